@@ -26,7 +26,14 @@ DOCS_READY := $(VENV)/.ready-$(lastword $(FOUND))-docs
 # it may fail, and the numpy kernels run.
 BUILD = $(BIN)/python setup.py -q build_ext --inplace
 
-.PHONY: help native extension demo test fuzz-c sanitize lint lines format bench example-c wheel docs clean
+# The device's sources are excluded: they are OpenCL C and CUDA C by macros.
+C_FILES = $(shell find mlvm examples bench tests -name '*.[ch]' -not -path '*/gpu/*')
+CLANG_FORMAT := 14# the version whose format is committed
+CPPCHECK := --quiet --std=c11 --enable=warning,performance,portability --inline-suppr \
+            --suppress=missingInclude --suppress=unknownMacro --suppress=ctunullpointer \
+            -D__x86_64__ -DTARGET=plain --error-exitcode=1
+
+.PHONY: help native extension demo test fuzz-c sanitize lint lines coverage format bench example-c wheel docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -56,13 +63,24 @@ lint: $(DEV_READY) ## check style, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/python -m mlvm.eager.stub
 	$(BIN)/mypy
+	@if clang-format --version 2>/dev/null | grep -q 'version $(CLANG_FORMAT)\.'; \
+	then clang-format --dry-run -Werror $(C_FILES); \
+	else echo "clang-format $(CLANG_FORMAT) is not installed: the format of C was not checked"; fi
+	@if command -v cppcheck >/dev/null; then cppcheck $(CPPCHECK) $(filter %.c,$(C_FILES)); \
+	else echo "cppcheck is not installed: C was not checked"; fi
 
 lines: $(TEST_READY) ## print the lines of code of each room
 	$(BIN)/python -m tests.lines
 
+coverage: $(DEV_READY) ## lines that the tests reach: of C by gcov, of Python by coverage.py
+	$(BIN)/python -m tests.cover
+	$(BIN)/python -m tests.cover python
+
 format: $(DEV_READY) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	@if clang-format --version 2>/dev/null | grep -q 'version $(CLANG_FORMAT)\.'; \
+	then clang-format -i $(C_FILES); fi
 
 bench: extension ## time one eager op against other libraries
 	$(BIN)/python -m bench dispatch

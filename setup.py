@@ -1,12 +1,13 @@
-"""Builds the optional extension `_native`: its kernels once for each instruction set. Writes what
-type checkers read of `mlvm.eager`.
+"""Build of the optional extension `_native`, with kernels for each instruction set, and of the
+stubs of `mlvm.eager`.
 
 All else about the package stands in pyproject.toml. `python setup.py build_ext --inplace` compiles
-what has changed. Where that fails, the numpy kernels run, unless MLVM_NATIVE=1 demands native
+changed files. Where that fails, the numpy kernels run, unless MLVM_NATIVE=1 demands native
 ones. In place, the kernels are those of this processor; a wheel, which may run elsewhere, has all.
 MLVM_TARGETS names other instruction sets: `all`, `own`, names with commas between. `plain` is
 always one of them. MLVM_SANITIZE=address,undefined or thread builds for that sanitizer.
-MLVM_OPTIMIZE=0 builds in a tenth of the time, for tests of the build.
+MLVM_OPTIMIZE=0 builds in a tenth of the time, for tests of the build. MLVM_COVERAGE=1 counts the
+lines that run, for gcov.
 """
 
 import os
@@ -28,12 +29,13 @@ SOURCE = Path("mlvm/machines/native/src")
 KERNELS = SOURCE / "plan" / "kernels"
 LISTS = SOURCE / "plan" / "tables.c"  # of the kernels of each set
 LIBRARY = Path("mlvm/machines/native/_native.abi3.so")
-SECONDS = 0.7  # of a processor's time, for each file and set
+SECONDS = 2.0  # of a processor's time, for each file and set
 INCLUDED = sorted([*SOURCE.rglob("*.h"), *SOURCE.rglob("*.def")])
-# What gcc makes of clamps before it vectorizes: selects of everything that follows.
+# Passes by which gcc turns clamps into selects of all that follows, before it vectorizes.
 GCC_FLAGS = ["-fno-tree-pre", "-fno-thread-jumps"]
 # `-ffp-contract=off`: a product and a sum are rounded apart, as numpy rounds them.
 OPTIMIZE = os.environ.get("MLVM_OPTIMIZE", "3")
+COVERAGE = "MLVM_COVERAGE" in os.environ
 FLAGS = ["-std=c11", f"-O{OPTIMIZE}", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas", "-g0"]
 AVX512 = "-mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512"
@@ -59,8 +61,8 @@ CC = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
 
 
 def macros(options):
-    """The macros that the compiler defines with these options: its instruction sets are among them.
-    None without a compiler, and for options that it does not know."""
+    """Return the macros that the compiler defines with these options, instruction sets among them.
+    None without a compiler, and for unknown options."""
     run = [*CC, *options.split(), "-dM", "-E", "-x", "c", os.devnull]
     try:
         done = subprocess.run(run, capture_output=True, text=True, check=False)
@@ -72,13 +74,13 @@ def macros(options):
 
 
 def built():
-    """The instruction sets that the extension in place was built for."""
+    """Return the instruction sets that the extension in place was built for."""
     names = re.findall(rb"kernels of (\w+)\0", LIBRARY.read_bytes()) if LIBRARY.exists() else []
     return {name.decode() for name in names}
 
 
 def targets(in_place):
-    """The instruction sets to compile for, with their options."""
+    """Choose the instruction sets to compile for, with their options."""
     there = TARGETS.get(MACHINES.get(re.split("[-.]", HOST)[-1].lower(), ""), {})
     there = {"plain": "", **{name: x for name, x in there.items() if macros(x) is not None}}
     here = macros("-march=native") if "_PYTHON_HOST_PLATFORM" not in os.environ else None
@@ -98,7 +100,7 @@ def targets(in_place):
 
 
 class BuildStubs(build_py):
-    """Copies the package, and adds the stubs; in place where the package is used in place."""
+    """Command that copies the package and adds the stubs, in place for an editable install."""
 
     def run(self):
         super().run()
@@ -107,7 +109,8 @@ class BuildStubs(build_py):
 
 
 class BuildNative(build_ext):
-    """Compiles `src/plan/kernels/*.c` for each target and all else once, on all cores."""
+    """Command that compiles `src/plan/kernels/*.c` for each target and all else once, on all
+    cores."""
 
     def run(self):
         self.in_place = self.inplace
@@ -121,20 +124,25 @@ class BuildNative(build_ext):
             super().run()
 
     def _is_new(self, ext):
-        made = Path(self.get_ext_filename(self.get_ext_fullname(ext.name)))
+        extension = Path(self.get_ext_filename(self.get_ext_fullname(ext.name)))
         sources = [*ext.sources, *ext.depends, __file__]
         changed = max(Path(source).stat().st_mtime for source in sources)
-        if "MLVM_SANITIZE" in os.environ or not made.exists() or made.stat().st_mtime <= changed:
+        if (
+            "MLVM_SANITIZE" in os.environ
+            or not extension.exists()
+            or extension.stat().st_mtime <= changed
+        ):
             return False
         return targets(self.inplace).keys() <= built()
 
     def copy_extensions_to_source(self):
-        """Replace each at once, as others may load it; remove what could not be built."""
+        """Replace each extension atomically, as others may load it; remove one that was not
+        built."""
         for ext in self.extensions:
             name = self.get_ext_filename(self.get_ext_fullname(ext.name))
-            made, place = Path(self.build_lib, name), Path(name)
-            if made.exists():
-                shutil.copy(made, place.with_suffix(".new"))
+            built_file, place = Path(self.build_lib, name), Path(name)
+            if built_file.exists():
+                shutil.copy(built_file, place.with_suffix(".new"))
                 place.with_suffix(".new").replace(place)
             else:
                 place.unlink(missing_ok=True)
@@ -156,11 +164,14 @@ class BuildNative(build_ext):
         if sanitize:
             flags += [f"-fsanitize={sanitize}", "-g", "-O1"]
             flags += ["-fno-omit-frame-pointer", "-fno-var-tracking"]  # which would take minutes
+        if COVERAGE:
+            flags += ["--coverage", "-O1", "-fprofile-update=atomic"]
         # An editable install has a temporary folder for objects: `make test` goes on from these.
         build = (
             Path("build", sys.implementation.cache_tag) if self.in_place else Path(self.build_temp)
         )
-        build /= "-".join(["objects", f"O{OPTIMIZE}", *(sanitize or "").split(",")]).rstrip("-")
+        variant = [*(sanitize or "").split(","), "coverage" * COVERAGE]
+        build /= "-".join(["objects", f"O{OPTIMIZE}", *filter(None, variant)])
         # The name carries no folder: a build for coverage or a sanitizer has its own.
         jobs = [
             (source, build, "", [])
@@ -179,22 +190,22 @@ class BuildNative(build_ext):
 
         def is_new(job):
             source, folder, _, _ = job
-            made = folder / source.with_suffix(".o" if unix else ".obj")
+            object_file = folder / source.with_suffix(".o" if unix else ".obj")
             changed = max(source.stat().st_mtime, newest_header)
-            return made.exists() and made.stat().st_mtime > changed and not self.force
+            return object_file.exists() and object_file.stat().st_mtime > changed and not self.force
 
         def compile_(job):
             source, folder, options, macros = job
             if is_new(job):
                 return str(folder / source.with_suffix(".o" if unix else ".obj"))
-            [made] = self.compiler.compile(
+            [object_file] = self.compiler.compile(
                 [str(source)],
                 output_dir=str(folder),
                 macros=macros,
                 include_dirs=[*ext.include_dirs],
                 extra_postargs=[*flags, *options.split()],
             )
-            return made
+            return object_file
 
         stale = sum(not is_new(job) for job in jobs)
         seconds = round(stale * SECONDS / (os.cpu_count() or 1))
@@ -206,6 +217,8 @@ class BuildNative(build_ext):
         link = ["-pthread", "-lm"] if unix else []
         if sanitize:
             link += [f"-fsanitize={sanitize}"]
+        if COVERAGE:
+            link += ["--coverage"]
         self.compiler.link_shared_object(
             objects,
             self.get_ext_fullpath(ext.name),

@@ -21,6 +21,7 @@ from bench.harness import SIMD, BenchError, Record, Suite, outcomes, ratios, run
 SUITES = {
     "batches": "bench.batches",
     "calls": "bench.calls",
+    "cold": "bench.cold",
     "convolutions": "bench.convolutions",
     "dispatch": "bench.dispatch",
     "dynamic": "bench.dynamic",
@@ -31,6 +32,7 @@ SUITES = {
     "memory": "bench.memory",
     "mixer": "bench.mixer",
     "onnx": "bench.onnx",
+    "peak": "bench.peak",
     "products": "bench.products",
     "queue": "bench.queue",
     "remote": "bench.remote",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from mlvm.eager.parallel.shards import BUCKET_NBYTES
-from mlvm.parallel.meeting import BLOCK_NBYTES, is_small
+from mlvm.parallel.communicator import BLOCK_NBYTES, is_small
 from mlvm.parallel.messages import RING
 
 Shard: TypeAlias = Literal["optimizer", "all"]

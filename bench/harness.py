@@ -162,7 +162,7 @@ def if_native(prepare: Prepare) -> Prepare:
     def prepare_if_native(quick: bool) -> Mapping[str, Round]:
         from mlvm.machines.native import extension
 
-        if extension.wanted(None):
+        if extension.is_native(None):
             return prepare(quick)
         say(f"a VM has one thread, skipped: {extension.status()}")
         return {}

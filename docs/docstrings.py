@@ -20,7 +20,7 @@ class Docstrings(griffe.Extension):
     """Asked for each name that the reference has."""
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
-        if obj.docstring is None and (text := _given(obj.path)):
+        if obj.docstring is None and (text := _assigned_docstring(obj.path)):
             obj.docstring = griffe.Docstring(text, parent=obj)
         if obj.docstring is None:
             return
@@ -30,18 +30,18 @@ class Docstrings(griffe.Extension):
         obj.docstring.value = _EXAMPLE.sub(_fenced, text)
 
 
-def _given(path: str) -> str | None:
-    """The docstring of a class or function that has it by an assignment to `__doc__`."""
+def _assigned_docstring(path: str) -> str | None:
+    """Return the docstring of a class or function, also if it was assigned to `__doc__`."""
     try:
-        found = pkgutil.resolve_name(path)
+        value = pkgutil.resolve_name(path)
     except (ImportError, AttributeError):
         return None
-    text = found.__doc__ if isinstance(found, type | types.FunctionType) else None
+    text = value.__doc__ if isinstance(value, type | types.FunctionType) else None
     return inspect.cleandoc(text) if text else None
 
 
 def _fenced(example: re.Match[str]) -> str:
-    """From `>>>` to the next empty line, as doctest has it."""
+    """Return an example, from `>>>` to the next empty line, as a fenced block."""
     lines = example.group().rstrip("\n").split("\n")
     indent = len(lines[0]) - len(lines[0].lstrip())
     code = "\n".join(line[indent:] for line in lines)

@@ -40,7 +40,7 @@ _MODULES: Final = (
     "errors",
 )
 _INHERITED: Final = {"classes": "true", "nn": "[__call__]"}
-"""What a page shows of the bases of its classes."""
+"""Inherited members that a page of classes shows."""
 _GROUPS: Final = {
     "creation": ("Making tensors, dtypes", "creation dtypes exchange"),
     "elementwise": ("Elementwise functions", "elementwise elements special"),
@@ -54,7 +54,7 @@ _GROUPS: Final = {
     ),
     "transformations": (
         "Gradients, capture, control flow",
-        "grad vmap jvp jacobians custom host_call captured branches checking checkpoint "
+        "grad vmap jvp jacobians custom host_call capture branches checking checkpoint "
         "functions loops batch",
     ),
     "machines": (
@@ -78,15 +78,15 @@ _LANGUAGES: Final = {".py": "python", ".c": "c", ".h": "c"}
 
 
 def write(folder: Path) -> None:
-    """Write all pages, pictures and styles to that folder, in place of what it had."""
+    """Write all pages, pictures and styles to that folder, and remove its old files."""
     shutil.rmtree(folder, ignore_errors=True)
-    left = ["README.md", *(f"docs/{each.name}" for each in (ROOT / "docs").glob("*.md"))]
+    queue = ["README.md", *(f"docs/{each.name}" for each in (ROOT / "docs").glob("*.md"))]
     names = reference()
     pages = dict(names)
-    while left:
-        path = left.pop()
+    while queue:
+        path = queue.pop()
         if place(path) not in pages:
-            text = relinked(content(path), path, left.append)
+            text = relinked(content(path), path, queue.append)
             pages[place(path)] = crossed(text, place(path), names) if path.endswith(".md") else text
     for page, text in pages.items():
         (folder / page).parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def write(folder: Path) -> None:
 
 
 def place(path: str) -> str:
-    """The site's page for a file or folder of the repository."""
+    """Return the site's page for a file or folder of the repository."""
     if path in ("README.md", "docs/README.md"):
         return "index.md" if path == "README.md" else "guides.md"
     if path.startswith("docs/") and path.endswith(".md"):
@@ -107,9 +107,12 @@ def place(path: str) -> str:
     return f"repository/{path.removesuffix('.md')}.md"
 
 
-def relinked(text: str, path: str, found: Callable[[str], None]) -> str:
-    """The text of that file with links to pages of the site, by their titles where they have the
-    name of a file; `found` gets each file linked to."""
+def relinked(text: str, path: str, visit: Callable[[str], None]) -> str:
+    """Return the text of that file with links to pages of the site.
+
+    A link whose text is a file's name gets the page's title. `visit` is called with each linked
+    file.
+    """
     here = PurePosixPath(place(path)).parent
 
     def link(match: re.Match[str]) -> str:
@@ -120,7 +123,7 @@ def relinked(text: str, path: str, found: Callable[[str], None]) -> str:
         if of_repository.startswith("docs/") and not of_repository.endswith(".md"):
             goal = of_repository.removeprefix("docs/")  # a picture
         else:
-            found(of_repository)
+            visit(of_repository)
             goal = place(of_repository)
             if name:
                 name = "[" + content(of_repository).partition("\n")[0].removeprefix("# ")
@@ -130,7 +133,7 @@ def relinked(text: str, path: str, found: Callable[[str], None]) -> str:
 
 
 def content(path: str) -> str:
-    """The page of a file: itself if it is Markdown, else its text; of a folder its files."""
+    """Return the page of a file: Markdown as it is, other files as code, a folder as a list."""
     file = ROOT / path
     if file.suffix == ".md":
         return file.read_text("utf-8")
@@ -142,8 +145,10 @@ def content(path: str) -> str:
 
 
 def reference() -> dict[str, str]:
-    """The pages of the public names, which mkdocstrings fills from the docstrings. Each begins with
-    a table of its names."""
+    """Return the pages of the public names, which mkdocstrings fills from the docstrings.
+
+    Each page begins with a table of its names.
+    """
     pages = {
         page: (_CLASSES if page == "classes" else _GROUPS[page][0], "", names)
         for page, names in _of_language().items()
@@ -173,7 +178,7 @@ def reference() -> dict[str, str]:
 
 
 def _of_language() -> dict[str, list[tuple[str, str]]]:
-    """For each page the functions and classes of `ml`: the path of each, and its public name."""
+    """Return, for each page, the path and public name of each function and class of `ml`."""
     named: dict[str, list[tuple[str, str]]] = {page: [] for page in (*_GROUPS, "classes")}
     page_of = {file: page for page, (_, files) in _GROUPS.items() for file in files.split()}
     for name in dir(ml):
@@ -189,18 +194,19 @@ def _of_language() -> dict[str, list[tuple[str, str]]]:
 
 
 def _first_sentence(name: str) -> str:
-    """What a public name is, for a table."""
+    """Return the first sentence of a public name's docstring."""
     value = functools.reduce(getattr, name.split(".")[1:], ml)
     doc = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
     return re.split(r"(?<=[^.]\.)\s", doc, maxsplit=1)[0].replace("|", "\\|")
 
 
 def _anchor(name: str) -> str:
+    """Return the anchor of a public name."""
     return name.replace("ml.", "mlvm.eager.", 1)
 
 
 def crossed(text: str, path: str, pages: dict[str, str]) -> str:
-    """The text of that page with a link to the reference at each public name in code."""
+    """Return the text of that page with a link to the reference at each public name in code."""
     places = {
         name: page
         for page, entries in pages.items()

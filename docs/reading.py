@@ -18,7 +18,7 @@ _PLACE = re.compile(r"(`([\w/]+\.(?:py|c|h))`(?:,\s+`([\w.]+)`)?)\s+\(lines (\d+
 
 
 class Place(NamedTuple):
-    """Lines of a file that a reader is sent to; `name` is "" for a whole file."""
+    """Lines of a file to read; `name` is "" for a whole file."""
 
     file: str
     name: str
@@ -27,15 +27,15 @@ class Place(NamedTuple):
 
 
 def places(text: str) -> list[Place]:
-    """The places that a text names."""
+    """Return the places that a text names."""
     return [
         Place(file, name, int(first), int(last))
         for _, file, name, first, last in _PLACE.findall(text)
     ]
 
 
-def found(file: str, name: str) -> tuple[int, int]:
-    """The first and last line of what a file calls so. Raises `LookupError` where it has no such
+def lines_of(file: str, name: str) -> tuple[int, int]:
+    """Return the first and last line of a name in a file. Raises `LookupError` if it has no such
     name."""
     source = (ROOT / file).read_text()
     if not name:
@@ -63,10 +63,10 @@ def _inside(node: ast.AST, name: str, file: str) -> ast.FunctionDef | ast.ClassD
 
 
 def renumbered(text: str) -> str:
-    """The text with today's line numbers."""
+    """Return the text with the current line numbers."""
 
     def place(match: re.Match[str]) -> str:
-        first, last = found(match[2], match[3] or "")
+        first, last = lines_of(match[2], match[3] or "")
         return f"{match[1]} (lines {first}–{last})"
 
     return _PLACE.sub(place, text)

@@ -54,25 +54,25 @@ class UNet(nn.Module):
 
 
 def loss_of(model, x):
-    """How far off the noise is that the model finds in noisy images, at times drawn."""
+    """Return the mean squared error of the predicted noise, at random times."""
     t, noise = ml.random.randint(len(x), low=0, high=T), ml.random.normal(x.shape)
-    left = ml.asarray(ALPHA)[t][:, None, None, None]
-    noisy = ml.sqrt(left) * x + ml.sqrt(1 - left) * noise
+    signal = ml.asarray(ALPHA)[t][:, None, None, None]
+    noisy = ml.sqrt(signal) * x + ml.sqrt(1 - signal) * noise
     return ml.mean_squared_error(model(noisy, t), noise)
 
 
 @ml.capture
 def draw(model, x):
-    """Images of noise f[batch, 8, 8, 1]."""
+    """Return images f[batch, 8, 8, 1], denoised step by step from x."""
 
-    def turn(i, x):
+    def denoise(i, x):
         t = T - 1 - i
-        beta, left = ml.asarray(BETA)[t], ml.asarray(ALPHA)[t]
+        beta, signal = ml.asarray(BETA)[t], ml.asarray(ALPHA)[t]
         guess = model(x, ml.repeat(t[None], len(x)))
-        mean = (x - beta / ml.sqrt(1 - left) * guess) / ml.sqrt(1 - beta)
+        mean = (x - beta / ml.sqrt(1 - signal) * guess) / ml.sqrt(1 - beta)
         return mean + ml.where(t > 0, ml.sqrt(beta), 0.0) * ml.random.normal(x.shape)
 
-    return ml.fori_loop(0, T, turn, x)
+    return ml.fori_loop(0, T, denoise, x)
 
 
 def main(steps=600, batch=64):

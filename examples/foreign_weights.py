@@ -36,7 +36,7 @@ class Classifier(nn.Module):
 
 
 def from_pytorch(theirs):
-    """What `load_state` takes, of tensors by PyTorch's names."""
+    """Return the state for `load_state` from tensors by PyTorch's names."""
     return {
         "conv/kernel": ml.permute_dims(theirs["0.weight"], (2, 3, 1, 0)),
         "conv/bias": theirs["0.bias"],
@@ -50,7 +50,7 @@ def from_pytorch(theirs):
 
 
 def write_example(file):
-    """A file such as PyTorch would have saved, of that model untrained."""
+    """Write a file as PyTorch would, with untrained weights of that model."""
     rng = np.random.default_rng(0)
     shapes = {
         "0.weight": (4, 1, 3, 3),

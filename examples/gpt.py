@@ -41,11 +41,11 @@ class GPT(nn.Module):
         return [layer.init_cache(batch, max_length) for layer in self.layers]
 
     def step(self, letters, cache, position):
-        """The same for letters i64[batch, 1] at that position, and the cache with them."""
+        """Return logits for letters i64[batch, 1] at that position, and the updated cache."""
         x, after = self.letters(letters), []
-        for layer, known in zip(self.layers, cache, strict=True):
-            x, known = layer(x, cache=known, position=position)
-            after.append(known)
+        for layer, entry in zip(self.layers, cache, strict=True):
+            x, entry = layer(x, cache=entry, position=position)
+            after.append(entry)
         return self.head(self.norm(x)), after
 
 
@@ -54,7 +54,7 @@ def loss_of(model, letters):
 
 
 def train(model, text, steps, rng):
-    """The losses of training on pieces of the text, i64[letters in all]."""
+    """Train on pieces of the text i64[letters], and return the losses."""
     schedule = ml.optim.cosine(1e-2, total_steps=steps, warmup_steps=steps // 10)
     optimizer = ml.optim.AdamW(model, schedule, weight_decay=0.1)
 

@@ -41,7 +41,7 @@ class GCN(nn.Module):
     """Logits f[members, 2] of the sides that members take."""
 
     def __init__(self, members, hidden=16):
-        self.members = nn.buffer(ml.eye(members))  # nothing is known of them
+        self.members = nn.buffer(ml.eye(members))  # nothing is labels of them
         self.layers = [GraphConvolution(members, hidden), GraphConvolution(hidden, 2)]
 
     def __call__(self, sender, receiver):
@@ -57,12 +57,12 @@ def main(steps=200):
     sender, receiver = np.concatenate([friends, friends[:, ::-1], themselves]).T
     sides = np.ones(members, int)
     sides[np.array(WITH_THE_TEACHER) - 1] = 0
-    known = np.full(members, -1)
-    known[[0, members - 1]] = 0, 1  # the teacher and the president
+    labels = np.full(members, -1)
+    labels[[0, members - 1]] = 0, 1  # the teacher and the president
 
     def loss_of(model, sender, receiver):
         logits = model(sender, receiver)
-        loss = ml.softmax_cross_entropy(logits, known, ignore_index=-1, reduction="mean")
+        loss = ml.softmax_cross_entropy(logits, labels, ignore_index=-1, reduction="mean")
         return loss, ml.argmax(logits, axis=1)
 
     model = GCN(members)

@@ -1,4 +1,4 @@
-"""LoRA: a transformer that reads digits learns to read them lying down, by 3 % of its weights.
+"""LoRA: a transformer that reads digits learns rotated digits, by 3 % of its weights.
 
 Hu et al., Low-Rank Adaptation of Large Language Models, arXiv 2106.09685. The model is frozen, and
 beside the queries and values of its attention stand two thin matrices that learn. They alone are
@@ -82,7 +82,7 @@ def main(steps=400):
     ml.random.seed(0)
     with np.load(Path(__file__).parents[1] / "models" / "data" / "digits.npz") as file:
         images, labels = file["images"] / 16, file["labels"]
-    lying = np.rot90(images, axes=(1, 2))
+    rotated = np.rot90(images, axes=(1, 2))
     train_rows, test_rows = slice(0, 1437), slice(1437, None)
 
     def accuracy(images):
@@ -91,21 +91,21 @@ def main(steps=400):
 
     model = Reader()
     train(model, images[train_rows], labels[train_rows], steps, 3e-3)
-    before = accuracy(images), accuracy(lying)
+    before = accuracy(images), accuracy(rotated)
     print(f"trained: {before[0]:.0%} of digits right, {before[1]:.0%} of those that lie")
     parameters = model.num_parameters()
     replace(model.freeze(), LoRA)
-    train(model, lying[train_rows], labels[train_rows], steps, 2e-2)
-    after = accuracy(lying)
+    train(model, rotated[train_rows], labels[train_rows], steps, 2e-2)
+    after = accuracy(rotated)
     adapted = f"{model.num_parameters():,} numbers beside {parameters:,}"
     print(f"adapted by {adapted}: {after:.0%} of those that lie")
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "lying.safetensors"
+        file = Path(folder) / "rotated.safetensors"
         ml.save(file, model, where=lambda path, x: path.endswith(("/down", "/up")))
         print(f"{len(ml.load(file))} tensors saved, {file.stat().st_size:,} bytes")
-    logits = model(lying[test_rows])
+    logits = model(rotated[test_rows])
     replace(model, LoRA.merged)
-    difference = float(ml.max(ml.abs(model(lying[test_rows]) - logits)))
+    difference = float(ml.max(ml.abs(model(rotated[test_rows]) - logits)))
     print(f"merged, the logits differ by {difference:.0e}")
     return before, after, difference
 

@@ -1,8 +1,8 @@
 """A neural ordinary differential equation learns the law by which a spiral winds inwards.
 
 Chen et al., Neural Ordinary Differential Equations, arXiv 1806.07366. The net is the speed at a
-place; the way is integrated by the classical method of Runge and Kutta, in a `scan`. Gradients go
-through each step; `ml.checkpoint` makes the values in a step again on the way back.
+place; the path is integrated by the classical method of Runge and Kutta, in a `scan`. Gradients go
+through each step; `ml.checkpoint` recomputes the values of a step in the backward pass.
 
     python examples/neural_ode.py
 """
@@ -49,7 +49,7 @@ class Speed(nn.Module):
 
 
 def loss_of(speed, places):
-    """How far ways f[steps + 1, batch, 2] are missed that begin alike."""
+    """Return the mean squared error of integrated paths f[steps + 1, batch, 2]."""
     return ml.mean_squared_error(integrate(speed, places[0], len(places) - 1), places[1:])
 
 
@@ -57,7 +57,7 @@ def main(steps=1000, piece=10):
     ml.random.seed(0)
     rng = np.random.default_rng(0)
     start = ml.asarray([2.0, 0.0])
-    way = ml.concat([start[None], integrate(spiral, start, 200)]).numpy()
+    path = ml.concat([start[None], integrate(spiral, start, 200)]).numpy()
     model = Speed()
     optimizer = ml.optim.Adam(model, ml.optim.exponential(3e-2, 0.1, transition_steps=steps))
 
@@ -69,14 +69,14 @@ def main(steps=1000, piece=10):
 
     losses = []
     for _ in range(steps):
-        starts = rng.integers(0, len(way) - piece, 32)
-        losses.append(float(train_step(way[np.arange(piece + 1)[:, None] + starts])))
+        starts = rng.integers(0, len(path) - piece, 32)
+        losses.append(float(train_step(path[np.arange(piece + 1)[:, None] + starts])))
     print(f"loss {losses[0]:.4f} -> {np.mean(losses[-20:]):.6f}")
     guess = integrate(model, start, 200).numpy()
     for i in (49, 99, 199):
-        time, found, true = (i + 1) * STEP, guess[i].round(2), way[i + 1].round(2)
-        print(f"t = {time:4.1f}: at {found}, the spiral is at {true}")
-    return losses, guess, way[1:]
+        time, place, true = (i + 1) * STEP, guess[i].round(2), path[i + 1].round(2)
+        print(f"t = {time:4.1f}: at {place}, the spiral is at {true}")
+    return losses, guess, path[1:]
 
 
 if __name__ == "__main__":

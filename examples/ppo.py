@@ -70,7 +70,7 @@ def loss_of(agent, states, actions, before, advantages, returns):
 
 
 def advantages_of(values, value, done):
-    """How much more comes of each step than its value said, f[steps, carts]; each step gives 1."""
+    """Return generalized advantage estimates f[steps, carts]; each step's reward is 1."""
     advantages, following = np.zeros_like(values), 0
     for t in reversed(range(len(values))):
         surprise = 1 + GAMMA * value * ~done[t] - values[t]
@@ -100,14 +100,14 @@ def main(rounds=30, carts=16, steps=128, epochs=4):
 
     mean_lengths, state = [], poles.state.astype(np.float32)
     for round in range(rounds):
-        seen, lengths = [], []
+        records, lengths = [], []
         for _ in range(steps):
             actions, before, values = (x.numpy() for x in act(state))
             after, done, ended = poles.step(actions)
-            seen.append((state, actions, before, values, done))
+            records.append((state, actions, before, values, done))
             lengths += [*ended]
             state = after
-        states, actions, before, values, done = map(np.stack, zip(*seen, strict=True))
+        states, actions, before, values, done = map(np.stack, zip(*records, strict=True))
         advantages = advantages_of(values, act(state)[2].numpy(), done)
         normal = (advantages - advantages.mean()) / advantages.std()
         data = [states, actions, before, normal, advantages + values]

@@ -1,7 +1,7 @@
 """Members that are actors of Ray share each batch: data parallelism on the hosts of a cluster.
 
 Moritz et al., Ray: A Distributed Framework for Emerging AI Applications, arXiv 1712.05889. Each
-actor has a VM of its own, on whatever host Ray has put it. Their gradients meet by TCP, and with
+actor has its own VM, on the host that Ray chooses. Their gradients meet by TCP, and with
 the same number of members the bits are those of threads.
 
     pip install "mlvm[ray]"
@@ -44,12 +44,12 @@ def losses(group, steps):
 
 
 def main(steps=40, actors="ray:2", threads="threads:2"):
-    """The losses of actors, and of threads."""
-    found = []
+    """Train on actors and on threads, and return the losses of both."""
+    results = []
     for name in (actors, threads):
         with ml.parallel.group(name, timeout=60) as group:
-            found.append(losses(group, steps))
-    there, here = found
+            results.append(losses(group, steps))
+    there, here = results
     print(f"loss {there[0]:.3f} before the first step, {there[-1]:.3f} before the last")
     print("the bits of threads" if there == here else "other bits than those of threads")
     return there, here

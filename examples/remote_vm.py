@@ -1,8 +1,8 @@
-"""A training on a machine elsewhere: the program is here, tensors and steps are there.
+"""A training on a remote machine: the program is here, tensors and steps are there.
 
-`python -m mlvm serve` lends VMs; here it is started on this host, on a port of its own, and asked
-for a secret. Only the lines that connect differ from a training at home. A captured step is one
-small message, so it does not matter how far away the machine is.
+`python -m mlvm serve` lends VMs; here it is started on this host, on a free port, with
+a secret. Only the lines that connect differ from a local training. A captured step is one small
+message, so the distance of the machine does not matter.
 
     python examples/remote_vm.py
 """

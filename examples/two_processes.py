@@ -1,7 +1,7 @@
-"""Two processes share each batch: one model in both, and its gradients meet on the way back.
+"""Two processes share each batch: one model in both, and its gradients meet in the backward pass.
 
 Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, arXiv
-2006.15704. Each process has its rows of a batch and a VM of its own. All parts are of equal size,
+2006.15704. Each process has its rows of a batch and its own VM. All parts are of equal size,
 so a step is that of one process with the whole batch, but for rounding.
 
     pip install "mlvm[processes]"

@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             hint = f"; those of a script follow --: show {options.file} -- {shlex.join(unknown)}"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if options.command in ("launch", "mpirun") and not (options.script or options.module):
-        parser.error(f"{options.command}: a script is wanted, or -m and a module")
+        parser.error(f"{options.command}: expected a script, or -m and a module")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack some
     try:
@@ -261,7 +261,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"a whole number >= 0 is wanted, not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 0, got {text!r}")
     return int(text)
 
 

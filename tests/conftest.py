@@ -1,6 +1,7 @@
 """`--remote`: run the tests on VMs of which there is nothing but the protocol.
 `--device opencl:0`: run them on VMs on that device.
 `--native`: give the plain VMs, which the tests of `mlvm.core` make, the native kernels and loop.
+`--op conv2d --case 3 --machine native`: of the walks over cases of ops, run these alone.
 
     python -m pytest --remote tests/eager tests/arena
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -25,6 +27,7 @@ from typing import Any
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
+from mlvm.core.op import OPS
 from mlvm.core.vm import VM
 from tests.wired import connect_to, elsewhere, on_device, raising_late
 
@@ -72,6 +75,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--device", metavar="NAME", help="run on VMs on that device")
     parser.addoption("--native", action="store_true", help="run on native kernels and loop")
+    parser.addoption("--op", metavar="NAME", help="run walks over cases, for that op alone")
+    parser.addoption("--case", type=int, metavar="N", help="of the op's cases, run that one")
+    parser.addoption("--machine", metavar="NAME", help="run walks on that machine alone")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -86,6 +92,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As under nohup, or in the background of a script: the processes of tests would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("--op") and config.args_source == pytest.Config.ArgsSource.TESTPATHS:
+        config.args[:] = WALKS
     if config.getoption("--native"):
         make_native()
     if config.getoption("--remote"):
@@ -127,6 +135,13 @@ def _no_seed_before() -> None:
         random.process.seed, random.process.alone = 0, None
 
 
+WALKS = (
+    "tests/walks",
+    "tests/eager/autodiff/test_rules.py",
+    "tests/eager/autodiff/test_forward.py",
+)
+"""The files with tests that are `crossed` with the cases of ops."""
+
 ODD = ("1", "3", "5", "7", "9")
 
 SLOW = (
@@ -152,6 +167,9 @@ def pytest_make_collect_report(
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (not str(item.path).endswith(SLOW), item.path))
+    chosen = {key: config.getoption(f"--{key}") for key in ("op", "case", "machine")}
+    chosen = {key: value for key, value in chosen.items() if value is not None}
+    items[:] = [item for item in items if chosen.items() <= _crossing(item).items()]
     if _is_elsewhere(config):
         _try_few_examples(items)
     few = config.getoption("--few")
@@ -166,6 +184,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for i, item in enumerate(of_test)
         if len(of_test) <= few or i * few % len(of_test) < few
     ]
+
+
+def _crossing(item: pytest.Item) -> dict[str, Any]:
+    """What a test of a walk crosses: the op, the number of its case, and the machine if any."""
+    callspec = getattr(item, "callspec", None)
+    params = callspec.params if callspec is not None else {}
+    if not isinstance(params.get("name"), str) or params["name"] not in OPS:
+        return {}
+    crossing = {"op": params["name"]}
+    number = re.search(rf"(?:^|-){params['name']}-(\d+)(?:-|$)", callspec.id)
+    if "case" in params and number:
+        crossing["case"] = int(number[1])
+    return crossing | {key: params[key] for key in ("machine",) if key in params}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Print the command that runs a failed test of a walk, and that alone."""
+    report = yield
+    crossing = _crossing(item)
+    if report.failed and crossing:
+        options = " ".join(f"--{key} {value}" for key, value in crossing.items())
+        report.sections.append(("this alone", f"python -m pytest {options} {item.path}"))
+    return report
 
 
 def _try_few_examples(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""How long the project is: `python -m tests.lines` prints lines of code, a row a room.
+"""Lines of code: `python -m tests.lines` prints a row for each room, of Python, C and JavaScript.
 
 A line of code has something on it besides a comment, and is not part of a docstring.
 """
@@ -6,23 +6,30 @@ A line of code has something on it besides a comment, and is not part of a docst
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 ROOT = Path(__file__).resolve().parent.parent
+
+C_BUDGET: Final = {"C": 16_300, "JavaScript": 900}
+"""The most lines of C (with its tables and the device's sources), and of JavaScript, in mlvm/."""
+
+_SUFFIXES: Final = {".c": "C", ".h": "C", ".def": "C", ".js": "JavaScript"}
 
 
 def of_code(source: str) -> int:
     """The lines of code of a file."""
-    told: set[int] = set()
+    in_docstrings: set[int] = set()
     for node in _statements(ast.parse(source)):
         documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
-            told.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+            in_docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     lines = enumerate(source.splitlines(), 1)
     return sum(
-        bool(line.strip()) and line.lstrip()[0] != "#" and number not in told
+        bool(line.strip()) and line.lstrip()[0] != "#" and number not in in_docstrings
         for number, line in lines
     )
 
@@ -33,6 +40,21 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
     for field in ("body", "orelse", "finalbody", "handlers", "cases"):
         for each in getattr(node, field, ()):
             yield from _statements(each)
+
+
+def of_c(source: str) -> int:
+    """Count the lines of C or JavaScript that have more than a comment."""
+    without = re.sub(r"/\*.*?\*/", lambda match: "\n" * match[0].count("\n"), source, flags=re.S)
+    return sum(bool(re.sub(r"//.*", "", line).strip()) for line in without.splitlines())
+
+
+def by_language() -> Counter[str]:
+    """Count the lines of C and of JavaScript in mlvm/."""
+    lines: Counter[str] = Counter()
+    for file in (ROOT / "mlvm").rglob("*"):
+        if file.suffix in _SUFFIXES:
+            lines[_SUFFIXES[file.suffix]] += of_c(file.read_text())
+    return lines
 
 
 def room(file: Path) -> str:
@@ -62,3 +84,5 @@ if __name__ == "__main__":
         print(f"{n:7,} {name}")
     for under in ("mlvm/eager", "mlvm", "tests"):
         print(f"{total(lines, under):7,} {under} in all")
+    for language, n in by_language().items():
+        print(f"{n:7,} {language}")

@@ -37,7 +37,7 @@ WRITTEN: Final = {
         "UNARY(negative, SIMPLE, -x)",
         "UNARY(negative, SIMPLE, -x)\nUNARY(cubed, SIMPLE, x * x * x)",
     ),
-    "tests/core/ops/cases/elementwise.py": (
+    "tests/cases/elementwise.py": (
         '    "expm1": [',
         '    "cubed": [*_unary(lambda v: v**3, _away(3, 4))],\n    "expm1": [',
     ),
@@ -45,14 +45,13 @@ WRITTEN: Final = {
 """What to replace, the first time it stands there, and by what, in each file."""
 
 TESTS: Final = (
-    "tests/core/ops/test_ops.py",
+    "tests/walks/test_machines.py",
     "tests/core/ops/test_elementwise.py",
     "tests/core/ops/test_half.py",
     "tests/core/machine/test_fused.py",
     "tests/eager/autodiff/test_rules.py",
     "tests/eager/tensor/test_primitives.py",
     "tests/machines/native/test_elementwise.py",
-    "tests/machines/native/test_cases.py",
     "tests/test_docstrings.py",
 )
 

@@ -34,7 +34,7 @@ from mlvm.show import picture as _picture  # noqa: F401 (these add methods, once
 from mlvm.show import report as _report  # noqa: F401
 from mlvm.show import trace as _trace  # noqa: F401
 from tests.brief import refuses
-from tests.core.ops.cases import CASES
+from tests.cases import CASES
 from tests.test_docstrings import public
 
 BRACKETS_OR_WORD = re.compile(r"\w*\[[^\]`\"]*\]|\bshapes?\b")

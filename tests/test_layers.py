@@ -238,6 +238,13 @@ def test_no_room_is_above_its_budget() -> None:
     assert not above, "lines of code and budget of rooms; see `make lines`"
 
 
+def test_no_language_is_above_its_budget() -> None:
+    counted = lines.by_language()
+    assert set(counted) == set(lines.C_BUDGET)
+    above = {name: n for name, n in counted.items() if n > lines.C_BUDGET[name]}
+    assert not above, "lines of C and JavaScript in mlvm/; see `make lines`"
+
+
 def test_every_folder_says_its_job_in_one_sentence() -> None:
     for file in FILES:
         if file.name == "__init__.py":
@@ -253,7 +260,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(lines_without_examples(file.read_text()) for file in files) < 5325
+    assert sum(lines_without_examples(file.read_text()) for file in files) < 5375
 
 
 def lines_without_examples(source: str) -> int:

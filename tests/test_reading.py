@@ -33,7 +33,7 @@ def test_the_walks_visit_at_most_3000_lines() -> None:
     ],
 )
 def test_a_place_is_the_whole_of_what_it_names(file: str, name: str, begin: str, end: str) -> None:
-    first, last = reading.found(file, name)
+    first, last = reading.lines_of(file, name)
     lines = (reading.ROOT / file).read_text().splitlines()
     assert lines[first - 1].startswith(begin)
     assert lines[last - 1].startswith(end)
@@ -41,6 +41,6 @@ def test_a_place_is_the_whole_of_what_it_names(file: str, name: str, begin: str,
 
 def test_what_a_file_does_not_have_is_named() -> None:
     with pytest.raises(LookupError, match=r"mlvm/core/vm\.py has no nothing"):
-        reading.found("mlvm/core/vm.py", "nothing")
+        reading.lines_of("mlvm/core/vm.py", "nothing")
     with pytest.raises(LookupError, match=r"loop\.c has no function nothing"):
-        reading.found("mlvm/machines/native/src/machine/loop.c", "nothing")
+        reading.lines_of("mlvm/machines/native/src/machine/loop.c", "nothing")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mlvm.machines.native.extension import wanted
+from mlvm.machines.native.extension import is_native
 
 README = Path(__file__).parent.parent / "README.md"
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
@@ -18,7 +18,7 @@ def plainly(printed: str) -> str:
     """What was printed; without plans where numpy kernels run, for which other chains are made
     than the pages show."""
     plan = r"^[\d,]+ bytes, lower bound .*$"
-    return (printed if wanted(None) else re.sub(plan, "a plan", printed, flags=re.M)).strip()
+    return (printed if is_native(None) else re.sub(plan, "a plan", printed, flags=re.M)).strip()
 
 
 def _examples() -> list[tuple[str, str | None]]:

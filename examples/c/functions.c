@@ -100,5 +100,5 @@ static int nothing(mlvm_frame *frame)
     return 0;
 }
 
-MLVM_FUNCTIONS({"softclip", softclip, 1, 1}, {"min_max", min_max, 1, 2},
-               {"dense", dense, 3, 1}, {"nothing", nothing, MLVM_ANY, 0});
+MLVM_FUNCTIONS({"softclip", softclip, 1, 1}, {"min_max", min_max, 1, 2}, {"dense", dense, 3, 1},
+               {"nothing", nothing, MLVM_ANY, 0});

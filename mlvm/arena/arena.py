@@ -88,7 +88,8 @@ class Allocation(AllocationFields):
     def stale(self) -> errors.StaleTensor:
         """The error for using this allocation after its end."""
         why = getattr(self.root, "ended", "its arena was closed")
-        return errors.StaleTensor(f"this {self.type} of arena {self.arena.name!r} ended: {why}")
+        text = f"this {self.type} of arena {self.arena.name!r} ended: {why}"
+        return errors.StaleTensor(f"{text}; read it or copy it before")
 
 
 V = TypeVar("V")
@@ -337,6 +338,7 @@ class Arena(ArenaFields):
             raise errors.ArenaError('an arena has a name: ml.Arena(vm, "weights")')
         if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
             raise errors.ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity!r}")
+        vm.require_open()
         self.vm = vm
         regions(vm)  # from now on it is among `vms`
         self.fast_path = getattr(vm, "fast_path", None)  # of a native VM

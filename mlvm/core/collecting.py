@@ -18,8 +18,8 @@ _was_on = True
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Inside the block, nobody looks for garbage in cycles. Ten thousand objects that stay, such as
-    those of a recording, would have all objects of the process looked through in vain."""
+    """Suspend the collector of cycles inside the block: ten thousand new objects that stay, such as
+    those of a recording, would make it search the whole process in vain."""
     global _was_on
     me, before = get_ident(), _inside.count(get_ident())
     try:  # from here on: an interrupt leaves nothing behind

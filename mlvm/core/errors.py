@@ -8,7 +8,7 @@
     │   │   └── MaskRefused     (IndexError)  a mask does not cover the first axes of x
     │   ├── DTypeError          (TypeError)   a dtype is not allowed, or does not promote
     │   │   └── NoExchange      (AttributeError) what has no DLPack
-    │   ├── AttributeRefused    (TypeError, ValueError) unknown, missing or impossible attribute
+    │   ├── ArgumentError       (TypeError, ValueError) unknown, missing or impossible attribute
     │   │   └── AxisRefused     (IndexError)  an axis is out of range, or named twice
     │   ├── IndexRefused        (IndexError)  what stands between x[ and ] does not fit x
     │   ├── NotFinite           (FloatingPointError) a result is nan or infinite: `ml.debug.nans`
@@ -36,7 +36,7 @@
     ├── PathError               (KeyError)    tensors of a tree come by other paths than the tree's
     ├── WeightsError            (ValueError)  a file of tensors that is none, is damaged, or misfits
     ├── ModelError              (ValueError)  an ONNX file that is none, is damaged, or is refused
-    ├── ExchangeRefused         (BufferError) values are not to be had on that device or stream
+    ├── ExchangeRefused         (BufferError) that device or stream cannot have the values
     │   └── CopyRefused         (ValueError)  copy=False, and it takes a copy
     ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
     ├── GradientMismatch        (AssertionError) a gradient is not the slope that values show
@@ -177,16 +177,16 @@ class NoExchange(DTypeError, AttributeError):
     """
 
 
-class AttributeRefused(OpError, TypeError, ValueError):
+class ArgumentError(OpError, TypeError, ValueError):
     """An attribute is unknown, missing, of the wrong kind or out of range.
 
     >>> try: ml.sum(ml.ones(2), dim=0)
-    ... except ml.errors.AttributeRefused as error: print(error)
+    ... except ml.errors.ArgumentError as error: print(error)
     sum(): there is no dim=; use axis=
     """
 
 
-class AxisRefused(AttributeRefused, IndexError):
+class AxisRefused(ArgumentError, IndexError):
     """An axis is out of range, or one of several is named twice. As numpy's `AxisError`.
 
     >>> try: ml.sum(ml.ones(2), axis=1)
@@ -285,7 +285,7 @@ class MachineError(MlvmError, RuntimeError):
 
     >>> try: ml.use('cpu')
     ... except ml.errors.MachineError as error: print(error)
-    a VM is wanted to use, not 'cpu'
+    ml.use: expected a VM, got 'cpu'
     """
 
 
@@ -327,7 +327,7 @@ class OutOfMemory(MlvmError, MemoryError):
 
     >>> try: ml.zeros(2**50)
     ... except ml.errors.OutOfMemory as error: print(str(error).partition(';')[0])
-    4,503,599,627,370,496 bytes are not to be had
+    cannot allocate 4,503,599,627,370,496 bytes
     """
 
 
@@ -346,7 +346,7 @@ class StaleTensor(MlvmError, RuntimeError):
     >>> with ml.Arena(ml.VM('mine'), 'batch'): x = ml.ones(2)
     >>> try: x + 1.0
     ... except ml.errors.StaleTensor as error: print(error)
-    this f32[2] of arena 'batch' ended: its arena was reset
+    this f32[2] of arena 'batch' ended: its arena was reset; read it or copy it before
     """
 
 
@@ -612,7 +612,7 @@ def brief(value: object) -> str:
         text = repr(value)
     except ValueError:  # Python writes no ints of thousands of digits
         text = f"<{type(value).__name__} too long to write>"
-    except Exception:  # a __repr__ of somebody else's
+    except Exception:  # a user's __repr__
         text = f"<{type(value).__name__} that has no text>"
     first = text.partition("\n")[0][:_BRIEF]
     return text if text == first else f"{first}..."
@@ -669,7 +669,7 @@ def locate(
     """Tell an error of any class where a program raised it: by attributes, and for people by two
     notes, `text` and the `line` of Python that called the program."""
     for name, value in (("function", function), ("pc", pc), ("step", step)):
-        with contextlib.suppress(AttributeError):  # somebody's exception with fixed `__slots__`
+        with contextlib.suppress(AttributeError):  # a class with fixed `__slots__`
             setattr(error, name, value)
     error.add_note(f"at {text}")
     if line:
@@ -680,3 +680,6 @@ def notes_of(error: BaseException) -> list[str]:
     """The error's notes, without those that name a line of Python."""
     notes = getattr(error, "__notes__", ())
     return [note for note in notes if not note.startswith(_CALLED_FROM)]
+
+
+AttributeRefused = ArgumentError  # the earlier name

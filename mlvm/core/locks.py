@@ -1,6 +1,6 @@
-"""Locks that a forked process can take, whoever held them in its parent.
+"""Locks that a forked process can take, though another thread of its parent held them.
 
-A forked process has only the thread that forked. What another one had locked nobody would release.
+A forked process has only the thread that forked, so it releases the locks of all others.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import threading
 import weakref
 from typing import Any, Final
 
-_made: Final = weakref.WeakSet[Any]()
+_locks: Final = weakref.WeakSet[Any]()
 
 
 def new_lock() -> threading.RLock:
     """An RLock that is free in a forked process, unless the thread that forks has it."""
     lock = threading.RLock()
-    _made.add(lock)
+    _locks.add(lock)
     return lock
 
 
 def is_mine(lock: Any) -> bool:
-    """Whether this thread has the lock."""
+    """Return whether this thread has the lock."""
     return bool(lock._is_owned())
 
 
 def _free_others() -> None:
-    for lock in _made:
+    for lock in _locks:
         if not is_mine(lock):
             lock._at_fork_reinit()
 

@@ -1,4 +1,4 @@
-"""Where the tensors of a VM lie: the one place that makes, copies and compares their arrays.
+"""Memory of a VM's tensors: allocates, copies and compares their arrays.
 
 `HOST` is the memory of this process, with numpy's arrays. The memory of a device derives from it;
 its arrays are of another class, for which numpy's functions call those of the device.
@@ -24,7 +24,7 @@ class Memory:
         return aligned_zeros(nbytes)
 
     def new(self, type: TensorType) -> Array:
-        """An array of zeros, in memory of its own. Raises `MemoryError`."""
+        """Allocate an array of zeros. Raises `MemoryError`."""
         return aligned_array(type)
 
     def copy(self, array: Array) -> Array:
@@ -51,11 +51,11 @@ class Memory:
         return id(root(array))
 
     def is_array(self, value: object) -> TypeIs[Array]:
-        """Whether the value is an array, from here or from the host."""
+        """Return whether the value is an array of this memory or of the host."""
         return isinstance(value, np.ndarray)
 
     def writable(self, array: Array) -> bool:
-        """Whether the array may be written to, as a constant may not."""
+        """Return whether the array may be written to; a constant may not."""
         return array.flags.writeable
 
 

@@ -2,7 +2,7 @@
 
 A layer is called in the method's place and gets the method, `proceed`, as its first argument; it
 may call it, change what goes in and comes out, or not call it at all. The latest layer is the
-outermost. A VM that nobody observes pays nothing.
+outermost. A VM without layers pays nothing.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _layers_of(vm: VMProtocol, name: str) -> list[Layer]:
 
 
 def _wrap(vm: VMProtocol, name: str) -> None:
-    """Set the method anew, as the instance's own, or drop it where no layer is left.
+    """Rebuild the instance's method from its layers, or delete it where no layer is left.
 
     The method is replaced in one step: a launch on another thread meets every layer that stays.
     """

@@ -1,4 +1,4 @@
-"""How a tensor op is declared: one function, from which everything else derives.
+"""Declaration of a tensor op: one function, from which everything else derives.
 
     @op(infer=broadcast)
     def multiply(out: Array, x: Array, y: Array) -> None:
@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, Union, final
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, DTypeError, OpError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, OpError, ShapeError, brief
 from mlvm.core.types import DType, TensorType
 
 Attributes = Mapping[str, Any]
@@ -58,7 +58,7 @@ class Attribute:
 
     @cached_property
     def hint(self) -> Any:
-        """What its annotation means. Python takes longer to tell than to declare the op."""
+        """The annotation, evaluated at the first use, which takes longer than declaring the op."""
         return _hints(self.kernel)[self.name]
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class Op:
 
     def __post_init__(self) -> None:
         self.name: str = self.kernel.__name__
-        self._known: dict[tuple[TensorType, ...], TensorType] = {}
+        self._inferred_types: dict[tuple[TensorType, ...], TensorType] = {}
         self.doc: str = inspect.getdoc(self.kernel) or ""
         self.links |= self.elementwise
         parameters = list(inspect.signature(self.kernel).parameters.values())
@@ -121,53 +121,53 @@ class Op:
         star = ["*"] if self.attributes and not self.variadic else []
         return f"{self.name}({', '.join([*inputs, *star, *map(str, self.attributes.values())])})"
 
-    def bind(self, given: Attributes) -> Attributes:
+    def bind(self, attributes: Attributes) -> Attributes:
         """The attributes in the op's own order, defaults filled in, lists made tuples.
 
-        Raises `AttributeRefused` for one that is unknown, missing or of the wrong kind."""
-        if not given and not self.attributes:
+        Raises `ArgumentError` for one that is unknown, missing or of the wrong kind."""
+        if not attributes and not self.attributes:
             return NO_ATTRIBUTES
-        unknown = [name for name in given if name not in self.attributes]
+        unknown = [name for name in attributes if name not in self.attributes]
         if unknown:
-            known = ", ".join(map(str, self.attributes.values())) or "none"
-            refused = AttributeRefused(f"no attribute {unknown[0]!r}; there are: {known}")
+            names = ", ".join(map(str, self.attributes.values())) or "none"
+            refused = ArgumentError(f"no attribute {unknown[0]!r}; there are: {names}")
             raise refused.at(self.name, ())
         bound = {}
         for name, attribute in self.attributes.items():
-            value = canonical(given.get(name, attribute.default))
+            value = canonical(attributes.get(name, attribute.default))
             if value is REQUIRED:
-                raise AttributeRefused(f"attribute {name!r} is missing").at(self.name, ())
+                raise ArgumentError(f"attribute {name!r} is missing").at(self.name, ())
             if not _matches(value, attribute.hint):
-                refused = AttributeRefused(f"attribute {attribute} was given {brief(value)}")
+                refused = ArgumentError(f"attribute {attribute} was given {brief(value)}")
                 raise refused.at(self.name, ())
             bound[name] = float(value) if attribute.hint is float else value
         return bound
 
     def infer(self, operands: Sequence[TensorType], attributes: Attributes) -> TensorType | None:
-        """The result's type, or None where only running will tell.
+        """Infer the result's type, or None where it depends on values.
 
         `attributes` are as `bind` returns them. Raises an `OpError` that names the op and
         the operand types when they do not fit."""
         if attributes:
             return self._inferred(operands, attributes)
         key = tuple(operands)
-        found = self._known.get(key)
-        if found is None:
-            found = self._inferred(operands, attributes)
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            if found is not None:
-                self._known[key] = found
-        return found
+        result = self._inferred_types.get(key)
+        if result is None:
+            result = self._inferred(operands, attributes)
+            if len(self._inferred_types) >= _MOST_KNOWN:
+                self._inferred_types.clear()
+            if result is not None and not (result.is_open or any(x.is_open for x in key)):
+                self._inferred_types[key] = result
+        return result
 
     def _inferred(
         self, operands: Sequence[TensorType], attributes: Attributes
     ) -> TensorType | None:
-        few = len(self.inputs) - self.variadic
+        least = len(self.inputs) - self.variadic
         try:
-            if len(operands) < few or (len(operands) > few and not self.variadic):
+            if len(operands) < least or (len(operands) > least and not self.variadic):
                 more = " or more" if self.variadic else ""
-                raise ShapeError(f"takes {few}{more} tensors, was given {len(operands)}")
+                raise ShapeError(f"takes {least}{more} tensors, was given {len(operands)}")
             out = self._infer(*operands, **attributes)
             if not self.takes_storage:
                 for type in operands if out is None else (out, *operands):
@@ -182,8 +182,8 @@ class Op:
             raise
 
     def flops(self, operands: Sequence[TensorType], out: TensorType, attributes: Attributes) -> int:
-        """How many floating-point operations the kernel makes. A function of one element counts
-        as one. Unless the op says otherwise, each element of the result takes one."""
+        """Count the floating-point operations of the kernel, by default one for each element of the
+        result. A function of one element counts as one."""
         if self._flops is not None:
             return self._flops(*operands, **attributes)
         return sum(operand.size for operand in operands) if self.reduces else out.size
@@ -224,12 +224,12 @@ def canonical(value: Any, depth: int = 0) -> Any:
     """An attribute's value in its one form: lists as tuples, numpy scalars as Python's, the
     keys of a mapping as strings, a dtype by its name.
 
-    Raises `AttributeRefused` for one that nests too deep, or contains itself."""
+    Raises `ArgumentError` for one that nests too deep, or contains itself."""
     kind = value.__class__
     if kind in PLAIN or (kind is tuple and PLAIN.issuperset(map(type, value))):
         return value  # most are, and no ABC is asked
     if depth > MAX_NESTING:
-        raise AttributeRefused(f"an attribute nests deeper than {MAX_NESTING} levels")
+        raise ArgumentError(f"an attribute nests deeper than {MAX_NESTING} levels")
     if isinstance(value, (list, tuple)):
         return tuple([canonical(each, depth + 1) for each in value])
     if isinstance(value, Mapping):
@@ -241,12 +241,12 @@ def canonical(value: Any, depth: int = 0) -> Any:
 
 @cache
 def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """What an annotation is made of. Python takes long to tell."""
+    """Split an annotation into origin and arguments, cached since `typing` is slow."""
     return typing.get_origin(hint), typing.get_args(hint)
 
 
 def _matches(value: Any, hint: Any) -> bool:
-    """Whether an attribute's value is of the annotated kind (bool is no int here)."""
+    """Return whether an attribute's value matches the annotation (bool is no int here)."""
     if value.__class__ is hint and hint is not int:
         return True
     origin, arguments = _parts(hint)

@@ -28,15 +28,15 @@ class Estimate(NamedTuple):
 
 
 class Identity:
-    """Which VM this is, and what the layers above keep with it."""
+    """Identity of a VM, and the objects that layers above attach to it."""
 
     def __init__(self) -> None:
         self._attached: dict[Callable[[Any], Any], Any] = {}
 
     def attached(self, kind: Callable[[VMProtocol], T]) -> T:
         """The one `kind(vm)` of this VM, made when it is first asked for. It ends with the VM."""
-        found: T | None = self._attached.get(kind)
-        return self._attached.setdefault(kind, kind(self)) if found is None else found  # type: ignore[arg-type]
+        attachment: T | None = self._attached.get(kind)
+        return self._attached.setdefault(kind, kind(self)) if attachment is None else attachment  # type: ignore[arg-type]
 
     @property
     def stands_for(self) -> Any:
@@ -44,18 +44,19 @@ class Identity:
         return self
 
     def is_same(self, other: VMProtocol) -> bool:
-        """Whether handles of the other are handles of this VM."""
+        """Return whether handles of the other are handles of this VM."""
         return other.stands_for is self.stands_for
 
 
 class VMProtocol(Protocol):
-    """What a VM answers, wherever it lives. `mlvm.core.vm.VM` documents each call."""
+    """Protocol of every VM, local or remote. `mlvm.core.vm.VM` documents each call."""
 
     @property
     def name(self) -> str: ...
     @property
     def stands_for(self) -> VMProtocol: ...
     def is_same(self, other: VMProtocol) -> bool: ...
+    def require_open(self) -> None: ...
     def attached(self, kind: Callable[[VMProtocol], T]) -> T: ...
     @property
     def lock(self) -> AbstractContextManager[object]: ...
@@ -82,7 +83,7 @@ class VMProtocol(Protocol):
 
 @runtime_checkable
 class LocalVMProtocol(VMProtocol, Protocol):
-    """What only a VM of this process can do: call functions of the process, and use its memory."""
+    """Protocol of a VM of this process: calls functions of the process and uses its memory."""
 
     def register(
         self,

@@ -12,7 +12,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, AxisRefused, DTypeError, ShapeError
+from mlvm.core.errors import ArgumentError, AxisRefused, DTypeError, ShapeError
 from mlvm.core.types import DType, Shape, TensorType, bool_, promote
 
 Axis = int | tuple[int, ...] | None
@@ -114,7 +114,7 @@ def normalize_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
 
 
 def reduced_shape(shape: Shape, axis: Axis, keepdims: bool) -> Shape:
-    """What is left of a shape when the named axes are reduced."""
+    """Return the shape with the named axes reduced."""
     axes = normalize_axes(axis, len(shape))
     if keepdims:
         return tuple(1 if i in axes else n for i, n in enumerate(shape))
@@ -122,7 +122,7 @@ def reduced_shape(shape: Shape, axis: Axis, keepdims: bool) -> Shape:
 
 
 def is_real(value: object) -> TypeGuard[float]:
-    """Whether it is a number that a float can be made of, which 10**400 is not."""
+    """Return whether it is a number that converts to a float, as 10**400 does not."""
     if not isinstance(value, (int, float, np.integer, np.floating)):
         return False
     try:
@@ -133,7 +133,7 @@ def is_real(value: object) -> TypeGuard[float]:
 
 
 def require_representable(value: float, dtype: DType) -> None:
-    """Raise `AttributeRefused` unless a bool or integer dtype holds `value` exactly.
+    """Raise `ArgumentError` unless a bool or integer dtype holds `value` exactly.
 
     A float or complex dtype takes any number, rounded."""
     if dtype.is_inexact:
@@ -142,5 +142,5 @@ def require_representable(value: float, dtype: DType) -> None:
     if dtype.is_integer:
         bounds = np.iinfo(dtype.numpy.name)
         low, high = bounds.min, bounds.max
-    if not (low <= value <= high and value == int(value)):
-        raise AttributeRefused(f"{value} is not a value of {dtype} ({low} .. {high})")
+    if not (low <= value <= high and (isinstance(value, int) or value == int(value))):
+        raise ArgumentError(f"{value} is not a value of {dtype} ({low} .. {high})")

@@ -40,7 +40,7 @@ class Storage:
 
 @dataclass(slots=True)
 class Entry:
-    """What a handle names: a typed array in a storage; `owner` when it holds the storage."""
+    """Tensor of a handle: a typed array in a storage; `owner` if it holds the storage."""
 
     type: TensorType
     array: Array
@@ -49,7 +49,7 @@ class Entry:
 
 
 class Cache(Protocol):
-    """What `FreeStore.caches` holds."""
+    """Cache of arrays by handle, as `FreeStore.caches` lists them."""
 
     def clear(self) -> None: ...
 
@@ -92,7 +92,7 @@ class FreeStore:
             return Storage(nbytes, self.memory.zeros(nbytes))
         except MemoryError:
             raise OutOfMemory(
-                f"{nbytes:,} bytes are not to be had; the VM holds {self.consumed:,}"
+                f"cannot allocate {nbytes:,} bytes; the VM holds {self.consumed:,}"
             ) from None
 
     # --- storages ---
@@ -187,7 +187,7 @@ class FreeStore:
         self.clear_caches()
 
     def entry(self, handle: Handle) -> Entry:
-        """What the handle names. Raises `HandleError` saying what became of it."""
+        """Return the handle's entry. Raises `HandleError`, which says how the handle ended."""
         try:
             return self._entries[handle]
         except (KeyError, TypeError):
@@ -246,8 +246,7 @@ class FreeStore:
     # --- limits ---
 
     def hold_stack(self, values: int, frames: int) -> None:
-        """Called where a launch that has limits calls a function, with so many values and frames.
-        A store that has limits raises `OutOfMemory` for too many."""
+        """Raise `OutOfMemory` if a store with limits cannot hold a launch's values and frames."""
 
     # --- what errors say ---
 

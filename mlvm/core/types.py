@@ -1,4 +1,4 @@
-"""What a tensor is before it has bytes: a dtype and a shape, interned as one `TensorType`.
+"""Types of tensors: a dtype and a shape, interned as one `TensorType`.
 
 Types are compared with `is`, used as dictionary keys at the price of a pointer, and
 print as the assembler writes them: `f32[32,64]`, `bool[]`.
@@ -17,7 +17,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
+from mlvm.core.lengths import open_length
 from mlvm.core.locks import new_lock
 
 Array: TypeAlias = NDArray[Any]
@@ -63,8 +64,8 @@ class DType:
         Raises `DTypeError` for anything else, such as a dtype of the other byte order."""
         if isinstance(dtype, DType):
             return dtype
-        if isinstance(dtype, np.dtype) and (found := _OF_NUMPY.get(dtype)) is not None:
-            return found
+        if isinstance(dtype, np.dtype) and (match := _OF_NUMPY.get(dtype)) is not None:
+            return match
         if isinstance(dtype, str) and (dtype in DType.all or dtype in DType.storage):
             return DType.named(dtype)
         try:
@@ -94,15 +95,15 @@ class DType:
 
     @property
     def __numpy_dtype__(self) -> np.dtype[np.generic]:
-        """What numpy 2.4 and later takes for it: `np.zeros(2, x.dtype)`. It refuses bf16, as it
-        would convert numbers to that by their integer parts, and so those of few bits."""
+        """The numpy dtype, for numpy 2.4 and later. Raises `AttributeError` for bf16 and dtypes of
+        few bits: numpy would convert numbers to these by their integer parts."""
         if self in _LONG_NAMES.values():
             raise AttributeError(f"numpy has no {self.long_name}")
         return self.numpy
 
     @property
     def is_storage(self) -> bool:
-        """Whether tensors only store it, to be converted and multiplied: `mlvm.core.ops.few`."""
+        """Whether it is for storage alone, to be converted and multiplied: `mlvm.core.ops.few`."""
         return self.kind == "storage"
 
     @property
@@ -115,7 +116,7 @@ class DType:
 
     @property
     def is_inexact(self) -> bool:
-        """Whether it is float or complex: what has gradients."""
+        """Whether it is float or complex, and so has gradients."""
         return self.kind in ("float", "complex")
 
     @property
@@ -182,9 +183,9 @@ _LEVELS = {"bool": 0, "unsigned": 1, "signed": 1, "float": 2, "complex": 3}
 
 @cache
 def promote(x: DType, y: DType) -> DType:
-    """The dtype of `x` and `y` combined: as the Python Array API standard (2025.12) has it, and
-    where that is silent, the higher kind of bool, integer, float, complex wins, as in PyTorch and
-    JAX: i64 with f32 is f32. Raises `DTypeError` for u64 with a signed integer, and for storage."""
+    """Promote two dtypes as the Python Array API standard (2025.12) does. Where that is silent, the
+    higher kind of bool, integer, float, complex wins, as in PyTorch and JAX: i64 with f32 is f32.
+    Raises `DTypeError` for u64 with a signed integer, and for storage."""
     for dtype in (x, y):
         if dtype.is_storage:
             raise DTypeError(f"{dtype} is for storage alone; convert with astype(x, ...)")
@@ -238,12 +239,15 @@ class TensorType:
     def __new__(cls, dtype: object, shape: Sequence[int] = ()) -> TensorType:
         dtype = dtype if dtype.__class__ is DType else DType.of(dtype)
         if shape.__class__ is not tuple or not _INT.issuperset(map(type, shape)):
+            length = open_length(shape)
+            if length is not None and dtype.per_byte == 1:
+                return length.open_type(dtype, shape)  # type: ignore[no-any-return]
             shape = _as_shape(shape)
         # `get` would be a call in Python
         reference: Any = cls._interned.data.get((dtype, shape))  # type: ignore[attr-defined]
-        known: TensorType | None = None if reference is None else reference()
-        if known is not None:
-            return known
+        interned: TensorType | None = None if reference is None else reference()
+        if interned is not None:
+            return interned
         shape = _as_shape(shape)
         if len(shape) > MAX_NDIM:
             raise ShapeError(f"a tensor has at most {MAX_NDIM} dimensions, not {len(shape)}")
@@ -269,6 +273,21 @@ class TensorType:
         self.array_shape = shape if per_byte == 1 else (*shape[:-1], shape[-1] // per_byte)
         with _interning:  # else two threads could each make one
             return cls._interned.setdefault((dtype, shape), self)
+
+    @staticmethod
+    def opened(dtype: DType, shape: Shape, sizes: Shape) -> TensorType:
+        """Return a new type of a trace, whose shape has open lengths; `sizes` are the present
+        values. Only `nbytes` is that of the present values. Raises `ShapeError`."""
+        self = object.__new__(TensorType)
+        self.dtype, self.shape, self.ndim = dtype, shape, len(shape)
+        self.size, self.array_shape = math.prod(shape), shape
+        self.nbytes = TensorType(dtype, sizes).nbytes
+        return self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a length of the shape is open: the type belongs to a trace."""
+        return type(self.size) is not int
 
     @staticmethod
     def of(array: Array) -> TensorType:
@@ -323,7 +342,7 @@ def _as_shape(lengths: Sequence[int]) -> Shape:
 def check_array(array: Array, type: TensorType, where: str) -> None:
     """Raise `DTypeError` or `ShapeError`, with `where` in front, unless it has that type."""
     if not isinstance(array, (np.ndarray, np.generic)):
-        raise DTypeError(f"{where}: an array is wanted, not a {array.__class__.__name__}")
+        raise DTypeError(f"{where}: expected an array, got a {array.__class__.__name__}")
     if array.dtype != type.dtype.numpy:
         raise DTypeError(f"{where}: the array's dtype is {array.dtype}")
     if array.shape != type.array_shape:
@@ -331,14 +350,14 @@ def check_array(array: Array, type: TensorType, where: str) -> None:
 
 
 def check_out(out: Array, type: TensorType) -> None:
-    """Raise `DTypeError`, `ShapeError` or `AttributeRefused` unless a tensor of that type can be
+    """Raise `DTypeError`, `ShapeError` or `ArgumentError` unless a tensor of that type can be
     read into the caller's array."""
     where = f"read of {type} with out="
     if isinstance(out, np.generic):
-        raise DTypeError(f"{where}: an array is wanted, not a {out.__class__.__name__}")
+        raise DTypeError(f"{where}: expected an array, got a {out.__class__.__name__}")
     check_array(out, type, where)
     if not out.flags.writeable:
-        raise AttributeRefused(f"{where}: the array is read-only; give a copy of it")
+        raise ArgumentError(f"{where}: the array is read-only; give a copy of it")
 
 
 def aligned_zeros(nbytes: int) -> Array:

@@ -29,7 +29,7 @@ from mlvm.core.machine.callee import NO_KERNELS, Callee, Kernels, Value, is_tens
 from mlvm.core.machine.frame import HostFunction, PythonFunction
 from mlvm.core.machine.functions import FunctionTable, Instrument
 from mlvm.core.machine.fused import Workspace
-from mlvm.core.machine.link import Code, bind, distrust, link, nargs_of
+from mlvm.core.machine.link import Code, bind, link, nargs_of, recheck_calls
 from mlvm.core.machine.run import Run, Scheduler
 from mlvm.core.machine.verify import verify
 from mlvm.core.memory import HOST, Memory
@@ -97,18 +97,18 @@ class VM(Identity):
 
     @property
     def on_host(self) -> bool:
-        """Whether tensors lie in this process's memory, which it can lend and borrow."""
+        """Whether tensors lie in this process's memory, so that they can be lent and borrowed."""
         return self.memory is HOST
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Who holds it makes calls that no other thread's come between."""
+        """The lock of the VM: its holder's calls are not interleaved with other threads'."""
         return self._lock
 
     # --- tensors ---
 
     def alloc_tensor(self, type: TensorType) -> TensorHandle:
-        """A new tensor of zeros, in a storage of its own aligned to 64 bytes."""
+        """Allocate a tensor of zeros, in a new storage aligned to 64 bytes."""
         with self._lock:
             return self._store.alloc_tensor(type)
 
@@ -124,7 +124,7 @@ class VM(Identity):
     def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
         """Copy the tensor into `out`, a writable array of its type, or a new array; return that.
 
-        Raises `HandleError`, or `DTypeError`, `ShapeError` and `AttributeRefused` for an `out` of
+        Raises `HandleError`, or `DTypeError`, `ShapeError` and `ArgumentError` for an `out` of
         another type or one that is read-only.
         """
         with self._lock:
@@ -183,9 +183,9 @@ class VM(Identity):
             return self._store.alloc_storage(nbytes)
 
     def storage_over(self, memory: Array) -> StorageHandle:
-        """A storage over a u8 array that somebody else has made, and may write to.
+        """Make a storage over the caller's u8 array, which the caller may write to.
 
-        Whoever writes to it calls `make_writable` first. The storage keeps the array. Raises
+        Before each write the caller calls `make_writable`. The storage keeps the array. Raises
         `ShapeError` or `DTypeError` for any other array, `HandleError` for memory that is a storage
         of this VM already.
         """
@@ -237,8 +237,8 @@ class VM(Identity):
             return other._store.adopt(self._store.entry(handle))
 
     def keep(self, nbytes: int) -> None:
-        """Called by host functions that keep so many bytes beside tensors in a launch, or give them
-        back (< 0). A VM that has limits refuses too many."""
+        """Account for bytes that a host function keeps beside tensors, or frees (< 0), in a launch
+        of a VM that has limits."""
 
     # --- functions ---
 
@@ -256,7 +256,7 @@ class VM(Identity):
         the machine hold every call to them. Programs see the change with their next call.
         """
         if not callable(fn):
-            raise MachineError(f"{name}: a function is wanted, not {fn!r}")
+            raise MachineError(f"{name}: expected a function, got {fn!r}")
         self.register_callees({name: PythonFunction(name, fn, nparams, nresults)})
 
     def register_callees(self, callees: Mapping[str, Callee]) -> None:
@@ -291,18 +291,21 @@ class VM(Identity):
         self.functions.watch(instrument)
 
     def close(self) -> None:
-        """End the workers, when they have done what they were given, all tensors and storages, and
-        what is attached. Any use after that raises an error that names the VM; to free does
-        nothing. Idempotent. A launch cannot close its own VM: that is an error."""
+        """End the workers after their work, all tensors and storages, and what is attached. Later
+        uses raise an error that names the VM; to free does nothing. Idempotent."""
         with self._lock:
             if self.depth:
-                raise MachineError(f"{self.name} is closed in a launch of its own; close it after")
+                raise MachineError(f"{self.name} cannot be closed in a launch; close it after")
         if self._scheduler is not None:
             self._scheduler.close()
         with self._lock:
             self._linked.clear()
             self._store.close(f"VM {self.name!r} was closed")
             self._attached.clear()
+
+    def require_open(self) -> None:
+        """Raise `MachineError` if the VM was closed."""
+        self._store.require_open()
 
     def quiesce(self) -> None:
         """Wait until the workers have done all they were given, and raise none of their errors."""
@@ -314,13 +317,12 @@ class VM(Identity):
     def launch(
         self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
-        """Run the program on the tensors `args`; copies of what it leaves are returned.
+        """Run the program on the tensors `args`; return copies of its outputs.
 
         A launch on a busy VM waits. A program is verified once for each combination of argument
-        types. Raises `HandleError`, what `verify`, ops and host functions
-        raise, and `LimitExceeded` after `max_steps` instructions. Whatever it raises, the VM is
-        usable and holds as many bytes as before; what was written till then stays written.
-        """
+        types. Raises `HandleError`, errors of `verify`, ops and host functions, and `LimitExceeded`
+        after `max_steps` instructions. After an error the VM holds as many bytes as before, and
+        completed writes stay."""
         with self._lock:
             self.depth = depth = self.depth + 1
             try:
@@ -353,7 +355,7 @@ class VM(Identity):
                 self.depth = depth - 1
 
     def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
-        """What a launch on arguments of these types costs, without running it.
+        """Estimate the cost of a launch on arguments of these types, without running it.
 
         A loop counts as one round, and both sides of a jump count. A function counts for each call
         that does not come from within itself. What depends on values counts nothing. Raises what
@@ -383,7 +385,7 @@ class VM(Identity):
         code = linked.codes.get(types) if linked is not None else None
         if code is None:
             if not isinstance(program, Program):
-                raise ProgramError(f"a Program is wanted to launch, not {program!r}")
+                raise ProgramError(f"launch: expected a Program, got {program!r}")
             with uncollected():
                 verdict = verify(program, self.functions, types) if self.checked else None
                 code = link(program, self.functions, verdict, deferred=self._scheduler is not None)
@@ -427,7 +429,7 @@ class VM(Identity):
             if self.depth and self.checked:
                 bound = list(linked.bound.values())  # a finalizer may clear it meanwhile
                 for code in [*linked.codes.values(), *(code for code, _ in bound)]:
-                    distrust(code)
+                    recheck_calls(code)
             linked.codes.clear()
             linked.bound.clear()
 
@@ -445,7 +447,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(slots=True)
 class _Linked:
-    """What a VM remembers of a program's launches.
+    """Cache of a program's launches on a VM.
 
     `size`: how many instructions it has. `nargs`: how many arguments it uses. `program` refers to
     it without keeping it. `codes`: the program linked, by argument types. `bound`: code and

@@ -1,6 +1,6 @@
 """The names of `mlvm.eager`, by the modules that define them. Those of the ops are in `primitives`.
 
-What many programs do not use is imported when it is first asked for: `LATER` says from where.
+Names that few programs use are imported at their first access, as `LATER` lists them.
 """
 
 import sys
@@ -64,13 +64,14 @@ AT_ONCE: Final = {
     "mlvm.eager.tensor.warn": "NoEffectWarning",
     "mlvm.machines.local": "LocalVM:VM",
 }
-"""What `import mlvm.eager` imports. `bool_:bool` is named `bool_` in the module, `bool` in `ml`."""
+"""Names that `import mlvm.eager` imports. `bool_:bool` is named `bool_` in the module, `bool` in
+`ml`."""
 
 WHEN_ASKED: Final = {
     "mlvm.arena.recording": "Recording",
     "mlvm.core.program.assembly": "disassemble",
     "mlvm.eager.autodiff.host_call": "call",
-    "mlvm.eager.capture.captured": "Captured Measured capture measure",
+    "mlvm.eager.capture.capture": "Captured Measured capture measure",
     "mlvm.eager.capture.guards.changing": "RecompilationWarning",
     "mlvm.eager.capture.guards.frozen": "FrozenWarning",
     "mlvm.eager.capture.replacing": "ReplacementWarning",
@@ -113,7 +114,7 @@ WHEN_ASKED: Final = {
     "mlvm.show.record": "record",
     "mlvm.show.scalars": "ScalarLog",
 }
-"""What is imported when it is first asked for: what many programs do not use."""
+"""Names that are imported at their first access."""
 
 SHOWN: Final = {
     "debug": "mlvm.eager.recording.debug",
@@ -132,7 +133,7 @@ SHOWN: Final = {
 
 
 def _places(rooms: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """The module that defines each name, and what it is called there."""
+    """Return the defining module of each name, and its name there."""
     listed = [
         (room, *word.partition(":")) for room, words in rooms.items() for word in words.split()
     ]
@@ -153,7 +154,7 @@ _ADDED: Final[list[tuple[type, str, str]]] = [
     (VM, "trace", "mlvm.show.trace"),
     (VM, "on_device", "mlvm.machines.gpu.vm"),
 ]
-"""What modules add to classes when they are imported."""
+"""Names that modules add to classes when they are imported."""
 
 
 class _Added:
@@ -169,7 +170,7 @@ class _Added:
 
 
 def functions() -> list[str]:
-    """The public names of functions, none of which is imported for it."""
+    """Return the public names of functions, without importing them."""
     return [
         name
         for name in __all__
@@ -178,7 +179,7 @@ def functions() -> list[str]:
 
 
 def later(name: str) -> Any:
-    """The public thing of that name, which is imported now."""
+    """Import and return the public object of that name."""
     module = import_module(LATER[name])
     if name not in SHOWN:
         return getattr(module, name)
@@ -190,15 +191,21 @@ def later(name: str) -> Any:
 
 
 def _shown(name: str, module: ModuleType) -> ModuleType:
-    """A module with the public names of the given one: `ml.optim` has no `math`, though its file
-    imports it."""
+    """Return a module with the public names of the given one: `ml.optim` has no `math`, though its
+    file imports it."""
     path = f"{__package__}.{name}"
     shown = ModuleType(path, module.__doc__)
     for each in module.__all__:
         value = getattr(module, each)
         inner = _shown(f"{name}.{each}", value) if isinstance(value, ModuleType) else value
         setattr(shown, each, inner)
+    earlier = {  # names of renamed classes, which stay
+        each: x
+        for each, x in vars(module).items()
+        if isinstance(x, type) and x.__module__ == module.__name__ and each != x.__name__
+    }
     vars(shown).update(
+        **earlier,
         __all__=module.__all__,
         __getattr__=missing(path, module.__all__),
         __dir__=lambda: [*module.__all__],

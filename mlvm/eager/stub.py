@@ -37,13 +37,13 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 def functions() -> str:
-    """The text of `tensor/primitives.pyi`."""
+    """Return the text of `tensor/primitives.pyi`."""
     named = f"__all__ = {[name for name in primitives.__all__ if name not in public.__all__]}\n\n"
     return _HEAD + named + "".join(_definition(getattr(primitives, name)) for name in sorted(OPS))
 
 
 def methods() -> str:
-    """The text of `tensor/methods.pyi`."""
+    """Return the text of `tensor/methods.pyi`."""
     of_methods = {name: getattr(Tensor, name) for name in METHODS}
     every = sorted({**OPERATORS, **of_methods, **PROPERTIES}.items())
     texts = [_definition(function, name) for name, function in every]
@@ -51,7 +51,7 @@ def methods() -> str:
 
 
 def names() -> str:
-    """The text of `names.pyi`: each public name, imported from where it is defined."""
+    """Return the text of `names.pyi`: each public name, imported from where it is defined."""
     lines = [
         f"from {room} import {there} as {name}\n" for name, (room, there) in public.PLACES.items()
     ]
@@ -62,15 +62,16 @@ def names() -> str:
 
 
 def _definition(function: Callable[..., Tensor], method: str | None = None) -> str:
-    """A function with its signature and first sentence; as a method its first parameter is self."""
-    found = inspect.signature(function)
+    """Return the stub of a function, with its signature and first sentence; as a method its first
+    parameter is self."""
+    whole = inspect.signature(function)
     if method:
-        first, *others = found.parameters.values()
-        given = first.replace(name="self", annotation=inspect.Parameter.empty)
+        first, *others = whole.parameters.values()
+        parameter = first.replace(name="self", annotation=inspect.Parameter.empty)
         if method in PROPERTIES:
-            given = given.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        found = found.replace(parameters=[given, *others])
-    signature = str(found).replace("'Operand'", "Operand").replace("'", "" if method else '"')
+            parameter = parameter.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        whole = whole.replace(parameters=[parameter, *others])
+    signature = str(whole).replace("'Operand'", "Operand").replace("'", "" if method else '"')
     signature = signature.replace(f"{Tensor.__module__}.{Tensor.__qualname__}", Tensor.__name__)
     property_ = "@property\n" if method in PROPERTIES else ""
     ignored = "  # type: ignore[override]" if method in ("__eq__", "__ne__") else ""

@@ -79,7 +79,7 @@ field, and a copy has none."""
 
 
 def assign_buffers_too(copied: Node, module: Node) -> None:
-    """From now on assign to the Module what is assigned to a buffer of its copy."""
+    """Forward assignments to a buffer of the copy to the Module."""
     _ORIGINS[id(copied)] = weakref.ref(module)
     weakref.finalize(copied, _ORIGINS.pop, id(copied), None).atexit = False
 
@@ -87,12 +87,12 @@ def assign_buffers_too(copied: Node, module: Node) -> None:
 _assigned: ContextVar[list[tuple[Node, dict[str, Any]]] | None] = ContextVar(
     "assigned", default=None
 )
-"""The Nodes whose fields are assigned, and the fields before, where somebody wants to know."""
+"""Nodes whose fields are assigned, with their previous fields, inside of `put_back`."""
 
 
 @contextmanager
 def put_back() -> Iterator[None]:
-    """Fields of Nodes that are assigned inside the block have their old values after it."""
+    """Restore fields of Nodes that are assigned inside the block after it."""
     assigned: list[tuple[Node, dict[str, Any]]] = []
     token = _assigned.set(assigned)
     try:
@@ -120,7 +120,7 @@ class Node:
     gets that Node itself. In a copy of the copy it is that one."""
 
     _as_dict: ClassVar[type[dict[str, Any]]] = dict
-    """What `map_to_dicts` makes of it."""
+    """Value in the result of `map_to_dicts`."""
 
     if not TYPE_CHECKING:  # else a type checker would allow any name
 
@@ -149,7 +149,7 @@ class Node:
             vars(self)[mark] = tuple([each for each in vars(self)[mark] if each != name])
 
     def __copy__(self) -> Self:
-        """Another one with the same fields."""
+        """Copy the node with the same fields."""
         copied = object.__new__(type(self))
         vars(copied).update(vars(self))
         return copied
@@ -176,8 +176,8 @@ N = TypeVar("N", bound=Node)
 
 
 def buffer_of(node: N) -> N:
-    """Another Node over the children of this one, all of which is a buffer wherever it is put. What
-    is assigned to a buffer of it is assigned to the first one too."""
+    """Return another Node over the children of this one that is a buffer in any field. Assignments
+    to its buffers are forwarded to this one."""
     copied = copy.copy(node)
     vars(copied)[BUFFER_OF] = node
     assign_buffers_too(copied, node)
@@ -190,8 +190,8 @@ _NUMBERS: Final = frozenset({bool, int, float, str, type(None)})
 
 
 def holds_tensors(value: object) -> bool:
-    """Whether a Module's field is part of the tree: a tensor, a Module, or a container of one. A
-    `Buffer` in a container counts, so that it is refused as a leaf."""
+    """Return whether a Module's field is part of the tree: a tensor, a Module, or a container of
+    one. A `Buffer` in a container counts, so that it is refused as a leaf."""
     if isinstance(value, (Tensor, Node, Buffer)):
         return True
     if isinstance(value, dict):
@@ -202,8 +202,8 @@ def holds_tensors(value: object) -> bool:
 
 
 def fields(node: Node, *, buffers: bool = False, frozen: bool = False) -> Iterator[tuple[str, Any]]:
-    """A Module's fields by name, in order of assignment; a list of children item by item. Without
-    `buffers` those that are none, and not frozen either, unless `frozen`."""
+    """Yield a Module's fields by name, in order of assignment; lists of children item by item.
+    Buffers only with `buffers`, frozen fields with `buffers` or `frozen`."""
     if node._buffer_of is not None and not buffers:
         return
     left_out = () if buffers or frozen else node._frozen
@@ -218,22 +218,22 @@ def fields(node: Node, *, buffers: bool = False, frozen: bool = False) -> Iterat
 
 
 def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, Tree]:
-    """The children of an inner node by name, in order.
+    """Return the children of an inner node by name, in order.
 
-    Raises `DTypeError` for anything that is not part of a tree, and for two of one name.
+    Raises `DTypeError` if it is not a node, or two children have one name.
     """
     if not isinstance(tree, _CONTAINERS):
-        given = type(tree).__name__
+        kind = type(tree).__name__
         hint = ""
         if isinstance(tree, Buffer):
             hint = "; a field is one, or a Module in a list; a tensor in a list is kept by freeze"
         elif isinstance(tree, (float, int)) or hasattr(tree, "__array__"):
             hint = "; make a tensor of it, ml.asarray(...)"
-        raise DTypeError(f"a tree has tensors as leaves, not a {given}{_at(path)}{hint}")
-    found = [(str(name), child) for name, child in _items(tree, buffers)]
-    named = dict(found)
-    if len(named) != len(found):
-        names = ", ".join([name for name, _ in found])
+        raise DTypeError(f"a tree has tensors as leaves, not a {kind}{_at(path)}{hint}")
+    pairs = [(str(name), child) for name, child in _items(tree, buffers)]
+    named = dict(pairs)
+    if len(named) != len(pairs):
+        names = ", ".join([name for name, _ in pairs])
         raise DTypeError(f"a name occurs twice among {names}{_at(path)}")
     return named
 
@@ -263,49 +263,50 @@ Leaves: TypeAlias = list[tuple[str, Any]]
 """Leaves in order, each with its path."""
 
 Ends: TypeAlias = Callable[[Any], bool | None]
-"""Where a tree ends: True for a leaf, False for what is kept in the structure, None for a node."""
+"""Predicate of leaves: True for a leaf, False for a value that stays in the structure, None for a
+node."""
 
 Remade: TypeAlias = Callable[[Node, dict[str, Any]], Any]
-"""What becomes of a Module and its new children by name."""
+"""Function that rebuilds a Module from its new children by name."""
 
 
 def at_tensors(part: Any) -> bool | None:
-    """All else is refused."""
+    """Stop at tensors; refuse other leaves."""
     return True if isinstance(part, Tensor) else None if part is not None else False
 
 
 def at_operands(part: Any) -> bool | None:
-    """Arrays and numbers are leaves too."""
+    """Stop at tensors, arrays and numbers."""
     if isinstance(part, _OPERANDS) or (not isinstance(part, _CONTAINERS) and is_array(part)):
         return True
     return at_tensors(part)
 
 
 def among_others(part: Any) -> bool | None:
-    """Tensors are leaves, and what is no container is kept."""
+    """Stop at tensors; keep other leaves in the structure."""
     return isinstance(part, Tensor) or (None if isinstance(part, _CONTAINERS) else False)
 
 
 def anywhere(part: Any) -> bool | None:
-    """Whatever is no container is a leaf."""
+    """Stop at anything that is not a container."""
     return None if isinstance(part, _CONTAINERS) else part is not None
 
 
 def flatten(
     tree: Tree, path: str | None = "", *, ends: Ends = at_tensors, buffers: bool = False
 ) -> tuple[Leaves, Structure]:
-    """The leaves of a tree in order, each with its path, and the structure that is left; with
-    `buffers` those in buffers too. Nothing has a path, nor needs a name of its own, without one.
+    """Flatten a tree to its leaves in order, each with its path, and its structure; with `buffers`,
+    buffers too. With `path` None, leaves have no paths, and names may repeat.
 
-    Raises `DTypeError` for what is no tree, and for a node that contains itself.
+    Raises `DTypeError` if it is not a tree, or a node contains itself.
     """
-    found: Leaves = []
-    root = _flatten(found, path and "", {path: tree}, (), ends, buffers)
-    return found, root[path]
+    pairs: Leaves = []
+    root = _flatten(pairs, path and "", {path: tree}, (), ends, buffers)
+    return pairs, root[path]
 
 
 def _flatten(
-    found: Leaves,
+    pairs: Leaves,
     path: str | None,
     siblings: dict[Any, Tree],
     above: tuple[Tree, ...],
@@ -317,51 +318,51 @@ def _flatten(
         end = ends(tree)
         if end is not None:
             if end:
-                found.append((_join(path, name) or "", tree))
+                pairs.append((_join(path, name) or "", tree))
             parts[name] = _LEAF if end else Structure(tree, None, 0)
             continue
         here = _join(path, name)
         for each in above:
             if each is tree:
-                given = type(tree).__name__
-                raise DTypeError(f"a tree ends in tensors; this {given} contains itself{_at(here)}")
-        before = len(found)
+                kind = type(tree).__name__
+                raise DTypeError(f"a tree ends in tensors; this {kind} contains itself{_at(here)}")
+        before = len(pairs)
         below = (
             dict(_items(tree, buffers)) if path is None else children(tree, here, buffers=buffers)
         )
-        inner = _flatten(found, here, below, (*above, tree), ends, buffers)
-        parts[name] = Structure(tree, inner, len(found) - before)
+        inner = _flatten(pairs, here, below, (*above, tree), ends, buffers)
+        parts[name] = Structure(tree, inner, len(pairs) - before)
     return parts
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any], remade: Remade | None = None) -> Tree:
-    """A tree of that structure with these leaves; Modules become copies, unless they are `remade`
-    otherwise. One that occurs twice, with the same leaves, also occurs twice in the result."""
+    """Build a tree of that structure with these leaves; Modules become copies, or are built by
+    `remade`. A Module that occurs twice with the same leaves is one in the result, too."""
     return _unflatten(structure, list(leaves), 0, remade or _with_children, {})
 
 
 def _unflatten(
-    structure: Structure, leaves: list[Any], start: int, remade: Remade, made: dict[Any, Any]
+    structure: Structure, leaves: list[Any], start: int, remade: Remade, copies: dict[Any, Any]
 ) -> Tree:
     if structure.parts is None:
         return leaves[start] if structure is _LEAF else structure.container
     tree, is_node = structure.container, isinstance(structure.container, Node)
     key = (id(tree), *[id(x) for x in leaves[start : start + structure.size]]) if is_node else ()
-    if is_node and key in made:
-        return made[key]
+    if is_node and key in copies:
+        return copies[key]
     parts = {}
     for name, part in structure.parts.items():
         leaf = part is _LEAF
-        parts[name] = leaves[start] if leaf else _unflatten(part, leaves, start, remade, made)
+        parts[name] = leaves[start] if leaf else _unflatten(part, leaves, start, remade, copies)
         start += part.size
     if not is_node:
         return _like(tree, [*parts.values()])
-    made[key] = remade(tree, parts)
-    return made[key]
+    copies[key] = remade(tree, parts)
+    return copies[key]
 
 
 def _with_children(node: Node, parts: dict[str, Any]) -> Node:
-    """A copy of a Module with other children, and with containers of its own."""
+    """Copy a Module with other children and new containers."""
     copied = copy.copy(node)
     for name, field in vars(node).items():
         if name in parts:
@@ -376,7 +377,7 @@ def _with_children(node: Node, parts: dict[str, Any]) -> Node:
 
 
 def _like(container: Any, items: list[Any]) -> Any:
-    """The items in a dict, list, tuple or named tuple of the given one's class."""
+    """Return the items in a dict, list, tuple or named tuple of the given class."""
     if type(container) is dict:
         return dict(zip(container, items, strict=True))
     if isinstance(container, dict) or (isinstance(container, list) and type(container) is not list):
@@ -396,33 +397,33 @@ def partners(
     *,
     buffers: bool = False,
 ) -> list[Any]:
-    """What another tree has at the places of the leaves. Where two nodes are not `alike`, or their
-    children have other names, `differ` is called with their path and both."""
-    found: list[Any] = []
+    """Return the parts of another tree at the places of the leaves. `differ` is called with a path
+    and both nodes if these are not `alike`, or their children have other names."""
+    parts: list[Any] = []
     left = [("", structure, other)]
     while left:
-        path, part, beside = left.pop()
+        path, part, other_part = left.pop()
         if part is _LEAF:
-            found.append(beside)
-        elif not alike(part.container, beside):
-            differ(path, part.container, beside)
+            parts.append(other_part)
+        elif not alike(part.container, other_part):
+            differ(path, part.container, other_part)
         elif part.parts is not None:
-            given = children(beside, path, buffers=buffers)
-            if given.keys() != part.parts.keys():
-                differ(path, part.container, beside)
-            below = [(_join(path, name), x, given[name]) for name, x in part.parts.items()]
+            others = children(other_part, path, buffers=buffers)
+            if others.keys() != part.parts.keys():
+                differ(path, part.container, other_part)
+            below = [(_join(path, name), x, others[name]) for name, x in part.parts.items()]
             left.extend(reversed(below))
-    return found
+    return parts
 
 
 def named_nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
-    """Each Module of a tree once, those in buffers too, in order, with the first of its paths."""
-    left, seen = [("", tree)], set[int]()
+    """Yield each Module of a tree once, those in buffers too, in order, with its first path."""
+    left, visited = [("", tree)], set[int]()
     while left:
         path, part = left.pop()
-        if id(part) in seen:
+        if id(part) in visited:
             continue
-        seen.add(id(part))
+        visited.add(id(part))
         if isinstance(part, Node):
             yield path, part
             named: Any = fields(part, buffers=True)
@@ -438,13 +439,13 @@ def named_nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
 
 
 def warn_of_hidden(tree: Tree) -> None:
-    """Warn of Modules with parameters that the fields of a Module hide in what is no tree: another
-    object, a dataclass, a deque, a function, or a generator, which is not looked into."""
+    """Warn of Modules with parameters that a field hides in a value that is not a tree: another
+    object, a dataclass, a deque, a function, or a generator."""
     nodes = list(named_nodes(tree)) if isinstance(tree, _CONTAINERS) else []
-    seen = {id(node) for _, node in nodes}
+    visited = {id(node) for _, node in nodes}
     for path, node in nodes:
         for name, field in vars(node).items():
-            hidden = None if name in MARKS or holds_tensors(field) else _hidden(field, seen, 4)
+            hidden = None if name in MARKS or holds_tensors(field) else _hidden(field, visited, 4)
             if hidden is not None:
                 warn_at(
                     user_line(),
@@ -455,12 +456,13 @@ def warn_of_hidden(tree: Tree) -> None:
                 )
 
 
-def _hidden(part: Any, seen: set[int], depth: int) -> str | None:
-    """The class of a Module with tensors in there that is not among the seen ones."""
+def _hidden(part: Any, visited: set[int], depth: int) -> str | None:
+    """Return the class of a hidden Module with tensors whose id is not in `visited`; None if there
+    is none."""
     if isinstance(part, GeneratorType):
         return "Module that it makes"
     if isinstance(part, Node):
-        unseen = id(part) not in seen and flatten(part, None, ends=among_others)[0]
+        unseen = id(part) not in visited and flatten(part, None, ends=among_others)[0]
         return type(part).__name__ if unseen else None
     if not depth or isinstance(part, (Tensor, type, ModuleType)) or type(part) in _NUMBERS:
         return None
@@ -478,35 +480,35 @@ def _hidden(part: Any, seen: set[int], depth: int) -> str | None:
     else:
         names = {**getattr(part, "__dict__", {}), **getattr(part, "__dataclass_fields__", {})}
         inner = [getattr(part, name, None) for name in names]
-    found = (_hidden(x, seen, depth - 1) for x in list(inner))
-    return next((x for x in found if x is not None), None)
+    classes = (_hidden(x, visited, depth - 1) for x in list(inner))
+    return next((x for x in classes if x is not None), None)
 
 
 _EMPTY: Final = CellType()
 
 
 def containers(tree: Tree, *, buffers: bool = False) -> list[Any]:
-    """The dicts, lists, tuples and Modules that a tree is made of, each once."""
-    found: dict[int, Any] = {}
+    """Return the dicts, lists, tuples and Modules of a tree, each once."""
+    result: dict[int, Any] = {}
     left = [flatten(tree, buffers=buffers)[1]]
     while left:
         part = left.pop()
         if part.parts is not None:
-            found[id(part.container)] = part.container
+            result[id(part.container)] = part.container
             left.extend(part.parts.values())
-    return list(found.values())
+    return list(result.values())
 
 
 # --- some of the tensors -------------------------------------------------------------
 
 Where: TypeAlias = str | Callable[[str, Tensor], bool]
-"""Which tensors of a tree are meant: a pattern of paths, `blocks_*/mlp`, in which `*` matches "/"
-too, or a function of path and tensor. A pattern that fits the path of a part is for all in it."""
+"""Selection of a tree's tensors: a pattern of paths, `blocks_*/mlp`, in which `*` matches "/" too,
+or a function of path and tensor. A pattern that matches the path of a part selects all in it."""
 
 
 def fits(where: object, path: str, x: Any) -> bool:
-    """Whether `where` is for the tensor of that path. Raises `AttributeRefused` for what is no
-    `Where`."""
+    """Return whether `where` selects the tensor of that path. Raises `AttributeRefused` if it is
+    not a `Where`."""
     if callable(where):
         return bool(where(path, x))
     if not isinstance(where, str):
@@ -518,43 +520,43 @@ def fits(where: object, path: str, x: Any) -> bool:
     return any(fnmatchcase(path[:end], where) for end in (*ends, len(path)))
 
 
-def meant(leaves: Leaves, where: Where | None) -> set[int]:
-    """The ids of those tensors that are meant, under one of their paths at least. Raises
-    `AttributeRefused` where that is none."""
+def selected(leaves: Leaves, where: Where | None) -> set[int]:
+    """Return the ids of the tensors that `where` selects by at least one path. Raises
+    `AttributeRefused` if there are none."""
     if where is None:
         return {id(x) for _, x in leaves}
-    found = {id(x) for path, x in leaves if fits(where, path, x)}
-    if not found:
+    ids = {id(x) for path, x in leaves if fits(where, path, x)}
+    if not ids:
         raise nothing_meant(where, [path for path, _ in leaves])
-    return found
+    return ids
 
 
 def nothing_meant(where: Where, paths: Iterable[str], what: str = "tensor") -> AttributeRefused:
-    """The error where none of the paths is meant."""
+    """Return the error if `where` matches none of the paths."""
     name = repr(where) if isinstance(where, str) else "this function"
     hint = ", with / between names" if isinstance(where, str) and "." in where else ""
     there = ", ".join(paths) or "none"
     return AttributeRefused(f"no {what} is meant by {name}; there are{hint}: {there}")
 
 
-def pruned(structure: Structure, kept: Iterable[bool]) -> Structure:
-    """The structure with those leaves that are kept. The others are missing in dicts and Modules,
-    and None in lists and tuples."""
-    return _pruned(structure, iter(kept))
+def pruned(structure: Structure, flags: Iterable[bool]) -> Structure:
+    """Prune a structure to the flagged leaves. The others are missing in dicts and Modules, and
+    None in lists and tuples."""
+    return _pruned(structure, iter(flags))
 
 
-def _pruned(structure: Structure, kept: Iterator[bool]) -> Structure:
+def _pruned(structure: Structure, flags: Iterator[bool]) -> Structure:
     if structure.parts is None:
-        return structure if structure is not _LEAF or next(kept) else _NOTHING
+        return structure if structure is not _LEAF or next(flags) else _NOTHING
     tree, parts = structure.container, {}
     for name, part in structure.parts.items():
-        parts[name] = _pruned(part, kept)
+        parts[name] = _pruned(part, flags)
     size = sum(part.size for part in parts.values())
     if isinstance(tree, (dict, Node)):
-        gone = [part is _NOTHING for part in parts.values()]
+        is_missing = [part is _NOTHING for part in parts.values()]
         if isinstance(tree, dict):
             tree, keys = copy.copy(tree), [*tree]
-            for key in [key for key, is_gone in zip(keys, gone, strict=True) if is_gone]:
+            for key in [key for key, is_gone in zip(keys, is_missing, strict=True) if is_gone]:
                 del tree[key]
         parts = {name: part for name, part in parts.items() if part is not _NOTHING}
     return Structure(tree, parts, size)
@@ -567,23 +569,23 @@ def freeze(tree: Tree, where: Where | None, *, frozen: bool) -> None:
     Raises `AttributeRefused` for a list within a list, or a dict, of which some would be frozen
     and some not, and what `meant` raises. Then nothing has changed.
     """
-    found: list[tuple[Node, str, Leaves, bool]] = []
-    left, seen = [("", tree)], set[int]()
+    candidates: list[tuple[Node, str, Leaves, bool]] = []
+    left, visited = [("", tree)], set[int]()
     while left:
         path, node = left.pop()
-        if id(node) in seen or node._buffer_of is not None:
+        if id(node) in visited or node._buffer_of is not None:
             continue
-        seen.add(id(node))
+        visited.add(id(node))
         for name, child in fields(node, frozen=True):
             if holds_tensors(child):
                 inside = flatten(child, _join(path, name), ends=_at_tensors_and_nodes)[0]
                 tensors = [each for each in inside if isinstance(each[1], Tensor)]
                 nodes = [each for each in inside if isinstance(each[1], Node)]
                 left += nodes
-                found.append((node, name, tensors, bool(nodes)))
-    ids = meant([x for each in found for x in each[2]], where)
+                candidates.append((node, name, tensors, bool(nodes)))
+    ids = selected([x for each in candidates for x in each[2]], where)
     changes: dict[int, tuple[Node, set[str]]] = {}
-    for node, name, tensors, mixed in found:
+    for node, name, tensors, mixed in candidates:
         which = [id(x) in ids for _, x in tensors]
         if any(which):
             if mixed or not all(which):
@@ -604,30 +606,30 @@ def _at_tensors_and_nodes(part: Any) -> bool | None:
 
 
 def map(f: Callable[..., Any], tree: Tree, /, *rest: Tree) -> Tree:
-    """The same tree with `f(leaf, *what the rest has at its place)` for each leaf, as
-    `jax.tree.map` makes it.
+    """Map each leaf to `f(leaf, *others)`, with the parts of `rest` at its place, as
+    `jax.tree.map`.
 
-    Each of the rest has the tree's structure, and anything where the tree has a leaf. Beside a
-    Module it may have a dict, as gradients and `Module.parameters` have one. Modules become copies,
-    which share their buffers. Two places with one tensor, and one partner, have one result.
+    Each of `rest` has the tree's structure, with anything at the leaves. It may have a dict in
+    place of a Module, as gradients and `Module.parameters` do. Modules become copies, which share
+    their buffers. Places with the same tensor and the same others share one result.
 
-    The leaves: tensors of any shapes, and anything else. Raises `DTypeError` where structures
-    differ, and for a node that contains itself.
+    The leaves: tensors of any shapes, and anything else. Raises `DTypeError` if the structures
+    differ, or a node contains itself.
 
         >>> ml.tree.map(ml.negative, {"a": ml.ones(2), "b": [ml.zeros(1)]})
         {'a': Tensor([-1., -1.], f32[2]), 'b': [Tensor([-0.], f32[1])]}
     """
-    found, structure = flatten(tree, ends=anywhere)
-    beside = [partners(structure, each, _are_alike, _differ) for each in rest]
-    made: dict[tuple[int, ...], Any] = {}
+    pairs, structure = flatten(tree, ends=anywhere)
+    columns = [partners(structure, each, _are_alike, _differ) for each in rest]
+    mapped: dict[tuple[int, ...], Any] = {}
     results = []
-    for (path, leaf), *others in zip(found, *beside, strict=True):
+    for (path, leaf), *others in zip(pairs, *columns, strict=True):
         if any(each is None for each in others):
             _differ(path, leaf, None)
         key = tuple([id(each) for each in (leaf, *others)])
-        if key not in made or not isinstance(leaf, Tensor):
-            made[key] = f(leaf, *others)
-        results.append(made[key])
+        if key not in mapped or not isinstance(leaf, Tensor):
+            mapped[key] = f(leaf, *others)
+        results.append(mapped[key])
     return unflatten(structure, results)
 
 
@@ -644,10 +646,10 @@ def _differ(path: str, tree: Tree, other: Tree) -> NoReturn:
 
 
 def leaves(tree: Tree, /) -> list[Any]:
-    """The leaves of the tree in order, also those that occur twice; of None there are none.
+    """Return the leaves of the tree in order, repeated ones, too; None has no leaves.
 
-    The leaves: tensors of any shapes, and anything else. Raises `DTypeError` for a node that
-    contains itself.
+    The leaves: tensors of any shapes, and anything else. Raises `DTypeError` if a node contains
+    itself.
 
         >>> ml.tree.leaves({"a": ml.ones(2), "b": [ml.zeros(1)]})
         [Tensor([1., 1.], f32[2]), Tensor([0.], f32[1])]
@@ -656,13 +658,13 @@ def leaves(tree: Tree, /) -> list[Any]:
 
 
 def map_to_dicts(fn: Callable[[Tensor], Any], tree: Tree) -> Tree:
-    """A tree of `fn(leaf)`; Modules become dicts."""
-    found, structure = flatten(tree)
-    return as_dicts(structure, [fn(x) for _, x in found])
+    """Map the tensors of a tree; Modules become dicts."""
+    pairs, structure = flatten(tree)
+    return as_dicts(structure, [fn(x) for _, x in pairs])
 
 
 def as_dicts(structure: Structure, leaves: Iterable[Any]) -> Tree:
-    """`unflatten`, with dicts in the place of Modules."""
+    """Unflatten with dicts in place of Modules."""
     return unflatten(structure, leaves, lambda node, parts: node._as_dict(parts))
 
 
@@ -671,7 +673,7 @@ Copies: TypeAlias = list[tuple[Node, Node]]
 
 
 def copied(structure: Structure, leaves: Iterable[Any], copies: Copies) -> Tree:
-    """`unflatten`, which adds each Module and its copy to `copies`."""
+    """Unflatten, and append each Module with its copy to `copies`."""
 
     def remade(node: Node, parts: dict[str, Any]) -> Node:
         copies.append((node, _with_children(node, parts)))
@@ -681,23 +683,21 @@ def copied(structure: Structure, leaves: Iterable[Any], copies: Copies) -> Tree:
 
 
 def substitute(fn: Callable[[Tensor], Tensor], tree: Tree, copies: Copies | None = None) -> Tree:
-    """The same tree with `fn(leaf)` for each leaf. Modules become shallow copies with the same
-    buffers; they are added to `copies`. `fn` is called once for a tensor that occurs twice, and
-    what is no tensor stays."""
-    found, structure = flatten(tree, None, ends=among_others)
-    made = {key: fn(x) for key, x in {id(x): x for _, x in found}.items()}
-    return copied(structure, [made[id(x)] for _, x in found], [] if copies is None else copies)
+    """Map the tensors of a tree, each once. Modules become shallow copies with the same buffers,
+    and are appended to `copies`. Other leaves do not change."""
+    pairs, structure = flatten(tree, None, ends=among_others)
+    mapped = {key: fn(x) for key, x in {id(x): x for _, x in pairs}.items()}
+    return copied(structure, [mapped[id(x)] for _, x in pairs], [] if copies is None else copies)
 
 
 def with_leaves(tree: Tree, tensors: Iterable[Tensor]) -> Tree:
-    """The tree with these tensors in the places of its own, in buffers too, in the order of
-    `flatten`; Modules become shallow copies."""
+    """Replace the tensors of a tree, in buffers, too, in the order of `flatten`; Modules become
+    shallow copies."""
     return unflatten(flatten(tree, buffers=True)[1], tensors)
 
 
 def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] = Tensor) -> Any:
-    """The nested dicts, lists and tuples with `fn(part)` for each part of these kinds; any other
-    part stays."""
+    """Map each part of these kinds in nested dicts, lists and tuples; other parts do not change."""
 
     def ends(part: Any) -> bool | None:
         if isinstance(part, kinds):
@@ -706,28 +706,28 @@ def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] 
 
     if isinstance(tree, kinds):
         return fn(tree)  # most results are one tensor
-    found, structure = flatten(tree, None, ends=ends)
-    return unflatten(structure, [fn(part) for _, part in found])
+    pairs, structure = flatten(tree, None, ends=ends)
+    return unflatten(structure, [fn(part) for _, part in pairs])
 
 
 def named_leaves(tree: Tree, path: str = "", *, buffers: bool = False) -> list[tuple[str, Tensor]]:
-    """Each tensor of the tree with its path, in order; with `buffers` those in buffers too."""
+    """Return each tensor of the tree with its path, in order; with `buffers`, buffers too."""
     return flatten(tree, path, buffers=buffers)[0]
 
 
 def named_tensors(tree: Tree, *, buffers: bool = False) -> dict[str, Tensor]:
-    """The tensors of the tree by path, each once, under the first of its paths; with `buffers`
-    those in buffers too.
+    """Return the tensors of the tree by path, each once, by its first path; with `buffers`, buffers
+    too.
 
-    Raises `DTypeError` for other leaves, and for two tensors of one path.
+    Raises `DTypeError` if there are other leaves, or two tensors have one path.
     """
     named: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    visited: set[int] = set()
     for path, x in named_leaves(tree, buffers=buffers):
         if named.get(path, x) is not x:
             raise DTypeError(f"two tensors have the path {path}")
-        if id(x) not in seen:
-            seen.add(id(x))
+        if id(x) not in visited:
+            visited.add(id(x))
             named[path] = x
     return named
 
@@ -744,30 +744,30 @@ def rebind_buffers(copies: Copies) -> None:
 
 
 def require_types(
-    expected: Mapping[str, TensorType], given: Mapping[str, TensorType], what: str
+    expected: Mapping[str, TensorType], actual: Mapping[str, TensorType], what: str
 ) -> None:
     """Raise unless `given` has just the expected paths, each with its expected type.
 
     `PathError` names the paths that are missing or unknown, `DTypeError` and `ShapeError` the first
     whose dtype or shape is wrong. `what` says what each is: "gradient", "parameter".
     """
-    texts = differences(expected, given, what)
+    texts = differences(expected, actual, what)
     if texts:
-        raise PathError(f"{'; '.join(texts)}; given are {', '.join(given) or 'none'}")
+        raise PathError(f"{'; '.join(texts)}; given are {', '.join(actual) or 'none'}")
     for path, type in expected.items():
-        if given[path].dtype is not type.dtype:
+        if actual[path].dtype is not type.dtype:
             name = type.dtype.long_name
-            way = f"ml.astype(x, ml.{name})" if type.dtype.is_half else f"astype({name!r})"
+            remedy = f"ml.astype(x, ml.{name})" if type.dtype.is_half else f"astype({name!r})"
             raise DTypeError(
-                f"{what} {path!r} is {type}, given {given[path]}: convert it with {way}"
+                f"{what} {path!r} is {type}, given {actual[path]}: convert it with {remedy}"
             )
-        if given[path] is not type:
-            raise ShapeError(f"{what} {path!r} is {type}, given {given[path]}")
+        if actual[path] is not type:
+            raise ShapeError(f"{what} {path!r} is {type}, given {actual[path]}")
 
 
-def differences(expected: Iterable[str], given: Iterable[str], what: str) -> list[str]:
-    """What to say of the paths that are missing among the given ones, and of unknown ones."""
-    left, right = dict.fromkeys(expected), dict.fromkeys(given)
+def differences(expected: Iterable[str], actual: Iterable[str], what: str) -> list[str]:
+    """Describe missing and unknown paths."""
+    left, right = dict.fromkeys(expected), dict.fromkeys(actual)
     missing = [path for path in left if path not in right]
     unknown = [path for path in right if path not in left]
     return [
@@ -779,12 +779,12 @@ def differences(expected: Iterable[str], given: Iterable[str], what: str) -> lis
 
 def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:
     """Write arrays (numpy's, tensors, or others that `asarray` reads, such as PyTorch's parameters)
-    over the tensors of their paths. From and to float16 and bfloat16, f32 is taken where it has the
-    very values.
+    over the tensors of their paths. float16 and bfloat16 convert from and to f32 if the values are
+    exact.
 
-    Everything is checked before the first write. Raises `DTypeError` for what is no mapping to
-    arrays, what `require_types` raises, `StaleTensor`, and `GradientError` while a tape needs
-    the old values.
+    Everything is checked before the first write. Raises `DTypeError` if `arrays` is not a mapping
+    to arrays; what `require_types` raises; `StaleTensor` if a tensor has ended; `GradientError` if
+    a tape needs the old values.
     """
     if not isinstance(arrays, Mapping):
         raise DTypeError(f"arrays come by path, in a mapping, not in a {type(arrays).__name__}")
@@ -802,7 +802,8 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
 
 
 def array_for(path: str, array: Any, what: str) -> Array:
-    """The values of an array for `load`. Raises `DTypeError`, with the path, for no array."""
+    """Return the values of an array for `load`. Raises `DTypeError`, with the path, if it is not an
+    array."""
     if not hasattr(array, "__array__") and not hasattr(array, "__dlpack__"):
         raise DTypeError(f"{what} {path!r} must be an array, not a {type(array).__name__}")
     try:
@@ -812,12 +813,17 @@ def array_for(path: str, array: Any, what: str) -> Array:
 
 
 def exactly(array: Array, dtype: DType) -> Array:
-    """A half as f32, or f32 as a half that has the same values; any other array as it is."""
+    """Convert half precision to f32, or f32 to half precision if the values are exact; return other
+    arrays unchanged."""
     own = DType.of(array.dtype)
     if not (own.is_half and dtype is f32) and not (own is f32 and dtype.is_half):
         return array
-    found = cast(array, dtype)
-    return found if np.array_equal(cast(found, f32), cast(array, f32), equal_nan=True) else array
+    converted = cast(array, dtype)
+    return (
+        converted
+        if np.array_equal(cast(converted, f32), cast(array, f32), equal_nan=True)
+        else array
+    )
 
 
 def require_live(tensors: Iterable[Tensor]) -> None:

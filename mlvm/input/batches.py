@@ -6,6 +6,7 @@ Both are functions of seed, epoch and position alone, so any worker can make any
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -13,12 +14,17 @@ import numpy as np
 
 from mlvm.core.errors import DTypeError, PipelineError, brief
 from mlvm.core.ops.half import convert
-from mlvm.core.types import Array, DType, TensorType, c64, c128, f32, f64, promote
+from mlvm.core.types import Array, DType, Shape, TensorType, c64, c128, f32, f64, promote
 from mlvm.input.datasets import Arrays, Dataset, as_dataset, length_of, parts_of, with_parts
+from mlvm.input.padding import Padding, longest_of
 from mlvm.input.sampling import Indices, SampleRandom, order
 
 _NARROWED: Final = {f64: f32, c128: c64}
 """What numpy and pandas give by themselves, and the default dtypes that it becomes on entering."""
+
+
+_SCANNED: Final = 256
+"""Samples that are read at once for their lengths."""
 
 
 class Transform(Protocol):
@@ -103,8 +109,10 @@ class Recipe:
         shuffle: bool,
         seed: int,
         dtype: DType | None = None,
+        padding: Padding | None = None,
     ) -> None:
-        self.dataset: Dataset = as_dataset(dataset)
+        self.dataset: Dataset = as_dataset(dataset, ragged=padding is not None)
+        self.padding = padding
         self.transform = transform
         self.shuffle = shuffle
         self.seed = seed
@@ -131,7 +139,7 @@ class Recipe:
     def types(self) -> tuple[TensorType, ...]:
         """The types of a batch of one sample, under the names that batches have. They are found by
         making the batch of sample 0."""
-        made = self._made(0, np.zeros(1, np.int64))
+        made = self._made(0, np.zeros(1, np.int64), self._longest())
         types = []
         for name, x in zip(getattr(made, "_fields", range(len(made))), made, strict=True):
             try:
@@ -144,6 +152,22 @@ class Recipe:
                 ) from None
         return with_parts(made, types)
 
+    def _longest(self) -> list[int | None] | None:
+        """Return the largest length of a batch by column; reads all samples if it depends on them.
+        None without padding."""
+        if self.padding is None:
+            return None
+        columns = parts_of(self.dataset[np.zeros(1, np.int64)])
+        self.padding.require_columns(getattr(columns, "_fields", (None,) * len(columns)))
+        if self.padding.lengths:
+            return [self.padding.lengths[-1]] * len(columns)
+        longest = [0] * len(columns)
+        for start in range(0, self.length, _SCANNED):
+            indices = np.arange(start, min(start + _SCANNED, self.length))
+            lengths = map(longest_of, parts_of(self.dataset[indices]))
+            longest = [max(pair) for pair in zip(longest, lengths, strict=True)]
+        return [self.padding.rounded(length) for length in longest]
+
     def _entering(self, array: Array) -> DType:
         """The dtype that an array has in a batch: of floats it is `dtype`, or else none wider than
         the default."""
@@ -154,9 +178,9 @@ class Recipe:
             return self.dtype
         return promote(self.dtype, c64) if own.is_inexact else own
 
-    def fill(self, batch: Batch, slot: Sequence[Array]) -> None:
-        """Make the batch in the arrays of `slot`. An error is raised with a note that names the
-        sample."""
+    def fill(self, batch: Batch, slot: Sequence[Array]) -> list[Shape]:
+        """Make the batch in the arrays of `slot`, in the beginning of their memory where it is
+        padded to less; return its shapes. An error is raised with a note that names the sample."""
         indices = self.indices(batch)
         try:
             arrays = self._made(batch.epoch, indices)
@@ -166,6 +190,8 @@ class Recipe:
                     f"{len(slot)}"
                 )
             for array, place in zip(arrays, slot, strict=True):
+                if self.padding is not None and array.shape != place.shape:
+                    place = _beginning(place, array.shape)
                 if array.shape != place.shape or self._entering(array).numpy != place.dtype:
                     raise PipelineError(
                         f"samples differ: this batch has {array.dtype} {array.shape} where the "
@@ -176,11 +202,14 @@ class Recipe:
                 else:
                     with np.errstate(all="ignore"):  # out of range is what `astype` makes of it
                         convert(place, array)
+            return [array.shape for array in arrays]
         except Exception as error:
             error.add_note(self._culprit(batch, indices, error))
             raise
 
-    def _made(self, epoch: int, indices: Indices) -> Arrays:
+    def _made(
+        self, epoch: int, indices: Indices, lengths: Sequence[int | None] | None = None
+    ) -> Arrays:
         try:
             arrays = self.dataset[indices]
         except IndexError as error:
@@ -188,7 +217,15 @@ class Recipe:
                 f"the dataset says it has {self.length} samples, and has no {brief(indices)}: "
                 f"{error}"
             ) from error
-        arrays = _checked(parts_of(arrays), len(indices), "dataset")
+        arrays = parts_of(arrays)
+        if self.padding is not None:
+            names = getattr(arrays, "_fields", (None,) * len(arrays))
+            sizes = lengths or (None,) * len(arrays)
+            columns = enumerate(zip(arrays, names, sizes, strict=True))
+            arrays = with_parts(
+                arrays, [self.padding.padded(x, i, *rest) for i, (x, *rest) in columns]
+            )
+        arrays = _checked(arrays, len(indices), "dataset")
         if self.transform is not None:
             random = SampleRandom(self.seed, epoch, indices)
             changed = parts_of(self.transform(arrays, random))
@@ -206,6 +243,15 @@ class Recipe:
                 continue
         named = ", ".join(map(str, indices[:20])) + ", ..." * (len(indices) > 20)
         return f"at epoch {batch.epoch}, in the batch of samples {named}"
+
+
+def _beginning(place: Array, shape: Shape) -> Array:
+    """Return the beginning of a slot's array in the shape of a batch that is padded to less; the
+    array itself if the shapes differ in another way."""
+    fits = len(shape) == place.ndim > 1 and shape[1] < place.shape[1]
+    if not fits or (shape[0], *shape[2:]) != (place.shape[0], *place.shape[2:]):
+        return place
+    return place.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
 def _checked(arrays: tuple[Any, ...], rows: int, source: str) -> Arrays:

@@ -14,6 +14,7 @@ import numpy as np
 
 from mlvm.core.errors import PipelineError, brief
 from mlvm.core.types import Array
+from mlvm.input.padding import Ragged
 from mlvm.input.sampling import Indices
 
 Arrays: TypeAlias = tuple[Array, ...]
@@ -38,8 +39,9 @@ class Dataset(Protocol):
     def __getitem__(self, indices: Indices, /) -> Arrays: ...
 
 
-def as_dataset(given: Any) -> Dataset:
-    """The data set that a user means.
+def as_dataset(given: Any, *, ragged: bool = False) -> Dataset:
+    """Return the data set that a user means. If `ragged`, samples may differ in length: a batch
+    then has lists of arrays in place of arrays.
 
     1. An array is one column. A tuple is one of columns; so are a dict and a frame, whose batches
        are named tuples.
@@ -51,19 +53,22 @@ def as_dataset(given: Any) -> Dataset:
     if isinstance(given, (_Columns, _Samples)):
         return given
     if isinstance(given, Mapping):
-        return _Columns(given.values(), tuple(map(str, given)))
+        return _Columns(given.values(), tuple(map(str, given)), ragged)
     if hasattr(given, "columns") and _is_in_memory(given):
-        return _Columns([given[name] for name in given.columns], tuple(map(str, given.columns)))
+        names = tuple(map(str, given.columns))
+        return _Columns([given[name] for name in given.columns], names, ragged)
     if isinstance(given, tuple):
-        return _Columns(given, getattr(given, "_fields", ()))
+        return _Columns(given, getattr(given, "_fields", ()), ragged)
     if _is_in_memory(given):
-        return _Columns([given])
+        return _Columns([given], ragged=ragged)
+    if ragged and isinstance(given, list) and given and not isinstance(given[0], (tuple, Mapping)):
+        return _Columns([given], ragged=True)
     if not isinstance(given, Dataset):
         raise PipelineError(
             f"a dataset has a length and samples by number, unlike a {type(given).__name__}; a "
             f"tuple or a dict of arrays is one, too"
         )
-    return given if _takes_arrays(given) else _Samples(given)
+    return given if _takes_arrays(given, ragged) else _Samples(given, ragged)
 
 
 def length_of(dataset: Dataset) -> int:
@@ -102,11 +107,11 @@ def _named(names: tuple[str, ...]) -> Any:
 class _Columns:
     """Columns of one length, each an array or a data set of one array."""
 
-    def __init__(self, columns: Any, names: tuple[str, ...] = ()) -> None:
+    def __init__(self, columns: Any, names: tuple[str, ...] = (), ragged: bool = False) -> None:
         self._names = names
         if len(set(names)) < len(names):
             raise PipelineError(f"the dataset has columns of one name among {brief(list(names))}")
-        self._columns = [_column(each) for each in columns]
+        self._columns = [_column(each, ragged) for each in columns]
         lengths = list(dict.fromkeys(map(len, self._columns)))
         if len(lengths) != 1:
             raise PipelineError(f"the dataset has columns of {brief(lengths)} samples")
@@ -134,8 +139,9 @@ def _in_order(row: tuple[Any, ...], first: tuple[Any, ...]) -> tuple[Any, ...]:
 class _Samples:
     """Samples one by one, which are stacked: each is an array or a number, or several of them."""
 
-    def __init__(self, samples: Any) -> None:
+    def __init__(self, samples: Any, ragged: bool = False) -> None:
         self._samples = samples
+        self._ragged = ragged
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -151,14 +157,18 @@ class _Samples:
         if any(hasattr(row, "_fields") for row in rows):
             rows = [_in_order(row, self._first) for row in rows]
         columns = [[_array(x) for x in column] for column in zip(*rows, strict=True)]
+        stacked: list[Any] = []
         for column in columns:
             shapes = list(dict.fromkeys(x.shape for x in column))
-            if len(shapes) > 1:
-                raise PipelineError(f"samples differ: they have shapes {brief(shapes)}")
-        return with_parts(rows[0], [np.stack(column) for column in columns])
+            if len(shapes) > 1 and not self._ragged:
+                raise PipelineError(
+                    f"samples differ: they have shapes {brief(shapes)}; pad=0 pads them"
+                )
+            stacked.append(np.stack(column) if len(shapes) == 1 else column)
+        return with_parts(rows[0], stacked)
 
 
-def _takes_arrays(dataset: Any) -> bool:
+def _takes_arrays(dataset: Any, ragged: bool) -> bool:
     """Whether the data set takes an array of indices, and gives the samples that it gives one by
     one. One that gives neither takes arrays: what is wrong is told when it is used."""
     indices = np.arange(min(2, length_of(dataset)))[::-1]  # which a file may take in order alone
@@ -169,13 +179,13 @@ def _takes_arrays(dataset: Any) -> bool:
     except Exception as found:
         error = found
     try:
-        one_by_one = _Samples(dataset)[indices]
+        one_by_one = _Samples(dataset, ragged)[indices]
     except Exception as found:
         if together is None and isinstance(error, TypeError) and not isinstance(found, TypeError):
             raise
     if one_by_one is None:
         return True
-    if any(x.dtype.hasobject for x in one_by_one):
+    if any(isinstance(x, list) or x.dtype.hasobject for x in one_by_one):
         return together is not None
     return together is not None and (
         len(together) == len(one_by_one)
@@ -192,20 +202,29 @@ def _is_in_memory(x: object) -> bool:
     return any(hasattr(x, name) for name in _IN_MEMORY)
 
 
-def _column(given: Any) -> Any:
-    array = _array(given) if isinstance(given, list) or _is_in_memory(given) else None
+def _column(given: Any, ragged: bool) -> Any:
+    array = None
+    if isinstance(given, list) or _is_in_memory(given):
+        try:
+            array = _array(given)
+        except PipelineError:  # rows of many lengths
+            if not ragged or not isinstance(given, list):
+                raise
+            return Ragged(given)
+        if ragged and array.dtype.hasobject and array.ndim == 1:
+            return Ragged(array)
     if array is None:
-        return as_dataset(given)
+        return as_dataset(given, ragged=ragged)
     if not array.ndim:
         raise PipelineError(f"a column is an array of a row for each sample, not {brief(given)}")
     return array
 
 
-def _only(arrays: object) -> Array:
+def _only(arrays: object) -> Any:
     parts = parts_of(arrays)
     if len(parts) != 1:
         raise PipelineError(f"a column is one array, and this dataset in one gives {len(parts)}")
-    return _array(parts[0])
+    return parts[0] if isinstance(parts[0], list) else _array(parts[0])
 
 
 def _array(x: Any) -> Array:

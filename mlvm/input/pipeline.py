@@ -26,6 +26,7 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
 from mlvm.input.batches import Batch, Recipe, Schedule, Transform
 from mlvm.input.datasets import with_parts
+from mlvm.input.padding import Pad, Padding, PadTo
 from mlvm.input.queue import QueueTensor
 from mlvm.input.workers import Crew
 
@@ -88,6 +89,12 @@ class Pipeline(Generic[A]):
     number, or a tuple or dict of these; or a `Dataset`, which gives many samples at once. Arrays of
     f64 become f32 on entering, the default; `dtype` is another for all floats.
 
+    Samples that differ in length are padded along their first axis: `pad` is the value, or values
+    by name or position of a column, such as `{"tokens": 0, "labels": -100}`. `pad_to` decides the
+    length of a batch: that of its "longest" sample, rounded up to "powers of two", or to the next
+    of some lengths, such as `[64, 128, 256]`. One number is the length of all batches. Without
+    explicit lengths all samples are read once for theirs. A transform gets padded arrays.
+
     `workers` threads make batches ahead; with `processes`, each does so in a process of its own,
     started by spawn. Without workers, `get` makes its batch itself. `prefetch` batches (by default
     2 for each worker) are made ahead. The first `get` makes slots of memory: for these batches,
@@ -129,6 +136,8 @@ class Pipeline(Generic[A]):
         transform: Transform | None = None,
         dtype: object = None,
         prefetch: int | None = None,
+        pad: Pad | None = None,
+        pad_to: PadTo = "longest",
         name: str = "pipeline",
     ) -> None:
         self.name = name
@@ -142,7 +151,10 @@ class Pipeline(Generic[A]):
         self._has_seed = seed is not None
         seed = self._integer("seed", seed or 0, 0, _SEEDS)
         wanted = None if dtype is None else self._float(dtype)
-        self._recipe = Recipe(dataset, transform, shuffle=shuffle, seed=seed, dtype=wanted)
+        padding = self._padding(pad, pad_to)
+        self._recipe = Recipe(
+            dataset, transform, shuffle=shuffle, seed=seed, dtype=wanted, padding=padding
+        )
         self._schedule = Schedule(
             self._recipe.length,
             self._integer("batch_size", batch_size, 1),
@@ -180,8 +192,9 @@ class Pipeline(Generic[A]):
         batch = self._coming()
         types = [type.with_shape((batch.size, *type.shape[1:])) for type in self._types]
         queue = QueueTensor(self._vm, types, 1, name=f"{self.name} peek", single_threaded=True)
-        with queue.reserve() as arrays:
-            self._recipe.fill(batch, arrays)
+        reservation = queue.reserve()
+        with reservation as arrays:
+            reservation.resize(self._recipe.fill(batch, arrays))
         return with_parts(self._types, queue.get(kind=self._kind))
 
     def __iter__(self) -> Iterator[tuple[A, ...]]:
@@ -281,6 +294,7 @@ class Pipeline(Generic[A]):
             "in an epoch": f"{len(self)}",
             "workers": f"{self._workers} {kind}" if self._workers else "0",
             "at": "closed" if self._closed else place,
+            **({"padded with": str(padding)} if (padding := self._recipe.padding) else {}),
         }
 
     def _default_vm(self) -> VMProtocol:
@@ -374,6 +388,13 @@ class Pipeline(Generic[A]):
             raise PipelineError(
                 f"{self.name} belongs to process {self._process}; make one in each process"
             )
+
+    def _padding(self, pad: Pad | None, pad_to: PadTo) -> Padding | None:
+        if pad is None and pad_to == "longest":
+            return None
+        if pad is None:
+            raise PipelineError(f"{self.name}: pad_to needs a value: pad=0, or pad={{'tokens': 0}}")
+        return Padding(pad, pad_to)
 
     def _float(self, dtype: object) -> DType:
         with suppress(DTypeError):

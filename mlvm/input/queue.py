@@ -35,7 +35,7 @@ from mlvm.core.observe import on_wait
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import is_real
-from mlvm.core.types import Array, TensorType, aligned_zeros, check_array
+from mlvm.core.types import Array, Shape, TensorType, aligned_zeros, check_array
 from mlvm.input import queue_get
 from mlvm.input.slot_memory import SlotMemory
 from mlvm.input.slots import Claim, Ring, SingleThreadedRing, Slot, SlotArena
@@ -312,7 +312,7 @@ class QueueTensor:
     def _commit(self, claim: Claim, slot: Slot) -> None:
         try:
             if not self.closed:
-                self.arena.complete(slot)
+                self.arena.complete(claim, slot)
         except BaseException as error:
             claim.give_back()
             if isinstance(error, Exception):
@@ -361,6 +361,14 @@ class Reservation:
         self._slot = slot
         self.index = slot.index
         self.arrays = queue.memory.slots[slot.index]
+
+    def resize(self, shapes: Sequence[Shape]) -> None:
+        """Let the element's tensors have these shapes, over the beginning of each part's memory."""
+        claim, types = self._claim, self._queue.types
+        assert claim is not None  # it is being filled
+        if any(shape != type.shape for shape, type in zip(shapes, types, strict=True)):
+            sized = zip(types, shapes, strict=True)
+            claim.types = tuple([type.with_shape(shape) for type, shape in sized])
 
     def commit(self) -> None:
         """Let the element join the queue; from here on the memory is the consumer's.

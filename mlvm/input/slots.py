@@ -116,19 +116,21 @@ class Claim:
     """Right to a slot, or mark of a queue's end.
 
     One that is dropped goes back to `home`, the ring of free slots for a slot's, as long as that is
-    there. `element` has the slot's regions while it is being filled, or waits.
+    there. `element` has the slot's regions while it is being filled, or waits. `types` are those of
+    an element that is smaller than the slot, else empty.
     """
 
-    __slots__ = ("element", "home", "slot")
+    __slots__ = ("element", "home", "slot", "types")
 
     def __init__(self, slot: Slot | None, home: weakref.ref[Ring]) -> None:
         self.slot = slot
         self.home = home
         self.element: Sequence[Allocation] = ()
+        self.types: tuple[TensorType, ...] = ()
 
     def give_back(self) -> None:
         """Put the claim into its ring. The caller refers to it alone."""
-        self.element = ()
+        self.element, self.types = (), ()
         ring = self.home()
         if ring is not None:
             ring.put(self)
@@ -202,17 +204,21 @@ class SlotArena(Arena):
     def begin(self, claim: Claim, slot: Slot) -> None:
         """Wait until nobody uses the slot's memory, which a producer is about to fill."""
         if self.local is not None:
-            self.local.make_writable(self.handles(slot))
+            self.local.make_writable(
+                [each for region, _ in slot.parts for each in [*region.handles.values()]]
+            )
         claim.element = [self.alloc(type, Allocation, region) for region, type in slot.parts]
         self._name(claim.element, "full slot")
 
-    def complete(self, slot: Slot) -> None:
+    def complete(self, claim: Claim, slot: Slot) -> None:
         """Have the VM see what the producer has filled in. Raises what `write` does, and what went
         wrong elsewhere before: then nothing may have been written."""
         if self.lender is None:
             arrays = self._memory.slots[slot.index]
-            for handle, array in zip(self.handles(slot), arrays, strict=True):
-                self.vm.write(handle, array)
+            for (region, type), array in zip(self._parts(claim, slot), arrays, strict=True):
+                handle = region.handles.get(type) or self._view(region, type)
+                beginning = array.reshape(-1)[: type.size].reshape(type.shape)
+                self.vm.write(handle, beginning)
             if self.local is None:
                 self.vm.synchronize()
 
@@ -221,7 +227,8 @@ class SlotArena(Arena):
         slot = claim.slot
         assert slot is not None  # a claim without one ends the queue
         claim.element = ()
-        tensors = tuple([self.alloc(type, kind, region) for region, type in slot.parts])
+        parts = self._parts(claim, slot)
+        tensors = tuple([self.alloc(type, kind, region) for region, type in parts])
         self._name(tensors, "lent slot")
         for tensor in tensors:
             tensor.prepare()
@@ -235,6 +242,14 @@ class SlotArena(Arena):
     def handles(self, slot: Slot) -> list[TensorHandle]:
         """A handle for each part of a slot in which no tensor lives."""
         return [region.handles.get(type) or self._view(region, type) for region, type in slot.parts]
+
+    @staticmethod
+    def _parts(claim: Claim, slot: Slot) -> list[tuple[Region, TensorType]]:
+        """Return the regions of a slot, with the types of its element."""
+        if not claim.types:
+            return slot.parts
+        regions = [region for region, _ in slot.parts]
+        return list(zip(regions, claim.types, strict=True))
 
     def _name(self, tensors: Sequence[Allocation], kind: str) -> None:
         for tensor in tensors if self._watchers else ():

@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from typing import Final
 
 from mlvm.core.errors import PipelineError, ShutDown, WorkerDied
+from mlvm.core.types import Shape
 from mlvm.input.batches import Batch, Recipe
 from mlvm.input.queue import QueueTensor, Reservation
 from mlvm.input.slot_memory import SlotMemory
@@ -114,7 +115,7 @@ class Crew:
             process.end()
 
     def _fill_here(self, batch: Batch, slot: Reservation) -> None:
-        self._recipe.fill(batch, slot.arrays)
+        slot.resize(self._recipe.fill(batch, slot.arrays))
 
     def _fill_in_thread(self, batch: Batch, slot: Reservation) -> None:
         try:
@@ -207,11 +208,12 @@ class _WorkerProcess:
             self._connection = self._started()
         try:
             self._connection.send((batch, slot.index))
-            failure = self._answer(self._connection)
+            answer = self._answer(self._connection)
         except (EOFError, OSError):
             raise self._death(batch) from None
-        if failure is not None:
-            raise failure.error("a worker process", PipelineError)
+        if isinstance(answer, Failure):
+            raise answer.error("a worker process", PipelineError)
+        slot.resize(answer)
 
     def end(self) -> None:
         """Let the process end by itself, and kill it after a second."""
@@ -245,15 +247,15 @@ class _WorkerProcess:
         self._process = process
         return ours
 
-    def _answer(self, connection: Connection) -> Failure | None:
-        """What the process says of its batch. Raises `EOFError` if it has died."""
+    def _answer(self, connection: Connection) -> Failure | list[Shape]:
+        """Receive the shapes of the batch, or a failure. Raises `EOFError` if the process died."""
         assert self._process is not None
         while not connection.poll(_POLL):
             if self._is_closing():
                 raise _Closing
             if not self._process.is_alive() and not connection.poll():
                 raise EOFError
-        answer: Failure | None = connection.recv()
+        answer: Failure | list[Shape] = connection.recv()
         return answer
 
     def _death(self, batch: Batch) -> WorkerDied:
@@ -272,9 +274,9 @@ def _serve(recipe: Recipe, slots: Mapping[int, SlotMemory], connection: Connecti
     with connection, suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             batch, index = connection.recv()
-            failure = None
+            answer: Failure | list[Shape]
             try:
-                recipe.fill(batch, slots[batch.size].slots[index])
+                answer = recipe.fill(batch, slots[batch.size].slots[index])
             except Exception as error:
-                failure = Failure.of(error)
-            connection.send(failure)
+                answer = Failure.of(error)
+            connection.send(answer)

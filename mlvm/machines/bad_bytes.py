@@ -1,4 +1,4 @@
-"""Bytes that should have been written and were not. Who reads them gets the error that is to blame,
+"""Bytes that should have been written and were not. Reading them raises the error that is to blame,
 until they are written again."""
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from mlvm.core.op import Attributes
 from mlvm.core.types import Array, root
 
 _MOST_SPANS: Final = 64
-"""Of one memory. One more makes one span of all, which is then bad from end to end."""
+"""Spans of one memory. More are merged into one span from the first to the last byte."""
 
 
 class Span(NamedTuple):
-    """The bytes from address `start` up to `end`, in the memory of that id."""
+    """Range of bytes, from address `start` up to `end`, in the memory of that id."""
 
     start: int
     end: int
@@ -34,14 +34,14 @@ class Span(NamedTuple):
         return self.start < other.end and other.start < self.end
 
     def without(self, other: Span) -> list[Span]:
-        """What is left of this span outside of the other."""
+        """Return the parts of this span outside of the other."""
         left = self._replace(end=min(self.end, other.start))
         right = self._replace(start=max(self.start, other.end))
         return [span for span in (left, right) if span.start < span.end]
 
 
 class _Memory:
-    """What is bad of one memory, while that lives."""
+    """Bad spans of one memory, while that memory lives."""
 
     def __init__(self, memory: weakref.ref[Array]) -> None:
         self.memory = memory
@@ -49,13 +49,13 @@ class _Memory:
 
 
 class BadBytes:
-    """Spans of memory, each with its error. One thread at a time uses it."""
+    """Bad spans of all memories, each with its error. One thread at a time uses it."""
 
     def __init__(self) -> None:
         self._memories: dict[int, _Memory] = {}
 
     def add(self, span: Span, error: BaseException, memory: weakref.ref[Array]) -> None:
-        """These bytes are bad from now on."""
+        """Mark these bytes as bad."""
         self.heal(span)
         if span.start == span.end:
             return
@@ -68,7 +68,7 @@ class BadBytes:
             of.bad = [(Span(start, end, span.memory), of.bad[0][1])]
 
     def heal(self, written: Span) -> None:
-        """Bytes that are written again are not bad any more."""
+        """Unmark bytes that are written again."""
         of = self._memories.get(written.memory)
         if of is None:
             return
@@ -77,7 +77,7 @@ class BadBytes:
             del self._memories[written.memory]
 
     def error(self, spans: Iterable[Span]) -> BaseException | None:
-        """The error of the first bad bytes among these."""
+        """Return the error of the first bad bytes among the spans; None if there are none."""
         if not self._memories:
             return None
         for span in spans:
@@ -88,14 +88,14 @@ class BadBytes:
                         return error
         return None
 
-    def left(self) -> BaseException | None:
-        """The error of any bytes that are bad now; None if none are."""
+    def first_error(self) -> BaseException | None:
+        """Return the error of any bytes that are bad now; None if none are."""
         self._memories = {key: of for key, of in self._memories.items() if of.memory() is not None}
         return next((of.bad[0][1] for of in self._memories.values()), None)
 
 
 def again(error: BaseException) -> BaseException:
-    """A copy to raise. The error kept here gets no traceback, which would keep arrays alive."""
+    """Copy an error to raise it. The original gets no traceback, which would keep arrays alive."""
     if isinstance(error, MlvmError):
         error.late = True
     try:
@@ -103,14 +103,14 @@ def again(error: BaseException) -> BaseException:
         if hasattr(error, "__notes__"):
             copied.__notes__ = [*error.__notes__]
         return copied
-    except Exception:  # somebody's exception that cannot be copied
+    except Exception:  # an exception of a user's class that cannot be copied
         return error.with_traceback(None)
 
 
 def read_and_written(
     binding: Binding, params: Sequence[Value], attributes: Attributes
 ) -> tuple[list[Array], list[Array]]:
-    """The tensors that a function reads, and those that it writes."""
+    """Return the tensors that a function reads, and those that it writes."""
     callee, arrays = binding.callee, list(filter(is_tensor, params))
     written = 0
     if isinstance(callee, WritesInto):
@@ -122,22 +122,22 @@ def read_and_written(
 
 
 class Careful:
-    """A scheduler that runs each function at once, and none on bad bytes: it raises their error."""
+    """Scheduler that runs each function at once, and raises the error of bad bytes it reads."""
 
     def __init__(self) -> None:
         self._bad = BadBytes()
 
     def spoil(self, array: Array, error: BaseException) -> None:
-        """The array should have been written, and was not."""
+        """Mark an array that should have been written, and was not."""
         self._bad.add(Span.of(array), error, weakref.ref(root(array)))
 
     def meets(self, arrays: Iterable[Array]) -> bool:
-        """Whether any of the arrays has bad bytes."""
+        """Return True if any of the arrays has bad bytes."""
         return self._bad.error(map(Span.of, arrays)) is not None
 
     def is_needed(self) -> bool:
-        """Whether there are any bad bytes."""
-        return self._bad.left() is not None
+        """Return True if there are any bad bytes."""
+        return self._bad.first_error() is not None
 
     def call(
         self, binding: Binding, params: Sequence[Value], attributes: Attributes, blame: object
@@ -157,10 +157,10 @@ class Careful:
             raise again(error)
 
     def overwrite(self, array: Array) -> None:
-        """The array is written again."""
+        """Unmark an array that is written again."""
         self._bad.heal(Span.of(array))
 
     def drain(self) -> None:
-        """Nothing runs beside the program."""
+        """Do nothing: no task runs beside the program."""
 
     synchronize = close = drain

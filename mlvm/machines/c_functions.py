@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def include_dir() -> str:
-    """The folder of `mlvm.h`, for a compiler's `-I`."""
+    """Return the folder of `mlvm.h`, for a compiler's `-I`."""
     return str(Path(__file__).parent)
 
 
@@ -29,7 +29,7 @@ class _Entry(ctypes.Structure):
 
 
 def load_library(path: str | os.PathLike[str]) -> list[CFunction]:
-    """The functions that a shared library lists, in order. The library stays loaded.
+    """Load a shared library; return the functions that it lists, in order. It stays loaded.
 
     Raises `LibraryError` for a file that is missing or no library, that lists no functions or
     impossible ones, or that was built for another version of `mlvm.h`; `MissingExtra` without the

@@ -19,7 +19,7 @@ CHECK: Final = "machine.check"
 
 
 def register(vm: VM) -> None:
-    """Make the function known to the VM's programs."""
+    """Register the host function on the VM."""
     read = vm.memory.read
 
     def check(frame: Frame) -> None:
@@ -33,7 +33,7 @@ def register(vm: VM) -> None:
 
 
 def _where(condition: Array) -> str:
-    """How many are False, and where the first is, of more than one."""
+    """Describe the count of False elements and the index of the first; empty for one element."""
     if condition.size == 1:
         return ""
     first = [int(i) for i in np.unravel_index(np.argmin(condition), condition.shape)]

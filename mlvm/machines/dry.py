@@ -1,4 +1,4 @@
-"""A VM that knows every type and holds no bytes: for measuring before allocating.
+"""The dry VM, which has types and no bytes: for measuring before allocating.
 
 It verifies and counts like the real one, so that a model too large for this machine can be
 built on it, and asked for its parameters or its memory.
@@ -20,7 +20,7 @@ from mlvm.machines.local import LocalVM
 
 
 class DryVM(LocalVM):
-    """A VM without bytes. Launches are verified and not run; reading raises `HandleError`.
+    """VM without bytes. Launches are verified and not run; reading raises `HandleError`.
 
     >>> with ml.Arena(ml.DryVM("dry"), "weights").allocating(): x = ml.ones((100_000, 1_000))
     >>> x.nbytes
@@ -44,7 +44,7 @@ class DryVM(LocalVM):
             return []
 
     def known_launches(self) -> None:
-        """None: no launch is run."""
+        """Return None: no launch is run."""
 
     def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
         """Raise `HandleError`: there are no bytes to read."""
@@ -53,7 +53,7 @@ class DryVM(LocalVM):
     borrow = read
 
     def storage_over(self, memory: Array) -> StorageHandle:
-        """Raises `HandleError`: there are no bytes that others could write to."""
+        """Raise `HandleError`: there are no bytes to write to."""
         raise HandleError(f"{self.name} is a dry VM: it has no use for bytes")
 
     def write(self, handle: TensorHandle, array: Array) -> None:

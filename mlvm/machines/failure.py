@@ -1,4 +1,4 @@
-"""An exception on its way to another process."""
+"""Exceptions that cross to another process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 
 class Failure(NamedTuple):
-    """What a process tells another of an exception: its pickle if it has one, text, traceback.
+    """Exception in transit between processes: its pickle if it has one, text, traceback.
 
-    The receiver unpickles it, and only there can tell whether an exception comes out.
+    Only the receiver, by unpickling, finds out whether the pickle is an exception.
     """
 
     pickled: bytes | None
@@ -29,8 +29,10 @@ class Failure(NamedTuple):
         return Failure(pickled, text.strip(), "".join(traceback.format_exception(error)))
 
     def error(self, where: str, instead: Callable[[str], Exception]) -> Exception:
-        """The exception with its traceback as a note, and `where` that was. One that has no pickle,
-        or that would end a thread, is told of by an exception that `instead` makes of its text."""
+        """Rebuild the exception, with a note of its traceback and of `where` it was raised.
+
+        `instead(text)` makes the exception where the original has no pickle, or would end a
+        thread."""
         note = f"in {where}:\n{self.traceback}"
         if self.pickled is not None:
             with suppress(BaseException):  # SystemExit, say, which would end the thread unseen
@@ -38,6 +40,6 @@ class Failure(NamedTuple):
                 if isinstance(error, Exception):
                     error.add_note(note)
                     return error
-        told = instead(self.text)
-        told.add_note(note)
-        return told
+        replacement = instead(self.text)
+        replacement.add_note(note)
+        return replacement

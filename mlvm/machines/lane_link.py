@@ -1,4 +1,4 @@
-"""The linker of lanes: a program of one row as steps that run for many rows at once.
+"""Linker of lanes: steps that run a program of one row for many rows at once.
 
 `plan/lanes.c` keeps the number of a row for each register of each frame. The linker follows the
 stack: a step names the registers of its operands. The first registers of a frame are its parameters
@@ -26,15 +26,15 @@ FRAME: Final = "lanes.frame"
 PART: Final = "lanes.part"
 ADD: Final = "lanes.add"
 ROW: Final = "row"
-"""The function that main calls with its arguments of one row."""
+"""Name of the function that main calls with its arguments of one row."""
 FIRST: Final = "first"
-"""The function that computes what all rows share. It has one part."""
+"""Name of the function of the values that all rows share. It has one part."""
 
 Step: TypeAlias = list[Any]
 
 
 class Part(NamedTuple):
-    """A function over a number of rows: a program, and the bytes of its scratch memory."""
+    """Function over a number of rows: a program, and the bytes of its scratch memory."""
 
     function: Function
     nbytes: int
@@ -45,16 +45,20 @@ class Part(NamedTuple):
 
     @property
     def arguments(self) -> list[tuple[str, int, TensorType]]:
-        """The role of each argument (input, output or scratch), its place there, and its type."""
+        """List the arguments: role (input, output or scratch), place there, and type."""
         words = _head(self.function, PART)["arguments"].split()
         rows = zip(words[::3], words[1::3], words[2::3], strict=True)
         return [(role, int(at), TensorType.parse(type)) for role, at, type in rows]
 
 
 class Segment(NamedTuple):
-    """A function with parts, by numbers of rows. `ins` and `outs` are the bytes of a row of each
-    operand and result. Behind its operands a part takes the launch's arguments `shared`. A `heavy`
-    one waits for more rows. One that adds to a sum has its number, `sum`; others have -1."""
+    """Function with parts, by numbers of rows.
+
+    ins, outs: bytes of a row of each operand and result.
+    shared: arguments of the launch that a part takes after its operands.
+    heavy: wait for more rows before it runs.
+    sum: number of the sum to which it adds, or -1.
+    """
 
     parts: dict[int, Part]
     ins: Sequence[int]
@@ -64,15 +68,15 @@ class Segment(NamedTuple):
     sum: int
 
     def rows(self, count: int) -> tuple[list[int], list[int]]:
-        """The bytes of each operand and each result for that number of rows. A sum is the first
-        operand of what adds to it, and the result."""
+        """Return the bytes of each operand and result for `count` rows. A sum is the first operand
+        and the result."""
         if self.sum >= 0:
             return [*self.outs, *[count * nbytes for nbytes in self.ins]], [*self.outs]
         return [count * nbytes for nbytes in self.ins], [count * nbytes for nbytes in self.outs]
 
 
 def segments_of(program: Program) -> dict[str, Segment]:
-    """The functions with parts, by name. Raises `MachineError` for a part that is not described."""
+    """Find the functions with parts, by name. Raises `MachineError` for a malformed part."""
     segments: dict[str, Segment] = {}
     for function in program.functions.values():
         name, _, rows = function.name.rpartition(".x")
@@ -85,12 +89,12 @@ def segments_of(program: Program) -> dict[str, Segment]:
     if not all(min(each.parts) == 1 for each in segments.values()):
         raise MachineError("a segment has no part for one row")
     if any(each.sum >= 0 and len(each.outs) != 1 for each in segments.values()):
-        raise MachineError("what adds to a sum has one result, the sum")
+        raise MachineError("a segment that adds to a sum has one result, the sum")
     return segments
 
 
 def _head(function: Function, name: str) -> Mapping[str, Any]:
-    """The attributes of the host call `name` that a function begins with."""
+    """Return the attributes of the host call `name`, with which the function begins."""
     first, second, *_ = function.code
     if first != Instruction(Opcode.push_str, (name,)) or second.opcode is not Opcode.cfunc:
         raise MachineError(f"{function.name} does not begin with {name}")
@@ -102,7 +106,7 @@ _NO_TYPE: Final = TensorType("u8")
 
 
 class _Symbol(NamedTuple):
-    """A value on the stack: a `register`, a `shared` argument, a `copy` of a register, a `name`, or
+    """Value on the stack: a `register`, a `shared` argument, a `copy` of a register, a `name`, or
     the `result` of that number of a step. The last has no register yet."""
 
     kind: str
@@ -112,7 +116,7 @@ class _Symbol(NamedTuple):
 
 
 def text_of(program: Program) -> str:
-    """The program's bytes, as an attribute has them."""
+    """Encode the program's bytes as an attribute."""
     text = program.to_bytes().decode("latin-1")
     _programs[text] = program
     while len(_programs) > _MOST_PROGRAMS:
@@ -121,7 +125,7 @@ def text_of(program: Program) -> str:
 
 
 def program_of(text: str) -> Program:
-    """The program that `text_of` wrote. Raises what `Program.from_bytes` raises."""
+    """Decode the program that `text_of` wrote. Raises what `Program.from_bytes` raises."""
     return _programs.get(text) or Program.from_bytes(text.encode("latin-1"))
 
 
@@ -130,8 +134,12 @@ _programs: Final[dict[str, Program]] = {}  # those that were written last, by th
 
 
 class Types(NamedTuple):
-    """Operands of a program for rows: the types of a row of each argument and of what all rows
-    share, which ends with the results of `first`; the number of sums."""
+    """Types of the operands of a program for rows.
+
+    args: of a row of each argument.
+    shared: of values that all rows share; the last are the results of `first`.
+    sums: their number.
+    """
 
     args: list[TensorType]
     shared: list[TensorType]
@@ -139,19 +147,21 @@ class Types(NamedTuple):
 
 
 def types_of(program: Program) -> Types:
-    """The types of the program's operands."""
+    """Return the types of the program's operands."""
     head = _head(program.functions[ROW], FRAME)
     args, shared = ([*map(TensorType.parse, head[key])] for key in ("params", "shared"))
     return Types(args, shared, int(head["sums"]))
 
 
 class Linked:
-    """The steps of a program for rows, as `plan/lanes.c` has them.
+    """Steps of a program for rows, for `plan/lanes.c`; `native/lanes.py` encodes them as integers.
 
-    `native/lanes.py` writes them as numbers. `heavy`: the steps at which frames wait for others.
-    `params`, `returned`: the registers of arguments and results, and the bytes of a row of each.
-    `lent`: the sizes of rows that only an argument has. Raises `MachineError` for a program that
-    only `run.py` runs."""
+    heavy: steps at which frames wait for others.
+    params, returned: registers of arguments and results, and the bytes of a row of each.
+    lent: sizes of rows that only an argument has.
+
+    Raises `MachineError` for a program that only `run.py` runs.
+    """
 
     def __init__(self, program: Program, types: Types, segments: Mapping[str, Segment]) -> None:
         self.program = program
@@ -170,7 +180,7 @@ class Linked:
         self._waiting: list[Step] = []  # the heavy ones
         self._local_sizes: set[int] = set()
         todo = [ROW]
-        for name in todo:  # which grows meanwhile
+        for name in todo:  # grows in the loop
             self._function(program.functions[name])
             todo += dict.fromkeys([name for _, name, _ in self._calls if name not in todo])
         self.params = [(i, type.nbytes) for i, type in enumerate(self.args)]
@@ -185,9 +195,9 @@ class Linked:
         self.heavy = [pc for pc, step in enumerate(self.steps) if id(step) in heavy]
         sizes = [nbytes for _, nbytes in self.params]
         self.lent = {n for n in sizes if n and sizes.count(n) == 1}
-        self.lent -= {nbytes for _, nbytes in self.returned}.union(*map(_made_by, self.steps))
+        self.lent -= {nbytes for _, nbytes in self.returned}.union(*map(_row_sizes, self.steps))
         self.lent -= self._local_sizes  # an unwritten local is zero
-        registers = [to for step in self.steps for to in _left_by(step)]
+        registers = [to for step in self.steps for to in _result_registers(step)]
         if not all(0 <= to < self.width for to in registers):
             raise MachineError("a result of lanes has no slot")
 
@@ -202,20 +212,20 @@ class Linked:
         self._local_sizes.update([type.nbytes for type in self.types[self.nparams :]])
         self.stack: list[_Symbol] = []
         self.awaited: set[int] = set()
-        self.constants: dict[int, int] = {}  # registers of what is shared
+        self.constants: dict[int, int] = {}  # registers of shared operands
         self._entries[function.name] = len(self.steps)
         self.labels = {i.immediates[0]: -1 for i in function.code if "label" in i.opcode.immediates}
         jumps: list[tuple[Step, int]] = []
         for pc, (opcode, immediates) in enumerate(function.code[2:], 2):
             if pc in self.labels:
-                self._meet()
+                self._end_block()
                 self.labels[pc] = len(self.steps)
             if opcode is Opcode.jump:
-                self._meet()
+                self._end_block()
                 jumps.append((self._emit("jump", -1), immediates[0]))
             elif opcode is Opcode.jump_if_false:
                 at = self._operand()
-                self._meet()
+                self._end_block()
                 of = self.types[at]
                 if of.size != 1:
                     raise MachineError(f"a condition of lanes is {of}")
@@ -243,14 +253,14 @@ class Linked:
             self._emit("join")
             self.awaited.clear()
 
-    def _meet(self) -> None:
-        """Come to a place that frames come to from elsewhere, or leave for."""
+    def _end_block(self) -> None:
+        """End a basic block: frames may arrive here from elsewhere, or leave."""
         self._join()
         if self.stack:
             raise MachineError("a frame of lanes jumps with values on its stack")
 
     def _settle(self, *registers: int) -> None:
-        """Wait for calls that these registers get results of."""
+        """Wait for the calls whose results these registers receive."""
         if not self.awaited.isdisjoint(registers):
             self._join()
 
@@ -263,7 +273,7 @@ class Linked:
         return popped
 
     def _place(self, symbol: _Symbol, to: int = -1) -> int:
-        """The register that has the value: this one, or else any."""
+        """Put the value into register `to`, or else any; return the register."""
         kind, at, _, step = symbol
         if kind == "register" and to < 0:
             self._settle(at)
@@ -275,7 +285,7 @@ class Linked:
                 self.steps.pop()
                 self._join()
                 self.steps.append(step)
-            self._leave(step, at, to)
+            self._set_result(step, at, to)
         elif kind == "register":
             self._settle(at, to)
             if at != to:
@@ -296,15 +306,15 @@ class Linked:
         return to
 
     def _operand(self) -> int:
-        """The register of the topmost value."""
+        """Pop the topmost value; return its register."""
         return self._place(self._pop(1)[0])
 
     def _operands(self, count: int) -> list[int]:
         popped = self._pop(count)
         return [self._place(each) for each in popped]
 
-    def _leave(self, step: Step, at: int, to: int) -> None:
-        """Let a step leave its result of that number in a register."""
+    def _set_result(self, step: Step, at: int, to: int) -> None:
+        """Set the register of a step's result of that number."""
         if step[0] == "call":
             self._calls[step[3]][2][at] = to
             self.awaited.add(to)
@@ -332,7 +342,7 @@ class Linked:
     def _load(self, function: Function, i: int) -> None:
         at = i - len(self.args)
         if not 0 <= at < len(self.shared):
-            raise MachineError("a function of lanes loads what is not shared")
+            raise MachineError("a function of lanes loads an argument that is not shared")
         self.stack.append(_Symbol("shared", at, self.shared[at]))
 
     def _push_str(self, function: Function, name: str) -> None:
@@ -402,19 +412,19 @@ class Linked:
         nbytes = to.type.nbytes // length if length else 0
         self._emit("put", to.at, sizes, at, length, rows, nbytes, index.type.dtype.numpy.str)
 
-    def _fresh(self, registers: Sequence[int]) -> None:
-        """Leave out copies of rows that the next step replaces in its registers."""
+    def _drop_copies(self, registers: Sequence[int]) -> None:
+        """Drop copies of rows that the next step overwrites in their registers."""
         while self.steps[-1][0] == "dup" and self.steps[-1][1] == self.steps[-1][2] in registers:
             self.steps.pop()
 
     def _push(self, nparams: int, attributes: Mapping[str, Any]) -> None:
         number, *saved = self._operands(nparams)
-        self._fresh([number])
+        self._drop_copies([number])
         self._emit("push", number, saved)
 
     def _read(self, nparams: int, attributes: Mapping[str, Any]) -> None:
         *outs, number = self._operands(nparams)
-        self._fresh(outs)
+        self._drop_copies(outs)
         self._emit("read", outs, number)
 
     def _add(self, nparams: int, attributes: Mapping[str, Any]) -> None:
@@ -431,8 +441,8 @@ class Linked:
         self._emit("check", at, self.types[at].nbytes, attributes["message"])
 
 
-def _made_by(step: Step) -> list[int]:
-    """The bytes of the rows that a step makes."""
+def _row_sizes(step: Step) -> list[int]:
+    """Return the bytes of the rows that a step allocates."""
     kind, *rest = step
     if kind == "run":
         return [nbytes for _, nbytes in rest[2]]
@@ -443,8 +453,8 @@ def _made_by(step: Step) -> list[int]:
     return [rest[4 if kind == "take" else 2]] if kind in ("dup", "const", "take") else []
 
 
-def _left_by(step: Step) -> list[int]:
-    """The registers that a step leaves results in."""
+def _result_registers(step: Step) -> list[int]:
+    """Return the registers of a step's results."""
     kind = step[0]
     if kind in ("run", "call"):
         return [to for to, _ in step[3]]

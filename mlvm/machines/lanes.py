@@ -1,9 +1,9 @@
-"""Lanes: one recorded function, run for many inputs at once, each with frames of its own.
+"""Lanes: one recorded function, run for many inputs at once, each with separate frames.
 
     lanes.run {"program": p}    ( o1 .. oj s1 .. sk n x1 .. xl w1 .. wm -- )
 
-runs p, a program for one row (`lane_link`), on the first n rows of each x and all of each w. It
-leaves a row of each o, and in s the sums over all rows.
+runs p, a program for one row (`lane_link`), on the first n rows of each x and all of each w. Row i
+of each o is the result of row i; each s is a sum over all rows.
 
 The definition is `run.py`, row by row. In C all frames that wait at one place run its step in one
 go: the scheduler gathers the operands' rows, runs a program for that number of rows, and appends
@@ -56,7 +56,7 @@ _FEW: Final = 64
 
 
 class _Bound:
-    """A part, bound to the arrays that it ran on last."""
+    """Part of a segment, bound to the arrays of its last run."""
 
     def __init__(self, vm: VM, part: Part) -> None:
         self.arguments, self.program = part.arguments, part.program
@@ -64,32 +64,32 @@ class _Bound:
         self._arrays: list[Array] = []
         self._run: Callable[[], object] = lambda: None
 
-    def run(self, given: Sequence[Array], left: Sequence[Array], scratch: Array) -> None:
-        """Run it on arrays that it is given, and those that it leaves results in."""
-        arrays = [*given, *left, scratch]
-        known = self._arrays
-        if len(known) != len(arrays) or any(x is not y for x, y in zip(known, arrays, strict=True)):
-            self._run, self._arrays = self.on(given, left, scratch), arrays
+    def run(self, operands: Sequence[Array], results: Sequence[Array], scratch: Array) -> None:
+        """Run the part: read `operands`, write `results`."""
+        arrays = [*operands, *results, scratch]
+        bound = self._arrays
+        if len(bound) != len(arrays) or any(x is not y for x, y in zip(bound, arrays, strict=True)):
+            self._run, self._arrays = self.on(operands, results, scratch), arrays
         self._run()
 
     def on(
-        self, given: Sequence[Array], left: Sequence[Array], scratch: Array
+        self, operands: Sequence[Array], results: Sequence[Array], scratch: Array
     ) -> partial[list[Value]]:
-        """What runs it on these arrays."""
-        operands = []
+        """Bind the part to these arrays; return the launch, which may be repeated."""
+        arguments = []
         for role, place, type in self.arguments:
             if role == "scratch":
                 x = scratch[place : place + type.nbytes]
             else:
-                x = (given if role == "input" else left)[place].reshape(-1).view(np.uint8)
-            operands.append(_seen_as(x, type))
+                x = (operands if role == "input" else results)[place].reshape(-1).view(np.uint8)
+            arguments.append(_as_type(x, type))
         vm = self._vm()
         assert vm is not None
-        return _prepared(vm, self.program, tuple(operands))
+        return _prepared(vm, self.program, tuple(arguments))
 
 
 def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> partial[list[Value]]:
-    """What runs the program on these arrays, again and again, as a launch does. Raises what
+    """Bind the program to these arrays; return its launch, which may be repeated. Raises what
     `verify` raises."""
     types = tuple(map(TensorType.of, operands))
     verdict = verify(program, vm.functions, types) if vm.checked else None
@@ -98,14 +98,14 @@ def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> partial[
     return partial(vm._run, code, operands, vm._store, vm.functions)
 
 
-def _seen_as(x: Array, type: TensorType) -> Array:
-    """The first bytes of an array as that type."""
+def _as_type(x: Array, type: TensorType) -> Array:
+    """Reinterpret the first bytes of an array as a tensor of that type."""
     raw = x.reshape(-1).view(np.uint8)[: type.nbytes]
     return raw.view(type.dtype.numpy).reshape(type.array_shape)
 
 
 class Lanes:
-    """A program for rows on one VM, and memory that is kept for the next run."""
+    """Program for rows on one VM, with memory that is reused by the next run."""
 
     def __init__(self, vm: VM, text: str) -> None:
         self._vm = weakref.ref(vm)
@@ -119,16 +119,16 @@ class Lanes:
         self.sites = [each for each in self.segments.items() if each[1].sum >= 0]
         parts = [part for each in self.segments.values() for part in each.parts.values()]
         self.scratch = self._new(max([part.nbytes for part in parts], default=0))
-        made = len(self.segments[FIRST].outs) if FIRST in self.segments else 0
-        ngiven = len(self.types.shared) - made
-        self.given = self.types.shared[:ngiven]
+        nhoisted = len(self.segments[FIRST].outs) if FIRST in self.segments else 0
+        ngiven = len(self.types.shared) - nhoisted
+        self.shared_types = self.types.shared[:ngiven]
         self.hoisted = [self._new(type.nbytes) for type in self.types.shared[ngiven:]]
         self.shared: list[Array] = []
-        self._shared_before: list[Array] = []
-        self._bound_to: list[Array] = []  # the shared operands of its programs in C
+        self._places: list[dict[str, Any]] | None = None  # of the shared operands
         self._code: Any = None
         self.calls = 0  # how many there were so far
-        self.said: list[list[tuple[int, list[Array]]]] = []  # by site: the call's number, operands
+        # By site: the number of the call, and the operands that it adds.
+        self.contributions: list[list[tuple[int, list[Array]]]] = []
         self._verdict = None
         if vm.checked:
             types = [*self.types.args, *self.types.shared]
@@ -136,7 +136,7 @@ class Lanes:
         self._native = None if getattr(vm, "_pool", None) is None else self._in_steps()
 
     def _in_steps(self) -> NativeLanes | None:
-        """Runner of the program in C; None for one that only runs row by row."""
+        """Make the runner in C; None for a program that only runs row by row."""
         from mlvm.machines.native.lanes import NativeLanes
 
         try:
@@ -153,7 +153,7 @@ class Lanes:
         return vm.array_of(handle)
 
     def free(self) -> None:
-        """Give its memory back."""
+        """Free all memory of the program."""
         vm = self._vm()
         for handle in (*self._handles, *[handle for handle, _ in self._rows.values()]):
             if vm is not None:
@@ -173,36 +173,25 @@ class Lanes:
         return self._rows[nbytes][1]
 
     def bound(self, name: str, count: int) -> _Bound:
-        found = self._bound.get((name, count))
-        if found is None:
+        bound = self._bound.get((name, count))
+        if bound is None:
             vm = self._vm()
             assert vm is not None
             segment = self.segments[name]
-            found = self._bound[name, count] = _Bound(vm, segment.parts[count])
+            bound = self._bound[name, count] = _Bound(vm, segment.parts[count])
             ins, outs = segment.rows(count)
-            for role, at, type in found.arguments:
+            for role, at, type in bound.arguments:
                 there = {"input": ins, "output": outs}.get(role, [])[at : at + 1]
                 if any(type.nbytes > nbytes for nbytes in there):
                     raise MachineError(f"{name}.x{count} takes more bytes than its segment has")
-        return found
+        return bound
 
     def _area(self, number: int, nbytes: int) -> Array:
-        """Memory for an operand or a result of a segment."""
-        found = self._areas.get((number, nbytes))
-        if found is None:
-            found = self._areas[number, nbytes] = self._new(nbytes)
-        return found
-
-    def _same(self, given: Sequence[Array]) -> list[Array]:
-        """The shared operands; those of the run before, where they are the same memory."""
-        before = self._shared_before
-        if len(before) != len(given):
-            before = [np.empty(0)] * len(given)
-        self._shared_before = [
-            y if x.__array_interface__ == y.__array_interface__ else x
-            for x, y in zip(given, before, strict=True)
-        ]
-        return self._shared_before
+        """Return memory for an operand or a result of a segment."""
+        area = self._areas.get((number, nbytes))
+        if area is None:
+            area = self._areas[number, nbytes] = self._new(nbytes)
+        return area
 
     def _shared_of(self, segment: Segment) -> list[Array]:
         nargs = len(self.types.args)
@@ -210,8 +199,8 @@ class Lanes:
 
     def run(self, arrays: Sequence[Array]) -> None:
         """Run the program on the parameters of the host function."""
-        args, given, nsums = self.types.args, self.given, self.types.sums
-        nresults = len(arrays) - nsums - 1 - len(args) - len(given)
+        args, shared_types, nsums = self.types.args, self.shared_types, self.types.sums
+        nresults = len(arrays) - nsums - 1 - len(args) - len(shared_types)
         if nresults < 0:
             raise OperandValueError(f"the program takes more than {len(arrays)} operands")
         results, sums = arrays[:nresults], arrays[nresults : nresults + nsums]
@@ -219,11 +208,15 @@ class Lanes:
         count, xs, ws = int(number), xs[: len(args)], xs[len(args) :]
         if (
             any(len(x) * type.nbytes != x.nbytes for x, type in zip(xs, args, strict=True))
-            or any(type.nbytes > w.nbytes for w, type in zip(ws, given, strict=True))
+            or any(type.nbytes > w.nbytes for w, type in zip(ws, shared_types, strict=True))
             or any(site.outs[0] != sums[site.sum].nbytes for _, site in self.sites)
         ):
             raise MachineError("operands have other bytes than the program takes")
-        self.shared = [*self._same(ws), *self.hoisted]
+        places = [x.__array_interface__ for x in ws]
+        if places != self._places:
+            self._places, self.shared = places, [*ws, *self.hoisted]
+            if self._native is not None:
+                self._native.lanes.forget()
         if FIRST in self.segments:
             shared = self._shared_of(self.segments[FIRST])
             self.bound(FIRST, 1).run(shared, self.hoisted, self.scratch)
@@ -238,81 +231,79 @@ class Lanes:
         if self._native is None or vm.functions.instrument is not None:
             self._row_by_row(xs, results, sums, count)
             return
-        if any(x is not y for x, y in zip(self.shared, self._bound_to, strict=False)):
-            self._native.lanes.forget()
-        self._bound_to = self.shared
         self._native.run(vm._pool, count, xs, results, sums, self.shared)  # type: ignore[attr-defined]
 
     def _row_by_row(
         self, xs: Sequence[Array], results: Sequence[Array], sums: Sequence[Array], count: int
     ) -> None:
-        """Run the program on each row alone, as `run.py` does: this says what it means."""
+        """Run the program on each row alone by `run.py`: the reference semantics."""
         vm = self._vm()
         assert vm is not None
         if self._code is None:
             self._code = link(self.program, vm.functions, self._verdict, deferred=False)
-        self.calls, self.said = 0, [[] for _ in self.sites]
-        shared = [_seen_as(x, type) for x, type in zip(self.shared, self.types.shared, strict=True)]
+        self.calls, self.contributions = 0, [[] for _ in self.sites]
+        shared = [_as_type(x, type) for x, type in zip(self.shared, self.types.shared, strict=True)]
         vm.depth += 1  # as of a launch: a row has residuals of its own
         try:
             for i in range(count):
-                rows = [_seen_as(x[i : i + 1], t) for x, t in zip(xs, self.types.args, strict=True)]
-                made = vm._run(self._code, (*rows, *shared), vm._store, vm.functions)
-                for y, row in zip(results, made, strict=True):
+                rows = [_as_type(x[i : i + 1], t) for x, t in zip(xs, self.types.args, strict=True)]
+                outputs = vm._run(self._code, (*rows, *shared), vm._store, vm.functions)
+                for y, row in zip(results, outputs, strict=True):
                     y[i : i + 1] = row
         finally:
             vm.depth -= 1
-        for (name, site), said in zip(self.sites, self.said, strict=True):
-            said.sort(key=operator.itemgetter(0))
-            self._add_up(sums[site.sum].reshape(-1).view(np.uint8), name, site, said)
-        self.said = []
+        for (name, site), entries in zip(self.sites, self.contributions, strict=True):
+            entries.sort(key=operator.itemgetter(0))
+            self._add_up(sums[site.sum].reshape(-1).view(np.uint8), name, site, entries)
+        self.contributions = []
 
     def _add_up(
-        self, total: Array, name: str, site: Segment, said: Sequence[tuple[int, list[Array]]]
+        self, total: Array, name: str, site: Segment, entries: Sequence[tuple[int, list[Array]]]
     ) -> None:
-        """Add to a sum what calls say at a site: row by row, and of a row in the order in which its
-        calls begin, by the largest parts."""
+        """Add the contributions of a site to a sum: row by row, within a row in the order in which
+        its calls begin, by the largest parts."""
         first = 0
         for count in sorted(site.parts, reverse=True):
-            given, [after] = self._operands(site, count)
-            while len(said) - first >= count:
-                given[0][: len(total)] = total
-                rows = [operands for _, operands in said[first : first + count]]
-                for area, column in zip(given[1:], zip(*rows, strict=True), strict=True):
-                    made = np.concatenate([x.reshape(-1).view(np.uint8) for x in column])
-                    area[: len(made)] = made
-                self.bound(name, count).run(given, [after], self.scratch)
+            operands, [after] = self._operands(site, count)
+            while len(entries) - first >= count:
+                operands[0][: len(total)] = total
+                rows = [row for _, row in entries[first : first + count]]
+                for area, column in zip(operands[1:], zip(*rows, strict=True), strict=True):
+                    joined = np.concatenate([x.reshape(-1).view(np.uint8) for x in column])
+                    area[: len(joined)] = joined
+                self.bound(name, count).run(operands, [after], self.scratch)
                 total[...] = after[: len(total)]
                 first += count
 
     def _operands(self, segment: Segment, count: int) -> tuple[list[Array], list[Array]]:
-        """The memory of operands and results of a part."""
+        """Return the memory of operands and results of a part."""
         ins, outs = segment.rows(count)
-        given = [self._area(k, nbytes) for k, nbytes in enumerate(ins)]
-        return given, [self._area(-1 - k, nbytes) for k, nbytes in enumerate(outs)]
+        operands = [self._area(k, nbytes) for k, nbytes in enumerate(ins)]
+        return operands, [self._area(-1 - k, nbytes) for k, nbytes in enumerate(outs)]
 
     def _part_of(
         self, name: str, count: int, *, run: bool = False
     ) -> tuple[object, list[Array], list[Array]]:
-        """The program of a segment for that number of rows, its operands and results."""
+        """Return the program of a segment for `count` rows, its operands and results; or `run`
+        it."""
         from mlvm.machines.native.lanes import program_of
 
         segment, bound = self.segments[name], self.bound(name, count)
-        given, left = self._operands(segment, count)
-        arrays = [*given, *self._shared_of(segment)]
+        operands, results = self._operands(segment, count)
+        arrays = [*operands, *self._shared_of(segment)]
         if run:
-            bound.run(arrays, left, self.scratch)
-            return None, given, left
+            bound.run(arrays, results, self.scratch)
+            return None, operands, results
         vm = self._vm()
         assert vm is not None
-        code, operands = bound.on(arrays, left, self.scratch).args[:2]
-        return program_of(code, operands, vm.functions), given, left
+        code, arguments = bound.on(arrays, results, self.scratch).args[:2]
+        return program_of(code, arguments, vm.functions), operands, results
 
 
 def register(vm: VM) -> None:
-    """Make the functions known to the VM's programs."""
+    """Register the host functions of lanes on the VM."""
     reference = weakref.ref(vm)
-    known: dict[str, Lanes] = {}
+    cache: dict[str, Lanes] = {}
     running: list[Lanes] = []
     version = 0
 
@@ -332,14 +323,14 @@ def register(vm: VM) -> None:
         try:
             if version != int(machine.functions.version):
                 version = int(machine.functions.version)
-                while known:  # their programs call functions that may have been replaced
-                    known.popitem()[1].free()
-            lanes = known.pop(text, None)
+                while cache:  # their programs call functions that may have been replaced
+                    cache.popitem()[1].free()
+            lanes = cache.pop(text, None)
             if lanes is None:
-                if len(known) >= _MOST_CODES:
-                    known.pop(next(iter(known))).free()
+                if len(cache) >= _MOST_CODES:
+                    cache.pop(next(iter(cache))).free()
                 lanes = Lanes(machine, text)
-            known[text] = lanes  # the last one used is the last
+            cache[text] = lanes  # the last one used is the last
             running.append(lanes)
             try:
                 lanes.run(arrays)
@@ -359,8 +350,8 @@ def register(vm: VM) -> None:
 
     def add(frame: Frame) -> None:
         number, *operands = [np.array(frame.param(i)) for i in range(frame.nparams)]
-        said = _running(running).said[frame.attributes["site"]]
-        said.append((int(number), operands))
+        entries = _running(running).contributions[frame.attributes["site"]]
+        entries.append((int(number), operands))
 
     callees = {RUN: run, FRAME: begin, ADD: add}
     vm.register_callees(

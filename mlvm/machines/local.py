@@ -1,4 +1,4 @@
-"""A VM of this process, put together from what its options ask for."""
+"""The VM of this process, assembled from its options."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, MachineError
+from mlvm.core.errors import ArgumentError, MachineError
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
@@ -31,7 +31,7 @@ _DEVICE: Final = re.compile(r"(opencl|cuda)(:\d+)*|gpu")
 class LocalVM(VM):
     """One machine, serving one processor. The eager language calls it `ml.VM`.
 
-    With `workers`, so many threads run ops beside the program. The program waits only where it
+    `workers` is a number of threads that run ops beside the program, which waits only where it
     needs a value. `checked=False` is the raw machine: programs are not verified, arrays written
     are not compared with the tensor's type, and a mistake does whatever numpy makes of it.
 
@@ -54,7 +54,7 @@ class LocalVM(VM):
     """
 
     fast_path: FastPath | None
-    """The short way of eager calls to a native VM: see `native.loop.open_fast_path`."""
+    """The fast path of eager calls to a native VM: see `native.loop.open_fast_path`."""
 
     trace: ClassVar[Callable[..., AbstractContextManager[None]]]
     """`vm.trace(path)`; see `mlvm.show.trace`, which adds it."""
@@ -65,10 +65,10 @@ class LocalVM(VM):
     """The VM of a device; see `mlvm.machines.gpu`, which adds it."""
 
     def __new__(cls, *args: Any, device: str = "cpu", **options: Any) -> LocalVM:
-        known = {"name", *(LocalVM.__init__.__kwdefaults__ or ())}
-        if cls is LocalVM and (unknown := options.keys() - known):
+        allowed = {"name", *(LocalVM.__init__.__kwdefaults__ or ())}
+        if cls is LocalVM and (unknown := options.keys() - allowed):
             names = ", ".join(f"{name}=" for name in sorted(unknown))
-            raise AttributeRefused(f"VM(): no {names}; there are {', '.join(sorted(known))}")
+            raise ArgumentError(f"VM(): no {names}; there are {', '.join(sorted(allowed))}")
         if cls is LocalVM and device != "cpu":
             return super().__new__(cls.on_device)
         return super().__new__(cls)
@@ -86,8 +86,8 @@ class LocalVM(VM):
         kernels: Kernels = NO_KERNELS,
     ) -> None:
         if name is not None and _DEVICE.fullmatch(name):
-            wanted = name if ":" in name else "opencl:0"
-            raise MachineError(f'{name!r} names a device, not a VM: write VM(device="{wanted}")')
+            device = name if ":" in name else "opencl:0"
+            raise MachineError(f'{name!r} names a device, not a VM: write VM(device="{device}")')
         if device != "cpu":
             raise MachineError(f"a {self.__class__.__name__} is on the cpu, not on {device!r}")
         if not isinstance(workers, int) or workers < 0:
@@ -99,7 +99,7 @@ class LocalVM(VM):
                 f"a VM has native True, False or None and a number of threads, "
                 f"not {native!r} and {threads!r}"
             )
-        native = extension.wanted(native)
+        native = extension.is_native(native)
         run: Run = reference.run
         if native:
             from mlvm.machines.native.kernels import native_kernels
@@ -124,7 +124,7 @@ class LocalVM(VM):
             self._scheduler = Workers(workers, self.name)
 
     def _equip(self, *, native: bool, threads: int) -> None:
-        """What every VM of this process has."""
+        """Set the attributes and register the host functions that every VM of this process has."""
         self.native = native
         self.threads = threads
         self.fast_path = None
@@ -132,14 +132,21 @@ class LocalVM(VM):
         residuals.register(self, native=native)
         lanes.register(self)
         checks.register(self)
-        said = np.asarray(self.native, np.int64)
-        self.register(NATIVE, lambda frame: frame.push(said), nparams=0, nresults=1)
+        is_native = np.asarray(self.native, np.int64)
+        self.register(NATIVE, lambda frame: frame.push(is_native), nparams=0, nresults=1)
+
+    def __enter__(self) -> Self:
+        """Return the VM; the end of the block closes it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<{self.__class__.__name__} {self.name!r}>"
 
     def known_launches(self) -> KnownLaunches | None:
-        """A table of the launches that a client makes, for a native VM without workers."""
+        """Make a table of the launches of one client, for a native VM without workers."""
         if self._pool is None:
             return None
         from mlvm.machines.native.known import KnownLaunches

@@ -43,10 +43,12 @@ extern "C" {
  * real part and then the imaginary part, C128 two doubles. F16 is IEEE 754 binary16, BF16 the upper half
  * of a float. Those from I4 on are for storage alone, two or four elements to a byte but for F8E4M3 and
  * F8E5M2, the first in the lowest bits. */
+/* clang-format off */
 #define MLVM_DTYPES(X)                                                                   \
     X(BOOL, 0) X(U8, 1) X(I8, 2) X(I16, 3) X(I32, 4) X(I64, 5) X(U16, 6) X(U32, 7)       \
     X(U64, 8) X(F32, 9) X(F64, 10) X(C64, 11) X(C128, 12) X(F16, 13) X(BF16, 14)      \
     X(I4, 15) X(U4, 16) X(I2, 17) X(U2, 18) X(F8E4M3, 19) X(F8E5M2, 20) X(F4E2M1, 21)
+/* clang-format on */
 #define MLVM_DTYPE_(name, code) MLVM_##name = code,
 enum mlvm_dtype { MLVM_DTYPES(MLVM_DTYPE_) };
 
@@ -87,8 +89,7 @@ struct mlvm_frame {
 
     /* A tensor of zeros, on a 64-byte boundary; a result once it is pushed, else freed when the
      * function returns. NULL when there is no such type, or no memory. */
-    mlvm_tensor *(*new_tensor)(mlvm_frame *frame, int32_t dtype, int32_t ndim,
-                               const int64_t *shape);
+    mlvm_tensor *(*new_tensor)(mlvm_frame *frame, int32_t dtype, int32_t ndim, const int64_t *shape);
 
     /* Leave a result: a new tensor, or the tensor of a parameter. Returns 0, or 1 for any other
      * pointer. Do not write to a tensor after it is pushed. */
@@ -125,8 +126,8 @@ extern MLVM_EXPORT const int32_t mlvm_abi_version;
 extern MLVM_EXPORT const mlvm_entry mlvm_functions[];
 
 /* Define both, once in a library: MLVM_FUNCTIONS({"f", f, 1, 1}, {"g", g, 2, MLVM_ANY}); */
-#define MLVM_FUNCTIONS(...)                                \
-    const int32_t mlvm_abi_version = MLVM_ABI_VERSION;     \
+#define MLVM_FUNCTIONS(...)                            \
+    const int32_t mlvm_abi_version = MLVM_ABI_VERSION; \
     const mlvm_entry mlvm_functions[] = {__VA_ARGS__, {NULL, NULL, 0, 0}}
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
-"""Residuals: what the way back through control flow needs of the way there, on a stack.
+"""Residuals: values that control flow saves for its backward pass, on a stack of each VM.
 
-How often a `while_loop` turns, or how deep a function calls itself, is known at run time only. So
-such a program keeps the values of each turn, or call, as a record on a stack of the VM's own, and
-knows it by its number there.
+The trip count of a `while_loop` and the depth of recursion are known at run time only. So such a
+program saves the values of each iteration, or call, as a record on a stack of the VM, and refers to
+the record by its number there.
 
     residuals.begin  ( -- )               a program's own stack, above that of one around it
     residuals.push   ( p x1 .. xn -- )    a record of copies of the tensors; its number is in p
@@ -49,11 +49,11 @@ _HELD: Final = Program.of_op(HELD, 0, {}, 1)
 
 
 class Stack:
-    """Records of arrays, in memory that `more(nbytes)` gives. `keep(nbytes)` is told what they take
-    beside that."""
+    """Stack of records of arrays. `more(nbytes)` allocates its memory; `keep(nbytes)` reports the
+    overhead in bytes beside that."""
 
     def __init__(self, more: Callable[[int], Array], keep: Callable[[int], None]) -> None:
-        self.held = 0
+        self.nbytes = 0
         self._more, self._keep = more, keep
         self._chunks: list[Array] = []
         self._top = 0, 0  # the chunk, and how much of it is used
@@ -61,19 +61,19 @@ class Stack:
         self._first = 0  # how many are of programs around this one
 
     def begin(self) -> Any:
-        """Begin the records of a program. Returns a mark for the end of them."""
+        """Begin the records of a program. Return the mark that `end` takes."""
         mark = self._top, len(self._records), self._first
         self._first = len(self._records)
         return mark
 
     def end(self, mark: Any) -> None:
-        """Give up the records since the mark."""
+        """Drop the records since the mark."""
         self._top, count, self._first = mark
         self._keep(-sum(map(_overhead, self._records[count:])))
         del self._records[count:]
 
     def push(self, arrays: Sequence[Array]) -> int:
-        """Copy arrays into a new record. Returns its number."""
+        """Copy arrays into a new record. Return its number."""
         self._keep(_overhead(arrays))
         record = [self._take(TensorType.of(array)) for array in arrays]
         for place, array in zip(record, arrays, strict=True):
@@ -82,11 +82,11 @@ class Stack:
         return len(self._records)
 
     def record(self, number: int) -> list[Array] | None:
-        """The arrays of a record of the program; None if there is none of that number."""
+        """Return the arrays of a record of the program; None if no record has that number."""
         return self._records[number - 1] if self._first < number <= len(self._records) else None
 
     def _take(self, type: TensorType) -> Array:
-        """Memory for a tensor, on top."""
+        """Allocate memory for a tensor on top of the stack."""
         nbytes = -(-type.nbytes // ALIGNMENT) * ALIGNMENT
         chunk, used = self._top
         while chunk < len(self._chunks) and used + nbytes > self._chunks[chunk].size:
@@ -94,15 +94,15 @@ class Stack:
         if chunk == len(self._chunks):
             size = max(nbytes, _CHUNK << min(chunk, 10))
             self._chunks.append(self._more(size))
-            self.held += size
+            self.nbytes += size
         self._top = chunk, used + nbytes
         memory = self._chunks[chunk][used : used + type.nbytes]
         return memory.view(type.dtype.numpy).reshape(type.array_shape)
 
 
 class Residuals:
-    """The stacks of one VM: a program's, and above it those of programs that it launches by host
-    functions. Their memory is kept for the next launch."""
+    """Stacks of residuals of one VM: one for each program within a launch, nested as the programs.
+    Their memory is reused by the next launch."""
 
     def __init__(self, vm: VM, stack: Stack | NativeStack) -> None:
         self._vm = weakref.ref(vm)  # whose function table has the methods
@@ -110,8 +110,8 @@ class Residuals:
         self._programs: list[tuple[int, Any]] = []  # depth, and where its records begin
 
     def begin(self, frame: Frame) -> None:
-        """Begin the stack of the program that runs now. What is left of others at its depth of
-        launches within launches, which have failed, is given up."""
+        """Begin the stack of the program that runs now. Drop stacks of failed programs at its depth
+        of nested launches."""
         vm = self._vm()
         assert vm is not None  # it runs a program
         while self._programs and self._programs[-1][0] >= vm.depth:
@@ -119,25 +119,25 @@ class Residuals:
         self._programs.append((vm.depth, self._stack.begin()))
 
     def end(self, frame: Frame) -> None:
-        """Give up the records of the program that began last."""
+        """Drop the records of the program that began last."""
         if not self._programs:
             raise MachineError(f"{END} without {BEGIN}")
         self._stack.end(self._programs.pop()[1])
 
     def push(self, frame: Frame) -> None:
-        """Copy the tensors into a new record, and tell its number."""
+        """Copy the tensors into a new record; write its number into the first parameter."""
         number, *arrays = _arrays(PUSH, frame)
         number[...] = self._stack.push(arrays)
 
     def read(self, frame: Frame) -> None:
-        """Copy a record, or as many of its arrays. Raises `HostFunctionError` if there is none of
-        that number and these types."""
+        """Copy the first arrays of a record into the parameters. Raises `HostFunctionError` if no
+        record has that number and these types."""
         *outs, place = _arrays(READ, frame)
         for out, x in zip(outs, self._record_like(READ, int(place), outs), strict=False):
             np.copyto(out, x)
 
     def read_rows(self, frame: Frame) -> None:
-        """Copy each row of the arrays from a record of its own. Raises what `read` raises."""
+        """Copy row i of the arrays from the record with number i. Raises what `read` raises."""
         *outs, places = _arrays(READ_ROWS, frame)
         numbers = places.copy()
         for number in np.unique(numbers).tolist():
@@ -146,21 +146,25 @@ class Residuals:
                 out[rows] = x[rows]
 
     def _record_like(self, name: str, number: int, outs: Sequence[Array]) -> list[Array]:
-        """The arrays of a record, of which the first have the types of these."""
+        """Return the arrays of a record. Raises `HostFunctionError` unless the first have the types
+        of `outs`."""
         record = (self._stack.record(number) if number else list(map(np.zeros_like, outs))) or []
         if [x.shape for x in outs] != [x.shape for x in record[: len(outs)]] or any(
             out.dtype != x.dtype for out, x in zip(outs, record, strict=False)
         ):
-            told = f"no record {number} of {len(outs)} such tensors is there"
-            raise HostFunctionError(f"{name}: {told}")
+            message = f"no record {number} of {len(outs)} such tensors is there"
+            raise HostFunctionError(f"{name}: {message}")
         return record
 
     def add(self, frame: Frame) -> None:
-        """Tell the numbers of the sums of records, each of two, and of what these name."""
+        """Add pairs of records, and recursively the records that they name; write the numbers of
+        the sums into the first parameter."""
         total, p, q = filter(is_tensor, map(frame.param, range(3)))
         pairs = [*zip(p.ravel().tolist(), q.ravel().tolist(), strict=True)]
-        wanted = len(pairs)
-        named: list[list[tuple[int, int]]] = []  # for each pair: its numbers, and their first sum
+        npairs = len(pairs)
+        named: list[
+            list[tuple[int, int]]
+        ] = []  # by pair: where the pairs that it names begin, and count
         for pair in pairs:  # which grows meanwhile
             named.append([])
             if all(pair):
@@ -179,10 +183,10 @@ class Residuals:
                         at, size = next(inner)
                         x[...] = np.asarray(sums[at : at + size], np.int64).reshape(x.shape)
                 sums[i] = self._stack.push(arrays)
-        total[...] = np.asarray(sums[:wanted], np.int64).reshape(total.shape)
+        total[...] = np.asarray(sums[:npairs], np.int64).reshape(total.shape)
 
     def tell(self, frame: Frame) -> None:
-        frame.push(np.asarray(self._stack.held, np.int64))
+        frame.push(np.asarray(self._stack.nbytes, np.int64))
 
     def _record(self, number: int) -> list[Array]:
         record = self._stack.record(number)
@@ -192,18 +196,18 @@ class Residuals:
 
 
 def _overhead(record: Sequence[Array]) -> int:
-    """Bytes of a record beside the elements."""
+    """Return the bytes of a record beside its elements."""
     return _PER_RECORD * (1 + len(record))
 
 
 def register(vm: VM, *, native: bool = False) -> None:
-    """Make the functions known to the VM's programs."""
+    """Register the host functions of residuals on the VM."""
     reference = weakref.ref(vm)
 
     def machine() -> VM:
-        found = reference()
-        assert found is not None  # it runs a program
-        return found
+        vm = reference()
+        assert vm is not None  # it runs a program
+        return vm
 
     def more(nbytes: int) -> Array:
         return machine().array_of(machine().alloc_tensor(TensorType(u8, (nbytes,))))
@@ -230,14 +234,15 @@ def register(vm: VM, *, native: bool = False) -> None:
     vm.register_callees(callees)
 
 
-def held(vm: VMProtocol) -> int:
-    """The bytes of the VM's stack."""
+def stack_bytes(vm: VMProtocol) -> int:
+    """Return the bytes of the VM's stacks of residuals."""
     [nbytes] = vm.launch(_HELD)
     return int(nbytes)
 
 
 def _arrays(name: str, frame: Frame) -> list[Array]:
-    """The parameters, of which the one for the record's number is an i64[]."""
+    """Return the parameters. Raises `HostFunctionError` unless all are tensors, and the record's
+    number an i64[]."""
     params = [frame.param(i) for i in range(frame.nparams)]
     arrays = list(filter(is_tensor, params))
     number = arrays[0 if name == PUSH else -1] if arrays else None
@@ -247,6 +252,6 @@ def _arrays(name: str, frame: Frame) -> list[Array]:
         or TensorType.of(number).dtype is not i64
         or (number.ndim > 0) != (name == READ_ROWS)
     ):
-        told = "takes tensors, and an i64[] for the record's number"
-        raise HostFunctionError(f"{name}: {told}")
+        expected = "takes tensors, and an i64[] for the record's number"
+        raise HostFunctionError(f"{name}: {expected}")
     return arrays

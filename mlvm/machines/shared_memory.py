@@ -13,11 +13,11 @@ import sys
 import tempfile
 
 Source = int | str
-"""How the system knows shared memory: by a file descriptor, on Windows by a tag."""
+"""Identifier of shared memory: a file descriptor, on Windows a tag."""
 
 
 def new_source(nbytes: int) -> Source:
-    """Shared memory of so many zero bytes. Only the returned value leads to it.
+    """Create shared memory of `nbytes` zero bytes. Only the returned value leads to it.
 
     Raises `MemoryError` for more than the machine has, and `OSError`.
     """

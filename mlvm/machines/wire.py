@@ -1,6 +1,6 @@
 """The VM protocol as bytes, and a `WireVM` that speaks it to a VM behind it.
 
-A `WireVM` encodes each call as one message; a `WireServer` decodes it, asks its VM, and encodes
+A `WireVM` encodes each call as one message; a `WireServer` decodes it, calls its VM, and encodes
 the answer or the error. Only bytes pass between the two; `mlvm.machines.remote` has a socket carry
 them. `CALLS` is the whole protocol; docs/wire.md has its layout.
 """
@@ -72,12 +72,12 @@ def _write_nbytes(writer: Writer, nbytes: int) -> None:
 
 def _write_array(writer: Writer, array: Array) -> None:
     if not isinstance(array, (np.ndarray, np.generic)):
-        raise errors.DTypeError(f"an array is wanted, not a {array.__class__.__name__}")
+        raise errors.DTypeError(f"expected an array, got a {array.__class__.__name__}")
     writer.array(array)
 
 
 def _write_program(writer: Writer, program: Program | bytes) -> None:
-    """Write the program, or its bytes, where somebody has made them."""
+    """Write the program, or its bytes if the caller has encoded it."""
     writer.blob(program if isinstance(program, bytes) else program.to_bytes())
 
 
@@ -96,7 +96,7 @@ def _read_estimate(reader: Reader) -> Estimate:
 
 
 def _several(field: Field) -> Field:
-    """Any number of them, one after the other."""
+    """Make the field of a sequence of such values."""
     _, write, read = field
     return Field(
         f"{field.name}s",
@@ -154,7 +154,8 @@ CALLS: Final[dict[str, Procedure]] = {
 }
 """Every call by name. A program is loaded once under a number of the client's choice, launched and
 estimated by that number, and dropped when the client has no more use for it. The answer to
-`load_program` says whether a launch of it may leave outputs: if none does, nobody need wait."""
+`load_program` says whether a launch of it may leave outputs: if none does, the client need not
+wait."""
 
 
 # --- messages ------------------------------------------------------------------------
@@ -169,7 +170,7 @@ def write_call(writer: Writer, name: str, args: Sequence[Any]) -> None:
 
 
 def read_name(reader: Reader) -> str:
-    """The name of a call, whose arguments follow it."""
+    """Read the name of a call, before its arguments."""
     name = reader.text()
     if name not in CALLS:
         raise EncodingError(f"no call {brief(name)}; there are {', '.join(CALLS)}")
@@ -177,14 +178,14 @@ def read_name(reader: Reader) -> str:
 
 
 def read_args(reader: Reader, name: str) -> list[Any]:
-    """The arguments of a call of that name. Raises `EncodingError` or `ProgramError`."""
+    """Read the arguments of a call of that name. Raises `EncodingError` or `ProgramError`."""
     args = [field.read(reader) for field in CALLS[name].parameters.values()]
     reader.end()
     return args
 
 
 def encode_call(name: str, args: Sequence[Any]) -> bytes:
-    """A call as a message. Raises what `write_call` raises.
+    """Encode a call as a message. Raises what `write_call` raises.
 
     >>> from mlvm.machines.wire import decode_call, encode_call
     >>> decode_call(encode_call("alloc_storage", [64]))
@@ -196,14 +197,14 @@ def encode_call(name: str, args: Sequence[Any]) -> bytes:
 
 
 def decode_call(message: bytes) -> tuple[str, list[Any]]:
-    """The call's name and arguments. Raises `EncodingError` or `ProgramError`."""
+    """Decode a call's name and arguments. Raises `EncodingError` or `ProgramError`."""
     _, reader = open_message(message, Kind.call)
     name = read_name(reader)
     return name, read_args(reader, name)
 
 
 def encode_answer(name: str, result: Any) -> bytes:
-    """The result of the call of that name as a message.
+    """Encode the result of the call of that name as a message.
 
     >>> from mlvm.machines.wire import decode_answer, encode_answer
     >>> decode_answer("alloc_tensor", encode_answer("alloc_tensor", 7))
@@ -215,13 +216,13 @@ def encode_answer(name: str, result: Any) -> bytes:
 
 
 def decode_answer(name: str, message: bytes) -> Any:
-    """The result of the call of that name. Raises the error that the message has instead."""
+    """Decode the result of the call of that name. Raises the error if the message is one."""
     return read_answer(*open_message(message, Kind.answer, Kind.error), name)
 
 
 def read_answer(kind: Kind, reader: Reader, name: str) -> Any:
-    """The result of the call of that name, from a message of that kind. Raises the error that it
-    has instead."""
+    """Read the result of the call of that name from a message of that kind. Raises the error if
+    the message is one."""
     if kind is Kind.error:
         raise read_error(reader)  # a variable would make a cycle with the traceback
     result = CALLS[name].result.read(reader)
@@ -245,24 +246,24 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
 
 
 def encode_error(error: Exception) -> bytes:
-    """The error as a message: the name of its class, its arguments, its parts and its notes.
+    """Encode an error as a message: the name of its class, its arguments, its parts and its notes.
 
-    One of a class unknown to the wire goes as the nearest base that is known, with its text. It
-    never raises: what an error is made of may be anything.
+    An error of a class unknown to the wire is sent as its nearest known base, with its text. Never
+    raises, whatever the parts of the error are.
     """
     try:
         return _encode_error(error)
     except Exception:
-        told = f"an error that has no encoding: {brief(error)}"
-        return _encode_error(errors.MachineError(told))
+        message = f"an error that has no encoding: {brief(error)}"
+        return _encode_error(errors.MachineError(message))
 
 
 def _encode_error(error: Exception) -> bytes:
-    known = next(each for each in type(error).__mro__ if _ERRORS.get(each.__name__) is each)
-    args = error.args if known is type(error) else (_text(error),)
-    parts = {name: part for name, part in vars(error).items() if _may_be_part(known, name)}
+    kind = next(each for each in type(error).__mro__ if _ERRORS.get(each.__name__) is each)
+    args = error.args if kind is type(error) else (_text(error),)
+    parts = {name: part for name, part in vars(error).items() if _may_be_part(kind, name)}
     writer = Writer()
-    writer.text(known.__name__)
+    writer.text(kind.__name__)
     writer.sequence(args, _write_part)
     writer.mapping(parts, _write_part)
     writer.sequence(getattr(error, "__notes__", ()), Writer.text)
@@ -270,8 +271,8 @@ def _encode_error(error: Exception) -> bytes:
 
 
 def _may_be_part(kind: type[Exception], name: str) -> bool:
-    """Whether an error of that class may have a part of that name: not in place of a method, nor of
-    what Python itself keeps there, such as `__notes__`."""
+    """Return True if an error of that class may have an attribute of that name: no method, and
+    nothing of Python's, such as `__notes__`."""
     return not name.startswith("__") and not callable(getattr(kind, name, None))
 
 
@@ -285,7 +286,7 @@ def _write_part(writer: Writer, part: Any) -> None:
 
 
 def _text(value: object) -> str:
-    """The value's text, or `brief`'s if `str` fails."""
+    """Return `str(value)`, or `brief(value)` if `str` fails."""
     try:
         return str(value)
     except Exception:
@@ -293,7 +294,7 @@ def _text(value: object) -> str:
 
 
 def read_error(reader: Reader) -> Exception:
-    """The error of a message of kind error. Raises `EncodingError` for one that cannot be."""
+    """Read the error of a message of kind error. Raises `EncodingError` for an impossible one."""
     name = reader.text()
     if name not in _ERRORS:
         raise reader.error(f"no error {brief(name)}")
@@ -310,8 +311,8 @@ def read_error(reader: Reader) -> Exception:
         vars(error).pop("__notes__", None)  # of where it is read
         str(error)
     except Exception as refused:  # each class has arguments and parts of its own
-        given = brief((*args, parts))
-        raise reader.error(f"{name} is not made of {given}: {refused}") from None
+        spelled = brief((*args, parts))
+        raise reader.error(f"{name} is not made of {spelled}: {refused}") from None
     for note in notes:
         error.add_note(note)
     return error
@@ -321,14 +322,14 @@ def read_error(reader: Reader) -> Exception:
 
 
 class WireServer:
-    """Answers one client's messages from a VM."""
+    """Server of one client's messages, which calls a VM."""
 
     def __init__(self, vm: VM) -> None:
         self.vm = vm
         self._programs: dict[int, Program] = {}
 
     def answer(self, message: bytes) -> bytes:
-        """The answer to a call, as a message. An error is an answer, too."""
+        """Answer a call by a message: the result, or the error."""
         try:
             name, args = decode_call(message)
             return encode_answer(name, self.perform(name, args))
@@ -367,7 +368,7 @@ class WireServer:
         return self.vm.estimate(self.program(number), arg_types)
 
     def program(self, number: int) -> Program:
-        """The program that is loaded under that number. Raises `HandleError`."""
+        """Return the program that is loaded under that number. Raises `HandleError`."""
         try:
             return self._programs[number]
         except KeyError:
@@ -375,8 +376,13 @@ class WireServer:
 
 
 class Loaded(NamedTuple):
-    """A program that the server knows by `number`, until all programs of the same bytes have died
-    on this side. A launch of it may leave `outputs`."""
+    """Program loaded on the server.
+
+    number: its name on the server.
+    digest: of its bytes.
+    outputs: whether a launch may leave outputs.
+    alive: the client's programs with these bytes, by id; the server drops it after the last.
+    """
 
     number: int
     digest: bytes
@@ -385,7 +391,7 @@ class Loaded(NamedTuple):
 
 
 class WireVM(Identity):
-    """A VM behind a wire: every call passes to `vm` and back as bytes.
+    """VM behind a wire: every call passes to `vm` and back as bytes.
 
     It implements `VMProtocol`. An error comes back with its class, text, notes and attributes (an
     `OpError` has its op, operands and reason). An argument that has no encoding is refused before
@@ -412,12 +418,12 @@ class WireVM(Identity):
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Who holds it makes calls that no other thread's come between."""
+        """The lock that keeps other threads' calls from coming between."""
         return self._lock
 
     @cached_property
     def native(self) -> bool:
-        """Whether the machine there is a native one, whose policy steps are fused by."""
+        """True if the remote VM is native, so that steps are fused by the native policy."""
         try:
             [answer] = self.launch(_ASK_NATIVE)
         except (errors.UnknownFunction, HandleError):  # a plain VM; a dry one, which has no values
@@ -487,6 +493,10 @@ class WireVM(Identity):
         """Wait until all that was called is done. Raises the error of what failed."""
         self._call("synchronize")
 
+    def require_open(self) -> None:
+        """Raise `MachineError` if the VM behind the wire was closed."""
+        self.vm.require_open()
+
     def close(self) -> None:
         """Close the VM behind the wire, which ends all that was made on it. Idempotent."""
         self._close()
@@ -494,7 +504,7 @@ class WireVM(Identity):
     # --- programs ---
 
     def loaded(self, program: Program) -> Loaded:
-        """What the server knows the program by. One whose bytes it has not seen is sent first."""
+        """Return the server's entry of the program, which is sent first if its bytes are new."""
         if self._dead:
             self._drop_programs()
         return self._loaded.get(id(program)) or self._load(program)
@@ -502,7 +512,7 @@ class WireVM(Identity):
     def _load(self, program: Program) -> Loaded:
         """Send the program, unless one of the same bytes was sent."""
         if not isinstance(program, Program):
-            raise errors.ProgramError(f"a Program is wanted to launch, not {brief(program)}")
+            raise errors.ProgramError(f"launch: expected a Program, got {brief(program)}")
         data = program.to_bytes()
         digest = hashlib.sha256(data).digest()
         with self._lock:
@@ -525,7 +535,7 @@ class WireVM(Identity):
             return loaded
 
     def _drop_programs(self) -> None:
-        """Tell the server which programs are needed no more."""
+        """Drop programs on the server that have died on this side."""
         with self._lock:
             while self._dead:
                 key, loaded = self._dead.popleft()
@@ -540,5 +550,5 @@ class WireVM(Identity):
 for _call in (
     *("alloc_storage", "alloc_tensor", "consumed_size_in_mib", "dealloc_storage"),
     *("dealloc_tensor", "estimate", "launch", "read", "swap", "tensor_from_storage", "write"),
-):  # what a call does is said once, in VM
+):  # VM has their docstrings
     vars(WireVM)[_call].__doc__ = vars(VM)[_call].__doc__

@@ -34,7 +34,7 @@ _MOST_BYTES: Final = 1 << 28  # of results under way
 
 
 class _Task:
-    """A kernel to run on arrays, the first of which it writes, once others are done."""
+    """Kernel to run on arrays, the first of which it writes, after the tasks that it depends on."""
 
     __slots__ = ("blame", "done", "followers", "memory", "nbytes", "reads", "run", "unmet", "write")
 
@@ -51,12 +51,12 @@ class _Task:
         self.done = threading.Event()
 
     def touches(self, span: Span, writing: bool) -> bool:
-        """Whether who reads, or writes, the span has to wait for the task."""
+        """Return True if a read of the span (a write, if `writing`) has to wait for the task."""
         return span.meets(self.write) or (writing and any(map(span.meets, self.reads)))
 
 
 class Workers:
-    """Runs tasks on worker threads, in any order that the bytes they touch allow."""
+    """Scheduler that runs tasks on worker threads, in any order that the bytes they touch allow."""
 
     def __init__(self, workers: int, name: str) -> None:
         self._name = name
@@ -129,12 +129,12 @@ class Workers:
         forgets all such errors."""
         self.drain()
         with self._change:
-            error, self._bad = self._bad.left(), BadBytes()
+            error, self._bad = self._bad.first_error(), BadBytes()
         if error is not None:
             raise again(error)
 
     def close(self) -> None:
-        """End the workers when they have done what they were given. Idempotent."""
+        """End the workers after their tasks. Idempotent."""
         self.drain()
         with self._change:
             self._closed = True
@@ -173,13 +173,13 @@ class Workers:
                 self._pool.submit(self._run, task)
 
     def _run(self, task: _Task) -> None:
-        """On a worker: run the task if what it reads is good, and let its followers go."""
+        """Run the task on a worker unless it reads bad bytes, then release its followers."""
         with self._change:
             error = self._bad.error(task.reads)
         try:
             if error is None:
                 task.run()
-        except BaseException as raised:  # a worker has nobody to raise to
+        except BaseException as raised:  # a worker has no caller to raise to
             error = raised.with_traceback(None)  # whose frames hold arrays
             if isinstance(raised, Exception):
                 task.blame(raised)
@@ -204,4 +204,4 @@ class Workers:
 
 
 def _nothing(*_: object) -> None:
-    """In the place of the functions of a task that is done."""
+    """Do nothing: replaces the functions of a finished task."""

@@ -13,13 +13,16 @@ from mlvm.core.types import DType, f32, f64
 
 _LAYERS: Final = 256
 _NUMPY: Final = {f32: 0x75EE966F, f64: 0x969AEF6E}
-"""What a sum of numpy's tables is, by dtype."""
+"""Checksum of numpy's tables, by dtype."""
 
 
 class Ziggurat(NamedTuple):
-    """The widths of the layers by 2^23 or 2^52 (the first is the tail's), how many of so many steps
-    lie inside of the next layer, and the density at each edge (Marsaglia and Tsang, Journal of
-    Statistical Software 5, 2000). Numbers are of the dtype."""
+    """Tables of the ziggurat (Marsaglia and Tsang, Journal of Statistical Software 5, 2000).
+
+    widths: of the layers, over 2^23 (f32) or 2^52 (f64); the first is the tail's.
+    inside: steps, of 2^23 or 2^52, that lie inside of the next layer.
+    density: at each edge.
+    """
 
     widths: tuple[float, ...]
     inside: tuple[int, ...]
@@ -28,8 +31,8 @@ class Ziggurat(NamedTuple):
 
 @cache
 def ziggurat(dtype: DType = f32) -> Ziggurat | None:
-    """The tables of f32 or f64. Numpy's of f64 were made step by step in doubles, with an exp that
-    rounded one of them up. None where a system's functions round otherwise."""
+    """Compute the tables of f32 or f64. Numpy computed those of f64 step by step in doubles, with
+    an exp that rounded one value up. None where the system's functions round differently."""
     single = dtype is f32
     bits, area = (23, 0.004928673233974655) if single else (52, 0.004928673233974652)
     x, density = [0.0] * _LAYERS, [1.0] * _LAYERS
@@ -47,8 +50,8 @@ def ziggurat(dtype: DType = f32) -> Ziggurat | None:
     widths = [width / 2**bits for width in x]
     if single:
         widths, density = _narrow(widths), _narrow(density)
-    made = Ziggurat(tuple(widths), inside, tuple(density))
-    return made if crc32(repr(made).encode()) == _NUMPY[dtype] else None
+    tables = Ziggurat(tuple(widths), inside, tuple(density))
+    return tables if crc32(repr(tables).encode()) == _NUMPY[dtype] else None
 
 
 def _narrow(values: list[float]) -> list[float]:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, ModelError
+from mlvm.core.errors import ArgumentError, ModelError
 from mlvm.core.types import Array, DType, TensorType, bool_, f64, i64
 from mlvm.eager import Tensor
 from mlvm.eager.tensor.reading import values_of
@@ -48,10 +48,10 @@ OpenAxes = dict[str, dict[int, Open]]
 
 
 def open_axes(given: Mapping[str, Mapping[int, str]], inputs: Mapping[str, TensorType]) -> OpenAxes:
-    """Those that `save` was given. Raises `AttributeRefused` for what names none."""
+    """Those that `save` was given. Raises `ArgumentError` for what names none."""
 
-    def refuse(reason: str) -> AttributeRefused:
-        return AttributeRefused(f"dynamic_axes: {reason}").at("save", ())
+    def refuse(reason: str) -> ArgumentError:
+        return ArgumentError(f"dynamic_axes: {reason}").at("save", ())
 
     found: OpenAxes = {}
     for name, axes in given.items() if isinstance(given, Mapping) else [("", given)]:

@@ -13,7 +13,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     DTypeError,
     EncodingError,
     MlvmError,
@@ -90,12 +90,12 @@ class Model(ml.nn.Module):
         twice = sorted(kwargs.keys() & given.keys())
         if twice or len(args) > len(graph.inputs):
             told = f"{twice[0]!r} is given twice" if twice else f"{len(args)} inputs are given"
-            raise AttributeRefused(f"{told}; they are {self.inputs}").at("Model", ())
+            raise ArgumentError(f"{told}; they are {self.inputs}").at("Model", ())
         given |= kwargs
         for name in given.keys() ^ {*graph.inputs}:
             if name in given or graph.kinds[name].container != "optional":
                 told = "there is no input" if name in given else "this input is missing:"
-                raise AttributeRefused(f"{told} {name!r}; they are {self.inputs}").at("Model", ())
+                raise ArgumentError(f"{told} {name!r}; they are {self.inputs}").at("Model", ())
             given[name] = None
         given = self._narrowed(given)
         operands = {name: self._operand(name, x, graph.kinds[name]) for name, x in given.items()}
@@ -190,7 +190,7 @@ def load(file: str | os.PathLike[str] | bytes) -> Model:
 
     Raises `OSError` for a file that cannot be read; `ModelError`, which names the node, for one
     that is no ONNX file or is damaged, and for ops that mlvm does not run, such as those of
-    strings; `AttributeRefused` for what is neither a name nor bytes. A call refuses other inputs
+    strings; `ArgumentError` for what is neither a name nor bytes. A call refuses other inputs
     than the file declares.
     https://onnx.ai/onnx/repo-docs/IR.html
 
@@ -205,9 +205,7 @@ def load(file: str | os.PathLike[str] | bytes) -> Model:
     try:
         path = Path(os.fspath(file))
     except TypeError:
-        raise AttributeRefused("load takes the name of a file, or its bytes").at(
-            "load", ()
-        ) from None
+        raise ArgumentError("load takes the name of a file, or its bytes").at("load", ()) from None
     files = Files(path.parent)
     return _loaded(files.mapped(path), files, str(path))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import ArgumentError
 from mlvm.core.op import OPS, Attributes
 from mlvm.core.op import Op as CoreOp
 from mlvm.core.types import DType, TensorType
@@ -45,7 +45,7 @@ def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
                 inputs = list(node.input)[:count]
                 dtypes = [DType.storage.get(x) for x in found.get("dtypes", [""] * len(inputs))]
                 return op, list(zip(inputs, dtypes, strict=True))
-            except (ValueError, TypeError, KeyError, AttributeRefused):
+            except (ValueError, TypeError, KeyError, ArgumentError):
                 return None
     return None
 

@@ -16,15 +16,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ModelError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ModelError, brief
 from mlvm.core.types import Array, DType, TensorType, bool_, i64
 from mlvm.eager import Tensor
-from mlvm.eager.capture.captured import Captured, as_code, recorded_call
+from mlvm.eager.capture.capture import Captured
+from mlvm.eager.capture.trace import code_for_type, trace_once
 from mlvm.eager.files.safetensors import destination, replacing
+from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.recurrent import step_by_step
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.reading import values_of
-from mlvm.eager.tree import flatten, named_tensors, unflatten
+from mlvm.eager.tree import flatten, named_nodes, named_tensors, unflatten
 from mlvm.onnx.arrays import NAMES, STORED
 from mlvm.onnx.bodies import BODIES, OPSET, Body
 from mlvm.onnx.encode import Parts, encode, size_of
@@ -99,12 +101,12 @@ def save(
         raise _refused_arguments(args)
     for name in kwargs.keys() & _ELSEWHERE.keys():
         if name not in _parameters(fn):
-            raise AttributeRefused(f"it has no {name}=: {_ELSEWHERE[name]}").at("save", ())
+            raise ArgumentError(f"it has no {name}=: {_ELSEWHERE[name]}").at("save", ())
     try:
         target = Path(os.fspath(path))
     except TypeError:
         told = f"a file is named by a text or a path, not {brief(path)}: save(fn, args, path)"
-        raise AttributeRefused(told).at("save", ()) from None
+        raise ArgumentError(told).at("save", ()) from None
     destination(target)  # now, not after a long recording
     model = _Model(fn, list(args), kwargs, {}, {})
     if dynamic_axes:
@@ -119,14 +121,14 @@ def save(
     _write(target, parts)
 
 
-def _refused_arguments(args: Any) -> AttributeRefused:
+def _refused_arguments(args: Any) -> ArgumentError:
     told = "save takes a function, and its arguments as a list"
-    write = as_code(args)
+    write = code_for_type(args)
     if write is not None:
         told += f": for {args!r} write [{write}]"
     elif isinstance(args, (Tensor, TensorType, np.ndarray)):
         told += ", [x] for one"
-    return AttributeRefused(told).at("save", ())
+    return ArgumentError(told).at("save", ())
 
 
 def _write(path: Path, parts: Parts) -> None:
@@ -172,11 +174,11 @@ class _Model:
             recorded, signature = _recorded_at(sizes, fn, [*by_name.values()], named_too)
         finally:
             step_by_step.reset(whole)
-        if signature.fields or recorded.rebound or recorded.record.ahead:
+        if signature.fields or recorded.outcome.rebound or recorded.record.outside.queues:
             raise ModelError(
                 "a function that rebinds a field, or takes from a queue, is not written"
             )
-        self.states = [x.root for x in recorded.record.states]
+        self.states = [x.root for x in recorded.record.outside.states]
         self.initializers: dict[str, Array | Tensor] = {}
         self.functions: dict[Any, tuple[str, dict[str, Any]]] = {}
         self.types: dict[str, TensorType] = dict(self.inputs)
@@ -511,9 +513,9 @@ class _Graph:
 
 
 def _recorded_at(sizes: Sizes, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """`recorded_call`; what it raises notes the sizes."""
+    """`trace_once`; what it raises notes the sizes."""
     try:
-        return recorded_call(fn, args, kwargs)
+        return trace_once(fn, args, kwargs)
     except MlvmError as error:
         if sizes:
             shown = ", ".join(f"{name} = {n}" for name, n in sizes.items())
@@ -579,6 +581,10 @@ def _paths(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int,
         if name in getattr(fn, "__globals__", {})
     ]
     for prefix, tree in trees:
+        for path, node in named_nodes(tree) if isinstance(tree, Module) else ():
+            if isinstance(node, Model):  # whose tensors keep the names of its file
+                for name, x in {**node.weights, **node.constants}.items():
+                    found.setdefault(id(x.root), "/".join(filter(None, (prefix, path, name))))
         with suppress(DTypeError):
             for path, x in named_tensors(tree, buffers=True).items():
                 name = "/".join(filter(None, (prefix, path)))

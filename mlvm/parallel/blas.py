@@ -27,8 +27,8 @@ class BlasLimit:
         self._controller = extra("threadpoolctl", "parallel").ThreadpoolController()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """In the block, BLAS computes on the thread that calls it and on no other."""
+    def limited(self) -> Iterator[None]:
+        """Limit BLAS to the calling thread inside the block."""
         holder = object()
         try:
             with self._lock:

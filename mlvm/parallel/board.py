@@ -1,13 +1,13 @@
-"""The meeting place of processes: shared memory, where each writes what it calls and gives.
+"""Communication of processes through shared memory, where each writes its calls and data.
 
 Members go through rounds. In a round each writes to its window, publishes the number of the round,
-and waits until the others have published it too; then all read. There are two windows, used in
-turn: who publishes a round has read all of the one before, so what is overwritten has been read.
-The whole group has rounds of its own, and so has each pair of members.
+and waits until the others have published it, too; then all read. There are two windows, used in
+turn: a member that publishes a round has read all of the one before, so overwritten data has been
+read. The whole group and each pair of members have separate rounds.
 
-Who waits looks again and again for some microseconds, and then sleeps until another member wakes
-it. Nobody holds a lock, so the death of a member leaves the memory usable; the parent process sees
-it and writes so.
+A waiting member spins for some microseconds, and then sleeps until another member wakes it. There
+are no locks, so the death of a member leaves the memory usable; the parent process detects it and
+publishes it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 from mlvm.core.errors import GroupError, GroupTimeout, OutOfMemory
 from mlvm.core.types import Array
 from mlvm.machines.shared_memory import new_source
-from mlvm.parallel.meeting import Collective, brief_error
+from mlvm.parallel.communicator import Collective, brief_error
 from mlvm.parallel.passing import NOTHING, Exchanging, most_at_once, pack
 
 _SPIN: Final = 200e-6  # seconds to look for the others before sleep, if each has a core
@@ -41,15 +41,14 @@ _PAGE: Final = 4096
 
 
 class Board:
-    """The shared memory of a group of processes. The parent makes it and hands it to the members.
+    """Shared memory of a group of processes. The parent creates it and passes it to the members.
 
     `counts[r, c]` is the last round that member r has published on channel c: r stands for the
-    whole group, another number for the pair with that member. `waits[r]` are channel and round
-    that r waits for, if the round is not 0. `ended[r]` says that r will call nothing more in this
-    run, `broken[r]` that it has ended the run, for a reason (2: somebody was late); the last one is
-    the parent's.
-    `calls[r]` describes what r calls. `asleep[r]` asks for a byte in the pipe of r. `spins` says
-    whether who waits looks again and again at first. Raises `OutOfMemory`.
+    whole group, another number for the pair with that member. `waits[r]` are channel and round that
+    r waits for, if the round is not 0. `ended[r]` is set when r will call nothing more in this run,
+    `broken[r]` when it has aborted the run (2: a member was late); the last entry is the parent's.
+    `calls[r]` describes the call of r. `asleep[r]` asks for a byte in the pipe of r. `spins` is
+    True if waiting members spin first. Raises `OutOfMemory` if the memory cannot be allocated.
     """
 
     def __init__(self, size: int, spins: bool, _source: Any = None) -> None:
@@ -86,7 +85,7 @@ class Board:
         self.digests, self.calls, self._reasons, self.windows, self.pair_windows = parts[5:]
 
     def clear(self) -> None:
-        """Forget the last run. No member is in one."""
+        """Clear the state of the last run. No member is in a run."""
         for part in (self.counts, self.waits, self.ended, self.broken, self.asleep):
             part[:] = 0
 
@@ -98,7 +97,7 @@ class Board:
         self.broken[i] = 2 if isinstance(error, GroupTimeout) else 1
 
     def reason(self) -> GroupError | None:
-        """Why the run has ended, or None."""
+        """Return the error that has aborted the run, or None."""
         if not self.broken.any():
             return None
         fence()
@@ -108,7 +107,7 @@ class Board:
 
     @property
     def is_late(self) -> bool:
-        """Whether the run has ended because somebody was late."""
+        """True if the run was aborted because a member was late."""
         return bool((self.broken == 2).any())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -120,7 +119,7 @@ class Board:
 
 
 def _attached(size: int, spins: bool, source: Any) -> Board:
-    """The same memory in another process."""
+    """Attach the same memory in another process."""
     return Board(size, spins, source.detach())
 
 
@@ -132,13 +131,13 @@ def write_text(place: Array, text: bytes) -> None:
 
 
 def text_of(place: Array) -> bytes:
-    """The text that was written there."""
+    """Return the text in a field."""
     return place[8 : 8 + int(place[:8].view(np.int64)[0])].tobytes()
 
 
 def fence() -> None:
-    """What was written before is seen by others before what is written after, on any processor: the
-    release of a lock and the acquisition after it keep their order."""
+    """Order memory writes before the call and after it for other processes, on any processor, by
+    releasing and acquiring a lock."""
     lock = threading.Lock()
     lock.acquire()
     lock.release()
@@ -155,7 +154,7 @@ class Bells:
             os.set_blocking(each.fileno(), False)
 
     def ring(self, rank: int) -> None:
-        """Wake that member."""
+        """Wake a member."""
         with suppress(OSError):  # full, so that it wakes anyway; or dead, which others will tell
             os.write(self._writers[rank].fileno(), b"\0")
 
@@ -164,7 +163,7 @@ class Bells:
             each.close()
 
 
-class BoardMeeting(Exchanging):
+class BoardCommunicator(Exchanging):
     """One run of a group of processes, as the member of that rank sees it."""
 
     def __init__(self, board: Board, names: Sequence[str], rank: int, bells: Bells) -> None:
@@ -198,15 +197,15 @@ class BoardMeeting(Exchanging):
 
     @property
     def is_mine(self) -> bool:
-        """Whether this member has ended the run."""
+        """True if this member has aborted the run."""
         return bool(self._broken[self.rank])
 
     @property
     def is_broken(self) -> bool:
-        """Whether somebody has ended the run."""
+        """True if a member has aborted the run."""
         return any(self._broken)
 
-    # --- meeting ---
+    # --- communication ---
 
     def arrive(self, call: Collective) -> None:
         self.require_unbroken(call)
@@ -229,55 +228,57 @@ class BoardMeeting(Exchanging):
             self._round(call)
 
     def exchange(
-        self, call: Collective, given: Sequence[Sequence[Array]], wanted: int
+        self, call: Collective, parts: Sequence[Sequence[Array]], nbytes: int
     ) -> list[Array]:
         if len(call.ranks) == 1:
             return [NOTHING]
         window, most = self._window(call, self.rank), self.most
         for i, other in enumerate(call.ranks):
             if other != self.rank:
-                pack(given[i], window[i * most : (i + 1) * most])
+                pack(parts[i], window[i * most : (i + 1) * most])
         self._round(call)
         start = call.ranks.index(self.rank) * most
-        return self._received(call, [(start, wanted)] * len(call.ranks))
+        return self._received(call, [(start, nbytes)] * len(call.ranks))
 
-    def share(self, call: Collective, given: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
+    def share(
+        self, call: Collective, arrays: Sequence[Array], lengths: Sequence[int]
+    ) -> list[Array]:
         if len(call.ranks) == 1:
             return [NOTHING]
-        pack(given, self._window(call, self.rank))
+        pack(arrays, self._window(call, self.rank))
         self._round(call)
-        return self._received(call, [(0, nbytes) for nbytes in wanted])
+        return self._received(call, [(0, nbytes) for nbytes in lengths])
 
     def _received(self, call: Collective, where: Sequence[tuple[int, int]]) -> list[Array]:
-        """From the window of each member, so many bytes from some place on."""
+        """Return `nbytes` bytes of each member's window, from an offset on."""
         return [
             NOTHING if other == self.rank else self._window(call, other, 0)[start : start + nbytes]
             for other, (start, nbytes) in zip(call.ranks, where, strict=True)
         ]
 
-    def _window(self, call: Collective, rank: int, ahead: int = 1) -> Array:
-        """The window of that member in the last round, or so many ahead."""
+    def _window(self, call: Collective, rank: int, rounds: int = 1) -> Array:
+        """Return the window of a member in the round that is `rounds` after the last one."""
         windows = self._board.pair_windows if call.is_pair else self._board.windows
         _, count = self._next(call)
-        window: Array = windows[rank, (count - 1 + ahead) & 1]
+        window: Array = windows[rank, (count - 1 + rounds) & 1]
         return window
 
     # --- rounds ---
 
     def _channel(self, call: Collective, rank: int) -> int:
-        """The channel of the call, as the member of that rank numbers it."""
+        """Return the channel of the call in the numbering of the member of that rank."""
         if not call.is_pair:
             return rank
         first, second = call.ranks
         return second if rank == first else first
 
     def _next(self, call: Collective) -> tuple[int, int]:
-        """The channel, and the number of its next round."""
+        """Return the channel, and the number of its next round."""
         channel = self._channel(call, self.rank)
         return channel, self._counts[self.rank * self._board.size + channel] + 1
 
     def _round(self, call: Collective) -> None:
-        """Publish what was written, and wait for the others of the call."""
+        """Publish this member's data, and wait for the other members of the call."""
         size = self._board.size
         channel, count = self._next(call)
         others = [other for other in call.ranks if other != self.rank]
@@ -320,10 +321,10 @@ class BoardMeeting(Exchanging):
                         fence()
                         if self._counts[watched[other]] < count:
                             self.miss(call, other)
-                left: float = _LOOK
+                remaining: float = _LOOK
                 if until is not None:
-                    left = min(_LOOK, max(1000 * (until - time.monotonic()), 0))
-                if self._poll.poll(left):
+                    remaining = min(_LOOK, max(1000 * (until - time.monotonic()), 0))
+                if self._poll.poll(remaining):
                     os.read(self._bell, _PAGE)
                 elif until is not None and time.monotonic() > until:
                     here = board.waits[:, 1]
@@ -344,11 +345,17 @@ class BoardMeeting(Exchanging):
 
     def _describe(self, call: Collective) -> None:
         """Write down what this member calls, unless that is there already."""
-        told = (call.name, call.key, call.ranks, tuple(call.types), *call.attributes.values())
-        if told != self._described:
+        description = (
+            call.name,
+            call.key,
+            call.ranks,
+            tuple(call.types),
+            *call.attributes.values(),
+        )
+        if description != self._described:
             write_text(self._board.calls[self.rank], call.described())
             self._digest = call.digest()
-            self._described = told
+            self._described = description
 
     def _call_of(self, rank: int) -> Collective:
         return Collective.of(text_of(self._board.calls[rank]))
@@ -360,9 +367,9 @@ class BoardMeeting(Exchanging):
         """End the run if every member waits for another, or has ended. The numbers only grow, so
         two looks that see the same saw one moment."""
         board = self._board
-        seen = self._look()
+        snapshot = self._look()
         waiting = [rank for rank in range(board.size) if self._is_stuck(rank)]
-        if len(waiting) + int(board.ended.sum()) < board.size or self._look() != seen:
+        if len(waiting) + int(board.ended.sum()) < board.size or self._look() != snapshot:
             return
         texts = [f"{self.names[rank]} in {self._call_of(rank)}" for rank in waiting]
         self.give_up(f"no member can go on; these wait: {'; '.join(texts)}")
@@ -373,7 +380,7 @@ class BoardMeeting(Exchanging):
         return b"".join([x.tobytes() for x in (board.counts, board.waits, board.ended)])
 
     def _is_stuck(self, rank: int) -> bool:
-        """Whether that member waits, and for one that has not come."""
+        """Return whether a member waits for one that has not arrived."""
         board = self._board
         channel, count = map(int, board.waits[rank])
         if not count or board.ended[rank]:

@@ -1,22 +1,21 @@
-"""The collectives: what the members of a group do together, as functions in each VM's table.
+"""Collectives of a group, as functions in each VM's table.
 
 Names and meanings are MPI's (MPI: A Message-Passing Interface Standard, version 4.1, 2023).
-Collectives are declared as ops are. `all_reduce` and `broadcast` ( x1..xn -- ) change any number
-of tensors in place, in one meeting. A collective with a result has the two forms of an op:
+Collectives are declared as ops are. `all_reduce` and `broadcast` ( x1..xn -- ) change any number of
+tensors in place, with one barrier. A collective with a result has the two forms of an op:
 `all_gather` ( x -- y ) and `all_gather.out` ( y x -- ).
 
 `all_reduce.start` ( x1..xn -- ) and `all_reduce.wait` ( x1..xn -- ), with the same tensors, are the
 two halves of `all_reduce`, and so are `all_gather.start` and `all_gather.wait` ( y x -- ) of
-`all_gather.out`, and those of `reduce_scatter`. In between the program goes on, and must leave the
-tensors alone. A thread of the member meets the others meanwhile. Collectives take place in the
-order in which the program calls them, started ones too, so a program that starts some meets others
-that do not.
+`all_gather.out`, and those of `reduce_scatter`. In between the program continues, and must not
+touch the tensors; a thread of the member communicates. Collectives are matched in the order of the
+calls, started ones, too, so started and blocking calls of different members match.
 
-Each takes `timeout`: no member waits for another longer than so many seconds at a stretch. None is
-what the group was made with.
+Each takes `timeout`, the longest time in seconds that a member waits for another at a stretch. None
+is the group's timeout.
 
-Members meet on the host: tensors of a device are read before they meet, and written after. How
-they meet is their group's meeting place's to know; see `mlvm.parallel.meeting`.
+Communication is between hosts: tensors of a device are read before, and written after. The group's
+communicator does it; see `mlvm.parallel.communicator`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from mlvm.core.memory import HOST, Memory, address
 from mlvm.core.op import Attributes, Kernel, Op
 from mlvm.core.ops.half import takes_halves
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.parallel.meeting import Collective, Meeting, Reduction
+from mlvm.parallel.communicator import Collective, Communicator, Reduction
 
 _Key: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -57,12 +56,12 @@ class Member:
         self.name = name
         self.rank = rank
         self.size = size
-        self.kept: dict[int, Any] = {}
-        self._meeting: Meeting | None = None  # of the current run
+        self.kept_functions: dict[int, Any] = {}
+        self._communicator: Communicator | None = None  # of the current run
         self._thread = 0  # the program's
         self._memory = memory
         self._timeout = timeout
-        self._beside: ThreadPoolExecutor | None = None  # one thread for what was started
+        self._executor: ThreadPoolExecutor | None = None  # one thread for what was started
         self._started: list[tuple[str, _Key, Future[None]]] = []
         self.ops: dict[str, Op] = {
             op.name: op
@@ -85,9 +84,9 @@ class Member:
 
     # --- a run ---
 
-    def begin(self, meeting: Meeting) -> None:
-        """A run begins, on the thread that calls this."""
-        self._meeting = meeting
+    def begin(self, communicator: Communicator) -> None:
+        """Begin a run on the calling thread."""
+        self._communicator = communicator
         self._thread = threading.get_ident()
 
     def finish(self) -> None:
@@ -97,20 +96,21 @@ class Member:
             each.result()
 
     def leave(self) -> None:
-        """The run is over, however it ended: what was started ends as well."""
-        self._meeting = None
+        """End the run and its started collectives."""
+        self._communicator = None
         started, self._started = self._started, []
         for *_, each in started:
             each.exception()
 
     def close(self) -> None:
-        """The VM leaves the group. What was kept is dropped, and the thread ends when it can."""
-        self.kept.clear()
-        if self._beside is not None:
-            self._beside.shutdown(wait=False)
+        """Leave the group, drop kept functions, and end the thread."""
+        self.kept_functions.clear()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
 
     def functions(self) -> dict[str, Callee]:
-        """The functions to register: two forms of a collective with a result, one of any other."""
+        """Return the functions to register: two forms of a collective with a result, one of any
+        other."""
         callees: dict[str, Callee] = {}
         for name, op in self.ops.items():
             if op.dynamic:
@@ -123,7 +123,7 @@ class Member:
     # --- the collectives ---
 
     def all_reduce(self, *xs: Array, op: Reduction = "sum", timeout: float | None = None) -> None:
-        """Each x becomes the sum, mean, maximum or minimum of all members' x."""
+        """Reduce each x in place to the sum, mean, maximum or minimum of all members' x."""
         self._require_writable("all_reduce", *xs)
 
         self._meet(self._call("all_reduce", xs, xs, timeout, op=op))
@@ -143,8 +143,8 @@ class Member:
     def reduce_scatter(
         self, out: Array, x: Array, *, op: Reduction = "sum", timeout: float | None = None
     ) -> None:
-        """A piece of the sum, mean, maximum or minimum of all members' x. That is cut along axis 0
-        into as many pieces as there are members, and each member gets the piece of its rank."""
+        """Return a shard of the sum, mean, maximum or minimum of all members' x. The result is
+        split along axis 0 into equal shards, and each member gets that of its rank."""
         self._require_apart("reduce_scatter" + OUT, out, x)
 
         self._meet(self._call("reduce_scatter", [x], (out, x), timeout, op=op))
@@ -165,8 +165,8 @@ class Member:
 
     @takes_halves
     def all_gather(self, out: Array, x: Array, *, timeout: float | None = None) -> None:
-        """All members' x, one after the other along axis 0 in order of rank; a scalar counts as
-        a tensor of one element."""
+        """Concatenate all members' x along axis 0 in order of rank; a scalar counts as one
+        element."""
         self._require_apart("all_gather" + OUT, out, x)
 
         self._meet(self._call("all_gather", [x], (out, x), timeout))
@@ -184,7 +184,7 @@ class Member:
         self._wait("all_gather", (y, x))
 
     def broadcast(self, *xs: Array, root: int = 0, timeout: float | None = None) -> None:
-        """Each x becomes the x of the member with rank `root`."""
+        """Overwrite each x with that of the member with rank `root`."""
         self._require_writable("broadcast", *xs)
 
         self._meet(self._call("broadcast", xs, xs, timeout, root=root))
@@ -203,7 +203,7 @@ class Member:
         dtype: str,
         timeout: float | None = None,
     ) -> None:
-        """The tensor that the member with rank `source` gives to this one with `send`."""
+        """Receive the tensor that the member with rank `source` sends to this one."""
         self._require_writable("recv.out", out)
         pair = (source, self.rank)
         self._meet(self._call("recv", [out], (out,), timeout, ranks=pair, source=source))
@@ -222,7 +222,7 @@ class Member:
         ranks: tuple[int, ...] | None = None,
         **attributes: Any,
     ) -> Collective:
-        """The call of `name` on `xs` for all members, or for the two members of `ranks`."""
+        """Build the call of `name` on `xs` for all members, or for the two members of `ranks`."""
         return Collective(
             name=name,
             attributes=attributes,
@@ -235,16 +235,16 @@ class Member:
         )
 
     def _start(self, call: Collective) -> None:
-        """Have another thread of the member take part in the call."""
-        key, meeting = _key(call.arrays), self._here(call)
+        """Start the call on another thread of the member."""
+        key, communicator = _key(call.arrays), self._here(call)
         started = [other for name, other, _ in self._started if name == call.name]
         if any(x.nbytes for x in call.arrays) and key in started:
             raise GroupError(f"{call} was started, and not waited for yet")
-        if self._beside is None:
-            self._beside = ThreadPoolExecutor(
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(
                 1, f"{self.name} beside", initializer=np.seterr, initargs=("ignore",)
             )
-        future = self._beside.submit(self._on_host, meeting, call)
+        future = self._executor.submit(self._on_host, communicator, call)
         self._started.append((call.name, key, future))
 
     def _wait(self, name: str, arrays: tuple[Array, ...]) -> None:
@@ -258,29 +258,29 @@ class Member:
                 return
         raise GroupError(f"{call}: no {name}.start of these tensors is under way")
 
-    def _here(self, call: Collective) -> Meeting:
-        """Where the members meet now. Raises `GroupError` outside of a run and on any thread but
-        the member's own."""
-        if self._meeting is None:
+    def _here(self, call: Collective) -> Communicator:
+        """Return the communicator of the current run. Raises `GroupError` outside of a run, and
+        on threads other than the member's."""
+        if self._communicator is None:
             raise GroupError(f"{call}: {self.name} is in no run of its group; see Group.run")
         if self._thread != threading.get_ident():
             raise GroupError(f"{call} of {self.name} was called on another thread than its own")
-        return self._meeting
+        return self._communicator
 
     def _meet(self, call: Collective) -> None:
         """Take part in a collective, after those that were started."""
-        meeting = self._here(call)
+        communicator = self._here(call)
         for *_, each in self._started:
             each.exception()  # waits; whoever waits for it raises
-        self._on_host(meeting, call)
+        self._on_host(communicator, call)
 
-    def _on_host(self, meeting: Meeting, call: Collective) -> None:
-        """Meet with the host's arrays."""
+    def _on_host(self, communicator: Communicator, call: Collective) -> None:
+        """Run the call on host arrays."""
         if self._memory is HOST:
-            meeting.meet(self.rank, call)
+            communicator.execute(self.rank, call)
             return
         arrays = tuple([self._memory.read(x) for x in call.arrays])
-        meeting.meet(self.rank, replace(call, arrays=arrays))
+        communicator.execute(self.rank, replace(call, arrays=arrays))
         for x, array in zip(call.arrays, arrays, strict=True):
             self._memory.write(x, array)
 
@@ -395,7 +395,7 @@ class Effect:
 
 
 def _anything(*xs: TensorType) -> None:
-    """The type rule of what takes any operands, or none, and leaves no result."""
+    """Accept any operands, or none; there is no result."""
 
 
 def _require_time(timeout: float | None = None) -> None:
@@ -414,5 +414,5 @@ def _named(name: str, op: Op) -> Op:
 
 
 def _key(xs: Sequence[Array]) -> _Key:
-    """Which tensors these are: by their addresses and sizes."""
+    """Return a key of the tensors: their addresses and sizes."""
     return tuple([(address(x), x.nbytes) for x in xs])

@@ -10,7 +10,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
@@ -21,13 +21,14 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.collectives import Member
-from mlvm.parallel.meeting import Meeting
+from mlvm.parallel.communicator import Communicator
 from mlvm.parallel.rendezvous import Rendezvous
 
 R = TypeVar("R")
+G = TypeVar("G", bound="AnyGroup")
 
 Task: TypeAlias = Callable[[int, LocalVM], R]
-"""What a member does in a run, given its rank and its VM."""
+"""Function that a member runs, of its rank and its VM."""
 
 _GRACE: Final = 1.0
 """Seconds that an interrupt waits for members which are computing and call no collective."""
@@ -50,25 +51,25 @@ class Seat:
         if member_of(vm) is not None:
             raise GroupError(f"{vm.name} is in a group already; close that one first")
         names = self.member.functions()
-        taken = [name for name in vm.functions if name in names]
-        if taken:
-            raise GroupError(f"{vm.name} has a function {taken[0]!r} of its own")
+        conflicts = [name for name in vm.functions if name in names]
+        if conflicts:
+            raise GroupError(f"{vm.name} has a function {conflicts[0]!r} of its own")
         self._arena = Arena(vm, "default", trims=True)
         vm.attached(Membership).member = self.member
         vm.register_callees(names)
 
-    def do(self, task: Task[R], meeting: Meeting) -> R:
+    def do(self, task: Task[R], communicator: Communicator) -> R:
         """Do a task, on the member's thread or in its process, and tell the others how it ended."""
-        self.member.begin(meeting)
+        self.member.begin(communicator)
         try:
             with self._arena.allocating():
                 result = task(self.member.rank, self.vm)
             self.member.finish()
         except BaseException as error:
-            meeting.fail(self.member.rank, error)
+            communicator.fail(self.member.rank, error)
             raise
         else:
-            meeting.end(self.member.rank)
+            communicator.end(self.member.rank)
         finally:
             self.member.leave()
         return result
@@ -87,7 +88,7 @@ class Seat:
 
 
 def name_of(rank: int, vm: str) -> str:
-    """What errors call the member of that rank, whose VM has that name."""
+    """Return the name of a member in errors, from its rank and its VM's name."""
     return f"member {rank} ({vm})"
 
 
@@ -105,7 +106,7 @@ class AnyGroup(ABC):
 
     @staticmethod
     def carried(task: Task[R]) -> Task[R]:
-        """The task, in the blocks of who runs it: `ml.parallel` puts its own function here."""
+        """Wrap the task in the caller's context; `ml.parallel` replaces this function."""
         return task
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -117,22 +118,22 @@ class AnyGroup(ABC):
 
     @property
     def size(self) -> int:
-        """How many members there are; their ranks are 0 .. size - 1."""
+        """Number of members; their ranks are 0 .. size - 1."""
         return len(self._names)
 
     @property
     def closed(self) -> bool:
-        """Whether the members have ended, by `close` or because one of them died or was late."""
+        """True if the members have ended, by `close` or because one of them died or was late."""
         return self._closed
 
     def run(self, fn: Task[R]) -> list[R]:
         """Call `fn(rank, vm)` for each member where it lives, and return the results by rank.
 
-        Eager code in `fn` runs on the member's VM, also outside of any arena. A member must not
-        use the VM of another. The first error of a member is raised here. The other members end at
+        Eager code in `fn` runs on the member's VM, also outside of any arena. A member must not use
+        the VM of another. The first error of a member is raised here. The other members end at
         their next collective, and the group can run again. The same holds for Ctrl-C. Raises
-        `GroupError` when members call different things, when one ends while others wait for it,
-        when they all wait, and for a group that is closed or runs already.
+        `GroupError` if members call different collectives, one ends while others wait for it, all
+        wait, or the group is closed or running.
         """
         return self._each([self.carried(fn)] * self.size)
 
@@ -148,18 +149,18 @@ class AnyGroup(ABC):
 
     @abstractmethod
     def _each(self, tasks: Sequence[Task[R]]) -> list[R]:
-        """Have each member do the task of its rank, and return the results by rank."""
+        """Run the task of each rank on its member, and return the results by rank."""
 
-    def _begin(self, busy: set[int] | None = None) -> None:
-        """All members are busy from here on, until the run empties the set of their ranks. Raises
-        `GroupError` unless they may begin."""
+    def _begin(self, busy: set[int]) -> None:
+        """Mark the members of `busy` as busy, until the run empties that set. Raises `GroupError`
+        if the group is closed, or another run is active."""
         with self._lock:
             if self._closed:
                 raise GroupError("the group is closed")
             if self._busy:
                 names = ", ".join(self._names[rank] for rank in sorted(self._busy))
                 raise GroupError(f"a group has one run at a time; at work: {names}")
-            self._busy = set(range(self.size)) if busy is None else busy
+            self._busy = busy
 
     @abstractmethod
     def close(self) -> None:
@@ -198,19 +199,40 @@ class Kept(Generic[R]):
 
 
 def _keep(key: int, fn: Task[Any], rank: int, vm: LocalVM) -> None:
-    """A task: keep what `fn` returns."""
-    _member(vm).kept[key] = fn(rank, vm)
+    """Run as a task: keep the result of `fn`."""
+    _member(vm).kept_functions[key] = fn(rank, vm)
 
 
 def _call(key: int, args: tuple[Any, ...], common: dict[str, Any], rank: int, vm: LocalVM) -> Any:
-    """A task: call what was kept."""
-    return _member(vm).kept[key](*args, **common)
+    """Run as a task: call the kept function."""
+    return _member(vm).kept_functions[key](*args, **common)
 
 
 def _member(vm: LocalVM) -> Member:
     member = member_of(vm)
     assert member is not None  # a task is done by a member
     return member
+
+
+def one_at_a_time(
+    each: Callable[[G, Sequence[Task[R]]], list[R]],
+) -> Callable[[G, Sequence[Task[R]]], list[R]]:
+    """Wrap `_each` of a group whose members are busy while it runs, also if Ctrl-C ends it between
+    any two lines."""
+
+    @wraps(each)
+    def run(self: G, tasks: Sequence[Task[R]]) -> list[R]:
+        busy = set(range(self.size))
+        try:
+            try:
+                self._begin(busy)
+                return each(self, tasks)
+            finally:
+                busy.clear()
+        finally:
+            busy.clear()  # Ctrl-C may have come before the line above
+
+    return run
 
 
 class Membership:
@@ -221,7 +243,7 @@ class Membership:
 
 
 def member_of(vm: VMProtocol) -> Member | None:
-    """The VM's place in its group, if it is in one."""
+    """Return the VM's membership in a group; None without a group."""
     return vm.attached(Membership).member
 
 
@@ -291,7 +313,7 @@ class Group(AnyGroup):
 
         try:
             self._begin(busy)
-            with one_blas_thread.held():
+            with one_blas_thread.limited():
                 for rank, mailbox in enumerate(self._mailboxes):
                     mailbox.put(partial(take_part, rank))
                 for there in range(self.size):
@@ -350,7 +372,7 @@ class Group(AnyGroup):
 
 
 def _serve(mailbox: _Mailbox, core: int | None) -> None:
-    """The work of a member's thread: the tasks of its mailbox, until None comes."""
+    """Run the tasks of a member's mailbox on its thread, until None comes."""
     if core is not None:
         os.sched_setaffinity(0, {core})  # 0 is the calling thread
     while (task := mailbox.get()) is not None:
@@ -385,7 +407,7 @@ def _checked_vms(vms: Any) -> tuple[LocalVM, ...]:
 
 
 def checked_timeout(timeout: float | None) -> float | None:
-    """Seconds, or None for any number. Raises `GroupError` for what is no time."""
+    """Check a timeout in seconds; None is no limit. Raises `GroupError` if it is invalid."""
     if timeout is not None and (
         isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0
     ):
@@ -394,14 +416,14 @@ def checked_timeout(timeout: float | None) -> float | None:
 
 
 def cores_here() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def checked_cores(cores: Sequence[int] | None, members: int) -> Sequence[int | None]:
-    """A core for each member, or none. Raises `GroupError` for those that there are not."""
+    """Return a core for each member, or None. Raises `GroupError` if a core does not exist."""
     if cores is None:
         return [None] * members
     if not hasattr(os, "sched_setaffinity"):

@@ -32,39 +32,39 @@ def launch(
     node: int = 0,
     address: str | None = None,
 ) -> int:
-    """Run so many processes of this Python with these arguments, as members of one group, which
-    `ml.parallel.group("auto")` makes. Returns the exit status: 0 when all have ended well.
+    """Run `processes` processes of this Python with these arguments, as members of one group, which
+    `ml.parallel.group("auto")` creates. Return the exit status: 0 if all have succeeded.
 
-    When one fails or is killed all are ended and started again, up to `restarts` times; a script
-    goes on from its last checkpoint. With several `nodes` each host runs this command with its own
-    number `node`, `address` is a HOST:PORT of the first one that all reach, and all have the secret
-    in MLVM_SECRET or MLVM_SECRET_FILE.
+    If one fails or is killed, all are ended and restarted, up to `restarts` times; a script resumes
+    from its last checkpoint. With several `nodes`, each host runs this command with its number
+    `node`, `address` is a HOST:PORT of the first one that all reach, and the secret is in
+    MLVM_SECRET or MLVM_SECRET_FILE.
 
-    Raises `GroupError` for impossible numbers, and where an address or a secret is missing.
+    Raises `GroupError` if a number is invalid, or an address or a secret is missing.
     """
     if members < 1 or nodes < 1 or not 0 <= node < nodes:
         raise GroupError(
             f"a launch is of 1 or more members, on node 0 .. nodes - 1, not of {members} on node "
             f"{node} of {nodes}"
         )
-    told = dict(os.environ)
+    variables = dict(os.environ)
     if nodes > 1 and address is None:
         raise GroupError("members on several hosts meet at the first one: give --address HOST:PORT")
-    if not told.get(SECRET) and not told.get(VARIABLE):
+    if not variables.get(SECRET) and not variables.get(VARIABLE):
         if nodes > 1:
             raise GroupError(f"hosts share a secret: set {SECRET} or {VARIABLE} on each")
-        told[SECRET] = secrets.token_urlsafe(32)
+        variables[SECRET] = secrets.token_urlsafe(32)
     for attempt in range(restarts + 1):
         place = _free_place() if address is None else parse_address(address)
         if not isinstance(place, TcpAddress):
             raise GroupError(f"members meet at HOST:PORT, not at {address}")
-        told |= {
+        variables |= {
             "WORLD_SIZE": str(members * nodes),
             "MASTER_ADDR": place.host,
             "MASTER_PORT": str(place.port),
             "MLVM_RESTARTS": str(attempt),
         }
-        status, why = _run(members, members * node, command, told)
+        status, why = _run(members, members * node, command, variables)
         if not status or attempt == restarts:
             return status
         text = f"launch: {why}; all members are started again, {attempt + 1} of {restarts} times"
@@ -73,12 +73,12 @@ def launch(
 
 
 def _free_place() -> TcpAddress:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return TcpAddress("127.0.0.1", found.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return TcpAddress("127.0.0.1", server.getsockname()[1])
 
 
 def _run(
-    members: int, first: int, command: Sequence[str], told: Mapping[str, str]
+    members: int, first: int, command: Sequence[str], variables: Mapping[str, str]
 ) -> tuple[int, str]:
     """Run the members until all have ended, or one has failed: its exit status, and what was."""
     processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -88,7 +88,8 @@ def _run(
         for local in range(members):
             own = {"RANK": str(first + local), "LOCAL_RANK": str(local)}
             processes[first + local] = subprocess.Popen(
-                [sys.executable, *command], env={**told, **own, "LOCAL_WORLD_SIZE": str(members)}
+                [sys.executable, *command],
+                env={**variables, **own, "LOCAL_WORLD_SIZE": str(members)},
             )
         running = dict(processes)
         while running:
@@ -109,8 +110,8 @@ def _run(
 
 
 def _heed_signals() -> dict[signal.Signals, Any]:
-    """Have what ends this process, as a scheduler does, raise `SystemExit`, so that no member is
-    left. What was done with each signal before, if this is the thread that may say so."""
+    """Raise `SystemExit` on signals that end this process, so that no member is left. Return the
+    previous handlers, if this is the main thread."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -126,7 +127,7 @@ def _heed_signals() -> dict[signal.Signals, Any]:
 
 
 def _status(code: int) -> int:
-    """As a shell tells it."""
+    """Return an exit status as a shell does."""
     return 128 - code if code < 0 else code
 
 

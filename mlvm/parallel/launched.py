@@ -1,8 +1,8 @@
-"""What a scheduler tells the processes that it has started: who they are, and where they meet.
+"""Environment of processes that a scheduler has started: rank, size and address.
 
 torchrun, and `python -m mlvm launch`, set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; Slurm's
-srun and Open MPI's mpirun have variables of their own. Where these name no place, it is the first
-host of the job, and a port that follows from its number.
+srun and Open MPI's mpirun have variables of their own. If these name no address, it is the first
+host of the job, and a port derived from its number.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from mlvm.core.errors import GroupError, brief
 from mlvm.machines.remote.address import TcpAddress
 
 _PORTS: Final = range(61440, 65535)
-"""Where processes of a job meet that was given no port, as JAX chooses one: above those that
-systems give out by themselves."""
+"""First port for jobs without one, chosen as in JAX: above the ephemeral ports."""
 
 
 class Launched(NamedTuple):
@@ -29,14 +28,14 @@ class Launched(NamedTuple):
 
 
 def launched(variables: Mapping[str, str]) -> Launched:
-    """What these variables of the environment say. Raises `GroupError` where they say nothing, or
-    not enough."""
-    for found in (_by_torchrun, _by_open_mpi, _by_slurm):
-        told = found(variables)
-        if told is not None:
-            if not 0 <= told.rank < told.size:
-                raise GroupError(f"a rank is 0 .. size - 1, not {told.rank} of {told.size}")
-            return told
+    """Parse the variables of the environment. Raises `GroupError` if they are missing or
+    incomplete."""
+    for parse in (_by_torchrun, _by_open_mpi, _by_slurm):
+        job = parse(variables)
+        if job is not None:
+            if not 0 <= job.rank < job.size:
+                raise GroupError(f"a rank is 0 .. size - 1, not {job.rank} of {job.size}")
+            return job
     raise GroupError(
         "no scheduler has started this process: start it by `python -m mlvm launch`, torchrun, "
         "srun or mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
@@ -78,7 +77,7 @@ def _by_slurm(variables: Mapping[str, str]) -> Launched | None:
 
 
 def first_host(nodes: str) -> str:
-    """The first host of a list as Slurm writes it: `rack[1-3,7]node[01-04],other`."""
+    """Return the first host of a list in Slurm's format: `rack[1-3,7]node[01-04],other`."""
     first, *_ = re.split(r",(?![^\[]*])", nodes)
     return re.sub(r"\[([^],-]*)[^]]*]", r"\1", first)
 

@@ -1,16 +1,15 @@
-"""The meeting place of processes that send each other messages, on one host or on many.
+"""Communication of processes by messages, on one host or many.
 
-`Post` is how messages travel: by MPI (`mlvm.parallel.mpi`) or TCP (`mlvm.parallel.tcp`). What
-stands here is alike for both.
+A `Transport` carries messages: MPI (`mlvm.parallel.mpi`) or TCP (`mlvm.parallel.tcp`). This file is
+common to both.
 
-Before any data moves the members tell each other what they call, in ceil(log2 n) messages each
-(Bruck et al., IEEE Trans. Parallel and Distributed Systems 8, 1997): in the first one to the
-member before, in the next to the one two before, then four. What is small goes along with that, so
-that each member has all of it, and combines it by itself. To combine more, each member gets its
-part from every other one, and gives the result to all. What is large goes round a ring in blocks,
-many under way at once: from the first member to the last, each adding its own, and the result from
-there round again. That takes a hop for each member, and only the last member of a host sends to
-another. Elements are added in order of rank all three ways, as at every other place.
+Before any data moves, the members exchange descriptions of their calls, in ceil(log2 n) messages
+each (Bruck et al., IEEE Trans. Parallel and Distributed Systems 8, 1997): first to the member
+before, then to the one two before, then four. Small data travels with them, and each member
+combines all of it. For medium data, each member combines its part from all others, and sends the
+result to all. Large data goes round a ring in blocks, many in flight at once: from the first member
+to the last, each adding its part, and the result round again. That takes a hop for each member, and
+only the last member of a host sends to another host. All three ways add elements in order of rank.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ from mlvm.core.program.encoding import Kind, Writer, open_message
 from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
-from mlvm.parallel.group import AnyGroup, Seat, Task, name_of
-from mlvm.parallel.meeting import (
+from mlvm.parallel.communicator import (
     BLOCK_NBYTES,
     Collective,
     add_to,
@@ -45,6 +43,7 @@ from mlvm.parallel.meeting import (
     flat,
     is_small,
 )
+from mlvm.parallel.group import AnyGroup, Seat, Task, name_of, one_at_a_time
 from mlvm.parallel.outcome import Outcome, results_of
 from mlvm.parallel.passing import (
     NOTHING,
@@ -67,13 +66,13 @@ _PATIENCE: Final = 1.0  # seconds to wait for a member before it is asked whethe
 _LOOK: Final = 0.05  # seconds to wait for a message before a look at what else may be
 _AHEAD: Final = 8  # blocks on their way to a member, before the next one is made
 RING: Final = 1 << 20
-"""Bytes for each member from which on what is combined goes round the ring."""
+"""Bytes for each member from which on data goes round the ring."""
 
 _HEAD: Final = struct.Struct("<QIIBB6x16s")  # run, number, part, kind, is_pair, digest
 
 
-class Told(IntEnum):
-    """What a message is about."""
+class MessageKind(IntEnum):
+    """Kind of a message."""
 
     call = 1
     block = 2
@@ -81,11 +80,11 @@ class Told(IntEnum):
     broken = 4
     waits = 5
     blocked = 6
-    left = 7
+    departed = 7
 
 
 class Round(NamedTuple):
-    """What a member tells in a round before the data: what it calls, and what is small."""
+    """Message of a round before the data: a call, and small data."""
 
     digest: bytes
     description: bytes
@@ -93,8 +92,8 @@ class Round(NamedTuple):
 
 
 @dataclass
-class Heard:
-    """What members have told in a run, by rank."""
+class Inbox:
+    """Messages of a run that have arrived, by rank."""
 
     rounds: dict[tuple[int, bool, int, int], Round] = field(default_factory=dict)
     """By rank, whether it is of a pair, the number of the call, and of the round."""
@@ -105,26 +104,26 @@ class Heard:
     reasons: dict[int, GroupError] = field(default_factory=dict)
     """Why that member has ended the run."""
     waits: dict[int, int] = field(default_factory=dict)
-    """How often a member has moved that has waited for long since, or was asked."""
+    """Steps of members that have waited for long since, or were asked."""
     answered: set[int] = field(default_factory=set)
-    """Who has told of that since this member has asked."""
+    """Members that have sent their steps since this member has asked."""
     is_asked: bool = False
-    """Whether another member asks who waits."""
+    """True if another member asks for this one's steps."""
     blocked: dict[int, tuple[dict[int, int], str]] = field(default_factory=dict)
     """The `waits` of all, as a member knows them that still waits, and what it waits in."""
 
 
-class Post(ABC):
+class Transport(ABC):
     """Messages to and from the other processes. Between two of them they keep their order."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
         self.others = [each for each in range(size) if each != rank]
-        self.left: dict[int, str] = {}
+        self.departed: dict[int, str] = {}
         """Members that take part in nothing more, and why."""
-        self._heard = defaultdict[int, Heard](Heard)
-        self._told: dict[int, bytes] = {}  # of what that member has been told last, the digest
+        self._inbox = defaultdict[int, Inbox](Inbox)
+        self._last_sent: dict[int, bytes] = {}  # of what that member has been told last, the digest
         self._described: dict[int, bytes] = {}  # what that member has told last
 
     @abstractmethod
@@ -137,19 +136,19 @@ class Post(ABC):
 
     @abstractmethod
     def unsent(self, rank: int) -> int:
-        """How many messages to that member are not on their way yet."""
+        """Return the number of queued messages to a member."""
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing is sent or heard any more."""
+        """Stop sending and receiving."""
 
-    def heard(self, run: int) -> Heard:
-        """What was told in that run. Earlier ones are forgotten."""
-        for old in [each for each in self._heard if each < run]:
-            del self._heard[old]
-        return self._heard[run]
+    def inbox(self, run: int) -> Inbox:
+        """Return the inbox of a run, and drop those of earlier runs."""
+        for old in [each for each in self._inbox if each < run]:
+            del self._inbox[old]
+        return self._inbox[run]
 
-    def tell(self, ranks: Iterable[int], run: int, kind: Told, value: Any) -> None:
+    def tell(self, ranks: Iterable[int], run: int, kind: MessageKind, value: Any) -> None:
         """Tell these members something, without waiting for them."""
         writer = Writer()
         writer.value(value)
@@ -159,82 +158,85 @@ class Post(ABC):
 
     def tell_outcome(self, run: int, outcome: bytes) -> None:
         """Tell all how the task has ended here."""
-        head, body = _HEAD.pack(run, 0, 0, Told.outcome, False, b""), np.frombuffer(outcome, "u1")
+        head, body = (
+            _HEAD.pack(run, 0, 0, MessageKind.outcome, False, b""),
+            np.frombuffer(outcome, "u1"),
+        )
         for rank in self.others:
             self.send(rank, head, body)
 
-    def tell_round(self, rank: int, run: int, at: tuple[bool, int, int], told: Round) -> None:
+    def tell_round(self, rank: int, run: int, at: tuple[bool, int, int], message: Round) -> None:
         """Tell a member what this one calls: in full only what was not told last."""
         is_pair, number, part = at
-        head = _HEAD.pack(run, number, part, Told.call, is_pair, told.digest)
-        if self._told.get(rank) != told.digest:
-            self._told[rank] = told.digest
-            head += told.description
-        self.send(rank, head, told.body)
+        head = _HEAD.pack(run, number, part, MessageKind.call, is_pair, message.digest)
+        if self._last_sent.get(rank) != message.digest:
+            self._last_sent[rank] = message.digest
+            head += message.description
+        self.send(rank, head, message.body)
 
     def tell_block(self, rank: int, run: int, part: int, body: Array) -> None:
-        self.send(rank, _HEAD.pack(run, 0, part, Told.block, False, b""), body)
+        self.send(rank, _HEAD.pack(run, 0, part, MessageKind.block, False, b""), body)
 
     def take(self, source: int, head: bytes, body: Array) -> None:
-        """A message has come. Raises `EncodingError` for one that is none."""
+        """Store a message. Raises `EncodingError` if it is invalid."""
         if len(head) < _HEAD.size:
             raise EncodingError(f"a message begins with {_HEAD.size} bytes, not {len(head)}")
         run, number, part, kind, is_pair, digest = _HEAD.unpack_from(head)
-        heard, rest = self._heard[run], head[_HEAD.size :]
-        if kind in (Told.call, Told.block):
-            heard.waits.pop(source, None)
-            heard.blocked.pop(source, None)
-        if kind == Told.call:
+        inbox, rest = self._inbox[run], head[_HEAD.size :]
+        if kind in (MessageKind.call, MessageKind.block):
+            inbox.waits.pop(source, None)
+            inbox.blocked.pop(source, None)
+        if kind == MessageKind.call:
             description = self._described[source] = rest or self._described[source]
-            heard.rounds[source, bool(is_pair), number, part] = Round(digest, description, body)
-        elif kind == Told.block:
-            heard.blocks[source].append((part, body))
-        elif kind == Told.outcome:
-            heard.outcomes[source] = body.tobytes()
+            inbox.rounds[source, bool(is_pair), number, part] = Round(digest, description, body)
+        elif kind == MessageKind.block:
+            inbox.blocks[source].append((part, body))
+        elif kind == MessageKind.outcome:
+            inbox.outcomes[source] = body.tobytes()
         else:
             value = open_message(rest, Kind.answer)[1].value()
-            if kind == Told.broken:
+            if kind == MessageKind.broken:
                 is_late, reason = value
-                heard.reasons[source] = (GroupTimeout if is_late else GroupError)(reason)
-            elif kind == Told.waits:
-                heard.waits[source], asks = value
-                heard.is_asked |= asks
-                heard.answered.add(source)
-                heard.blocked.pop(source, None)
-            elif kind == Told.blocked:
-                heard.blocked[source] = dict(value[0]), value[1]
+                inbox.reasons[source] = (GroupTimeout if is_late else GroupError)(reason)
+            elif kind == MessageKind.waits:
+                inbox.waits[source], asks = value
+                inbox.is_asked |= asks
+                inbox.answered.add(source)
+                inbox.blocked.pop(source, None)
+            elif kind == MessageKind.blocked:
+                inbox.blocked[source] = dict(value[0]), value[1]
             else:
-                self.left.setdefault(source, value)
+                self.departed.setdefault(source, value)
 
     def leave(self, reason: str) -> None:
         """Tell all that this process takes part in nothing more."""
-        self.tell(self.others, 0, Told.left, reason)
+        self.tell(self.others, 0, MessageKind.departed, reason)
         until = time.monotonic() + GRACE
         while time.monotonic() < until and any(self.unsent(rank) for rank in self.others):
             self.listen(_LOOK)
         self.close()
 
 
-class MessageMeeting(Passing):
-    """One run of a group, as this process sees it. `spoiled`: messages are under way that nobody
-    will wait for, so there can be no other run."""
+class MessageCommunicator(Passing):
+    """Communicator of one run. `spoiled`: unreceived messages are in flight, so there can be no
+    other run."""
 
-    def __init__(self, post: Post, names: Sequence[str], run: int) -> None:
-        super().__init__(post.rank, names)
+    def __init__(self, transport: Transport, names: Sequence[str], run: int) -> None:
+        super().__init__(transport.rank, names)
         self.spoiled = False
         self.is_mine = False
-        self._post = post
+        self._transport = transport
         self._run = run
-        self._heard = post.heard(run)
+        self._inbox = transport.inbox(run)
         self._counts: defaultdict[int, int] = defaultdict(int)  # of calls with one member, or all
         self._moves = 0
         self._last: tuple[object, ...] = ()
-        self._told = b"", b""
+        self._last_sent = b"", b""
 
     # --- a member's life ---
 
     def end(self, rank: int) -> None:
-        """Told by `conclude`, with what the member returns."""
+        """Do nothing: `conclude` sends the result."""
 
     def fail(self, rank: int, error: BaseException) -> None:
         reason = self.reason()
@@ -248,22 +250,22 @@ class MessageMeeting(Passing):
     ) -> dict[int, bytes]:
         """Tell the others how the task ended here, and wait until all have told, or so long. Raises
         `GroupError` when one has left, `GroupTimeout` when none has ended for `timeout` seconds."""
-        post, heard = self._post, self._heard
-        post.tell_outcome(self._run, outcome)
-        heard.outcomes[self.rank] = outcome
+        transport, inbox = self._transport, self._inbox
+        transport.tell_outcome(self._run, outcome)
+        inbox.outcomes[self.rank] = outcome
         began = time.monotonic()
         there = 0
-        while len(heard.outcomes) < post.size or any(map(post.unsent, post.others)):
-            missing = [rank for rank in range(post.size) if rank not in heard.outcomes]
-            gone = [rank for rank in missing if rank in post.left]
-            if len(heard.outcomes) > there:
-                there, began = len(heard.outcomes), time.monotonic()
+        while len(inbox.outcomes) < transport.size or any(map(transport.unsent, transport.others)):
+            missing = [rank for rank in range(transport.size) if rank not in inbox.outcomes]
+            departed = [rank for rank in missing if rank in transport.departed]
+            if len(inbox.outcomes) > there:
+                there, began = len(inbox.outcomes), time.monotonic()
             waited = time.monotonic() - began
-            late = any(isinstance(error, GroupTimeout) for error in heard.reasons.values())
-            if gone or (late and waited > GRACE) or (seconds is not None and waited > seconds):
+            late = any(isinstance(error, GroupTimeout) for error in inbox.reasons.values())
+            if departed or (late and waited > GRACE) or (seconds is not None and waited > seconds):
                 self.spoiled = True
-                if gone and not heard.reasons:
-                    raise GroupError(self._has_left(gone[0]))
+                if departed and not inbox.reasons:
+                    raise GroupError(self._has_left(departed[0]))
                 break
             if timeout is not None and waited > timeout and missing:
                 self.spoiled = True
@@ -271,12 +273,12 @@ class MessageMeeting(Passing):
                 text = f"{self.names[self.rank]} has waited {timeout:g} s for the end of {names}"
                 self._end_run(GroupTimeout(text))
                 raise GroupTimeout(text)
-            post.listen(_LOOK)
-        return dict(heard.outcomes)
+            transport.listen(_LOOK)
+        return dict(inbox.outcomes)
 
-    # --- meeting ---
+    # --- communication ---
 
-    def meet(self, rank: int, call: Collective) -> None:
+    def execute(self, rank: int, call: Collective) -> None:
         """Take part in a collective. Returns when it is done for this member, and what it gives
         has been sent.
 
@@ -284,14 +286,14 @@ class MessageMeeting(Passing):
         """
         self.require_unbroken(call)
         small = is_small(call.nbytes, len(call.ranks))
-        given = _given(call, self.rank) if small else []
-        each = self._tell_all(call, _packed(given))
+        arrays = _contribution(call, self.rank) if small else []
+        each = self._tell_all(call, _packed(arrays))
         if small:
             _AT_ONCE[call.name](call, call.ranks.index(self.rank), each)
         else:
             _ROUND[call.name](self, call)
         following = self._neighbour(call, 1)
-        self._wait(call, lambda: not any(map(self._post.unsent, call.ranks)), following)
+        self._wait(call, lambda: not any(map(self._transport.unsent, call.ranks)), following)
 
     def _tell_all(self, call: Collective, mine: Array) -> list[Array]:
         """Tell the others what is called, with a small message; theirs in the order of
@@ -301,32 +303,32 @@ class MessageMeeting(Passing):
         self._counts[channel] += 1
         number = self._counts[channel]
         digest, description = self._description(call)
-        held, step, part = [mine], 1, 0
+        received, step, part = [mine], 1, 0
         while step < n:
             count = min(step, n - step)
             at = (call.is_pair, number, part)
-            told = Round(digest, description, _framed(held[:count]))
-            self._post.tell_round(self._neighbour(call, -step), self._run, at, told)
+            message = Round(digest, description, _framed(received[:count]))
+            self._transport.tell_round(self._neighbour(call, -step), self._run, at, message)
             source = self._neighbour(call, step)
             key = (source, *at)
-            self._wait(call, lambda key=key: key in self._heard.rounds, source)  # type: ignore[misc]
-            theirs = self._heard.rounds.pop(key)
+            self._wait(call, lambda key=key: key in self._inbox.rounds, source)  # type: ignore[misc]
+            theirs = self._inbox.rounds.pop(key)
             if theirs.digest != digest:
                 self.refuse(call, source, Collective.of(theirs.description))
-            held += _unframed(theirs.body)
+            received += _unframed(theirs.body)
             step *= 2
             part += 1
-        return [held[(i - me) % n] for i in range(n)]
+        return [received[(i - me) % n] for i in range(n)]
 
     def _description(self, call: Collective) -> tuple[bytes, bytes]:
-        """Digest and description of the call, which are made once for several alike."""
+        """Return digest and description of the call, cached for equal calls."""
         like = (call.name, call.key, call.ranks, tuple(call.types), *call.attributes.values())
         if like != self._last:
-            self._last, self._told = like, (call.digest(), call.described())
-        return self._told
+            self._last, self._last_sent = like, (call.digest(), call.described())
+        return self._last_sent
 
     def _neighbour(self, call: Collective, steps: int) -> int:
-        """The rank of the member so many places further round."""
+        """Return the rank of the member `step` places further round."""
         me = call.ranks.index(self.rank)
         return call.ranks[(me + steps) % len(call.ranks)]
 
@@ -342,7 +344,7 @@ class MessageMeeting(Passing):
         """Send these blocks to the next member, and take as many as expected from the one before,
         as they come."""
         source = self._neighbour(call, -1)
-        blocks = self._heard.blocks[source]
+        blocks = self._inbox.blocks[source]
         for part, body in first:
             self.pass_on(call, part, body)
             while blocks:
@@ -358,95 +360,97 @@ class MessageMeeting(Passing):
         self.give(call, self._neighbour(call, 1), part, body)
 
     def get(self, call: Collective, source: int) -> Array:
-        """The next block from that member."""
-        blocks = self._heard.blocks[source]
+        """Receive the next block from a member."""
+        blocks = self._inbox.blocks[source]
         self._wait(call, lambda: bool(blocks), source)
         return blocks.popleft()[1]
 
     def give(self, call: Collective, to: int, part: int, body: Array) -> None:
         """Send a block to that member, not too many ahead of it."""
-        self._wait(call, lambda: self._post.unsent(to) < _AHEAD, to)
-        self._post.tell_block(to, self._run, part, body)
+        self._wait(call, lambda: self._transport.unsent(to) < _AHEAD, to)
+        self._transport.tell_block(to, self._run, part, body)
 
     # --- waiting ---
 
     def _wait(self, call: Collective, ready: Callable[[], bool], source: int) -> None:
         """Wait for that member. Raises `GroupError` if there is nothing to wait for, and
         `GroupTimeout`."""
-        heard, post = self._heard, self._post
-        began, asked = time.monotonic(), False
+        inbox, transport = self._inbox, self._transport
+        began, has_asked = time.monotonic(), False
         patience = _PATIENCE if call.timeout is None else min(_PATIENCE, call.timeout / 2)
         listened = False
         while not ready():
             if not listened:
-                post.listen(0)
+                transport.listen(0)
                 listened = True
                 continue
             self.require_unbroken(call)
-            if source in heard.outcomes:
+            if source in inbox.outcomes:
                 self.miss(call, source)
-            gone = [rank for rank in call.ranks if rank in post.left]
-            if gone:
+            departed = [rank for rank in call.ranks if rank in transport.departed]
+            if departed:
                 self.spoiled = True
-                self.give_up(self._has_left(gone[0]))
+                self.give_up(self._has_left(departed[0]))
             waited = time.monotonic() - began
-            asks = waited > patience and not asked
-            if asks or heard.is_asked:
-                asked |= asks
-                heard.is_asked = False
+            asks = waited > patience and not has_asked
+            if asks or inbox.is_asked:
+                has_asked |= asks
+                inbox.is_asked = False
                 if asks:
-                    heard.answered.clear()
-                heard.waits[self.rank] = self._moves
-                heard.blocked.pop(self.rank, None)
-                post.tell(post.others, self._run, Told.waits, (self._moves, asks))
+                    inbox.answered.clear()
+                inbox.waits[self.rank] = self._moves
+                inbox.blocked.pop(self.rank, None)
+                transport.tell(transport.others, self._run, MessageKind.waits, (self._moves, asks))
             self._require_progress(call)
             if call.timeout is not None and waited > call.timeout:
-                known = {self.rank, *heard.answered, *heard.outcomes}
-                late = [rank for rank in call.ranks if rank not in known]
+                responsive = {self.rank, *inbox.answered, *inbox.outcomes}
+                late = [rank for rank in call.ranks if rank not in responsive]
                 self.time_out(call, late or [source])
-            left = _LOOK if call.timeout is None else min(_LOOK, max(0, call.timeout - waited))
-            post.listen(left)
+            remaining = _LOOK if call.timeout is None else min(_LOOK, max(0, call.timeout - waited))
+            transport.listen(remaining)
         self._moves += 1
-        heard.waits.pop(self.rank, None)
-        heard.blocked.pop(self.rank, None)
+        inbox.waits.pop(self.rank, None)
+        inbox.blocked.pop(self.rank, None)
 
     # --- the end of a run ---
 
     def reason(self) -> GroupError | None:
-        return next(iter(self._heard.reasons.values()), None)
+        return next(iter(self._inbox.reasons.values()), None)
 
     def _has_left(self, rank: int) -> str:
-        reason = self._post.left[rank]
+        reason = self._transport.departed[rank]
         return f"{self.names[rank]} has left" + (f": {reason}" if reason else "")
 
     def _require_progress(self, call: Collective) -> None:
-        """End the run if every member waits for another, or has ended.
+        """Abort the run if every member waits for another, or has ended.
 
-        Who has waited for long tells all how often it has moved. Who knows that of all, and still
-        waits, tells all what it knows: nothing was under way to it then. If all know the same,
-        nobody has moved in between, and nobody can.
+        A member that waits for long sends its number of steps to all. A member that has those of
+        all, and still waits, sends them to all: nothing was in flight to it then. If all have the
+        same numbers, no member has moved in between, and none can.
         """
-        heard, post = self._heard, self._post
-        waits = {**heard.waits, **dict.fromkeys(heard.outcomes, -1)}
-        if len(waits) < post.size:
+        inbox, transport = self._inbox, self._transport
+        waits = {**inbox.waits, **dict.fromkeys(inbox.outcomes, -1)}
+        if len(waits) < transport.size:
             return
-        if heard.blocked.get(self.rank, (None, ""))[0] != waits:
-            heard.blocked[self.rank] = waits, str(call)
-            post.tell(post.others, self._run, Told.blocked, (list(waits.items()), str(call)))
-        waiting = [rank for rank in sorted(waits) if rank not in heard.outcomes]
-        if all(heard.blocked.get(rank, (None, ""))[0] == waits for rank in waiting):
-            texts = [f"{self.names[rank]} in {heard.blocked[rank][1]}" for rank in waiting]
-            texts += [f"{self.names[rank]} has ended" for rank in sorted(heard.outcomes)]
+        if inbox.blocked.get(self.rank, (None, ""))[0] != waits:
+            inbox.blocked[self.rank] = waits, str(call)
+            transport.tell(
+                transport.others, self._run, MessageKind.blocked, (list(waits.items()), str(call))
+            )
+        waiting = [rank for rank in sorted(waits) if rank not in inbox.outcomes]
+        if all(inbox.blocked.get(rank, (None, ""))[0] == waits for rank in waiting):
+            texts = [f"{self.names[rank]} in {inbox.blocked[rank][1]}" for rank in waiting]
+            texts += [f"{self.names[rank]} has ended" for rank in sorted(inbox.outcomes)]
             self.give_up(f"no member can go on; these wait: {'; '.join(texts)}")
 
     def _end_run(self, error: GroupError) -> None:
         self.is_mine = True
-        self._heard.reasons[self.rank] = error
+        self._inbox.reasons[self.rank] = error
         self._tell_reason(error)
 
     def _tell_reason(self, error: GroupError) -> None:
-        told = isinstance(error, GroupTimeout), str(error)
-        self._post.tell(self._post.others, self._run, Told.broken, told)
+        reason = isinstance(error, GroupTimeout), str(error)
+        self._transport.tell(self._transport.others, self._run, MessageKind.broken, reason)
 
     def give_up(self, reason: str, kind: type[GroupError] = GroupError) -> NoReturn:
         self._end_run(kind(reason))
@@ -456,8 +460,8 @@ class MessageMeeting(Passing):
 # --- what is small: each member has all ------------------------------------------------
 
 
-def _given(call: Collective, rank: int) -> Sequence[Array]:
-    """What a member gives to all."""
+def _contribution(call: Collective, rank: int) -> Sequence[Array]:
+    """Return the arrays that a member contributes to all."""
     if call.name in ("all_gather", "reduce_scatter"):
         return flat(call.arrays[1:])
     if call.name == "all_reduce" or call.ranks[call.attributes.get("root", 0)] == rank:
@@ -472,7 +476,7 @@ def _packed(arrays: Sequence[Array]) -> Array:
 
 
 def _framed(messages: Sequence[Array]) -> Array:
-    """Several messages as one, with their lengths before them."""
+    """Frame several messages as one, with their lengths."""
     if not any(each.nbytes for each in messages):
         return np.array([len(messages)], "<i8").view(np.uint8)
     lengths = np.array([len(messages), *[each.nbytes for each in messages]], "<i8")
@@ -480,7 +484,7 @@ def _framed(messages: Sequence[Array]) -> Array:
 
 
 def _unframed(body: Array) -> Iterator[Array]:
-    """The messages in one. Raises `EncodingError`."""
+    """Unframe messages. Raises `EncodingError` if they are damaged."""
     count = int(body[:8].view("<i8")[0])
     if body.nbytes == 8:
         yield from [NOTHING] * count
@@ -511,7 +515,7 @@ def _gathered_at_once(call: Collective, me: int, each: Sequence[Array]) -> None:
 
 
 def _from_one_at_once(call: Collective, me: int, each: Sequence[Array]) -> None:
-    """The arrays of the root become everybody's; a sender is the first of two."""
+    """Broadcast the arrays of the root; a sender is the first of two."""
     root, xs = call.attributes.get("root", 0), flat(call.arrays)
     if me != root:
         copy_all(unpacked(each[root], xs), xs)
@@ -532,23 +536,23 @@ _AT_ONCE: Final[Mapping[str, Callable[[Collective, int, Sequence[Array]], None]]
 
 
 def _blocks(xs: Sequence[Array], call: Collective) -> list[list[Piece]]:
-    """The arrays in blocks: several for each member, so that most of them are at work."""
+    """Split the arrays into blocks, several for each member, so that most members are busy."""
     most = call.nbytes // (4 * len(call.ranks))
     return list(batches(xs, 0, 1, min(max(most, 1 << 15), BLOCK_NBYTES)))
 
 
 def _totals(xs: Sequence[Array]) -> list[Array]:
-    """Arrays such as totals of these have on their way: of halves they are f32."""
+    """Return empty arrays for partial totals: f32 for half precision."""
     return [np.empty(x.size, np.float32) if is_half(x) else x for x in xs]
 
 
 def _one_message(arrays: Sequence[Array]) -> Array:
-    """The arrays as a message, without a copy if it is one."""
+    """Pack the arrays into a message, without a copy if it is one array."""
     return arrays[0].view(np.uint8) if len(arrays) == 1 else _packed(arrays)
 
 
 def _reduce_round(
-    place: MessageMeeting,
+    place: MessageCommunicator,
     call: Collective,
     sources: Sequence[Sequence[Array]],
     results: Sequence[Sequence[Array]],
@@ -594,7 +598,7 @@ def _reduce_round(
 
 
 def _narrowed(total: Array, x: Array) -> Array:
-    """The total as an array of the dtype of x."""
+    """Convert the total to the dtype of x."""
     if not is_half(x):
         return total
     narrow(out := np.empty_like(x), total)
@@ -602,7 +606,7 @@ def _narrowed(total: Array, x: Array) -> Array:
 
 
 def _combine_part(
-    place: MessageMeeting,
+    place: MessageCommunicator,
     call: Collective,
     sources: Sequence[Sequence[Sequence[Array]]],
     results: Sequence[Sequence[Array]],
@@ -624,7 +628,7 @@ def _combine_part(
             np.copyto(out, total)
 
 
-def _reduced_by_parts(place: MessageMeeting, call: Collective) -> None:
+def _reduced_by_parts(place: MessageCommunicator, call: Collective) -> None:
     xs, n = flat(call.arrays), len(call.ranks)
     parts = [list(batches(xs, i, n, BLOCK_NBYTES)) for i in range(n)]
     sources = [[pieces_of(xs, block) for block in part] for part in parts]
@@ -638,7 +642,7 @@ def _reduced_by_parts(place: MessageMeeting, call: Collective) -> None:
             copy_all(unpacked(place.get(call, rank), into), into)
 
 
-def _reduced(place: MessageMeeting, call: Collective) -> None:
+def _reduced(place: MessageCommunicator, call: Collective) -> None:
     xs, n = flat(call.arrays), len(call.ranks)
     if call.nbytes < RING * n:
         _reduced_by_parts(place, call)
@@ -647,7 +651,7 @@ def _reduced(place: MessageMeeting, call: Collective) -> None:
     _reduce_round(place, call, sources, sources, lambda k: n - 2)
 
 
-def _scattered(place: MessageMeeting, call: Collective) -> None:
+def _scattered(place: MessageCommunicator, call: Collective) -> None:
     out, x = flat(call.arrays)
     me, n = call.ranks.index(place.rank), len(call.ranks)
     parts = _blocks([out], call)
@@ -662,7 +666,7 @@ def _scattered(place: MessageMeeting, call: Collective) -> None:
     _reduce_round(place, call, sources, results, lambda k: k // len(parts))
 
 
-def _gathered(place: MessageMeeting, call: Collective) -> None:
+def _gathered(place: MessageCommunicator, call: Collective) -> None:
     out, x = flat(call.arrays)
     me, n = call.ranks.index(place.rank), len(call.ranks)
     parts = _blocks([x], call)
@@ -682,8 +686,8 @@ def _gathered(place: MessageMeeting, call: Collective) -> None:
     place.go_round(call, first, (n - 1) * len(parts), take)
 
 
-def _from_one(place: MessageMeeting, call: Collective) -> None:
-    """The arrays of the root become everybody's; a sender is the first of two."""
+def _from_one(place: MessageCommunicator, call: Collective) -> None:
+    """Broadcast the arrays of the root; a sender is the first of two."""
     root, xs = call.attributes.get("root", 0), flat(call.arrays)
     me, n = call.ranks.index(place.rank), len(call.ranks)
     blocks = _blocks(xs, call)
@@ -701,7 +705,7 @@ def _from_one(place: MessageMeeting, call: Collective) -> None:
         place.go_round(call, (), len(blocks), take)
 
 
-_ROUND: Final[Mapping[str, Callable[[MessageMeeting, Collective], None]]] = {
+_ROUND: Final[Mapping[str, Callable[[MessageCommunicator, Collective], None]]] = {
     "all_reduce": _reduced,
     "reduce_scatter": _scattered,
     "all_gather": _gathered,
@@ -721,10 +725,10 @@ class MessageGroup(AnyGroup):
     leaves the program ends the others' runs with an error that names it.
     """
 
-    def __init__(self, post: Post, timeout: float | None) -> None:
-        super().__init__([name_of(rank, f"vm{rank}") for rank in range(post.size)])
-        self._post = post
-        self.rank = post.rank
+    def __init__(self, transport: Transport, timeout: float | None) -> None:
+        super().__init__([name_of(rank, f"vm{rank}") for rank in range(transport.size)])
+        self._transport = transport
+        self.rank = transport.rank
         self.timeout = timeout
         self.vm = LocalVM(f"vm{self.rank}")
         self._seat = Seat(self.vm, self.rank, self.size, timeout)
@@ -733,40 +737,45 @@ class MessageGroup(AnyGroup):
 
     @abstractmethod
     def _packed(self, value: Any) -> bytes:
-        """What a member returned, as bytes for the others. Raises `GroupError`."""
+        """Encode the result of a member for the others. Raises `GroupError` if it cannot be
+        encoded."""
 
     @abstractmethod
     def _packed_failure(self, error: BaseException, *, first: bool) -> bytes:
-        """How a member failed, as bytes for the others."""
+        """Encode the failure of a member for the others."""
 
     @abstractmethod
     def _unpacked(self, data: bytes) -> Outcome: ...
 
+    @one_at_a_time
     def _each(self, tasks: Sequence[Task[R]]) -> list[R]:
-        self._begin()
-        self._run += 1
-        meeting = MessageMeeting(self._post, self._names, self._run)
-        error: BaseException | None = None
         task = tasks[self.rank]
+        communicator: MessageCommunicator | None = None
+        error: BaseException | None = None
+        concluded = False  # else the others would wait for this member
         try:
-            with one_blas_thread.held():
+            self._run += 1
+            communicator = MessageCommunicator(self._transport, self._names, self._run)
+            with one_blas_thread.limited():
                 try:
-                    data = self._seat.do(lambda *at: self._packed(task(*at)), meeting)
+                    data = self._seat.do(lambda *at: self._packed(task(*at)), communicator)
                 except BaseException as raised:
                     error = raised
-                    data = self._packed_failure(raised, first=meeting.is_mine)
+                    data = self._packed_failure(raised, first=communicator.is_mine)
                 interrupted = not isinstance(error, Exception | None)
-                told = meeting.conclude(data, GRACE if interrupted else None, self.timeout)
-            if error is not None and (meeting.is_mine or interrupted or meeting.spoiled):
+                results_by_rank = communicator.conclude(
+                    data, GRACE if interrupted else None, self.timeout
+                )
+                concluded = True
+            if error is not None and (communicator.is_mine or interrupted or communicator.spoiled):
                 error.add_note(f"raised by {self._names[self.rank]} of a group of {self.size}")
                 raise error
-            outcomes = {rank: self._unpacked(each) for rank, each in told.items()}
+            outcomes = {rank: self._unpacked(each) for rank, each in results_by_rank.items()}
             if len(outcomes) < self.size and not any(each.failure for each in outcomes.values()):
-                raise GroupError(str(meeting.reason() or "a member has left"))
+                raise GroupError(str(communicator.reason() or "a member has left"))
             return results_of(outcomes, self._names)
         finally:
-            self._busy.clear()
-            if meeting.spoiled:
+            if communicator is None or communicator.spoiled or not concluded:
                 self.close()
             error = None  # its traceback holds this frame
 
@@ -781,7 +790,7 @@ class MessageGroup(AnyGroup):
         if not self._closed:
             self._closed = True
             atexit.unregister(self.close)
-            self._post.leave(brief_error(error) if isinstance(error, BaseException) else "")
+            self._transport.leave(brief_error(error) if isinstance(error, BaseException) else "")
             self._seat.close()
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ from mlvm.core.types import Array
 from mlvm.machines.failure import Failure
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.group import checked_timeout
-from mlvm.parallel.messages import MessageGroup, Post
+from mlvm.parallel.messages import MessageGroup, Transport
 from mlvm.parallel.outcome import Outcome
 from mlvm.parallel.pickling import pickled
 
@@ -53,7 +53,7 @@ class MpiGroup(MessageGroup):
 
     def __init__(self, *, timeout: float | None = None) -> None:
         one_blas_thread.prepare()
-        super().__init__(MpiPost(_loaded()), checked_timeout(timeout))
+        super().__init__(MpiTransport(_loaded()), checked_timeout(timeout))
 
     def _packed(self, value: Any) -> bytes:
         return pickled(Outcome(value))
@@ -67,7 +67,7 @@ class MpiGroup(MessageGroup):
 
 
 def _loaded() -> Any:
-    """mpi4py's module MPI, which has MPI initialized."""
+    """Import mpi4py's module MPI, which initialises MPI."""
     if "mpi4py.MPI" not in sys.modules:
         extra("mpi4py", "mpi").rc.thread_level = "serialized"
     try:
@@ -91,7 +91,7 @@ def _unlink_segments() -> None:
 # --- messages ------------------------------------------------------------------------
 
 
-class MpiPost(Post):
+class MpiTransport(Transport):
     """Messages by MPI: head and body go apart. One thread at a time is in MPI."""
 
     def __init__(self, mpi: Any) -> None:
@@ -129,10 +129,10 @@ class MpiPost(Post):
         """Take what has come. Whether anything has, or something is sent."""
         mpi, moved, status = self._mpi, False, self._mpi.Status()
         with self._lock:
-            while (found := self._comm.Improbe(tag=_HEAD, status=status)) is not None:
+            while (received := self._comm.Improbe(tag=_HEAD, status=status)) is not None:
                 message = bytearray(status.Get_count(mpi.BYTE))
                 source = status.Get_source()
-                found.Recv([message, mpi.BYTE])
+                received.Recv([message, mpi.BYTE])
                 body = np.empty(int.from_bytes(message[:8], "little"), np.uint8)
                 request = None
                 if body.nbytes:
@@ -158,4 +158,4 @@ class MpiPost(Post):
             super().leave(reason)
 
     def close(self) -> None:
-        """MPI ends with the process."""
+        """Do nothing: MPI ends with the process."""

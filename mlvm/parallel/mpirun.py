@@ -14,15 +14,16 @@ from mlvm.core.errors import MissingExtra
 
 
 def mpirun(processes: int, command: Sequence[str]) -> NoReturn:
-    """Become an `mpiexec` that runs so many processes of this Python with these arguments.
+    """Replace this process by an `mpiexec` that runs `processes` processes of this Python with
+    these arguments.
 
-    That is the one beside this Python, which the package mpich brings, or else the system's.
-    Raises `MissingExtra` without mpi4py or any mpiexec.
+    It is the one in this Python's folder, from the package mpich, or else the system's. Raises
+    `MissingExtra` without mpi4py or any mpiexec.
     """
     if importlib.util.find_spec("mpi4py") is None:
         raise MissingExtra('mpi4py is not installed: pip install "mlvm[mpi]"')
-    beside = str(Path(sys.executable).parent)
-    mpiexec = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
+    folder = str(Path(sys.executable).parent)
+    mpiexec = shutil.which("mpiexec", path=folder) or shutil.which("mpiexec")
     if mpiexec is None:
         raise MissingExtra('there is no mpiexec: pip install "mlvm[mpi]"')
     sys.stdout.flush()

@@ -14,12 +14,12 @@ from mlvm.parallel.tcp import TcpGroup
 
 
 def group(name: str, *, timeout: float | None = None) -> AnyGroup:
-    """A group of `threads:N` of this process, of `processes:N` of this host, of `ray:N` actors, of
-    the processes that were started together by `mpi`, or of those that a scheduler has started:
-    `auto` reads the variables that `python -m mlvm launch`, torchrun, Slurm's srun or Open MPI's
-    mpirun has set, and makes a `TcpGroup`.
+    """Create a group by name: `threads:N` of this process, `processes:N` of this host, `ray:N`
+    actors, or the processes of an `mpi` job. `auto` creates a `TcpGroup` of processes that a
+    scheduler has started, from the variables of `python -m mlvm launch`, torchrun, Slurm's srun or
+    Open MPI's mpirun.
 
-    Raises `GroupError` for another name and where no scheduler has set any, and what `Group`,
+    Raises `GroupError` if the name is unknown, or no scheduler has set variables; and what `Group`,
     `ProcessGroup`, `RayGroup`, `MpiGroup` and `TcpGroup` raise.
 
         >>> with ml.parallel.group("threads:3") as group: group.run(lambda rank, vm: rank * rank)
@@ -33,6 +33,6 @@ def group(name: str, *, timeout: float | None = None) -> AnyGroup:
         return TcpGroup(rank, size, str(address), timeout=timeout)
     if kind in ("threads", "processes", "ray") and count.isdecimal():
         makes = {"threads": Group, "processes": ProcessGroup, "ray": RayGroup}
-        made: AnyGroup = makes[kind](int(count), timeout=timeout)
-        return made
+        created: AnyGroup = makes[kind](int(count), timeout=timeout)
+        return created
     raise GroupError(f"a group is threads:N, processes:N, ray:N, mpi or auto, not {brief(name)}")

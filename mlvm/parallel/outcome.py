@@ -1,4 +1,4 @@
-"""How a task ended in a member, on its way to another process."""
+"""Outcomes of tasks, for transport to another process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class AnyFailure(Protocol):
 
 
 class Outcome(NamedTuple):
-    """What a task returned, or its error. `first`: that was no other member's doing."""
+    """Result of a task, or its error. `first`: the error was not caused by another member's."""
 
     value: Any
     failure: AnyFailure | None = None
@@ -23,7 +23,7 @@ class Outcome(NamedTuple):
 
 
 def results_of(outcomes: Mapping[int, Outcome], names: Sequence[str]) -> list[Any]:
-    """What the members returned, by rank. Raises the first error of one."""
+    """Return the results by rank. Raises the first error of a member."""
     failed = [rank for rank, outcome in outcomes.items() if outcome.failure is not None]
     failed.sort(key=lambda rank: not outcomes[rank].first)
     for rank in failed:

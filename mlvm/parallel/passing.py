@@ -19,9 +19,9 @@ import numpy as np
 
 from mlvm.core.errors import GroupError, GroupTimeout
 from mlvm.core.types import Array
-from mlvm.parallel.meeting import (
+from mlvm.parallel.communicator import (
     Collective,
-    Meeting,
+    Communicator,
     blocks,
     combine,
     flat,
@@ -34,8 +34,8 @@ NOTHING: Final = np.empty(0, np.uint8)
 """The message that a member gets from itself."""
 
 _BATCH_NBYTES: Final = 1 << 21
-"""Bytes that a member gives to all others at once: so many that they seldom wait for each other,
-and so few that they stay in a third-level cache."""
+"""Bytes that a member sends to all others at once: large, so that they rarely wait, and small
+enough for a third-level cache."""
 
 _ALIGNMENT: Final = 8  # of an array in a message: the largest element
 
@@ -45,8 +45,8 @@ Piece: TypeAlias = tuple[int, slice]
 Batch: TypeAlias = Sequence[Piece]
 
 
-class Passing(Meeting):
-    """A meeting place whose members pass arrays, as one member sees it.
+class Passing(Communicator):
+    """Communicator whose members pass arrays, for one member.
 
     A message has the arrays of a batch one after the other.
     """
@@ -92,7 +92,7 @@ class Exchanging(Passing):
         super().__init__(rank, names)
         self.most = most_at_once(len(names))
 
-    def meet(self, rank: int, call: Collective) -> None:
+    def execute(self, rank: int, call: Collective) -> None:
         """Take part in a collective. Returns when it is done for this member.
 
         Raises `GroupError` when the members cannot meet.
@@ -108,28 +108,30 @@ class Exchanging(Passing):
 
     @abstractmethod
     def depart(self, call: Collective) -> None:
-        """The call's work is done for this member."""
+        """End the call for this member."""
 
     @abstractmethod
     def exchange(
-        self, call: Collective, given: Sequence[Sequence[Array]], wanted: int
+        self, call: Collective, parts: Sequence[Sequence[Array]], nbytes: int
     ) -> list[Array]:
-        """Give `given[i]` to the member `call.ranks[i]`, and get as many bytes as `wanted` from
+        """Give `parts[i]` to the member `call.ranks[i]`, and get `nbytes` bytes from
         each, as u8 arrays in that order. The member's own is empty."""
 
     @abstractmethod
-    def share(self, call: Collective, given: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
-        """Give the same arrays to all members of the call. Get `wanted[i]` bytes from the member
+    def share(
+        self, call: Collective, arrays: Sequence[Array], lengths: Sequence[int]
+    ) -> list[Array]:
+        """Give the same arrays to all members of the call. Get `lengths[i]` bytes from the member
         `call.ranks[i]`, as u8 arrays in that order. The member's own is empty."""
 
 
 def most_at_once(size: int) -> int:
-    """The most bytes that one of so many members gives to each other one at once."""
+    """Return the largest number of bytes that a member sends to each other one at once."""
     return max(_BATCH_NBYTES // size, 1 << 14)
 
 
 def packed_nbytes(nbytes: int) -> int:
-    """The bytes that so large an array has in a message."""
+    """Return the bytes of an array of that size in a message."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -142,22 +144,22 @@ def pack(arrays: Sequence[Array], into: Array) -> None:
 
 
 def size_of(arrays: Sequence[Array]) -> int:
-    """The bytes of the message with these arrays."""
+    """Return the bytes of the message with these arrays."""
     return sum([packed_nbytes(array.nbytes) for array in arrays])
 
 
 def unpacked(message: Array, like: Sequence[Array]) -> list[Array]:
-    """The arrays of a message: of the dtypes and lengths of these."""
-    found, start = [], 0
+    """Unpack the arrays of a message, of the dtypes and lengths of `like`."""
+    arrays, start = [], 0
     for array in like:
-        found.append(message[start : start + array.nbytes].view(array.dtype))
+        arrays.append(message[start : start + array.nbytes].view(array.dtype))
         start += packed_nbytes(array.nbytes)
-    return found
+    return arrays
 
 
 def batches(xs: Sequence[Array], part: int, parts: int, most: int) -> Iterator[list[Piece]]:
-    """The pieces of one of `parts` equal parts of the flat arrays, in batches of up to `most`
-    bytes."""
+    """Yield the pieces of one of `parts` equal parts of the flat arrays, in batches of up to
+    `most` bytes."""
     batch: list[Piece] = []
     size = 0
     for i, block in blocks(xs, part, parts):
@@ -199,15 +201,15 @@ def _all_reduce(place: Exchanging, call: Collective) -> None:
         return
     rounds = zip_longest(*[batches(xs, i, parts, place.most) for i in range(parts)], fillvalue=())
     for each_batch in rounds:
-        given = [pieces_of(xs, batch) for batch in each_batch]
-        mine = given[me]
-        got = place.exchange(call, given, size_of(mine))
+        outgoing = [pieces_of(xs, batch) for batch in each_batch]
+        mine = outgoing[me]
+        got = place.exchange(call, outgoing, size_of(mine))
         each = [mine if i == me else unpacked(message, mine) for i, message in enumerate(got)]
         for x, *theirs in zip(mine, *each, strict=True):
             _combined(call, theirs, x)
-        for i, message in enumerate(place.share(call, mine, list(map(size_of, given)))):
+        for i, message in enumerate(place.share(call, mine, list(map(size_of, outgoing)))):
             if i != me:
-                copy_all(unpacked(message, given[i]), given[i])
+                copy_all(unpacked(message, outgoing[i]), outgoing[i])
 
 
 def _reduce_scatter(place: Exchanging, call: Collective) -> None:
@@ -215,9 +217,9 @@ def _reduce_scatter(place: Exchanging, call: Collective) -> None:
     me, parts = call.ranks.index(place.rank), len(call.ranks)
     pieces = [x[i * out.size : (i + 1) * out.size] for i in range(parts)]
     for batch in batches([out], 0, 1, place.most):
-        given = [pieces_of([piece], batch) for piece in pieces]
-        mine = given[me]
-        got = place.exchange(call, given, size_of(mine))
+        outgoing = [pieces_of([piece], batch) for piece in pieces]
+        mine = outgoing[me]
+        got = place.exchange(call, outgoing, size_of(mine))
         each = [mine if i == me else unpacked(message, mine) for i, message in enumerate(got)]
         for y, *theirs in zip(pieces_of([out], batch), *each, strict=True):
             combine(call.attributes["op"], theirs, y)
@@ -228,20 +230,20 @@ def _all_gather(place: Exchanging, call: Collective) -> None:
     me, parts = call.ranks.index(place.rank), len(call.ranks)
     outs = [out[i * x.size : (i + 1) * x.size] for i in range(parts)]
     for batch in batches([x], 0, 1, place.most):
-        given = pieces_of([x], batch)
-        for i, message in enumerate(place.share(call, given, [size_of(given)] * parts)):
-            theirs = given if i == me else unpacked(message, given)
+        outgoing = pieces_of([x], batch)
+        for i, message in enumerate(place.share(call, outgoing, [size_of(outgoing)] * parts)):
+            theirs = outgoing if i == me else unpacked(message, outgoing)
             copy_all(theirs, pieces_of([outs[i]], batch))
 
 
 def _from_one(place: Exchanging, call: Collective) -> None:
-    """The arrays of the root become everybody's; a sender is the first of two."""
+    """Return the arrays of the root become everybody's; a sender is the first of two."""
     root, xs = call.attributes.get("root", 0), flat(call.arrays)
     is_root = call.ranks[root] == place.rank
     for batch in batches(xs, 0, 1, place.most):
         pieces = pieces_of(xs, batch)
-        wanted = [size_of(pieces) if i == root else 0 for i in range(len(call.ranks))]
-        got = place.share(call, pieces if is_root else (), wanted)
+        lengths = [size_of(pieces) if i == root else 0 for i in range(len(call.ranks))]
+        got = place.share(call, pieces if is_root else (), lengths)
         if not is_root:
             copy_all(unpacked(got[root], pieces), pieces)
 

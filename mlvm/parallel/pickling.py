@@ -12,10 +12,10 @@ from mlvm.core.extras import extra
 
 
 def pickled(value: Any) -> bytes:
-    """The value as bytes for another process of this program.
+    """Pickle a value for another process of this program.
 
-    Functions go by name, and those that have none, such as lambdas and closures, by cloudpickle.
-    Raises `MissingExtra` where that is needed and not there, `GroupError` for what has no bytes.
+    Functions are pickled by name, and lambdas and closures by cloudpickle. Raises `MissingExtra` if
+    cloudpickle is needed and missing; `GroupError` if the value cannot be pickled.
     """
     file = io.BytesIO()
     try:

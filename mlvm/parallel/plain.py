@@ -1,4 +1,4 @@
-"""Values and errors on their way to a member that is told no more than data: nothing is unpickled.
+"""Encoding of values and errors for other members without pickle.
 
 None, bools, numbers, texts, bytes and arrays, and lists, tuples and dicts of them; a NamedTuple
 arrives as a tuple. An error keeps its class if that is one of mlvm or of Python.
@@ -26,18 +26,18 @@ class PlainFailure(NamedTuple):
     traceback: str
 
     def error(self, where: str, instead: Callable[[str], Exception]) -> Exception:
-        """The exception with its traceback as a note, and `where` that was."""
+        """Return the exception with its traceback and `where` as a note."""
         error = read_error(open_message(self.message, Kind.error)[1])
         error.add_note(f"in {where}:\n{self.traceback}")
         return error
 
 
 def packed(value: Any) -> bytes:
-    """What a member returned, as bytes. Raises `GroupError` for what is no plain data."""
+    """Encode the result of a member. Raises `GroupError` if it is not plain data."""
     arrays: list[Array] = []
     blobs: list[bytes] = []
     try:
-        return _message(None, _told(value, arrays, blobs), arrays, blobs)
+        return _message(None, _flattened(value, arrays, blobs), arrays, blobs)
     except MlvmError as error:
         raise GroupError(
             f"{brief(value)} cannot be sent to another member: {error}; numbers, texts, arrays, "
@@ -46,39 +46,39 @@ def packed(value: Any) -> bytes:
 
 
 def packed_failure(error: BaseException, *, first: bool) -> bytes:
-    """How a member failed, as bytes."""
+    """Encode the failure of a member."""
     if not isinstance(error, Exception):  # SystemExit, say, which is for its own process
         [*_, text] = traceback.format_exception_only(error)
-        told: Exception = GroupError(text.strip())
+        shown_error: Exception = GroupError(text.strip())
     else:
-        told = error
+        shown_error = error
     trace = "".join(traceback.format_exception(error))
-    return _message((first, trace), None, [], [encode_error(told)])
+    return _message((first, trace), None, [], [encode_error(shown_error)])
 
 
 def unpacked(data: bytes) -> Outcome:
-    """How a task ended in a member. Raises `EncodingError` for bytes that do not say so."""
+    """Decode the outcome of a member's task. Raises `EncodingError` if the bytes are invalid."""
     _, reader = open_message(data, Kind.answer)
-    failed, told = reader.value(), reader.value()
+    failed, flattened = reader.value(), reader.value()
     arrays, blobs = reader.sequence(Reader.array), reader.sequence(Reader.blob)
     if failed is None:
-        return Outcome(_value(told, arrays, blobs))
+        return Outcome(_value(flattened, arrays, blobs))
     first, trace = failed
     return Outcome(None, PlainFailure(blobs[0], trace), first)
 
 
-def _message(failed: Any, told: Any, arrays: list[Array], blobs: list[bytes]) -> bytes:
+def _message(failed: Any, flattened: Any, arrays: list[Array], blobs: list[bytes]) -> bytes:
     writer = Writer()
     writer.value(failed)
-    writer.value(told)
+    writer.value(flattened)
     writer.sequence(arrays, Writer.array)
     writer.sequence(blobs, Writer.blob)
     return writer.message(Kind.answer)
 
 
-def _told(value: Any, arrays: list[Array], blobs: list[bytes]) -> Any:
-    """The value with a list of two, its kind and its parts, for each of its containers; arrays and
-    bytes by their numbers."""
+def _flattened(value: Any, arrays: list[Array], blobs: list[bytes]) -> Any:
+    """Flatten a value: each container becomes a list of its kind and its parts, arrays and bytes
+    become their numbers."""
     if isinstance(value, np.ndarray):
         arrays.append(value)
         return ["array", len(arrays) - 1]
@@ -87,19 +87,21 @@ def _told(value: Any, arrays: list[Array], blobs: list[bytes]) -> Any:
         return ["bytes", len(blobs) - 1]
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
-        return [kind, tuple([_told(each, arrays, blobs) for each in value])]
+        return [kind, tuple([_flattened(each, arrays, blobs) for each in value])]
     if isinstance(value, Mapping):
-        pairs = [tuple([_told(each, arrays, blobs) for each in item]) for item in value.items()]
+        pairs = [
+            tuple([_flattened(each, arrays, blobs) for each in item]) for item in value.items()
+        ]
         return ["dict", tuple(pairs)]
     if value is not None and not isinstance(value, (bool, int, float, str, np.generic)):
         raise EncodingError(f"a {type(value).__name__} is no plain data")
     return value
 
 
-def _value(told: Any, arrays: list[Array], blobs: list[bytes]) -> Any:
-    if not isinstance(told, list):
-        return told
-    kind, parts = told
+def _value(flattened: Any, arrays: list[Array], blobs: list[bytes]) -> Any:
+    if not isinstance(flattened, list):
+        return flattened
+    kind, parts = flattened
     if kind == "array":
         return arrays[parts]
     if kind == "bytes":

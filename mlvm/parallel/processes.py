@@ -1,9 +1,9 @@
-"""A group whose members are processes of this host.
+"""Groups of processes of this host.
 
 Each process has a VM of its own. It is forked by a server that has imported mlvm once, so the 32nd
-takes no longer than the first. It gets tasks through a connection, which it reads all the time:
-when that ends, because the group was closed or because this process is no more, it ends too. The
-members meet at a board in shared memory, which has no name and vanishes with them.
+takes no longer than the first. It receives tasks through a connection, and ends with it: when the
+group is closed, or this process ends. The members communicate through a board in shared memory,
+which has no name and vanishes with them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from mlvm.core.errors import GroupError, GroupTimeout, brief
 from mlvm.machines.failure import Failure
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
-from mlvm.parallel.board import Bells, Board, BoardMeeting
+from mlvm.parallel.board import Bells, Board, BoardCommunicator
+from mlvm.parallel.communicator import brief_error
 from mlvm.parallel.group import (
     AnyGroup,
     Seat,
@@ -40,8 +41,8 @@ from mlvm.parallel.group import (
     checked_timeout,
     cores_here,
     name_of,
+    one_at_a_time,
 )
-from mlvm.parallel.meeting import brief_error
 from mlvm.parallel.outcome import Outcome, results_of
 from mlvm.parallel.pickling import pickled
 
@@ -57,17 +58,16 @@ _MOST: Final = 256
 
 
 class ProcessGroup(AnyGroup):
-    """A group of so many processes of this host, each with a VM.
+    """Group of `size` processes of this host, each with a VM.
 
-    What members are to do, and what they return, is pickled: functions at the top of a module go
-    by name, others by cloudpickle (`pip install "mlvm[processes]"`). A script that makes such a
-    group does so under `if __name__ == "__main__":`. `cores` has, for each member, the core on
-    which its process stays (Linux only). Each process has one thread of BLAS. No member waits for
-    another longer than `timeout` seconds at a stretch; nor does `run`, once one of them has ended.
+    Tasks and results are pickled: functions at the top of a module by name, others by cloudpickle
+    (`pip install "mlvm[processes]"`). A script creates such a group under `if __name__ ==
+    "__main__":`. `cores` has, for each member, the core on which its process stays (Linux only).
+    Each process has one thread of BLAS. No member waits for another longer than `timeout` seconds
+    at a stretch; nor does `run`, once one of them has ended.
 
-    A member that dies or is late ends the others and the group. Raises `GroupError` for an
-    impossible number or cores and for a process that does not start, `MissingExtra` without
-    threadpoolctl.
+    A member that dies or is late ends the others and the group. Raises `GroupError` if the size or
+    cores are invalid, or a process does not start; `MissingExtra` without threadpoolctl.
     """
 
     def __init__(
@@ -124,26 +124,23 @@ class ProcessGroup(AnyGroup):
         """The numbers of the members' processes, by rank."""
         return [process.pid for process in self._processes]
 
+    @one_at_a_time
     def _each(self, tasks: Sequence[Task[R]]) -> list[R]:
         first = pickled(tasks[0])
         messages = [first if task is tasks[0] else pickled(task) for task in tasks]
-        self._begin()
+        self._board.clear()
+        run = _Run(self)
         try:
-            self._board.clear()
-            run = _Run(self)
-            try:
-                run.send(messages)
-                run.collect(None)
-            except BaseException as error:  # Ctrl-C
-                run.end(GroupError(f"the run was ended from outside: {brief_error(error)}"))
-                run.collect(_GRACE)
-                raise
-            finally:
-                if run.dead or run.missing:
-                    self.close()
-            return run.results()
+            run.send(messages)
+            run.collect(None)
+        except BaseException as error:  # Ctrl-C
+            run.end(GroupError(f"the run was ended from outside: {brief_error(error)}"))
+            run.collect(_GRACE)
+            raise
         finally:
-            self._busy.clear()
+            if run.dead or run.missing:
+                self.close()
+        return run.results()
 
     def close(self) -> None:
         """End the processes. One that is still computing after a second is killed. Idempotent."""
@@ -155,7 +152,7 @@ class ProcessGroup(AnyGroup):
 
 
 class _Run:
-    """What the parent sees of a run: who has answered, and who has died."""
+    """Parent's view of a run: members that have answered, and that have died."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._names = group._names
@@ -182,8 +179,8 @@ class _Run:
             limit = until
             if until is None and self._timeout is not None and self._outcomes:
                 limit = self._last + self._timeout
-            left = None if limit is None else limit - time.monotonic()
-            if left is not None and left <= 0:
+            remaining = None if limit is None else limit - time.monotonic()
+            if remaining is not None and remaining <= 0:
                 if until is None:
                     late = ", ".join(self._names[rank] for rank in sorted(self.missing))
                     self.dead = GroupTimeout(
@@ -193,7 +190,7 @@ class _Run:
                 return
             watched: list[Any] = [self._connections[rank] for rank in self.missing]
             watched += [self._processes[rank].sentinel for rank in self.missing]
-            ready = connections.wait(watched, left)
+            ready = connections.wait(watched, remaining)
             for rank in sorted(self.missing):
                 if self._connections[rank] in ready:
                     self._receive(rank)
@@ -212,7 +209,7 @@ class _Run:
             self._bells.ring(rank)
 
     def results(self) -> list[Any]:
-        """What the members returned. Raises the first error of one."""
+        """Return the results of the members. Raises the first error of one."""
         if self.dead is not None:
             raise type(self.dead)(
                 str(self.dead)
@@ -230,8 +227,8 @@ class _Run:
         try:
             self._outcomes[rank] = pickle.loads(message)
         except Exception as error:  # of somebody's __setstate__, or for a module that is not here
-            told = GroupError(f"what {self._names[rank]} returned cannot be read: {error}")
-            self._outcomes[rank] = Outcome(None, Failure.of(told), True)
+            failure = GroupError(f"what {self._names[rank]} returned cannot be read: {error}")
+            self._outcomes[rank] = Outcome(None, Failure.of(failure), True)
 
     def _bury(self, rank: int) -> None:
         self.missing.discard(rank)
@@ -279,7 +276,7 @@ def _start_server() -> None:
 
 
 def _nothing(rank: int, vm: LocalVM) -> None:
-    """The first task: the process has started."""
+    """Do nothing: the first task shows that the process has started."""
 
 
 # --- in a member's process -----------------------------------------------------------
@@ -295,7 +292,7 @@ def _serve(
     timeout: float | None,
     environ: dict[str, str],
 ) -> None:
-    """The life of a member's process."""
+    """Run a member's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # It may have processes of its own, such as a pipeline's workers: `_listen` sees to its end.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
@@ -307,14 +304,14 @@ def _serve(
     tasks: SimpleQueue[bytes | None] = SimpleQueue()
     threading.Thread(target=_listen, args=(connection, tasks), daemon=True).start()
     one_blas_thread.prepare()
-    with one_blas_thread.held():
+    with one_blas_thread.limited():
         seat = Seat(LocalVM(f"vm{rank}"), rank, len(names), timeout)
         while (message := tasks.get()) is not None:
-            meeting = BoardMeeting(board, names, rank, bells)
-            answer = _done(seat, meeting, message)
+            communicator = BoardCommunicator(board, names, rank, bells)
+            answer = _done(seat, communicator, message)
             with suppress(OSError):  # the parent is gone, and `_listen` has seen it
                 connection.send_bytes(answer)
-            del answer, message, meeting
+            del answer, message, communicator
 
 
 def _listen(connection: Connection, tasks: SimpleQueue[bytes | None]) -> None:
@@ -330,13 +327,13 @@ def _listen(connection: Connection, tasks: SimpleQueue[bytes | None]) -> None:
     os._exit(1)
 
 
-def _done(seat: Seat, meeting: BoardMeeting, message: bytes) -> bytes:
+def _done(seat: Seat, communicator: BoardCommunicator, message: bytes) -> bytes:
     """Do the task, and return its outcome as bytes."""
 
     def task(rank: int, vm: LocalVM) -> bytes:
         return pickled(Outcome(pickle.loads(message)(rank, vm)))
 
     try:
-        return seat.do(task, meeting)
+        return seat.do(task, communicator)
     except BaseException as error:  # the parent raises it
-        return pickled(Outcome(None, Failure.of(error), meeting.is_mine))
+        return pickled(Outcome(None, Failure.of(error), communicator.is_mine))

@@ -1,7 +1,7 @@
-"""A group whose members are actors of Ray, on whatever hosts its cluster has.
+"""Groups of Ray actors, on the hosts of its cluster.
 
-Each actor is a process with a VM of its own. The actors meet by TCP, as `mlvm.parallel.tcp` does;
-the program that made the group gives them tasks, and gets what they return.
+Each actor is a process with a VM. The actors communicate by TCP, as in `mlvm.parallel.tcp`; the
+program that created the group sends tasks and receives results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mlvm.core.errors import GroupError, brief
 from mlvm.core.extras import extra
 from mlvm.machines.failure import Failure
 from mlvm.machines.local import LocalVM
-from mlvm.parallel.group import AnyGroup, Task, checked_timeout, name_of
+from mlvm.parallel.group import AnyGroup, Task, checked_timeout, name_of, one_at_a_time
 from mlvm.parallel.outcome import Outcome, results_of
 from mlvm.parallel.tcp import TcpGroup
 
@@ -26,15 +26,15 @@ _GRACE: Final = 3.0
 
 
 class RayGroup(AnyGroup):
-    """A group of so many actors of Ray, each with a VM. Each has one processor, and with `gpus`
-    that share of one; other `options` are those of `ray.remote`. Ray is started here, unless the
-    program has connected to a cluster with `ray.init`.
+    """Group of `size` Ray actors, each with a VM. Each has one processor; `options` are those of
+    `ray.remote`. Ray is started here, unless the program has connected to a cluster with
+    `ray.init`.
 
-    What members are to do, and what they return, is pickled by Ray's cloudpickle. The actors share
-    a secret that is made here, and meet by TCP. An actor that dies or is late ends the others and
-    the group. No member waits for another longer than `timeout` seconds at a stretch.
+    Tasks and results are pickled by Ray's cloudpickle. The actors share a generated secret, and
+    communicate by TCP. An actor that dies or is late ends the others and the group. No member waits
+    for another longer than `timeout` seconds at a stretch.
 
-    Raises `MissingExtra` without ray, `GroupError` for an impossible number.
+    Raises `MissingExtra` without ray; `GroupError` if the size is invalid.
     """
 
     def __init__(self, size: int, *, timeout: float | None = None, **options: Any) -> None:
@@ -59,17 +59,18 @@ class RayGroup(AnyGroup):
             self.close()
             raise
 
+    @one_at_a_time
     def _each(self, tasks: Sequence[Task[R]]) -> list[R]:
         ray = self._ray
-        self._begin()
+        outcomes: dict[int, Outcome] = {}
+        dead: GroupError | None = None
+        is_over = True  # if Ctrl-C ends the run, too
         try:
             calls = {
                 actor.do.remote(task): rank
                 for rank, (actor, task) in enumerate(zip(self._actors, tasks, strict=True))
             }
-            outcomes: dict[int, Outcome] = {}
-            dead: GroupError | None = None
-            missing, seconds, is_over = list(calls), None, False
+            missing, seconds, any_over = list(calls), None, False
             while missing:
                 ready, missing = ray.wait(missing, timeout=seconds)
                 if not ready:
@@ -78,16 +79,16 @@ class RayGroup(AnyGroup):
                     rank = calls[call]
                     try:
                         outcomes[rank], closed = ray.get(call)
-                        is_over |= closed
+                        any_over |= closed
                     except ray.exceptions.RayError as error:
                         text = str(error).strip().partition("\n")[0]
                         dead = dead or GroupError(f"{self._names[rank]} has died: {text}")
-                if dead is not None or is_over:
+                if dead is not None or any_over:
                     seconds = _GRACE
+            is_over = dead is not None or any_over
         finally:
-            self._busy.clear()
-        if dead is not None or is_over:
-            self.close()
+            if is_over:
+                self.close()
         if dead is not None:
             raise dead
         return results_of(outcomes, self._names)
@@ -110,16 +111,16 @@ class _Actor:
         self._group: TcpGroup | None = None
 
     def address(self) -> str:
-        """A place on this host where the members may meet."""
+        """Return a free address of this host."""
         host = extra("ray", "ray").util.get_node_ip_address()
-        with socket.create_server(("", 0)) as found:
-            return f"{host}:{found.getsockname()[1]}"
+        with socket.create_server(("", 0)) as server:
+            return f"{host}:{server.getsockname()[1]}"
 
     def join(self, rank: int, size: int, address: str, secret: str, timeout: float | None) -> None:
         self._group = TcpGroup(rank, size, address, secret=secret, timeout=timeout)
 
     def do(self, task: Task[Any]) -> tuple[Outcome, bool]:
-        """How the task ended here, and whether the group has."""
+        """Run a task; return its outcome, and whether the group has ended."""
         assert self._group is not None  # the first call is `join`
         done: list[Any] = []
         failed: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""The meeting place of threads: members of one process, which share their memory.
+"""Communication of threads: members of one process, which share their memory.
 
 A member that arrives waits for the others. They cannot meet if another member calls something
 else, has ended or has failed, or if all members wait. That is noticed as soon as it is so; a member
@@ -15,7 +15,7 @@ from typing import NoReturn, TypeAlias
 
 from mlvm.core.errors import GroupError, GroupTimeout
 from mlvm.core.types import Array
-from mlvm.parallel.meeting import Collective, brief_error, is_small, mismatch, timeout_text
+from mlvm.parallel.communicator import Collective, brief_error, is_small, mismatch, timeout_text
 from mlvm.parallel.sharing import WORK
 
 Arrays: TypeAlias = Sequence[tuple[Array, ...]]
@@ -23,7 +23,7 @@ Arrays: TypeAlias = Sequence[tuple[Array, ...]]
 
 
 @dataclass(slots=True)
-class _Meeting:
+class _Barrier:
     """A collective whose members have all arrived: their arrays, and how many are still at work."""
 
     arrays: Arrays
@@ -47,7 +47,7 @@ class Rendezvous:
         self._at_rest = 0  # how many members wait for others, or have ended
         self._gathering: Collective | None = None  # the first call of the whole group that waits
         self._gathered = 0  # how many members have come to it
-        self._meetings: list[_Meeting | None] = [None] * len(names)
+        self._barriers: list[_Barrier | None] = [None] * len(names)
         self._gates = [threading.Lock() for _ in names]
         self._waiting: set[int] = set()  # ranks whose gate must be opened
         self._abandoned: set[int] = set()  # ranks whose gate was opened because the run is over
@@ -57,7 +57,7 @@ class Rendezvous:
     # --- a member's life ---
 
     def end(self, rank: int) -> None:
-        """The member has ended, and will call nothing more."""
+        """End this member's part of the run: it will call nothing more."""
         with self._lock:
             self._ended[rank] = True
             self._at_rest += 1
@@ -73,7 +73,7 @@ class Rendezvous:
             self._require_progress()
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """The member has ended with an error, which ends the others."""
+        """End this member's part of the run with an error, which ends the others."""
         with self._lock:
             self._ended[rank] = True
             if self.error is None:
@@ -85,32 +85,32 @@ class Rendezvous:
         with self._lock:
             self._break(f"the run was ended from outside: {brief_error(error)}", error)
 
-    # --- meeting ---
+    # --- barrier ---
 
-    def meet(self, rank: int, call: Collective) -> None:
+    def execute(self, rank: int, call: Collective) -> None:
         """Take part in a collective. Returns when its work is done for all members that take part.
 
         Raises `GroupError` when the members cannot meet.
         """
         with self._lock:
-            meeting = self._arrive(rank, call)
-            if meeting is None:
+            barrier = self._arrive(rank, call)
+            if barrier is None:
                 self._waiting.add(rank)
         shared = not is_small(call.nbytes, len(call.ranks))
-        if meeting is None:
+        if barrier is None:
             self._wait(rank, call)
-            meeting, self._meetings[rank] = self._meetings[rank], None
-            assert meeting is not None  # the last member to arrive left it here
+            barrier, self._barriers[rank] = self._barriers[rank], None
+            assert barrier is not None  # the last member to arrive left it here
         else:
             if not shared:
-                self._work(rank, call, meeting, 0, 1)
-            self._open(meeting)
+                self._work(rank, call, barrier, 0, 1)
+            self._open(barrier)
         if shared:
-            self._work(rank, call, meeting, meeting.ranks.index(rank), len(meeting.ranks))
-            self._leave(rank, call, meeting)
+            self._work(rank, call, barrier, barrier.ranks.index(rank), len(barrier.ranks))
+            self._leave(rank, call, barrier)
 
-    def _arrive(self, rank: int, call: Collective) -> _Meeting | None:
-        """The meeting, if this member is the last to arrive."""
+    def _arrive(self, rank: int, call: Collective) -> _Barrier | None:
+        """Arrive at the barrier; return the call's work if this member is the last."""
         self._require_unbroken(rank, call)
         if call.is_pair:
             for other in call.ranks:
@@ -139,35 +139,35 @@ class Rendezvous:
             self._gathering, self._gathered = None, 0
         self._at_rest -= len(call.ranks)
         arrays = [calls.arrays for r in call.ranks if (calls := self._calls[r]) is not None]
-        meeting = _Meeting(arrays, call.ranks, len(call.ranks))
+        barrier = _Barrier(arrays, call.ranks, len(call.ranks))
         for member in call.ranks:
             self._calls[member] = None
-            self._meetings[member] = None if member == rank else meeting
-        return meeting
+            self._barriers[member] = None if member == rank else barrier
+        return barrier
 
     def _refuse_ended(self, rank: int, call: Collective, other: int) -> NoReturn:
         self._break_and_raise(f"{self.names[rank]} calls {call}, and {self.names[other]} has ended")
 
-    def _work(self, rank: int, call: Collective, meeting: _Meeting, part: int, parts: int) -> None:
+    def _work(self, rank: int, call: Collective, barrier: _Barrier, part: int, parts: int) -> None:
         """Do one part of the work. An error ends the run, since the others' results are
         incomplete."""
         try:
-            WORK[call.name](call, meeting.arrays, part, parts)
+            WORK[call.name](call, barrier.arrays, part, parts)
         except BaseException as error:
             with self._lock:
                 self._break(f"{self.names[rank]} failed in {call}: {brief_error(error)}", error)
             raise
 
-    def _leave(self, rank: int, call: Collective, meeting: _Meeting) -> None:
-        """Wait until all members of the meeting have done their parts."""
+    def _leave(self, rank: int, call: Collective, barrier: _Barrier) -> None:
+        """Wait until all members of the barrier have done their parts."""
         with self._lock:
             self._require_unbroken(rank, call)
-            meeting.at_work -= 1
-            is_last = not meeting.at_work
+            barrier.at_work -= 1
+            is_last = not barrier.at_work
             if not is_last:
                 self._waiting.add(rank)
         if is_last:
-            self._open(meeting)
+            self._open(barrier)
         else:
             self._wait(rank, call)
 
@@ -187,10 +187,10 @@ class Rendezvous:
                 self._break(text, GroupTimeout(text))
         self._gates[rank].acquire()
 
-    def _open(self, meeting: _Meeting) -> None:
-        """Let the waiting members of the meeting go on."""
+    def _open(self, barrier: _Barrier) -> None:
+        """Let the waiting members of the barrier go on."""
         with self._lock:
-            for rank in self._waiting.intersection(meeting.ranks):
+            for rank in self._waiting.intersection(barrier.ranks):
                 self._waiting.remove(rank)
                 self._gates[rank].release()
 

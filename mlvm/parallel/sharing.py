@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from mlvm.core.types import Array
-from mlvm.parallel.meeting import BLOCK_NBYTES, Collective, Work, blocks, combine, flat
+from mlvm.parallel.communicator import BLOCK_NBYTES, Collective, Work, blocks, combine, flat
 
 Arrays: TypeAlias = Sequence[tuple[Array, ...]]
 

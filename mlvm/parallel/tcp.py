@@ -1,16 +1,16 @@
-"""A group whose members are processes on one host or many, which reach each other by TCP.
+"""Groups of processes on one host or many, by TCP.
 
-The first member listens where all know. Each other one comes there, is told where the others are,
-and connects to those of lower rank. On every connection both sides prove by HMAC that they know the
-group's secret (`mlvm.machines.remote.handshake`), and agree on a key for each direction. Then
-each message is
+The first member listens at an address that all know. Each other one connects there, receives the
+addresses of the others, and connects to those of lower rank. On every connection both sides prove
+by HMAC that they know the group's secret (`mlvm.machines.remote.handshake`), and agree on a key for
+each direction. Then each message is
 
     u32 0x4d47, u32 bytes of the head, u64 bytes of the body
     HMAC-SHA256(key, number of the message, these 16 bytes, head, body)
     head, filled up to a multiple of 8 bytes; body
 
-so that nobody on the way can change, drop, repeat or add one unseen. What passes is not encrypted.
-Nothing is unpickled: values are read as `mlvm.parallel.plain` writes them.
+so that changed, dropped, repeated or added messages are detected. Messages are not encrypted.
+Nothing is unpickled: values are encoded by `mlvm.parallel.plain`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.secret import VARIABLE, find_secret
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.group import checked_timeout, name_of
-from mlvm.parallel.messages import MessageGroup, Post
+from mlvm.parallel.messages import MessageGroup, Transport
 from mlvm.parallel.outcome import Outcome
 from mlvm.parallel.passing import NOTHING
 from mlvm.parallel.plain import packed, packed_failure, unpacked
@@ -122,7 +122,7 @@ class TcpGroup(MessageGroup):
         if size > 1:
             key = _secret(secret, secret_file)
             links = _joined(rank, size, place, key, time.monotonic() + start)
-        super().__init__(TcpPost(rank, size, links), timeout)
+        super().__init__(TcpTransport(rank, size, links), timeout)
 
     def _packed(self, value: Any) -> bytes:
         return packed(value)
@@ -135,24 +135,24 @@ class TcpGroup(MessageGroup):
 
 
 def _secret(secret: str | bytes | None, secret_file: str | os.PathLike[str] | None) -> bytes:
-    given = os.environ.get(SECRET)
-    if secret is None and secret_file is None and given:
-        return check_secret(given)
-    found = find_secret(secret, secret_file)
-    if found is None:
+    from_environment = os.environ.get(SECRET)
+    if secret is None and secret_file is None and from_environment:
+        return check_secret(from_environment)
+    resolved = find_secret(secret, secret_file)
+    if resolved is None:
         raise AccessRefused(
             f"members of a group over TCP share a secret: give secret= or secret_file=, or set "
             f"{SECRET} or {VARIABLE} where they are started"
         )
-    return found
+    return resolved
 
 
 # --- messages --------------------------------------------------------------------------
 
 
 class Link:
-    """A connection to another member, after the handshake. Raises `ConnectionLost` when it has
-    ended, `EncodingError` for what is no message of that member."""
+    """Connection to another member, after the handshake. Raises `ConnectionLost` if it has
+    ended; `EncodingError` if a message is not from that member."""
 
     def __init__(self, sock: socket.socket, send_key: bytes, receive_key: bytes) -> None:
         tune(sock)
@@ -269,7 +269,7 @@ def _mac(key: bytes, number: int, *parts: bytes | memoryview) -> bytes:
     return mac.digest()
 
 
-class TcpPost(Post):
+class TcpTransport(Transport):
     """Messages over these connections, by rank. Sending and receiving go under a lock, since a
     member has a thread for what was started."""
 
@@ -320,7 +320,7 @@ class TcpPost(Post):
         except (MlvmError, ValueError, LookupError) as error:
             with suppress(MlvmError, ValueError, LookupError):
                 self._receive(rank, link)  # its last words
-            self.left.setdefault(rank, str(error))
+            self.departed.setdefault(rank, str(error))
             self._drop(rank)
             return
         if rank in self._links and bool(link.unsent) != was_full:
@@ -348,8 +348,9 @@ _Place: TypeAlias = tuple[int, str, int]
 def _joined(
     rank: int, size: int, address: TcpAddress, secret: bytes, until: float
 ) -> dict[int, Link]:
-    """Connections to all other members, by the moment `until` of `time.monotonic`. Raises
-    `GroupError`, `AccessRefused`, `AddressError`."""
+    """Connect to all other members, by the moment `until` of `time.monotonic`. Raises
+    `GroupError` if one does not come; `AccessRefused` if a secret differs; `AddressError` if an
+    address is invalid."""
     links: dict[int, Link] = {}
     meet = _Meet(rank, size, secret, until)
     with closing(_listener(address, address.port if rank == 0 else 0)) as listener:
@@ -374,8 +375,8 @@ def _joined(
 
 
 def _listener(address: TcpAddress, port: int) -> socket.socket:
-    """Where a member listens: on this host alone if that is the group's, else on all its networks,
-    since the host's own name may mean another address here than elsewhere."""
+    """Return the listener of a member: on this host alone if the group is, else on all its
+    networks, since a host's name may resolve to another address there."""
     try:
         if address.host in _LOOPBACK:
             return listen(TcpAddress(address.host, port), public=False)
@@ -387,7 +388,7 @@ def _listener(address: TcpAddress, port: int) -> socket.socket:
 
 
 class _Meet(NamedTuple):
-    """What a member knows when it looks for the others."""
+    """Parameters of a member's connections to the others."""
 
     rank: int
     size: int
@@ -395,15 +396,17 @@ class _Meet(NamedTuple):
     until: float
 
     def connected(self, rank: int, address: TcpAddress, here: int) -> Link:
-        """A connection to that member, which may not be there yet. `here` is the port on which this
-        one listens."""
+        """Connect to a member, which may not listen yet. `here` is the port on which this one
+        listens."""
         why = ""
-        while (left := self.until - time.monotonic()) > 0:
+        while (remaining := self.until - time.monotonic()) > 0:
             nonce = secrets.token_bytes(32)
             hello = Hello("group", str(self.size), f"{self.rank} {here} {nonce.hex()}", True)
             try:
-                with kept(connect(address, min(left, _SHAKE))) as sock:
-                    about = greet(sock, self.secret, hello, time.monotonic() + min(left, _SHAKE))
+                with kept(connect(address, min(remaining, _SHAKE))) as sock:
+                    about = greet(
+                        sock, self.secret, hello, time.monotonic() + min(remaining, _SHAKE)
+                    )
                     return _link(sock, self.secret, nonce, bytes.fromhex(about["nonce"]), True)
             except (OSError, AddressError) as error:
                 if isinstance(error, AccessRefused) and str(error) != BUSY:
@@ -417,19 +420,19 @@ class _Meet(NamedTuple):
     def accepted(
         self, listener: socket.socket, ranks: Sequence[int], links: dict[int, Link]
     ) -> list[_Place]:
-        """Have those members in `links` when they have come. Where they listen."""
-        wanted, places = set(ranks), []
-        found: SimpleQueue[tuple[_Place, Link]] = SimpleQueue()
-        lock, taken = threading.Lock(), set[int]()
+        """Accept those members into `links`; return their addresses."""
+        expected, places = set(ranks), []
+        accepted_links: SimpleQueue[tuple[_Place, Link]] = SimpleQueue()
+        lock, arrived = threading.Lock(), set[int]()
         refused: SimpleQueue[str] = SimpleQueue()
         refusals = ""
         strangers = Admission(Log("none"), plain=True)
 
         def admitted(sock: socket.socket) -> None:
-            """Who comes has a thread, so that nobody waits for one who says nothing."""
+            """Handle a connection on its thread, so that a silent one delays no other."""
             with suppress(MlvmError, OSError, ValueError), kept(sock):
                 nonce = secrets.token_bytes(32)
-                told: list[tuple[int, int, bytes]] = []
+                offers: list[tuple[int, int, bytes]] = []
 
                 def decide(hello: Hello) -> Mapping[str, object]:
                     rank, port, theirs = hello.name.split()
@@ -437,38 +440,38 @@ class _Meet(NamedTuple):
                         text = f"this group has {self.size} members, not {hello.vm}"
                         raise AccessRefused(text)
                     with lock:
-                        if int(rank) not in wanted or int(rank) in taken:
+                        if int(rank) not in expected or int(rank) in arrived:
                             raise AccessRefused(f"{self._name(int(rank))} is here already")
-                        taken.add(int(rank))
-                    told.append((int(rank), int(port), bytes.fromhex(theirs)))
+                        arrived.add(int(rank))
+                    offers.append((int(rank), int(port), bytes.fromhex(theirs)))
                     return {"nonce": nonce.hex()}
 
                 until = min(self.until, time.monotonic() + _SHAKE)
                 try:
                     host = str(sock.getpeername()[0]).removeprefix("::ffff:")
                     admit(sock, {"": self.secret}, trusted=False, decide=decide, deadline=until)
-                    [(rank, port, theirs)] = told
+                    [(rank, port, theirs)] = offers
                     host = "" if ipaddress.ip_address(host).is_loopback else host
                     link = _link(sock, self.secret, theirs, nonce, False)
                 except BaseException as error:
                     with lock:
-                        taken.difference_update(each[0] for each in told)
+                        arrived.difference_update(each[0] for each in offers)
                     if isinstance(error, AccessRefused):
                         refused.put(f"; {host} was refused: {error}")
                     raise
                 finally:
                     strangers.leave(sock)
-                found.put(((rank, host, port), link))
+                accepted_links.put(((rank, host, port), link))
 
-        while wanted:
-            left = self.until - time.monotonic()
-            if left <= 0:
-                late = ", ".join(map(self._name, sorted(wanted)))
+        while expected:
+            remaining = self.until - time.monotonic()
+            if remaining <= 0:
+                late = ", ".join(map(self._name, sorted(expected)))
                 raise GroupTimeout(
                     f"{self._name(self.rank)} waits for {late}, who did not join{refusals}"
                 )
             strangers.sweep()
-            if _has_come(listener, min(left, _AGAIN)):
+            if _has_come(listener, min(remaining, _AGAIN)):
                 try:
                     sock, _ = listener.accept()
                 except OSError:  # it has gone, or there are too many open files
@@ -478,8 +481,8 @@ class _Meet(NamedTuple):
                     threading.Thread(target=admitted, args=(sock,), daemon=True).start()
             with suppress(Empty):
                 while True:
-                    place, link = found.get_nowait()
-                    wanted.discard(place[0])
+                    place, link = accepted_links.get_nowait()
+                    expected.discard(place[0])
                     links[place[0]] = link
                     places.append(place)
                     if refusals and self.rank == 0:
@@ -498,8 +501,8 @@ class _Meet(NamedTuple):
         """Wait until the first member says where all the others listen. Raises `GroupError` with
         the refusals that it has told until then."""
         refusals, ended = "", False
-        while not ended and (left := self.until - time.monotonic()) > 0:
-            if _has_come(link.socket, left):
+        while not ended and (remaining := self.until - time.monotonic()) > 0:
+            if _has_come(link.socket, remaining):
                 try:
                     link.receive()
                 except ConnectionLost:  # it waits no longer
@@ -519,9 +522,12 @@ class _Meet(NamedTuple):
         return name_of(rank, f"vm{rank}")
 
 
-def _link(sock: socket.socket, secret: bytes, asked: bytes, answered: bytes, asks: bool) -> Link:
-    """The connection with its keys, after both sides have proved that they know the secret."""
-    base = hmac.digest(secret, b"mlvm group " + asked + answered, "sha256")
+def _link(
+    sock: socket.socket, secret: bytes, asking_nonce: bytes, answered: bytes, asks: bool
+) -> Link:
+    """Return the connection with its keys, after both sides have proved that they know the
+    secret."""
+    base = hmac.digest(secret, b"mlvm group " + asking_nonce + answered, "sha256")
     ours, theirs = (hmac.digest(base, side, "sha256") for side in (b"asks", b"answers"))
     return Link(sock, ours, theirs) if asks else Link(sock, theirs, ours)
 

@@ -231,7 +231,7 @@
       top += track.height;
     }
     byId("spacer").style.height = `${Math.max(top + AXIS - height, 0)}px`;
-    draw();
+    paint(); // at once: a resized canvas is empty
   }
 
   const toX = (at) => LEFT + ((at - x0) / (x1 - x0)) * (width - LEFT - RIGHT);
@@ -420,8 +420,9 @@
     pen.lineWidth = 3;
     pen.strokeStyle = ink.paper;
     pen.textAlign = "right";
-    pen.strokeText(content, width - RIGHT - 5, y - 4);
-    write(content, width - RIGHT - 5, y - 4, style, "right");
+    const base = y - bodyTop(track) < 12 ? y + 13 : y - 4; // a label above the pane would be cut
+    pen.strokeText(content, width - RIGHT - 5, base);
+    write(content, width - RIGHT - 5, base, style, "right");
   }
 
   function paintLane(track) {

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, SupportsFloat, SupportsIndex
 
-from mlvm.core.errors import AttributeRefused, brief
+from mlvm.core.errors import ArgumentError, brief
 
 _numbers = count()
 
@@ -35,7 +35,7 @@ class ScalarLog:
     in the folder stay, but for those from step `purge_step` on: a training that is resumed, or
     begins anew, writes them again.
 
-    Raises `OSError`, and `AttributeRefused` for a purge_step that is no int from 0 on.
+    Raises `OSError`, and `ArgumentError` for a purge_step that is no int from 0 on.
 
         >>> import tempfile, pathlib
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -65,15 +65,15 @@ class ScalarLog:
         """Write numbers, or tensors of one element, of that step. A group has the same names in
         each of its rows, in any order.
 
-        Raises `AttributeRefused` for other names, none, a step that is no int from 0 on, and a
+        Raises `ArgumentError` for other names, none, a step that is no int from 0 on, and a
         group that is no file's name; `OSError`, and `ValueError` after `close`.
         """
         number = _step(step)
         if not scalars:
-            raise AttributeRefused(f"add: {group!r} has no scalars in step {number}")
+            raise ArgumentError(f"add: {group!r} has no scalars in step {number}")
         names = self._names.get(group) or self._header(group, list(scalars))
         if names != list(scalars) and sorted(names) != sorted(scalars):
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"add: the rows of {group!r} have {', '.join(names)}; given: {', '.join(scalars)}"
             )
         values = [float(scalars[name]) for name in names]
@@ -102,7 +102,7 @@ class ScalarLog:
     def _header(self, group: str, names: list[str]) -> list[str]:
         """The names of a group's columns: of the file that there is, or a new one of these."""
         if not isinstance(group, str) or not group or group != Path(group).name:
-            raise AttributeRefused(f"add: a group names a file, which {brief(group)} does not")
+            raise ArgumentError(f"add: a group names a file, which {brief(group)} does not")
         file = self._file(group)
         rows = _rows(file) if file.exists() else []
         if not rows:
@@ -121,7 +121,7 @@ class ScalarLog:
 def _step(step: object) -> int:
     if isinstance(step, SupportsIndex) and not isinstance(step, bool) and step.__index__() >= 0:
         return step.__index__()
-    raise AttributeRefused(f"a step is an int from 0 on, not {brief(step)}")
+    raise ArgumentError(f"a step is an int from 0 on, not {brief(step)}")
 
 
 # --- CSV -----------------------------------------------------------------------------

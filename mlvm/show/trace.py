@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, NamedTuple, TextIO, TypeVar
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, Place, brief, user_place
+from mlvm.core.errors import ArgumentError, Place, brief, user_place
 from mlvm.core.machine.callee import Value, describe, is_tensor
 from mlvm.core.observe import Layer, observed, on_wait
 from mlvm.core.op import Attributes
@@ -210,12 +210,12 @@ def trace(
     VM's device its time. Of a VM that is not of this process it has the calls of the protocol, with
     the time that they take here.
 
-    Raises `AttributeRefused` for what names no file, and `OSError` at the start if the file cannot
+    Raises `ArgumentError` for what names no file, and `OSError` at the start if the file cannot
     be written.
     """
     if not isinstance(path, (str, os.PathLike)):
         given = "" if path is None else f", not {brief(path)}"
-        raise AttributeRefused(
+        raise ArgumentError(
             f'trace takes the path of the file to write{given}: with vm.trace("trace.json")'
         )
     return _traced(vm, path)

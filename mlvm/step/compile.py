@@ -25,7 +25,19 @@ from mlvm.core.protocol import StorageHandle
 from mlvm.core.types import TensorType, u8
 from mlvm.machines import residuals
 from mlvm.step.blocks import taken, with_blocks, without_dead_calls, without_moves
-from mlvm.step.flow import Block, Call, Flow, Home, Location, Procedure, Role, Unit, Use, Value
+from mlvm.step.flow import (
+    Block,
+    Call,
+    Flow,
+    Home,
+    Location,
+    Procedure,
+    Role,
+    Unit,
+    Units,
+    Use,
+    Value,
+)
 from mlvm.step.fusion import REFERENCE, FusionPolicy, chain_of, fused, joined, with_slopes
 from mlvm.step.halves import in_halves
 from mlvm.step.hoist import Hoist, hoisted
@@ -91,6 +103,14 @@ class Planned:
             return None
         [handle] = self.program.main.code[0].immediates
         return StorageHandle(handle)
+
+    def note_line(self, error: Exception) -> None:
+        """Note on an error of the program which line of Python the failing call is from."""
+        function, pc = getattr(error, "function", None), getattr(error, "pc", None)
+        line = self.lines.get((str(function), pc)) if isinstance(pc, int) else None
+        if line is not None:
+            layer = getattr(line, "layer", None)  # that of a saved step has none
+            error.add_note(f"recorded at {line}" + (f", in {layer}" if layer else ""))
 
     def looped(self) -> Program:
         """The program, which begins by taking an element from a queue, again and again until no
@@ -551,33 +571,35 @@ def _schedules(flow: Flow, options: _Options) -> list[Schedule]:
     calls one by one, each once."""
     fuse, recompute, policy = options
     calls, wanted = flow.calls, flow.wanted()
+    units = Units()
 
     def one_by_one(calls: Sequence[Call]) -> Schedule:
-        return _ordered([Unit([call]) for call in calls], wanted)
+        return _ordered([units[call] for call in calls], wanted)
 
-    def in_order(units: Sequence[Unit], most: int) -> Schedule:
-        found = _ordered(units, wanted, enough=most)
+    def in_order(chains: Sequence[Unit], most: int) -> Schedule:
+        found = _ordered(chains, wanted, enough=most)
         if not policy.passes:
             return found
         # what has moved to its operand, as the update of a parameter has, joins what makes that
-        again = joined([run.unit for run in found.runs], found.most_alive, policy)
-        return Schedule(again, wanted) if len(again) < len(units) else found
+        again = joined([run.unit for run in found.runs], found.most_alive, policy, units)
+        return Schedule(again, wanted) if len(again) < len(chains) else found
 
     def in_chains(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most = plain.most_alive
         found = []
-        if policy.passes and with_slopes(calls) != calls:
-            found = [in_order(fused(with_slopes(calls), most, policy), most)]
+        sloped = with_slopes(calls) if policy.passes else calls
+        if sloped != calls:
+            found = [in_order(fused(sloped, most, policy, units), most)]
             if found[0].most_alive <= most:
                 return found
         return [*found, *as_they_are(plain, calls)]
 
     def as_they_are(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most = plain.most_alive
-        found = [in_order(fused(calls, most, policy), most)]
+        found = [in_order(fused(calls, most, policy, units), most)]
         if found[0].most_alive > most:  # chains that were made in an order may keep it instead
             calls = [call for run in plain.runs for call in run.unit.calls]
-            found.append(Schedule(fused(calls, most, policy), wanted))
+            found.append(Schedule(fused(calls, most, policy, units), wanted))
         return found
 
     plain = one_by_one(calls)
@@ -598,7 +620,7 @@ def _ordered(units: Sequence[Unit], wanted: set[Value], enough: int = 0) -> Sche
     earlier = earlier_where_it_frees(units, wanted)
     best = Schedule(earlier, wanted)
     if best.most_alive > enough and not all(map(is_, earlier, units)):
-        best = min(best, Schedule(units, wanted), key=lambda each: each.most_alive)
+        best = min(best, best.reordered(units), key=lambda each: each.most_alive)
     return best
 
 

@@ -27,7 +27,7 @@ class Location(NamedTuple):
     type: TensorType
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Home:
     """Memory that several values lie in: an `input` or `output` of the step, its `state`, `scratch`
     that a function changes in place, or an `element` of a queue. Which tensor of its role it is,
@@ -43,7 +43,7 @@ class Home:
         return Location(self.role, self.index, type)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Value:
     """What one call has written. `home`: where it has to lie, None if that is open."""
 
@@ -72,7 +72,7 @@ class Turns(NamedTuple):
     made: Sequence[tuple[Home, Use]]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """A call of a host function that writes `outs` and reads `ins`.
 
@@ -87,6 +87,7 @@ class Call:
     has a true result. It reads what its blocks read from outside, and makes what they leave there.
     One that counts its `turns` can be read as a scan.
     One that `pushes` gets its `ins` alone and leaves results on the stack, as users' functions do.
+    One that is `sized` has types or attributes that depend on lengths of the launch.
     One with a `callee` is a `call` of a function, which gets the operands `passed`; a call from
     outside has `procedures`, all that it reaches, and their blocks.
     """
@@ -107,6 +108,7 @@ class Call:
     procedures: Sequence[Procedure] = ()
     turns: Turns | None = None
     pushes: bool = False
+    sized: bool = False
 
     @property
     def fixed(self) -> bool:
@@ -143,55 +145,63 @@ class Procedure:
     rule: object = None
 
 
+def _homes_of(values: set[Value]) -> set[Home]:
+    return {home for value in values if (home := value.home) is not None}
+
+
 def _guards(call: Call) -> bool:
-    return call.guards or any(_guards(each) for block in call.blocks for each in block.calls)
+    return call.guards or (
+        bool(call.blocks) and any(_guards(each) for block in call.blocks for each in block.calls)
+    )
 
 
-@dataclass(eq=False)
 class Unit:
-    """Calls that run as one: one alone, or a chain that is fused."""
+    """Calls that run as one: one alone, or a chain that is fused.
 
-    calls: list[Call]
-    makes: set[Value] = field(init=False)
-    reads: set[Value] = field(init=False)
-    writes_to: set[Home] = field(init=False)
-    reads_from: set[Home] = field(init=False)
+    makes, reads: the values that it writes, and those from before that it reads.
+    writes_to, reads_from: the homes of these.
+    fixed: whether it has to keep its place among others of its kind.
+    guards: whether it may raise, with nothing updated that is updated later.
+    updates: whether it writes to what is seen from outside.
+    movable: whether it may run earlier though that frees nothing.
+    """
 
-    def __post_init__(self) -> None:
-        self.makes = {value for call in self.calls for value, _ in call.outs}
-        self.reads = {value for call in self.calls for value, _ in call.ins} - self.makes
-        self.writes_to = {value.home for value in self.makes if value.home is not None}
-        self.reads_from = {value.home for value in self.reads if value.home is not None}
+    __slots__ = (
+        "calls",
+        "fixed",
+        "guards",
+        "makes",
+        "movable",
+        "reads",
+        "reads_from",
+        "updates",
+        "writes_to",
+    )
+
+    def __init__(self, calls: list[Call]) -> None:
+        self.calls = calls
+        self.makes = {value for call in calls for value, _ in call.outs}
+        self.reads = {value for call in calls for value, _ in call.ins} - self.makes
+        self.writes_to = _homes_of(self.makes)
+        self.reads_from = _homes_of(self.reads)
+        self.fixed = any(call.fixed for call in calls)
+        self.guards = any(_guards(call) for call in calls)
+        self.updates = any(home.role not in ("scratch", "element") for home in self.writes_to)
+        self.movable = not any(call.op is None or call.again for call in calls)
 
     def joined(self, later: Unit) -> Unit:
-        """One unit of these calls, and then the other's."""
-        unit = Unit([])
+        """Return one unit of these calls, and then the other's."""
+        unit = object.__new__(Unit)
         unit.calls = [*self.calls, *later.calls]
         unit.makes = self.makes | later.makes
         unit.reads = (self.reads | later.reads) - unit.makes
         unit.writes_to = self.writes_to | later.writes_to
-        unit.reads_from = {value.home for value in unit.reads if value.home is not None}
+        unit.reads_from = _homes_of(unit.reads)
+        unit.fixed = self.fixed or later.fixed
+        unit.guards = self.guards or later.guards
+        unit.updates = self.updates or later.updates
+        unit.movable = self.movable and later.movable
         return unit
-
-    @property
-    def fixed(self) -> bool:
-        """Whether it has to keep its place among others of its kind."""
-        return any(call.fixed for call in self.calls)
-
-    @property
-    def guards(self) -> bool:
-        """Whether it may raise, with nothing updated that is updated later."""
-        return any(map(_guards, self.calls))
-
-    @property
-    def updates(self) -> bool:
-        """Whether it writes to what is seen from outside."""
-        return any(home.role not in ("scratch", "element") for home in self.writes_to)
-
-    @property
-    def movable(self) -> bool:
-        """Whether it may run earlier though that frees nothing."""
-        return not any(call.op is None or call.again for call in self.calls)
 
     def must_precede(self, later: Unit) -> bool:
         """Whether a unit that comes later needs this one to have run, or to have read."""
@@ -220,6 +230,14 @@ class Unit:
         ]
         read = [use for call in self.calls for use in call.ins if use.value not in self.makes]
         return outs, list(dict.fromkeys(read))
+
+
+class Units(dict[Call, Unit]):
+    """A unit for each call alone, made once for all schedules of the same calls."""
+
+    def __missing__(self, call: Call) -> Unit:
+        unit = self[call] = Unit([call])
+        return unit
 
 
 @dataclass

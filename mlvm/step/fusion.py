@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Final, NamedTuple
 
 from mlvm.arena.placement import rounded
@@ -19,7 +19,7 @@ from mlvm.core.op import Op
 from mlvm.core.ops.blocks import BLOCK_SIZE
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Shape, TensorType
-from mlvm.step.flow import Call, Unit, Use, Value
+from mlvm.step.flow import Call, Unit, Units, Use, Value
 from mlvm.step.schedule import Placed, Run, in_place, placed
 
 WINDOW: Final = 16
@@ -81,26 +81,34 @@ def policy_of(vm: VMProtocol) -> FusionPolicy:
 
 
 def fused(
-    calls: Sequence[Call], most: float = math.inf, policy: FusionPolicy = REFERENCE
+    calls: Sequence[Call],
+    most: float = math.inf,
+    policy: FusionPolicy = REFERENCE,
+    units: Units | None = None,
 ) -> list[Unit]:
     """The calls in units, in an order in which they can run.
 
     No chain is made that has more than `most` bytes alive at once, unless the units around it have
-    as many alive without it.
+    as many alive without it. `units` has those of single calls.
     """
-    return joined(_units(calls, policy), most, policy)
+    units = Units() if units is None else units
+    return joined(_units(calls, policy, units), most, policy, units)
 
 
-def joined(units: Iterable[Unit], most: float, policy: FusionPolicy) -> list[Unit]:
-    """`fused` of calls that are in units already."""
-    row = _Row(units)
+def joined(chains: Iterable[Unit], most: float, policy: FusionPolicy, units: Units) -> list[Unit]:
+    """`fused` of calls that are in chains already."""
+    row = _Row(chains)
     maker: dict[Value, Unit] = {}
+    domains = _Domains(policy)
     for each in row.in_order():
         unit = each
+        if any(domains[call] is None for call in unit.calls):
+            maker.update(dict.fromkeys(unit.makes, unit))
+            continue
         for partner in _partners(unit.calls[0], maker, row.place):
             if len(partner.calls) + len(unit.calls) > policy.longest:
                 continue
-            if not all(_takes(partner, call, policy) for call in unit.calls):
+            if not _takes(partner, unit.calls, domains):
                 continue
             between = row.between(partner, unit)
             if len(between) > WINDOW:
@@ -119,7 +127,7 @@ def joined(units: Iterable[Unit], most: float, policy: FusionPolicy) -> list[Uni
     found: list[Unit] = []
     for each in row.in_order():
         if 1 < len(each.calls) < policy.shortest and not each.writes_to:
-            found += [Unit([call]) for call in each.calls]
+            found += [units[call] for call in each.calls]
         else:
             found.append(each)
     return found
@@ -148,18 +156,20 @@ def with_slopes(calls: Sequence[Call]) -> list[Call]:
     return found
 
 
-def _units(calls: Sequence[Call], policy: FusionPolicy) -> Iterable[Unit]:
-    """A unit for each call; for one and the slope that follows it."""
-    left = list(reversed(calls))
-    while left:
-        call = left.pop()
-        op, after = call.op, left[-1] if left else None
-        if op is None or op.slope is None or after is None or after.op is None:
-            yield Unit([call])
+def _units(calls: Sequence[Call], policy: FusionPolicy, units: Units) -> Iterable[Unit]:
+    """Yield a unit for each call; for one and the slope that follows it."""
+    skips = False
+    for call, after in zip_longest(calls, calls[1:]):
+        op = call.op
+        if skips:
+            skips = False
+        elif op is None or op.slope is None or after is None or after.op is None:
+            yield units[call]
         elif after.op.name == op.slope and after.ins == call.ins and policy.links(op):
-            yield Unit([call, left.pop()])
+            skips = True
+            yield Unit([call, after])
         else:
-            yield Unit([call])
+            yield units[call]
 
 
 class _Row:
@@ -303,34 +313,54 @@ def _partners(call: Call, maker: dict[Value, Unit], place: dict[Unit, int]) -> l
     if call.again:
         return []
     found = {maker[use.value] for use in call.ins if use.value in maker}
+    if len(found) < 2:
+        return [*found]
     return sorted(found, key=lambda unit: (not unit.calls[0].again, place[unit]), reverse=True)
 
 
-def _takes(unit: Unit, call: Call, policy: FusionPolicy) -> bool:
-    """Whether the unit is a chain, or the beginning of one, on the shape that the call works
-    through, and the two fit: the call reads what the unit makes as it was made, and no reduction
-    of it, and writes nothing over what the unit reads as another type, in other places."""
-    first, shape = unit.calls[0], _domain_of(call, policy)
-    if shape is None or first.op is None:
+class _Domains(dict[Call, "Shape | None"]):
+    """The shape that each call works through; see `_domain_of`."""
+
+    def __init__(self, policy: FusionPolicy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def __missing__(self, call: Call) -> Shape | None:
+        shape = self[call] = _domain_of(call, self.policy)
+        return shape
+
+
+def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
+    """Whether the unit is a chain, or the beginning of one, on the shape that the calls work
+    through, and they fit. Each reads what the unit makes as it was made, and no reduction of it. It
+    writes nothing over what the unit reads as another type, in other places."""
+    first, policy = unit.calls[0], domains.policy
+    if first.op is None:
         return False
-    if first.op.name in policy.heads:
+    is_head = first.op.name in policy.heads
+    if is_head:
         if _is_one_row(first):
             return False
-        homes = {use.value.home for use in first.ins} - {None}
-        if first.outs[0].type.shape != shape or any(use.value.home in homes for use in call.outs):
-            return False  # it must not write over what a later row needs
-    elif not policy.links(first.op) or _domain_of(first, policy) != shape:
-        return False
-    return all(
-        use.value not in unit.makes or _makes_whole(unit, use, policy) for use in call.ins
-    ) and all(
-        use.type is out.type
-        for out in call.outs
-        if out.value.home is not None
-        for each in unit.calls
-        for use in each.ins
-        if use.value.home is out.value.home
-    )
+        shape: Shape | None = first.outs[0].type.shape
+    else:
+        shape = domains[first] if policy.links(first.op) else None
+    for call in calls:
+        if shape is None or domains[call] != shape:
+            return False
+        for use in call.ins:
+            if use.value in unit.makes and not _makes_whole(unit, use, policy):
+                return False
+        for out in call.outs:
+            home = out.value.home
+            if home is None:
+                continue
+            if is_head and any(use.value.home is home for use in first.ins):
+                return False  # it must not write over what a later row needs
+            if home in unit.reads_from or home in unit.writes_to:
+                uses = [use for each in unit.calls for use in each.ins if use.value.home is home]
+                if any(use.type is not out.type for use in uses):
+                    return False
+    return True
 
 
 def _is_one_row(call: Call) -> bool:

@@ -108,7 +108,7 @@ def _pure(flow: Flow, steady: set[Home]) -> dict[Value, _Made]:
     results, outermost = set(flow.results), set(map(id, flow.calls))
     made: dict[Value, _Made] = {}
     for call in with_blocks(flow.calls):
-        if call.op is None or call.again or call.guards:
+        if call.op is None or call.again or call.guards or call.sized:
             continue
         moves = call.op.copies_only and len(call.ins) == 1
         if id(call) not in outermost and not (moves or call.op.elementwise):

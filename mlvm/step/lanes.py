@@ -1,9 +1,9 @@
-"""Lanes: a recorded function as a program for many inputs at once (`mlvm.machines.lanes`).
+"""Lanes: code generation of a recorded function for many inputs at once (`mlvm.machines.lanes`).
 
-Each value has a slot of a frame. The calls between two places where frames may part are a segment,
-a function of the program, which is also compiled for some numbers of rows. What copies, reshapes,
-keeps and passes values on stands between segments: in lanes it moves numbers of rows, and no bytes.
-"""
+Each value has a slot of a frame. The calls between two branches or calls of functions are a
+segment, a function of the program, which is also compiled for some numbers of rows. Copies,
+reshapes, saved values and passed ones stand between segments: in lanes they move numbers of rows,
+and no bytes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from mlvm.step.fusion import FusionPolicy
 from mlvm.step.rows import Made, over_lanes
 
 COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
-"""Numbers of rows that a segment is compiled for."""
+"""Numbers of rows for which a segment is compiled."""
 SUM_COUNTS: Final = (1, 4, 16, 64, 256)
 
 _LIGHT: Final = 64
-"""Bytes of a value that control flow is made of; a segment of these does not wait for others."""
+"""Most bytes of a value of control flow; a segment of such values does not wait for more rows."""
 
 _HARMLESS: Final = frozenset(
     [
@@ -36,7 +36,7 @@ _HARMLESS: Final = frozenset(
         *("reshape", "broadcast_to", "permute_dims", "concat", "slice"),
     ]
 )
-"""Ops beside elementwise ones that refuse no values: they may run where no lane would."""
+"""Ops beside elementwise ones that raise for no values, so that they may run speculatively."""
 
 _Key: TypeAlias = Value | Home
 
@@ -49,12 +49,12 @@ def lanes_of(
     sums: Mapping[Home, int],
     policy: FusionPolicy,
 ) -> str:
-    """Write the program of a function, as `lanes.run` takes it. `main` has only arguments as
-    parameters, and leaves `results`. Of what it reads from outside, `shared` has the uses in their
-    order. What is added to the homes `sums` is summed up over all frames.
+    """Write the program of a function, for `lanes.run`. The parameters of `main` are its arguments;
+    it returns `results`. `shared`: the values that it reads from outside, in order. `sums`: homes
+    outside to which frames add.
 
-    Raises `CaptureError` for a host function in it that lanes cannot run, and for an update of
-    what lies outside.
+    Raises `CaptureError` for a host function that lanes cannot run, and for any other update of a
+    value outside.
     """
     key = policy, _spelled([main, *procedures], results, shared, sums)
     text = _written.pop(key, None)
@@ -66,8 +66,8 @@ def lanes_of(
         writer = _Writer(shared, sums, policy, len(main.params), nresults)
         writer.has_records = any(call.name == residuals.PUSH for call in everything)
         last = {u.value.home: u.value for call in main.block.calls for u in call.outs}
-        wanted = [*[use.value for use in results], *[last[home] for home in sums if home in last]]
-        calls = without_dead_calls(Flow(main.block.calls, wanted))
+        outs = [*[use.value for use in results], *[last[home] for home in sums if home in last]]
+        calls = without_dead_calls(Flow(main.block.calls, outs))
         writer.procedure(main, calls, results)
         for each in procedures:
             if each in nresults:
@@ -87,7 +87,7 @@ def _spelled(
     shared: Sequence[Use],
     sums: Mapping[Home, int],
 ) -> Any:
-    """Equal for functions that do the same, whatever the values in them are called."""
+    """Return a key that is equal for functions equal up to the identity of their values."""
     numbers: dict[Any, int] = {}
 
     def number(each: object) -> int:
@@ -125,7 +125,7 @@ def _spelled(
 
 
 class _Writer:
-    """A program as it is written, function by function."""
+    """Writer of a program, function by function."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class _Writer:
         self.has_records = False
         self.shared_types = [use.type for use in shared]
         self.shared: dict[_Key, int] = {}
-        self.given = len(shared)
+        self.nshared = len(shared)
         for i, use in enumerate(shared):
             self.shared.setdefault(use.value, i)
         self.sums = sums
@@ -167,8 +167,8 @@ class _Writer:
     def procedure(
         self, procedure: Procedure, calls: Sequence[Call], results: Sequence[Use] | None = None
     ) -> None:
-        """Write a function: `main`, which leaves these results, or one whose results are the first
-        of its parameters."""
+        """Write a function: `main`, which returns `results`, or one whose results are the first of
+        its parameters."""
         everything = list(with_blocks(calls))
         params = procedure.params
         outs = [] if results is not None else params[: self.nresults[procedure]]
@@ -218,10 +218,10 @@ class _Writer:
         self.functions.append(Function(name, self.nparams, count, (*head, *code)))
 
     def _products(self, calls: Sequence[Call]) -> dict[Value, Call]:
-        """The products x^T y that are only added to a sum: rows of x and y are kept for it instead,
-        and make one product in the end."""
+        """Find the products x^T y that are only added to a sum: rows of x and y are saved instead,
+        and multiplied once in the end."""
         makers = {use.value: call for call in calls for use in call.outs}
-        found: dict[Value, Call] = {}
+        products: dict[Value, Call] = {}
         for call in calls:
             if not (self._is_sum(call) and call.op is not None and call.op.name == "add"):
                 continue
@@ -238,11 +238,11 @@ class _Writer:
                 and part.home is None
                 and self.readers[part] == {id(call)}
             ):
-                found[part] = maker
-        return found
+                products[part] = maker
+        return products
 
     def slot(self, key: _Key, type: TensorType) -> int:
-        """The slot of what has a register of its own."""
+        """Return the slot of a home or value, which gets one if it has none."""
         if key not in self.slots:
             self.slots[key] = len(self.types)
             self.types.append(type)
@@ -256,7 +256,7 @@ class _Writer:
         self.code += _host_call(name, nparams, nresults, attributes)
 
     def key(self, use: Use) -> _Key:
-        """What has a register of its own: a home, or a value that has none."""
+        """Return the key of a use's slot: its home, or the value if it has none."""
         if use.value in self.shared:
             return use.value
         return use.value.home or use.value
@@ -268,7 +268,7 @@ class _Writer:
         return bool(call.outs) and call.outs[0].value.home in self.sums
 
     def read(self, use: Use, *, alias: bool = False) -> None:
-        """Push the value: a copy where its slot is updated in place, unless an `alias` does."""
+        """Push the value: a copy where its slot is updated in place, unless `alias`."""
         key = self.key(use)
         if key in self.shared:
             at = self.shared[key]
@@ -276,27 +276,27 @@ class _Writer:
             self.as_type(self.shared_types[at], use.type)
             return
         if key not in self.slots:
-            raise CaptureError("a lane reads what it has not written")
+            raise CaptureError("a lane reads a value before it writes it")
         self.emit(Opcode.get, self.slots[key] - self.nparams)
         if key in self.owned and not alias:
             self.op("copy", 1, 1)
         self.as_type(self.types[self.slots[key]], use.type)
 
-    def as_type(self, type: TensorType, wanted: TensorType) -> None:
-        """See the topmost value as another type."""
-        if type is not wanted:
-            if type.dtype is not wanted.dtype:
-                raise CaptureError(f"a lane sees {type} as {wanted}")
-            self.op("reshape", 1, 1, shape=wanted.shape)
+    def as_type(self, type: TensorType, target: TensorType) -> None:
+        """Reshape the topmost value to another type of the same dtype."""
+        if type is not target:
+            if type.dtype is not target.dtype:
+                raise CaptureError(f"a lane sees {type} as {target}")
+            self.op("reshape", 1, 1, shape=target.shape)
 
     def write(self, use: Use) -> None:
-        """Pop the value."""
+        """Pop the topmost value into the slot of a use."""
         at = self.slot(self.key(use), use.type)
         self.as_type(use.type, self.types[at + self.nparams])
         self.emit(Opcode.set, at)
 
     def fresh(self, use: Use) -> None:
-        """Push memory for a value, which only its own slot has."""
+        """Push memory for a value that no other slot refers to."""
         at = self.slot(self.key(use), use.type)
         if self.types[at + self.nparams] is not use.type:
             raise CaptureError(f"a lane sees {self.types[at + self.nparams]} as {use.type}")
@@ -326,7 +326,7 @@ class _Writer:
                 self.pending.append(call)
 
     def moves(self, call: Call) -> bool:
-        """Write a call that only takes, puts or moves rows."""
+        """Write a call that only takes, puts or moves rows; return False for others."""
         assert call.op is not None
         [out] = call.outs
         name = call.op.name
@@ -367,8 +367,8 @@ class _Writer:
         return False
 
     def hoist(self, call: Call, out: Use) -> None:
-        """Make a call once, before all lanes: it has the same operands in each."""
-        self.shared[out.value] = self.given + len(self.hoisted)
+        """Hoist a call out of all lanes, which have the same operands."""
+        self.shared[out.value] = self.nshared + len(self.hoisted)
         self.hoisted.append(out)
         self.shared_types.append(out.type)
         self.first_calls.append(
@@ -376,7 +376,7 @@ class _Writer:
         )
 
     def to(self, out: Use, source: Use) -> None:
-        """Let a register have a value."""
+        """Move a value to the slot of another."""
         self.read(source, alias=True)
         if self.key(out) in self.owned or self.key(source) in self.owned:
             self.op("copy", 1, 1)
@@ -449,13 +449,13 @@ class _Writer:
             self.land(leave)
 
     def land(self, jump: int) -> None:
-        """Let a jump go here."""
+        """Set the target of a jump to the next instruction."""
         self.code[jump] = Instruction(self.code[jump].opcode, (len(self.code),))
 
     # --- sums -------------------------------------------------------------------------------
 
     def add(self, call: Call) -> None:
-        """An update of what lies outside: of this each frame says its part."""
+        """Write an update of a value outside: each frame adds its part to a sum."""
         assert call.op is not None
         place = self.sums[call.outs[0].value.home]  # type: ignore[index]
         name, total = call.op.name, call.outs[0]
@@ -490,7 +490,7 @@ class _Writer:
     # --- segments ---------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write the calls so far as segments: those without a rule stand alone."""
+        """Write the pending calls as segments: calls without a batching rule are segments alone."""
         calls, self.pending = self.pending, []
         run: list[Call] = []
         for call in calls:
@@ -511,11 +511,11 @@ class _Writer:
         return over_lanes(call.op, call.attributes, types, which, count)
 
     def segment(self, calls: list[Call], counts: Sequence[int] = COUNTS) -> None:
-        """Write calls that run for many rows in one go."""
+        """Write calls that run for many rows at once."""
         if not calls:
             return
         mine = {id(call) for call in calls}
-        made: dict[_Key, TensorType] = {}
+        out_types: dict[_Key, TensorType] = {}
         ins: dict[_Key, TensorType] = {}
         shared: dict[_Key, int] = {}
         for call in calls:
@@ -523,10 +523,10 @@ class _Writer:
                 key = self.key(use)
                 if key in self.shared:
                     shared[key] = self.shared[key]
-                elif key not in made:
+                elif key not in out_types:
                     ins.setdefault(key, use.type)
             [out] = call.outs
-            made[self.key(out)] = out.type
+            out_types[self.key(out)] = out.type
         values = {self.key(call.outs[0]): call.outs[0].value for call in calls}
         outs = [
             key
@@ -545,7 +545,7 @@ class _Writer:
             self.write(last[key])
         facts = {
             "ins": [type.nbytes for type in ins.values()],
-            "outs": [made[key].nbytes for key in outs],
+            "outs": [out_types[key].nbytes for key in outs],
             "shared": [self.nargs + i for i in shared.values()],
             "heavy": not light,
             "sum": -1,
@@ -557,7 +557,7 @@ class _Writer:
     def alone(
         self, name: str, calls: Sequence[Call], ins: Mapping[_Key, TensorType], outs: list[_Key]
     ) -> None:
-        """Write what a segment does for one row."""
+        """Write the function of a segment for one row."""
         outer = self.code, self.slots, self.types, self.nparams, self.owned
         types = [self.types[self.slots[key]] for key in ins]
         self.code, self.slots, self.types = [], {key: i for i, key in enumerate(ins)}, types
@@ -577,7 +577,7 @@ class _Writer:
         self.code, self.slots, self.types, self.nparams, self.owned = outer
 
     def part(self, name: str, count: int, calls: list[Call], facts: Mapping[str, Any]) -> None:
-        """Write the part of a segment for that number of rows."""
+        """Write the part of a segment for `count` rows."""
         planned = compile_flow(Flow(calls, []), policy=self.policy)
         arguments = " ".join(
             [f"{each.role} {each.place} {each.type}" for each in planned.arguments]
@@ -594,14 +594,14 @@ class _Writer:
         shared: list[_Key],
         outs: list[_Key],
     ) -> list[Call]:
-        """The calls, each for so many rows."""
+        """Return the calls, each batched over `count` rows."""
         now: dict[_Key, Value] = {}
         last = {self.key(call.outs[0]): i for i, call in enumerate(calls)}
-        made: list[Call] = []
+        batched_calls: list[Call] = []
         for i, call in enumerate(calls):
-            found = self.batched(call, count)
-            assert found is not None
-            name, attributes, types = found
+            rows = self.batched(call, count)
+            assert rows is not None
+            name, attributes, types = rows
             operands = []
             for use, type in zip(call.ins, types, strict=True):
                 key = self.key(use)
@@ -619,13 +619,13 @@ class _Writer:
             if key in outs and last[key] == i:
                 value.home = Home("output", outs.index(key), out_type)
             now[key] = value
-            made.append(
+            batched_calls.append(
                 Call(f"{name}{OUT}", op, attributes, [Use(value, out_type)], operands, call.line)
             )
-        return made
+        return batched_calls
 
     def program(self) -> Program:
-        """All that was written."""
+        """Return the program of all functions."""
         if self.first_calls:
             self.hoist_first()
         [row] = [each for each in self.functions if each.name == lane_link.ROW]
@@ -640,8 +640,8 @@ class _Writer:
         return Program([main, *self.functions])
 
     def hoist_first(self) -> None:
-        """Write what makes the values that all rows share."""
-        made = []
+        """Write the function of the values that all rows share."""
+        calls = []
         now: dict[_Key, Value] = {}
         inputs: list[int] = []
         places = {use.value: i for i, use in enumerate(self.hoisted)}
@@ -656,9 +656,9 @@ class _Writer:
             [out] = call.outs
             now[out.value] = Value(out.type.nbytes, Home("output", places[out.value], out.type))
             outs = [Use(now[out.value], out.type)]
-            made.append(Call(call.name, call.op, call.attributes, outs, operands, call.line))
+            calls.append(Call(call.name, call.op, call.attributes, outs, operands, call.line))
         facts = {"ins": [], "outs": [use.type.nbytes for use in self.hoisted]}
-        self.part(lane_link.FIRST, 1, made, {**facts, "shared": inputs, "heavy": False, "sum": -1})
+        self.part(lane_link.FIRST, 1, calls, {**facts, "shared": inputs, "heavy": False, "sum": -1})
 
 
 def _host_call(
@@ -672,14 +672,14 @@ def _host_call(
 
 
 def _given_back(call: Call) -> int:
-    """Number of the operands that a call passes that are its results."""
+    """Return the number of operands of a call that are its results."""
     outs = {use.value.home or use.value for use in call.outs}
     return sum(1 for use in call.passed if (use.value.home or use.value) in outs)
 
 
 def _summed(call: Call, product: Call | None, operands: Sequence[Use], count: int) -> list[Call]:
-    """The calls that add what so many rows of the operands say to a sum; `product` is what they
-    are the operands of, if not of the call itself."""
+    """Return the calls that add `count` rows of the operands to a sum. `product`: the matmul of the
+    operands, if they are not the call's."""
     assert call.op is not None
     type, name = call.outs[0].type, call.op.name
     before = Use(Value(type.nbytes, Home("input", 0, type)), type)
@@ -705,12 +705,12 @@ def _op(name: str, attributes: Attributes, out: Use, ins: Sequence[Use]) -> Call
 
 
 def _is_row(call: Call, operand: int) -> bool:
-    """Whether the call is about rows along the first axis, of which that operand is the number."""
+    """Return True if the call takes or replaces rows, and that operand is the row's number."""
     return call.attributes["axis"] == 0 and call.ins[operand].type.shape == ()
 
 
 def _is_update(call: Call) -> bool:
-    """Whether the call replaces rows of what lies in a home."""
+    """Return True if the call replaces rows of a value in its home, in place."""
     return (
         call.op is not None
         and call.op.name == "dynamic_update"

@@ -37,19 +37,26 @@ def earlier_where_it_frees(units: Sequence[Unit], wanted: Iterable[Value]) -> li
     def consider(i: int) -> None:
         """Have unit i run early, which can run now, if that is of use."""
         unit = units[i]
-        taken = sum(v.nbytes for v in unit.makes if v.home is None and readers[v])
-        ending = [v for v in unit.reads if v.home is None and len(readers.get(v, ())) == 1]
-        frees = sum(v.nbytes for v in ending) > taken
-        if frees or (0 < taken <= ALIGNMENT and unit.movable):
+        taken = freed = 0
+        for value in unit.makes:
+            if value.home is None and readers[value]:
+                taken += value.nbytes
+        for value in unit.reads:
+            if value.home is None and len(readers.get(value, ())) == 1:
+                freed += value.nbytes
+        if freed > taken or (0 < taken <= ALIGNMENT and unit.movable):
             heapq.heappush(early, (taken, i))
 
     def run(i: int) -> None:
         done[i] = True
         order.append(units[i])
-        for value in units[i].reads & readers.keys():
-            readers[value].discard(i)
-            if len(readers[value]) == 1:
-                [last] = readers[value]
+        for value in units[i].reads:
+            others = readers.get(value)
+            if others is None:
+                continue
+            others.discard(i)
+            if len(others) == 1:
+                [last] = others
                 if last < len(units) and not unmet[last]:
                     consider(last)
         for later in after[i]:

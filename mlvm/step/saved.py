@@ -59,7 +59,9 @@ class SavedStep(NamedTuple):
         plan = _read_plan(reader)
         lines = reader.mapping(Reader.text)
         lifetimes = tuple(reader.sequence(_read_lifetime))
-        moments = tuple(reader.sequence(Reader.integer)) if reader.left else ()  # of an older file
+        moments = (
+            tuple(reader.sequence(Reader.integer)) if reader.remaining else ()
+        )  # of an older file
         reader.end()
         by_place: dict[tuple[str, int], str] = {}
         for place, line in lines.items():

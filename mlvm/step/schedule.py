@@ -6,7 +6,7 @@ scratch home with all the values that lie in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import NamedTuple, TypeAlias
 
@@ -41,41 +41,60 @@ class Schedule:
     first in that place. `blocks` are what a plan has to place, one for each of `roots`.
     """
 
-    def __init__(self, units: Sequence[Unit], wanted: Iterable[Value]) -> None:
-        kept = set(wanted).union(*[unit.reads for unit in units])
-        self.runs = [Run(unit, *unit.operands(kept)) for unit in units]
-        self.start: dict[Placed, int] = {}
-        self.end: dict[Placed, int] = {}
+    def __init__(
+        self, units: Sequence[Unit], live_out: Iterable[Value], same: Schedule | None = None
+    ) -> None:
+        """Schedule units. `same` is a schedule of the same units in another order."""
+        if same is None:
+            kept = set(live_out).union(*[unit.reads for unit in units])
+            self._run_of = {unit: Run(unit, *unit.operands(kept)) for unit in units}
+        else:
+            self._run_of = same._run_of
+        self.runs = [self._run_of[unit] for unit in units]
+        self.start, self.end = start, end = dict[Placed, int](), dict[Placed, int]()
         self.root: dict[Placed, Placed] = {}
-        size: dict[Placed, int] = {}
+        self.size = size = dict[Placed, int]()
+        for moment, (_, outs, ins) in enumerate(self.runs):
+            for uses in (outs, ins):
+                for value, _ in uses:
+                    home = value.home
+                    each: Placed = value
+                    if home is not None:
+                        if home.role != "scratch":
+                            continue
+                        each = home
+                    if each not in start:
+                        start[each] = moment
+                        size[each] = value.nbytes
+                    elif home is not None and value.nbytes > size[each]:
+                        size[each] = value.nbytes
+                    end[each] = moment + 1
         host: dict[Placed, Value] = {}
-        for i, run in enumerate(self.runs):
-            for use in (*run.outs, *run.ins):
-                value = use.value
-                each = value if value.home is None else placed(value)
-                if each is not None:
-                    self.start.setdefault(each, i)
-                    self.end[each] = i + 1
-                    size[each] = max(size.get(each, 0), value.nbytes)
-        for i, run in enumerate(self.runs):
-            host.update(in_place(run, partial(self._ends, i + 1)).items())
+        for moment, run in enumerate(self.runs, 1):
+            first = run.unit.calls[0]
+            if len(run.unit.calls) > 1 or (first.op is not None and first.op.in_place):
+                host.update(in_place(run, partial(_ends, end, moment)).items())
         until: dict[Placed, int] = {}
-        for each in self.start:  # a host comes before what takes its place
+        for each in start:  # a host comes before what takes its place
             root = self.root[each] = self.root[host[each]] if each in host else each
-            until[root] = max(until.get(root, 0), self.end[each])
+            until[root] = max(until.get(root, 0), end[each])
         for successor, operand in host.items():
-            self.end[operand] = self.start[successor]
-        self.size = size
+            end[operand] = start[successor]
         self.roots = list(until)
-        self.blocks = [Block(size[root], self.start[root], end) for root, end in until.items()]
+        self.blocks = [Block(size[root], start[root], last) for root, last in until.items()]
 
-    def _ends(self, moment: int, value: Value) -> bool:
-        return self.end[value] == moment
+    def reordered(self, units: Sequence[Unit]) -> Schedule:
+        """Return a schedule of the same units in another order."""
+        return Schedule(units, (), self)
 
     @cached_property
     def most_alive(self) -> int:
         """The largest total of bytes alive at once."""
         return lower_bound(self.blocks)
+
+
+def _ends(end: Mapping[Placed, int], moment: int, value: Value) -> bool:
+    return end[value] == moment
 
 
 def _in_place_alone(call: Call, ends: Callable[[Value], bool]) -> dict[Value, Value]:

@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.arena.arena import SMALLEST_CHUNK, STALE, Allocation, Arena, regions, scope
-from mlvm.core.errors import ArenaError, ArenaOverflow
+from mlvm.core.errors import ArenaError, ArenaOverflow, MachineError
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
+from mlvm.machines.local import LocalVM
 from tests.brief import refuses
 from tests.threads import PATIENCE, start
 
@@ -448,3 +449,18 @@ def test_an_arena_of_ever_other_sizes_holds_little_more_than_it_needs(vm: VM) ->
     assert batch.high_water <= 2.1 * 4 * 1000 * 300
     assert batch.capacity < 8 * batch.high_water
     assert vm.consumed_size_in_mib() * 2**20 == batch.capacity
+
+
+def test_a_block_closes_a_vm_and_a_closed_one_has_no_arena() -> None:
+    with LocalVM("block") as vm:
+        arena = Arena(vm, "batch")
+        arena.alloc(TensorType(f32, (2,)))
+    with pytest.raises(MachineError, match="VM 'block' was closed"):
+        Arena(vm, "another")
+
+
+def test_a_stale_tensor_names_a_remedy() -> None:
+    arena = Arena(VM(), "batch")
+    tensor = arena.alloc(TensorType(f32, (2,)))
+    arena.reset()
+    assert str(tensor.stale()).endswith("its arena was reset; read it or copy it before")

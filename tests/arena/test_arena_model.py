@@ -240,7 +240,9 @@ class ArenaAgainstModel(RuleBasedStateMachine):
     def use_a_stale_tensor(self, data: st.DataObject) -> None:
         tensor, why = data.draw(st.sampled_from(self.stale))
         assert tensor.handle == STALE
-        text = re.escape(f"this {tensor.type} of arena 'batch' ended: {why}")
+        text = re.escape(
+            f"this {tensor.type} of arena 'batch' ended: {why}; read it or copy it before"
+        )
         assert re.fullmatch(text, str(tensor.stale()))
         with pytest.raises(StaleTensor, match=text if tensor.base is None else why):
             self.arena.view(tensor, tensor.type)

@@ -171,7 +171,7 @@ def test_memory_is_aligned_and_counted(dtype: str, shape: list[int], units: int)
     (np.zeros(2, ">f4"), DTypeError, r"the array's dtype is >f4"),
     (f32s(1, 2, 3), ShapeError, r"write to f32\[2\]: the array's shape is \(3,\)"),
     (np.float32(1), ShapeError, r"the array's shape is \(\)"),
-    ([1, 2], DTypeError, r"write to f32\[2\]: an array is wanted, not a list"),
+    ([1, 2], DTypeError, r"write to f32\[2\]: expected an array, got a list"),
 )
 def test_a_write_of_another_type_is_refused(array: Any, error: type[MlvmError], text: str) -> None:
     vm = VM()
@@ -282,7 +282,7 @@ def test_what_is_no_handle_is_refused(args: Any, vm: VM) -> None:
 @pytest.mark.parametrize("program", [None, "halt", 5, NEGATE.main])
 def test_what_is_no_program_is_refused(program: Any, vm: VM) -> None:
     for _ in range(2):
-        refuses(ProgramError, "a Program is wanted to launch, not", vm.launch, program)
+        refuses(ProgramError, "launch: expected a Program, got", vm.launch, program)
     assert_usable(vm)
 
 

@@ -88,7 +88,7 @@ def test_each_name_is_there_when_it_is_asked_for(name: str) -> None:
 def test_a_folder_that_is_imported_later_is_no_name_of_the_language() -> None:
     code = """if True:
         import mlvm.eager as ml
-        import mlvm.eager.capture.captured, mlvm.eager.nn.linear, mlvm.eager.files.checkpoints
+        import mlvm.eager.capture.capture, mlvm.eager.nn.linear, mlvm.eager.files.checkpoints
         print(ml.capture.__name__, hasattr(ml.nn, "__wrapped__"), hasattr(ml, "files"))"""
     assert run(code) == ["capture", "True", "False"]
 

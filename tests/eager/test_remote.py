@@ -109,7 +109,7 @@ def test_a_vm_is_used_from_now_on_without_a_block() -> None:
 
 
 def test_what_is_no_vm_is_not_used() -> None:
-    with pytest.raises(ml.errors.MachineError, match="a VM is wanted"):
+    with pytest.raises(ml.errors.MachineError, match="expected a VM"):
         ml.use("unix:/run/me")  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import ArenaError, StaleTensor
-from mlvm.eager.capture.captured import Captured
+from mlvm.eager.capture.capture import Captured
 from mlvm.eager.tensor.apply import apply_in_python
 from mlvm.eager.tensor.reading import launch_for_values, values_of, write
 from mlvm.eager.tensor.update import apply_into
@@ -68,8 +68,8 @@ CALLS = {
     "an update": Race(apply_into, update, None),
     "an update from it": Race(apply_into, update_another, 1 + SEVENS),
     "a write": Race(write, lambda x: load({"x": x}, {"x": 5 * SEVENS}, "state"), None),
-    "a replay": Race(Captured._replay, lambda x: captured(x).numpy(), SEVENS**2 - SEVENS),
-    "an update in a replay": Race(Captured._replay, update_captured, None),
+    "a replay": Race(Captured._launch, lambda x: captured(x).numpy(), SEVENS**2 - SEVENS),
+    "an update in a replay": Race(Captured._launch, update_captured, None),
 }
 KEEPS: list[Arena] = []
 
@@ -121,7 +121,9 @@ def test_a_call_sees_its_own_tensors_and_changes_no_other(race: str, how: str) -
     assert with_each_line_interrupted(function, make) >= 4
     assert outcomes[-1] == "right"  # nothing comes in between
     [text] = {*outcomes} - {"right"}
-    assert re.search(rf"this f64\[8\] of arena 'shared' ended: .* {how}$", text)
+    assert re.search(
+        rf"this f64\[8\] of arena 'shared' ended: .* {how}; read it or copy it before$", text
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*8th program")  # so often it is interrupted

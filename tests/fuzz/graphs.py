@@ -750,7 +750,8 @@ def _pool(m: Maker) -> None:
         return
     window, strides, apart, pads, counts = _window(m, x)
     flags: dict[str, Any] = {"kernel_shape": window, "strides": strides, "pads": pads}
-    if name == "MaxPool" or (name == "AveragePool" and m.opset >= 19):
+    padded = name == "MaxPool" and any(pads)  # windows of padding alone differ by runtime
+    if (name == "MaxPool" and not padded) or (name == "AveragePool" and m.opset >= 19):
         flags["dilations"] = apart
     elif max(apart) > 1 or name == "LpPool":
         apart = [1] * len(apart)

@@ -13,7 +13,7 @@ import numpy as np
 from mlvm.core.program.assembly import assemble, disassemble
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
-from tests.core.ops.cases import CASES
+from tests.cases import CASES
 from tests.core.programs import FACTORIAL, HALVE, PARITY, SUM_TO, f32s
 
 GLOBALS: Final = (10**15, 10**15 + 1)

@@ -467,7 +467,7 @@ def test_an_impossible_queue_is_refused(
     (
         ([[1.0]], pair(1)[1]),
         DTypeError,
-        r"array 0 is f32\[2,3\]: an array is wanted, not a list",
+        r"array 0 is f32\[2,3\]: expected an array, got a list",
     ),
     (
         (pair(1)[0], np.zeros(2, np.int32)),

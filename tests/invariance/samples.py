@@ -10,7 +10,7 @@ import numpy as np
 
 from mlvm.core.op import OPS
 from mlvm.core.types import Array
-from tests.core.ops.cases import CASES
+from tests.cases import CASES
 from tests.invariance.walk import Sample, rows_of
 
 LENGTHS: Final = (1, 2, 3, 7, 16, 33, 100, 1025, 5000)

@@ -64,7 +64,7 @@ def test_sums_of_records_are_those_of_all_that_they_name(native: bool) -> None:
     first = launched(vm, given, *calls, ("read", "4", "5", "4"), ("end",))
     last = launched(vm, given, *calls, *reads, ("end",))
     assert (float(first[5]), float(last[5]), int(last[4])) == (1.75, 1.5, 0)
-    assert residuals.held(vm) > 1 << 16
+    assert residuals.stack_bytes(vm) > 1 << 16
 
 
 @pytest.mark.parametrize("native", NATIVE)
@@ -72,9 +72,9 @@ def test_records_end_with_their_program_and_memory_is_kept(native: bool) -> None
     vm, x = LocalVM(native=native), np.zeros(1000)
     calls = ("begin",), *[("push", "0", "1")] * 20, ("end",)
     assert int(launched(vm, [np.asarray(0), x], *calls)[0]) == 20
-    held = residuals.held(vm)
+    held = residuals.stack_bytes(vm)
     assert int(launched(vm, [np.asarray(0), x], *calls)[0]) == 20  # counted anew
-    assert residuals.held(vm) == held > 160_000
+    assert residuals.stack_bytes(vm) == held > 160_000
     told = r"residuals.read: no record 20 of 1 such tensors is there"
     with pytest.raises(HostFunctionError, match=told):
         launched(vm, [np.asarray(20), x], ("begin",), ("read", "1", "0"), ("end",))

@@ -439,6 +439,19 @@ def test_a_loaded_model_keeps_the_names_of_its_file(tmp_path: Path) -> None:
         save(net, [*args, X], path)
 
 
+def test_names_of_weights_do_not_grow_with_each_round_trip(tmp_path: Path) -> None:
+    net: Any = ml.nn.Sequential(ml.nn.Linear(2, 3), ml.relu, ml.nn.Linear(3, 2))
+    names = []
+    for _ in range(3):
+        save(net, [ml.TensorType(F, (1, 2))], tmp_path / "it.onnx")
+        net = load(tmp_path / "it.onnx")
+        names.append([*net.state()])
+    assert names[0] == names[1] == names[2]
+    save(ml.nn.Sequential(net, ml.relu), [ml.TensorType(F, (1, 2))], tmp_path / "it.onnx")
+    inner = [path.replace("weights/", "weights/layers_0.") for path in names[0]]
+    assert [*load(tmp_path / "it.onnx").state()] == inner
+
+
 def test_weights_may_lie_beside_the_file(tmp_path: Path) -> None:
     model = ml.nn.Linear(64, 32, key=ml.random.key(0))
     save(model, [ml.TensorType(F, (2, 64))], tmp_path / "it.onnx", external=True)

@@ -25,8 +25,8 @@ import numpy as np
 from mlvm.core.program.program import Program
 from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM as VM
+from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import AnyGroup
-from mlvm.parallel.meeting import SMALL
 from mlvm.parallel.named import group
 from tests.parallel.members import call, tensor
 

@@ -23,8 +23,8 @@ from mlvm.core.program.assembly import assemble, disassemble
 from mlvm.core.program.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.machines.local import LocalVM as VM
+from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group
-from mlvm.parallel.meeting import SMALL
 from tests.brief import refuses
 from tests.parallel.members import call, gathered, run, tensor
 

@@ -20,8 +20,8 @@ from mlvm.arena.arena import scope
 from mlvm.core.errors import GroupError, MissingExtra, ShapeError, UnknownFunction
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel import blas
+from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group, member_of
-from mlvm.parallel.meeting import SMALL
 from tests.brief import refuses
 from tests.interrupting import interrupted_at_line
 from tests.parallel.members import Step, call, run, run_in

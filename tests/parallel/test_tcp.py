@@ -32,9 +32,9 @@ from mlvm.core.ops.half import cast
 from mlvm.core.types import DType
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel import messages, tcp
+from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group
 from mlvm.parallel.launched import first_host, launched
-from mlvm.parallel.meeting import SMALL
 from mlvm.parallel.plain import packed, packed_failure, unpacked
 from mlvm.parallel.tcp import Link, TcpGroup
 from tests.brief import cases, refuses
@@ -91,13 +91,13 @@ def test_every_dtype_and_length_has_the_bits_of_threads(
 
 def test_a_member_sends_as_many_messages_as_the_logarithm(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, int]] = []
-    told = messages.Post.tell_round
+    told = messages.Transport.tell_round
 
     def counted(self: Any, rank: int, run: int, *rest: Any) -> None:
         sent.append((self.rank, rank))
         told(self, rank, run, *rest)
 
-    monkeypatch.setattr(messages.Post, "tell_round", counted)
+    monkeypatch.setattr(messages.Transport, "tell_round", counted)
     for size, rounds in ((2, 1), (5, 3), (8, 3)):
         with Joined(size) as members:
             sent.clear()

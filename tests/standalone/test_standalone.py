@@ -367,7 +367,7 @@ def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "Makefile").write_text("all:\n")
     assert main(["build", str(tmp_path / "lanes.mlvm"), "-o", str(tmp_path / "mine")]) == 1
-    assert "mine has a Makefile of another's" in capsys.readouterr().err
+    assert "mine has a Makefile that mlvm did not write" in capsys.readouterr().err
     assert [each.name for each in (tmp_path / "mine").iterdir()] == ["Makefile"]
     refuses(SystemExit, "", main, ["build", str(tmp_path / "drawn.mlvm")])
 

@@ -1,4 +1,4 @@
-"""What stands behind a name of the function table, and how each kind of function is called.
+"""Kinds of functions in the function table: ops, `fused`, functions of the user.
 
 Every op is there twice: `add` ( x y -- z ) makes its result, `add.out` ( z x y -- ) writes
 into z. A table of kernels may replace the reference kernels of ops, and that of `fused`.
@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from typing_extensions import TypeIs
 
-from mlvm.core.errors import AttributeRefused, DTypeError, MachineError, OpError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, MachineError, OpError, ShapeError, brief
 from mlvm.core.machine import fused
 from mlvm.core.memory import HOST, Memory, address
 from mlvm.core.op import Attributes, Kernel, Op
@@ -34,7 +34,7 @@ NO_KERNELS: Final[Kernels] = MappingProxyType({})
 
 
 def is_tensor(value: Value) -> TypeIs[Array]:
-    """Whether a value is a Tensor, in whatever memory: no Int and no Str."""
+    """Return whether a value is a Tensor, in any memory, and neither an Int nor a Str."""
     return not isinstance(value, (int, str))
 
 
@@ -52,7 +52,7 @@ class Callee(Protocol):
     def kernel(self) -> Kernel | None: ...
 
     def bind(self, attributes: Attributes) -> Attributes:
-        """The attributes as `call` takes them. Raises `AttributeRefused`."""
+        """The attributes as `call` takes them. Raises `ArgumentError`."""
 
     def infer(self, operands: Types, attributes: Attributes) -> Inferred | None:
         """The results' types. None stands for one type, or for all, that only running tells.
@@ -78,10 +78,10 @@ class WritesInto:
         return ()
 
     def writes(self, attributes: Attributes) -> int:
-        """How many parameters are written."""
+        """Count the parameters that a call writes to, which come first."""
         raise NotImplementedError
 
-    def check_apart(self, params: Sequence[Array], attributes: Attributes) -> None:
+    def check_aliasing(self, params: Sequence[Array], attributes: Attributes) -> None:
         """Raise `MachineError` if a result would overwrite an operand in use, or another result."""
         raise NotImplementedError
 
@@ -113,7 +113,7 @@ class OpInto(WritesInto):
     def writes(self, attributes: Attributes) -> int:
         return 1
 
-    def check_apart(self, params: Sequence[Array], attributes: Attributes) -> None:
+    def check_aliasing(self, params: Sequence[Array], attributes: Attributes) -> None:
         """As the base says. An op may overwrite some operands of the result's layout."""
         out = params[0]
         for i, x in enumerate(params[1:]):
@@ -129,8 +129,8 @@ class OpInto(WritesInto):
 
 
 def same_place(x: Array, y: Array) -> bool:
-    """Whether two arrays are the same memory, divided into the same elements. Dtypes may differ,
-    and leading axes of length 1."""
+    """Return whether two arrays have the same elements of memory, of any dtype; their shapes may
+    differ in leading axes of length 1."""
     ndim = min(x.ndim, y.ndim)
     return (
         address(x) == address(y)
@@ -151,15 +151,15 @@ class Fused(WritesInto):
 
     def bind(self, attributes: Attributes) -> Attributes:
         """`{"chain": Chain}`: the same one for the same attributes, which are many in a model of
-        equal layers. Raises `AttributeRefused` for a chain that makes no sense."""
+        equal layers. Raises `ArgumentError` for a chain that makes no sense."""
         if isinstance(attributes.get("chain"), fused.Chain):
             return attributes
         key = repr(attributes)
         try:
             chain = self._chains.get(key) or fused.parse(attributes, self._kernels)
             return {"chain": self._chains.setdefault(key, chain)}
-        except AttributeRefused as error:
-            raise AttributeRefused(str(error)).at(self.name, ()) from error.__cause__
+        except ArgumentError as error:
+            raise ArgumentError(str(error)).at(self.name, ()) from error.__cause__
 
     def infer(self, operands: Types, attributes: Attributes) -> Inferred:
         try:
@@ -172,7 +172,7 @@ class Fused(WritesInto):
         outputs: int = attributes["chain"].outputs
         return outputs
 
-    def check_apart(self, params: Sequence[Array], attributes: Attributes) -> None:
+    def check_aliasing(self, params: Sequence[Array], attributes: Attributes) -> None:
         chain: fused.Chain = attributes["chain"]
         for i, out in enumerate(params[: chain.outputs]):
             for j, x in enumerate(params):
@@ -185,10 +185,10 @@ class Fused(WritesInto):
 
     def cost(self, operands: Types, attributes: Attributes) -> tuple[int, int]:
         chain: fused.Chain = attributes["chain"]
-        known = chain.infer(operands)
+        types = chain.infer(operands)
         return 0, sum(
-            op.flops([known[source] for source in sources], known[target], given)
-            for op, target, sources, given in chain.links
+            op.flops([types[source] for source in sources], types[target], how)
+            for op, target, sources, how in chain.links
         )
 
 
@@ -245,15 +245,15 @@ class UserFunction:
     def cost(self, operands: Types, attributes: Attributes) -> tuple[int, int]:
         return 0, 0
 
-    def check_count(self, given: int) -> None:
-        """Raise `MachineError` unless the function takes so many parameters."""
-        if self.nparams not in (None, given):
-            raise MachineError(f"{self.name} takes {self.nparams} parameters, was given {given}")
+    def check_count(self, nparams: int) -> None:
+        """Raise `MachineError` unless the function takes that number of parameters."""
+        if self.nparams not in (None, nparams):
+            raise MachineError(f"{self.name} takes {self.nparams} parameters, was given {nparams}")
 
-    def check_results(self, left: int) -> None:
+    def check_results(self, nresults: int) -> None:
         """Raise `MachineError` unless the function has left as many results as it announces."""
-        if self.nresults not in (None, left):
-            raise MachineError(f"{self.name}: announced {self.nresults} results, left {left}")
+        if self.nresults not in (None, nresults):
+            raise MachineError(f"{self.name}: announced {self.nresults} results, left {nresults}")
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
         raise NotImplementedError

@@ -50,7 +50,7 @@ class Instrument(Protocol):
 
 
 class Binding:
-    """What a name stands for now.
+    """Binding of a name to its current function.
 
     `call` and `kernel` are the callee's, with the instrument, if any, around them. If the callee
     has no kernel, `kernel` uses `call`: it may have replaced a function that had one, for which a
@@ -100,34 +100,33 @@ class Binding:
     def _watched_call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
         instrument = self.instrument
         assert instrument is not None  # else `call` is the callee's own
-        given = instrument.before(self.name, params, attributes)
-        if given is not None:
-            return self._replacements(given, params, attributes)
+        replacements = instrument.before(self.name, params, attributes)
+        if replacements is not None:
+            return self._replacements(replacements, params, attributes)
         results = self.callee.call(params, attributes)
         instrument.after(self.name, params, attributes, results)
         return results
 
     def _replacements(
-        self, given: Sequence[Value], params: Sequence[Any], attributes: Attributes
+        self, replacements: Sequence[Value], params: Sequence[Any], attributes: Attributes
     ) -> Sequence[Value]:
-        """What an instrument gave in place of results, if they are of the types these have."""
+        """Return an instrument's replacements for a call's results, with their types checked."""
         frame = Frame(self.name, params, attributes, self.callee.memory)
-        for value in given:
+        for value in replacements:
             frame.push(value)
         if isinstance(self.callee, OpFresh):
-            [wanted] = self.callee.infer([TensorType.of(x) for x in params], attributes)
+            [expected] = self.callee.infer([TensorType.of(x) for x in params], attributes)
             types = [TensorType.of(x) for x in frame.results if is_tensor(x)]
-            if len(frame.results) != 1 or (wanted is not None and types != [wanted]):
+            if len(frame.results) != 1 or (expected is not None and types != [expected]):
                 raise MachineError(
-                    f"{self.name}: the instrument gave ({describe(frame.results)}) for a {wanted}"
+                    f"{self.name}: the instrument gave ({describe(frame.results)}) for a {expected}"
                 )
         return frame.results
 
     def check(self, params: Sequence[Any], attributes: Attributes, *, types: bool = True) -> None:
-        """Check what the verifier could not: that no result overwrites an operand, and with
-        `types` also the kinds and types of the parameters.
+        """Check that no result overwrites an operand, and with `types` the parameters' types, too.
 
-        Raises an `OpError`, or `MachineError` for an Int or Str where a Tensor is wanted.
+        Raises an `OpError`, or `MachineError` for an Int or Str in place of a Tensor.
         """
         if isinstance(self.callee, UserFunction):
             self.callee.check_count(len(params))
@@ -140,7 +139,7 @@ class Binding:
             written = params[: self.callee.writes(attributes)]
             if not all(map(self.callee.memory.writable, written)):
                 raise MachineError(f"{self.name} would write to a constant")
-            self.callee.check_apart(params, attributes)
+            self.callee.check_aliasing(params, attributes)
 
 
 class FunctionTable:
@@ -198,36 +197,37 @@ class FunctionTable:
         except KeyError:
             if name not in self._names:
                 raise _unknown("function", name, self._names) from None
-            made = self._bindings.setdefault(name, Binding(name, self._own(name), self.instrument))
-            if made.instrument is not self.instrument:  # another thread has watched meanwhile
-                made.watch(self.instrument)
-            return made
+            new = Binding(name, self._own(name), self.instrument)
+            binding = self._bindings.setdefault(name, new)
+            if binding.instrument is not self.instrument:  # another thread has watched meanwhile
+                binding.watch(self.instrument)
+            return binding
 
     def _own(self, name: str) -> Callee:
-        """What stands behind the name of an op, or `fused`, from the beginning."""
+        """Build the callee of an op's name, or of `fused`, before any function replaces it."""
         op = OPS.get(name.removesuffix(OUT))
         if op is None:
-            found: Callee = Fused(self._kernels)
+            callee: Callee = Fused(self._kernels)
         else:
             form = OpInto if name.endswith(OUT) else OpFresh
-            found = form(op, self._kernels.get(op.name))
-        found.memory = self.memory
-        return found
+            callee = form(op, self._kernels.get(op.name))
+        callee.memory = self.memory
+        return callee
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
 
 class _Removed(UserFunction):
-    """What a removed function's binding holds: calling it is an error."""
+    """Callee of a removed function: every call raises `UnknownFunction`."""
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
         raise UnknownFunction(f"function {self.name!r} was removed")
 
 
-def _unknown(what: str, name: str, known: Iterable[str]) -> UnknownFunction:
-    from difflib import get_close_matches  # which few programs need
+def _unknown(what: str, name: str, names: Iterable[str]) -> UnknownFunction:
+    from difflib import get_close_matches  # only errors need it
 
-    close = get_close_matches(name, known, n=3)
+    close = get_close_matches(name, names, n=3)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     return UnknownFunction(f"no {what} {name!r}{hint}")

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import BLOCK_SIZE, memory_of
@@ -31,7 +31,7 @@ HEADS: Final = frozenset({"integer_conv2d", "integer_matmul", "matmul", "packed_
 """Ops that may begin a chain. The rest works on the shape of their result, row by row."""
 
 MOST_LAYOUTS: Final = 256
-"""For so many combinations of types a chain remembers how it runs."""
+"""Largest number of combinations of types for which a chain keeps its layout."""
 
 
 class Link(NamedTuple):
@@ -61,8 +61,10 @@ class _Step(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """How a chain runs on parameters of certain types: in these blocks, with temporaries of these
-    types behind the parameters; `sliced` are those that differ from block to block."""
+    """Blocks and temporaries of a chain for parameters of certain types.
+
+    Temporaries stand behind the parameters. `sliced` are the parameters that differ from block to
+    block."""
 
     steps: tuple[_Step, ...]
     blocks: tuple[Index, ...]
@@ -103,43 +105,45 @@ class Chain:
         return last[1]
 
     def _infer(self, types: Sequence[TensorType]) -> dict[int, TensorType]:
-        known = dict(enumerate(types))
+        inferred = dict(enumerate(types))
         shape: Shape | None = None
         written: set[int] = set()
         for i, (op, target, sources, attributes) in enumerate(self.links):
             for source in sources:
-                if source not in known or (0 <= source < self.outputs and source not in written):
-                    raise AttributeRefused(f"{op.name} reads {source}, which has no value yet")
-            found = op.infer([known[source] for source in sources], attributes)
+                if source not in inferred or (0 <= source < self.outputs and source not in written):
+                    raise ArgumentError(f"{op.name} reads {source}, which has no value yet")
+            result = op.infer([inferred[source] for source in sources], attributes)
             whole = op.links or (i == 0 and op.name in HEADS)
-            if found is None or not (whole or (op.reduces and target >= 0)):
-                raise AttributeRefused(f"{op.name} cannot be part of a chain")
-            worked = found if whole else known[sources[0]]
+            if result is None or not (whole or (op.reduces and target >= 0)):
+                raise ArgumentError(f"{op.name} cannot be part of a chain")
+            worked = result if whole else inferred[sources[0]]
             shape = worked.shape if shape is None else shape
             if worked.shape != shape:
                 raise ShapeError(f"{op.name} works on {worked}, in a chain on shape {shape}")
             if target in sources and not op.in_place:
-                raise AttributeRefused(f"{op.name} would write {target} while it reads it")
-            if target in written and (target >= 0 or known[target] is not found):
-                raise AttributeRefused(f"{op.name} would write {target} again")
+                raise ArgumentError(f"{op.name} would write {target} while it reads it")
+            if target in written and (target >= 0 or inferred[target] is not result):
+                raise ArgumentError(f"{op.name} would write {target} again")
             if target >= self.outputs:
-                raise AttributeRefused(f"{op.name} would write parameter {target}, an operand")
-            if target >= 0 and known[target] is not found:
-                raise ShapeError(f"{op.name} gives {found}, which does not fit {known[target]}")
-            known[target] = found
+                raise ArgumentError(f"{op.name} would write parameter {target}, an operand")
+            if target >= 0 and inferred[target] is not result:
+                raise ShapeError(f"{op.name} gives {result}, which does not fit {inferred[target]}")
+            inferred[target] = result
             written.add(target)
         missing = set(range(self.outputs)) - written
         if missing:
-            raise AttributeRefused(f"the chain never writes parameter {min(missing)}")
-        return known
+            raise ArgumentError(f"the chain never writes parameter {min(missing)}")
+        return inferred
 
     def kernel(self, op: Op) -> Kernel:
-        """What runs a link of that op."""
+        """Return the kernel of an op: the VM's own, or the reference kernel."""
         return self._kernels.get(op.name, op.kernel)
 
     def may_replace(self, out: int, operand: int) -> bool:
-        """Whether parameter `out` may lie over `operand`: nothing reads that after it is written,
-        and the op that writes it may work in place."""
+        """Return whether parameter `out` may share the memory of `operand`.
+
+        No link may read `operand` after `out` is written, and the op that writes it must work in
+        place."""
         written = False
         if self.links[0].op.name in HEADS and operand in self.links[0].sources:
             return False  # later rows of the result need all of it
@@ -154,17 +158,17 @@ class Chain:
 
     def layout(self, params: Sequence[Array], whole: bool = False) -> _Layout:
         key = whole, *[(x.dtype, x.shape) for x in params]
-        found = self._layouts.get(key)
-        if found is None:
+        layout = self._layouts.get(key)
+        if layout is None:
             if len(self._layouts) >= MOST_LAYOUTS:
                 self._layouts.clear()
-            found = self._layouts[key] = self._lay_out([TensorType.of(x) for x in params], whole)
-        return found
+            layout = self._layouts[key] = self._lay_out([TensorType.of(x) for x in params], whole)
+        return layout
 
     def _lay_out(self, types: Sequence[TensorType], whole: bool) -> _Layout:
-        known = self.infer(types)
+        inferred = self.infer(types)
         op, target, sources, _ = self.links[0]
-        shape = known[target if op.links or op.name in HEADS else sources[0]].shape
+        shape = inferred[target if op.links or op.name in HEADS else sources[0]].shape
         depth = 0 if op.name in HEADS else len(shape)  # how many leading axes may be cut
         for op, _, _, attributes in self.links:
             if op.reduces:  # its result keeps the axes that are cut
@@ -174,13 +178,15 @@ class Chain:
         cut = len(blocks[0]) if len(blocks) > 1 else 0
         temporaries = {
             number: TensorType(type.dtype, _shape_of(blocks[0], shape))
-            for number, type in known.items()
+            for number, type in inferred.items()
             if number < 0
         }
         place = {number: len(types) + i for i, number in enumerate(temporaries)}
         steps = [
             _Step(
-                half.suited(op, self.kernel(op), [known[number] for number in (target, *sources)]),
+                half.suited(
+                    op, self.kernel(op), [inferred[number] for number in (target, *sources)]
+                ),
                 itemgetter(*[place.get(number, number) for number in (target, *sources)]),
                 attributes or None,
             )
@@ -193,7 +199,7 @@ class Chain:
 
 
 def _aligned(shape: Shape, ndim: int) -> list[bool]:
-    """Which of `ndim` axes the shape has, with a length other than 1."""
+    """Return for each of `ndim` axes whether the shape, aligned from the right, has more than 1."""
     return [False] * (ndim - len(shape)) + [n != 1 for n in shape]
 
 
@@ -313,13 +319,13 @@ def _on_blocks(
 
 
 def parse(attributes: Attributes, kernels: Mapping[str, Kernel] | None = None) -> Chain:
-    """The chain that the attributes of a `cfunc` describe. Raises `AttributeRefused`."""
+    """The chain that the attributes of a `cfunc` describe. Raises `ArgumentError`."""
     try:
         return _parse(attributes, kernels)
-    except AttributeRefused:
+    except ArgumentError:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise AttributeRefused(
+        raise ArgumentError(
             'takes {"chain": [[op, target, source, ..., {attributes}], ...], "outputs": n}'
         ) from error
 
@@ -327,14 +333,14 @@ def parse(attributes: Attributes, kernels: Mapping[str, Kernel] | None = None) -
 def _parse(attributes: Attributes, kernels: Mapping[str, Kernel] | None) -> Chain:
     links = []
     for name, target, *rest in attributes["chain"]:
-        given = rest.pop() if rest and isinstance(rest[-1], Mapping) else NO_ATTRIBUTES
+        link_attributes = rest.pop() if rest and isinstance(rest[-1], Mapping) else NO_ATTRIBUTES
         if name not in OPS:
-            raise AttributeRefused(f"no op {name!r}")
+            raise ArgumentError(f"no op {name!r}")
         numbers = [target, *rest]
         if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
-            raise AttributeRefused(f"{name}: parameters are numbered, not {numbers}")
-        links.append(Link(OPS[name], target, tuple(rest), OPS[name].bind(given)))
+            raise ArgumentError(f"{name}: parameters are numbered, not {numbers}")
+        links.append(Link(OPS[name], target, tuple(rest), OPS[name].bind(link_attributes)))
     outputs = attributes["outputs"]
     if not links or type(outputs) is not int or outputs < 1 or len(attributes) > 2:
-        raise AttributeRefused("a chain has links, and 1 or more outputs")
+        raise ArgumentError("a chain has links, and 1 or more outputs")
     return Chain(links, outputs, kernels)

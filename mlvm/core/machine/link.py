@@ -70,12 +70,12 @@ _CODES: Final = {
 
 class CallDetails(NamedTuple):
     """The rest of a call's step. When it runs, every parameter is checked if it is `unproven`; if
-    it is only `apart`, that no result overwrites an operand."""
+    it only `may_alias`, the machine checks that no result overwrites an operand."""
 
     attributes: Attributes
     nresults: Count
     unproven: bool
-    apart: bool = False
+    may_alias: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +104,7 @@ def link(
 
     A call that the verdict leaves unproven checks its parameters when it runs, and an instruction
     that is never reached is left out. Without a verdict, as on a raw VM, nothing is checked. With
-    `deferred`, calls go to the VM's scheduler. Raises `UnknownFunction` and `AttributeRefused`.
+    `deferred`, calls go to the VM's scheduler. Raises `UnknownFunction` and `ArgumentError`.
     """
     codes = {f.name: Code(f, [], [], []) for f in program.functions.values()}
     for code in codes.values():
@@ -112,15 +112,15 @@ def link(
     return codes["main"]
 
 
-def distrust(main: Code) -> None:
+def recheck_calls(main: Code) -> None:
     """Make every call of a linked program check its parameters. The function table has changed
     while it runs: what was proven of their types may not hold any more."""
-    todo, seen = [main.steps], set()
+    todo, visited = [main.steps], set()
     while todo:
         steps = todo.pop()
-        if id(steps) in seen:
+        if id(steps) in visited:
             continue
-        seen.add(id(steps))
+        visited.add(id(steps))
         for i, (code, value, number, rest) in enumerate(steps):
             if code == CALL_FUNCTION:
                 todo.append(value.steps)
@@ -186,25 +186,25 @@ class _Linker:
         if opcode is not Opcode.cfunc:
             return PUSH, immediates[0], 0, None
         nparams, nresults, *rest = immediates
-        given: Attributes = rest[0] if rest else NO_ATTRIBUTES
+        attributes: Attributes = rest[0] if rest else NO_ATTRIBUTES
         number = ALL if nparams == STAR else nparams
         if name is None:
-            details = CallDetails(dict(given), nresults, unproven=self.verdict is not None)
+            details = CallDetails(dict(attributes), nresults, unproven=self.verdict is not None)
             return CALL_NAMED, None, number, details
         binding = self.functions.binding(name)
         unproven = self.verdict is not None and place in self.verdict.unproven
-        known = None if self.verdict is None else self.verdict.bound.get(place)
-        if known is not None and known[0] is binding.callee:
-            bound = known[1]
+        proven = None if self.verdict is None else self.verdict.bound.get(place)
+        if proven is not None and proven[0] is binding.callee:
+            bound = proven[1]
         else:
-            bound = binding.callee.bind(given)
+            bound = binding.callee.bind(attributes)
         if isinstance(binding.callee, UserFunction):
             bound = MappingProxyType(dict(bound))  # its user sees them and must not change them
         if nresults == STAR and binding.callee.nresults is not None:
             nresults = binding.callee.nresults  # holds also for a function that replaces it
-        apart = self.verdict is not None and isinstance(binding.callee, WritesInto)
+        may_alias = self.verdict is not None and isinstance(binding.callee, WritesInto)
         kind = CALL_DEFERRED if self.deferred else CALL
-        return kind, binding, number, CallDetails(bound, nresults, unproven, apart)
+        return kind, binding, number, CallDetails(bound, nresults, unproven, may_alias)
 
     def fold_arguments(self, targets: set[int]) -> None:
         """Fold the last step with the load_args before it. It must call a kernel, they must push
@@ -248,15 +248,15 @@ def bind(
         return code
     steps, like = code.steps.copy(), None
     if bound is not None and bound[0].of is code:
-        known, had = bound
-        new = {i for i, (x, y) in enumerate(zip(operands, had, strict=True)) if x is not y}
+        earlier, others = bound
+        new = {i for i, (x, y) in enumerate(zip(operands, others, strict=True)) if x is not y}
         calls = [i for i in calls if not new.isdisjoint(code.steps[i][2])]
-        steps, like = known.steps.copy(), known.prepared and (known.prepared, calls)
+        steps, like = earlier.steps.copy(), earlier.prepared and (earlier.prepared, calls)
     for place in calls:
         kind, binding, number, rest = code.steps[place]
         arrays = tuple([operands[i] for i in number])
         if checked and isinstance(binding.callee, WritesInto):
-            binding.callee.check_apart(arrays, rest or NO_ATTRIBUTES)
+            binding.callee.check_aliasing(arrays, rest or NO_ATTRIBUTES)
         if isinstance(binding.callee, Fused) and binding.callee.kernel is fused.run:
             rest = {"chain": fused.bound(rest["chain"], arrays, workspace)}
         elif have_halves(arrays):
@@ -266,7 +266,7 @@ def bind(
 
 
 def nargs_of(program: Program) -> int:
-    """How many arguments of a launch the program loads."""
+    """Count the arguments of a launch that the program loads."""
     numbers = [
         immediates[0]
         for function in program.functions.values()

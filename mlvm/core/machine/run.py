@@ -60,7 +60,7 @@ class State(NamedTuple):
     pc: int = 0
     base: int = 0
     nparams: int = 0
-    left: int | None = None
+    steps_left: int | None = None
     since: int = 0
 
 
@@ -85,8 +85,8 @@ def run(
     instruction, the calls that led there, and the stack by types; an `OpError` names the
     function and operand types.
     """
-    stack, frames, current, pc, base, nparams, left, since = state or State(
-        [], [], main, left=max_steps
+    stack, frames, current, pc, base, nparams, steps_left, since = state or State(
+        [], [], main, steps_left=max_steps
     )
     steps = current.steps
     value: Any = None
@@ -101,8 +101,8 @@ def run(
                 else:
                     value.kernel(*number, **rest)
             elif code == link.HALT:  # ( ... -- )
-                if left is not None:
-                    _spend(left, current, since, pc)
+                if steps_left is not None:
+                    _spend(steps_left, current, since, pc)
                 return stack[base:]
             elif code == link.LOAD_ARG:  # ( -- t )
                 stack.append(operands[number])
@@ -119,12 +119,12 @@ def run(
                 if scheduler is not None and code == link.JUMP_IF_FALSE:
                     scheduler.wait(filter(is_tensor, stack[-1:]))
                 if code == link.JUMP or not _truth(stack.pop()):
-                    if left is not None:
-                        left = _spend(left, current, since, pc)
+                    if steps_left is not None:
+                        steps_left = _spend(steps_left, current, since, pc)
                     since = pc = number
             elif code == link.CALL_FUNCTION:  # ( p1..pn -- p1..pn )
-                if left is not None:
-                    left = _spend(left, current, since, pc)
+                if steps_left is not None:
+                    steps_left = _spend(steps_left, current, since, pc)
                     store.hold_stack(len(stack), len(frames))
                 if len(frames) >= MAX_DEPTH:
                     raise errors.LimitExceeded(
@@ -135,8 +135,8 @@ def run(
                 current, steps, base, nparams, pc = value, value.steps, len(stack), number, 0
                 since = 0
             elif code == link.RETURN:  # ( p1..pn ... r1..rm -- r1..rm )
-                if left is not None:
-                    left = _spend(left, current, since, pc)
+                if steps_left is not None:
+                    steps_left = _spend(steps_left, current, since, pc)
                 stack[base - nparams :] = stack[len(stack) - number :]
                 current, pc, base, nparams = frames.pop()
                 steps, since = current.steps, pc
@@ -159,17 +159,17 @@ def run(
                 handle, value = stack.pop(), stack.pop()
                 if not is_tensor(value):
                     raise errors.MachineError(
-                        f"a Tensor is wanted to store, not {describe([value])}"
+                        f"store_global: expected a Tensor, got {describe([value])}"
                     )
                 store.replace(handle, value)
             else:
                 raise errors.MachineError("the verifier took this instruction for unreachable")
     except Exception as error:
-        found = value if isinstance(value, Binding) else None  # by a name that was on the stack
+        binding = value if isinstance(value, Binding) else None  # by a name that was on the stack
         state = State(stack, frames, current, pc - 1, base, nparams)
         if isinstance(error, MemoryError) and not isinstance(error, errors.MlvmError):
-            raise explain(error, state, found) from None
-        explain(error, state, found)
+            raise explain(error, state, binding) from None
+        explain(error, state, binding)
         raise
 
 
@@ -198,7 +198,7 @@ def call(
     binding: Binding, params: list[Value], details: link.CallDetails, proceed: Call
 ) -> Sequence[Value]:
     """Call the function of that binding by `proceed`, and check what was not proven."""
-    if details.unproven or details.apart:
+    if details.unproven or details.may_alias:
         binding.check(params, details.attributes, types=details.unproven)
     results = proceed(params, details.attributes)
     if details.nresults not in (STAR, len(results)):
@@ -206,10 +206,10 @@ def call(
     return results
 
 
-def miscounted(binding: Binding, left: int, details: link.CallDetails) -> errors.MachineError:
+def miscounted(binding: Binding, nresults: int, details: link.CallDetails) -> errors.MachineError:
     """The error of a call that has left another number of results than its place announces."""
     return errors.MachineError(
-        f"{binding.name} left {left} results where {details.nresults} are announced"
+        f"{binding.name} left {nresults} results where {details.nresults} are announced"
     )
 
 
@@ -224,7 +224,7 @@ def _look_up(
 
 
 def _deferred(scheduler: Scheduler, binding: Binding, site: _Site) -> Call:
-    """What hands the function to the scheduler, in the place of `binding.call`."""
+    """Return a function that hands calls to the scheduler in place of `binding.call`."""
 
     def call(params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
         return scheduler.call(
@@ -235,7 +235,7 @@ def _deferred(scheduler: Scheduler, binding: Binding, site: _Site) -> Call:
 
 
 def _truth(condition: Any) -> bool:
-    """Whether an Int or one-element Tensor is not zero. Raises `MachineError` for others."""
+    """Return whether an Int or one-element Tensor is not zero. Raises `MachineError` for others."""
     if isinstance(condition, int):
         return condition != 0
     if is_tensor(condition) and condition.size == 1:
@@ -246,16 +246,16 @@ def _truth(condition: Any) -> bool:
     )
 
 
-def _spend(left: int, code: link.Code, since: int, pc: int) -> int:
+def _spend(steps_left: int, code: link.Code, since: int, pc: int) -> int:
     """The instructions left after the steps `since` .. pc - 1."""
-    left -= code.ends[pc - 1] - code.starts[since] + 1
-    if left < 0:
+    steps_left -= code.ends[pc - 1] - code.starts[since] + 1
+    if steps_left < 0:
         raise errors.LimitExceeded("the launch takes more than the steps it is allowed")
-    return left
+    return steps_left
 
 
 class _Site:
-    """Where a program stands, kept for an error that may come later."""
+    """Place in a running program, for an error that a deferred call may raise later."""
 
     def __init__(
         self, code: link.Code, step: int, frames: list[_Return], line: str | None = None

@@ -47,7 +47,7 @@ class Slots(NamedTuple, Generic[T]):
         return slots
 
     def lowest(self, height: int) -> Slots[T]:
-        """The lowest so many values."""
+        """Return the lowest `height` values."""
         if height >= self.height:
             return self
         levels, root = self.levels, _cut(self.root, self.levels, height)
@@ -83,7 +83,7 @@ def _put(node: Node, levels: int, number: int, leaf: Node) -> Node:
 
 
 def _cut(node: Node, levels: int, height: int) -> Node:
-    """The node with its lowest so many values."""
+    """Return the node cut to its lowest `height` values."""
     if not levels:
         return node[:height]
     whole, rest = divmod(height, _WIDTH**levels)
@@ -121,28 +121,28 @@ class Finder(Generic[T]):
     """Tells whether any value from some place up is such a one; what it has looked through without
     finding one, it knows again."""
 
-    def __init__(self, is_wanted: Callable[[T], bool]) -> None:
-        self._is_wanted = is_wanted
-        self._without: dict[int, Node] = {}
+    def __init__(self, matches: Callable[[T], bool]) -> None:
+        self._matches = matches
+        self._excluded: dict[int, Node] = {}
 
     def any_above(self, slots: Slots[T], start: int) -> bool:
         return self._any(slots.root, slots.levels, start)
 
     def _any(self, node: Node, levels: int, start: int) -> bool:
-        if id(node) in self._without:
+        if id(node) in self._excluded:
             return False
         if not levels:
-            found = any(map(self._is_wanted, node[max(start, 0) :]))
+            has_match = any(map(self._matches, node[max(start, 0) :]))
         else:
             step = _WIDTH**levels
             first = max(start, 0) // step
-            found = any(
+            has_match = any(
                 self._any(child, levels - 1, start - i * step)
                 for i, child in enumerate(node[first:], first)
             )
-        if not found and start <= 0:
-            self._without[id(node)] = node  # which keeps the number its own
-        return found
+        if not has_match and start <= 0:
+            self._excluded[id(node)] = node  # which keeps the number its own
+        return has_match
 
 
 class Stack(Generic[T]):
@@ -165,9 +165,9 @@ class Stack(Generic[T]):
             self._near[:0] = self._below.above(start)
             self._below = self._below.lowest(start)
         at = len(self._near) - n
-        taken = self._near[at:]
+        values = self._near[at:]
         del self._near[at:]
-        return taken
+        return values
 
     def at(self, i: int) -> T:
         height = self._below.height

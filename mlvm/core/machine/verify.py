@@ -31,15 +31,15 @@ _MOST: Final = 1 << 63
 
 MAX_CONTEXTS: Final = 16
 MAX_TYPED_CONTEXTS: Final = 1000
-"""A function is followed for so many combinations of kinds (with `by_type`: of types), and after
-that for parameters of any kind."""
+"""Limits of combinations of kinds (`by_type`: of types) for which a function is followed; after
+these it is followed for any."""
 
 
 class Abstract(NamedTuple):
-    """What is known of a stack slot: its kind, and where known a Tensor's type or Str's text.
+    """Abstract value of a stack slot: its kind, and if inferred a Tensor's type or a Str's text.
 
-    The kind Any is a host function's result: the machine looks at the value when it is used. Where
-    arguments are followed, `argument` is the number of the launch's that it is, or `_SOME`."""
+    The kind Any is a host function's result: the machine checks the value at its use.
+    `argument` is the number of the launch's argument that the slot holds, or `_SOME`."""
 
     kind: str
     type: TensorType | None = None
@@ -48,7 +48,7 @@ class Abstract(NamedTuple):
     argument: int | None = None
 
     def meet(self, other: Abstract) -> Abstract | None:
-        """What both have in common; None when their kinds clash."""
+        """Return the facts that hold for both; None when their kinds clash."""
         if self == other:
             return self
         if self.kind != other.kind:
@@ -85,16 +85,16 @@ class State(NamedTuple):
         return State(Slots[Abstract]().with_more(slots))
 
     def is_as(self, other: State) -> bool:
-        """Whether it is the other, after the two have met."""
+        """Return whether the merge of this state and the other has changed nothing."""
         return self.slots.root is other.slots.root and self[1:] == other[1:]
 
 
 class Verdict(NamedTuple):
-    """What the verifier knows of a program that it passed, as places (function, pc).
+    """Facts about a verified program, by places (function, pc).
 
-    `reached`: what can be reached. `unproven`: calls whose operands have to be looked at when
-    they run, because a kind or type was not known. `outputs`: whether a launch may leave any.
-    `bound`: calls' functions, and the attributes as these have bound them.
+    `reached`: places that can be reached. `unproven`: calls whose operands the machine checks as
+    they run, since a kind or type was not inferred. `outputs`: whether a launch may leave any.
+    `bound`: each call's function, and its bound attributes.
     `cost`: bytes of the results that its ops make, and their floating-point operations, as far
     as types are known (see `VM.estimate`)."""
 
@@ -106,16 +106,14 @@ class Verdict(NamedTuple):
 
 
 class Uses(NamedTuple):
-    """What a program does first with each of its launch's arguments: of those that it only `reads`,
-    or updates, the old values count; of those that it `makes` they do not."""
+    """First use of a launch's arguments: old values of `reads` matter; `makes` are overwritten."""
 
     reads: frozenset[int]
     makes: frozenset[int]
 
 
 def uses_of(program: Program, functions: FunctionTable, nargs: int) -> Uses:
-    """What the program does with so many arguments. One of which too little is known, or all if it
-    cannot be verified, is among those that it makes."""
+    """Return how a launch first uses each argument; as overwritten, if that cannot be inferred."""
     verifier = _Verifier(program, functions, None, False, {})
     first = verifier.first
     assert first is not None
@@ -137,7 +135,7 @@ def verify(
     *,
     by_type: bool = False,
 ) -> Verdict:
-    """Pass the program, or raise.
+    """Verify the program on every path; return the facts that this proves.
 
     With `arg_types` (one for each launch argument) the operands of every op are checked too.
     With `by_type` functions are followed for each combination of parameter types, not only of
@@ -172,22 +170,22 @@ begins at another, and with a state, None for that of its context."""
 
 def _cost(main: _Context) -> tuple[int, int]:
     """Bytes and operations of one call. Calls of what a context is called from count nothing."""
-    known: dict[_Context, tuple[int, int]] = {}
+    costs: dict[_Context, tuple[int, int]] = {}
     inside: set[_Context] = set()
     todo = [main]
     while todo:
         context = todo[-1]
         called = context.calls.values()
-        if context not in known and context not in inside:
+        if context not in costs and context not in inside:
             inside.add(context)
-            todo += [each for each in called if each not in known and each not in inside][::-1]
+            todo += [each for each in called if each not in costs and each not in inside][::-1]
             continue
         todo.pop()
-        if context not in known:
+        if context not in costs:
             inside.remove(context)
-            parts = [*context.costs.values(), *[known[each] for each in called if each in known]]
-            known[context] = sum(n for n, _ in parts), sum(n for _, n in parts)
-    return known[main]
+            parts = [*context.costs.values(), *[costs[each] for each in called if each in costs]]
+            costs[context] = sum(n for n, _ in parts), sum(n for _, n in parts)
+    return costs[main]
 
 
 @dataclass
@@ -280,10 +278,10 @@ class _Verifier:
             )
 
         def both(i: int, a: Abstract, b: Abstract) -> Abstract:
-            found = a.meet(b)
-            if found is None:
+            common = a.meet(b)
+            if common is None:
                 raise self.error(f"slot {i} is {a} or {b} at {where}, depending on the path")
-            return a if found == a else found
+            return a if common == a else common
 
         top: tuple[Abstract, ...] = ()
         if open:
@@ -355,15 +353,15 @@ class _Verifier:
     def cfunc(self, nparams: Any, nresults: Any, attributes: Any = NO_ATTRIBUTES) -> None:
         name = self.take("Str").text
         if nparams == STAR:
-            known = not self.open
+            is_exact = not self.open
             operands = self.slots.pop(len(self.slots) - self.context.function.nparams)
             self.open, self.top = False, []
         else:
-            known, operands = True, self.pop(nparams)
+            is_exact, operands = True, self.pop(nparams)
         results = None
         if self.first is not None:
             self.use_by(name, operands, attributes)
-        if name is None or not known:
+        if name is None or not is_exact:
             self.unproven.add((self.context.function.name, self.pc))
         else:
             results = self.results_of(name, operands, nresults, attributes)
@@ -388,7 +386,7 @@ class _Verifier:
     def results_of(
         self, name: str, operands: list[Abstract], nresults: Any, attributes: Any
     ) -> list[Abstract] | None:
-        """What a host function known by name leaves; None when it does not say."""
+        """Infer the results of a host function; None where it does not declare them."""
         try:
             callee = self.functions.binding(name).callee
             attributes = self.bound_by(callee, attributes)
@@ -398,14 +396,14 @@ class _Verifier:
                 callee.check_count(len(operands))
                 return None if callee.nresults is None else [UNKNOWN] * callee.nresults
             types = [x.type for x in operands]
-            known = None not in types  # then all are Tensors
-            if not known and any(x.kind not in ("Tensor", ANY) for x in operands):
+            has_types = None not in types  # then all are Tensors
+            if not has_types and any(x.kind not in ("Tensor", ANY) for x in operands):
                 raise self.error(f"{name} takes Tensors, not ({', '.join(map(str, operands))})")
             if isinstance(callee, WritesInto) and any(
                 x.constant for x in operands[: callee.writes(attributes)]
             ):
                 raise self.error(f"{name} would write to a constant")
-            if known:
+            if has_types:
                 inferred = callee.infer(types, attributes) or ()  # type: ignore[arg-type]
                 self.context.costs[self.pc] = callee.cost(types, attributes)  # type: ignore[arg-type]
                 return [Abstract("Tensor", type) for type in inferred]
@@ -418,12 +416,12 @@ class _Verifier:
             raise
 
     def bound_by(self, callee: Callee, attributes: Attributes) -> Attributes:
-        """The attributes of the call in hand, bound once however often it is met."""
+        """Bind the attributes of the current call, once for each place."""
         place = self.context.function.name, self.pc
-        known = self.bound.get(place)
-        if known is None or known[0] is not callee:
-            known = self.bound[place] = callee, callee.bind(attributes)
-        return known[1]
+        binding = self.bound.get(place)
+        if binding is None or binding[0] is not callee:
+            binding = self.bound[place] = callee, callee.bind(attributes)
+        return binding[1]
 
     def call(self, name: str) -> object:
         function = self.program.functions[name]
@@ -499,8 +497,8 @@ class _Verifier:
     def take(self, kind: str) -> Abstract:
         [value] = self.pop(1)
         if kind != ANY and value.kind not in (kind, ANY):
-            wanted = "an Int" if kind == "Int" else f"a {kind}"
-            raise self.error(f"{wanted} is wanted on top of the stack, not {value}")
+            expected = "an Int" if kind == "Int" else f"a {kind}"
+            raise self.error(f"expected {expected} on top of the stack, got {value}")
         if kind != ANY and value.kind == ANY:
             self.unproven.add((self.context.function.name, self.pc))
         return value
@@ -510,14 +508,14 @@ class _Verifier:
         if not self.open:
             height = len(self.slots) - self.context.function.nparams
         if n > height:
-            known = " known" if self.open else ""
-            raise self.error(f"needs {n} values above base; there are {height}{known}")
+            qualifier = " known" if self.open else ""
+            raise self.error(f"needs {n} values above base; there are {height}{qualifier}")
         if not self.open:
             return self.slots.pop(n)
         at = height - n
-        taken = self.top[at:]
+        values = self.top[at:]
         del self.top[at:]
-        return taken
+        return values
 
     def need_height(self) -> None:
         """Refuse a jump where the height is not known: a loop could grow the stack."""
@@ -550,15 +548,15 @@ class _Verifier:
                 here = self.program.constants if kind == "name" else self.program.functions
                 good = isinstance(value, str) and value in here
                 what = "constant" if kind == "name" else "function"
-                wanted = "" if good else f"a {what}, of {', '.join(here) or 'none'}"
+                expected = "" if good else f"a {what}, of {', '.join(here) or 'none'}"
             elif kind == "label":
                 good = is_int(value) and 0 <= value < len(function.code)
-                wanted = f"a pc below {len(function.code)}"
+                expected = f"a pc below {len(function.code)}"
             else:
-                wanted, fits = _WANTED.get((opcode, kind)) or _WANTED[None, kind]
+                expected, fits = _WANTED.get((opcode, kind)) or _WANTED[None, kind]
                 good = fits(value)
             if not good:
-                raise self.error(f"{kind.rstrip('?')} must be {wanted}, not {brief(value)}")
+                raise self.error(f"{kind.rstrip('?')} must be {expected}, not {brief(value)}")
 
     def place(self) -> str:
         name = self.context.function.name
@@ -608,7 +606,9 @@ _WANTED: Final[Mapping[tuple[Opcode | None, str], tuple[str, Callable[[Any], boo
     (None, "nresults"): ("a count >= 0 or *", _is_count),
     (None, "attrs?"): (
         "attributes by name",
-        lambda given: isinstance(given, Mapping) and all(isinstance(x, str) for x in given),
+        lambda attributes: (
+            isinstance(attributes, Mapping) and all(isinstance(x, str) for x in attributes)
+        ),
     ),
 }
 """What an immediate of that kind must be, of the opcode or of any, and what tells."""

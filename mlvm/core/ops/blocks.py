@@ -16,7 +16,7 @@ work on one block takes far longer than a call of numpy."""
 
 
 def block_length(length: int, width: int = 1) -> int:
-    """How many of `length` rows, of `width` elements each, are one block: 1 or more."""
+    """Return the number of rows in a block, of `length` rows of `width` elements: 1 or more."""
     return max(1, min(length, BLOCK_SIZE // max(1, width)))
 
 

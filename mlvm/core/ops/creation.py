@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.op import movement
 from mlvm.core.rules import require, require_representable
 from mlvm.core.types import Array, DType, TensorType
@@ -18,7 +19,7 @@ from mlvm.core.types import Array, DType, TensorType
 def _finite(**values: float) -> None:
     for name, value in values.items():
         if not abs(value) <= sys.float_info.max:
-            raise AttributeRefused(f"{name} must be finite, not {value}")
+            raise ArgumentError(f"{name} must be finite, not {value}")
 
 
 def _full(value: TensorType, shape: tuple[int, ...]) -> TensorType:
@@ -36,17 +37,17 @@ def _arange(start: int | float, stop: int | float, step: int | float, dtype: str
     require("real", kind)
     _finite(start=start, stop=stop, step=step)
     if step == 0:
-        raise AttributeRefused("step must not be 0")
+        raise ArgumentError("step must not be 0")
     if kind.dtype.is_float:
         steps = (stop - start) / step
         if not math.isfinite(steps):
-            raise AttributeRefused(f"{start} to {stop} by {step} are too many steps")
+            raise ArgumentError(f"{start} to {stop} by {step} are too many steps")
         return kind.with_shape((max(0, math.ceil(steps)),))
     if not all(isinstance(value, int) for value in (start, stop, step)):
-        raise AttributeRefused(
+        raise ArgumentError(
             f"start, stop and step of {dtype} must be integers, not {start}, {stop}, {step}"
         )
-    length = max(0, int(-((start - stop) // step)))
+    length: Any = max(0, -((start - stop) // step))
     if length:
         require_representable(start, kind.dtype)
         require_representable(start + (length - 1) * step, kind.dtype)
@@ -58,7 +59,7 @@ def _linspace(start: float, stop: float, num: int, endpoint: bool, dtype: str) -
     require("float", kind)
     _finite(start=start, stop=stop)
     if num < 0:
-        raise AttributeRefused(f"num must be >= 0, not {num}")
+        raise ArgumentError(f"num must be >= 0, not {num}")
     return kind.with_shape((num,))
 
 

@@ -155,7 +155,7 @@ def _complex(x: TensorType) -> TensorType:
 
 
 def _cubic(factor: float) -> Callable[..., int]:
-    """Flops that are so many times the cube of the rows, for each matrix."""
+    """Return a rule of flops: `factor` times the cube of the rows, for each matrix."""
 
     def flops(x: TensorType, **attributes: Any) -> int:
         n = x.shape[-1]
@@ -270,8 +270,8 @@ def solve_triangular(
         x = np.where(np.eye(x.shape[-1], dtype=np.bool_), x.dtype.type(1), x)
     columns = y[:, np.newaxis] if y.ndim == 1 else y
     with _refusing(_SINGULAR):
-        found = _substituted(x, columns, lower)
-        np.copyto(out, found[..., 0] if y.ndim == 1 else found)
+        solution = _substituted(x, columns, lower)
+        np.copyto(out, solution[..., 0] if y.ndim == 1 else solution)
 
 
 _LEAF: Final = 32
@@ -297,9 +297,10 @@ def _substituted(x: Array, y: Array, lower: bool) -> Array:
 
 @internal(infer=_lu, flops=_lu_flops)
 def lu(out: Array, x: Array) -> None:
-    """x[p] = L U, with a unit lower triangular L and an upper triangular U in one matrix, and the
-    permutation p of the rows, by which the largest element of each column is its pivot:
-    f[..., m, n] -> f[..., m n + m].
+    """x[p] = L U with partial pivoting: f[..., m, n] -> f[..., m n + m].
+
+    L (unit lower triangular) and U (upper triangular) stand in one matrix, the permutation p of the
+    rows behind it. The largest element of each column is its pivot.
 
     Columns are halved (Toledo, Locality of reference in LU decomposition with partial pivoting,
     1997). A pivot of 0 stays, and U is singular then.
@@ -455,7 +456,7 @@ def eigvals(out: Array, x: Array) -> None:
 
 
 def strange(x: Array) -> Any:
-    """Which matrices have an inf or a nan."""
+    """Return a mask of the matrices that have an inf or a nan."""
     return ~np.isfinite(x).all((-2, -1))
 
 
@@ -501,8 +502,8 @@ def pinv(out: Array, x: Array, rtol: Array) -> None:
     with _refusing(_NO_CONVERGENCE):
         u, s, vh = np.linalg.svd(x, full_matrices=False)
     largest = s.max(-1, initial=0, keepdims=True)
-    kept = s > largest * rtol[..., np.newaxis]
-    inverse = np.where(kept, 1 / np.where(kept, s, 1), 0).astype(s.dtype)
+    is_significant = s > largest * rtol[..., np.newaxis]
+    inverse = np.where(is_significant, 1 / np.where(is_significant, s, 1), 0).astype(s.dtype)
     np.matmul(adjoint(vh), inverse[..., np.newaxis] * adjoint(u), out)
 
 

@@ -326,7 +326,7 @@ def copysign(out: Array, x: Array, y: Array) -> None:
 
 @pointwise(infer=elementwise("float", bool_))
 def signbit(out: Array, x: Array) -> None:
-    """Whether the sign is negative, also that of zeros and nans.
+    """True where the sign bit is set, also of zeros and nans.
 
     >>> ml.signbit([-0.0, 0.0])
     Tensor([ True, False], bool[2])

@@ -19,12 +19,12 @@ FLOATS: Final = {f8e4m3: (4, 3), f8e5m2: (5, 2), f4e2m1: (2, 1)}
 
 
 def is_few(x: Array) -> bool:
-    """Whether the elements are of a dtype for storage alone."""
+    """Return whether the elements are of a dtype for storage alone."""
     return x.dtype.names is not None and DType.of(x.dtype).is_storage
 
 
 def unpacked_dtype(dtype: DType) -> DType:
-    """What all values of that dtype are converted to without loss: i8, u8 or f32."""
+    """Return the dtype that holds all values of a storage dtype: i8, u8 or f32."""
     return f32 if dtype in FLOATS else i8 if dtype in (i4, i2) else u8
 
 
@@ -55,9 +55,9 @@ def pack(out: Array, x: Array) -> None:
     else:
         codes = x.astype(np.uint8)  # modulo 2^8, and below 2^bits
     bits = 8 // dtype.per_byte
-    apart = codes.view(np.uint8).reshape(*out.shape, dtype.per_byte) & np.uint8((1 << bits) - 1)
+    digits = codes.view(np.uint8).reshape(*out.shape, dtype.per_byte) & np.uint8((1 << bits) - 1)
     shifts = np.arange(dtype.per_byte, dtype=np.uint8) * np.uint8(bits)
-    np.bitwise_or.reduce(apart << shifts, axis=-1, out=out.view(np.uint8))
+    np.bitwise_or.reduce(digits << shifts, axis=-1, out=out.view(np.uint8))
 
 
 @cache
@@ -66,8 +66,8 @@ def _values(dtype: DType) -> Array:
     bits = 8 // dtype.per_byte
     codes = np.arange(256)[:, np.newaxis] >> bits * np.arange(dtype.per_byte) & (1 << bits) - 1
     if dtype in FLOATS:
-        found: Array = _floats(dtype)[codes]
-        return found
+        floats: Array = _floats(dtype)[codes]
+        return floats
     own = integers(dtype)
     signed: Array = np.where(codes > own[-1], codes + 2 * own[0], codes)
     return signed.astype(unpacked_dtype(dtype).numpy)
@@ -81,12 +81,14 @@ def _floats(dtype: DType) -> Array:
     exponent, fraction = codes >> of_fraction, codes & (1 << of_fraction) - 1
     bias, one = (1 << of_exponent - 1) - 1, 1 << of_fraction
     normal = (exponent > 0) * one
-    found = np.ldexp(np.float32(normal + fraction), np.maximum(exponent, 1) - bias - of_fraction)
+    magnitudes = np.ldexp(
+        np.float32(normal + fraction), np.maximum(exponent, 1) - bias - of_fraction
+    )
     if dtype is f8e4m3:
-        found[-1] = np.nan
+        magnitudes[-1] = np.nan
     elif dtype is f8e5m2:
-        found[-4:] = np.inf, np.nan, np.nan, np.nan
-    return np.concatenate([found, -found]).astype(np.float32)
+        magnitudes[-4:] = np.inf, np.nan, np.nan, np.nan
+    return np.concatenate([magnitudes, -magnitudes]).astype(np.float32)
 
 
 def _nearest(dtype: DType, x: Array) -> Array:

@@ -2,7 +2,7 @@
 
 The lengths are those of the operand: `mlvm.eager.fft` cuts and pads before. The transform of
 n elements has n as the product of the lengths of all axes, and is divided by nothing ("backward"),
-by sqrt(n) ("ortho") or by n ("forward"); an inverse one the other way round.
+by sqrt(n) ("ortho") or by n ("forward"); an inverse one by n, sqrt(n) or nothing.
 
 f32 and c64 are transformed in that precision. A transform of n elements counts as 5 n log2(n) flops
 (Van Loan, Computational frameworks for the fast Fourier transform, 1992), of real ones as half.
@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.op import internal
 from mlvm.core.rules import normalize_axes, normalize_axis, require
 from mlvm.core.types import Array, TensorType, c64, promote
@@ -47,7 +47,7 @@ def _whole(x: TensorType, n: int, axis: int, norm: Norm) -> TensorType:
     require("inexact", x)
     axis = normalize_axis(axis, x.ndim)
     if n < 1 or x.shape[axis] != n // 2 + 1:
-        raise AttributeRefused(
+        raise ArgumentError(
             f"{n} real elements come from {n // 2 + 1}, and axis {axis} has {x.shape[axis]}"
         )
     return _resized(x, axis, n).with_dtype(x.dtype.real)
@@ -66,7 +66,7 @@ def _require_elements(length: int, axis: int) -> None:
 
 
 def _butterflies(factor: float) -> Callable[..., int]:
-    """So many flops for each element and factor of two of the transform's length."""
+    """Return a rule of flops: `factor` for each element and factor of two of the length."""
 
     def flops(x: TensorType, n: int | None = None, **attributes: Any) -> int:
         axes = attributes["axes"] if "axes" in attributes else (attributes["axis"],)

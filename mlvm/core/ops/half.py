@@ -35,27 +35,30 @@ FILLS: Final = frozenset({"value", "pad_value"})
 
 
 def is_half(x: Array | TensorType) -> bool:
-    """Whether the elements are f16 or bf16."""
+    """Return whether the elements are f16 or bf16."""
     return x.dtype.itemsize == 2 and x.dtype in (f16.numpy, bf16.numpy)
 
 
 def have_halves(arrays: Iterable[Array | TensorType]) -> bool:
-    """Whether any of these have."""
+    """Return whether any of the arrays has elements of f16 or bf16."""
     arrays = tuple(arrays)
     return 2 in [x.dtype.itemsize for x in arrays] and any(map(is_half, arrays))
 
 
 def suited(op: Op, kernel: Kernel, arrays: Iterable[Array | TensorType]) -> Kernel:
-    """What runs the op on these arrays, or types: the kernel, or `run` with it where one of them
-    has halves and the kernel does not say `takes_halves`."""
+    """Return the kernel for these arrays, or types.
+
+    It is wrapped in `run` if one of them has halves and the kernel is not marked
+    `takes_halves`."""
     if not have_halves(arrays) or getattr(kernel, "takes_halves", False):
         return kernel
     return partial(run, op, kernel, convert)
 
 
 class OnHalves:
-    """What stands for the binding of an op's name in a call on these arrays, some of which have
-    halves: its `kernel` is one that suits them. All else is the binding's, also when it changes."""
+    """Binding of an op for a call on arrays of which some have halves.
+
+    Its `kernel` suits them. All else is the wrapped binding's, also when that changes."""
 
     def __init__(self, binding: Any, arrays: Sequence[Array]) -> None:
         self._binding = binding
@@ -115,13 +118,13 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
 
 
 def promotes(op: Op, operands: Sequence[Array | TensorType]) -> list[bool]:
-    """Which operands are converted to the dtype that they have in common."""
+    """Return for each operand whether it is converted to the common dtype."""
     names = [*op.inputs, *op.inputs[-1:] * (len(operands) - len(op.inputs))]
     return [name not in _PLACES for name in names]
 
 
 def _is_moved(op: Op, outs: Sequence[Array], operands: Sequence[Array]) -> bool:
-    """Whether result and operands have one dtype, but for operands that say where elements are."""
+    """Return whether results and operands have one dtype, not counting operands of positions."""
     values = [x for x, counts in zip(operands, promotes(op, operands), strict=True) if counts]
     return len({x.dtype for x in (*outs, *values)}) == 1
 
@@ -129,15 +132,15 @@ def _is_moved(op: Op, outs: Sequence[Array], operands: Sequence[Array]) -> bool:
 def _in_common_half(op: Op, operands: Sequence[Array], convert: Convert) -> list[Array]:
     """The operands, integers in the half that all of them promote to, if they do. Those of 8 bits
     and bools stay: a half has them all."""
-    found, values = list(operands), [i for i, x in enumerate(promotes(op, operands)) if x]
-    integers = [i for i in values if found[i].dtype.kind in "iu" and found[i].itemsize > 1]
-    inexact = {found[i].dtype for i in values if found[i].dtype.kind not in "biu"}
+    converted, values = list(operands), [i for i, x in enumerate(promotes(op, operands)) if x]
+    integers = [i for i in values if converted[i].dtype.kind in "iu" and converted[i].itemsize > 1]
+    inexact = {converted[i].dtype for i in values if converted[i].dtype.kind not in "biu"}
     if len(inexact) == 1:
         [dtype] = inexact
         for i in integers if dtype in (f16.numpy, bf16.numpy) else ():
-            found[i] = memory_of(*operands[i].shape, dtype=dtype)
-            convert(found[i], operands[i])
-    return found
+            converted[i] = memory_of(*operands[i].shape, dtype=dtype)
+            convert(converted[i], operands[i])
+    return converted
 
 
 def _write_next(out: Array, x: Array, y: Array) -> None:
@@ -241,9 +244,11 @@ def _write_bf16(out: Array, x: Array) -> None:
 
 
 def _to_odd(x: Array) -> Array:
-    """f64 as f32, what is between two of these as the one with an odd last bit: rounding that to
-    fewer bits gives what rounding x does (Boldo and Melquiond, "Emulation of FMA and correctly
-    rounded sums: proved algorithms using rounding to odd", IEEE Trans. Computers 57, 2008)."""
+    """Round f64 to f32, to odd: a value between two of them becomes the one with an odd last bit.
+
+    Rounding the result to fewer bits then equals rounding x (Boldo and Melquiond, "Emulation of FMA
+    and correctly rounded sums: proved algorithms using rounding to odd", IEEE Trans. Computers 57,
+    2008)."""
     nearest = np.asarray(x.astype(np.float32))
     bits = nearest.view(np.uint32)
     bits -= np.abs(nearest) > np.abs(x)

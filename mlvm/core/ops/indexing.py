@@ -16,7 +16,7 @@ from typing import Final, Literal
 import numpy as np
 
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     DTypeError,
     MaskRefused,
     OperandValueError,
@@ -33,7 +33,7 @@ from mlvm.core.types import Array, DType, Shape, TensorType
 
 def _length(length: int) -> int:
     if length < 0:
-        raise AttributeRefused(f"length must be >= 0, not {length}")
+        raise ArgumentError(f"length must be >= 0, not {length}")
     return length
 
 
@@ -94,7 +94,7 @@ def _index_set(
     require("integer", indices)
     axis = normalize_axis(axis, max(x.ndim, 1))
     if not 0 <= axes <= x.ndim - axis:
-        raise AttributeRefused(f"axes must be 0 to {x.ndim - axis}, not {axes}")
+        raise ArgumentError(f"axes must be 0 to {x.ndim - axis}, not {axes}")
     require_values(x, values, x.shape[:axis] + indices.shape + x.shape[axis + axes :])
     return x
 
@@ -126,7 +126,7 @@ def _without(shape: Shape, axis: int) -> Shape:
 def _one_hot(indices: TensorType, num_classes: int, dtype: str) -> TensorType:
     require("integer", indices)
     if num_classes < 0:
-        raise AttributeRefused(f"num_classes must be >= 0, not {num_classes}")
+        raise ArgumentError(f"num_classes must be >= 0, not {num_classes}")
     return TensorType(DType.named(dtype), (*indices.shape, num_classes))
 
 
@@ -192,9 +192,10 @@ def take(out: Array, x: Array, indices: Array, *, axis: int) -> None:
 
 @op(infer=_weighted_take, flops=_weighted_take_flops, public=False)
 def weighted_take(out: Array, x: Array, indices: Array, weights: Array) -> None:
-    """Sums of some rows of x, with weights: out[n, p] is the sum over k of weights[b, p, k]
-    x[n, indices[b, p, k]], where b is n, or 0 if there is one b. Where a weight is 0, the row does
-    not count, whatever it holds: [N, M, C] with [B, P, K] twice -> [N, P, C]."""
+    """Weighted sums of rows of x: [N, M, C] with [B, P, K] twice -> [N, P, C].
+
+    out[n, p] is the sum over k of weights[b, p, k] x[n, indices[b, p, k]], where b is n, or 0 if
+    B is 1. A row of weight 0 does not count, also if it has an inf or a nan."""
     places = _positions(indices, x.shape[1], negative=False)
     rows = np.arange(len(x))[:, None]
     out[...] = 0
@@ -253,18 +254,18 @@ def index_set(
 ) -> None:
     """x, with values where `take` with these indices would read it.
 
-    The indices count along `axis`, or in row-major order through so many `axes` from that one on.
-    The values broadcast to what `take` gives. Of several for one element the last in row-major
-    order stays. Negative indices count from the end.
+    The indices count along `axis`, or in row-major order through the given number of
+    `axes` from that one on. The values broadcast to what `take` gives. Of several for one element
+    the last in row-major order stays. Negative indices count from the end.
     """
     axis = normalize_axis(axis, max(x.ndim, 1))
     before, behind = x.shape[:axis], x.shape[axis + axes :]
     length = math.prod(x.shape[axis : axis + axes])
     places = _positions(indices, length).reshape(-1)
     begin_as(out, x)
-    given = np.broadcast_to(values, before + indices.shape + behind)
+    spread = np.broadcast_to(values, before + indices.shape + behind)
     rows = out.reshape(math.prod(before), length, math.prod(behind))
-    rows[:, places] = given.reshape(len(rows), len(places), rows.shape[2])
+    rows[:, places] = spread.reshape(len(rows), len(places), rows.shape[2])
 
 
 @movement(infer=_take_along_axis, copies_only=True)
@@ -311,11 +312,11 @@ def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: i
     `OperandValueError`. Where x is not needed any more, only the new rows are written.
     """
     length, rows = x.shape[axis], update.shape[axis]
-    given = int(start)
-    first = given + length if given < 0 else given
+    position = int(start)
+    first = position + length if position < 0 else position
     if not 0 <= first <= length - rows:
         raise OperandValueError(
-            f"{rows} row{'s' * (rows != 1)} from {given} on are out of range for length {length}"
+            f"{rows} row{'s' * (rows != 1)} from {position} on are out of range for length {length}"
         )
     if rows == length:
         np.copyto(out, update)

@@ -7,7 +7,7 @@ import builtins
 import numpy as np
 
 from mlvm.core import rules
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
 from mlvm.core.op import movement
 from mlvm.core.ops.half import convert
 from mlvm.core.types import Array, DType, Shape, TensorType, i64
@@ -25,7 +25,7 @@ def _reshape(x: TensorType, shape: Shape) -> TensorType:
 def _permute_dims(x: TensorType, axes: tuple[int, ...]) -> TensorType:
     order = rules.normalize_axes(axes, x.ndim)
     if len(order) != x.ndim:
-        raise AttributeRefused(f"axes {axes} must name each of the {x.ndim} dimensions once")
+        raise ArgumentError(f"axes {axes} must name each of the {x.ndim} dimensions once")
     return x.with_shape([x.shape[i] for i in order])
 
 
@@ -40,8 +40,8 @@ def _concat(*xs: TensorType, axis: int) -> TensorType:
     if not xs:
         raise ShapeError("takes 1 tensor or more, was given none")
     along = rules.normalize_axis(axis, xs[0].ndim)
-    others = {x.shape[:along] + x.shape[along + 1 :] for x in xs}
-    if len(others) > 1 or any(x.ndim != xs[0].ndim for x in xs):
+    others = [x.shape[:along] + x.shape[along + 1 :] for x in xs]
+    if any(each != others[0] for each in others) or any(x.ndim != xs[0].ndim for x in xs):
         raise ShapeError(f"the shapes must be equal but for axis {along}")
     shape = list(xs[0].shape)
     shape[along] = sum(x.shape[along] for x in xs)
@@ -83,32 +83,32 @@ def _flip(x: TensorType, axis: rules.Axis) -> TensorType:
 def _roll(x: TensorType, shift: int | tuple[int, ...], axis: rules.Axis) -> TensorType:
     axes = rules.normalize_axes(axis, x.ndim)
     if isinstance(shift, tuple) and (axis is None or len(shift) != len(axes)):
-        raise AttributeRefused(f"shift {shift} needs as many axes, not axis {axis}")
+        raise ArgumentError(f"shift {shift} needs as many axes, not axis {axis}")
     return x
 
 
 def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float) -> TensorType:
     if len(widths) != x.ndim:
-        raise AttributeRefused(f"widths has {len(widths)} pairs for {x.ndim} dimensions")
+        raise ArgumentError(f"widths has {len(widths)} pairs for {x.ndim} dimensions")
     if any(width < 0 for pair in widths for width in pair):
-        raise AttributeRefused(f"widths must be >= 0, not {widths}")
+        raise ArgumentError(f"widths must be >= 0, not {widths}")
     rules.require_representable(value, x.dtype)
     return x.with_shape([a + n + b for n, (a, b) in zip(x.shape, widths, strict=True)])
 
 
 def _check_window(shape: Shape, start: Shape, length: Shape, step: tuple[int, ...]) -> None:
-    """Raise `AttributeRefused` unless start, start + step, ... (`length` of them) lie on every
+    """Raise `ArgumentError` unless start, start + step, ... (`length` of them) lie on every
     axis."""
     if not len(start) == len(length) == len(step) == len(shape):
-        raise AttributeRefused(
+        raise ArgumentError(
             f"{len(shape)} dimensions need as many starts, lengths and steps, "
             f"not {len(start)}, {len(length)} and {len(step)}"
         )
     for axis, (size, first, n, by) in enumerate(zip(shape, start, length, step, strict=True)):
         if by == 0:
-            raise AttributeRefused(f"the step of axis {axis} must not be 0")
+            raise ArgumentError(f"the step of axis {axis} must not be 0")
         if n < 0 or (n and not (0 <= first < size and 0 <= first + (n - 1) * by < size)):
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"axis {axis} of length {size} has no {n} elements from {first} by {by}"
             )
 
@@ -206,7 +206,7 @@ def slice(
     """On axis i, the length[i] elements at start[i], start[i] + step[i], ...
 
     Positions are counted from the front and must lie in x. A step may be negative, but not 0. The
-    result has the shape `length`, and the dtype of x. Raises `AttributeRefused` for others than one
+    result has the shape `length`, and the dtype of x. Raises `ArgumentError` for others than one
     number for each axis, for a step of 0, and where it leaves x.
 
         >>> ml.slice([1, 2, 3, 4], start=(1,), length=(2,), step=(1,))
@@ -280,9 +280,9 @@ def require_castable(x: DType, dtype: DType) -> None:
 
 
 def _astype(x: TensorType, dtype: str) -> TensorType:
-    wanted = DType.named(dtype)
-    require_castable(x.dtype, wanted)
-    return x.with_dtype(wanted)
+    target = DType.named(dtype)
+    require_castable(x.dtype, target)
+    return x.with_dtype(target)
 
 
 def _copy(x: TensorType) -> TensorType:
@@ -353,7 +353,7 @@ def astype(out: Array, x: Array, *, dtype: str) -> None:
 
 @movement(infer=_copy, elementwise=True, copies_only=True, takes_storage=True)
 def copy(out: Array, x: Array) -> None:
-    """The same tensor in memory of its own.
+    """A copy of the tensor in new memory.
 
     >>> x = ml.ones(2)
     >>> y = ml.copy(x)

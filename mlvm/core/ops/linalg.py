@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.op import op
 from mlvm.core.ops.blocks import block_length, blocks, memory_of
 from mlvm.core.rules import broadcast_shapes, require
@@ -19,7 +19,7 @@ from mlvm.core.types import Array, Shape, TensorType, promote
 def _matrix(x: TensorType, transpose: bool, name: str) -> Shape:
     """(rows, columns) of the last two axes after the transposition; (length,) of a vector."""
     if transpose and x.ndim < 2:
-        raise AttributeRefused(f"transpose_{name} needs 2 dimensions or more, {name} has {x.ndim}")
+        raise ArgumentError(f"transpose_{name} needs 2 dimensions or more, {name} has {x.ndim}")
     return x.shape[-2:][::-1] if transpose else x.shape[-2:]
 
 
@@ -107,8 +107,9 @@ def batch_contract(
 
 
 def _contract(out: Array, x: Array, y: Array) -> None:
-    """x @ y. numpy lets no other thread run while it makes few elements, however long that takes: a
-    sum of integers is made piece by piece, which changes no bit."""
+    """Compute x @ y, sums of integers in pieces, which changes no bit.
+
+    numpy keeps the interpreter lock while it computes few elements, even of long sums."""
     step = max(_PIECE // max(out.size, 1), 1)
     if out.dtype.kind not in "iu" or out.size > _FEW or x.shape[-1] <= step:
         np.matmul(x, y, out, dtype=out.dtype)

@@ -1,4 +1,4 @@
-"""What neural networks are made of: activations, losses, normalisation. An `x_vjp` op is the
+"""Ops of neural networks: activations, losses, normalisation. An `x_vjp` op is the
 gradient of op `x` in one kernel: it takes the cotangent g of x's result before x's own
 operands. Where several operands are floats, they have one dtype, which the result keeps.
 `out` must not be an operand: kernels use it as workspace.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, PositionRefused, ShapeError
+from mlvm.core.errors import ArgumentError, PositionRefused, ShapeError
 from mlvm.core.op import op
 from mlvm.core.ops.blocks import block_length, blocks, memory_of
 from mlvm.core.ops.erf import write_erf
@@ -82,9 +82,9 @@ def gelu_slope(out: Array, x: Array, *, approximate: bool) -> None:
     """The derivative of `gelu`, Phi(x) + x Phi'(x)."""
     number = _numbers(x.dtype)
     work = memory_of(3, block_length(out.size), dtype=x.dtype)
-    for y, given in _pieces(out, x):
+    for y, piece in _pieces(out, x):
         slope, other, part = work[:, : y.size].reshape(3, *y.shape)
-        np.clip(given, -number.far, number.far, part)  # powers of what lies beyond overflow
+        np.clip(piece, -number.far, number.far, part)  # powers of what lies beyond overflow
         np.square(part, slope)
         if approximate:  # with t = tanh(u): (1 + t) (1/2 + (1 - t) x u' / 2)
             _tanh_of_cubic(y, slope, part, number)
@@ -155,7 +155,7 @@ def _dropout(x: TensorType, key: TensorType, rate: float) -> TensorType:
     require("float", x)
     require_key(key)
     if not 0 <= rate < 1:
-        raise AttributeRefused(f"rate must be in [0, 1), not {rate}")
+        raise ArgumentError(f"rate must be in [0, 1), not {rate}")
     return x
 
 
@@ -250,7 +250,7 @@ def softmax_cross_entropy_vjp(out: Array, g: Array, logits: Array, labels: Array
 
 
 def _picked(logits: Array, labels: Array) -> tuple[Array, Array]:
-    """Where each label's logit lies in `_rows(logits)`. Labels are read once, as indices are."""
+    """Return the indices of each label's logit in `_rows(logits)`. Labels are read once."""
     labels = labels.copy()
     classes = logits.shape[-1]
     bad = (labels < 0) | (labels >= classes)
@@ -276,7 +276,7 @@ def _layer_norm_normalize(x: TensorType, eps: float) -> TensorType:
     if not x.ndim:
         raise ShapeError("a scalar has no last axis to normalise over")
     if not eps >= 0:
-        raise AttributeRefused(f"eps must be >= 0, not {eps}")
+        raise ArgumentError(f"eps must be >= 0, not {eps}")
     return x
 
 
@@ -382,7 +382,8 @@ def _center(out: Array, x: Array, ones: Array, eps: float) -> Array:
 
 
 def _repeated(vector: Array, rows: Array) -> Array:
-    """The vector, repeated for each row of a block; as one row if there is only one block. numpy
-    takes twice as long where it broadcasts, so a copy pays off if several blocks use it."""
+    """Repeat the vector for each row of a block; one row if there is only one block.
+
+    numpy takes twice as long where it broadcasts, so a copy pays off if several blocks use it."""
     height = block_length(*rows.shape)
     return vector[None] if height == len(rows) else np.tile(vector, (height, 1))

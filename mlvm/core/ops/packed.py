@@ -2,7 +2,7 @@
 
 A panel has PANEL columns of a matrix [k, n]. Of each, as many elements of k lie side by side as
 fill four bytes: [panels, rows, PANEL, side]. Behind the last columns are zeros. Elements of less
-than four bytes have zeros behind k, too, up to a whole line of 64 bytes: kernels take so many at a
+than four bytes have zeros behind k, too, up to a whole line of 64 bytes, which is a kernel's
 step. `mlvm.step.panels` says which weights are packed ahead of a step.
 """
 
@@ -94,7 +94,7 @@ def pack_panels(out: Array, y: Array, *, transpose_y: bool = False) -> None:
 def packed_matmul(
     out: Array, x: Array, panels: Array, *, columns: int, transpose_x: bool = False
 ) -> None:
-    """x @ y, as `matmul` has it, where y has so many columns and lies in panels."""
+    """x @ y, as `matmul` has it, where y has the given number of columns and lies in panels."""
     y = _unpacked(panels, (x.shape[-2 if transpose_x else -1], columns))
     matmul.kernel(out, x, y, transpose_x=transpose_x)
 
@@ -111,13 +111,13 @@ def packed_conv2d(
     padding: Sides,
     dilation: tuple[int, ...] = (1, 1),
 ) -> None:
-    """`conv2d` in one group, with a kernel of that window and so many columns in panels."""
+    """`conv2d` in one group; the kernel has the given window and columns, and lies in panels."""
     kernel = _unpacked(panels, (*window, x.shape[-1], columns))
     conv2d.kernel(out, x, kernel, stride=stride, padding=padding, dilation=dilation)
 
 
 def _unpacked(panels: Array, shape: Shape) -> Array:
-    """What lies in panels, in this shape."""
+    """Return the matrix that lies in panels, in this shape."""
     count, rows, _, side = panels.shape
     matrix = panels.transpose(1, 3, 0, 2).reshape(rows * side, count * PANEL)
     return matrix[: math.prod(shape[:-1]), : shape[-1]].reshape(shape)

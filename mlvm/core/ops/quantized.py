@@ -1,4 +1,4 @@
-"""Products with weights of few bits, and what converts to and from these.
+"""Products with weights of few bits, and conversions to and from these dtypes.
 
 A weight is quantised in groups along its last axis: w = scale q, with q[..., k] of few bits or of
 bytes, and scale f32[..., groups], each for k / groups elements. Or w = scale q + offset; then the
@@ -24,11 +24,11 @@ from mlvm.core.types import Array, DType, TensorType, f32, i8, i32, u8
 
 
 def _pack(x: TensorType, dtype: str) -> TensorType:
-    wanted = DType.named(dtype)
+    target = DType.named(dtype)
     require("real", x)
-    if not wanted.is_storage or x.dtype.is_half:
-        raise DTypeError(f"{x.dtype} does not become {wanted}: astype converts")
-    return x.with_dtype(wanted)
+    if not target.is_storage or x.dtype.is_half:
+        raise DTypeError(f"{x.dtype} does not become {target}: astype converts")
+    return x.with_dtype(target)
 
 
 def _unpack(x: TensorType) -> TensorType:
@@ -99,8 +99,8 @@ def _integer_conv2d(
 
 
 def _integer_conv2d_flops(*operands: TensorType, **how: Any) -> int:
-    made: TensorType = cast("Any", _integer_conv2d)(*operands, **how)
-    return 2 * made.size * math.prod(operands[1].shape[1:])
+    result: TensorType = cast("Any", _integer_conv2d)(*operands, **how)
+    return 2 * result.size * math.prod(operands[1].shape[1:])
 
 
 def _quantize_linear(x: TensorType, scale: TensorType, zero: TensorType) -> TensorType:
@@ -134,9 +134,11 @@ def _flops(x: TensorType, y: TensorType, scale: TensorType | None = None) -> int
 
 @internal(infer=_pack, takes_storage=True)
 def pack(out: Array, x: Array, *, dtype: str) -> None:
-    """The numbers of x in a dtype of few bits. A float is rounded to the nearest of another float
-    dtype, and truncated to an integer; one that the dtype cannot hold becomes the nearest it has,
-    in f8e5m2 an infinity and in f8e4m3 nan. An integer that is too large wraps around."""
+    """The numbers of x in a dtype of few bits.
+
+    A float is rounded to the nearest of a float dtype, and truncated to an integer. One that the
+    dtype cannot hold becomes the nearest it has, in f8e5m2 an infinity and in f8e4m3 nan. An
+    integer that is too large wraps around."""
     few.pack(out, x)
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, OperandValueError, ShapeError
+from mlvm.core.errors import ArgumentError, OperandValueError, ShapeError
 from mlvm.core.op import internal
 from mlvm.core.rules import broadcast_shapes, require, require_representable
 from mlvm.core.types import Array, DType, TensorType, bool_, i64, u64
@@ -78,7 +78,7 @@ def require_key(key: TensorType) -> None:
 def _split_key(key: TensorType, n: int) -> TensorType:
     require_key(key)
     if n < 0:
-        raise AttributeRefused(f"cannot split a key into n = {n} keys; n must be >= 0")
+        raise ArgumentError(f"cannot split a key into n = {n} keys; n must be >= 0")
     return TensorType(u64, (n, 2))
 
 
@@ -149,7 +149,7 @@ def _randint(
     drawn = TensorType(DType.named(dtype), shape)
     require("integer", drawn)
     if low >= high:
-        raise AttributeRefused(f"low = {low} must be less than high = {high}")
+        raise ArgumentError(f"low = {low} must be less than high = {high}")
     require_representable(low, drawn.dtype)
     require_representable(high - 1, drawn.dtype)
     return drawn
@@ -166,7 +166,7 @@ def randint(
 def _permutation(key: TensorType, n: int) -> TensorType:
     require_key(key)
     if n < 0:
-        raise AttributeRefused(f"cannot permute n = {n} numbers; n must be >= 0")
+        raise ArgumentError(f"cannot permute n = {n} numbers; n must be >= 0")
     return TensorType(i64, (n,))
 
 
@@ -216,7 +216,7 @@ def _poisson(key: TensorType, rate: TensorType, shape: tuple[int, ...], dtype: s
 def poisson(
     out: Array, key: Array, rate: Array, *, shape: tuple[int, ...], dtype: str = "i64"
 ) -> None:
-    """How many events of a rate there are, which broadcasts to `shape`. Needs 0 <= rate <= 1e18."""
+    """Draws of the Poisson distribution; `rate` broadcasts to `shape`. Needs 0 <= rate <= 1e18."""
     _require_all(rate, (rate >= 0) & (rate <= 1e18), "is no rate; it must be in 0 .. 1e18")
     _write_counts(out, generator(key).poisson(rate, size=out.shape))
 
@@ -234,8 +234,9 @@ def _binomial(
 def binomial(
     out: Array, key: Array, n: Array, p: Array, *, shape: tuple[int, ...], dtype: str = "i64"
 ) -> None:
-    """How many of n trials succeed, each with probability p; both broadcast to `shape`. Needs
-    n >= 0 and 0 <= p <= 1."""
+    """Draws of the binomial distribution: successes of n trials, each with probability p.
+
+    n and p broadcast to `shape`. Needs n >= 0 and 0 <= p <= 1."""
     trials = _trials(n)
     _require_all(p, (p >= 0) & (p <= 1), "is not a probability; p must be in [0, 1]")
     _write_counts(out, generator(key).binomial(trials, p, size=out.shape))
@@ -256,8 +257,10 @@ def _multinomial(
 def multinomial(
     out: Array, key: Array, n: Array, p: Array, *, shape: tuple[int, ...], dtype: str = "i64"
 ) -> None:
-    """How many of n trials end in each of the ways along the last axis of p, whose elements they
-    are proportional to: [*shape, ways]. Needs n >= 0, and 0 <= p, finite and not all 0."""
+    """Draws of the multinomial distribution: counts of each category in n trials.
+
+    p[..., categories] are weights proportional to the probabilities; the result is
+    [*shape, categories]. Needs n >= 0, and 0 <= p, finite and not all 0."""
     trials = np.broadcast_to(_trials(n), out.shape[:-1])
     _require_all(p, (p >= 0) & np.isfinite(p), "is not proportional to a probability")
     p = p.astype(np.float64)

@@ -31,10 +31,10 @@ GATES: Final[Mapping[str, int]] = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 3}
 """Columns of a kernel for each element of the state."""
 PARTS: Final[Mapping[str, int]] = {"tanh": 1, "relu": 1, "lstm": 2, "gru": 1}
 """Of a state: h, and of an LSTM c."""
-KEPT: Final[Mapping[str, int]] = {"tanh": 0, "relu": 0, "lstm": 4, "gru": 3}
-"""Sums that the way back reads: p + b + q of each gate, but of gru's n only q + b."""
-MADE: Final[Mapping[str, int]] = {**GATES, "gru": 4}
-"""Cotangents that it makes: of p + b + q, and of gru first that of n's p, then those of q."""
+SAVED_SUMS: Final[Mapping[str, int]] = {"tanh": 0, "relu": 0, "lstm": 4, "gru": 3}
+"""Sums that the backward pass reads: p + b + q of each gate, but of gru's n only q + b."""
+COTANGENTS: Final[Mapping[str, int]] = {**GATES, "gru": 4}
+"""Cotangents of the backward pass: of p + b + q; of gru first that of n's p, then those of q."""
 
 # --- type rules ----------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ def _recurrence(
             f"kernel and bias are [{hidden}, {width}] and [{width}], not {kernel} and {bias}"
         )
     _lengths(lengths, batch)
-    return TensorType(projected.dtype, (parts + keep * KEPT[cell], time + 1, batch, hidden))
+    return TensorType(projected.dtype, (parts + keep * SAVED_SUMS[cell], time + 1, batch, hidden))
 
 
 def _recurrence_vjp(
@@ -94,16 +94,16 @@ def _recurrence_vjp(
         raise ShapeError(f"g is [time, batch, hidden], not {g}")
     time, batch, hidden = g.shape
     parts, width = PARTS[cell], GATES[cell] * hidden
-    wanted = (
+    expected = (
         (parts, batch, hidden),
         (time, batch, width),
-        (parts + KEPT[cell], time + 1, batch, hidden),
+        (parts + SAVED_SUMS[cell], time + 1, batch, hidden),
         (width, hidden),
     )
-    if (last.shape, projected.shape, states.shape, turned.shape) != wanted:
-        raise ShapeError(f"last, projected, states and turned are {wanted}")
+    if (last.shape, projected.shape, states.shape, turned.shape) != expected:
+        raise ShapeError(f"last, projected, states and turned are {expected}")
     _lengths(lengths, batch)
-    return TensorType(states.dtype, (g.size * MADE[cell] + last.size,))
+    return TensorType(states.dtype, (g.size * COTANGENTS[cell] + last.size,))
 
 
 def _flops(projected: TensorType, state: TensorType, kernel: TensorType, *_: object, **__: object
@@ -165,21 +165,26 @@ def recurrence_vjp(
     cell: Cell,
     reverse: bool = False,
 ) -> None:
-    """The way back through `recurrence`: for each step and sequence the cotangents `MADE`, side by
-    side, and then those of `state`; all flat. g are those of h after each step, `last` those of the
-    last state; `states` are what it made and kept, `turned` is the kernel's transpose."""
+    """The vjp of `recurrence`, flat: `COTANGENTS` of each step and sequence, then those of `state`.
+
+    g are the cotangents of h after each step, `last` those of the last state. `states` are states
+    and sums that `recurrence` saved, `turned` is the kernel's transpose."""
     time, batch, parts = *g.shape[:2], PARTS[cell]
-    made = out[: g.size * MADE[cell]].reshape(time, batch, len(turned) // GATES[cell] * MADE[cell])
+    cotangents = out[: g.size * COTANGENTS[cell]].reshape(
+        time, batch, len(turned) // GATES[cell] * COTANGENTS[cell]
+    )
     carried = last.copy()
     for t in range(time)[:: 1 if reverse else -1]:
         before, after = states[:parts, t + reverse], states[:parts, t + (not reverse)]
         ended = (t >= lengths)[:, None]
         carried[0] += g[t]
-        through = _PULLS[cell](made[t], carried, states[parts:, t], projected[t], before, after)
-        np.copyto(made[t], 0, where=ended)
-        through[0] += made[t, :, -len(turned) :] @ turned
+        through = _PULLS[cell](
+            cotangents[t], carried, states[parts:, t], projected[t], before, after
+        )
+        np.copyto(cotangents[t], 0, where=ended)
+        through[0] += cotangents[t, :, -len(turned) :] @ turned
         np.copyto(carried, through, where=~ended)
-    out[made.size :] = carried.reshape(-1)
+    out[cotangents.size :] = carried.reshape(-1)
 
 
 def _sigmoid(x: Array) -> Array:
@@ -215,31 +220,31 @@ def _gru_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> Arra
     return sums
 
 
-def _tanh_pull(made: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
-    np.multiply(g[0], 1 - after[0] * after[0], made)
+def _tanh_pull(out: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
+    np.multiply(g[0], 1 - after[0] * after[0], out)
     return np.zeros_like(g)
 
 
-def _relu_pull(made: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
-    np.multiply(g[0], after[0] > 0, made)
+def _relu_pull(out: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
+    np.multiply(g[0], after[0] > 0, out)
     return np.zeros_like(g)
 
 
-def _lstm_pull(made: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
+def _lstm_pull(out: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
     i, f, o = map(_sigmoid, sums[[0, 1, 3]])
     n, y = np.tanh(sums[2]), np.tanh(after[1])
     c = g[1] + g[0] * o * (1 - y * y)
     parts = c * n * i * (1 - i), c * before[1] * f * (1 - f), c * i * (1 - n * n)
-    np.concatenate([*parts, g[0] * y * o * (1 - o)], -1, made)
+    np.concatenate([*parts, g[0] * y * o * (1 - o)], -1, out)
     return np.stack([np.zeros_like(c), c * f])
 
 
-def _gru_pull(made: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
+def _gru_pull(out: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
     r, z, q = _sigmoid(sums[0]), _sigmoid(sums[1]), sums[2]
     n = np.tanh(p[:, -q.shape[1] :] + r * q)
     new = g[0] * (1 - z) * (1 - n * n)
     parts = new * q * r * (1 - r), g[0] * (before[0] - n) * z * (1 - z)
-    np.concatenate([new, *parts, new * r], -1, made)
+    np.concatenate([new, *parts, new * r], -1, out)
     through: Array = g[:1] * z
     return through
 

@@ -200,7 +200,7 @@ def min(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
 
 @reduction(infer=_position)
 def argmax(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = False) -> None:
-    """Where the largest element is along `axis`, i64: the first of equals, or the first nan.
+    """The index of the largest element along `axis`, i64: the first of equals, or the first nan.
 
     With `axis` None, the position in row-major order. An empty axis raises `ShapeError`.
 
@@ -212,7 +212,7 @@ def argmax(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = Fa
 
 @reduction(infer=_position)
 def argmin(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = False) -> None:
-    """Where the smallest element is along `axis`, i64: the first of equals, or the first nan.
+    """The index of the smallest element along `axis`, i64: the first of equals, or the first nan.
 
     With `axis` None, the position in row-major order. An empty axis raises `ShapeError`.
 
@@ -227,7 +227,7 @@ def argmin(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = Fa
 
 @reduction(infer=_decide)
 def all(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
-    """Whether no element along `axis` is zero; True of nothing. nan counts as True.
+    """True where no element along `axis` is zero; True of nothing. nan counts as True.
 
     >>> ml.all([[True, False], [True, True]], axis=1)
     Tensor([False,  True], bool[2])
@@ -237,7 +237,7 @@ def all(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
 
 @reduction(infer=_decide)
 def any(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
-    """Whether an element along `axis` is not zero; False of nothing. nan counts as True.
+    """True where an element along `axis` is not zero; False of nothing. nan counts as True.
 
     >>> ml.any([[True, False], [False, False]], axis=1)
     Tensor([ True, False], bool[2])
@@ -251,7 +251,7 @@ _LARGE = 16384  # elements; from here on BLAS is faster, its preparation include
 
 
 def _count(x: Array, axis: Axis) -> int:
-    """How many elements of x each element of the result sums up."""
+    """Count the elements of x that each element of the result sums up."""
     return math.prod(x.shape[i] for i in normalize_axes(axis, x.ndim))
 
 
@@ -266,8 +266,8 @@ def _sum(out: Array, x: Array, axis: Axis, keepdims: bool) -> None:
     while leading in axes:
         leading += 1
     if 0 < leading < x.ndim and x.size > _LARGE and x.dtype == out.dtype and x.dtype.kind == "f":
-        kept = x.shape[leading:]
-        rows = sum_rows(x.reshape(-1, math.prod(kept))).reshape((1,) * leading + kept)
+        remaining = x.shape[leading:]
+        rows = sum_rows(x.reshape(-1, math.prod(remaining))).reshape((1,) * leading + remaining)
         np.add.reduce(rows, axes, out=out, keepdims=keepdims)
     else:
         np.add.reduce(x, axis, out.dtype, out=out, keepdims=keepdims)

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import ArgumentError
 from mlvm.core.op import internal, pointwise
 from mlvm.core.ops.elementwise import float_
 from mlvm.core.ops.erf import FAR_P, FAR_Q, NEAR_P, NEAR_Q, Coefficients
@@ -190,9 +190,10 @@ _DIGAMMA_Q: Final = (
 
 @pointwise(infer=float_)
 def digamma(out: Array, x: Array) -> None:
-    """The derivative of `lgamma`: -inf at 0, inf at -0, nan at -1, -2, ... Its error is a few units
-    in the last place for x > 0; below, where it has zeros between the poles, a few times 1e-16
-    beside the terms of its reflection.
+    """The derivative of `lgamma`: -inf at 0, inf at -0, nan at -1, -2, ...
+
+    For x > 0 the error is a few units in the last place. Below, where there are zeros between the
+    poles, it is a few times 1e-16 of the terms of the reflection.
 
         >>> ml.digamma([1.0, 10.0])
         Tensor([-0.5772157,  2.2517526], f32[2])
@@ -220,15 +221,17 @@ def digamma(out: Array, x: Array) -> None:
 
 def _order(x: TensorType, n: int) -> TensorType:
     if not 0 <= n <= 100:
-        raise AttributeRefused(f"n must be 0 .. 100, not {n}")
+        raise ArgumentError(f"n must be 0 .. 100, not {n}")
     return float_(x)
 
 
 @internal(infer=_order)
 def polygamma(out: Array, x: Array, *, n: int) -> None:
-    """The n-th derivative of `digamma`: (-1)^(n+1) n! times the sum of 1 / (x + k)^(n+1), of which
-    the first terms are added and the others are an asymptotic series (Abramowitz and Stegun, 6.4.11
-    and 6.4.6); by the reflection for x < 0. At 0, -1, -2, ... it is inf for an odd n, else nan."""
+    """The n-th derivative of `digamma`: (-1)^(n+1) n! times the sum of 1 / (x + k)^(n+1).
+
+    The first terms are added, the others are an asymptotic series (Abramowitz and Stegun, 6.4.11
+    and 6.4.6). For x < 0 it is computed by the reflection. At 0, -1, -2, ... it is inf for an odd
+    n, else nan."""
     if n == 0:
         digamma.kernel(out, x)
         return

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.op import op
 from mlvm.core.ops.blocks import blocks
 from mlvm.core.rules import require, require_cotangent, require_one_float_dtype
@@ -36,7 +36,7 @@ def resolve_padding(
     """Padding in zeros per side, (before, after) for each axis of images of that size.
 
     "VALID" is no padding. "SAME" gives ceil(size / stride) windows; an odd zero goes to the end,
-    as in TensorFlow and JAX. Explicit padding is returned unchanged. Raises `AttributeRefused` for
+    as in TensorFlow and JAX. Explicit padding is returned unchanged. Raises `ArgumentError` for
     any other word, and for a stride below 1.
     """
     if not isinstance(padding, str):
@@ -44,7 +44,7 @@ def resolve_padding(
     if padding == "VALID":
         return ((0, 0),) * len(window)
     if padding != "SAME":
-        raise AttributeRefused(
+        raise ArgumentError(
             f'padding {padding!r} is not "SAME", "VALID" or ((top, bottom), (left, right))'
         )
     _require_stride(stride)
@@ -56,13 +56,13 @@ def resolve_padding(
 
 
 def span_of(window: Shape, dilation: Shape) -> Shape:
-    """How many places lie between the ends of a window, these too."""
-    return tuple((n - 1) * apart + 1 for n, apart in zip(window, dilation, strict=True))
+    """Return the extent of a dilated window on each axis, both ends included."""
+    return tuple((n - 1) * step + 1 for n, step in zip(window, dilation, strict=True))
 
 
 def _require_stride(stride: Shape) -> None:
     if min(stride) < 1:
-        raise AttributeRefused(f"stride must be >= 1 both ways, not {stride}")
+        raise ArgumentError(f"stride must be >= 1 both ways, not {stride}")
 
 
 def _times(lengths: Shape) -> str:
@@ -70,7 +70,7 @@ def _times(lengths: Shape) -> str:
 
 
 def _grid(image: Shape, window: Shape, stride: Shape, padding: Sides, dilation: Shape) -> Shape:
-    """How many windows the padded images have on each axis."""
+    """Count the windows of the padded images on each axis."""
     axes = len(window)
     if len(image) != axes + 2:
         kind, names = ("an image", "") if axes == 2 else ("a volume", "depth, ")
@@ -78,23 +78,23 @@ def _grid(image: Shape, window: Shape, stride: Shape, padding: Sides, dilation: 
             f"{kind} has {axes + 2} axes (batch, {names}height, width, channels), not {len(image)}"
         )
     if not len(stride) == len(padding) == len(dilation) == axes:
-        raise AttributeRefused(
+        raise ArgumentError(
             f"stride, padding and dilation are for {axes} axes, not {stride}, {padding}, {dilation}"
         )
     if min(window) < 1:
         raise ShapeError(f"the window must be at least {_times((1,) * axes)}, not {_times(window)}")
     _require_stride(stride)
     if min(dilation) < 1:
-        raise AttributeRefused(f"dilation must be >= 1 both ways, not {dilation}")
+        raise ArgumentError(f"dilation must be >= 1 both ways, not {dilation}")
     if min(min(side) for side in padding) < 0:
-        raise AttributeRefused(f"padding must be >= 0 on every side, not {padding}")
+        raise ArgumentError(f"padding must be >= 0 on every side, not {padding}")
     padded = tuple(n + sum(side) for n, side in zip(image[1:-1], padding, strict=True))
     span = span_of(window, dilation)
     if any(length > n for length, n in zip(span, padded, strict=True)):
-        given = f"the window is {_times(window)}"
+        description = f"the window is {_times(window)}"
         if span != window:
-            given = f"a window spans {_times(span)}"
-        raise ShapeError(f"{given}, larger than the padded image, which is {_times(padded)}")
+            description = f"a window spans {_times(span)}"
+        raise ShapeError(f"{description}, larger than the padded image, which is {_times(padded)}")
     return tuple((n - k) // step + 1 for n, k, step in zip(padded, span, stride, strict=True))
 
 
@@ -109,7 +109,7 @@ def _pad(x: Array, padding: Sides, value: float = 0) -> Array:
 
 
 def _inside(shape: Shape, padding: Sides) -> tuple[slice, ...]:
-    """Where in its frame what has this shape lies."""
+    """Return the slices of an image within its padding."""
     pairs = zip(shape[1:-1], padding, strict=True)
     return (slice(None), *[slice(before, before + n) for n, (before, _) in pairs])
 
@@ -130,8 +130,8 @@ def _window_elements(
     place, a view [N, *grid, C] of the padded images."""
     for place in itertools.product(*map(range, window)):
         parts = [
-            slice(i * apart, i * apart + (n - 1) * step + 1, step)
-            for i, apart, n, step in zip(place, dilation, grid, stride, strict=True)
+            slice(i * distance, i * distance + (n - 1) * step + 1, step)
+            for i, distance, n, step in zip(place, dilation, grid, stride, strict=True)
         ]
         yield place, padded[(slice(None), *parts)]
 
@@ -223,7 +223,7 @@ def convolution(
 def _require_channels(x: TensorType, kernel: TensorType, groups: int) -> None:
     """Raise unless the kernel is one for as many channels as x has."""
     if groups < 1:
-        raise AttributeRefused(f"groups must be an integer >= 1, given {groups}")
+        raise ArgumentError(f"groups must be an integer >= 1, given {groups}")
     channels, (inputs, outputs) = x.shape[-1], kernel.shape[-2:]
     if inputs * groups == channels and outputs % groups == 0:
         return
@@ -262,16 +262,16 @@ def conv2d(
     weights = _weights(kernel, groups)
     for images in blocks(out.shape[0], math.prod(out.shape[1:-1]) * weights.shape[1] * groups):
         part = out[images]
-        made = _by_groups(every[images], len(window), groups) @ weights
-        part[...] = made.transpose(1, 0, 2).reshape(part.shape)
+        products = _by_groups(every[images], len(window), groups) @ weights
+        part[...] = products.transpose(1, 0, 2).reshape(part.shape)
 
 
 def _by_groups(windows: Array, axes: int, groups: int) -> Array:
     """[N, *grid, *window, C] -> [groups, places, elements of a window in a group]."""
     *places, channels = windows.shape
-    apart = windows.reshape(*places, groups, channels // groups)
+    grouped = windows.reshape(*places, groups, channels // groups)
     rows, inner = math.prod(places[: axes + 1]), math.prod(places[axes + 1 :])
-    moved: Array = np.moveaxis(apart, -2, 0)
+    moved: Array = np.moveaxis(grouped, -2, 0)
     return moved.reshape(groups, rows, inner * (channels // groups))
 
 
@@ -326,8 +326,8 @@ def conv_transpose2d(
     )
     every = _window_elements(padded, x.shape[1:-1], window, stride, dilation)
     for i, (_, elements) in enumerate(every):
-        made = rows @ weights[:, i].transpose(0, 2, 1)
-        elements += made.transpose(1, 0, 2).reshape(elements.shape)
+        products = rows @ weights[:, i].transpose(0, 2, 1)
+        elements += products.transpose(1, 0, 2).reshape(elements.shape)
     if padded is not out:
         out[...] = padded[_inside(out.shape, padding)]
 
@@ -342,7 +342,7 @@ def _conv2d_kernel_vjp(
     groups: int,
 ) -> TensorType:
     if groups < 1 or x.ndim < 1 or x.shape[-1] % groups:
-        raise AttributeRefused(f"groups must divide the channels of {x}, given {groups}")
+        raise ArgumentError(f"groups must divide the channels of {x}, given {groups}")
     outputs = g.shape[-1] if g.ndim else 0
     kernel = g.with_shape((*window, x.shape[-1] // groups, outputs))
     require_cotangent(g, convolution(x, kernel, stride, padding, dilation, groups))
@@ -370,8 +370,8 @@ def conv2d_kernel_vjp(
     [N,OH,OW,O] with [N,H,W,I] -> [KH,KW,I/groups,O]."""
     every = _windows(_pad(x, padding), window, stride, dilation)
     columns = _by_groups(every, len(window), groups)
-    made = columns.transpose(0, 2, 1) @ _by_groups(g, len(window), groups)
-    out[...] = made.transpose(1, 0, 2).reshape(out.shape)
+    products = columns.transpose(0, 2, 1) @ _by_groups(g, len(window), groups)
+    out[...] = products.transpose(1, 0, 2).reshape(out.shape)
 
 
 # --- pooling -------------------------------------------------------------------------

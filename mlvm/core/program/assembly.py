@@ -45,7 +45,7 @@ def disassemble(program: Program) -> str:
         ['"sin.out"', 'cfunc', '2', '0', 'halt']
     """
     if not isinstance(program, Program):
-        raise ProgramError(f"a Program is wanted to disassemble, not {brief(program)}")
+        raise ProgramError(f"disassemble: expected a Program, got {brief(program)}")
     lines = [f".const {name} {format_constant(value)}" for name, value in program.constants.items()]
     for function in program.functions.values():
         lines += format_function(function)
@@ -216,7 +216,7 @@ class _Body(Body):
             self.code.append(self._instruction(first, rest))
             return
         if rest:
-            raise rest[0].error("a label stands on a line of its own")
+            raise rest[0].error("expected a label alone on its line")
         with _at(first):
             self.label(first.text[:-1])
 
@@ -235,8 +235,8 @@ class _Body(Body):
             hint = f"; did you mean {close[0]}?" if close else ""
             raise token.error(f"no instruction {token.text!r}{hint}")
         if not opcode.takes(len(words)):
-            wanted = " ".join([token.text, *opcode.immediates])
-            raise token.error(f"write {wanted}; {len(words)} immediates are given")
+            syntax = " ".join([token.text, *opcode.immediates])
+            raise token.error(f"write {syntax}; {len(words)} immediates are given")
         return Instruction(opcode, tuple(map(self._immediate, opcode.immediates, words)))
 
     def _immediate(self, kind: str, word: _Token) -> Any:
@@ -245,7 +245,7 @@ class _Body(Body):
                 return _int(word)
             case "s":
                 if not word.text.startswith('"'):
-                    raise word.error(f'a string is wanted, such as "add", not {word.text}')
+                    raise word.error(f'expected a string such as "add", got {word.text}')
                 return word.value
             case "name" | "func":
                 return _name(word)
@@ -264,7 +264,7 @@ class _Body(Body):
 
 def _name(word: _Token) -> str:
     if not NAME.fullmatch(word.text):
-        raise word.error(f"a name is wanted, not {word.text}")
+        raise word.error(f"expected a name, got {word.text}")
     return word.text
 
 
@@ -273,11 +273,11 @@ def _int(word: _Token, least: int | None = None) -> int:
         value = int(word.text)
     except ValueError:
         bits = " of 64 bits" if word.text.lstrip("+-").isdigit() else ""  # too many digits
-        raise word.error(f"an integer{bits} is wanted, not {_cut(word.text)}") from None
+        raise word.error(f"expected an integer{bits}, got {_cut(word.text)}") from None
     if not is_int(value):
-        raise word.error(f"an integer of 64 bits is wanted, not {_cut(word.text)}")
+        raise word.error(f"expected an integer of 64 bits, got {_cut(word.text)}")
     if least is not None and value < least:
-        raise word.error(f"an integer >= {least} is wanted, not {value}")
+        raise word.error(f"expected an integer >= {least}, got {value}")
     return value
 
 

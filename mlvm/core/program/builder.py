@@ -44,10 +44,10 @@ class Body:
         self.labels[name] = len(self.code)
 
     def pc_of(self, label: str) -> int:
-        """Where the label stands. Raises `ProgramError` if it is missing."""
+        """Return the pc of the label. Raises `ProgramError` if it is missing."""
         if label not in self.labels:
-            known = ", ".join(self.labels) or "none"
-            raise ProgramError(f"no label {label!r} in function {self.name!r}; there are: {known}")
+            names = ", ".join(self.labels) or "none"
+            raise ProgramError(f"no label {label!r} in function {self.name!r}; there are: {names}")
         return self.labels[label]
 
     def function(self) -> Function:
@@ -77,7 +77,7 @@ class ProgramBuilder:
 
     @contextmanager
     def function(self, name: str, nparams: int = 0, nresults: Count = STAR) -> Iterator[None]:
-        """What is written inside the block is the function of that name.
+        """Define the function of that name by the instructions emitted inside the block.
 
         A block that raises leaves no function behind."""
         if self._body is not None:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Kind(Enum):
-    """What a message is; the number stands in its header."""
+    """Kind of a message; the number stands in its header."""
 
     program = 1
     call = 2
@@ -48,14 +48,14 @@ class Allowance:
     """The bytes of Python's objects that may be made of what is read, beside texts and elements."""
 
     def __init__(self, nbytes: int) -> None:
-        self.left = nbytes
+        self.remaining = nbytes
 
     def spend(self, items: int) -> None:
-        """Raise `LimitExceeded` where so many items are too many."""
-        if items * _PER_ITEM > self.left:
+        """Raise `LimitExceeded` if that number of items exceeds the allowance."""
+        if items * _PER_ITEM > self.remaining:
             more = f"{items:,} items take {items * _PER_ITEM:,} bytes"
-            raise LimitExceeded(f"{more}; there may be {self.left:,} more")
-        self.left -= items * _PER_ITEM
+            raise LimitExceeded(f"{more}; there may be {self.remaining:,} more")
+        self.remaining -= items * _PER_ITEM
 
 
 def open_message(
@@ -66,7 +66,7 @@ def open_message(
     Raises `EncodingError` unless `data` is a whole message, and nothing more, of one of `kinds`.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise EncodingError(f"bytes are wanted, not a {data.__class__.__name__}")
+        raise EncodingError(f"expected bytes, got a {data.__class__.__name__}")
     data = bytes(data)
     if len(data) < HEADER.size:
         raise EncodingError(f"a header has {HEADER.size} bytes; there are {len(data)}")
@@ -76,8 +76,8 @@ def open_message(
     if version != VERSION:
         raise EncodingError(f"format version {version} is not known; this is version {VERSION}")
     if number not in [kind.value for kind in kinds]:
-        wanted = " or ".join(f"{kind.name} ({kind.value})" for kind in kinds)
-        raise EncodingError(f"a message of kind {wanted} is wanted, not {number}")
+        expected = " or ".join(f"{kind.name} ({kind.value})" for kind in kinds)
+        raise EncodingError(f"expected a message of kind {expected}, got {number}")
     if length != len(data) - HEADER.size:
         raise EncodingError(
             f"the header announces {length} bytes; {len(data) - HEADER.size} follow it"
@@ -112,14 +112,14 @@ class Writer:
 
     def text(self, text: str) -> None:
         if not isinstance(text, str):
-            raise EncodingError(f"a text is wanted, not {text!r}")
+            raise EncodingError(f"expected a text, got {text!r}")
         self.blob(text.encode("utf-8", "surrogatepass"))
 
     def integer(self, n: int) -> None:
         try:
             n = operator.index(n)
         except TypeError:
-            raise EncodingError(f"an integer is wanted, not {n!r}") from None
+            raise EncodingError(f"expected an integer, got {n!r}") from None
         size = n.bit_length() // 8 + 1
         if size > 255:
             raise EncodingError(f"an integer of {size} bytes is too large; it may have 255")
@@ -134,7 +134,7 @@ class Writer:
 
     def type(self, type: TensorType) -> None:
         if not isinstance(type, TensorType):
-            raise EncodingError(f"a tensor type is wanted, not {type!r}")
+            raise EncodingError(f"expected a tensor type, got {type!r}")
         self.dtype(type.dtype)
         self.sequence(type.shape, Writer.integer)
 
@@ -193,20 +193,20 @@ class Reader:
         return EncodingError(f"byte {self._at}: {reason}")
 
     @property
-    def left(self) -> int:
-        """How many bytes have not been read."""
+    def remaining(self) -> int:
+        """Number of bytes that have not been read."""
         return self._end - self._at
 
     def end(self) -> None:
         """Raise unless all has been read."""
-        if self.left:
-            raise self.error(f"{self.left} bytes too many")
+        if self.remaining:
+            raise self.error(f"{self.remaining} bytes too many")
 
     def count(self) -> int:
         """A number of items or bytes, none of which is smaller than a byte."""
         n = int.from_bytes(self._take(4), "little")
-        if n > self.left:
-            raise self.error(f"{n} items or bytes are announced; {self.left} bytes are left")
+        if n > self.remaining:
+            raise self.error(f"{n} items or bytes are announced; {self.remaining} bytes are left")
         return n
 
     def blob(self) -> bytes:
@@ -242,7 +242,7 @@ class Reader:
             raise self.error(str(error)) from None
 
     def array(self) -> Array:
-        """A new array of its own memory."""
+        """Read an array into new memory."""
         type = self.type()
         dtype = type.dtype.numpy
         data = self._elements(type.nbytes)
@@ -291,14 +291,14 @@ class Reader:
     def _take(self, n: int) -> memoryview:
         end = self._at + n
         if end > self._end:
-            raise self.error(f"{n} bytes are wanted; {self.left} are left")
-        taken = self._data[self._at : end]
+            raise self.error(f"expected {n} bytes; {self.remaining} are left")
+        data = self._data[self._at : end]
         self._at = end
-        return taken
+        return data
 
 
 class _Form(NamedTuple):
-    """How values of one type are written behind a tag, and read."""
+    """Encoding of the values of one type, behind a tag."""
 
     tag: bytes
     type: type

@@ -62,10 +62,10 @@ class Opcode(Enum):
 
     __hash__ = object.__hash__  # there is one of each, and an Enum's own is a method in Python
 
-    def takes(self, given: int) -> bool:
-        """Whether it takes so many immediates. Those with a ? may be missing."""
-        few = sum(not name.endswith("?") for name in self.immediates)
-        return few <= given <= len(self.immediates)
+    def takes(self, count: int) -> bool:
+        """Return whether it takes `count` immediates. Those with a ? may be missing."""
+        least = sum(not name.endswith("?") for name in self.immediates)
+        return least <= count <= len(self.immediates)
 
     @property
     def text(self) -> str:
@@ -201,7 +201,7 @@ class Program:
 
 
 def is_int(value: object) -> bool:
-    """Whether it is an Int of the machine: an integer of 64 bits, signed, and no bool."""
+    """Return whether it is an Int of the machine: a signed integer of 64 bits, and no bool."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return whole and -(2**63) <= value < 2**63  # type: ignore[operator]
 
@@ -233,7 +233,7 @@ def _frozen_immediate(value: Any) -> Any:
 
 
 def _are_alike(x: Any, y: Any) -> bool:
-    """Whether equal values are written alike: 0.0 and -0.0 are not, nor are 1 and True."""
+    """Return whether equal values are written alike: 0.0 and -0.0 are not, nor are 1 and True."""
     if isinstance(x, Mapping):
         return all(_are_alike(each, y[name]) for name, each in x.items())
     if isinstance(x, tuple):

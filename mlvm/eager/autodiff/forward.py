@@ -83,7 +83,7 @@ def _transposed(
 
     def back(g: Tensor) -> list[Tensor]:
         parts = []
-        for type, rule, needs in bound.pulls:
+        for type, rule, needs in bound.vjps:
             part = rule(g, *[saved[i] for i in needs])
             if isinstance(part, Sparse):
                 part = apply(part.alone, *part.operands)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeAlias, TypeV
 
 from mlvm.core.errors import DTypeError, GradientError, brief, user_line
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.tape import Pending, Tape, Tracked, taping
+from mlvm.eager.autodiff.tape import CotangentAccumulator, Tape, Tracked, taping
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
@@ -33,10 +33,10 @@ from mlvm.eager.tree import (
     copied,
     flatten,
     map_to_dicts,
-    meant,
     partners,
     pruned,
     rebind_buffers,
+    selected,
     unflatten,
 )
 
@@ -73,7 +73,7 @@ class _Session:
         flat = [_of_tensors(*flatten(each, ends=at_operands)) for each in arguments]
         wanted = [found for found, _ in flat]
         if where is not None:
-            ids = meant([each for found in wanted for each in found], where)
+            ids = selected([each for found in wanted for each in found], where)
             wanted = [[each for each in found if id(each[1]) in ids] for found in wanted]
         for found in wanted:
             for path, x in found:
@@ -144,7 +144,7 @@ class _Session:
         collector = collect(op.copy(out), self.arguments, self.variables)
         numbers = {origin: i for i, origin in reversed([*enumerate(self.origins)])}
 
-        def final(number: int, g: Tensor | None, others: Pending) -> None:
+        def final(number: int, g: Tensor | None, others: CotangentAccumulator) -> None:
             x = self.variables[numbers[number]]
             if g is None:
                 self.unreached.add(number)
@@ -162,6 +162,13 @@ class _Session:
         unless it is made of gradients: those of a linear function depend on none."""
         if self.tape.sessions > self.number:
             return
+        if self.tape.read_at is not None and self.unreached.issuperset(self.origins):
+            warn_at(
+                user_line(),
+                f"the gradient is zero: {self.tape.read_at} reads values of a tensor, and no "
+                f"gradient goes through arrays; compute with functions of ml",
+                NoEffectWarning,
+            )
         for structure, nodes in self._structures:
             model = structure.container
             if isinstance(model, Node) and nodes and self.unreached.issuperset(nodes):

@@ -16,7 +16,7 @@ from mlvm.core.op import OPS, Attributes, canonical
 from mlvm.core.program.program import STAR, Program
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.tape import Pull, Tape, taping
+from mlvm.eager.autodiff.tape import OperandVjp, Tape, taping
 from mlvm.eager.functions.creation import full
 from mlvm.eager.tensor.apply import Tensors, Types
 from mlvm.eager.tensor.context import current_arena
@@ -132,7 +132,7 @@ def _record(
 ) -> None:
     """Leave a node for each float result, with a pull for each operand that is tracked.
 
-    Cotangents add up: each result's node pulls as if the other results did not matter.
+    Cotangents add up: each result's node vjps as if the other results did not matter.
     """
     tracked = [i for i, x in enumerate(operands) if x.tape is tape]
     if not tracked:
@@ -142,15 +142,15 @@ def _record(
     types = tuple([y.type for y in results])
     for number, out in enumerate(results):
         if out.dtype.is_inexact:
-            pulls = [
-                Pull(
+            vjps = [
+                OperandVjp(
                     operands[i].type,
                     _rule_for_one_result(name, rules[i], i, operands[i].type, number, types),
                     tuple(range(len(saved))),
                 )
                 for i in tracked
             ]
-            tape.leave(out, tuple(pulls), origins, saved)
+            tape.add_node(out, tuple(vjps), origins, saved)
 
 
 def _rule_for_one_result(

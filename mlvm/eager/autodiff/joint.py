@@ -1,7 +1,7 @@
-"""Nodes of a tape for what has several results: a loop, a branch, a function.
+"""Tape nodes of calls with several results: loops, branches, functions.
 
-Such a node goes back once, for all of its operands. The node of each result hands its cotangent on
-to it, as one of several `_Parts`.
+Such a call has one node with all its operands. Each result has another, which passes its cotangent
+on to that node, as one of several `_Parts`. So the backward pass of the call runs once.
 """
 
 from __future__ import annotations
@@ -11,39 +11,48 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from mlvm.core.types import TensorType, i64
-from mlvm.eager.autodiff.tape import Joint, Node, Pending, Pull, Tape, taping
+from mlvm.eager.autodiff.tape import (
+    CotangentAccumulator,
+    MultiOutputVjp,
+    Node,
+    OperandVjp,
+    Tape,
+    taping,
+)
 from mlvm.eager.functions.creation import full
 from mlvm.eager.tensor.context import current_capture
 from mlvm.eager.tensor.tensor import Tensor
 
 Closures: TypeAlias = dict[int, TensorType]
-"""Nodes that a way back ends at, by their numbers, and their types."""
+"""Outer nodes that receive cotangents: their types by their numbers."""
 
 Cotangents: TypeAlias = Sequence[Tensor | None]
 Saved: TypeAlias = Sequence[Tensor]
-Held: TypeAlias = Sequence[Any]
-"""What a way back is given: cotangents of the results, what was saved, and of what it goes to the
-cotangents so far. It gives these as they are then (see `leave`)."""
+Sums: TypeAlias = Sequence[Any]
+"""Arguments of a backward pass: cotangents of the results, saved tensors, and sums
+cotangents of its destinations. It returns the latter after its own contributions (see `add_node`).
+"""
 
 
 def closures_of(
     tape: Tape, nodes: Sequence[Node | None], start: int, results: Sequence[Tensor]
 ) -> Closures:
-    """The nodes before number `start` that cotangents go to from these nodes, which begin there,
-    and from the results that come of them; and their types."""
+    """Return the nodes before number `start` that receive cotangents from these nodes and results.
+
+    The nodes are numbered from `start`.
+    """
     closures: Closures = {}
     for node in nodes:
         if node is not None:
-            pulls, origins, _ = node
-            types = [pull.type for pull in pulls] if isinstance(pulls, tuple) else pulls.types
+            vjps, origins, _ = node
+            types = [vjp.type for vjp in vjps] if isinstance(vjps, tuple) else vjps.types
             closures.update((o, t) for t, o in zip(types, origins, strict=True) if o < start)
     closures.update((y.node, y.type) for y in results if y.tape is tape and y.node < start)
     return closures
 
 
-def seed(pending: Pending, tape: Tape, results: Saved, parts: Cotangents) -> None:
-    """Begin a way back with cotangents of results, where these are tracked and there is one: with
-    that of the last one, as a way back does."""
+def seed(pending: CotangentAccumulator, tape: Tape, results: Saved, parts: Cotangents) -> None:
+    """Add the cotangents of tracked results, last first, as a backward pass does."""
     for y, part in reversed([*zip(results, parts, strict=True)]):
         if part is not None and y.tape is tape:
             held = pending.get(y.node)
@@ -51,11 +60,11 @@ def seed(pending: Pending, tape: Tape, results: Saved, parts: Cotangents) -> Non
 
 
 _PARTS: Final = TensorType(i64, (0,))
-"""Stands for the type of `_Parts`."""
+"""Placeholder type of `_Parts`."""
 
 
 class _Parts(dict[int, Tensor]):
-    """Cotangents of several results, by their numbers."""
+    """Cotangents of several results, by position."""
 
     type = _PARTS
 
@@ -66,25 +75,26 @@ class _Parts(dict[int, Tensor]):
         return _Parts(sums)
 
 
-def leave(
+def add_node(
     tape: Tape,
     results: Sequence[Tensor | None],
     operands: Sequence[Tensor],
     closures: Closures,
     saved: Sequence[Tensor],
-    pull: Callable[..., Sequence[Any]],
+    vjp: Callable[..., Sequence[Any]],
     continued: Sequence[int] = (),
     *,
     effect: bool = False,
 ) -> None:
-    """Leave a node for control flow with several results, and one for each result; there is None
-    for one that does not depend on what is tracked. A result is a float, complex, or the number of
-    a record. Cotangents go to the operands that are tracked, and to the closures, what it reaches
-    besides.
+    """Add a node for control flow with several results, and one for each result.
 
-    `pull(cotangents, saved, held)` makes a cotangent for each operand, and for each of the
-    closures, of which so much is held before. So it does for operands that are `continued`, by
-    their numbers: held has theirs after that of the closures, or None, which then is added here.
+    A result is a float, complex, or the number of a record; None for one that depends on no tracked
+    tensor. Cotangents go to tracked operands and to the closures, tensors that the body uses from
+    outside.
+
+    `vjp(cotangents, saved, sums)` returns a cotangent for each operand, then the new sum of
+    each closure, which continues the `sums` one. Operands in `continued`, by position, have
+    their sums after those of the closures, or None; the vjp continues these, too.
     """
     nresults, noperands, nclosures = len(results), len(operands), len(closures)
     tracked = [(k, x.node) for k, x in enumerate(operands) if x.tape is tape]
@@ -92,14 +102,14 @@ def leave(
     alone = {k: origin for k, origin in tracked if origins.count(origin) == 1}
     own = [alone.get(k, -1) for k in continued]
 
-    def back(g: _Parts, saved: Saved, held: Held) -> Held:
+    def back(g: _Parts, saved: Saved, held: Sums) -> Sums:
         totals = dict(zip(origins, held, strict=True))
         given = [totals.get(origin) for origin in own]
         given = [h if isinstance(h, Tensor) else None for h in given]
         for origin, h in zip(own, given, strict=True):
             if origin is not None and h is not None:
                 totals[origin] = None
-        made = pull([g.get(i) for i in range(nresults)], saved, [*held[:nclosures], *given])
+        made = vjp([g.get(i) for i in range(nresults)], saved, [*held[:nclosures], *given])
         totals.update(zip(origins, made[noperands:], strict=False))
         for k, origin in reversed(tracked):
             part, before = made[k], totals[origin]
@@ -109,11 +119,11 @@ def leave(
 
     types = [*closures.values(), *[operands[k].type for k, _ in tracked]]
     node = len(tape.nodes)
-    tape.nodes.append((Joint(types, back, effect), origins, tuple(saved)))
+    tape.nodes.append((MultiOutputVjp(types, back, effect), origins, tuple(saved)))
     tape.kept.update(id(x.root) for x in saved)
     for number, y in enumerate(results):
         if y is not None:
-            tape.leave(y, (Pull(_PARTS, partial(_one_part, number), ()),), (node,), ())
+            tape.add_node(y, (OperandVjp(_PARTS, partial(_one_part, number), ()),), (node,), ())
 
 
 def _one_part(number: int, g: Tensor) -> Any:
@@ -121,17 +131,20 @@ def _one_part(number: int, g: Tensor) -> Any:
 
 
 def plus(held: Any, part: Any) -> Any:
-    """The sum of two cotangents. Those of the number of a record are such numbers, too (see
-    `mlvm.machines.residuals`)."""
+    """Add two cotangents.
+
+    The cotangent of a record's number is a record's number, too (see `mlvm.machines.residuals`).
+    """
     record: Any = current_capture.get()
     if not isinstance(part, Tensor) or part.dtype.is_inexact or record is None:
         return held + part
     total: Tensor = record.summed(held, part)
     tape = taping()
     if tape is not None:
-        leave(tape, [total], [held, part], {}, [], lambda of_total, *_: [*of_total, *of_total])
+        add_node(tape, [total], [held, part], {}, [], lambda of_total, *_: [*of_total, *of_total])
     return total
 
 
 def or_zeros(g: Tensor | None, type: TensorType) -> Tensor:
+    """Return g, or zeros of that type for None."""
     return full(type.shape, 0, dtype=type.dtype) if g is None else g

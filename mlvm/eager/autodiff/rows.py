@@ -1,4 +1,4 @@
-"""The rows of the table `rules`: how derivatives go back through an op, and forward."""
+"""Rows of the table `rules`: the reverse and forward rules of an op."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class Sparse(NamedTuple):
-    """A cotangent that is zero but for some elements. `alone` makes it of the operands; `added`
-    takes a tensor before them, and gives it with those elements added."""
+    """Cotangent that is zero except for some elements.
+
+    alone: op that computes it from the operands.
+    added: op that adds it to a tensor, given before the operands.
+    """
 
     operands: tuple[Tensor, ...]
     alone: OneOp
@@ -23,13 +26,18 @@ Rule: TypeAlias = Callable[..., "Tensor | Sparse"]
 Rules: TypeAlias = Mapping[str, Rule]
 
 NON_DIFFERENTIABLE: Final[Rules] = MappingProxyType({})
-"""The rules of an op without a gradient: its result is never a float, or is constant in pieces. A
-gradient of zero would be right almost everywhere, and never what was meant."""
+"""Row of an op without a gradient, whose result is never a float, or piecewise constant. A gradient
+of zero would be right almost everywhere, but never intended."""
 
 
 class Row(dict[str, Rule]):
-    """The reverse rules of an op, and its `forward` ones, for the operands that have one. `linear`
-    is an op that is linear in all of these together, so that its tangent is the op of theirs."""
+    """Rules of an op.
+
+    The mapping has the reverse rules by operand.
+    forward: the forward rules by operand.
+    is_linear: True for an op that is linear in these operands jointly: its tangent is the op of
+        theirs.
+    """
 
     def __init__(self, rules: Rules, forward: Rules, *, is_linear: bool = False) -> None:
         super().__init__(rules)
@@ -37,26 +45,28 @@ class Row(dict[str, Rule]):
 
 
 def forward(rules: Rules, /, **others: Rule) -> Row:
-    """The rules back, and those forward, whose first parameter is the operand's tangent `t`."""
+    """Return a row of reverse rules and forward ones, whose first parameter is the tangent `t`."""
     return Row(rules, others)
 
 
 def linear(**rules: Rule) -> Row:
-    """Of an op that is linear in these operands together: the tangent is the op of the tangents."""
+    """Return the row of an op that is linear in these operands jointly."""
     return Row(rules, {}, is_linear=True)
 
 
 def in_its_place(t: Tensor) -> Tensor:
-    """The forward rule where an op is linear in one operand: the op, with the tangent there."""
+    """Marker of a forward rule: the op itself, with the tangent in place of the operand."""
     raise NotImplementedError  # the engine knows it
 
 
 def multilinear(**rules: Rule) -> Row:
-    """Of an op that is linear in each of these operands by itself, such as a product."""
+    """Return the row of an op that is linear in each of these operands, such as a product."""
     return Row(rules, dict.fromkeys(rules, in_its_place))
 
 
 def symmetric(**rules: Rule) -> Row:
-    """Of an op with symmetric Jacobians: a tangent goes forward as a cotangent goes back. That is
-    how it is for an elementwise op, unless its row says otherwise: its Jacobians are diagonal."""
+    """Return the row of an op with symmetric Jacobians: its forward rules are its reverse rules.
+
+    This is the default for elementwise ops, whose Jacobians are diagonal.
+    """
     return Row(rules, rules)

@@ -720,8 +720,7 @@ VJPS: Final[dict[str, Rules]] = {
     "weighted_take": multilinear(x=_weighted_take_x, weights=_weighted_take_weights),
     "scatter_add": linear(updates=lambda g, indices, axis: op.take(g, indices, axis=axis)),
     "index_add": linear(
-        x=lambda g: g,
-        updates=lambda g, indices, axis: op.take(g, indices, axis=axis),
+        x=lambda g: g, updates=lambda g, indices, axis: op.take(g, indices, axis=axis)
     ),
     "index_reduce": forward(
         {
@@ -844,9 +843,7 @@ VJPS: Final[dict[str, Rules]] = {
         ),
     ),
     "max_pool2d": forward(
-        {
-            "x": lambda g, x, attributes: op.max_pool2d_vjp(g, stop_gradient(x), **attributes),
-        },
+        {"x": lambda g, x, attributes: op.max_pool2d_vjp(g, stop_gradient(x), **attributes)},
         x=_max_pool2d_forward,
     ),
     "max_pool2d_vjp": linear(

@@ -379,11 +379,7 @@ TRANSFORMS: Final[Mapping[str, Rules]] = {
 DECOMPOSITIONS: Final[Mapping[str, Rules]] = {
     "cholesky": forward({"x": _cholesky}, x=_cholesky_forward),
     "inv": forward({"x": _inv}, x=lambda t, out: -(out @ t @ out)),
-    "solve": forward(
-        {"x": _solve_x, "y": _solve_y},
-        x=_solve_forward,
-        y=in_its_place,
-    ),
+    "solve": forward({"x": _solve_x, "y": _solve_y}, x=_solve_forward, y=in_its_place),
     "solve_triangular": forward(
         {"x": _triangular_x, "y": _triangular_y}, x=_triangular_forward, y=in_its_place
     ),

@@ -1,10 +1,10 @@
-"""The tape of reverse-mode differentiation: what ran, in order, to be walked backwards.
+"""Tape of reverse-mode differentiation: a list of nodes, walked backwards.
 
-While a tape is on, every call on a tensor that depends on a watched one leaves a node. The node
-has the rules to apply, the nodes that the operands' cotangents go to, and only those values that
-the rules name. On the way back each node is visited once, without recursion, and dropped. Rules
-are ordinary eager code: an outer tape records them, and gradients nest to any order. Each thread
-has a tape of its own.
+While a tape is on, every call on a tensor that depends on a watched one adds a node. A node has the
+vjps to apply, the nodes that receive the operands' cotangents, and the saved values that the vjps
+name. The backward pass visits each node once, without recursion, and drops it. Vjps are ordinary
+eager code: an outer tape records them, and gradients nest to any order. Each thread has its own
+tape.
 
 The method and its terms: Griewank & Walther, Evaluating Derivatives, 2nd ed., 2008.
 """
@@ -44,13 +44,13 @@ from mlvm.machines.native.extension import EXTENSION
 
 RESULT: Final = -1
 _WORTH_UPDATING: Final = 32768
-"""Bytes; fewer are copied sooner than an update in place, in Python, is launched."""
+"""Bytes. For smaller tensors a copy costs less than launching an update in place."""
 
 
-class Pull(NamedTuple):
-    """How one operand's cotangent comes from the result's: `rule(g, *saved[needs])`.
+class OperandVjp(NamedTuple):
+    """Vjp for one operand: its cotangent is `rule(g, *saved[needs])`.
 
-    `type` is the operand's. Broadcasting and promotion are reversed after the rule.
+    type: the operand's type. Broadcasting and promotion are reversed after the rule.
     """
 
     type: TensorType
@@ -59,11 +59,15 @@ class Pull(NamedTuple):
 
 
 class Template(NamedTuple):
-    """The node that a call leaves for one set of tracked operands: their numbers, a pull for
-    each, and the numbers of the operands that the pulls need (-1 for the result)."""
+    """Node template of a call for one set of tracked operands.
+
+    tracked: the positions of these operands.
+    vjps: one for each of them.
+    saves: positions of the operands that the vjps need; -1 is the result.
+    """
 
     tracked: tuple[int, ...]
-    pulls: tuple[Pull, ...]
+    vjps: tuple[OperandVjp, ...]
     saves: tuple[int, ...]
 
 
@@ -71,37 +75,41 @@ _NOTHING: Final = Template((), (), ())
 
 
 @dataclass(frozen=True, eq=False)
-class Joint:
-    """The pulls of a call with several results, such as a loop, all at once: to operands of these
-    types. `pull(g, saved, held)` makes each operand's cotangent, if so much is `held` before. One
-    with an `effect` has changed what others share: in blocks a way back goes through it even where
-    no cotangent of its results is there."""
+class MultiOutputVjp:
+    """Vjp of a call with several results, such as a loop, for all operands at once.
+
+    types: the operands' types.
+    apply: `apply(g, saved, sums)` returns each operand's sums cotangent.
+    effect: True if the call changed shared state. In blocks the backward pass then goes through it
+        even if none of its results has a cotangent.
+    """
 
     types: Sequence[TensorType]
-    pull: Callable[[Any, Sequence[Tensor], Sequence[Any]], Sequence[Any]]
+    apply: Callable[[Any, Sequence[Tensor], Sequence[Any]], Sequence[Any]]
     effect: bool = False
 
 
-Node: TypeAlias = tuple[tuple[Pull, ...] | Joint, tuple[int, ...], tuple[Tensor, ...]]
-"""What a call leaves: its pulls, for each the number of the node that its cotangent goes to, and
-the saved values."""
+Node: TypeAlias = tuple[
+    tuple[OperandVjp, ...] | MultiOutputVjp, tuple[int, ...], tuple[Tensor, ...]
+]
+"""Tape node: its vjps, the numbers of the nodes that receive their cotangents, the saved values."""
 
 
 def has_effect(node: Node) -> bool:
-    """See `Joint`."""
-    return isinstance(node[0], Joint) and node[0].effect
+    """Return whether a node has an effect (see `MultiOutputVjp`)."""
+    return isinstance(node[0], MultiOutputVjp) and node[0].effect
 
 
 class Tracked(NamedTuple):
-    """What a tape knows of a tensor, which may be updated afterwards."""
+    """Tape entry of a tensor, which may be updated afterwards."""
 
     type: TensorType
     tape: object
     node: int
 
 
-class Pending(dict[int, Any]):
-    """Cotangents on their way back, by the number of the node they go to."""
+class CotangentAccumulator(dict[int, Any]):
+    """Cotangents of the backward pass, by the number of the node that receives them."""
 
     __slots__ = ("_owned", "_recorded")
 
@@ -109,17 +117,17 @@ class Pending(dict[int, Any]):
         self._owned: set[int] = set()  # those that were made here: nobody else has them
         self._recorded = current_tape.get() is not None
 
-    def go_back(self, node: Node, g: Any, wanted: Container[int] | None = None) -> None:
-        """Pull the cotangent of a node's result to its operands, or to those `wanted` of them."""
-        pulls, origins, saved = node
-        if not isinstance(pulls, tuple):
-            totals = pulls.pull(g, saved, [self.get(origin) for origin in origins])
+    def apply_vjps(self, node: Node, g: Any, wanted: Container[int] | None = None) -> None:
+        """Accumulate the cotangents of a node's operands, or of the `wanted` ones among them."""
+        vjps, origins, saved = node
+        if not isinstance(vjps, tuple):
+            totals = vjps.apply(g, saved, [self.get(origin) for origin in origins])
             for origin, total in zip(origins, totals, strict=True):
                 if total is not None:
                     self[origin] = total
                     self._owned.discard(origin)
             return
-        for (type, rule, needs), origin in zip(pulls, origins, strict=True):
+        for (type, rule, needs), origin in zip(vjps, origins, strict=True):
             if wanted is not None and origin not in wanted:
                 continue
             part = rule(g, *map(saved.__getitem__, needs))
@@ -129,7 +137,11 @@ class Pending(dict[int, Any]):
                     self[origin] = apply(part.alone, *part.operands)
                 elif not isinstance(held, Tensor):
                     self[origin] = held + part
-                elif self._recorded or origin not in self._owned or held.nbytes < _WORTH_UPDATING:
+                elif (
+                    self._recorded
+                    or origin not in self._owned
+                    or held.type.nbytes < _WORTH_UPDATING
+                ):
                     self[origin] = apply(part.added, held, *part.operands)
                 else:  # which an outer tape, that has no node for it, would refuse
                     overwrite(held, part.added, held, *part.operands)
@@ -151,36 +163,41 @@ class Pending(dict[int, Any]):
         start: int,
         now: Callable[[Tensor], Tensor] = lambda x: x,
     ) -> None:
-        """Go back through nodes that begin with the number `start`. `now` is what stands for a
-        saved value."""
+        """Walk backwards through nodes numbered from `start`. `now` maps saved values to current
+        ones.
+        """
         for number, node in reversed([*enumerate(nodes, start)]):
             if node is None:
                 continue
             g = self.pop(number, {} if has_effect(node) else None)
             if g is not None:
-                pulls, origins, saved = node
-                self.go_back((pulls, origins, tuple([now(x) for x in saved])), g)
+                vjps, origins, saved = node
+                self.apply_vjps((vjps, origins, tuple([now(x) for x in saved])), g)
 
     def share(self, g: Tensor) -> bool:
-        """Whether one of the cotangents lies in the memory of g."""
+        """Return whether a cotangent lies in the memory of g."""
         root = g.root
         return any(isinstance(other, Tensor) and other.root is root for other in self.values())
 
 
 class Tape:
-    """What ran, in order. A tracked tensor's `node` is a number in `nodes`; a watched tensor's
-    entry there is None. `kept` are the ids of the roots of all values saved so far. `within` is the
-    recorder that was on when the tape was made: it differentiates what that records."""
+    """Tape: the recorded nodes, in order.
+
+    nodes: a tracked tensor's `node` is a position here. A watched tensor's entry is None.
+    kept: ids of the roots of all saved values.
+    within: the recorder under which the tape was made, whose launches it differentiates.
+    """
 
     def __init__(self) -> None:
         self.within: object = current_capture.get()
         self.nodes: list[Node | None] = []
         self.kept: set[int] = set()
         self.sessions = 0  # differentiations that share the tape, so far
+        self.read_at: str | None = None  # the first line that reads values of a tracked tensor
         live_tapes.add(self)
 
     def watch(self, x: Tensor) -> Tensor:
-        """Another tensor over the bytes of x, which is tracked from here on."""
+        """Return an alias of x that is tracked from here on."""
         variable = alias_of(x)
         if variable.tape is not self:
             variable.tape, variable.node = self, len(self.nodes)
@@ -188,17 +205,19 @@ class Tape:
         return variable
 
     def record(self, call: OneOp, operands: Tensors, types: Types, out: Tensor) -> None:
-        """Leave a node for a call, if any operand is tracked and the result is a float, or complex.
-        The call may have written over `out`, an operand, whose node was that of its old value."""
-        tracked, pulls, saves = self._template(call, operands, types, out)
+        """Add a node for a call if an operand is tracked and the result is inexact.
+
+        The call may have overwritten `out`, an operand; that operand's node is of its old value.
+        """
+        tracked, vjps, saves = self._template(call, operands, types, out)
         origins = tuple([operands[i].node for i in tracked])
         out.tape = None
         if tracked:
             saved = tuple([out if i == RESULT else operands[i] for i in saves])
-            self.leave(out, pulls, origins, saved)
+            self.add_node(out, vjps, origins, saved)
 
     def needs_operand(self, call: OneOp, operands: Tensors, types: Types, out: Tensor) -> bool:
-        """Whether the node of a call would keep an operand over whose bytes `out` is written."""
+        """Return whether the node of a call would save an operand that `out` overwrites."""
         saves = self._template(call, operands, types, out).saves
         return any(i != RESULT and operands[i].root is out.root for i in saves)
 
@@ -206,22 +225,23 @@ class Tape:
         mask = tuple([x.tape is self for x in operands])
         template = call.templates.get((types, mask))
         if template is None:
-            template = call.templates[types, mask] = template_of(call, types, out.type, mask)
+            template = template_of(call, types, out.type, mask)
+            if not (out.type.is_open or any(type.is_open for type in types)):
+                call.templates[types, mask] = template
         return template
 
-    def leave(
-        self, out: Tensor, pulls: tuple[Pull, ...], origins: tuple[int, ...], saved: Tensors
+    def add_node(
+        self, out: Tensor, vjps: tuple[OperandVjp, ...], origins: tuple[int, ...], saved: Tensors
     ) -> None:
-        """Make a node for the result `out`, with a pull for each node of `origins`, and the values
-        that the pulls need."""
+        """Add a node for the result `out`, with a vjp for each node of `origins`."""
         out.tape = self
         out.node = len(self.nodes)
         for y in saved:
             self.kept.add(id(y if y.base is None else y.base))
-        self.nodes.append((pulls, origins, saved))
+        self.nodes.append((vjps, origins, saved))
 
     def keeps(self, x: Tensor, stop: int | None = None) -> bool:
-        """Whether a value that a node, one before `stop`, has saved lies in the memory of x."""
+        """Return whether a node before `stop` has saved a value that lies in the memory of x."""
         root = x.root
         if id(root) not in self.kept:
             return False
@@ -229,8 +249,10 @@ class Tape:
         return any(y.root is root for node in nodes if node is not None for y in node[2])
 
     def exchange(self, others: Mapping[int, Tensor], x: Tensor) -> None:
-        """Let nodes have saved other objects in place of those with these ids: after an update `x`
-        has the old value. Another thread may take nodes off meanwhile."""
+        """Replace saved tensors, by id, after an update: `x` then has the old value.
+
+        Another thread may take nodes off meanwhile.
+        """
         if self.kept.isdisjoint([*others, id(x.root)]):
             return
         self.kept.update(others)
@@ -247,7 +269,7 @@ class Tape:
                     nodes[i] = new  # at once
 
     def _first_use(self, x: Tensor) -> int:
-        """A node before which none has saved the value of x."""
+        """Return the number of a node before which none has saved the value of x."""
         return x.node if x.tape is self else 0
 
     @NO_AUTOCAST
@@ -259,17 +281,17 @@ class Tape:
         start: int,
         *,
         keep: bool,
-        final: Callable[[int, Tensor | None, Pending], None] | None = None,
+        final: Callable[[int, Tensor | None, CotangentAccumulator], None] | None = None,
     ) -> list[Tensor | None]:
-        """Walk back from results with their cotangents, `seeds`, to the nodes numbered `watched`.
+        """Walk backwards from `outs` with cotangents `seeds` to the nodes numbered `watched`.
 
-        Only nodes from `start` on are visited; they are dropped on the way unless `keep`.
-        A watched tensor that no result depends on gets None. `final(number, cotangent, others)`
-        takes each cotangent as soon as nothing will be added to it, beside all others that are
-        on their way; nothing is returned then. Raises `GradientError` for a
-        node whose op has no rule, and when the nodes have been dropped already.
+        Only nodes from `start` on are visited; they are dropped on the way unless `keep`. A watched
+        tensor that no result depends on gets None. `final(number, cotangent, others)` receives each
+        cotangent once it is complete, beside all others under way; then the result is empty. Raises
+        `GradientError` for a node whose op has no rule, and for nodes that have been dropped
+        already.
         """
-        pending = Pending()
+        pending = CotangentAccumulator()
         for out, seed in zip(outs, seeds, strict=True):
             if out.tape is not self:
                 continue
@@ -282,14 +304,14 @@ class Tape:
         if not pending:
             if final is not None:
                 for number in dict.fromkeys(watched):
-                    final(number, None, Pending())
+                    final(number, None, CotangentAccumulator())
             return [None] * len(watched)
         wanted = self._dependents(watched, start) if keep else None
         last = {} if final is None else self._last_uses(watched, start)
         for index in range(len(self.nodes) - 1, start - 1, -1):
             node = self.nodes[index] if keep else self.nodes.pop()
             if node is not None and (g := pending.pop(index, None)) is not None:
-                pending.go_back(node, g, wanted)
+                pending.apply_vjps(node, g, wanted)
             if final is not None and index in last:
                 for number in last.pop(index):
                     final(number, pending.pop(number, None), pending)
@@ -300,8 +322,7 @@ class Tape:
         return [pending.get(origin) for origin in watched]
 
     def _last_uses(self, watched: Sequence[int], start: int) -> dict[int, list[int]]:
-        """By the node that is the last on the way back to add to them: the watched nodes. Those
-        that no node adds to are under -1."""
+        """Group watched nodes by the last backward node that adds to them, -1 for none."""
         left = dict.fromkeys(watched)
         found: dict[int, list[int]] = {}
         for index, node in enumerate(self.nodes[start:], start):
@@ -313,7 +334,7 @@ class Tape:
         return found
 
     def _dependents(self, watched: Sequence[int], start: int) -> set[int]:
-        """The watched nodes, and those from `start` on that depend on them."""
+        """Return the watched nodes and all nodes from `start` on that depend on them."""
         found = set(watched)
         for index, node in enumerate(self.nodes[start:], start):
             if node is not None and not found.isdisjoint(node[1]):
@@ -336,22 +357,22 @@ if EXTENSION is not None:  # what calls in C need: see native/src/language/dispa
 
 
 def taping() -> Tape | None:
-    """The tape that is on, for this thread or task."""
+    """Return the current tape of this thread or task."""
     tape = current_tape.get()
     return tape if isinstance(tape, Tape) else None
 
 
 def template_of(call: OneOp, types: Types, out: TensorType, mask: tuple[bool, ...]) -> Template:
-    """Look up the rules of a call for the operands in the mask, and bind all that they take except
-    values. A result that is neither float nor complex leaves no node.
+    """Return the node template of a call for the operands in the mask.
 
-    Where the result is complex, the rule of a holomorphic op is conjugated: that of g is the
-    conjugate of what the rule makes of g's conjugate."""
+    The rules are bound to all their arguments except values. A result that is not inexact has no
+    node. For a complex result, the rule of a holomorphic op is conjugated: conj(rule(conj(g))).
+    """
     if not out.dtype.is_inexact:
         return _NOTHING
     tracked = tuple(i for i, is_tracked in enumerate(mask) if is_tracked)
     saves: list[int] = []
-    pulls = []
+    vjps = []
     for position in tracked:
         name = operand_name(call.op, position)
         rule = VJPS[call.op.name].get(name) or refusal(call, types, name)
@@ -360,18 +381,20 @@ def template_of(call: OneOp, types: Types, out: TensorType, mask: tuple[bool, ..
         if out.dtype.kind == "complex" and call.op.name in HOLOMORPHIC:
             bare = partial(_conjugated, bare)
         needs = tuple([saves.index(value) for value in values])
-        pulls.append(Pull(types[position], bare, needs))
-    return Template(tracked, tuple(pulls), tuple(saves))
+        vjps.append(OperandVjp(types[position], bare, needs))
+    return Template(tracked, tuple(vjps), tuple(saves))
 
 
 def operand_name(op: Op, position: int) -> str:
-    """The name of that operand; the last stands for any number."""
+    """Return the name of an operand; the last name stands for any further ones."""
     return op.inputs[min(position, len(op.inputs) - 1)]
 
 
 def bound_rule(call: OneOp, types: Types, rule: Rule, position: int) -> tuple[Rule, list[int]]:
-    """The rule of that operand with all that it takes except values. These are told by the numbers
-    of operands, or -1 for the result."""
+    """Bind a rule to all its arguments except values.
+
+    Returns it with the positions of the values that it takes: operands, or -1 for the result.
+    """
     inputs = call.op.inputs
     known: dict[str, Any] = {
         **call.attributes,
@@ -393,7 +416,7 @@ def _conjugated(rule: Callable[..., Any], g: Tensor, *saved: Tensor) -> Tensor:
 
 
 def refusal(call: OneOp, types: Types, operand: str) -> Rule:
-    """The rule of an operand that has none."""
+    """Return a rule that raises `GradientError`, for an operand without a gradient."""
 
     def refuse(g: Tensor) -> NoReturn:
         raise GradientError(

@@ -7,13 +7,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import (
-    AttributeRefused,
-    CheckFailed,
-    GradientError,
-    GradientMismatch,
-    brief,
-)
+from mlvm.core.errors import AttributeRefused, CheckFailed, GradientError, GradientMismatch, brief
 from mlvm.core.types import Array, DType, Shape, TensorType, c128, f64
 from mlvm.eager.autodiff.grad import grad
 from mlvm.eager.autodiff.host_call import call

@@ -8,7 +8,7 @@ is so before each call, a program that computes nothing ahead takes less time: `
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlvm.arena.arena import Allocation, Arena, stale_of
@@ -17,7 +17,7 @@ from mlvm.core.observe import explaining
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.step.compile import Ahead
+from mlvm.step.compile import Ahead, Planned
 from mlvm.step.flow import Location
 
 
@@ -30,9 +30,8 @@ class Hoisted:
         states: Sequence[Allocation],
         vm: VMProtocol,
         name: str,
-        explain: Callable[[Exception], None],
     ) -> None:
-        self.vm, self.ahead, self.explain = vm, ahead, explain
+        self.vm, self.ahead, self.note_line = vm, ahead, ahead.planned.note_line
         self._states = _states_of(ahead, states)
         self.sources = [*self._states.values()]
         self._arena = Arena(vm, f"ahead of {name}", capacity=ahead.nbytes)
@@ -74,7 +73,7 @@ class Hoisted:
         tensors: Mapping[str, Any] = {"state": self._states, "output": self.made}
         needed = any(role == "scratch" for role, _, _ in planned.arguments)
         storage = vm.alloc_storage(planned.plan.nbytes) if needed else None
-        token = explaining.set(self.explain)
+        token = explaining.set(self.note_line)
         try:
             handles = [
                 vm.tensor_from_storage(storage, type, place)
@@ -95,6 +94,23 @@ class Kept:
 
     def __init__(self, vm: VMProtocol) -> None:
         self.made: weakref.WeakSet[Hoisted] = weakref.WeakSet()
+
+
+def hoisted_values(
+    planned: Planned, states: Sequence[Allocation], vm: VMProtocol, name: str
+) -> Hoisted | None:
+    """Return the values that a program takes: those of another program of the VM, where they are
+    the same. `name` is the function's, for their arena."""
+    if planned.ahead is None:
+        return None
+    with vm.lock:
+        kept = vm.attached(Kept).made
+        for each in kept:
+            if each.fits(planned.ahead, states, vm):
+                return each
+        values = Hoisted(planned.ahead, states, vm, name)
+        kept.add(values)
+    return values
 
 
 def is_shared(vm: VMProtocol) -> bool:

@@ -1,10 +1,13 @@
-"""What branches, loops and functions share while they are recorded as blocks of a program.
+"""Blocks: the shared machinery for recording branches, loops and functions.
 
-A function is called once for each block, with stand-ins for what goes round. What it does is
-recorded into the block. Under a gradient, the tape's nodes of a block are taken off the tape, as a
-`Segment`. They are the block's way back: a block of its own, which runs in control flow of the same
-kind. What the way back needs of the way there is kept as a result like any other. So there are
-gradients of gradients.
+In: Python functions of tensors. Each is called once for each block, with placeholders for its
+    state, and its launches are recorded into the block.
+Out: blocks of a `Flow`, and a `Segment` for each block that a gradient goes through.
+Invariant: after a block, the tape has no node of it. The segment owns those nodes, and the control
+    flow as a whole leaves one node on the tape (`autodiff.joint.add_node`).
+Backward pass: the segment's nodes, walked backwards inside a block of the same kind of control
+    flow. Residuals are ordinary results of the forward block, so gradients nest to any order.
+Callers: `branches`, `loops`, `functions`; `transform.batch` uses cells and retries.
 """
 
 from __future__ import annotations
@@ -16,14 +19,14 @@ from itertools import islice
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.joint import Held, Saved, closures_of, plus
+from mlvm.eager.autodiff.joint import Saved, Sums, closures_of, plus
 from mlvm.eager.autodiff.rows import Sparse
-from mlvm.eager.autodiff.tape import Joint, Pending, Tape, has_effect, taping
+from mlvm.eager.autodiff.tape import CotangentAccumulator, MultiOutputVjp, Tape, has_effect, taping
 from mlvm.eager.functions import random
 from mlvm.eager.recording.recorder import (
-    MustCarry,
-    MustMove,
     Recorder,
+    RetryAfterCopy,
+    RetryWithCarry,
     current_capture,
     recording_of,
 )
@@ -43,29 +46,31 @@ R = TypeVar("R")
 _ADD: Final = one_op("add")
 
 
-class Unknown(Exception):
-    """A function calls itself before it is known what it makes."""
+class UnknownResults(Exception):
+    """The results of a recursive function are needed before they are known."""
 
 
-class Again(Exception):
-    """Blocks are to be recorded again: something is known now that was not at first."""
+class RetryBlocks(Exception):
+    """Blocks must be recorded again with facts that the first recording has found."""
 
 
 def is_recorded() -> bool:
-    """Whether this is called in a captured function, while it is recorded."""
+    """Return True while a captured function is being recorded."""
     return current_capture.get() is not None
 
 
 def recorder() -> Recorder:
-    """The recorder that is on."""
+    """Return the current recorder."""
     record = current_capture.get()
     assert record is not None  # see `is_recorded`
     return record
 
 
-def unrun(fn: Callable[[], Tree]) -> Tree:
-    """What a function makes that is recorded and not run: tensors that have ended. Their types
-    tell what it would make. It changes no tensor, nor a field of a Module, and draws no keys."""
+def abstract_eval(fn: Callable[[], Tree]) -> Tree:
+    """Record `fn` without running it; return its result, invalidated tensors of the right types.
+
+    No tensor, field of a Module or random key changes.
+    """
     vm = current_arena().vm
     prepare_constants(vm)
     random.prepare(vm)
@@ -79,29 +84,32 @@ def unrun(fn: Callable[[], Tree]) -> Tree:
                 put_back(),
             ):
                 return fn()
-        except MustMove as error:
+        except RetryAfterCopy as error:
             make_exclusive(error.x)
 
 
-def recorded_again(record_blocks: Callable[P, R]) -> Callable[P, R]:
-    """The function, which records blocks. It does so again whenever it raises `Again`, or they
-    update a tensor that must move first. Each turn then finds what the one before has left."""
+def retry_blocks(record_blocks: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that records blocks: repeat it while it raises `RetryBlocks`.
+
+    It also repeats where a block updates a tensor that must move to other memory first. Arguments
+    that a recording has changed, such as `carried`, keep the change in the next one.
+    """
 
     @wraps(record_blocks)
     def recorded(*args: P.args, **kwargs: P.kwargs) -> R:
         record, tape = recorder(), taping()
         nodes: list[Any] = [] if tape is None else tape.nodes
-        lists: list[list[Any]] = [record.calls, record.callees, nodes]
+        lists: list[list[Any]] = [record.calls, record.scopes.callees, nodes]
         lengths = [len(each) for each in lists]
         while True:
             moved: Tensor | None = None
             try:
                 return record_blocks(*args, **kwargs)
-            except MustMove as error:
+            except RetryAfterCopy as error:
                 if error.depth != record.depth or not isinstance(error.x, Tensor):
                     raise
                 moved = error.x
-            except Again:
+            except RetryBlocks:
                 pass
             for each, length in zip(lists, lengths, strict=True):
                 del each[length:]
@@ -114,45 +122,49 @@ def recorded_again(record_blocks: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def carrying(carried: Tensors) -> Iterator[Block]:
-    """A block that carries these tensors from outside. Where it updates another through which a
-    gradient goes, that is carried, too, in a recording that begins anew: it raises `Again`. After
-    the block, tapes know the tensors as they did before."""
+    """Record a block with these outer tensors as additional state.
+
+    If the block updates another outer tensor that a gradient goes through, that one is added to
+    `carried`, and `RetryBlocks` is raised. Afterwards tapes know the tensors as before.
+    """
     record = recorder()
     before = [(x, x.tape, getattr(x, "node", 0)) for x in carried]
     try:
         with record.block(carried) as block:
             yield block
-    except MustCarry as error:
+    except RetryWithCarry as error:
         if error.depth != record.depth:
             raise
         carried.append(error.x)
-        raise Again from None
+        raise RetryBlocks from None
     finally:
         for x, tape, node in before:
             x.tape, x.node = tape, node
 
 
-def left(carried: Sequence[Tensor], made: Tensors) -> Tensors:
-    """What a block has made. It may have returned tensors that it carries, which tapes then know as
-    before: so these are others."""
-    return aliases(made) if carried else made
+def block_outputs(carried: Sequence[Tensor], outputs: Tensors) -> Tensors:
+    """Return the outputs of a block as tensors other than those that it carries.
+
+    A block may return a tensor that it carries, whose tape entry is restored after the block.
+    """
+    return aliases(outputs) if carried else outputs
 
 
-def assign(carried: Tensors, values: Tensors) -> None:
-    """Update the tensors that are carried."""
+def assign_carried(carried: Tensors, values: Tensors) -> None:
+    """Update the carried tensors after the control flow."""
     for x, value in zip(carried, values, strict=True):
         apply_into(x, COPY, value)
 
 
-# --- the way back --------------------------------------------------------------------
+# --- backward pass -------------------------------------------------------------------
 
 
 class Segment:
-    """The nodes that a block has left, taken off the tape.
+    """Tape segment: the nodes that a block has recorded, taken off the tape.
 
-    `closures` are the nodes before the block that cotangents go to, and their types. The nodes need
-    tensors: `inside` has those of the block, but for what is `known` in another way. `outside` has
-    the others.
+    `closures`: nodes before the block that receive cotangents, with their types.
+    `inside`: tensors of the block that the nodes need, except those `available` otherwise.
+    `outside`: tensors from before the block that the nodes need.
     """
 
     def __init__(
@@ -161,7 +173,7 @@ class Segment:
         tape: Tape,
         start: int,
         results: Tensors,
-        known: Tensors,
+        available: Tensors,
         carried: Sequence[Tensor] = (),
     ) -> None:
         self.tape, self.start, self.stack = tape, start, record.stack
@@ -170,7 +182,7 @@ class Segment:
         self.closures = closures_of(tape, self.nodes, start, results)
         inside: dict[int, Tensor] = {}
         outside: dict[int, Tensor] = {}
-        ids = {id(x.root) for x in known}
+        ids = {id(x.root) for x in available}
         for node in self.nodes:
             for x in node[2] if node is not None else ():
                 root = x.root
@@ -180,25 +192,27 @@ class Segment:
                     inside[id(root)] = root
                 else:
                     outside[id(x)] = self._from_outside(x)
-        self.inside, self.outside = left(carried, [*inside.values()]), [*outside.values()]
-        self._seen = [*outside]
+        self.inside, self.outside = block_outputs(carried, [*inside.values()]), [*outside.values()]
+        self._outside_ids = [*outside]
         self._keys = dict(zip(map(id, self.inside), inside, strict=True))
         for node in self.nodes:
             self._keys.update((id(x), id(x.root)) for x in (node[2] if node is not None else ()))
 
     def _from_outside(self, x: Tensor) -> Tensor:
-        """The tensor. If the block has made x, a view, its node is off the tape. Then this is
-        another view of the same bytes. It has the node before the block that the cotangent of x
-        goes to."""
+        """Return the tensor, or for a view made in the block, another view of the same bytes.
+
+        The node of such a view is off the tape. The other view has the node before the block that
+        the cotangent of x goes to.
+        """
         node, type = x.node if x.tape is self.tape else -1, x.type
         while node >= self.start:
-            left = self.nodes[node - self.start]
-            if left is None:
+            node_before = self.nodes[node - self.start]
+            if node_before is None:
                 return untracked(x)
-            pulls, origins, _ = left
-            if not isinstance(pulls, tuple) or pulls[0].type.nbytes != x.nbytes:
+            vjps, origins, _ = node_before
+            if not isinstance(vjps, tuple) or vjps[0].type.nbytes != x.nbytes:
                 return x
-            [(type, _, _)], [node] = pulls, origins
+            [(type, _, _)], [node] = vjps, origins
         if node < 0 or node == x.node:
             return x
         other = x.arena.view(x, type, Tensor)
@@ -206,45 +220,53 @@ class Segment:
         return other
 
     def key(self, x: Tensor) -> int:
-        """What memory of the block the tensor was in, which may have moved since then."""
+        """Return the identity of the memory that x had in the block; x may have moved since."""
         return self._keys.get(id(x), id(x.root))
 
     def needs(self, x: Tensor) -> bool:
-        """Whether the nodes need the tensor, which is known in another way."""
+        """Return whether a node needs the tensor."""
         return any(y.root is x.root for node in self.nodes if node is not None for y in node[2])
 
     def is_constant(self, operands: Sequence[Tensor]) -> bool:
-        """Whether no gradient goes through it, nor to these operands of its control flow."""
+        """Return whether no gradient goes through the segment or to these operands."""
         return not self.closures and not any(x.tape is self.tape for x in operands)
 
     @property
     def has_effect(self) -> bool:
-        """Whether a node has an effect (see `Joint`)."""
+        """True if a node has an effect (see `MultiOutputVjp`)."""
         return any(node is not None and has_effect(node) for node in self.nodes)
 
     def reached(self, ends: Sequence[int]) -> set[int]:
-        """The numbers of the nodes that cotangents go to from these."""
+        """Return the numbers of the nodes that receive cotangents if these nodes do."""
         numbers = set(ends)
         for number, node in reversed([*enumerate(self.nodes, self.start)]):
             if node is not None and (number in numbers or has_effect(node)):
                 numbers.update(node[1])
         return numbers
 
-    def walk(self, pending: Pending, inside: dict[int, Tensor], outside: Sequence[Tensor]) -> None:
-        """Go back through the nodes. `inside` has what stands for tensors of the block now, by
-        their keys. `outside` has what stands for the segment's own."""
-        given = dict(zip(self._seen, outside, strict=True))
+    def walk(
+        self, pending: CotangentAccumulator, inside: dict[int, Tensor], outside: Sequence[Tensor]
+    ) -> None:
+        """Walk the nodes backwards.
+
+        `inside` maps keys of the block's tensors to their current values, `outside` lists those of
+        the segment's outer tensors.
+        """
+        outside_now = dict(zip(self._outside_ids, outside, strict=True))
 
         def now(x: Tensor) -> Tensor:
-            y = given[id(x)] if id(x) in given else inside[self.key(x)]
-            return y if y.type is x.type else seen_as(y, x.type)
+            y = outside_now[id(x)] if id(x) in outside_now else inside[self.key(x)]
+            return y if y.type is x.type else reshape_view(y, x.type)
 
         pending.walk(self.nodes, self.start, now)
 
 
 class Cell:
-    """A cotangent that functions add to where it lies: they share it. On the way to a gradient of
-    the gradient, `cotangent` is that of what the cell holds in the end."""
+    """Cotangent accumulator in fixed memory, which several functions share.
+
+    x: the sum so far.
+    cotangent: in a gradient of the gradient, the cotangent of the final sum.
+    """
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
@@ -256,41 +278,40 @@ class Cell:
         if tape is not None and isinstance(part, Sparse):
             part = apply(part.alone, *part.operands)
         if tape is not None and isinstance(part, Tensor) and is_tracked(part, tape):
-            tape.nodes.append((Joint([part.type], self._pull, effect=True), (part.node,), ()))
-        call, operands = (
-            (part.added, part.operands) if isinstance(part, Sparse) else (_ADD, (part,))
-        )
-        overwrite(self.x, call, self.x, *operands)
+            vjp = MultiOutputVjp([part.type], self._vjp, effect=True)
+            tape.nodes.append((vjp, (part.node,), ()))
+        sparse = part if isinstance(part, Sparse) else Sparse((part,), _ADD, _ADD)
+        overwrite(self.x, sparse.added, self.x, *sparse.operands)
         return self
 
-    def _pull(self, _: object, saved: Saved, held: Held) -> Held:
-        """The cotangent of what was added: that of the whole."""
+    def _vjp(self, _: object, saved: Saved, held: Sums) -> Sums:
+        """Return the cotangent of an added part: that of the final sum."""
         [before], g = held, self.cotangent
         return [before if g is None else g if before is None else plus(before, g)]
 
 
 def new_cell(record: Recorder, x: Tensor) -> Cell:
-    """A cell that holds the value of x."""
-    return Cell(record.as_cell(initialized(record, x)))
+    """Return a cell with the value of x."""
+    return Cell(record.as_cell(new_variable(record, x)))
 
 
-def in_functions(record: Recorder, x: Tensor) -> Tensor:
-    """The tensor, in a place where functions reach it that are called from here."""
-    if not record.frames:
+def as_shared_cell(record: Recorder, x: Tensor) -> Tensor:
+    """Copy x to memory that called functions can reach."""
+    if not record.scopes.frames:
         return x
-    place = record.as_cell(initialized(record, x))
+    place = record.as_cell(new_variable(record, x))
     if x.tape is not None:
         place.tape, place.node = x.tape, x.node
     return place
 
 
-def parted(
-    closures: dict[int, TensorType], held: Sequence[Any]
+def split_cells(
+    closures: dict[int, TensorType], sums: Sequence[Any]
 ) -> tuple[dict[int, Cell], dict[int, Tensor | None]]:
-    """What is held of closures, by their numbers: the cells, and the others."""
+    """Split sums cotangents, by node number, into cells and others."""
     cells: dict[int, Cell] = {}
     others: dict[int, Tensor | None] = {}
-    for number, h in zip(closures, held, strict=True):
+    for number, h in zip(closures, sums, strict=True):
         if isinstance(h, Cell):
             cells[number] = h
         else:
@@ -301,8 +322,8 @@ def parted(
 # --- pieces --------------------------------------------------------------------------
 
 
-def initialized(record: Recorder, x: Tensor) -> Tensor:
-    """A variable with the value of x."""
+def new_variable(record: Recorder, x: Tensor) -> Tensor:
+    """Return a variable with the value of x."""
     variable = record.variable(x.type)
     overwrite(variable, COPY, x)
     return variable
@@ -314,18 +335,21 @@ def write(variables: Tensors, xs: Tensors) -> None:
         overwrite(variable, COPY, x)
 
 
-def released(record: Recorder, variables: Tensors) -> Tensors:
-    """Other tensors for what the variables hold."""
+def release(record: Recorder, variables: Tensors) -> Tensors:
+    """Return tensors for the final contents of the variables."""
     return [record.released(x) for x in variables]
 
 
-def seen_as(x: Tensor, type: TensorType) -> Tensor:
-    """The bytes of x under another type."""
+def reshape_view(x: Tensor, type: TensorType) -> Tensor:
+    """Return a view of x with another type of the same size."""
     return alias(one_op("reshape", shape=type.shape), x, type)
 
 
 def aliases(xs: Tensors) -> Tensors:
-    """Other tensors over the same bytes, with the same nodes. An update moves them, and not xs."""
+    """Return other tensors over the same bytes, with the same tape nodes.
+
+    An update of an alias moves the alias, not x.
+    """
     others = []
     for x in xs:
         other = untracked(x)
@@ -339,21 +363,20 @@ def is_tracked(x: Tensor, tape: Tape) -> bool:
     return x.tape is tape
 
 
-def watched(tape: Tape, xs: Tensors, are_tracked: Iterable[bool] | None = None) -> Tensors:
-    """Those that are tracked as variables of the tape; without a word on that, the floats."""
+def watch_tracked(tape: Tape, xs: Tensors, are_tracked: Iterable[bool] | None = None) -> Tensors:
+    """Watch the tensors that are tracked; by default, those with float dtypes."""
     if are_tracked is None:
         are_tracked = [x.dtype.is_inexact for x in xs]
     return [tape.watch(x) if tracked else x for x, tracked in zip(xs, are_tracked, strict=True)]
 
 
-def if_tracked(tape: Tape, results: Tensors, made: Tensors) -> list[Tensor | None]:
-    """Those results of control flow of which a block has made a tensor that is tracked, for
-    `leave`."""
-    return [y if x.tape is tape else None for y, x in zip(results, made, strict=True)]
+def tracked_results(tape: Tape, results: Tensors, outputs: Tensors) -> list[Tensor | None]:
+    """Return each result, or None where the block's output is not tracked."""
+    return [y if x.tape is tape else None for y, x in zip(results, outputs, strict=True)]
 
 
 def split(items: Sequence[Any], *lengths: int) -> Iterator[list[Any]]:
-    """The items in lists of so many, and the rest."""
+    """Split items into lists of the given lengths, and a list of the rest."""
     rest = iter(items)
     for length in lengths:
         yield list(islice(rest, length))

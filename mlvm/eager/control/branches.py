@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
-from mlvm.eager.autodiff.joint import Closures, Cotangents, Held, Saved, leave, or_zeros, seed
-from mlvm.eager.autodiff.tape import Pending, taping
+from mlvm.eager.autodiff.joint import Closures, Cotangents, Saved, Sums, add_node, or_zeros, seed
+from mlvm.eager.autodiff.tape import CotangentAccumulator, taping
 from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.state import (
@@ -32,7 +32,7 @@ from mlvm.step.flow import Block
 
 
 def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) -> Any:
-    """`true_fun(*operands)` if `pred` is true, `false_fun(*operands)` if not.
+    """Return `true_fun(*operands)` if `pred` is true, else `false_fun(*operands)`.
 
     In a captured function both are recorded, and have results of the same structure and types.
 
@@ -43,14 +43,14 @@ def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) 
         >>> ml.cond(ml.asarray(True), ml.negative, ml.abs, ml.asarray([1.0, -2.0]))
         Tensor([-1.,  2.], f32[2])
     """
-    ways = _ways("cond", (true_fun, false_fun), operands)
+    thunks = _bind("cond", (true_fun, false_fun), operands)
     if isinstance(pred, Tensor) and blocks.is_recorded():
-        return _cond(pred, ways)
-    return copied(as_tree(ways[0 if bool(pred) else 1]()))
+        return _cond(pred, thunks)
+    return copied(as_tree(thunks[0 if bool(pred) else 1]()))
 
 
 def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> Any:
-    """`branches[index](*operands)`; of an index out of range, the nearest branch.
+    """Return `branches[index](*operands)`; an index out of range takes the nearest branch.
 
     In a captured function all are recorded, as by `cond`.
 
@@ -61,146 +61,151 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
         Tensor([-1.], f32[1])
     """
     if callable(branches):
-        raise DTypeError("switch: the branches are one argument, a list: switch(index, [f, g], x)")
+        raise DTypeError("switch: expected a list of branches: switch(index, [f, g], x)")
     if not branches:
-        raise AttributeRefused("switch takes one branch or more")
-    ways = _ways("switch", branches, operands)
+        raise AttributeRefused("switch: expected one or more branches, got none")
+    thunks = _bind("switch", branches, operands)
     if isinstance(index, Tensor) and blocks.is_recorded():
         require_integer("index", index)
-        return _switch(index, 0, ways)
-    return copied(as_tree(ways[min(max(integer("index", index), 0), len(ways) - 1)]()))
+        return _switch(index, 0, thunks)
+    return copied(as_tree(thunks[min(max(integer("index", index), 0), len(thunks) - 1)]()))
 
 
-def _ways(name: str, branches: Sequence[Body], operands: Sequence[Tree]) -> list[Callable[[], Any]]:
-    """The branches with their operands: other tensors for each, as it may update them. Raises
-    `DTypeError` for a branch that is no function."""
+def _bind(name: str, branches: Sequence[Body], operands: Sequence[Tree]) -> list[Callable[[], Any]]:
+    """Bind each branch to aliases of the operands, since a branch may update them.
+
+    Raises `DTypeError` for a branch that is not a function.
+    """
     for each in branches:
         if not callable(each):
-            found = each.type if isinstance(each, Tensor) else brief(each)
+            got = each.type if isinstance(each, Tensor) else brief(each)
             raise DTypeError(
-                f"{name}: a branch is a function, not {found}; to choose between tensors take where"
+                f"{name}: expected a function as branch, got {got}; "
+                "ml.where chooses between tensors"
             )
-    given = [as_tree(each) for each in operands]
+    trees = [as_tree(each) for each in operands]
 
-    def way(branch: Body) -> Any:
-        return branch(*[with_leaves(x, iter(blocks.aliases(tensors(x)))) for x in given])
+    def thunk(branch: Body) -> Any:
+        return branch(*[with_leaves(x, iter(blocks.aliases(tensors(x)))) for x in trees])
 
-    return [partial(way, branch) for branch in branches]
+    return [partial(thunk, branch) for branch in branches]
 
 
 # --- recorded ------------------------------------------------------------------------
 
 
-def _switch(index: Tensor, first: int, ways: Sequence[Callable[[], Any]]) -> Any:
-    """The branches numbered from `first` on, by halves."""
-    if len(ways) == 1:
-        return copied(as_tree(ways[0]()))
-    half = len(ways) // 2
-    halves = [(first, ways[:half]), (first + half, ways[half:])]
+def _switch(index: Tensor, first: int, thunks: Sequence[Callable[[], Any]]) -> Any:
+    """Record the branches, numbered from `first` on, as a binary tree of conditions."""
+    if len(thunks) == 1:
+        return copied(as_tree(thunks[0]()))
+    half = len(thunks) // 2
+    halves = [(first, thunks[:half]), (first + half, thunks[half:])]
     both = [partial(_switch, index, number, each) for number, each in halves]
     return _cond(index < first + half, both)
 
 
-def _cond(pred: Tensor, ways: Sequence[Callable[[], Any]]) -> Any:
-    """One of two branches of a captured function."""
+def _cond(pred: Tensor, thunks: Sequence[Callable[[], Any]]) -> Any:
+    """Record two branches of a captured function."""
     if pred.size != 1:
-        raise ShapeError("a condition is one element").at("cond", (pred.type,))
+        raise ShapeError("expected a condition of one element").at("cond", (pred.type,))
     results: list[Tree] = []
 
-    def run(way: Callable[[], Any]) -> Tensors:
-        result = as_tree(way())
+    def run(thunk: Callable[[], Any]) -> Tensors:
+        result = as_tree(thunk())
         results.append(result)
         what = "a branch makes another result than the first"
         return tensors(as_like(results[0], result, what))
 
-    made = _branch([], alias_of(pred), [partial(run, way) for way in ways])
-    return with_leaves(results[0], iter(made))
+    outputs = _branch([], alias_of(pred), [partial(run, thunk) for thunk in thunks])
+    return with_leaves(results[0], iter(outputs))
 
 
-@blocks.recorded_again
+@blocks.retry_blocks
 def _branch(carried: Tensors, pred: Tensor, branches: Sequence[Callable[[], Tensors]]) -> Tensors:
-    """What the first or the second of two branches makes, which carry tensors (see
-    `blocks.carrying`)."""
+    """Record two branches as a `cond` of the flow; return the outputs.
+
+    The branches also update the `carried` tensors (see `blocks.carrying`).
+    """
     record, tape = blocks.recorder(), taping()
     start = 0 if tape is None else len(tape.nodes)
     recorded: list[Block] = []
     results: Tensors = []
-    sides: list[_Side] = []
-    unknown: blocks.Unknown | None = None
+    vjps: list[_Branch] = []
+    unknown_results: blocks.UnknownResults | None = None
     for branch in branches:
         with blocks.carrying(carried) as block:
             try:
-                made = blocks.left(carried, [*branch(), *carried])
-            except blocks.Unknown as error:  # the other tells what the function makes
-                unknown = error
+                outputs = blocks.block_outputs(carried, [*branch(), *carried])
+            except blocks.UnknownResults as error:  # the other tells what the function makes
+                unknown_results = error
                 continue
-            results = results or [record.variable(y.type, outside=True) for y in made]
-            kept: Tensors = []
+            results = results or [record.variable(y.type, outside=True) for y in outputs]
+            residuals: Tensors = []
             if tape is not None:
-                segment = blocks.Segment(record, tape, start, made, [], carried)
-                kept = [record.variable(x.type, outside=True) for x in segment.inside]
-                sides.append(_Side(segment, made, kept))
+                segment = blocks.Segment(record, tape, start, outputs, [], carried)
+                residuals = [record.variable(x.type, outside=True) for x in segment.inside]
+                vjps.append(_Branch(segment, outputs, residuals))
             with taped(None):
-                blocks.write(kept, segment.inside if kept else [])
-                blocks.write(results, made)
+                blocks.write(residuals, segment.inside if residuals else [])
+                blocks.write(results, outputs)
         recorded.append(block)
-    if unknown is not None:
+    if unknown_results is not None:
         if tape is not None:
             del tape.nodes[start:]
         if not recorded:
-            raise unknown
-        return blocks.released(record, results)[: len(results) - len(carried)]
+            raise unknown_results
+        return blocks.release(record, results)[: len(results) - len(carried)]
     record.control("cond", recorded, pred)
-    finals = blocks.released(record, results)
-    closures = {number: type for side in sides for number, type in side.segment.closures.items()}
+    finals = blocks.release(record, results)
+    closures = {number: type for side in vjps for number, type in side.segment.closures.items()}
     if tape is not None and closures:
-        sides = [side._replace(kept=blocks.released(record, side.kept)) for side in sides]
-        saved = [pred, *[x for side in sides for x in (*side.kept, *side.segment.outside)]]
-        both = zip(*[side.made for side in sides], strict=True)
+        vjps = [side._replace(residuals=blocks.release(record, side.residuals)) for side in vjps]
+        saved = [pred, *[x for side in vjps for x in (*side.residuals, *side.segment.outside)]]
+        both = zip(*[side.outputs for side in vjps], strict=True)
         outs: list[Tensor | None] = [
             y if any(x.tape is tape for x in each) else None
             for y, each in zip(finals, both, strict=True)
         ]
-        for side in sides:
-            outs += blocks.if_tracked(tape, side.kept, side.segment.inside)
-        effect = any(side.segment.has_effect for side in sides)
-        leave(tape, outs, [], closures, saved, partial(_pull, sides, closures), effect=effect)
+        for side in vjps:
+            outs += blocks.tracked_results(tape, side.residuals, side.segment.inside)
+        effect = any(side.segment.has_effect for side in vjps)
+        add_node(tape, outs, [], closures, saved, partial(_vjp, vjps, closures), effect=effect)
     nown = len(finals) - len(carried)
-    blocks.assign(carried, finals[nown:])
+    blocks.assign_carried(carried, finals[nown:])
     return finals[:nown]
 
 
-class _Side(NamedTuple):
-    """What the way back through a branch needs to know of the way there. `kept` are variables that
-    have the tensors of its segment."""
+class _Branch(NamedTuple):
+    """Vjp of one branch: its tape segment, outputs, and variables that hold its residuals."""
 
     segment: blocks.Segment
-    made: Tensors
-    kept: Tensors
+    outputs: Tensors
+    residuals: Tensors
 
 
-def _pull(
-    sides: Sequence[_Side], closures: Closures, cotangents: Cotangents, saved: Saved, held: Held
-) -> Held:
-    """The cotangents of what the branches reach, of which so much is `held` before."""
+def _vjp(vjps: list[_Branch], closures: Closures, gs: Cotangents, saved: Saved, sums: Sums) -> Sums:
+    """Return the cotangents of the tensors that the branches use from outside.
+
+    They continue the sums `sums` before.
+    """
     [pred], rest = blocks.split(saved, 1)
-    of_made, of_kept = blocks.split(cotangents, len(sides[0].made))
-    cells, others = blocks.parted(closures, held)
+    output_gs, residual_gs = blocks.split(gs, len(vjps[0].outputs))
+    cells, others = blocks.split_cells(closures, sums)
     before = {number: h for number, h in others.items() if h is not None}
 
-    def back(side: _Side, kept: Tensors, outside: Tensors, of_kept: Cotangents) -> Tensors:
+    def back(side: _Branch, values: Tensors, outside: Tensors, residual_gs: Cotangents) -> Tensors:
         segment = side.segment
-        inside = {segment.key(x): y for x, y in zip(segment.inside, kept, strict=True)}
-        pending = Pending()
+        inside = {segment.key(x): y for x, y in zip(segment.inside, values, strict=True)}
+        pending = CotangentAccumulator()
         pending.update({**cells, **before})
-        seed(pending, segment.tape, [*side.made, *segment.inside], [*of_made, *of_kept])
+        seed(pending, segment.tape, [*side.outputs, *segment.inside], [*output_gs, *residual_gs])
         segment.walk(pending, inside, outside)
         return [or_zeros(pending.get(number), closures[number]) for number in others]
 
-    ways: list[Callable[[], Tensors]] = []
-    for side in sides:
-        kept, outside, rest = blocks.split(rest, len(side.kept), len(side.segment.outside))
-        its_own, of_kept = blocks.split(of_kept, len(side.kept))
-        ways.append(partial(back, side, kept, outside, its_own))
-    totals = {**cells, **dict(zip(others, _branch([], pred, ways), strict=True))}
+    thunks: list[Callable[[], Tensors]] = []
+    for side in vjps:
+        inside, outside, rest = blocks.split(rest, len(side.residuals), len(side.segment.outside))
+        its_own, residual_gs = blocks.split(residual_gs, len(side.residuals))
+        thunks.append(partial(back, side, inside, outside, its_own))
+    totals = {**cells, **dict(zip(others, _branch([], pred, thunks), strict=True))}
     return [totals[number] for number in closures]

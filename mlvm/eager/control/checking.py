@@ -1,4 +1,4 @@
-"""Conditions that are checked while a program runs."""
+"""`check`: conditions that are verified while a program runs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def check(condition: Tensor | bool | np.bool_, message: str) -> None:
         x is above 1
     """
     if not isinstance(message, str):
-        raise AttributeRefused(f"check: a message is a str, not {brief(message)}")
+        raise AttributeRefused(f"check: expected a str as message, got {brief(message)}")
     if isinstance(condition, (bool, np.bool_)):
         if not condition:
             raise CheckFailed(message)
         return
     if not isinstance(condition, Tensor) or condition.dtype is not bool_:
-        given = condition.type if isinstance(condition, Tensor) else brief(condition)
-        raise DTypeError(f"check: a condition is a bool, or a tensor of bools, not {given}")
+        actual = condition.type if isinstance(condition, Tensor) else brief(condition)
+        raise DTypeError(f"check: expected a bool or a tensor of bools, got {actual}")
     record = current_capture.get()
     if record is not None:
         record.check(condition, message)

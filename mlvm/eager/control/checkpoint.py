@@ -1,4 +1,4 @@
-"""Checkpoints: functions whose intermediate values are not kept for the way back, but made again.
+"""Checkpoints: functions that are recomputed in the backward pass instead of saving activations.
 
 Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174.
 """
@@ -8,15 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any, Final, NoReturn, ParamSpec, TypeVar
+from typing import Any, Final, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.core.errors import GradientError
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, closures_of, leave, seed
-from mlvm.eager.autodiff.tape import Joint, Node, Pending, Tape, has_effect, taping
+from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, closures_of, seed
+from mlvm.eager.autodiff.tape import (
+    CotangentAccumulator,
+    MultiOutputVjp,
+    Node,
+    Tape,
+    has_effect,
+    taping,
+)
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import halves, random
-from mlvm.eager.recording.recorder import current_capture, made_again
+from mlvm.eager.recording.recorder import current_capture, recomputing
 from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.autocast import autocast, autocast_dtype
 from mlvm.eager.tensor.context import current_tape, lifted, taped
@@ -25,11 +32,13 @@ from mlvm.eager.tree import replace
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Ends: TypeAlias = list[int | None]  # nodes where a backward pass ends
 
 
 def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
-    """A function that computes the same, and under a gradient runs a second time on the way back:
-    of the first time only its arguments and its result are kept.
+    """Recompute `fn` in the backward pass instead of saving its activations.
+
+    Only the arguments and the result of the first run are saved.
 
     Tensors in dicts, lists and tuples among its arguments are kept; it may use others, such as
     weights, which must not be updated in place until the gradient is taken. Random keys are drawn
@@ -43,58 +52,58 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
     @wraps(fn)
     def checkpointed(*args: P.args, **kwargs: P.kwargs) -> R:
         tape = taping()
-        given: Any = args, kwargs
+        arguments: Any = args, kwargs
         if tape is None:
-            args, kwargs = replace(alias_of, given)
+            args, kwargs = replace(alias_of, arguments)
             return fn(*args, **kwargs)
         operands: list[Tensor] = []
-        replace(operands.append, given)
+        replace(operands.append, arguments)
         start, keys, record = len(tape.nodes), list[Tensor](), current_capture.get()
         ncalls = 0 if record is None else len(record.calls)
         with random.drawing(keys):
-            result, origins = _run(fn, given, operands, tape)
+            result, origins = _run(fn, arguments, operands, tape)
         outs = [y for y in tensors(result) if y.tape is tape and y.node >= start]
         closures = closures_of(tape, _live(_from(tape, start, origins), start, outs), start, outs)
         tape.nodes[start:] = [_LEFT] * (len(tape.nodes) - start)
-        reached = [] if record is None else _reached(record.read_in_blocks(ncalls), tape, start)
-        inner = {x.node for x in reached if x.tape is tape}
-        inside = [x if x.tape is tape and x.node in closures else untracked(x) for x in reached]
+        captured = [] if record is None else _reached(record.read_in_blocks(ncalls), tape, start)
+        inner = {x.node for x in captured if x.tape is tape}
+        inside = [x if x.tape is tape and x.node in closures else untracked(x) for x in captured]
         closures = {n: type for n, type in closures.items() if n not in inner}
         noperands = len(operands)
-        saved = [*operands, *reached, *keys]
+        saved = [*operands, *captured, *keys]
         operands += inside
-        again = partial(_run, autocast(autocast_dtype())(fn), given)
-        pull = partial(_pull, again, tape, start, closures, noperands, reached)
-        leave(tape, outs, operands, closures, saved, pull)
+        again = partial(_run, autocast(autocast_dtype())(fn), arguments)
+        vjp = partial(_vjp, again, tape, start, closures, noperands, captured)
+        add_node(tape, outs, operands, closures, saved, vjp)
         return result  # type: ignore[no-any-return]
 
     return checkpointed
 
 
 def _refuse(*_: object) -> NoReturn:
-    raise GradientError(
-        "a tensor that a checkpointed function has made is used outside of it; return it"
-    )
+    raise GradientError("a tensor of a checkpointed function is used outside of it; return it")
 
 
-_LEFT: Final[Node] = Joint((), _refuse), (), ()
-"""Stands for a node that has been taken off the tape."""
+_LEFT: Final[Node] = MultiOutputVjp((), _refuse), (), ()
+"""Placeholder for a node that has been taken off the tape."""
 
 
 def _run(
-    fn: Callable[..., Any], given: Any, operands: Sequence[Tensor], tape: Tape
-) -> tuple[Any, list[int | None]]:
-    """What the function makes of other tensors over the same bytes, and the nodes of those of them
-    that are tracked."""
-    given_now = [tape.watch(x) if x.dtype.is_inexact else alias_of(x) for x in operands]
-    origins = [x.node if x.tape is tape else None for x in given_now]  # which it may update
-    rest = iter(given_now)
-    args, kwargs = replace(lambda _: next(rest), given)
+    fn: Callable[..., Any], arguments: Any, operands: Sequence[Tensor], tape: Tape
+) -> tuple[Any, Ends]:
+    """Call `fn` on aliases of the operands.
+
+    Returns the result, and for each alias its tape node, or None if it is not tracked.
+    """
+    operands_now = [tape.watch(x) if x.dtype.is_inexact else alias_of(x) for x in operands]
+    origins = [x.node if x.tape is tape else None for x in operands_now]  # which it may update
+    rest = iter(operands_now)
+    args, kwargs = replace(lambda _: next(rest), arguments)
     return as_tree(fn(*args, **kwargs)), origins
 
 
 def _from(tape: Tape, start: int, origins: Sequence[int | None]) -> list[Node | None]:
-    """The tape's nodes from that number on, on a way back that ends at these."""
+    """Return the tape's nodes from `start` on, with None at the backward pass's ends."""
     nodes = tape.nodes[start:]
     for origin in origins:
         if origin is not None:
@@ -103,35 +112,37 @@ def _from(tape: Tape, start: int, origins: Sequence[int | None]) -> list[Node | 
 
 
 def _live(nodes: Sequence[Node | None], start: int, results: Sequence[Tensor]) -> list[Node | None]:
-    """Those of the nodes, which begin with the number `start`, that a way back from the results
-    comes to. No cotangent goes to what the others used, not even a zero."""
-    live, wanted = list(nodes), {y.node for y in results}
+    """Drop nodes that no cotangent from the results reaches.
+
+    A dropped node passes on no cotangent, not even a zero. The nodes begin with the number `start`.
+    """
+    live, live_numbers = list(nodes), {y.node for y in results}
     for number in reversed(range(len(live))):
         node = live[number]
-        if node is not None and (start + number in wanted or has_effect(node)):
-            wanted.update(node[1])
+        if node is not None and (start + number in live_numbers or has_effect(node)):
+            live_numbers.update(node[1])
         else:
             live[number] = None
     return live
 
 
 def _reached(roots: Sequence[Tensor], tape: Tape, start: int) -> list[Tensor]:
-    """These tensors of blocks, and the views of them that are tracked."""
+    """Return the root tensors and those of their views that are tracked."""
     views = [x for root in roots for x in root.views() if isinstance(x, Tensor)]
     return [*roots, *[x for x in views if x.tape is tape and x.node < start]]
 
 
 @contextmanager
-def _standing_in(
-    reached: Sequence[Tensor], now: Sequence[Tensor], tape: Tape
-) -> Iterator[list[int | None]]:
-    """Inside the block, what a function reaches by itself is what it was when it first ran. It gets
-    the nodes of what is tracked."""
+def _standing_in(reached: Sequence[Tensor], now: Sequence[Tensor], tape: Tape) -> Iterator[Ends]:
+    """Substitute saved values for captured tensors while a function runs again.
+
+    Yields the tape nodes of the substitutes that are tracked.
+    """
     record = current_capture.get()
     if record is None:
         yield []
         return
-    known = [(x.tape, getattr(x, "node", 0)) for x in reached]
+    tape_fields = [(x.tape, getattr(x, "node", 0)) for x in reached]
     pairs = [*zip(reached, now, strict=True)]
     ends = [tape.watch(y).node if x.tape is tape else None for x, y in pairs]
     try:
@@ -140,12 +151,12 @@ def _standing_in(
         with record.standing_in([(x, y) for x, y in pairs if x.base is None]):
             yield ends
     finally:
-        for x, (on, node) in zip(reached, known, strict=True):
+        for x, (on, node) in zip(reached, tape_fields, strict=True):
             x.tape, x.node = on, node
 
 
 def _exchange(tape: Tape, start: int, reached: Sequence[Tensor], now: Sequence[Tensor]) -> None:
-    """Let the nodes that a function has left save what has stood in for what it reaches."""
+    """Replace captured tensors by their substitutes among the values that new nodes have saved."""
     others = {id(x): y for x, y in zip(reached, now, strict=True) if x.base is None}
 
     def other(x: Tensor) -> Tensor:
@@ -158,13 +169,13 @@ def _exchange(tape: Tape, start: int, reached: Sequence[Tensor], now: Sequence[T
 
     for number, node in enumerate(tape.nodes[start:], start):
         if others and node is not None:
-            pulls, origins, saved = node[0], node[1], tuple([other(x) for x in node[2]])
-            tape.nodes[number] = pulls, origins, saved
+            vjps, origins, saved = node[0], node[1], tuple([other(x) for x in node[2]])
+            tape.nodes[number] = vjps, origins, saved
             tape.kept.update(id(x.root) for x in saved)
 
 
-def _pull(
-    again: Callable[..., tuple[Any, list[int | None]]],
+def _vjp(
+    rerun: Callable[..., tuple[Any, Ends]],
     tape: Tape,
     first: int,
     closures: dict[int, TensorType],
@@ -172,10 +183,13 @@ def _pull(
     reached: Sequence[Tensor],
     cotangents: Cotangents,
     saved: Saved,
-    held: Held,
-) -> Held:
-    """Run the function again, whose nodes began with the number `first`, and go back through it.
-    Returns cotangents of the operands, and what is then held of the closures."""
+    sums: Sums,
+) -> Sums:
+    """Run the function again and walk backwards through its nodes.
+
+    Its nodes began with the number `first` in the first run. Returns the cotangents of the
+    operands, then those sums for the closures.
+    """
     saved = lifted(tuple(saved))
     length, within, tape.within = len(tape.nodes), tape.within, current_capture.get()
     # Nodes of a function around it may be off the tape: none of the new ones gets their numbers.
@@ -185,11 +199,11 @@ def _pull(
     with (
         taped(tape),
         random.replaying(saved[end:]),
-        made_again(),
+        recomputing(),
         _standing_in(reached, saved[noperands:end], tape) as ends,
     ):
         try:
-            result, origins = again(saved[:noperands], tape)
+            result, origins = rerun(saved[:noperands], tape)
         finally:
             tape.within = within
         _exchange(tape, start, reached, saved[noperands:end])
@@ -197,8 +211,8 @@ def _pull(
     nodes = _from(tape, start, origins)
     if current_tape.get() is not tape:  # or these are part of what an outer gradient is taken of
         del tape.nodes[length:]
-    pending = Pending()
-    pending.update((n, h) for n, h in zip(closures, held, strict=True) if h is not None)
+    pending = CotangentAccumulator()
+    pending.update((n, h) for n, h in zip(closures, sums, strict=True) if h is not None)
     outs = [y for y in tensors(result) if y.tape is tape and y.node >= start]
     seed(pending, tape, outs, cotangents)
     pending.walk(nodes, start)

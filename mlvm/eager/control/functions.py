@@ -1,8 +1,12 @@
-"""Functions that stay functions in a captured program: `function`.
+"""Recursive functions: `function`.
 
-Eagerly such a function is the function itself. In a captured function it is recorded once, as a
-procedure that `call` runs with a frame of its own. So it may call itself. Its way back is a
-procedure too. What that needs of a call is kept in a record of the residuals.
+Eagerly such a function is the Python function. In a captured function it is recorded once, as a
+    procedure with its own frame, so it may call itself.
+In: a function, its operands, and a key that identifies a recursive call.
+Out: a `Procedure` of the flow, and a call of it.
+Backward pass: another procedure. Residuals of a call are saved in a record (`control.records`),
+    whose number is a hidden result of the call.
+Callers: `Function.__call__`, and `transform` for functions in traces.
 """
 
 from __future__ import annotations
@@ -15,8 +19,8 @@ from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVa
 
 from mlvm.core.errors import CaptureError, GradientError
 from mlvm.core.types import TensorType, i64
-from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros, seed
-from mlvm.eager.autodiff.tape import Pending, Tape, taping
+from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros, seed
+from mlvm.eager.autodiff.tape import CotangentAccumulator, Tape, taping
 from mlvm.eager.control import blocks, records
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.state import aliased, as_tree, copied, tensors
@@ -34,7 +38,7 @@ _Run: TypeAlias = Callable[[Tensors], Tree]
 
 
 class Function(Generic[P, R]):
-    """A function of trees of tensors that `function` made."""
+    """Recursive function of trees of tensors, made by `function`."""
 
     __name__: str
 
@@ -43,36 +47,38 @@ class Function(Generic[P, R]):
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        given = as_tree((args, kwargs))
+        arguments = as_tree((args, kwargs))
         if not blocks.is_recorded():
-            args, kwargs = aliased(given)
+            args, kwargs = aliased(arguments)
             return copied(as_tree(self.fn(*args, **kwargs)))  # type: ignore[no-any-return]
 
         def run(params: Tensors) -> Tree:
             rest = iter(params)
-            args, kwargs = replace(lambda _: next(rest), given)
+            args, kwargs = replace(lambda _: next(rest), arguments)
             return as_tree(self.fn(*args, **kwargs))
 
         operands: Tensors = []
-        replace(operands.append, given)
-        key = id(self), _spelled(given)
+        replace(operands.append, arguments)
+        key = id(self), _signature(arguments)
         return called(key, self.__name__, operands, run)  # type: ignore[no-any-return]
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As a function in a class: a method."""
+        """Bind the function as a method."""
         return self if instance is None else MethodType(self, instance)
 
 
 def function(fn: Callable[P, R]) -> Function[P, R]:
-    """A function that stays one in a captured program, where `call` runs it, with a frame of its
-    own: so it may call itself, as deep as values say, with a `cond` that ends it. Eagerly it is
-    the function itself.
+    """Keep `fn` as a function of the captured program, with its own frame, so that it may call
+    itself.
+
+    The depth of recursion may depend on values; a `cond` must end it. Eagerly the result is `fn`
+    itself.
 
     Tensors in dicts, lists and tuples among its arguments are the parameters; numbers and arrays
     become tensors. Modules and other arguments are what they are. It may use tensors from outside,
     such as weights, but not update them in place, nor draw from the global random keys: in a
     captured function that raises `CaptureError`. While it is recorded it is called twice if it
-    calls itself: once to see what it makes.
+    calls itself: once to find the types of its results.
 
         >>> half = ml.function(lambda n: ml.cond(n < 1.0, lambda n: n, lambda n: half(n / 2.0), n))
         >>> half(ml.asarray(5.0))
@@ -81,15 +87,14 @@ def function(fn: Callable[P, R]) -> Function[P, R]:
     return Function(fn)
 
 
-def _spelled(tree: Any) -> Any:
-    """Equal for arguments of one structure, with tensors of the same types and, besides, the same
-    strings and objects."""
+def _signature(tree: Any) -> Any:
+    """Return a cache key: equal for equal structure and types, strings, and identical objects."""
     if isinstance(tree, Tensor):
         return tree.type
     if isinstance(tree, dict):
-        return type(tree), tuple([(name, _spelled(part)) for name, part in tree.items()])
+        return type(tree), tuple([(name, _signature(part)) for name, part in tree.items()])
     if isinstance(tree, (list, tuple)):
-        return type(tree), tuple([_spelled(part) for part in tree])
+        return type(tree), tuple([_signature(part) for part in tree])
     return tree if isinstance(tree, (str, bytes)) else id(tree)
 
 
@@ -97,35 +102,42 @@ def _spelled(tree: Any) -> Any:
 
 
 class Recorded(NamedTuple):
-    """A function that was recorded and not called: what it is, what it calls, and what it makes."""
+    """Function that was recorded but not called: its procedure, callees and results."""
 
     procedure: Procedure
     callees: list[Procedure]
     results: list[Use]
 
 
-def recorded(name: str, types: Sequence[TensorType], run: Callable[[Tensors], Tensors]) -> Recorded:
-    """A function of tensors of these types, recorded with all functions that it calls. As those, it
-    may read what lies outside of it."""
+def trace_callee(name: str, types: list[TensorType], run: Callable[[Tensors], Tensors]) -> Recorded:
+    """Record a function of tensors of these types, and all functions that it calls.
+
+    Like those, it may read tensors from outside.
+    """
     record, opened = blocks.recorder(), _Open(object(), name)
-    before = len(record.callees)
+    before = len(record.scopes.callees)
     token = _opened.set((*_opened.get(), opened))
     try:
         with record.function(opened.procedure):
             places = [record.parameter(type) for type in types]
             results = [record.use(y) for y in run(places)]
             opened.procedure.params = [record.home_of(x) for x in places]
-        return Recorded(opened.procedure, record.callees[before:], results)
+        return Recorded(opened.procedure, record.scopes.callees[before:], results)
     finally:
         _opened.reset(token)
-        del record.callees[before:]
+        del record.scopes.callees[before:]
 
 
 class _Open:
-    """A function while it is recorded. By its `key` it is known again. It makes a `tree`, whose
-    types are the `results`, once these are known. If it has a way back, it also makes the number of
-    a record. It `is_guess` if it calls itself before its results are known. One that `is_back` is a
-    way back. It `takes_record` where it also gets the number of cotangents of the record."""
+    """Function whose recording is in progress.
+
+    key: identifies recursive calls.
+    tree: the result, whose types are `results`, once these are known.
+    is_guess: True if it calls itself before its results are known.
+    is_back: True for a backward pass.
+    takes_record: True for a backward pass that also takes the number of a record of cotangents.
+    vjp: its backward pass; with one, the function also returns the number of a record.
+    """
 
     def __init__(
         self,
@@ -144,38 +156,41 @@ class _Open:
         self.takes_record = takes_record
         self.tree: Tree = None
         self.is_guess = False
-        self.way: _Way | None = None
+        self.vjp: _FunctionVjp | None = None
 
 
-class _Way(NamedTuple):
-    """What the way back through a function needs to know of the way there. `kept` is what each call
-    has kept in a record, of which those `used` are of the way to a gradient of the gradient. `back`
-    has the way back while that is recorded."""
+class _FunctionVjp(NamedTuple):
+    """Vjp of a function.
+
+    `residuals`: tensors that each call saves in a record.
+    `used`: numbers of the residuals that have cotangents in a gradient of the gradient.
+    `open_backward`: the backward pass while its recording is in progress.
+    """
 
     segment: blocks.Segment
     params: Tensors
-    made: Tensors
-    kept: Tensors
+    outputs: Tensors
+    residuals: Tensors
     used: set[int]
-    back: list[_Open]
+    open_backward: list[_Open]
 
     def tracked(self, xs: Tensors) -> list[tuple[int, Tensor]]:
-        """Those of its tensors that are tracked, with their numbers."""
+        """Return the tracked tensors among xs, with their positions."""
         return [(k, x) for k, x in enumerate(xs) if x.tape is self.segment.tape]
 
 
 _MOST_OPEN: Final = 16
-"""Functions of one name, each called by the one before, while they are recorded."""
+"""Limit on open functions of one name, each called by the one before."""
 
 
 _opened: ContextVar[tuple[_Open, ...]] = ContextVar("opened", default=())
 
 
 def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
-    """What `run(args)` makes, as a function of the program. If its key is that of a function that
-    is being recorded, that function calls itself.
+    """Call `run(args)` as a function of the program.
 
-    Raises `CaptureError` for a function that calls itself in any case, or each time as another.
+    A key of an open function means a recursive call. Raises `CaptureError` for recursion without a
+    base case, or with a new key each time.
     """
     tape = taping()
     if any(x.tape is not None and x.tape is tape and not x.dtype.is_inexact for x in args):
@@ -184,80 +199,85 @@ def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
             f"captured function; a direction of the gradient of its gradient is"
         )
     key = key, tape is None, autocast_dtype()
-    known = next((each for each in _opened.get() if each.key == key), None)
-    if known is None:
+    callee = next((each for each in _opened.get() if each.key == key), None)
+    if callee is None:
         if sum(each.name == name for each in _opened.get()) > _MOST_OPEN:
             raise CaptureError(
-                f"{name} calls itself each time with arguments of other types, or other objects "
-                f"among them, such as a Module that is made for the call"
+                f"{name} calls itself each time with arguments of other types, or with other "
+                f"objects among them, such as a new Module"
             )
         opened = _Open(key, name)
-        made = _call_new(opened, args, run, [], [])
-        return with_leaves(opened.tree, iter(made))
-    if known.results is None:
-        known.is_guess = True
-        raise blocks.Unknown
-    return with_leaves(known.tree, iter(_call_again(known, args)))
+        outputs = _call_new(opened, args, run, [], [])
+        return with_leaves(opened.tree, iter(outputs))
+    if callee.results is None:
+        callee.is_guess = True
+        raise blocks.UnknownResults
+    return with_leaves(callee.tree, iter(_call_again(callee, args)))
 
 
 def _call_new(
-    opened: _Open, args: Tensors, run: _Run, cells: list[blocks.Cell], held: Sequence[Any]
+    opened: _Open, args: Tensors, run: _Run, cells: list[blocks.Cell], sums: Sequence[Any]
 ) -> Tensors:
-    """Record a function, and call it. A way back adds to the `cells`, of closures of which so much
-    is `held` before. Returns what it makes, and the totals of cells that are its own."""
+    """Record a function, and call it; return its outputs and the totals of the cells that it owns.
+
+    A backward pass adds to the `cells` of closures, which continue the sums `sums` before.
+    """
     record, tape = blocks.recorder(), taping()
-    made, way = _record_and_call(opened, args, run), opened.way
-    own = [(c, h) for c, h in zip(cells, held, strict=True) if c is not h]
+    outputs, vjp = _record_and_call(opened, args, run), opened.vjp
+    own = [(c, h) for c, h in zip(cells, sums, strict=True) if c is not h]
     totals = [record.released(cell.x) for cell, _ in own]
-    if tape is not None and way is not None:
-        number = made.pop()
+    if tape is not None and vjp is not None:
+        number = outputs.pop()
         before = [h for _, h in own if h is not None]
-        operands, closures = [*args, *before], way.segment.closures
-        if not way.segment.is_constant(operands):
-            results = blocks.if_tracked(tape, made, way.made)
-            results.append(number if way.tracked(way.kept) else None)
-            pull = partial(_pull, way, opened.name, len(args), own)
-            saved, adds = [number, *way.segment.outside], len(own) < len(cells)
-            leave(tape, [*results, *totals], operands, closures, saved, pull, effect=adds)
-    return [*made, *totals]
+        operands, closures = [*args, *before], vjp.segment.closures
+        if not vjp.segment.is_constant(operands):
+            results = blocks.tracked_results(tape, outputs, vjp.outputs)
+            results.append(number if vjp.tracked(vjp.residuals) else None)
+            vjp_fn = partial(_vjp, vjp, opened.name, len(args), own)
+            saved, adds = [number, *vjp.segment.outside], len(own) < len(cells)
+            add_node(tape, [*results, *totals], operands, closures, saved, vjp_fn, effect=adds)
+    return [*outputs, *totals]
 
 
-def _call_again(known: _Open, args: Tensors) -> Tensors:
-    """Call a function that is being recorded."""
+def _call_again(callee: _Open, args: Tensors) -> Tensors:
+    """Call a function whose recording is in progress."""
     tape = taping()
-    made = blocks.recorder().call(known.procedure, _results_of(known, tape), args)
+    outputs = blocks.recorder().call(callee.procedure, _results_of(callee, tape), args)
     if tape is not None:
-        number = made.pop()
-        results = [y if y.dtype.is_inexact or known.is_back else None for y in made]
-        pull = partial(_pull_again, known, args)
-        leave(tape, [*results, number], args, {}, [number], pull, effect=known.is_back)
-    return made
+        number = outputs.pop()
+        results = [y if y.dtype.is_inexact or callee.is_back else None for y in outputs]
+        vjp_fn = partial(_recursive_vjp, callee, args)
+        add_node(tape, [*results, number], args, {}, [number], vjp_fn, effect=callee.is_back)
+    return outputs
 
 
 def _results_of(opened: _Open, tape: Tape | None) -> list[TensorType]:
     return [*(opened.results or []), *([] if tape is None else [TensorType(i64)])]
 
 
-@blocks.recorded_again
+@blocks.retry_blocks
 def _record_and_call(opened: _Open, args: Tensors, run: _Run) -> Tensors:
-    """Record a function, and call it. It may call itself before its results are known. Then the
-    results of a branch that does not do so are taken for them, and it is recorded anew."""
+    """Record a function, and call it.
+
+    A function that calls itself before its results are known takes the result types of another
+    branch, and is recorded a second time.
+    """
     record, tape, around = blocks.recorder(), taping(), _opened.get()
-    before = len(record.callees)
+    before = len(record.scopes.callees)
     for _ in range(2):
-        del record.callees[before:]
+        del record.scopes.callees[before:]
         opened.is_guess = False
         start = 0 if tape is None else len(tape.nodes)
         token = _opened.set((*around, opened))
         try:
             _record_function(start, opened, args, run)
-        except blocks.Unknown:
+        except blocks.UnknownResults:
             if tape is not None:
                 del tape.nodes[start:]
             if opened.is_guess and not any(each.is_guess for each in around):
                 raise CaptureError(
-                    f"{opened.name} calls itself in any case: what it makes is known by a branch "
-                    f"of a cond, or a loop of no turns, in which it does not"
+                    f"{opened.name} calls itself in any case: its result types are known by "
+                    f"a branch of a cond, or a loop of zero iterations, in which it does not"
                 ) from None
             raise
         finally:
@@ -266,10 +286,10 @@ def _record_and_call(opened: _Open, args: Tensors, run: _Run) -> Tensors:
             break
     results = _results_of(opened, tape)
     if not around:
-        procedures = [opened.procedure, *record.callees]
-        record.callees.clear()
+        procedures = [opened.procedure, *record.scopes.callees]
+        record.scopes.callees.clear()
         return record.call_from_outside(procedures, results, args)
-    record.callees.append(opened.procedure)
+    record.scopes.callees.append(opened.procedure)
     return record.call(opened.procedure, results, args)
 
 
@@ -282,47 +302,48 @@ def _record_function(start: int, opened: _Open, args: Tensors, run: _Run) -> Non
             params = [untracked(x) for x in places]
         if tape is not None:
             are_tracked = [x.dtype.is_inexact or opened.is_back for x in params]
-            params = blocks.watched(tape, params, are_tracked)
+            params = blocks.watch_tracked(tape, params, are_tracked)
         tree = run(blocks.aliases(params))
-        made = tensors(tree)
-        results = list(made)
+        outputs = tensors(tree)
+        results = list(outputs)
         with taped(None):
             if tape is not None:
-                segment = blocks.Segment(record, tape, start, made, places)
-                kept = [x for x in params if segment.needs(x)] + segment.inside
-                results.append(record.push(kept))
-                opened.way = _Way(segment, params, made, kept, set(), [])
+                segment = blocks.Segment(record, tape, start, outputs, places)
+                residuals = [x for x in params if segment.needs(x)] + segment.inside
+                results.append(record.push(residuals))
+                opened.vjp = _FunctionVjp(segment, params, outputs, residuals, set(), [])
             outs = [record.parameter(y.type) for y in results]
             blocks.write(outs, results)
         procedure.params = [record.home_of(x) for x in (*outs, *places)]
-    opened.tree, opened.results = tree, [y.type for y in made]
+    opened.tree, opened.results = tree, [y.type for y in outputs]
 
 
-def _pull(
-    way: _Way,
+def _vjp(
+    vjp: _FunctionVjp,
     name: str,
     nargs: int,
     own: Sequence[tuple[blocks.Cell, Any]],
-    cotangents: Cotangents,
+    gs: Cotangents,
     saved: Saved,
-    held: Held,
-) -> Held:
-    """The cotangents of a function's arguments, of what its `own` cells held before, and of what it
-    reaches besides."""
-    record, segment = blocks.recorder(), way.segment
+    sums: Sums,
+) -> Sums:
+    """Return the cotangents of the arguments, of earlier contents of its `own` cells, and of
+    closures.
+    """
+    record, segment = blocks.recorder(), vjp.segment
     number, *outside = saved
-    _, [of_number], of_totals = blocks.split(cotangents, len(way.made), 1)
+    _, [of_number], of_totals = blocks.split(gs, len(vjp.outputs), 1)
     for (cell, _), g in zip(own, of_totals, strict=True):
-        cell.cotangent = None if g is None else blocks.in_functions(record, g)
+        cell.cotangent = None if g is None else blocks.as_shared_cell(record, g)
     closures = segment.closures.items()
     cells = [
         h if isinstance(h, blocks.Cell) else blocks.new_cell(record, or_zeros(h, type))
-        for h, (_, type) in zip(held, closures, strict=True)
+        for h, (_, type) in zip(sums, closures, strict=True)
     ]
-    kept = way.tracked(way.kept)
-    made, params = way.tracked(way.made), way.tracked(way.params)
+    tracked_residuals = vjp.tracked(vjp.residuals)
+    outputs, params = vjp.tracked(vjp.outputs), vjp.tracked(vjp.params)
     opened = _Open(
-        way,
+        vjp,
         f"{name}_back",
         [x.type for _, x in params],
         is_back=True,
@@ -330,55 +351,60 @@ def _pull(
     )
 
     def run(args: Tensors) -> Tensors:
-        parts, [number], of_record = blocks.split(args, len(made), 1)
-        are_tracked = [x.tape is segment.tape for x in way.kept]
-        types = [x.root.type for x in way.kept]
-        now = records.pull(number, types, are_tracked, way.used, segment.stack)
-        inside = {segment.key(x): y for x, y in zip(way.kept, now, strict=True)}
-        pending = Pending()
+        parts, [number], record_g = blocks.split(args, len(outputs), 1)
+        are_tracked = [x.tape is segment.tape for x in vjp.residuals]
+        types = [x.root.type for x in vjp.residuals]
+        now = records.pull(number, types, are_tracked, vjp.used, segment.stack)
+        inside = {segment.key(x): y for x, y in zip(vjp.residuals, now, strict=True)}
+        pending = CotangentAccumulator()
         pending.update(zip(segment.closures, cells, strict=True))
-        seed(pending, segment.tape, [y for _, y in made], parts)
-        of_kept = [g for each in of_record for g in records.pull(each, [x.type for _, x in kept])]
-        for (k, x), g in zip(kept, of_kept, strict=False):
-            seed(pending, segment.tape, [x], [g if k in way.used else None])
+        seed(pending, segment.tape, [y for _, y in outputs], parts)
+        residual_gs = [
+            g
+            for each in record_g
+            for g in records.pull(each, [x.type for _, x in tracked_residuals])
+        ]
+        for (k, x), g in zip(tracked_residuals, residual_gs, strict=False):
+            seed(pending, segment.tape, [x], [g if k in vjp.used else None])
         segment.walk(pending, inside, outside)
         return [or_zeros(pending.get(x.node), x.type) for _, x in params]
 
-    way.back.append(opened)
+    vjp.open_backward.append(opened)
     try:
-        found = _call_new(opened, _given(way, opened, cotangents, number), run, cells, held)
+        results = _call_new(opened, _vjp_operands(vjp, opened, gs, number), run, cells, sums)
     finally:
-        way.back.clear()
-    of_params, totals = blocks.split(found, len(params))
+        vjp.open_backward.clear()
+    of_params, totals = blocks.split(results, len(params))
     parts: list[Any] = [None] * nargs
     for (k, _), g in zip(params, of_params, strict=True):
         parts[k] = g
     rest = iter(totals)
-    ends = [h if isinstance(h, blocks.Cell) else next(rest) for h in held]
+    ends = [h if isinstance(h, blocks.Cell) else next(rest) for h in sums]
     of_before = [g for (_, h), g in zip(own, of_totals, strict=True) if h is not None]
     return [*parts, *of_before, *ends]
 
 
-def _pull_again(
-    known: _Open, args: Tensors, cotangents: Cotangents, saved: Saved, held: Held
-) -> Held:
-    """The cotangents of the arguments of a function that has called itself."""
-    way = known.way
-    if way is None or not way.back:
+def _recursive_vjp(callee: _Open, args: Tensors, gs: Cotangents, saved: Saved, sums: Sums) -> Sums:
+    """Return the cotangents of the arguments of a recursive call."""
+    vjp = callee.vjp
+    if vjp is None or not vjp.open_backward:
         raise GradientError(
-            f"{known.name} takes a gradient of itself, which a captured function cannot"
+            f"{callee.name} takes a gradient of itself; capture does not support it"
         )
-    [back] = way.back
-    made = _call_again(back, _given(way, back, cotangents, saved[0]))
+    [backward] = vjp.open_backward
+    results = _call_again(backward, _vjp_operands(vjp, backward, gs, saved[0]))
     parts: list[Tensor | None] = [None] * len(args)
-    for (k, _), g in zip(way.tracked(way.params), made, strict=True):
+    for (k, _), g in zip(vjp.tracked(vjp.params), results, strict=True):
         parts[k] = g
     return parts
 
 
-def _given(way: _Way, back: _Open, cotangents: Cotangents, number: Tensor) -> Tensors:
-    """What a way back is called with: cotangents of what is tracked, the number of the record, and
-    that of its cotangents."""
-    given = [or_zeros(cotangents[k], y.type) for k, y in way.tracked(way.made)]
-    of_record = cotangents[len(way.made)]
-    return [*given, number, *([or_zeros(of_record, number.type)] if back.takes_record else [])]
+def _vjp_operands(vjp: _FunctionVjp, backward: _Open, gs: Cotangents, number: Tensor) -> Tensors:
+    """Return the operands of a backward pass.
+
+    These are the cotangents of tracked outputs, the number of the record, and where needed the
+    number of its cotangents.
+    """
+    operands = [or_zeros(gs[k], y.type) for k, y in vjp.tracked(vjp.outputs)]
+    record_g = [or_zeros(gs[len(vjp.outputs)], number.type)] if backward.takes_record else []
+    return [*operands, number, *record_g]

@@ -1,10 +1,13 @@
 """Loops: `while_loop`, `fori_loop`, `scan` and `map`.
 
-Eagerly they are Python's own loops over eager calls. In a captured function test and body are
-recorded once, each as a block, and the program goes round.
-
-What the way back needs of each turn is kept: in a stack, a row for each turn, where the number of
-turns is known, else in a record of the residuals, which has the number of the record before.
+Eagerly they are Python loops over eager calls. In a captured function, test and body are recorded
+    once, each as a block.
+In: a body, the initial state, and `xs` whose rows the iterations read.
+Out: a `while` of the flow, the final state, and results stacked along a new first axis.
+Backward pass: a loop in reverse order (`_vjp`). Residuals lie in stacks, one row an iteration,
+    where the trip count is bounded. Otherwise they lie in records, each with the number of the one
+    before.
+Invariant: a part of the state without a cotangent gets none, not zeros (`_activity`).
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError, DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.types import TensorType, i64
-from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros, seed
-from mlvm.eager.autodiff.tape import Pending, taping
+from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros, seed
+from mlvm.eager.autodiff.tape import CotangentAccumulator, taping
 from mlvm.eager.control import blocks, records
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.branches import switch
@@ -46,23 +49,21 @@ from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tree import Tree, named_leaves, replace, with_leaves
 from mlvm.step.flow import Turns
 
-Turn: TypeAlias = Callable[[Tensor, Tensors, Tensors], tuple[Tensors, Tensors]]
-"""A body: from the number of a turn, the state and a row of each of xs to the state, and a row of
-each result."""
+LoopBody: TypeAlias = Callable[[Tensor, Tensors, Tensors], tuple[Tensors, Tensors]]
+"""Loop body: (iteration number, state, a row of each of xs) -> (state, a row of each result)."""
 
 _ADD: Final = one_op("add")
-_REPLACE_ROW: Final = one_op("dynamic_update", axis=0)
+_SET_ROW: Final = one_op("dynamic_update", axis=0)
 
 
 def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bool = False) -> Tree:
-    """The state when `cond_fun(state)` is false for the first time: `init_val` at first, then
-    `body_fun(state)` again and again.
+    """Apply `body_fun` while `cond_fun(state)` is true; return the final state.
 
-    Under a gradient, what the body needs for its way back is kept for each turn; with `checkpoint`
-    only the state is, and the body runs again (see `mlvm.eager.control.checkpoint`).
+    Under a gradient, each iteration saves the residuals of the body. With `checkpoint` it saves
+    only the state, and the backward pass runs the body again.
 
-    The state: a tree of tensors of any shapes, which stay as they are. Raises `ShapeError` or
-    `DTypeError` where the body changes a type, or the structure, and for a condition of more
+    The state: a tree of tensors of any shapes; structure and types stay fixed. Raises `ShapeError`
+    or `DTypeError` where the body changes a type, or the structure, and for a condition of more
     elements than one.
 
         >>> ml.while_loop(lambda x: x < 100.0, lambda x: x * 3.0, ml.asarray(1.0))
@@ -75,10 +76,10 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
         def more(_: Tensor, xs: Tensors) -> Tensor:
             return _condition(cond_fun(with_leaves(state, iter(xs))))
 
-        def turn(_: Tensor, xs: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
+        def iterate(_: Tensor, xs: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
             return tensors(next_state(state, body_fun(with_leaves(state, iter(xs))))), []
 
-        final, _ = _loop(more, turn, tensors(state), [], constant(0, i64))
+        final, _ = _loop(more, iterate, tensors(state), [], constant(0, i64))
         return with_leaves(state, iter(final))
     state = copied(state)
 
@@ -86,10 +87,10 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
         with taped(None):
             return bool(_condition(cond_fun(aliased(state))))
 
-    given = state
+    state_before = state
     while goes_on():
-        given = _apart(state, given)
-        state = next_state(state, body_fun(given))
+        state_before = _isolate_state(state, state_before)
+        state = next_state(state, body_fun(state_before))
     return copied(state)
 
 
@@ -101,10 +102,11 @@ def fori_loop(
     *,
     checkpoint: bool = False,
 ) -> Tree:
-    """The state after `state = body_fun(i, state)` for each i of `lower` .. `upper - 1`, from
-    `init_val` on. `i` is an i64[]. For `checkpoint` see `while_loop`.
+    """Apply `state = body_fun(i, state)` for i of `lower` .. `upper - 1`; return the final state.
 
-    Raises `DTypeError` for bounds that are no integers, and what `while_loop` raises.
+    The state begins as `init_val`; `i` is an i64[]. For `checkpoint` see `while_loop`.
+
+    Raises `DTypeError` for bounds that are not integers, and what `while_loop` raises.
 
         >>> ml.fori_loop(0, 3, lambda i, x: x * 2.0, ml.ones(2))
         Tensor([8., 8.], f32[2])
@@ -114,26 +116,25 @@ def fori_loop(
     require_integer("lower", lower)
     require_integer("upper", upper)
     if blocks.is_recorded():
-        given = [each for each in (lower, upper) if isinstance(each, Tensor) or is_free(each)]
         first = None if type(lower) is int and lower == 0 else as_index(lower)
-        turns: Tensor | int
-        if given:
-            turns = as_index(upper) if first is None else as_index(upper) - first
+        trip_count: Tensor | int
+        if any(isinstance(each, Tensor) or is_free(each) for each in (lower, upper)):
+            trip_count = as_index(upper) if first is None else as_index(upper) - first
         else:
-            turns = max(int(upper) - int(lower), 0)
+            trip_count = max(int(upper) - int(lower), 0)
 
-        def turn(i: Tensor, xs: Tensors, _: Tensors) -> tuple[Tensors, Tensors]:
+        def iterate(i: Tensor, xs: Tensors, _: Tensors) -> tuple[Tensors, Tensors]:
             number = i if first is None else first + i
             after = body_fun(number, with_leaves(state, iter(xs)))
             return tensors(next_state(state, after)), []
 
-        total = turns if isinstance(turns, int) else None
-        final, _ = _scan(turn, tensors(state), [], turns, total, stacked=False)
+        total = trip_count if isinstance(trip_count, int) else None
+        final, _ = _scan(iterate, tensors(state), [], trip_count, total, stacked=False)
         return with_leaves(state, iter(final))
-    given = state = copied(state)
+    state_before = state = copied(state)
     for i in range(integer("lower", lower), integer("upper", upper)):
-        given = _apart(state, given)
-        state = next_state(state, body_fun(asarray(i), given))
+        state_before = _isolate_state(state, state_before)
+        state = next_state(state, body_fun(asarray(i), state_before))
     return copied(state)
 
 
@@ -146,19 +147,20 @@ def scan(
     reverse: bool = False,
     checkpoint: bool = False,
 ) -> tuple[Tree, Tree]:
-    """Go through the rows of `xs` with a state: `state, y = f(state, x)` for each row x, from
-    `init` on. Returns the last state, and all y, stacked along a new first axis.
+    """Loop over the rows of `xs` with a state: `state, y = f(state, x)`.
 
-    `xs` is a tree of tensors of equally many rows, and x the tree of one row of each. Without `xs`,
-    x is None, and `length` says how many turns there are. Beside `xs` it says how many rows there
-    are or, as a tensor, how many of them, from the first, to go through: that may be known at run
-    time only. Rows of the result that no turn makes are zeros. If there is no turn, `f` is recorded
-    and not run, to find the types of its results. With `reverse` the last row comes
-    first. For `checkpoint` see `while_loop`.
+    Returns the final state, and all y, stacked along a new first axis.
 
-    The rows: [n, ...] -> [n, ...], where `n` is the length. Raises `ShapeError` for rows that are
-    not equally many, or are not `length`, `OperandValueError` for a `length` that is no number of
-    rows, `CaptureError` without a turn for an `f` that cannot be recorded, and what `while_loop`
+    `xs` is a tree of tensors with the same number of rows; x is the tree of one row of each.
+    Without `xs`, x is None, and `length` is the trip count. Beside `xs`, an int `length` must be
+    the number of rows. A tensor `length` is the number of rows to visit, from the first, and may be
+    known at run time only. Rows of the result that no iteration computes are zeros. With zero
+    iterations, `f` is traced for the types of its results. With `reverse` the last row comes first.
+    For `checkpoint` see `while_loop`.
+
+    The rows: [n, ...] -> [n, ...], where `n` is the length. Raises `ShapeError` for rows that
+    differ in number, or from `length`, and `OperandValueError` for an invalid `length`. Raises
+    `CaptureError` with zero iterations for an `f` that cannot be traced, and what `while_loop`
     raises.
 
         >>> xs = ml.asarray([1.0, 2.0, 3.0])
@@ -170,31 +172,33 @@ def scan(
     total = _rows(rows, length)
     if blocks.is_recorded():
         return _recorded_scan(f, state, rows, length, total, reverse)
-    turns = total or 0
+    trip_count = total or 0
     if isinstance(length, Tensor):
-        turns = max(integer("length", length), 0)
-        if total is not None and turns > total:
-            raise OperandValueError(f"length is 0 to {total}, the number of rows, not {turns}")
+        trip_count = max(integer("length", length), 0)
+        if total is not None and trip_count > total:
+            raise OperandValueError(
+                f"scan: expected a length of 0 to {total}, the number of rows, got {trip_count}"
+            )
     rows = aliased(rows)  # whose gradient is added up by itself, as it is in a captured function
-    given = state = copied(state)
-    made: list[Tree] = []
-    for i in reversed(range(turns)) if reverse else range(turns):
+    state_before = state = copied(state)
+    ys: list[Tree] = []
+    for i in reversed(range(trip_count)) if reverse else range(trip_count):
         row = with_leaves(rows, iter([getitem(x, i) for x in tensors(rows)]))
-        given = _apart(state, given)
-        state, y = _turn(f, given, row)
-        made.append(copied(as_like(made[0], y, "a turn makes another row") if made else y))
+        state_before = _isolate_state(state, state_before)
+        state, y = _scan_step(f, state_before, row)
+        ys.append(copied(as_like(ys[0], y, "an iteration returns another row") if ys else y))
     if reverse:
-        made.reverse()
+        ys.reverse()
 
     def of_zeros() -> Tree:
-        none = [zeros(x.shape[1:], dtype=x.dtype) for x in tensors(rows)]
+        zero_row = [zeros(x.shape[1:], dtype=x.dtype) for x in tensors(rows)]
         try:
-            return _turn(f, aliased(state), with_leaves(rows, iter(none)))[1]
+            return _scan_step(f, aliased(state), with_leaves(rows, iter(zero_row)))[1]
         except CaptureError as error:
-            told = "a scan of no rows records its body to find the types of its results"
-            raise CaptureError(f"{told}, and that is as in a captured function: {error}") from None
+            message = "a scan of no rows records its body to find the types of its results"
+            raise CaptureError(f"{message}, as capture does: {error}") from None
 
-    like = made[0] if made else blocks.unrun(of_zeros)
+    like = ys[0] if ys else blocks.abstract_eval(of_zeros)
     if total is None:
         _require_no_rows(like)
 
@@ -202,13 +206,13 @@ def scan(
         missing = zeros(((total or 0) - len(parts), *type.shape), dtype=type.dtype)
         return concat([*[expand_dims(x, axis=0) for x in parts], missing])
 
-    columns = [tensors(y) for y in made]
+    columns = [tensors(y) for y in ys]
     results = [stacked(x.type, [each[k] for each in columns]) for k, x in enumerate(tensors(like))]
     return copied(state), with_leaves(like, iter(results))
 
 
 def map(f: Body, xs: Tree) -> Tree:
-    """`f(x)` for each row x of `xs`, stacked: a `scan` without a state.
+    """Apply `f` to each row of `xs`; stack the results. It is a `scan` without a state.
 
     The rows: [n, ...] -> [n, ...]. Raises what `scan` raises.
 
@@ -218,48 +222,52 @@ def map(f: Body, xs: Tree) -> Tree:
     return scan(lambda _, x: (None, f(x)), None, xs)[1]
 
 
-def counted(
-    body: Turn,
+def counted_loop(
+    body: LoopBody,
     init: Tensors,
     xs: Tensors,
-    turns: Tensor | int,
+    trip_count: Tensor | int,
     total: int | None,
     *,
     reverse: bool = False,
 ) -> tuple[Tensors, Tensors]:
-    """So many turns `body(i, state, rows)`: the last state, and what they make in stacks of `total`
-    rows."""
+    """Run `trip_count` iterations of a body; return the final state and stacks of `total` rows."""
     if blocks.is_recorded():
         stacked, continued = total is not None, len(xs)
         xs = tensors(aliased(xs))  # whose gradient is added up by itself, as it is outside of one
         return _scan(
-            body, init, xs, turns, total, reverse=reverse, stacked=stacked, continued=continued
+            body, init, xs, trip_count, total, reverse=reverse, stacked=stacked, continued=continued
         )
     if total is None:
-        count = integer("length", turns)
+        count = integer("length", trip_count)
 
-        def turn(i: Tensor, state: Tensors) -> Tensors:
+        def iterate(i: Tensor, state: Tensors) -> Tensors:
             return body(count - 1 - i if reverse else i, state, [])[0]
 
-        return fori_loop(0, count, turn, init), []
+        return fori_loop(0, count, iterate, init), []
 
     def f(state: Tensors, row: tuple[Tensor, Tensors]) -> tuple[Tensors, Tensors]:
         return body(row[0], state, row[1])
 
-    return scan(f, init, (arange(total), xs), turns, reverse=reverse)
+    return scan(f, init, (arange(total), xs), trip_count, reverse=reverse)
 
 
 def next_state(before: Tree, after: Any) -> Tree:
-    """What a turn has made of the state. Raises `ShapeError` or `DTypeError` if it is of another
-    structure, or other types."""
+    """Return the state after an iteration.
+
+    Raises `ShapeError` or `DTypeError` if its structure or types have changed.
+    """
     return as_like(before, as_tree(after), "a body makes another state than it is given")
 
 
-def _apart(state: Tree, given: Tree) -> Tree:
-    """The state for a turn. What is none of the tensors that the turn before was `given` may be
-    somebody else's, such as a weight: an update of it is the state's alone. With a gradient each is
-    added up by itself, as it is in a captured function."""
-    own = {id(x) for x in tensors(given)} if taping() is None else set[int]()
+def _isolate_state(state: Tree, previous: Tree) -> Tree:
+    """Return the state for an iteration, with aliases for tensors that others may own.
+
+    Tensors that the previous iteration did not get, such as weights, may belong to others: an
+    update must change the state alone. Under a gradient all are aliased, so that cotangents are
+    summed as in a captured function.
+    """
+    own = {id(x) for x in tensors(previous)} if taping() is None else set[int]()
 
     def part(x: Tensor) -> Tensor:
         if id(x) not in own:
@@ -270,44 +278,45 @@ def _apart(state: Tree, given: Tree) -> Tree:
     return replace(part, state)
 
 
-def _turn(f: Body, state: Tree, x: Tree) -> tuple[Tree, Tree]:
+def _scan_step(f: Body, state: Tree, x: Tree) -> tuple[Tree, Tree]:
     result = f(state, x)
     if not isinstance(result, tuple) or len(result) != 2:
-        raise DTypeError(f"the body of a scan returns a pair (state, y), not {brief(result)}")
+        raise DTypeError(f"scan: expected a pair (state, y) from the body, got {brief(result)}")
     return next_state(state, result[0]), as_tree(result[1])
 
 
 def _rows(xs: Tree, length: Tensor | int | None) -> int | None:
-    """How many rows there are to stack; None if only running tells."""
+    """Return the number of rows to stack; None if it is known at run time only."""
     lengths = {path: x.shape[:1] for path, x in named_leaves(xs, buffers=True)}
     if not lengths and length is None:
-        raise ShapeError("a scan without xs takes a length")
-    if len(set(lengths.values())) > 1 or () in lengths.values():
+        raise ShapeError("scan: expected xs or length, got neither")
+    counts = [*lengths.values()]
+    if any(each != counts[0] or not each for each in counts):
         named = ", ".join(f"{path or 'xs'} {list(rows)}" for path, rows in lengths.items())
-        raise ShapeError(f"the tensors of xs have equally many rows, not {named}")
+        raise ShapeError(f"scan: expected xs with equal numbers of rows, got {named}")
     [total] = next(iter(lengths.values()), (None,))
     if length is not None:
         require_integer("length", length)
     if isinstance(length, Tensor) or length is None:
         return total
-    given = integer("length", length)
-    if given < 0:
-        raise ShapeError(f"length is 0 or more, not {given}")
-    if total is not None and total != given:
-        raise ShapeError(f"xs has {total} rows, and length is {given}")
-    return given
+    count = integer("length", length)
+    if count < 0:
+        raise ShapeError(f"scan: expected a length of 0 or more, got {count}")
+    if total is not None and total != count:
+        raise ShapeError(f"scan: expected length={total}, the number of rows of xs, got {count}")
+    return count
 
 
 def _require_no_rows(y: Tree) -> None:
     if any(named_leaves(y)):
-        raise ShapeError("a scan without xs, of a length known at run time, cannot stack results")
+        raise ShapeError("scan: cannot stack results without xs for a length known at run time")
 
 
 def _condition(value: Any) -> Tensor:
     condition = as_tree(value)
     if not isinstance(condition, Tensor) or condition.size != 1:
-        given = condition.type if isinstance(condition, Tensor) else brief(value)
-        raise ShapeError(f"a condition is one element, not {given}")
+        actual = condition.type if isinstance(condition, Tensor) else brief(value)
+        raise ShapeError(f"expected a condition of one element, got {actual}")
     return condition
 
 
@@ -317,266 +326,280 @@ def _condition(value: Any) -> Tensor:
 def _recorded_scan(
     f: Body, state: Tree, xs: Tree, length: Tensor | int | None, total: int | None, reverse: bool
 ) -> tuple[Tree, Tree]:
-    """A scan of a captured function."""
-    made: list[Tree] = []
+    """Record a scan of a captured function."""
+    ys: list[Tree] = []
 
-    def turn(_: Tensor, flat: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
-        after, y = _turn(f, with_leaves(state, iter(flat)), with_leaves(xs, iter(rows)))
+    def iterate(_: Tensor, flat: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
+        after, y = _scan_step(f, with_leaves(state, iter(flat)), with_leaves(xs, iter(rows)))
         if total is None:
             _require_no_rows(y)
-        made.append(y)
+        ys.append(y)
         return tensors(after), tensors(y)
 
-    turns = as_index(length) if isinstance(length, Tensor) else total or 0
-    final, rows = counted(turn, tensors(state), tensors(xs), turns, total, reverse=reverse)
-    return with_leaves(state, iter(final)), with_leaves(made[0], iter(rows))
+    trip_count = as_index(length) if isinstance(length, Tensor) else total or 0
+    init = tensors(state)
+    final, rows = counted_loop(iterate, init, tensors(xs), trip_count, total, reverse=reverse)
+    return with_leaves(state, iter(final)), with_leaves(ys[0], iter(rows))
 
 
 def _scan(
-    body: Turn,
+    body: LoopBody,
     init: Tensors,
     xs: Tensors,
-    turns: Tensor | int,
+    trip_count: Tensor | int,
     total: int | None,
     *,
     reverse: bool = False,
     stacked: bool = True,
     continued: int = 0,
 ) -> tuple[Tensors, Tensors]:
-    """So many turns with a state, through the rows of `xs`. Results have `total` rows, if that is
-    known, and there are no more turns. Turns and rows are those that there are at first, whatever a
-    body does to `xs` and `turns`. The way back adds to the cotangents of so many of `xs` row by
-    row, as the turns do outside of a captured function; to the others it adds what it makes."""
+    """Record a loop with a trip count, through the rows of `xs`.
+
+    Results have `total` rows, a bound on the trip count, if that is known. Later updates of `xs`
+    and `trip_count` by the body have no effect. For the first `continued` of `xs`, the backward
+    pass adds to cotangents row by row, as eager iterations do. For the others it adds the total.
+    """
     xs = blocks.aliases(xs)
-    turns = untracked(turns) if isinstance(turns, Tensor) else turns
-    count = turns if isinstance(turns, Tensor) else constant(turns, i64)  # an i64[]
+    trip_count = untracked(trip_count) if isinstance(trip_count, Tensor) else trip_count
+    count = trip_count if isinstance(trip_count, Tensor) else constant(trip_count, i64)  # an i64[]
     with taped(None):
         first = count - 1 if reverse else constant(0, i64)
 
     def more(i: Tensor, _: Tensors) -> Tensor:
         return i >= 0 if reverse else i < count
 
-    return _loop(more, body, init, xs, first, turns, total, reverse, stacked, continued)
+    return _loop(more, body, init, xs, first, trip_count, total, reverse, stacked, continued)
 
 
 def _loop(
     more: Callable[[Tensor, Tensors], Tensor],
-    body: Turn,
+    body: LoopBody,
     init: Tensors,
     xs: Tensors,
     first: Tensor,
-    turns: Tensor | int | None = None,
+    trip_count: Tensor | int | None = None,
     total: int | None = None,
     reverse: bool = False,
     stacked: bool = False,
     continued: int = 0,
 ) -> tuple[Tensors, Tensors]:
-    """Turns numbered from `first` on for as long as there are `more`. Without `turns` it counts
-    them itself. A body that is not `stacked` makes no rows."""
+    """Record a loop, numbered from `first` on, that runs while `more`.
+
+    Without `trip_count` the loop counts its iterations. A body that is not `stacked` has no rows.
+    """
     tape = taping()
     tracked = [tape is not None and x.tape is tape for x in init]
-    rest = (first, turns, total, reverse, stacked, continued)
+    rest = (first, trip_count, total, reverse, stacked, continued)
     return _recorded_loop(tracked, [], more, body, init, xs, *rest)
 
 
-@blocks.recorded_again
+@blocks.retry_blocks
 def _recorded_loop(
     tracked: list[bool],
     carried: Tensors,
     more: Callable[[Tensor, Tensors], Tensor],
-    body: Turn,
+    body: LoopBody,
     init: Tensors,
     xs: Tensors,
     first: Tensor,
-    turns: Tensor | int | None,
+    trip_count: Tensor | int | None,
     total: int | None,
     reverse: bool,
     stacked: bool,
     continued: int,
 ) -> tuple[Tensors, Tensors]:
-    """The loop. `tracked` are the parts of the state that are tracked in some turn, as far as that
-    is known: those that are so at first, and in a later recording those that a turn makes. What is
-    `carried` is the rest of the state (see `blocks.carrying`)."""
+    """Record the loop.
+
+    `tracked` marks the parts of the state that are tracked in any iteration, as far as known; a
+    later recording adds to it. `carried` is additional state (see `blocks.carrying`).
+    """
     record, tape = blocks.recorder(), taping()
     nown, init = len(init), [*init, *carried]
     tracked += [tape is not None and x.tape is tape for x in init[len(tracked) :]]
     with taped(None):
-        state = [blocks.initialized(record, x) for x in init]
-        i = blocks.initialized(record, first)
+        state = [blocks.new_variable(record, x) for x in init]
+        i = blocks.new_variable(record, first)
         last = None  # the number of the last record
         if tape is not None and total is None:
-            last = blocks.initialized(record, constant(0, i64))
-    length = record.use(turns) if isinstance(turns, Tensor) else turns
+            last = blocks.new_variable(record, constant(0, i64))
+    length = record.use(trip_count) if isinstance(trip_count, Tensor) else trip_count
     of_xs = [record.use(x) for x in xs]
     with record.block() as test, taped(None):
         test.result = record.use(more(i, [untracked(x) for x in state]))
     start = 0 if tape is None else len(tape.nodes)
     is_known = True
-    kept: Tensors = []  # what the way back needs of each turn
-    stacks: Tensors = []  # that it is kept in, if these have a known length
+    residuals: Tensors = []  # saved by each iteration
+    stacks: Tensors = []  # that hold them, if the trip count is bounded
     with blocks.carrying(carried) as block:
         with taped(None):
             now = untracked(i)
             params, rows = [untracked(x) for x in state], [op.take(x, i, axis=0) for x in xs]
-            counted, taken = record.use(now), [record.value_of(x) for x in rows]
+            counter, row_uses = record.use(now), [record.value_of(x) for x in rows]
         if tape is not None:
-            params = blocks.watched(tape, params, tracked)
-            rows = blocks.watched(tape, rows, [x.tape is tape for x in xs])
+            params = blocks.watch_tracked(tape, params, tracked)
+            rows = blocks.watch_tracked(tape, rows, [x.tape is tape for x in xs])
             if total is not None:
-                kept = [*params]  # those that are not needed are not kept in the end
-                stacks = [_stack(record, x, i, total) for x in kept]
-        lent = blocks.aliases(params)
-        blocks.assign(carried, lent[nown:])
+                residuals = [*params]  # unused ones are dropped in the end
+                stacks = [_new_stack(record, x, i, total) for x in residuals]
+        own_params = blocks.aliases(params)
+        blocks.assign_carried(carried, own_params[nown:])
         try:
-            after, made = body(now, lent[:nown], blocks.aliases(rows))
-            after, made = blocks.left(carried, [*after, *carried]), blocks.left(carried, made)
-        except blocks.Unknown:  # a loop of no turns tells what the function makes
+            after, ys = body(now, own_params[:nown], blocks.aliases(rows))
+            after, ys = (
+                blocks.block_outputs(carried, [*after, *carried]),
+                blocks.block_outputs(carried, ys),
+            )
+        except blocks.UnknownResults:  # zero iterations give the result types
             if stacked:
                 raise
             is_known = False
-            after, made = params, []
+            after, ys = params, []
         segment = None
         if tape is not None:
             if not all(x or y.tape is not tape for x, y in zip(tracked, after, strict=True)):
                 tracked[:] = [x or y.tape is tape for x, y in zip(tracked, after, strict=True)]
-                raise blocks.Again
-            known, ends = [i, *state, *rows], [*after, *made]
-            segment = blocks.Segment(record, tape, start, ends, known, carried)
+                raise blocks.RetryBlocks
+            available, ends = [i, *state, *rows], [*after, *ys]
+            segment = blocks.Segment(record, tape, start, ends, available, carried)
             if segment.is_constant([*init, *xs]):
                 segment = None
             elif last is None:
-                kept += segment.inside
-                stacks += [_stack(record, x, i, total) for x in segment.inside]
+                residuals += segment.inside
+                stacks += [_new_stack(record, x, i, total) for x in segment.inside]
             else:
-                kept = [x for x in params if segment.needs(x)] + segment.inside
+                residuals = [x for x in params if segment.needs(x)] + segment.inside
                 with taped(None):
-                    overwrite(last, COPY, record.push([last, *kept]))
-        results = [_stack(record, y, i, total) for y in made]
+                    overwrite(last, COPY, record.push([last, *residuals]))
+        results = [_new_stack(record, y, i, total) for y in ys]
         homes = [record.home_of(x) for x in (*results, *stacks)]
-        stacked_rows = [(h, record.use(x)) for h, x in zip(homes, [*made, *kept], strict=False)]
+        written = [(h, record.use(x)) for h, x in zip(homes, [*ys, *residuals], strict=False)]
         with taped(None):
             _assign(state, after)
             overwrite(i, _ADD, i, constant(-1 if reverse else 1, i64))
     if not is_known:
-        return blocks.released(record, state)[:nown], []
-    for stack in results if isinstance(turns, Tensor) else []:
+        return blocks.release(record, state)[:nown], []
+    for stack in results if isinstance(trip_count, Tensor) else []:
         overwrite(stack, COPY, zeros(stack.shape, dtype=stack.dtype))
     record.control("while", [test, block])
     if length is not None:
-        record.calls[-1].turns = Turns(counted, length, total, reverse, of_xs, taken, stacked_rows)
-    finals, results = blocks.released(record, state), blocks.released(record, results)
-    stacks = blocks.released(record, stacks)
+        record.calls[-1].turns = Turns(counter, length, total, reverse, of_xs, row_uses, written)
+    finals, results = blocks.release(record, state), blocks.release(record, results)
+    stacks = blocks.release(record, stacks)
     if tape is not None and segment is not None:
-        count = record.released(i) if turns is None else turns
+        count = record.released(i) if trip_count is None else trip_count
         number = [] if last is None else [record.released(last)]
-        ncontinued = 0 if isinstance(count, Tensor) else continued  # a turn for each row
-        way = _Way(segment, params, rows, i, after, made, kept, set(), count, total, reverse)
+        ncontinued = 0 if isinstance(count, Tensor) else continued  # one iteration a row
+        vjp = _LoopVjp(segment, params, rows, i, after, ys, residuals, set(), count, total, reverse)
         saved = [*xs, *stacks, *number, *segment.outside]
         if isinstance(count, Tensor):
             saved.append(count)
-        outs = blocks.if_tracked(tape, [*finals, *results], [*params, *made])
+        outs = blocks.tracked_results(tape, [*finals, *results], [*params, *ys])
         if last is None:
-            outs += blocks.if_tracked(tape, stacks, kept)
+            outs += blocks.tracked_results(tape, stacks, residuals)
         else:
-            outs += number if any(x.tape is tape for x in kept) else [None]
-        pull, effect = partial(_pull, way), segment.has_effect
+            outs += number if any(x.tape is tape for x in residuals) else [None]
+        vjp_fn, effect = partial(_vjp, vjp), segment.has_effect
         rows_of = range(len(init), len(init) + ncontinued)
-        leave(tape, outs, [*init, *xs], segment.closures, saved, pull, rows_of, effect=effect)
-    blocks.assign(carried, finals[nown:])
+        add_node(tape, outs, [*init, *xs], segment.closures, saved, vjp_fn, rows_of, effect=effect)
+    blocks.assign_carried(carried, finals[nown:])
     return finals[:nown], results
 
 
-class _Way(NamedTuple):
-    """What the way back through a loop needs to know of the way there. `kept` are those tensors of
-    its body that are kept for each turn: in stacks of `total` rows or, where that is None, in a
-    record that has the number of the one before, first. Those of its tensors that are `used` are of
-    the way to a gradient of the gradient."""
+class _LoopVjp(NamedTuple):
+    """Vjp of a loop.
+
+    residuals: tensors of the body that each iteration saves, in stacks of `total` rows. Where
+        `total` is None they lie in a record, behind the number of the record before.
+    used: numbers of the residuals that have cotangents in a gradient of the gradient.
+    """
 
     segment: blocks.Segment
     params: Tensors
     rows: Tensors
     i: Tensor
     after: Tensors
-    made: Tensors
-    kept: Tensors
+    ys: Tensors
+    residuals: Tensors
     used: set[int]
-    turns: Tensor | int
+    trip_count: Tensor | int
     total: int | None
     reverse: bool
 
 
-def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
-    """The cotangents of a loop's initial state, its xs, and what its body reaches besides. Of the
-    latter so much is `held` before; after that, of the xs that are continued (see `_scan`)."""
-    segment, turns = way.segment, way.turns
-    held, so_far = blocks.split(held, len(segment.closures))
-    if isinstance(turns, Tensor):
-        *saved, turns = saved
-    nstate, nrows = len(way.params), len(way.rows)
-    nstacks = len(way.kept) if way.total is not None else 1
+def _vjp(vjp: _LoopVjp, cotangents: Cotangents, saved: Saved, sums: Sums) -> Sums:
+    """Return the cotangents of the initial state, of xs, and of the closures.
+
+    `sums` has the sums so far of the closures, then of the `xs` that are continued (see
+    `_scan`).
+    """
+    segment, trip_count = vjp.segment, vjp.trip_count
+    sums, so_far = blocks.split(sums, len(segment.closures))
+    if isinstance(trip_count, Tensor):
+        *saved, trip_count = saved
+    nstate, nrows = len(vjp.params), len(vjp.rows)
+    nstacks = len(vjp.residuals) if vjp.total is not None else 1
     xs, stacks, outside = blocks.split(saved, nrows, nstacks)
-    of_state, of_made, of_kept = blocks.split(cotangents, nstate, len(way.made))
+    of_state, out_gs, residual_gs = blocks.split(cotangents, nstate, len(vjp.ys))
     tape = segment.tape
-    if way.total is None:
-        numbers, of_kept, of_record = stacks, [], [g for g in of_kept if g is not None]
+    if vjp.total is None:
+        numbers, residual_gs, of_record = stacks, [], [g for g in residual_gs if g is not None]
         numbers += of_record
         stacks = []
     else:
         numbers, of_record = [], []
-    made = [y for y, g in zip(way.made, of_made, strict=True) if g is not None]
-    stacked = [y for y, g in zip(way.kept, of_kept, strict=False) if g is not None]
-    are_tracked = [x.tape is tape for x in way.kept]
-    recorded = [(k, x) for k, x in enumerate(way.kept, 1) if x.tape is tape and of_record]
-    ends = [*made, *stacked, *[x for k, x in recorded if k in way.used]]
-    patterns, period = _activity(way, [k for k, g in enumerate(of_state) if g is not None], ends)
+    ys = [y for y, g in zip(vjp.ys, out_gs, strict=True) if g is not None]
+    stacked = [y for y, g in zip(vjp.residuals, residual_gs, strict=False) if g is not None]
+    are_tracked = [x.tape is tape for x in vjp.residuals]
+    recorded = [(k, x) for k, x in enumerate(vjp.residuals, 1) if x.tape is tape and of_record]
+    ends = [*ys, *stacked, *[x for k, x in recorded if k in vjp.used]]
+    patterns, period = _activity(vjp, [k for k, g in enumerate(of_state) if g is not None], ends)
     active = sorted({k for each, _ in patterns for k in each})
     reached = {number for _, each in patterns for number in each}
-    tracked = [k for k, x in enumerate(way.rows) if x.tape is tape and x.node in reached]
+    tracked = [k for k, x in enumerate(vjp.rows) if x.tape is tape and x.node in reached]
     continued = {k: g for k, g in enumerate(so_far) if g is not None and k in tracked}
-    init = [or_zeros(of_state[k], way.params[k].type) for k in active]
-    cells, closures = blocks.parted(segment.closures, held)
+    active_params, tracked_rows = [vjp.params[k] for k in active], [vjp.rows[k] for k in tracked]
+    init = [or_zeros(of_state[k], vjp.params[k].type) for k in active]
+    cells, closures = blocks.split_cells(segment.closures, sums)
     closures = {n: h for n, h in closures.items() if h is not None or n in reached}
     init += [or_zeros(h, segment.closures[number]) for number, h in closures.items()]
     init += numbers
 
-    def turn(i: Tensor, state: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
-        xrows, kept, of_made, of_stacked, before = blocks.split(
-            rows, nrows, len(stacks), len(made), len(stacked)
+    def iterate(i: Tensor, state: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
+        xrows, residuals, out_gs, of_stacked, before = blocks.split(
+            rows, nrows, len(stacks), len(ys), len(stacked)
         )
         parts, totals, places = blocks.split(state, len(active), len(closures))
         of_recorded: Tensors = []
         if places:
-            types = [records.NUMBER, *[x.root.type for x in way.kept]]
-            places[0], *kept = records.pull(
-                places[0], types, [True, *are_tracked], way.used, segment.stack
+            types = [records.NUMBER, *[x.root.type for x in vjp.residuals]]
+            places[0], *residuals = records.pull(
+                places[0], types, [True, *are_tracked], vjp.used, segment.stack
             )
         if of_record:
             types = [records.NUMBER, *[x.type for _, x in recorded]]
             places[1], *of_recorded = records.pull(places[1], types)
-        inside = {segment.key(x): row for x, row in zip(way.kept, kept, strict=True)}
-        inside |= {segment.key(x): row for x, row in zip(way.rows, xrows, strict=True)}
-        inside[id(way.i)] = i
-        gs = [g if k in way.used else None for (k, _), g in zip(recorded, of_recorded, strict=True)]
+        inside = {segment.key(x): row for x, row in zip(vjp.residuals, residuals, strict=True)}
+        inside |= {segment.key(x): row for x, row in zip(vjp.rows, xrows, strict=True)}
+        inside[id(vjp.i)] = i
+        gs = [g if k in vjp.used else None for (k, _), g in zip(recorded, of_recorded, strict=True)]
 
         def back(now_active: list[int]) -> Tensors:
-            pending = Pending()
+            pending = CotangentAccumulator()
             pending.update(cells)
             pending.update(zip(closures, totals, strict=True))
-            pending.update((way.rows[k].node, g) for k, g in zip(continued, before, strict=True))
-            ends = [*made, *[way.after[k] for k in active], *stacked, *[x for _, x in recorded]]
+            pending.update((vjp.rows[k].node, g) for k, g in zip(continued, before, strict=True))
+            ends = [*ys, *[vjp.after[k] for k in active], *stacked, *[x for _, x in recorded]]
             of_after = [g if k in now_active else None for k, g in zip(active, parts, strict=True)]
-            seed(pending, segment.tape, ends, [*of_made, *of_after, *of_stacked, *gs])
+            seed(pending, segment.tape, ends, [*out_gs, *of_after, *of_stacked, *gs])
             segment.walk(pending, inside, outside)
-            after = [or_zeros(pending.get(way.params[k].node), way.params[k].type) for k in active]
+            after = [or_zeros(pending.get(x.node), x.type) for x in active_params]
             after += [pending[number] for number in closures]
-            return after + [
-                or_zeros(pending.get(way.rows[k].node), way.rows[k].type) for k in tracked
-            ]
+            return after + [or_zeros(pending.get(x.node), x.type) for x in tracked_rows]
 
         if len(patterns) == 1:
             values = back(active)
         else:
-            number = turns - 1 - i if reverse else i
+            number = trip_count - 1 - i if reverse else i
             if period > 1:
                 first = len(patterns) - period
                 number = op.where(number < first, number, first + (number - first) % period)
@@ -584,10 +607,11 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
         after, of_rows = blocks.split(values, len(active) + len(closures))
         return [*after, *places], of_rows
 
-    reverse = not way.reverse
-    rows = [*xs, *stacks, *[g for g in (*of_made, *of_kept) if g is not None], *continued.values()]
-    nown = nrows + len(stacks)
-    finals, of_xs = _scan(turn, init, rows, turns, way.total, reverse=reverse, continued=nown)
+    reverse = not vjp.reverse
+    row_gs = [g for g in (*out_gs, *residual_gs) if g is not None]
+    rows = [*xs, *stacks, *row_gs, *continued.values()]
+    n = nrows + len(stacks)
+    finals, of_xs = _scan(iterate, init, rows, trip_count, vjp.total, reverse=reverse, continued=n)
     parts: list[Tensor | None] = [None] * (nstate + nrows)
     for k, g in zip(active, finals, strict=False):
         parts[k] = g
@@ -598,30 +622,30 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
 
 
 def _activity(
-    way: _Way, active: list[int], made: Tensors
+    vjp: _LoopVjp, active: list[int], ys: Tensors
 ) -> tuple[list[tuple[list[int], set[int]]], int]:
     """Return the activity of backward iterations, and the period in which the last ones recur.
 
-    The activity of an iteration: the numbers of those parts of the state whose new values have a
-    cotangent, at first these `active` ones; and the nodes that cotangents go to from these and from
-    `made`. The others have none, as outside of a program: a rule might make nan of zeros. Where
-    all iterations reach the same nodes, zeros change no value: one activity stands for them. The
+    The activity of an iteration has two parts. The first is the parts of the state whose new values
+    have a cotangent, at first `active`. The second is the nodes that cotangents reach from these
+    and from `outputs`. The others have none, as eagerly: a rule might turn zeros into nan. Where
+    all iterations reach the same nodes, zeros change no value, and one activity is enough. The
     number of a record has a cotangent in each iteration, which pushes a record of cotangents.
     """
-    tape = way.segment.tape
+    tape = vjp.segment.tape
 
     def reach(parts: list[int]) -> set[int]:
-        ends = [*made, *[way.after[k] for k in parts]]
-        return way.segment.reached([y.node for y in ends if y.tape is tape])
+        ends = [*ys, *[vjp.after[k] for k in parts]]
+        return vjp.segment.reached([y.node for y in ends if y.tape is tape])
 
     def before(parts: list[int], always: Container[int] = ()) -> list[int]:
-        nodes, params = reach(parts), enumerate(way.params)
+        nodes, params = reach(parts), enumerate(vjp.params)
         return [k for k, x in params if k in always or (x.tape is tape and x.node in nodes)]
 
     union = active
     while (more := before(union, union)) != union:
         union = more
-    numbers = {k for k in union if not way.params[k].dtype.is_inexact}
+    numbers = {k for k in union if not vjp.params[k].dtype.is_inexact}
     active = sorted({*active, *numbers})
     patterns: list[tuple[list[int], set[int]]] = []
     while active not in (earlier := [parts for parts, _ in patterns]):
@@ -633,22 +657,24 @@ def _activity(
 
 
 def _assign(variables: Tensors, values: Tensors) -> None:
-    """Give the variables new values, all at once."""
+    """Assign new values to the variables simultaneously."""
     roots = {id(x) for x in variables}
     pairs = [(x, y) for x, y in zip(variables, values, strict=True) if y.root is not x]
     moved = [op.copy(y) if id(y.root) in roots else y for _, y in pairs]
     blocks.write([x for x, _ in pairs], moved)
 
 
-def _stack(record: Recorder, row: Tensor, i: Tensor, total: int | None) -> Tensor:
-    """A variable of `total` rows, of which a turn writes that row. Raises `ShapeError` without a
-    total."""
+def _new_stack(record: Recorder, row: Tensor, i: Tensor, total: int | None) -> Tensor:
+    """Return a variable of `total` rows into which an iteration writes that row.
+
+    Raises `ShapeError` if `total` is None.
+    """
     if total is None:
-        raise ShapeError("a loop of a length known at run time only cannot stack results")
+        raise ShapeError("cannot stack results of a loop whose length is known at run time only")
     with taped(None):
         stack = record.variable(_with_axis(row.type, total), outside=True)
         if total:
-            overwrite(stack, _REPLACE_ROW, stack, blocks.seen_as(row, _with_axis(row.type, 1)), i)
+            overwrite(stack, _SET_ROW, stack, blocks.reshape_view(row, _with_axis(row.type, 1)), i)
         else:
             overwrite(stack, COPY, zeros(stack.shape, dtype=stack.dtype))
     return stack

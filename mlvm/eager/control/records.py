@@ -1,8 +1,8 @@
-"""Records of residuals as values that gradients go through.
+"""Records of residuals, as values that gradients go through.
 
-What is pushed on the way there is pulled on the way back. The way back of a push is a pull, and
-that of a pull is a push: the cotangent of a record's number is the number of a record of
-cotangents. So gradients through all this are of any order.
+The forward pass pushes a record; the backward pass pulls it. The vjp of a push is a pull, and the
+vjp of a pull is a push. The cotangent of a record's number is the number of a record of cotangents.
+So gradients of any order work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 
 from mlvm.core.errors import GradientError
 from mlvm.core.types import Shape, TensorType, i64
-from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros
+from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros
 from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.control.blocks import Tensors, is_tracked, recorder
 from mlvm.eager.functions.shapes import broadcast_to
@@ -22,17 +22,15 @@ NUMBER = TensorType(i64)
 
 
 def push(xs: Sequence[Tensor]) -> Tensor:
-    """The number of a new record of copies of the tensors, of floats and numbers of records."""
+    """Save copies of floats and record numbers in a new record; return its number."""
     number, tape = recorder().push(xs), taping()
     if tape is not None and any(is_tracked(x, tape) for x in xs):
-        leave(tape, [number], xs, {}, [], partial(_pull_cotangents, [x.type for x in xs]))
+        add_node(tape, [number], xs, {}, [], partial(_pull_gs, [x.type for x in xs]))
     return number
 
 
-def _pull_cotangents(
-    types: Sequence[TensorType], cotangents: Cotangents, saved: Saved, held: Held
-) -> Held:
-    [g] = cotangents
+def _pull_gs(types: Sequence[TensorType], gs: Cotangents, saved: Saved, sums: Sums) -> Sums:
+    [g] = gs
     return [None] * len(types) if g is None else pull(g, types)
 
 
@@ -43,10 +41,12 @@ def pull(
     used: set[int] | None = None,
     stack: object = None,
 ) -> Tensors:
-    """The tensors of a record, or row i of each in record i of many numbers. Those that are tracked
-    if its number is, are those that were so when they were pushed. `used` gets the numbers of those
-    that had a cotangent. `stack` is that of the recorder that pushed the record, without a word
-    that of this one."""
+    """Return the tensors of a record; for a vector of numbers, row i of each from record i.
+
+    `are_tracked`: which tensors were tracked when they were pushed.
+    `used`: collects the positions of tensors that had a cotangent.
+    `stack`: the stack of the recorder that pushed the record, by default the current one's.
+    """
     record, tape = recorder(), taping()
     outside = None
     if stack is not None and stack is not record.stack:
@@ -57,27 +57,25 @@ def pull(
             x if tracked else None
             for x, tracked in zip(xs, are_tracked or [True] * len(xs), strict=True)
         ]
-        leave(
-            tape, results, [number], {}, [], partial(_push_cotangents, results, used, number.shape)
-        )
+        add_node(tape, results, [number], {}, [], partial(_push_gs, results, used, number.shape))
     return xs
 
 
-def _push_cotangents(
+def _push_gs(
     results: Sequence[Tensor | None],
     used: set[int] | None,
     shape: Shape,
-    cotangents: Cotangents,
+    gs: Cotangents,
     saved: Saved,
-    held: Held,
-) -> Held:
+    sums: Sums,
+) -> Sums:
     if used is not None:
-        used.update(k for k, g in enumerate(cotangents) if g is not None)
-    pairs = zip(cotangents, results, strict=True)
-    made = push([or_zeros(g, x.type) for g, x in pairs if x is not None])
+        used.update(k for k, g in enumerate(gs) if g is not None)
+    pairs = zip(gs, results, strict=True)
+    number = push([or_zeros(g, x.type) for g, x in pairs if x is not None])
     if not shape:
-        return [made]
+        return [number]
     tape = taping()
-    if tape is not None and made.tape is tape:
-        raise GradientError("there is no third derivative through residuals of lanes")
-    return [broadcast_to(made, shape)]
+    if tape is not None and number.tape is tape:
+        raise GradientError("a third derivative through the residuals of a batch is not supported")
+    return [broadcast_to(number, shape)]

@@ -1,5 +1,4 @@
-"""What control flow takes and gives back: integers, and trees of tensors that nobody else updates.
-What goes round in a loop keeps its structure and its types."""
+"""Arguments and results of control flow: integers, and trees of tensors with fixed types."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ _NUMBERS: Final = {bool: bool_, int: i64, float: f32}
 
 
 def as_tree(tree: Any) -> Tree:
-    """The tree with tensors for numbers and arrays."""
+    """Convert the numbers and arrays of a tree to tensors."""
     return replace(_as_tensor, tree, (*_NUMBERS, np.ndarray, np.generic))
 
 
@@ -40,7 +39,7 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 def tensors(tree: Tree) -> list[Tensor]:
-    """The tensors of a tree, in order, those in buffers too."""
+    """Return the tensors of a tree in order, buffers included."""
     return [x for _, x in named_leaves(tree, buffers=True)]
 
 
@@ -50,27 +49,29 @@ def as_like(
     what: str,
     fits: Callable[[TensorType, TensorType], bool] = operator.is_,
 ) -> Tree:
-    """The second tree, in the order of the first. Raise `DTypeError` or `ShapeError` if it has
-    another structure, or types that do not fit. `what` says what has made it, out of what: "a body
-    makes another state than it is given"."""
+    """Return the tree `after` in the order of `before`.
+
+    Raises `DTypeError` or `ShapeError` if structure or types differ. `what` is the first part of
+    the message: "a body makes another state than it is given".
+    """
 
     def differ(path: str, was: Tree, now: Tree) -> NoReturn:
         raise DTypeError(f"{what}: {_listed(path, now)}, not {_listed(path, was)}")
 
-    found, structure = flatten(before, buffers=True)
-    beside = partners(structure, after, _are_alike, differ, buffers=True)
-    for (path, x), y in zip(found, beside, strict=True):
+    leaves_before, structure = flatten(before, buffers=True)
+    leaves_after = partners(structure, after, _are_alike, differ, buffers=True)
+    for (path, x), y in zip(leaves_before, leaves_after, strict=True):
         if not isinstance(y, Tensor):
             differ(path, x, y)
         if not fits(x.type, y.type):
             refused = DTypeError if y.dtype is not x.dtype else ShapeError
             where = f" at {path}" if path else ""
             raise refused(f"{what}: {y.type}{where}, not {x.type}{_of_autocast(x, y)}")
-    return unflatten(structure, beside)
+    return unflatten(structure, leaves_after)
 
 
 def _of_autocast(was: Tensor, now: Tensor) -> str:
-    """What to write where `autocast` has made the difference."""
+    """Return a hint for an error where `autocast` has changed a dtype."""
     half = autocast_dtype()
     if was.dtype is now.dtype or half not in (was.dtype, now.dtype):
         return ""
@@ -82,7 +83,7 @@ def _are_alike(was: Tree, now: Tree) -> bool:
 
 
 def _listed(path: str, tree: Tree) -> str:
-    """The tree in words: what it is, and what is in it."""
+    """Describe a tree: its kind and its tensors."""
     if isinstance(tree, Tensor):
         return str(tree.type)
     named = [f"{name} {x.type}" for name, x in named_leaves(tree, path, buffers=True)]
@@ -91,37 +92,37 @@ def _listed(path: str, tree: Tree) -> str:
 
 
 def aliased(tree: Tree) -> Tree:
-    """The tree with other tensors over the same bytes: an update of one is none of the caller's."""
+    """Replace tensors by aliases, so that an update does not change the caller's."""
     return replace(alias_of, tree)
 
 
 def copied(tree: Tree) -> Tree:
-    """The tree with copies of its tensors."""
+    """Copy the tensors of a tree."""
     return with_leaves(tree, iter([op.copy(x) for x in tensors(tree)]))
 
 
 def require_integer(name: str, value: Any) -> None:
-    """Raise `DTypeError` unless it is an int, or a tensor of one."""
+    """Raise `DTypeError` unless the value is an int or a tensor of one integer."""
     if isinstance(value, Tensor):
         if not value.dtype.is_integer or value.size != 1:
-            raise DTypeError(f"{name} is one integer, not {value.type}")
+            raise DTypeError(f"{name}: expected one integer, got {value.type}")
     elif not isinstance(value, (int, np.integer)):
-        raise DTypeError(f"{name} is an integer, not {brief(value)}")
+        raise DTypeError(f"{name}: expected an integer, got {brief(value)}")
 
 
 def integer(name: str, value: Any) -> int:
-    """The int, which a tensor is read for. Raises `DTypeError` for anything else."""
+    """Return the value as an int, reading a tensor. Raises `DTypeError` for other values."""
     require_integer(name, value)
     return operator.index(value)
 
 
 def as_condition(value: Tensor) -> Tensor:
-    """Decide which elements hold as conditions, in any dtype those that are not zero: bool."""
+    """Convert to bool: elements of any dtype are true where they are not zero."""
     return value if value.dtype is bool_ else astype(value, bool_)
 
 
 def as_index(value: Tensor | int) -> Tensor:
-    """The integer as an i64[]."""
+    """Return the integer as an i64[]."""
     if isinstance(value, Tensor):
         return reshape(value if value.dtype is i64 else op.astype(value, dtype=i64), ())
     return constant(value if is_free(value) else operator.index(value), i64)

@@ -1,4 +1,4 @@
-"""What is learned outlives its process: `save` writes tensors by name, `load` reads them."""
+"""Checkpoints: `save` writes tensors by name, `load` reads them."""
 
 from __future__ import annotations
 
@@ -74,37 +74,37 @@ def save(
     where: Where | None = None,
 ) -> None:
     """Write tensors by name to a file in the safetensors format, which PyTorch, JAX and others read
-    too; of a Module its `state()`, parameters and buffers by path. Arrays are taken as well.
+    too; of a Module its `state()`, parameters and buffers by path. Arrays are saved as well.
 
     model = nn.Linear(2, 3)
     save("model.safetensors", model, {"trained on": "digits"})
     load("model.safetensors").keys()         # kernel, bias
     load("model.safetensors", into=model)    # the values are the model's again
 
-    A dict may have all that a training needs to go on as if it had not been interrupted: Modules,
-    optimizers, loss scales, pipelines, `ml.random` for the global keys of the current VM and of all
-    VMs on which the dict's tensors lie, and whatever else has
-    `state()` and `load_state`; tensors and arrays; numbers, texts and None, and lists and dicts of
-    these. Of an optimizer it has the hyperparameters too, but for a schedule.
+    A dict may have all state of a training, which then resumes exactly: Modules, optimizers, loss
+    scales, pipelines, and other objects with `state()` and `load_state`; tensors and arrays;
+    numbers, texts and None, and lists and dicts of these. `ml.random` stands for the global keys of
+    the current VM and of all VMs of the dict's tensors. Hyperparameters of optimizers are saved,
+    too, except schedules.
 
     training = {"model": model, "optimizer": optimizer, "batches": pipeline, "epoch": 7}
     save("training.safetensors", training)
     load("training.safetensors", into=training)["epoch"]
 
-    With `where` it is a part of this that is written: a pattern of the paths, in which `*` matches
-    "/" too, or a function of path and tensor, as in `Module.freeze`.
+    `where` selects the part to save: a pattern of the paths, in which `*` matches "/" too, or a
+    function of path and tensor, as in `Module.freeze`.
 
-    `metadata` is texts by name. The file is written beside the one of that name, if there is one,
-    and takes its place, and its mode, when it is whole: through a link, too. One tensor at a time
-    is copied out of its VM. An array of numpy in a field of a Module is no part of its state, and
-    a UserWarning names it: make it a `nn.buffer(asarray(x))`. Nor is a Module in an object that is
-    no tree, such as a dataclass or a deque, which `NoEffectWarning` names.
+    `metadata` is texts by name. The new file replaces one of that name only when it is complete,
+    keeps its mode, and follows links. One tensor at a time is copied out of its VM. A numpy array
+    in a field of a Module is not part of its state, and a UserWarning names it: make it a
+    `nn.buffer(asarray(x))`. Nor is a Module in an object that is not a tree, such as a dataclass or
+    a deque, which `NoEffectWarning` names.
 
-    Raises `OSError` for a file that cannot be written, and for a name that has a folder, a pipe or
-    a device; `WeightsError` for c128, which the format does not have, and for names that are no
-    texts; `DTypeError` for what is none of the above, masked arrays included; `PathError` for two
-    parts of one name; `AttributeRefused` for a name that promises another format, such as "x.onnx",
-    and where `where` means nothing; `StaleTensor`. Nothing is left behind then.
+    Raises `OSError` if the file cannot be written, or the name is that of a folder, a pipe or a
+    device; `WeightsError` if a tensor is c128, which the format lacks, or a name is not text;
+    `DTypeError` if a part is none of the above, such as a masked array; `PathError` if two parts
+    have one name; `AttributeRefused` if the name promises another format, such as "x.onnx", or
+    `where` matches nothing; `StaleTensor` if a tensor has ended. No file is left then.
     https://github.com/huggingface/safetensors
 
         >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
@@ -113,10 +113,12 @@ def save(
     """
     path = _path(file, "save")
     if path.suffix in _OTHERS:
-        told = (
+        problem = (
             f'ml.save writes safetensors{_OTHERS[path.suffix]}: name it "{path.stem}.safetensors"'
         )
-        raise AttributeRefused(f"{path} would be read as {path.suffix[1:]}; {told}").at("save", ())
+        raise AttributeRefused(f"{path} would be read as {path.suffix[1:]}; {problem}").at(
+            "save", ()
+        )
     if not isinstance(tensors, Mapping) and loader_of(tensors) is None:
         raise DTypeError(
             f"save takes a Module, or tensors by name such as {{'x': x}}, not {brief(tensors)}"
@@ -140,15 +142,15 @@ def save(
     for place in _arrays_in({path: x for path, (x, _) in parts.objects.items()}):
         text = f"{place} is an array of numpy, which is not saved: ml.nn.buffer(ml.asarray(x))"
         warnings.warn(f"{text} makes it part of the model's state", stacklevel=2)
-    found, plain = parts.meant(where)
+    chosen, plain = parts.selected(where)
     texts = dict(metadata or {})
     if plain:
         texts[_PLAIN] = json.dumps(plain)
-    types = {name: x.type if isinstance(x, Tensor) else type_of(x) for name, x in found.items()}
-    require_live(x for x in found.values() if isinstance(x, Tensor))
+    types = {name: x.type if isinstance(x, Tensor) else type_of(x) for name, x in chosen.items()}
+    require_live(x for x in chosen.values() if isinstance(x, Tensor))
 
     def read(name: str) -> Array:
-        x = found[name]
+        x = chosen[name]
         return values_of(x) if isinstance(x, Tensor) else x
 
     try:
@@ -175,30 +177,28 @@ def load(
     keep_halves: bool = False,
     where: Where | None = None,
 ) -> Any:
-    """The tensors of a safetensors file by name, in the current arena; their `metadata` has the
-    texts of the file. Of a GGUF file their `plain` has its metadata, and blocks of few bits stay
-    so: `x` has the elements, and `x.scale` what `quantized_matmul` takes with them. With `into`, a
-    Module, they are written over its parameters and buffers, by the paths of its `state()`, and the
-    Module is returned. So is a dict of what `save` takes, whose items that are numbers, texts and
-    arrays are replaced.
+    """Load the tensors of a safetensors file by name into the current arena; `metadata` of the
+    result has the texts of the file. For a GGUF file, `plain` has its metadata, and few-bit blocks
+    stay quantised: `x` has the elements, and `x.scale` the scales for `quantized_matmul`. With a
+    Module as `into`, they are written over its parameters and buffers, by the paths of its
+    `state()`, and the Module is returned. A dict that `save` takes is restored likewise; its
+    numbers, texts and arrays are replaced.
 
     tensors = load("model.safetensors")
     tensors["kernel"], tensors.metadata
     model = load("model.safetensors", into=nn.Linear(2, 3))
 
-    `rename` is called with each name in the file, and says under which one the tensor comes, or
-    None to leave it out: `rename=lambda name: name.removeprefix("encoder.")`. With `where`, as in
-    `save`, it is a part of the tensors; the file may have others, too. F16 and BF16 are read
-    as f32, which has all of their values, unless `keep_halves`; a parameter of that dtype takes
-    them as they are. The file is mapped into memory, so that its tensors need no room besides their
-    own, and whoever cuts it short meanwhile ends this process (SIGBUS); in an arena of a `DryVM`
-    they are types alone.
+    `rename` maps each name in the file to the name of the tensor, or to None to skip it:
+    `rename=lambda name: name.removeprefix("encoder.")`. `where` selects tensors, as in `save`; the
+    file may have others, too. F16 and BF16 are read as f32, which has all of their values, unless
+    `keep_halves`; a parameter of that dtype takes them unchanged. The file is mapped into memory,
+    so that tensors need no extra room. Truncating it meanwhile ends this process (SIGBUS). In an
+    arena of a `DryVM`, tensors are types alone.
 
-    Raises `OSError` for a file that cannot be read; `WeightsError` for one that is no such file or
-    is damaged, and for a tensor of a dtype that mlvm lacks, unless `rename` leaves it out;
-    `PathError` for two tensors of one name. With `into` nothing is written unless all fits:
-    `PathError` for names that are missing or unknown, `DTypeError` and `ShapeError` for another
-    dtype or shape. Each names the file.
+    Raises `OSError` if the file cannot be read; `WeightsError` if it has another format or is
+    damaged, or a tensor's dtype is unknown and `rename` does not skip it; `PathError` if two
+    tensors have one name. With `into` nothing is written unless all fits: `PathError` if names are
+    missing or unknown; `DTypeError` or `ShapeError` if a type differs. Each error names the file.
 
         >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
         >>> ml.load("layer.safetensors", into=ml.nn.Linear(2, 3)).bias
@@ -218,19 +218,19 @@ def load(
             values = opened.plain
         else:
             values = _parsed(metadata.pop(_PLAIN, "{}"))
-        found = _renamed(opened.entries, rename)
+        names = _renamed(opened.entries, rename)
         plain = {name: values[own] for name, own in _renamed(values, rename).items()}
         if into is not None:
-            arrays = {name: opened.read(own, True) for name, own in found.items()}
+            arrays = {name: opened.read(own, True) for name, own in names.items()}
             return Structure(into).take(arrays, plain, where)
         loaded: dict[str, Tensor] = {}
-        for name, own in found.items():
+        for name, own in names.items():
             if not isinstance(where, str) or fits(where, name, None):
                 x = from_array(opened.read(own, keep_halves))
                 if where is None or fits(where, name, x):
                     loaded[name] = x
         if where is not None:
-            named = [*found, *plain]
+            named = [*names, *plain]
             plain = {name: x for name, x in plain.items() if fits(where, name, x)}
             if not loaded and not plain:
                 raise nothing_meant(where, named)
@@ -258,27 +258,27 @@ def _parsed(text: str) -> Values:
 
 
 def _renamed(names: Iterable[str], rename: Rename | None) -> dict[str, str]:
-    """The names in the file by those that are wanted."""
-    found: dict[str, str] = {}
+    """Map the requested names to the names in the file."""
+    renamed: dict[str, str] = {}
     for own in names:
         name = own if rename is None else rename(own)
         if name is None:
             continue
         if not isinstance(name, str):
             raise PathError(f"rename makes {brief(name)} of {own!r}, not a name or None")
-        if name in found:
-            raise PathError(f"{own!r} and {found[name]!r} would both be {name!r}")
-        found[name] = own
-    return found
+        if name in renamed:
+            raise PathError(f"{own!r} and {renamed[name]!r} would both be {name!r}")
+        renamed[name] = own
+    return renamed
 
 
 def _arrays_in(objects: Mapping[str, Any]) -> Iterator[str]:
-    """The paths of numpy's arrays in Modules, which are no part of their state."""
+    """Yield the paths of numpy arrays in Modules, which are not part of their state."""
     for root, model in objects.items():
         for path, node in named_nodes(model) if isinstance(model, Node) else ():
-            held = dict(fields(node, buffers=True))
+            values = dict(fields(node, buffers=True))
             within = "/".join(filter(None, (root, path)))
-            yield from (place for place, _ in flatten(held, within, ends=_at_arrays)[0])
+            yield from (place for place, _ in flatten(values, within, ends=_at_arrays)[0])
 
 
 def _at_arrays(part: Any) -> bool | None:

@@ -1,9 +1,9 @@
-"""A GGUF file: metadata, and tensors in blocks of few bits, read where it lies
+"""GGUF files: metadata, and tensors in few-bit blocks, memory-mapped
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 
-A tensor of blocks is given as two: the elements, of few bits or of bytes, under its name, and under
-that name with `.scale` behind it a scale for each group, or pairs of scale and offset, as
-`quantized_matmul` takes them. Nothing is rounded.
+A tensor in blocks becomes two: its name has the elements, of few bits or bytes, and name + `.scale`
+has a scale for each group, or pairs of scale and offset, as for `quantized_matmul`. Nothing is
+rounded.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _ALIGNMENT: Final = "general.alignment"
 
 
 class Format(NamedTuple):
-    """How a tensor's elements lie in blocks: how many, in how many bytes; as what they are given;
-    how many have one scale, and whether an offset is behind it."""
+    """Block format: elements and bytes of a block, dtype of the elements, elements for each scale,
+    and whether there are offsets."""
 
     name: str
     elements: int
@@ -54,18 +54,18 @@ def _half(blocks: Array, at: int) -> Array:
 
 
 def _nibbles(x: Array) -> Array:
-    """[n, m] -> [n, 2 m]: the low ones, and the high ones behind them, of each 16 or 32 bytes."""
+    """Unpack nibbles [n, m] -> [n, 2 m]: of 16 or 32 bytes the low ones, then the high ones."""
     return np.concatenate([x & 15, x >> 4], axis=-1)
 
 
 def _bits(x: Array, count: int, width: int = 1) -> Array:
-    """[n, m] -> [n, count, m]: the lowest bits, the ones above them, and so on."""
+    """Unpack bits [n, m] -> [n, count, m], the lowest ones first."""
     shifts = np.arange(0, count * width, width, dtype=np.uint8)[:, np.newaxis]
     return np.asarray(x[:, np.newaxis] >> shifts & (1 << width) - 1)
 
 
 def _fifth(blocks: Array, at: int) -> Array:
-    """The fifth bits of 32 elements, in four bytes."""
+    """Unpack the fifth bits of 32 elements from four bytes."""
     return np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << 4
 
 
@@ -95,7 +95,7 @@ def _q8_0(blocks: Array) -> tuple[Array, Array]:
 
 
 def _scales_of_k(blocks: Array) -> Array:
-    """The eight scales and offsets of Q4_K and Q5_K, six bits each in twelve bytes."""
+    """Unpack the eight scales and offsets of Q4_K and Q5_K, six bits each in twelve bytes."""
     a, b, c = (blocks[:, at : at + 4] for at in (4, 8, 12))
     scale = np.concatenate([a & 63, c & 15 | a >> 2 & 48], axis=1) * _half(blocks, 0)
     offset = np.concatenate([b & 63, c >> 4 | b >> 2 & 48], axis=1) * -_half(blocks, 2)
@@ -139,7 +139,7 @@ def _q6_k(blocks: Array) -> tuple[Array, Array]:
 _IQ4: Final = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
 )
-"""What the sixteen codes of IQ4_NL and IQ4_XS stand for."""
+"""Values of the sixteen codes of IQ4_NL and IQ4_XS."""
 _E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice what the codes of MXFP4 stand for; its -0 is 0."""
 
@@ -216,14 +216,14 @@ class GgufFile:
             if name in self.plain:
                 raise WeightsError(f"its metadata has {name} twice")
             self.plain[name] = self._value(self._number("I"))
-        found = [self._entry() for _ in range(self._count(tensors, 24))]
+        entries = [self._entry() for _ in range(self._count(tensors, 24))]
         alignment = self.plain.get(_ALIGNMENT, 32)
         if type(alignment) is not int or not 0 < alignment <= 1 << 20:
             raise WeightsError(f"its alignment is {alignment!r}")
         start = -(-self._at // alignment) * alignment
         self._stored: Final[dict[str, Entry]] = {}
         self.entries: Final[dict[str, TensorType]] = {}
-        for name, entry in found:
+        for name, entry in entries:
             entry = entry._replace(start=start + entry.start, stop=start + entry.stop)
             if entry.stop > size:
                 raise WeightsError(f"{name} ends at byte {entry.stop}, and the file at {size}")
@@ -237,8 +237,7 @@ class GgufFile:
     metadata: Final[dict[str, str]] = {}
 
     def read(self, name: str, keep_halves: bool = False) -> Array:
-        """A tensor, or the scales of one; of what is f16 or bf16 a copy in f32, unless
-        `keep_halves`."""
+        """Read a tensor, or its scales; f16 and bf16 are converted to f32 unless `keep_halves`."""
         entry = self._stored.get(name)
         is_scale = entry is None
         if entry is None:
@@ -271,8 +270,8 @@ class GgufFile:
         code, start = self._number("I"), self._number("Q")
         form = _FORMATS.get(code)
         if form is None:
-            known = ", ".join(each.name for each in _FORMATS.values())
-            raise WeightsError(f"{name} is of format {code}; those that are read are {known}")
+            formats = ", ".join(each.name for each in _FORMATS.values())
+            raise WeightsError(f"{name} is of format {code}; those that are read are {formats}")
         size = math.prod(shape)
         if size * form.nbytes > form.elements * self._size or start > self._size:
             raise WeightsError(f"{name} does not lie in the file: {form.name} of shape {shape}")
@@ -294,7 +293,7 @@ class GgufFile:
         return struct.unpack("<" + form, self._take(struct.calcsize("<" + form)))[0]
 
     def _count(self, count: int, least: int) -> int:
-        """The count of what takes so many bytes at least, if as many are left."""
+        """Read the count of items of at least `size` bytes, and check it against the bytes left."""
         if count * least > self._size - self._at:
             raise WeightsError(f"its header announces {count} items, and the file ends before")
         return count

@@ -1,8 +1,8 @@
-"""A file of tensors by name, as safetensors defines it: written whole, and read where it lies.
+"""Safetensors files: written atomically, read by memory map.
 
-The length of the header as a little-endian u64; the header, JSON in UTF-8 that gives each tensor's
-dtype, shape and place, and texts under `__metadata__`; the bytes of the tensors, row-major and
-little-endian, one after the other without a gap (https://github.com/huggingface/safetensors).
+A file has the length of its header as a little-endian u64. The header is JSON in UTF-8, with each
+tensor's dtype, shape and place, and texts under `__metadata__`. Then come the bytes of the tensors,
+row-major and little-endian, without gaps (https://github.com/huggingface/safetensors).
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ class WeightsFile:
         _require_no_gaps(self.entries, len(self.data))
 
     def read(self, name: str, keep_halves: bool = False) -> Array:
-        """A tensor, over the bytes of the file, which cannot be written to; of what is f16 or bf16
-        a copy in f32, unless `keep_halves`. Raises `WeightsError` for a dtype that no tensor has,
-        and for a bool that is neither False nor True."""
+        """Return a tensor as a read-only array over the bytes of the file; f16 and bf16 are
+        converted to f32 unless `keep_halves`. Raises `WeightsError` if the dtype is unknown, or a
+        bool is neither False nor True."""
         entry = self.entries[name]
         dtype = self._dtype(name)
         stored = dtype.numpy.newbyteorder("<")
@@ -114,8 +114,8 @@ class WeightsFile:
     def _dtype(self, name: str) -> DType:
         dtype = self.entries[name].dtype
         if dtype not in _DTYPES:
-            known = ", ".join(_DTYPES)
-            raise WeightsError(f"{name} is {dtype}, which no tensor can be; there are {known}")
+            supported = ", ".join(_DTYPES)
+            raise WeightsError(f"{name} is {dtype}, which no tensor can be; there are {supported}")
         return _DTYPES[dtype]
 
 
@@ -125,14 +125,14 @@ def write(
     read: Callable[[str], Array],
     metadata: Mapping[str, str],
 ) -> None:
-    """Write tensors of these types, which are asked for one after the other, and texts.
+    """Write tensors of these types, which are read one by one, and texts.
 
-    It is done in one step: whoever reads finds the old file or the new one, whatever happens. The
-    new one has the mode of the old one, and is where a link of that name leads. Only a process that
-    is killed leaves a file behind, `.mlvm-` and 16 digits, beside it.
+    The write is atomic: readers find the old file or the new one. The new one keeps the mode of the
+    old one, and links are followed. Only a killed process leaves a temporary file, `.mlvm-` and 16
+    digits, in the same folder.
 
-    Raises `OSError`, also for what is no regular file; `WeightsError` for a dtype that the format
-    does not have, and for names and texts that are none.
+    Raises `OSError` if it fails, or the target is not a regular file; `WeightsError` if the format
+    lacks a dtype, or names or texts are not text.
     """
     header: dict[str, Any] = {METADATA: {**metadata}} if metadata else {}
     for name, text in metadata.items():
@@ -157,25 +157,25 @@ def write(
 
 
 def order(types: Mapping[str, TensorType]) -> list[str]:
-    """The names as their tensors lie in the file, and in that of the format's own library: the
-    largest elements first, so that all are aligned. Raises `WeightsError` as `write` does."""
+    """Return the names in the order of the file, as the format's library has it: the largest
+    elements first, so that all are aligned. Raises `WeightsError` as `write` does."""
     return sorted(types, key=lambda name: (-_place(name, types[name]), name))
 
 
 def type_of(array: Array) -> TensorType:
-    """The type of an array in either byte order. Raises `DTypeError` for one that no tensor has."""
+    """Return the type of an array in either byte order. Raises `DTypeError` if no tensor has it."""
     return TensorType(array.dtype.newbyteorder("="), array.shape)
 
 
 def packed(array: Array) -> memoryview:
-    """The bytes of an array as they lie in a file; a copy only where they lie otherwise."""
+    """Return the bytes of an array in the file's order; a copy only if the layouts differ."""
     row_major = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return row_major.reshape(-1).view(np.uint8).data
 
 
 def _place(name: str, type: TensorType) -> int:
-    """The dtype's place in the format's list. Raises `WeightsError` for one that is not there, and
-    for a name that no tensor can have."""
+    """Return the position of a dtype in the format's list. Raises `WeightsError` if it is not
+    there, or the name is not that of a tensor."""
     if not isinstance(name, str) or name == METADATA:
         raise WeightsError(f"no tensor can have the name {name!r}")
     if type.dtype not in _NAMES:
@@ -186,12 +186,12 @@ def _place(name: str, type: TensorType) -> int:
 
 
 def escaped(text: str) -> str:
-    """The text with what a terminal might take for a command, such as a line's end, as `\\n`."""
+    """Escape characters that a terminal might interpret, such as a line's end as `\\n`."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _mode(file: Path) -> int:
-    """The mode of a regular file. Raises `OSError` for what is none."""
+    """Return the mode of a regular file. Raises `OSError` if it is another kind of file."""
     try:
         mode = file.stat().st_mode
     except ValueError as error:  # a name that no file can have
@@ -202,8 +202,8 @@ def _mode(file: Path) -> int:
 
 
 def destination(file: Path) -> tuple[Path, int | None]:
-    """Where `write` puts a file of that name: what a link leads to; and the mode of the file there,
-    if there is one. Raises `OSError` for what is no regular file, such as a folder or a pipe."""
+    """Resolve the path of a file to write, links included, and the mode of a file there. Raises
+    `OSError` if it is not a regular file, such as a folder or a pipe."""
     try:
         mode = _mode(file)
     except FileNotFoundError:
@@ -217,8 +217,8 @@ _JUST_BEGUN: Final = 10.0  # seconds
 
 @contextlib.contextmanager
 def replacing(file: Path) -> Iterator[BinaryIO]:
-    """A stream to another file, which gets the name when all is on the disk. Raises `OSError` with
-    that name."""
+    """Open a temporary file that replaces the target when all is on the disk. Raises `OSError` with
+    the target's name."""
     target, mode = destination(file)
     _remove_drafts(target.parent)
     draft = target.with_name(f"{_DRAFT}{secrets.token_hex(8)}")
@@ -242,13 +242,12 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
 
 
 def _remove_drafts(folder: Path) -> None:
-    """Remove the files of processes that were killed while they wrote: those that nobody has
-    locked, nor just begun."""
+    """Remove temporary files of killed processes: those that are neither locked nor new."""
     with contextlib.suppress(OSError):
         for draft in folder.glob(f"{_DRAFT}{'[0-9a-f]' * 16}"):
             with contextlib.suppress(OSError):
-                found = draft.lstat()
-                if not stat.S_ISREG(found.st_mode) or time.time() - found.st_mtime < _JUST_BEGUN:
+                status = draft.lstat()
+                if not stat.S_ISREG(status.st_mode) or time.time() - status.st_mtime < _JUST_BEGUN:
                     continue
                 with draft.open("rb") as stream:
                     if _is_free(stream.fileno()):
@@ -256,7 +255,7 @@ def _remove_drafts(folder: Path) -> None:
 
 
 def _is_free(descriptor: int) -> bool:
-    """Whether no process has locked the file; it has, then. False where there are no locks."""
+    """Lock the file; return False if another process has locked it, or the system has no locks."""
     try:
         import fcntl
 
@@ -282,11 +281,11 @@ def _parsed(head: bytes) -> dict[str, Any]:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise WeightsError(f"its header has {twice} twice")
-    return found
+    return unique
 
 
 def _entry(name: str, entry: Any) -> Entry:
@@ -299,12 +298,14 @@ def _entry(name: str, entry: Any) -> Entry:
         raise WeightsError(f"{name} has no dtype, shape and place")
     if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
         raise WeightsError(f"{name} has a shape or place that are no numbers")
-    known = _DTYPES.get(dtype)
+    file_dtype = _DTYPES.get(dtype)
     try:  # as what it would be read: the widest has the fewest elements
-        size = TensorType(f32 if known and known.is_half else known or "u8", shape).size
+        size = TensorType(
+            f32 if file_dtype and file_dtype.is_half else file_dtype or "u8", shape
+        ).size
     except ShapeError as error:
         raise WeightsError(f"{name}: {error}") from None
-    if known and stop - start != size * known.itemsize:
+    if file_dtype and stop - start != size * file_dtype.itemsize:
         raise WeightsError(f"{name} has {stop - start} bytes for {dtype} of shape {shape}")
     return Entry(dtype, shape, start, stop)
 

@@ -1,5 +1,5 @@
-"""What a checkpoint is made of: a structure of models, optimizers, pipelines and the like is told
-as tensors and plain values by path, and these are written over one like it."""
+"""Structure of checkpoints: models, optimizers, pipelines and the like as tensors and plain values
+by path, and back."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _SCHEDULES: Final = "schedules"
 
 
 class Structure:
-    """A tree: its `tensors`, and arrays, by path, and its `plain` values, which are numbers, texts,
-    None, and lists and dicts of these. Of an object with `state()` and `load_state`, `restore` or
-    `set_state` it has the state, and of an optimizer the hyperparameters that are numbers, and the
-    state of schedules that have one, too. `ml.random` has the keys of each VM on which a tensor of
-    the tree lies, in order, and of the current VM.
+    """Tree of a checkpoint: `tensors`, and arrays, by path, and `plain` values: numbers, texts,
+    None, and lists and dicts of these. Objects with `state()` and `load_state`, `restore` or
+    `set_state` are represented by their state. Optimizers have their numeric hyperparameters, too,
+    and the state of their schedules. `ml.random` has the keys of each VM with a tensor of the tree,
+    in order, and of the current VM.
 
-    Raises `DTypeError` for a part that is none of these, and `PathError` for two of one path.
+    Raises `DTypeError` if a part is none of these; `PathError` if two have one path.
     """
 
     def __init__(self, tree: Any, path: str = "") -> None:
@@ -80,13 +80,13 @@ class Structure:
                 )
 
     def _vms(self) -> list[VMProtocol]:
-        """The VMs on which tensors of the tree lie, and the current one."""
+        """Return the VMs with tensors of the tree, and the current one."""
         arenas = [x.arena for x in self.tensors.values() if isinstance(x, Tensor)]
-        found: list[VMProtocol] = []
+        vms: list[VMProtocol] = []
         for arena in (*arenas, current_arena()):
-            if not any(arena.vm.is_same(vm) for vm in found):
-                found.append(arena.vm)
-        return found
+            if not any(arena.vm.is_same(vm) for vm in vms):
+                vms.append(arena.vm)
+        return vms
 
     def _add(self, values: Values, more: Values) -> None:
         twice = [path for path in more if path in self.tensors or path in self.plain]
@@ -94,8 +94,8 @@ class Structure:
             raise PathError(f"two parts have the path {twice[0]!r}")
         values.update(more)
 
-    def meant(self, where: Where | None) -> tuple[Values, Values]:
-        """The tensors and plain values that are meant. Raises `AttributeRefused` where none is."""
+    def selected(self, where: Where | None) -> tuple[Values, Values]:
+        """Select tensors and plain values by `where`. Raises `AttributeRefused` if none matches."""
         if where is None:
             return self.tensors, self.plain
         tensors, plain = (
@@ -114,7 +114,7 @@ class Structure:
         or unknown, `DTypeError` and `ShapeError` for tensors of other types, `StaleTensor`, and
         what an object raises that takes its state back.
         """
-        tensors, values = self.meant(where)
+        tensors, values = self.selected(where)
         if where is not None:
             arrays = {path: x for path, x in arrays.items() if path in tensors}
             plain = {path: x for path, x in plain.items() if path in values}
@@ -126,30 +126,34 @@ class Structure:
         types = {
             path: x.type if isinstance(x, Tensor) else type_of(x) for path, x in tensors.items()
         }
-        found = {path: exactly(arrays[path], type.dtype) for path, type in types.items()}
+        values_by_path = {path: exactly(arrays[path], type.dtype) for path, type in types.items()}
         for path, (x, _) in self.objects.items():
-            if hasattr(x, "fitted") and path in found:
-                found[path] = x.fitted(found[path])
-        require_types(types, {path: TensorType.of(x) for path, x in found.items()}, "tensor")
+            if hasattr(x, "fitted") and path in values_by_path:
+                values_by_path[path] = x.fitted(values_by_path[path])
+        require_types(
+            types, {path: TensorType.of(x) for path, x in values_by_path.items()}, "tensor"
+        )
         require_live([x for x in self.tensors.values() if isinstance(x, Tensor)])
-        now = self.tensors | found, self.plain | plain
-        meant = found.keys() | (values.keys() if where is not None else self.plain.keys())
-        self._load_objects(*now, meant)
-        given = {path: x for path, x in self._leaves if isinstance(x, Tensor) and path in found}
-        load(given, {path: found[path] for path in given}, "tensor")
+        now = self.tensors | values_by_path, self.plain | plain
+        paths = values_by_path.keys() | (values.keys() if where is not None else self.plain.keys())
+        self._load_objects(*now, paths)
+        targets = {
+            path: x for path, x in self._leaves if isinstance(x, Tensor) and path in values_by_path
+        }
+        load(targets, {path: values_by_path[path] for path in targets}, "tensor")
         return _refilled(self.tree, self._with(*now))
 
-    def _load_objects(self, tensors: Values, plain: Values, meant: Set[str]) -> None:
-        """Those of which something is meant. Those without tensors come first: if one refuses its
-        state, all is as it was."""
-        wanted = [
+    def _load_objects(self, tensors: Values, plain: Values, paths: Set[str]) -> None:
+        """Load the selected objects. Those without tensors come first: if one refuses its state,
+        nothing has changed."""
+        objects = [
             (x, inner)
             for x, inner in self.objects.values()
-            if not meant.isdisjoint([*inner.tensors, *inner.plain])
+            if not paths.isdisjoint([*inner.tensors, *inner.plain])
         ]
         done: list[tuple[Any, Structure]] = []
         try:
-            for x, inner in sorted(wanted, key=lambda each: bool(each[1].tensors)):
+            for x, inner in sorted(objects, key=lambda each: bool(each[1].tensors)):
                 views = isinstance(x, (Node, Optimizer, MultiSteps))  # which copy it themselves
                 _load_state(x, inner._with(tensors, plain, in_place=False, views=views))
                 done.append((x, inner))
@@ -162,28 +166,28 @@ class Structure:
     def _with(
         self, tensors: Values, plain: Values, *, in_place: bool = True, views: bool = False
     ) -> Any:
-        """A tree like this one with these values, of arrays copies unless `views` do. Tensors of it
-        that are written `in_place`, and objects, are its own."""
-        made = []
+        """Return a tree like this one with these values, with copies of arrays unless `views`.
+        Tensors that are written `in_place`, and objects, are shared."""
+        leaves = []
         for path, x in self._leaves:
             if path in self.objects or (in_place and isinstance(x, Tensor)):
-                made.append(x)
+                leaves.append(x)
             elif path in tensors:
                 value = tensors[path]  # that of a file cannot be written to
-                kept = views or isinstance(value, Tensor)
-                copied = value if kept else np.array(value)
-                made.append(copied[()] if isinstance(x, np.generic) else copied)
+                is_shared = views or isinstance(value, Tensor)
+                copied = value if is_shared else np.array(value)
+                leaves.append(copied[()] if isinstance(x, np.generic) else copied)
             else:
-                made.append(plain[path])
-        return unflatten(self._structure, made)
+                leaves.append(plain[path])
+        return unflatten(self._structure, leaves)
 
 
 def loader_of(part: Any) -> Callable[[Any], object] | None:
-    """What takes back the state of an object that its `state()` tells; None for other things."""
+    """Return the method that restores an object's `state()`; None if it has none."""
     if isinstance(part, type) or not callable(getattr(part, "state", None)):
         return None
-    found = (getattr(part, name, None) for name in _LOADERS)
-    return next((each for each in found if callable(each)), None)
+    methods = (getattr(part, name, None) for name in _LOADERS)
+    return next((each for each in methods if callable(each)), None)
 
 
 def _is_keys(part: Any) -> bool:
@@ -192,7 +196,7 @@ def _is_keys(part: Any) -> bool:
 
 
 def _array(path: str, x: Any) -> Array:
-    """An array as one of numpy, which is read once."""
+    """Convert an array of any library to numpy, once."""
     if isinstance(x, np.ma.MaskedArray):
         raise DTypeError(f"{path} is a masked array, and a file has no masks")
     try:
@@ -202,7 +206,7 @@ def _array(path: str, x: Any) -> Array:
 
 
 def _optimizer_of(x: Any) -> Optimizer | None:
-    """The optimizer that has hyperparameters, of what is one or stands around one."""
+    """Return an optimizer, also one inside of a wrapper such as `MultiSteps`."""
     inner = x.optimizer if isinstance(x, MultiSteps) else x
     return inner if isinstance(inner, Optimizer) else None
 
@@ -229,7 +233,7 @@ def _load_state(x: Any, state: Any) -> None:
 
 
 def _schedules_of(optimizer: Optimizer) -> list[Any]:
-    """The hyperparameters that are objects with a state, such as `optim.Plateau`, each once."""
+    """Return the hyperparameters with a state, such as `optim.Plateau`, each once."""
     options = [
         x
         for each in (optimizer, *optimizer.groups)
@@ -240,7 +244,7 @@ def _schedules_of(optimizer: Optimizer) -> list[Any]:
 
 
 def _numbers_of(optimizer: Optimizer) -> list[Values]:
-    """The hyperparameters that are numbers: the optimizer's, and those that each group has."""
+    """Return the numeric hyperparameters of the optimizer and of each group."""
     return [
         {name: [*x] if isinstance(x, tuple) else x for name, x in _own(each, optimizer).items()}
         for each in (optimizer, *optimizer.groups)
@@ -248,9 +252,9 @@ def _numbers_of(optimizer: Optimizer) -> list[Values]:
 
 
 def _own(holder: Any, optimizer: Optimizer) -> Values:
-    found = {name: x for name, x in vars(holder).items() if name in optimizer._options}
-    found = {name: float(x) if isinstance(x, Tensor) else x for name, x in found.items()}
-    return {name: x for name, x in found.items() if not callable(x)}
+    numbers = {name: x for name, x in vars(holder).items() if name in optimizer._options}
+    numbers = {name: float(x) if isinstance(x, Tensor) else x for name, x in numbers.items()}
+    return {name: x for name, x in numbers.items() if not callable(x)}
 
 
 def _set_numbers(optimizer: Optimizer, numbers: list[Values]) -> None:
@@ -260,9 +264,9 @@ def _set_numbers(optimizer: Optimizer, numbers: list[Values]) -> None:
     if len(numbers) != len(holders) or names:
         what = f"no {', '.join(sorted(names))}" if names else f"{len(holders) - 1} groups"
         raise PathError(f"{optimizer!r} has {what}, and the file's has {len(numbers) - 1} groups")
-    for holder, given in zip(holders, numbers, strict=True):
-        for name in _own(holder, optimizer).keys() & given.keys():
-            x = given[name]
+    for holder, values in zip(holders, numbers, strict=True):
+        for name in _own(holder, optimizer).keys() & values.keys():
+            x = values[name]
             setattr(holder, name, tuple(x) if isinstance(x, list) else x)
 
 
@@ -278,7 +282,7 @@ def _ends(part: Any) -> bool | None:
 
 
 def _is_plain(part: Any) -> bool:
-    """Whether JSON gives it back as it is."""
+    """Return whether JSON round-trips the value."""
     if type(part) is dict:
         return all(type(name) is str for name in part) and _are_plain(part.values())
     return _are_plain(part) if type(part) is list else type(part) in _PLAIN
@@ -288,19 +292,21 @@ def _are_plain(parts: Iterable[Any]) -> bool:
     return all(map(_is_plain, parts))
 
 
-def _refilled(tree: Any, made: Any) -> Any:
-    """The lists and dicts of a tree with what is in those of another one like it."""
-    if isinstance(tree, dict) and not isinstance(made, dict):
-        return made
+def _refilled(tree: Any, source: Any) -> Any:
+    """Replace the contents of a tree's lists and dicts by those of a tree of the same structure."""
+    if isinstance(tree, dict) and not isinstance(source, dict):
+        return source
     if isinstance(tree, dict):
-        filled = {name: _refilled(tree[name], x) if name in tree else x for name, x in made.items()}
+        filled = {
+            name: _refilled(tree[name], x) if name in tree else x for name, x in source.items()
+        }
         for name in [*tree]:
             if name not in filled:
                 del tree[name]
         tree.update(filled)
         return tree
-    if isinstance(tree, list) and isinstance(made, list):
-        tree[:] = [_refilled(old, x) for old, x in zip(tree, made, strict=False)]
-        tree += made[len(tree) :]
+    if isinstance(tree, list) and isinstance(source, list):
+        tree[:] = [_refilled(old, x) for old, x in zip(tree, source, strict=False)]
+        tree += source[len(tree) :]
         return tree
-    return made
+    return source

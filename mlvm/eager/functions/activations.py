@@ -16,10 +16,10 @@ from mlvm.eager.tensor.wrapper import public
 @public
 @through_f32
 def silu(x: Tensor, /) -> Tensor:
-    """x sigmoid(x), also called swish.
+    """Compute x sigmoid(x), also called swish.
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
-    Raises `DTypeError` for complex numbers.
+    Raises `DTypeError` if an operand is complex.
 
         >>> ml.silu(ml.asarray([-1.0, 1.0]))
         Tensor([-0.26894143,  0.7310586 ], f32[2])
@@ -30,11 +30,11 @@ def silu(x: Tensor, /) -> Tensor:
 @public
 @through_f32
 def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
-    """x where x > 0, else negative_slope x (Maas et al., Rectifier Nonlinearities Improve Neural
-    Network Acoustic Models, 2013).
+    """Compute x where x > 0, else negative_slope x (Maas et al., Rectifier Nonlinearities Improve
+    Neural Network Acoustic Models, 2013).
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
-    Raises `DTypeError` for complex numbers.
+    Raises `DTypeError` if an operand is complex.
 
         >>> ml.leaky_relu(ml.asarray([-1.0, 2.0]))
         Tensor([-0.01,  2.  ], f32[2])
@@ -45,10 +45,10 @@ def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
 @public
 @through_f32
 def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
-    """x where x > 0, else alpha (exp(x) - 1) (Clevert et al., arXiv 1511.07289).
+    """Compute x where x > 0, else alpha (exp(x) - 1) (Clevert et al., arXiv 1511.07289).
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
-    Raises `DTypeError` for complex numbers.
+    Raises `DTypeError` if an operand is complex.
 
         >>> ml.elu(ml.asarray([-1.0, 2.0]))
         Tensor([-0.63212055,  2.        ], f32[2])
@@ -60,11 +60,11 @@ def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
 @public
 @through_f32
 def softplus(x: Tensor, /) -> Tensor:
-    """log(1 + exp(x)), computed as max(x, 0) + log(1 + exp(-|x|)) so that nothing overflows (Dugas
-    et al., Incorporating Second-Order Functional Knowledge, 2001).
+    """Compute log(1 + exp(x)) as max(x, 0) + log(1 + exp(-|x|)), which does not overflow (Dugas et
+    al., Incorporating Second-Order Functional Knowledge, 2001).
 
     x: [...], integers or floats; the result: [...], the same, or f32 for integers. Raises
-    `DTypeError` for bools and complex numbers.
+    `DTypeError` if an operand is bool or complex.
 
         >>> ml.softplus(ml.asarray([0.0, 1000.0]))
         Tensor([6.931472e-01, 1.000000e+03], f32[2])
@@ -75,10 +75,10 @@ def softplus(x: Tensor, /) -> Tensor:
 @public
 @through_f32
 def celu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
-    """x where x > 0, else alpha (exp(x / alpha) - 1): an `elu` whose slope is smooth for every
-    alpha (Barron, arXiv 1704.07483).
+    """Compute x where x > 0, else alpha (exp(x / alpha) - 1): an `elu` whose slope is smooth for
+    every alpha (Barron, arXiv 1704.07483).
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.celu(ml.asarray([-1.0, 2.0]))
         Tensor([-0.63212055,  2.        ], f32[2])
@@ -89,10 +89,10 @@ def celu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
 @public
 @through_f32
 def selu(x: Tensor, /) -> Tensor:
-    """1.0507 elu(x, 1.6733), whose constants keep mean 0 and variance 1 from layer to layer
+    """Compute 1.0507 elu(x, 1.6733), whose constants keep mean 0 and variance 1 from layer to layer
     (Klambauer et al., arXiv 1706.02515).
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.selu(ml.asarray([-1.0, 2.0]))
         Tensor([-1.1113307,  2.101402 ], f32[2])
@@ -103,9 +103,9 @@ def selu(x: Tensor, /) -> Tensor:
 @public
 @through_f32
 def mish(x: Tensor, /) -> Tensor:
-    """x tanh(softplus(x)) (Misra, arXiv 1908.08681).
+    """Compute x tanh(softplus(x)) (Misra, arXiv 1908.08681).
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.mish(ml.asarray([-1.0, 2.0]))
         Tensor([-0.30340144,  1.9439589 ], f32[2])
@@ -116,10 +116,11 @@ def mish(x: Tensor, /) -> Tensor:
 @public
 @through_f32
 def glu(x: Tensor, /, axis: int = -1) -> Tensor:
-    """a sigmoid(b), with a and b the halves of x along `axis` (Dauphin et al., arXiv 1612.08083).
+    """Compute a sigmoid(b), with a and b the halves of x along `axis` (Dauphin et al., arXiv
+    1612.08083).
 
-    x: f[..., 2 n] -> f[..., n]. Raises `ShapeError` for an odd length, `AxisRefused` for an axis
-    that x does not have, `DTypeError` for other than floats.
+    x: f[..., 2 n] -> f[..., n]. Raises `ShapeError` if the length is odd; `AxisRefused` if x has no
+    such axis; `DTypeError` if x is not of floats.
 
         >>> ml.glu(ml.asarray([1.0, 2.0, 0.0, 100.0]))
         Tensor([0.5, 2. ], f32[2])
@@ -131,11 +132,11 @@ def glu(x: Tensor, /, axis: int = -1) -> Tensor:
 @public
 @through_f32
 def prelu(x: Tensor, slope: Tensor, /) -> Tensor:
-    """x where x > 0, else slope x, with a slope that is learned: one, or one for each channel, the
+    """Compute x where x > 0, else slope x, with a learned slope: one, or one for each channel, the
     last axis (He et al., arXiv 1502.01852).
 
-    x: f[..., C], slope: f[] or f[C] -> f[..., C]. Raises `ShapeError` for other shapes,
-    `DTypeError` for other than floats.
+    x: f[..., C], slope: f[] or f[C] -> f[..., C]. Raises `ShapeError` if the shapes do not fit;
+    `DTypeError` if x is not of floats.
 
         >>> ml.prelu(ml.asarray([[-1.0, -1.0]]), ml.asarray([0.25, 0.5]))
         Tensor([[-0.25, -0.5 ]], f32[1,2])
@@ -148,9 +149,9 @@ def prelu(x: Tensor, slope: Tensor, /) -> Tensor:
 @public
 @through_f32
 def relu6(x: Tensor, /) -> Tensor:
-    """min(max(x, 0), 6) (Howard et al., arXiv 1704.04861).
+    """Compute min(max(x, 0), 6) (Howard et al., arXiv 1704.04861).
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.relu6(ml.asarray([-1.0, 2.0, 9.0]))
         Tensor([0., 2., 6.], f32[3])
@@ -161,9 +162,9 @@ def relu6(x: Tensor, /) -> Tensor:
 @public
 @through_f32
 def hard_sigmoid(x: Tensor, /) -> Tensor:
-    """min(max(x + 3, 0), 6) / 6 (Howard et al., arXiv 1905.02244).
+    """Compute min(max(x + 3, 0), 6) / 6 (Howard et al., arXiv 1905.02244).
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.hard_sigmoid(ml.asarray([-3.0, 0.0, 9.0]))
         Tensor([0. , 0.5, 1. ], f32[3])
@@ -174,9 +175,9 @@ def hard_sigmoid(x: Tensor, /) -> Tensor:
 @public
 @through_f32
 def hard_swish(x: Tensor, /) -> Tensor:
-    """x hard_sigmoid(x) (Howard et al., arXiv 1905.02244).
+    """Compute x hard_sigmoid(x) (Howard et al., arXiv 1905.02244).
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.hard_swish(ml.asarray([-3.0, 1.5, 9.0]))
         Tensor([-0.   ,  1.125,  9.   ], f32[3])
@@ -187,9 +188,9 @@ def hard_swish(x: Tensor, /) -> Tensor:
 @public
 @through_f32
 def hard_tanh(x: Tensor, /, min: float = -1.0, max: float = 1.0) -> Tensor:
-    """x, limited to min <= x <= max.
+    """Limit x to min <= x <= max.
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.hard_tanh(ml.asarray([-3.0, 0.5, 9.0]))
         Tensor([-1. ,  0.5,  1. ], f32[3])
@@ -200,9 +201,9 @@ def hard_tanh(x: Tensor, /, min: float = -1.0, max: float = 1.0) -> Tensor:
 @public
 @through_f32
 def log_sigmoid(x: Tensor, /) -> Tensor:
-    """log(1 / (1 + exp(-x))), computed as -softplus(-x) so that nothing overflows.
+    """Compute log(1 / (1 + exp(-x))) as -softplus(-x), which does not overflow.
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.log_sigmoid(ml.asarray([0.0, -1000.0]))
         Tensor([-6.931472e-01, -1.000000e+03], f32[2])
@@ -213,9 +214,9 @@ def log_sigmoid(x: Tensor, /) -> Tensor:
 @public
 @through_f32
 def soft_sign(x: Tensor, /) -> Tensor:
-    """x / (1 + |x|).
+    """Compute x / (1 + |x|).
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.soft_sign(ml.asarray([-1.0, 3.0]))
         Tensor([-0.5 ,  0.75], f32[2])
@@ -226,9 +227,9 @@ def soft_sign(x: Tensor, /) -> Tensor:
 @public
 @through_f32
 def tanhshrink(x: Tensor, /) -> Tensor:
-    """x - tanh(x).
+    """Compute x - tanh(x).
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.tanhshrink(ml.asarray([1.0]))
         Tensor([0.23840582], f32[1])
@@ -239,9 +240,9 @@ def tanhshrink(x: Tensor, /) -> Tensor:
 @public
 @through_f32
 def softshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
-    """x moved towards 0 by `limit`, and 0 where |x| <= limit: the proximal map of limit |x|.
+    """Move x towards 0 by `limit`, to 0 if |x| <= limit: the proximal map of limit |x|.
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.softshrink(ml.asarray([-2.0, 0.25, 1.0]))
         Tensor([-1.5,  0. ,  0.5], f32[3])
@@ -252,9 +253,9 @@ def softshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
 @public
 @through_f32
 def hardshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
-    """x, but 0 where |x| <= limit.
+    """Zero x where |x| <= limit.
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.hardshrink(ml.asarray([-2.0, 0.25, 1.0]))
         Tensor([-2.,  0.,  1.], f32[3])
@@ -263,6 +264,6 @@ def hardshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
 
 
 def _floats(x: Tensor) -> Tensor:
-    """x. Raises `DTypeError` unless it is of floats."""
+    """Return x. Raises `DTypeError` unless x is of floats."""
     require("float", type_of(x))
     return x

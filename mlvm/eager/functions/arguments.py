@@ -1,16 +1,17 @@
-"""What arguments of functions are checked for: tensors, ints, axes, counts."""
+"""Checks of arguments: tensors, ints, axes, counts."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from mlvm.core.errors import AttributeRefused, DTypeError, brief
 from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.apply import OneOp
+from mlvm.eager.tensor.number import index_of, is_open
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of
 
@@ -18,37 +19,76 @@ Ints: TypeAlias = int | Sequence[int]
 """One int, or several: a length or a shape, an axis or axes."""
 
 
+class Span(NamedTuple):
+    """Positions along an axis, as a range has them: open lengths stay what they are."""
+
+    start: int
+    length: int
+    step: int = 1
+
+
+def span(start: int, stop: int | None = None, step: int = 1) -> Span:
+    """Return the positions of `range(start, stop, step)`."""
+    if stop is None:
+        start, stop = 0, start
+    distance = stop - start if step > 0 else start - stop
+    return Span(start, max(0, (distance + abs(step) - 1) // abs(step)), step)
+
+
+def sliced(item: slice, length: int) -> Span:
+    """Return the positions of an axis that a slice selects. Raises `TypeError` and `ValueError` as
+    Python does."""
+    if not any(map(is_open, (length, item.start, item.stop))):
+        places = range(length)[item]
+        return Span(places.start, len(places), places.step)
+    step = 1 if item.step is None else operator.index(item.step)
+    if step == 0:
+        raise ValueError("slice step cannot be zero")
+    lower, upper = (0, length) if step > 0 else (-1, length - 1)
+
+    def bound(value: Any, default: int) -> int:
+        if value is None:
+            return default
+        value = index_of(value)
+        if value < 0:
+            value = value + length
+        return lower if value < lower else upper if value > upper else value
+
+    first, last = (lower, upper) if step > 0 else (upper, lower)
+    return span(bound(item.start, first), bound(item.stop, last), step)
+
+
 def type_of(x: Tensor) -> TensorType:
-    """The tensor's type. Raises `DTypeError` for anything else."""
+    """Return the type of a tensor. Raises `DTypeError` if it is anything else."""
     if not isinstance(x, Tensor):
         raise DTypeError(f"takes a tensor, not {kind_of(x)}; make one with asarray")
     return x.type
 
 
 def inferred(call: OneOp, x: Tensor) -> TensorType:
-    """The type of `call` on x. Raises an `OpError` where it is refused."""
+    """Return the type of `call` on x. Raises an `OpError` where it is refused."""
     types = (type_of(x),)
     return cast(TensorType, call.types.get(types) or call.infer(types))
 
 
 def integer(value: int, name: str) -> int:
-    """An int. Raises `AttributeRefused`, which names the value, for anything else, and for one of
-    more than 64 bits."""
+    """Return the value as an int. Raises `AttributeRefused` if it is anything else, or has more
+    than 64 bits."""
     try:
-        if -(2**63) <= (n := operator.index(value)) < 2**63:
-            return n
+        if is_open(value) or -(2**63) <= (value := operator.index(value)) < 2**63:
+            return value
     except TypeError:
         pass
     raise AttributeRefused(f"{name} is an int, not {brief(value)}")
 
 
 def integers(value: Ints, name: str) -> tuple[int, ...]:
-    """An int, or a sequence of ints, as a tuple. Raises `AttributeRefused` for anything else, and
-    for an int of more than 64 bits. The error names the value."""
+    """Return an int, or a sequence of ints, as a tuple. Raises `AttributeRefused` if it is anything
+    else or an int has more than 64 bits. The error names the value."""
     try:
         several = value if isinstance(value, (tuple, list)) else (value,)
-        ints = tuple(map(operator.index, several))
-        if all(-(2**63) <= n < 2**63 for n in ints):
+        ints = tuple(map(index_of, several))
+        if all(is_open(n) or -(2**63) <= n < 2**63 for n in ints):
             return ints
     except TypeError:
         pass
@@ -56,13 +96,13 @@ def integers(value: Ints, name: str) -> tuple[int, ...]:
 
 
 def axes_of(axis: Ints | None, x: Tensor, new: int = 0, *, name: str = "axis") -> tuple[int, ...]:
-    """The axes, counted from the front, of a tensor like x with `new` more dimensions."""
-    given = axis if axis is None else integers(axis, name)
-    return normalize_axes(given, type_of(x).ndim + new)
+    """Normalise axes of a tensor like x with `new` more dimensions: ints counted from the front."""
+    axes = axis if axis is None else integers(axis, name)
+    return normalize_axes(axes, type_of(x).ndim + new)
 
 
 def counts_of(value: Ints, name: str) -> tuple[int, ...]:
-    """One or several ints >= 0. Raises `AttributeRefused` for others."""
+    """Return one or several ints >= 0 as a tuple. Raises `AttributeRefused` if one is negative."""
     counts = integers(value, name)
     if min(counts, default=0) < 0:
         raise AttributeRefused(f"{name} must be >= 0, not {min(counts)}")
@@ -70,21 +110,23 @@ def counts_of(value: Ints, name: str) -> tuple[int, ...]:
 
 
 def pair(value: Ints, name: str, *, least: int = 1) -> Pair:
-    """A pair of ints >= `least`, such as (vertical, horizontal); one int stands for both.
+    """Return a pair of ints >= `least`, such as (vertical, horizontal); a single int is repeated.
 
-    Raises `AttributeRefused`, which names the value.
+    Raises `AttributeRefused` if there are others. The error names the value.
     """
     first, second = each_of(value, 2, name, least=least)
     return first, second
 
 
 def each_of(value: Ints, count: int, name: str, *, least: int = 1) -> tuple[int, ...]:
-    """So many ints >= `least`, one for each axis; one int stands for all of them.
+    """Return `count` ints >= `least`, one for each axis; a single int is repeated.
 
-    Raises `AttributeRefused`, which names the value.
+    Raises `AttributeRefused` if there are others. The error names the value.
     """
     ints = integers(value, name)
     if len(ints) not in (1, count) or min(ints) < least:
-        wanted = {1: "an integer", 2: "one or two integers"}.get(count, f"one or {count} integers")
-        raise AttributeRefused(f"{name} must be {wanted} >= {least}, given {value}")
+        expected = {1: "an integer", 2: "one or two integers"}.get(
+            count, f"one or {count} integers"
+        )
+        raise AttributeRefused(f"{name} must be {expected} >= {least}, given {value}")
     return ints * count if len(ints) == 1 else ints

@@ -1,4 +1,4 @@
-"""Attention, and what tells it the order of things (Vaswani et al., arXiv 1706.03762)."""
+"""Attention and encodings of positions (Vaswani et al., arXiv 1706.03762)."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def scaled_dot_product_attention(
     dropout: float = 0.0,
     dropout_key: Tensor | None = None,
 ) -> Tensor:
-    """softmax(query key^T scale) value, in the last two axes (arXiv 1706.03762, equation 1):
-    f[..., T, D], f[..., S, D] and f[..., S, E] -> f[..., T, E]. The scale is 1 / sqrt(D) unless
-    given. Of the axes before, the last are heads: H heads of queries may share G of keys and
-    values, where G divides H; head i sees head i // (H / G) of these (grouped-query attention,
-    Ainslie et al., arXiv 2305.13245).
+    """Compute softmax(query key^T scale) value, in the last two axes (arXiv 1706.03762, equation
+    1): f[..., T, D], f[..., S, D] and f[..., S, E] -> f[..., T, E]. The scale is 1 / sqrt(D) unless
+    given. Of the axes before, the last are heads: H heads of queries may share G heads of keys and
+    values if G divides H (grouped-query attention, Ainslie et al., arXiv 2305.13245). Query head i
+    then attends to key head i // (H / G).
 
     `mask`, a bool tensor that broadcasts to [..., T, S], is True where a query may see a key. With
     `is_causal`, query i sees keys 0 .. i only. A query that may see no key gets zeros. Each weight
     of the softmax is dropped at the rate `dropout`, with `dropout_key` or the next global key.
 
-    Raises `ShapeError` for shapes that do not fit, `DTypeError` for a mask that is not bool and for
-    complex numbers, `AttributeRefused` for a rate that is not in [0, 1).
+    Raises `ShapeError` if the shapes do not fit; `DTypeError` if the mask is not bool, or an
+    operand is complex; `AttributeRefused` if the rate is not in [0, 1).
 
         >>> q = ml.ones((1, 2, 5, 4))
         >>> ml.scaled_dot_product_attention(q, q, q, is_causal=True).type
@@ -57,9 +57,9 @@ def scaled_dot_product_attention(
         raise ShapeError(
             "query and key have equally many features, key and value equally many rows"
         )
-    before = seen_before(query.shape[-2], key.shape[-2]) if is_causal else None
+    causal = causal_mask(query.shape[-2], key.shape[-2]) if is_causal else None
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return attended(query, key, value, mask, before, scale, dropout, dropout_key)
+    return attended(query, key, value, mask, causal, scale, dropout, dropout_key)
 
 
 @in_f32
@@ -68,32 +68,32 @@ def attended(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
-    before: Tensor | None,
+    causal: Tensor | None,
     scale: float,
     dropout: float,
     dropout_key: Tensor | None = None,
 ) -> Tensor:
-    """`scaled_dot_product_attention`, with the keys that a query sees in `before`, too: each query
-    one or more."""
+    """Compute `scaled_dot_product_attention` with a causal mask `causal` (None: no such mask), in
+    which each query sees at least one key."""
     groups = _groups(query, key, value)
-    scores = op.matmul(_together(query * scale, groups), key, transpose_y=True)
-    scores = _apart(scores, groups)
+    scores = op.matmul(_merge_heads(query * scale, groups), key, transpose_y=True)
+    scores = _split_heads(scores, groups)
     if mask is not None:
         _require_mask(mask, scores)
-    seen = mask if before is None else before
-    if seen is not None:
-        if mask is not None and before is not None:
-            seen = op.logical_and(before, mask)
-        scores = where(seen, scores, float(finfo(scores.dtype).min))
+    visible = mask if causal is None else causal
+    if visible is not None:
+        if mask is not None and causal is not None:
+            visible = op.logical_and(causal, mask)
+        scores = where(visible, scores, float(finfo(scores.dtype).min))
     weights = op.softmax(scores, axis=-1)
-    if mask is not None and seen is not None:
-        weights = where(seen, weights, 0.0)  # else a query that sees no key would see all
+    if mask is not None and visible is not None:
+        weights = where(visible, weights, 0.0)  # else a query that sees no key would see all
     weights = dropped(weights, dropout, key=dropout_key)
-    return _apart(op.matmul(_together(weights, groups), value), groups)
+    return _split_heads(op.matmul(_merge_heads(weights, groups), value), groups)
 
 
 def _groups(query: Tensor, key: Tensor, value: Tensor) -> int:
-    """How many heads of queries see one of keys and values; 1 too where there is one for all."""
+    """Return the number of query heads that share a head of keys and values; 1 if all share one."""
     if min(x.ndim for x in (query, key, value)) < 3:
         return 1
     heads, shared = query.shape[-3], key.shape[-3]
@@ -107,8 +107,8 @@ def _groups(query: Tensor, key: Tensor, value: Tensor) -> int:
     return heads // shared
 
 
-def _together(x: Tensor, groups: int) -> Tensor:
-    """The rows of heads that share one behind each other: [..., H, T, D] -> [..., H / groups,
+def _merge_heads(x: Tensor, groups: int) -> Tensor:
+    """Merge the rows of query heads that share a key head: [..., H, T, D] -> [..., H / groups,
     groups T, D]."""
     if groups == 1:
         return x
@@ -116,8 +116,8 @@ def _together(x: Tensor, groups: int) -> Tensor:
     return reshape(x, (*batch, heads // groups, groups * rows, width))
 
 
-def _apart(x: Tensor, groups: int) -> Tensor:
-    """The inverse of `_together`."""
+def _split_heads(x: Tensor, groups: int) -> Tensor:
+    """Invert `_merge_heads`."""
     if groups == 1:
         return x
     *batch, shared, rows, width = x.shape
@@ -125,24 +125,24 @@ def _apart(x: Tensor, groups: int) -> Tensor:
 
 
 def _require_mask(mask: Any, scores: Tensor) -> None:
-    shape, given = list(scores.shape), mask.type if isinstance(mask, Tensor) else brief(mask)
+    shape, actual = list(scores.shape), mask.type if isinstance(mask, Tensor) else brief(mask)
     if not isinstance(mask, Tensor) or mask.dtype.kind != "bool":
         raise DTypeError(
             f"attention: a mask is of bools that broadcast to {shape}, True where a query may "
-            f"see a key, not {given}"
+            f"see a key, not {actual}"
         )
     fits = zip(mask.shape[::-1], scores.shape[::-1], strict=False)
     if mask.ndim > scores.ndim or any(n not in (1, length) for n, length in fits):
-        text = f"attention: a mask must broadcast to bool{shape}, given {given}"
+        text = f"attention: a mask must broadcast to bool{shape}, given {actual}"
         if len(shape) > 2 and mask.shape == (shape[0], shape[-1]):
             hint = ", ".join(["None"] * (len(shape) - 2))
             text += f"; one that says for each sequence which keys are seen is mask[:, {hint}, :]"
         raise ShapeError(text)
 
 
-def seen_before(queries: int, keys: int, position: Tensor | int = 0) -> Tensor:
-    """Which keys a query sees that stands at `position` or behind: bool[queries, keys], True for
-    those that do not come after it."""
+def causal_mask(queries: int, keys: int, position: Tensor | int = 0) -> Tensor:
+    """Return the causal mask of queries at `position` and later: bool[queries, keys], True for keys
+    that do not come after the query."""
     return arange(keys) <= expand_dims(arange(queries), axis=1) + position
 
 
@@ -153,12 +153,13 @@ def seen_before(queries: int, keys: int, position: Tensor | int = 0) -> Tensor:
 def sinusoidal_encoding(
     positions: Tensor, features: int, *, base: float = 10000.0, dtype: object = f32
 ) -> Tensor:
-    """Sines and cosines of positions (arXiv 1706.03762, section 3.5): i[...] -> f[..., features],
+    """Return sines and cosines of positions (arXiv 1706.03762, section 3.5): i[...] -> f[...,
+    features],
 
         out[..., 2 i] = sin(p / base^(2 i / features)), out[..., 2 i + 1] = cos(the same)
 
-    Raises `DTypeError` for positions that are no integers, and a dtype of no floats,
-    `AttributeRefused` for an odd number of features.
+    Raises `DTypeError` if the positions are not integers, or `dtype` is not a float;
+    `AttributeRefused` if the number of features is odd.
 
         >>> ml.sinusoidal_encoding(ml.arange(5), 8).type
         f32[5,8]
@@ -175,15 +176,15 @@ def sinusoidal_encoding(
 def rotary_encoding(
     x: Tensor, positions: Tensor | None = None, /, *, base: float = 10000.0
 ) -> Tensor:
-    """x turned by angles that grow with the position, so that the product of a query and a key
-    depends on the distance between them (Su et al., arXiv 2104.09864): f[..., T, D] with i[..., T]
-    -> f[..., T, D]. The positions are 0 .. T - 1 unless given.
+    """Rotate pairs of features by angles that grow with the position (Su et al., arXiv 2104.09864):
+    f[..., T, D] with i[..., T] -> f[..., T, D]. The product of a query and a key then depends on
+    their distance. The positions are 0 .. T - 1 unless given.
 
-    Features i and i + D / 2 are turned as a pair, by position base^(-2 i / D). The paper's pairs
+    Features i and i + D / 2 are rotated as a pair, by position base^(-2 i / D). The paper's pairs
     are neighbours, which is the same but for the order of the features.
 
-    Raises `ShapeError` for fewer axes than two and for positions that do not fit, `DTypeError` for
-    an x that is no floats and positions that are no integers, `AttributeRefused` for an odd D.
+    Raises `ShapeError` if x has fewer than two axes, or the positions do not fit; `DTypeError` if x
+    is not of floats, or the positions are not integers; `AttributeRefused` if D is odd.
 
         >>> ml.rotary_encoding(ml.ones((1, 2, 5, 4)), ml.arange(5)).type
         f32[1,2,5,4]
@@ -200,21 +201,22 @@ def rotary_encoding(
 def rotary_table(
     positions: Tensor, features: int, base: float, dtype: object
 ) -> tuple[Tensor, Tensor]:
-    """The cosines and the sines of the angles of `rotary_encoding`: twice f[..., features / 2]."""
+    """Return the cosines and the sines of the angles of `rotary_encoding`: twice f[..., features /
+    2]."""
     angles = _angles(positions, features, base)
     return astype(op.cos(angles), dtype), astype(op.sin(angles), dtype)
 
 
 @through_f32
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The pairs of features i and i + D / 2 turned by angles with these cosines and sines."""
+    """Rotate the pairs of features i and i + D / 2 by angles with these cosines and sines."""
     first, second = split(x, 2, axis=-1)
     return concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def _angles(positions: Tensor, features: int, base: float) -> Tensor:
-    """position base^(-2 i / features) for i below features / 2: f64[..., features / 2]. In f32, the
-    angles of late positions would be off."""
+    """Return position base^(-2 i / features) for i below features / 2: f64[..., features / 2]. In
+    f32, the angles of late positions would be inaccurate."""
     type = type_of(positions)
     if not type.dtype.is_integer:
         raise DTypeError("positions must be integers")

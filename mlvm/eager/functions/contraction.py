@@ -1,8 +1,8 @@
 """`einsum`: sums of products of tensors, named by their axes.
 
 The operands are multiplied two at a time, those first whose product is smallest. An axis that the
-result does not have is summed as soon as nothing else needs it. What is left of a product is a
-matrix product of the axes that only one of the two has, for each index of those that both keep.
+result does not have is summed as soon as nothing else needs it. The rest is a batched matrix
+product: axes that only one operand has are rows or columns, axes that both keep are the batch.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from mlvm.eager.tensor.wrapper import public
 @public
 @through_f32
 def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
-    """The sum of products that numpy's `einsum` makes for these subscripts, such as "ij,jk->ik".
+    """Sum products of operands by subscripts such as "ij,jk->ik", as numpy's `einsum` does.
 
     A letter names an axis of each operand; axes of one letter are of one length, or of length 1.
     Twice in one operand it takes the diagonal. The letters after "->" are the result's axes, and
     all others are summed over; without "->" they are those that occur once, in alphabetical order.
     "..." stands for the axes that are not named, which broadcast. dtypes promote.
 
-    "ij,jk->ik": [m, k], [k, n] -> [m, n]. Raises `AttributeRefused` for subscripts that make no
-    sense, or are not for so many operands, `ShapeError` for operands that do not fit them,
-    `DTypeError` for bools that would be added or multiplied.
+    "ij,jk->ik": [m, k], [k, n] -> [m, n]. Raises `AttributeRefused` if the subscripts are invalid,
+    or for another number of operands; `ShapeError` if the operands do not fit them; `DTypeError` if
+    bools would be added or multiplied.
 
         >>> ml.einsum("ij,j->i", ml.ones((2, 3)), ml.arange(3))
         Tensor([3., 3.], f32[2])
@@ -69,10 +69,10 @@ Labels = tuple[str, ...]
 
 @lru_cache(maxsize=1024)
 def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...], Labels]:
-    """The labels of operands of so many dimensions, and of the result. Raises
+    """Parse subscripts: the labels of operands with `ndims` dimensions, and of the result. Raises
     `AttributeRefused`, and `ShapeError` for another number of dimensions."""
-    given, arrow, result = subscripts.replace(" ", "").partition("->")
-    parts = given.split(",")
+    inputs, arrow, result = subscripts.replace(" ", "").partition("->")
+    parts = inputs.split(",")
     if len(parts) != len(ndims):
         raise AttributeRefused(f"{subscripts!r} is for {len(parts)} operands, not {len(ndims)}")
     dots = [ndim - len(part.replace("...", "")) for part, ndim in zip(parts, ndims, strict=True)]
@@ -98,7 +98,7 @@ def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...]
 
 
 def _labels(part: str, dots: int, subscripts: str) -> Labels:
-    """What one operand, or the result, has for axes, `dots` of which the ellipsis stands for."""
+    """Return the axis labels of an operand or the result; its ellipsis stands for `dots` axes."""
     before, ellipsis, behind = part.partition("...")
     if not {*before, *behind} <= {*string.ascii_letters}:
         raise AttributeRefused(
@@ -112,16 +112,16 @@ def _ellipsis(count: int) -> Labels:
 
 
 def _lengths(labels: Sequence[Labels], types: Sequence[TensorType]) -> dict[str, int]:
-    """How long each axis is. Raises `ShapeError` for axes of one name that do not broadcast."""
+    """Return the length of each axis. Raises `ShapeError` if axes of one name do not broadcast."""
     lengths: dict[str, int] = {}
     for named, type in zip(labels, types, strict=True):
         here: dict[str, int] = {}
         for label, n in zip(named, type.shape, strict=True):
-            known = lengths.get(label, 1)
-            if (n != known and 1 not in (n, known)) or here.setdefault(label, n) != n:
+            length = lengths.get(label, 1)
+            if (n != length and 1 not in (n, length)) or here.setdefault(label, n) != n:
                 axis = "an axis of ..." if label[0] == "-" else f"axis {label!r}"
-                raise ShapeError(f"{axis} has lengths {known} and {n}")
-            lengths[label] = n if known == 1 else known
+                raise ShapeError(f"{axis} has lengths {length} and {n}")
+            lengths[label] = n if length == 1 else length
     return lengths
 
 
@@ -129,18 +129,17 @@ def _lengths(labels: Sequence[Labels], types: Sequence[TensorType]) -> dict[str,
 
 
 class _Term(NamedTuple):
-    """A tensor and the labels of its axes. An axis that is shorter than its label says, as it has
-    length 1, is left out: it is the same for all indices."""
+    """Tensor and the labels of its axes. Axes of length 1 that broadcast are left out."""
 
     x: Tensor
     labels: Labels
 
 
 def _without_diagonals(term: _Term, lengths: dict[str, int]) -> _Term:
-    """The term with each label once, and none of axes that broadcast."""
+    """Reduce the term to its diagonals: each label once, and no axes that broadcast."""
     x, labels = term
-    kept = [i for i, label in enumerate(labels) if x.shape[i] == lengths[label]]
-    x, labels = reshape(x, [x.shape[i] for i in kept]), tuple([labels[i] for i in kept])
+    axes = [i for i, label in enumerate(labels) if x.shape[i] == lengths[label]]
+    x, labels = reshape(x, [x.shape[i] for i in axes]), tuple([labels[i] for i in axes])
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             i = labels.index(label)
@@ -152,7 +151,8 @@ def _without_diagonals(term: _Term, lengths: dict[str, int]) -> _Term:
 
 
 def _cheapest(terms: Sequence[_Term], out: Labels, lengths: dict[str, int]) -> tuple[int, int]:
-    """The two terms to multiply next: those with the smallest product, of equals the first."""
+    """Return the indices of the two terms to multiply next: the first pair with the smallest
+    product."""
 
     def size(pair: tuple[int, int]) -> int:
         others = [term.labels for i, term in enumerate(terms) if i not in pair]
@@ -163,16 +163,16 @@ def _cheapest(terms: Sequence[_Term], out: Labels, lengths: dict[str, int]) -> t
 
 
 def _summed(term: _Term, needed: Iterable[str]) -> _Term:
-    """The term, summed over the axes that nothing needs."""
+    """Sum the term over the axes that are not needed."""
     x, labels = term
-    gone = tuple(i for i, label in enumerate(labels) if label not in needed)
-    if gone:
-        x = op.sum(x, axis=gone, dtype=x.dtype)
+    summed = tuple(i for i, label in enumerate(labels) if label not in needed)
+    if summed:
+        x = op.sum(x, axis=summed, dtype=x.dtype)
     return _Term(x, tuple(label for label in labels if label in needed))
 
 
 def _product(x: _Term, y: _Term, needed: set[str], lengths: dict[str, int]) -> _Term:
-    """The product of two terms, summed over the axes that nothing else needs."""
+    """Multiply two terms and sum over the axes that no other term needs."""
     x, y = _summed(x, needed | {*y.labels}), _summed(y, needed | {*x.labels})
     shared = [label for label in x.labels if label in y.labels]
     batch = [label for label in shared if label in needed]
@@ -184,13 +184,13 @@ def _product(x: _Term, y: _Term, needed: set[str], lengths: dict[str, int]) -> _
         return math.prod(lengths[label] for label in labels)
 
     def shaped(term: _Term, *groups: Sequence[str]) -> Tensor:
-        """The term with the axes of each group as one."""
+        """Reshape the term so that each group of axes is one axis."""
         order = [term.labels.index(label) for group in groups for label in group]
         return reshape(permute_dims(term.x, order), [size(group) for group in groups])
 
     def matrices(term: _Term, first: Sequence[str], last: Sequence[str]) -> tuple[Tensor, bool]:
-        """A matrix [first, last] for each index of the batch, or its transpose if the term has it
-        like that; and whether it is transposed."""
+        """Return a matrix [first, last] for each index of the batch, or its transpose if the term
+        is laid out so, and whether it is transposed."""
         turned = (*batch, *last, *first) == term.labels and bool(first and last)
         groups = (batch, last, first) if turned else (batch, first, last)
         matrix = shaped(term, *groups)

@@ -21,7 +21,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
 _NARROW: Final = 16
-"""So many channels of a group are convolved by a kernel that turned ones have, too."""
+"""Largest number of channels a group for which a flipped kernel is faster."""
 
 
 @public
@@ -34,24 +34,24 @@ def conv2d(
     dilation: Window = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Cross-correlation of NHWC images with an HWIO kernel, as deep learning's convolution is:
-    f[N, H, W, I] with f[KH, KW, I / groups, O] -> f[N, OH, OW, O].
+    """Convolve NHWC images with an HWIO kernel (cross-correlation, the kernel is not flipped): f[N,
+    H, W, I] with f[KH, KW, I / groups, O] -> f[N, OH, OW, O].
 
-    `padding` is "VALID", "SAME" or ((top, bottom), (left, right)); it counts as zeros. Places of a
-    window that are neighbours in the kernel are `dilation` apart in the image (Yu and Koltun, arXiv
-    1511.07122). The channels are cut into that many `groups`: each group of results sees only its
+    `padding` is "VALID", "SAME" or ((top, bottom), (left, right)); it counts as zeros. Neighbouring
+    elements of the kernel are `dilation` pixels apart in the image (Yu and Koltun, arXiv
+    1511.07122). The channels are split into `groups`: each group of results depends only on its
     group of x. With as many groups as channels the convolution is depthwise (Chollet, arXiv
     1610.02357).
 
-    Raises `ShapeError` for channels that do not fit the kernel, and for a kernel larger than the
-    padded image, `AttributeRefused` for a stride, a padding, a dilation or a number of groups that
-    makes no sense, `DTypeError` unless both are floats of one dtype.
+    Raises `ShapeError` if the channels do not fit the kernel, or the kernel is larger than the
+    padded image; `AttributeRefused` if the stride, padding, dilation or groups are invalid;
+    `DTypeError` unless both are floats of one dtype.
 
         >>> ml.conv2d(ml.ones((1, 4, 4, 3)), ml.ones((3, 3, 3, 8))).type
         f32[1,2,2,8]
     """
-    steps, apart, sides = _arguments(x, kernel, 2, stride, padding, dilation)
-    return _conv(x, kernel, steps, sides, apart, groups)
+    steps, dilations, sides = _arguments(x, kernel, 2, stride, padding, dilation)
+    return _conv(x, kernel, steps, sides, dilations, groups)
 
 
 @public
@@ -64,19 +64,19 @@ def conv1d(
     dilation: int = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Cross-correlation of sequences with a kernel: f[N, L, I] with f[K, I / groups, O] ->
+    """Convolve sequences with a kernel (cross-correlation): f[N, L, I] with f[K, I / groups, O] ->
     f[N, OL, O]. `padding` is "VALID", "SAME" or (before, after); otherwise as `conv2d`.
 
-    Raises `ShapeError` for channels that do not fit the kernel, and for a kernel larger than the
-    padded sequence, `AttributeRefused` for a stride, a padding, a dilation or a number of groups
-    that makes no sense, `DTypeError` unless both are floats of one dtype.
+    Raises `ShapeError` if the channels do not fit the kernel, or the kernel is larger than the
+    padded sequence; `AttributeRefused` if the stride, padding, dilation or groups are invalid;
+    `DTypeError` unless both are floats of one dtype.
 
         >>> ml.conv1d(ml.ones((1, 4, 3)), ml.ones((3, 3, 8))).type
         f32[1,2,8]
     """
-    steps, apart, sides = _arguments(x, kernel, 1, stride, padding, dilation)
+    steps, dilations, sides = _arguments(x, kernel, 1, stride, padding, dilation)
     images, window = expand_dims(x, axis=1), expand_dims(kernel, axis=0)
-    options = (1, *steps), ((0, 0), *sides), (1, *apart)
+    options = (1, *steps), ((0, 0), *sides), (1, *dilations)
     return squeeze(_conv(images, window, *options, groups), axis=1)
 
 
@@ -90,19 +90,19 @@ def conv3d(
     dilation: Volume = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Cross-correlation of volumes with a kernel: f[N, D, H, W, I] with f[KD, KH, KW, I / groups,
-    O] -> f[N, OD, OH, OW, O]. `padding` is "VALID", "SAME" or ((front, back), (top, bottom), (left,
-    right)); otherwise as `conv2d`.
+    """Convolve volumes with a kernel (cross-correlation): f[N, D, H, W, I] with f[KD, KH, KW, I /
+    groups, O] -> f[N, OD, OH, OW, O]. `padding` is "VALID", "SAME" or ((front, back), (top,
+    bottom), (left, right)); otherwise as `conv2d`.
 
-    Raises `ShapeError` for channels that do not fit the kernel, and for a kernel larger than the
-    padded volume, `AttributeRefused` for a stride, a padding, a dilation or a number of groups that
-    makes no sense, `DTypeError` unless both are floats of one dtype.
+    Raises `ShapeError` if the channels do not fit the kernel, or the kernel is larger than the
+    padded volume; `AttributeRefused` if the stride, padding, dilation or groups are invalid;
+    `DTypeError` unless both are floats of one dtype.
 
         >>> ml.conv3d(ml.ones((1, 4, 4, 4, 3)), ml.ones((3, 3, 3, 3, 8))).type
         f32[1,2,2,2,8]
     """
-    steps, apart, sides = _arguments(x, kernel, 3, stride, padding, dilation)
-    return _conv(x, kernel, steps, sides, apart, groups)
+    steps, dilations, sides = _arguments(x, kernel, 3, stride, padding, dilation)
+    return _conv(x, kernel, steps, sides, dilations, groups)
 
 
 @public
@@ -116,17 +116,20 @@ def conv_transpose2d(
     dilation: Window = 1,
     groups: int = 1,
 ) -> Tensor:
-    """The transpose of `conv2d` as a linear map, as in PyTorch and TensorFlow: each element of x
-    adds the kernel, times itself, to a window of the result (Dumoulin and Visin, arXiv 1603.07285,
-    section 4). f[N, H, W, I] with f[KH, KW, O / groups, I] -> f[N, OH, OW, O]: the kernel is that
-    of the convolution from O to I channels.
+    """Apply the transpose of `conv2d` as a linear map, as in PyTorch and TensorFlow (Dumoulin and
+    Visin, arXiv 1603.07285, section 4). Each element of x adds the kernel, times itself, to a
+    window of the result.
 
-    `padding` is that convolution's: what falls on it is dropped. OH is (H - 1) stride + the span of
-    the kernel, (KH - 1) dilation + 1, less the padding's rows; with "SAME" it is H stride.
+    f[N, H, W, I] with f[KH, KW, O / groups, I] -> f[N, OH, OW, O]. The kernel is that of the
+    convolution from O to I channels.
 
-    Raises `ShapeError` for channels that do not fit the kernel, and where nothing is left,
-    `AttributeRefused` for a stride, padding, dilation or number of groups that makes no sense,
-    `DTypeError` for complex numbers.
+    `padding` is that of the convolution: elements that fall on it are dropped. OH is (H - 1) stride
+    + the span of the kernel, (KH - 1) dilation + 1, less the padding's rows; with "SAME" it is H
+    stride.
+
+    Raises `ShapeError` if the channels do not fit the kernel or the result would be empty;
+    `AttributeRefused` if the stride, padding, dilation or groups are invalid; `DTypeError` if an
+    operand is complex.
 
         >>> ml.conv_transpose2d(ml.ones((1, 4, 4, 3)), ml.ones((2, 2, 8, 3)), stride=2).type
         f32[1,8,8,8]
@@ -145,12 +148,12 @@ def conv_transpose1d(
     dilation: int = 1,
     groups: int = 1,
 ) -> Tensor:
-    """The transpose of `conv1d` as a linear map: f[N, L, I] with f[K, O / groups, I] ->
-    f[N, OL, O]. `padding` is "VALID", "SAME" or (before, after); otherwise as `conv_transpose2d`.
+    """Apply the transpose of `conv1d` as a linear map: f[N, L, I] with f[K, O / groups, I] -> f[N,
+    OL, O]. `padding` is "VALID", "SAME" or (before, after); otherwise as `conv_transpose2d`.
 
-    Raises `ShapeError` for channels that do not fit the kernel, and where nothing is left,
-    `AttributeRefused` for a stride, padding, dilation or number of groups that makes no sense,
-    `DTypeError` for complex numbers.
+    Raises `ShapeError` if the channels do not fit the kernel or the result would be empty;
+    `AttributeRefused` if the stride, padding, dilation or groups are invalid; `DTypeError` if an
+    operand is complex.
 
         >>> ml.conv_transpose1d(ml.ones((1, 4, 3)), ml.ones((2, 8, 3)), stride=2).type
         f32[1,8,8]
@@ -169,12 +172,12 @@ def conv_transpose3d(
     dilation: Volume = 1,
     groups: int = 1,
 ) -> Tensor:
-    """The transpose of `conv3d` as a linear map: f[N, D, H, W, I] with f[KD, KH, KW, O / groups, I]
-    -> f[N, OD, OH, OW, O]; otherwise as `conv_transpose2d`.
+    """Apply the transpose of `conv3d` as a linear map: f[N, D, H, W, I] with f[KD, KH, KW, O /
+    groups, I] -> f[N, OD, OH, OW, O]; otherwise as `conv_transpose2d`.
 
-    Raises `ShapeError` for channels that do not fit the kernel, and where nothing is left,
-    `AttributeRefused` for a stride, padding, dilation or number of groups that makes no sense,
-    `DTypeError` for complex numbers.
+    Raises `ShapeError` if the channels do not fit the kernel or the result would be empty;
+    `AttributeRefused` if the stride, padding, dilation or groups are invalid; `DTypeError` if an
+    operand is complex.
 
         >>> ml.conv_transpose3d(ml.ones((1, 2, 2, 2, 3)), ml.ones((2, 2, 2, 8, 3)), stride=2).type
         f32[1,4,4,4,8]
@@ -185,15 +188,15 @@ def conv_transpose3d(
 def _arguments(
     x: Tensor, kernel: Tensor, axes: int, stride: Ints, padding: object, dilation: Ints
 ) -> tuple[Shape, Shape, tuple[Pair, ...]]:
-    """Stride, dilation and padding, for each axis. Raises what the convolutions raise for them."""
+    """Return stride, dilation and padding for each axis. Raises what the convolutions raise."""
     size = require_places(x, axes)
     _require_kernel(kernel, axes)
     steps, span = each_of(stride, axes, "stride"), kernel.shape[:axes]
-    apart = (1,) * axes
+    dilations = (1,) * axes
     if dilation != 1:
-        apart = each_of(dilation, axes, "dilation")
-        span = span_of(span, apart)
-    return steps, apart, sides_of(padding, span, steps, size)
+        dilations = each_of(dilation, axes, "dilation")
+        span = span_of(span, dilations)
+    return steps, dilations, sides_of(padding, span, steps, size)
 
 
 def _require_kernel(kernel: Tensor, axes: int) -> None:
@@ -209,7 +212,7 @@ def _require_kernel(kernel: Tensor, axes: int) -> None:
 def _conv(
     x: Tensor, kernel: Tensor, stride: Shape, sides: tuple[Pair, ...], dilation: Shape, groups: int
 ) -> Tensor:
-    """The op, of images or volumes, with arguments for each axis."""
+    """Launch the op on images or volumes, with arguments for each axis."""
     _require_groups(groups)
     x, kernel = in_half((x, kernel))
     *window, inputs, outputs = kernel.shape
@@ -224,7 +227,7 @@ def _conv(
 
 
 def _rows(x: Tensor, tall: int, wide: int) -> Tensor:
-    """Windows that lie side by side, without what is beyond the last: each of them a row."""
+    """Reshape adjacent windows to rows; a remainder smaller than a window is cut off."""
     n, height, width, channels = x.shape
     down, across = height // tall, width // wide
     if (down * tall, across * wide) != (height, width):
@@ -234,7 +237,7 @@ def _rows(x: Tensor, tall: int, wide: int) -> Tensor:
 
 
 def _has_places(x: Tensor, kernel: Tensor) -> bool:
-    """Whether the kernel has the channels of x, and is not larger."""
+    """Return whether the kernel has the channels of x and is not larger than x."""
     places = zip(x.shape[1:-1], kernel.shape[:-2], strict=True)
     return x.shape[-1] == kernel.shape[-2] and all(n >= length for n, length in places)
 
@@ -253,7 +256,7 @@ def _transposed(
     dilation: Ints,
     groups: int,
 ) -> Tensor:
-    """The transpose of a convolution with a kernel that has so many axes."""
+    """Apply the transpose of a convolution over `axes` axes."""
     places = require_places(x, axes)
     _require_kernel(kernel, axes)
     *window, outputs, inputs = kernel.shape
@@ -264,8 +267,8 @@ def _transposed(
             f"a kernel for {x.shape[-1]} channels{parts} is [*window, channels out{each}, "
             f"{x.shape[-1]}], not {list(kernel.shape)}"
         )
-    steps, apart = each_of(stride, axes, "stride"), each_of(dilation, axes, "dilation")
-    span = span_of(tuple(window), apart)
+    steps, dilations = each_of(stride, axes, "stride"), each_of(dilation, axes, "dilation")
+    span = span_of(tuple(window), dilations)
     size = tuple(n * step for n, step in zip(places, steps, strict=True))
     sides = sides_of(padding, span, steps, size)
     if padding != "SAME":
@@ -277,10 +280,10 @@ def _transposed(
         raise ShapeError(f"a padding of {padding} leaves nothing of the result")
     shape = (x.shape[0], *size, outputs * groups)
     if axes > 1:
-        return transpose(x, kernel, shape, steps, sides, apart, groups)
+        return transpose(x, kernel, shape, steps, sides, dilations, groups)
     image, columns = expand_dims(x, axis=1), expand_dims(kernel, axis=0)
     shape = (shape[0], 1, *shape[1:])
-    y = transpose(image, columns, shape, (1, *steps), ((0, 0), *sides), (1, *apart), groups)
+    y = transpose(image, columns, shape, (1, *steps), ((0, 0), *sides), (1, *dilations), groups)
     return squeeze(y, axis=1)
 
 
@@ -293,8 +296,8 @@ def transpose(
     dilation: Shape,
     groups: int,
 ) -> Tensor:
-    """The transpose of a convolution of images of that shape. One with a stride is made of whole
-    windows, unless it is depthwise: between the places that it skips nothing is to be read."""
+    """Apply the transpose of a convolution of images of that shape. With a stride, it adds up whole
+    windows, unless it is depthwise: no zeros between the places are read."""
     *window, each, channels = kernel.shape
     places: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
     span = span_of(tuple(window), dilation)
@@ -332,11 +335,11 @@ def transpose(
 def _turned(
     x: Tensor, kernel: Tensor, padding: tuple[Pair, ...], dilation: Shape, groups: int
 ) -> Tensor:
-    """The convolution of x with the kernel turned round, whose groups give what they took."""
+    """Convolve x with the flipped kernel, with inputs and outputs of each group swapped."""
     *window, inputs, outputs = kernel.shape
     axes, each = len(window), outputs // groups
-    apart = reshape(kernel, (*window, inputs, groups, each))
-    swapped = permute_dims(apart, (*range(axes), axes + 2, axes + 1, axes))
+    grouped = reshape(kernel, (*window, inputs, groups, each))
+    swapped = permute_dims(grouped, (*range(axes), axes + 2, axes + 1, axes))
     turned = op.flip(reshape(swapped, (*window, each, groups * inputs)), axis=tuple(range(axes)))
     span = span_of(tuple(window), dilation)
     sides = tuple([(n - 1 - a, n - 1 - b) for n, (a, b) in zip(span, padding, strict=True)])
@@ -345,15 +348,15 @@ def _turned(
 
 
 def _spread(x: Tensor, kernel: Tensor, groups: int) -> Tensor:
-    """Each element of x times the kernel: f[N, *places, *window, O]."""
+    """Multiply each element of x by the kernel: f[N, *places, *window, O]."""
     *window, outputs, inputs = kernel.shape
     count, rows = math.prod(window), math.prod(x.shape[:-1])
     if groups == 1:
         weights = reshape(kernel, (count * outputs, inputs))
         y = op.matmul(x, weights, transpose_y=True)
     else:
-        apart = reshape(x, (rows, groups, inputs // groups))
+        grouped = reshape(x, (rows, groups, inputs // groups))
         weights = reshape(kernel, (count * outputs, groups, inputs // groups))
-        y = op.matmul(permute_dims(apart, (1, 0, 2)), permute_dims(weights, (1, 2, 0)))
+        y = op.matmul(permute_dims(grouped, (1, 0, 2)), permute_dims(weights, (1, 2, 0)))
         y = permute_dims(reshape(y, (groups, rows, count, outputs)), (1, 2, 0, 3))
     return reshape(y, (*x.shape[:-1], *window, outputs * groups))

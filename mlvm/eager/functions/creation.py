@@ -36,14 +36,14 @@ from mlvm.eager.tensor.values import kind_of
 from mlvm.eager.tensor.wrapper import public
 
 Device: TypeAlias = VMProtocol | None
-"""A VM that a result lives on; None is the current one, or that of the operand."""
+"""VM of a result; None is the current VM, or that of the operand."""
 
 # --- where ---------------------------------------------------------------------------
 
 
 def placed(device: Device) -> AbstractContextManager[object]:
-    """Inside the block results are made on that VM, in the arena that `arena_on` names; for None
-    where they are made anyway. Raises `AttributeRefused`, for no VM."""
+    """Allocate results on that VM inside the block, in the arena that `arena_on` names; None
+    changes nothing. Raises `AttributeRefused` if it is not a VM."""
     if device is None:
         return nullcontext()
     if not callable(getattr(device, "launch", None)):
@@ -56,8 +56,8 @@ def placed(device: Device) -> AbstractContextManager[object]:
 
 
 def reused(x: Tensor, device: VMProtocol) -> Tensor:
-    """A new tensor with the value of x: over the same bytes, or where x is not on that VM, a copy
-    through this machine. Raises `GradientError` for a copy that a gradient would flow through."""
+    """Return a new tensor with the value of x: over the same bytes, or a copy through this machine
+    if x is on another VM. Raises `GradientError` if a gradient would flow through the copy."""
     if x.arena.vm.is_same(device):
         return alias_of(x)
     if is_tracked(x):
@@ -74,40 +74,40 @@ def reused(x: Tensor, device: VMProtocol) -> Tensor:
 def asarray(
     obj: object, /, dtype: object = None, *, device: Device = None, copy: bool | None = None
 ) -> Tensor:
-    """A tensor of the values of `obj`, in the current arena or on the VM `device`.
+    """Convert `obj` to a tensor, in the current arena or on the VM `device`.
 
-    Of a Tensor of that dtype and on that VM it is a new Tensor over the same bytes, unless `copy`
-    is True. Everything else is copied, and refused if `copy` is False. From Python numbers and
-    nested lists of them bools become bool, ints i64, floats f32, complex numbers c64; tensors in
-    nested lists are joined, and their dtypes promote; numpy arrays, and whatever has `__array__`,
-    `__dlpack__` or a buffer, keep their dtype, also the bfloat16 of ml_dtypes and PyTorch. Of a
-    PyTorch tensor that requires a gradient it is the value. With a `dtype`, arrays and tensors are
-    cast as by `astype`, and Python numbers must be values of it.
+    A Tensor of that dtype and VM gives a new Tensor over the same bytes, unless `copy` is True.
+    Everything else is copied, or refused if `copy` is False. Python numbers and nested lists of
+    them become bool, i64, f32 or c64. Tensors in nested lists are joined, and their dtypes promote.
+    Numpy arrays, and objects with `__array__`, `__dlpack__` or a buffer, keep their dtype, also the
+    bfloat16 of ml_dtypes and PyTorch. A PyTorch tensor that requires a gradient gives its value.
+    With a `dtype`, arrays and tensors are cast as by `astype`, and Python numbers must be values of
+    it.
 
-    Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that is
-    out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep,
-    `CopyRefused` where `copy` is False. The result has the shape of `obj`: [n, m] for a list of n
-    lists of m.
+    Raises `DTypeError` if the values or the dtype are not supported; `OperandValueError` if an int
+    is out of range; `ShapeError` if rows have different lengths, or nest more than 64 deep;
+    `CopyRefused` if `copy` is False and the values must be copied. The result has the shape of
+    `obj`: [n, m] for a list of n lists of m.
 
         >>> ml.asarray([1.0, 2.0])
         Tensor([1., 2.], f32[2])
         >>> ml.asarray([1, 2], dtype=ml.float32)
         Tensor([1., 2.], f32[2])
     """
-    wanted = None if dtype is None else DType.of(dtype)
+    target = None if dtype is None else DType.of(dtype)
     with placed(device):
         if isinstance(obj, Tensor):
-            return _of_tensor(obj, wanted, device, copy)
+            return _of_tensor(obj, target, device, copy)
         if copy is False:
             raise CopyRefused(
                 f"asarray: the values of a {kind_of(obj)} are copied into a VM, which copy=False "
                 f"forbids"
             )
-        return tensor_of(obj, wanted)
+        return tensor_of(obj, target)
 
 
 def _of_tensor(x: Tensor, dtype: DType | None, device: Device, copy: bool | None) -> Tensor:
-    """`asarray` of a tensor, where results are made on that VM."""
+    """Convert a tensor as `asarray` does; results are allocated on `device`."""
     same_dtype = dtype in (None, x.dtype)
     elsewhere = None if device is None or x.arena.vm.is_same(device) else device
     if copy is False and not (elsewhere is None and same_dtype):
@@ -123,7 +123,7 @@ def _of_tensor(x: Tensor, dtype: DType | None, device: Device, copy: bool | None
 
 
 def _converted(x: Tensor, dtype: DType) -> Tensor:
-    """`astype`, which the ops `pack` and `unpack` do for dtypes of storage."""
+    """Convert as `astype` does; the ops `pack` and `unpack` convert storage dtypes."""
     if x.dtype.is_storage:
         x = op.unpack(x)
     elif dtype.is_storage and x.dtype.is_half:
@@ -140,12 +140,12 @@ def _converted(x: Tensor, dtype: DType) -> Tensor:
 def full(
     shape: Ints, fill_value: Scalar | Tensor, dtype: object = None, *, device: Device = None
 ) -> Tensor:
-    """A tensor of that shape, every element of it `fill_value`: a number, or a scalar tensor.
+    """Return a tensor of that shape filled with `fill_value`, a number or a scalar tensor.
 
     The result: [*shape], f32, i64 or bool as the number is unless a dtype is named. Raises
-    `ShapeError` for a negative length and a tensor that is no scalar, `DTypeError` for a value of a
-    higher kind than the dtype, such as a float for integers, `OperandValueError` for an int out of
-    its range.
+    `ShapeError` if a length is negative, or `fill_value` is a tensor but not a scalar; `DTypeError`
+    if the value is of a higher kind than the dtype, such as a float for integers;
+    `OperandValueError` if an int is out of its range.
 
         >>> ml.full((2, 2), 7.0)
         Tensor([[7., 7.],
@@ -155,27 +155,27 @@ def full(
 
 
 def _filled(shape: Ints, fill_value: Scalar | Tensor, dtype: object, device: Device) -> Tensor:
-    """`full` for the function of that name, which its errors name."""
+    """Fill a tensor as `full` does, under the name of the public caller."""
     if device is not None:
         with placed(device):
             return _filled(shape, fill_value, dtype, None)
     lengths = integers(shape, "shape")
-    wanted = None if dtype is None else DType.of(dtype)
-    if wanted is not None and wanted.is_storage:
-        return _filled_few(TensorType(wanted, lengths), fill_value)
+    target = None if dtype is None else DType.of(dtype)
+    if target is not None and target.is_storage:
+        return _filled_few(TensorType(target, lengths), fill_value)
     if isinstance(fill_value, Tensor):
-        return op.full(asarray(fill_value, dtype=wanted), shape=lengths)
+        return op.full(asarray(fill_value, dtype=target), shape=lengths)
     value = fill_value.item() if isinstance(fill_value, np.generic) else fill_value
     kind = scalar_kind(value.__class__)  # of a `Number`, that of the number it stands for
     if kind is None:
         raise DTypeError(f"fill_value must be a number or scalar tensor, not {kind_of(value)}")
-    target = wanted or DEFAULTS[kind]
+    target = target or DEFAULTS[kind]
     filling, type_ = constant(value, target), TensorType(target, lengths)
     return op.full(filling, shape=type_.shape)
 
 
 def _filled_few(type: TensorType, fill_value: Scalar | Tensor) -> Tensor:
-    """`full` of few bits: of what has all their numbers, converted."""
+    """Fill a few-bit tensor: fill one of a dtype that holds all its numbers, and convert it."""
     if type.dtype not in few.FLOATS and isinstance(fill_value, (int, np.integer)):
         low, high = few.limits(type.dtype)
         if not low <= fill_value <= high:
@@ -186,10 +186,10 @@ def _filled_few(type: TensorType, fill_value: Scalar | Tensor) -> Tensor:
 
 @public
 def zeros(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
-    """A tensor of zeros, or of False; f32 unless another dtype is named.
+    """Return a tensor of zeros, or of False; f32 unless another dtype is named.
 
-    The result: [*shape]. Raises `ShapeError` for a negative length and for more bytes than a tensor
-    can have, `DTypeError` for an unknown dtype.
+    The result: [*shape]. Raises `ShapeError` if a length is negative or the tensor would have too
+    many bytes; `DTypeError` if the dtype is unknown.
 
         >>> ml.zeros((2, 2), dtype=ml.int64)
         Tensor([[0, 0],
@@ -200,10 +200,10 @@ def zeros(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
 
 @public
 def ones(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
-    """A tensor of ones, or of True; f32 unless another dtype is named.
+    """Return a tensor of ones, or of True; f32 unless another dtype is named.
 
-    The result: [*shape]. Raises `ShapeError` for a negative length and for more bytes than a tensor
-    can have, `DTypeError` for an unknown dtype.
+    The result: [*shape]. Raises `ShapeError` if a length is negative or the tensor would have too
+    many bytes; `DTypeError` if the dtype is unknown.
 
         >>> ml.ones((2, 2))
         Tensor([[1., 1.],
@@ -214,7 +214,7 @@ def ones(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
 
 @public
 def empty(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
-    """The same as `zeros`: values that nobody chose would differ from run to run.
+    """Return zeros, as `zeros` does: uninitialised values would differ from run to run.
 
     The result: [*shape]. Raises what `zeros` raises.
 
@@ -225,18 +225,19 @@ def empty(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
 
 
 def _described(shape: Ints, value: int, dtype: object, device: Device) -> Tensor:
-    """A tensor of zeros or ones of that dtype, f32 for None."""
-    wanted = f32 if dtype is None else DType.of(dtype)
-    as_made = few.unpacked_dtype(wanted) if wanted.is_storage else wanted
+    """Return a tensor of zeros or ones of that dtype, f32 for None."""
+    target = f32 if dtype is None else DType.of(dtype)
+    as_made = few.unpacked_dtype(target) if target.is_storage else target
     number: Scalar = shown(cast(np.asarray(value), as_made)).item()
-    return _filled(shape, number, wanted, device)
+    return _filled(shape, number, target, device)
 
 
 @public
 def full_like(
     x: Tensor, /, fill_value: Scalar | Tensor, dtype: object = None, *, device: Device = None
 ) -> Tensor:
-    """`full` with the shape of x, and its dtype and VM unless others are named.
+    """Fill a tensor with the shape of x as `full` does, with its dtype and VM unless others are
+    named.
 
     x: [...], and so is the result. Raises what `full` raises.
 
@@ -244,15 +245,15 @@ def full_like(
         Tensor([7., 7.], f32[2])
     """
     type, where = type_of(x), x.arena.vm if device is None else device
-    wanted = type.dtype if dtype is None else dtype
-    return _filled(type.shape, fill_value, wanted, where)
+    target = type.dtype if dtype is None else dtype
+    return _filled(type.shape, fill_value, target, where)
 
 
 @public
 def zeros_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Zeros with the shape of x, and its dtype and VM unless others are named.
+    """Return zeros with the shape of x, and its dtype and VM unless others are named.
 
-    x: [...], and so is the result. Raises `DTypeError` for an unknown dtype.
+    x: [...], and so is the result. Raises `DTypeError` if the dtype is unknown.
 
         >>> ml.zeros_like(ml.ones(2))
         Tensor([0., 0.], f32[2])
@@ -262,9 +263,9 @@ def zeros_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> 
 
 @public
 def ones_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Ones with the shape of x, and its dtype and VM unless others are named.
+    """Return ones with the shape of x, and its dtype and VM unless others are named.
 
-    x: [...], and so is the result. Raises `DTypeError` for an unknown dtype.
+    x: [...], and so is the result. Raises `DTypeError` if the dtype is unknown.
 
         >>> ml.ones_like(ml.zeros(2))
         Tensor([1., 1.], f32[2])
@@ -274,9 +275,9 @@ def ones_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> T
 
 @public
 def empty_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> Tensor:
-    """The same as `zeros_like`.
+    """Return zeros, as `zeros_like` does.
 
-    x: [...], and so is the result. Raises `DTypeError` for an unknown dtype.
+    x: [...], and so is the result. Raises `DTypeError` if the dtype is unknown.
 
         >>> ml.empty_like(ml.ones(3)).type
         f32[3]
@@ -299,11 +300,11 @@ def arange(
     *,
     device: Device = None,
 ) -> Tensor:
-    """start, start + step, start + 2 step, ... below `stop`; with one number, 0, 1, 2, ... below
-    that. The dtype is i64 for ints, f32 if there is a float.
+    """Return start, start + step, start + 2 step, ... below `stop`; with one number, 0, 1, 2, ...
+    below that. The dtype is i64 for ints, f32 if there is a float.
 
-    The result: [n]. Raises `AttributeRefused` for a step of 0 and for numbers that the dtype does
-    not have, `DTypeError` for bool and complex dtypes.
+    The result: [n]. Raises `AttributeRefused` if the step is 0, or the dtype cannot hold the
+    numbers; `DTypeError` if the dtype is bool or complex.
 
         >>> ml.arange(3)
         Tensor([0, 1, 2], i64[3])
@@ -312,9 +313,9 @@ def arange(
     """
     first, end = (0, start) if stop is None else (start, stop)
     whole = all(isinstance(value, (int, np.integer)) for value in (first, end, step))
-    wanted = (i64 if whole else f32) if dtype is None else DType.of(dtype)
+    target = (i64 if whole else f32) if dtype is None else DType.of(dtype)
     with placed(device):
-        return op.arange(start=first, stop=end, step=step, dtype=wanted)
+        return op.arange(start=first, stop=end, step=step, dtype=target)
 
 
 @public
@@ -328,24 +329,24 @@ def linspace(
     device: Device = None,
     endpoint: bool = True,
 ) -> Tensor:
-    """`num` evenly spaced numbers from `start` up to `stop`, which is left out without `endpoint`.
-    The dtype is f32, or c64 if one of the two is complex, unless another is named.
+    """Return `num` evenly spaced numbers from `start` up to `stop`, which is left out without
+    `endpoint`. The dtype is f32, or c64 if one of the two is complex, unless another is named.
 
-    The result: [num]. Raises `AttributeRefused` for a negative `num` and for complex bounds of
-    floats, `DTypeError` for a dtype of integers or bools.
+    The result: [num]. Raises `AttributeRefused` if `num` is negative, or the bounds are complex and
+    the dtype is not; `DTypeError` if the dtype is an integer or bool.
 
         >>> ml.linspace(0.0, 1.0, 5)
         Tensor([0.  , 0.25, 0.5 , 0.75, 1.  ], f32[5])
     """
     is_complex = isinstance(start, complex) or isinstance(stop, complex)
-    wanted = DEFAULTS[complex if is_complex else float] if dtype is None else DType.of(dtype)
+    target = DEFAULTS[complex if is_complex else float] if dtype is None else DType.of(dtype)
     with placed(device):
-        if wanted.kind != "complex":
-            return _spaced(start, stop, num, endpoint, wanted)
+        if target.kind != "complex":
+            return _spaced(start, stop, num, endpoint, target)
         first, last = complex(start), complex(stop)
-        real = _spaced(first.real, last.real, num, endpoint, wanted.real)
-        imag = _spaced(first.imag, last.imag, num, endpoint, wanted.real)
-        return op.astype(real, dtype=wanted) + op.astype(imag, dtype=wanted) * 1j
+        real = _spaced(first.real, last.real, num, endpoint, target.real)
+        imag = _spaced(first.imag, last.imag, num, endpoint, target.real)
+        return op.astype(real, dtype=target) + op.astype(imag, dtype=target) * 1j
 
 
 def _spaced(start: Any, stop: Any, num: int, endpoint: bool, dtype: DType) -> Tensor:
@@ -362,11 +363,11 @@ def eye(
     dtype: object = None,
     device: Device = None,
 ) -> Tensor:
-    """A matrix, square unless `n_cols` is given, of ones on the k-th diagonal and zeros; f32 unless
-    another dtype is named.
+    """Return a matrix, square unless `n_cols` is given, of ones on the k-th diagonal and zeros; f32
+    unless another dtype is named.
 
-    The result: [n_rows, n_cols]. Raises `ShapeError` for a negative length, `DTypeError` for an
-    unknown dtype.
+    The result: [n_rows, n_cols]. Raises `ShapeError` if a length is negative; `DTypeError` if the
+    dtype is unknown.
 
         >>> ml.eye(2)
         Tensor([[1., 0.],
@@ -374,11 +375,11 @@ def eye(
     """
     n_rows = integer(n_rows, "n_rows")
     columns = n_rows if n_cols is None else integer(n_cols, "n_cols")
-    wanted = f32 if dtype is None else DType.of(dtype)
+    target = f32 if dtype is None else DType.of(dtype)
     if isinstance(k, int):
         k = max(-n_rows, min(k, columns))  # a diagonal beyond is empty, however far
     with placed(device):
-        return op.eye(rows=n_rows, columns=columns, k=k, dtype=wanted)
+        return op.eye(rows=n_rows, columns=columns, k=k, dtype=target)
 
 
 pi: Final = math.pi
@@ -389,7 +390,7 @@ newaxis: Final = None
 
 
 def _of_dtype(dtype: DType, values: object) -> Tensor:
-    """`ml.float32(values)`: `asarray(values, dtype=ml.float32)`."""
+    """Convert values by a dtype: `ml.float32(values)` is `asarray(values, dtype=ml.float32)`."""
     return asarray(values, dtype=dtype)
 
 

@@ -1,4 +1,4 @@
-"""Functions that choose elements, put them elsewhere, or convert them."""
+"""Functions that select, move or convert elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mlvm.eager.tensor.wrapper import public
 
 
 def between(x: Tensor, y: Tensor, part: Tensor) -> Tensor:
-    """x + part (y - x), exactly x at 0 and y at 1, however far they are apart."""
+    """Return x + part (y - x), exactly x at 0 and y at 1, also for distant x and y."""
     away = y - x
     far = op.logical_and(op.greater_equal(op.abs(part), 0.5), op.isfinite(away))
     return op.where(far, y - away * (1.0 - part), x + away * part)
@@ -34,13 +34,13 @@ def between(x: Tensor, y: Tensor, part: Tensor) -> Tensor:
 
 @public
 def astype(x: Tensor, dtype: object, /, *, copy: bool = True, device: Device = None) -> Tensor:
-    """x in another dtype, on its VM or on `device`. Floats are truncated to integers: one that the
-    dtype cannot hold becomes the nearest it has, and nan 0. bool is whether it is not zero. A
-    tensor of that dtype already is not copied, whatever `copy` says: an update of one of the two
-    does not change the other.
+    """Convert x to another dtype, on its VM or on `device`. Floats are truncated to integers; those
+    out of range become the nearest integer, and nan becomes 0. Nonzero elements become True in
+    bool. A tensor that has the dtype is not copied, whatever `copy` is: an update of one does not
+    change the other.
 
-    x: [...], and so is the result. Raises `DTypeError` for an unknown dtype, and for complex
-    numbers that would lose their imaginary parts.
+    x: [...], and so is the result. Raises `DTypeError` if the dtype is unknown, or complex numbers
+    would lose their imaginary parts.
 
         >>> ml.astype(ml.asarray([1.7, -1.7]), ml.int64)
         Tensor([ 1, -1], i64[2])
@@ -51,11 +51,11 @@ def astype(x: Tensor, dtype: object, /, *, copy: bool = True, device: Device = N
 
 @public
 def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
-    """x where the condition holds, else y; all three broadcast, and any may be a number.
+    """Select x where the condition holds, else y; all three broadcast, and any may be a number.
 
     x and y: shapes that broadcast to [...] with that of the condition, which is bool. The result:
-    [...], the dtype that x and y promote to. Raises `ShapeError` for other shapes, `DTypeError` for
-    a condition of another dtype, and for dtypes that do not promote.
+    [...], the dtype that x and y promote to. Raises `ShapeError` if the shapes do not fit;
+    `DTypeError` if the condition is not bool or the dtypes do not promote.
 
         >>> ml.where(ml.asarray([True, False]), 1.0, ml.asarray([5.0, 6.0]))
         Tensor([1., 6.], f32[2])
@@ -64,17 +64,18 @@ def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
         condition = as_operand(condition)
     if not isinstance(x, Tensor) and not isinstance(y, Tensor):
         x = as_operand(x) if is_array(x) else full((), cast(Scalar, x))
-    beside = x if isinstance(x, Tensor) else cast(Tensor, y)
-    chosen = as_operand(x, beside), as_operand(y, beside)
+    like = x if isinstance(x, Tensor) else cast(Tensor, y)
+    chosen = as_operand(x, like), as_operand(y, like)
     return op.where(condition, *chosen)
 
 
 @public
 def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """x limited to min <= x <= max, elementwise. None is no limit; if min > max, max wins.
+    """Limit x to min <= x <= max, elementwise. None is no limit; if min > max, max wins.
 
     x and limits: shapes that broadcast to [...], integers or floats. The result: [...], the dtype
-    that they promote to. Raises `ShapeError` for other shapes, `DTypeError` for other dtypes.
+    that they promote to. Raises `ShapeError` if the shapes do not fit; `DTypeError` if the dtypes
+    are others.
 
         >>> ml.clip(ml.asarray([-1.0, 0.5, 2.0]), 0.0, 1.0)
         Tensor([0. , 0.5, 1. ], f32[3])
@@ -93,12 +94,12 @@ def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -
 
 @public
 def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
-    """The slices of x at `indices` along `axis`, which the axes of `indices` replace. A vector
+    """Take the slices of x at `indices` along `axis`; the axes of `indices` replace it. A vector
     needs no `axis`.
 
-    x: [n, ...], indices: i[...] -> [*indices.shape, ...] along axis 0. Raises `PositionRefused` for
-    an index out of range, `AxisRefused` for an axis that x does not have, `AttributeRefused` if no
-    axis is given and x is no vector, `DTypeError` for indices that are no integers.
+    x: [n, ...], indices: i[...] -> [*indices.shape, ...] along axis 0. Raises `PositionRefused` if
+    an index is out of range; `AxisRefused` if x has no such axis; `AttributeRefused` if no axis is
+    given and x is not a vector; `DTypeError` if the indices are not integers.
 
         >>> ml.take(ml.asarray([10, 20, 30]), ml.asarray([2, 0]))
         Tensor([30, 10], i64[2])
@@ -112,12 +113,12 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
 
 @public
 def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
-    """out[i, j, k] = x[i, j, indices[i, j, k]], for the last of 3 axes as an example. On the other
-    axes the two broadcast.
+    """Take elements along an axis: out[i, j, k] = x[i, j, indices[i, j, k]] for the last of 3 axes.
+    The other axes broadcast.
 
-    x: [..., n], indices: i[..., k] -> [..., k] along the last axis. Raises `ShapeError` for shapes
-    that do not fit, `PositionRefused` for an index out of range, `AxisRefused` for an axis that x
-    does not have, `DTypeError` for indices that are no integers.
+    x: [..., n], indices: i[..., k] -> [..., k] along the last axis. Raises `ShapeError` if the
+    shapes do not fit; `PositionRefused` if an index is out of range; `AxisRefused` if x has no such
+    axis; `DTypeError` if the indices are not integers.
 
         >>> ml.take_along_axis(ml.asarray([[1, 2], [3, 4]]), ml.asarray([[1], [0]]), axis=1)
         Tensor([[2],
@@ -127,11 +128,11 @@ def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
     if type_of(indices).ndim == x.ndim and indices.shape != x.shape:
         types = (x.type, indices.type)
         lengths = [[*each.shape] for each in types]
-        wanted = [each.pop(along) for each in lengths]
+        counts = [each.pop(along) for each in lengths]
         others = rules.broadcast_shapes(*map(tuple, lengths))
         x, indices = (
             broadcast_to(each, (*others[:along], n, *others[along:]))
-            for each, n in zip((x, indices), wanted, strict=True)
+            for each, n in zip((x, indices), counts, strict=True)
         )
     return op.take_along_axis(x, indices, axis=along)
 
@@ -140,16 +141,16 @@ def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
 def dynamic_update(
     x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: int = 0, out: Tensor | None = None
 ) -> Tensor:
-    """x, with its rows from `start` on along `axis` replaced by those of `update`, or with one row
-    replaced by `update`, which then lacks that axis. A negative `start` counts from the end.
+    """Replace rows of x from `start` on along `axis` by those of `update`, or one row by an
+    `update` that lacks the axis. A negative `start` counts from the end.
 
     In a captured loop the rows are written where they stand, and x is not copied, if nothing else
     needs it. With x itself as `out` it is updated in place.
 
     x: [n, ...]; update: k rows [k, ...] or one row [...], in x's dtype; start: an int or i[] -> [n,
-    ...]. Raises `ShapeError` for an update whose rows are not as long as those of x,
-    `OperandValueError` for rows that lie outside of x, `AxisRefused` for an axis that x does not
-    have, `DTypeError` for an update of another dtype and for a start that is no integer.
+    ...]. Raises `ShapeError` if the rows of `update` and x differ in length; `OperandValueError` if
+    the rows lie outside of x; `AxisRefused` if x has no such axis; `DTypeError` if `update` has
+    another dtype, or `start` is not an integer.
 
         >>> ml.dynamic_update(ml.zeros(4), ml.ones(()), ml.asarray(2))
         Tensor([0., 0., 1., 0.], f32[4])
@@ -165,11 +166,10 @@ def dynamic_update(
 
 @public
 def round(x: Tensor, /, decimals: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """The nearest number of so many decimals, of both parts of a complex number; halves go to the
-    even one.
+    """Round to the given number of decimals, halves to even; both parts of a complex number.
 
     x: [...], any dtype, or one of floats for other `decimals` than 0. The result: [...], in x's
-    dtype. Raises `DTypeError` for integers of other `decimals`, and bools.
+    dtype. Raises `DTypeError` if x is bool, or of integers and `decimals` is not 0.
 
         >>> ml.round(ml.asarray([0.126, 2.5]), 2), ml.round(ml.asarray([0.126, 2.5]))
         (Tensor([0.13, 2.5 ], f32[2]), Tensor([0., 2.], f32[2]))
@@ -180,15 +180,15 @@ def round(x: Tensor, /, decimals: int = 0, *, out: Tensor | None = None) -> Tens
     if not type_of(x).dtype.is_inexact:
         raise DTypeError(f"takes floats for decimals = {places}, not {x.dtype}")
     scale = 10.0 ** abs(places)
-    found = op.round(x * scale) / scale if places > 0 else op.round(x / scale) * scale
-    return found if out is None else op.copy(found, out=out)
+    rounded = op.round(x * scale) / scale if places > 0 else op.round(x / scale) * scale
+    return rounded if out is None else op.copy(rounded, out=out)
 
 
 @public
 def exp2(x: Tensor, /) -> Tensor:
-    """2^x, elementwise.
+    """Compute 2^x, elementwise.
 
-    x: [...], any dtype -> [...], f32 of integers and bools. Raises `DTypeError` for what is no
+    x: [...], any dtype -> [...], f32 of integers and bools. Raises `DTypeError` if x is not a
     tensor, array or list.
 
         >>> ml.exp2(ml.asarray([3.0, -1.0]))
@@ -199,9 +199,9 @@ def exp2(x: Tensor, /) -> Tensor:
 
 @public
 def deg2rad(x: Tensor, /) -> Tensor:
-    """Degrees in radians: pi / 180 x.
+    """Convert degrees to radians: pi / 180 x.
 
-    x: [...], any dtype -> [...], f32 of integers and bools. Raises `DTypeError` for what is no
+    x: [...], any dtype -> [...], f32 of integers and bools. Raises `DTypeError` if x is not a
     tensor, array or list.
 
         >>> ml.deg2rad(ml.asarray([180.0]))
@@ -212,9 +212,9 @@ def deg2rad(x: Tensor, /) -> Tensor:
 
 @public
 def rad2deg(x: Tensor, /) -> Tensor:
-    """Radians in degrees: 180 / pi x.
+    """Convert radians to degrees: 180 / pi x.
 
-    x: [...], any dtype -> [...], f32 of integers and bools. Raises `DTypeError` for what is no
+    x: [...], any dtype -> [...], f32 of integers and bools. Raises `DTypeError` if x is not a
     tensor, array or list.
 
         >>> ml.rad2deg(ml.asarray([3.1415927]))
@@ -225,10 +225,10 @@ def rad2deg(x: Tensor, /) -> Tensor:
 
 @public
 def angle(x: Tensor, /) -> Tensor:
-    """The angle of complex numbers in the plane, in radians: `atan2(imag(x), real(x))`; of real
-    numbers 0, or pi where they are negative.
+    """Return the angle of complex numbers in the plane, in radians: `atan2(imag(x), real(x))`; of
+    real numbers 0, or pi where they are negative.
 
-    x: [...], any dtype -> [...], real. Raises `DTypeError` for what is no tensor, array or list.
+    x: [...], any dtype -> [...], real. Raises `DTypeError` if x is not a tensor, array or list.
 
         >>> ml.angle(ml.asarray([1.0j, -1.0 + 0.0j]))
         Tensor([1.5707964, 3.1415927], f32[2])
@@ -240,11 +240,12 @@ def angle(x: Tensor, /) -> Tensor:
 
 @public
 def one_hot(x: Tensor, /, num_classes: int, *, dtype: object = f32) -> Tensor:
-    """A new last axis of length `num_classes`: one at the index, zeros elsewhere.
+    """Encode indices along a new last axis of length `num_classes`: one at the index, zeros
+    elsewhere.
 
-    x: i[...] -> [..., num_classes] in `dtype`, f32 unless it is given. Raises `PositionRefused`
-    for an index that is not in 0 .. num_classes - 1, `AttributeRefused` for a negative
-    `num_classes`, `DTypeError` for an x of other than integers.
+    x: i[...] -> [..., num_classes] in `dtype`, f32 unless it is given. Raises `PositionRefused` if
+    an index is not in 0 .. num_classes - 1; `AttributeRefused` if `num_classes` is negative;
+    `DTypeError` if x is not of integers.
 
         >>> ml.one_hot(ml.asarray([2, 0]), 3)
         Tensor([[0., 0., 1.],
@@ -255,10 +256,10 @@ def one_hot(x: Tensor, /, num_classes: int, *, dtype: object = f32) -> Tensor:
 
 @public
 def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
-    """The positions of the elements that are not zero, in row-major order: an i64 vector for each
-    axis.
+    """Return the positions of the elements that are not zero, in row-major order: an i64 vector for
+    each axis.
 
-    x: [...] -> i64[k] for each axis, where k elements are not zero. Raises `ShapeError` for a
+    x: [...] -> i64[k] for each axis, where k elements are not zero. Raises `ShapeError` if x is a
     scalar.
 
         >>> ml.nonzero(ml.asarray([0, 3, 0, 4]))
@@ -271,9 +272,9 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
 
 @public
 def argwhere(x: Tensor, /) -> Tensor:
-    """The positions of the elements that are not zero, in row-major order: a row for each.
+    """Return the positions of the elements that are not zero, in row-major order: a row for each.
 
-    x: [...] -> i64[k, x.ndim], where k elements are not zero. Raises `DTypeError` for what is no
+    x: [...] -> i64[k, x.ndim], where k elements are not zero. Raises `DTypeError` if x is not a
     tensor, array or list.
 
         >>> ml.argwhere(ml.asarray([0, 3, 0, 4]))
@@ -286,9 +287,9 @@ def argwhere(x: Tensor, /) -> Tensor:
 
 @public
 def flatnonzero(x: Tensor, /) -> Tensor:
-    """The positions in the flattened x of the elements that are not zero.
+    """Return the positions in the flattened x of the elements that are not zero.
 
-    x: [...] -> i64[k], where k elements are not zero. Raises `DTypeError` for what is no tensor,
+    x: [...] -> i64[k], where k elements are not zero. Raises `DTypeError` if x is not a tensor,
     array or list.
 
         >>> ml.flatnonzero(ml.asarray([0, 3, 0, 4]))
@@ -300,28 +301,28 @@ def flatnonzero(x: Tensor, /) -> Tensor:
 
 @public
 def unravel_index(indices: Tensor, /, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """The positions, an index for each axis of a tensor of that shape, of elements that are counted
-    in row-major order, as `argmax(x)` does.
+    """Return the positions, an index for each axis of a tensor of that shape, of elements that are
+    counted in row-major order, as `argmax(x)` does.
 
-    indices: i[...] -> i[...] for each axis. Raises `DTypeError` for indices that are no integers.
+    indices: i[...] -> i[...] for each axis. Raises `DTypeError` if the indices are not integers.
 
         >>> ml.unravel_index(ml.asarray([0, 5]), (2, 3))
         (Tensor([0, 1], i64[2]), Tensor([0, 2], i64[2]))
     """
     require("integer", type_of(indices))
-    found: list[Tensor] = []
+    coordinates: list[Tensor] = []
     for length in reversed(integers(shape, "shape")):
-        found.append(indices % length)
+        coordinates.append(indices % length)
         indices = indices // length
-    return tuple(reversed(found))
+    return tuple(reversed(coordinates))
 
 
 @public
 def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """How many elements along `axis` are not zero: i64. nan is not zero.
+    """Count the elements along `axis` that are not zero: i64. nan is not zero.
 
     x: [...], any dtype -> the shape of x without the axes in `axis` (None: all axes; kept with
-    length 1 if `keepdims`), i64. Raises `AxisRefused` for an axis that x does not have.
+    length 1 if `keepdims`), i64. Raises `AxisRefused` if x has no such axis.
 
         >>> ml.count_nonzero(ml.asarray([[0, 3], [1, 2]]), axis=1)
         Tensor([1, 2], i64[2])
@@ -332,9 +333,9 @@ def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) ->
 
 @public
 def positive(x: Tensor, /) -> Tensor:
-    """+x: another tensor over the bytes of x.
+    """Return +x: another tensor over the bytes of x.
 
-    x: [...], any dtype but bool, and so is the result. Raises `DTypeError` for bools.
+    x: [...], any dtype but bool, and so is the result. Raises `DTypeError` if an operand is bool.
 
         >>> ml.positive(ml.asarray([1.0, -2.0]))
         Tensor([ 1., -2.], f32[2])
@@ -345,9 +346,9 @@ def positive(x: Tensor, /) -> Tensor:
 
 @public
 def stop_gradient(x: Tensor) -> Tensor:
-    """The same value, through which no cotangent flows; nothing is copied.
+    """Return x as a constant for gradients; nothing is copied.
 
-    x: [...], any dtype -> [...], in x's dtype. Raises `DTypeError` for what is no tensor, array or
+    x: [...], any dtype -> [...], in x's dtype. Raises `DTypeError` if x is not a tensor, array or
     list.
 
         >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))

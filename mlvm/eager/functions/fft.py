@@ -1,9 +1,9 @@
 """Fourier transforms: `ml.fft`, with the names of the Python Array API standard (2025.12).
 
 Real tensors are transformed too where the standard asks for complex ones, as by numpy; integers and
-bools become the default float. f32 and c64 are transformed in that precision. Lengths that are
-given cut the operand, or pad it with zeros. `norm` says what divides a transform of n elements:
-"backward" its inverse by n, "forward" itself by n, "ortho" both by sqrt(n).
+bools become the default float. f32 and c64 are transformed in that precision. Explicit lengths cut
+the operand or pad it with zeros. `norm` says what divides a transform of n elements: "backward" its
+inverse by n, "forward" itself by n, "ortho" both by sqrt(n).
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ def _real(x: Tensor) -> Tensor:
 
 
 def _lengths(x: Tensor, s: Ints | None, axes: Ints | None) -> tuple[tuple[int, ...], list[int]]:
-    """The axes, and the lengths to transform along them."""
+    """Return the axes and the lengths to transform along them."""
     if s is not None and axes is None:
         raise AttributeRefused("lengths s need the axes that they are of")
     along = axes_of(tuple(axes) if isinstance(axes, range) else axes, x, name="axes")
     if s is None:
         return along, [x.shape[i] for i in along]
-    given = integers(s, "s")
-    if len(given) != len(along):
-        raise AttributeRefused(f"{len(given)} lengths are not for {len(along)} axes")
-    return along, [x.shape[i] if n == -1 else n for n, i in zip(given, along, strict=True)]
+    lengths = integers(s, "s")
+    if len(lengths) != len(along):
+        raise AttributeRefused(f"{len(lengths)} lengths are not for {len(along)} axes")
+    return along, [x.shape[i] if n == -1 else n for n, i in zip(lengths, along, strict=True)]
 
 
 def _fitted(x: Tensor, axes: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """x, cut or padded with zeros at the end of these axes to these lengths."""
+    """Cut x, or pad it with zeros, at the end of these axes to these lengths."""
     shape = list(x.shape)
     for axis, n in zip(axes, lengths, strict=True):
         if n < 1:
             raise ShapeError(f"a transform has 1 element or more along axis {axis}, not {n}")
         shape[axis] = n
-    kept = [min(have, want) for have, want in zip(x.shape, shape, strict=True)]
-    if kept != list(x.shape):
-        x = op.slice(x, start=(0,) * x.ndim, length=tuple(kept), step=(1,) * x.ndim)
-    if kept != shape:
-        x = op.pad(x, widths=tuple((0, n - k) for k, n in zip(kept, shape, strict=True)))
+    overlap = [min(have, want) for have, want in zip(x.shape, shape, strict=True)]
+    if overlap != list(x.shape):
+        x = op.slice(x, start=(0,) * x.ndim, length=tuple(overlap), step=(1,) * x.ndim)
+    if overlap != shape:
+        x = op.pad(x, widths=tuple((0, n - k) for k, n in zip(overlap, shape, strict=True)))
     return x
 
 
 def _along(x: Tensor, n: int | None, axis: int) -> tuple[int, int]:
-    """An axis, counted from the front, and the length to transform along it."""
+    """Return an axis, counted from the front, and the length to transform along it."""
     [along] = axes_of(integer(axis, "axis"), x)
     return along, x.shape[along] if n is None else integer(n, "n")
 
 
 def _fitted_along(x: Tensor, n: int | None, axis: int) -> tuple[Tensor, int]:
-    """x, cut or padded along one axis, and that axis."""
+    """Cut or pad x along one axis; return it with the axis from the front."""
     along, length = _along(x, n, axis)
     return _fitted(x, [along], [length]), along
 
@@ -76,11 +76,12 @@ def _fitted_along(x: Tensor, n: int | None, axis: int) -> tuple[Tensor, int]:
 
 @public
 def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """The discrete Fourier transform, sum_j x_j exp(-2 pi i j k / n), along `axis`: complex.
+    """Compute the discrete Fourier transform, sum_j x_j exp(-2 pi i j k / n), along `axis`:
+    complex.
 
-    x: [..., m], any dtype -> c[..., n], where n is m unless given. Raises `AxisRefused` for an axis
-    that x does not have, `ShapeError` for less than one element along it, `AttributeRefused` for
-    another `norm`.
+    x: [..., m], any dtype -> c[..., n], where n is m unless given. Raises `AxisRefused` if x has no
+    such axis; `ShapeError` if there is no element along it; `AttributeRefused` if `norm` is
+    unknown.
 
         >>> ml.fft.fft(ml.asarray([1 + 0j, 0, 0, 0]))
         Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
@@ -91,11 +92,11 @@ def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backwa
 
 @public
 def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """The inverse of `fft`, sum_k x_k exp(2 pi i j k / n) / n, along `axis`: complex.
+    """Invert `fft`: sum_k x_k exp(2 pi i j k / n) / n, along `axis`: complex.
 
-    x: [..., m], any dtype -> c[..., n], where n is m unless given. Raises `AxisRefused` for an axis
-    that x does not have, `ShapeError` for less than one element along it, `AttributeRefused` for
-    another `norm`.
+    x: [..., m], any dtype -> c[..., n], where n is m unless given. Raises `AxisRefused` if x has no
+    such axis; `ShapeError` if there is no element along it; `AttributeRefused` if `norm` is
+    unknown.
 
         >>> ml.fft.ifft(ml.asarray([4 + 0j, 0, 0, 0]))
         Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
@@ -108,11 +109,12 @@ def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 def fftn(
     x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
-    """`fft` along several axes (None: all), of lengths `s` (-1: what the axis has): complex.
+    """Compute `fft` along several axes (None: all), of lengths `s` (-1: what the axis has):
+    complex.
 
-    x: [...], any dtype -> c[...]. Raises `AxisRefused` for an axis that x does not have or that is
-    named twice, `ShapeError` for less than one element along one, `AttributeRefused` for another
-    `norm`, and for lengths that are not for as many axes.
+    x: [...], any dtype -> c[...]. Raises `AxisRefused` if x has no such axis or an axis occurs
+    twice; `ShapeError` if there is no element along one; `AttributeRefused` if `norm` is unknown or
+    the number of lengths is not that of axes.
 
         >>> ml.fft.fftn(ml.ones((2, 3), dtype=ml.complex64)).type
         c64[2,3]
@@ -126,11 +128,11 @@ def fftn(
 def ifftn(
     x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
-    """The inverse of `fftn`: complex.
+    """Invert `fftn`: complex.
 
-    x: [...], any dtype -> c[...]. Raises `AxisRefused` for an axis that x does not have or that is
-    named twice, `ShapeError` for less than one element along one, `AttributeRefused` for another
-    `norm`, and for lengths that are not for as many axes.
+    x: [...], any dtype -> c[...]. Raises `AxisRefused` if x has no such axis or an axis occurs
+    twice; `ShapeError` if there is no element along one; `AttributeRefused` if `norm` is unknown or
+    the number of lengths is not that of axes.
 
         >>> ml.fft.ifftn(ml.ones((2, 3), dtype=ml.complex64)).type
         c64[2,3]
@@ -145,12 +147,12 @@ def ifftn(
 
 @public
 def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """The first n // 2 + 1 elements of `fft` of n real ones: complex. The others are their
+    """Return the first n // 2 + 1 elements of `fft` of n real ones: complex. The others are their
     conjugates in reverse order.
 
     x: [..., m], any dtype but complex -> c[..., n // 2 + 1], where n is m unless given. Raises
-    `AxisRefused` for an axis that x does not have, `ShapeError` for less than one element along it,
-    `AttributeRefused` for another `norm`, `DTypeError` for complex elements.
+    `AxisRefused` if x has no such axis; `ShapeError` if there is no element along it;
+    `AttributeRefused` if `norm` is unknown; `DTypeError` if x is complex.
 
         >>> ml.fft.rfft(ml.ones(4))
         Tensor([4.+0.j, 0.+0.j, 0.+0.j], c64[3])
@@ -161,11 +163,11 @@ def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
 @public
 def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """The inverse of `rfft`: n real elements, 2 (m - 1) if x has m and n is not given. What is
-    imaginary in the first element of x, and in the last for an even n, is left out.
+    """Invert `rfft`: n real elements, 2 (m - 1) if x has m and n is not given. Imaginary parts of
+    the first element of x, and of the last for an even n, are ignored.
 
-    x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` for an axis that x does not have,
-    `ShapeError` for less than one element along it, `AttributeRefused` for another `norm`.
+    x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` if x has no such axis; `ShapeError` if
+    there is no element along it; `AttributeRefused` if `norm` is unknown.
 
         >>> ml.fft.irfft(ml.asarray([4 + 0j, 0, 0]))
         Tensor([1., 1., 1., 1.], f32[4])
@@ -185,12 +187,13 @@ def _irfft(x: Tensor, n: int | None, axis: int, norm: Norm) -> Tensor:
 def rfftn(
     x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
-    """`rfft` along the last of several axes (None: all), then `fft` along the others: complex.
+    """Compute `rfft` along the last of several axes (None: all), then `fft` along the others:
+    complex.
 
-    x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisRefused` for an axis that
-    x does not have or that is named twice, `ShapeError` for less than one element along one,
-    `AttributeRefused` for another `norm`, and for lengths that are not for as many axes or for no
-    axis, `DTypeError` for complex elements.
+    x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisRefused` if x has no such
+    axis or an axis occurs twice; `ShapeError` if there is no element along one; `AttributeRefused`
+    if `norm` is unknown, there are no axes, or the number of lengths is not that of axes;
+    `DTypeError` if x is complex.
 
         >>> ml.fft.rfftn(ml.ones((2, 4))).type
         c64[2,3]
@@ -207,12 +210,12 @@ def rfftn(
 def irfftn(
     x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
-    """The inverse of `rfftn`: real, and 2 (m - 1) long along the last axis if x has m there and `s`
-    is not given.
+    """Invert `rfftn`: real, and 2 (m - 1) long along the last axis if x has m there and `s` is not
+    given.
 
-    x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` for an axis that x does not have or
-    that is named twice, `ShapeError` for less than one element along one, `AttributeRefused` for
-    another `norm`, and for lengths that are not for as many axes or for no axis.
+    x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` if x has no such axis or an axis
+    occurs twice; `ShapeError` if there is no element along one; `AttributeRefused` if `norm` is
+    unknown, there are no axes, or the number of lengths is not that of axes.
 
         >>> ml.fft.irfftn(ml.ones((2, 3), dtype=ml.complex64)).type
         f32[2,4]
@@ -230,11 +233,11 @@ def irfftn(
 
 @public
 def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """`fft` of a signal whose second half is the conjugate of its first, which x is: n real
-    elements, 2 (m - 1) if x has m and n is not given.
+    """Transform a Hermitian-symmetric signal given by its first half x: n real elements, 2 (m - 1)
+    for m elements of x unless n is given.
 
-    x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` for an axis that x does not have,
-    `ShapeError` for less than one element along it, `AttributeRefused` for another `norm`.
+    x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` if x has no such axis; `ShapeError` if
+    there is no element along it; `AttributeRefused` if `norm` is unknown.
 
         >>> ml.fft.hfft(ml.ones(3, dtype=ml.complex64)).type
         f32[4]
@@ -244,11 +247,11 @@ def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
 @public
 def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """The inverse of `hfft`: n // 2 + 1 complex elements of n real ones.
+    """Invert `hfft`: n // 2 + 1 complex elements of n real ones.
 
-    x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisRefused` for an axis that
-    x does not have, `ShapeError` for less than one element along it, `AttributeRefused` for another
-    `norm`, `DTypeError` for complex elements.
+    x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisRefused` if x has no such
+    axis; `ShapeError` if there is no element along it; `AttributeRefused` if `norm` is unknown;
+    `DTypeError` if x is complex.
 
         >>> ml.fft.ihfft(ml.ones(4)).type
         c64[3]
@@ -268,11 +271,13 @@ def _other_way(norm: Norm) -> Norm:
 
 @public
 def fftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = None) -> Tensor:
-    """The frequencies of the elements of `fft` for samples `d` apart: 0, 1, ..., then the negative
-    ones up to -1, all over n d. f32 unless another float dtype is named.
+    """Return the frequencies of the elements of `fft` for samples with spacing `d`: 0, 1, ..., then
+    the negative ones up to -1, all over n d.
 
-    The result: f[n]. Raises `AttributeRefused` unless n >= 1 and d is not 0, `DTypeError` for a
-    dtype of no floats.
+    The dtype is f32 unless another float dtype is named.
+
+    The result: f[n]. Raises `AttributeRefused` unless n >= 1 and d is not 0; `DTypeError` if
+    `dtype` is not a float.
 
         >>> ml.fft.fftfreq(4)
         Tensor([ 0.  ,  0.25, -0.5 , -0.25], f32[4])
@@ -282,11 +287,11 @@ def fftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = No
 
 @public
 def rfftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = None) -> Tensor:
-    """The frequencies of the elements of `rfft` for samples `d` apart: 0, 1, ..., n // 2, all over
-    n d. f32 unless another float dtype is named.
+    """Return the frequencies of the elements of `rfft` for samples with spacing `d`: 0, 1, ..., n
+    // 2, all over n d. The dtype is f32 unless another float dtype is named.
 
-    The result: f[n // 2 + 1]. Raises `AttributeRefused` unless n >= 1 and d is not 0, `DTypeError`
-    for a dtype of no floats.
+    The result: f[n // 2 + 1]. Raises `AttributeRefused` unless n >= 1 and d is not 0; `DTypeError`
+    if `dtype` is not a float.
 
         >>> ml.fft.rfftfreq(4)
         Tensor([0.  , 0.25, 0.5 ], f32[3])
@@ -295,23 +300,23 @@ def rfftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = N
 
 
 def _frequencies(halved: bool, n: int, d: float, dtype: object, device: Device) -> Tensor:
-    wanted = f32 if dtype is None else DType.of(dtype)
-    if not wanted.is_float:
-        raise DTypeError(f"frequencies are real floats, not {wanted}")
+    target = f32 if dtype is None else DType.of(dtype)
+    if not target.is_float:
+        raise DTypeError(f"frequencies are real floats, not {target}")
     if integer(n, "n") < 1 or not is_real(d) or not d:
         raise AttributeRefused(f"needs n >= 1 and d other than 0, not {n} and {brief(d)}")
     with placed(device):
         half = arange(0, n // 2 + 1 if halved else (n + 1) // 2, dtype=f64)
         whole = half if halved else concat([half, arange(-(n // 2), 0, dtype=f64)])
-        return astype(whole * (1.0 / (n * d)), wanted)
+        return astype(whole * (1.0 / (n * d)), target)
 
 
 @public
 def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
-    """x rolled by half of each of these axes (None: of all), so that frequency 0 is in the middle.
+    """Roll x by half of each of these axes (None: of all), so that frequency 0 is in the middle.
 
-    x: [...], any dtype, and so is the result. Raises `AxisRefused` for an axis that x does not have
-    or that is named twice.
+    x: [...], any dtype, and so is the result. Raises `AxisRefused` if x has no such axis or an axis
+    occurs twice.
 
         >>> ml.fft.fftshift(ml.asarray([0, 1, 2, 3]))
         Tensor([2, 3, 0, 1], i64[4])
@@ -322,10 +327,10 @@ def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
 
 @public
 def ifftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
-    """The inverse of `fftshift`, which differs from it for axes of odd length.
+    """Invert `fftshift`; the two differ for axes of odd length.
 
-    x: [...], any dtype, and so is the result. Raises `AxisRefused` for an axis that x does not have
-    or that is named twice.
+    x: [...], any dtype, and so is the result. Raises `AxisRefused` if x has no such axis or an axis
+    occurs twice.
 
         >>> ml.fft.ifftshift(ml.asarray([0, 1, 2, 3]))
         Tensor([2, 3, 0, 1], i64[4])

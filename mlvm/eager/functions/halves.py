@@ -1,4 +1,4 @@
-"""Functions of several ops that compute with halves as one op does: in f32, and rounded once."""
+"""Composite functions on half precision that compute in f32 and round once, as a single op does."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ R = TypeVar("R")
 
 
 def widened(x: Tensor) -> Tensor:
-    """x, in f32 if it is of halves."""
+    """Convert x to f32 if it has half precision."""
     return op.astype(x, dtype=f32) if x.dtype.is_half else x
 
 
 def rounded(x: Tensor, dtype: DType) -> Tensor:
-    """x in that dtype."""
+    """Convert x to that dtype."""
     return x if x.dtype is dtype else op.astype(x, dtype=dtype)
 
 
@@ -31,30 +31,31 @@ def _as_it_is(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 checkpoint: Callable[..., Callable[..., Any]] = _as_it_is
-"""`mlvm.eager.control.checkpoint`, which puts itself here."""
+"""`mlvm.eager.control.checkpoint`, bound when that room is imported."""
 
 
 def in_f32(fn: Callable[P, R]) -> Callable[P, R]:
-    """The function, which gets f32 for its operands that are halves. A result in f32 is rounded to
-    the half that they were of; beside other floats they promote to f32, and nothing is rounded. Nor
-    is it under `autocast`: so are functions that sum, and those that `exp` is in.
+    """Wrap a function so that half-precision operands are converted to f32. The f32 result is
+    rounded to their dtype. With wider floats beside them, or under `autocast`, it stays f32: for
+    functions that sum, or contain `exp`.
 
-    What it makes in f32 is not kept for a gradient, but made again."""
+    The f32 intermediates are recomputed in the backward pass, not saved."""
     return _widening(fn, lambda: autocast_dtype() is None)
 
 
 def through_f32(fn: Callable[P, R]) -> Callable[P, R]:
-    """As `in_f32`, and rounded under `autocast`, too: a function that gives what it is given."""
+    """Wrap a function as `in_f32` does, and round under `autocast`, too: for functions that
+    preserve magnitudes."""
     return _widening(fn, lambda: True)
 
 
 def of_products(fn: Callable[P, R]) -> Callable[P, R]:
-    """The function, whose operands `autocast` casts as those of a product."""
+    """Wrap a function so that `autocast` casts its operands as those of a matrix product."""
 
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> R:
-        given: Any = in_half(args)
-        return fn(*given, **keywords)
+        cast_args: Any = in_half(args)
+        return fn(*cast_args, **keywords)
 
     return function
 
@@ -65,17 +66,17 @@ def _widening(fn: Callable[P, R], rounds: Callable[[], bool]) -> Callable[P, R]:
         tensors = [x for x in (*args, *keywords.values()) if isinstance(x, Tensor)]
         dtypes = {x.dtype for x in tensors if x.dtype.is_float}
         wide: dict[int, Any] = {id(x): widened(x) for x in tensors}
-        given: Any = [wide.get(id(x), x) for x in args]
+        wide_args: Any = [wide.get(id(x), x) for x in args]
         named: Any = {name: wide.get(id(x), x) for name, x in keywords.items()}
         try:
-            result = fn(*given, **named)
+            result = fn(*wide_args, **named)
         except OpError as error:  # it is of what was given
             own: dict[object, object] = {wide[id(x)].type: x.type for x in tensors}
             if not error.late:
                 error.operands = tuple([own.get(each, each) for each in error.operands])
             raise
-        made = len(dtypes) == 1 and isinstance(result, Tensor) and result.dtype is f32
-        if made and rounds():
+        is_rounded = len(dtypes) == 1 and isinstance(result, Tensor) and result.dtype is f32
+        if is_rounded and rounds():
             return rounded(result, dtypes.pop())  # type: ignore[arg-type, return-value]
         return result
 

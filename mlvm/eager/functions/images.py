@@ -1,4 +1,4 @@
-"""Images of another size and images read elsewhere, channels last."""
+"""Resizing and resampling of images, channels last."""
 
 from __future__ import annotations
 
@@ -41,19 +41,18 @@ def interpolate(
     mode: Mode = "nearest",
     align_corners: bool = False,
 ) -> Tensor:
-    """x at other places: sequences, images or volumes of another `size`, or `scale` times as large,
-    one number for all axes or one for each. It is PyTorch's function of that name, for channels
-    last.
+    """Resize sequences, images or volumes to another `size` or by `scale`, one number for all axes
+    or one for each. It is PyTorch's function of that name, for channels last.
 
-    Place i of the result is (i + 1/2) n / k - 1/2 of x, with n places of x and k of the result; or,
-    if `align_corners`, i (n - 1) / (k - 1). There "linear" (also called "bilinear" and "trilinear")
-    weighs two neighbours on each axis, "cubic" ("bicubic") four (Keys, IEEE ASSP 29, 1981, with
-    a = -3/4), "nearest-exact" takes the nearest; "nearest" takes the floor of i n / k, and "area"
-    the means of `adaptive_avg_pool`. With a `scale`, n / k is 1 / scale.
+    For n places in x and k in the result, place i of the result is (i + 1/2) n / k - 1/2 in x. With
+    `align_corners` it is i (n - 1) / (k - 1). There "linear" (also called "bilinear" and
+    "trilinear") weighs two neighbours on each axis, "cubic" ("bicubic") four (Keys, IEEE ASSP 29,
+    1981, with a = -3/4), "nearest-exact" takes the nearest; "nearest" takes the floor of i n / k,
+    and "area" the means of `adaptive_avg_pool`. With a `scale`, n / k is 1 / scale.
 
-    x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` for fewer axes than three, and for no
-    places, `AttributeRefused` unless one of size and scale is given, for one that makes no sense,
-    another mode, and corners to align where none are, `DTypeError` for other than floats.
+    x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has
+    no places; `AttributeRefused` unless exactly one of size and scale is given and valid, if the
+    mode is unknown, or it has no corners to align; `DTypeError` if x is not of floats.
 
         >>> x = ml.reshape(ml.asarray([1.0, 2.0]), (1, 2, 1))
         >>> ml.interpolate(x, 4, mode="linear")[0, :, 0]
@@ -99,7 +98,7 @@ def interpolate(
 def _counts(
     places: tuple[int, ...], size: Ints | None, scale: float | Sequence[float] | None
 ) -> tuple[tuple[int, ...], list[float]]:
-    """How many places there will be on each axis, and how far they are apart in x."""
+    """Return the number of places in the result along each axis, and their distance in x."""
     axes = len(places)
     if (size is None) == (scale is None):
         raise AttributeRefused("give either a size or a scale")
@@ -116,7 +115,7 @@ def _counts(
 
 
 def _taps(first: Any, t: Any, mode: str) -> list[tuple[Any, Any]]:
-    """The places that one is made of which lies t behind the `first`, and their weights."""
+    """Return the places to interpolate for a place t behind the `first`, and their weights."""
     if mode in _LINEAR:
         return [(first, 1.0 - t), (first + 1.0, t)]
     weights = _far(t + 1.0), _near(t), _near(1.0 - t), _far(2.0 - t)
@@ -124,17 +123,17 @@ def _taps(first: Any, t: Any, mode: str) -> list[tuple[Any, Any]]:
 
 
 def _near(d: Any) -> Any:
-    """The cubic weight of a place at a distance up to 1."""
+    """Return the cubic weight of a place at a distance up to 1."""
     return (1.25 * d - 2.25) * d * d + 1.0
 
 
 def _far(d: Any) -> Any:
-    """The cubic weight of a place at a distance of 1 to 2."""
+    """Return the cubic weight of a place at a distance of 1 to 2."""
     return ((-0.75 * d + 3.75) * d - 6.0) * d + 3.0
 
 
 def _index(place: Tensor, n: int) -> Tensor:
-    """The nearest of the indices 0 .. n - 1."""
+    """Clamp a place to an index of 0 .. n - 1."""
     return astype(op.clip(place, 0.0, float(n - 1)), i64)
 
 
@@ -152,18 +151,18 @@ def grid_sample(
     padding: Outside = "zeros",
     align_corners: bool = False,
 ) -> Tensor:
-    """NHWC images, read at the places of a grid (Jaderberg et al., Spatial Transformer Networks,
+    """Sample NHWC images at the places of a grid (Jaderberg et al., Spatial Transformer Networks,
     arXiv 1506.02025). It is PyTorch's function of that name, for channels last.
 
     A place is (x, y): from -1, the left or upper edge, to 1, the right or lower one; with
     `align_corners` these are the middles of the outermost pixels. Between pixels, "bilinear" weighs
-    4, "bicubic" 16, and "nearest" takes the nearest. `padding` is what lies outside: "zeros", the
+    4, "bicubic" 16, and "nearest" takes the nearest. `padding` defines pixels outside: "zeros", the
     pixels at the "border", or a "reflection" of the image. A place in a volume is (x, y, z).
 
-    x: f[N, H, W, C], grid: f[N, OH, OW, 2] -> f[N, OH, OW, C]; or x: f[N, D, H, W, C], grid:
-    f[N, OD, OH, OW, 3] -> f[N, OD, OH, OW, C]. Raises `ShapeError` for other shapes, and for an
-    image without pixels, `AttributeRefused` for another mode or padding, `DTypeError` for other
-    than floats.
+    Images: f[N, H, W, C], grid f[N, OH, OW, 2] -> f[N, OH, OW, C]. Volumes: f[N, D, H, W, C], grid
+    f[N, OD, OH, OW, 3] -> f[N, OD, OH, OW, C]. Raises `ShapeError` if the shapes do not fit or an
+    image has no pixels; `AttributeRefused` if the mode or padding is unknown; `DTypeError` if x is
+    not of floats.
 
         >>> x = ml.reshape(ml.arange(4.0), (1, 2, 2, 1))
         >>> ml.grid_sample(x, [[[[0.0, 0.0], [0.5, -0.5]]]])[0, 0, :, 0]
@@ -184,7 +183,7 @@ def grid_sample(
     n, *size, channels = x.shape
 
     def inside(at: Tensor, length: int) -> Tensor:
-        """The place, or one in the image that stands for it."""
+        """Map a place outside of the image to one inside, by the padding."""
         if padding == "reflection":
             at = _reflected(at, length, align_corners)
         return at if padding == "zeros" else op.clip(at, 0.0, float(length - 1))
@@ -216,14 +215,14 @@ def grid_sample(
 
 
 def _tap(place: Tensor, weight: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
-    """An index of 0 .. n - 1, and its weight, which is 0 for a place outside."""
-    known = op.logical_and(op.greater_equal(place, 0.0), op.less_equal(place, float(n - 1)))
-    full = op.astype(known, dtype=place.dtype)
-    return _index(place, n), full if weight is None else where(known, weight, 0.0)
+    """Return an index of 0 .. n - 1 and its weight, which is 0 for a place outside."""
+    inside = op.logical_and(op.greater_equal(place, 0.0), op.less_equal(place, float(n - 1)))
+    full = op.astype(inside, dtype=place.dtype)
+    return _index(place, n), full if weight is None else where(inside, weight, 0.0)
 
 
 def _reflected(at: Tensor, n: int, align_corners: bool) -> Tensor:
-    """The place that stands for one outside, as if there were mirrors at the edges."""
+    """Reflect a place outside of the image at the edges."""
     low, span = (0.0, float(n - 1)) if align_corners else (-0.5, float(n))
     if span == 0.0:
         return at * 0.0
@@ -236,11 +235,12 @@ def _reflected(at: Tensor, n: int, align_corners: bool) -> Tensor:
 
 @public
 def pixel_shuffle(x: Tensor, factor: int, /) -> Tensor:
-    """Channels become places: f[N, H, W, C r^2] -> f[N, H r, W r, C] for a factor r (Shi et al.,
-    arXiv 1609.05158). Channel c r^2 + i r + j goes to row i and column j of a place, as in PyTorch.
+    """Rearrange channels to places: f[N, H, W, C r^2] -> f[N, H r, W r, C] for a factor r (Shi et
+    al., arXiv 1609.05158). Channel c r^2 + i r + j goes to row i and column j of a place, as in
+    PyTorch.
 
-    x: [N, H, W, C r^2], any dtype. Raises `ShapeError` for other axes, and for channels that r^2
-    does not divide, `AttributeRefused` for a factor below 1.
+    x: [N, H, W, C r^2], any dtype. Raises `ShapeError` if x has another number of axes or r^2 does
+    not divide the channels; `AttributeRefused` if the factor is below 1.
 
         >>> ml.pixel_shuffle(ml.reshape(ml.arange(4), (1, 1, 1, 4)), 2)[0, :, :, 0]
         Tensor([[0, 1],
@@ -250,18 +250,18 @@ def pixel_shuffle(x: Tensor, factor: int, /) -> Tensor:
     n, height, width, channels = x.shape
     if channels % (r * r):
         raise ShapeError(f"{r * r} do not divide {channels} channels")
-    apart = reshape(x, (n, height, width, channels // (r * r), r, r))
+    blocks = reshape(x, (n, height, width, channels // (r * r), r, r))
     shape = (n, height * r, width * r, channels // (r * r))
-    return reshape(permute_dims(apart, (0, 1, 4, 2, 5, 3)), shape)
+    return reshape(permute_dims(blocks, (0, 1, 4, 2, 5, 3)), shape)
 
 
 @public
 def pixel_unshuffle(x: Tensor, factor: int, /) -> Tensor:
-    """Places become channels, the inverse of `pixel_shuffle`: [N, H r, W r, C] -> [N, H, W, C r^2]
-    for a factor r.
+    """Rearrange places to channels, the inverse of `pixel_shuffle`: [N, H r, W r, C] -> [N, H, W, C
+    r^2] for a factor r.
 
-    x: [N, H r, W r, C], any dtype. Raises `ShapeError` for other axes, and for a height or width
-    that r does not divide, `AttributeRefused` for a factor below 1.
+    x: [N, H r, W r, C], any dtype. Raises `ShapeError` if x has another number of axes, or r does
+    not divide height and width; `AttributeRefused` if the factor is below 1.
 
         >>> ml.pixel_unshuffle(ml.reshape(ml.arange(4), (1, 2, 2, 1)), 2)[0, 0, 0]
         Tensor([0, 1, 2, 3], i64[4])
@@ -270,9 +270,9 @@ def pixel_unshuffle(x: Tensor, factor: int, /) -> Tensor:
     n, height, width, channels = x.shape
     if height % r or width % r:
         raise ShapeError(f"{r} does not divide the height and width, {height} x {width}")
-    apart = reshape(x, (n, height // r, r, width // r, r, channels))
+    blocks = reshape(x, (n, height // r, r, width // r, r, channels))
     shape = (n, height // r, width // r, channels * r * r)
-    return reshape(permute_dims(apart, (0, 1, 3, 5, 2, 4)), shape)
+    return reshape(permute_dims(blocks, (0, 1, 3, 5, 2, 4)), shape)
 
 
 def _factor(x: Tensor, factor: int) -> int:

@@ -1,6 +1,7 @@
-"""x[key] and x[key] = values: integers, slices, `...`, None, integer tensors and boolean masks, as
-in numpy; arrays and lists for these tensors, on a VM of this process. With the same keys
-`x.at[key].add(values)`, which is a new tensor, and in which values for one element meet.
+"""x[key] and x[key] = values: integers, slices, `...`, None, integer tensors and
+boolean masks, as in numpy; index tensors may be arrays and lists, on a VM of this process.
+`x.at[key].add(values)` takes the same keys, returns a new tensor and accumulates values for one
+element.
 
 A key becomes a `slice` for the integers and slices, a `take` for the tensors, and a change of
 shape, which copies nothing. An assignment becomes a `slice_set`, an `index_set`, or a `where` or
@@ -22,11 +23,12 @@ from mlvm.core import errors
 from mlvm.core.errors import brief
 from mlvm.core.rules import broadcast_shapes, require
 from mlvm.core.types import DType, Shape, bf16, i64
-from mlvm.eager.functions.arguments import type_of
+from mlvm.eager.functions.arguments import Span, sliced, type_of
 from mlvm.eager.functions.shapes import broadcast_to, moveaxis, reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, one_op
 from mlvm.eager.tensor.dtypes import can_cast
+from mlvm.eager.tensor.number import index_of
 from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
@@ -37,13 +39,13 @@ Item: TypeAlias = "int | slice | Tensor | None"
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """`x[key]`. A tensor that is a mask, alone, chooses elements by `boolean_index`; beside other
-    items, and as an array or list, a mask stands for the positions where it is True, an index
-    tensor for each of its axes.
+    """Return `x[key]`. A single mask tensor selects elements by `boolean_index`. A mask
+    beside other items, or an array or list as mask, becomes the positions where it is True: an
+    index tensor for each of its axes.
 
-    Raises `IndexRefused` for an index out of range, of another kind, or one too many;
-    `PositionRefused` where a value of an index tensor is out of range; `MaskRefused` for a mask
-    that does not have the lengths of the axes of x that it stands for.
+    Raises `IndexRefused` if an index is out of range, of another kind, or one too many;
+    `PositionRefused` if a value of an index tensor is out of range; `MaskRefused` if a mask does
+    not have the lengths of the axes that it indexes.
     """
     keys = key if isinstance(key, tuple) else (key,)
     try:
@@ -61,7 +63,8 @@ def getitem(x: Tensor, key: Any) -> Tensor:
 
 
 def _item(key: object) -> Item | EllipsisType:
-    """One element of a key; any integer becomes an int. Raises `IndexRefused` for what is none."""
+    """Convert one element of a key; integers of any type become ints. Raises `IndexRefused` if it
+    is not an index."""
     if key is None or isinstance(key, (slice, EllipsisType)):
         return key
     if isinstance(key, Tensor):
@@ -70,7 +73,7 @@ def _item(key: object) -> Item | EllipsisType:
         return key
     try:
         if not isinstance(key, bool):
-            return operator.index(key)  # type: ignore[arg-type]
+            return index_of(key)
     except TypeError:
         pass
     if is_array(key):
@@ -82,7 +85,7 @@ def _item(key: object) -> Item | EllipsisType:
 
 
 def _tensor_of(key: object) -> Tensor:
-    """An index tensor, or a mask, of an array or list. One without elements is of integers."""
+    """Convert an array or list to an index tensor or a mask. An empty one becomes integers."""
     if isinstance(key, (list, tuple)) and not np.size(key):
         key = np.asarray(key, np.int64)
     try:
@@ -100,8 +103,8 @@ def _is_mask(item: Item | EllipsisType) -> bool:
 def _with_positions(
     x: Tensor, items: list[Item | EllipsisType], keys: tuple[Any, ...]
 ) -> list[Item | EllipsisType]:
-    """The items with the positions where a mask is True in place of the mask. numpy finds those of
-    an array or list, so that the result's shape is known before anything runs."""
+    """Replace each mask by the positions where it is True. Positions of an array or list come from
+    numpy, so that the result's shape is known before any launch."""
     lengths = [cast(Tensor, item).ndim if _is_mask(item) else 1 for item in items]
     for i, item in enumerate(items):
         if item is None or item is Ellipsis:
@@ -110,7 +113,7 @@ def _with_positions(
             raise errors.IndexRefused("a mask without dimensions stands alone between the brackets")
     rest = x.ndim - sum(lengths)
     lengths = [rest if item is Ellipsis else n for item, n in zip(items, lengths, strict=True)]
-    found: list[Item | EllipsisType] = []
+    expanded: list[Item | EllipsisType] = []
     axis = 0
     for item, length, key in zip(items, lengths, keys, strict=True):
         if isinstance(item, Tensor) and _is_mask(item):
@@ -119,42 +122,42 @@ def _with_positions(
                     f"a mask of shape {item.shape} stands at axis {axis} of {x.shape}"
                 ).at("getitem", (x.type, item.type))
             places = op.nonzero_indices(item) if item is key else tensor_of(np.argwhere(key))
-            found.extend(unstack(places, axis=1))
+            expanded.extend(unstack(places, axis=1))
         else:
-            found.append(item)
+            expanded.append(item)
         axis += length
-    return found
+    return expanded
 
 
 def _without_ellipsis(items: list[Item | EllipsisType], ndim: int) -> list[Item]:
-    """The items, one for every axis: full slices stand for `...`, or are added at the end."""
+    """Return one item for every axis: full slices replace `...`, or are added at the end."""
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if len(dots) > 1:
         raise errors.IndexRefused("there is more than one ...")
-    given = len([item for item in items if item is not None]) - len(dots)
-    if given > ndim:
-        raise errors.IndexRefused(f"{given} indices are too many for {ndim} dimensions")
+    count = len([item for item in items if item is not None]) - len(dots)
+    if count > ndim:
+        raise errors.IndexRefused(f"{count} indices are too many for {ndim} dimensions")
     position = dots[0] if dots else len(items)
-    missing = [slice(None)] * (ndim - given)
+    missing = [slice(None)] * (ndim - count)
     return [*items[:position], *missing, *items[position + 1 :]]  # type: ignore[list-item]
 
 
 def _separated(items: list[Item | EllipsisType]) -> bool:
-    """Whether a slice, `...` or None stands between integers and tensors: numpy then puts the
-    axes of the index tensors in front."""
+    """Return whether a slice, `...` or None separates integers and tensors: numpy then puts the
+    axes of the index tensors first."""
     chosen = [i for i, item in enumerate(items) if isinstance(item, (int, Tensor))]
     return bool(chosen) and chosen[-1] - chosen[0] >= len(chosen)
 
 
 def _indexed(x: Tensor, items: list[Item], *, in_front: bool) -> Tensor:
-    """x under these items. Each of them is for one axis, except None, which adds one."""
+    """Index x by these items. Each is for one axis, except None, which adds one."""
     per_axis = [item for item in items if item is not None]
     x = _windowed(x, per_axis)
     lengths = iter(x.shape)
-    kept = [1 if item is None else next(lengths) for item in items]
+    result_lengths = [1 if item is None else next(lengths) for item in items]
     basic = [item is None or isinstance(item, slice) for item in items]
     tensors = [item for item in per_axis if isinstance(item, Tensor)]
-    rest = [n for n, keep in zip(kept, basic, strict=True) if keep]
+    rest = [n for n, keep in zip(result_lengths, basic, strict=True) if keep]
     if not tensors:
         return reshape(x, rest)
     axes = [axis for axis, item in enumerate(per_axis) if isinstance(item, Tensor)]
@@ -163,42 +166,48 @@ def _indexed(x: Tensor, items: list[Item], *, in_front: bool) -> Tensor:
         x = moveaxis(x, tuple(axes), tuple(range(len(axes))))
         axes = list(range(len(axes)))
         first = 0
-    x, chosen = _taken(x, axes, tensors)
+    x, chosen = _take_indices(x, axes, tensors)
     return reshape(x, [*rest[:first], *chosen, *rest[first:]])
 
 
 def _windowed(x: Tensor, items: list[int | slice | Tensor]) -> Tensor:
-    """x reduced to the integers and slices among the items, all axes kept."""
+    """Slice x by the integers and slices among the items; all axes stay."""
     places = [_places(item, n) for item, n in zip(items, x.shape, strict=True)]
-    if places == [range(n) for n in x.shape]:
+    if all(
+        place == (0, n, 1) or (place.length == 0 and n == 0)
+        for place, n in zip(places, x.shape, strict=True)
+    ):
         return x
     return op.slice(x, **_window(places))
 
 
-def _window(places: list[range]) -> dict[str, Any]:
-    """What an op is told of the places, a range for each axis."""
-    start, step = [place.start for place in places], [place.step for place in places]
-    return {"start": tuple(start), "length": tuple(map(len, places)), "step": tuple(step)}
+def _window(places: list[Span]) -> dict[str, Any]:
+    """Return the attributes of an op for these positions of each axis."""
+    start, length, step = zip(*places, strict=True) if places else ((), (), ())
+    return {"start": start, "length": length, "step": step}
 
 
-def _places(item: int | slice | Tensor, length: int) -> range:
-    """The positions of an axis that an item selects. Raises `IndexRefused`."""
+def _places(item: int | slice | Tensor, length: int) -> Span:
+    """Return the positions of an axis that an item selects. Raises `IndexRefused` if there are
+    none."""
     if isinstance(item, Tensor):
-        return range(length)
+        return Span(0, length)
     if isinstance(item, int):
         if not -length <= item < length:
             raise errors.IndexRefused(f"index {brief(item)} is out of range for length {length}")
-        return range(item % length, item % length + 1)
+        return Span(item + length if item < 0 else item, 1)
     try:
-        places = range(length)[item]
+        places = sliced(item, length)
     except (TypeError, ValueError) as error:
         raise errors.IndexRefused(f"{brief(item)} does not work: {error}") from None
-    return places if len(places) > 1 else range(places.start, places.start + len(places))
+    return places if places.step == 1 or places.length > 1 else Span(places.start, places.length)
 
 
-def _taken(x: Tensor, axes: list[int], indices: list[Tensor]) -> tuple[Tensor, tuple[int, ...]]:
-    """x with these axes replaced by those of the index tensors broadcast together, and the shape
-    of the latter. Any axes in between have length 1.
+def _take_indices(
+    x: Tensor, axes: list[int], indices: list[Tensor]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Replace these axes of x by those of the index tensors, broadcast together; return the result
+    and the shape of the latter. Axes in between have length 1.
 
     Several index tensors become one index into the merged axes. Each is taken from the multiples
     of its axis's stride, which also checks its range.
@@ -222,28 +231,29 @@ def _taken(x: Tensor, axes: list[int], indices: list[Tensor]) -> tuple[Tensor, t
 
 
 def setitem(x: Tensor, key: Any, values: Any) -> None:
-    """`x[key] = values`, of all keys that `x[key]` takes: an update of x in place, and of no other
-    value. The values broadcast to `x[key]`, and take its dtype, if they promote to it. Of several
-    for one element the last in row-major order stays, and the others get no gradient. A mask of n
-    places takes n values, or 1.
+    """Assign `x[key] = values` for all keys that `x[key]` takes: update x in place,
+    and no other value. The values broadcast to `x[key]`, and take its dtype, if they
+    promote to it. Of several values for one element the last in row-major order stays, and the
+    others get no gradient. A mask of n places takes n values, or 1.
 
-    Raises what `x[key]` raises; `DTypeError` for values of another kind, `ShapeError` for values
-    that do not broadcast, `OperandValueError` where n is not their number.
+    Raises what `x[key]` raises; `DTypeError` if the values are of another kind;
+    `ShapeError` if they do not broadcast; `OperandValueError` if a mask selects another number of
+    elements.
     """
     references = sys.getrefcount(x)
     keys = key if isinstance(key, tuple) else (key,)
     try:
-        given = _values(x, values)
+        operand = _values(x, values)
         items = [_item(each) for each in keys]
         if len(items) == 1 and _is_mask(items[0]):
-            _set_masked(x, cast(Tensor, items[0]), given)
+            _set_masked(x, cast(Tensor, items[0]), operand)
         else:
             if any(_is_mask(item) for item in items):
                 items = _with_positions(x, items, keys)
             if any(isinstance(item, Tensor) for item in items):
-                _set_taken(x, key, _without_ellipsis(items, x.ndim), given)
+                _set_taken(x, key, _without_ellipsis(items, x.ndim), operand)
             else:
-                _set_window(x, _without_ellipsis(items, x.ndim), given)
+                _set_window(x, _without_ellipsis(items, x.ndim), operand)
     except errors.MlvmError as error:
         if isinstance(error, errors.IndexRefused):
             error.at("setitem", (x.type, *map(_text, keys)))
@@ -253,31 +263,31 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
 
 
 def _values(x: Tensor, values: Any) -> Tensor:
-    """The values as a tensor of x's dtype, which the numbers of a list take as a number does.
-    Raises `DTypeError` where they do not promote to it."""
+    """Convert the values to a tensor of x's dtype. Raises `DTypeError` if they do not promote to
+    it."""
     try:
-        given = as_operand(values, x)
+        operand = as_operand(values, x)
     except errors.OpError as error:
         if not error.late:
             error.op, error.operands = "setitem", (x.type, type(values).__name__)
         raise
-    if given.dtype is x.dtype:
-        return given
-    if not can_cast(given, x.dtype):
-        remedy = _converted(values, given.dtype, x.dtype)
-        raise errors.DTypeError(f"a {given.dtype} does not become a {x.dtype}; {remedy}").at(
-            "setitem", (x.type, given.type)
+    if operand.dtype is x.dtype:
+        return operand
+    if not can_cast(operand, x.dtype):
+        remedy = _converted(values, operand.dtype, x.dtype)
+        raise errors.DTypeError(f"a {operand.dtype} does not become a {x.dtype}; {remedy}").at(
+            "setitem", (x.type, operand.type)
         )
-    return op.astype(given, dtype=x.dtype.name)
+    return op.astype(operand, dtype=x.dtype.name)
 
 
-def _converted(values: object, dtype: DType, wanted: DType) -> str:
-    """What to write for values of that dtype, so that they become the wanted one."""
-    name = wanted.long_name
+def _converted(values: object, dtype: DType, target: DType) -> str:
+    """Return the remedy in code that casts values of `dtype` to `target`."""
+    name = target.long_name
     if dtype.kind == "complex":
         return "ml.real(values) or ml.imag(values) takes a part of them"
     if isinstance(values, np.ndarray):
-        if wanted is bf16:
+        if target is bf16:
             return "write ml.asarray(values, dtype=ml.bfloat16)"
         return f"write values.astype(np.{name})"
     if isinstance(values, Tensor):
@@ -285,45 +295,45 @@ def _converted(values: object, dtype: DType, wanted: DType) -> str:
     return f"write ml.asarray(values).astype(ml.{name})"
 
 
-def _broadcasting(x: Tensor, given: Tensor, shape: Shape) -> Shape:
-    """The shape of the values without leading axes of 1. Raises `ShapeError` unless it broadcasts
-    to that shape."""
-    behind = given.shape[max(0, given.ndim - len(shape)) :]
+def _broadcasting(x: Tensor, values: Tensor, shape: Shape) -> Shape:
+    """Return the shape of the values without leading axes of 1. Raises `ShapeError` unless it
+    broadcasts to that shape."""
+    behind = values.shape[max(0, values.ndim - len(shape)) :]
     fits = all(n in (1, m) for n, m in zip(behind[::-1], shape[::-1], strict=False))
-    if not fits or given.size != math.prod(behind):
-        raise errors.ShapeError(f"values of shape {given.shape} do not broadcast to {shape}").at(
-            "setitem", (x.type, given.type)
+    if not fits or values.size != math.prod(behind):
+        raise errors.ShapeError(f"values of shape {values.shape} do not broadcast to {shape}").at(
+            "setitem", (x.type, values.type)
         )
     return behind
 
 
-def _set_window(x: Tensor, items: list[Item], given: Tensor) -> None:
-    """Set what integers and slices choose. The values get an axis for each of x."""
+def _set_window(x: Tensor, items: list[Item], values: Tensor) -> None:
+    """Assign to elements that integers and slices select. The values get an axis for each of x."""
     per_axis = [item for item in items if item is not None]
     places = [_places(item, n) for item, n in zip(per_axis, x.shape, strict=True)]
-    lengths = iter(map(len, places))
+    lengths = iter([place.length for place in places])
     chosen = [1 if item is None else next(lengths) for item in items]
     shape = tuple([n for n, item in zip(chosen, items, strict=True) if not isinstance(item, int)])
-    behind = [*_broadcasting(x, given, shape)]
+    behind = [*_broadcasting(x, values, shape)]
     lined_up: list[int] = []
     for item in reversed(items):
         n = behind.pop() if behind and not isinstance(item, int) else 1
         if item is not None:
             lined_up.append(n)
-    apply_into(x, one_op("slice_set", **_window(places)), x, reshape(given, lined_up[::-1]))
+    apply_into(x, one_op("slice_set", **_window(places)), x, reshape(values, lined_up[::-1]))
 
 
-def _set_taken(x: Tensor, key: Any, items: list[Item], given: Tensor) -> None:
-    """Set what integer tensors choose, maybe beside integers and slices."""
+def _set_taken(x: Tensor, key: Any, items: list[Item], updates: Tensor) -> None:
+    """Assign to elements that integer tensors select, possibly with integers and slices."""
     indices, axis, axes = _chosen(x, key, items)
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
-    values = reshape(given, _broadcasting(x, given, shape))
+    values = reshape(updates, _broadcasting(x, updates, shape))
     apply_into(x, one_op("index_set", axis=axis, axes=axes), x, values, indices)
 
 
 def _chosen(x: Tensor, key: Any, items: list[Item]) -> tuple[Tensor, int, int]:
-    """What integer tensors choose: indices, along an axis, or in row-major order through so many
-    axes from that one on."""
+    """Return the elements that integer tensors select: indices, the first axis, and the number of
+    axes that they index in row-major order."""
     [axis, *others] = [i for i, item in enumerate(items) if isinstance(item, Tensor)]
     if others or any(item != slice(None) for i, item in enumerate(items) if i != axis):
         positions = op.arange(start=0, stop=x.size, step=1, dtype=i64)
@@ -331,20 +341,20 @@ def _chosen(x: Tensor, key: Any, items: list[Item]) -> tuple[Tensor, int, int]:
     return cast(Tensor, items[axis]), axis, 1
 
 
-def _set_masked(x: Tensor, mask: Tensor, given: Tensor) -> None:
-    """Set what a mask chooses: a value for each place, or the same for all."""
+def _set_masked(x: Tensor, mask: Tensor, values: Tensor) -> None:
+    """Assign to elements that a mask selects: a value for each, or one for all."""
     if mask.shape != x.shape[: mask.ndim]:
         raise errors.MaskRefused(
             f"a mask of shape {mask.shape} does not cover the first axes of {x.shape}"
         ).at("setitem", (x.type, mask.type))
     behind = x.shape[mask.ndim :]
-    if given.ndim == len(behind) + 1 and given.shape[0] != 1:
-        _broadcasting(x, given, (given.shape[0], *behind))
-        apply_into(x, one_op("mask_set"), x, given, mask)
+    if values.ndim == len(behind) + 1 and values.shape[0] != 1:
+        _broadcasting(x, values, (values.shape[0], *behind))
+        apply_into(x, one_op("mask_set"), x, values, mask)
         return
-    given = reshape(given, _broadcasting(x, given, behind))
+    values = reshape(values, _broadcasting(x, values, behind))
     wide = reshape(mask, (*mask.shape, *[1] * len(behind)))
-    apply_into(x, one_op("where"), wide, given, x)
+    apply_into(x, one_op("where"), wide, values, x)
 
 
 def _text(key: object) -> str:
@@ -362,14 +372,14 @@ Combine: TypeAlias = Literal["multiply", "minimum", "maximum"]
 
 @public
 def scatter_add(x: Tensor, indices: Any, updates: Any, /) -> Tensor:
-    """x with `updates` added to x[indices], as `x.at[indices].add(updates)`: a new tensor. Where an
-    element is chosen several times, all of its updates are added, in row-major order.
+    """Add `updates` to x[indices], as `x.at[indices].add(updates)`; return a new tensor. If an
+    element is selected several times, all of its updates are added, in row-major order.
 
-    x: [...], any dtype but bool; indices: what stands between the brackets of x[...]; updates:
-    what broadcasts to x[indices] and promotes to the dtype of x -> [...]. Raises `IndexRefused` for
-    indices that x[indices] refuses, `PositionRefused` where a value of an index tensor is out of
-    range, `ShapeError` for updates that do not broadcast, `DTypeError` for bools, and for updates
-    of another kind than x.
+    x: [...], any dtype but bool; indices: a key of x[...]; updates: any shape that broadcasts to
+    x[indices], and a dtype that promotes to that of x -> [...]. Raises `IndexRefused` if x[indices]
+    refuses the indices; `PositionRefused` if a value of an index tensor is out of range;
+    `ShapeError` if the updates do not broadcast; `DTypeError` if an operand is bool or the updates
+    are of another kind than x.
 
         >>> ml.scatter_add(ml.zeros(3), [0, 2, 0], [1.0, 2.0, 3.0])
         Tensor([4., 0., 2.], f32[3])
@@ -380,7 +390,7 @@ def scatter_add(x: Tensor, indices: Any, updates: Any, /) -> Tensor:
 
 
 class At:
-    """What `x.at` is: `x.at[key]` are the `Places` that x[key] reads, for all of its keys."""
+    """Property `x.at`: `x.at[key]` are the `Places` that x[key] reads, for all of its keys."""
 
     __slots__ = ("_x",)
 
@@ -392,9 +402,10 @@ class At:
 
 
 class Places:
-    """What `x.at[key]` is, with the names of JAX: x with other elements there, as a new tensor.
-    Where an element is chosen several times, all values for it count, except in `set`, where the
-    last stays. Values broadcast to x[key] and take the dtype of x, as in `x[key] = values`.
+    """Elements `x.at[key]`, with JAX's methods: each returns x with these elements updated, as a
+    new tensor. If an element is selected several times, all values for it count, except in `set`,
+    where the last one stays. Values broadcast to x[key] and take the dtype of x, as in
+    `x[key] = values`.
 
         >>> x = ml.asarray([1.0, 2.0])
         >>> x.at[[0, 0]].add(5.0), x
@@ -408,29 +419,29 @@ class Places:
         self._key = key
 
     def get(self) -> Tensor:
-        """x[key]"""
+        """Return x[key]."""
         return getitem(self._x, self._key)
 
     def set(self, values: object) -> Tensor:
-        """x with the values there."""
+        """Return x with the values there."""
         out = alias_of(self._x)
         setitem(out, self._key, values)
         return out
 
     def add(self, values: object) -> Tensor:
-        """x with the values added there."""
+        """Return x with the values added there."""
         return self._combined("add", "add", values)
 
     def multiply(self, values: object) -> Tensor:
-        """x multiplied by the values there."""
+        """Return x multiplied by the values there."""
         return self._combined("multiply", "multiply", values)
 
     def min(self, values: object) -> Tensor:
-        """The smallest of x and the values there."""
+        """Return x with the smallest of its elements and the values there."""
         return self._combined("min", "minimum", values)
 
     def max(self, values: object) -> Tensor:
-        """The largest of x and the values there."""
+        """Return x with the largest of its elements and the values there."""
         return self._combined("max", "maximum", values)
 
     def _combined(self, name: str, by: Combine | Literal["add"], values: object) -> Tensor:
@@ -444,33 +455,33 @@ class Places:
 
 
 def _combined_at(by: Combine | Literal["add"], x: Tensor, key: Any, updates: Any) -> Tensor:
-    """x, with each element that the key chooses combined with all updates for it."""
+    """Combine each element that the key selects with all updates for it."""
     combine = getattr(op, by)
     keys = key if isinstance(key, tuple) else (key,)
     items = [_item(each) for each in keys]
-    given = _values(x, updates)
+    operand = _values(x, updates)
     if not any(isinstance(item, Tensor) for item in items):  # no element is chosen twice
         out = alias_of(x)
-        setitem(out, key, combine(getitem(x, key), given))
+        setitem(out, key, combine(getitem(x, key), operand))
         return out
     if len(items) == 1 and _is_mask(items[0]):
         mask = cast(Tensor, items[0])
-        if given.ndim <= x.ndim - mask.ndim and mask.shape == x.shape[: mask.ndim]:
-            given = reshape(given, _broadcasting(x, given, x.shape[mask.ndim :]))
+        if operand.ndim <= x.ndim - mask.ndim and mask.shape == x.shape[: mask.ndim]:
+            operand = reshape(operand, _broadcasting(x, operand, x.shape[mask.ndim :]))
             wide = reshape(mask, (*mask.shape, *[1] * (x.ndim - mask.ndim)))
-            return op.where(wide, combine(x, given), x)
+            return op.where(wide, combine(x, operand), x)
     if any(_is_mask(item) for item in items):
         items = _with_positions(x, items, keys)
     indices, axis, axes = _chosen(x, key, _without_ellipsis(items, x.ndim))
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
-    given = broadcast_to(reshape(given, _broadcasting(x, given, shape)), shape)
+    operand = broadcast_to(reshape(operand, _broadcasting(x, operand, shape)), shape)
     rows = x if axes == 1 else reshape(x, -1)
     if by == "add":
-        return reshape(op.index_add(rows, given, indices, axis=axis), x.shape)
+        return reshape(op.index_add(rows, operand, indices, axis=axis), x.shape)
     before, behind = math.prod(x.shape[:axis]), math.prod(x.shape[axis + axes :])
     rows = moveaxis(reshape(rows, (before, rows.shape[axis], behind)), 1, 0)
-    given = moveaxis(reshape(given, (before, indices.size, behind)), 1, 0)
-    met = op.index_reduce(rows, given, reshape(indices, -1), by=by)
+    operand = moveaxis(reshape(operand, (before, indices.size, behind)), 1, 0)
+    met = op.index_reduce(rows, operand, reshape(indices, -1), by=by)
     return reshape(moveaxis(met, 0, 1), x.shape)
 
 

@@ -77,8 +77,8 @@ class LUResult(NamedTuple):
 
 
 class LUFactorResult(NamedTuple):
-    """What `lu_factor` gives, and `lu_solve` takes: L beneath the diagonal of `LU`, U above, and
-    the rows of x in that order.
+    """Factors of `lu_factor` for `lu_solve`: L below the diagonal of `LU`, U above, and the order
+    of the rows of x.
 
     Of x [..., m, n]: [..., m, n] and i64[..., m].
 
@@ -131,7 +131,7 @@ class SlogdetResult(NamedTuple):
 
 
 class LstsqResult(NamedTuple):
-    """The solution of least squares, and what is known of it.
+    """Solution of least squares, with residuals, rank and singular values.
 
     Of x1 [..., m, n] and x2 [..., m, k]: [..., n, k], f[..., k], i64[...] and f[..., min(m, n)].
 
@@ -146,7 +146,7 @@ class LstsqResult(NamedTuple):
 
 
 def _matrices(x: Tensor) -> TensorType:
-    """The type of a stack of matrices. Raises `ShapeError` for anything else."""
+    """Return the type of a stack of matrices. Raises `ShapeError` if it is anything else."""
     type = type_of(x)
     if type.ndim < 2:
         raise ShapeError(f"needs matrices, in 2 dimensions or more; x has {type.ndim}")
@@ -160,11 +160,11 @@ def _matrices(x: Tensor) -> TensorType:
 @of_products
 @through_f32
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
-    """The sum of conj(x1) x2 along `axis`, which counts from the last in both; the other axes
-    broadcast.
+    """Sum conj(x1) x2 along `axis`, which counts from the last in both; the other axes broadcast.
 
-    x1 and x2: [..., n], any dtype but bool -> [...]. Raises `ShapeError` for vectors of different
-    lengths, `AxisRefused` for an axis that they do not have, `DTypeError` for bools.
+    x1 and x2: [..., n], any dtype but bool -> [...]. Raises `ShapeError` if the vectors have
+    different lengths; `AxisRefused` if an operand has no such axis; `DTypeError` if an operand is
+    bool.
 
         >>> ml.vecdot(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
         Tensor(11., f32[])
@@ -179,7 +179,7 @@ def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
 
 
 def _common_axis(x1: Tensor, x2: Tensor, axis: int) -> int:
-    """An axis of two tensors that broadcast, from the last."""
+    """Return an axis of two tensors that broadcast, counted from the last."""
     types = type_of(x1), type_of(x2)
     axis = integer(axis, "axis")
     if axis >= 0 and types[0].ndim != types[1].ndim:
@@ -193,13 +193,13 @@ def _common_axis(x1: Tensor, x2: Tensor, axis: int) -> int:
 
 @public
 def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[Ints] = 2) -> Tensor:
-    """The products of x1 and x2 summed over some axes of both: the last `axes` of x1 and the first
-    of x2, or those that a pair of sequences names. The result has the other axes of x1, then those
-    of x2. Nothing is conjugated.
+    """Sum products of x1 and x2 over the last `axes` axes of x1 and the first of x2, or over those
+    that a pair of sequences names. The result has the other axes of x1, then those of x2. Nothing
+    is conjugated.
 
-    x1: [m, k], x2: [k, n] -> [m, n] for axes=1. Raises `ShapeError` for axes of different lengths,
-    `AttributeRefused` for more of them than there are, `AxisRefused` for one that an operand does
-    not have, `DTypeError` for bools.
+    x1: [m, k], x2: [k, n] -> [m, n] for axes=1. Raises `ShapeError` if the axes have different
+    lengths; `AttributeRefused` if there are fewer axes; `AxisRefused` if an operand has no such
+    axis; `DTypeError` if an operand is bool.
 
         >>> ml.tensordot(ml.ones((2, 3)), ml.ones((3, 4)), axes=1)
         Tensor([[3., 3., 3., 3.],
@@ -220,7 +220,7 @@ def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[Ints] = 2) -> Tens
 def _contracted(
     axes: int | Sequence[Ints], types: tuple[TensorType, TensorType]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The axes of each that are summed over, in order."""
+    """Return the axes of each that are summed over, in order."""
     x1, x2 = types
     if isinstance(axes, Sequence) and not isinstance(axes, str) and len(axes) == 2:
         first = normalize_axes(integers(axes[0], "axes[0]"), x1.ndim)
@@ -246,11 +246,12 @@ def _contracted(
 @public
 @through_f32
 def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
-    """The cross product of vectors of 3 elements along `axis`, which counts from the last in both;
-    the other axes broadcast.
+    """Return the cross product of vectors of 3 elements along `axis`, which counts from the last in
+    both; the other axes broadcast.
 
-    x1 and x2: [..., 3], any dtype but bool -> [..., 3]. Raises `ShapeError` for vectors of other
-    lengths, `AxisRefused` for an axis that they do not have, `DTypeError` for bools.
+    x1 and x2: [..., 3], any dtype but bool -> [..., 3]. Raises `ShapeError` if the vectors do not
+    have 3 elements; `AxisRefused` if an operand has no such axis; `DTypeError` if an operand is
+    bool.
 
         >>> ml.linalg.cross(ml.asarray([1.0, 0.0, 0.0]), ml.asarray([0.0, 1.0, 0.0]))
         Tensor([0., 0., 1.], f32[3])
@@ -268,11 +269,11 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
 @public
 @through_f32
 def matrix_power(x: Tensor, n: int, /) -> Tensor:
-    """x @ x @ ... of n square matrices, in about log2(n) products. Of n = 0 the identity, of a
+    """Multiply n times a square matrix, in about log2(n) products. n = 0 gives the identity, a
     negative n the power of the inverse.
 
-    x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` for
-    matrices that are not square, `LinAlgError` for the inverse of a singular one.
+    x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` if the
+    matrices are not square; `LinAlgError` if a matrix to invert is singular.
 
         >>> ml.linalg.matrix_power(ml.asarray([[2.0, 0.0], [0.0, 4.0]]), 3)
         Tensor([[ 8.,  0.],
@@ -300,11 +301,11 @@ def matrix_power(x: Tensor, n: int, /) -> Tensor:
 
 @public
 def diagonal(x: Tensor, /, offset: int = 0) -> Tensor:
-    """The diagonals of matrices; above the main one for a positive `offset`, below for a negative
-    one. They are empty where there is no such diagonal.
+    """Return the diagonals of matrices; above the main one for a positive `offset`, below for a
+    negative one. They are empty where there is no such diagonal.
 
     x: [..., m, n], any dtype -> [..., k], where k is min(m, n) for the main one. Raises
-    `ShapeError` for fewer than two axes.
+    `ShapeError` if x has fewer than two axes.
 
         >>> ml.linalg.diagonal(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor([4., 9.], f32[2])
@@ -315,16 +316,16 @@ def diagonal(x: Tensor, /, offset: int = 0) -> Tensor:
 
 @public
 def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
-    """The sums of the diagonals of matrices, in the dtype that `sum` uses.
+    """Return the sums of the diagonals of matrices, in the dtype that `sum` uses.
 
-    x: [..., m, n], any dtype -> [...]. Raises `ShapeError` for fewer than two axes, `DTypeError` if
-    `dtype` is bool.
+    x: [..., m, n], any dtype -> [...]. Raises `ShapeError` if x has fewer than two axes;
+    `DTypeError` if `dtype` is bool.
 
         >>> ml.linalg.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor(13., f32[])
     """
-    wanted = None if dtype is None else DType.of(dtype).name
-    return op.sum(diagonal(x, offset=offset), axis=-1, dtype=wanted)
+    target = None if dtype is None else DType.of(dtype).name
+    return op.sum(diagonal(x, offset=offset), axis=-1, dtype=target)
 
 
 # --- factors and equations -----------------------------------------------------------
@@ -332,12 +333,12 @@ def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
 
 @public
 def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
-    """The lower triangular L with x = L L^H, or the `upper` one U with x = U^H U.
+    """Factor x = L L^H with a lower triangular L, or x = U^H U with an `upper` one.
 
     x is taken as its Hermitian part (x + x^H) / 2.
 
-    x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` for
-    matrices that are not square, `LinAlgError` for one that is not positive definite.
+    x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` if the
+    matrices are not square; `LinAlgError` if one is not positive definite.
 
         >>> ml.linalg.cholesky(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor([[2., 0.],
@@ -348,13 +349,12 @@ def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
 
 @public
 def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
-    """x = Q R, with orthonormal columns in Q, and R upper triangular with a real diagonal.
+    """Factor x = Q R, with orthonormal columns in Q, and R upper triangular with a real diagonal.
 
-    Q and R of an m by n matrix are m by k and k by n, with k = min(m, n), or k = m if the mode is
-    "complete".
+    Of an m by n matrix, Q is m by k and R k by n. k is min(m, n), or m if the mode is "complete".
 
     x: [..., m, n], any dtype, integers and bools as f32 -> [..., m, k] and [..., k, n]. Raises
-    `ShapeError` for fewer than two axes, `AttributeRefused` for another mode.
+    `ShapeError` if x has fewer than two axes; `AttributeRefused` if the mode is unknown.
 
         >>> q, r = ml.linalg.qr(ml.ones((3, 2)))
         >>> q.type, r.type
@@ -366,10 +366,10 @@ def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
 
 @public
 def inv(x: Tensor, /) -> Tensor:
-    """The inverses of square matrices.
+    """Invert square matrices.
 
-    x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` for
-    matrices that are not square, `LinAlgError` for a singular one.
+    x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` if the
+    matrices are not square; `LinAlgError` if one is singular.
 
         >>> ml.linalg.inv(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
         Tensor([[0.5 , 0.  ],
@@ -380,12 +380,12 @@ def inv(x: Tensor, /) -> Tensor:
 
 @public
 def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
-    """z with x1 z = x2: f[..., n, n], f[..., n, k] -> f[..., n, k], broadcasting the batch axes.
+    """Solve x1 z = x2: f[..., n, n], f[..., n, k] -> f[..., n, k], broadcasting the batch axes.
 
     An x2 of one dimension is one column for all matrices, and the result lacks that axis.
 
-    x1: [..., n, n], x2: [..., n, k], any dtype, integers and bools as f32. Raises `ShapeError` for
-    operands that do not fit, `LinAlgError` for a singular matrix.
+    x1: [..., n, n], x2: [..., n, k], any dtype, integers and bools as f32. Raises `ShapeError` if
+    the operands do not fit; `LinAlgError` if a matrix is singular.
 
         >>> ml.linalg.solve(ml.asarray([[2.0, 0.0], [0.0, 4.0]]), ml.asarray([2.0, 4.0]))
         Tensor([1., 1.], f32[2])
@@ -397,13 +397,13 @@ def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
 def solve_triangular(
     x1: Tensor, x2: Tensor, /, *, lower: bool = False, unit_diagonal: bool = False
 ) -> Tensor:
-    """z with x1 z = x2, of which the upper triangle of x1 is taken, or the `lower`, and nothing
-    else is read: by substitution, in a number of products that grows with n^2 and not n^3. With
-    `unit_diagonal` ones are taken for its diagonal.
+    """Solve x1 z = x2 for a triangular x1, the upper triangle or the `lower` one; the rest of x1 is
+    not read. Substitution takes O(n^2) products for each column. With `unit_diagonal`, the diagonal
+    counts as ones.
 
     x1: [..., n, n], x2: [..., n, k] or [n], any dtype, integers and bools as f32 -> [..., n, k] or
-    [..., n]; the batch axes broadcast. Raises `ShapeError` for operands that do not fit,
-    `LinAlgError` for a 0 in the diagonal.
+    [..., n]; the batch axes broadcast. Raises `ShapeError` if the operands do not fit;
+    `LinAlgError` if the diagonal has a 0.
 
         >>> ml.linalg.solve_triangular(ml.asarray([[2.0, 1.0], [0.0, 4.0]]), ml.asarray([4.0, 8.0]))
         Tensor([1., 2.], f32[2])
@@ -414,7 +414,7 @@ def solve_triangular(
 @public
 @through_f32
 def cholesky_solve(x1: Tensor, x2: Tensor, /, *, upper: bool = False) -> Tensor:
-    """z with L L^H z = x2, for the L that `cholesky` gives, or U^H U z = x2 for the `upper` one.
+    """Solve L L^H z = x2 for the L of `cholesky`, or U^H U z = x2 for the `upper` one.
 
     x1: [..., n, n], x2: [..., n, k] or [n], any dtype, integers and bools as f32 -> [..., n, k] or
     [..., n]. Raises what `linalg.solve_triangular` raises.
@@ -432,11 +432,11 @@ def cholesky_solve(x1: Tensor, x2: Tensor, /, *, upper: bool = False) -> Tensor:
 
 @public
 def lu_factor(x: Tensor, /) -> LUFactorResult:
-    """x[permutation] = L U, by elimination with partial pivoting; L and U are in one matrix. A
-    singular x has factors, too, of which U is singular.
+    """Factor x[permutation] = L U by elimination with partial pivoting; L and U are in one matrix.
+    A singular x has factors, too, with a singular U.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> [..., m, n] and i64[..., m]. Raises
-    `ShapeError` for fewer than two axes.
+    `ShapeError` if x has fewer than two axes.
 
         >>> ml.linalg.lu_factor(ml.asarray([[1.0, 2.0], [4.0, 4.0]])).LU
         Tensor([[4.  , 4.  ],
@@ -450,11 +450,11 @@ def lu_factor(x: Tensor, /) -> LUFactorResult:
 
 @public
 def lu(x: Tensor, /) -> LUResult:
-    """x = P L U, with a permutation of rows P, a unit lower triangular L and an upper triangular U,
-    by elimination with partial pivoting. The gradient is that for a P which stays.
+    """Factor x = P L U, with a permutation of rows P, a unit lower triangular L and an upper
+    triangular U, by elimination with partial pivoting. The gradient takes P as a constant.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> [..., m, m], [..., m, k] and [..., k,
-    n], with k = min(m, n). Raises `ShapeError` for fewer than two axes.
+    n], with k = min(m, n). Raises `ShapeError` if x has fewer than two axes.
 
         >>> ml.linalg.lu(ml.asarray([[1.0, 2.0], [4.0, 4.0]])).L
         Tensor([[1.  , 0.  ],
@@ -470,12 +470,11 @@ def lu(x: Tensor, /) -> LUResult:
 
 @public
 def lu_solve(factors: tuple[Tensor, Tensor], x2: Tensor, /) -> Tensor:
-    """z with x z = x2, for the factors that `lu_factor` gives of a square x: to solve with one x
-    again and again.
+    """Solve x z = x2 with the factors that `lu_factor` gives of a square x: for repeated solves.
 
     factors: [..., n, n] and i64[..., n], x2: [..., n, k] or [n], any dtype, integers and bools as
-    f32 -> [..., n, k] or [..., n]. Raises `ShapeError` for operands that do not fit, `LinAlgError`
-    for a singular x.
+    f32 -> [..., n, k] or [..., n]. Raises `ShapeError` if the operands do not fit; `LinAlgError` if
+    x is singular.
 
         >>> factors = ml.linalg.lu_factor(ml.asarray([[1.0, 2.0], [4.0, 4.0]]))
         >>> ml.linalg.lu_solve(factors, ml.asarray([3.0, 8.0]))
@@ -491,17 +490,19 @@ def lu_solve(factors: tuple[Tensor, Tensor], x2: Tensor, /) -> Tensor:
     both, wide = widened(both), widened(columns)
     rows = op.one_hot(order, num_classes=type.shape[-1], dtype=wide.dtype.name) @ wide
     half = op.solve_triangular(both, rows, lower=True, unit_diagonal=True)
-    found = rounded(op.solve_triangular(both, half, lower=False), promote(type.dtype, right.dtype))
-    return found[..., 0] if right.ndim == 1 else found
+    solution = rounded(
+        op.solve_triangular(both, half, lower=False), promote(type.dtype, right.dtype)
+    )
+    return solution[..., 0] if right.ndim == 1 else solution
 
 
 @public
 def expm(x: Tensor, /) -> Tensor:
-    """The exponentials of square matrices: the sums of x^k / k!, of matrix powers; nan of a matrix
-    with inf or nan.
+    """Compute the exponentials of square matrices: the sums of x^k / k!; nan for a matrix with inf
+    or nan.
 
-    x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` for
-    matrices that are not square.
+    x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` if the
+    matrices are not square.
 
         >>> ml.linalg.expm(ml.zeros((2, 2)))
         Tensor([[1., 0.],
@@ -512,11 +513,11 @@ def expm(x: Tensor, /) -> Tensor:
 
 @public
 def det(x: Tensor, /) -> Tensor:
-    """The determinants of square matrices. A singular one has a first gradient; a second one raises
-    `LinAlgError`.
+    """Return the determinants of square matrices. A singular one has a first gradient; a second one
+    raises `LinAlgError`.
 
-    x: [..., n, n], any dtype, integers and bools as f32 -> [...]. Raises `ShapeError` for matrices
-    that are not square.
+    x: [..., n, n], any dtype, integers and bools as f32 -> [...]. Raises `ShapeError` if the
+    matrices are not square.
 
         >>> ml.linalg.det(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
         Tensor(8., f32[])
@@ -526,11 +527,11 @@ def det(x: Tensor, /) -> Tensor:
 
 @public
 def slogdet(x: Tensor, /) -> SlogdetResult:
-    """The determinant's sign (of a complex one its phase), and the logarithm of its absolute value,
-    which neither overflows nor underflows; 0 and -inf for a singular matrix.
+    """Return the sign (or complex phase) of the determinant and the logarithm of its absolute
+    value, which neither overflows nor underflows; 0 and -inf for a singular matrix.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> sign [...] and f[...]. Raises
-    `ShapeError` for matrices that are not square.
+    `ShapeError` if the matrices are not square.
 
         >>> ml.linalg.slogdet(ml.eye(2))
         SlogdetResult(sign=Tensor(1., f32[]), logabsdet=Tensor(0., f32[]))
@@ -541,15 +542,14 @@ def slogdet(x: Tensor, /) -> SlogdetResult:
 
 @public
 def pinv(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
-    """The Moore-Penrose inverses of matrices: f[..., m, n] -> f[..., n, m].
+    """Return the Moore-Penrose inverses of matrices: f[..., m, n] -> f[..., n, m].
 
     Singular values up to `rtol` times the largest one count as 0. None is max(m, n) times the
-    machine epsilon; a tensor has one for each matrix. The gradient is that of matrices whose rank
-    stays what it is.
+    machine epsilon; a tensor has one for each matrix. The gradient assumes that the rank does not
+    change.
 
-    x: [..., m, n], any dtype, integers and bools as f32 -> [..., n, m]. Raises `ShapeError` for
-    fewer than two axes and an `rtol` that does not broadcast, `LinAlgError` for inf or nan in a
-    matrix.
+    x: [..., m, n], any dtype, integers and bools as f32 -> [..., n, m]. Raises `ShapeError` if x
+    has fewer than two axes, or `rtol` does not broadcast; `LinAlgError` if a matrix has inf or nan.
 
         >>> ml.linalg.pinv(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
         Tensor([[0.5 , 0.  ],
@@ -560,7 +560,7 @@ def pinv(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
 
 
 def _tolerance(rtol: float | Tensor | None, type: TensorType, name: str = "rtol") -> Tensor:
-    """One rtol for a stack of matrices, or one for each; the function calls it by that name."""
+    """Return one tolerance for a stack of matrices, or one for each; errors call it `name`."""
     if isinstance(rtol, Tensor):
         return rtol
     dtype = type.dtype.real
@@ -575,16 +575,16 @@ def _tolerance(rtol: float | Tensor | None, type: TensorType, name: str = "rtol"
 
 @public
 def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> LstsqResult:
-    """The z of least norm for which |x1 z - x2| is least: n by k, for an m by n x1 and m by k x2.
+    """Find the z of least norm that minimises |x1 z - x2|: n by k, for an m by n x1 and m by k x2.
 
     An x2 of one dimension is one column, as for `solve`. `rcond` is the `rtol` of `pinv`; a
-    negative one is the machine epsilon, as in numpy. Beside the solution come the sums of the
-    squares of x2 - x1 z, one for each column (also where numpy leaves them out), and the rank and
-    the singular values of x1.
+    negative one is the machine epsilon, as in numpy. The other results are the sums of the squares
+    of x2 - x1 z, one for each column (numpy sometimes omits them), and the rank and the singular
+    values of x1.
 
-    x1: [..., m, n], x2: [..., m, k], any dtype, integers and bools as f32 -> [..., n, k],
-    f[..., k], i64[...] and f[..., min(m, n)]. Raises `ShapeError` for operands that do not fit,
-    `LinAlgError` for inf or nan in a matrix.
+    x1: [..., m, n], x2: [..., m, k], any dtype, integers and bools as f32 -> [..., n, k], f[...,
+    k], i64[...] and f[..., min(m, n)]. Raises `ShapeError` if the operands do not fit;
+    `LinAlgError` if a matrix has inf or nan.
 
         >>> ml.linalg.lstsq(ml.asarray([[2.0], [0.0]]), ml.asarray([4.0, 1.0]))[0]
         Tensor([2.], f32[1])
@@ -604,15 +604,14 @@ def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> Lst
 
 @public
 def eigh(x: Tensor, /) -> EighResult:
-    """Real eigenvalues in ascending order, and orthonormal eigenvectors as the columns of a matrix,
-    of Hermitian matrices.
+    """Return real eigenvalues in ascending order, and orthonormal eigenvectors as the columns of a
+    matrix, of Hermitian matrices.
 
     x is taken as its Hermitian part (x + x^H) / 2. The gradient through the eigenvectors is inf or
     nan where eigenvalues are equal.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> f[..., n] and [..., n, n]. Raises
-    `ShapeError` for matrices that are not square, `LinAlgError` where the iteration does not
-    converge.
+    `ShapeError` if the matrices are not square; `LinAlgError` if the iteration does not converge.
 
         >>> values, vectors = ml.linalg.eigh(ml.eye(2))
         >>> values
@@ -625,7 +624,7 @@ def eigh(x: Tensor, /) -> EighResult:
 
 @public
 def eigvalsh(x: Tensor, /) -> Tensor:
-    """The eigenvalues of `eigh` alone, which have a gradient also where they are equal.
+    """Return the eigenvalues of `eigh` alone, which have a gradient also where they are equal.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> f[..., n]. Raises what `linalg.eigh`
     raises.
@@ -638,14 +637,14 @@ def eigvalsh(x: Tensor, /) -> Tensor:
 
 @public
 def eig(x: Tensor, /) -> EigResult:
-    """Eigenvalues in no order, and eigenvectors of length 1 as the columns of a matrix, of square
-    matrices: complex, also if x and they are real.
+    """Return eigenvalues in no order, and eigenvectors of length 1 as the columns of a matrix, of
+    square matrices: complex, also if x and they are real.
 
-    Those of a matrix with inf or nan are nan. The gradient is that of a loss that does not change
-    with the phases of the vectors; it is inf or nan where eigenvalues are equal.
+    A matrix with inf or nan gives nan. The gradient is that of a loss that does not change with the
+    phases of the vectors; it is inf or nan where eigenvalues are equal.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> c[..., n] and c[..., n, n]. Raises
-    `ShapeError` for matrices that are not square.
+    `ShapeError` if the matrices are not square.
 
         >>> ml.linalg.eig(ml.asarray([[0.0, -1.0], [1.0, 0.0]])).eigenvalues.type
         c64[2]
@@ -656,10 +655,10 @@ def eig(x: Tensor, /) -> EigResult:
 
 @public
 def eigvals(x: Tensor, /) -> Tensor:
-    """The eigenvalues of `eig` alone.
+    """Return the eigenvalues of `eig` alone.
 
-    x: [..., n, n], any dtype, integers and bools as f32 -> c[..., n]. Raises `ShapeError` for
-    matrices that are not square.
+    x: [..., n, n], any dtype, integers and bools as f32 -> c[..., n]. Raises `ShapeError` if the
+    matrices are not square.
 
         >>> ml.linalg.eigvals(ml.asarray([[2.0, 0.0], [0.0, 2.0]]))
         Tensor([2.+0.j, 2.+0.j], c64[2])
@@ -669,14 +668,14 @@ def eigvals(x: Tensor, /) -> Tensor:
 
 @public
 def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
-    """x = U diag(S) Vh, with orthonormal columns in U and rows in Vh, and S descending.
+    """Factor x = U diag(S) Vh, with orthonormal columns in U and rows in Vh, and S descending.
 
-    U, S and Vh of an m by n matrix are m by m, k and n by n, with k = min(m, n); without
-    `full_matrices` U is m by k and Vh k by n. The gradient through U and Vh is inf or nan where
-    singular values are equal or 0.
+    Of an m by n matrix, with k = min(m, n), U is m by m, S has k elements, and Vh is n by n.
+    Without `full_matrices`, U is m by k and Vh k by n. The gradient through U and Vh is inf or nan
+    where singular values are equal or 0.
 
-    x: [..., m, n], any dtype, integers and bools as f32. Raises `ShapeError` for fewer than two
-    axes, `LinAlgError` where the iteration does not converge, as with inf or nan in a matrix.
+    x: [..., m, n], any dtype, integers and bools as f32. Raises `ShapeError` if x has fewer than
+    two axes; `LinAlgError` if the iteration does not converge, as with inf or nan in a matrix.
 
         >>> u, s, vh = ml.linalg.svd(ml.ones((3, 2)), full_matrices=False)
         >>> u.type, s.type, vh.type
@@ -690,7 +689,7 @@ def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
 
 @public
 def svdvals(x: Tensor, /) -> Tensor:
-    """The singular values of `svd` alone, which have a gradient also where they are equal.
+    """Return the singular values of `svd` alone, which have a gradient also where they are equal.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> f[..., min(m, n)]. Raises what
     `linalg.svd` raises.
@@ -703,12 +702,12 @@ def svdvals(x: Tensor, /) -> Tensor:
 
 @public
 def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
-    """How many singular values of each matrix are above `rtol` times the largest: i64.
+    """Count the singular values of each matrix above `rtol` times the largest: i64.
 
     None is max(m, n) times the machine epsilon for an m by n matrix; a tensor has one for each.
 
-    x: [..., m, n], any dtype, integers and bools as f32 -> i64[...]. Raises `ShapeError` for fewer
-    than two axes, `LinAlgError` for inf or nan in a matrix.
+    x: [..., m, n], any dtype, integers and bools as f32 -> i64[...]. Raises `ShapeError` if x has
+    fewer than two axes; `LinAlgError` if a matrix has inf or nan.
 
         >>> ml.linalg.matrix_rank(ml.ones((3, 3)))
         Tensor(1, i64[])
@@ -728,12 +727,12 @@ def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
 def vector_norm(
     x: Tensor, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2
 ) -> Tensor:
-    """sum(|x|^ord)^(1/ord) along `axis` (None: of all elements); the largest |x| for inf, the
-    smallest for -inf, the number of elements that are not 0 for 0. Of zeros the gradient is 0.
+    """Compute sum(|x|^ord)^(1/ord) along `axis` (None: of all elements); the largest |x| for inf,
+    the smallest for -inf, the number of elements that are not 0 for 0. Of zeros the gradient is 0.
 
     x: [..., n], any dtype, integers and bools as f32 -> f[...] for axis -1, or f[..., 1] with
-    `keepdims`. Raises `AxisRefused` for an axis that x does not have, `AttributeRefused` for an
-    `ord` that is no number.
+    `keepdims`. Raises `AxisRefused` if x has no such axis; `AttributeRefused` if `ord` is not a
+    number.
 
         >>> ml.linalg.vector_norm(ml.asarray([3.0, 4.0]))
         Tensor(5., f32[])
@@ -765,7 +764,7 @@ def vector_norm(
 
 
 def _largest(x: Tensor, axis: Axis, keepdims: bool = False) -> Tensor:
-    """The largest element along the axes; 0 of nothing, as a norm is."""
+    """Return the largest element along the axes; 0 for an empty axis."""
     axes = normalize_axes(axis, x.ndim)
     if all(x.shape[i] for i in axes):
         return op.max(x, axis=axes, keepdims=keepdims)
@@ -775,13 +774,13 @@ def _largest(x: Tensor, axis: Axis, keepdims: bool = False) -> Tensor:
 @public
 @in_f32
 def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro") -> Tensor:
-    """A norm of each matrix: "fro" (or None) the root of the sum of squares, "nuc" the sum of the
-    singular values, 2 and -2 the largest and the smallest of them, 1 and -1 the largest and the
-    smallest sum of |x| in a column, inf and -inf in a row.
+    """Compute a norm of each matrix. "fro" (or None) is the root of the sum of squares, "nuc" the
+    sum of the singular values. 2 and -2 are the largest and the smallest singular value. 1 and -1
+    are the largest and the smallest sum of |x| in a column, inf and -inf in a row.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> f[...], or f[..., 1, 1] with `keepdims`.
-    Raises `ShapeError` for fewer than two axes, `AttributeRefused` for another `ord`, and where it
-    takes singular values `LinAlgError` for inf or nan in a matrix.
+    Raises `ShapeError` if x has fewer than two axes; `AttributeRefused` if `ord` is unknown;
+    `LinAlgError` if a matrix has inf or nan.
 
         >>> ml.linalg.matrix_norm(ml.asarray([[3.0, 0.0], [0.0, 4.0]]))
         Tensor(5., f32[])
@@ -804,14 +803,13 @@ def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro")
 
 @public
 def norm(x: Tensor, /, ord: NormOrder = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """`vector_norm` or `matrix_norm`, as numpy chooses: of a matrix for two axes, or a tensor of
-    two dimensions; of vectors for one axis, or one dimension; of all elements if neither `ord` nor
-    `axis` is given.
+    """Compute `vector_norm` or `matrix_norm`, as numpy chooses. Two axes, or two dimensions, are a
+    matrix; one axis, or one dimension, is a vector. Without `ord` and `axis` it is the norm of all
+    elements.
 
     x: [...], any dtype, integers and bools as f32; the result: f, the shape of x without the axes,
-    or with 1 in their place if `keepdims`. Raises `ShapeError` for a tensor that is neither,
-    `AxisRefused` for an axis that x does not have, `AttributeRefused` for an `ord` that does not
-    fit.
+    or with 1 in their place if `keepdims`. Raises `ShapeError` if x is neither; `AxisRefused` if x
+    has no such axis; `AttributeRefused` if `ord` does not fit.
 
         >>> ml.linalg.norm(ml.asarray([3.0, 4.0]))
         Tensor(5., f32[])

@@ -1,7 +1,7 @@
-"""Losses. A loss has two tensors of one shape (predictions, then targets) and gives one loss for
-each element, or for each row of a distribution; `reduction="mean"` or `"sum"` makes one number of
-them. Only `mean_squared_error` is a mean unless told otherwise, as its name says. A loss of halves
-is computed in f32, and what is given back is rounded once.
+"""Losses. A loss takes two tensors of one shape (predictions, then targets) and returns one loss
+for each element, or for each distribution. `reduction="mean"` or `"sum"` reduces them to one
+number. Only `mean_squared_error` is a mean by default. Losses of half-precision tensors are
+computed in f32 and rounded once.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ Reduction: TypeAlias = Literal["none", "mean", "sum"]
 def mean_squared_error(
     predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "mean"
 ) -> Tensor:
-    """(predictions - targets)^2, of floats of one shape; their mean unless `reduction` differs.
+    """Compute (predictions - targets)^2, of floats of one shape; their mean unless `reduction`
+    differs.
 
-    Predictions and targets: f[...] -> f[], or f[...] with "none". Raises `ShapeError` unless
-    both have one shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused`
-    for another reduction.
+    Predictions and targets: f[...] -> f[], or f[...] with "none". Raises `ShapeError` unless both
+    have the same shape: nothing broadcasts; `DTypeError` if an operand is not of floats;
+    `AttributeRefused` if the reduction is unknown.
 
         >>> ml.mean_squared_error(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor(4.625, f32[])
@@ -44,11 +45,11 @@ def mean_squared_error(
 @public
 @in_f32
 def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
-    """|predictions - targets|, of floats of one shape.
+    """Compute |predictions - targets|, of floats of one shape.
 
-    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have one
-    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
-    reduction.
+    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
+    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `AttributeRefused`
+    if the reduction is unknown.
 
         >>> ml.l1(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.5, 3. ], f32[2])
@@ -62,12 +63,12 @@ def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
 def huber(
     predictions: Tensor, targets: Tensor, /, *, delta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
-    """d^2 / 2 for a difference |d| <= delta, else delta (|d| - delta / 2), of floats of one shape
-    (Huber, Ann. Math. Statist. 35, 1964).
+    """Compute d^2 / 2 for a difference |d| <= delta, else delta (|d| - delta / 2), of floats of one
+    shape (Huber, Ann. Math. Statist. 35, 1964).
 
-    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have one
-    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
-    reduction, and unless delta > 0.
+    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
+    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `AttributeRefused`
+    if the reduction is unknown or unless delta > 0.
 
         >>> ml.huber(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.125, 2.5  ], f32[2])
@@ -84,12 +85,12 @@ def huber(
 def smooth_l1(
     predictions: Tensor, targets: Tensor, /, *, beta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
-    """d^2 / (2 beta) for a difference |d| <= beta, else |d| - beta / 2, of floats of one shape:
-    `huber` by beta (Girshick, arXiv 1504.08083).
+    """Compute d^2 / (2 beta) for a difference |d| <= beta, else |d| - beta / 2, of floats of one
+    shape: `huber` by beta (Girshick, arXiv 1504.08083).
 
-    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have one
-    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
-    reduction, and unless beta > 0.
+    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
+    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `AttributeRefused`
+    if the reduction is unknown or unless beta > 0.
 
         >>> ml.smooth_l1(ml.asarray([0.5, 3.0]), ml.zeros(2), beta=2.0)
         Tensor([0.0625, 2.    ], f32[2])
@@ -109,14 +110,16 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """-t log(p) - (1 - t) log(1 - p) for p = sigmoid(logits) and targets 0 <= t <= 1, floats of one
-    shape; computed from -log(p) = log(1 + e^-x) and -log(1 - p) = log(1 + e^x), which are accurate
-    and finite for all finite logits. Losses are multiplied by `weight`, the part of t by
-    `pos_weight`, as n / m where a class has n samples of the other kind for m of its own.
+    """Compute -t log(p) - (1 - t) log(1 - p) for p = sigmoid(logits) and targets 0 <= t <= 1,
+    floats of one shape.
+
+    It is computed from -log(p) = log(1 + e^-x) and -log(1 - p) = log(1 + e^x), which are accurate
+    and finite for all finite logits. Losses are multiplied by `weight`, the term of t by
+    `pos_weight`: for n negative and m positive samples, n / m balances them.
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum"; weights broadcast to that. Raises
-    `ShapeError` unless both have one shape (they do not broadcast), and for weights of another,
-    `DTypeError` for other than floats, `AttributeRefused` for another reduction.
+    `ShapeError` unless both have the same shape, and the weights broadcast to it; `DTypeError` if x
+    is not of floats; `AttributeRefused` if the reduction is unknown.
 
         >>> ml.binary_cross_entropy_with_logits(ml.asarray([0.0, 9.0]), ml.asarray([1.0, 1.0]))
         Tensor([6.9314718e-01, 1.2340219e-04], f32[2])
@@ -139,13 +142,13 @@ def binary_cross_entropy(
     weight: Tensor | None = None,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """-t log(p) - (1 - t) log(1 - p) for predictions 0 <= p <= 1 and targets 0 <= t <= 1, floats of
-    one shape, times `weight`. A logarithm is -100 at the least, as in PyTorch, and nan of what is
-    no probability. `binary_cross_entropy_with_logits` is more accurate.
+    """Compute -t log(p) - (1 - t) log(1 - p) for predictions 0 <= p <= 1 and targets 0 <= t <= 1,
+    floats of one shape, times `weight`. Logarithms are at least -100, as in PyTorch, and nan for p
+    outside of 0 .. 1. `binary_cross_entropy_with_logits` is more accurate.
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum"; a weight broadcasts to that. Raises
-    `ShapeError` unless both have one shape (they do not broadcast), and for a weight of another,
-    `DTypeError` for other than floats, `AttributeRefused` for another reduction.
+    `ShapeError` unless both have the same shape, and the weight broadcasts to it; `DTypeError` if x
+    is not of floats; `AttributeRefused` if the reduction is unknown.
 
         >>> ml.binary_cross_entropy(ml.asarray([0.5, 0.0]), ml.asarray([1.0, 0.0]))
         Tensor([0.6931472, 0.       ], f32[2])
@@ -156,7 +159,7 @@ def binary_cross_entropy(
 
 
 def _log(p: Tensor) -> Tensor:
-    """log(p), or -100 where that is less."""
+    """Return log(p), at least -100."""
     never = op.equal(p, 0.0)
     log_p = op.log(op.where(never, constant(1.0, p.dtype), p))
     return op.where(never, constant(-100.0, p.dtype), op.maximum(log_p, -100.0))
@@ -167,14 +170,14 @@ def _log(p: Tensor) -> Tensor:
 def kl_divergence(
     log_predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
 ) -> Tensor:
-    """sum(t (log(t) - log_predictions)) along the last axis, one divergence for each distribution t
-    of the targets (Kullback and Leibler, Ann. Math. Statist. 22, 1951). Where t is 0, the term is
-    0. The predictions are logarithms, as `log_softmax` gives them; PyTorch's "batchmean" is a mean
-    here.
+    """Compute sum(t (log(t) - log_predictions)) along the last axis, one divergence for each
+    distribution t of the targets (Kullback and Leibler, Ann. Math. Statist. 22, 1951). Where t is
+    0, the term is 0. The predictions are logarithms, as `log_softmax` gives them; PyTorch's
+    "batchmean" is a mean here.
 
-    Both: f[..., K] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have one
-    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
-    reduction.
+    Both: f[..., K] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
+    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `AttributeRefused`
+    if the reduction is unknown.
 
         >>> ml.kl_divergence(ml.log(ml.asarray([0.5, 0.5])), ml.asarray([1.0, 0.0]))
         Tensor(0.6931472, f32[])
@@ -199,14 +202,15 @@ def nll(
     ignore_index: int | None = None,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """-log_predictions[label] along the last axis, one loss per label: the negative log likelihood
-    of classes whose logarithms are given, as `log_softmax` gives them. `weight`, `ignore_index` and
-    the mean are those of `softmax_cross_entropy`, which is more accurate for logits.
+    """Compute -log_predictions[label] along the last axis, one loss per label: the negative log
+    likelihood of classes, from log probabilities as `log_softmax` returns them. `weight`,
+    `ignore_index` and the mean are those of `softmax_cross_entropy`, which is more accurate for
+    logits.
 
     log_predictions: f[..., K], labels: i[...], weight: f[K] -> f[...], or f[] with "mean" or "sum".
-    Raises `OperandValueError` for a label that is none of the classes, `ShapeError` for other
-    shapes, `DTypeError` for predictions and weights that are no floats and labels that are no
-    integers, `AttributeRefused` for another reduction.
+    Raises `OperandValueError` if a label is not a class number; `ShapeError` if the shapes do not
+    fit; `DTypeError` if predictions or weights are not floats, or labels not integers;
+    `AttributeRefused` if the reduction is unknown.
 
         >>> ml.nll(ml.log(ml.asarray([[0.5, 0.5], [0.25, 0.75]])), ml.asarray([1, 0]))
         Tensor([0.6931472, 1.3862944], f32[2])
@@ -237,24 +241,23 @@ def softmax_cross_entropy(
     ignore_index: int | None = None,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """log(sum(exp(logits))) - logits[label] along the last axis, one loss per label.
+    """Compute log(sum(exp(logits))) - logits[label] along the last axis, one loss per label.
 
-    `labels` holds class numbers 0 .. K-1 for logits of K classes; any other raises
-    `OperandValueError`, but for `ignore_index`, whose loss is 0. Or it holds distributions t,
-    floats of the shape of the logits, and the loss is -sum(t log_softmax(logits)). With
-    `label_smoothing` s, the loss is that of a target of (1 - s) for the label plus s / K for each
-    class (Szegedy et al., arXiv 1512.00567).
+    `labels` holds class numbers 0 .. K-1 for logits of K classes; the loss of `ignore_index` is 0.
+    Or it holds distributions t, floats of the shape of the logits, with the loss -sum(t
+    log_softmax(logits)). With `label_smoothing` s, the loss is that of a target of (1 - s) for the
+    label plus s / K for each class (Szegedy et al., arXiv 1512.00567).
 
-    The term of a class is multiplied by its `weight`. The mean is over the labels that are not
-    ignored, each counting as often as its weight says, and nan of none, as in PyTorch; that of
-    distributions is over all.
+    The term of a class is multiplied by its `weight`. The mean is a weighted mean over the labels
+    that are not ignored, as in PyTorch, and nan if there are none. The mean of distributions is
+    over all.
 
     logits: f[..., K], labels: i[...] or f[..., K], weight: f[K] -> f[...], or f[] with "mean" or
-    "sum". Raises `OperandValueError` for a label that is none of the classes, `ShapeError` for
-    labels of another shape than the logits without their last axis, distributions of another than
-    the logits, and a weight that is not one for each class, `DTypeError` for logits and weights
-    that are no floats, `AttributeRefused` for a smoothing that is not in [0, 1], for an
-    `ignore_index` of distributions, or another reduction.
+    "sum". Raises `OperandValueError` if a label is not a class number; `ShapeError` unless class
+    numbers have the shape of the logits without the last axis, distributions the shape of the
+    logits, and a weight is one number for each class; `DTypeError` if logits or weights are not
+    floats; `AttributeRefused` if the smoothing is not in [0, 1], distributions have an
+    `ignore_index`, or the reduction is unknown.
 
         >>> ml.softmax_cross_entropy(ml.asarray([[0.0, 0.0], [9.0, 0.0]]), ml.asarray([1, 0]))
         Tensor([6.931472e-01, 1.233740e-04], f32[2])
@@ -300,11 +303,11 @@ def softmax_cross_entropy(
 @public
 @in_f32
 def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1e-8) -> Tensor:
-    """sum(x y) / (max(|x|, eps) max(|y|, eps)) along the axis: the cosine of the angle between
-    vectors, and 0 where one is 0.
+    """Compute sum(x y) / (max(|x|, eps) max(|y|, eps)) along the axis: the cosine of the angle
+    between vectors, and 0 where one is 0.
 
-    x and y: f[..., n], shapes that broadcast -> f[...]. Raises `ShapeError` for other shapes,
-    `AxisRefused` for an axis that they do not have, `DTypeError` for other than floats,
+    x and y: f[..., n], shapes that broadcast -> f[...]. Raises `ShapeError` if the shapes do not
+    fit; `AxisRefused` if an operand has no such axis; `DTypeError` if an operand is not of floats;
     `AttributeRefused` unless eps > 0.
 
         >>> ml.cosine_similarity(ml.asarray([3.0, 4.0]), ml.asarray([3.0, 0.0]))
@@ -330,12 +333,12 @@ def cosine_embedding(
     margin: float = 0.0,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """1 - cos for vectors that belong together, whose target is 1, and max(cos - margin, 0) for
-    those that do not, whose target is -1, with the `cosine_similarity` of the last axes.
+    """Compute 1 - cos for similar vectors (target 1), and max(cos - margin, 0) for dissimilar ones
+    (target -1), with the `cosine_similarity` of the last axes.
 
     x and y: f[..., n], targets: [...], floats or integers -> f[...], or f[] with "mean" or "sum".
-    Raises `ShapeError` for other shapes, `DTypeError` for other than floats, `AttributeRefused` for
-    another reduction.
+    Raises `ShapeError` if the shapes do not fit; `DTypeError` if an operand is not of floats;
+    `AttributeRefused` if the reduction is unknown.
 
         >>> x, y = ml.asarray([[1.0, 0.0], [1.0, 0.0]]), ml.asarray([[0.0, 1.0], [1.0, 0.0]])
         >>> ml.cosine_embedding(x, y, ml.asarray([1, -1]))
@@ -345,8 +348,8 @@ def cosine_embedding(
     if not type.ndim or type_of(targets).shape != type.shape[:-1]:
         raise ShapeError("targets are one for each pair of vectors, the last axes")
     cosine = cosine_similarity(x, y)
-    apart = op.maximum(cosine - margin, 0.0)
-    return reduced(op.where(op.greater(targets, 0), 1.0 - cosine, apart), reduction)
+    dissimilar = op.maximum(cosine - margin, 0.0)
+    return reduced(op.where(op.greater(targets, 0), 1.0 - cosine, dissimilar), reduction)
 
 
 @public
@@ -363,13 +366,13 @@ def triplet_margin(
     eps: float = 1e-6,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """max(d(anchor, positive) - d(anchor, negative) + margin, 0), with d the p-norm of the
+    """Compute max(d(anchor, positive) - d(anchor, negative) + margin, 0), with d the p-norm of the
     difference, plus eps, along the last axis (Balntas et al., BMVC 2016). With `swap`, the negative
     counts as no farther from the anchor than from the positive.
 
-    All: f[..., n] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless all have one
-    shape, `DTypeError` for other than floats, `AttributeRefused` for another reduction, and unless
-    p > 0.
+    All: f[..., n] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless all have the
+    same shape; `DTypeError` if an operand is not of floats; `AttributeRefused` if the reduction is
+    unknown or unless p > 0.
 
         >>> x = ml.asarray([[0.0, 0.0]])
         >>> ml.triplet_margin(x, x + 1.0, x + 2.0, margin=2.0)
@@ -406,11 +409,12 @@ def margin_ranking(
     margin: float = 0.0,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """max(-target (x - y) + margin, 0): x is to be the larger by the margin where the target is 1,
-    y where it is -1.
+    """Compute max(-target (x - y) + margin, 0): a target of 1 ranks x above y by the margin, -1
+    ranks y above x.
 
-    All: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless all have one
-    shape, `DTypeError` for other than floats, `AttributeRefused` for another reduction.
+    All: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless all have the same
+    shape; `DTypeError` if an operand is not of floats; `AttributeRefused` if the reduction is
+    unknown.
 
         >>> ml.margin_ranking(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([1.0]), margin=0.5)
         Tensor([2.5], f32[1])
@@ -423,12 +427,12 @@ def margin_ranking(
 @public
 @in_f32
 def hinge(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
-    """max(1 - target prediction, 0), for targets that are -1 or 1 (Cortes and Vapnik, Machine
-    Learning 20, 1995).
+    """Compute max(1 - target prediction, 0), for targets that are -1 or 1 (Cortes and Vapnik,
+    Machine Learning 20, 1995).
 
-    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have one
-    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
-    reduction.
+    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
+    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `AttributeRefused`
+    if the reduction is unknown.
 
         >>> ml.hinge(ml.asarray([0.5, 3.0]), ml.asarray([-1.0, 1.0]))
         Tensor([1.5, 0. ], f32[2])
@@ -449,13 +453,14 @@ def poisson_nll(
     eps: float = 1e-8,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """e^x - t x, the negative log likelihood of a count t of a Poisson distribution of rate e^x, up
-    to a term of t alone; unless `log_input`, x is the rate, and it is x - t log(x + eps). With
-    `full`, that term is there, by Stirling's formula: t log(t) - t + log(2 pi t) / 2 for t > 1.
+    """Compute e^x - t x, the negative log likelihood of a count t under a Poisson distribution of
+    rate e^x, without terms of t alone. Unless `log_input`, x is the rate and the loss x - t log(x +
+    eps). With `full`, Stirling's formula adds the terms of t: t log(t) - t + log(2 pi t) / 2 for t
+    > 1.
 
-    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have one
-    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
-    reduction.
+    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
+    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `AttributeRefused`
+    if the reduction is unknown.
 
         >>> ml.poisson_nll(ml.asarray([0.0, 1.0]), ml.asarray([2.0, 1.0]))
         Tensor([1.       , 1.7182817], f32[2])
@@ -485,13 +490,12 @@ def gaussian_nll(
     eps: float = 1e-6,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """(log(v) + (prediction - target)^2 / v) / 2 with v = max(variance, eps), the negative log
-    likelihood of a normal distribution; with `full`, log(2 pi) / 2 more (Nix and Weigend, ICNN
-    1994).
+    """Compute (log(v) + (prediction - target)^2 / v) / 2 with v = max(variance, eps), the negative
+    log likelihood of a normal distribution (Nix and Weigend, ICNN 1994). `full` adds log(2 pi) / 2.
 
-    All: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless all have one
-    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
-    reduction, and unless eps > 0.
+    All: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless all have the same
+    shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `AttributeRefused` if
+    the reduction is unknown or unless eps > 0.
 
         >>> ml.gaussian_nll(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([4.0]))
         Tensor([1.1931472], f32[1])
@@ -510,7 +514,7 @@ def _positive(value: float, name: str) -> float:
 
 
 def _weighed(losses: Tensor, weight: Tensor | None) -> Tensor:
-    """The losses times a weight that broadcasts to them."""
+    """Multiply losses by a weight that broadcasts to them."""
     return losses if weight is None else losses * _require_weight(weight, losses.type, "weight")
 
 
@@ -529,7 +533,7 @@ def _require_class_weight(weight: Tensor, type: TensorType) -> None:
 
 
 def _counted(labels: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor | None]:
-    """The labels, 0 where they are to be ignored, and where that is."""
+    """Return the labels, with 0 for `ignore_index`, and the mask of ignored ones."""
     if ignore_index is None:
         return labels, None
     ignored = op.equal(labels, integer(ignore_index, "ignore_index"))
@@ -539,7 +543,7 @@ def _counted(labels: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor |
 def _of_labels(
     losses: Tensor, weights: Tensor | None, ignored: Tensor | None, reduction: Reduction
 ) -> Tensor:
-    """Losses of labels, reduced: the mean is over those that count, as often as they do."""
+    """Reduce losses of labels; the mean is weighted and leaves out ignored labels."""
     none = constant(0.0, losses.dtype)
     counted = weights
     if ignored is not None:
@@ -552,7 +556,8 @@ def _of_labels(
 
 
 def _require_pair(predictions: Tensor, targets: Tensor) -> TensorType:
-    """The type of the predictions. Raises `DTypeError` and `ShapeError`."""
+    """Return the type of the predictions. Raises `DTypeError` unless both are floats; `ShapeError`
+    unless both have the same shape."""
     types = [type_of(x) for x in (predictions, targets)]
     for type in types:
         if not type.dtype.is_float:
@@ -563,12 +568,12 @@ def _require_pair(predictions: Tensor, targets: Tensor) -> TensorType:
 
 
 def reduced(losses: Tensor, reduction: Reduction) -> Tensor:
-    """The losses themselves, or what the reduction makes of them."""
+    """Apply the reduction to losses."""
     if reduction == "none":
         return losses
     if reduction == "mean":
         return op.mean(losses)
     if reduction == "sum":
         return op.sum(losses)
-    known = ", ".join(map(repr, get_args(Reduction)))
-    raise AttributeRefused(f"reduction is one of {known}, not {reduction!r}")
+    choices = ", ".join(map(repr, get_args(Reduction)))
+    raise AttributeRefused(f"reduction is one of {choices}, not {reduction!r}")

@@ -1,7 +1,7 @@
-"""What `linalg`, `fft` and their gradient rules are written with.
+"""Helpers of `linalg`, `fft` and their gradient rules.
 
-An op of several parts lays them one after the other along one last axis, as
-`core.ops.decompositions` says; `cut` gives them as tensors.
+An op with several results packs them along one last axis, as `core.ops.decompositions` defines;
+`cut` unpacks them.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 def floating(x: Tensor) -> Tensor:
-    """x, or the default float of its integers or bools."""
+    """Convert integers and bools to the default float."""
     return x if type_of(x).dtype.is_inexact else astype(x, f32)
 
 
 def real(x: Tensor) -> Tensor:
-    """The real part; x itself if it is real."""
+    """Return the real part; x itself if it is real."""
     return x if x.dtype.is_float else op.real(x)
 
 
 def conj(x: Tensor) -> Tensor:
-    """The conjugate; x itself if it is real."""
+    """Return the conjugate; x itself if it is real."""
     return x if x.dtype.kind != "complex" else op.conj(x)
 
 
 def adjoint(x: Tensor) -> Tensor:
-    """The conjugate transpose of each matrix."""
+    """Return the conjugate transpose of each matrix."""
     return conj(x.mT)
 
 
 def cut(packed: Tensor, *shapes: Shape) -> tuple[Tensor, ...]:
-    """The parts, of these shapes behind the batch axes, that follow each other in the last axis."""
+    """Unpack the parts of the last axis, which have these shapes behind the batch axes."""
     at, parts = 0, []
     for shape in shapes:
         size = math.prod(shape)
@@ -47,18 +47,18 @@ def cut(packed: Tensor, *shapes: Shape) -> tuple[Tensor, ...]:
 
 
 def order_of(packed: Tensor) -> Tensor:
-    """The integers that an op has laid beside floats, which may be complex."""
+    """Unpack integers that an op has packed with floats, which may be complex."""
     return astype(real(packed), i64)
 
 
 def columns(x: Tensor, start: int, count: int) -> Tensor:
-    """So many columns of each matrix, from `start` on."""
+    """Return `count` columns of each matrix, from `start` on."""
     return x if count == x.shape[-1] else _run(x, start, count, 1)
 
 
 def diagonal_of(x: Tensor, offset: int = 0) -> Tensor:
-    """The diagonals of matrices, empty where there is none: every n + 1st element of a matrix of n
-    columns."""
+    """Return the diagonals of matrices, empty if there is none: every n + 1st element of a matrix
+    of n columns."""
     *stack, rows, wide = x.shape
     count = min(rows, wide - offset) if offset >= 0 else min(rows + offset, wide)
     first = offset if offset >= 0 else -offset * wide
@@ -67,6 +67,6 @@ def diagonal_of(x: Tensor, offset: int = 0) -> Tensor:
 
 
 def _run(x: Tensor, start: int, count: int, step: int) -> Tensor:
-    """So many elements of the last axis."""
+    """Return `count` elements of the last axis, from `start` on."""
     zeros, ones = (0,) * (x.ndim - 1), (1,) * (x.ndim - 1)
     return op.slice(x, start=(*zeros, start), length=(*x.shape[:-1], count), step=(*ones, step))

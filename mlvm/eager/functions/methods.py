@@ -1,8 +1,8 @@
 """The functions that are methods of a tensor too.
 
 A method is here if numpy's ndarray has it, or PyTorch's or JAX's, and it means the same there; the
-name is theirs. Most are the functions themselves, so that a call costs no more. What means
-something else here, or has another name, has a hint in `interop/hints.py`.
+name is theirs. Most are the functions themselves, so that a call costs no more. Methods with
+another meaning or name here have a hint in `interop/hints.py`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from mlvm.eager.tensor.wrapper import public
 
 
 def reshape(x: Tensor, /, *shape: int | Sequence[int], copy: bool | None = None) -> Tensor:
-    """The elements in another shape, `x.reshape(2, -1)` or `x.reshape((2, -1))`."""
+    """Reshape x: `x.reshape(2, -1)` or `x.reshape((2, -1))`."""
     return shapes.reshape(x, _one_tuple(shape), copy=copy)
 
 
 def ravel(x: Tensor, /) -> Tensor:
-    """The elements as a vector, in row-major order."""
+    """Flatten x to a vector, in row-major order."""
     return shapes.reshape(x, -1)
 
 
 def permute(x: Tensor, /, *axes: int | Sequence[int]) -> Tensor:
-    """`permute_dims`, as PyTorch spells it: `x.permute(0, 2, 1)`."""
+    """Permute axes as PyTorch spells it: `x.permute(0, 2, 1)`."""
     return shapes.permute_dims(x, _one_tuple(axes))
 
 
 @public
 def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
-    """`permute_dims`, as numpy spells it: `x.transpose(0, 2, 1)`; without axes, all in reverse.
+    """Permute axes as numpy spells it: `x.transpose(0, 2, 1)`; without axes, all in reverse.
 
     `x.transpose(0, 1)` of a matrix is refused: x itself in numpy's order, and x.T in PyTorch's. The
     tuple `x.transpose((0, 1))` is numpy's alone, and gives x.
@@ -62,7 +62,7 @@ def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
 
 @public
 def repeat(x: Tensor, /, *repeats: object, axis: object = ...) -> Tensor:
-    """`repeat`, as numpy spells it: `x.repeat(2, axis=1)`.
+    """Repeat elements as numpy spells it: `x.repeat(2, axis=1)`.
 
     `x.repeat(2, 1)`, and `x.repeat(2)` of a vector, are refused: numpy repeats each element,
     PyTorch the whole.
@@ -87,7 +87,7 @@ def mean(
     *,
     keepdims: bool = False,
 ) -> Tensor:
-    """`mean`, with the keywords of numpy, which calls it for `numpy.mean(x)`."""
+    """Compute the mean with numpy's keywords; `numpy.mean(x)` calls it."""
     if axis is None and out is None and not keepdims:
         return op.mean(_cast(x, dtype))
     return op.mean(_cast(x, dtype), axis, keepdims=keepdims, out=out)
@@ -105,7 +105,7 @@ def var(
     correction: float | None = None,
     keepdims: bool = False,
 ) -> Tensor:
-    """`var`, with the keywords of numpy, which calls it for `numpy.var(x)`; `ddof` is its name
+    """Compute the variance with numpy's keywords; `numpy.var(x)` calls it. `ddof` is numpy's name
     for `correction`."""
     by = _correction(ddof, correction)
     return op.var(_cast(x, dtype), axis, correction=by, keepdims=keepdims, out=out)
@@ -123,8 +123,8 @@ def std(
     correction: float | None = None,
     keepdims: bool = False,
 ) -> Tensor:
-    """`std`, with the keywords of numpy, which calls it for `numpy.std(x)`; `ddof` is its name
-    for `correction`."""
+    """Compute the standard deviation with numpy's keywords; `numpy.std(x)` calls it. `ddof` is
+    numpy's name for `correction`."""
     by = _correction(ddof, correction)
     if out is None:
         return sums.std(_cast(x, dtype), axis=axis, correction=by, keepdims=keepdims)
@@ -132,7 +132,7 @@ def std(
 
 
 def _axes(x: Tensor, *axes: Any) -> list[int]:
-    """The axes, counted from the front."""
+    """Normalise axes to ints counted from the front."""
     return [normalize_axes(integer(axis, "axis"), x.ndim)[0] for axis in axes]
 
 
@@ -148,13 +148,13 @@ def _correction(ddof: float, correction: float | None) -> float:
     return correction
 
 
-def _one_tuple(given: tuple[Any, ...]) -> Any:
-    """The ints that stand between the brackets by themselves, or as one sequence."""
-    return given[0] if len(given) == 1 else given
+def _one_tuple(args: tuple[Any, ...]) -> Any:
+    """Return ints that are passed one by one, or as one sequence."""
+    return args[0] if len(args) == 1 else args
 
 
 class _OfOp:
-    """The function of an op as a method. It is made when the method is first asked for."""
+    """Method of an op, created at its first access."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -190,14 +190,14 @@ METHODS: Final[dict[str, Callable[..., Any] | _OfOp]] = {
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """A two-dimensional tensor, transposed. Raises `NoTranspose` for any other."""
+    """Transpose a matrix. Raises `NoTranspose` unless x has two dimensions."""
     if x.ndim != 2:
         raise NoTranspose("T is for 2 dimensions; mT swaps the last two").at("T", (x.type,))
     return transposed(x)
 
 
 def _at(x: Tensor) -> At:
-    """x with other elements at x.at[key], as new tensors: `x.at[key].add(values)`."""
+    """Update elements of x at x.at[key] out of place: `x.at[key].add(values)`."""
     return At(x)
 
 

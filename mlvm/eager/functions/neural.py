@@ -1,4 +1,4 @@
-"""Public functions of neural networks that no other file is about: dropout, bags of embeddings."""
+"""Dropout and bags of embeddings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.rules import require
-from mlvm.eager.functions.arguments import type_of
+from mlvm.eager.functions.arguments import span, type_of
 from mlvm.eager.functions.creation import arange, ones, zeros
 from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.random import next_key
@@ -22,13 +22,12 @@ Reduction: TypeAlias = Literal["sum", "mean", "max"]
 
 @public
 def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
-    """Each element of x with probability 1 - rate, times 1 / (1 - rate), else 0.
+    """Keep each element of x with probability 1 - rate, times 1 / (1 - rate); zero the others.
 
-    Without a `key` the next global one decides. A rate of 0 changes and copies
-    nothing.
+    Without a `key`, the next global one is used. A rate of 0 changes and copies nothing.
 
-    x: f[...], and so is the result. Raises `AttributeRefused` unless 0 <= rate < 1, `DTypeError`
-    for other than floats, `ShapeError` for what is no key.
+    x: f[...], and so is the result. Raises `AttributeRefused` unless 0 <= rate < 1; `DTypeError` if
+    x is not of floats; `ShapeError` if `key` is not a u64[2].
 
         >>> ml.dropout(ml.ones(3), 0.0)
         Tensor([1., 1., 1.], f32[3])
@@ -49,17 +48,17 @@ def embedding_bag(
     mode: Reduction = "mean",
     weights: Tensor | None = None,
 ) -> Tensor:
-    """The sum, mean or max of the rows of `embedding` that each bag of indices names; 0 of an empty
-    bag. Rows are multiplied by `weights` of the shape of the indices, if there are any: in a sum,
-    and in a mean, which is of as many as there are.
+    """Reduce the rows of `embedding` that each bag of indices selects to their sum, mean or max; 0
+    for an empty bag. In a sum or mean, rows are multiplied by `weights` of the shape of the
+    indices; a mean divides by the number of rows.
 
-    embedding: f[n, features]; indices: i[..., L], bags of L -> f[..., features]. Or bags of any
-    length one behind the other, i[L], with `offsets` i[B], where each begins, in ascending order ->
-    f[B, features]; what stands before the first belongs to none.
+    embedding: f[n, features]; indices: i[..., L], bags of L -> f[..., features]. Or consecutive
+    bags of any length, i[L], with `offsets` i[B] of their starts in ascending order -> f[B,
+    features]. Indices before the first offset belong to no bag.
 
-    Raises `ShapeError` for other shapes, `PositionRefused` for an index out of range,
-    `AttributeRefused` for another mode, for weights of a max, and for a max with offsets,
-    `DTypeError` for an embedding or weights of no floats, and for indices of no integers.
+    Raises `ShapeError` if the shapes do not fit; `PositionRefused` if an index is out of range;
+    `AttributeRefused` if the mode is unknown, a max has weights, or a max has offsets; `DTypeError`
+    if the embedding or the weights are not floats, or the indices are not integers.
 
         >>> rows = ml.asarray([[1.0, 2.0], [3.0, 4.0]])
         >>> ml.embedding_bag(rows, [0, 1, 1], [0, 1], mode="sum")
@@ -97,4 +96,4 @@ def embedding_bag(
     if mode == "mean":
         once = ones((indices.shape[0], 1), dtype=rows.dtype)
         y = y / op.maximum(op.scatter_add(once, bags, axis=0, length=count), 1.0)
-    return part(y, 0, range(1, count))
+    return part(y, 0, span(1, count))

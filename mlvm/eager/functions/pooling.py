@@ -1,5 +1,5 @@
-"""Pooling: what is left of each window, channel by channel. Sequences are [batch, length,
-channels], images NHWC, volumes [batch, depth, height, width, channels].
+"""Pooling: the largest element or the mean of each window, channel by channel. Sequences are
+[batch, length, channels], images NHWC, volumes [batch, depth, height, width, channels].
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def max_pool2d(
     padding: Sides = "VALID",
     dilation: Window = 1,
 ) -> Tensor:
-    """The largest element of each window of NHWC images. The stride is the window unless given;
-    padding, as in `conv2d`, counts as -inf; `dilation` is that of `conv2d`, too.
+    """Take the largest element of each window of NHWC images. The stride is the window unless
+    given; padding, as in `conv2d`, counts as -inf; `dilation` is that of `conv2d`, too.
 
-    x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` for other than floats, `ShapeError` for
-    other axes, and for a window larger than the padded image, `AttributeRefused` for a window,
-    stride, padding or dilation that makes no sense.
+    x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if
+    x has another number of axes, or the window is larger than the padded image; `AttributeRefused`
+    if the window, stride, padding or dilation is invalid.
 
         >>> ml.max_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[3.0]]]]
@@ -56,12 +56,12 @@ def avg_pool2d(
     padding: Sides = "VALID",
     dilation: Window = 1,
 ) -> Tensor:
-    """The mean of each window of NHWC images. The stride is the window unless given; padding, as in
+    """Average each window of NHWC images. The stride is the window unless given; padding, as in
     `conv2d`, counts as zeros; `dilation` is that of `conv2d`, too.
 
-    x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` for other than floats, `ShapeError` for
-    other axes, and for a window larger than the padded image, `AttributeRefused` for a window,
-    stride, padding or dilation that makes no sense.
+    x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if
+    x has another number of axes, or the window is larger than the padded image; `AttributeRefused`
+    if the window, stride, padding or dilation is invalid.
 
         >>> ml.avg_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[1.5]]]]
@@ -78,12 +78,12 @@ def max_pool1d(
     padding: str | Pair = "VALID",
     dilation: int = 1,
 ) -> Tensor:
-    """The largest element of each window of sequences; `padding` is "VALID", "SAME" or (before,
-    after), otherwise as `max_pool2d`.
+    """Take the largest element of each window of sequences; `padding` is "VALID", "SAME" or
+    (before, after), otherwise as `max_pool2d`.
 
-    x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` for other than floats, `ShapeError` for other
-    axes, and for a window larger than the padded sequence, `AttributeRefused` for a window, stride,
-    padding or dilation that makes no sense.
+    x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if x has
+    another number of axes, or the window is larger than the padded sequence; `AttributeRefused` if
+    the window, stride, padding or dilation is invalid.
 
         >>> ml.max_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
         [[[1.0], [3.0]]]
@@ -100,12 +100,12 @@ def avg_pool1d(
     padding: str | Pair = "VALID",
     dilation: int = 1,
 ) -> Tensor:
-    """The mean of each window of sequences; `padding` is "VALID", "SAME" or (before, after),
-    otherwise as `avg_pool2d`.
+    """Average each window of sequences; `padding` is "VALID", "SAME" or (before, after), otherwise
+    as `avg_pool2d`.
 
-    x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` for other than floats, `ShapeError` for other
-    axes, and for a window larger than the padded sequence, `AttributeRefused` for a window, stride,
-    padding or dilation that makes no sense.
+    x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if x has
+    another number of axes, or the window is larger than the padded sequence; `AttributeRefused` if
+    the window, stride, padding or dilation is invalid.
 
         >>> ml.avg_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
         [[[0.5], [2.5]]]
@@ -122,12 +122,12 @@ def max_pool3d(
     padding: Sides = "VALID",
     dilation: Volume = 1,
 ) -> Tensor:
-    """The largest element of each window of volumes; `padding` is "VALID", "SAME" or ((front,
+    """Take the largest element of each window of volumes; `padding` is "VALID", "SAME" or ((front,
     back), (top, bottom), (left, right)), otherwise as `max_pool2d`.
 
-    x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` for other than floats,
-    `ShapeError` for other axes, and for a window larger than the padded volume, `AttributeRefused`
-    for a window, stride, padding or dilation that makes no sense.
+    x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` if x is not of floats;
+    `ShapeError` if x has another number of axes, or the window is larger than the padded volume;
+    `AttributeRefused` if the window, stride, padding or dilation is invalid.
 
         >>> ml.max_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[7.0]]]]]
@@ -145,12 +145,12 @@ def avg_pool3d(
     padding: Sides = "VALID",
     dilation: Volume = 1,
 ) -> Tensor:
-    """The mean of each window of volumes; `padding` is "VALID", "SAME" or ((front, back), (top,
+    """Average each window of volumes; `padding` is "VALID", "SAME" or ((front, back), (top,
     bottom), (left, right)), otherwise as `avg_pool2d`.
 
-    x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` for other than floats,
-    `ShapeError` for other axes, and for a window larger than the padded volume, `AttributeRefused`
-    for a window, stride, padding or dilation that makes no sense.
+    x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` if x is not of floats;
+    `ShapeError` if x has another number of axes, or the window is larger than the padded volume;
+    `AttributeRefused` if the window, stride, padding or dilation is invalid.
 
         >>> ml.avg_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[3.5]]]]]
@@ -161,13 +161,13 @@ def avg_pool3d(
 @public
 @through_f32
 def adaptive_avg_pool(x: Tensor, size: Ints) -> Tensor:
-    """The means of `size` windows, or (vertical, horizontal, ...) as many, that together cover x:
-    window i of k goes from the floor of i n / k to the ceiling of (i + 1) n / k of n places. It is
+    """Average `size` windows, one number or (vertical, horizontal, ...), that together cover x. Of
+    n places, window i of k goes from the floor of i n / k to the ceiling of (i + 1) n / k. It is
     PyTorch's adaptive_avg_pool1d, 2d and 3d, for channels last.
 
-    x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` for fewer axes than three, and for no
-    places, `AttributeRefused` for a size below 1, and for one that is not for as many axes,
-    `DTypeError` for other than floats.
+    x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has
+    no places; `AttributeRefused` if a size is below 1 or the number of sizes is not that of axes;
+    `DTypeError` if x is not of floats.
 
         >>> ml.adaptive_avg_pool(ml.reshape(ml.arange(4.0), (1, 4, 1)), 2).tolist()
         [[[0.5], [2.5]]]
@@ -177,12 +177,11 @@ def adaptive_avg_pool(x: Tensor, size: Ints) -> Tensor:
 
 @public
 def adaptive_max_pool(x: Tensor, size: Ints) -> Tensor:
-    """The largest elements of `size` windows that together cover x, which are those of
-    `adaptive_avg_pool`.
+    """Take the largest elements of `size` windows that together cover x, as in `adaptive_avg_pool`.
 
-    x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` for fewer axes than three, and for no
-    places, `AttributeRefused` for a size below 1, and for one that is not for as many axes,
-    `DTypeError` for other than floats.
+    x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has
+    no places; `AttributeRefused` if a size is below 1 or the number of sizes is not that of axes;
+    `DTypeError` if x is not of floats.
 
         >>> ml.adaptive_max_pool(ml.reshape(ml.arange(4.0), (1, 4, 1)), 2).tolist()
         [[[1.0], [3.0]]]
@@ -199,24 +198,24 @@ def _pooled(
     padding: Sides | Pair,
     dilation: Ints,
 ) -> Tensor:
-    """x pooled in windows of so many axes by a function of images."""
+    """Pool x in windows over `axes` axes by a function of images."""
     size = require_places(x, axes)
-    shape, apart = each_of(window, axes, "window"), each_of(dilation, axes, "dilation")
+    shape, dilations = each_of(window, axes, "window"), each_of(dilation, axes, "dilation")
     steps = shape if stride is None else each_of(stride, axes, "stride")
-    sides = sides_of(padding, span_of(shape, apart), steps, size)
+    sides = sides_of(padding, span_of(shape, dilations), steps, size)
     if axes == 2:
-        return _of_images(pool, x, shape, steps, sides, apart)
+        return _of_images(pool, x, shape, steps, sides, dilations)
     if axes == 1:
-        image, ahead = expand_dims(x, axis=1), ((0, 0), *sides)
-        y = _of_images(pool, image, (1, *shape), (1, *steps), ahead, (1, *apart))
+        image, image_sides = expand_dims(x, axis=1), ((0, 0), *sides)
+        y = _of_images(pool, image, (1, *shape), (1, *steps), image_sides, (1, *dilations))
         return squeeze(y, axis=1)
     # in each layer, and then from layer to layer: neither a mean nor a largest element cares
     n, depth = x.shape[0], size[0]
     layers = reshape(x, (n * depth, *x.shape[2:]))
-    layers = _of_images(pool, layers, shape[1:], steps[1:], sides[1:], apart[1:])
+    layers = _of_images(pool, layers, shape[1:], steps[1:], sides[1:], dilations[1:])
     _, *places, channels = layers.shape
     columns = reshape(layers, (n, depth, 1, places[0] * places[1] * channels))
-    down = (shape[0], 1), (steps[0], 1), (sides[0], (0, 0)), (apart[0], 1)
+    down = (shape[0], 1), (steps[0], 1), (sides[0], (0, 0)), (dilations[0], 1)
     y = _of_images(pool, columns, *down)
     return reshape(y, (n, y.shape[1], *places, channels))
 
@@ -229,7 +228,7 @@ def _of_images(
 
 
 def _adapted(reduce: Any, x: Tensor, size: Ints) -> Tensor:
-    """Axis by axis, which is the same: a window is a product of one of each axis."""
+    """Reduce axis by axis: a window is a product of intervals."""
     require("float", type_of(x))
     if x.ndim < 3 or 0 in x.shape[1:-1]:
         raise ShapeError(f"x must be [N, ..., C] with places between, not {x.type}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.rules import is_real, require
 from mlvm.core.types import DType, i64, u8
-from mlvm.eager.functions.arguments import axes_of, counts_of, integer, type_of
+from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.linalg import tensordot, vecdot, vector_norm
 from mlvm.eager.functions.matrices import diagonal_of, floating
@@ -17,11 +17,12 @@ from mlvm.eager.tensor.wrapper import public
 
 @public
 def dot(x: Tensor, y: Tensor, /) -> Tensor:
-    """Products summed over the last axis of x and the last but one of y, or the only one, as in
-    numpy: of vectors a number, of matrices `matmul`, with a number the product.
+    """Sum products over the last axis of x and the last but one of y, or its only one, as in numpy.
+    Vectors give a number, matrices `matmul`, and a number the elementwise product.
 
-    x: [..., k], y: [k] or [..., k, n], any dtype but bool -> [..., ..., n]. Raises `ShapeError` for
-    axes of different lengths, `DTypeError` for bools and dtypes that do not promote.
+    x: [..., k], y: [k] or [..., k, n], any dtype but bool -> [..., ..., n]. Raises `ShapeError` if
+    the axes have different lengths; `DTypeError` if an operand is bool or the dtypes do not
+    promote.
 
         >>> ml.dot(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
         Tensor(11., f32[])
@@ -35,10 +36,11 @@ def dot(x: Tensor, y: Tensor, /) -> Tensor:
 
 @public
 def inner(x: Tensor, y: Tensor, /) -> Tensor:
-    """Products summed over the last axes of both; with a number the product. Nothing is conjugated.
+    """Sum products over the last axes of both; a number gives the elementwise product. Nothing is
+    conjugated.
 
-    x: [..., k], y: [..., k], any dtype but bool -> [..., ...]. Raises `ShapeError` for axes of
-    different lengths, `DTypeError` for bools and dtypes that do not promote.
+    x: [..., k], y: [..., k], any dtype but bool -> [..., ...]. Raises `ShapeError` if the axes have
+    different lengths; `DTypeError` if an operand is bool or the dtypes do not promote.
 
         >>> ml.inner(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
         Tensor(11., f32[])
@@ -50,10 +52,10 @@ def inner(x: Tensor, y: Tensor, /) -> Tensor:
 
 @public
 def vdot(x: Tensor, y: Tensor, /) -> Tensor:
-    """The sum of conj(x) y over all elements, in row-major order.
+    """Return the sum of conj(x) y over all elements, in row-major order.
 
-    x and y: [...] of as many elements, any dtype but bool -> []. Raises `ShapeError` for other
-    numbers of elements, `DTypeError` for bools and dtypes that do not promote.
+    x and y: [...] of as many elements, any dtype but bool -> []. Raises `ShapeError` unless both
+    have equally many elements; `DTypeError` if an operand is bool or the dtypes do not promote.
 
         >>> ml.vdot(ml.asarray([1j, 2.0]), ml.asarray([1j, 4.0]))
         Tensor(9.+0.j, c64[])
@@ -65,10 +67,10 @@ def vdot(x: Tensor, y: Tensor, /) -> Tensor:
 
 @public
 def kron(x: Tensor, y: Tensor, /) -> Tensor:
-    """The Kronecker product: y times each element of x, in the place of that element.
+    """Compute the Kronecker product: each element of x is replaced by itself times y.
 
     x: [m, n], y: [p, q], or of any dimensions, any dtype but bool -> [m p, n q]. Raises
-    `DTypeError` for bools and dtypes that do not promote.
+    `DTypeError` if an operand is bool or the dtypes do not promote.
 
         >>> ml.kron(ml.asarray([1, 10]), ml.asarray([1, 2, 3]))
         Tensor([ 1,  2,  3, 10, 20, 30], i64[6])
@@ -84,12 +86,12 @@ def kron(x: Tensor, y: Tensor, /) -> Tensor:
 
 @public
 def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
-    """The distances between the rows of x1 and of x2: the `linalg.vector_norm` of order p of all
-    differences, which are in memory. Between equal rows the gradient is 0.
+    """Compute the distances between the rows of x1 and of x2: the `linalg.vector_norm` of order p
+    of all differences, which are materialised. Between equal rows the gradient is 0.
 
-    x1: [..., m, d], x2: [..., n, d], floats, integers as f32; their batch axes broadcast ->
-    f[..., m, n]. Raises `ShapeError` for rows of different lengths, `DTypeError` for bools and
-    dtypes that do not promote, `AttributeRefused` for a p that is no number >= 0.
+    x1: [..., m, d], x2: [..., n, d], floats, integers as f32; their batch axes broadcast -> f[...,
+    m, n]. Raises `ShapeError` if the rows have different lengths; `DTypeError` if an operand is
+    bool or the dtypes do not promote; `AttributeRefused` unless p is a number >= 0.
 
         >>> ml.cdist(ml.asarray([[0.0, 0.0]]), ml.asarray([[3.0, 4.0], [0.0, 1.0]]))
         Tensor([[5., 1.]], f32[1,2])
@@ -102,8 +104,8 @@ def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
         raise AttributeRefused(f"p is a number >= 0, not {p!r}")
     if x1.shape[-1] != x2.shape[-1]:
         raise ShapeError(f"rows have lengths {x1.shape[-1]} and {x2.shape[-1]}")
-    apart = expand_dims(floating(x1), axis=-2) - expand_dims(floating(x2), axis=-3)
-    return vector_norm(apart, axis=-1, ord=float(p))
+    differences = expand_dims(floating(x1), axis=-2) - expand_dims(floating(x2), axis=-3)
+    return vector_norm(differences, axis=-1, ord=float(p))
 
 
 # --- diagonals -----------------------------------------------------------------------
@@ -111,11 +113,11 @@ def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
 
 @public
 def diagonal(x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
-    """The diagonals of the matrices in two axes, which come last in the result; `linalg.diagonal`
-    takes the last two.
+    """Return the diagonals of the matrices in two axes, which come last in the result;
+    `linalg.diagonal` takes the last two.
 
     x: [m, n, ...], any dtype -> [..., k], where k is min(m, n) for the main one. Raises
-    `ShapeError` for fewer than two axes, `AxisRefused` for an axis that x does not have.
+    `ShapeError` if x has fewer than two axes; `AxisRefused` if x has no such axis.
 
         >>> ml.diagonal(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor([4., 9.], f32[2])
@@ -130,26 +132,26 @@ def diagonal(x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tens
 def trace(
     x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: object = None
 ) -> Tensor:
-    """The sums of the diagonals of the matrices in two axes, in the dtype that `sum` uses;
+    """Return the sums of the diagonals of the matrices in two axes, in the dtype that `sum` uses;
     `linalg.trace` takes the last two.
 
-    x: [m, n, ...], any dtype -> [...]. Raises `ShapeError` for fewer than two axes, `AxisRefused`
-    for an axis that x does not have, `DTypeError` if `dtype` is bool.
+    x: [m, n, ...], any dtype -> [...]. Raises `ShapeError` if x has fewer than two axes;
+    `AxisRefused` if x has no such axis; `DTypeError` if `dtype` is bool.
 
         >>> ml.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor(13., f32[])
     """
-    wanted = None if dtype is None else DType.of(dtype).name
-    return op.sum(diagonal(x, offset=offset, axis1=axis1, axis2=axis2), axis=-1, dtype=wanted)
+    target = None if dtype is None else DType.of(dtype).name
+    return op.sum(diagonal(x, offset=offset, axis1=axis1, axis2=axis2), axis=-1, dtype=target)
 
 
 @public
 def diag(x: Tensor, k: int = 0) -> Tensor:
-    """Of a vector the matrix that has it in a diagonal, above the main one for a positive k, below
-    for a negative one; of a matrix that diagonal.
+    """Build a matrix with a vector as its k-th diagonal, above the main one for a positive k, or
+    extract that diagonal of a matrix.
 
-    x: [n] -> [n + |k|, n + |k|], or [m, n] -> [...], any dtype. Raises `ShapeError` for other
-    dimensions.
+    x: [n] -> [n + |k|, n + |k|], or [m, n] -> [...], any dtype. Raises `ShapeError` unless x has
+    one or two dimensions.
 
         >>> ml.diag(ml.asarray([4, 9]))
         Tensor([[4, 0],
@@ -169,10 +171,10 @@ def diag(x: Tensor, k: int = 0) -> Tensor:
 
 @public
 def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tensor]:
-    """The rows and the columns (i64) of the elements of an n by m matrix (n by n) on and below its
-    k-th diagonal, in row-major order.
+    """Return the rows and the columns (i64) of the elements of an n by m matrix (n by n) on and
+    below its k-th diagonal, in row-major order.
 
-    The result: two i64 vectors of one shape. Raises `AttributeRefused` for negative lengths.
+    The result: two i64 vectors of one shape. Raises `AttributeRefused` if a length is negative.
 
         >>> ml.tril_indices(2)
         (Tensor([0, 1, 1], i64[3]), Tensor([0, 0, 1], i64[3]))
@@ -182,10 +184,10 @@ def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tens
 
 @public
 def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tensor]:
-    """The rows and the columns (i64) of the elements of an n by m matrix (n by n) on and above its
-    k-th diagonal, in row-major order.
+    """Return the rows and the columns (i64) of the elements of an n by m matrix (n by n) on and
+    above its k-th diagonal, in row-major order.
 
-    The result: two i64 vectors of one shape. Raises `AttributeRefused` for negative lengths.
+    The result: two i64 vectors of one shape. Raises `AttributeRefused` if a length is negative.
 
         >>> ml.triu_indices(2)
         (Tensor([0, 0, 1], i64[3]), Tensor([0, 1, 1], i64[3]))
@@ -194,7 +196,7 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tens
 
 
 def _indices(n: int, k: int, m: int | None, *, below: bool) -> tuple[Tensor, Tensor]:
-    """A stable sort puts the chosen places first. How many there are is known."""
+    """Return the rows and columns of a triangle, by a stable sort that puts its places first."""
     rows, columns = counts_of((n, n if m is None else m), "n and m")
     lengths = [max(0, min(columns, i + k + (1 if below else 0))) for i in range(rows)]
     count = sum(lengths) if below else rows * columns - sum(lengths)
@@ -203,5 +205,5 @@ def _indices(n: int, k: int, m: int | None, *, below: bool) -> tuple[Tensor, Ten
         return places[:0], places[:0]
     row, column = op.floor_divide(places, columns), op.remainder(places, columns)
     beyond = op.greater(column, row + k) if below else op.less(column, row + k)
-    chosen = part(op.argsort(astype(beyond, u8)), 0, range(count))
+    chosen = part(op.argsort(astype(beyond, u8)), 0, span(count))
     return op.take(row, chosen, axis=0), op.take(column, chosen, axis=0)

@@ -1,4 +1,4 @@
-"""Numbers in few bits, with a scale: quantised, and back. Products are `quantized_matmul` and
+"""Quantisation to few bits with a scale, and back. Products are `quantized_matmul` and
 `integer_matmul`."""
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from mlvm.eager.tensor.wrapper import public
 
 
 def require_quantized(dtype: object) -> DType:
-    """The dtype, if numbers are quantised in it. Raises `DTypeError`."""
-    wanted = DType.of(dtype)
-    if wanted not in (i8, u8) and not wanted.is_storage:
-        raise DTypeError(f"quantised numbers are i8, u8, {', '.join(DType.storage)}, not {wanted}")
-    return wanted
+    """Return a dtype for quantised numbers. Raises `DTypeError` if it is another one."""
+    target = DType.of(dtype)
+    if target not in (i8, u8) and not target.is_storage:
+        raise DTypeError(f"quantised numbers are i8, u8, {', '.join(DType.storage)}, not {target}")
+    return target
 
 
 def range_of(dtype: DType) -> tuple[float, float]:
-    """The least and the largest finite number of a dtype that `require_quantized` passes."""
+    """Return the least and the largest finite number of a dtype that `require_quantized` passes."""
     return few.limits(dtype)
 
 
@@ -34,22 +34,22 @@ def range_of(dtype: DType) -> tuple[float, float]:
 def quantize_groups(
     x: Tensor, dtype: object = i8, *, group: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x in few bits, by groups along its last axis, and the scale that `dequantize`,
-    `quantized_matmul` and `dequantize_rows` take with it. One group is a whole row unless `group`
-    says how long it is.
+    """Quantise x to few bits by groups along its last axis; return the numbers and the scale that
+    `dequantize`, `quantized_matmul` and `dequantize_rows` take. A group has `group` elements, a
+    whole row by default.
 
-    For signed and float dtypes scale = max |x| / (the largest number); for u8, u4 and u2 there is
-    an offset, too: the least x, and scale = (max x - min x) / (the largest number).
+    For signed and float dtypes scale = max |x| / (the largest number). For u8, u4 and u2, the
+    offset is the least x, and scale = (max x - min x) / (the largest number).
 
     x: f32[..., k] -> dtype[..., k], and f32[..., k / group], or of unsigned integers f32[..., k /
-    group, 2]. Raises `DTypeError` for other dtypes, `ShapeError` for an x without axes and where
+    group, 2]. Raises `DTypeError` if the dtypes are others; `ShapeError` if x has no axes, or
     `group` does not divide k.
 
         >>> q, scale = ml.quantize_groups(ml.asarray([1.1, -2.0, 30.0, 70.0]), "i4", group=2)
         >>> q, ml.dequantize(q, scale).type
         (Tensor([ 4, -7,  3,  7], i4[4]), f32[4])
     """
-    wanted, type = require_quantized(dtype), type_of(x)
+    target, type = require_quantized(dtype), type_of(x)
     if type.dtype is not f32:
         raise DTypeError(f"takes f32, not {type.dtype}; convert with astype")
     if not type.ndim or not type.shape[-1]:
@@ -58,7 +58,7 @@ def quantize_groups(
     if length < 1 or type.shape[-1] % length:
         raise ShapeError(f"groups of {length} do not fill rows of {type.shape[-1]}")
     grouped = reshape(x, (*type.shape[:-1], type.shape[-1] // length, length))
-    low, high = range_of(wanted)
+    low, high = range_of(target)
     if low == 0:
         offset = op.min(grouped, axis=-1, keepdims=True)
         scale = (op.max(grouped, axis=-1, keepdims=True) - offset) / high
@@ -68,7 +68,7 @@ def quantize_groups(
         scale = op.max(op.abs(grouped), axis=-1, keepdims=True) / high
         both = reshape(scale, scale.shape[:-1])
         values = grouped / _not_zero(scale)
-    return _in(reshape(values, type.shape), wanted), both
+    return _in(reshape(values, type.shape), target), both
 
 
 def _not_zero(scale: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def _not_zero(scale: Tensor) -> Tensor:
 
 
 def _in(values: Tensor, dtype: DType) -> Tensor:
-    """The nearest numbers of that dtype, none of them infinite."""
+    """Convert to the nearest finite numbers of that dtype."""
     values = values if dtype in few.FLOATS else rounded(values)
     low, high = range_of(dtype)
     return astype(clip(values, low, high), dtype)
@@ -86,35 +86,35 @@ def _in(values: Tensor, dtype: DType) -> Tensor:
 def quantize_linear(
     x: Tensor, scale: Tensor, zero_point: Tensor | None = None, *, axis: int = 1, dtype: object = u8
 ) -> Tensor:
-    """clip(round(x / scale) + zero_point) in the dtype of `zero_point`, or else in `dtype`: ONNX's
-    QuantizeLinear. Halves are rounded to the even one, and nan is 0.
+    """Compute clip(round(x / scale) + zero_point) in the dtype of `zero_point`, or else in `dtype`:
+    ONNX's QuantizeLinear. Halves are rounded to the even one, and nan is 0.
 
-    x: f32[...]; scale and zero_point: scalars, or [n] along the axis `axis` of n elements, or of as
-    many axes as x, as blocks of equal lengths along `axis` have it. Raises `DTypeError` and
+    x: f32[...]; scale and zero_point: scalars, [n] along an `axis` of n elements, or as many axes
+    as x, with one number for each block of equal length along `axis`. Raises `DTypeError` or
     `ShapeError` for others, `AxisRefused` for an axis that x does not have.
 
         >>> zero = ml.asarray(2, dtype="u8")
         >>> ml.quantize_linear(ml.asarray([0.0, 1.3, -3.0]), ml.asarray(0.5), zero)
         Tensor([2, 5, 0], u8[3])
     """
-    wanted = require_quantized(dtype if zero_point is None else zero_point.dtype)
+    target = require_quantized(dtype if zero_point is None else zero_point.dtype)
     scale = _along(x, scale, axis)
-    if wanted in (i8, u8) and x.dtype is f32 and scale.dtype is f32:
-        zero = constant(0, wanted) if zero_point is None else _along(x, zero_point, axis)
+    if target in (i8, u8) and x.dtype is f32 and scale.dtype is f32:
+        zero = constant(0, target) if zero_point is None else _along(x, zero_point, axis)
         return op.quantize_linear(x, scale, zero)
     values = x / scale
-    if wanted not in few.FLOATS:
+    if target not in few.FLOATS:
         values = rounded(values)
     if zero_point is not None:
         values = values + _along(x, astype(zero_point, f32), axis)
-    return _in(values, wanted)
+    return _in(values, target)
 
 
 @public
 def dequantize_linear(
     x: Tensor, scale: Tensor, zero_point: Tensor | None = None, *, axis: int = 1
 ) -> Tensor:
-    """(x - zero_point) scale, in f32: ONNX's DequantizeLinear.
+    """Compute (x - zero_point) scale in f32: ONNX's DequantizeLinear.
 
     x: i8, u8, i32 or of few bits [...]; scale: f32, and zero_point of x's dtype: as of
     `quantize_linear`. Raises `DTypeError` and `ShapeError` for others, `AxisRefused` for an axis
@@ -136,10 +136,11 @@ def dequantize_linear(
 
 @public
 def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x in u8, its scale f32[] and zero point u8[], which its least and largest number tell, 0
-    among them: ONNX's DynamicQuantizeLinear. The scale of zeros is 1.
+    """Quantise x to u8; return it with the scale f32[] and zero point u8[] of its range, 0
+    included: ONNX's DynamicQuantizeLinear. The scale of zeros is 1.
 
-    x: f32[...] -> u8[...]. Raises `DTypeError` for others, `ShapeError` for no numbers.
+    x: f32[...] -> u8[...]. Raises `DTypeError` if the operands are of other types; `ShapeError` if
+    x is empty.
 
         >>> ml.dynamic_quantize_linear(ml.asarray([0.0, 255.0]))[0]
         Tensor([  0, 255], u8[2])
@@ -152,7 +153,8 @@ def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _along(x: Tensor, scale: Tensor, axis: int) -> Tensor:
-    """A scale as it broadcasts with x: one for all, for each along an axis, or for each block."""
+    """Reshape a scale to broadcast with x: one for all, one for each index along an axis, or one
+    for each block."""
     if scale.ndim == 0 or scale.size == 1:
         return reshape(scale, ())
     axis = normalize_axis(axis, x.ndim)

@@ -1,10 +1,10 @@
-"""Random tensors from keys: explicit ones as in JAX, or the next of the VM's global keys.
+"""Random tensors from keys: explicit ones as in JAX, or the VM's global keys.
 
 A key is a `u64[2]`. The same key gives the same numbers. `split` and `fold_in` make other keys from
-a key, and without `key=` each draw takes `next_key()`. Each VM has global keys. They are split off
-a state, which `seed` sets (0 at first) and each `next_key` advances in place. It does so by ops: a
-program that contains them draws new numbers at each launch. No global key is one that `key(seed)`,
-`split` or `fold_in` gives.
+a key, and without `key=` each draw takes `next_key()`. Each VM has global keys. Keys are split off
+a state, which `seed` sets (0 at first) and each `next_key` advances in place. The update consists
+of ops, so a program that contains it draws new numbers at each launch. No global key is one that
+`key(seed)`, `split` or `fold_in` gives.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _AS_KEY: Final = one_op("reshape", shape=(2,))
 
 @public
 def key(seed: int) -> Tensor:
-    """The key of that seed.
+    """Return the key of a seed.
 
     The result: u64[2]. Raises `OperandValueError` unless 0 <= seed < 2**64.
 
@@ -72,10 +72,11 @@ def key(seed: int) -> Tensor:
 
 @public
 def split(key: Tensor, n: int = 2) -> Tensor:
-    """n new keys, independent of each other and of the key: u64[n,2]; `unstack` gives each.
+    """Split a key into n new keys, independent of each other and of the key; `unstack` separates
+    them.
 
-    The result: u64[n, 2]. Raises `ShapeError` for what is no key, u64[2], `AttributeRefused` for a
-    negative n.
+    The result: u64[n, 2]. Raises `ShapeError` if the key is not a u64[2]; `AttributeRefused` if n
+    is negative.
 
         >>> ml.random.split(ml.random.key(0), 3).type
         u64[3,2]
@@ -85,10 +86,10 @@ def split(key: Tensor, n: int = 2) -> Tensor:
 
 @public
 def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
-    """A new key for each value of the integer `data`: a step, a layer.
+    """Derive a new key for each value of the integer `data`: a step, a layer.
 
-    The result: u64[2]. Raises `ShapeError` for what is no key, u64[2], and data that is no scalar,
-    `DTypeError` for data that is no integer.
+    The result: u64[2]. Raises `ShapeError` if the key is not a u64[2] or `data` is not a scalar;
+    `DTypeError` if `data` is not an integer.
 
         >>> ml.random.fold_in(ml.random.key(0), 7).type
         u64[2]
@@ -100,8 +101,8 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
 
 
 class _Global:
-    """The state that one VM's global keys are split off: (seed, n) for the n-th key. They count
-    from 1, because (seed, 0) is `key(seed)`."""
+    """State of one VM's global keys: (seed, n) for the n-th key. n counts from 1, because (seed, 0)
+    is `key(seed)`."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self.lock = threading.Lock()
@@ -113,13 +114,13 @@ class _Global:
             process.all.add(self)
 
     def write(self, state: Array) -> None:
-        """Continue from that state."""
+        """Set the state."""
         with self.lock:
             write(self.state, state)
         self.seed, self.is_seeded = int(state[0]), True
 
     def warn(self) -> None:
-        """Warn, once, that a draw has keys of no seed, although there was one for another VM."""
+        """Warn, once, that a draw uses an unseeded state although another VM was seeded."""
         self.is_seeded = True
         if type(self.state.arena.vm).__name__ == "DryVM":  # whose draws have no values
             return
@@ -133,8 +134,8 @@ class _Global:
 
 
 class _Process:
-    """The seed of all VMs of this process. `number` counts its changes, `all` has the keys of each
-    VM, `alone` the name of a VM that was seeded alone."""
+    """Seed of all VMs of this process. `number` counts its changes, `all` has the state of each VM,
+    `alone` is the name of a VM that was seeded alone."""
 
     def __init__(self) -> None:
         self.lock = new_lock()
@@ -146,8 +147,8 @@ class _Process:
         """Start the keys of all VMs, those that are made later included, from that seed. A VM
         that fails is left out: its next draw warns."""
         with self.lock:
-            self.number, self.seed, found = number, seed, [*self.all]
-        for each in found:
+            self.number, self.seed, states = number, seed, [*self.all]
+        for each in states:
             each.is_seeded = False
             with suppress(MlvmError, OSError):
                 each.write(_words(seed, 1))
@@ -157,8 +158,7 @@ process: Final = _Process()
 
 
 def carried(task: Callable[..., Any]) -> Callable[..., Any]:
-    """The task of a group: in another process it begins with the seed of this one, if that is
-    another than before."""
+    """Wrap the task of a group so that in another process it starts with this process's seed."""
     return partial(_seeded, process.number, process.seed, task) if process.number else task
 
 
@@ -169,20 +169,20 @@ def _seeded(number: int, seed: int, task: Callable[..., Any], rank: int, vm: obj
 
 
 def prepare(vm: VMProtocol) -> _Global:
-    """The state of a VM's global keys, made if there is none yet."""
+    """Return the state of a VM's global keys, created if there is none yet."""
     return vm.attached(_Global)
 
 
 _source: ContextVar[Callable[[], Tensor] | None] = ContextVar("source", default=None)
-"""Where `next_key` has its keys from in place of the global ones, for each thread or task."""
+"""Source of keys that replaces the global ones in `next_key`, for each thread or task."""
 
 _state: ContextVar[Tensor | None] = ContextVar("state", default=None)
-"""The state that global keys are split off in place of the VM's own: in captured functions only."""
+"""State that replaces the VM's own: in captured functions only."""
 
 
 @public
 def next_key() -> Tensor:
-    """The next global key of the current VM.
+    """Return the next global key of the current VM.
 
     The result: u64[2].
 
@@ -195,7 +195,7 @@ def next_key() -> Tensor:
 
 @contextmanager
 def keys_from(source: Callable[[], Tensor] | None) -> Iterator[None]:
-    """Inside the block, `next_key` has its keys from there; without a source, from the VM."""
+    """Take the keys of `next_key` from `source` inside the block; None: from the VM."""
     token = _source.set(source)
     try:
         yield
@@ -203,50 +203,49 @@ def keys_from(source: Callable[[], Tensor] | None) -> Iterator[None]:
         _source.reset(token)
 
 
-class _Noted:
-    """Gives keys of the global state of a captured function, and keeps the state before them."""
+class _SavingSource:
+    """Key source of a captured function that saves the state before its first key."""
 
-    def __init__(self, around: _Noted | None, kept: list[Tensor], before: Tensor) -> None:
-        self._around, self._kept, self._before = around, kept, before
+    def __init__(self, around: _SavingSource | None, saved: list[Tensor], before: Tensor) -> None:
+        self._around, self._saved, self._before = around, saved, before
 
     def __call__(self) -> Tensor:
-        if not self._kept:
-            self._kept.append(self._before)
+        if not self._saved:
+            self._saved.append(self._before)
         return _draw() if self._around is None else self._around()
 
 
-def drawing(kept: list[Tensor]) -> AbstractContextManager[None]:
-    """Inside the block, `replaying` is given what it needs to give the same keys: each that
-    `next_key` gives or, where a captured function draws global keys, maybe in a loop, the state
-    before: u64[1,2]."""
+def drawing(saved: list[Tensor]) -> AbstractContextManager[None]:
+    """Save in `saved` what `replaying` needs to draw the keys of the block again: each key or, in a
+    captured function that draws global keys, possibly in a loop, the state before them: u64[1,2].
+    """
     source = _source.get()
-    if current_capture.get() is not None and (source is None or isinstance(source, _Noted)):
+    if current_capture.get() is not None and (source is None or isinstance(source, _SavingSource)):
         state = _state_of(prepare(current_arena().vm))
-        return keys_from(_Noted(source, kept, reshape(op.copy(state), (1, 2))))
+        return keys_from(_SavingSource(source, saved, reshape(op.copy(state), (1, 2))))
     drawn = source or _draw
 
     def draw() -> Tensor:
-        kept.append(drawn())
-        return kept[-1]
+        saved.append(drawn())
+        return saved[-1]
 
     return keys_from(draw)
 
 
 @contextmanager
-def replaying(kept: Sequence[Tensor]) -> Iterator[None]:
-    """Inside the block, `next_key` gives the keys again for which `drawing` has kept this."""
-    if not kept or kept[0].ndim == 1:
-        with keys_from(iter(kept).__next__):
+def replaying(saved: Sequence[Tensor]) -> Iterator[None]:
+    """Draw again inside the block the keys that `drawing` has saved."""
+    if not saved or saved[0].ndim == 1:
+        with keys_from(iter(saved).__next__):
             yield
         return
-    with drawing_from(op.copy(reshape(kept[0], (2,)))):
+    with drawing_from(op.copy(reshape(saved[0], (2,)))):
         yield
 
 
 @contextmanager
 def drawing_from(state: Tensor) -> Iterator[None]:
-    """Inside the block, keys are split off this state, which they advance in place, and not off the
-    VM's."""
+    """Split keys off this state inside the block, and advance it in place instead of the VM's."""
     token = _state.set(state)
     try:
         with keys_from(None):
@@ -256,32 +255,32 @@ def drawing_from(state: Tensor) -> Iterator[None]:
 
 
 def drawing_nowhere() -> AbstractContextManager[None]:
-    """Inside the block, which is recorded and not run, no keys are added to a list, or taken."""
+    """Suspend key sources inside a block that is recorded and not run."""
     return keys_from(None)
 
 
-def _state_of(held: _Global) -> Tensor:
-    """The state to split keys off."""
+def _state_of(global_keys: _Global) -> Tensor:
+    """Return the state to split keys off."""
     state = _state.get()
-    return held.state if state is None else state
+    return global_keys.state if state is None else state
 
 
 def _draw() -> Tensor:
-    held = prepare(current_arena().vm)
-    if not held.is_seeded and process.alone is not None:
-        held.warn()
-    state = _state_of(held)
-    with held.lock:
+    global_keys = prepare(current_arena().vm)
+    if not global_keys.is_seeded and process.alone is not None:
+        global_keys.warn()
+    state = _state_of(global_keys)
+    with global_keys.lock:
         keys = apply(_SPLIT_ONE, state)
-        apply_into(state, _ADVANCE, state, held.one)
+        apply_into(state, _ADVANCE, state, global_keys.one)
     return alias(_AS_KEY, keys, _KEY)
 
 
 @public
 def seed(seed: int) -> None:
-    """Start the global keys of all VMs of this process from that seed, those of later VMs too, and
-    the shuffling of pipelines without a seed of their own. Inside an arena, a member of a group or
-    `ml.use` it is for the current VM alone; a draw on a VM that no seed has reached warns then.
+    """Start the global keys of all VMs of this process from that seed, later VMs included, and the
+    shuffling of pipelines without a seed. Inside an arena, a member of a group or `ml.use`, only
+    the current VM is seeded; draws on other VMs then warn.
 
     Raises `OperandValueError` unless 0 <= seed < 2**64.
 
@@ -300,7 +299,7 @@ def seed(seed: int) -> None:
 
 @public
 def state() -> Array:
-    """The state of the current VM's global keys, to be kept for `set_state`.
+    """Return the state of the current VM's global keys, for `set_state`.
 
     The result: a numpy array, u64[2].
 
@@ -315,10 +314,10 @@ def state() -> Array:
 
 @public
 def set_state(state: Array | Tensor) -> None:
-    """Continue the current VM's global keys from what `state` returned earlier: a numpy array,
+    """Set the state of the current VM's global keys to one that `state` returned: a numpy array,
     u64[2], or the tensor that `ml.load` makes of it.
 
-    Raises `ShapeError` for anything else than a u64 array of 2 elements.
+    Raises `ShapeError` unless `state` is a u64 array of 2 elements.
 
         >>> state = ml.random.state()
         >>> x = ml.random.normal(3)
@@ -334,22 +333,23 @@ def set_state(state: Array | Tensor) -> None:
 
 
 class _KeysOf:
-    """The global keys of some VMs, as a checkpoint has them: u64[2] of one, u64[n,2] of several."""
+    """Global keys of several VMs, as a checkpoint stores them: u64[2] for one VM, u64[n,2] for
+    several."""
 
     def __init__(self, vms: Sequence[VMProtocol]) -> None:
         self._all = [prepare(vm) for vm in vms]
 
     def state(self) -> Array:
-        found = np.stack([each.state.numpy() for each in self._all])
-        return found if len(found) > 1 else found[0]
+        states = np.stack([each.state.numpy() for each in self._all])
+        return states if len(states) > 1 else states[0]
 
     def set_state(self, state: Array) -> None:
         for each, row in zip(self._all, state.reshape(-1, 2), strict=True):
             each.write(row)
 
     def fitted(self, state: Array) -> Array:
-        """The state of other VMs as one of these: a single state is for each of them, else each VM
-        has its own as far as there are any, and stays where there is none."""
+        """Fit the states of other VMs to these. A single state is for all; else VM i takes state i,
+        and VMs without one keep theirs."""
         if state.dtype != np.uint64 or state.shape[-1:] != (2,) or state.ndim > 2:
             return state
         now, rows = self.state(), state.reshape(-1, 2)
@@ -361,7 +361,7 @@ class _KeysOf:
 
 
 def keys_of(vms: Sequence[VMProtocol]) -> _KeysOf:
-    """The global keys of these VMs, with the state of a checkpoint."""
+    """Return the global keys of these VMs as an object that a checkpoint can store."""
     return _KeysOf(vms)
 
 
@@ -376,10 +376,10 @@ def _words(seed: int, n: int) -> Array:
 
 @public
 def normal(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
-    """Standard normal values, of mean 0 and variance 1.
+    """Draw standard normal values, of mean 0 and variance 1.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no floats.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float.
 
         >>> ml.random.normal((2, 3), key=ml.random.key(0)).type
         f32[2,3]
@@ -396,12 +396,12 @@ def uniform(
     key: Tensor | None = None,
     dtype: object = f32,
 ) -> Tensor:
-    """Values evenly distributed over low <= u < high; rounding may make one equal to high. Halves
-    are those of f32, rounded once.
+    """Draw values uniformly from low <= u < high; rounding may make one equal to high.
+    Half-precision values are drawn in f32 and rounded once.
 
-    The result: f[*shape]. Raises `AttributeRefused` unless low < high, and both and their distance
-    are finite, `ShapeError` for a negative length and for what is no key, `DTypeError` for a dtype
-    of no floats.
+    The result: f[*shape]. Raises `AttributeRefused` unless low < high and high - low is finite;
+    `ShapeError` if a length is negative or `key` is not a u64[2]; `DTypeError` if `dtype` is not a
+    float.
 
         >>> ml.random.uniform((2, 3), low=-1.0, key=ml.random.key(0)).type
         f32[2,3]
@@ -410,20 +410,20 @@ def uniform(
         raise AttributeRefused(
             f"low = {brief(low)} must be less than high = {brief(high)}, and high - low finite"
         )
-    wanted, sizes = DType.of(dtype), integers(shape, "shape")
+    target, sizes = DType.of(dtype), integers(shape, "shape")
     if (low, high) == (0, 1):
-        return op.uniform(_or_next(key), shape=sizes, dtype=wanted)
-    u = op.uniform(_or_next(key), shape=sizes, dtype=_wide_dtype(wanted))
-    return rounded(u * float(high - low) + float(low), wanted)
+        return op.uniform(_or_next(key), shape=sizes, dtype=target)
+    u = op.uniform(_or_next(key), shape=sizes, dtype=_wide_dtype(target))
+    return rounded(u * float(high - low) + float(low), target)
 
 
 @public
 def bernoulli(shape: Ints = (), p: Tensor | float = 0.5, *, key: Tensor | None = None) -> Tensor:
-    """True with probability p, which is a number or a float tensor that broadcasts to the shape.
+    """Draw True with probability p, a number or a float tensor that broadcasts to the shape.
 
-    The result: bool[*shape]. Raises `OperandValueError` where p is no probability, `DTypeError`
-    where it is no float, `ShapeError` for a negative length and for what is no key, and where p
-    does not broadcast to the shape.
+    The result: bool[*shape]. Raises `OperandValueError` if p is not a probability; `DTypeError` if
+    p is not a float; `ShapeError` if a length is negative, `key` is not a u64[2], or p does not
+    broadcast to the shape.
 
         >>> ml.random.bernoulli(4, 1.0, key=ml.random.key(0))
         Tensor([ True,  True,  True,  True], bool[4])
@@ -439,12 +439,12 @@ def bernoulli(shape: Ints = (), p: Tensor | float = 0.5, *, key: Tensor | None =
 def randint(
     shape: Ints, *, low: int, high: int, key: Tensor | None = None, dtype: object = i64
 ) -> Tensor:
-    """Integers low <= i < high, each exactly as likely as any other. `low` and `high` have no place
-    of their own, since other libraries have them before the shape, or behind it.
+    """Draw integers low <= i < high, all exactly equally likely. `low` and `high` are keywords,
+    since other libraries disagree about their position.
 
-    The result: i[*shape]. Raises `AttributeRefused` unless low < high, and both are of the dtype,
-    `ShapeError` for a negative length and for what is no key, `DTypeError` for a dtype of no
-    integers.
+    The result: i[*shape]. Raises `AttributeRefused` unless low < high and the dtype holds both;
+    `ShapeError` if a length is negative or `key` is not a u64[2]; `DTypeError` if `dtype` is not an
+    integer.
 
         >>> ml.random.randint(5, low=0, high=2, key=ml.random.key(0)).type
         i64[5]
@@ -456,10 +456,10 @@ def randint(
 
 @public
 def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
-    """The numbers 0 .. x-1 in random order, or the rows of a tensor in random order.
+    """Draw a random order of the numbers 0 .. x-1, or of the rows of a tensor.
 
-    x: an int n -> i64[n]; or [n, ...] -> [n, ...], a new tensor. Raises `ShapeError` for a tensor
-    without axes and for what is no key, `AttributeRefused` for a negative number.
+    x: an int n -> i64[n]; or [n, ...] -> [n, ...], a new tensor. Raises `ShapeError` if x has no
+    axes, or the key is not a u64[2]; `AttributeRefused` if a number is negative.
 
         >>> ml.sort(ml.random.permutation(4, key=ml.random.key(0)))
         Tensor([0, 1, 2, 3], i64[4])
@@ -475,16 +475,16 @@ def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
 def categorical(
     logits: Tensor, axis: int = -1, shape: Ints | None = None, *, key: Tensor | None = None
 ) -> Tensor:
-    """Positions along `axis`, i64, each with a probability proportional to e^logit.
+    """Draw positions along `axis`, i64, each with a probability proportional to e^logit.
 
     `shape` is that of the result: the shape of `logits` without the axis, or one that this
-    broadcasts to. A position is where logit + noise is largest, with noise of the Gumbel
-    distribution (Maddison et al., arXiv 1411.0030), as in `jax.random.categorical`: for each draw,
-    as many numbers are drawn as there are logits.
+    broadcasts to. The result is the argmax of logit + Gumbel noise (Maddison et al., arXiv
+    1411.0030), as in `jax.random.categorical`. Each draw takes as many random numbers as there are
+    logits.
 
-    logits: f[..., K] -> i64[*shape]. Raises `DTypeError` for other than floats, `AxisRefused` for
-    an axis that is not there, `ShapeError` for a shape that the logits do not fit, no logits along
-    the axis, or what is no key.
+    logits: f[..., K] -> i64[*shape]. Raises `DTypeError` if x is not of floats; `AxisRefused` if
+    there is no such axis; `ShapeError` if the logits do not fit the shape, the axis is empty, or
+    the key is not a u64[2].
 
         >>> ml.random.categorical(ml.asarray([0.0, 100.0]), key=ml.random.key(0))
         Tensor(1, i64[])
@@ -492,9 +492,9 @@ def categorical(
     type = _float_type(logits, "logits")
     along = normalize_axis(integer(axis, "axis"), type.ndim) - type.ndim
     rest = tuple(n for i, n in enumerate(type.shape, -type.ndim) if i != along)
-    wanted = _drawn_shape(rest, shape)
-    place = len(wanted) + 1 + along
-    drawn = (*wanted[:place], type.shape[along], *wanted[place:])
+    result_shape = _drawn_shape(rest, shape)
+    place = len(result_shape) + 1 + along
+    drawn = (*result_shape[:place], type.shape[along], *result_shape[place:])
     wide = widened(stop_gradient(logits))
     return op.argmax(wide + _gumbel(drawn, wide.dtype, key), axis=along)
 
@@ -509,21 +509,19 @@ def choice(
     axis: int = 0,
     key: Tensor | None = None,
 ) -> Tensor:
-    """Random ones of the numbers 0 .. a-1 (i64), or of the slices of a tensor along `axis`, which
-    the axes of `shape` replace.
+    """Draw from the numbers 0 .. a-1 (i64), or from the slices of a tensor along `axis`, which the
+    axes of `shape` replace.
 
-    Each is as likely as any other, or as its element of the float vector `p` says, whose sum need
-    not be 1. With `replace`, one may be drawn again, and all of `p` is looked at for each draw.
-    Without, none is drawn twice, and with `p` they come as if drawn one after the other, each from
-    what is left (Efraimidis and Spirakis, Inf. Process. Lett. 97, 2006, by Gumbel noise); if fewer
-    than are drawn have p > 0, some of the others follow.
+    All are equally likely, or weighted by the float vector `p`, whose sum need not be 1. With
+    `replace`, draws are independent, and each reads all of `p`. Without, none is drawn twice; with
+    `p`, each draw is from the rest (Efraimidis and Spirakis, Inf. Process. Lett. 97, 2006, by
+    Gumbel noise). If too few have p > 0, others follow.
 
     The result: i64[*shape] of a number, [*shape, ...] of a tensor and axis 0. Raises
-    `OperandValueError` for a `p` with a negative number or nan, or without one above 0, at which a
-    captured function does not look, `AttributeRefused` for more draws than there are without
-    `replace`, or for any from nothing, `ShapeError` for another `p` than one number for each and
-    for what is no key, `DTypeError` for a `p` that is no floats, `AxisRefused` for an axis that the
-    tensor does not have.
+    `OperandValueError` if `p` has a negative number or nan, or none above 0 (a captured function
+    does not check); `AttributeRefused` if there are too few to draw from; `ShapeError` if `p` does
+    not have one number for each, or the key is not a u64[2]; `DTypeError` if `p` is not of floats;
+    `AxisRefused` if the tensor has no such axis.
 
         >>> ml.random.choice(10, 3, replace=False, key=ml.random.key(0)).type
         i64[3]
@@ -532,8 +530,8 @@ def choice(
         n = a.shape[normalize_axis(integer(axis, "axis"), a.ndim)]
     else:
         n = integer(a, "a")
-    wanted = integers(shape, "shape")
-    draws = math.prod(wanted)
+    result_shape = integers(shape, "shape")
+    draws = math.prod(result_shape)
     if n < 0 or (draws > n and not replace) or (draws and not n):
         raise AttributeRefused(f"cannot draw {draws} of {n}{'' if replace else ' without replace'}")
     if p is not None and _float_type(p, "p").shape != (n,):
@@ -541,22 +539,22 @@ def choice(
     if p is not None and draws and current_capture.get() is None:
         _require_weights(widened(stop_gradient(p)).numpy())
     if not draws:
-        places = full(wanted, 0, dtype=i64)
+        places = full(result_shape, 0, dtype=i64)
     elif p is None and replace:
-        places = randint(wanted, low=0, high=n, key=key)
+        places = randint(result_shape, low=0, high=n, key=key)
     elif p is None:
-        places = _first(op.permutation(_or_next(key), n=n), wanted)
+        places = _first(op.permutation(_or_next(key), n=n), result_shape)
     elif replace:
-        places = categorical(op.log(widened(stop_gradient(p))), shape=wanted, key=key)
+        places = categorical(op.log(widened(stop_gradient(p))), shape=result_shape, key=key)
     else:
         scores = op.log(widened(stop_gradient(p)))
         noise = _gumbel((n,), scores.dtype, key)
-        places = _first(op.argsort(scores + noise, descending=True), wanted)
+        places = _first(op.argsort(scores + noise, descending=True), result_shape)
     return op.take(a, places, axis=axis) if isinstance(a, Tensor) else places
 
 
 def _require_weights(p: Array) -> None:
-    """Raise `OperandValueError` for what are no weights."""
+    """Raise `OperandValueError` unless p holds weights: finite, >= 0 and not all 0."""
     wrong = ~((p >= 0) & np.isfinite(p))
     if wrong.any():
         i = int(np.argmax(wrong))
@@ -574,14 +572,16 @@ def truncated_normal(
     key: Tensor | None = None,
     dtype: object = f32,
 ) -> Tensor:
-    """Standard normal values under the condition lower <= x <= upper, numbers or tensors that
-    broadcast to `shape`; without it, to each other. By the inverse of the distribution function, as
-    in `jax.random.truncated_normal`: where both bounds are on one side of 0 and more than about 4
-    away (7 in f64), so few values are possible that it is coarse.
+    """Draw standard normal values with lower <= x <= upper, numbers or tensors that broadcast to
+    `shape` or, without it, to each other.
+
+    Values come from the inverse of the distribution function, as in `jax.random.truncated_normal`.
+    If both bounds are more than about 4 (7 in f64) away from 0 on one side, few values are
+    representable, and the result is coarse.
 
     The result: f[*shape]; of bounds that are tensors and cross, `upper`. Raises `AttributeRefused`
-    unless lower < upper, for numbers, `ShapeError` for a negative length and for what is no key,
-    and where the bounds do not broadcast to the shape, `DTypeError` for a dtype of no floats.
+    unless lower < upper, if both are numbers; `ShapeError` if a length is negative, `key` is not a
+    u64[2], or the bounds do not broadcast to the shape; `DTypeError` if `dtype` is not a float.
 
         >>> ml.random.truncated_normal(-1.0, 1.0, 3, key=ml.random.key(0)).type
         f32[3]
@@ -591,17 +591,17 @@ def truncated_normal(
         is_real(lower) and is_real(upper) and lower < upper
     ):
         raise AttributeRefused(f"lower = {brief(lower)} must be less than upper = {brief(upper)}")
-    wanted = DType.of(dtype)
-    if not wanted.is_float:
-        raise DTypeError(f"dtype {wanted} is not one of floats")
-    low, high = [_bound(x, wanted) for x in bounds]
-    given = broadcast_shapes(low.shape, high.shape)
-    drawn = _drawn_shape(given, shape)
-    u = op.uniform(_or_next(key), shape=drawn, dtype=_wide_dtype(wanted))
+    target = DType.of(dtype)
+    if not target.is_float:
+        raise DTypeError(f"dtype {target} is not one of floats")
+    low, high = [_bound(x, target) for x in bounds]
+    bounds_shape = broadcast_shapes(low.shape, high.shape)
+    drawn = _drawn_shape(bounds_shape, shape)
+    u = op.uniform(_or_next(key), shape=drawn, dtype=_wide_dtype(target))
     first, last = [op.erf(widened(x) * math.sqrt(0.5)) for x in (low, high)]
     y = op.erfinv(first + u * (last - first))
     most = float(np.finfo(y.dtype.numpy.name).max)
-    return op.clip(rounded(math.sqrt(2) * op.clip(y, -most, most), wanted), low, high)
+    return op.clip(rounded(math.sqrt(2) * op.clip(y, -most, most), target), low, high)
 
 
 # --- other distributions -------------------------------------------------------------
@@ -609,88 +609,88 @@ def truncated_normal(
 
 @public
 def exponential(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
-    """Values of the exponential distribution of mean 1.
+    """Draw from the exponential distribution of mean 1.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no floats.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float.
 
         >>> ml.random.exponential((2, 3), key=ml.random.key(0)).type
         f32[2,3]
     """
-    u, wanted = _uniform(shape, key, dtype)
-    return rounded(-op.log1p(-u), wanted)
+    u, target = _uniform(shape, key, dtype)
+    return rounded(-op.log1p(-u), target)
 
 
 @public
 def laplace(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
-    """Values of the Laplace distribution of mean 0 and scale 1.
+    """Draw from the Laplace distribution of mean 0 and scale 1.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no floats.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float.
 
         >>> ml.random.laplace((2, 3), key=ml.random.key(0)).type
         f32[2,3]
     """
-    u, wanted = _uniform(shape, key, dtype)
+    u, target = _uniform(shape, key, dtype)
     side = op.maximum(2.0 * u - 1.0, float(np.finfo(u.dtype.numpy.name).epsneg) - 1.0)
-    return rounded(-op.sign(side) * op.log1p(-op.abs(side)), wanted)
+    return rounded(-op.sign(side) * op.log1p(-op.abs(side)), target)
 
 
 @public
 def gumbel(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
-    """Values of the Gumbel distribution of location 0 and scale 1: -log(-log(u)).
+    """Draw from the Gumbel distribution of location 0 and scale 1: -log(-log(u)).
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no floats.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float.
 
         >>> ml.random.gumbel((2, 3), key=ml.random.key(0)).type
         f32[2,3]
     """
-    wanted = DType.of(dtype)
-    return rounded(_gumbel(integers(shape, "shape"), _wide_dtype(wanted), key), wanted)
+    target = DType.of(dtype)
+    return rounded(_gumbel(integers(shape, "shape"), _wide_dtype(target), key), target)
 
 
 @public
 def cauchy(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
-    """Values of the Cauchy distribution of location 0 and scale 1.
+    """Draw from the Cauchy distribution of location 0 and scale 1.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no floats.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float.
 
         >>> ml.random.cauchy((2, 3), key=ml.random.key(0)).type
         f32[2,3]
     """
-    u, wanted = _uniform(shape, key, dtype)
-    return rounded(op.tan((u - 0.5) * math.pi), wanted)
+    u, target = _uniform(shape, key, dtype)
+    return rounded(op.tan((u - 0.5) * math.pi), target)
 
 
 @public
 def rademacher(shape: Ints = (), *, key: Tensor | None = None, dtype: object = i64) -> Tensor:
-    """-1 or 1, each as likely as the other.
+    """Draw -1 or 1 with equal probability.
 
-    The result: [*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no signed numbers.
+    The result: [*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is unsigned or bool.
 
         >>> ml.random.rademacher((2, 3), key=ml.random.key(0)).type
         i64[2,3]
     """
-    wanted = DType.of(dtype)
-    if wanted.kind not in ("signed", "float"):
-        raise DTypeError(f"{wanted} has no -1")
+    target = DType.of(dtype)
+    if target.kind not in ("signed", "float"):
+        raise DTypeError(f"{target} has no -1")
     drawn = bernoulli(shape, key=key)
-    return op.where(drawn, constant(1, wanted), constant(-1, wanted))
+    return op.where(drawn, constant(1, target), constant(-1, target))
 
 
 @public
 def gamma(
     a: Tensor | float, shape: Ints | None = None, *, key: Tensor | None = None, dtype: object = f32
 ) -> Tensor:
-    """Values of the gamma distribution of shape parameter `a`, a number or a float tensor that
+    """Draw from the gamma distribution of shape parameter `a`, a number or a float tensor that
     broadcasts to `shape`, and scale 1. There is no gradient for `a`.
 
-    The result: f[*shape], without it of the shape of `a`. Raises `OperandValueError` where `a` is
-    not > 0, `ShapeError` for a negative length, for what is no key, and where `a` does not
-    broadcast to the shape, `DTypeError` for a dtype of no floats and an `a` of another.
+    The result: f[*shape]; without `shape`, the shape of `a`. Raises `OperandValueError` unless `a`
+    > 0; `ShapeError` if a length is negative, the key is not a u64[2], or `a` does not broadcast to
+    the shape; `DTypeError` if `dtype` or `a` is not a float.
 
         >>> ml.random.gamma(2.0, (2, 3), key=ml.random.key(0)).type
         f32[2,3]
@@ -708,30 +708,30 @@ def beta(
     key: Tensor | None = None,
     dtype: object = f32,
 ) -> Tensor:
-    """Values of the beta distribution of parameters `a` and `b`, numbers or float tensors that
-    broadcast to `shape`. They are made of two draws of `gamma`, by their logarithms, so that small
-    parameters are no trouble. There is no gradient for them.
+    """Draw from the beta distribution of parameters `a` and `b`, numbers or float tensors that
+    broadcast to `shape`. Each value comes from the logarithms of two `gamma` draws, which also
+    works for small parameters. There is no gradient for the parameters.
 
-    The result: f[*shape], without it of the shape that the parameters broadcast to. Raises what
+    The result: f[*shape]; without `shape`, the shape that the parameters broadcast to. Raises what
     `gamma` raises.
 
         >>> ml.random.beta(2.0, 3.0, (2, 3), key=ml.random.key(0)).type
         f32[2,3]
     """
     both, drawn = _parameters(shape, a=a, b=b)
-    wanted = DType.of(dtype)
+    target = DType.of(dtype)
     one, other = [
-        _log_gamma(each, drawn, key, wanted) for each, key in zip(both, _keys(key, 2), strict=True)
+        _log_gamma(each, drawn, key, target) for each, key in zip(both, _keys(key, 2), strict=True)
     ]
-    return rounded(op.sigmoid(one - other), wanted)
+    return rounded(op.sigmoid(one - other), target)
 
 
 @public
 def dirichlet(
     alpha: Tensor, shape: Ints | None = None, *, key: Tensor | None = None, dtype: object = f32
 ) -> Tensor:
-    """Vectors of the Dirichlet distribution, of positive numbers whose sum is 1. `alpha` has their
-    parameters along its last axis, and broadcasts to [*shape, n]. It has no gradient.
+    """Draw vectors from the Dirichlet distribution: positive numbers whose sum is 1. `alpha` has
+    their parameters along its last axis, and broadcasts to [*shape, n]. It has no gradient.
 
     alpha: f[..., n] -> f[*shape, n], without a shape [..., n]. Raises what `gamma` raises.
 
@@ -741,31 +741,31 @@ def dirichlet(
     type = _float_type(alpha, "alpha")
     if not type.ndim:
         raise ShapeError("alpha has a last axis of parameters")
-    drawn, wanted = _drawn_shape(type.shape[:-1], shape), DType.of(dtype)
-    logs = _log_gamma(alpha, (*drawn, type.shape[-1]), _or_next(key), wanted)
-    return rounded(op.softmax(logs, axis=-1), wanted)
+    drawn, target = _drawn_shape(type.shape[:-1], shape), DType.of(dtype)
+    logs = _log_gamma(alpha, (*drawn, type.shape[-1]), _or_next(key), target)
+    return rounded(op.softmax(logs, axis=-1), target)
 
 
 @public
 def student_t(
     df: Tensor | float, shape: Ints | None = None, *, key: Tensor | None = None, dtype: object = f32
 ) -> Tensor:
-    """Values of Student's t distribution with `df` degrees of freedom, a number or a float tensor
+    """Draw from Student's t distribution with `df` degrees of freedom, a number or a float tensor
     that broadcasts to `shape`. There is no gradient for it.
 
-    The result: f[*shape], without it of the shape of `df`. Raises what `gamma` raises.
+    The result: f[*shape]; without `shape`, the shape of `df`. Raises what `gamma` raises.
 
         >>> ml.random.student_t(3.0, (2, 3), key=ml.random.key(0)).type
         f32[2,3]
     """
     [df], drawn = _parameters(shape, df=df)
-    wanted = DType.of(dtype)
+    target = DType.of(dtype)
     first, second = _keys(key, 2)
     half = widened(df) * 0.5
-    logs = _log_gamma(half, drawn, second, wanted)
-    wide = _wide_dtype(wanted)
+    logs = _log_gamma(half, drawn, second, target)
+    wide = _wide_dtype(target)
     scale = op.exp((op.log(rounded(half, wide)) - logs) * 0.5)
-    return rounded(op.normal(first, shape=drawn, dtype=wide) * scale, wanted)
+    return rounded(op.normal(first, shape=drawn, dtype=wide) * scale, target)
 
 
 @public
@@ -776,13 +776,13 @@ def poisson(
     key: Tensor | None = None,
     dtype: object = i64,
 ) -> Tensor:
-    """Numbers of the Poisson distribution of mean `rate`, a number or a float tensor that
-    broadcasts to `shape`. There is no gradient for it.
+    """Draw from the Poisson distribution of mean `rate`, a number or a float tensor that broadcasts
+    to `shape`. There is no gradient for it.
 
-    The result: i[*shape], without it of the shape of `rate`. Raises `OperandValueError` where the
-    rate is not in 0 .. 1e18, `ShapeError` for a negative length, for what is no key, and where the
-    rate does not broadcast to the shape, `DTypeError` for a dtype of no integers and a rate of no
-    floats.
+    The result: i[*shape]; without `shape`, the shape of `rate`. Raises `OperandValueError` unless
+    the rate is in 0 .. 1e18; `ShapeError` if a length is negative, the key is not a u64[2], or the
+    rate does not broadcast to the shape; `DTypeError` if `dtype` is not an integer, or the rate not
+    a float.
 
         >>> ml.random.poisson(4.0, (2, 3), key=ml.random.key(0)).type
         i64[2,3]
@@ -800,20 +800,20 @@ def binomial(
     key: Tensor | None = None,
     dtype: object = i64,
 ) -> Tensor:
-    """How many of n trials succeed, each with probability p: numbers, or tensors that broadcast to
-    `shape`. There is no gradient for p.
+    """Draw the number of successes of n trials with probability p: numbers, or tensors that
+    broadcast to `shape`. There is no gradient for p.
 
-    The result: i[*shape], without it of the shape that n and p broadcast to. Raises
-    `OperandValueError` where n is negative, or p is no probability, `ShapeError` for a negative
-    length, for what is no key, and where n and p do not broadcast to the shape, `DTypeError` for a
-    dtype and an n of no integers, and a p of no floats.
+    The result: i[*shape]; without `shape`, the shape that n and p broadcast to. Raises
+    `OperandValueError` if n is negative, or p is not a probability; `ShapeError` if a length is
+    negative, the key is not a u64[2], or n and p do not broadcast to the shape; `DTypeError` if
+    `dtype` or n is not an integer, or p is not a float.
 
         >>> ml.random.binomial(10, 0.5, (2, 3), key=ml.random.key(0)).type
         i64[2,3]
     """
     trials = n if isinstance(n, Tensor) else full((), integer(n, "n"), dtype=i64)
-    [p], given = _parameters(None, p=p)
-    drawn = _drawn_shape(broadcast_shapes(trials.shape, given), shape)
+    [p], p_shape = _parameters(None, p=p)
+    drawn = _drawn_shape(broadcast_shapes(trials.shape, p_shape), shape)
     return op.binomial(_or_next(key), trials, p, shape=drawn, dtype=DType.of(dtype))
 
 
@@ -826,14 +826,14 @@ def multinomial(
     key: Tensor | None = None,
     dtype: object = i64,
 ) -> Tensor:
-    """How many of n trials end in each of k ways, whose probabilities are proportional to the
-    elements along the last axis of p. n and the other axes of p broadcast to `shape`. There is no
-    gradient for p.
+    """Draw the number of n trials with each of k outcomes, whose probabilities are proportional to
+    the elements along the last axis of p. n and the other axes of p broadcast to `shape`. There is
+    no gradient for p.
 
-    p: f[..., k] -> i[*shape, k], without a shape of that which n and p broadcast to. Raises
-    `OperandValueError` where n or p is negative, or all p are 0, `ShapeError` for a negative
-    length, for what is no key, and where n and p do not broadcast to the shape, `DTypeError` for a
-    dtype and an n of no integers, and a p of no floats.
+    p: f[..., k] -> i[*shape, k], without `shape`, the shape that n and p broadcast to. Raises
+    `OperandValueError` if n or p is negative, or all p are 0; `ShapeError` if a length is negative,
+    the key is not a u64[2], or n and p do not broadcast to the shape; `DTypeError` if `dtype` or n
+    is not an integer, or p is not a float.
 
         >>> ml.random.multinomial(10, ml.asarray([0.5, 0.5]), 3, key=ml.random.key(0)).type
         i64[3,2]
@@ -847,25 +847,25 @@ def multinomial(
 
 
 def _uniform(shape: Ints, key: Tensor | None, dtype: object) -> tuple[Tensor, DType]:
-    """Values of 0 <= u < 1, in which halves are computed in f32; and the dtype that is wanted."""
-    wanted = DType.of(dtype)
+    """Draw 0 <= u < 1, in f32 for half precision; also return the dtype of the result."""
+    target = DType.of(dtype)
     sizes = integers(shape, "shape")
-    return op.uniform(_or_next(key), shape=sizes, dtype=_wide_dtype(wanted)), wanted
+    return op.uniform(_or_next(key), shape=sizes, dtype=_wide_dtype(target)), target
 
 
 def _parameters(
-    shape: Ints | None, **given: Tensor | float
+    shape: Ints | None, **parameters: Tensor | float
 ) -> tuple[list[Tensor], tuple[int, ...]]:
-    """The parameters of a distribution as tensors, and the shape to draw in."""
-    found = []
-    for name, x in given.items():
+    """Convert the parameters of a distribution to tensors; also return the shape to draw."""
+    tensors = []
+    for name, x in parameters.items():
         if not isinstance(x, Tensor):
             if not is_real(x):
                 raise DTypeError(f"{name} is a number or a tensor, not {brief(x)}")
             x = full((), float(x), dtype=f64)
         _float_type(x, name)
-        found.append(x)
-    return found, _drawn_shape(broadcast_shapes(*[x.shape for x in found]), shape)
+        tensors.append(x)
+    return tensors, _drawn_shape(broadcast_shapes(*[x.shape for x in tensors]), shape)
 
 
 def _keys(key: Tensor | None, n: int) -> tuple[Tensor, ...]:
@@ -873,8 +873,9 @@ def _keys(key: Tensor | None, n: int) -> tuple[Tensor, ...]:
 
 
 def _log_gamma(a: Tensor, shape: tuple[int, ...], key: Tensor, dtype: DType) -> Tensor:
-    """The logarithm of a draw of `gamma`, also where that is 0: by one of a + 1, times u^(1/a)
-    (Marsaglia and Tsang, A simple method for generating gamma variables, 2000, section 6)."""
+    """Draw the logarithm of a `gamma` value, finite even if the value underflows to 0: that of a +
+    1, times u^(1/a) (Marsaglia and Tsang, A simple method for generating gamma variables, 2000,
+    section 6)."""
     first, second = _keys(key, 2)
     wide = _wide_dtype(dtype)
     a = rounded(a, wide)
@@ -892,40 +893,43 @@ def _bound(x: float | Tensor, dtype: DType) -> Tensor:
 
 
 def _wide_dtype(dtype: DType) -> DType:
-    """What draws of that dtype are computed in: f32 for halves."""
+    """Return the dtype in which draws are computed: f32 for half precision."""
     return f32 if dtype.is_half else dtype
 
 
 def _gumbel(shape: tuple[int, ...], dtype: DType, key: Tensor | None) -> Tensor:
-    """-log(-log(u)), finite also where u is drawn as 0."""
+    """Draw -log(-log(u)), finite also for u = 0."""
     u = op.uniform(_or_next(key), shape=shape, dtype=dtype)
     return -op.log(-op.log(op.maximum(u, float(np.finfo(dtype.numpy.name).tiny))))
 
 
-def _drawn_shape(given: Shape, shape: Ints | None) -> Shape:
-    """The shape to draw in: the one asked for, to which the given one has to broadcast, or that."""
+def _drawn_shape(parameter_shape: Shape, shape: Ints | None) -> Shape:
+    """Return the shape to draw: `shape`, to which that of the parameters must broadcast, or else
+    the latter."""
     if shape is None:
-        return given
-    wanted = integers(shape, "shape")
+        return parameter_shape
+    result_shape = integers(shape, "shape")
     try:
-        fits = broadcast_shapes(given, wanted) == wanted
+        fits = broadcast_shapes(parameter_shape, result_shape) == result_shape
     except ShapeError:
         fits = False
     if not fits:
-        raise ShapeError(f"draws of shape {given} do not broadcast to shape {wanted}")
-    return wanted
+        raise ShapeError(
+            f"draws of shape {parameter_shape} do not broadcast to shape {result_shape}"
+        )
+    return result_shape
 
 
 def _first(order: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """As many of the first elements of a vector as fill the shape."""
+    """Return the first elements of a vector in the given shape."""
     part = op.slice(order, start=(0,), length=(math.prod(shape),), step=(1,))
     return alias(one_op("reshape", shape=shape), part, order.type.with_shape(shape))
 
 
 def _float_type(x: object, name: str) -> TensorType:
     if not isinstance(x, Tensor) or not x.dtype.is_float:
-        given = x.type if isinstance(x, Tensor) else f"a {type(x).__name__}"
-        raise DTypeError(f"{name} must be a tensor of floats, not {given}")
+        actual = x.type if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        raise DTypeError(f"{name} must be a tensor of floats, not {actual}")
     return x.type
 
 

@@ -1,7 +1,6 @@
-"""Rows in groups: what the rows of each group give together, with the names of `jax.ops`.
+"""Reductions of rows by segment, with the names of `jax.ops`.
 
-`segment_ids` says for each row to which segment it belongs, in any order. A gradient flows into the
-rows.
+`segment_ids` holds the segment of each row, in any order. A gradient flows into the rows.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from mlvm.eager.tensor.wrapper import public
 
 @public
 def segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int | None = None) -> Tensor:
-    """The sum of the rows of each segment; 0 of a segment without rows.
+    """Sum the rows of each segment; 0 for a segment without rows.
 
-    Without `num_segments` there are as many as the largest id says, which is read: a captured
-    function, and one for a VM elsewhere that should not wait, gives their number.
+    Without `num_segments`, their number is the largest id + 1, which is read back. Pass it in a
+    captured function, and to avoid waiting for a remote VM.
 
     data: [k, ...], any dtype but bool; segment_ids: i[k] -> [num_segments, ...]. Raises
-    `ShapeError` for other shapes, `DTypeError` for bools, and for ids that are no integers,
-    `PositionRefused` for an id that is negative, or not below `num_segments`, `AttributeRefused`
-    for a negative number of them.
+    `ShapeError` if the shapes do not fit; `DTypeError` if an operand is bool or the ids are not
+    integers; `PositionRefused` if an id is negative, or not below `num_segments`;
+    `AttributeRefused` if `num_segments` is negative.
 
         >>> ml.segment_sum(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]), 3)
         Tensor([2., 5., 0.], f32[3])
@@ -45,7 +44,7 @@ def segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int | None = No
 @public
 @in_f32
 def segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int | None = None) -> Tensor:
-    """The mean of the rows of each segment; 0 of a segment without rows.
+    """Average the rows of each segment; 0 for a segment without rows.
 
     data: [k, ...], floats and complex numbers; segment_ids: i[k] -> [num_segments, ...]. Raises
     what `segment_sum` raises.
@@ -63,8 +62,8 @@ def segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int | None = N
 
 @public
 def segment_max(data: Tensor, segment_ids: Tensor, num_segments: int | None = None) -> Tensor:
-    """The largest of the rows of each segment, elementwise; of a segment without rows the least
-    that the dtype has.
+    """Take the largest of the rows of each segment, elementwise; the least number of the dtype for
+    a segment without rows.
 
     data: [k, ...], integers or floats; segment_ids: i[k] -> [num_segments, ...]. Raises what
     `segment_sum` raises.
@@ -78,8 +77,8 @@ def segment_max(data: Tensor, segment_ids: Tensor, num_segments: int | None = No
 
 @public
 def segment_min(data: Tensor, segment_ids: Tensor, num_segments: int | None = None) -> Tensor:
-    """The smallest of the rows of each segment, elementwise; of a segment without rows the most
-    that the dtype has.
+    """Take the smallest of the rows of each segment, elementwise; the largest number of the dtype
+    for a segment without rows.
 
     data: [k, ...], integers or floats; segment_ids: i[k] -> [num_segments, ...]. Raises what
     `segment_sum` raises.
@@ -94,7 +93,7 @@ def segment_min(data: Tensor, segment_ids: Tensor, num_segments: int | None = No
 @public
 @in_f32
 def segment_prod(data: Tensor, segment_ids: Tensor, num_segments: int | None = None) -> Tensor:
-    """The product of the rows of each segment; 1 of a segment without rows.
+    """Multiply the rows of each segment; 1 for a segment without rows.
 
     data: [k, ...], any dtype but bool; segment_ids: i[k] -> [num_segments, ...]. Raises what
     `segment_sum` raises.
@@ -112,13 +111,13 @@ def _limits(data: Tensor) -> tuple[int, int]:
 
 
 def from_front(indices: Tensor, length: int) -> Tensor:
-    """The indices, of which a negative one is out of range and does not count from the end."""
+    """Move negative indices out of range, so that they do not count from the end."""
     wide = astype(indices, i64)
     return op.where(op.less(wide, 0), wide - length, wide)
 
 
 def _segments(data: Tensor, ids: Tensor, count: int | None) -> tuple[int, Tensor]:
-    """How many segments there are, and the ids."""
+    """Return the number of segments, and the checked ids."""
     require("numeric", type_of(data))
     require("integer", type_of(ids))
     if ids.ndim != 1 or data.shape[:1] != ids.shape:

@@ -1,6 +1,6 @@
-"""Functions of shapes: what changes one, joins, cuts and repeats.
+"""Functions of shapes: reshape, join, split and repeat.
 
-A function that changes a shape, or nothing, copies nothing: the result is over the same bytes.
+A function that changes only the shape copies nothing: the result is over the same bytes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from mlvm.core.rules import Axis
 from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import (
     Ints,
+    Span,
     axes_of,
     counts_of,
     inferred,
     integer,
     integers,
     pair,
+    sliced,
     type_of,
 )
 from mlvm.eager.functions.creation import arange, asarray, full
@@ -42,11 +44,10 @@ from mlvm.eager.tensor.wrapper import public
 
 @public
 def reshape(x: Tensor, /, shape: Ints, *, copy: bool | None = None) -> Tensor:
-    """The elements of x, in row-major order, in another shape of the same size; one length may be
-    -1. Nothing is copied unless `copy` is True.
+    """Arrange the elements of x, in row-major order, in another shape of the same size; one length
+    may be -1. Nothing is copied unless `copy` is True.
 
-    x: [...] -> [*shape], the same dtype. Raises `ShapeError` for a shape that the elements do not
-    fill.
+    x: [...] -> [*shape], the same dtype. Raises `ShapeError` if the elements do not fill the shape.
 
         >>> ml.reshape(ml.arange(6), (2, -1))
         Tensor([[0, 1, 2],
@@ -66,10 +67,9 @@ def reshape(x: Tensor, /, shape: Ints, *, copy: bool | None = None) -> Tensor:
 
 @public
 def expand_dims(x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
-    """x with new axes of length 1 at these positions of the result.
+    """Insert axes of length 1 at these positions of the result.
 
-    x: [n, m] -> [1, n, m] for axis 0. Raises `AxisRefused` for an axis that the result does not
-    have.
+    x: [n, m] -> [1, n, m] for axis 0. Raises `AxisRefused` if the result has no such axis.
 
         >>> ml.expand_dims(ml.asarray([1.0, 2.0]), axis=1)
         Tensor([[1.],
@@ -82,31 +82,31 @@ def expand_dims(x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
 
 @public
 def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
-    """x without these axes, which have length 1 (None: without all that have).
+    """Remove these axes, which have length 1 (None: all of length 1).
 
-    x: [1, n] -> [n] for axis 0. Raises `ShapeError` for an axis of another length, `AxisRefused`
-    for an axis that x does not have.
+    x: [1, n] -> [n] for axis 0. Raises `ShapeError` if an axis has another length; `AxisRefused` if
+    x has no such axis.
 
         >>> ml.squeeze(ml.zeros((1, 3, 1)), axis=0).shape
         (3, 1)
     """
     if axis is None:
         return reshape(x, [n for n in type_of(x).shape if n != 1])
-    gone = axes_of(axis, x)
-    for i in gone:
+    removed = axes_of(axis, x)
+    for i in removed:
         if x.shape[i] != 1:
             raise ShapeError(f"axis {i} has length {x.shape[i]}, not 1")
-    return reshape(x, [n for i, n in enumerate(x.shape) if i not in gone])
+    return reshape(x, [n for i, n in enumerate(x.shape) if i not in removed])
 
 
 @public
 def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
-    """x with its axes in another order: axis i of the result is axis axes[i] of x.
+    """Reorder the axes of x: axis i of the result is axis axes[i] of x.
 
-    Nothing is copied where the axes longer than 1 keep their order.
+    Nothing is copied if the axes longer than 1 keep their order.
 
-    x: [n, m] -> [m, n] for axes (1, 0). Raises `AxisRefused` for an axis that x does not have or
-    that is named twice, `AttributeRefused` unless all are named.
+    x: [n, m] -> [m, n] for axes (1, 0). Raises `AxisRefused` if x has no such axis or an axis
+    occurs twice; `AttributeRefused` unless all axes are named.
 
         >>> ml.permute_dims(ml.zeros((2, 3, 4)), (2, 0, 1)).shape
         (4, 2, 3)
@@ -121,9 +121,9 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
 
 @public
 def matrix_transpose(x: Tensor, /) -> Tensor:
-    """x with its last two axes swapped, `x.mT`; nothing is copied if one of them has length 1.
+    """Swap the last two axes of x, `x.mT`; nothing is copied if one of them has length 1.
 
-    x: [..., m, n] -> [..., n, m]. Raises `NoTranspose` for fewer than two axes.
+    x: [..., m, n] -> [..., n, m]. Raises `NoTranspose` if x has fewer than two axes.
 
         >>> ml.matrix_transpose(ml.asarray([[1, 2, 3]]))
         Tensor([[1],
@@ -135,11 +135,11 @@ def matrix_transpose(x: Tensor, /) -> Tensor:
 
 
 def transposed(x: Tensor) -> Tensor:
-    """`x.mT`: the last two axes swapped. Raises `NoTranspose` for fewer than two dimensions."""
+    """Swap the last two axes: `x.mT`. Raises `NoTranspose` if x has fewer than two dimensions."""
     shape, ndim = x.type.shape, x.type.ndim
     if ndim < 2:
         raise NoTranspose("mT is for 2 dimensions or more").at("mT", (x.type,))
-    if shape[-2] == shape[-1] == 1:
+    if shape[-1] == 1 and shape[-2] == 1:
         return alias_of(x)
     *rest, rows, columns = shape
     if 1 in (rows, columns):
@@ -150,10 +150,10 @@ def transposed(x: Tensor) -> Tensor:
 
 @public
 def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """The axes from `start_dim` to `end_dim` as one, as in PyTorch; without them a vector.
+    """Merge the axes from `start_dim` to `end_dim`, as in PyTorch; by default, flatten to a vector.
 
-    x: [..., m, n, ...] -> [..., m * n, ...]. Raises `AxisRefused` for an axis that x does not have,
-    `AttributeRefused` for an end before the start.
+    x: [..., m, n, ...] -> [..., m * n, ...]. Raises `AxisRefused` if x has no such axis;
+    `AttributeRefused` if the end is before the start.
 
         >>> ml.flatten(ml.zeros((2, 3, 4)), 1).shape
         (2, 12)
@@ -171,10 +171,10 @@ def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 def moveaxis(
     x: Tensor, source: int | tuple[int, ...], destination: int | tuple[int, ...], /
 ) -> Tensor:
-    """x with the axes `source` moved to the positions `destination`, the others in order.
+    """Move the axes `source` to the positions `destination`; the others stay in order.
 
-    x: [k, n, m] -> [n, m, k] for 0 and -1. Raises `AxisRefused` for an axis that x does not have or
-    that is named twice, `AttributeRefused` unless there are as many of both.
+    x: [k, n, m] -> [n, m, k] for 0 and -1. Raises `AxisRefused` if x has no such axis or an axis
+    occurs twice; `AttributeRefused` unless `source` and `destination` are equally many.
 
         >>> ml.moveaxis(ml.zeros((2, 3, 4)), 0, -1).shape
         (3, 4, 2)
@@ -190,10 +190,9 @@ def moveaxis(
 
 @public
 def swapaxes(x: Tensor, /, axis1: int, axis2: int) -> Tensor:
-    """x with these two axes in each other's place.
+    """Swap two axes of x.
 
-    x: [..., m, ..., n, ...] -> [..., n, ..., m, ...]. Raises `AxisRefused` for an axis that x does
-    not have.
+    x: [..., m, ..., n, ...] -> [..., n, ..., m, ...]. Raises `AxisRefused` if x has no such axis.
 
         >>> ml.swapaxes(ml.zeros((2, 3, 4)), 0, 2).shape
         (4, 3, 2)
@@ -204,11 +203,11 @@ def swapaxes(x: Tensor, /, axis1: int, axis2: int) -> Tensor:
 
 @public
 def broadcast_to(x: Tensor, /, shape: Ints) -> Tensor:
-    """x repeated along new leading axes and along axes of length 1, up to `shape`.
+    """Repeat x along new leading axes and along axes of length 1, up to `shape`.
 
-    Nothing is copied where nothing is repeated.
+    Nothing is copied if nothing is repeated.
 
-    The result: [*shape], the dtype of x. Raises `ShapeError` where x does not broadcast to that.
+    The result: [*shape], the dtype of x. Raises `ShapeError` if x does not broadcast to it.
 
         >>> ml.broadcast_to(ml.asarray([1.0, 2.0]), (2, 2))
         Tensor([[1., 2.],
@@ -223,9 +222,9 @@ def broadcast_to(x: Tensor, /, shape: Ints) -> Tensor:
 
 @public
 def broadcast_shapes(*shapes: Ints) -> Shape:
-    """The shape that tensors of these shapes broadcast to.
+    """Return the shape that tensors of these shapes broadcast to.
 
-    Raises `ShapeError` where there is none.
+    Raises `ShapeError` if there is none.
 
         >>> ml.broadcast_shapes((3, 1), (4,))
         (3, 4)
@@ -239,10 +238,9 @@ def broadcast_shapes(*shapes: Ints) -> Shape:
 
 @public
 def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
-    """The tensors, all in the shape that they broadcast to together.
+    """Broadcast the tensors to their common shape.
 
-    Each result: [...], the dtype of its tensor. Raises `ShapeError` for shapes that do not
-    broadcast.
+    Each result: [...], the dtype of its tensor. Raises `ShapeError` if the shapes do not broadcast.
 
         >>> [x.shape for x in ml.broadcast_arrays(ml.zeros((2, 1)), ml.zeros(3))]
         [(2, 3), (2, 3)]
@@ -254,11 +252,11 @@ def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
 
 @public
 def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Tensor, ...]:
-    """For vectors, the coordinate tensors of the grid they span; with "xy" the first two axes are
+    """Return the coordinate tensors of the grid that vectors span; with "xy" the first two axes are
     swapped.
 
-    [n] and [m] -> two of [m, n], or of [n, m] with "ij". Raises `ShapeError` for other than
-    vectors, `AttributeRefused` for another `indexing`.
+    [n] and [m] -> two of [m, n], or of [n, m] with "ij". Raises `ShapeError` if an operand is not a
+    vector; `AttributeRefused` if `indexing` is unknown.
 
         >>> ml.meshgrid(ml.arange(2), ml.arange(3))[0]
         Tensor([[0, 1],
@@ -279,11 +277,11 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Ten
 
 @public
 def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
-    """The tensors one after the other along `axis` (None: flattened first); dtypes promote.
+    """Join the tensors along `axis` (None: flattened first); dtypes promote.
 
-    The tensors: one shape but along `axis`; and so is the result. Raises `ShapeError` for other
-    shapes and for no tensors, `AxisRefused` for an axis that they do not have, `DTypeError` for
-    dtypes that do not promote.
+    The tensors have one shape except along `axis`, and so has the result. Raises `ShapeError` if
+    the shapes do not fit, or there are no tensors; `AxisRefused` if an operand has no such axis;
+    `DTypeError` if the dtypes do not promote.
 
         >>> ml.concat([ml.zeros((1, 2)), ml.ones((1, 2))], axis=0)
         Tensor([[0., 0.],
@@ -300,24 +298,24 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
 
 @public
 def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
-    """The tensors, of one shape, one after the other along a new axis.
+    """Join tensors of one shape along a new axis.
 
-    The tensors: [...]; the result: [k, ...] for k tensors and axis 0. Raises `ShapeError` for
-    different shapes and for no tensors, `AxisRefused` for an axis that the result does not have,
-    `DTypeError` for dtypes that do not promote.
+    The tensors: [...]; the result: [k, ...] for k tensors and axis 0. Raises `ShapeError` if the
+    shapes differ, or there are no tensors; `AxisRefused` if the result has no such axis;
+    `DTypeError` if the dtypes do not promote.
 
         >>> ml.stack([ml.zeros(2), ml.ones(2)])
         Tensor([[0., 0.],
                 [1., 1.]], f32[2,2])
     """
-    given = list(arrays)
-    beside, widest = next((x for x in given if isinstance(x, Tensor)), None), widest_of(given)
-    xs = [as_operand(x, widest if is_whole(x) else beside) if is_array(x) else x for x in given]
+    operands = list(arrays)
+    like, widest = next((x for x in operands if isinstance(x, Tensor)), None), widest_of(operands)
+    xs = [as_operand(x, widest if is_whole(x) else like) if is_array(x) else x for x in operands]
     return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 
 
-def _given(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """The tensors. Raises `ShapeError` for none."""
+def _operands(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Convert the tensors. Raises `ShapeError` if there are none."""
     xs = [*arrays]
     if not xs:
         raise ShapeError("takes one tensor, or more")
@@ -326,65 +324,64 @@ def _given(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 @public
 def vstack(arrays: Iterable[Tensor], /) -> Tensor:
-    """The tensors below each other: along their first axis, vectors as rows.
+    """Join the tensors along their first axis; vectors are rows.
 
-    The tensors: one shape [n], or [..., *rest]; the result: [k, n] for k vectors, else
-    [..., *rest]. Raises `ShapeError` for other shapes and for no tensors, `DTypeError` for dtypes
-    that do not promote.
+    The tensors: one shape [n], or [..., *rest]; the result: [k, n] for k vectors, else [...,
+    *rest]. Raises `ShapeError` if the shapes do not fit, or there are no tensors; `DTypeError` if
+    the dtypes do not promote.
 
         >>> ml.vstack([ml.zeros(2), ml.ones(2)])
         Tensor([[0., 0.],
                 [1., 1.]], f32[2,2])
     """
-    xs = _given(arrays)
+    xs = _operands(arrays)
     return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in xs])
 
 
 @public
 def hstack(arrays: Iterable[Tensor], /) -> Tensor:
-    """The tensors beside each other: along their second axis, vectors along their only one.
+    """Join the tensors along their second axis; vectors along their only one.
 
-    The tensors: one shape but along that axis; and so is the result. Raises `ShapeError` for other
-    shapes and for no tensors, `DTypeError` for dtypes that do not promote.
+    The tensors have one shape except along that axis, and so has the result. Raises `ShapeError` if
+    the shapes do not fit, or there are no tensors; `DTypeError` if the dtypes do not promote.
 
         >>> ml.hstack([ml.zeros((2, 1)), ml.ones((2, 1))])
         Tensor([[0., 1.],
                 [0., 1.]], f32[2,2])
     """
-    xs = [reshape(x, -1) if not x.ndim else x for x in _given(arrays)]
+    xs = [reshape(x, -1) if not x.ndim else x for x in _operands(arrays)]
     return concat(xs, axis=min(1, xs[0].ndim - 1))
 
 
 @public
 def split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Tensor]:
-    """x cut along `axis`: into that many equal sections, or before each of the indices.
+    """Split x along `axis` into equal sections, or before each of the indices.
 
-    x: [n, ...] -> [n / sections, ...] each, along axis 0. Raises `ShapeError` for a length that is
-    not so many equal sections, `AxisRefused` for an axis that x does not have.
+    x: [n, ...] -> [n / sections, ...] each, along axis 0. Raises `ShapeError` if the length does
+    not divide into equal sections; `AxisRefused` if x has no such axis.
 
         >>> ml.split(ml.arange(6), 3)
         [Tensor([0, 1], i64[2]), Tensor([2, 3], i64[2]), Tensor([4, 5], i64[2])]
     """
     [along] = axes_of(axis, x)
     length = x.shape[along]
-    given = integers(indices_or_sections, "indices_or_sections")
+    numbers = integers(indices_or_sections, "indices_or_sections")
     if isinstance(indices_or_sections, int):
-        [sections] = given
+        [sections] = numbers
         if sections < 1 or length % sections:
             raise ShapeError(f"length {length} is not {sections} equal sections")
         cuts = tuple(length // sections * i for i in range(1, sections))
     else:
-        cuts = given
+        cuts = numbers
     bounds = zip((None, *cuts), (*cuts, None), strict=True)
-    return [part(x, along, range(length)[first:end]) for first, end in bounds]
+    return [part(x, along, sliced(slice(first, end), length)) for first, end in bounds]
 
 
 @public
 def unstack(x: Tensor, /, axis: int = 0) -> tuple[Tensor, ...]:
-    """The slices of x along `axis`, without it.
+    """Split x into its slices along `axis`, without that axis.
 
-    x: [n, ...] -> n tensors [...] along axis 0. Raises `AxisRefused` for an axis that x does not
-    have.
+    x: [n, ...] -> n tensors [...] along axis 0. Raises `AxisRefused` if x has no such axis.
 
         >>> ml.unstack(ml.asarray([[1, 2], [3, 4]]))
         (Tensor([1, 2], i64[2]), Tensor([3, 4], i64[2]))
@@ -394,21 +391,22 @@ def unstack(x: Tensor, /, axis: int = 0) -> tuple[Tensor, ...]:
     return tuple(squeeze(part(x, along, place), along) for place in places)
 
 
-def part(x: Tensor, axis: int, positions: range) -> Tensor:
-    """The elements of x at these consecutive positions along an axis."""
-    if len(positions) == x.shape[axis]:
+def part(x: Tensor, axis: int, positions: range | Span) -> Tensor:
+    """Return the elements of x at these consecutive positions along an axis."""
+    count = len(positions) if isinstance(positions, range) else positions.length
+    if count == x.shape[axis]:
         return alias_of(x)
     start, length = [0] * x.ndim, list(x.shape)
-    start[axis], length[axis] = positions.start, len(positions)
+    start[axis], length[axis] = positions.start, count
     return op.slice(x, start=tuple(start), length=tuple(length), step=(1,) * x.ndim)
 
 
 @public
 def tile(x: Tensor, repetitions: Ints, /) -> Tensor:
-    """x repeated repetitions[i] times along axis i. The shorter one of shape and repetitions gets
-    ones in front.
+    """Repeat x repetitions[i] times along axis i. The shorter of shape and repetitions gets ones in
+    front.
 
-    x: [n] -> [n repetitions]. Raises `AttributeRefused` for a negative number.
+    x: [n] -> [n repetitions]. Raises `AttributeRefused` if a number is negative.
 
         >>> ml.tile(ml.asarray([1, 2]), (2,))
         Tensor([1, 2, 1, 2], i64[4])
@@ -416,21 +414,21 @@ def tile(x: Tensor, repetitions: Ints, /) -> Tensor:
     times, lengths = counts_of(repetitions, "repetitions"), type_of(x).shape
     ndim = max(len(times), len(lengths))
     times, lengths = (1,) * (ndim - len(times)) + times, (1,) * (ndim - len(lengths)) + lengths
-    apart = reshape(x, [m for n in lengths for m in (1, n)])
-    tiled = broadcast_to(apart, [m for k, n in zip(times, lengths, strict=True) for m in (k, n)])
+    spaced = reshape(x, [m for n in lengths for m in (1, n)])
+    tiled = broadcast_to(spaced, [m for k, n in zip(times, lengths, strict=True) for m in (k, n)])
     return reshape(tiled, [k * n for k, n in zip(times, lengths, strict=True)])
 
 
 @public
 def repeat(x: Tensor, repeats: Ints | Tensor, /, axis: int | None = None) -> Tensor:
-    """x with each element `repeats` times in a row along `axis` (None: flattened first).
+    """Repeat each element `repeats` times in a row along `axis` (None: flattened first).
 
-    `repeats` may be a vector of integers, one for each place along the axis: the host reads it, as
-    it decides the shape.
+    `repeats` may be a vector of integers, one for each place along the axis. The host reads it,
+    since it determines the shape.
 
-    x: [n, ...] -> [n repeats, ...] along axis 0. Raises `ShapeError` for a vector of another
-    length, `DTypeError` for one of other than integers, `AttributeRefused` for a negative number,
-    `AxisRefused` for an axis that x does not have.
+    x: [n, ...] -> [n repeats, ...] along axis 0. Raises `ShapeError` if `repeats` is a vector of
+    another length; `DTypeError` if `repeats` is not of integers; `AttributeRefused` if a number is
+    negative; `AxisRefused` if x has no such axis.
 
         >>> ml.repeat(ml.asarray([1, 2]), 2)
         Tensor([1, 1, 2, 2], i64[4])
@@ -450,7 +448,7 @@ def repeat(x: Tensor, repeats: Ints | Tensor, /, axis: int | None = None) -> Ten
 
 
 def _listed(repeats: Ints | Tensor) -> Ints:
-    """The numbers of `repeat`, where they come in a tensor."""
+    """Return the numbers of `repeat`, read back if they are a tensor."""
     if isinstance(repeats, np.ndarray):
         repeats = as_operand(repeats)
     if not isinstance(repeats, Tensor):
@@ -459,17 +457,17 @@ def _listed(repeats: Ints | Tensor) -> Ints:
         raise DTypeError("repeats are integers")
     if repeats.ndim > 1:
         raise ShapeError("repeats are a number or a vector")
-    found: Ints = repeats.tolist()
-    return found
+    counts: Ints = repeats.tolist()
+    return counts
 
 
 @public
 def roll(x: Tensor, /, shift: int | tuple[int, ...], axis: Axis = None) -> Tensor:
-    """x with every element moved `shift` places up along `axis` (None: in row-major order).
-    Elements moved beyond the end come to the front.
+    """Move every element `shift` places up along `axis` (None: in row-major order). Elements moved
+    beyond the end come to the front.
 
-    x: [...], and so is the result. Raises `AxisRefused` for an axis that x does not have,
-    `AttributeRefused` for shifts and axes that are not equally many.
+    x: [...], and so is the result. Raises `AxisRefused` if x has no such axis; `AttributeRefused`
+    unless shifts and axes are equally many.
 
         >>> ml.roll(ml.asarray([1, 2, 3]), 1)
         Tensor([3, 1, 2], i64[3])
@@ -479,10 +477,10 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...], axis: Axis = None) -> Tenso
 
 @public
 def rot90(x: Tensor, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
-    """x turned k times by 90 degrees, from the first of the two axes to the second.
+    """Rotate x k times by 90 degrees, from the first of the two axes to the second.
 
-    x: [m, n, ...] -> [n, m, ...] for an odd k. Raises `AxisRefused` for an axis that x does not
-    have, `AttributeRefused` for other than two axes.
+    x: [m, n, ...] -> [n, m, ...] for an odd k. Raises `AxisRefused` if x has no such axis;
+    `AttributeRefused` unless there are two axes.
 
         >>> ml.rot90(ml.asarray([[1, 2], [3, 4]]))
         Tensor([[2, 4],
@@ -505,23 +503,23 @@ def rot90(x: Tensor, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
 
 
 Border: TypeAlias = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
-"""What `pad` puts around a tensor."""
+"""Mode of `pad`."""
 
 
 @public
 def pad(
     x: Tensor, /, widths: int | Sequence[Any], value: complex = 0.0, *, mode: Border = "constant"
 ) -> Tensor:
-    """x with a border of `value`. `widths` counts its elements: one int for all sides, a pair
-    (before, after) for all axes, or a pair for each axis.
+    """Pad x with `value`. `widths` is one int for all sides, a pair (before, after) for all axes,
+    or a pair for each axis.
 
-    In another `mode` the border is of x itself: its "edge" again and again; x mirrored, where
-    "symmetric" repeats the edge and "reflect" does not; or "wrap", x from its other end. A border
-    wider than x goes on so. The modes are numpy's.
+    The other modes are numpy's: "edge" repeats the edge, "symmetric" mirrors x with the edge,
+    "reflect" without it, and "wrap" continues at the other end. A border wider than x repeats the
+    pattern.
 
-    x: [n, ...] -> [before + n + after, ...]. Raises `AttributeRefused` for negative widths, for
-    pairs that are not as many as the axes, for a value that integers do not have, and for another
-    mode, `ShapeError` for a border of elements that x does not have.
+    x: [n, ...] -> [before + n + after, ...]. Raises `AttributeRefused` if a width is negative, the
+    pairs are not as many as the axes, integers cannot hold the value, or the mode is unknown;
+    `ShapeError` if the border would consist of elements of an empty axis.
 
         >>> ml.pad(ml.asarray([1.0, 2.0]), 1)
         Tensor([0., 1., 2., 0.], f32[4])
@@ -544,8 +542,7 @@ def pad(
 
 
 def _bordered(x: Tensor, pairs: tuple[Pair, ...], mode: Border) -> Tensor:
-    """x with a border of its own elements: along each axis, those at places that go on to both
-    sides in a pattern."""
+    """Pad x with its own elements, by a pattern of places along each axis."""
     if mode not in get_args(Border):
         raise AttributeRefused(f"mode is one of {', '.join(get_args(Border))}, not {brief(mode)}")
     inferred(one_op("pad", widths=pairs), x)  # which refuses other widths

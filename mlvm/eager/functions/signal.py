@@ -1,8 +1,8 @@
-"""Spectra of short frames of a signal, the signal of such spectra, and windows.
+"""Short-time Fourier transforms, their inverse, and windows.
 
 `stft` and `istft` have PyTorch's meaning and arguments: a frame is `n_fft` samples times the
 window, and one comes every `hop_length` samples. The windows have numpy's names; `periodic` ones,
-of which shifted copies add up, are those for frames.
+whose shifted copies add up to a constant, are for frames.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
 from mlvm.core.ops.fft import Norm
 from mlvm.core.rules import require
 from mlvm.core.types import DType, f32, f64, i64
-from mlvm.eager.functions.arguments import integer, type_of
+from mlvm.eager.functions.arguments import integer, span, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.matrices import floating
@@ -26,10 +26,10 @@ from mlvm.eager.tensor.wrapper import public
 
 @public
 def hanning(n: int, *, periodic: bool = False, dtype: object = f32) -> Tensor:
-    """The window 1/2 - 1/2 cos(2 pi k / (n - 1)); of a `periodic` one n stands for n - 1.
+    """Return the window 1/2 - 1/2 cos(2 pi k / (n - 1)); a `periodic` one has n for n - 1.
 
-    The result: f[n]. Raises `AttributeRefused` for a negative n, `DTypeError` for a dtype of no
-    floats.
+    The result: f[n]. Raises `AttributeRefused` if n is negative; `DTypeError` if `dtype` is not a
+    float.
 
         >>> ml.hanning(4, periodic=True)
         Tensor([0. , 0.5, 1. , 0.5], f32[4])
@@ -39,10 +39,10 @@ def hanning(n: int, *, periodic: bool = False, dtype: object = f32) -> Tensor:
 
 @public
 def hamming(n: int, *, periodic: bool = False, dtype: object = f32) -> Tensor:
-    """The window 0.54 - 0.46 cos(2 pi k / (n - 1)); of a `periodic` one n stands for n - 1.
+    """Return the window 0.54 - 0.46 cos(2 pi k / (n - 1)); a `periodic` one has n for n - 1.
 
-    The result: f[n]. Raises `AttributeRefused` for a negative n, `DTypeError` for a dtype of no
-    floats.
+    The result: f[n]. Raises `AttributeRefused` if n is negative; `DTypeError` if `dtype` is not a
+    float.
 
         >>> ml.hamming(4, periodic=True)
         Tensor([0.08, 0.54, 1.  , 0.54], f32[4])
@@ -51,14 +51,14 @@ def hamming(n: int, *, periodic: bool = False, dtype: object = f32) -> Tensor:
 
 
 def _cosine(n: int, mean: float, periodic: bool, dtype: object) -> Tensor:
-    wanted = DType.of(dtype)
-    require("float", full((), 0.0, dtype=wanted).type)
+    target = DType.of(dtype)
+    require("float", full((), 0.0, dtype=target).type)
     length = _at_least(n, "n", 0)
     if length == 1:
-        return full((1,), 1.0, dtype=wanted)
+        return full((1,), 1.0, dtype=target)
     k = op.arange(start=0.0, stop=float(length), step=1.0, dtype=f64)
     turn = 2 * math.pi / max(length if periodic else length - 1, 1)
-    return astype(mean - (1 - mean) * op.cos(k * turn), wanted)
+    return astype(mean - (1 - mean) * op.cos(k * turn), target)
 
 
 @public
@@ -71,17 +71,17 @@ def stft(
     center: bool = True,
     normalized: bool = False,
 ) -> Tensor:
-    """The spectra of frames of `n_fft` samples, one every `hop_length` (a fourth of `n_fft`). Each
-    is multiplied by the window, of at most `n_fft` elements, which stands in its middle; without
-    one by 1.
+    """Compute the spectra of frames of `n_fft` samples, one every `hop_length` (default: a fourth
+    of `n_fft`). Each frame is multiplied by the window of at most `n_fft` elements, centred in the
+    frame; by 1 without one.
 
-    With `center` frame t is around the sample t * hop_length, and before the first sample and
-    behind the last the signal is reflected. `normalized` divides by sqrt(n_fft).
+    With `center`, frame t is centred at sample t * hop_length, and the signal is reflected at both
+    ends. `normalized` divides by sqrt(n_fft).
 
     x: [..., n], real or complex, integers as f32; window: f[k] -> c[..., n_fft // 2 + 1, frames],
-    or of a complex x c[..., n_fft, frames]. Raises `ShapeError` for an x without axes or too short
-    for a frame, and for a window that is no vector or too long, `DTypeError` for bools and for a
-    window of no floats, `AttributeRefused` for an `n_fft` or a `hop_length` below 1.
+    or of a complex x c[..., n_fft, frames]. Raises `ShapeError` if x has no axes or is too short
+    for a frame, or the window is not a vector or too long; `DTypeError` if x is bool, or the window
+    is not of floats; `AttributeRefused` if `n_fft` or `hop_length` is below 1.
 
         >>> ml.stft(ml.ones((2, 100)), 16, window=ml.hanning(16, periodic=True)).type
         c64[2,9,26]
@@ -118,15 +118,16 @@ def istft(
     normalized: bool = False,
     length: int | None = None,
 ) -> Tensor:
-    """The signal whose frames have these spectra, or the nearest to that in the mean of squares:
-    the frames times the window, added up and divided by the sum of the squared windows (Griffin and
-    Lim, Signal estimation from modified short-time Fourier transform, 1984). The arguments are
-    those of `stft`. Where no window reaches, it is 0.
+    """Reconstruct the signal whose frames have these spectra, or the nearest one in the mean of
+    squares (Griffin and Lim, Signal estimation from modified short-time Fourier transform, 1984).
+
+    The frames times the window are added up and divided by the sum of the squared windows. The
+    arguments are those of `stft`. Samples outside of all windows are 0.
 
     x: c[..., n_fft // 2 + 1, frames] -> f[..., n], or c[..., n_fft, frames] -> c[..., n]; n is
-    `length`, or what the frames reach. Raises `ShapeError` for other shapes, `DTypeError` for
-    spectra that are not complex and a window of no floats, `AttributeRefused` for an `n_fft` or a
-    `hop_length` below 1, and a negative `length`.
+    `length`, or the extent of the frames. Raises `ShapeError` if the shapes do not fit;
+    `DTypeError` if the spectra are not complex, or the window is not of floats; `AttributeRefused`
+    if `n_fft` or `hop_length` is below 1, or `length` is negative.
 
         >>> x = ml.sin(ml.arange(64) / 5.0)
         >>> w = ml.hanning(16, periodic=True)
@@ -155,10 +156,14 @@ def istft(
     reached = op.greater(weight, 1e-11)
     signal = total / op.where(reached, weight, constant(math.inf, weight.dtype))
     start = size // 2 if center else 0
-    wanted = reach - 2 * start if length is None else _at_least(length, "length", 0)
-    kept = part(signal, x.ndim - 2, range(start, min(reach, start + wanted)))
-    missing = wanted - kept.shape[-1]
-    return op.pad(kept, widths=((0, 0),) * (x.ndim - 2) + ((0, missing),)) if missing else kept
+    samples = reach - 2 * start if length is None else _at_least(length, "length", 0)
+    signal_part = part(signal, x.ndim - 2, span(start, min(reach, start + samples)))
+    missing = samples - signal_part.shape[-1]
+    return (
+        op.pad(signal_part, widths=((0, 0),) * (x.ndim - 2) + ((0, missing),))
+        if missing
+        else signal_part
+    )
 
 
 def _at_least(value: int, name: str, least: int) -> int:
@@ -169,13 +174,13 @@ def _at_least(value: int, name: str, least: int) -> int:
 
 
 def _sizes(n_fft: int, hop_length: int | None) -> tuple[int, int]:
-    """The length of a frame, and how far the next one is."""
+    """Return the length of a frame and the distance to the next."""
     size = _at_least(n_fft, "n_fft", 1)
     return size, _at_least(max(size // 4, 1) if hop_length is None else hop_length, "hop_length", 1)
 
 
 def _window(window: Tensor | None, size: int, dtype: DType) -> Tensor:
-    """The window with zeros on both sides of it, so many elements of that dtype."""
+    """Pad the window with zeros on both sides to `size` elements of that dtype."""
     if window is None:
         return full((size,), 1.0, dtype=dtype)
     require("float", type_of(window))
@@ -187,6 +192,6 @@ def _window(window: Tensor | None, size: int, dtype: DType) -> Tensor:
 
 
 def _places(frames: int, hop: int, size: int) -> Tensor:
-    """Which samples each frame has: i64[frames, size]."""
+    """Return the positions of the samples of each frame: i64[frames, size]."""
     starts = op.arange(start=0, stop=frames, step=1, dtype=i64) * hop
     return reshape(starts, (frames, 1)) + op.arange(start=0, stop=size, step=1, dtype=i64)

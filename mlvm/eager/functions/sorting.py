@@ -1,7 +1,7 @@
-"""Order: sorting, positions in what is sorted, and sets, as the Python Array API standard has them.
+"""Sorting, searching and sets, as in the Python Array API standard.
 
-All is composed of `sort` and `argsort`, which are stable and take nan for the largest. What is true
-of an order is true for bools too (False first); complex numbers have one only where a set needs it.
+All functions are composed of `sort` and `argsort`, which are stable and sort nan last. Bools are
+ordered, too (False first); complex numbers only inside of sets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, overload
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.rules import require
 from mlvm.core.types import bool_, f32, i64, u8
-from mlvm.eager.functions.arguments import axes_of, counts_of, integer, type_of
+from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype, between, take
 from mlvm.eager.functions.halves import through_f32
@@ -37,11 +37,10 @@ def sort(
     stable: bool = True,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The elements of x in order along `axis`; nan counts as the largest. The order is always
-    `stable`.
+    """Sort the elements of x along `axis`; nan counts as the largest. The order is always `stable`.
 
-    x: [...], any dtype but complex, and so is the result. Raises `AxisRefused` for an axis that x
-    does not have, `DTypeError` for complex numbers, which have no order.
+    x: [...], any dtype but complex, and so is the result. Raises `AxisRefused` if x has no such
+    axis; `DTypeError` if x is complex: complex numbers have no order.
 
         >>> ml.sort(ml.asarray([3.0, 1.0, 2.0]))
         Tensor([1., 2., 3.], f32[3])
@@ -62,8 +61,8 @@ def argsort(
     stable: bool = True,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The positions (i64) along `axis` of the elements that `sort` gives. Equal elements keep their
-    order, so it is always `stable`.
+    """Return the positions (i64) along `axis` of the elements in the order of `sort`. Equal
+    elements keep their order, so it is always `stable`.
 
     x: [...] -> i64[...]. Raises what `sort` raises.
 
@@ -76,13 +75,13 @@ def argsort(
 
 @public
 def topk(x: Tensor, /, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
-    """The k largest elements along `axis`, the largest first, and their positions (i64).
+    """Return the k largest elements along `axis`, the largest first, and their positions (i64).
 
     Of equal elements the first one comes first, and nan counts as the largest, as in
     `jax.lax.top_k`.
 
-    x: [..., n] -> [..., k] each. Raises `AttributeRefused` unless 0 <= k <= n, `AxisRefused` for an
-    axis that x does not have, `DTypeError` for complex numbers.
+    x: [..., n] -> [..., k] each. Raises `AttributeRefused` unless 0 <= k <= n; `AxisRefused` if x
+    has no such axis; `DTypeError` if an operand is complex.
 
         >>> ml.topk(ml.asarray([1.0, 5.0, 3.0]), 2)
         (Tensor([5., 3.], f32[2]), Tensor([1, 2], i64[2]))
@@ -92,7 +91,7 @@ def topk(x: Tensor, /, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
     if count > x.shape[along]:
         raise AttributeRefused(f"k must be at most {x.shape[along]}, not {count}")
     order = argsort(x, axis=along, descending=True)
-    indices = part(order, along, range(count))
+    indices = part(order, along, span(count))
     return op.take_along_axis(x, indices, axis=along), indices
 
 
@@ -100,15 +99,15 @@ def topk(x: Tensor, /, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
 def searchsorted(
     x1: Tensor, x2: Operand, /, *, side: Side = "left", sorter: Tensor | None = None
 ) -> Tensor:
-    """Where each element of x2 would go into the vector x1, which is in order, or which `sorter`,
-    as `argsort` gives it, puts in order: i64, in the shape of x2.
+    """Return the position at which to insert each element of x2 into the sorted vector x1: i64, in
+    the shape of x2. `sorter`, as `argsort` returns it, sorts an unsorted x1.
 
-    With "left" it goes before equal elements, with "right" behind them. x2 may be a number.
+    With "left" the position is before equal elements, with "right" behind them. x2 may be a number.
 
-    x1: [n], x2: [...] -> i64[...]. Raises `ShapeError` for an x1 that is no vector and for a
-    `sorter` of another length, `AttributeRefused` for another side, `DTypeError` for complex
-    numbers, for dtypes that do not promote and for a `sorter` that is no integers,
-    `PositionRefused` for a place in it that x1 does not have.
+    x1: [n], x2: [...] -> i64[...]. Raises `ShapeError` if x1 is not a vector, or `sorter` has
+    another length; `AttributeRefused` if the side is unknown; `DTypeError` if an operand is
+    complex, the dtypes do not promote, or `sorter` is not of integers; `PositionRefused` if
+    `sorter` has a position outside x1.
 
         >>> ml.searchsorted(ml.asarray([1.0, 3.0, 5.0]), ml.asarray([0.0, 3.0, 9.0]))
         Tensor([0, 1, 3], i64[3])
@@ -125,20 +124,20 @@ def searchsorted(
         x1 = take(x1, sorter)
     # In the order of both together, so many elements of x1 stand before one of x2 as its place
     # there is beyond its place among those of x2 alone.
-    wanted = reshape(x2, -1)
-    both = concat([wanted, x1] if side == "left" else [x1, wanted])
+    keys = reshape(x2, -1)
+    both = concat([keys, x1] if side == "left" else [x1, keys])
     first = 0 if side == "left" else x1.size
-    places = part(_places(op.argsort(both)), 0, range(first, first + wanted.size))
-    return reshape(places - _places(op.argsort(wanted)), x2.shape)
+    places = part(_places(op.argsort(both)), 0, span(first, first + keys.size))
+    return reshape(places - _places(op.argsort(keys)), x2.shape)
 
 
 def _places(order: Tensor) -> Tensor:
-    """The inverse of a permutation: the place of each element in that order."""
+    """Invert a permutation: return the position of each element in that order."""
     return op.argsort(order)
 
 
 def _ordered(x: Tensor) -> Tensor:
-    """x, with numbers for bools. Raises `DTypeError`, which names the function, for no order."""
+    """Convert bools to numbers. Raises `DTypeError` if x is complex, and so has no order."""
     type = type_of(x)
     if type.dtype.kind == "complex":
         raise DTypeError("complex numbers have no order; take real, imag or abs")
@@ -149,7 +148,7 @@ def _ordered(x: Tensor) -> Tensor:
 
 
 class UniqueAllResult(NamedTuple):
-    """What `unique_all` gives."""
+    """Result of `unique_all`."""
 
     values: Tensor
     indices: Tensor
@@ -158,22 +157,22 @@ class UniqueAllResult(NamedTuple):
 
 
 class UniqueCountsResult(NamedTuple):
-    """What `unique_counts` gives."""
+    """Result of `unique_counts`."""
 
     values: Tensor
     counts: Tensor
 
 
 class UniqueInverseResult(NamedTuple):
-    """What `unique_inverse` gives."""
+    """Result of `unique_inverse`."""
 
     values: Tensor
     inverse_indices: Tensor
 
 
 class _Sorted:
-    """The elements of x in order, as a vector, and where an element differs from the last. With
-    `equal_nan` one nan does not differ from another."""
+    """Sorted elements of x as a vector, and the places where groups of equal elements start. With
+    `equal_nan`, nans are equal."""
 
     def __init__(self, x: Tensor, equal_nan: bool = False) -> None:
         type_of(x)
@@ -182,25 +181,25 @@ class _Sorted:
         self.order = _any_order(flat)
         self.values = take(flat, self.order)
         rest = range(1, flat.size)
-        before = part(self.values, 0, range(flat.size - 1) if flat.size else range(0))
+        before = part(self.values, 0, span(flat.size - 1) if flat.size else span(0))
         changes = _differ(part(self.values, 0, rest), before, equal_nan)
         self.starts = concat([full(min(1, flat.size), True), changes])
 
     def chosen(self, x: Tensor) -> Tensor:
-        """The elements of x at the first of equal elements."""
+        """Return the elements of x at the first of equal elements."""
         return op.boolean_index(x, self.starts)
 
     def inverse(self) -> Tensor:
-        """For each element of x the place of its value among the different ones."""
+        """Return for each element of x the position of its value among the distinct ones."""
         groups = cumulative_sum(astype(self.starts, "i64")) - 1
         return reshape(take(groups, _places(self.order)), self.shape)
 
     def counts(self) -> Tensor:
-        """How often each different value is there."""
+        """Count each distinct value."""
         size = self.order.size
         [starts] = reshape(op.nonzero_indices(self.starts), (1, -1))
-        ends = concat([part(starts, 0, range(min(1, starts.size), starts.size)), full(1, size)])
-        return part(ends, 0, range(starts.size)) - starts
+        ends = concat([part(starts, 0, span(min(1, starts.size), starts.size)), full(1, size)])
+        return part(ends, 0, span(starts.size)) - starts
 
 
 def _differ(x: Tensor, y: Tensor, equal_nan: bool) -> Tensor:
@@ -212,7 +211,7 @@ def _differ(x: Tensor, y: Tensor, equal_nan: bool) -> Tensor:
 
 
 def _any_order(flat: Tensor) -> Tensor:
-    """An order of a vector that puts equal elements side by side, the first of them first."""
+    """Return an order of a vector in which equal elements are adjacent, in their original order."""
     if flat.dtype.kind != "complex":
         return argsort(flat)
     by_imag = op.argsort(op.imag(flat))
@@ -221,8 +220,8 @@ def _any_order(flat: Tensor) -> Tensor:
 
 @public
 def unique_all(x: Tensor, /) -> UniqueAllResult:
-    """The different values in x, in order; for each the position (i64) of the first in the
-    flattened x, and its count (i64); for each element of x the place of its value.
+    """Return the distinct values in x, sorted; the position (i64) of the first of each in the
+    flattened x, and its count (i64); and for each element of x the position of its value.
 
     Each nan is different from all others, and 0.0 and -0.0 are equal. Gradients flow into `values`.
 
@@ -231,49 +230,49 @@ def unique_all(x: Tensor, /) -> UniqueAllResult:
         >>> ml.unique_all(ml.asarray([3, 1, 3])).indices
         Tensor([1, 0], i64[2])
     """
-    found = _Sorted(x)
-    values, indices = found.chosen(found.values), found.chosen(found.order)
-    return UniqueAllResult(values, indices, found.inverse(), found.counts())
+    groups = _Sorted(x)
+    values, indices = groups.chosen(groups.values), groups.chosen(groups.order)
+    return UniqueAllResult(values, indices, groups.inverse(), groups.counts())
 
 
 @public
 def unique_counts(x: Tensor, /) -> UniqueCountsResult:
-    """The different values in x, in order, and their counts (i64), as `unique_all` tells them.
+    """Return the distinct values in x, sorted, and their counts (i64), as in `unique_all`.
 
     x: [...], any dtype -> values [n] and counts i64[n].
 
         >>> ml.unique_counts(ml.asarray([3, 1, 3])).counts
         Tensor([1, 2], i64[2])
     """
-    found = _Sorted(x)
-    return UniqueCountsResult(found.chosen(found.values), found.counts())
+    groups = _Sorted(x)
+    return UniqueCountsResult(groups.chosen(groups.values), groups.counts())
 
 
 @public
 def unique_inverse(x: Tensor, /) -> UniqueInverseResult:
-    """The different values in x, in order, and for each element of x the place (i64) of its value
-    there, as `unique_all` tells them.
+    """Return the distinct values in x, sorted, and for each element of x the position (i64) of its
+    value, as in `unique_all`.
 
     x: [...], any dtype -> values [n] and inverse_indices i64[...].
 
         >>> ml.unique_inverse(ml.asarray([3, 1, 3])).inverse_indices
         Tensor([1, 0, 1], i64[3])
     """
-    found = _Sorted(x)
-    return UniqueInverseResult(found.chosen(found.values), found.inverse())
+    groups = _Sorted(x)
+    return UniqueInverseResult(groups.chosen(groups.values), groups.inverse())
 
 
 @public
 def unique_values(x: Tensor, /) -> Tensor:
-    """The different values in x, in order, as a vector. Each nan is different from all others.
+    """Return the distinct values in x, sorted, as a vector. Nans are distinct.
 
     x: [...] -> [n], the same dtype.
 
         >>> ml.unique_values(ml.asarray([3, 1, 3]))
         Tensor([1, 3], i64[2])
     """
-    found = _Sorted(x)
-    return found.chosen(found.values)
+    groups = _Sorted(x)
+    return groups.chosen(groups.values)
 
 
 @overload
@@ -306,39 +305,39 @@ def unique(
     *,
     equal_nan: bool = True,
 ) -> Any:
-    """The different values in x, in order, or the different slices along `axis`, in the order of
-    their first elements that differ. What else is asked for follows it: the positions of the first
-    ones, for each element the place of its value, and counts, all i64, as `unique_all` has them.
-    With `equal_nan` one nan is equal to another. Gradients flow into the values.
+    """Return the distinct values in x, sorted, or the distinct slices along `axis`, in
+    lexicographic order. The other results follow on request: positions of the first ones, for each
+    element the position of its value, and counts, all i64, as in `unique_all`. With `equal_nan`,
+    nans are equal. Gradients flow into the values.
 
     x: [...], any dtype, not complex for an axis -> [n], or the shape of x with n along the axis.
-    Raises `AxisRefused` for an axis that x does not have, `DTypeError` for slices of complex
-    numbers, which have no order.
+    Raises `AxisRefused` if x has no such axis; `DTypeError` if x is complex and `axis` is given:
+    complex numbers have no order.
 
         >>> ml.unique(ml.asarray([[1, 2], [0, 5], [1, 2]]), axis=0)
         Tensor([[0, 5],
                 [1, 2]], i64[2,2])
     """
     if axis is None:
-        found = _Sorted(x, equal_nan)
-        values = found.chosen(found.values)
+        groups = _Sorted(x, equal_nan)
+        values = groups.chosen(groups.values)
     else:
         [along] = axes_of(axis, x)
-        found = _Sorted(_ranks(_ordered(moveaxis(x, along, 0)), equal_nan))
-        values = op.take(x, found.chosen(found.order), axis=along)
+        groups = _Sorted(_ranks(_ordered(moveaxis(x, along, 0)), equal_nan))
+        values = op.take(x, groups.chosen(groups.order), axis=along)
     more: list[Tensor] = []
     if return_index:
-        more.append(found.chosen(found.order))
+        more.append(groups.chosen(groups.order))
     if return_inverse:
-        more.append(found.inverse())
+        more.append(groups.inverse())
     if return_counts:
-        more.append(found.counts())
+        more.append(groups.counts())
     return (values, *more) if more else values
 
 
 def _ranks(x: Tensor, equal_nan: bool) -> Tensor:
-    """For each row of x a number, by which rows are in order: equal rows have the same. Columns
-    are numbered by themselves, and then neighbours together, until one is left."""
+    """Return the lexicographic rank of each row of x; equal rows have equal ranks. Columns are
+    ranked separately, then in pairs, until one is left."""
     n = x.shape[0]
     ranks = _dense(reshape(x, (n, math.prod(x.shape[1:]))), equal_nan)
     while (columns := ranks.shape[1]) > 1:
@@ -353,12 +352,13 @@ def _ranks(x: Tensor, equal_nan: bool) -> Tensor:
 
 
 def _dense(x: Tensor, equal_nan: bool) -> Tensor:
-    """For each element of x[n, m] how many different ones in its column are before it: i64."""
+    """Return the number of smaller distinct elements in its column for each element of x[n, m]:
+    i64."""
     order = op.argsort(x, axis=0)
     values = op.take_along_axis(x, order, axis=0)
     n = x.shape[0]
     changes = _differ(
-        part(values, 0, range(min(1, n), n)), part(values, 0, range(max(0, n - 1))), equal_nan
+        part(values, 0, span(min(1, n), n)), part(values, 0, span(max(0, n - 1))), equal_nan
     )
     ranks = op.cumulative_sum(op.pad(astype(changes, i64), widths=((min(1, n), 0), (0, 0))), axis=0)
     return op.take_along_axis(ranks, op.argsort(order, axis=0), axis=0)
@@ -369,12 +369,12 @@ def _dense(x: Tensor, equal_nan: bool) -> Tensor:
 def interp(
     x: Tensor, xp: Tensor, fp: Tensor, left: Operand | None = None, right: Operand | None = None
 ) -> Tensor:
-    """The function that goes straight from point to point (xp, fp), at x. Before the first of them
-    it is `left`, the first fp unless that is given; behind the last `right`, likewise.
+    """Interpolate linearly between the points (xp, fp), at x. Before the first point it is `left`
+    (default: the first fp), behind the last one `right` (default: the last fp).
 
     x: [...], xp: [n] in order, fp: [n], floats, or integers as f32 -> f[...]. Raises `ShapeError`
-    for xp and fp that are not vectors of one length, or empty, `DTypeError` for bools and for
-    complex numbers.
+    if xp and fp are not nonempty vectors of equal length; `DTypeError` if an operand is bool or
+    complex.
 
         >>> ml.interp(ml.asarray([0.5, 9.0]), ml.asarray([0.0, 1.0]), ml.asarray([2.0, 4.0]))
         Tensor([3., 4.], f32[2])
@@ -390,23 +390,23 @@ def interp(
     x0, x1, f0, f1 = [op.take(each, at, axis=0) for each in (xp, fp) for at in (below, above)]
     wide = x1 - x0
     wide = op.where(op.equal(wide, 0.0), constant(1.0, wide.dtype), wide)
-    found = between(f0, f1, (x - x0) / wide)
+    y = between(f0, f1, (x - x0) / wide)
     ends = [(op.less, 0, left), (op.greater, n - 1, right)]
     for is_beyond, at, value in ends:
-        end = part(fp, 0, range(at, at + 1)) if value is None else as_operand(value, found)
+        end = part(fp, 0, span(at, at + 1)) if value is None else as_operand(value, y)
         end = reshape(end, ()) if end.size == 1 else end
-        edge = reshape(part(xp, 0, range(at, at + 1)), ())
-        found = op.where(is_beyond(x, edge), end, found)
-    return found
+        edge = reshape(part(xp, 0, span(at, at + 1)), ())
+        y = op.where(is_beyond(x, edge), end, y)
+    return y
 
 
 @public
 def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
-    """Whether each element of x1 is equal to one of x2, or with `invert` to none. One of the two
-    may be a number. nan is equal to nothing.
+    """Test for each element of x1 whether it is equal to an element of x2, or with `invert` to
+    none. One of the two may be a number. nan is equal to nothing.
 
-    x1: [...] -> bool[...], for an x2 of any shape. Raises `DTypeError` for two numbers, and for
-    dtypes that do not promote.
+    x1: [...] -> bool[...], for an x2 of any shape. Raises `DTypeError` if both are numbers or the
+    dtypes do not promote.
 
         >>> ml.isin(ml.asarray([1, 2, 3]), ml.asarray([2, 5]))
         Tensor([False,  True, False], bool[3])
@@ -419,9 +419,9 @@ def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
     if values.size == 0:
         return full(x1.shape, invert)
     if "complex" in (x1.dtype.kind, values.dtype.kind):  # no order: all with all
-        found = op.any(op.equal(reshape(x1, (*x1.shape, 1)), values), axis=-1)
+        matches = op.any(op.equal(reshape(x1, (*x1.shape, 1)), values), axis=-1)
     else:
         values = sort(values)
         place = op.minimum(searchsorted(values, x1), values.size - 1)
-        found = op.equal(take(values, place), x1)
-    return op.logical_not(found) if invert else found
+        matches = op.equal(take(values, place), x1)
+    return op.logical_not(matches) if invert else matches

@@ -1,5 +1,5 @@
-"""Elementwise functions of a few ops each: near equality, what stands for nan, interpolation, and
-special functions beside those that are ops."""
+"""Composite elementwise functions: near equality, replacement of nan, interpolation, and special
+functions that are not ops."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from mlvm.eager.tensor.wrapper import public
 def isclose(
     x: Tensor, y: Operand, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Tensor:
-    """Whether |x - y| <= atol + rtol |y|, elementwise, with broadcasting. Equal infinities are
-    close; nan is to nan with `equal_nan`.
+    """Test |x - y| <= atol + rtol |y|, elementwise, with broadcasting. Equal infinities are close;
+    so are nans with `equal_nan`.
 
-    x and y: shapes that broadcast to [...], any dtype -> bool[...]. Raises `ShapeError` for other
-    shapes, `DTypeError` for dtypes that do not promote.
+    x and y: shapes that broadcast to [...], any dtype -> bool[...]. Raises `ShapeError` if the
+    shapes do not fit; `DTypeError` if the dtypes do not promote.
 
         >>> ml.isclose(ml.asarray([1.0, 2.0]), ml.asarray([1.000001, 2.1]))
         Tensor([ True, False], bool[2])
@@ -57,7 +57,7 @@ def isclose(
 def allclose(
     x: Tensor, y: Operand, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Tensor:
-    """Whether all elements are close, as `isclose` says.
+    """Test whether all elements are close, as in `isclose`.
 
     x and y: shapes [...] that broadcast, any dtype -> bool[]. Raises what `isclose` raises.
 
@@ -69,10 +69,10 @@ def allclose(
 
 @public
 def array_equal(x: Tensor, y: Tensor, /, equal_nan: bool = False) -> Tensor:
-    """Whether two tensors have the same shape and equal elements; nan is equal to nan with
-    `equal_nan`.
+    """Test whether two tensors have the same shape and equal elements; with `equal_nan`, nans are
+    equal.
 
-    x and y: [...], any dtype -> bool[]. Raises `DTypeError` for dtypes that do not promote.
+    x and y: [...], any dtype -> bool[]. Raises `DTypeError` if the dtypes do not promote.
 
         >>> ml.array_equal(ml.asarray([1, 2]), ml.asarray([1, 2, 3]))
         Tensor(False, bool[])
@@ -92,10 +92,10 @@ def array_equal(x: Tensor, y: Tensor, /, equal_nan: bool = False) -> Tensor:
 def nan_to_num(
     x: Tensor, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
-    """x with numbers for nan, inf and -inf; None is the largest that the dtype has, and the least.
-    Of complex numbers both parts.
+    """Replace nan, inf and -inf by numbers; None is the largest and the least number of the dtype.
+    Complex numbers are replaced part by part.
 
-    x: [...], any dtype, and so is the result. Raises `DTypeError` for what is no tensor, array or
+    x: [...], any dtype, and so is the result. Raises `DTypeError` if x is not a tensor, array or
     list.
 
         >>> ml.nan_to_num(ml.asarray([1.0, ml.nan, ml.inf]), posinf=9.0)
@@ -107,22 +107,22 @@ def nan_to_num(
         parts = [nan_to_num(each, nan, posinf, neginf) for each in (op.real(x), op.imag(x))]
         return parts[0] + parts[1] * constant(1j, x.dtype)
     limits = finfo(x.dtype)
-    for found, value in (
+    for mask, value in (
         (op.isnan(x), nan),
         (op.equal(x, math.inf), limits.max if posinf is None else posinf),
         (op.equal(x, -math.inf), limits.min if neginf is None else neginf),
     ):
-        x = op.where(found, constant(float(value), x.dtype), x)
+        x = op.where(mask, constant(float(value), x.dtype), x)
     return x
 
 
 @public
 @through_f32
 def lerp(x: Tensor, y: Operand, weight: Operand, /) -> Tensor:
-    """x + weight (y - x), elementwise, with broadcasting: exactly x at 0 and y at 1.
+    """Compute x + weight (y - x), elementwise, with broadcasting: exactly x at 0 and y at 1.
 
     x, y and weight: shapes that broadcast to [...], floats or complex numbers -> [...]. Raises
-    `ShapeError` for other shapes, `DTypeError` for other dtypes.
+    `ShapeError` if the shapes do not fit; `DTypeError` if the dtypes are others.
 
         >>> ml.lerp(ml.asarray([0.0, 10.0]), 20.0, 0.25)
         Tensor([ 5. , 12.5], f32[2])
@@ -133,11 +133,11 @@ def lerp(x: Tensor, y: Operand, weight: Operand, /) -> Tensor:
 
 @public
 def fmod(x: Tensor, y: Operand, /) -> Tensor:
-    """What is left of x / y when its quotient is truncated: `remainder` with the sign of x, as in
-    C. An integer and zero give 0.
+    """Compute the remainder of x / y with a truncated quotient: `remainder` with the sign of x, as
+    in C. An integer modulo zero is 0.
 
     x and y: shapes that broadcast to [...], integers or floats -> [...], the dtype that they
-    promote to. Raises `ShapeError` for other shapes, `DTypeError` for other dtypes.
+    promote to. Raises `ShapeError` if the shapes do not fit; `DTypeError` if the dtypes are others.
 
         >>> ml.fmod(ml.asarray([7, -7]), 3)
         Tensor([ 1, -1], i64[2])
@@ -159,11 +159,11 @@ def fmod(x: Tensor, y: Operand, /) -> Tensor:
 @public
 @in_f32
 def xlogy(x: Tensor, y: Operand, /) -> Tensor:
-    """x log(y), elementwise, with broadcasting; 0 where x is 0 and log(y) is no number, as in an
-    entropy. There the gradient is 0.
+    """Compute x log(y), elementwise, with broadcasting; 0 if x is 0 and log(y) is not a number, as
+    in an entropy. There the gradient is 0.
 
     x and y: shapes that broadcast to [...], floats, or integers as f32 -> f[...]. Raises
-    `ShapeError` for other shapes, `DTypeError` for bools and complex numbers.
+    `ShapeError` if the shapes do not fit; `DTypeError` if an operand is bool or complex.
 
         >>> ml.xlogy(ml.asarray([0.0, 2.0]), ml.asarray([0.0, 1.0]))
         Tensor([0., 0.], f32[2])
@@ -180,11 +180,11 @@ def xlogy(x: Tensor, y: Operand, /) -> Tensor:
 
 @public
 def polygamma(n: int, x: Tensor, /) -> Tensor:
-    """The n-th derivative of `digamma`, which is itself that of `lgamma`. At 0, -1, -2, ... it is
-    inf for an odd n, else nan.
+    """Return the n-th derivative of `digamma`, which is itself that of `lgamma`. At 0, -1, -2, ...
+    it is inf for an odd n, else nan.
 
     x: [...], any dtype but complex; integers and bools as f32 -> f[...]. Raises `AttributeRefused`
-    for an n that is not 0 .. 100, `DTypeError` for complex numbers.
+    if n is not in 0 .. 100; `DTypeError` if an operand is complex.
 
         >>> ml.polygamma(1, ml.asarray([1.0]))
         Tensor([1.644934], f32[1])
@@ -196,10 +196,10 @@ def polygamma(n: int, x: Tensor, /) -> Tensor:
 @public
 @in_f32
 def logit(x: Tensor, /) -> Tensor:
-    """log(x / (1 - x)), the inverse of `sigmoid`, accurate also near 1/2, where it is 0; -inf at 0,
-    inf at 1, nan outside.
+    """Compute log(x / (1 - x)), the inverse of `sigmoid`, accurate also near 1/2, where it is 0;
+    -inf at 0, inf at 1, nan outside.
 
-    x: [...], floats -> f[...]. Raises `DTypeError` for other than floats.
+    x: [...], floats -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.logit(ml.asarray([0.5, 0.75]))
         Tensor([0.       , 1.0986123], f32[2])
@@ -229,11 +229,11 @@ points, to a relative error of 4e-17."""
 @public
 @in_f32
 def i0(x: Tensor, /) -> Tensor:
-    """The modified Bessel function of the first kind and order 0: the sum of (x^2 / 4)^k / (k!)^2,
-    and from |x| = 8 on e^|x| / sqrt(|x|) times a polynomial of 1 / |x|, as in `numpy.i0`. Its
-    relative error is below 1e-15 in f64.
+    """Compute the modified Bessel function of the first kind and order 0, as in `numpy.i0`. It is
+    the sum of (x^2 / 4)^k / (k!)^2 below |x| = 8, and then e^|x| / sqrt(|x|) times a polynomial of
+    1 / |x|. The relative error is below 1e-15 in f64.
 
-    x: [...], floats -> f[...]. Raises `DTypeError` for other than floats.
+    x: [...], floats -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.i0(ml.asarray([0.0, 1.0]))
         Tensor([1.       , 1.2660658], f32[2])
@@ -249,7 +249,7 @@ def i0(x: Tensor, /) -> Tensor:
 
 
 def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
-    """Horner's rule, the highest power first."""
+    """Evaluate a polynomial by Horner's rule, the highest power first."""
     result = x * coefficients[0] + coefficients[1]
     for each in coefficients[2:]:
         result = result * x + each

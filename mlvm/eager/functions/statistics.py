@@ -1,6 +1,6 @@
-"""What many numbers are like: quantiles, what is left without nan, averages, covariances, counts.
+"""Statistics: quantiles, reductions without nan, averages, covariances, counts.
 
-Names and meaning are numpy's, as JAX has them; `correction` is the standard's word for `ddof`.
+Names and meaning are numpy's, as in JAX; `correction` is the standard's word for `ddof`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.rules import Axis, is_real, require
 from mlvm.core.types import Array, f64, i64
-from mlvm.eager.functions.arguments import axes_of, counts_of, integer, type_of
+from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.functions.elements import astype, stop_gradient
 from mlvm.eager.functions.halves import in_f32, rounded, widened
@@ -48,16 +48,16 @@ _METHODS: Final = get_args(Method)
 def quantile(
     x: Tensor, q: Numbers, axis: Axis = None, *, method: Method = "linear", keepdims: bool = False
 ) -> Tensor:
-    """The values below which the part q of the elements along `axis` lies: the element at place
-    q (n - 1) in order. Between two elements: a mean with weights ("linear"), the "lower", the
-    "higher", their "midpoint", or the "nearest". Where one is nan, the result is nan.
+    """Compute quantiles along `axis`: the element at position q (n - 1) of the sorted elements.
+    `method` decides between two elements: a weighted mean ("linear"), the "lower", the "higher",
+    their "midpoint", or the "nearest". If an element is nan, the result is nan.
 
-    x: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any shape,
-    whose axes come first -> f[*q.shape, ...], the shape of x without the axes, or with 1 in their
-    place if `keepdims`. Where a q that is a tensor is not in 0 .. 1, the result is nan. Raises
-    `AttributeRefused` for a number that is not, and for another method, `ShapeError` for no
-    elements, `AxisRefused` for an axis that x does not have, `DTypeError` for complex numbers, and
-    for a q of no floats.
+    x: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any shape
+    -> f[*q.shape, ...], followed by the shape of x without the axes (with 1 in their place if
+    `keepdims`). The result is nan for elements of a tensor q that are not in 0 .. 1. Raises
+    `AttributeRefused` if a number q is not in 0 .. 1 or the method is unknown; `ShapeError` if
+    there are no elements; `AxisRefused` if x has no such axis; `DTypeError` if x is complex or q is
+    not of floats.
 
         >>> ml.quantile(ml.asarray([3.0, 1.0, 2.0]), 0.25)
         Tensor(1.5, f32[])
@@ -68,7 +68,7 @@ def quantile(
 def _quantile(
     x: Tensor, q: Numbers, most: float, axis: Axis, method: Method, keepdims: bool
 ) -> Tensor:
-    """`quantile` for a q of 0 .. most."""
+    """Compute `quantile` for q in 0 .. most."""
     if method not in _METHODS:
         raise AttributeRefused(f"method is one of {', '.join(_METHODS)}, not {brief(method)}")
     x = floating(x)
@@ -92,21 +92,21 @@ def _quantile(
     }[method]
     between = below + (above - below) * astype(weight, rows.dtype)
     result = op.where(op.equal(below, above), below, between)
-    last = part(rows, rows.ndim - 1, range(rows.shape[-1] - 1, rows.shape[-1]))
-    known = op.logical_not(op.isnan(reshape(last, (*rows.shape[:-1], *[1] * share.ndim))))
-    known = op.logical_and(known, valid)
-    result = rounded(op.where(known, result, constant(math.nan, rows.dtype)), x.dtype)
+    last = part(rows, rows.ndim - 1, span(rows.shape[-1] - 1, rows.shape[-1]))
+    is_defined = op.logical_not(op.isnan(reshape(last, (*rows.shape[:-1], *[1] * share.ndim))))
+    is_defined = op.logical_and(is_defined, valid)
+    result = rounded(op.where(is_defined, result, constant(math.nan, rows.dtype)), x.dtype)
     behind = tuple(range(rows.ndim - 1, result.ndim))
     result = moveaxis(result, behind, tuple(range(share.ndim)))
     if not keepdims:
         return result
     axes = axes_of(axis, x)
-    kept = [1 if i in axes else n for i, n in enumerate(x.shape)]
-    return reshape(result, (*share.shape, *kept))
+    lengths = [1 if i in axes else n for i, n in enumerate(x.shape)]
+    return reshape(result, (*share.shape, *lengths))
 
 
 def _share(q: Numbers, most: float) -> Tensor:
-    """q / most in f64, in which places are exact."""
+    """Return q / most in f64, in which positions are exact."""
     if is_real(q):
         number = float(q)
         if not 0 <= number <= most:
@@ -118,7 +118,7 @@ def _share(q: Numbers, most: float) -> Tensor:
 
 
 def _rows(x: Tensor, axis: Axis) -> Tensor:
-    """x with what is reduced along the last axis."""
+    """Move the axes to reduce into one last axis."""
     axes = axes_of(axis, x)
     rest = [i for i in range(x.ndim) if i not in axes]
     count = math.prod(x.shape[i] for i in axes)
@@ -129,7 +129,7 @@ def _rows(x: Tensor, axis: Axis) -> Tensor:
 def percentile(
     x: Tensor, q: Numbers, axis: Axis = None, *, method: Method = "linear", keepdims: bool = False
 ) -> Tensor:
-    """`quantile`, with q in 0 .. 100.
+    """Compute `quantile` for q in 0 .. 100.
 
     x: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any shape
     -> f[*q.shape, ...]. Raises what `quantile` raises.
@@ -142,11 +142,11 @@ def percentile(
 
 @public
 def median(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """The middle of the elements along `axis` in order, or the mean of the two in the middle.
+    """Return the middle of the sorted elements along `axis`, or the mean of the two in the middle.
 
     x: [...], any dtype but complex, integers and bools as f32 -> f, the shape of x without the
-    axes, or with 1 in their place if `keepdims`. Raises `ShapeError` for no elements, `AxisRefused`
-    for an axis that x does not have, `DTypeError` for complex numbers.
+    axes, or with 1 in their place if `keepdims`. Raises `ShapeError` if there are no elements;
+    `AxisRefused` if x has no such axis; `DTypeError` if an operand is complex.
 
         >>> ml.median(ml.asarray([3.0, 1.0, 2.0, 9.0]))
         Tensor(2.5, f32[])
@@ -158,7 +158,7 @@ def median(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
 
 
 def _without_nan(x: Tensor, value: float) -> Tensor:
-    """x with a value in the place of each nan."""
+    """Replace each nan by a value."""
     return op.where(op.isnan(x), constant(value, x.dtype), x)
 
 
@@ -166,23 +166,23 @@ def _without_nan(x: Tensor, value: float) -> Tensor:
 def nansum(
     x: Tensor, /, axis: Axis = None, *, dtype: object = None, keepdims: bool = False
 ) -> Tensor:
-    """`sum` of what is not nan; 0 where all is.
+    """Sum the elements that are not nan; 0 if all are.
 
     x: [...], any dtype but bool. The result: the shape and dtype that `sum` has. Raises
-    `AxisRefused` for an axis that x does not have, `DTypeError` for bools.
+    `AxisRefused` if x has no such axis; `DTypeError` if an operand is bool.
 
         >>> ml.nansum(ml.asarray([1.0, ml.nan, 3.0]))
         Tensor(4., f32[])
     """
     require("numeric", type_of(x))
-    known = _without_nan(x, 0.0) if x.dtype.is_inexact else x
-    return op.sum(known, axis=axis, dtype=dtype, keepdims=keepdims)
+    numbers = _without_nan(x, 0.0) if x.dtype.is_inexact else x
+    return op.sum(numbers, axis=axis, dtype=dtype, keepdims=keepdims)
 
 
 @public
 @in_f32
 def nanmean(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """`mean` of what is not nan; nan where all is.
+    """Average the elements that are not nan; nan if all are.
 
     x: [...], any dtype but bool, integers as f32 -> the shape of x without the axes, or with 1 in
     their place if `keepdims`. Raises what `nansum` raises.
@@ -193,13 +193,13 @@ def nanmean(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tenso
     require("numeric", type_of(x))
     x = floating(x)
     total = op.sum(_without_nan(x, 0.0), axis=axis, keepdims=keepdims)
-    return total / _known(x, axis, keepdims)
+    return total / _count_numbers(x, axis, keepdims)
 
 
-def _known(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """How many elements are not nan."""
-    known = astype(op.logical_not(op.isnan(x)), x.dtype.real)
-    return op.sum(known, axis=axis, keepdims=keepdims)
+def _count_numbers(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
+    """Count the elements that are not nan."""
+    is_number = astype(op.logical_not(op.isnan(x)), x.dtype.real)
+    return op.sum(is_number, axis=axis, keepdims=keepdims)
 
 
 @public
@@ -207,11 +207,12 @@ def _known(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
 def nanvar(
     x: Tensor, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
 ) -> Tensor:
-    """`var` of what is not nan; nan where no more than `correction` elements are left.
+    """Compute the variance of the elements that are not nan; nan unless there are more than
+    `correction`.
 
     x: [...], integers or floats, integers as f32 -> f, the shape of x without the axes, or with 1
-    in their place if `keepdims`. Raises `AxisRefused` for an axis that x does not have,
-    `DTypeError` for bools and complex numbers.
+    in their place if `keepdims`. Raises `AxisRefused` if x has no such axis; `DTypeError` if an
+    operand is bool or complex.
 
         >>> ml.nanvar(ml.asarray([1.0, ml.nan, 3.0]))
         Tensor(1., f32[])
@@ -220,7 +221,7 @@ def nanvar(
     x = floating(x)
     away = op.where(op.isnan(x), constant(0.0, x.dtype), x - nanmean(x, axis=axis, keepdims=True))
     total = op.sum(op.square(away), axis=axis, keepdims=keepdims)
-    left = _known(x, axis, keepdims) - float(correction)
+    left = _count_numbers(x, axis, keepdims) - float(correction)
     return total / op.where(op.greater(left, 0.0), left, constant(math.nan, x.dtype))
 
 
@@ -229,7 +230,7 @@ def nanvar(
 def nanstd(
     x: Tensor, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
 ) -> Tensor:
-    """The square root of `nanvar`.
+    """Return the square root of `nanvar`.
 
     x: [...], integers or floats, integers as f32 -> f, the shape of x without the axes, or with 1
     in their place if `keepdims`. Raises what `nanvar` raises.
@@ -242,11 +243,11 @@ def nanstd(
 
 @public
 def nanmax(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """`max` of what is not nan; nan where all is.
+    """Return the largest element that is not nan; nan if all are.
 
     x: [...], integers or floats, and so is the result, of the shape of x without the axes, or with
-    1 in their place if `keepdims`. Raises `AxisRefused` for an axis that x does not have,
-    `DTypeError` for bools and complex numbers, `ShapeError` for no elements.
+    1 in their place if `keepdims`. Raises `AxisRefused` if x has no such axis; `DTypeError` if an
+    operand is bool or complex; `ShapeError` if there are no elements.
 
         >>> ml.nanmax(ml.asarray([1.0, ml.nan, 3.0]))
         Tensor(3., f32[])
@@ -254,14 +255,14 @@ def nanmax(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor
     require("real", type_of(x))
     if x.dtype.is_integer:
         return op.max(x, axis=axis, keepdims=keepdims)
-    found = op.max(_without_nan(x, -math.inf), axis=axis, keepdims=keepdims)
+    largest = op.max(_without_nan(x, -math.inf), axis=axis, keepdims=keepdims)
     none = op.all(op.isnan(x), axis=axis, keepdims=keepdims)
-    return op.where(none, constant(math.nan, x.dtype), found)
+    return op.where(none, constant(math.nan, x.dtype), largest)
 
 
 @public
 def nanmin(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """`min` of what is not nan; nan where all is.
+    """Return the smallest element that is not nan; nan if all are.
 
     x: [...], integers or floats, and so is the result, of the shape of x without the axes, or with
     1 in their place if `keepdims`. Raises what `nanmax` raises.
@@ -272,9 +273,9 @@ def nanmin(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor
     require("real", type_of(x))
     if x.dtype.is_integer:
         return op.min(x, axis=axis, keepdims=keepdims)
-    found = op.min(_without_nan(x, math.inf), axis=axis, keepdims=keepdims)
+    smallest = op.min(_without_nan(x, math.inf), axis=axis, keepdims=keepdims)
     none = op.all(op.isnan(x), axis=axis, keepdims=keepdims)
-    return op.where(none, constant(math.nan, x.dtype), found)
+    return op.where(none, constant(math.nan, x.dtype), smallest)
 
 
 # --- averages and covariances --------------------------------------------------------
@@ -285,12 +286,12 @@ def nanmin(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor
 def average(
     x: Tensor, axis: int | None = None, weights: Tensor | None = None, *, keepdims: bool = False
 ) -> Tensor:
-    """sum(weights x) / sum(weights) along `axis`; without weights `mean`.
+    """Compute sum(weights x) / sum(weights) along `axis`; without weights, the mean.
 
-    x: [..., n], any dtype but bool, integers as f32; weights: as x, or [n] for the elements along
-    the axis -> the shape of x without the axis, or with 1 in its place if `keepdims`. Raises
-    `ShapeError` for weights of another shape, `AxisRefused` for an axis that x does not have,
-    `DTypeError` for bools.
+    x: [..., n], any dtype but bool, integers as f32; weights: as x, or [n] along the axis. The
+    result: the shape of x without the axis, or with 1 in its place if `keepdims`. Raises
+    `ShapeError` if the weights have another shape; `AxisRefused` if x has no such axis;
+    `DTypeError` if an operand is bool.
 
         >>> ml.average(ml.asarray([1.0, 4.0]), weights=ml.asarray([2.0, 1.0]))
         Tensor(2., f32[])
@@ -312,11 +313,11 @@ def average(
 
 @public
 def ptp(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """`max` less `min`: from peak to peak.
+    """Return max - min along `axis`: from peak to peak.
 
     x: [...], integers or floats, and so is the result, of the shape of x without the axes, or with
-    1 in their place if `keepdims`. Raises `AxisRefused` for an axis that x does not have,
-    `DTypeError` for bools and complex numbers, `ShapeError` for no elements.
+    1 in their place if `keepdims`. Raises `AxisRefused` if x has no such axis; `DTypeError` if an
+    operand is bool or complex; `ShapeError` if there are no elements.
 
         >>> ml.ptp(ml.asarray([3.0, 1.0, 2.0]))
         Tensor(2., f32[])
@@ -331,12 +332,12 @@ def ptp(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
 def cov(
     x: Tensor, y: Tensor | None = None, *, rowvar: bool = True, correction: float = 1.0
 ) -> Tensor:
-    """How the rows of x vary together: sum((a - mean(a)) conj(b - mean(b))) / (n - correction) for
-    all pairs of rows, and with y of all rows of both. Without `rowvar`, of columns.
+    """Compute covariances of the rows of x, and of y: sum((a - mean(a)) conj(b - mean(b))) / (n -
+    correction) for all pairs of rows. Without `rowvar`, of columns.
 
     x and y: [d, n] or [n], any dtype but bool, integers as f32 -> [d, d], or [] of one vector.
-    Raises `ShapeError` for more axes, and for a y of another length, `DTypeError` for bools and
-    dtypes that do not promote.
+    Raises `ShapeError` if x has more axes or y has another length; `DTypeError` if an operand is
+    bool or the dtypes do not promote.
 
         >>> ml.cov(ml.asarray([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
         Tensor([[ 1., -1.],
@@ -347,12 +348,12 @@ def cov(
         raise ShapeError(f"x has {rows[0].shape[1]} observations, and y {rows[-1].shape[1]}")
     joined = concat(rows)
     away = joined - op.mean(joined, axis=1, keepdims=True)
-    found = away @ adjoint(away) / max(away.shape[1] - float(correction), 0.0)
-    return reshape(found, ()) if found.size == 1 and x.ndim < 2 else found
+    covariance = away @ adjoint(away) / max(away.shape[1] - float(correction), 0.0)
+    return reshape(covariance, ()) if covariance.size == 1 and x.ndim < 2 else covariance
 
 
 def _variables(x: Tensor, rowvar: bool) -> Tensor:
-    """x with a row for each variable."""
+    """Return x with a row for each variable."""
     require("numeric", type_of(x))
     if x.ndim not in (1, 2):
         raise ShapeError(f"takes 1 or 2 dimensions, not {x.ndim}")
@@ -365,7 +366,7 @@ def _variables(x: Tensor, rowvar: bool) -> Tensor:
 @public
 @in_f32
 def corrcoef(x: Tensor, y: Tensor | None = None, *, rowvar: bool = True) -> Tensor:
-    """Pearson's coefficients of correlation: `cov`, each divided by the two standard deviations.
+    """Compute Pearson's coefficients of correlation: `cov`, divided by the two standard deviations.
 
     x and y: [d, n] or [n], any dtype but bool, integers as f32 -> [d, d], or [] of one vector.
     Raises what `cov` raises.
@@ -378,8 +379,8 @@ def corrcoef(x: Tensor, y: Tensor | None = None, *, rowvar: bool = True) -> Tens
     if c.ndim == 0:
         return c / c
     away = op.sqrt(real(diagonal_of(c)))
-    found = c / expand_dims(away, axis=1) / away
-    return op.clip(found, -1.0, 1.0) if found.dtype.is_float else found
+    coefficients = c / expand_dims(away, axis=1) / away
+    return op.clip(coefficients, -1.0, 1.0) if coefficients.dtype.is_float else coefficients
 
 
 # --- counts --------------------------------------------------------------------------
@@ -389,15 +390,15 @@ def corrcoef(x: Tensor, y: Tensor | None = None, *, rowvar: bool = True) -> Tens
 def bincount(
     x: Tensor, weights: Tensor | None = None, minlength: int = 0, *, length: int | None = None
 ) -> Tensor:
-    """How often each of 0, 1, 2, ... is among the elements (i64), or the sum of their weights.
+    """Count each of 0, 1, 2, ... among the elements (i64), or sum their weights.
 
-    Without `length` there are as many as the largest says, and at least `minlength`: it is read, so
-    a captured function gives a `length`.
+    Without `length`, the result extends to the largest element, and has at least `minlength`
+    counts. The largest element is read back, so pass `length` in a captured function.
 
-    x: i[n]; weights: [n] -> [length], i64 or the dtype of the weights. Raises `ShapeError` for
-    other shapes, `DTypeError` for an x of other than integers and weights that are bools,
-    `AttributeRefused` for a negative number, `PositionRefused` for an element that is negative, or
-    not below `length`.
+    x: i[n]; weights: [n] -> [length], i64 or the dtype of the weights. Raises `ShapeError` if the
+    shapes do not fit; `DTypeError` if x is not of integers, or the weights are bool;
+    `AttributeRefused` if a number is negative; `PositionRefused` if an element is negative, or not
+    below `length`.
 
         >>> ml.bincount(ml.asarray([1, 3, 1]))
         Tensor([0, 2, 0, 1], i64[4])
@@ -411,23 +412,23 @@ def bincount(
     if length is None:
         length = max(least, int(op.max(x)) + 1 if x.size else 0)
     [bins] = counts_of(integer(length, "length"), "length")
-    given = full(x.shape, 1, dtype=i64) if weights is None else weights
-    return op.scatter_add(given, from_front(x, bins), axis=0, length=bins)
+    amounts = full(x.shape, 1, dtype=i64) if weights is None else weights
+    return op.scatter_add(amounts, from_front(x, bins), axis=0, length=bins)
 
 
 def _run(x: Tensor, first: int, end: int) -> Tensor:
-    """The elements of a vector from the first to before the end."""
-    return part(x, 0, range(first, end))
+    """Return the elements first .. end - 1 of a vector."""
+    return part(x, 0, span(first, end))
 
 
 @public
 def digitize(x: Tensor, bins: Tensor, *, right: bool = False) -> Tensor:
-    """The number (i64) of the bin that each element is in: i where bins[i-1] <= x < bins[i], or
-    bins[i-1] < x <= bins[i] if `right`; 0 before all, the number of edges behind them. The edges
-    rise, or fall, as in numpy.
+    """Return the number (i64) of the bin of each element: i if bins[i-1] <= x < bins[i], or
+    bins[i-1] < x <= bins[i] with `right`. Elements before all edges are in bin 0, those behind all
+    in bin n. The edges ascend or descend, as in numpy.
 
-    x: [...], bins: [n], any dtype but complex -> i64[...]. Raises `ShapeError` for bins that are no
-    vector, `DTypeError` for complex numbers and for dtypes that do not promote.
+    x: [...], bins: [n], any dtype but complex -> i64[...]. Raises `ShapeError` if `bins` is not a
+    vector; `DTypeError` if an operand is complex or the dtypes do not promote.
 
         >>> ml.digitize(ml.asarray([0.5, 1.0, 9.0]), ml.asarray([0.0, 1.0, 2.0]))
         Tensor([1, 2, 3], i64[3])
@@ -449,16 +450,17 @@ def histogram(
     weights: Tensor | None = None,
     density: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """How many elements lie between each edge and the next (i64), or the sum of their weights, and
-    the edges. The last bin has both of its edges. With `density`, divided by the sum and the width.
+    """Count the elements between each edge and the next (i64), or sum their weights; also return
+    the edges. The last bin includes both of its edges. With `density`, counts are divided by their
+    sum and the widths.
 
-    `bins` are edges in order, or the number of equal bins between the ends of `range`; without it
-    between the least and the largest element, or 0.5 around them where they are one. What lies
-    outside, and nan, is not counted; where there is nan, give a range.
+    `bins` are sorted edges, or the number of equal bins between the ends of `range`. The default
+    range is from the least to the largest element, widened by 0.5 if they are equal. Elements
+    outside of it, and nan, are not counted; pass a range if there is nan.
 
-    x: [...], integers or floats; weights: as x -> [bins] and f[bins + 1]. Raises `ShapeError` for
-    weights of another shape and for edges that are no vector of 2 or more, `AttributeRefused` for
-    no bins and a range that is none, `DTypeError` for bools and complex numbers.
+    x: [...], integers or floats; weights: as x -> [bins] and f[bins + 1]. Raises `ShapeError` if
+    the weights have another shape, or the edges are not a vector of 2 or more; `AttributeRefused`
+    if there are no bins, or the range is invalid; `DTypeError` if an operand is bool or complex.
 
         >>> counts, edges = ml.histogram(ml.asarray([0.0, 1.0, 1.5, 4.0]), 2)
         >>> counts, edges
@@ -478,8 +480,8 @@ def histogram(
     place = op.minimum(searchsorted(edges, flat, side="right") - 1, count - 1)
     inside = op.logical_and(op.greater_equal(flat, _run(edges, 0, 1)), op.less_equal(flat, last))
     place = op.where(inside, place, count)
-    given = full(flat.shape, 1, dtype=i64) if weights is None else reshape(weights, -1)
-    sums = _run(op.scatter_add(given, place, axis=0, length=count + 1), 0, count)
+    amounts = full(flat.shape, 1, dtype=i64) if weights is None else reshape(weights, -1)
+    sums = _run(op.scatter_add(amounts, place, axis=0, length=count + 1), 0, count)
     if density:
         widths = floating(_run(edges, 1, count + 1) - _run(edges, 0, count))
         sums = widened(sums if sums.dtype.is_inexact else astype(sums, widths.dtype))
@@ -488,18 +490,22 @@ def histogram(
 
 
 def _edges(x: Tensor, bins: Any, ends: tuple[float, float] | None) -> Tensor:
-    """The edges of so many equal bins, as `numpy.linspace` has them."""
+    """Return the edges of equal bins, as `numpy.linspace` does."""
     [count], dtype, x = counts_of(integer(bins, "bins"), "bins"), x.dtype, widened(x)
     if not count:
         raise AttributeRefused("there are no bins")
     if ends is None and x.size:
         low, high = op.min(x), op.max(x)
     else:
-        given = (0.0, 1.0) if ends is None else ends
-        pair = isinstance(given, (tuple, list)) and len(given) == 2 and all(map(is_real, given))
-        if not pair or not all(map(math.isfinite, given)) or given[0] > given[1]:
+        interval = (0.0, 1.0) if ends is None else ends
+        pair = (
+            isinstance(interval, (tuple, list))
+            and len(interval) == 2
+            and all(map(is_real, interval))
+        )
+        if not pair or not all(map(math.isfinite, interval)) or interval[0] > interval[1]:
             raise AttributeRefused(f"range is a finite low <= high, not {brief(ends)}")
-        low, high = [constant(float(each), x.dtype) for each in given]
+        low, high = [constant(float(each), x.dtype) for each in interval]
     one = op.equal(low, high)
     low, high = op.where(one, low - 0.5, low), op.where(one, high + 0.5, high)
     steps = op.arange(start=0, stop=count, step=1, dtype=x.dtype)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.rules import Axis, require
 from mlvm.core.types import DType, Shape, TensorType, bool_, f32, i64
-from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, type_of
+from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, span, type_of
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.halves import in_f32, rounded, through_f32, widened
 from mlvm.eager.functions.shapes import broadcast_to, concat, expand_dims, part, reshape
@@ -25,11 +25,11 @@ from mlvm.eager.tensor.wrapper import public
 def std(
     x: Tensor, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
 ) -> Tensor:
-    """The standard deviation along `axis`: the square root of `var`. Where all elements are equal,
-    its gradient is 0, like that of `sqrt` at 0.
+    """Compute the standard deviation along `axis`: the square root of `var`. If all elements are
+    equal, its gradient is 0, like that of `sqrt` at 0.
 
     x: [...], any dtype but complex. The result: the shape and dtype that `var` has. Raises
-    `AxisRefused` for an axis that x does not have, `DTypeError` for complex numbers.
+    `AxisRefused` if x has no such axis; `DTypeError` if an operand is complex.
 
         >>> ml.std(ml.asarray([1.0, 3.0]))
         Tensor(1., f32[])
@@ -40,10 +40,10 @@ def std(
 
 @public
 def outer(x: Tensor, y: Tensor, /) -> Tensor:
-    """x[i] * y[j] for two vectors.
+    """Multiply all pairs of elements of two vectors: x[i] * y[j].
 
-    x: [m], y: [n] -> [m, n]. Raises `ShapeError` for other than vectors, `DTypeError` for bools and
-    dtypes that do not promote.
+    x: [m], y: [n] -> [m, n]. Raises `ShapeError` if an operand is not a vector; `DTypeError` if an
+    operand is bool or the dtypes do not promote.
 
         >>> ml.outer(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
         Tensor([[3., 4.],
@@ -66,14 +66,14 @@ def diff(
     prepend: Operand | None = None,
     append: Operand | None = None,
 ) -> Tensor:
-    """The differences of neighbours along `axis`, taken `n` times, so that it is shorter by n.
+    """Subtract neighbours along `axis`, `n` times, so that it is shorter by n.
 
-    `prepend` and `append` come before and behind x first; a number is one element everywhere. For
-    n = 0 it is x alone, as in numpy.
+    `prepend` and `append` are joined with x first; a number is one element everywhere. n = 0
+    returns x alone, as in numpy.
 
-    x: [..., m], any dtype but bool; the result: [..., m - n]. Raises `ShapeError` for others before
-    and behind x that do not fit it, `AxisRefused` for an axis that x does not have,
-    `AttributeRefused` for a negative n, `DTypeError` for bools.
+    x: [..., m], any dtype but bool; the result: [..., m - n]. Raises `ShapeError` if `prepend` or
+    `append` does not fit x; `AxisRefused` if x has no such axis; `AttributeRefused` if n is
+    negative; `DTypeError` if an operand is bool.
 
         >>> ml.diff(ml.asarray([1.0, 4.0, 9.0]))
         Tensor([3., 5.], f32[2])
@@ -83,7 +83,7 @@ def diff(
     if times == 0:
         return alias_of(x)
     if prepend is not None or append is not None:
-        pieces = [_beside(each, x, along) for each in (prepend, x, append) if each is not None]
+        pieces = [_joinable(each, x, along) for each in (prepend, x, append) if each is not None]
         x = concat(pieces, axis=along)
     for _ in range(times):
         length = x.shape[along]
@@ -92,8 +92,8 @@ def diff(
     return x
 
 
-def _beside(value: Operand, x: Tensor, axis: int) -> Tensor:
-    """What is to be joined with x along an axis: a tensor, or a number as one element."""
+def _joinable(value: Operand, x: Tensor, axis: int) -> Tensor:
+    """Convert a value to join with x along an axis: a tensor, or a number as one element."""
     if isinstance(value, Tensor) or is_array(value):
         return as_operand(value, x)
     shape = [1 if i == axis else length for i, length in enumerate(x.shape)]
@@ -110,33 +110,32 @@ def cumulative_sum(
     include_initial: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The running sums along `axis` (None: the only one), in the dtype that `sum` uses. With
+    """Compute running sums along `axis` (None: the only one), in the dtype that `sum` uses. With
     `include_initial` a 0 comes before them, and the axis is longer by one.
 
     x: [...], any dtype -> [...] in `dtype`; without one, unsigned integers give u64, other integers
-    and bools i64, floats and complex numbers their own. Raises `ShapeError` for an x of other than
-    one dimension if `axis` is None, `AxisRefused` for an axis that x does not have, `DTypeError` if
-    `dtype` is bool.
+    and bools i64, floats and complex numbers their own. Raises `ShapeError` if `axis` is None and x
+    is not a vector; `AxisRefused` if x has no such axis; `DTypeError` if `dtype` is bool.
 
         >>> ml.cumulative_sum(ml.asarray([1.0, 2.0, 3.0]))
         Tensor([1., 3., 6.], f32[3])
     """
-    wanted = None if dtype is None else DType.of(dtype)
+    target = None if dtype is None else DType.of(dtype)
     x = _counted(x)
     if not include_initial:
-        return op.cumulative_sum(x, axis=axis, dtype=wanted, out=out)
+        return op.cumulative_sum(x, axis=axis, dtype=target, out=out)
     if out is not None:
         raise AttributeRefused("there is no out with include_initial")
-    return _after(0.0, op.cumulative_sum(x, axis=axis, dtype=wanted), axis)
+    return _after(0.0, op.cumulative_sum(x, axis=axis, dtype=target), axis)
 
 
 def _counted(x: Tensor) -> Tensor:
-    """x, with i64 for bools: sums and products count those."""
+    """Convert bools to i64 for sums and products."""
     return astype(x, i64) if type_of(x).dtype is bool_ else x
 
 
 def _after(value: float, x: Tensor, axis: int | None) -> Tensor:
-    """x with one element of that value before it along an axis (None: the only one)."""
+    """Prepend one element of that value along an axis (None: the only one)."""
     along = (axis or 0) % x.ndim
     return op.pad(x, widths=tuple((int(i == along), 0) for i in range(x.ndim)), value=value)
 
@@ -145,23 +144,22 @@ def _after(value: float, x: Tensor, axis: int | None) -> Tensor:
 def cumulative_prod(
     x: Tensor, /, axis: int | None = None, *, dtype: object = None, include_initial: bool = False
 ) -> Tensor:
-    """The running products along `axis` (None: the only one), in the dtype that `prod` uses. With
-    `include_initial` a 1 comes before them, and the axis is longer by one.
+    """Compute running products along `axis` (None: the only one), in the dtype that `prod` uses.
+    With `include_initial` a 1 comes before them, and the axis is longer by one.
 
-    log2(n) products of all elements, of which none is a division: gradients are right where x is 0
+    It takes log2(n) products of all elements and no division, so gradients are right if x has zeros
     (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986).
 
     x: [...], any dtype -> [...] in `dtype`; without one, unsigned integers give u64, other integers
-    and bools i64, floats and complex numbers their own. Raises `ShapeError` for an x of other than
-    one dimension if `axis` is None, `AxisRefused` for an axis that x does not have, `DTypeError` if
-    `dtype` is bool.
+    and bools i64, floats and complex numbers their own. Raises `ShapeError` if `axis` is None and x
+    is not a vector; `AxisRefused` if x has no such axis; `DTypeError` if `dtype` is bool.
 
         >>> ml.cumulative_prod(ml.asarray([1.0, 2.0, 3.0]))
         Tensor([1., 2., 6.], f32[3])
     """
-    wanted = None if dtype is None else DType.of(dtype).name
+    target = None if dtype is None else DType.of(dtype).name
     x = in_single(_counted(x))
-    kind = inferred(one_op("cumulative_sum", axis=axis, dtype=wanted), x).dtype
+    kind = inferred(one_op("cumulative_sum", axis=axis, dtype=target), x).dtype
     result = widened(astype(x, kind))
     along, step = (axis or 0) % x.ndim, 1
     while step < x.shape[along]:
@@ -171,26 +169,26 @@ def cumulative_prod(
 
 
 def _scanned(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, axis: int | None) -> Tensor:
-    """The running results of an associative function along an axis (None: the only one), in
-    log2(n) steps over all elements (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986)."""
+    """Scan an associative function along an axis (None: the only one), in log2(n) steps over all
+    elements (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986)."""
     if axis is None and type_of(x).ndim != 1:
         raise ShapeError("axis must be given unless x has 1 dimension")
     [along] = axes_of(axis or 0, x)
     n, step = x.shape[along], 1
     result = alias_of(x)
     while step < n:
-        behind = combine(part(result, along, range(n - step)), part(result, along, range(step, n)))
-        result, step = concat([part(result, along, range(step)), behind], axis=along), 2 * step
+        behind = combine(part(result, along, span(n - step)), part(result, along, span(step, n)))
+        result, step = concat([part(result, along, span(step)), behind], axis=along), 2 * step
     return result
 
 
 @public
 def cummax(x: Tensor, /, axis: int | None = None) -> Tensor:
-    """The largest element so far along `axis` (None: the only one); nan from the first nan on.
+    """Compute the running maximum along `axis` (None: the only one); nan from the first nan on.
 
-    x: [...], integers or floats, and so is the result. Raises `ShapeError` for an x of other than
-    one dimension if `axis` is None, `AxisRefused` for an axis that x does not have, `DTypeError`
-    for bools and complex numbers.
+    x: [...], integers or floats, and so is the result. Raises `ShapeError` if `axis` is None and x
+    is not a vector; `AxisRefused` if x has no such axis; `DTypeError` if an operand is bool or
+    complex.
 
         >>> ml.cummax(ml.asarray([1.0, 3.0, 2.0]))
         Tensor([1., 3., 3.], f32[3])
@@ -201,7 +199,7 @@ def cummax(x: Tensor, /, axis: int | None = None) -> Tensor:
 
 @public
 def cummin(x: Tensor, /, axis: int | None = None) -> Tensor:
-    """The smallest element so far along `axis` (None: the only one); nan from the first nan on.
+    """Compute the running minimum along `axis` (None: the only one); nan from the first nan on.
 
     x: [...], integers or floats, and so is the result. Raises what `cummax` raises.
 
@@ -215,11 +213,10 @@ def cummin(x: Tensor, /, axis: int | None = None) -> Tensor:
 @public
 @in_f32
 def logcumsumexp(x: Tensor, /, axis: int | None = None) -> Tensor:
-    """`logsumexp` of the elements so far along `axis` (None: the only one).
+    """Compute the running `logsumexp` along `axis` (None: the only one).
 
-    x: [...], floats, and so is the result. Raises `ShapeError` for an x of other than one dimension
-    if `axis` is None, `AxisRefused` for an axis that x does not have, `DTypeError` for other than
-    floats.
+    x: [...], floats, and so is the result. Raises `ShapeError` if `axis` is None and x is not a
+    vector; `AxisRefused` if x has no such axis; `DTypeError` if x is not of floats.
 
         >>> ml.logcumsumexp(ml.asarray([0.0, 0.0]))
         Tensor([0.       , 0.6931472], f32[2])
@@ -231,12 +228,11 @@ def logcumsumexp(x: Tensor, /, axis: int | None = None) -> Tensor:
 @public
 @in_f32
 def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -1) -> Tensor:
-    """The integral of y along `axis` by the trapezoidal rule: between the places x, or places
-    that are `dx` apart.
+    """Integrate y along `axis` by the trapezoidal rule, at the places x or at a spacing of `dx`.
 
     y: [..., n], any dtype but bool, integers as f32; x: as y, or [n] -> [...]. Raises `ShapeError`
-    for an x that does not fit, `AxisRefused` for an axis that y does not have, `DTypeError` for
-    bools and dtypes that do not promote.
+    if x does not fit; `AxisRefused` if y has no such axis; `DTypeError` if an operand is bool or
+    the dtypes do not promote.
 
         >>> ml.trapezoid(ml.asarray([1.0, 2.0, 3.0]))
         Tensor(4., f32[])
@@ -259,20 +255,24 @@ def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -
 
 
 def with_ones_before(x: Tensor, axis: int, by: int) -> Tensor:
-    """x moved `by` places on along an axis, with ones before it; what is beyond the end is gone."""
+    """Shift x by `by` places along an axis, with ones before it; elements beyond the end are
+    dropped."""
     by = min(by, x.shape[axis])
-    kept = part(x, axis, range(x.shape[axis] - by))
-    return op.pad(kept, widths=tuple((by * (i == axis), 0) for i in range(x.ndim)), value=1.0)
+    shifted = part(x, axis, span(x.shape[axis] - by))
+    return op.pad(shifted, widths=tuple((by * (i == axis), 0) for i in range(x.ndim)), value=1.0)
 
 
 def sum_to(x: Tensor, type: TensorType) -> Tensor:
-    """x summed over the axes that broadcasting added or stretched from `type`, and cast to it. A
-    real type gets the real part."""
+    """Sum x over the axes that broadcasting added or stretched from `type`, and cast it. A real
+    type gets the real part."""
     if x.dtype.kind == "complex" and type.dtype.is_float:
         x = op.real(x)
     if x.dtype is not type.dtype:
         x = astype(x, type.dtype)
-    axes = _broadcast_axes(x.shape, type.shape)
+    if x.type is type:
+        return x
+    is_open = x.type.is_open or type.is_open
+    axes = (_broadcast_axes.__wrapped__ if is_open else _broadcast_axes)(x.shape, type.shape)
     if axes:
         x = op.sum(x, axis=axes)
     return x if x.type is type else reshape(x, type.shape)
@@ -280,7 +280,7 @@ def sum_to(x: Tensor, type: TensorType) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def _broadcast_axes(shape: Shape, original: Shape) -> tuple[int, ...]:
-    """The axes that broadcasting from `original` to `shape` added or stretched."""
+    """Return the axes that broadcasting from `original` to `shape` added or stretched."""
     extra = len(shape) - len(original)
     return tuple(
         i for i, n in enumerate(shape) if i < extra or (original[i - extra] == 1 and n != 1)

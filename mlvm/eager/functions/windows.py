@@ -1,5 +1,5 @@
-"""The windows of sequences, images and volumes, channels last: how they are padded, where the
-places of one lie, and images cut into them and put together again.
+"""Windows of sequences, images and volumes, channels last: padding, grids of windows, `unfold` and
+`fold`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ KINDS: Final = {
         "((front, back), (top, bottom), (left, right))",
     ),
 }
-"""What has so many axes: its name, its axes, and how its padding is written."""
+"""By number of axes: the name, the axes, and the form of the padding."""
 
 
 def require_places(x: Tensor, axes: int) -> Shape:
-    """How many places x has on each of so many axes. Raises `ShapeError` for another x."""
+    """Return the number of places of x along each of `axes` axes. Raises `ShapeError` if x has
+    another number of axes."""
     kind, names, _ = KINDS[axes]
     if type_of(x).ndim != axes + 2:
         raise ShapeError(f"{kind} has {axes + 2} axes {names}, not {x.ndim}")
@@ -48,7 +49,8 @@ def require_places(x: Tensor, axes: int) -> Shape:
 
 
 def sides_of(padding: Any, span: Shape, stride: Shape, size: Shape) -> tuple[Pair, ...]:
-    """The padding, (before, after) for each axis. Raises `AttributeRefused`."""
+    """Return the padding, (before, after) for each axis. Raises `AttributeRefused` if it is
+    invalid."""
     if isinstance(padding, str):
         return resolve_padding(padding, span, stride, size)
     return numbers_of(padding, len(size))
@@ -74,11 +76,13 @@ def numbers_of(padding: Any, axes: int) -> tuple[Pair, ...]:
 
 
 def grid_of(size: Shape, span: Shape, stride: Shape, sides: tuple[Pair, ...]) -> Shape:
-    """How many windows there are on each axis. Raises `ShapeError` if one is too large."""
+    """Return the number of windows along each axis. Raises `ShapeError` if one is too large."""
     padded = tuple(n + sum(side) for n, side in zip(size, sides, strict=True))
     if any(length > n for n, length in zip(padded, span, strict=True)):
-        shown, given = (" x ".join(map(str, each)) for each in (span, padded))
-        raise ShapeError(f"a window spans {shown}, more than the padded input, which is {given}")
+        shown, available = (" x ".join(map(str, each)) for each in (span, padded))
+        raise ShapeError(
+            f"a window spans {shown}, more than the padded input, which is {available}"
+        )
     return tuple(
         (n - length) // step + 1 for n, length, step in zip(padded, span, stride, strict=True)
     )
@@ -96,23 +100,29 @@ def unfold(
     padding: Sides = "VALID",
     dilation: Window = 1,
 ) -> Tensor:
-    """All windows of NHWC images, which `fold` puts together again: f[N, H, W, C] -> f[N, OH, OW,
+    """Return all windows of NHWC images, which `fold` adds up again: f[N, H, W, C] -> f[N, OH, OW,
     KH, KW, C]. `stride`, `padding` and `dilation` are those of `conv2d`.
 
     PyTorch's columns are [N, C KH KW, OH OW]: the same elements in another order.
 
-    Raises `ShapeError` for other axes, and for a window larger than the padded image,
-    `AttributeRefused` for a window, stride, padding or dilation that makes no sense, `DTypeError`
-    for other than floats.
+    Raises `ShapeError` if x has another number of axes, or the window is larger than the padded
+    image; `AttributeRefused` if the window, stride, padding or dilation is invalid; `DTypeError` if
+    x is not of floats.
 
         >>> ml.unfold(ml.ones((1, 4, 4, 3)), 2).type
         f32[1,3,3,2,2,3]
     """
     size = require_places(x, 2)
-    shape, steps, apart = pair(window, "window"), pair(stride, "stride"), pair(dilation, "dilation")
-    span = span_of(shape, apart)
+    shape, steps, dilations = (
+        pair(window, "window"),
+        pair(stride, "stride"),
+        pair(dilation, "dilation"),
+    )
+    span = span_of(shape, dilations)
     sides = sides_of(padding, span, steps, size)
-    return op.patches(x, window=shape, stride=steps, padding=cast(Padding, sides), dilation=apart)
+    return op.patches(
+        x, window=shape, stride=steps, padding=cast(Padding, sides), dilation=dilations
+    )
 
 
 @public
@@ -125,12 +135,13 @@ def fold(
     padding: Sides = "VALID",
     dilation: Window = 1,
 ) -> Tensor:
-    """Images of the `size` (H, W), the sums of windows that are put where `unfold` finds them:
-    f[N, OH, OW, KH, KW, C] -> f[N, H, W, C]. It is the transpose of `unfold` as a linear map.
+    """Add up windows at their places in images of the `size` (H, W), the inverse layout of
+    `unfold`: f[N, OH, OW, KH, KW, C] -> f[N, H, W, C]. It is the transpose of `unfold` as a linear
+    map.
 
-    Raises `ShapeError` for windows that are not as many as `unfold` makes of such images,
-    `AttributeRefused` for a size, stride, padding or dilation that makes no sense, `DTypeError`
-    for other than floats.
+    Raises `ShapeError` unless the windows are as many as `unfold` makes of such images;
+    `AttributeRefused` if the size, stride, padding or dilation is invalid; `DTypeError` if x is not
+    of floats.
 
         >>> x = ml.reshape(ml.arange(9.0), (1, 3, 3, 1))
         >>> ml.fold(ml.unfold(x, 2), 3)[0, :, :, 0]
@@ -141,13 +152,17 @@ def fold(
     if type_of(windows).ndim != 6:
         raise ShapeError(f"windows have 6 axes (N, OH, OW, KH, KW, C), not {windows.ndim}")
     window, places = windows.shape[3:5], windows.shape[1:3]
-    lengths, steps, apart = pair(size, "size"), pair(stride, "stride"), pair(dilation, "dilation")
-    span = span_of(window, apart)
+    lengths, steps, dilations = (
+        pair(size, "size"),
+        pair(stride, "stride"),
+        pair(dilation, "dilation"),
+    )
+    span = span_of(window, dilations)
     sides = sides_of(padding, span, steps, lengths)
     grid = grid_of(lengths, span, steps, sides)
     if places != grid:
         raise ShapeError(f"images of {lengths} have {grid} windows, not {places}")
     shape = (windows.shape[0], *lengths, windows.shape[5])
     return op.unpatches(
-        windows, shape=shape, stride=steps, padding=cast(Padding, sides), dilation=apart
+        windows, shape=shape, stride=steps, padding=cast(Padding, sides), dilation=dilations
     )

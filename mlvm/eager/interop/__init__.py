@@ -1,1 +1,1 @@
-"""What other libraries know of mlvm, and mlvm of them."""
+"""Interoperation with other libraries."""

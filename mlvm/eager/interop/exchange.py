@@ -1,9 +1,9 @@
 """Tensors and other libraries: DLPack, arrays, copies and pickles.
 
-A VM of this process lends the memory of a tensor: what numpy or PyTorch gets is a read-only array
-over the same bytes, and a view of the tensor, so an update of the tensor moves it elsewhere and the
-array keeps what it has. The array outlives the tensor, its arena's reset, and the arena. The other
-way, values are copied: what somebody else can write to is no tensor's memory.
+A VM of this process lends the memory of a tensor: numpy or PyTorch gets a read-only array over the
+same bytes. The array counts as a view: an update of the tensor moves it, and the array keeps its
+values. It outlives the tensor, its arena's reset, and the arena. Values from other libraries are
+copied, since they may be written to.
 
 DLPack: https://dmlc.github.io/dlpack/latest/python_spec.html
 """
@@ -47,7 +47,7 @@ class _Lent:
     def __init__(self, memory: Array, view: Tensor, loan: Loan) -> None:
         address, _ = memory.__array_interface__["data"]
         self.__array_interface__ = {**memory.__array_interface__, "data": (address, True)}
-        self._kept = memory, view
+        self._keepalive = memory, view
         self._loan = loan
 
     def __del__(self) -> None:
@@ -55,9 +55,9 @@ class _Lent:
 
 
 def lent(x: Tensor) -> Array | None:
-    """A read-only array over the bytes of x; None where they are not to be had: on a VM elsewhere,
-    on one without bytes, in a recording, and in memory that is not the tensor's own. Raises
-    `StaleTensor`."""
+    """Return a read-only array over the bytes of x; None if they are not accessible: on a VM
+    elsewhere or without bytes, in a trace, and in memory that is not the tensor's. Raises
+    `StaleTensor` if x has ended."""
     if x.handle == STALE:
         raise x.stale()
     borrow = getattr(x.arena.vm, "borrow", None)
@@ -92,9 +92,9 @@ def _require_untracked(x: Tensor) -> None:
 
 
 def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
-    """What `numpy.asarray(x)` gives: a copy, in that dtype (bf16 in f32, if none is named); with
-    `copy=False` a read-only array over the bytes of x. Raises `CopyRefused` where there is none,
-    `GradientError` where a gradient goes through x, and `StaleTensor`."""
+    """Implement `numpy.asarray(x)`: a copy in that dtype (default: f32 for bf16); with `copy=False`
+    a read-only array over the bytes of x. Raises `CopyRefused` if they are not accessible;
+    `GradientError` if a gradient flows through x; `StaleTensor` if x has ended."""
     _require_untracked(x)
     if copy is not False:
         if dtype is not None and x.dtype is bf16 and np.dtype(dtype) == bf16.numpy:
@@ -105,10 +105,10 @@ def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
         raise _refuse_copy(x, "is of a dtype that numpy does not have")
     if dtype is not None and np.dtype(dtype) != x.dtype.numpy:
         raise _refuse_copy(x, f"is no {np.dtype(dtype)}")
-    found = lent(x)
-    if found is None:
+    memory = lent(x)
+    if memory is None:
         raise _refuse_copy(x, "has no memory here to lend")
-    return found
+    return memory
 
 
 def dlpack(
@@ -120,12 +120,12 @@ def dlpack(
     dl_device: tuple[int, int] | None = None,
     copy: bool | None = None,
 ) -> Any:
-    """A DLPack capsule in the memory of the processor: of the bytes of x themselves, read-only,
-    where its VM lends them and the consumer's `max_version` can say so; else of a copy.
+    """Return a DLPack capsule in host memory: of the bytes of x, read-only, if its VM lends them
+    and the consumer's `max_version` supports it; else of a copy.
 
-    Raises `CopyRefused` where `copy` is False and it takes a copy, `ExchangeRefused` for a stream,
-    for another device, for bf16, and for a tensor without values (of a dry VM, or in a captured
-    function), `GradientError` where a gradient goes through x, `StaleTensor`.
+    Raises `CopyRefused` if `copy` is False and a copy is needed; `ExchangeRefused` if a stream or
+    another device is given, or x is bf16 or has no values (of a dry VM, or in a captured function);
+    `GradientError` if a gradient flows through x; `StaleTensor` if x has ended.
     """
     _require_untracked(x)
     if x.dtype is bf16:
@@ -138,9 +138,9 @@ def dlpack(
         raise ExchangeRefused(f"{x.type} is to be had on {_CPU}, the processor, not {dl_device}")
     if copy is not True:
         knows_read_only = max_version is not None and max_version >= (1, 0)
-        found = lent(x) if knows_read_only else None
-        if found is not None:
-            return found.__dlpack__(max_version=max_version)
+        array = lent(x) if knows_read_only else None
+        if array is not None:
+            return array.__dlpack__(max_version=max_version)
         if copy is False:
             why = "has no memory here to lend" if knows_read_only else "is lent read-only"
             raise _refuse_copy(x, why)
@@ -154,20 +154,20 @@ def dlpack(
 
 
 def dlpack_device(x: Tensor, /) -> tuple[int, int]:
-    """(1, 0), the processor: what is on a VM elsewhere is copied."""
+    """Return (1, 0), the host: values on a VM elsewhere are copied."""
     return _CPU
 
 
 def from_dlpack(
     x: object, /, *, device: VMProtocol | None = None, copy: bool | None = None
 ) -> Tensor:
-    """A tensor with the values of x, of any library that has DLPack, in the current arena or on the
-    VM `device`. They are copied, as x may change; of a Tensor on that VM it is a new Tensor over
+    """Return a tensor with the values of x, of any library with DLPack, in the current arena or on
+    the VM `device`. They are copied, as x may change; a Tensor on that VM gives a new Tensor over
     the same bytes.
 
-    The result: [...], the shape of x. Raises
-    `NoExchange` for what has no DLPack, `CopyRefused` where `copy` is False and it takes a copy,
-    `DTypeError` for a dtype that there is not, and what the exporter raises.
+    The result: [...], the shape of x. Raises `NoExchange` if x has no DLPack; `CopyRefused` if
+    `copy` is False and a copy is needed; `DTypeError` if the dtype is not supported; and what the
+    exporter raises.
 
         >>> import numpy as np
         >>> ml.from_dlpack(np.ones(2))
@@ -192,24 +192,24 @@ def from_dlpack(
 
 
 def _copy(x: Tensor, memo: object = None, /) -> Tensor:
-    """A tensor with bytes of its own, on the VM of x: in the arena that `arena_on` names."""
+    """Copy x on its VM, into the arena that `arena_on` names."""
     with arena_on(x.arena.vm).hosting():
         return op.copy(x)
 
 
 def _reduce(x: Tensor) -> tuple[Callable[[Array], Tensor], tuple[Array]]:
-    """A pickle has the values; they load into the arena that is current then."""
+    """Pickle the values; they load into the arena that is current then."""
     return public_name(asarray), (values_of(x),)
 
 
 def _shown(x: Tensor) -> str:
-    """What notebooks show of a tensor: a table of the values, if there are few in one axis or two;
-    else what is printed."""
+    """Return the representation of notebooks: a table of few values in one or two axes; else the
+    printed text."""
     from mlvm.show import html  # which many programs do not use
 
     text = repr(x)
-    few = 0 < x.ndim <= 2 and 0 < max(x.shape) <= _MOST_SHOWN and x.size
-    if not few or text.startswith("<"):  # there are no values to be had
+    is_small = 0 < x.ndim <= 2 and 0 < max(x.shape) <= _MOST_SHOWN and x.size
+    if not is_small or text.startswith("<"):  # there are no values to be had
         return html.block(text)
     rows = x.numpy().reshape(-1, x.shape[-1])
     cells = [[np.array2string(each) for each in row] for row in rows]
@@ -228,14 +228,15 @@ _OURS: Final = {
     "rint": "round",
     **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "tan2", "sinh", "cosh", "tanh")},
 }
-"""What numpy's ufuncs, and SciPy's, are called here, where it is something else."""
+"""Names here of ufuncs of numpy and SciPy that differ."""
 
 
 def array_ufunc(x: Tensor, ufunc: Any, method: str, /, *inputs: Any, **options: Any) -> Tensor:
-    """`numpy.exp(x)` is `exp(x)`, a tensor, and `a + x` of an array a is `add(a, x)`.
+    """Dispatch ufuncs: `numpy.exp(x)` is `exp(x)`, a tensor, and `a + x` of an array a is `add(a,
+    x)`.
 
-    Raises `DTypeError` for a ufunc that there is no function for, for one of its methods such as
-    `reduce`, and for its options: a tensor is not written into an array.
+    Raises `DTypeError` if the ufunc has no function here, or is called by a method such as
+    `reduce`, or with options: a tensor is not written into an array.
     """
     name = _OURS.get(ufunc.__name__, ufunc.__name__)
     function = getattr(op, name, None)

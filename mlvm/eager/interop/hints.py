@@ -67,14 +67,14 @@ class Elsewhere:
 
 
 def _call(name: str, function: Callable[..., Any]) -> str:
-    """The text of a call, with all arguments that the function requires."""
-    given = []
+    """Return the text of a call with all required arguments."""
+    arguments = []
     for each in signature(function).parameters.values():
         if each.kind is each.VAR_POSITIONAL:
-            given.append(f"*{each.name}")
+            arguments.append(f"*{each.name}")
         elif each.default is Parameter.empty and each.kind is not each.VAR_KEYWORD:
-            given.append(f"{each.name}=..." if each.kind is each.KEYWORD_ONLY else each.name)
-    return f"{name}({', '.join(given)})"
+            arguments.append(f"{each.name}=..." if each.kind is each.KEYWORD_ONLY else each.name)
+    return f"{name}({', '.join(arguments)})"
 
 
 def hint_at(owner: type, texts: Mapping[str, Hint], listing: Callable[..., list[str]]) -> None:
@@ -88,33 +88,33 @@ def hint_at(owner: type, texts: Mapping[str, Hint], listing: Callable[..., list[
 
 
 def hint(
-    function: str, args: Sequence[object], keywords: Mapping[str, object], known: Collection[str]
+    function: str, args: Sequence[object], keywords: Mapping[str, object], names: Collection[str]
 ) -> str | None:
-    """What to write where the arguments are meant for another library's function of that name. It
-    tells what means something else here by its position, and what each unknown keyword is called.
-    None where there is nothing to say."""
+    """Return the remedy for arguments of another library's function of that name: arguments that
+    mean something else here by position, and replacements of unknown keywords. None if there is
+    none."""
     if function == "__call__":
         function = type(args[0]).__name__
-    text = _of_places(function, args, keywords, known)
-    told = [text] if text else []
+    text = _of_places(function, args, keywords, names)
+    remedies = [text] if text else []
     none = {**hints()["no_keyword"], **hints()[f"no_keyword.{function}"]}
     for name in keywords:
-        if name in known:
+        if name in names:
             continue
         here = hints()["keyword"].get(name)
         if name in none:
-            told.append(f"there is no {name}=; {none[name]}")
-        elif here in known:
+            remedies.append(f"there is no {name}=; {none[name]}")
+        elif here in names:
             also = ", 1 for True" if name == "unbiased" else ""
-            told.append(f"there is no {name}=; use {here}={also}")
-    return f"{function}(): {'; '.join(told)}" if told else None
+            remedies.append(f"there is no {name}=; use {here}={also}")
+    return f"{function}(): {'; '.join(remedies)}" if remedies else None
 
 
 def _of_places(
-    function: str, args: Sequence[object], keywords: Mapping[str, object], known: Collection[str]
+    function: str, args: Sequence[object], keywords: Mapping[str, object], names: Collection[str]
 ) -> str | None:
-    first = next(iter(known), None)
-    bounds = ", low=..., high=..." if "low" in known else ""
+    first = next(iter(names), None)
+    bounds = ", low=..., high=..." if "low" in names else ""
     ints = [x for x in args if isinstance(x, int)]
     missing_bounds = function == "randint" and not keywords.keys() & {"low", "high"}
     if function == "autocast" and ("device_type" in keywords or (args and "dtype" in keywords)):
@@ -125,13 +125,13 @@ def _of_places(
         return f"stride= and padding= are given by name: {function}(in, out, window, stride=...)"
     if function.startswith(("MaxPool", "AvgPool")) and len(args) > 1 and first == "self":
         return f"stride= and padding= are given by name: {function}(window, stride=...)"
-    if "memory" in known and len(args) > 3:
+    if "memory" in names and len(args) > 3:
         return "keys and values are both of memory: layer(x) or layer(x, memory), with mask="
     if function in ("gelu", "GELU") and isinstance(keywords.get("approximate"), str):
         return 'approximate=True is PyTorch\'s "tanh", and False its "none"'
     if function == "where" and len(args) == 1:
         return "takes a condition, x and y; the places are ml.nonzero(c)"
-    if "key" in known and first != "key" and any(_is_key(x) for x in args):
+    if "key" in names and first != "key" and any(_is_key(x) for x in args):
         return f"the key is given by name: {function}({first}{bounds}, key=key)"
     if function == "layer_norm" and "eps" not in keywords:
         return "takes scale, bias and eps: layer_norm(x, ml.ones(n), ml.zeros(n), eps=1e-5)"
@@ -150,11 +150,11 @@ wrapper.hint = hint
 
 
 _INNER: Final = {"prepare", "region", "root", "stale", "tape"}
-"""What the files here need of a tensor, and nobody else."""
+"""Names of a tensor that only the files here need."""
 
 
 def existing(instance: object) -> list[str]:
-    """The names that an instance has, without the hints."""
+    """Return the names of an instance, without the hints."""
     names = object.__dir__(instance)
     return [n for n in names if not isinstance(getattr_static(instance, n, None), Elsewhere)]
 
@@ -163,8 +163,8 @@ hint_at(Places, hints()["mlvm.eager.Places"], existing)
 
 
 def of_users(instance: object) -> list[str]:
-    """The names that a tensor has for its user. No property is evaluated for it, except one that
-    is not for every shape."""
+    """Return the public names of a tensor. No property is evaluated, except those that some shapes
+    lack."""
     owner = type(instance)
     return [
         name
@@ -175,38 +175,38 @@ def of_users(instance: object) -> list[str]:
     ]
 
 
-def is_slip(name: str, meant: str) -> bool:
-    """Whether a name is another one, mistyped: in other case, or with one letter too few, too many
-    or another, or two in each other's place. That is inside a name of five letters or more: `glu`
-    is no gelu, `image` no imag and `savez` no save."""
-    if name.lower().replace("_", "") == meant.lower().replace("_", ""):
+def is_slip(name: str, candidate: str) -> bool:
+    """Return whether a name is another one, mistyped: in other case, with one letter missing, added
+    or changed, or two swapped. The slip is inside a name of five letters or more: `glu` is not
+    gelu, `image` not imag and `savez` not save."""
+    if name.lower().replace("_", "") == candidate.lower().replace("_", ""):
         return True
-    start = _alike(name, meant)
-    x, y = name[start:], meant[start:]
+    start = _alike(name, candidate)
+    x, y = name[start:], candidate[start:]
     end = _alike(x[::-1], y[::-1])
     x, y = x[: len(x) - end], y[: len(y) - end]
     swapped = len(x) == 2 and x == y[::-1]
     one = max(len(x), len(y)) == 1 and (end > 0 or len(x) == len(y))
-    return min(len(name), len(meant)) >= 5 and start > 0 and (swapped or one)
+    return min(len(name), len(candidate)) >= 5 and start > 0 and (swapped or one)
 
 
 def _alike(x: str, y: str) -> int:
-    """With how many letters both begin."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(x, y, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(x), len(y)))
 
 
 def missing(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
-    """A module's `__getattr__`. For a name that the module lacks it says what to write instead.
-    `names` are those that the module has."""
+    """Return a module's `__getattr__` that raises a remedy for names that the module lacks. `names`
+    are those that it has."""
     names = list(names)
 
     @lru_cache(maxsize=1024)  # libraries ask for the same names again and again
     def text(name: str) -> str:
         hint = hints()[module].get(name)
         if hint is None:
-            meant = next((each for each in names if is_slip(name, each)), None)
-            hint = f"did you mean {meant}?" if meant else None
+            candidate = next((each for each in names if is_slip(name, each)), None)
+            hint = f"did you mean {candidate}?" if candidate else None
         return f"{module} has no {name}" + (f"; {hint}" if hint else "")
 
     def __getattr__(name: str) -> NoReturn:

@@ -21,8 +21,8 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 def _enter_in_einops(backends: Any) -> None:
-    """Define a subclass of its `AbstractBackend`, among which einops looks for the one whose
-    framework is imported and whose arrays these are."""
+    """Define a subclass of einops' `AbstractBackend`: einops selects the one whose framework is
+    imported and whose arrays these are."""
 
     class Backend(backends.AbstractBackend):  # type: ignore[misc]
         """Reshapes, transposes and reduces by the methods of a tensor, as einops does unless told
@@ -64,8 +64,8 @@ def _enter_in_einops(backends: Any) -> None:
 
 
 def _enter_in_opt_einsum(dispatch: Any) -> None:
-    """Say where the functions of "mlvm", the package of a Tensor's class, are, and which they are
-    where the standard has other names than numpy."""
+    """Register the functions of "mlvm", the package of a Tensor's class, and those whose names
+    differ from numpy's."""
     dispatch._aliases["mlvm"] = "mlvm.eager"
     dispatch._cached_funcs["transpose", "mlvm"] = permute_dims
 
@@ -86,8 +86,8 @@ class _AfterImport:
         if name not in _THEN:
             return None
         others = (each for each in sys.meta_path if each is not self)
-        found = (each.find_spec(name, path, target) for each in others)
-        spec = next((each for each in found if each is not None), None)
+        specs = (each.find_spec(name, path, target) for each in others)
+        spec = next((each for each in specs if each is not None), None)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 

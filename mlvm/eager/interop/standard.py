@@ -1,4 +1,4 @@
-"""What the Python Array API standard asks of a namespace as a whole: its version, and what it can.
+"""Namespace of the Python Array API standard: its version and capabilities.
 
 A tensor names its namespace, `mlvm.eager`, in `x.__array_namespace__()`. A device is a VM.
 """
@@ -22,14 +22,13 @@ _VERSIONS: Final = ("2021.12", "2022.12", "2023.12", "2024.12", VERSION)
 
 
 class Info:
-    """What `__array_namespace_info__()` gives: devices, dtypes, and what depends on values.
+    """Result of `__array_namespace_info__()`: devices, dtypes, and capabilities.
 
-    Each `device` is a VM, which a function of another raises `AttributeRefused` for. All VMs have
-    the same dtypes.
+    Each `device` is a VM; another raises `AttributeRefused`. All VMs have the same dtypes.
     """
 
     def capabilities(self) -> dict[str, Any]:
-        """Masks and shapes that depend on values work; a tensor has at most 64 dimensions."""
+        """Return the capabilities: boolean masks, data-dependent shapes, at most 64 dimensions."""
         return {
             "boolean indexing": True,
             "data-dependent shapes": True,
@@ -37,27 +36,27 @@ class Info:
         }
 
     def default_device(self) -> VMProtocol:
-        """The VM on which results are made now."""
+        """Return the VM of new results."""
         vm: VMProtocol = current_arena().vm.stands_for
         return vm
 
     def devices(self) -> tuple[VMProtocol, ...]:
-        """The VMs that are at hand: the one of the arena around the call, and the default VM."""
+        """Return the VMs of the current arena, and the default VM."""
         here, default = self.default_device(), default_vm()
         return (here,) if here is default else (here, default)
 
     def default_dtypes(self, *, device: VMProtocol | None = None) -> dict[str, DType]:
-        """The dtypes that functions choose where none is named, by what they are for."""
+        """Return the default dtypes by kind."""
         with placed(device):
-            found = {"real floating": f32, "integral": i64, "indexing": i64}
+            dtypes = {"real floating": f32, "integral": i64, "indexing": i64}
         complex_ = DType.all.get("c64")
-        return found if complex_ is None else {**found, "complex floating": complex_}
+        return dtypes if complex_ is None else {**dtypes, "complex floating": complex_}
 
     def dtypes(
         self, *, device: VMProtocol | None = None, kind: str | tuple[str, ...] | None = None
     ) -> dict[str, DType]:
-        """The standard's dtypes, by its names; those of a `kind` (see `isdtype`), or of one of
-        several kinds. Raises `AttributeRefused` for another kind."""
+        """Return the standard's dtypes by its names; those of a `kind` (see `isdtype`), or of one
+        of several kinds. Raises `AttributeRefused` if the kind is unknown."""
         with placed(device):
             every = [dtype for dtype in DType.all.values() if not dtype.is_half]
             names = {dtype.numpy.name: dtype for dtype in every}
@@ -67,8 +66,8 @@ class Info:
 
 
 def array_namespace(x: Tensor, /, *, api_version: str | None = None) -> ModuleType:
-    """The module with the functions for x. Raises `AttributeRefused` for a version of the standard
-    that it does not know."""
+    """Return the module with the functions for x. Raises `AttributeRefused` if it does not
+    implement that version of the standard."""
     if api_version is not None and api_version not in _VERSIONS:
         raise AttributeRefused(
             f"versions of the standard are {', '.join(_VERSIONS)}, not {brief(api_version)}"
@@ -77,11 +76,11 @@ def array_namespace(x: Tensor, /, *, api_version: str | None = None) -> ModuleTy
 
 
 def to_device(x: Tensor, device: VMProtocol, /, *, stream: None = None) -> Tensor:
-    """x on a VM. If it is there already, a tensor over the same bytes; else a copy through this
-    machine, in that VM's current arena, through which no gradient can flow.
+    """Move x to a VM: a tensor over the same bytes if it is there already; else a copy through this
+    machine, in that VM's current arena, through which no gradient flows.
 
-    Raises `AttributeRefused` for what is no VM, and for a stream: a VM has none; `GradientError`
-    for a copy inside a gradient that x is part of.
+    Raises `AttributeRefused` if the device is not a VM, or a stream is given: VMs have none;
+    `GradientError` if a gradient would flow through a copy.
     """
     if stream is not None:
         raise AttributeRefused(f"a VM has no streams, such as {brief(stream)}").at(

@@ -5,10 +5,10 @@ on the class head are the inventory. Modules are trees, so `value_and_grad` and 
 take them as they are.
 
 Parameters are allocated in the current arena. They are drawn with `key`, a u64[2] of
-`mlvm.eager.random`, or with the next global key where that is None. What they begin with is told
-by `kernel_init=`, `bias_init=` and their like, functions as in `mlvm.eager.nn.init`. Bad
-hyperparameters raise `AttributeRefused`, and a `dtype` that is no float `DTypeError`. So does an x
-of another float beside weights that are halves; beside f32 weights, an x of halves is widened.
+`mlvm.eager.random`, or with the next global key if that is None. Their initial values come from
+`kernel_init=`, `bias_init=` and the like, functions as in `mlvm.eager.nn.init`. Bad hyperparameters
+raise `AttributeRefused`, and a `dtype` that is no float `DTypeError`. So does an x that is wider
+than half-precision weights; a half-precision x is widened to f32 weights.
 """
 
 from mlvm.eager.nn import init

@@ -1,4 +1,4 @@
-"""Activations as layers: what is between the others in a Sequential, by PyTorch's names.
+"""Activations as layers for a Sequential, by PyTorch's names.
 
 A function is a layer too: `Sequential(Linear(3, 4), relu)`.
 """
@@ -18,7 +18,7 @@ from mlvm.eager.tensor.tensor import Tensor
 class ReLU(Module):
     """max(x, 0).
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.nn.ReLU()(ml.asarray([-1.0, 2.0]))
         Tensor([0., 2.], f32[2])
@@ -32,7 +32,7 @@ class LeakyReLU(Module):
     """x where x > 0, else negative_slope x; see `leaky_relu`.
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
-    Raises `DTypeError` for complex numbers, `AttributeRefused` for a slope that is no number.
+    Raises `DTypeError` if an operand is complex; `AttributeRefused` if the slope is not a number.
 
         >>> ml.nn.LeakyReLU()(ml.asarray([-1.0]))
         Tensor([-0.01], f32[1])
@@ -49,7 +49,7 @@ class ELU(Module):
     """x where x > 0, else alpha (exp(x) - 1); see `elu`.
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
-    Raises `DTypeError` for complex numbers, `AttributeRefused` for an alpha that is no number.
+    Raises `DTypeError` if an operand is complex; `AttributeRefused` if alpha is not a number.
 
         >>> ml.nn.ELU()(ml.asarray([2.0]))
         Tensor([2.], f32[1])
@@ -65,7 +65,7 @@ class ELU(Module):
 class GELU(Module):
     """x Phi(x), with the tanh formula if `approximate`; see `gelu`.
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.nn.GELU()(ml.asarray([0.0]))
         Tensor([0.], f32[1])
@@ -82,7 +82,7 @@ class SiLU(Module):
     """x sigmoid(x).
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
-    Raises `DTypeError` for complex numbers.
+    Raises `DTypeError` if an operand is complex.
 
         >>> ml.nn.SiLU()(ml.asarray([0.0]))
         Tensor([0.], f32[1])
@@ -96,7 +96,7 @@ class Sigmoid(Module):
     """1 / (1 + exp(-x)).
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
-    Raises `DTypeError` for complex numbers.
+    Raises `DTypeError` if an operand is complex.
 
         >>> ml.nn.Sigmoid()(ml.asarray([0.0]))
         Tensor([0.5], f32[1])
@@ -123,7 +123,7 @@ class Softplus(Module):
     """log(1 + exp(x)).
 
     x: [...], integers or floats; the result: [...], the same, or f32 for integers. Raises
-    `DTypeError` for bools and complex numbers.
+    `DTypeError` if an operand is bool or complex.
 
         >>> ml.nn.Softplus()(ml.asarray([1000.0]))
         Tensor([1000.], f32[1])
@@ -136,8 +136,8 @@ class Softplus(Module):
 class Softmax(Module):
     """exp(x) / sum(exp(x)) along the axis.
 
-    x: f[...] -> f[...]. Raises `AxisRefused` for an axis that x does not have, `DTypeError` for
-    other than floats.
+    x: f[...] -> f[...]. Raises `AxisRefused` if x has no such axis; `DTypeError` if x is not of
+    floats.
 
         >>> ml.nn.Softmax()(ml.asarray([0.0, 0.0]))
         Tensor([0.5, 0.5], f32[2])
@@ -153,8 +153,8 @@ class Softmax(Module):
 class CELU(Module):
     """x where x > 0, else alpha (exp(x / alpha) - 1); see `celu`.
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats,
-    `AttributeRefused` for an alpha that is no number, or 0.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `AttributeRefused` if alpha is 0
+    or not a number.
 
         >>> ml.nn.CELU()(ml.asarray([2.0]))
         Tensor([2.], f32[1])
@@ -172,7 +172,7 @@ class CELU(Module):
 class SELU(Module):
     """1.0507 elu(x, 1.6733); see `selu`.
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.nn.SELU()(ml.asarray([2.0]))
         Tensor([2.101402], f32[1])
@@ -185,7 +185,7 @@ class SELU(Module):
 class Mish(Module):
     """x tanh(softplus(x)); see `mish`.
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.nn.Mish()(ml.asarray([2.0]))
         Tensor([1.9439589], f32[1])
@@ -198,8 +198,8 @@ class Mish(Module):
 class GLU(Module):
     """a sigmoid(b), with a and b the halves of x along the axis; see `glu`.
 
-    x: f[..., 2 n] -> f[..., n]. Raises `ShapeError` for an odd length, `AxisRefused` for an axis
-    that x does not have, `DTypeError` for other than floats.
+    x: f[..., 2 n] -> f[..., n]. Raises `ShapeError` if the length is odd; `AxisRefused` if x has no
+    such axis; `DTypeError` if x is not of floats.
 
         >>> ml.nn.GLU()(ml.asarray([1.0, 0.0]))
         Tensor([0.5], f32[1])
@@ -213,11 +213,11 @@ class GLU(Module):
 
 
 class PReLU(Module):
-    """x where x > 0, else slope x, with a slope that is learned: one, or one for each of the
-    `channels`; see `prelu`. It begins at 0.25.
+    """x where x > 0, else slope x, with a learned slope: one, or one for each of the `channels`;
+    see `prelu`. It starts at 0.25.
 
-    x: f[..., channels] -> f[..., channels]. Raises `ShapeError` for other channels, `DTypeError`
-    for other than floats, `AttributeRefused` for channels below 1.
+    x: f[..., channels] -> f[..., channels]. Raises `ShapeError` if x has other channels;
+    `DTypeError` if x is not of floats; `AttributeRefused` if `channels` is below 1.
 
         >>> ml.nn.PReLU(2)(ml.asarray([-1.0, 2.0]))
         Tensor([-0.25,  2.  ], f32[2])
@@ -236,7 +236,7 @@ class PReLU(Module):
 class ReLU6(Module):
     """min(max(x, 0), 6).
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.nn.ReLU6()(ml.asarray([-1.0, 9.0]))
         Tensor([0., 6.], f32[2])
@@ -249,7 +249,7 @@ class ReLU6(Module):
 class Hardsigmoid(Module):
     """min(max(x + 3, 0), 6) / 6; see `hard_sigmoid`.
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.nn.Hardsigmoid()(ml.asarray([0.0, 9.0]))
         Tensor([0.5, 1. ], f32[2])
@@ -262,7 +262,7 @@ class Hardsigmoid(Module):
 class Hardswish(Module):
     """x min(max(x + 3, 0), 6) / 6; see `hard_swish`.
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.nn.Hardswish()(ml.asarray([1.5, 9.0]))
         Tensor([1.125, 9.   ], f32[2])
@@ -275,8 +275,8 @@ class Hardswish(Module):
 class Hardtanh(Module):
     """x, limited to min <= x <= max.
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats, `AttributeRefused` for a limit
-    that is no number.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `AttributeRefused` if a limit is
+    not a number.
 
         >>> ml.nn.Hardtanh()(ml.asarray([-3.0, 0.5]))
         Tensor([-1. ,  0.5], f32[2])
@@ -292,7 +292,7 @@ class Hardtanh(Module):
 class LogSigmoid(Module):
     """log(1 / (1 + exp(-x))); see `log_sigmoid`.
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.nn.LogSigmoid()(ml.asarray([-1000.0]))
         Tensor([-1000.], f32[1])
@@ -305,8 +305,8 @@ class LogSigmoid(Module):
 class LogSoftmax(Module):
     """x - log(sum(exp(x))) along the axis.
 
-    x: f[...] -> f[...]. Raises `AxisRefused` for an axis that x does not have, `DTypeError` for
-    other than floats.
+    x: f[...] -> f[...]. Raises `AxisRefused` if x has no such axis; `DTypeError` if x is not of
+    floats.
 
         >>> ml.nn.LogSoftmax()(ml.asarray([0.0, 0.0]))
         Tensor([-0.6931472, -0.6931472], f32[2])
@@ -322,7 +322,7 @@ class LogSoftmax(Module):
 class Softsign(Module):
     """x / (1 + |x|).
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.nn.Softsign()(ml.asarray([3.0]))
         Tensor([0.75], f32[1])
@@ -335,7 +335,7 @@ class Softsign(Module):
 class Tanhshrink(Module):
     """x - tanh(x).
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
         >>> ml.nn.Tanhshrink()(ml.asarray([1.0]))
         Tensor([0.23840582], f32[1])
@@ -348,8 +348,8 @@ class Tanhshrink(Module):
 class Softshrink(Module):
     """x moved towards 0 by `limit`, and 0 where |x| <= limit.
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats, `AttributeRefused` for a limit
-    that is no number.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `AttributeRefused` if a limit is
+    not a number.
 
         >>> ml.nn.Softshrink()(ml.asarray([2.0]))
         Tensor([1.5], f32[1])
@@ -365,8 +365,8 @@ class Softshrink(Module):
 class Hardshrink(Module):
     """x where |x| > limit, else 0.
 
-    x: f[...] -> f[...]. Raises `DTypeError` for other than floats, `AttributeRefused` for a limit
-    that is no number.
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `AttributeRefused` if a limit is
+    not a number.
 
         >>> ml.nn.Hardshrink()(ml.asarray([2.0]))
         Tensor([2.], f32[1])

@@ -29,16 +29,16 @@ class MultiHeadAttention(Module):
     value and out linear maps (Vaswani et al., arXiv 1706.03762, section 3.2.2).
 
     Queries come from f[batch, time, embed_dim]; keys and values from the same, or from a memory of
-    `memory_dim` features. A head has embed_dim / num_heads features. With `num_kv_heads`, which
-    divides the number of heads, there are only so many of keys and values, each for as many of
-    queries (Ainslie et al., arXiv 2305.13245). `dropout` is the rate at which weights of the
-    softmax are dropped while `training`. With a `rotary_base`, as 10000, queries and keys are
-    turned by `rotary_encoding`.
+    `memory_dim` features. A head has embed_dim / num_heads features. `num_kv_heads` is the number
+    of heads of keys and values; it divides `num_heads`, and each is shared by equally many query
+    heads (Ainslie et al., arXiv 2305.13245). `dropout` is the rate at which weights of the softmax
+    are dropped while `training`. With a `rotary_base`, such as 10000, `rotary_encoding` rotates
+    queries and keys.
 
-    f[batch, time, embed_dim] -> the same. Raises `ShapeError` for other features or axes,
-    `DTypeError` for complex numbers, `AttributeRefused` for a size below 1, and unless the heads
-    divide `embed_dim`, and `num_kv_heads` them. Another Module may stand for each of the four,
-    such as a Linear with an adapter: what it makes of x has as many features.
+    f[batch, time, embed_dim] -> the same. Raises `ShapeError` if the features or axes do not fit;
+    `DTypeError` if an operand is complex; `AttributeRefused` if a size is below 1, or unless
+    `num_heads` divides `embed_dim` and `num_kv_heads` divides `num_heads`. Another Module may
+    replace each of the four Linears, such as one with an adapter, if it returns as many features.
 
         >>> ml.nn.MultiHeadAttention(16, 4)(ml.ones((2, 5, 16)), is_causal=True).type
         f32[2,5,16]
@@ -108,21 +108,20 @@ class MultiHeadAttention(Module):
         cache: Cache | None = None,
         position: Tensor | int | None = None,
     ) -> Any:
-        """f[batch, time, embed_dim] for f[batch, time, embed_dim]; self-attention unless there is a
+        """Attend: f[batch, time, embed_dim] -> the same. It is self-attention unless there is a
         `memory`, f[batch, length, memory_dim].
 
         `mask`, a bool tensor that broadcasts to [batch, num_heads, time, length], is True where a
         query may see a key; with `is_causal`, query i sees keys 0 .. i only. With a cache the
         length is its `max_length`.
 
-        With a `cache` of `init_cache`, x stands at `position` .. `position + time - 1`, an int or
-        an i64[] that is >= 0. Its keys and values are put there, and it sees all that do not come
-        after; so `is_causal` is True. The result is (y, cache), with the new cache: the old one
-        keeps its value.
+        With a `cache` of `init_cache`, x is at `position` .. `position + time - 1`, where
+        `position` is an int or an i64[], >= 0. Its keys and values are written there, and attention
+        is causal. The result is (y, cache), with the new cache: the old one keeps its value.
 
-        Raises `ShapeError` or `DTypeError` for operands of other types, `AttributeRefused` for a
-        cache beside a memory or without a position, `OperandValueError` for a position for which
-        the cache is too short.
+        Raises `ShapeError` or `DTypeError` if operands have other types; `AttributeRefused` if a
+        cache comes with a memory or without a position; `OperandValueError` if the cache is too
+        short for the position.
         """
         if isinstance(position, np.integer):
             position = int(position)
@@ -143,17 +142,17 @@ class MultiHeadAttention(Module):
             key = elements.dynamic_update(cache[0], key, start, axis=2)
             value = elements.dynamic_update(cache[1], value, start, axis=2)
             cache = (key, value, *cache[2:])
-        before = None
+        causal = None
         if is_causal or cache is not None:
-            before = attention.seen_before(query.shape[2], key.shape[2], start)
+            causal = attention.causal_mask(query.shape[2], key.shape[2], start)
         rate, scale = self.dropout.rate if self.training else 0.0, 1 / math.sqrt(self.head_dim)
-        y = attention.attended(query, key, value, mask, before, scale, rate)
+        y = attention.attended(query, key, value, mask, causal, scale, rate)
         together = shapes.permute_dims(y, (0, 2, 1, 3))
         y = self.out(shapes.reshape(together, x.shape))
         return y if cache is None else (y, cache)
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
-        """A cache for sequences of at most `max_length`, with nothing in it."""
+        """Return an empty cache for sequences of at most `max_length`."""
         batch, length = sizes("init_cache", batch=batch, max_length=max_length)
         shape = (batch, self.num_kv_heads, length, self.head_dim)
         keys, values = (creation.zeros(shape, dtype=self._dtype) for _ in range(2))
@@ -162,25 +161,25 @@ class MultiHeadAttention(Module):
         return keys, values, *self._turns(length, self.rotary_base)
 
     def _turns(self, length: int, base: float) -> list[Tensor]:
-        """Cosines and sines for positions 0 .. length - 1."""
+        """Return cosines and sines for positions 0 .. length - 1."""
         positions = creation.arange(length)
         return [*attention.rotary_table(positions, self.head_dim, base, self._dtype)]
 
     @property
     def _dtype(self) -> DType:
-        """That of queries and keys: of the widest weight that makes them."""
+        """Dtype of queries and keys: that of the widest weight that computes them."""
         weights, _ = flatten([self.query, self.key], ends=among_others, buffers=True)
         floats = [x.dtype for _, x in weights if x.dtype.is_float]
         return max(floats, key=lambda dtype: dtype.itemsize, default=f32)
 
     def _heads(self, x: Tensor) -> Tensor:
-        """f[batch, time, heads * head_dim] -> f[batch, heads, time, head_dim]"""
+        """Split heads: f[batch, time, heads * head_dim] -> f[batch, heads, time, head_dim]."""
         heads = x.shape[2] // self.head_dim
-        apart = shapes.reshape(x, (*x.shape[:2], heads, self.head_dim))
-        return shapes.permute_dims(apart, (0, 2, 1, 3))
+        split = shapes.reshape(x, (*x.shape[:2], heads, self.head_dim))
+        return shapes.permute_dims(split, (0, 2, 1, 3))
 
     def _require(self, x: Tensor, memory: Tensor | None, cache: Any, position: Any) -> None:
-        """Raise for operands that do not go together."""
+        """Raise if the operands do not fit."""
         name, width = "MultiHeadAttention", self.num_heads * self.head_dim
         if x.ndim != 3 or x.shape[2] != width:
             raise ShapeError(f"{name}: x must be [batch, time, {width}], given {x.type}")

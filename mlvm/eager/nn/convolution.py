@@ -25,8 +25,7 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class _Convolution(Module):
-    """What convolutions have in common: `_function` with a kernel whose window has so many `_axes`,
-    and a bias."""
+    """Base of convolutions: `_function` over `_axes` axes with a kernel and a bias."""
 
     _axes: int
     _function: Callable[..., Tensor]
@@ -89,28 +88,30 @@ class _Convolution(Module):
 
 
 def _transpose_of(init: Init) -> Init:
-    """An initialiser of kernels [*window, channels out, channels in], of one of the others."""
+    """Return an initialiser of kernels [*window, channels out, channels in] from one of ordinary
+    kernels."""
 
-    def made(shape: tuple[int, ...], *, key: Tensor | None, dtype: object) -> Tensor:
+    def transposed(shape: tuple[int, ...], *, key: Tensor | None, dtype: object) -> Tensor:
         *window, outputs, inputs = shape
         kernel = init((*window, inputs, outputs), key=key, dtype=dtype)
         return shapes.moveaxis(kernel, -1, -2)
 
-    return made
+    return transposed
 
 
 class Conv2d(_Convolution):
     """y = x * kernel + bias, cross-correlated: [N, H, W, in_channels] -> [N, OH, OW, out_channels].
 
     `window`, `stride` and `dilation` are numbers, or (vertical, horizontal). `padding` is "SAME",
-    "VALID" or ((top, bottom), (left, right)) zeros. Places of the window are `dilation` apart in x.
-    Each of the `groups` of results sees only its group of the channels of x; as many groups as
-    channels make the convolution depthwise. The kernel is LeCun normal, the bias zero, unless
-    `kernel_init` and `bias_init` make others: see `ml.nn.init`.
+    "VALID" or ((top, bottom), (left, right)) zeros. Neighbouring elements of the window are
+    `dilation` places apart in x. Each of the `groups` of results depends only on its group of the
+    channels of x; with as many groups as channels, the convolution is depthwise. The kernel is
+    LeCun normal, the bias zero; `kernel_init` and `bias_init` replace them: see `ml.nn.init`.
 
-    Raises `ShapeError` for other channels, and for a window larger than the padded image,
-    `DTypeError` for other than floats of its own dtype, `AttributeRefused` for a number of channels
-    below 1, and a window, stride, dilation, groups or padding that makes no sense.
+    Raises `ShapeError` if x has other channels, or the window is larger than the padded image;
+    `DTypeError` if x is not of floats, or is wider than half-precision weights; `AttributeRefused`
+    if a number of channels is below 1, or the window, stride, dilation, groups or padding is
+    invalid.
 
         >>> ml.nn.Conv2d(3, 8, 3)(ml.ones((2, 6, 6, 3))).type
         f32[2,6,6,8]
@@ -127,9 +128,10 @@ class Conv1d(_Convolution):
 
     `padding` is "SAME", "VALID" or (before, after) zeros; otherwise as `Conv2d`.
 
-    Raises `ShapeError` for other channels, and for a window larger than the padded sequence,
-    `DTypeError` for other than floats of its own dtype, `AttributeRefused` for a number of channels
-    below 1, and a window, stride, dilation, groups or padding that makes no sense.
+    Raises `ShapeError` if x has other channels, or the window is larger than the padded sequence;
+    `DTypeError` if x is not of floats, or is wider than half-precision weights; `AttributeRefused`
+    if a number of channels is below 1, or the window, stride, dilation, groups or padding is
+    invalid.
 
         >>> ml.nn.Conv1d(3, 8, 3)(ml.ones((2, 6, 3))).type
         f32[2,6,8]
@@ -148,9 +150,10 @@ class Conv3d(_Convolution):
     `window`, `stride` and `dilation` are numbers, or (depth, vertical, horizontal). `padding` is
     "SAME", "VALID" or ((front, back), (top, bottom), (left, right)) zeros; otherwise as `Conv2d`.
 
-    Raises `ShapeError` for other channels, and for a window larger than the padded volume,
-    `DTypeError` for other than floats of its own dtype, `AttributeRefused` for a number of channels
-    below 1, and a window, stride, dilation, groups or padding that makes no sense.
+    Raises `ShapeError` if x has other channels, or the window is larger than the padded volume;
+    `DTypeError` if x is not of floats, or is wider than half-precision weights; `AttributeRefused`
+    if a number of channels is below 1, or the window, stride, dilation, groups or padding is
+    invalid.
 
         >>> ml.nn.Conv3d(3, 8, 3)(ml.ones((2, 6, 6, 6, 3))).type
         f32[2,6,6,6,8]
@@ -167,13 +170,13 @@ class ConvTranspose2d(_Convolution):
     [N, H, W, in_channels] -> [N, OH, OW, out_channels]; see `conv_transpose2d`.
 
     OH is H stride with the padding "SAME", and (H - 1) stride + the span of the window with
-    "VALID", less top + bottom with ((top, bottom), (left, right)). The kernel is LeCun normal,
-    where as many elements of it as meet in one result, on average, count as its inputs; the bias is
-    zero; unless `kernel_init` and `bias_init` make others.
+    "VALID", less top + bottom with ((top, bottom), (left, right)). The kernel is LeCun normal, with
+    the average number of elements that add up to one result as fan in, and the bias is zero.
+    `kernel_init` and `bias_init` replace them.
 
-    Raises `ShapeError` for other channels, and where nothing is left, `DTypeError` for complex
-    numbers, `AttributeRefused` for a number of channels below 1, and a window, stride, dilation,
-    groups or padding that makes no sense.
+    Raises `ShapeError` if x has other channels or the result would be empty; `DTypeError` if an
+    operand is complex; `AttributeRefused` if a number of channels is below 1, or the window,
+    stride, dilation, groups or padding is invalid.
 
         >>> ml.nn.ConvTranspose2d(3, 8, 2, stride=2)(ml.ones((2, 6, 6, 3))).type
         f32[2,12,12,8]
@@ -191,9 +194,9 @@ class ConvTranspose1d(_Convolution):
     [N, L, in_channels] -> [N, OL, out_channels]. `padding` is "SAME", "VALID" or (before, after);
     otherwise as `ConvTranspose2d`.
 
-    Raises `ShapeError` for other channels, and where nothing is left, `DTypeError` for complex
-    numbers, `AttributeRefused` for a number of channels below 1, and a window, stride, dilation,
-    groups or padding that makes no sense.
+    Raises `ShapeError` if x has other channels or the result would be empty; `DTypeError` if an
+    operand is complex; `AttributeRefused` if a number of channels is below 1, or the window,
+    stride, dilation, groups or padding is invalid.
 
         >>> ml.nn.ConvTranspose1d(3, 8, 2, stride=2)(ml.ones((2, 6, 3))).type
         f32[2,12,8]
@@ -211,9 +214,9 @@ class ConvTranspose3d(_Convolution):
     [N, D, H, W, in_channels] -> [N, OD, OH, OW, out_channels]. `padding` is "SAME", "VALID" or
     ((front, back), (top, bottom), (left, right)); otherwise as `ConvTranspose2d`.
 
-    Raises `ShapeError` for other channels, and where nothing is left, `DTypeError` for complex
-    numbers, `AttributeRefused` for a number of channels below 1, and a window, stride, dilation,
-    groups or padding that makes no sense.
+    Raises `ShapeError` if x has other channels or the result would be empty; `DTypeError` if an
+    operand is complex; `AttributeRefused` if a number of channels is below 1, or the window,
+    stride, dilation, groups or padding is invalid.
 
         >>> ml.nn.ConvTranspose3d(3, 8, 2, stride=2)(ml.ones((2, 3, 3, 3, 3))).type
         f32[2,6,6,6,8]

@@ -8,7 +8,7 @@ import math
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.rules import require
 from mlvm.eager.control.loops import scan
-from mlvm.eager.functions.arguments import integer, type_of
+from mlvm.eager.functions.arguments import integer, span, type_of
 from mlvm.eager.functions.creation import arange, full_like
 from mlvm.eager.functions.elements import take_along_axis, where
 from mlvm.eager.functions.halves import in_f32
@@ -31,20 +31,20 @@ def ctc(
     blank: int = 0,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """-log of the probability that a sequence says its labels: the sum over all ways to write these
-    along its steps, where a label may be repeated, and `blank` stands between any two, and must
-    between two that are equal. By the forward algorithm in logarithms (Graves et al., ICML 2006,
+    """Compute -log of the probability of the labels: the sum over all alignments of labels to
+    steps. In an alignment a label may be repeated, and `blank` may separate labels, and must
+    separate equal ones. It is the forward algorithm in logarithms (Graves et al., ICML 2006,
     section 4.1), as a scan along time.
 
-    Of the steps and labels of each sequence, the first `lengths` and `label_lengths` count. The
-    loss is inf where there are too few steps; where(isinf(loss), 0, loss) leaves those out. A mean
-    is one of losses; PyTorch's divides each by the number of its labels before.
+    Of each sequence, the first `lengths` steps and `label_lengths` labels count. The loss is inf if
+    there are too few steps; where(isinf(loss), 0, loss) drops those. "mean" averages losses;
+    PyTorch divides each by its number of labels first.
 
     log_predictions: f[time, batch, K], as `log_softmax` gives them; labels: i[batch, S]; lengths
-    and label_lengths: i[batch] -> f[batch], or f[] with "mean" or "sum". Raises `ShapeError` for
-    other shapes, `PositionRefused` for a label that is none of the K classes, and more labels
-    than there are, `DTypeError` for predictions of no floats, and others of no integers,
-    `AttributeRefused` for a blank that is none of the classes, and another reduction.
+    and label_lengths: i[batch] -> f[batch], or f[] with "mean" or "sum". Raises `ShapeError` if the
+    shapes do not fit; `PositionRefused` if a label is not one of the K classes, or `label_lengths`
+    exceeds S; `DTypeError` if the predictions are not floats, or the others not integers;
+    `AttributeRefused` if `blank` is not one of the classes or the reduction is unknown.
 
         >>> even = ml.log(ml.full((3, 1, 2), 0.5))
         >>> ml.exp(-ml.ctc(even, [[1]], [3], [1]))
@@ -70,27 +70,27 @@ def ctc(
     labels = where(op.less(labels, 0), classes, labels)  # likewise; -1 is not the last class
     states = reshape(stack([full_like(labels, number), labels], axis=-1), (n, count - 1))
     states = pad(states, ((0, 0), (0, 1)), number)
-    before = part(pad(states, ((0, 0), (2, 0)), number), 1, range(count))
+    before = part(pad(states, ((0, 0), (2, 0)), number), 1, span(count))
     skips = op.logical_and(op.not_equal(states, number), op.not_equal(states, before))
-    wanted = broadcast_to(states, (time, n, count))
-    emitted = take_along_axis(log_predictions, wanted, axis=-1)
+    emitted_classes = broadcast_to(states, (time, n, count))
+    emitted = take_along_axis(log_predictions, emitted_classes, axis=-1)
     steps = arange(time, dtype=lengths.dtype)
     counted = expand_dims(op.less(expand_dims(steps, axis=1), lengths), axis=2)
 
-    def turn(ways: Tensor, row: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
-        """The log probabilities of all ways to each state, a step later."""
+    def turn(paths: Tensor, row: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
+        """Advance the log probabilities of all paths to each state by a step."""
         emission, counts = row
-        padded = pad(ways, ((0, 0), (2, 0)), -math.inf)
-        previous, skipped = (part(padded, 1, range(i, i + count)) for i in (1, 0))
+        padded = pad(paths, ((0, 0), (2, 0)), -math.inf)
+        previous, skipped = (part(padded, 1, span(i, i + count)) for i in (1, 0))
         skipped = where(skips, skipped, -math.inf)
-        after = op.logaddexp(op.logaddexp(ways, previous), skipped) + emission
-        return where(counts, after, ways), None
+        after = op.logaddexp(op.logaddexp(paths, previous), skipped) + emission
+        return where(counts, after, paths), None
 
     first = broadcast_to(op.equal(arange(count), 0), (n, count))
     begin = op.astype(where(first, 0.0, -math.inf), dtype=emitted.dtype)
-    ways, _ = scan(turn, begin, (emitted, counted))
+    paths, _ = scan(turn, begin, (emitted, counted))
     last = 2 * counts
-    ends = take_along_axis(ways, last, axis=1)
-    with_label = take_along_axis(ways, op.maximum(last - 1, 0), axis=1)
+    ends = take_along_axis(paths, last, axis=1)
+    with_label = take_along_axis(paths, op.maximum(last - 1, 0), axis=1)
     with_label = where(op.greater(counts, 0), with_label, -math.inf)
     return reduced(-reshape(op.logaddexp(ends, with_label), (n,)), reduction)

@@ -9,11 +9,11 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class Dropout(Module):
-    """While `training`, each element of x times 1 / (1 - rate) with probability 1 - rate, else 0;
-    otherwise x itself (Srivastava et al., JMLR 15, 2014). Each call draws with `key`, or with the
-    next global key.
+    """While `training`, multiply each element of x by 1 / (1 - rate) with probability 1 - rate,
+    else by 0; otherwise return x itself (Srivastava et al., JMLR 15, 2014). Each call draws with
+    `key`, or with the next global key.
 
-    x: f[...] -> f[...]. Raises `AttributeRefused` unless 0 <= rate < 1, `DTypeError` for other than
+    x: f[...] -> f[...]. Raises `AttributeRefused` unless 0 <= rate < 1; `DTypeError` if x is not of
     floats.
 
         >>> ml.nn.Dropout(0.5).eval()(ml.ones(3))

@@ -1,12 +1,12 @@
-"""First values of parameters: what layers take as `kernel_init=`, `bias_init=`, `embedding_init=`.
+"""Initialisers of parameters: for `kernel_init=`, `bias_init=`, `embedding_init=` of layers.
 
 An initialiser is a function of a shape, `init(shape, key=..., dtype=...)`, such as
-`ml.random.normal` or those here. Called without a shape, these give an initialiser with such
+`ml.random.normal` or those here. Called without a shape, these return an initialiser with those
 options: `kernel_init=ml.nn.init.normal(std=0.02)`. The same key gives the same values.
 
-A kernel is [*window, channels in, channels out]: its fan in is the product of the window and the
-channels in, its fan out that of the window and the channels out. Names are those that JAX and
-PyTorch share; all draw from a whole normal distribution, as in PyTorch, but for `truncated_normal`.
+A kernel is [*window, channels in, channels out]. Its fan in is the product of window and channels
+in, its fan out that of window and channels out. Names are those that JAX and PyTorch share. Normal
+distributions are not truncated, as in PyTorch, except for `truncated_normal`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Fan: TypeAlias = Literal["fan_in", "fan_out"]
 
 
 def _initialiser(fn: Callable[..., Tensor]) -> Callable[..., Any]:
-    """The function, which without a shape gives an initialiser with the options it is given."""
+    """Wrap a function so that without a shape it returns an initialiser with its options."""
     fn = public(fn)
     place = [*signature(fn).parameters].index("shape")
 
@@ -52,10 +52,10 @@ def _initialiser(fn: Callable[..., Tensor]) -> Callable[..., Any]:
 
 @_initialiser
 def zeros(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
-    """Zeros; nothing is drawn.
+    """Return zeros; nothing is drawn.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length, `DTypeError` for a dtype of no
-    floats.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative; `DTypeError` if `dtype` is
+    not a float.
 
         >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.zeros).kernel
         Tensor([[0., 0., 0.],
@@ -66,10 +66,10 @@ def zeros(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Ten
 
 @_initialiser
 def ones(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
-    """Ones; nothing is drawn.
+    """Return ones; nothing is drawn.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length, `DTypeError` for a dtype of no
-    floats.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative; `DTypeError` if `dtype` is
+    not a float.
 
         >>> ml.nn.Linear(2, 3, bias_init=ml.nn.init.ones).bias
         Tensor([1., 1., 1.], f32[3])
@@ -81,10 +81,10 @@ def ones(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Tens
 def constant(
     value: float, shape: Ints, *, key: Tensor | None = None, dtype: object = f32
 ) -> Tensor:
-    """The value everywhere; nothing is drawn.
+    """Return the value everywhere; nothing is drawn.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length, `DTypeError` for a dtype of no
-    floats, `AttributeRefused` for a value that is no number.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative; `DTypeError` if `dtype` is
+    not a float; `AttributeRefused` if the value is not a number.
 
         >>> ml.nn.Linear(2, 3, bias_init=ml.nn.init.constant(0.5)).bias
         Tensor([0.5, 0.5, 0.5], f32[3])
@@ -101,10 +101,10 @@ def normal(
     key: Tensor | None = None,
     dtype: object = f32,
 ) -> Tensor:
-    """Normal values of that mean and standard deviation.
+    """Draw normal values of that mean and standard deviation.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no floats, `AttributeRefused` for a mean or std that is no number.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float; `AttributeRefused` if mean or std is not a number.
 
         >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.normal(std=0.02)).kernel.type
         f32[2,3]
@@ -122,10 +122,10 @@ def uniform(
     key: Tensor | None = None,
     dtype: object = f32,
 ) -> Tensor:
-    """Evenly distributed values, low <= x < high.
+    """Draw uniform values, low <= x < high.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no floats, `AttributeRefused` unless low < high.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float; `AttributeRefused` unless low < high.
 
         >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.uniform(low=-0.1, high=0.1)).kernel.type
         f32[2,3]
@@ -145,12 +145,12 @@ def truncated_normal(
     key: Tensor | None = None,
     dtype: object = f32,
 ) -> Tensor:
-    """mean + std x for standard normal x under the condition lower <= x <= upper, as in JAX;
-    PyTorch's bounds are those of the result.
+    """Draw mean + std x for standard normal x with lower <= x <= upper, as in JAX; PyTorch's bounds
+    are those of the result.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no floats, `AttributeRefused` unless lower < upper, and for a mean
-    or std that is no number.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float; `AttributeRefused` unless lower < upper or if mean or
+    std is not a number.
 
         >>> narrow = ml.nn.init.truncated_normal(std=0.02)
         >>> ml.max(ml.abs(ml.nn.Embedding(5, 3, embedding_init=narrow).embedding)) <= 0.04
@@ -162,11 +162,11 @@ def truncated_normal(
 
 @_initialiser
 def lecun_normal(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
-    """Normal values of variance 1 / fan in (LeCun et al., Efficient BackProp, 1998), with which
-    layers begin unless told otherwise.
+    """Draw normal values of variance 1 / fan in (LeCun et al., Efficient BackProp, 1998), the
+    default of layers.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no floats, `AttributeRefused` for fewer axes than two.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float; `AttributeRefused` if there are fewer than two axes.
 
         >>> ml.nn.init.lecun_normal((2, 3)).type
         f32[2,3]
@@ -176,10 +176,10 @@ def lecun_normal(shape: Ints, *, key: Tensor | None = None, dtype: object = f32)
 
 @_initialiser
 def lecun_uniform(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
-    """Evenly distributed values around 0 of variance 1 / fan in, as `lecun_normal`.
+    """Draw uniform values around 0 of variance 1 / fan in, as `lecun_normal`.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no floats, `AttributeRefused` for fewer axes than two.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float; `AttributeRefused` if there are fewer than two axes.
 
         >>> ml.nn.init.lecun_uniform((2, 3)).type
         f32[2,3]
@@ -191,12 +191,12 @@ def lecun_uniform(shape: Ints, *, key: Tensor | None = None, dtype: object = f32
 def xavier_normal(
     shape: Ints, *, gain: float = 1.0, key: Tensor | None = None, dtype: object = f32
 ) -> Tensor:
-    """Normal values of variance 2 gain^2 / (fan in + fan out) (Glorot and Bengio, AISTATS 2010);
-    JAX's glorot_normal.
+    """Draw normal values of variance 2 gain^2 / (fan in + fan out) (Glorot and Bengio, AISTATS
+    2010); JAX's glorot_normal.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no floats, `AttributeRefused` for fewer axes than two, and a gain
-    that is no number.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float; `AttributeRefused` if there are fewer than two axes or
+    the gain is not a number.
 
         >>> ml.nn.init.xavier_normal((2, 3)).type
         f32[2,3]
@@ -209,11 +209,11 @@ def xavier_normal(
 def xavier_uniform(
     shape: Ints, *, gain: float = 1.0, key: Tensor | None = None, dtype: object = f32
 ) -> Tensor:
-    """Evenly distributed values around 0 of the variance of `xavier_normal`; JAX's glorot_uniform.
+    """Draw uniform values around 0 of the variance of `xavier_normal`; JAX's glorot_uniform.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no floats, `AttributeRefused` for fewer axes than two, and a gain
-    that is no number.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float; `AttributeRefused` if there are fewer than two axes or
+    the gain is not a number.
 
         >>> ml.nn.init.xavier_uniform((2, 3)).type
         f32[2,3]
@@ -231,12 +231,12 @@ def kaiming_normal(
     key: Tensor | None = None,
     dtype: object = f32,
 ) -> Tensor:
-    """Normal values of variance 2 / ((1 + negative_slope^2) fan), for what a `relu` is behind, or a
-    `leaky_relu` of that slope (He et al., arXiv 1502.01852); JAX's he_normal.
+    """Draw normal values of variance 2 / ((1 + negative_slope^2) fan), for layers followed by a
+    `relu`, or a `leaky_relu` of that slope (He et al., arXiv 1502.01852); JAX's he_normal.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no floats, `AttributeRefused` for fewer axes than two, a slope that
-    is no number, and another mode.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float; `AttributeRefused` if there are fewer than two axes, the
+    slope is not a number, or the mode is unknown.
 
         >>> ml.nn.Conv2d(3, 8, 3, kernel_init=ml.nn.init.kaiming_normal).kernel.type
         f32[3,3,3,8]
@@ -254,11 +254,11 @@ def kaiming_uniform(
     key: Tensor | None = None,
     dtype: object = f32,
 ) -> Tensor:
-    """Evenly distributed values around 0 of the variance of `kaiming_normal`; JAX's he_uniform.
+    """Draw uniform values around 0 of the variance of `kaiming_normal`; JAX's he_uniform.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no floats, `AttributeRefused` for fewer axes than two, a slope that
-    is no number, and another mode.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float; `AttributeRefused` if there are fewer than two axes, the
+    slope is not a number, or the mode is unknown.
 
         >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.kaiming_uniform(mode="fan_out")).kernel.type
         f32[2,3]
@@ -271,13 +271,13 @@ def kaiming_uniform(
 def orthogonal(
     shape: Ints, *, gain: float = 1.0, key: Tensor | None = None, dtype: object = f32
 ) -> Tensor:
-    """`gain` times a matrix of [window and channels in, channels out] whose columns, or rows if
-    these are fewer, are orthogonal and of length 1, evenly distributed among all such (Saxe et al.,
-    arXiv 1312.6120).
+    """Draw `gain` times an orthogonal matrix of [window and channels in, channels out], uniformly
+    distributed (Saxe et al., arXiv 1312.6120). Its columns, or rows if these are fewer, are
+    orthonormal.
 
-    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
-    `DTypeError` for a dtype of no floats, `AttributeRefused` for fewer axes than two, and a gain
-    that is no number.
+    The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float; `AttributeRefused` if there are fewer than two axes or
+    the gain is not a number.
 
         >>> q = ml.nn.init.orthogonal((3, 2))
         >>> ml.all(ml.abs(q.T @ q - ml.eye(2)) < 1e-5)
@@ -303,7 +303,7 @@ def _kaiming(shape: Ints, negative_slope: float, mode: str) -> float:
 
 
 def _kernel(shape: Ints) -> tuple[int, ...]:
-    """The shape. Raises `AttributeRefused` unless it is that of a kernel."""
+    """Return the shape. Raises `AttributeRefused` unless it is the shape of a kernel."""
     lengths = integers(shape, "shape")
     if len(lengths) < 2:
         raise AttributeRefused(
@@ -313,7 +313,7 @@ def _kernel(shape: Ints) -> tuple[int, ...]:
 
 
 def _fans(shape: Ints) -> tuple[int, int]:
-    """Fan in and fan out; 1 for those of nothing."""
+    """Return fan in and fan out, at least 1."""
     *window, inputs, outputs = _kernel(shape)
     places = math.prod(window)
     return max(places * inputs, 1), max(places * outputs, 1)
@@ -322,7 +322,7 @@ def _fans(shape: Ints) -> tuple[int, int]:
 def _of_variance(
     name: str, shape: Ints, variance: float, key: Tensor | None, dtype: object
 ) -> Tensor:
-    """Values of that variance, normal or even, as the name ends."""
+    """Draw values of that variance, normal or uniform by the end of the name."""
     kind = require_float(name, dtype)
     if name.endswith("normal"):
         return _moved(random.normal(shape, key=key, dtype=kind), 0.0, math.sqrt(variance))
@@ -333,7 +333,7 @@ def _of_variance(
 
 
 def _moved(x: Tensor, mean: float, std: float) -> Tensor:
-    """mean + std x, in the memory of x."""
+    """Compute mean + std x in place."""
     if _number(std, "std") != 1.0:
         x *= float(std)
     if _number(mean, "mean"):

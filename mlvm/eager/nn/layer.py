@@ -1,28 +1,35 @@
-"""Which layer of a model is at work, for errors: its path, told of the calls that led here."""
+"""Path of the running layer, found on the call stack, for errors."""
 
 from __future__ import annotations
 
 import os
 import sys
+import weakref
 from inspect import CO_OPTIMIZED
 from itertools import pairwise
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from mlvm.core.errors import OURS, MlvmError, user_line
 from mlvm.eager.nn.module import Module
 from mlvm.eager.recording import lines
+from mlvm.eager.recording.recorder import current_capture
 from mlvm.eager.tree import named_nodes
 
+Paths: TypeAlias = dict[
+    tuple[int, int], tuple[tuple[weakref.ref[Any], weakref.ref[Any]], str | None]
+]
+"""Paths of Modules in others, by the ids of both, with references to both."""
+
 _OTHERS: Final[dict[int, CodeType]] = {}
-"""Functions of mlvm that are no methods of Modules, by id: to look at a frame's variables takes
-long, and to hash a code object, too."""
+"""Code objects of mlvm that are not methods of Modules, by id: reading a frame's variables and
+hashing a code object are slow."""
 
 
 def layer_here() -> str | None:
-    """The path of the innermost Module that is at work, from the outermost one that it is a part
-    of; None where it is that one. Of one that is no part of what called it, such as a copy that is
-    made of another dtype, the path begins with its class."""
+    """Return the path of the innermost running Module, relative to the outermost one that contains
+    it; None if that is itself. If it is not a part of its caller, such as a copy in another dtype,
+    the path begins with its class."""
     frame: FrameType | None = sys._getframe(1)
     at_work: list[Module] = []
     while frame is not None:
@@ -31,15 +38,27 @@ def layer_here() -> str | None:
             if isinstance(owner, Module) and (not at_work or owner is not at_work[-1]):
                 at_work.append(owner)
         frame = frame.f_back
+    recorder = current_capture.get()
+    paths: Paths = {} if recorder is None else recorder.layer_paths
     names: list[str] = []
     for outer, inner in pairwise(reversed(at_work)):
-        path = next((path for path, part in named_nodes(outer) if part is inner), None)
+        path = _path_of(inner, outer, paths)
         names = [type(inner).__name__] if path is None else [*names, path]
     return "/".join(names) or None
 
 
+def _path_of(inner: Module, outer: Module, paths: Paths) -> str | None:
+    """Return the path of a Module in another, which is searched once in a recording."""
+    key = id(inner), id(outer)
+    modules, path = paths.get(key, (None, None))
+    if modules is None or modules[0]() is not inner or modules[1]() is not outer:
+        path = next((path for path, part in named_nodes(outer) if part is inner), None)
+        paths[key] = (weakref.ref(inner), weakref.ref(outer)), path
+    return path
+
+
 def _owner_of(frame: FrameType) -> Any:
-    """The object whose method this is, if its first parameter is called self."""
+    """Return the `self` of a frame's method, if its first parameter has that name."""
     code = frame.f_code
     if not (code.co_argcount and code.co_varnames[0] == "self" and code.co_flags & CO_OPTIMIZED):
         _pass_over(code)
@@ -60,7 +79,7 @@ def _pass_over(code: CodeType) -> None:
 
 
 def _with_layer(error: MlvmError, *args: object) -> None:
-    """The constructor of errors: one from inside a model has a note with the path of the layer."""
+    """Construct an error; inside of a model, add a note with the path of the layer."""
     super(MlvmError, error).__init__(*args)
     layer = layer_here()
     if layer is not None:

@@ -15,13 +15,12 @@ from mlvm.eager.tensor.wrapper import public
 class Linear(Module):
     """y = x kernel + bias along the last axis: [..., in_features] -> [..., out_features].
 
-    With axis=-2 the map is along the second to last axis, y = kernel^T x + bias[:, None]:
-    [..., in_features, n] -> [..., out_features, n]; nothing is transposed in memory.
-    The kernel is LeCun normal, the bias zero, unless `kernel_init` and `bias_init` make others: see
-    `ml.nn.init`.
+    With axis=-2 the map is along the second to last axis, y = kernel^T x + bias[:, None]: [...,
+    in_features, n] -> [..., out_features, n]; nothing is transposed in memory. The kernel is LeCun
+    normal, the bias zero; `kernel_init` and `bias_init` replace them: see `ml.nn.init`.
 
-    Raises `ShapeError` for other features, `DTypeError` for a wider x than weights that are halves,
-    `AttributeRefused` for a size below 1.
+    Raises `ShapeError` if x has other features; `DTypeError` if x is wider than half-precision
+    weights; `AttributeRefused` if a size is below 1.
 
         >>> layer = ml.nn.Linear(3, 2)
         >>> layer(ml.ones((5, 3))).type
@@ -62,17 +61,17 @@ class Linear(Module):
             axis, features = self.axis, self.kernel.shape[0]
             if x.ndim < -axis or x.shape[axis] == features:
                 raise  # of weights that fit no longer
-            given = f"x has {x.shape[axis]} ({x.type}, axis {axis})"
-            raise ShapeError(f"Linear takes {features} features, {given}") from None
+            actual = f"x has {x.shape[axis]} ({x.type}, axis {axis})"
+            raise ShapeError(f"Linear takes {features} features, {actual}") from None
 
 
 class Bilinear(Module):
     """z_k = x kernel_k y + bias_k along the last axes: [..., in_features], [..., other_features] ->
-    [..., out_features]. The kernel is LeCun normal, the bias zero, unless `kernel_init` and
-    `bias_init` make others: see `ml.nn.init`.
+    [..., out_features]. The kernel is LeCun normal, the bias zero; `kernel_init` and `bias_init`
+    replace them: see `ml.nn.init`.
 
-    Raises `ShapeError` for other features, `DTypeError` for a wider x than weights that are halves,
-    `AttributeRefused` for a size below 1.
+    Raises `ShapeError` if x has other features; `DTypeError` if x is wider than half-precision
+    weights; `AttributeRefused` if a size is below 1.
 
         >>> ml.nn.Bilinear(3, 4, 2)(ml.ones((5, 3)), ml.ones((5, 4))).type
         f32[5,2]
@@ -116,12 +115,12 @@ class Bilinear(Module):
 
 
 class Embedding(Module):
-    """A row of `embedding` for each integer: i[...] -> [..., features]. The rows are normal of
-    variance 1 / features, unless an `embedding_init` makes others: see `ml.nn.init`. As in an
-    index, -1 is the last row.
+    """Row of `embedding` for each integer: i[...] -> [..., features]. The rows are normal of
+    variance 1 / features; `embedding_init` replaces them: see `ml.nn.init`. As in an index, -1 is
+    the last row.
 
-    Raises `OperandValueError` for an integer out of range, `DTypeError` for what is no integers,
-    `AttributeRefused` for a size below 1.
+    Raises `OperandValueError` if an integer is out of range; `DTypeError` if the indices are not
+    integers; `AttributeRefused` if a size is below 1.
 
         >>> ml.nn.Embedding(10, 4)(ml.asarray([[1, 2, 3]])).type
         f32[1,3,4]
@@ -150,13 +149,13 @@ class Embedding(Module):
 
 
 class EmbeddingBag(Embedding):
-    """The sum, mean or max of the rows of `embedding` that each bag of integers names:
-    i[..., L] -> [..., features], or bags one behind the other, i[L] and offsets i[B] -> [B,
-    features]; see `embedding_bag`. The rows are normal of variance 1 / features.
+    """Sum, mean or max of the rows of `embedding` for each bag of integers; see `embedding_bag`.
+    Bags of one length are i[..., L] -> [..., features]; consecutive bags of any length are i[L] and
+    offsets i[B] -> [B, features]. The rows are normal of variance 1 / features.
 
-    Raises `PositionRefused` for an integer out of range, `ShapeError` for other shapes,
-    `DTypeError` for what is no integers, `AttributeRefused` for a size below 1, and what
-    `embedding_bag` refuses.
+    Raises `PositionRefused` if an integer is out of range; `ShapeError` if the shapes do not fit;
+    `DTypeError` if the indices are not integers; `AttributeRefused` if a size is below 1 or
+    `embedding_bag` refuses the arguments.
 
         >>> ml.nn.EmbeddingBag(10, 4)(ml.asarray([[1, 2, 3]])).type
         f32[1,4]

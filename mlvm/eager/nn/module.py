@@ -43,8 +43,8 @@ _TRAINING: Final = "training"
 
 
 class Name(str):
-    """The name of parameters. PyTorch's lists give tensors, or pairs: what is asked of those says
-    here where they are."""
+    """Name of a parameter. Methods of PyTorch's tensors and pairs raise errors that say where these
+    are."""
 
     __slots__ = ()
 
@@ -63,8 +63,7 @@ class Name(str):
 
 
 class Module(Node):
-    """Base of all layers and models: a tree of parameters, and of buffers that `buffer` makes,
-    with a `__call__`.
+    """Base of all layers and models: a tree of parameters and buffers with a `__call__`.
 
         >>> class Mlp(ml.nn.Module):
         ...     def __init__(self, features: int, classes: int) -> None:
@@ -77,9 +76,9 @@ class Module(Node):
         >>> model(ml.ones((5, 8))).type, model.num_parameters(), list(model.state())[0]
         (f32[5,2], 706, 'hidden/kernel')
 
-    `training` is whether the Module is being trained, which Dropout and BatchNorm ask; it begins
-    True, as in PyTorch. `train` and `eval` set it for all parts of a model, and a captured function
-    has a program for each. A gradient and a copy see it as it is.
+    `training` is True while the Module is trained; Dropout and BatchNorm read it. It starts True,
+    as in PyTorch. `train` and `eval` set it for all parts of a model, and a captured function has a
+    program for each. Gradients and copies keep it.
     """
 
     training: bool
@@ -95,9 +94,9 @@ class Module(Node):
         raise NotImplementedError(f"{type(self).__name__} defines no __call__{hint}")
 
     def train(self, mode: bool = True) -> Self:
-        """Set `training` to `mode`, here and in every Module that this one is made of; return self.
+        """Set `training` to `mode` in this Module and all Modules in it; return self.
 
-        A Module in a buffer is no part of the training: it keeps the mode it has.
+        A Module in a buffer is not trained and keeps its mode.
         """
         for part in containers(self, buffers=not mode):
             if isinstance(part, Module) and (part._buffer_of is None or not mode):
@@ -109,14 +108,14 @@ class Module(Node):
         return self.train(False)
 
     def freeze(self, where: Where | None = None) -> Self:
-        """Keep parameters as they are: from now on they are buffers, until `unfreeze`. Return self.
+        """Make parameters constant: they are buffers until `unfreeze`. Return self.
 
-        `where` says which: a pattern of the paths of `named_parameters`, in which `*` matches "/"
-        too, or a function of path and tensor; all of them without one. A pattern that fits the path
-        of a part is for all in it: "blocks_*/mlp". A tensor that occurs twice in the model is
-        frozen in both places. `training` is left alone. Make an optimizer after this, not before.
+        `where` selects them: a pattern of the paths of `named_parameters`, in which `*` matches "/"
+        too, or a function of path and tensor; None selects all. A pattern that matches the path of
+        a part selects all in it: "blocks_*/mlp". A tensor that occurs twice in the model is frozen
+        in both places. `training` does not change. Make an optimizer after this, not before.
 
-        Raises `AttributeRefused` where none is meant, and for some of the tensors of a dict.
+        Raises `AttributeRefused` if `where` matches none or it matches only some tensors of a dict.
 
             >>> model = ml.nn.Sequential(ml.nn.Linear(2, 3), ml.nn.Linear(3, 1))
             >>> list(model.freeze("layers_0").named_parameters()), len(model.state())
@@ -126,8 +125,8 @@ class Module(Node):
         return self
 
     def unfreeze(self, where: Where | None = None) -> Self:
-        """Make parameters of what `freeze` has made buffers, by the same `where`; return self. What
-        was assigned as an `nn.buffer` stays one.
+        """Undo `freeze` for the parameters that `where` selects; return self. Fields assigned as an
+        `nn.buffer` stay buffers.
 
             >>> model = ml.nn.Linear(2, 3).freeze()
             >>> list(model.unfreeze("bias").named_parameters())
@@ -137,8 +136,8 @@ class Module(Node):
         return self
 
     def astype(self, dtype: object) -> Self:
-        """Another Module with the float parameters in that dtype, and the same buffers: to compute
-        with in f16 or bf16, while these are trained in f32. Gradients flow through it.
+        """Return another Module with the float parameters in that dtype, and the same buffers: to
+        compute in f16 or bf16 while the parameters are trained in f32. Gradients flow through it.
 
             def loss_of(model, x, labels):
                 logits = model.astype(ml.bfloat16)(ml.astype(x, ml.bfloat16))
@@ -146,52 +145,53 @@ class Module(Node):
                 return ml.softmax_cross_entropy(logits, labels, reduction="mean")
 
         A buffer that is assigned to the other Module is assigned to this one too. Raises
-        `DTypeError` for a dtype that is no float.
+        `DTypeError` if `dtype` is not a float.
 
             >>> half = ml.nn.Linear(2, 3).astype(ml.bfloat16)
             >>> half(ml.ones((1, 2), dtype=ml.bfloat16)).type
             bf16[1,3]
         """
-        wanted = DType.of(dtype)
-        if not wanted.is_float:
-            raise DTypeError(f"parameters are floats, not {wanted}").at("Module.astype", ())
+        target = DType.of(dtype)
+        if not target.is_float:
+            raise DTypeError(f"parameters are floats, not {target}").at("Module.astype", ())
         copies: Copies = []
-        found: Self = substitute(
-            lambda x: astype(x, wanted) if x.dtype.is_float else x, self, copies
+        converted: Self = substitute(
+            lambda x: astype(x, target) if x.dtype.is_float else x, self, copies
         )
         for module, copied in copies:
             assign_buffers_too(copied, module)
-        return found
+        return converted
 
     def parameters(self) -> dict[str, Tree]:
-        """The parameters as nested dicts by field name; a list field `Dense` as `Dense_0`, ..."""
-        found: dict[str, Tree] = map_to_dicts(lambda x: x, self)
-        return type(found)({Name(name): part for name, part in found.items()})
+        """Return the parameters as nested dicts by field name; a list field `Dense` as `Dense_0`,
+        ..."""
+        parameters: dict[str, Tree] = map_to_dicts(lambda x: x, self)
+        return type(parameters)({Name(name): part for name, part in parameters.items()})
 
     def named_parameters(self) -> dict[str, Tensor]:
-        """The parameters by path, `block_0/token_mixing/kernel`; a shared one occurs once."""
+        """Return the parameters by path, `block_0/token_mixing/kernel`, shared ones once."""
         return {Name(path): x for path, x in _named_tensors(self).items()}
 
     def named_buffers(self) -> dict[str, Tensor]:
-        """The tensors of the buffers by path; a shared one occurs once."""
+        """Return the tensors of the buffers by path; a shared one occurs once."""
         parameters = dict(named_leaves(self))
         return {path: x for path, x in self.state().items() if path not in parameters}
 
     def state(self) -> dict[str, Tensor]:
-        """All tensors by path, parameters and buffers: what a model is saved as."""
+        """Return all tensors by path, parameters and buffers, as a model is saved."""
         return self._whole(_named_tensors(self, buffers=True))
 
     def num_parameters(self) -> int:
-        """The number of elements of all parameters."""
+        """Return the number of elements of all parameters."""
         named = self.named_parameters()
         return sum(self._wholes.get(path, x.type).size for path, x in named.items())
 
     def load_parameters(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over the parameters, in place, by the paths of `named_parameters`.
 
-        Nothing is written unless all fit: raises `PathError` for paths that are missing or
-        unknown, `DTypeError` for a wrong dtype and for what is no mapping to arrays, `ShapeError`
-        for a wrong shape.
+        Nothing is written unless all fit. Raises `PathError` if paths are missing or unknown;
+        `DTypeError` if a dtype is wrong, or `arrays` is not a mapping to arrays; `ShapeError` if a
+        shape is wrong.
         """
         self._load(self.named_parameters(), arrays, "parameter")
 
@@ -201,16 +201,16 @@ class Module(Node):
         self._load(_named_tensors(self, buffers=True), arrays, "tensor")
 
     _wholes: ClassVar[Mapping[str, TensorType]] = {}
-    """The types of parameters of which this process has a piece only, by path."""
+    """Types of parameters of which this process has only a shard, by path."""
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors, whole. `ml.parallel` makes classes that gather them, and load pieces."""
+        """Return the whole tensors. Classes of `ml.parallel` gather them, and load shards."""
         return tensors
 
     _load = staticmethod(load)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Another Module, with copies of parameters and buffers in the current arena."""
+        """Copy the Module, with parameters and buffers in the current arena."""
         for x in _named_tensors(self, buffers=True).values():
             if id(x) not in memo:
                 memo[id(x)] = op.copy(x)
@@ -219,23 +219,23 @@ class Module(Node):
         return copied
 
     def _alone(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a copy, which is a buffer of itself where this one is one of another."""
+        """Return the fields of a copy; a buffer of another Module becomes a buffer of itself."""
         return state if self._buffer_of is None else {**state, BUFFER_OF: self}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle has the values of parameters and buffers; they load into the arena that is
-        current then."""
+        """Pickle the values of parameters and buffers; they load into the arena that is current
+        then."""
         make, kind, state = reduced(self)
         return make, kind, self._alone(state)
 
     summary: ClassVar[Callable[..., Any]]
-    """A table of the layers: `summary.py` adds it."""
+    """Table of the layers, bound by `summary.py`."""
 
     def __repr__(self) -> str:
         return "\n".join(_describe(self, (), counted=True))
 
     def _repr_html_(self) -> str:
-        """What notebooks show: the same, which folds."""
+        """Return the representation of notebooks, which folds."""
         return html.folded(repr(self).splitlines())
 
     if not TYPE_CHECKING:  # else a type checker would allow it
@@ -251,10 +251,10 @@ class Module(Node):
 
 
 def buffer(x: T) -> T:
-    """What to assign to a field of a Module for state that is kept with the model and not trained:
-    a tensor of any dtype, a container of tensors, or a Module whose parameters stay as they are. An
-    array of numpy is copied into a tensor. A Module may be put into a list as well, or into a dict:
-    `blocks[0] = ml.nn.buffer(blocks[0])`. `Module.freeze` keeps parameters for a while.
+    """Mark state of a Module that is saved and not trained: a tensor of any dtype, a container of
+    tensors, or a Module whose parameters are constant. Assign the result to a field. A numpy array
+    is copied into a tensor. A Module may also be an item of a list or dict: `blocks[0] =
+    ml.nn.buffer(blocks[0])`. `Module.freeze` makes parameters constant temporarily.
 
         >>> class Centered(ml.nn.Module):
         ...     def __init__(self, features: int) -> None:
@@ -269,20 +269,19 @@ def buffer(x: T) -> T:
         >>> list(layer.named_parameters()), list(layer.named_buffers())
         (['scale'], ['mean'])
 
-    The field has x itself, a list another Module with the tensors of x. Whatever is assigned to the
-    field later is a buffer too, until the field is deleted. A gradient takes a buffer for a
-    constant, and an optimizer does not see it; `state` has it. A function being differentiated may
-    assign to it, and the Module keeps the new value. Inside an arena that is reset after the step,
-    update it in place as above.
+    The field has x itself, a list another Module with the tensors of x. Later values of the field
+    are buffers, too, until the field is deleted. A buffer is constant for gradients and unknown to
+    optimizers; `state` has it. A function being differentiated may assign to it, and the Module
+    keeps the new value. Inside an arena that is reset after the step, update it in place as above.
 
-    Raises `DTypeError` for what holds no tensor, nor is a Module.
+    Raises `DTypeError` if x is not a Module and holds no tensor.
     """
     if isinstance(x, Module):
         return x if x._buffer_of is not None else buffer_of(x)
-    held = as_operand(x) if hasattr(x, "__array__") and not isinstance(x, Tensor) else x
-    if not holds_tensors(held):
+    values = as_operand(x) if hasattr(x, "__array__") and not isinstance(x, Tensor) else x
+    if not holds_tensors(values):
         raise DTypeError(f"a buffer holds a tensor or several, not {brief(x)}; see asarray")
-    return cast(T, Buffer(held))  # to a type checker it is what the field will have
+    return cast(T, Buffer(values))  # to a type checker it is what the field will have
 
 
 _PARTS: Final = "its layers are its fields, and an nn.Sequential or a list is indexed"
@@ -293,8 +292,8 @@ def _a(module: Module) -> str:
 
 
 def _describe(part: Tree, above: tuple[Tree, ...], *, counted: bool) -> Iterator[str]:
-    """A line for a part of a Module, and an indented one for each part of it. The parameters are
-    `counted`, but for a buffer, which has none."""
+    """Yield a line for a part of a Module, and an indented one for each part of it. The parameters
+    are `counted`, except in buffers."""
     if isinstance(part, Tensor):
         yield repr(part.type)
         return
@@ -304,9 +303,9 @@ def _describe(part: Tree, above: tuple[Tree, ...], *, counted: bool) -> Iterator
     named = dict(fields(part, buffers=True)) if isinstance(part, Node) else children(part)
     kinds = dict.fromkeys(named, "")
     if isinstance(part, Node) and part._buffer_of is None:
-        trained, kept = dict(fields(part)), dict(fields(part, frozen=True))
+        trained, frozen = dict(fields(part)), dict(fields(part, frozen=True))
         kinds = {
-            name: "" if name in trained else "frozen " if name in kept else "buffer "
+            name: "" if name in trained else "frozen " if name in frozen else "buffer "
             for name in named
         }
     plain = [

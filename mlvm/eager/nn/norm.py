@@ -18,10 +18,11 @@ from mlvm.eager.tensor.wrapper import public
 
 class LayerNorm(Module):
     """y = (x - mean) / sqrt(var + eps) * scale + bias over the last axis, of length `features` (Ba
-    et al., arXiv 1607.06450). The scale begins at one, the bias at zero.
+    et al., arXiv 1607.06450). The scale starts at one, the bias at zero.
 
-    [..., features] -> the same. Raises `ShapeError` for other features, `DTypeError` for other than
-    floats of its own dtype, `AttributeRefused` for features below 1 and unless eps > 0.
+    [..., features] -> the same. Raises `ShapeError` if x has other features; `DTypeError` if x is
+    not of floats, or is wider than half-precision weights; `AttributeRefused` if `features` is
+    below 1 or unless eps > 0.
 
         >>> ml.nn.LayerNorm(3)(ml.asarray([[1.0, 2.0, 3.0]]))
         Tensor([[-1.224744,  0.      ,  1.224744]], f32[1,3])
@@ -42,10 +43,10 @@ class LayerNorm(Module):
 
 class RMSNorm(Module):
     """y = x / sqrt(mean(x^2) + eps) * scale over the last axis, of length `features` (Zhang and
-    Sennrich, arXiv 1910.07467). The scale begins at one.
+    Sennrich, arXiv 1910.07467). The scale starts at one.
 
-    [..., features] -> the same. Raises `ShapeError` for other features, `DTypeError` for bools,
-    `AttributeRefused` for features below 1 and unless eps > 0.
+    [..., features] -> the same. Raises `ShapeError` if x has other features; `DTypeError` if an
+    operand is bool; `AttributeRefused` if `features` is below 1 or unless eps > 0.
 
         >>> ml.nn.RMSNorm(2)(ml.asarray([[1.0, 1.0]]))
         Tensor([[0.9999995, 0.9999995]], f32[1,2])
@@ -65,12 +66,12 @@ class RMSNorm(Module):
 
 class GroupNorm(Module):
     """y = (x - mean) / sqrt(var + eps) * scale + bias, with mean and variance over a group of
-    channels and all places of a sample: [N, ..., channels] -> the same (Wu and He, arXiv
-    1803.08494). `groups` divides `channels`; with one group for each channel it is an
-    `InstanceNorm`. The scale begins at one, the bias at zero.
+    channels and all places of a sample (Wu and He, arXiv 1803.08494): [N, ..., channels] -> the
+    same. `groups` divides `channels`; with one group for each channel it is an `InstanceNorm`. The
+    scale starts at one, the bias at zero.
 
-    Raises `ShapeError` for other channels and fewer axes than two, `AttributeRefused` unless groups
-    divide the channels and eps > 0.
+    Raises `ShapeError` if x has other channels or fewer than two axes; `AttributeRefused` unless
+    groups divide the channels and eps > 0.
 
         >>> ml.nn.GroupNorm(2, 4)(ml.ones((1, 3, 3, 4))).type
         f32[1,3,3,4]
@@ -106,22 +107,22 @@ class GroupNorm(Module):
         return shapes.reshape(y, x.shape)
 
     def _over_groups(self, means: Tensor) -> Tensor:
-        """Means of channels, f[N, 1, channels], replaced by the mean of their group. To reduce
-        places first, and only then channels, is many times as fast as both at once."""
+        """Replace means of channels, f[N, 1, channels], by the mean of their group. Reducing places
+        first, and then channels, is much faster than both at once."""
         shape = (means.shape[0], 1, self.groups, means.shape[2] // self.groups)
-        apart = shapes.reshape(means, shape)
-        mean = op.mean(apart, axis=3, keepdims=True)
+        grouped = shapes.reshape(means, shape)
+        mean = op.mean(grouped, axis=3, keepdims=True)
         return shapes.reshape(shapes.broadcast_to(mean, shape), means.shape)
 
 
 class InstanceNorm(GroupNorm):
     """y = (x - mean) / sqrt(var + eps) * scale + bias, with mean and variance of each channel over
-    all places of a sample: [N, ..., channels] -> the same (Ulyanov et al., arXiv 1607.08022); a
-    `GroupNorm` with a group for each channel. It is PyTorch's InstanceNorm1d, 2d and 3d for
-    channels last. The scale begins at one, the bias at zero.
+    all places of a sample. [N, ..., channels] -> the same. It is a `GroupNorm` with a group for
+    each channel (Ulyanov et al., arXiv 1607.08022). It is PyTorch's InstanceNorm1d, 2d and 3d for
+    channels last. The scale starts at one, the bias at zero.
 
-    Raises `ShapeError` for other channels and fewer axes than two, `AttributeRefused` unless eps >
-    0.
+    Raises `ShapeError` if x has other channels or fewer than two axes; `AttributeRefused` unless
+    eps > 0.
 
         >>> ml.nn.InstanceNorm(4)(ml.ones((1, 3, 3, 4))).type
         f32[1,3,3,4]
@@ -134,16 +135,16 @@ class InstanceNorm(GroupNorm):
 class BatchNorm(Module):
     """y = (x - mean) / sqrt(var + eps) * scale + bias for each channel: [..., channels] -> the same
     (Ioffe and Szegedy, arXiv 1502.03167). It is PyTorch's BatchNorm1d and BatchNorm2d for channels
-    last. The scale begins at one, the bias at zero.
+    last. The scale starts at one, the bias at zero.
 
-    While `training`, mean and variance are those of x over all axes but the last, and the running
-    ones move towards them: running += momentum (new - running), as in PyTorch, where the new
-    variance is the unbiased one. Otherwise the running ones are used. They are buffers, updated in
-    place; beside weights that are halves they are f32.
+    While `training`, mean and variance are those of x over all axes but the last. The running ones
+    move towards them, as in PyTorch: running += momentum (new - running), with the unbiased
+    variance. Otherwise the running ones are used. They are buffers, updated in place, and f32 for
+    half-precision weights.
 
-    Raises `ShapeError` for other channels, and for one value a channel while `training`,
-    `DTypeError` for complex numbers, `AttributeRefused` for channels below 1, and a momentum or eps
-    out of range.
+    Raises `ShapeError` if x has other channels or a channel has one value while `training`;
+    `DTypeError` if an operand is complex; `AttributeRefused` if `channels` is below 1, or momentum
+    or eps is out of range.
 
         >>> ml.nn.BatchNorm(3)(ml.ones((8, 3))).type
         f32[8,3]
@@ -206,7 +207,8 @@ def _rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 def _checked(
     layer: str, features: int, eps: float, dtype: object, name: str = "features"
 ) -> tuple[tuple[int, ...], float, DType]:
-    """The shape of a scale, eps and dtype. Raises `AttributeRefused` or `DTypeError`."""
+    """Check and return the shape of a scale, eps and dtype. Raises `AttributeRefused` or
+    `DTypeError`."""
     shape = sizes(layer, **{name: features})
     if not eps > 0:
         raise AttributeRefused(f"{layer}: eps must be positive, given {eps}")

@@ -1,4 +1,4 @@
-"""What layers make their parameters with: first values, and checks of sizes and dtypes."""
+"""Construction of parameters: initial values, and checks of sizes and dtypes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Init: TypeAlias = Callable[..., Tensor]
 def lecun_normal(
     layer: str, shape: tuple[int, ...], fan_in: int, key: Tensor | None, dtype: object
 ) -> Tensor:
-    """Normal values of variance 1 / fan_in (LeCun et al., Efficient BackProp, 1998)."""
+    """Draw normal values of variance 1 / fan_in (LeCun et al., Efficient BackProp, 1998)."""
     kernel = random.normal(shape, key=key, dtype=require_float(layer, dtype))
     kernel *= 1 / math.sqrt(fan_in)
     return kernel
@@ -42,25 +42,25 @@ def kernel_of(
     *,
     name: str = "kernel_init",
 ) -> Tensor:
-    """What the initialiser makes of the shape, or LeCun normal values. Raises `ShapeError` and
-    `DTypeError` for a result of another type."""
+    """Return a parameter of the shape from the initialiser, or LeCun normal values. Raises
+    `ShapeError` and `DTypeError` for a result of another type."""
     if init is None:
         return lecun_normal(layer, shape, fan_in, key, dtype)
     kind = require_float(layer, dtype)
-    made: Any = init(shape, key=key, dtype=kind)
-    wanted = TensorType(kind, shape)
-    if not isinstance(made, Tensor) or made.dtype is not kind:
-        given = made.type if isinstance(made, Tensor) else brief(made)
-        raise DTypeError(f"{layer}: {name} must make {wanted}, not {given}")
-    if made.type is not wanted:
-        raise ShapeError(f"{layer}: {name} must make {wanted}, not {made.type}")
-    return made
+    parameter: Any = init(shape, key=key, dtype=kind)
+    expected = TensorType(kind, shape)
+    if not isinstance(parameter, Tensor) or parameter.dtype is not kind:
+        actual = parameter.type if isinstance(parameter, Tensor) else brief(parameter)
+        raise DTypeError(f"{layer}: {name} must make {expected}, not {actual}")
+    if parameter.type is not expected:
+        raise ShapeError(f"{layer}: {name} must make {expected}, not {parameter.type}")
+    return parameter
 
 
 def bias_of(
     layer: str, init: Init | None, length: int, key: Tensor | None, dtype: object
 ) -> Tensor:
-    """What the initialiser makes, by another key than that of the kernel, or zeros."""
+    """Return a bias from the initialiser, with another key than the kernel's, or zeros."""
     if init is None:
         return creation.zeros(length, dtype=require_float(layer, dtype))
     other = None if key is None else random.fold_in(key, 1)
@@ -75,8 +75,9 @@ def require_float(layer: str, dtype: object) -> DType:
 
 
 def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
-    """x for a layer with such weights: a half beside wider ones is widened. Raises `DTypeError` for
-    another float beside halves, as the results of all layers behind would be f32 in silence."""
+    """Match the dtype of x to the weights of a layer: half precision is widened to wider weights.
+    Raises `DTypeError` if x is a wider float than half-precision weights: later layers would
+    silently compute in f32."""
     if x.__class__ is not Tensor:
         if not is_array(x):
             return x  # for the op to refuse
@@ -85,28 +86,28 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
         except MlvmError as error:
             told(error, layer, (x,))
             raise
-    own, wanted = x.dtype, weight.dtype
-    if own is wanted or not (own.is_half or (wanted.is_half and own.is_inexact)):
+    own, target = x.dtype, weight.dtype
+    if own is target or not (own.is_half or (target.is_half and own.is_inexact)):
         return x
     if autocast_dtype() is not None:  # which casts both, or neither
         return x
-    if wanted.is_half:
+    if target.is_half:
         raise DTypeError(
-            f"{layer}: x is {own} and the weights are {wanted}; write "
-            f"ml.astype(x, ml.{wanted.long_name})"
+            f"{layer}: x is {own} and the weights are {target}; write "
+            f"ml.astype(x, ml.{target.long_name})"
         )
-    return op.astype(x, dtype=wanted)
+    return op.astype(x, dtype=target)
 
 
 def biased(y: Tensor, bias: Tensor | None) -> Tensor:
-    """The product of a layer and its bias, in the product's dtype, if that is a half."""
+    """Add the bias to the product of a layer, in the product's dtype if that is half precision."""
     if bias is None:
         return y
     return y + (rounded(bias, y.dtype) if y.dtype.is_half else bias)
 
 
 def sizes(layer: str, **sizes: object) -> tuple[int, ...]:
-    """The sizes as ints. Raises `AttributeRefused` for the first that is no integer >= 1."""
+    """Return the sizes as ints. Raises `AttributeRefused` if one is not an integer >= 1."""
     for name, size in sizes.items():
         if not _size(size):
             raise AttributeRefused(f"{layer}: {name} must be an integer >= 1, given {size!r}")
@@ -114,7 +115,8 @@ def sizes(layer: str, **sizes: object) -> tuple[int, ...]:
 
 
 def window_of(layer: str, name: str, value: Ints, axes: int) -> tuple[int, ...]:
-    """An int >= 1 for each axis; one stands for all. Raises `AttributeRefused`."""
+    """Return an int >= 1 for each axis; a single int is repeated. Raises `AttributeRefused` if
+    there are others."""
     try:
         return each_of(value, axes, name)
     except AttributeRefused as error:
@@ -122,7 +124,7 @@ def window_of(layer: str, name: str, value: Ints, axes: int) -> tuple[int, ...]:
 
 
 def _size(value: Any) -> int:
-    """The value, of Python or numpy, as an int; 0 if it is no integer >= 1."""
+    """Return the value, of Python or numpy, as an int; 0 if it is not an integer >= 1."""
     try:
         return 0 if isinstance(value, bool) else max(operator.index(value), 0)
     except TypeError:
@@ -131,7 +133,7 @@ def _size(value: Any) -> int:
 
 def checked_padding(layer: str, padding: Any, axes: int) -> Any:
     """Return the padding: "SAME", "VALID", (before, after) of a sequence, or one such pair for each
-    axis. Raises `AttributeRefused` for what is none of these."""
+    axis. Raises `AttributeRefused` if it is none of these."""
     if padding in ("SAME", "VALID"):
         return padding
     try:

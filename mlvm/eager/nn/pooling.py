@@ -15,7 +15,7 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class _Pool(Module):
-    """What pooling layers remember: `_function` is that of windows of so many `_axes`."""
+    """Base of pooling layers: `_function` pools windows over `_axes` axes."""
 
     _axes: int
     _function: Callable[..., Tensor]
@@ -43,9 +43,9 @@ class _Pool(Module):
 class MaxPool1d(_Pool):
     """The largest element of each window of f[N, L, C]; see `max_pool1d`.
 
-    f[N, L, C] -> f[N, OL, C]. Raises `ShapeError` for other axes, and for a window larger than
-    the padded sequence, `DTypeError` for other than floats, `AttributeRefused` for a window,
-    stride, padding or dilation that makes no sense.
+    f[N, L, C] -> f[N, OL, C]. Raises `ShapeError` if x has another number of axes, or the window is
+    larger than the padded sequence; `DTypeError` if x is not of floats; `AttributeRefused` if the
+    window, stride, padding or dilation is invalid.
 
         >>> ml.nn.MaxPool1d(2)(ml.ones((1, 4, 3))).type
         f32[1,2,3]
@@ -58,9 +58,9 @@ class MaxPool1d(_Pool):
 class MaxPool2d(_Pool):
     """The largest element of each window of f[N, H, W, C]; see `max_pool2d`.
 
-    f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` for other axes, and for a window
-    larger than the padded image, `DTypeError` for other than floats, `AttributeRefused` for a
-    window, stride, padding or dilation that makes no sense.
+    f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` if x has another number of axes, or the
+    window is larger than the padded image; `DTypeError` if x is not of floats; `AttributeRefused`
+    if the window, stride, padding or dilation is invalid.
 
         >>> ml.nn.MaxPool2d(2)(ml.ones((1, 4, 4, 3))).type
         f32[1,2,2,3]
@@ -73,9 +73,9 @@ class MaxPool2d(_Pool):
 class MaxPool3d(_Pool):
     """The largest element of each window of f[N, D, H, W, C]; see `max_pool3d`.
 
-    f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `ShapeError` for other axes, and for a
-    window larger than the padded volume, `DTypeError` for other than floats, `AttributeRefused`
-    for a window, stride, padding or dilation that makes no sense.
+    f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `ShapeError` if x has another number of axes, or
+    the window is larger than the padded volume; `DTypeError` if x is not of floats;
+    `AttributeRefused` if the window, stride, padding or dilation is invalid.
 
         >>> ml.nn.MaxPool3d(2)(ml.ones((1, 4, 4, 4, 3))).type
         f32[1,2,2,2,3]
@@ -88,9 +88,9 @@ class MaxPool3d(_Pool):
 class AvgPool1d(_Pool):
     """The mean of each window of f[N, L, C]; padding counts as zeros; see `avg_pool1d`.
 
-    f[N, L, C] -> f[N, OL, C]. Raises `ShapeError` for other axes, and for a window larger than
-    the padded sequence, `DTypeError` for other than floats, `AttributeRefused` for a window,
-    stride, padding or dilation that makes no sense.
+    f[N, L, C] -> f[N, OL, C]. Raises `ShapeError` if x has another number of axes, or the window is
+    larger than the padded sequence; `DTypeError` if x is not of floats; `AttributeRefused` if the
+    window, stride, padding or dilation is invalid.
 
         >>> ml.nn.AvgPool1d(2)(ml.ones((1, 4, 3))).type
         f32[1,2,3]
@@ -103,9 +103,9 @@ class AvgPool1d(_Pool):
 class AvgPool2d(_Pool):
     """The mean of each window of f[N, H, W, C]; padding counts as zeros; see `avg_pool2d`.
 
-    f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` for other axes, and for a window
-    larger than the padded image, `DTypeError` for other than floats, `AttributeRefused` for a
-    window, stride, padding or dilation that makes no sense.
+    f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` if x has another number of axes, or the
+    window is larger than the padded image; `DTypeError` if x is not of floats; `AttributeRefused`
+    if the window, stride, padding or dilation is invalid.
 
         >>> ml.nn.AvgPool2d(2)(ml.ones((1, 4, 4, 3))).type
         f32[1,2,2,3]
@@ -118,9 +118,9 @@ class AvgPool2d(_Pool):
 class AvgPool3d(_Pool):
     """The mean of each window of f[N, D, H, W, C]; padding counts as zeros; see `avg_pool3d`.
 
-    f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `ShapeError` for other axes, and for a
-    window larger than the padded volume, `DTypeError` for other than floats, `AttributeRefused`
-    for a window, stride, padding or dilation that makes no sense.
+    f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `ShapeError` if x has another number of axes, or
+    the window is larger than the padded volume; `DTypeError` if x is not of floats;
+    `AttributeRefused` if the window, stride, padding or dilation is invalid.
 
         >>> ml.nn.AvgPool3d(2)(ml.ones((1, 4, 4, 4, 3))).type
         f32[1,2,2,2,3]
@@ -146,9 +146,9 @@ class AdaptiveAvgPool(_AdaptivePool):
     """The means of `size` windows, or (vertical, horizontal, ...) as many, that together cover x;
     see `adaptive_avg_pool`. It is PyTorch's AdaptiveAvgPool1d, 2d and 3d.
 
-    f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` for fewer axes than three, and for no
-    places, `AttributeRefused` for a size below 1, and for one that is not for as many axes,
-    `DTypeError` for other than floats.
+    f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has no
+    places; `AttributeRefused` if a size is below 1 or the number of sizes is not that of axes;
+    `DTypeError` if x is not of floats.
 
         >>> ml.nn.AdaptiveAvgPool(2)(ml.ones((1, 5, 7, 3))).type
         f32[1,2,2,3]
@@ -161,9 +161,9 @@ class AdaptiveMaxPool(_AdaptivePool):
     """The largest elements of `size` windows, or (vertical, horizontal, ...) as many, that together
     cover x; see `adaptive_max_pool`. It is PyTorch's AdaptiveMaxPool1d, 2d and 3d.
 
-    f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` for fewer axes than three, and for no
-    places, `AttributeRefused` for a size below 1, and for one that is not for as many axes,
-    `DTypeError` for other than floats.
+    f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has no
+    places; `AttributeRefused` if a size is below 1 or the number of sizes is not that of axes;
+    `DTypeError` if x is not of floats.
 
         >>> ml.nn.AdaptiveMaxPool(2)(ml.ones((1, 5, 7, 3))).type
         f32[1,2,2,3]
@@ -176,7 +176,7 @@ class GlobalAvgPool(Module):
     """The mean of each channel over all places: f[N, ..., C] -> f[N, C] (Lin et al., arXiv
     1312.4400); PyTorch's AdaptiveAvgPool2d(1).
 
-    Raises `ShapeError` for fewer axes than two.
+    Raises `ShapeError` if there are fewer than two axes.
 
         >>> ml.nn.GlobalAvgPool()(ml.ones((1, 4, 4, 3))).type
         f32[1,3]
@@ -190,8 +190,8 @@ class GlobalMaxPool(Module):
     """The largest element of each channel over all places: f[N, ..., C] -> f[N, C]; PyTorch's
     AdaptiveMaxPool2d(1).
 
-    Raises `ShapeError` for fewer axes than two, and for no places, `DTypeError` for complex
-    numbers.
+    Raises `ShapeError` if there are fewer than two axes or x has no places; `DTypeError` if an
+    operand is complex.
 
         >>> ml.nn.GlobalMaxPool()(ml.ones((1, 4, 4, 3))).type
         f32[1,3]
@@ -202,7 +202,7 @@ class GlobalMaxPool(Module):
 
 
 def _places(layer: str, x: Tensor) -> tuple[int, ...]:
-    """The axes of places. Raises `ShapeError`."""
+    """Return the axes of places. Raises `ShapeError` if x has fewer than two axes."""
     if x.ndim < 2:
         raise ShapeError(f"{layer}: x must be [N, ..., C], given {x.type}")
     return tuple(range(1, x.ndim - 1))

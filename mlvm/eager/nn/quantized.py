@@ -1,4 +1,4 @@
-"""Layers whose weights are of few bits, and `quantize`, which makes them of a model's."""
+"""Layers with few-bit weights, and `quantize`, which replaces Linear layers of a model by them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _A_LOOKUP: Final = "a lookup, see nn.QuantizedEmbedding"
 
 class QuantizedLinear(Module):
     """y = x dequantize(weight, scale)^T + bias: f32[..., in_features] -> f32[..., out_features],
-    with weights that stay in few bits (`quantized_matmul`). All are buffers: gradients go to x.
-    An x in a half is made f32.
+    with few-bit weights (`quantized_matmul`). All tensors are buffers: gradients go to x. A
+    half-precision x is converted to f32.
 
-    If `dynamic`, each row of x is quantised to i8 as well, by its largest number, and the product
-    is one of integers (`integer_matmul`): for weights of i8 with one scale a row.
+    If `dynamic`, each row of x is quantised to i8, too, by its largest number, and the product is
+    one of integers (`integer_matmul`). This needs i8 weights with one scale a row.
 
     Raises `DTypeError` and `ShapeError` for tensors that do not go together.
 
@@ -81,8 +81,8 @@ class QuantizedLinear(Module):
 
 
 class QuantizedEmbedding(Module):
-    """A row of dequantize(embedding, scale) for each integer: i[...] -> f32[..., features], by
-    `dequantize_rows`. Raises `OperandValueError` for an integer out of range.
+    """Row of dequantize(embedding, scale) for each integer: i[...] -> f32[..., features], by
+    `dequantize_rows`. Raises `OperandValueError` if an integer is out of range.
 
         >>> q, scale = ml.quantize_groups(ml.asarray([[1.0, 2.0], [3.0, -1.0]]))
         >>> ml.nn.QuantizedEmbedding(q, scale)(ml.asarray([1, 1, 0])).shape
@@ -109,15 +109,15 @@ def quantize(
     dynamic: bool = False,
     where: Where | None = None,
 ) -> M:
-    """Another Module in which each Linear, or those that `where` means, is a QuantizedLinear with
-    its weights in that dtype, by groups of so many (`quantize_groups`), or by rows. If `dynamic`,
-    rows of x are quantised to i8, too. All else is shared with the model, which stays as it is:
-    embeddings, norms, convolutions, recurrent layers and layers of classes of your own.
-    `quantization_errors` tells what it costs, and what stays as it is, and why.
+    """Return another Module in which each Linear, or those that `where` selects, is a
+    QuantizedLinear with weights in that dtype, by groups of `group` elements (`quantize_groups`),
+    or by rows. If `dynamic`, rows of x are quantised to i8, too. The rest is shared with the model,
+    which does not change: embeddings, norms, convolutions, recurrent layers and layers of custom
+    classes. `quantization_errors` measures the error, and lists the layers that were not quantised.
 
-    Raises `DTypeError` for a dtype that is none of few bits or bytes, `ShapeError` where groups do
-    not fill rows, `AttributeRefused` where no Linear is meant, for a group that is no number of
-    elements, and for `dynamic` groups.
+    Raises `DTypeError` if `dtype` is not a few-bit or 8-bit type; `ShapeError` if groups do not
+    fill rows; `AttributeRefused` if no Linear matches, `group` is not a number of elements, or
+    `dynamic` is combined with groups.
 
         >>> model = ml.nn.Sequential(ml.nn.Linear(64, 32), ml.gelu, ml.nn.Linear(32, 4))
         >>> small = ml.quantize(model, "i4", group=32)
@@ -132,7 +132,7 @@ def quantize(
         raise AttributeRefused(f"group is an int, how many elements a scale is for, not {group!r}")
     layers = dict(_linear_layers(model))
     if not layers:
-        classes = dict.fromkeys(each.layer for each in _left(model))
+        classes = dict.fromkeys(each.layer for each in _unquantized(model))
         raise AttributeRefused(_no_linear([*classes]))
     chosen = {
         id(layer): path
@@ -141,7 +141,7 @@ def quantize(
     }
     if not chosen:
         raise nothing_meant("*" if where is None else where, layers, "Linear layer")
-    made: dict[int, QuantizedLinear] = {}
+    replacements: dict[int, QuantizedLinear] = {}
 
     def quantized(layer: Linear) -> QuantizedLinear:
         weight = elements.astype(shapes.permute_dims(layer.kernel, (1, 0)), f32)
@@ -152,28 +152,39 @@ def quantize(
         return QuantizedLinear(q, scale, layer.bias, dynamic=dynamic)
 
     def once(layer: Linear) -> QuantizedLinear:
-        if id(layer) not in made:
-            made[id(layer)] = quantized(layer)
-        return made[id(layer)]
+        if id(layer) not in replacements:
+            replacements[id(layer)] = quantized(layer)
+        return replacements[id(layer)]
 
-    found: M = _with_layers(model, once, chosen)
-    return found
+    quantized_model: M = _with_layers(model, once, chosen)
+    return quantized_model
 
 
 def _no_linear(classes: list[str]) -> str:
-    """Why a tree of such layers has nothing to quantise, and what to do."""
+    """Return the reason why a tree of such layers has nothing to quantise, and a remedy."""
     there = f"only Linear layers are made smaller, and there are {', '.join(classes) or 'none'}"
     if "Embedding" in classes:
-        made = "ml.nn.QuantizedEmbedding(*ml.quantize_groups(layer.embedding))"
-        return f"{there}; for an Embedding write {made}"
+        remedy = "ml.nn.QuantizedEmbedding(*ml.quantize_groups(layer.embedding))"
+        return f"{there}; for an Embedding write {remedy}"
     return f"{there}; see ml.quantize_groups for a tensor"
 
 
 class Row(NamedTuple):
-    """A layer of weights in few bits: its path, the type of its weights, the bytes that they and
-    their scales take, and those of the Linear; how far they are from its kernel, and how far the
-    outputs of all its calls are from the Linear's, by the root of the mean square, of the whole
-    (None: it was not called)."""
+    """Layer with few-bit weights.
+
+    path: path in the model.
+
+    weight: type of the weights.
+
+    nbytes: bytes of weights and scales.
+
+    nbytes_before: bytes of the Linear.
+
+    weight_error: relative root mean square error of the weights.
+
+    output_error: relative root mean square error of the outputs of all calls; None if it was not
+    called.
+    """
 
     path: str
     weight: TensorType
@@ -184,8 +195,7 @@ class Row(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A layer that has stayed as it is: its path and class, the bytes of its own floats, and why it
-    has."""
+    """Layer that was not quantised: path, class, bytes of its floats, and the reason."""
 
     path: str
     layer: str
@@ -194,8 +204,8 @@ class Left(NamedTuple):
 
 
 class QuantizationErrors:
-    """A table of the layers that `quantize` has made; `rows` has it as numbers. `left` are those
-    layers that have stayed as they are."""
+    """Table of the layers that `quantize` has replaced; `rows` has it as numbers. `left` has the
+    layers that were not quantised."""
 
     def __init__(self, rows: list[Row], left: list[Left]) -> None:
         self.rows = rows
@@ -217,7 +227,7 @@ class QuantizationErrors:
         return "\n".join([*table([head, *cells], right=4), *self._stays()])
 
     def _stays(self) -> list[str]:
-        """What has stayed as it is, a line for each class and reason."""
+        """Return a line for each class of unquantised layers and reason."""
         nbytes: dict[tuple[str, str], int] = {}
         for each in self.left:
             kind = each.layer, each.why
@@ -227,7 +237,7 @@ class QuantizationErrors:
 
 
 class _Compared(Module):
-    """The layer, which notes how far the quantised one's outputs are from its own."""
+    """Linear that accumulates the errors of the quantised layer's outputs."""
 
     def __init__(self, layer: Linear, quantized: QuantizedLinear) -> None:
         self.layer, self.quantized = layer, quantized
@@ -242,12 +252,12 @@ class _Compared(Module):
 
 
 def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> QuantizationErrors:
-    """How far each layer of few bits is from the Linear that `quantize` has made it of: its
-    weights, and its outputs where the model is called with the inputs, if there are any. Each layer
-    gets what it gets in the model, so that no error is counted twice. Also tells which layers have
-    stayed as they are, how many bytes they take, and why.
+    """Measure the error of each quantised layer against its Linear: of its weights, and with
+    `inputs`, of its outputs in a call of the model. Each layer gets its inputs in the unquantised
+    model, so that no error is counted twice. The table also lists the layers that were not
+    quantised, their bytes, and why.
 
-    Raises `AttributeRefused` for a Module that `quantize` has not made of the model.
+    Raises `AttributeRefused` if `quantized` was not made from the model by `quantize`.
 
         >>> model = ml.nn.Linear(64, 4)
         >>> ml.quantization_errors(model, ml.quantize(model, "i8"), ml.ones((1, 64))).rows[0].weight
@@ -275,12 +285,12 @@ def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> Quant
             )
             for path, (layer, other) in pairs.items()
         ],
-        list(_left(quantized)),
+        list(_unquantized(quantized)),
     )
 
 
-def _left(tree: Any) -> Iterator[Left]:
-    """The layers with floats of their own that are none of few bits."""
+def _unquantized(tree: Any) -> Iterator[Left]:
+    """Yield the layers with float tensors that are not quantised."""
     layers = dict(named_nodes(tree))
     nbytes = dict.fromkeys(layers, 0)
     for owner, x in named_leaves(tree, buffers=True):
@@ -314,13 +324,13 @@ def _linear_layers(model: Any) -> Iterator[tuple[str, Linear]]:
             yield path, layer
 
 
-def _with_layers(tree: Any, made: Callable[[Linear], Module], chosen: Mapping[int, str]) -> Any:
-    """The tree with what is made of those layers in their places; Modules become copies."""
+def _with_layers(tree: Any, build: Callable[[Linear], Module], chosen: Mapping[int, str]) -> Any:
+    """Replace those layers of the tree by `build(layer)`; Modules become copies."""
     copies: dict[int, Any] = {}
 
     def of(part: Any) -> Any:
         if id(part) in chosen:
-            return made(part)
+            return build(part)
         if isinstance(part, (list, tuple)) and type(part) in (list, tuple):
             return type(part)([of(each) for each in part])
         if type(part) is dict:

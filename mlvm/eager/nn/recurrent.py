@@ -1,16 +1,15 @@
-"""Recurrent layers: cells of one step, and layers of cells that go through sequences.
+"""Recurrent layers: cells of one step, and layers that run cells over sequences.
 
 Formulas and the order of gates are those of PyTorch's documentation of `torch.nn.LSTM`, `GRU` and
-`RNN`; kernels are transposed, [in, gates * hidden], and a bias that PyTorch has twice is one.
+`RNN`. Kernels are transposed, [in, gates * hidden], and PyTorch's two biases are one.
 
-Sequences are time-major, f[time, batch, features]: a step's rows lie together, so none is copied
-or gathered. The inputs of all steps are projected before the loop, by one product, or block by
-block as far as `lengths` reach; a step then makes one product, of the state with the kernel of all
-gates. With a batch of 1, reading that kernel is what a step costs.
+Sequences are time-major, f[time, batch, features]: a step's rows lie together, so none is copied or
+gathered. The inputs of all steps are projected before the loop, by one product, or block by block
+up to the longest of `lengths`. A step then makes one product, of the state with the kernel of all
+gates. With a batch of 1, reading that kernel dominates a step.
 
-All steps are one call, `recurrence`, whose gradient is another. Where another transformation goes
-through it, on a device, and in a file of ONNX, a loop goes step by step, as it does for
-other cells.
+All steps are one call, `recurrence`, and its gradient another. Under other transformations, on a
+device, in ONNX files, and for other cells, a loop runs step by step.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.errors import DTypeError, ShapeError, brief
-from mlvm.core.ops.recurrent import MADE, Cell
+from mlvm.core.ops.recurrent import COTANGENTS, Cell
 from mlvm.core.types import TensorType, f32, i64
 from mlvm.eager import tree
 from mlvm.eager.autodiff.grad import vjp
@@ -41,21 +40,21 @@ from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
-from mlvm.eager.transform.custom import Custom
+from mlvm.eager.transform.custom import CustomRule
 from mlvm.eager.transform.trace import Tracer
 
 step_by_step: Final = ContextVar("step_by_step", default=False)
-"""Whether loops go through sequences."""
+"""True while loops replace the op `recurrence`."""
 
 _BLOCK: Final = 8
-"""Steps whose inputs are projected at once where `lengths` say how many there are."""
+"""Steps whose inputs are projected at once if there are `lengths`."""
 
 
 class _Cell(Module):
-    """What cells have in common: the kernels of all gates, and one bias.
+    """Base of cells: the kernels of all gates, and one bias.
 
-    Both kernels are evenly distributed over +-1 / sqrt(hidden_size), as in PyTorch; the bias is
-    zero; unless `kernel_init`, `hidden_kernel_init` and `bias_init` make others.
+    Both kernels are uniform over +-1 / sqrt(hidden_size), as in PyTorch, and the bias is zero.
+    `kernel_init`, `hidden_kernel_init` and `bias_init` replace them.
     """
 
     GATES: int
@@ -99,11 +98,11 @@ class _Cell(Module):
         self._begin()
 
     def _begin(self) -> None:
-        """Make what not all cells have."""
+        """Create parameters that only some cells have."""
 
     @public
     def __call__(self, x: Tensor, state: Any = None) -> Any:
-        """The next state, from f[batch, input_size] and the state before; None is zeros.
+        """Return the next state, from f[batch, input_size] and the previous state; None is zeros.
 
         Raises `ShapeError` or `DTypeError` for an x or a state of another type.
         """
@@ -115,13 +114,14 @@ class _Cell(Module):
         return self.step(self.project(x), self.required_state(name, state, x.shape[0]))
 
     def initial_state(self, *batch: int) -> Any:
-        """The state before the first step: zeros, f[*batch, hidden_size]."""
+        """Return the state before the first step: zeros, f[*batch, hidden_size]."""
         shape, dtype = (*batch, self.hidden_size), self.bias.dtype
         zeros = [creation.zeros(shape, dtype=dtype) for _ in range(self.STATES)]
         return zeros[0] if self.STATES == 1 else tuple(zeros)
 
     def required_state(self, layer: str, state: Any, *batch: int) -> Any:
-        """The state, of tensors. Raises unless it has the types of `initial_state(*batch)`."""
+        """Return the state as tensors. Raises `ShapeError` or `DTypeError` unless it has the types
+        of `initial_state(*batch)`."""
         type = TensorType(self.bias.dtype, (*batch, self.hidden_size))
         parts = [state] if self.STATES == 1 else state
         if isinstance(parts, (list, tuple)):
@@ -130,27 +130,27 @@ class _Cell(Module):
             parts = ()
         if [x.type for x in parts] != [type] * self.STATES:
             wrong = parts and all(x.shape == type.shape for x in parts)
-            wanted = ", ".join([str(type)] * self.STATES)
-            given = ", ".join(str(x.type) for x in parts) or brief(state)
+            expected = ", ".join([str(type)] * self.STATES)
+            actual = ", ".join(str(x.type) for x in parts) or brief(state)
             error = DTypeError if wrong or not parts else ShapeError
-            raise error(f"{layer}: the state must be {wanted}, given {given}")
+            raise error(f"{layer}: the state must be {expected}, given {actual}")
         return parts[0] if self.STATES == 1 else tuple(parts)
 
     def project(self, x: Tensor) -> Tensor:
-        """What the inputs are for all gates: f[..., input_size] -> f[..., gates * hidden_size]."""
+        """Project inputs for all gates: f[..., input_size] -> f[..., gates * hidden_size]."""
         return self.product(x) + self.bias
 
     def product(self, x: Tensor) -> Tensor:
-        """The same without the bias."""
+        """Project inputs without the bias."""
         return op.matmul(x, self.input_kernel)
 
     def step(self, projected: Tensor, state: Any) -> Any:
-        """The next state, from a projected input f[batch, gates * hidden_size]."""
+        """Return the next state, from a projected input f[batch, gates * hidden_size]."""
         raise NotImplementedError
 
     @staticmethod
     def output(state: Any) -> Tensor:
-        """The part of the state that the layer above sees: h, f[batch, hidden_size]."""
+        """Return the output in a state: h, f[batch, hidden_size]."""
         h: Tensor = state[0] if isinstance(state, tuple) else state
         return h
 
@@ -266,11 +266,11 @@ def _gru_state(projected: Tensor, recurrent: Tensor, state: Tensor, hidden_bias:
 
 
 class _Recurrent(Module):
-    """What layers of cells have in common.
+    """Base of layers of cells.
 
-    Each of the `num_layers` goes through the outputs of the one below; with `bidirectional`, one
-    cell from the front and one from the back, whose outputs stand one behind the other. `dropout`
-    is the rate at which, while `training`, what a layer gives to the next is dropped.
+    Each of the `num_layers` reads the outputs of the one below. With `bidirectional`, a layer has a
+    forward and a backward cell, whose outputs are concatenated. `dropout` is the rate between
+    layers while `training`.
     """
 
     CELL: Callable[..., Any]
@@ -313,13 +313,13 @@ class _Recurrent(Module):
     def __call__(
         self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """The outputs of the last layer, f[time, batch, directions * hidden_size], for
-        f[time, batch, input_size]; and the last state.
+        """Run the layers over f[time, batch, input_size]; return the outputs of the last layer,
+        f[time, batch, directions * hidden_size], and the last state.
 
         A tensor of the state is f[num_layers * directions, batch, hidden_size], a layer's
-        directions together, as in PyTorch; without one, it begins as zeros. `lengths`, i[batch],
-        says how many steps of each sequence count, of those that there are: behind them the outputs
-        are zero, and the state stays. From the back, a sequence begins at the last that counts.
+        directions together, as in PyTorch; None is zeros. `lengths`, i[batch], is the number of
+        valid steps of each sequence. Behind them the outputs are zero, and the state does not
+        change. The backward cell starts at the last valid step.
 
         Raises `ShapeError` or `DTypeError` for an x, a state or lengths of another type.
         """
@@ -355,18 +355,17 @@ class _Recurrent(Module):
 
 
 class RNN(_Recurrent):
-    """`RNNCell`s that go through sequences (Elman, Cognitive Science 14, 1990), with an
-    `activation` of a tensor; `nn.RNNCell` has the equations. The state is h.
+    """Layers of `RNNCell`s over sequences (Elman, Cognitive Science 14, 1990), with an `activation`
+    of a tensor; `nn.RNNCell` has the equations. The state is h.
 
-    Each of `num_layers` goes through the outputs of the one below. With `bidirectional`, each has
-    two cells, one from the front and one from the back, whose outputs stand side by side:
-    directions is 2, else 1. `dropout` is the rate at which, while `training`, what a layer gives to
-    the next is dropped.
+    Each of `num_layers` reads the outputs of the one below. With `bidirectional`, a layer has a
+    forward and a backward cell, whose outputs are concatenated: directions is 2, else 1. `dropout`
+    is the rate between layers while `training`.
 
     f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
-    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` for others, `DTypeError` for
-    complex numbers, `AttributeRefused` for a size or number below 1 and a rate that is not in [0,
-    1).
+    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` if the operands are of other
+    types; `DTypeError` if an operand is complex; `AttributeRefused` if a size or number is below 1,
+    or the rate is not in [0, 1).
 
         >>> outputs, h = ml.nn.RNN(4, 8)(ml.ones((5, 2, 4)))
         >>> outputs.type, h.type
@@ -407,18 +406,17 @@ class RNN(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    """`LSTMCell`s that go through sequences (Hochreiter and Schmidhuber, Neural Computation 9,
+    """Layers of `LSTMCell`s over sequences (Hochreiter and Schmidhuber, Neural Computation 9,
     1997); `nn.LSTMCell` has the equations. The state is (h, c).
 
-    Each of `num_layers` goes through the outputs of the one below. With `bidirectional`, each has
-    two cells, one from the front and one from the back, whose outputs stand side by side:
-    directions is 2, else 1. `dropout` is the rate at which, while `training`, what a layer gives to
-    the next is dropped.
+    Each of `num_layers` reads the outputs of the one below. With `bidirectional`, a layer has a
+    forward and a backward cell, whose outputs are concatenated: directions is 2, else 1. `dropout`
+    is the rate between layers while `training`.
 
     f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
-    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` for others, `DTypeError` for
-    complex numbers, `AttributeRefused` for a size or number below 1 and a rate that is not in [0,
-    1).
+    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` if the operands are of other
+    types; `DTypeError` if an operand is complex; `AttributeRefused` if a size or number is below 1,
+    or the rate is not in [0, 1).
 
         >>> outputs, (h, c) = ml.nn.LSTM(4, 8)(ml.ones((5, 2, 4)))
         >>> outputs.type, h.type
@@ -429,18 +427,17 @@ class LSTM(_Recurrent):
 
 
 class GRU(_Recurrent):
-    """`GRUCell`s that go through sequences (Cho et al., arXiv 1406.1078); `nn.GRUCell` has the
+    """Layers of `GRUCell`s over sequences (Cho et al., arXiv 1406.1078); `nn.GRUCell` has the
     equations. The state is h.
 
-    Each of `num_layers` goes through the outputs of the one below. With `bidirectional`, each has
-    two cells, one from the front and one from the back, whose outputs stand side by side:
-    directions is 2, else 1. `dropout` is the rate at which, while `training`, what a layer gives to
-    the next is dropped.
+    Each of `num_layers` reads the outputs of the one below. With `bidirectional`, a layer has a
+    forward and a backward cell, whose outputs are concatenated: directions is 2, else 1. `dropout`
+    is the rate between layers while `training`.
 
     f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
-    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` for others, `DTypeError` for
-    complex numbers, `AttributeRefused` for a size or number below 1 and a rate that is not in [0,
-    1).
+    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` if the operands are of other
+    types; `DTypeError` if an operand is complex; `AttributeRefused` if a size or number is below 1,
+    or the rate is not in [0, 1).
 
         >>> outputs, h = ml.nn.GRU(4, 8)(ml.ones((5, 2, 4)))
         >>> outputs.type, h.type
@@ -460,8 +457,8 @@ def _passed(
     *,
     reverse: bool,
 ) -> tuple[Tensor, Any]:
-    """The outputs of one cell for a sequence, and its last state. Steps behind the `longest` are
-    not made."""
+    """Run one cell over a sequence; return its outputs and last state. Steps behind the `longest`
+    are skipped."""
 
     def turn(state: Any, row: tuple[Tensor, Tensor | None]) -> tuple[Any, Tensor]:
         projected, counts = row
@@ -489,16 +486,16 @@ def _passed(
 
 
 def _kind_of(cell: Any) -> Cell | None:
-    """What `recurrence` calls the cell, if it knows it."""
+    """Return the kind of a cell for `recurrence`; None if it has none."""
     if type(cell) is RNNCell:
-        known: list[tuple[Any, Cell]] = [(op.tanh, "tanh"), (op.relu, "relu")]
-        return next((kind for function, kind in known if cell.activation is function), None)
+        activations: list[tuple[Any, Cell]] = [(op.tanh, "tanh"), (op.relu, "relu")]
+        return next((kind for function, kind in activations if cell.activation is function), None)
     return "lstm" if type(cell) is LSTMCell else "gru" if type(cell) is GRUCell else None
 
 
 def _goes_step_by_step() -> bool:
-    """Whether a loop is better understood than a call: by other transformations, by who writes it
-    down, and by a device, which counts what it sends and has no kernel for the call."""
+    """Return whether a loop must replace the op: under other transformations, for an export, and on
+    a device, which has no kernel for the op."""
     on_device = hasattr(current_arena().vm.stands_for, "counts")
     return on_device or step_by_step.get() or isinstance(current_capture.get(), Tracer)
 
@@ -513,7 +510,7 @@ def recurrence(
     *,
     reverse: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The outputs of a cell for a sequence, and the parts of its last state: see
+    """Run a cell over a sequence; return its outputs and the parts of its last state: see
     `mlvm.core.ops.recurrent`. Behind the end of a sequence its last output is repeated."""
     time, batch, _ = projected.shape
     if lengths is None:
@@ -523,49 +520,50 @@ def recurrence(
     if half is not None and bias.dtype is f32:
         kernel = op.astype(kernel, dtype=half)
     projected = projected if projected.dtype is bias.dtype else op.astype(projected, dtype=f32)
-    given = [projected, begin, kernel, bias, lengths]
+    operands = [projected, begin, kernel, bias, lengths]
     fn = partial(_run, kind, reverse, False)
-    kept, back = partial(_run, kind, reverse, True), partial(_back, kind, reverse)
-    rule = Custom("recurrence", lambda given: fn(given)[0], fwd=kept, bwd=back)
-    y, last = _stepped(kind, reverse, *given) if _goes_step_by_step() else rule(given)
+    forward, back = partial(_run, kind, reverse, True), partial(_back, kind, reverse)
+    rule = CustomRule("recurrence", lambda operands: fn(operands)[0], fwd=forward, bwd=back)
+    y, last = _stepped(kind, reverse, *operands) if _goes_step_by_step() else rule(operands)
     return y, list(shapes.unstack(last))
 
 
 def _run(
-    kind: Cell, reverse: bool, keep: bool, given: list[Tensor]
+    kind: Cell, reverse: bool, keep: bool, operands: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The outputs and the last state; and what the way back needs."""
-    made = op.recurrence(*given, cell=kind, reverse=reverse, keep=keep)
-    time, parts = given[0].shape[0], given[1].shape[0]
-    y = made[0, :time] if reverse else made[0, 1:]
-    return [y, made[:parts, 0 if reverse else time]], [*given, made]
+    """Return the outputs and the last state, and the residuals of the backward pass."""
+    states = op.recurrence(*operands, cell=kind, reverse=reverse, keep=keep)
+    time, parts = operands[0].shape[0], operands[1].shape[0]
+    y = states[0, :time] if reverse else states[0, 1:]
+    return [y, states[:parts, 0 if reverse else time]], [*operands, states]
 
 
 def _back(
-    kind: Cell, reverse: bool, kept: list[Tensor], gs: Sequence[Tensor | None]
+    kind: Cell, reverse: bool, residuals: list[Tensor], gs: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """The cotangents of `recurrence`'s operands. For a derivative of these, the loop has them."""
-    *given, lengths, made = kept
-    projected, begin, kernel, _ = given
+    """Return the cotangents of `recurrence`'s operands; under a further derivative, those of the
+    loop."""
+    *operands, lengths, states = residuals
+    projected, begin, kernel, _ = operands
     g, g_last = gs
-    assert g is not None  # `Custom` makes zeros of none
+    assert g is not None  # `CustomRule` makes zeros of none
     assert g_last is not None
     on = current_capture.get()
     if taping() is not None or (on is not None and on.outer):
         loop: Callable[..., Any] = partial(_stepped, kind, reverse)
-        return [*vjp(lambda *xs: loop(*xs, lengths), *given)[1]((g, g_last)), None]
+        return [*vjp(lambda *xs: loop(*xs, lengths), *operands)[1]((g, g_last)), None]
     time, batch, width = projected.shape
     hidden = kernel.shape[0]
     turned = op.permute_dims(kernel, axes=(1, 0))
     flat = op.recurrence_vjp(
-        g, g_last, projected, made, turned, lengths, cell=kind, reverse=reverse
+        g, g_last, projected, states, turned, lengths, cell=kind, reverse=reverse
     )
     of_sums, of_state = shapes.split(flat, [flat.size - begin.size])
-    own = of_product = shapes.reshape(of_sums, (time, batch, MADE[kind] * hidden))
+    own = of_product = shapes.reshape(of_sums, (time, batch, COTANGENTS[kind] * hidden))
     if kind == "gru":
         new, r_z, of_product = own[..., :hidden], own[..., hidden : 3 * hidden], own[..., hidden:]
         own = shapes.concat([r_z, new], axis=-1)
-    before = made[0, 1:] if reverse else made[0, :time]
+    before = states[0, 1:] if reverse else states[0, :time]
     rows = shapes.reshape(before, (time * batch, hidden))
     columns = shapes.reshape(of_product, (time * batch, width))
     of_kernel = elements.astype(op.matmul(rows, columns, transpose_x=True), kernel.dtype)
@@ -582,7 +580,7 @@ def _stepped(
     bias: Tensor,
     lengths: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """`recurrence` as a loop."""
+    """Compute `recurrence` as a loop."""
 
     def turn(state: tuple[Tensor, ...], row: tuple[Tensor, Tensor]) -> tuple[Any, Tensor]:
         p, t = row
@@ -604,7 +602,7 @@ def _stepped(
 
 
 def _projected(project: Callable[..., Tensor], x: Tensor, longest: Tensor | None) -> Tensor:
-    """`project(x)`, in blocks of steps, as many as the longest sequence has."""
+    """Compute `project(x)` in blocks of steps, up to the longest sequence."""
     if longest is None:
         return project(x)
     blocks = shapes.reshape(x, (x.shape[0] // _BLOCK, _BLOCK, *x.shape[1:]))
@@ -614,17 +612,17 @@ def _projected(project: Callable[..., Tensor], x: Tensor, longest: Tensor | None
 
 
 def _longest(lengths: Tensor, time: int) -> Tensor | None:
-    """The most steps that count: i64[], from 0 to `time`; None without sequences."""
+    """Return the longest of the lengths: i64[], from 0 to `time`; None without sequences."""
     if not lengths.size:
         return None
     return elements.astype(elements.clip(op.max(lengths), 0, time), i64)
 
 
 def _valid(name: str, lengths: Tensor, time: int, batch: int) -> Tensor:
-    """Which steps of which sequence count: bool[time, batch, 1]."""
+    """Return the mask of valid steps of each sequence: bool[time, batch, 1]."""
     if not isinstance(lengths, Tensor) or not lengths.dtype.is_integer:
-        given = lengths.type if isinstance(lengths, Tensor) else brief(lengths)
-        raise DTypeError(f"{name}: lengths must be integers, i64[{batch}], given {given}")
+        actual = lengths.type if isinstance(lengths, Tensor) else brief(lengths)
+        raise DTypeError(f"{name}: lengths must be integers, i64[{batch}], given {actual}")
     if lengths.shape != (batch,):
         raise ShapeError(f"{name}: lengths must be [{batch}], one a sequence, given {lengths.type}")
     steps = creation.arange(time, dtype=lengths.dtype)
@@ -632,7 +630,7 @@ def _valid(name: str, lengths: Tensor, time: int, batch: int) -> Tensor:
 
 
 def _unstacked(state: Any) -> list[Any]:
-    """The state of each cell."""
+    """Return the state of each cell."""
     if isinstance(state, Tensor):
         return list(shapes.unstack(state))
     return list(zip(*map(shapes.unstack, state), strict=True))

@@ -12,10 +12,10 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class Sequential(Module):
-    """The layers one after the other, also in one list; each is a Module or a function of one
+    """Layers in sequence, as arguments or in one list; each is a Module or a function of one
     tensor.
 
-    x: what the first takes; the result has the shape that the last makes. Raises what they raise.
+    x: an input of the first layer; the result is that of the last. Raises what the layers raise.
 
         >>> model = ml.nn.Sequential(ml.nn.Linear(3, 8), ml.gelu, ml.nn.Linear(8, 2))
         >>> model(ml.ones((5, 3))).type
@@ -55,7 +55,7 @@ class Sequential(Module):
     @overload
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: int | slice) -> Any:
-        """The layer of that number; of a slice, another Sequential of these layers."""
+        """Return the layer of that number; for a slice, another Sequential of these layers."""
         if isinstance(index, slice):
             part = copy.copy(self)
             part._set(self.layers[index])
@@ -63,12 +63,12 @@ class Sequential(Module):
         return self.layers[self._number(index)]
 
     def __setitem__(self, index: int, layer: Callable[..., Tensor]) -> None:
-        """Put a layer in the place of another. Make an optimizer after this, not before."""
+        """Replace a layer. Make an optimizer after this, not before."""
         i = self._number(index)
         self._set((*self.layers[:i], layer, *self.layers[i:][1:]))
 
     def _number(self, index: int) -> int:
-        """The index from the front. Raises `IndexRefused` where no layer has it."""
+        """Return the index from the front. Raises `IndexRefused` if there is no such layer."""
         try:
             return range(len(self.layers))[index]
         except (IndexError, TypeError):

@@ -1,4 +1,4 @@
-"""Layers that have no parameters and change the shape, or nothing."""
+"""Layers without parameters that change the shape, or nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class Upsample(Module):
-    """x of another `size`, or `scale` times as large: f[N, ..., C] -> f[N, *size, C]; see
-    `interpolate`, also for the modes.
+    """Resizing of x to a `size`, or by `scale`: f[N, ..., C] -> f[N, *size, C]; see `interpolate`,
+    also for the modes.
 
-    Raises `ShapeError` for fewer axes than three, and for no places, `AttributeRefused` unless one
-    of size and scale is given, for one that makes no sense, and for another mode, `DTypeError` for
-    other than floats.
+    Raises `ShapeError` if x has fewer than three axes or x has no places; `AttributeRefused` unless
+    one of size and scale is given, if it is invalid, or the mode is unknown; `DTypeError` if x is
+    not of floats.
 
         >>> ml.nn.Upsample(scale=2, mode="bilinear")(ml.ones((1, 4, 4, 3))).type
         f32[1,8,8,3]
@@ -47,11 +47,11 @@ class Upsample(Module):
 
 
 class PixelShuffle(Module):
-    """Channels become places: [N, H, W, C r^2] -> [N, H r, W r, C] for a factor r; see
+    """Rearrangement of channels to places: [N, H, W, C r^2] -> [N, H r, W r, C] for a factor r; see
     `pixel_shuffle`.
 
-    Raises `ShapeError` for other axes, and for channels that r^2 does not divide,
-    `AttributeRefused` for a factor below 1.
+    Raises `ShapeError` if x has another number of axes or r^2 does not divide the channels;
+    `AttributeRefused` if the factor is below 1.
 
         >>> ml.nn.PixelShuffle(2)(ml.ones((1, 4, 4, 12))).type
         f32[1,8,8,3]
@@ -65,11 +65,11 @@ class PixelShuffle(Module):
 
 
 class PixelUnshuffle(PixelShuffle):
-    """Places become channels: [N, H r, W r, C] -> [N, H, W, C r^2] for a factor r; see
+    """Rearrangement of places to channels: [N, H r, W r, C] -> [N, H, W, C r^2] for a factor r; see
     `pixel_unshuffle`.
 
-    Raises `ShapeError` for other axes, and for a height or width that r does not divide,
-    `AttributeRefused` for a factor below 1.
+    Raises `ShapeError` if x has another number of axes, or r does not divide height and width;
+    `AttributeRefused` if the factor is below 1.
 
         >>> ml.nn.PixelUnshuffle(2)(ml.ones((1, 8, 8, 3))).type
         f32[1,4,4,12]
@@ -80,10 +80,10 @@ class PixelUnshuffle(PixelShuffle):
 
 
 class Flatten(Module):
-    """The axes from `start` on as one, in row-major order: [N, ...] -> [N, n]. As channels are
-    last, they are so in the result; PyTorch's have the places of a channel together.
+    """Merge the axes from `start` on, in row-major order: [N, ...] -> [N, n]. Channels vary fastest
+    in the result; in PyTorch, places do.
 
-    Raises `ShapeError` for fewer axes than `start`, `AttributeRefused` for a start below 0.
+    Raises `ShapeError` if x has fewer than `start` axes; `AttributeRefused` if `start` is below 0.
 
         >>> ml.nn.Flatten()(ml.ones((2, 4, 4, 3))).type
         f32[2,48]
@@ -97,12 +97,12 @@ class Flatten(Module):
     def __call__(self, x: Tensor) -> Tensor:
         if x.ndim < self.start:
             raise ShapeError(f"Flatten: x must have {self.start} axes or more, given {x.type}")
-        kept = x.shape[: self.start]
-        return reshape(x, (*kept, math.prod(x.shape[self.start :])))
+        first_axes = x.shape[: self.start]
+        return reshape(x, (*first_axes, math.prod(x.shape[self.start :])))
 
 
 class Identity(Module):
-    """x itself: what stands where a layer is not wanted.
+    """Identity function, as a placeholder for a layer.
 
     x: [...], any dtype -> the same.
 

@@ -1,4 +1,4 @@
-"""A model layer by layer: parameters, bytes, and what each layer makes of given inputs."""
+"""Table of a model's layers: parameters, bytes, and outputs for given inputs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _HEAD: Final = "parameters", "bytes", "output bytes", "output", "layer"
 
 
 Outputs: TypeAlias = dict[str, list[tuple[TensorType, ...]]]
-"""By the path of a layer: the types that each of its calls returned."""
+"""Types that each call of a layer returned, by its path."""
 
 
 class Row(NamedTuple):
-    """A layer: its path and class, its parameters, the bytes of these and of its buffers, and the
-    types that its calls returned, one after the other."""
+    """Layer: path, class, number of parameters, bytes of parameters and buffers, and the types that
+    each of its calls returned."""
 
     path: str
     layer: str
@@ -37,8 +37,8 @@ class Row(NamedTuple):
 
 
 class Summary:
-    """A table of the layers of a model; `rows` has it as numbers, and `needed` is the capacity in
-    bytes of an arena in which the call ran, without parameters and inputs."""
+    """Table of the layers of a model; `rows` has it as numbers. `needed` is the capacity in bytes
+    of an arena for the call, without parameters and inputs."""
 
     def __init__(self, rows: list[Row], needed: int | None) -> None:
         self.rows = rows
@@ -55,13 +55,15 @@ class Summary:
             above.append(f"{row.path}/" if row.path else "")
             calls = len(row.outputs)
             types = ", ".join(map(str, row.outputs[-1])) if calls else ""
-            made = f"{sum(x.nbytes for types in row.outputs for x in types):,}" if calls else ""
+            output_bytes = (
+                f"{sum(x.nbytes for types in row.outputs for x in types):,}" if calls else ""
+            )
             output = f"{types} in {calls} calls" if calls > 1 else types
-            cells.append((f"{row.parameters:,}", f"{row.nbytes:,}", made, output, label))
+            cells.append((f"{row.parameters:,}", f"{row.nbytes:,}", output_bytes, output, label))
         return cells
 
     def _shown(self) -> tuple[tuple[str, ...], list[tuple[str, ...]], int]:
-        """The head, the rows, and how many columns are of numbers."""
+        """Return the head, the rows, and the number of numeric columns."""
         if self.needed is not None:
             return _HEAD, self._cells(), 3
         return (*_HEAD[:2], _HEAD[4]), [(*row[:2], row[4]) for row in self._cells()], 2
@@ -79,13 +81,13 @@ class Summary:
 
 
 def summary(model: Module, *inputs: Any, **named: Any) -> Summary:
-    """A table of the layers in order: the parameters of each, the bytes of these and of its
-    buffers, and with `inputs`, what the model is called with, what each layer returns.
+    """Return a table of the layers in order: parameters, and bytes of parameters and buffers. With
+    `inputs` for a call of the model, the table has the type of each layer's output.
 
-    The inputs are tensors, arrays or a `TensorType` each, `[...]`, in lists and dicts or not; a
-    tuple of numbers alone is the shape of one of f32. No value is computed and no memory taken: the
-    call is recorded, as `ml.measure` does, with a copy of the model. Raises what the call raises,
-    and `CaptureError` where it reads values.
+    The inputs are tensors, arrays or `TensorType`s, possibly in lists and dicts; a single tuple of
+    ints is the shape of an f32 tensor. No value is computed and no memory allocated: the call of a
+    copy of the model is traced, as by `ml.measure`. Raises what the call raises, and `CaptureError`
+    if it reads values.
 
         >>> model = ml.nn.Sequential(ml.nn.Linear(3, 8), ml.gelu, ml.nn.Linear(8, 2))
         >>> model.summary(ml.TensorType("f32", [5, 3]))
@@ -115,8 +117,7 @@ def summary(model: Module, *inputs: Any, **named: Any) -> Summary:
 
 
 def _run(model: Module, inputs: Any, named: Any, outputs: Outputs) -> int:
-    """Record a call of a copy of the model on a machine without bytes, and note what its parts
-    return."""
+    """Trace a call of a copy of the model on a dry VM; collect the types that its parts return."""
     vm = DryVM("summary")
     with Arena(vm, "given").allocating():
         leaves, structure = flatten(model, None, ends=among_others, buffers=True)
@@ -129,7 +130,7 @@ def _run(model: Module, inputs: Any, named: Any, outputs: Outputs) -> int:
     random.prepare(vm)
     with recording_of(vm) as record:
         dry(*args, **kwargs)
-    return record.needed
+    return record.arena_bytes
 
 
 def _dry(x: Any) -> Tensor:
@@ -138,12 +139,12 @@ def _dry(x: Any) -> Tensor:
 
 
 def _noting(kind: Any, outputs: list[tuple[TensorType, ...]]) -> Any:
-    """The class of a copy, which notes what its calls return."""
+    """Return a subclass whose calls append the types of their results to `outputs`."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = kind.__call__(self, *args, **kwargs)
-        found, _ = flatten(result, None, ends=among_others)
-        outputs.append(tuple([x.type for _, x in found]))
+        leaves, _ = flatten(result, None, ends=among_others)
+        outputs.append(tuple([x.type for _, x in leaves]))
         return result
 
     home = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}

@@ -19,8 +19,8 @@ from mlvm.eager.tensor.wrapper import public
 
 
 class _TransformerLayer(Module):
-    """What encoders and decoders have in common. To what a part makes of x, x is added; then the
-    sum is normalised, or before it x, with `pre_norm`."""
+    """Base of encoder and decoder layers. Each part is a residual branch; the sum is normalised, or
+    with `pre_norm` the input of the branch."""
 
     _parts: int
 
@@ -69,44 +69,44 @@ class _TransformerLayer(Module):
         self.activation, self.pre_norm = activation, bool(pre_norm)
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
-        """A cache for sequences of at most `max_length`, with nothing in it."""
+        """Return an empty cache for sequences of at most `max_length`."""
         return self.attention.init_cache(batch, max_length)
 
-    def _given(self, part: int, x: Tensor) -> Tensor:
-        """What a part is given."""
+    def _branch_input(self, part: int, x: Tensor) -> Tensor:
+        """Return the input of a branch: normalised with `pre_norm`."""
         return self.norm[part](x) if self.pre_norm else x
 
-    def _added(self, part: int, x: Tensor, made: Tensor) -> Tensor:
-        """x and what a part made of it."""
-        y = x + self.dropout(made)
+    def _added(self, part: int, x: Tensor, output: Tensor) -> Tensor:
+        """Add the output of a branch to x, and normalise unless `pre_norm`."""
+        y = x + self.dropout(output)
         return y if self.pre_norm else self.norm[part](y)
 
     def _perceived(self, part: int, x: Tensor) -> Tensor:
-        """x after the last part, a perceptron."""
-        inner = self.activation(self.hidden(self._given(part, x)))
+        """Apply the last part, a perceptron."""
+        inner = self.activation(self.hidden(self._branch_input(part, x)))
         return self._added(part, x, self.out(self.dropout(inner)))
 
     def _attended(self, x: Tensor, cache: Cache | None, **options: Any) -> tuple[Tensor, Any]:
-        """x after the first part, self-attention, and the new cache."""
-        y = self.attention(self._given(0, x), cache=cache, **options)
+        """Apply the first part, self-attention; also return the new cache."""
+        y = self.attention(self._branch_input(0, x), cache=cache, **options)
         y, cache = (y, None) if cache is None else y
         return self._added(0, x, y), cache
 
 
 class TransformerEncoderLayer(_TransformerLayer):
-    """Self-attention, then a perceptron with one hidden layer of `hidden_dim`, 4 embed_dim unless
-    given; what each makes is added to its x, and the sum normalised: norm(x + attention(x))
+    """Self-attention, then a perceptron with one hidden layer of `hidden_dim` (default: 4
+    embed_dim). Both are residual branches, and the sum is normalised: norm(x + attention(x))
     (Vaswani et al., arXiv 1706.03762, section 3.1). With `pre_norm`, x + attention(norm(x)) (Xiong
     et al., arXiv 2002.04745); a model then has a norm behind its last layer.
 
-    `dropout` is the rate for weights of the softmax, the hidden layer and what is added, while
-    `training`. `num_kv_heads` and `rotary_base` are those of `MultiHeadAttention`. Called as
+    `dropout` is the rate for weights of the softmax, the hidden layer and the branches' outputs,
+    while `training`. `num_kv_heads` and `rotary_base` are those of `MultiHeadAttention`. Called as
     `layer(x, mask=None, is_causal=False)`, or with `cache=` and `position=`, for (y, cache), as
     that is, with a cache of `layer.init_cache(batch, max_length)`.
 
-    f[batch, time, embed_dim] -> the same. Raises `ShapeError` for other features or axes,
-    `DTypeError` for complex numbers, `AttributeRefused` for a size below 1, and unless the heads
-    divide `embed_dim`.
+    f[batch, time, embed_dim] -> the same. Raises `ShapeError` if the features or axes do not fit;
+    `DTypeError` if an operand is complex; `AttributeRefused` if a size is below 1 or unless
+    `num_heads` divides `embed_dim`.
 
         >>> ml.nn.TransformerEncoderLayer(16, 4)(ml.ones((2, 5, 16))).type
         f32[2,5,16]
@@ -130,17 +130,17 @@ class TransformerEncoderLayer(_TransformerLayer):
 
 
 class TransformerDecoderLayer(_TransformerLayer):
-    """Self-attention to what came before, attention to a memory, as of an encoder, a perceptron;
+    """Causal self-attention, attention to a memory such as an encoder's output, and a perceptron;
     otherwise as `TransformerEncoderLayer` (Vaswani et al., arXiv 1706.03762, section 3.1). The
-    memory has `memory_dim` features, embed_dim unless given.
+    memory has `memory_dim` features (default: embed_dim).
 
     Called as `layer(x, memory, mask=None, memory_mask=None, is_causal=True)`, or with `cache=` and
-    `position=`, for (y, cache). A position sees no later one unless `is_causal` is False, which it
-    is in PyTorch.
+    `position=`, for (y, cache). Self-attention is causal unless `is_causal` is False, PyTorch's
+    default.
 
     f[batch, time, embed_dim] and f[batch, length, memory_dim] -> f[batch, time, embed_dim]. Raises
-    `ShapeError` for other features or axes, `DTypeError` for complex numbers, `AttributeRefused`
-    for a size below 1, and unless the heads divide `embed_dim`.
+    `ShapeError` if the features or axes do not fit; `DTypeError` if an operand is complex;
+    `AttributeRefused` if a size is below 1 or unless `num_heads` divides `embed_dim`.
 
         >>> layer = ml.nn.TransformerDecoderLayer(16, 4)
         >>> layer(ml.ones((2, 5, 16)), ml.ones((2, 7, 16))).type
@@ -164,6 +164,6 @@ class TransformerDecoderLayer(_TransformerLayer):
         position: Tensor | int | None = None,
     ) -> Any:
         x, cache = self._attended(x, cache, mask=mask, is_causal=is_causal, position=position)
-        seen = self.memory_attention(self._given(1, x), memory, mask=memory_mask)
-        y = self._perceived(2, self._added(1, x, seen))
+        attended = self.memory_attention(self._branch_input(1, x), memory, mask=memory_mask)
+        y = self._perceived(2, self._added(1, x, attended))
         return y if cache is None else (y, cache)

@@ -1,4 +1,4 @@
-"""What stands beside an optimizer: averages of weights, and gradients of several batches."""
+"""Averages of weights, and updates by the gradients of several batches."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from mlvm.eager.tree import (
 
 
 class EMA:
-    """Exponential moving averages of the parameters of a model, or of another tree: with each
-    update average = decay * average + (1 - decay) * parameter (Polyak and Juditsky, 1992). They
-    begin as the parameters are.
+    """Exponential moving averages of the parameters of a model or another tree (Polyak and
+    Juditsky, 1992): each update sets average = decay * average + (1 - decay) * parameter. They
+    start as the parameters.
 
         average = ml.optim.EMA(model, 0.999)
         optimizer.update(grads)                 # in a step, captured or not
@@ -42,12 +42,11 @@ class EMA:
         with average.swapped():                 # the model has the averages
             evaluate(model)
 
-    With `warmup` the decay is min(decay, (1 + t) / (10 + t)) after t updates, as TensorFlow has it,
-    so that the first weights are soon forgotten. Averages of halves are f32. Buffers are the
-    model's own. `count`, f32[], is the number of updates; it lies beside the first parameter.
+    With `warmup` the decay is min(decay, (1 + t) / (10 + t)) after t updates, as in TensorFlow, so
+    that the initial weights decay fast. Averages of half-precision parameters are f32. Buffers are
+    not averaged. `count`, f32[], is the number of updates; it lies beside the first parameter.
 
-    Raises `AttributeRefused` unless 0 <= decay < 1, and for a model whose weights members of a
-    group keep in parts.
+    Raises `AttributeRefused` unless 0 <= decay < 1 or if the model is sharded over a group.
 
         >>> w = ml.zeros(2)
         >>> average = ml.optim.EMA({"w": w}, 0.75)
@@ -64,18 +63,18 @@ class EMA:
         self.warmup = warmup
         self._tree = params
         self._is_swapped = False
-        found = self._params()
-        if not found:
+        parameters = self._params()
+        if not parameters:
             raise AttributeRefused("EMA: there are no parameters to average")
         if is_in_parts(params):
             raise AttributeRefused(
                 "EMA: the weights are kept in parts; average them with shard='optimizer'"
             )
-        self._types = {path: x.type for path, x in found.items()}
-        self._averages = {path: zeros_beside(x, _wide(x.type)) for path, x in found.items()}
-        self.count = zeros_beside(next(iter(found.values())), TensorType(f32))
+        self._types = {path: x.type for path, x in parameters.items()}
+        self._averages = {path: zeros_beside(x, _wide(x.type)) for path, x in parameters.items()}
+        self.count = zeros_beside(next(iter(parameters.values())), TensorType(f32))
         for path, average in self._averages.items():
-            apply_into(average, COPY, widened(found[path]))
+            apply_into(average, COPY, widened(parameters[path]))
 
     def update(self) -> None:
         """Take the parameters as they are now into the averages. Raises as `Optimizer.update` does
@@ -92,8 +91,8 @@ class EMA:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Inside the block the parameters have the averages, in place; then their own values again.
-        Raises as `update` does."""
+        """Swap the averages into the parameters inside the block, and their values back after it.
+        Raises what `update` raises."""
         params = self._checked("swapped")
         own = {path: zeros_beside(x, x.type) for path, x in params.items()}
         for path, x in params.items():
@@ -109,7 +108,7 @@ class EMA:
                 apply_into(x, COPY, own[path])
 
     def state(self) -> dict[str, Tensor]:
-        """The averages by path, as `average/Dense_0/kernel`, and `count`."""
+        """Return the averages by path, as `average/Dense_0/kernel`, and `count`."""
         return dict(named_leaves({"count": self.count, "average": self._averages}))
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
@@ -138,16 +137,16 @@ def _wide(type: TensorType) -> TensorType:
 
 
 class MultiSteps:
-    """An optimizer that updates with the mean gradient of every `every` batches, as optax's of that
-    name: where a batch is too large for the memory, its parts come one after the other.
+    """Optimizer that updates with the mean gradient of `every` batches, as optax's of that name:
+    for batches that are too large for the memory.
 
         optimizer = ml.optim.MultiSteps(ml.optim.AdamW(model, 1e-3), 4)
         for x, y in batches:                    # of a quarter of the size
             loss, grads = ml.value_and_grad(loss_of)(model, x, y)
             optimizer.update(grads)
 
-    The sums of gradients lie beside the parameters. `count`, f32[], is the number of gradients in
-    them. A step with it may be captured: the program decides when to update.
+    The sums of gradients are allocated in the arenas of the parameters. `count`, f32[], is the
+    number of gradients in them. A step with it may be captured: the program decides when to update.
 
     Raises `AttributeRefused` unless `every` is an int from 1 to 2**24.
 
@@ -164,8 +163,10 @@ class MultiSteps:
             raise AttributeRefused(f"MultiSteps: it takes an optimizer, not {kind_of(optimizer)}")
         self.optimizer = optimizer
         self.every = checked("MultiSteps", "every", every, Count)
-        params, held = optimizer._params, optimizer._held
-        self._sums = {path: zeros_beside(x, held.state_type(x.type)) for path, x in params.items()}
+        params, layout = optimizer._params, optimizer._layout
+        self._sums = {
+            path: zeros_beside(x, layout.state_type(x.type)) for path, x in params.items()
+        }
         self.count = zeros_beside(optimizer.count, optimizer.count.type)
 
     def update(self, grads: Tree) -> Tensor:
@@ -188,16 +189,16 @@ class MultiSteps:
         return is_full
 
     def _sums_of(self, grads: Tree) -> dict[str, tuple[Tensor, Tensor]]:
-        """For each gradient that the optimizer takes the sum that it is added to, and itself; those
-        of a shared parameter twice."""
-        given = self.optimizer._own(named_leaves(grads))
+        """Return for each gradient that the optimizer takes the sum that it is added to, and
+        itself; those of a shared parameter twice."""
+        gradients = self.optimizer._own(named_leaves(grads))
         leaves = self.optimizer._leaves
         first = {id(x): path for path, x in self.optimizer._params.items()}
         types = {path: self._sums[first[id(x)]].type for path, x in leaves.items()}
-        require_types(types, {path: g.type for path, g in given.items()}, "gradient")
+        require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
         if current_tape.get() is not None:
             raise GradientError("MultiSteps: call update outside of the differentiated function")
-        return {path: (self._sums[first[id(leaves[path])]], g) for path, g in given.items()}
+        return {path: (self._sums[first[id(leaves[path])]], g) for path, g in gradients.items()}
 
     @property
     def rate(self) -> float:
@@ -205,9 +206,9 @@ class MultiSteps:
         return self.optimizer.rate
 
     def state(self) -> dict[str, Tensor]:
-        """The state of the optimizer, and besides the sums by path, as `gradients/Dense_0/kernel`,
-        and how many gradients are in them, `num_gradients`."""
-        return self.optimizer._held.state(self._own_state())
+        """Return the state of the optimizer, the sums by path, as `gradients/Dense_0/kernel`, and
+        the number of gradients in them, `num_gradients`."""
+        return self.optimizer._layout.state(self._own_state())
 
     def _own_state(self) -> dict[str, Tensor]:
         own = dict(named_leaves({"num_gradients": self.count, "gradients": self._sums}))
@@ -216,7 +217,7 @@ class MultiSteps:
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over the state, in place, by the paths of `state`. Raises as
         `Optimizer.load_state` does."""
-        self.optimizer._held.load_state(self._own_state(), arrays)
+        self.optimizer._layout.load_state(self._own_state(), arrays)
 
     def __repr__(self) -> str:
         return f"<MultiSteps: {self.every} of {self.optimizer!r}>"

@@ -1,6 +1,6 @@
-"""What is done to gradients before an update: their norm, clipping, and the scaling of losses.
+"""Norms and clipping of gradients, and scaling of losses.
 
-Of a tree that members of a group have pieces of, a norm is that of the whole: see `Parts`.
+The norm of a sharded tree is that of the whole: see `Parts`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ class Parts(dict[str, Any]):
 
 
 def parted(tree: Tree) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors of a tree that members have whole, and those that they have a piece of, each
-    once."""
+    """Return the whole and the sharded tensors of a tree, each once."""
     holders = [each for each in containers(tree) if isinstance(each, Parts) or is_in_parts(each)]
     pieces = {id(x) for each in holders for x in named_tensors(each).values()}
     tensors = named_tensors(tree).values()
@@ -60,17 +59,18 @@ def parted(tree: Tree) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def is_in_parts(tree: Tree) -> bool:
-    """Whether it is a Module whose parameters are pieces."""
+    """Return whether it is a Module with sharded parameters."""
     return isinstance(tree, Node) and tree._as_dict is Parts
 
 
 def global_norm(tree: Tree) -> Tensor:
-    """The square root of the sum of all squares in a tree of float tensors: f[]; of halves in f32.
+    """Return the square root of the sum of all squares in a tree of float tensors: f[]; f32 for
+    half precision.
 
-    A tensor that occurs twice counts once, such as the gradient of a shared parameter. Of what
-    members have in parts (`ml.parallel.Parts`) it is the norm of the whole: they all call this.
+    A tensor that occurs twice counts once, such as the gradient of a shared parameter. Of sharded
+    gradients (`ml.parallel.Parts`) it is the norm of the whole: all members call this.
 
-    Raises `DTypeError` for a leaf that is no tensor.
+    Raises `DTypeError` if a leaf is not a tensor.
 
         >>> ml.optim.global_norm({"w": ml.asarray([3.0, 4.0])})
         Tensor(5., f32[])
@@ -85,11 +85,11 @@ def global_norm(tree: Tree) -> Tensor:
 
 
 def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
-    """The same tree, times max_norm / global_norm(grads) if that is below 1 (Pascanu et al., arXiv
+    """Scale a tree by max_norm / global_norm(grads) if that is below 1 (Pascanu et al., arXiv
     1211.5063).
 
     The gradients: float tensors of any shapes, and so is the result. Raises `AttributeRefused`
-    unless max_norm > 0, and for `model.parameters()`, which are no gradients.
+    unless max_norm > 0, or if `model.parameters()` is passed for gradients.
 
         >>> ml.optim.clip_by_global_norm({"w": ml.asarray([3.0, 4.0])}, 1.0)["w"]
         Tensor([0.6, 0.8], f32[2])
@@ -115,20 +115,18 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
 
 
 class LossScale:
-    """A factor for the loss, so that gradients in f16 neither vanish nor overflow: the least f16 is
-    6e-8, and the largest 65504. It halves where a gradient is not finite, and that update is
-    skipped; after `growth_interval` updates it doubles (Micikevicius et al., "Mixed Precision
-    Training", arXiv 1710.03740; names and defaults are those of PyTorch's `GradScaler`). bf16 has
-    the range of f32, and needs none of this.
+    """Factor for the loss, so that gradients in f16 neither underflow nor overflow (Micikevicius et
+    al., "Mixed Precision Training", arXiv 1710.03740). It halves if a gradient is not finite, and
+    that update is skipped; after `growth_interval` updates it doubles. Names and defaults are those
+    of PyTorch's `GradScaler`. bf16 has the range of f32 and needs no scaling.
 
         scale = ml.optim.LossScale()
         loss, grads = ml.value_and_grad(lambda model: scale.scale(loss_of(model)))(model)
         scale.update(optimizer, scale.unscale(grads))
 
     `value` and `good_steps`, f32[], are the factor and the updates since it last changed. They are
-    tensors in the current arena, so all of it can be captured. The factor is a power of two, as
-    long as what it begins with and changes by are, and so it rounds nothing; it stays within 1 and
-    2**126.
+    tensors in the current arena, so a captured step can update them. The factor stays within 1 and
+    2**126. If initial value and factors are powers of two, it rounds nothing.
 
     Raises `AttributeRefused` unless init_scale >= 1, growth_factor > 1, 0 < backoff_factor < 1 and
     growth_interval is an int from 1 to 2**24.
@@ -167,17 +165,17 @@ class LossScale:
         self.good_steps = creation.zeros((), dtype=f32)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the factor; f32 of a loss that is a half, as f16 would overflow. Raises
-        `DTypeError` for other than a tensor of floats."""
+        """Multiply the loss by the factor; a half-precision loss becomes f32, as f16 would
+        overflow. Raises `DTypeError` if the loss is not a tensor of floats."""
         if not isinstance(loss, Tensor) or not loss.dtype.is_float:
-            given = loss.type if isinstance(loss, Tensor) else brief(loss)
-            raise DTypeError(f"LossScale.scale: a loss is a tensor of floats, not {given}")
+            actual = loss.type if isinstance(loss, Tensor) else brief(loss)
+            raise DTypeError(f"LossScale.scale: a loss is a tensor of floats, not {actual}")
         loss = widened(loss)
         return loss * elements.astype(self.value, loss.dtype)
 
     def unscale(self, grads: Tree) -> Tree:
-        """The same tree, each gradient divided by the factor; in f32 those that are halves, as they
-        would vanish. Raises `DTypeError` for a leaf that is no tensor."""
+        """Divide each gradient of a tree by the factor; half-precision ones become f32, as they
+        would underflow. Raises `DTypeError` if a leaf is not a tensor."""
         for leaf in leaves(grads):
             if not isinstance(leaf, Tensor):
                 raise DTypeError(f"LossScale.unscale: gradients are tensors, not {brief(leaf)}")
@@ -189,10 +187,9 @@ class LossScale:
         return substitute(divided, grads)
 
     def update(self, optimizer: Optimizer, grads: Tree) -> Tensor:
-        """Update the parameters from these gradients, which are not scaled any more, if all are
-        finite; adapt the factor; and return whether they were: bool[]. Otherwise parameters and the
-        optimizer's state stay as they are, `count` too. Raises `DTypeError` for what is no
-        optimizer, and what `Optimizer.update` does."""
+        """Update the parameters from unscaled gradients if all are finite, and adapt the factor;
+        return whether they were: bool[]. Otherwise parameters and the optimizer's state do not
+        change, nor does `count`. Raises `DTypeError` if it is not an optimizer."""
         if not callable(getattr(optimizer, "update", None)):
             raise DTypeError(
                 "LossScale.update: takes an optimizer, then gradients; it was given "
@@ -213,7 +210,7 @@ class LossScale:
         return finite
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors of state by name: `value` and `good_steps`."""
+        """Return the tensors of state by name: `value` and `good_steps`."""
         return {"value": self.value, "good_steps": self.good_steps}
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
@@ -226,10 +223,10 @@ class LossScale:
 
 
 def all_finite(tree: Tree) -> Tensor:
-    """Whether no element of a tree of float tensors is infinite or nan: bool[]. Of what members
-    have in parts (`ml.parallel.Parts`) it tells of the whole: they all call this.
+    """Test whether all elements of a tree of float tensors are finite: bool[]. Sharded gradients
+    (`ml.parallel.Parts`) are tested as a whole: all members call this.
 
-    Raises `DTypeError` for a leaf that is no tensor.
+    Raises `DTypeError` if a leaf is not a tensor.
 
         >>> ml.optim.all_finite({"w": ml.ones(2), "b": ml.asarray([ml.nan])})
         Tensor(False, bool[])

@@ -29,12 +29,12 @@ from mlvm.eager.tensor.update import apply_into
 
 
 class Lamb(Adam):
-    """Adam whose step is as long as the parameter (You et al., arXiv 1904.00962, algorithm 2, with
-    the identity as its function phi): p -= rate * |p| / |u| * u, where
+    """Adam with steps as long as the parameter (You et al., arXiv 1904.00962, algorithm 2, with the
+    identity for phi): p -= rate * |p| / |u| * u, with
 
     u = m / (sqrt(v) + eps) + weight_decay p
 
-    Where |p| or |u| is 0, p -= rate * u. The norms are those of the whole parameter.
+    If |p| or |u| is 0, p -= rate * u. The norms are those of the whole parameter.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -71,9 +71,9 @@ class Lamb(Adam):
 
 
 class Adafactor(Optimizer):
-    """Adam without momentum, whose mean of g^2 is the product of one for each row and one for each
-    column, so that the state of a matrix f[n, m] is f[n] and f[m] (Shazeer and Stern, arXiv
-    1804.04235, algorithms 4 and 5). With t the number of the update:
+    """Adam without momentum and with a factored second moment (Shazeer and Stern, arXiv 1804.04235,
+    algorithms 4 and 5). The mean of g^2 of a matrix f[n, m] is the product of f[n] and f[m]. With t
+    the number of the update:
 
     v = (1 - t^-decay_rate) v + t^-decay_rate (g^2 + eps[0])
     u = g / sqrt(v);  u /= max(1, rms(u) / clipping_threshold)
@@ -111,15 +111,15 @@ class Adafactor(Optimizer):
         t = elements.astype(self.count, rate.dtype) + 1
         part = t**-hyper.decay_rate
         minus_rate = -op.minimum(rate, 1 / op.sqrt(t))
-        kept = 1 - hyper.weight_decay * rate
+        decay_factor = 1 - hyper.weight_decay * rate
         numbers = scalars_like(rate, *hyper.eps, hyper.clipping_threshold)
-        return minus_rate, kept, 1 - part, part, *numbers
+        return minus_rate, decay_factor, 1 - part, part, *numbers
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, kept, old, part, eps, least, threshold = scalars
+        minus_rate, decay_factor, old, part, eps, least, threshold = scalars
         length = op.maximum(_rms(p), least)
         if hyper.weight_decay:
-            p *= kept
+            p *= decay_factor
         square = g * g + eps
         means = (
             [square] if len(state) == 1 else [op.mean(square, axis=-1), op.mean(square, axis=-2)]
@@ -149,10 +149,10 @@ class Muon(AdamW):
     v = momentum v + g;  d = g + momentum v           with `nesterov`, else d = v
     p -= rate * (0.2 sqrt(max(n, m)) orthogonal(d) + weight_decay p)
 
-    orthogonal(d) is about U V^T, where d = U S V^T, by five Newton-Schulz steps X = a X + b X X^T X
-    + c X X^T X X^T X (Jordan et al., "Muon: an optimizer for hidden layers in neural networks",
-    2024). The factor for f[n, m] gives steps of AdamW's length, so that one rate and one decay
-    serve both (Liu et al., arXiv 2502.16982; PyTorch's adjust_lr_fn="match_rms_adamw").
+    orthogonal(d) is about U V^T for d = U S V^T (Jordan et al., "Muon: an optimizer for hidden
+    layers in neural networks", 2024). It takes five Newton-Schulz steps X = a X + b X X^T X + c X
+    X^T X X^T X. The factor for f[n, m] gives steps of AdamW's length, so that one rate and one
+    decay serve both (Liu et al., arXiv 2502.16982; PyTorch's adjust_lr_fn="match_rms_adamw").
 
     It is for the matrices of hidden layers. An embedding or a head is a matrix as well, and goes to
     AdamW in a group with `orthogonal` off: `groups=[("head/*", {"orthogonal": False})]`.
@@ -195,7 +195,8 @@ class Muon(AdamW):
 
 
 def _orthogonal(x: Tensor) -> Tensor:
-    """A matrix with the singular vectors of x, and singular values between about 0.7 and 1.2."""
+    """Return a matrix with the singular vectors of x, and singular values between about 0.7 and
+    1.2."""
     a, b, c = _NEWTON_SCHULZ
     rows, columns = x.shape
     x = x / op.maximum(_norm(x), _LEAST_NORM)
@@ -210,14 +211,14 @@ _LEAST_CURVATURE: Final = 1e-10  # as PyTorch has it
 
 
 class LBFGS(Optimizer):
-    """A quasi-Newton method for a loss that is the same in every update: p -= rate * H g, with H
-    the inverse Hessian that the last `history_size` steps tell of, for all parameters of a group
-    together (Nocedal and Wright, "Numerical Optimization", algorithm 7.5; in matrices, as Byrd,
-    Nocedal and Schnabel, 1994, write it).
+    """Quasi-Newton method for a loss that is the same in every update: p -= rate * H g. H
+    approximates the inverse Hessian of all parameters of a group by the last `history_size` steps
+    (Nocedal and Wright, "Numerical Optimization", algorithm 7.5; in matrix form by Byrd, Nocedal
+    and Schnabel, 1994).
 
-    The first step is scaled by min(1, 1 / sum |g|), and a step whose curvature is below 1e-10 is
-    not remembered, as in PyTorch. There is no line search, which is PyTorch's default, too. So an
-    update takes gradients, and what PyTorch calls `step(closure)`, with `max_iter` turns, is
+    The first step is scaled by min(1, 1 / sum |g|), and steps with a curvature below 1e-10 are
+    dropped, as in PyTorch. There is no line search, PyTorch's default. So an update takes
+    gradients, and PyTorch's `step(closure)` with `max_iter` iterations is
 
         for _ in range(max_iter):
             loss, grads = loss_and_grads(model)
@@ -270,8 +271,8 @@ class LBFGS(Optimizer):
 
 
 def _direction(gram: Tensor) -> Tensor:
-    """-H g in terms of m steps, as many changes, and g, whose products with each other these are:
-    f[2m + 1, 2m + 1]. Steps that are zero were not made yet."""
+    """Return the coefficients of -H g for m steps, m gradient changes, and g, from their inner
+    products f[2m + 1, 2m + 1]. Steps of zeros are unused."""
     m = len(gram) // 2
     by_change, curvatures = op.triu(gram[:m, m:-1]), linalg.diagonal(gram[:m, m:-1])
     identity = creation.eye(m, dtype=gram.dtype)
@@ -280,8 +281,8 @@ def _direction(gram: Tensor) -> Tensor:
     scale = elements.where(yy > 0.0, curvatures[-1], 1.0) / elements.where(yy > 0.0, yy, 1.0)
     alpha = linalg.solve(by_change, gram[:m, -1])
     r = scale * (gram[m:-1, -1] - gram[m:-1, m:-1] @ alpha)
-    beside = linalg.solve(by_change.T, curvatures * alpha - r)
-    return shapes.concat([-beside, scale * alpha, -shapes.reshape(scale, 1)])
+    change_coefficients = linalg.solve(by_change.T, curvatures * alpha - r)
+    return shapes.concat([-change_coefficients, scale * alpha, -shapes.reshape(scale, 1)])
 
 
 def _norm(x: Tensor) -> Tensor:

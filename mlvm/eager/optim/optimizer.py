@@ -1,4 +1,4 @@
-"""What all optimizers share: hyperparameters as fields, groups, state, and the way of an update.
+"""Base of optimizers: hyperparameters as fields, groups, state, and the course of an update.
 
 Hyperparameters are fields of a class: the constructor, its signature, the ranges and what a group
 may have are all derived from them. `rules` has the classes.
@@ -29,17 +29,17 @@ from mlvm.eager.tree import (
     Where,
     fits,
     load,
-    meant,
     named_leaves,
     named_tensors,
     require_live,
     require_types,
+    selected,
     warn_of_hidden,
 )
 from mlvm.show import html
 
 Groups: TypeAlias = Sequence[tuple[Where, Mapping[str, Any]]]
-"""Pairs of which parameters are meant, and the hyperparameters that these have of their own."""
+"""Pairs of parameters (a pattern or function) and their hyperparameters."""
 
 Tensors: TypeAlias = Sequence[Tensor]
 
@@ -60,43 +60,43 @@ class Group(SimpleNamespace):
     """
 
     paths: tuple[str, ...]
-    _known: Mapping[str, Any]
+    _kinds: Mapping[str, Any]
 
     if not TYPE_CHECKING:  # else a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name not in self._known:
-                raise _unknown("a group", name, self._known)
-            super().__setattr__(name, _assigned("a group", name, value, self._known[name]))
+            if name not in self._kinds:
+                raise _unknown("a group", name, self._kinds)
+            super().__setattr__(name, _assigned("a group", name, value, self._kinds[name]))
 
     def __repr__(self) -> str:
-        options = {name: x for name, x in vars(self).items() if name in self._known}
+        options = {name: x for name, x in vars(self).items() if name in self._kinds}
         return f"<group of {len(self.paths)} tensors: {_listed(options)}>"
 
 
 class Whole:
-    """What an optimizer has of its parameters, their state and their gradients: all of it.
+    """Whole parameters, states and gradients: the layout of an optimizer that is not sharded.
 
-    `ml.parallel` has other such classes, for members of a group that keep pieces.
+    `ml.parallel` has the sharded layouts, for members of a group.
     """
 
     def state_type(self, type: TensorType) -> TensorType:
-        """The type of what is kept for a parameter of this type."""
+        """Return the type of the state of a parameter of this type."""
         return type
 
     def given_types(self, grads: Tree, types: Mapping[str, TensorType]) -> Mapping[str, TensorType]:
-        """The types that gradients have, by path, for parameters of these types."""
+        """Return the types of gradients, by path, for parameters of these types."""
         return types
 
     def pieces(self, tree: Tree, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What an update here works with of the tensors of a tree, by path."""
+        """Return the tensors, or shards of them, that an update on this member reads, by path."""
         return tensors
 
     def gather(self, tensors: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
         """Make the tensors whole again after their pieces were updated."""
 
     def state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The whole tensors of state."""
+        """Return the whole tensors of state."""
         return state
 
     def load_state(self, state: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
@@ -105,14 +105,14 @@ class Whole:
 
 
 def _argument(**how: Any) -> Any:
-    """What a type checker reads of an argument of constructors."""
+    """Return a field of dataclass-like constructors, for type checkers."""
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(_argument,))
 class _OfFields:
-    """A class whose fields are hyperparameters. Each is a keyword of the constructor. Its
-    annotation says what it may be, as `ranges.checked` reads it. A class without an update rule of
-    its own adds no hyperparameters to those of its base."""
+    """Base of classes whose fields are hyperparameters. Each is a keyword of the constructor, with
+    the range of its annotation, as `ranges.checked` reads it. A subclass without an update rule
+    adds no hyperparameters."""
 
     count: Tensor
     groups: tuple[Group, ...]
@@ -129,7 +129,7 @@ class _OfFields:
 
 
 def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
-    """The constructor of a class with these fields."""
+    """Return a constructor for a class with these fields."""
 
     def constructor(
         self: Any,
@@ -138,13 +138,13 @@ def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
         *,
         groups: Groups = (),
         where: Where | None = None,
-        **given: Any,
+        **options: Any,
     ) -> None:
-        for name in given:
+        for name in options:
             if name not in defaults:
                 text = f"got an unexpected keyword argument {name!r}"
                 raise TypeError(f"{constructor.__qualname__}() {text}")
-        self._begin(params, groups, where, {"learning_rate": learning_rate, **defaults, **given})
+        self._begin(params, groups, where, {"learning_rate": learning_rate, **defaults, **options})
 
     defaults = {name: getattr(cls, name) for name in fields}
     plain = get_type_hints(cls)
@@ -163,24 +163,23 @@ class Optimizer(_OfFields):
 
     `params` is a Module or another tree of f32 or f64 tensors. `count`, f32[], is the number of
     updates done. All state is allocated at construction, in the arena of the parameter that it
-    belongs to. An update leaves nothing behind in the current arena.
+    belongs to. An update allocates nothing permanent in the current arena.
 
-    `groups` has the given groups. Parameters that are in none of them are in a last one.
-    Hyperparameters may be assigned, to the optimizer or to a group; from the second time on, a
-    captured function needs no other program. To assign an unknown one raises `AttributeRefused`.
+    `groups` has the given groups, and a last one of all other parameters. Hyperparameters may be
+    assigned, to the optimizer or to a group; a captured function retraces at most once for each.
+    Assigning an unknown one raises `AttributeRefused`.
 
     In a step of `ml.parallel.data_parallel(..., shard=...)` each member's optimizer keeps the state
     of that member's part of the parameters. With "all" the member keeps only that part of them.
 
-    A group is given as a pair: which parameters, and the hyperparameters that these have of their
-    own, `groups=[("*/bias", {"weight_decay": 0.0})]`. The first is a pattern of the paths of
-    `named_parameters`, in which `*` matches "/" too, or a function of path and parameter, as in
-    `Module.freeze`. `where` is such a pattern or function, too: the optimizer is for these
-    parameters alone, and ignores the gradients of others.
+    A group is a pair of parameters and their hyperparameters: `groups=[("*/bias", {"weight_decay":
+    0.0})]`. The first is a pattern of the paths of `named_parameters`, in which `*` matches "/"
+    too, or a function of path and parameter, as in `Module.freeze`. `where` is such a pattern or
+    function, too: the optimizer updates only these parameters, and ignores the gradients of others.
 
-    Raises `AttributeRefused` for a hyperparameter that is unknown or out of range and for a group
-    without parameters, `DTypeError` for parameters that are not f32 or f64 or none at all,
-    `HandleError` for parameters on several VMs.
+    Raises `AttributeRefused` if a hyperparameter is unknown or out of range, or a group has no
+    parameters; `DTypeError` if there are no parameters, or some are not f32 or f64; `HandleError`
+    if they are on several VMs.
 
         >>> w = ml.ones(2)
         >>> params, slowly = {"w": w, "b": ml.ones(1)}, {"learning_rate": 0.25}
@@ -196,17 +195,17 @@ class Optimizer(_OfFields):
         _groups: Groups = _argument(alias="groups", default=())
         _where: Where | None = _argument(alias="where", default=None)
 
-    def __new__(cls, *args: Any, **given: Any) -> Self:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls is Optimizer:
             raise TypeError("an Optimizer has no rule of its own; make one such as ml.optim.SGD")
-        require_arguments(cls, args, given)
+        require_arguments(cls, args, kwargs)
         return super().__new__(cls)
 
     def _begin(
         self, params: Tree, groups: Groups, where: Where | None, options: dict[str, Any]
     ) -> None:
-        """Check everything, and make the state. `options` are the hyperparameters that count
-        wherever a group has none of its own."""
+        """Check everything, and create the state. `options` are the default hyperparameters of
+        groups."""
         try:
             vars(self).update(self._checked_options(options, options))
         except AttributeRefused as error:
@@ -217,7 +216,7 @@ class Optimizer(_OfFields):
         self._elsewhere = frozenset[str]()
         if where is not None:
             leaves = named_leaves(params)
-            ids = meant(leaves, where)
+            ids = selected(leaves, where)
             self._elsewhere = frozenset(path for path, x in leaves if id(x) not in ids)
         self._read_tree()
         for path, x in self._params.items():
@@ -237,7 +236,7 @@ class Optimizer(_OfFields):
         warn_of_hidden(params)
         self.groups = self._grouped(groups, options)
         with arenas[0].hosting():
-            self._held = self._hold(params, None if self._by_element else self._name)
+            self._layout = self._hold(params, None if self._by_element else self._name)
             self._read_tree()
             self.count = creation.zeros((), dtype=f32)
         self._state: dict[str, dict[str, Tensor]] = {}
@@ -253,9 +252,9 @@ class Optimizer(_OfFields):
 
     @staticmethod
     def _hold(params: Tree, whole_needed_by: str | None) -> Whole:
-        """How the optimizer holds the parameters: whole, or in parts. `ml.parallel` puts another
-        function here. That one raises `AttributeRefused` where an optimizer of that name needs
-        whole parameters."""
+        """Return the layout of the parameters: whole, or sharded by a function that `ml.parallel`
+        puts here. That one raises `AttributeRefused` if an optimizer of that name needs whole
+        parameters."""
         return Whole()
 
     def _read_tree(self) -> None:
@@ -264,16 +263,16 @@ class Optimizer(_OfFields):
         self._types = {path: x.type for path, x in self._leaves.items()}
 
     def _own(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Those that this optimizer is for, by path."""
+        """Return the parameters of this optimizer, by path."""
         return {path: x for path, x in tensors if path not in self._elsewhere}
 
-    def _grouped(self, given: Groups, known: Mapping[str, Any]) -> tuple[Group, ...]:
-        """The given groups, and one with all parameters that are in none of them."""
+    def _grouped(self, specs: Groups, kinds: Mapping[str, Any]) -> tuple[Group, ...]:
+        """Return the given groups, and one of all other parameters."""
         rest, groups = dict(self._params), []
-        for which, options in given:
-            unknown = [name for name in options if name not in known]
+        for which, options in specs:
+            unknown = [name for name in options if name not in kinds]
             if unknown:
-                raise _unknown(f"{self._name}: the group {which!r}", unknown[0], known)
+                raise _unknown(f"{self._name}: the group {which!r}", unknown[0], kinds)
             paths = tuple([path for path, x in rest.items() if fits(which, path, x)])
             if not paths:
                 raise AttributeRefused(
@@ -282,29 +281,29 @@ class Optimizer(_OfFields):
                 )
             for path in paths:
                 del rest[path]
-            own = self._checked_options({**known, **options}, options)
-            groups.append(Group(paths=paths, _known=self._all_kinds, **own))
+            own = self._checked_options({**kinds, **options}, options)
+            groups.append(Group(paths=paths, _kinds=self._all_kinds, **own))
         if rest:
-            groups.append(Group(paths=tuple(rest), _known=self._all_kinds))
+            groups.append(Group(paths=tuple(rest), _kinds=self._all_kinds))
         return tuple(groups)
 
-    def _checked_options(self, options: Mapping[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
-        """The `wanted` ones of the hyperparameters, if these may all be together."""
+    def _checked_options(self, options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+        """Return the hyperparameters of `names`, if they may be combined."""
         kinds = self._all_kinds
-        given = {
+        values = {
             name: value
             if callable(value) and name == "learning_rate"
             else checked(self._name, name, value, kinds[name])
             for name, value in options.items()
         }
-        self._require(SimpleNamespace(**given))
-        return {name: given[name] for name in wanted}
+        self._require(SimpleNamespace(**values))
+        return {name: values[name] for name in names}
 
     if not TYPE_CHECKING:  # else a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
-            made = hasattr(self, name) or "_state" not in vars(self)
-            if not made and not name.startswith("_"):
+            is_complete = hasattr(self, name) or "_state" not in vars(self)
+            if not is_complete and not name.startswith("_"):
                 raise _unknown(self._name, name, self._options)
             if name in self._all_kinds:
                 value = _assigned(self._name, name, value, self._all_kinds[name])
@@ -317,18 +316,18 @@ class Optimizer(_OfFields):
     def update(self, grads: Tree) -> None:
         """Update every parameter from its gradient; `grads` is a tree like that of the parameters.
 
-        Everything is checked before the first write. Raises `PathError` for gradients of another
-        structure, `DTypeError` for another dtype or when a parameter was replaced in the tree,
-        `ShapeError`, `StaleTensor`, `HandleError` when the current arena is on another VM,
-        `GradientError` inside a differentiated function,
-        `AttributeRefused` for a hyperparameter that takes state which was not made.
-        `ArenaOverflow` in the middle leaves the later parameters as they were.
+        Everything is checked before the first write. Raises `PathError` if the gradients have
+        another structure; `DTypeError` or `ShapeError` if one has another type, or a parameter was
+        replaced in the tree; `StaleTensor` if one has ended; `HandleError` if the current arena is
+        on another VM; `GradientError` inside a differentiated function; `AttributeRefused` if a
+        hyperparameter needs state that was not created. `ArenaOverflow` in the middle leaves the
+        later parameters unchanged.
         """
         hypers = [self._hyper(group) for group in self.groups]
         gradients = self._checked(grads)
         states = self._states(hypers)
-        params = self._held.pieces(self._tree, self._params)
-        gradients = self._held.pieces(grads, gradients)
+        params = self._layout.pieces(self._tree, self._params)
+        gradients = self._layout.pieces(grads, gradients)
         rates = [self._rate(hyper) for hyper in hypers]
         scalars = {
             (i, dtype): self._scalars(hypers[i], _in_dtype(rates[i], dtype))
@@ -342,12 +341,12 @@ class Optimizer(_OfFields):
                 for path in group.paths
             ]
             self._step_all(hypers[i], updates)
-        self._held.gather(self._params, params)
+        self._layout.gather(self._params, params)
 
     def _states(self, hypers: Sequence[Any]) -> dict[str, Tensors]:
-        """The state of each parameter that its hyperparameters take. Raises `AttributeRefused` for
-        one that was not made."""
-        found: dict[str, Tensors] = {}
+        """Return the state of each parameter that its hyperparameters need. Raises
+        `AttributeRefused` if some was not created."""
+        states: dict[str, Tensors] = {}
         for group, hyper in zip(self.groups, hypers, strict=True):
             names: dict[TensorType, list[str]] = {}
             for path in group.paths:
@@ -360,11 +359,11 @@ class Optimizer(_OfFields):
                             f"{self._name}: there is no {name!r} for {path!r}, as its "
                             f"hyperparameters took none when this was made; make another one"
                         )
-                found[path] = [self._state[name][path] for name in names[type]]
-        return found
+                states[path] = [self._state[name][path] for name in names[type]]
+        return states
 
     def _hyper(self, group: Group) -> Any:
-        """All hyperparameters of a group, as fields."""
+        """Return all hyperparameters of a group, as fields."""
         options = {name: vars(self)[name] for name in self._options}
         own = {name: x for name, x in vars(group).items() if name in options}
         return SimpleNamespace(**{**options, **own})
@@ -376,9 +375,9 @@ class Optimizer(_OfFields):
         return float(self._rate(self))
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors of state by path: `count`, `momentum/Dense_0/kernel`. What is in parts is
+        """Return the tensors of state by path: `count`, `momentum/Dense_0/kernel`. Sharded state is
         gathered: then all members call this."""
-        return self._held.state(self._own_state())
+        return self._layout.state(self._own_state())
 
     def _own_state(self) -> dict[str, Tensor]:
         return dict(named_leaves({"count": self.count, **self._state}))
@@ -389,18 +388,18 @@ class Optimizer(_OfFields):
         Nothing is written unless all fit: raises `PathError` for paths that are missing or
         unknown, `DTypeError` for a wrong dtype, `ShapeError` for a wrong shape.
         """
-        self._held.load_state(self._own_state(), arrays)
+        self._layout.load_state(self._own_state(), arrays)
 
     def _rate(self, hyper: Any) -> float | Tensor:
-        """The learning rate of this update: the float, or what the schedule returns."""
-        given = hyper.learning_rate
-        if not callable(given):
-            return given  # type: ignore[no-any-return]
-        rate: object = given(self.count)
+        """Return the learning rate of this update: the float, or the value of the schedule."""
+        schedule = hyper.learning_rate
+        if not callable(schedule):
+            return schedule  # type: ignore[no-any-return]
+        rate: object = schedule(self.count)
         if not isinstance(rate, Tensor) or rate.type is not _SCALAR:
-            found = rate.type if isinstance(rate, Tensor) else type(rate).__name__
+            actual = rate.type if isinstance(rate, Tensor) else type(rate).__name__
             raise DTypeError(
-                f"{self._name}: a schedule must return a {_SCALAR}, not {found}; where the rate "
+                f"{self._name}: a schedule must return a {_SCALAR}, not {actual}; where the rate "
                 f"depends on the number n of updates: where(n < 1000, 1e-3, 1e-4)"
             )
         return rate
@@ -411,20 +410,21 @@ class Optimizer(_OfFields):
         """Raise `AttributeRefused` for hyperparameters that may not be together."""
 
     _by_element: ClassVar[bool] = True
-    """Whether an element is updated by its own gradient and state alone, also in pieces."""
+    """True if an element's update depends on its own gradient and state alone, so that parameters
+    may be sharded."""
 
     def _state_of(self, hyper: Any) -> Sequence[str]:
-        """The names of the state, zero at first, that a parameter has for these."""
+        """Return the names of the state, initially zero, that these hyperparameters need."""
         raise NotImplementedError
 
     def _state_types(self, hyper: Any, type: TensorType) -> Mapping[str, TensorType]:
-        """The state of a parameter of this type by name; as the parameter, if a rule says no more
-        than the names."""
-        kept = self._held.state_type(type)
-        return dict.fromkeys(self._state_of(hyper), kept)
+        """Return the types of a parameter's state by name; that of the parameter if a rule has only
+        names."""
+        state_type = self._layout.state_type(type)
+        return dict.fromkeys(self._state_of(hyper), state_type)
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        """The scalars that this update needs for the parameters of rate's dtype with these
+        """Return the scalars of this update for parameters of rate's dtype with these
         hyperparameters, in that dtype."""
         raise NotImplementedError
 
@@ -441,7 +441,7 @@ class Optimizer(_OfFields):
     # --- checks --------------------------------------------------------------------------
 
     def _checked(self, grads: Tree) -> dict[str, Tensor]:
-        """The gradients by path, after every check that may refuse the update."""
+        """Return the gradients by path, after all checks of an update."""
         self._require_same_tensors()
         if isinstance(grads, Tensor) and not isinstance(self._tree, Tensor):
             raise PathError(
@@ -454,7 +454,7 @@ class Optimizer(_OfFields):
                 f"take ml.grad(loss_of)(model)"
             )
         gradients = self._own(named_leaves(grads))
-        types = self._held.given_types(grads, self._types)
+        types = self._layout.given_types(grads, self._types)
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
         require_live(gradients.values())
         if current_tape.get() is not None:
@@ -507,20 +507,20 @@ class Optimizer(_OfFields):
 
 
 def zeros_beside(x: Tensor, type: TensorType) -> Tensor:
-    """Zeros of this type in the arena of x."""
+    """Return zeros of this type in the arena of x."""
     with x.arena.hosting():
         return creation.zeros(type.shape, dtype=type.dtype)
 
 
-def _unknown(where: str, name: str, known: Iterable[str]) -> AttributeRefused:
+def _unknown(where: str, name: str, names: Iterable[str]) -> AttributeRefused:
     return AttributeRefused(
-        f"{where} has no hyperparameter {name!r}; there are: {', '.join(known)}"
+        f"{where} has no hyperparameter {name!r}; there are: {', '.join(names)}"
     )
 
 
 def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:
-    """The hyperparameter for an assigned value. A schedule is not checked. Nor are a tensor and a
-    number that is recorded, as a captured function must not see their values."""
+    """Check an assigned hyperparameter. Schedules, tensors and traced numbers are not checked, as a
+    captured function must not read their values."""
     if type(value) in (Number, Tensor) or (name == "learning_rate" and callable(value)):
         return value
     return checked(where, name, value, kind)

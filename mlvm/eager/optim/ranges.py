@@ -23,7 +23,8 @@ PAIR: Final = tuple[Fraction, Fraction]
 
 
 def number_in(where: str, name: str, value: Any, low: float, below: float = math.inf) -> float:
-    """The value as a float. Raises `AttributeRefused` unless low <= value < below, and for text."""
+    """Return the value as a float. Raises `AttributeRefused` unless low <= value < below, or if it
+    is text."""
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -34,8 +35,8 @@ def number_in(where: str, name: str, value: Any, low: float, below: float = math
 
 
 def checked(where: str, name: str, value: Any, kind: Any) -> Any:
-    """The value of a field of that kind: a `Fraction`, a `Positive`, a pair of those, a `Count`, or
-    a bool. Raises `AttributeRefused` for any other."""
+    """Return the value of a field of that kind: a `Fraction`, a `Positive`, a pair of those, a
+    `Count`, or a bool. Raises `AttributeRefused` if it is another."""
     if kind is bool:
         if not isinstance(value, bool):
             raise AttributeRefused(f"{where}: {name} must be True or False, given {value!r}")

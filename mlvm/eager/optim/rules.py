@@ -26,7 +26,7 @@ _MULTIPLY_ADD: Final = one_op("multiply_add")
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent: p -= rate * d, where
+    """Stochastic gradient descent: p -= rate * d, with
 
     d = g + weight_decay p                            without momentum
     v = momentum v + g + weight_decay p;  d = v       with it (Polyak, 1964)
@@ -67,7 +67,7 @@ class SGD(Optimizer):
 
 
 class RMSProp(Optimizer):
-    """p -= rate * d, with a mean v of g^2 that forgets (Hinton, 2012; as PyTorch has it), where
+    """p -= rate * d, with an exponential mean v of g^2 (Hinton, 2012; as in PyTorch):
 
     v = alpha v + (1 - alpha) g^2
     d = g / (sqrt(v) + eps)
@@ -215,14 +215,14 @@ class Lion(Optimizer):
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         beta1, beta2 = hyper.betas
-        kept = 1 - hyper.weight_decay * rate
-        return -rate, kept, *scalars_like(rate, beta1, 1 - beta1, beta2, 1 - beta2)
+        decay_factor = 1 - hyper.weight_decay * rate
+        return -rate, decay_factor, *scalars_like(rate, beta1, 1 - beta1, beta2, 1 - beta2)
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, kept, beta1, rest1, beta2, rest2 = scalars
+        minus_rate, decay_factor, beta1, rest1, beta2, rest2 = scalars
         [m] = state
         if hyper.weight_decay:
-            p *= kept
+            p *= decay_factor
         step = op.sign(op.multiply_add(m, beta1, rest1 * g))
         multiply_add_into(p, step, minus_rate, p)
         m *= beta2
@@ -287,14 +287,14 @@ class AdamW(Adam):
         return (*super()._scalars(hyper, rate), 1 - hyper.weight_decay * rate)
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        *scalars, kept = scalars
-        p *= kept
+        *scalars, decay_factor = scalars
+        p *= decay_factor
         super()._step(hyper, p, g, state, scalars)
 
 
 class Adamax(Optimizer):
-    """p -= rate * m / u, with m the mean of gradients that forgets, unbiased, and u =
-    max(beta2 u, |g| + eps) (Kingma and Ba, arXiv 1412.6980, algorithm 2; `eps` as PyTorch has it).
+    """p -= rate * m / u, with m the unbiased exponential mean of gradients and u = max(beta2 u, |g|
+    + eps) (Kingma and Ba, arXiv 1412.6980, algorithm 2; `eps` as in PyTorch).
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -327,9 +327,9 @@ class Adamax(Optimizer):
 
 
 class NAdam(Adam):
-    """Adam with Nesterov's momentum: in the place of m is beta1 times the m that the next step
-    would have without a gradient, and (1 - beta1) g / (1 - beta1^t) (Dozat, "Incorporating Nesterov
-    momentum into Adam", 2016). As in optax beta1 stays the same; PyTorch lets it grow.
+    """Adam with Nesterov's momentum (Dozat, "Incorporating Nesterov momentum into Adam", 2016). m
+    is replaced by beta1 times the next step's m without a gradient, plus (1 - beta1) g / (1 -
+    beta1^t). As in optax, beta1 is constant; in PyTorch it grows.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -355,13 +355,13 @@ class NAdam(Adam):
 
 
 class RAdam(Adam):
-    """Adam that takes as much of its adaptive step as its variance allows, and only the mean of
-    gradients in the first steps (Liu et al., arXiv 1908.03265, algorithm 2):
+    """Adam with a rectified adaptive step, and only the mean of gradients in the first steps (Liu
+    et al., arXiv 1908.03265, algorithm 2):
 
     p -= rate * r * m / (sqrt(v) + eps)               where n > 5, else p -= rate * m
 
-    n = n_max - 2 t beta2^t / (1 - beta2^t), n_max = 2 / (1 - beta2) - 1, and
-    r^2 = (n - 4) (n - 2) n_max / ((n_max - 4) (n_max - 2) n). PyTorch and optax have that 5, too.
+    Here n_max = 2 / (1 - beta2) - 1 and n = n_max - 2 t beta2^t / (1 - beta2^t). The factor is r^2
+    = (n - 4) (n - 2) n_max / ((n_max - 4) (n_max - 2) n). PyTorch and optax have that 5, too.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -402,7 +402,7 @@ class RAdam(Adam):
 
 
 def moments(g: Tensor, state: Tensors, betas: Tensors) -> Tensors:
-    """Adam's sums of g and of g^2, with this gradient in them."""
+    """Update and return Adam's moments m and v with this gradient."""
     gradient_sum, square_sum = state
     beta1, beta2 = betas
     multiply_add_into(gradient_sum, gradient_sum, beta1, g)
@@ -416,12 +416,12 @@ def scalars_like(rate: Tensor, *numbers: float) -> Tensors:
 
 
 def multiply_add_into(out: Tensor, x: Tensor, y: Tensor, z: Tensor) -> None:
-    """out = x y + z; `out` may be x, y or z."""
+    """Compute out = x y + z; `out` may be x, y or z."""
     apply_into(out, _MULTIPLY_ADD, x, y, z)
 
 
 def sum_of_weights(beta: float, t: Tensor) -> Tensor:
-    """1 + beta + ... + beta^(t-1) = (1 - beta^t) / (1 - beta). It is accurate for beta near 1,
-    too, where the digits of 1 - beta^t would cancel."""
+    """Compute 1 + beta + ... + beta^(t-1) = (1 - beta^t) / (1 - beta), accurately also for beta
+    near 1, where the digits of 1 - beta^t would cancel."""
     log = compute(math.log, beta) if beta else -math.inf
     return op.expm1(log * t) / (beta - 1)

@@ -48,29 +48,29 @@ class _Made:
         return self._call, ()
 
     def __repr__(self) -> str:
-        given = [*map(repr, self._call.args)]
-        given += [f"{name}={x!r}" for name, x in self._call.keywords.items()]
-        return f"<{self._call.func.__name__}({', '.join(given)})>"
+        arguments = [*map(repr, self._call.args)]
+        arguments += [f"{name}={x!r}" for name, x in self._call.keywords.items()]
+        return f"<{self._call.func.__name__}({', '.join(arguments)})>"
 
 
 def _maker(fn: Callable[P, Schedule]) -> Callable[P, Callable[[Count], Tensor]]:
-    """The function as users have it: what it makes takes any count, and can be pickled."""
+    """Wrap a schedule's constructor: schedules take any count, and can be pickled."""
 
-    made = hinted(fn)
+    hinted_fn = hinted(fn)
 
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> Callable[[Count], Tensor]:
-        return _Made(made(*args, **keywords), partial(function, *args, **keywords))
+        return _Made(hinted_fn(*args, **keywords), partial(function, *args, **keywords))
 
     return function
 
 
 @_maker
 def constant(rate: float) -> Schedule:
-    """The same rate for every update.
+    """Return a schedule with the same rate for every update.
 
-    It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
-    a negative rate.
+    The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
+    `AttributeRefused` if the rate is negative.
 
         >>> ml.optim.constant(0.1)(5)
         Tensor(0.1, f32[])
@@ -81,11 +81,12 @@ def constant(rate: float) -> Schedule:
 
 @_maker
 def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Schedule:
-    """From 0 to `peak` in a line over `warmup_steps`, then to `final` in half a cosine wave that
-    ends at `total_steps` (Loshchilov and Hutter, arXiv 1608.03983, without restarts).
+    """Return a schedule that rises linearly from 0 to `peak` over `warmup_steps`, then falls to
+    `final` at `total_steps` in half a cosine wave (Loshchilov and Hutter, arXiv 1608.03983, without
+    restarts).
 
-    It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
-    a negative rate, or unless 0 <= warmup_steps < total_steps.
+    The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
+    `AttributeRefused` if a rate is negative, or unless 0 <= warmup_steps < total_steps.
 
         >>> rate = ml.optim.cosine(1.0, total_steps=100)
         >>> rate(0), rate(100)
@@ -109,11 +110,12 @@ def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 
 def cosine_restarts(
     peak: float, first_steps: int, factor: float = 1.0, final: float = 0.0
 ) -> Schedule:
-    """From `peak` towards `final` in half a cosine wave, again and again: over `first_steps`
-    updates, and then each time over `factor` as many (Loshchilov and Hutter, arXiv 1608.03983).
+    """Return a schedule that falls from `peak` to `final` in half a cosine wave, with restarts
+    (Loshchilov and Hutter, arXiv 1608.03983). The first period is `first_steps`, and each is
+    `factor` times as long as the one before.
 
-    It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
-    a negative rate, and for first_steps or factor below 1.
+    The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
+    `AttributeRefused` if the rate is negative or first_steps or factor is below 1.
 
         >>> rate = ml.optim.cosine_restarts(1.0, 10, factor=2)
         >>> rate(0), rate(10), rate(20)
@@ -140,10 +142,11 @@ def cosine_restarts(
 
 @_maker
 def exponential(initial: float, decay_rate: float, transition_steps: int = 1) -> Schedule:
-    """initial * decay_rate^(count / transition_steps), as optax's `exponential_decay`.
+    """Return the schedule initial * decay_rate^(count / transition_steps), as optax's
+    `exponential_decay`.
 
-    It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
-    a negative rate or decay_rate, and for transition_steps below 1.
+    The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
+    `AttributeRefused` if a rate or decay_rate is negative or transition_steps is below 1.
 
         >>> ml.optim.exponential(1.0, 0.5)(3)
         Tensor(0.125, f32[])
@@ -156,10 +159,11 @@ def exponential(initial: float, decay_rate: float, transition_steps: int = 1) ->
 
 @_maker
 def step(initial: float, decay_rate: float, step_size: int) -> Schedule:
-    """`initial`, and every `step_size` updates decay_rate times as much, as PyTorch's `StepLR`.
+    """Return a schedule that starts at `initial` and is multiplied by decay_rate every `step_size`
+    updates, as PyTorch's `StepLR`.
 
-    It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
-    a negative rate or decay_rate, and for step_size below 1.
+    The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
+    `AttributeRefused` if a rate or decay_rate is negative or step_size is below 1.
 
         >>> rate = ml.optim.step(1.0, 0.5, step_size=10)
         >>> rate(9), rate(10)
@@ -173,11 +177,11 @@ def step(initial: float, decay_rate: float, step_size: int) -> Schedule:
 
 @_maker
 def warmup(schedule: float | Schedule, warmup_steps: int, initial: float = 0.0) -> Schedule:
-    """From `initial` in a line to where the schedule begins, over `warmup_steps` updates; then the
-    schedule, which counts from there. A number is a constant one.
+    """Prepend a linear warmup to a schedule: from `initial` to its first rate over `warmup_steps`
+    updates; then the schedule counts from 0. A number is a constant schedule.
 
-    It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
-    a negative rate, and for warmup_steps below 1.
+    The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
+    `AttributeRefused` if the rate is negative or warmup_steps is below 1.
 
         >>> rate = ml.optim.warmup(ml.optim.exponential(1.0, 0.5), warmup_steps=4)
         >>> rate(1), rate(4), rate(5)
@@ -198,21 +202,21 @@ def warmup(schedule: float | Schedule, warmup_steps: int, initial: float = 0.0) 
 
 
 class Plateau:
-    """A rate that falls where a loss does not, as PyTorch's `ReduceLROnPlateau`: a schedule that is
-    told the loss now and then, such as once an epoch.
+    """Schedule that reduces the rate when a loss stops falling, as PyTorch's `ReduceLROnPlateau`.
+    `update` takes the loss, for example once an epoch.
 
         rate = ml.optim.Plateau(1e-3)
         optimizer = ml.optim.Adam(model, rate)
         ...
         rate.update(validation_loss)
 
-    A loss is better below best - threshold * |best|. After more than `patience` that are not, one
-    after the other, the rate is multiplied by `factor`, but is at least `least`, and of the next
-    `cooldown` losses only the best counts.
+    A loss is better below best - threshold * |best|. After more than `patience` losses in a row
+    that are not better, the rate is multiplied by `factor`, down to `least`. The next `cooldown`
+    losses do not count as bad.
 
-    `rate`, `best`, `num_bad` and `cooling`, f32[], are tensors in the current arena, so that all of
-    it can be captured. Raises `AttributeRefused` unless rate, patience, threshold, cooldown and
-    least are >= 0 and 0 <= factor < 1.
+    `rate`, `best`, `num_bad` and `cooling`, f32[], are tensors in the current arena, so that a
+    captured step can use them. Raises `AttributeRefused` unless rate, patience, threshold, cooldown
+    and least are >= 0 and 0 <= factor < 1.
 
         >>> rate = ml.optim.Plateau(1.0, factor=0.5, patience=1)
         >>> for loss in [3.0, 2.0, 2.0, 2.0]: rate.update(loss)
@@ -242,7 +246,7 @@ class Plateau:
         self.cooling = creation.zeros((), dtype=f32)
 
     def __call__(self, count: Count) -> Tensor:
-        """The rate now, f32[], whatever the count."""
+        """Return the current rate, f32[]; the count is ignored."""
         return self.rate
 
     def update(self, loss: Tensor | float) -> None:
@@ -262,7 +266,7 @@ class Plateau:
         apply_into(self.num_bad, COPY, elements.where(falls, 0.0, num_bad))
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors of state by name."""
+        """Return the tensors of state by name."""
         names = "rate", "best", "num_bad", "cooling"
         return {name: vars(self)[name] for name in names}
 
@@ -284,13 +288,15 @@ def one_cycle(
     initial_divisor: float = 25.0,
     final_divisor: float = 1e4,
 ) -> Schedule:
-    """From initial = peak / initial_divisor up to `peak`, and down to initial / final_divisor, in
-    half a cosine wave each (Smith and Topin, arXiv 1708.07120). `warmup_fraction` of `total_steps`
-    go up. The end is reached after `total_steps` updates, as in optax's `cosine_onecycle_schedule`;
-    in PyTorch's `OneCycleLR` the last update reaches it. The defaults are those of both.
+    """Return a schedule from initial = peak / initial_divisor up to `peak`, and down to initial /
+    final_divisor, in half a cosine wave each (Smith and Topin, arXiv 1708.07120). The first
+    `warmup_fraction` of `total_steps` rises. The end is reached after `total_steps` updates, as in
+    optax's `cosine_onecycle_schedule`; in PyTorch's `OneCycleLR` the last update reaches it. The
+    defaults are those of both.
 
-    It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
-    a negative peak, total_steps < 1, a divisor below 1, or unless 0 <= warmup_fraction < 1.
+    The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
+    `AttributeRefused` if the peak is negative, total_steps or a divisor is below 1, or unless 0 <=
+    warmup_fraction < 1.
 
         >>> rate = ml.optim.one_cycle(1.0, total_steps=100)
         >>> rate(0), rate(30)
@@ -312,6 +318,6 @@ def one_cycle(
 
 
 def _anneal(start: float, end: float, progress: Tensor) -> Tensor:
-    """From `start` at progress 0 to `end` at 1 in half a cosine wave; `end` beyond 1."""
+    """Interpolate from `start` at progress 0 to `end` at 1 and beyond, in half a cosine wave."""
     wave = op.cos(math.pi * op.minimum(progress, 1.0))
     return (start - end) / 2 * (1 + wave) + end

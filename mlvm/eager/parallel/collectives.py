@@ -32,11 +32,11 @@ from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.tensor.update import apply_into, make_exclusive
-from mlvm.eager.transform.lanes import lanes_of
+from mlvm.eager.transform.batching import axis_of
 from mlvm.eager.tree import Tree, named_tensors, require_live
 from mlvm.parallel.collectives import Member
+from mlvm.parallel.communicator import Reduction
 from mlvm.parallel.group import AnyGroup, member_of
-from mlvm.parallel.meeting import Reduction
 
 # --- who and with whom ---------------------------------------------------------------
 
@@ -46,31 +46,31 @@ def rank() -> int: ...
 @overload
 def rank(axis_name: str) -> Tensor: ...
 def rank(axis_name: str | None = None) -> int | Tensor:
-    """The current VM's number in its group, from 0; 0 on a VM in no group. With an `axis_name` the
-    number of the lane in the `vmap` of that name, i64[].
+    """Return the current VM's rank in its group, from 0; 0 on a VM without a group. With an
+    `axis_name`, the index along the `vmap` of that name, i64[].
 
-    Raises `AttributeRefused` for a name that no `vmap` around has.
+    Raises `AttributeRefused` if no enclosing `vmap` has that name.
 
     >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.rank())
     [0, 1]
     """
-    return place_of(current_arena().vm)[0] if axis_name is None else lanes_of(axis_name)[1]
+    return place_of(current_arena().vm)[0] if axis_name is None else axis_of(axis_name)[1]
 
 
 def size(axis_name: str | None = None) -> int:
-    """How many members the current VM's group has; 1 on a VM in no group. With an `axis_name` the
-    number of lanes of the `vmap` of that name.
+    """Return the size of the current VM's group; 1 on a VM without a group. With an `axis_name`,
+    the size of the `vmap` of that name.
 
-    Raises `AttributeRefused` for a name that no `vmap` around has.
+    Raises `AttributeRefused` if no enclosing `vmap` has that name.
 
     >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.size())
     [2, 2]
     """
-    return place_of(current_arena().vm)[1] if axis_name is None else lanes_of(axis_name)[0]
+    return place_of(current_arena().vm)[1] if axis_name is None else axis_of(axis_name)[0]
 
 
 def place_of(vm: VMProtocol) -> tuple[int, int]:
-    """The VM's rank, and the size of its group."""
+    """Return the VM's rank, and the size of its group."""
     member = member_of(vm)
     return (member.rank, member.size) if member is not None else (0, 1)
 
@@ -81,15 +81,15 @@ def place_of(vm: VMProtocol) -> tuple[int, int]:
 def all_reduce(
     tree: Tree, op: Reduction = "sum", *, axis_name: str | None = None, timeout: float | None = None
 ) -> None:
-    """Overwrite each tensor of the tree with the sum, mean, max or min over all members, or over
-    all lanes of the `vmap` of that `axis_name`.
+    """Overwrite each tensor of the tree with the sum, mean, max or min over all members, or along
+    the `vmap` of that `axis_name`.
 
-    All give trees of the same types. It is one launch, in which the members meet once. Elements are
+    All members pass trees of the same types. It is one launch with one barrier. Elements are
     combined in order of rank: all members get the same bits, in every run.
 
     The tensors: any shapes and dtypes. Raises `DTypeError` for a mean of integers or a sum of
-    bools, `AttributeRefused` for another `op`, `GradientError` for a tensor that a gradient goes
-    through, `StaleTensor`.
+    bools; `AttributeRefused` if `op` is unknown; `GradientError` if a gradient flows through a
+    tensor; `StaleTensor` if one has ended.
 
         >>> def member(rank, vm):
         ...     x = ml.ones(2) * (rank + 1.0)
@@ -147,8 +147,8 @@ def all_reduce_wait(tree: Tree) -> None:
 def broadcast(
     tree: Tree, root: int = 0, *, axis_name: str | None = None, timeout: float | None = None
 ) -> None:
-    """Overwrite each tensor of the tree with the tensor of the member with rank `root`, or of that
-    lane of the `vmap` of that `axis_name`. Given a model, all members have the same one after it.
+    """Overwrite each tensor of the tree with that of the member with rank `root`, or of that index
+    along the `vmap` of that `axis_name`. A model is then the same on all members.
 
     The tensors: any shapes and dtypes. Raises `AttributeRefused` unless 0 <= root < size().
 
@@ -169,11 +169,10 @@ def broadcast(
 
 
 def all_gather(x: Tensor, *, axis_name: str | None = None, timeout: float | None = None) -> Tensor:
-    """All members' x, one after the other along axis 0 in order of rank: f[k, ...] ->
-    f[size * k, ...]; a scalar counts as a tensor of one element. With an `axis_name` that of all
-    lanes of the `vmap` of that name.
+    """Concatenate all members' x along axis 0 in order of rank: f[k, ...] -> f[size * k, ...]. A
+    scalar counts as one element. With an `axis_name`, x along the `vmap` of that name.
 
-    x: [k, ...] -> [size * k, ...], the same dtype. Raises `GroupError` where members give different
+    x: [k, ...] -> [size * k, ...], the same dtype. Raises `GroupError` if members pass different
     types.
 
         >>> def member(rank, vm):
@@ -192,10 +191,10 @@ def all_gather(x: Tensor, *, axis_name: str | None = None, timeout: float | None
 def reduce_scatter(
     x: Tensor, op: Reduction = "sum", *, axis_name: str | None = None, timeout: float | None = None
 ) -> Tensor:
-    """This member's piece of `all_reduce(x, op)`: f[size * k, ...] -> f[k, ...]. With an
-    `axis_name` the piece of this lane of the `vmap` of that name.
+    """Return this member's shard of `all_reduce(x, op)`: f[size * k, ...] -> f[k, ...]. With an
+    `axis_name`, the shard of this index along the `vmap` of that name.
 
-    Raises `ShapeError` where axis 0 does not divide, and what `all_reduce` raises.
+    Raises `ShapeError` if the size does not divide axis 0; and what `all_reduce` raises.
 
         >>> def member(rank, vm):
         ...     return ml.parallel.reduce_scatter(ml.arange(4.0)).tolist()
@@ -203,7 +202,7 @@ def reduce_scatter(
         [[0.0, 2.0], [4.0, 6.0]]
     """
     if axis_name is not None:
-        lanes, number = lanes_of(axis_name)
+        lanes, number = axis_of(axis_name)
         if not x.ndim or not lanes or x.shape[0] % lanes:
             raise ShapeError(f"{x.type} has no axis 0 that {lanes} lanes share")
         pieces = shapes.reshape(_reduced(x, op, axis_name), (lanes, -1, *x.shape[1:]))
@@ -300,7 +299,7 @@ def send(x: Tensor, to: int, *, timeout: float | None = None) -> None:
 
 
 def recv(shape: Ints, *, source: int, dtype: object, timeout: float | None = None) -> Tensor:
-    """The tensor of that type that the member with rank `source` gives with `send`.
+    """Receive the tensor of that type that the member with rank `source` sends.
 
     The result: [*shape]. Raises `AttributeRefused` unless `source` is the rank of another member.
 
@@ -330,26 +329,26 @@ def barrier(*, timeout: float | None = None) -> None:
 # --- lanes ---------------------------------------------------------------------------
 
 
-def _over_lanes(tree: Tree, found: Callable[[Tensor], Tensor]) -> None:
-    """Overwrite each tensor of the tree with what is found of it."""
+def _over_lanes(tree: Tree, fn: Callable[[Tensor], Tensor]) -> None:
+    """Overwrite each tensor of the tree with `fn(tensor)`, where that is not None."""
     for x in named_tensors(tree, buffers=True).values():
-        apply_into(x, COPY, found(x))
+        apply_into(x, COPY, fn(x))
 
 
 def _gathered(x: Tensor, axis_name: str) -> Tensor:
-    """x of all lanes, each in a row."""
-    lanes, number = lanes_of(axis_name)
+    """Return x of all indices of the `vmap`, a row for each."""
+    lanes, number = axis_of(axis_name)
     return apply(one_op("gather_lanes", axis_name=axis_name, size=lanes), x, number)
 
 
 def _reduced(x: Tensor, op: Reduction, axis_name: str) -> Tensor:
-    """The sum, mean, max or min over all lanes."""
+    """Compute the sum, mean, max or min over all indices of the `vmap`."""
     if op in ("max", "min"):
         rows = _gathered(x, axis_name)
         return primitives.max(rows, axis=0) if op == "max" else primitives.min(rows, axis=0)
     if op not in ("sum", "mean"):
         raise AttributeRefused(f"lanes are combined by sum, mean, max or min, not {brief(op)}")
-    lanes, _ = lanes_of(axis_name)
+    lanes, _ = axis_of(axis_name)
     total = apply(one_op("sum_lanes", axis_name=axis_name, size=lanes), x)
     if op == "sum":
         return total
@@ -385,7 +384,7 @@ def _in_place(name: str, tree: Tree, **attributes: Any) -> None:
 
 
 def _begun(name: str, x: Tensor, **attributes: Any) -> Tensor:
-    """The tensor that a collective's other half will have filled."""
+    """Return the tensor that the second half of a collective fills."""
     _require_untracked(name, x)
     if size() == 1:
         return _apply(name, x, **attributes)
@@ -400,8 +399,7 @@ def _begun(name: str, x: Tensor, **attributes: Any) -> Tensor:
 
 
 def _own(x: Tensor) -> None:
-    """See to it that x has bytes of its own in a captured function, for which a collective may do
-    anything with its operands."""
+    """Copy an aliased x in a captured function: a collective may overwrite its operands."""
     if current_capture.get() is not None:
         make_exclusive(x)
 
@@ -414,7 +412,7 @@ def _ended(name: str, y: Tensor, x: Tensor) -> None:
 
 
 def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
-    """One launch of the collective, into a new tensor."""
+    """Launch the collective, into a new tensor."""
     rank, size = place_of(current_arena().vm)
     call = _one_op(rank, size, name, _bound(name, attributes))
     if size > 1:
@@ -426,7 +424,7 @@ def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
 
 
 def _effect(name: str, operands: list[Tensor], **attributes: Any) -> None:
-    """One launch of a collective that leaves no result."""
+    """Launch a collective without a result."""
     rank, size = place_of(current_arena().vm)
     call = _one_op(rank, size, name, _bound(name, attributes))
     if size > 1:
@@ -437,7 +435,7 @@ def _effect(name: str, operands: list[Tensor], **attributes: Any) -> None:
 
 
 def _bound(name: str, attributes: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """The attributes in the collective's own order; a timeout only if there is one."""
+    """Return the attributes in the collective's order; a timeout only if there is one."""
     bound = _OPS[name].bind(attributes)
     return tuple([each for each in bound.items() if each != ("timeout", None)])
 
@@ -447,7 +445,7 @@ _OPS: Final = Member("", 0, 1).ops
 
 @lru_cache(maxsize=1024)
 def _one_op(rank: int, size: int, name: str, attributes: tuple[tuple[str, Any], ...]) -> OneOp:
-    """The collective as a member of that rank calls it."""
+    """Return the one-op program of a collective for a member of that rank."""
     return OneOp(Member("", rank, size).ops[name], dict(attributes))
 
 

@@ -55,16 +55,15 @@ def value_and_grad(
     has_aux: bool = False,
     where: Where | None = None,
 ) -> Callable[..., Any]:
-    """`ml.value_and_grad`, of which the value and the gradients are the mean over all members.
+    """Transform as `ml.value_and_grad`, with value and gradients averaged over all members.
 
-    Members meet while the way back goes on: as soon as the gradients of a few megabytes of
-    parameters are there, they are averaged (Li et al., PyTorch Distributed, arXiv 2006.15704). The
-    parameters' order says which ones these are, from the last to the first, so that all members do
-    the same. The bits are those of `all_reduce(ml.value_and_grad(fn)(...), "mean")`. `aux` is each
-    member's own.
+    Communication overlaps the backward pass: buckets of a few megabytes of gradients are averaged
+    as soon as they are complete (Li et al., PyTorch Distributed, arXiv 2006.15704). Buckets follow
+    the parameters' order, from the last to the first, so that all members agree. The bits are those
+    of `all_reduce(ml.value_and_grad(fn)(...), "mean")`. `aux` is not averaged.
 
-    In a step of `data_parallel(..., shard=...)` the gradient of a Module or dict is a `Parts`: each
-    member has its piece of every gradient, which is all that its optimizer needs.
+    In a step of `data_parallel(..., shard=...)`, the gradient of a Module or dict is a `Parts`:
+    each member has its shard of every gradient, as its optimizer needs.
 
     Raises what `ml.value_and_grad` raises, and `GradientError` inside a differentiated function.
 
@@ -83,10 +82,10 @@ def value_and_grad(
         if size() == 1:
             return alone(*args, **kwargs)
         primal, gradients = differentiated(*args, **kwargs)
-        if shards.wanted() is not None:
-            given = gradients if several else [gradients]
-            given = [Parts(each) if isinstance(each, dict) else each for each in given]
-            gradients = tuple(given) if several else given[0]
+        if shards.current_sharding() is not None:
+            trees = gradients if several else [gradients]
+            trees = [Parts(each) if isinstance(each, dict) else each for each in trees]
+            gradients = tuple(trees) if several else trees[0]
         return primal, gradients
 
     return averaged
@@ -110,7 +109,9 @@ class _Buckets:
         self._scattering: deque[tuple[list[int], Callable[[], list[Tensor]]]] = deque()
         numbers = {id(x): i for i, x in enumerate(variables)}
         for argument in reversed(arguments):
-            scatters = shards.wanted() == "optimizer" and isinstance(argument, (dict, Node))
+            scatters = shards.current_sharding() == "optimizer" and isinstance(
+                argument, (dict, Node)
+            )
             whole = [numbers[id(x)] for x in parted(argument)[0] if id(x) in numbers][::-1]
             for bucket in shards.buckets([variables[i].type for i in whole]):
                 self._buckets.append((scatters, [whole[i] for i in bucket]))
@@ -136,9 +137,9 @@ class _Buckets:
             all_reduce_wait(tree)
         return self._value, self._gradients
 
-    def _end_scattering(self, left: int) -> None:
-        """Have the pieces of all buckets but the last ones that were begun with."""
-        while len(self._scattering) > left:
+    def _end_scattering(self, count: int) -> None:
+        """Wait for the shards of all buckets but the last `count`."""
+        while len(self._scattering) > count:
             bucket, end = self._scattering.popleft()
             self._gradients.update(zip(bucket, end(), strict=True))
 
@@ -153,13 +154,13 @@ class _Buckets:
 def data_parallel(
     make_step: Callable[[LocalVM], Callable[..., R]], group: AnyGroup, *, shard: Shard | None = None
 ) -> Callable[..., R]:
-    """A training step that the members of the group share: each takes its part of the batch.
+    """Return a training step that the members of the group share: each takes its part of the batch.
 
     `make_step(vm)` is called once on each member. It builds the model and optimizer there, and
     returns the member's step. Each member must build the same ones, for instance from one random
-    key. The result is called with arrays or tensors of N rows. It calls each member's step with the
-    N / size rows of its rank, as numpy arrays, and returns what the step of rank 0 returns; keyword
-    arguments go to all steps as they are. The step brings the gradients together:
+    key. The result takes arrays or tensors of N rows, and calls each member's step with the N /
+    size rows of its rank, as numpy arrays. It returns the result of rank 0; keyword arguments go to
+    all steps unchanged. The step averages the gradients:
 
         loss_and_grads = ml.parallel.value_and_grad(loss_of)
 
@@ -177,19 +178,19 @@ def data_parallel(
 
             return step
 
-    All parts have equal length, so the mean of their means is that of the batch. But for rounding,
-    one step is the step of one VM on the whole batch; the replicas stay equal bit for bit. Each
-    member's step may be captured, on its own VM.
+    All parts have equal length, so the mean of their means is that of the batch. Except for
+    rounding, a step equals that of one VM on the whole batch; the replicas stay equal bit for bit.
+    Each member's step may be captured, on its own VM.
 
-    With `shard="optimizer"` an optimizer that `make_step` makes keeps the state of this member's
-    part of the parameters, a 1 / size of it. With `shard="all"` it also leaves a Module no more
-    than that part of its parameters, which are gathered whenever a field is read. Neither changes
-    how a step is written, and both give the bits of a step that is not sharded, but where a norm of
-    all gradients adds in another order (Rajbhandari et al., ZeRO, arXiv 1910.02054).
+    With `shard="optimizer"`, an optimizer of `make_step` keeps only the state of this member's
+    shard of the parameters, 1 / size of it. With `shard="all"` a Module also keeps only that shard
+    of its parameters, which are gathered whenever a field is read (Rajbhandari et al., ZeRO, arXiv
+    1910.02054). The code of a step does not change. Its bits are those of an unsharded step, except
+    for norms of all gradients, which add in another order.
 
-    Raises `AttributeRefused` for another `shard` and for what is no group, `ShapeError` unless all
-    arguments are arrays of one number of rows, a multiple of the group's size, and what `Group.run`
-    raises.
+    Raises `AttributeRefused` if `shard` is unknown, or `group` is not a group; `ShapeError` unless
+    all arguments are arrays with equally many rows, a multiple of the group's size; and what
+    `Group.run` raises.
 
         >>> def make_step(vm): return lambda x: float(ml.sum(ml.asarray(x)))
         >>> with ml.parallel.Group(2) as group:
@@ -205,10 +206,10 @@ def data_parallel(
         raise AttributeRefused(
             f"data_parallel: group is a Group, such as ml.parallel.Group(2), not {brief(group)}"
         )
-    kept = group.keep(_Maker(make_step, shard))
+    steps = group.keep(_Maker(make_step, shard))
 
     def step(*batch: Any, **common: Any) -> R:
-        return kept(*_rows(batch, group.size), **common)[0]
+        return steps(*_rows(batch, group.size), **common)[0]
 
     return step
 
@@ -232,7 +233,7 @@ class _Maker(Generic[R]):
 
 
 def _rows(batch: Sequence[Any], members: int) -> list[list[Array]]:
-    """Of every array the rows of each member; views, not copies, also of tensors of this
+    """Split every array into the rows of each member; views, not copies, also of tensors of this
     process."""
     arrays = [_array(each) for each in batch]
     lengths = {array.shape[0] if array.ndim else None for array in arrays}

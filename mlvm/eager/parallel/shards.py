@@ -21,7 +21,7 @@ from mlvm.core.errors import AttributeRefused
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType, f32
-from mlvm.eager.autodiff.tape import Pull, taping
+from mlvm.eager.autodiff.tape import OperandVjp, taping
 from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.optim.gradients import Parts, is_in_parts
@@ -47,55 +47,54 @@ from mlvm.eager.tree import (
 )
 
 Shard: TypeAlias = Literal["optimizer", "all"]
-"""What members keep in parts: the optimizer's state, or the weights too."""
+"""Sharded state: the optimizer's, or the weights, too."""
 
 BUCKET_NBYTES: Final = 1 << 20
-"""Bytes that members exchange at once: so many that a meeting's latency does not count, and so few
-that the last ones, which nothing is computed beside, do not either."""
+"""Bytes of a bucket: large enough to hide latency, and small enough that the last one, which
+overlaps no computation, is short."""
 
 _GATHER_INTO: Final = Program.of_op("all_gather.out", 2, {}, 0)
 
-_wanted: ContextVar[Shard | None] = ContextVar("shard", default=None)
+_sharding: ContextVar[Shard | None] = ContextVar("shard", default=None)
 
 
 @contextmanager
 def sharding(shard: Shard | None) -> Iterator[None]:
-    """Inside, optimizers are made to keep this in parts, and gradients are averaged for them."""
-    before = _wanted.set(shard)
+    """Shard the state of optimizers created inside the block, and average gradients for them."""
+    before = _sharding.set(shard)
     try:
         yield
     finally:
-        _wanted.reset(before)
+        _sharding.reset(before)
 
 
-def wanted() -> Shard | None:
-    """What is kept in parts here and now; nothing in a group of one."""
-    return _wanted.get() if size() > 1 else None
+def current_sharding() -> Shard | None:
+    """Return the current sharding; None in a group of one."""
+    return _sharding.get() if size() > 1 else None
 
 
 def sharing_of(vm: VMProtocol) -> tuple[int, int, Shard | None]:
-    """What a step on this VM depends on that it does not reach by itself: the rank, the size of the
-    group, and what is kept in parts."""
-    return *collectives.place_of(vm), _wanted.get()
+    """Return the context of a step on this VM, for guards: rank, group size and sharding."""
+    return *collectives.place_of(vm), _sharding.get()
 
 
 # --- pieces --------------------------------------------------------------------------
 
 
 def piece_type(whole: TensorType) -> TensorType:
-    """The type of each member's piece."""
+    """Return the type of each member's shard."""
     return whole.with_shape((max(1, -(-whole.size // size())),))
 
 
 def piece_of_array(array: Array, whole: TensorType) -> Array:
-    """This member's piece of an array."""
+    """Return this member's shard of an array."""
     [length] = piece_type(whole).shape
     piece = array.reshape(-1)[rank() * length : (rank() + 1) * length]
     return np.concatenate([piece, np.zeros(length - piece.size, array.dtype)])
 
 
 def cut(x: Tensor) -> Tensor:
-    """This member's piece of x, which all members have."""
+    """Return this member's shard of x, which all members have."""
     [length] = piece_type(x.type).shape
     start = min(rank() * length, x.size)
     stop = min(start + length, x.size)
@@ -107,8 +106,8 @@ def cut(x: Tensor) -> Tensor:
 
 
 def scattered(xs: Sequence[Tensor]) -> list[Tensor]:
-    """Of the mean of each x over all members this one's piece: in one meeting, so all have one
-    dtype."""
+    """Return this member's shard of the mean of each x over all members, in one exchange: all have
+    one dtype."""
     return _of_row(collectives.reduce_scatter(_table(xs), "mean"), [x.type for x in xs])
 
 
@@ -125,7 +124,7 @@ def begin_scattered(xs: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
 
 
 def _table(xs: Sequence[Tensor]) -> Tensor:
-    """The tensors with a row for each member, or one of them flat."""
+    """Arrange the tensors as a table with a row for each member, or a single one flat."""
     tables = [_padded(x) for x in xs]
     if len(tables) == 1:
         return shapes.reshape(tables[0], -1)
@@ -133,7 +132,7 @@ def _table(xs: Sequence[Tensor]) -> Tensor:
 
 
 def _of_row(row: Tensor, types: Sequence[TensorType]) -> list[Tensor]:
-    """The pieces of tensors of these types that this member's row of their table has."""
+    """Return the shards of tensors of these types from this member's row of their table."""
     if len(types) == 1:
         return [row]
     row = shapes.reshape(row, -1)
@@ -141,8 +140,8 @@ def _of_row(row: Tensor, types: Sequence[TensorType]) -> list[Tensor]:
 
 
 def gathered(pieces: Sequence[Tensor], wholes: Sequence[TensorType]) -> list[Tensor]:
-    """The tensors of these types that the members have the pieces of: in one meeting, so all have
-    one dtype."""
+    """Gather the tensors of these types from the members' shards, in one exchange: all have one
+    dtype."""
     if len(pieces) == 1:
         return [_unpadded(collectives.all_gather(pieces[0]), wholes[0])]
     table = shapes.reshape(collectives.all_gather(shapes.concat(pieces)), (size(), -1))
@@ -151,39 +150,39 @@ def gathered(pieces: Sequence[Tensor], wholes: Sequence[TensorType]) -> list[Ten
 
 
 def gather_into(xs: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
-    """Overwrite each x with what the members have the pieces of."""
+    """Overwrite each x with the tensor gathered from the members' shards."""
     for bucket in buckets([x.type for x in xs]):
         each = [xs[i] for i in bucket]
-        given = [pieces[i] for i in bucket]
-        if len(bucket) == 1 and each[0].size == given[0].size * size():
+        shards = [pieces[i] for i in bucket]
+        if len(bucket) == 1 and each[0].size == shards[0].size * size():
             view = shapes.reshape(each[0], -1)
-            launch_for_values(_GATHER_INTO, current_arena().vm, (view, given[0]))
+            launch_for_values(_GATHER_INTO, current_arena().vm, (view, shards[0]))
             continue
-        for x, whole in zip(each, gathered(given, [x.type for x in each]), strict=True):
+        for x, whole in zip(each, gathered(shards, [x.type for x in each]), strict=True):
             apply_into(x, COPY, whole)
 
 
 def buckets(types: Sequence[TensorType]) -> list[list[int]]:
-    """The numbers of the tensors that are exchanged at once: neighbours of one dtype, and of
-    `BUCKET_NBYTES` at most unless it is one alone."""
-    found: list[list[int]] = []
+    """Return the indices of the tensors of each bucket: neighbours of one dtype, of at most
+    `BUCKET_NBYTES` together, or a single tensor."""
+    result: list[list[int]] = []
     nbytes = 0
     for i, type in enumerate(types):
         nbytes += type.nbytes
-        if not found or types[found[-1][0]].dtype is not type.dtype or nbytes > BUCKET_NBYTES:
-            found.append([])
+        if not result or types[result[-1][0]].dtype is not type.dtype or nbytes > BUCKET_NBYTES:
+            result.append([])
             nbytes = type.nbytes
-        found[-1].append(i)
-    return found
+        result[-1].append(i)
+    return result
 
 
 def _own(part: Tensor, x: Tensor) -> Tensor:
-    """The part of x, with bytes of its own."""
+    """Copy the part of x."""
     return op.copy(part) if part is x or part.base is not None else part
 
 
 def _padded(x: Tensor) -> Tensor:
-    """The elements of x, and zeros until there are as many as all pieces have: f[n * length]."""
+    """Flatten x and pad it with zeros to the size of all shards: f[n * length]."""
     missing = size() * piece_type(x.type).size - x.size
     flat = shapes.reshape(x, -1)
     return shapes.pad(flat, (0, missing)) if missing else flat
@@ -194,7 +193,7 @@ def _unpadded(flat: Tensor, whole: TensorType) -> Tensor:
 
 
 def _ranges(wholes: Sequence[TensorType]) -> Iterator[tuple[int, int]]:
-    """Where each tensor's piece begins and ends among the pieces of all of them."""
+    """Return the start and end of each tensor's shard among all shards of a member."""
     ends = [0]
     for whole in wholes:
         ends.append(ends[-1] + piece_type(whole).size)
@@ -205,15 +204,15 @@ def _ranges(wholes: Sequence[TensorType]) -> Iterator[tuple[int, int]]:
 
 
 def keep_parts(model: Tree) -> dict[str, TensorType]:
-    """Leave this member its pieces of the Module's parameters, and no more, unless it has been
-    done before. Returns the types of the whole parameters by path.
+    """Shard the parameters of a Module, unless they are sharded already. Return the types of the
+    whole parameters by path.
 
-    A field that holds parameters is gathered whenever it is read; what was read lives as long as
-    somebody uses it, as a tape does. A gradient goes back through that to the pieces: it is the
-    mean over all members. The Module's `state`, `load_state` and `load_parameters` are about whole
-    tensors, as before, and meetings of all members. As a tree, it has the pieces.
+    A field with parameters is gathered whenever it is read; the whole tensor lives as long as it is
+    referenced, for example by a tape. Gradients flow through it to the shards, as the mean over all
+    members. The Module's `state`, `load_state` and `load_parameters` take whole tensors, and are
+    collective calls. As a tree, it has the shards.
 
-    Raises `AttributeRefused` for a tree that is no Module.
+    Raises `AttributeRefused` if the tree is not a Module.
     """
     if not isinstance(model, Node):
         raise AttributeRefused(
@@ -233,27 +232,27 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
         of_node: dict[str, Any] = {}
         fields = vars(node)
         for name, field in list(fields.items()):
-            found: list[TensorType | None] = []
+            whole_types: list[TensorType | None] = []
             if name not in node._buffers and holds_tensors(field):
-                fields[name] = replace(partial(_exchanged, pieces, found), field, Tensor)
-            if any(found):
+                fields[name] = replace(partial(_exchanged, pieces, whole_types), field, Tensor)
+            if any(whole_types):
                 of_node[name] = property(
-                    partial(_whole_field, name, tuple(found)), partial(_refuse_field, name)
+                    partial(_whole_field, name, tuple(whole_types)), partial(_refuse_field, name)
                 )
         node.__class__ = _class_in_parts(type(node), types, of_node)
     return wholes[0]
 
 
-def _exchanged(pieces: Mapping[int, Tensor], found: list[TensorType | None], x: Tensor) -> Tensor:
-    """The piece of a tensor; what is frozen stays whole."""
-    found.append(x.type if id(x) in pieces else None)
+def _exchanged(pieces: Mapping[int, Tensor], wholes: list[TensorType | None], x: Tensor) -> Tensor:
+    """Return the shard of a tensor; frozen ones stay whole."""
+    wholes.append(x.type if id(x) in pieces else None)
     return pieces.get(id(x), x)
 
 
 def _class_in_parts(
     kind: type[Node], wholes: dict[str, TensorType], properties: dict[str, Any]
 ) -> Any:
-    """A class for one Module whose parameters, by path of these types, are kept in parts."""
+    """Return a class for one Module whose parameters, by path of these types, are sharded."""
     home = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     marks = {"_as_dict": Parts, "_wholes": wholes}
     methods = {
@@ -264,7 +263,7 @@ def _class_in_parts(
 
 
 def _whole_field(name: str, types: tuple[TensorType | None, ...], node: Node) -> Any:
-    """What a field holds, with whole tensors for its pieces."""
+    """Return a field's value with whole tensors in place of shards."""
     rest = iter(types)
 
     def whole(piece: Tensor) -> Tensor:
@@ -275,7 +274,7 @@ def _whole_field(name: str, types: tuple[TensorType | None, ...], node: Node) ->
 
 
 def _whole(piece: Tensor, type: TensorType) -> Tensor:
-    """The tensor of a piece, recorded on the tape."""
+    """Gather the tensor of a shard, on the tape."""
     [whole] = gathered([stop_gradient(piece)], [type])
     tape = taping()
     if tape is None:
@@ -284,19 +283,19 @@ def _whole(piece: Tensor, type: TensorType) -> Tensor:
     if is_tracked:
         is_cast = piece.dtype.is_half and tape.nodes[piece.node] is not None
         of_piece = piece.type.with_dtype(f32) if is_cast else piece.type
-        tape.leave(whole, (Pull(of_piece, _scattered_alone, ()),), (piece.node,), ())
+        tape.add_node(whole, (OperandVjp(of_piece, _scattered_alone, ()),), (piece.node,), ())
     return whole
 
 
 def _scattered_alone(g: Tensor) -> Tensor:
-    """This member's piece of the mean; in f32 of halves, so that it is not rounded on the way back
-    to f32 weights that `Module.astype` made halves of."""
+    """Return this member's shard of the mean, in f32 for half precision: its gradient flows to f32
+    weights that `Module.astype` has cast, and is not rounded."""
     return scattered([op.astype(g, dtype=f32) if g.dtype.is_half else g])[0]
 
 
 def _refuse_field(name: str, node: Node, value: Any) -> None:
-    held = vars(node)[name]
-    if value is None or (type(held) is type(value) is Tensor and held.type is value.type):
+    old = vars(node)[name]
+    if value is None or (type(old) is type(value) is Tensor and old.type is value.type):
         vars(node)[name] = value
         return
     raise AttributeRefused(
@@ -311,13 +310,13 @@ def _refuse_field(name: str, node: Node, value: Any) -> None:
 def gathered_by_path(
     tensors: Mapping[str, Tensor], wholes: Mapping[str, TensorType]
 ) -> dict[str, Tensor]:
-    """The tensors, with whole ones for the pieces: `wholes` has the types of those, by path."""
+    """Return the tensors with whole ones in place of shards; `wholes` has their types, by path."""
     result = dict(tensors)
     paths = [path for path in tensors if path in wholes]
     for bucket in buckets([wholes[path] for path in paths]):
         names = [paths[i] for i in bucket]
-        found = gathered([tensors[path] for path in names], [wholes[path] for path in names])
-        result.update(zip(names, found, strict=True))
+        whole = gathered([tensors[path] for path in names], [wholes[path] for path in names])
+        result.update(zip(names, whole, strict=True))
     return result
 
 
@@ -327,7 +326,7 @@ def load_parts(
     arrays: Mapping[str, Any],
     what: str,
 ) -> None:
-    """`load` of whole arrays into tensors of which some are pieces: those of `wholes`, by path."""
+    """Load whole arrays into tensors, some of which are shards: those in `wholes`, by path."""
     if isinstance(arrays, Mapping):
         arrays = {path: array_for(path, array, what) for path, array in arrays.items()}
         expected = {path: wholes.get(path, x.type) for path, x in tensors.items()}
@@ -354,7 +353,7 @@ class _AllInParts(Whole):
         load_parts(state, self._whole_state(state), arrays, "state")
 
     def _whole_state(self, paths: Iterable[str]) -> dict[str, TensorType]:
-        """The types of the whole tensors of state that is in parts."""
+        """Return the types of the whole tensors of sharded state."""
         of = {path: path.partition("/")[2] for path in paths}  # the state momentum/w is beside w
         return {path: self.wholes[of[path]] for path in of if of[path] in self.wholes}
 
@@ -379,9 +378,9 @@ class _StateInParts(_AllInParts):
         gather_into(list(tensors.values()), list(pieces.values()))
 
 
-def _held(params: Tree, whole_needed_by: str | None) -> Whole:
-    """What an optimizer that is made here has of the parameters."""
-    shard = wanted()
+def _layout(params: Tree, whole_needed_by: str | None) -> Whole:
+    """Return the layout of the parameters for an optimizer that is created here."""
+    shard = current_sharding()
     if shard is None:
         return Whole()
     if whole_needed_by is not None:
@@ -394,5 +393,5 @@ def _held(params: Tree, whole_needed_by: str | None) -> Whole:
     return _AllInParts(types) if shard == "all" else _StateInParts(types)
 
 
-Optimizer._hold = staticmethod(_held)  # type: ignore[method-assign]
+Optimizer._hold = staticmethod(_layout)  # type: ignore[method-assign]
 Parts._all_reduce = staticmethod(collectives.all_reduce)  # type: ignore[method-assign]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Final
 
 from mlvm.core import errors
 
@@ -22,8 +24,14 @@ class Line(str):
     layer: str | None
 
 
+traced_line: Final[ContextVar[Line | None]] = ContextVar("traced_line", default=None)
+"""Line of the traced call that an interpreter runs now."""
+
+
 def user_line() -> Line | None:
-    """The innermost line of Python outside of mlvm that led here."""
+    """Return the line of a traced call, or the innermost line of Python outside of mlvm."""
+    if (line := traced_line.get()) is not None:
+        return line
     found = errors.user_line()
     if found is None:
         return None

@@ -1,8 +1,14 @@
-"""What a function does with tensors, recorded and not run.
+"""Recorder: an abstract VM, on which a function's launches are recorded and not run.
 
-While a `Recorder` is on, the launches of a VM are noted down as calls on values, and the results
-that a function makes live in an arena of the recorder's own, which has no bytes. What a later
-launch of these calls could not do again raises `CaptureError`, and names the line.
+In: launches of one-op programs on handles, as eager code makes them, and what control flow tells.
+Out: `calls`, a list of `step.flow.Call` on `Value`s; blocks and functions hold lists of their own.
+A value is what a tensor holds between two writes; a home is memory that it keeps across them.
+Results live in an arena of the recorder's own, which has types and no bytes.
+A tensor from outside keeps its bytes: an update of it is recorded as a write to its home.
+What a later launch could not repeat raises `CaptureError` with the user's line; an update that
+needs an old value elsewhere raises `RetryAfterCopy`, and the caller records again.
+Callers: `capture`, `control`, `transform`, `measure` and `summary`, by `recording_of`.
+No lock is held: it is on for one thread or task; others may record at the same time.
 """
 
 from __future__ import annotations
@@ -57,7 +63,7 @@ _handles = itertools.count(1 << 62)  # no VM issues as many
 _REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
 
 
-class MustMove(BaseException):
+class RetryAfterCopy(BaseException):
     """This tensor is updated, and somebody outside needs the old value. So it must move first: the
     recording is given up, and made again afterwards. With a `depth` it is the recording of the
     block inside of so many others, without one that of the captured function."""
@@ -68,7 +74,7 @@ class MustMove(BaseException):
         self.depth = depth
 
 
-class MustCarry(BaseException):
+class RetryWithCarry(BaseException):
     """This tensor from outside of the block inside of `depth` others is updated in it, and a
     gradient goes through that. So the block must carry it: take its value, and leave a new one."""
 
@@ -90,15 +96,123 @@ class _Open(NamedTuple):
     carried: Sequence[Tensor]
 
 
-class Recorder:
-    """A VM of its own, as far as a function can tell: it knows types, and holds no bytes.
+class _Scopes:
+    """Blocks and functions that are open while calls are recorded.
 
-    `inputs` are the tensors that the function is given, one for each memory; it gets a `stand_in`
-    for each. `calls` is what was recorded so far. `states` are tensors from outside that the
-    function used and was not given. `same` has the numbers of inputs that it also reached by
-    itself. `seen_as` has the views by which it may have reached one of these, and what each is a
-    view of. `held` has to live as long as what was recorded. While `again` is true, calls compute
-    what was there before.
+    open: the blocks, outermost first.
+    frames: the values outside of each function that is open.
+    callees: functions that the outermost open function calls.
+    cells: ids of references to variables that functions may update.
+    writes: ids of references to what each closed block has written outside of it.
+    closed_views: views made in blocks that are closed.
+    layer_paths: paths of layers, for lines; see `mlvm.eager.nn.layer`.
+    """
+
+    def __init__(self) -> None:
+        self.open: list[_Open] = []
+        self.frames: list[dict[int, Value]] = []
+        self.callees: list[Procedure] = []
+        self.cells: set[int] = set()
+        self.writes: dict[Block, list[int]] = {}
+        self.closed_views: _Views = {}
+        self.layer_paths: dict[Any, Any] = {}
+
+
+class _Memory:
+    """Values of tensors, by the id of the reference to the holder of their region.
+
+    regions: the regions of the VM, by handle.
+    references: those that were used.
+    values: the value that each tensor holds now.
+    homes: the memory that a tensor keeps, for those that have some of their own.
+    nscratch: how many of these homes are scratch memory.
+    """
+
+    def __init__(self, vm: VMProtocol) -> None:
+        self.regions = regions(vm)
+        self.references: dict[int, Reference] = {}
+        self.values: dict[int, Value] = {}
+        self.homes: dict[int, Home] = {}
+        self.nscratch = 0
+
+
+class _Outside:
+    """Tensors and queues that were there before, and what must live as long as the recording.
+
+    holders: references to all tensors, by their ids.
+    views: all views.
+    states: tensors that the function uses and that are no arguments.
+    state_views: references to the views by which it may have reached a state, each with that.
+    keepalive: objects that must live as long as the recorded calls.
+    queues: those of which an element is an input, after the other inputs.
+    queue_homes: the memory of these elements.
+    constants: tensors with values that the function writes, by type and bytes.
+    """
+
+    def __init__(self, vm: VMProtocol, all_regions: Any) -> None:
+        self.holders: dict[int, Reference] = {
+            id(holder): holder
+            for region in all_regions.once()
+            if (holder := region.holder) is not None
+        }
+        self.views = _all_views(vm)
+        self.states: list[Allocation] = []
+        self.state_views: list[tuple[Reference, Allocation]] = []
+        self.keepalive: list[object] = []
+        self.queues: list[QueueTensor] = []
+        self.queue_homes: set[Home] = set()
+        self.constants: dict[tuple[TensorType, bytes], Tensor] = {}
+
+
+class _Placeholders:
+    """Abstract tensors that the function gets in place of its arguments.
+
+    by_original: placeholders by the id of the tensor.
+    originals: tensors by the id of the placeholder.
+    inputs: the number of each input by the id of its tensor.
+    aliases: references to placeholders, by the id of the reference to an input that the function
+        also reaches by itself.
+    aliased_inputs: the numbers of these inputs.
+    aliased: ids of the references to their placeholders.
+    narguments, nelements: how many arguments and elements of queues there are.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        self.by_original: dict[int, Tensor] = {}
+        self.originals: dict[int, Allocation] = {}
+        self.inputs = {id(x.root): i for i, x in enumerate(inputs)}
+        self.aliases: dict[int, Reference] = {}
+        self.aliased_inputs: set[int] = set()
+        self.aliased: set[int] = set()
+        self.narguments = self.nelements = 0
+
+    def clear(self) -> None:
+        self.by_original.clear()
+        self.originals.clear()
+        self.aliased.clear()
+
+
+class _Storages:
+    """Storages without bytes. `used` has the end of the bytes used in each; `of_arguments` are
+    those of arguments; a new one is added to `allocating`."""
+
+    def __init__(self) -> None:
+        self.used: dict[StorageHandle, int] = {}
+        self.of_arguments: set[StorageHandle] = set()
+        self.allocating: set[StorageHandle] = set()
+
+
+class Recorder:
+    """Abstract VM: it knows types, holds no bytes, and records launches instead of running them.
+
+    calls: the calls recorded so far, of the innermost open block.
+    scopes: blocks and functions that are open.
+    memory: what each tensor holds now.
+    outside: what was there before, and what must live on.
+    placeholders: abstract tensors for `inputs`, of which there is one for each memory.
+    storages: memory that the function allocates.
+    stack: the identity of the stack that it pushes residuals to.
+    recomputing: whether calls compute again what was there before.
     """
 
     what = "a captured function"
@@ -106,57 +220,36 @@ class Recorder:
     no_repeat = "a later call could not do it again"
     outer: Mapping[Tape, int] = MappingProxyType({})
 
-    def __init__(self, vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> None:
+    def __init__(
+        self,
+        vm: VMProtocol,
+        inputs: Sequence[Tensor] = (),
+        types: Mapping[int, TensorType] = MappingProxyType({}),
+    ) -> None:
         self.vm, self.name, self.stands_for = vm, vm.name, vm.stands_for
         self.is_same, self.attached = vm.is_same, vm.attached
         self.consumed_size_in_mib, self.estimate = vm.consumed_size_in_mib, vm.estimate
         self.synchronize, self.lock = vm.synchronize, vm.lock
         self.calls: list[Call] = []
         self.stack: Final = object()  # identity of the stack that it pushes residuals to
-        self.states: list[Allocation] = []
-        self.seen_as: list[tuple[weakref.ref[Allocation], Allocation]] = []
+        self.recomputing = False
         self.arena = Arena(self, "captured")
         self.arguments = Arena(self, "arguments")
-        self.again = False
-        self.same: set[int] = set()
-        self.held: list[object] = []
-        self.ahead: list[QueueTensor] = []  # an element of each is an input after the others
-        self.ahead_homes: set[Home] = set()
-        self._arguments = self._elements = self._scratch = 0  # how many there are
-        self._stand_ins: dict[int, Tensor] = {}  # by the id of the tensor that is stood for
-        self._stood_for: dict[int, Allocation] = {}  # by the id of the stand-in
-        self._constants: dict[tuple[TensorType, bytes], Tensor] = {}  # by their values
-        self._both: set[int] = set()  # see `_require_writable`
-        self._open: list[_Open] = []
-        self.callees: list[Procedure] = []  # that the outermost open function calls
-        self.frames: list[dict[int, Value]] = []  # what is outside of each function that is open
-        self.cells: set[int] = set()  # what functions may update, by the id of the reference
-        self._left: dict[Block, list[int]] = {}  # what each block has written outside of it
-        self._reached: dict[StorageHandle, int] = {}  # the end of the bytes used in a storage
-        self._given: set[StorageHandle] = set()  # storages of arguments
-        self._allocating: set[StorageHandle] = set()
-        # By the id of the reference to a region's holder. It stands for the tensor that is held:
-        self._references: dict[int, Reference] = {}  # those seen
-        self._united: dict[int, Reference] = {}  # an argument's own, and that of its stand-in
-        self._homes: dict[int, Home] = {}
-        self._regions = regions(vm)
-        self._values: dict[int, Value] = {}  # what it holds now
-        self._outside = {
-            id(holder): holder
-            for region in self._regions.once()
-            if (holder := region.holder) is not None
-        }
-        self._views = _all_views(vm)
-        self._inputs = {id(x.root): i for i, x in enumerate(inputs)}
+        self.scopes = _Scopes()
+        self.memory = _Memory(vm)
+        self.outside = _Outside(vm, self.memory.regions)
+        self.placeholders = _Placeholders(inputs)
+        self.storages = _Storages()
         for x in inputs:
-            self._stand_ins[id(x.root)] = stand_in = self._argument(x.root.type)
-            self._stood_for[id(stand_in)] = x.root
+            placeholder = self._argument(types.get(id(x.root), x.root.type))
+            self.placeholders.by_original[id(x.root)] = placeholder
+            self.placeholders.originals[id(placeholder)] = x.root
 
     # --- what the function sees -------------------------------------------------------
 
     def alloc_storage(self, nbytes: int) -> StorageHandle:
         handle = next(_handles)
-        self._allocating.add(handle)
+        self.storages.allocating.add(handle)
         return handle
 
     def dealloc_storage(self, handle: StorageHandle) -> None:
@@ -165,13 +258,16 @@ class Recorder:
     def tensor_from_storage(
         self, storage: StorageHandle, type: TensorType, offset: int
     ) -> TensorHandle:
-        if storage not in self._given:
+        if storage not in self.storages.of_arguments:
             end = offset + rounded(type.nbytes)
-            self._reached[storage] = max(self._reached.get(storage, 0), end)
+            self.storages.used[storage] = max(self.storages.used.get(storage, 0), end)
         return next(_handles)
 
     def dealloc_tensor(self, handle: TensorHandle) -> None:
         pass
+
+    def require_open(self) -> None:
+        """Do nothing: a recorder is never closed."""
 
     def launch(
         self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
@@ -186,18 +282,18 @@ class Recorder:
             self._require_writable(op, held)
             out, *operands = held
             ins = [Use(self._value(reference), type) for reference, type in operands]
-            if self._open and id(out[0]) in self._open[-1].values:
+            if self.scopes.open and id(out[0]) in self.scopes.open[-1].values:
                 self._require_own(out[0])
                 self._stay(*out)
             outs = [Use(self._new_value(*out), out[1])]
         else:
             for each in held:
                 self._stay(*each)
-            before = [(self._values.get(id(r)), type) for r, type in held]
+            before = [(self.memory.values.get(id(r)), type) for r, type in held]
             ins = [Use(value, type) for value, type in before if value is not None]
             made = {id(r): self._new_value(r, type) for r, type in held}
             outs = [Use(made[id(r)], type) for r, type in held]
-        again = self.again and not self._open  # a block runs where it stands
+        again = self.recomputing and not self.scopes.open  # a block runs where it stands
         self.calls.append(Call(name, op, attributes, outs, ins, line, again=again))
         return []
 
@@ -224,7 +320,7 @@ class Recorder:
             self.vm.__class__.write(self.vm, handle, array)
             return
         key = TensorType.of(array), array.tobytes()
-        if key not in self._constants:
+        if key not in self.outside.constants:
             recorders = [self]
             while isinstance(recorders[-1].vm, Recorder):
                 recorders.append(recorders[-1].vm)
@@ -232,10 +328,10 @@ class Recorder:
             x = Arena(vm, "constant", capacity=array.nbytes).alloc(key[0], Tensor)
             x.prepare()
             vm.__class__.write(vm, x.handle, array)
-            self._constants[key] = x
+            self.outside.constants[key] = x
             for each in recorders:
-                each._outside[id(_reference_to(x))] = _reference_to(x)
-        self.launch(_COPY, (handle, self._constants[key].handle))
+                each.outside.holders[id(_reference_to(x))] = _reference_to(x)
+        self.launch(_COPY, (handle, self.outside.constants[key].handle))
 
     def alloc_tensor(self, type: TensorType) -> TensorHandle:
         raise _refused("a tensor without an arena is allocated")
@@ -245,39 +341,39 @@ class Recorder:
 
     # --- what it does -----------------------------------------------------------------
 
-    def stand_in(self, x: Tensor) -> Tensor:
+    def placeholder(self, x: Tensor) -> Tensor:
         """What the function gets for a tensor over the memory of an input: the same one each time,
         a view for a view."""
-        found = self._stand_ins.get(id(x))
+        found = self.placeholders.by_original.get(id(x))
         if found is None:
-            found = self.arguments.view(self._stand_ins[id(x.root)], x.type, Tensor)
+            found = self.arguments.view(self.placeholders.by_original[id(x.root)], x.type, Tensor)
             found.prepare()
-            self._stand_ins[id(x)] = found
-            self._stood_for[id(found)] = x
+            self.placeholders.by_original[id(x)] = found
+            self.placeholders.originals[id(found)] = x
         return found
 
-    def stand_in_of(self, type: TensorType) -> Tensor:
+    def placeholder_of(self, type: TensorType) -> Tensor:
         """What the function gets for another input, of which only the type is known."""
         x = self._argument(type)
-        self._stand_ins[id(x)] = x
+        self.placeholders.by_original[id(x)] = x
         return x
 
     def _argument(self, type: TensorType) -> Tensor:
-        x = self._given_tensor(type)
-        self._settle(x, "input", self._arguments)
-        self._arguments += 1
+        x = self._argument_tensor(type)
+        self._settle(x, "input", self.placeholders.narguments)
+        self.placeholders.narguments += 1
         return x
 
-    def _given_tensor(self, type: TensorType) -> Tensor:
-        self._allocating = self._given
+    def _argument_tensor(self, type: TensorType) -> Tensor:
+        self.storages.allocating = self.storages.of_arguments
         x = self.arguments.alloc(type, Tensor)
-        self._allocating = set()
+        self.storages.allocating = set()
         x.tape = None
         return x
 
     def take(self, queue: QueueTensor) -> tuple[Tensor, ...]:
         """Stand-ins for the next element of the queue, which each launch will take."""
-        if self.frames:
+        if self.scopes.frames:
             raise _refused("a queue's element is taken in an ml.function")
         home = queue.arena.vm
         if home is not self.vm:
@@ -288,15 +384,15 @@ class Recorder:
             )
         if not queue.in_programs:
             return self._take_ahead(queue)
-        element = tuple([self._given_tensor(type) for type in queue.types])
-        for number, x in enumerate(element, self._elements):
+        element = tuple([self._argument_tensor(type) for type in queue.types])
+        for number, x in enumerate(element, self.placeholders.nelements):
             self._settle(x, "element", number)
-        self._elements += len(element)
+        self.placeholders.nelements += len(element)
         outs = [self.use(x) for x in element]
         attributes = {"raises": True}
         line = user_line()
         self.calls.append(Call(NAME, None, attributes, outs, [], line, queue=queue.handle))
-        self.held.append(queue)
+        self.outside.keepalive.append(queue)
         return element
 
     def _take_ahead(self, queue: QueueTensor) -> tuple[Tensor, ...]:
@@ -304,17 +400,17 @@ class Recorder:
         Raises `CaptureError` where taking it there would not be the same."""
         homes = [use.value.home for call in self.calls for use in call.outs]
         updated = any(home is not None and home.role in ("input", "state") for home in homes)
-        if self._open or updated:
+        if self.scopes.open or updated:
+            where = "in a branch or loop" if self.scopes.open else "after an update"
             raise CaptureError(
-                f"{user_line() or 'here'}: an element is taken "
-                f"{'in a branch or loop' if self._open else 'after an update'}; on {self.name}, "
+                f"{user_line() or 'here'}: an element is taken {where}; on {self.name}, "
                 f"which has memory of its own, elements are taken ahead of a launch: take it at "
                 f"the start, or outside of the captured function, as its argument"
             )
         element = tuple([self._argument(type) for type in queue.types])
-        self.ahead.append(queue)
-        self.ahead_homes.update(map(self.home_of, element))
-        self.held.append(queue)
+        self.outside.queues.append(queue)
+        self.outside.queue_homes.update(map(self.home_of, element))
+        self.outside.keepalive.append(queue)
         return element
 
     # --- updates ----------------------------------------------------------------------
@@ -326,17 +422,17 @@ class Recorder:
 
         A view goes over to new memory. Any other tensor stays where it is, as it may be an argument
         or a state that the caller sees, and its views go over to memory that has the old value.
-        Raises `MustMove` where what needs the old value is outside, of all or of a block.
+        Raises `RetryAfterCopy` where what needs the old value is outside, of all or of a block.
         """
         views = out.views() if out.base is None else [out]
         for view in views:
             self._require_inside(view, out)
-        for depth, opened in enumerate(self._open):
+        for depth, opened in enumerate(self.scopes.open):
             needed = any(_is_among(view, opened.views) for view in views)
             if out.base is None and not needed:
                 needed = any(tape.keeps(out, opened.nodes.get(tape, 0)) for tape in tapes)
             if needed:
-                raise MustMove(out, depth)
+                raise RetryAfterCopy(out, depth)
         if out.base is not None:
             with self.arena.allocating():
                 new = apply(call, *operands)
@@ -362,11 +458,11 @@ class Recorder:
             return
         new = self._copied(x)
         self._give(x.arena.view(x, x.type, Tensor), x, (), tapes)
-        value = self._values[id(_reference_to(new))]
+        value = self.memory.values[id(_reference_to(new))]
         exchange(x, new)
         reference = _reference_to(x)
-        self._references[id(reference)] = reference
-        self._values[id(reference)] = value
+        self.memory.references[id(reference)] = reference
+        self.memory.values[id(reference)] = value
 
     def _give(
         self, old: Tensor, x: Tensor, views: Sequence[Allocation], tapes: Sequence[Tape]
@@ -379,18 +475,20 @@ class Recorder:
             tape.exchange({id(x): old}, old)
 
     def _require_inside(self, view: Allocation, updated: Tensor) -> None:
-        """Raise `MustMove` for a view that was made outside, or stands in for one."""
-        if _is_among(view, self._views) or id(view) in self._stood_for:
-            raise MustMove(self._stood_for.get(id(updated), updated))
+        """Raise `RetryAfterCopy` for a view that was made outside, or stands in for one."""
+        if _is_among(view, self.outside.views) or id(view) in self.placeholders.originals:
+            raise RetryAfterCopy(self.placeholders.originals.get(id(updated), updated))
 
     def _old(self, x: Tensor) -> Tensor:
         """A tensor with the value that x has now."""
         reference = self._reference(x.handle)
         value = self._value(reference)
-        if value.home is not None or (self._open and id(reference) in self._open[-1].values):
+        if value.home is not None or (
+            self.scopes.open and id(reference) in self.scopes.open[-1].values
+        ):
             return self._copied(x)
         old, reference = self._made(x.type)
-        self._values[id(reference)] = value
+        self.memory.values[id(reference)] = value
         return old
 
     def _copied(self, x: Tensor) -> Tensor:
@@ -399,16 +497,16 @@ class Recorder:
             return apply(COPY, x)
 
     def require_own_tape(self, x: Tensor, tape: Tape) -> None:
-        """Raise `MustCarry` for an update, in a block, of what was made outside of it, where a tape
-        from outside has to follow, unless the block carries it: it may run never, or often. Raise
+        """Raise `RetryWithCarry` for an update, in a block, of a tensor from outside of it that a
+        tape from outside follows, unless the block carries it: it may run never, or often. Raise
         `GradientError` where the block is a function's."""
-        opened = self._open[-1] if self._open else None
+        opened = self.scopes.open[-1] if self.scopes.open else None
         if opened is None or opened.tape is not tape or self._is_made(x):
             return
         if any(each is x for each in opened.carried):
             return
-        if not self.frames or opened.values is not self.frames[-1]:
-            raise MustCarry(x, self.depth - 1)
+        if not self.scopes.frames or opened.values is not self.scopes.frames[-1]:
+            raise RetryWithCarry(x, self.depth - 1)
         raise GradientError(
             f"{user_line() or 'here'}: a {x.type} from outside of an ml.function is updated in it, "
             f"and a gradient is taken through that; let it be an argument, and return it"
@@ -417,8 +515,8 @@ class Recorder:
     def _is_made(self, x: Tensor) -> bool:
         """Whether the tensor was made in the block that is open."""
         if x.base is not None:
-            return not _is_among(x, self._open[-1].views)
-        return id(self._reference(x.handle)) not in self._open[-1].values
+            return not _is_among(x, self.scopes.open[-1].views)
+        return id(self._reference(x.handle)) not in self.scopes.open[-1].values
 
     # --- control flow -----------------------------------------------------------------
 
@@ -427,46 +525,58 @@ class Recorder:
         """Inside, calls are recorded into a block, which `control` then runs. What it makes cannot
         be used outside of it; what it writes in place was made outside. A tape follows that for
         those that are `carried`."""
-        calls, elements, before = self.calls, self._elements, dict(self._values)
+        calls, elements, before = self.calls, self.placeholders.nelements, dict(self.memory.values)
         block = Block()
         self.calls = block.calls
         nodes = {tape: len(tape.nodes) for tape in live_tapes.copy() if tape.within is self}
-        opened = _Open(block, before, current_tape.get(), nodes, _all_views(self.vm), carried)
-        self._open.append(opened)
+        views = {
+            key: view
+            for key, view in _all_views(self.vm).items()
+            if self.scopes.closed_views.get(key) is not view
+        }
+        opened = _Open(block, before, current_tape.get(), nodes, views, carried)
+        self.scopes.open.append(opened)
         try:
             yield block
         finally:
-            self._open.pop()
-            self.calls, self._elements = calls, elements
-            for key, value in self._values.items():
+            self.scopes.open.pop()
+            self.calls, self.placeholders.nelements = calls, elements
+            after = _all_views(self.vm).items()
+            self.scopes.closed_views.update((key, view) for key, view in after if key not in views)
+            for key, value in self.memory.values.items():
                 if key not in before:
-                    self._values[key] = _ENDED
+                    self.memory.values[key] = _ENDED
                 elif value is not before[key]:
-                    self._left.setdefault(block, []).append(key)
-                    self._values[key] = before[key]
+                    self.scopes.writes.setdefault(block, []).append(key)
+                    self.memory.values[key] = before[key]
 
     @contextmanager
     def function(self, procedure: Procedure) -> Iterator[None]:
         """Inside, calls are recorded into the block of a function."""
         with self.block() as block:
             procedure.block = block
-            self.frames.append(self._open[-1].values)
+            self.scopes.frames.append(self.scopes.open[-1].values)
             try:
                 yield
             finally:
-                self.frames.pop()
+                self.scopes.frames.pop()
+
+    @property
+    def layer_paths(self) -> dict[Any, Any]:
+        """The paths of layers that were searched in this recording, for `mlvm.eager.nn`."""
+        return self.scopes.layer_paths
 
     @property
     def depth(self) -> int:
         """How many blocks are open."""
-        return len(self._open)
+        return len(self.scopes.open)
 
     def home_of(self, x: Tensor) -> Home:
-        return self._homes[id(_reference_to(x))]
+        return self.memory.homes[id(_reference_to(x))]
 
     def as_cell(self, x: Tensor) -> Tensor:
         """The variable, which functions may update from now on."""
-        self.cells.add(id(_reference_to(x)))
+        self.scopes.cells.add(id(_reference_to(x)))
         return x
 
     def control(self, name: str, blocks: Sequence[Block], condition: Tensor | None = None) -> None:
@@ -474,11 +584,13 @@ class Recorder:
         ins = [] if condition is None else [self.use(condition)]
         ins += free(blocks)
         outs: list[Use] = []
-        for key in dict.fromkeys(key for block in blocks for key in self._left.pop(block, [])):
-            home = self._homes[key]
-            ins.append(Use(self._values[key], home.type))
-            self._values[key] = Value(home.type.nbytes, home)
-            outs.append(Use(self._values[key], home.type))
+        for key in dict.fromkeys(
+            key for block in blocks for key in self.scopes.writes.pop(block, [])
+        ):
+            home = self.memory.homes[key]
+            ins.append(Use(self.memory.values[key], home.type))
+            self.memory.values[key] = Value(home.type.nbytes, home)
+            outs.append(Use(self.memory.values[key], home.type))
         ins = list(dict.fromkeys(ins))
         line = user_line()
         self.calls.append(Call(name, None, NO_ATTRIBUTES, outs, ins, line, blocks=tuple(blocks)))
@@ -486,8 +598,8 @@ class Recorder:
     def parameter(self, type: TensorType) -> Tensor:
         """A tensor for an operand of the function whose block is open: memory of its caller."""
         x, reference = self._made(type)
-        home = self._homes[id(reference)] = Home("outer", next(outer_index), type)
-        self._open[-1].block.homes.add(home)
+        home = self.memory.homes[id(reference)] = Home("outer", next(outer_index), type)
+        self.scopes.open[-1].block.homes.add(home)
         self._new_value(reference, type)
         return x
 
@@ -524,9 +636,9 @@ class Recorder:
         self._stay(reference, type)
         value = self._new_value(reference, type)
         if outside:
-            self._open[-1].values[id(reference)] = value
-        if len(self._open) > outside:
-            self._open[-1 - outside].block.homes.add(self._homes[id(reference)])
+            self.scopes.open[-1].values[id(reference)] = value
+        if len(self.scopes.open) > outside:
+            self.scopes.open[-1 - outside].block.homes.add(self.memory.homes[id(reference)])
         return x
 
     def use(self, x: Tensor) -> Use:
@@ -574,49 +686,49 @@ class Recorder:
         x = self.arena.alloc(type, Tensor)
         x.prepare()
         reference = _reference_to(x)
-        self._references[id(reference)] = reference
+        self.memory.references[id(reference)] = reference
         return x, reference
 
     def released(self, x: Tensor) -> Tensor:
         """Another tensor for what the variable holds, which cannot be used any more."""
         old, (other, new) = _reference_to(x), self._made(x.type)
-        self._homes[id(new)] = self._homes[id(old)]
-        self._values[id(new)] = self._values[id(old)]
-        self._values[id(old)] = _ENDED
+        self.memory.homes[id(new)] = self.memory.homes[id(old)]
+        self.memory.values[id(new)] = self.memory.values[id(old)]
+        self.memory.values[id(old)] = _ENDED
         return other
 
     def holder_of(self, value: Value) -> Tensor:
         """The tensor that holds the value now."""
-        key = next(key for key, each in self._values.items() if each is value)
-        x = self._references[key]()
+        key = next(key for key, each in self.memory.values.items() if each is value)
+        x = self.memory.references[key]()
         assert isinstance(x, Tensor)  # somebody has just read it
         return x
 
     def is_inside(self, x: Tensor) -> bool:
         """Whether the tensor was made in the block that is open, or has been updated there."""
-        key, before = id(self._reference(x.root.handle)), self._open[-1].values
-        return key not in before or self._values[key] is not before[key]
+        key, before = id(self._reference(x.root.handle)), self.scopes.open[-1].values
+        return key not in before or self.memory.values[key] is not before[key]
 
     def read_in_blocks(self, ncalls: int) -> list[Tensor]:
         """The tensors that calls, from that number on, have read, and not made, if a block is open:
         those of them that the function has made."""
-        calls = self.calls[ncalls:] if self._open else []
+        calls = self.calls[ncalls:] if self.scopes.open else []
         made = {use.value for call in calls for use in call.outs}
         read = {use.value for call in calls for use in call.ins} - made
-        keys = [key for key, value in self._values.items() if value in read]
-        found = [self._references[key]() for key in keys]
+        keys = [key for key, value in self.memory.values.items() if value in read]
+        found = [self.memory.references[key]() for key in keys]
         return [x for x in found if isinstance(x, Tensor) and x.arena is self.arena]
 
     @contextmanager
     def standing_in(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
         """Inside the block, the first of each pair holds what the second does."""
         held = {id(self._reference(x.handle)): self.use(y).value for x, y in pairs}
-        before = {key: self._values[key] for key in held}
-        self._values.update(held)
+        before = {key: self.memory.values[key] for key in held}
+        self.memory.values.update(held)
         try:
             yield
         finally:
-            self._values.update(before)
+            self.memory.values.update(before)
 
     def value_of(self, x: Tensor) -> Value:
         """What the tensor holds now. Raises `CaptureError` if nothing has been written to it."""
@@ -625,7 +737,10 @@ class Recorder:
     @contextmanager
     def tapes_kept(self) -> Iterator[None]:
         """Tapes know tensors from outside after the block as they did before it."""
-        outside = [reference() for reference in (*self._outside.values(), *self._views.values())]
+        outside = [
+            reference()
+            for reference in (*self.outside.holders.values(), *self.outside.views.values())
+        ]
         known = [(x, x.tape, x.node) for x in outside if isinstance(x, Tensor) and x.tape]
         try:
             yield
@@ -634,43 +749,52 @@ class Recorder:
                 x.tape, x.node = tape, node
 
     @property
-    def needed(self) -> int:
+    def arena_bytes(self) -> int:
         """The bytes of an arena that has room for all that the function made."""
-        return sum(self._reached.values())
+        return sum(self.storages.used.values())
 
-    def made(self) -> list[Tensor]:
-        """The tensors made inside, and the stand-ins, that are still alive. The recorder drops its
-        stand-ins here: only those that the function has kept are left."""
-        self._stand_ins.clear()
-        self._stood_for.clear()
-        self._both.clear()
+    def escaped_tensors(self) -> list[Tensor]:
+        """Return the tensors made inside, and placeholders, that are still alive. The recorder
+        drops its placeholders here: only those that the function has kept remain."""
+        self.placeholders.clear()
         found: list[Allocation] = []
-        for key, reference in self._references.items():
+        for key, reference in self.memory.references.items():
             x = reference()
-            if x is not None and x.region is not None and self._outside.get(key) is not reference:
+            if (
+                x is not None
+                and x.region is not None
+                and self.outside.holders.get(key) is not reference
+            ):
                 found += [x, *(x.region.views or {}).values()]
         return [x for x in found if isinstance(x, Tensor)]
 
     def line_of(self, x: Tensor) -> str | None:
-        """The line of Python that made the tensor; none for a stand-in."""
-        value = self._values.get(id(_reference_to(x)))
+        """Return the line of Python that made the tensor; None for a placeholder."""
+        value = self.memory.values.get(id(_reference_to(x)))
         lines = (call.line for call in self.calls for use in call.outs if use.value is value)
         return next((line for line in lines if line), None)
 
     def close(self) -> None:
         """End all that the function has made."""
-        self._stand_ins.clear()
-        self._stood_for.clear()
+        self.placeholders.clear()
         self.arena.close()
         self.arguments.close()
         del self.arena, self.arguments  # their VM is the recorder: this breaks the cycle
+
+    def drop_flow(self) -> None:
+        """Drop the recorded calls and values, and with them the types of the trace."""
+        self.calls = []
+        for each in (self.memory.homes, self.memory.values, self.scopes.writes):
+            each.clear()
 
     def _require_writable(self, op: Op, held: Sequence[_Held]) -> None:
         """Raise `AttributeRefused` for an op that would write over a tensor that it also reads:
         once as an argument, and once as the function reaches it by itself. Eager code sees that the
         two are one tensor. Here they are two, in different memory."""
         (out, _), *others = held
-        if id(out) in self._both and any(each is out for each, _ in others[op.in_place :]):
+        if id(out) in self.placeholders.aliased and any(
+            each is out for each, _ in others[op.in_place :]
+        ):
             raise AttributeRefused("out is an operand; only elementwise ops work in place").at(
                 op.name, [type for _, type in others]
             )
@@ -678,7 +802,11 @@ class Recorder:
     def _require_own(self, reference: Reference) -> None:
         """Raise `CaptureError` for an update in place of what lies outside of a function, unless it
         is one of the `cells`."""
-        if self.frames and id(reference) in self.frames[-1] and id(reference) not in self.cells:
+        if (
+            self.scopes.frames
+            and id(reference) in self.scopes.frames[-1]
+            and id(reference) not in self.scopes.cells
+        ):
             raise _refused(
                 "a tensor from outside of an ml.function (maybe the state of the random keys) is "
                 "updated in place"
@@ -689,32 +817,32 @@ class Recorder:
     def _reference(self, handle: TensorHandle) -> Reference:
         """The reference to the tensor that holds the handle's region. It stands for the tensor."""
         self._require_live(handle)
-        known = self._regions.data.get(handle)
+        known = self.memory.regions.data.get(handle)
         region = known() if known is not None else None
         reference = region.holder if region is not None else None
         holder = reference() if reference is not None else None
         if reference is None or holder is None:
             raise _refused(f"a tensor that is in no arena of {self.name} (handle {handle}) is used")
-        if id(reference) in self._references:
-            return self._united.get(id(reference), reference)
+        if id(reference) in self.memory.references:
+            return self.placeholders.aliases.get(id(reference), reference)
         if isinstance(holder.arena, ScratchPad):
             raise _refused("a tensor of a scratch pad, which may lie over others, is used")
-        self._references[id(reference)] = reference
+        self.memory.references[id(reference)] = reference
         if holder.arena is prepare_constants(self.vm).arena:  # it may be a new one
-            self._outside[id(reference)] = reference
-        if self._outside.get(id(reference)) is reference:
+            self.outside.holders[id(reference)] = reference
+        if self.outside.holders.get(id(reference)) is reference:
             for view in holder.views():
-                if _is_among(view, self._views):
+                if _is_among(view, self.outside.views):
                     seen = weakref.ref(view)
-                    self.seen_as.append((seen, holder))
-            number = self._inputs.get(id(holder))
+                    self.outside.state_views.append((seen, holder))
+            number = self.placeholders.inputs.get(id(holder))
             if number is not None:  # an argument that the function also reaches itself
-                self.same.add(number)
-                stand_in = _reference_to(self._stand_ins[id(holder)])
-                self._both.add(id(stand_in))
-                return self._united.setdefault(id(reference), stand_in)
-            self._settle(holder, "state", len(self.states))
-            self.states.append(holder)
+                self.placeholders.aliased_inputs.add(number)
+                own = _reference_to(self.placeholders.by_original[id(holder)])
+                self.placeholders.aliased.add(id(own))
+                return self.placeholders.aliases.setdefault(id(reference), own)
+            self._settle(holder, "state", len(self.outside.states))
+            self.outside.states.append(holder)
         return reference
 
     def _require_live(self, handle: TensorHandle) -> None:
@@ -724,32 +852,32 @@ class Recorder:
     def _settle(self, x: Allocation, role: Role, index: int) -> None:
         """Give the tensor its home outside: a role, and an index."""
         reference = _reference_to(x)
-        home = self._homes[id(reference)] = Home(role, index, x.type)
-        value = self._values[id(reference)] = Value(x.type.nbytes, home)
-        self._references[id(reference)] = reference
+        home = self.memory.homes[id(reference)] = Home(role, index, x.type)
+        value = self.memory.values[id(reference)] = Value(x.type.nbytes, home)
+        self.memory.references[id(reference)] = reference
         if role != "element":
-            for opened in self._open:
+            for opened in self.scopes.open:
                 opened.values[id(reference)] = value
 
     def _stay(self, reference: Reference, type: TensorType) -> None:
         """Give a tensor that is changed in place, by a host function or in a block, a home that it
         keeps."""
-        if self._values.get(id(reference)) is _ENDED:
+        if self.memory.values.get(id(reference)) is _ENDED:
             self._value(reference)
-        if id(reference) not in self._homes:
-            home = self._homes[id(reference)] = Home("scratch", self._scratch, type)
-            self._scratch += 1
-            if id(reference) in self._values:
-                self._values[id(reference)].home = home
+        if id(reference) not in self.memory.homes:
+            home = self.memory.homes[id(reference)] = Home("scratch", self.memory.nscratch, type)
+            self.memory.nscratch += 1
+            if id(reference) in self.memory.values:
+                self.memory.values[id(reference)].home = home
 
     def _type(self, handle: TensorHandle) -> TensorType:
-        for type, each in self._regions[handle].handles.items():
+        for type, each in self.memory.regions[handle].handles.items():
             if each == handle:
                 return type
         raise HandleError(f"nobody has seen the handle {handle}")
 
     def _value(self, reference: Reference) -> Value:
-        value = self._values.get(id(reference))
+        value = self.memory.values.get(id(reference))
         if value is None:
             raise _refused("a tensor is read that nothing has been written to")
         if value is _ENDED:
@@ -757,13 +885,19 @@ class Recorder:
                 f"{user_line() or 'here'}: a tensor that a loop's body, a branch or an "
                 f"ml.function has made is used outside of it; return it from there"
             )
-        key, inner = id(reference), self.frames[1:]
-        if inner and key in inner[-1] and key not in (self.frames[0].keys() | self.cells):
+        key, inner = id(reference), self.scopes.frames[1:]
+        if (
+            inner
+            and key in inner[-1]
+            and key not in (self.scopes.frames[0].keys() | self.scopes.cells)
+        ):
             raise _refused("a tensor of one ml.function is used in another that it calls")
         return value
 
     def _new_value(self, reference: Reference, type: TensorType) -> Value:
-        value = self._values[id(reference)] = Value(type.nbytes, self._homes.get(id(reference)))
+        value = self.memory.values[id(reference)] = Value(
+            type.nbytes, self.memory.homes.get(id(reference))
+        )
         return value
 
 
@@ -811,11 +945,15 @@ def _refused(what: str, remedy: str = "") -> CaptureError:
 
 
 @contextmanager
-def recording_of(vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> Iterator[Recorder]:
+def recording_of(
+    vm: VMProtocol,
+    inputs: Sequence[Tensor] = (),
+    types: Mapping[int, TensorType] = MappingProxyType({}),
+) -> Iterator[Recorder]:
     """Inside the block, what this thread launches on the VM is recorded and not run, and results
     have no bytes. What it does on another VM raises `CaptureError`. Other threads are not affected,
     and may record at the same time."""
-    with recorded_by(Recorder(vm, inputs)) as on:
+    with recorded_by(Recorder(vm, inputs, types)) as on:
         yield on
 
 
@@ -879,14 +1017,14 @@ def refuse_captured(what: str, remedy: str = "") -> None:
 
 
 @contextmanager
-def made_again() -> Iterator[None]:
+def recomputing() -> Iterator[None]:
     """Inside the block, a captured function computes again what was there before."""
     on = current_capture.get()
     if on is None:
         yield
         return
-    before, on.again = on.again, True
+    before, on.recomputing = on.recomputing, True
     try:
         yield
     finally:
-        on.again = before
+        on.recomputing = before

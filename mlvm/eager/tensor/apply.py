@@ -5,7 +5,7 @@ One `a + b` runs through `Tensor.__add__`, `apply`, `VM.launch`, `machine.run` a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.context import current_arena, current_tape, lifted
-from mlvm.eager.tensor.number import plain
+from mlvm.eager.tensor.number import is_open, plain
 from mlvm.eager.tensor.precision import warn_of_mixed
 from mlvm.eager.tensor.reading import explain, launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, from_array
@@ -61,6 +61,8 @@ class OneOp(CallFields):
                 self.fresh[n] = Program.of_op(self.op.name, n, self.attributes, 1)
         elif n + 1 not in self.into:
             self.into[n + 1] = Program.of_op(f"{self.op.name}.out", n + 1, self.attributes, 0)
+        if result is not None and (result.is_open or any(x.is_open for x in types)):
+            return result  # of one trace alone
         self.types[types] = result  # last: a thread that finds it relies on the rest
         return result
 
@@ -81,8 +83,19 @@ def _key(value: Any) -> Any:
     return kind, repr(value) if isinstance(value, (float, complex, np.inexact)) else value
 
 
+def _has_open(values: Iterable[Any]) -> bool:
+    """Whether a value, or one in a tuple or list among them, is an open length."""
+    for each in values:
+        kind = type(each)
+        if is_open(each) or ((kind is tuple or kind is list) and _has_open(each)):
+            return True
+    return False
+
+
 def one_op(name: str, **attributes: Any) -> OneOp:
     """The one `OneOp` of that name and these attributes. Raises `AttributeRefused`."""
+    if _has_open(attributes.values()):  # of one trace alone
+        return OneOp(OPS[name], OPS[name].bind(attributes))
     spelling: Any = (name, *[(attribute, _key(value)) for attribute, value in attributes.items()])
     try:
         return _BY_SPELLING[spelling]

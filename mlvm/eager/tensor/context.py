@@ -132,7 +132,7 @@ class use:
 
     def __init__(self, vm: VMProtocol) -> None:
         if not callable(getattr(vm, "launch", None)):
-            raise MachineError(f"a VM is wanted to use, not {brief(vm)}")
+            raise MachineError(f"ml.use: expected a VM, got {brief(vm)}")
         self.vm = vm
         _in_use.set((*_in_use.get(), vm))
 

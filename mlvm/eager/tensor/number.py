@@ -9,6 +9,7 @@ something else needs another program.
 
 from __future__ import annotations
 
+import copy
 import math
 import numbers
 import operator
@@ -16,34 +17,80 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 import numpy as np
 
+from mlvm.core.errors import ShapeError, user_line
+from mlvm.core.lengths import Length
+from mlvm.core.types import DType, TensorType
 from mlvm.eager.tensor.garbage import collect
+from mlvm.eager.tensor.polynomials import (
+    Polynomial,
+    added,
+    atom,
+    constant_of,
+    divided,
+    multiplied,
+    polynomial,
+)
 
-_COMPUTED: Final = frozenset({bool, int, float})
-"""Python computes with these as it does with the number itself."""
+_COMPARED: Final = frozenset(
+    {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge}
+)
 
 _current: ContextVar[Numbers | None] = ContextVar("numbers", default=None)
 
 
+class Size(int):
+    """How many elements a tensor has. PyTorch's size is a method: a call says what to write."""
+
+    __slots__ = ()
+
+    def __call__(self, *_: object) -> NoReturn:
+        raise TypeError("size is a number here; write x.shape, or x.shape[i] for one axis")
+
+
+_COMPUTED: Final = frozenset({bool, int, float, Size})
+"""Python computes with these as it does with the number itself."""
+
+
+class Pinned(Exception):
+    """Raised where Python has seen the value of an open length, which a plan is not to depend
+    on."""
+
+
 class Numbers:
-    """What was done with the numbers `given` to a function while it was recorded.
+    """What was done with the numbers `given` to a function, and with the open `lengths` of its
+    tensors, while it was recorded.
 
     `values` begins with these; then come constants and what was computed of them. `steps` say how:
     the place of the result, the function, the places of its operands. `seen` are the places of what
-    Python saw. `tensors` has those that ops got for a value in some dtype; `vm` is theirs.
+    Python saw. `tensors` has those that ops got for a value in some dtype; `vm` is theirs. `pins`
+    are the lines of Python that saw the value of a length, by its place.
     """
 
-    def __init__(self, given: Sequence[float], vm: object = None) -> None:
-        self.values: list[Any] = list(given)
-        self.given = len(given)
+    def __init__(
+        self, given: Sequence[float], vm: object = None, lengths: Sequence[int] = ()
+    ) -> None:
+        self.values: list[Any] = [*given, *lengths]
+        self.given = len(self.values)
+        self.lengths = len(lengths)
+        self.present: tuple[int, ...] = ()  # the lengths, where these are given
+        self.largest: list[Any] | None = None  # the values at the bounds, while types are planned
+        self.types: dict[Any, TensorType] = {}
+        self.pins: dict[int, str | None] = {}
+        self._polynomials: dict[int, Polynomial] = {}
+        self._by_polynomial: dict[Polynomial, int] = {}
+        for place in range(len(given), self.given):
+            self._polynomials[place] = atom(place)
+            self._by_polynomial[atom(place)] = place
         self.steps: list[tuple[int, Callable[..., Any], tuple[int, ...]]] = []
         self.seen: dict[int, None] = {}
         self.tensors: dict[tuple[int, Any], Any] = {}
         self.vm = vm
         self.closed = False
+        self._constants: set[int] = set()
         self._places: dict[Any, int] = {}  # of constants and results, by what they are
         self._made: list[weakref.ref[Number]] = []
 
@@ -68,14 +115,44 @@ class Numbers:
     def fixed(self) -> set[int]:
         """Which of the given numbers Python has seen the very value of, or what it is part of."""
         found = {place for place in self.seen if type(self.values[place]) in (int, float)}
+        return {place for place in self.sources(found) if place < self.given - self.lengths}
+
+    def sources(self, places: set[int]) -> set[int]:
+        """Return the places, and those of all that they are computed of."""
+        found = set(places)
         for place, _, operands in reversed(self.steps):
             if place in found:
                 found.update(operands)
-        return {place for place in found if place < self.given}
+        return found
+
+    def prune(self, used: set[int]) -> None:
+        """Forget the steps that neither guards nor tensors nor the `used` places depend on."""
+        used = self.sources({*used, *self.seen, *[place for place, _ in self.tensors]})
+        self.steps = [step for step in self.steps if step[0] in used]
+        used.update(range(self.given), self._constants)
+        self._polynomials = {k: v for k, v in self._polynomials.items() if k in used}
+        self._by_polynomial = {k: v for k, v in self._by_polynomial.items() if v in used}
+        self._places = {}
+
+    def at(self, values: Sequence[Any]) -> Numbers:
+        """Return the numbers of calls with the open lengths of these values: what depends on
+        lengths alone is constant."""
+        other = copy.copy(self)
+        first = self.given - self.lengths
+        other.values, other.lengths = [*values], self.lengths
+        other.present = tuple(values[first : self.given])
+        varies = set(range(first))
+        other.steps = []
+        for step in self.steps:
+            if not varies.isdisjoint(step[2]):
+                varies.add(step[0])
+                other.steps.append(step)
+        other.seen = {place: None for place in self.seen if place in varies}
+        return other
 
     def again(self, given: Sequence[float]) -> list[Any] | None:
         """All values for other numbers; None if Python would see something else."""
-        values = [*given, *self.values[self.given :]]
+        values = [*given, *self.present, *self.values[len(given) + len(self.present) :]]
         try:
             for place, fn, operands in self.steps:
                 value = values[place] = fn(*[values[each] for each in operands])
@@ -90,6 +167,10 @@ class Numbers:
         """fn(*operands) for Python numbers, some of which are ours."""
         places = tuple([self._place(each) for each in operands])
         place = self._places.get((fn, places))
+        if place is None and self.lengths:
+            known, result = self._by_algebra(fn, places)
+            if known:
+                return result
         if place is None:
             value = fn(*[self.values[each] for each in places])
             place = self._places[fn, places] = len(self.values)
@@ -100,12 +181,141 @@ class Numbers:
         self.seen[place] = None  # a truth, or a complex number
         return self.values[place]
 
+    def _by_algebra(self, fn: Callable[..., Any], places: Sequence[int]) -> tuple[bool, Any]:
+        """Return whether the polynomials of the operands tell the result, and it: a constant, the
+        number of the same polynomial or, for a sum or product that is new, that number."""
+        terms = [self._polynomial(place) for place in places]
+        p, q = terms if len(terms) == 2 else (terms[0], None)
+        if p is None or (q is None and len(terms) == 2):
+            return False, None
+        result: Polynomial | None = None
+        if q is None:
+            result = added((), p, -1) if fn is operator.neg else None
+        elif fn in _COMPARED:
+            difference = added(p, q, -1)
+            constant = None if difference is None else constant_of(difference)
+            return constant is not None, constant is not None and fn(constant, 0)
+        elif fn is operator.add or fn is operator.sub:
+            result = added(p, q, 1 if fn is operator.add else -1)
+        elif fn is operator.mul:
+            result = multiplied(p, q)
+        elif fn is operator.floordiv and constant_of(q) != 0:
+            result = divided(p, q)
+            if result is not None and constant_of(q) is None:
+                self.compute(operator.ne, (self._number(places[1]), 0))
+        if result is None:
+            return False, None
+        constant = constant_of(result)
+        if constant is not None:
+            return True, constant
+        place = self._by_polynomial.get(result)
+        if place is None:
+            value = fn(*[self.values[each] for each in places])
+            place = len(self.values)
+            self.values.append(value)
+            self.steps.append((place, fn, tuple(places)))
+            self._polynomials[place], self._by_polynomial[result] = result, place
+        return True, self._number(place)
+
+    def _polynomial(self, place: int) -> Polynomial | None:
+        """Return the polynomial of an int, an atom where it is neither constant nor a sum or
+        product; None for another value."""
+        value = self.values[place]
+        if type(value) is not int:
+            return None
+        found = self._polynomials.get(place)
+        if found is None:
+            found = polynomial(value) if self._is_constant(place) else atom(place)
+            self._polynomials[place] = found
+            self._by_polynomial.setdefault(found, place)
+        return found
+
+    def _is_constant(self, place: int) -> bool:
+        return place in self._constants
+
+    def type_of(self, dtype: DType, shape: Sequence[Any]) -> TensorType:
+        """Return the one type of that dtype and shape, some of whose lengths are open. Raises
+        `ShapeError` for a negative length."""
+        lengths: list[Any] = []
+        key: list[Any] = [dtype]
+        for n in shape:
+            n = n if type(n) is Number and n.is_open() else operator.index(n)
+            if n < 0:
+                raise ShapeError(f"a shape is a tuple of integers >= 0, not {plain(tuple(shape))}")
+            lengths.append(n)
+            key.append((n.place,) if type(n) is Number else n)
+        known = self.types.get(tuple(key))
+        if known is None:
+            values = self.values if self.largest is None else self._largest()
+            sizes = tuple([values[n.place] if type(n) is Number else n for n in lengths])
+            known = self.types[tuple(key)] = TensorType.opened(dtype, tuple(lengths), sizes)
+        return known
+
+    @contextmanager
+    def planning(
+        self, bounds: Sequence[int], present: Sequence[Any]
+    ) -> Iterator[tuple[list[Any], dict[int, Any]]]:
+        """Inside the block, the lengths are recorded again with the `present` values, and types
+        have the bytes that they have at these bounds of all lengths. It gets what stands for the
+        values and, after the block, the guards: what Python has seen there, by place. Raises
+        `Pinned` after a block that has seen a length itself; nothing of it is kept then."""
+        before = len(self.values), len(self.steps), dict(self.seen), dict(self.pins)
+        guards: dict[int, Any] = {}
+        token = _current.set(self)
+        self.values = [*present]
+        self.closed = False
+        first = self.given - self.lengths
+        self.largest = [*self.values[:first], *bounds, *self.values[self.given :]]
+        self._evaluated = 0
+        self._places = {}
+        try:
+            self._largest()
+            stand_ins = [
+                self._number(place) if type(value) is int else value
+                for place, value in enumerate(self.values)
+            ]
+            self.seen = {}
+            yield stand_ins, guards
+            if len(self.pins) > len(before[3]):
+                raise Pinned
+            guards.update((place, self.values[place]) for place in self.seen)
+            self.seen = before[2]
+        except BaseException:
+            self.values[before[0] :] = []
+            self.steps[before[1] :] = []
+            self.seen, self.pins = before[2:]
+            self._polynomials = {k: v for k, v in self._polynomials.items() if k < before[0]}
+            self._by_polynomial = {k: v for k, v in self._by_polynomial.items() if v < before[0]}
+            raise
+        finally:
+            self.closed, self.largest, self._places = True, None, {}
+            self.types.clear()
+            self._made.clear()
+            _current.reset(token)
+
+    def at_bounds(self) -> list[Any]:
+        """Return the values at the bounds, while types are planned."""
+        return list(self._largest())
+
+    def _largest(self) -> list[Any]:
+        """Return the values at the bounds."""
+        values = self.largest
+        assert values is not None
+        values += self.values[len(values) :]
+        for place, fn, operands in self.steps[self._evaluated :]:
+            values[place] = fn(*[values[each] for each in operands])
+        self._evaluated = len(self.steps)
+        return values
+
     def _place(self, operand: Any) -> int:
         if type(operand) is Number:
             return operand.place
+        if type(operand) is Size:
+            operand = int(operand)
         place = self._places.setdefault((type(operand), repr(operand)), len(self.values))
         if place == len(self.values):
             self.values.append(operand)
+            self._constants.add(place)
         return place
 
     def _number(self, place: int) -> Number:
@@ -119,6 +329,18 @@ def is_same(x: Any, y: Any) -> bool:
     if x is y or type(x) is not type(y):
         return x is y
     return bool(x == y) if isinstance(x, int) else repr(x) == repr(y)
+
+
+def index_of(value: Any) -> int:
+    """Return the int that `operator.index` makes of the value, or an open length as it is."""
+    if type(value) is Number and value.is_open():
+        return value  # type: ignore[return-value]
+    return operator.index(value)
+
+
+def is_open(value: Any) -> bool:
+    """Whether it is an open length, or computed of some."""
+    return type(value) is Number and value.is_open()
 
 
 def is_free(value: Any) -> bool:
@@ -179,7 +401,7 @@ def _by_value(*fns: Callable[..., Any]) -> list[Any]:
     return [lambda self, *given, fn=fn: fn(self.see(), *map(plain, given)) for fn in fns]
 
 
-class Number:
+class Number(Length):
     """Stands for a Python number while a function is recorded. For `isinstance` it is of the class
     of the number, and it has and does all that the number does."""
 
@@ -201,10 +423,20 @@ class Number:
         own = self._numbers
         return own if _current.get() is own and not own.closed else None
 
+    def is_open(self) -> bool:
+        is_length = self._numbers.lengths > 0 and type(self._value) is int
+        return is_length and self.recorded is not None
+
+    def open_type(self, dtype: DType, shape: Sequence[int]) -> TensorType:
+        return self._numbers.type_of(dtype, shape)
+
     def see(self) -> Any:
         """The value itself, which Python sees."""
-        if not self._numbers.closed:
-            self._numbers.seen[self.place] = None
+        own = self._numbers
+        if not own.closed and self.place not in own.seen:
+            own.seen[self.place] = None
+            if own.lengths:
+                own.pins[self.place] = user_line()
         return self._value
 
     __add__, __radd__ = _binary(operator.add)

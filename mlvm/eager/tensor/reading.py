@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mlvm.arena.arena import STALE, Allocation, stale_of
-from mlvm.core.errors import HandleError, MlvmError
+from mlvm.core.errors import HandleError, MlvmError, user_line
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array
 from mlvm.eager.tensor.context import current_capture
+
+
+def note_read(x: Any) -> None:
+    """Note on the tape of x the line that reads its values, for a `NoEffectWarning`."""
+    if x.tape is not None and x.tape.read_at is None:
+        x.tape.read_at = user_line()
 
 
 def values_of(x: Allocation) -> Array:
@@ -48,13 +55,22 @@ def launch_for_values(
     return found
 
 
-def explain(error: HandleError, vm: VMProtocol, operands: Sequence[Allocation]) -> MlvmError:
-    """The error for a handle that the VM does not know: which operand it is, and why."""
+def explain(
+    error: HandleError, vm: VMProtocol, operands: Sequence[Allocation], *, in_place: bool = False
+) -> MlvmError:
+    """Return the error for a handle that the VM does not know: which operand it is, and why. A call
+    `in_place` writes to the first operand."""
     stale = stale_of(operands)
     if stale is not None:
         return stale
     for x in operands:
         if not x.arena.vm.is_same(vm):
+            if in_place:
+                return HandleError(
+                    f"an update of {operands[0].type} on {vm.name} reads {x.type} on "
+                    f"{x.arena.vm.name}, where the current arena lies; run the update inside "
+                    f"`with arena:` of an arena on {vm.name}"
+                )
             return HandleError(
                 f"an operand {x.type} lives on {x.arena.vm.name}, the call runs on {vm.name}; "
                 f"call it inside `with arena:` of an arena on {x.arena.vm.name}, or move the "

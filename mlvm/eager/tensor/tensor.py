@@ -27,17 +27,9 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType, Shape, TensorType
 from mlvm.eager.tensor.context import Tape, current_arena, current_tape
 from mlvm.eager.tensor.methods import Methods
-from mlvm.eager.tensor.reading import values_of, write
+from mlvm.eager.tensor.number import Size
+from mlvm.eager.tensor.reading import note_read, values_of, write
 from mlvm.eager.tensor.warn import warn_of_row
-
-
-class Size(int):
-    """How many elements a tensor has. PyTorch's size is a method: a call says what to write."""
-
-    __slots__ = ()
-
-    def __call__(self, *_: object) -> NoReturn:
-        raise TypeError("size is a number here; write x.shape, or x.shape[i] for one axis")
 
 
 class Tensor(Methods, Allocation):
@@ -105,12 +97,14 @@ class Tensor(Methods, Allocation):
     @property
     def size(self) -> int:
         """How many elements it has."""
-        return Size(self.type.size)
+        size = self.type.size
+        return Size(size) if type(size) is int else size  # one of an open length, as it is
 
     @property
     def nbytes(self) -> int:
         """How many bytes its elements take."""
-        return self.type.nbytes
+        type = self.type
+        return type.size * type.dtype.itemsize if type.is_open else type.nbytes
 
     @property
     def itemsize(self) -> int:
@@ -128,6 +122,7 @@ class Tensor(Methods, Allocation):
     def numpy(self) -> Array:
         """A copy as a numpy array; of bf16, which numpy does not have, in f32, and of
         few bits in i8, u8 or f32. Raises `StaleTensor`."""
+        note_read(self)
         return half.shown(values_of(self))
 
     def item(self) -> Any:
@@ -245,7 +240,7 @@ class Tensor(Methods, Allocation):
 
     def __repr__(self) -> str:
         if self.handle == STALE:
-            return f"<{self.stale()}>"
+            return f"<{str(self.stale()).partition(';')[0]}>"
         where = "" if self.arena.name == "default" else f", arena={self.arena.name!r}"
         try:
             values = self.numpy()

@@ -108,4 +108,4 @@ def overwrite(out: Tensor, call: OneOp, *operands: Tensor) -> None:
     try:
         out.arena.vm.launch(call.into[len(used)], [x.handle for x in used])
     except HandleError as error:
-        raise explain(error, out.arena.vm, used) from None
+        raise explain(error, out.arena.vm, used, in_place=True) from None

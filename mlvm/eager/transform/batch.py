@@ -1,8 +1,9 @@
-"""Batches of recursions: `batch`.
+"""`batch`: run a recursive function for many inputs at once.
 
-The function is recorded once, for the types of one lane, and becomes code that a VM runs for all
-lanes at once (`mlvm.step.lanes`, `mlvm.machines.lanes`). Its way back is code of the same kind: of
-the function and its way back, once more for all lanes.
+The function is recorded once, for the types of one lane, and lowered to code that a VM runs for all
+lanes (`mlvm.step.lanes`, `mlvm.machines.lanes`). A lane is one input's run: rows with a frame and a
+program counter. The backward pass is code of the same kind: the function and its backward pass in
+one program, run for all lanes again.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import (
     Closures,
     Cotangents,
-    Held,
     Saved,
+    Sums,
+    add_node,
     closures_of,
-    leave,
     or_zeros,
     seed,
 )
-from mlvm.eager.autodiff.tape import Pending, Tape, taping
+from mlvm.eager.autodiff.tape import CotangentAccumulator, Tape, taping
 from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Cell, Tensors
-from mlvm.eager.control.functions import Recorded, recorded
+from mlvm.eager.control.functions import Recorded, trace_callee
 from mlvm.eager.control.loops import scan
 from mlvm.eager.control.state import as_index, as_like, as_tree, require_integer, tensors
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import concat, stack, unstack
-from mlvm.eager.recording.recorder import MustMove, current_capture, recording_of
+from mlvm.eager.recording.recorder import RetryAfterCopy, current_capture, recording_of
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant, prepare_constants
 from mlvm.eager.tensor.context import current_arena, taped
@@ -54,7 +55,7 @@ _Body: TypeAlias = Callable[[Tensors], Tensors]
 
 
 class Batch:
-    """A function over many inputs at once, which `batch` made."""
+    """Function of many inputs, made by `batch`."""
 
     __name__: str
 
@@ -67,24 +68,26 @@ class Batch:
         if not isinstance(inputs, list):
             return self._of_rows(as_tree(inputs), count)
         if count is not None:
-            raise AttributeRefused("a list says itself how many inputs there are; leave count out")
+            raise AttributeRefused("batch: count is not supported beside a list; leave it out")
         if not inputs:
             return []
-        made = self._of_rows(_together(inputs), None)
-        columns = [unstack(x) for x in tensors(made)]
-        return [with_leaves(made, iter([rows[i] for rows in columns])) for i in range(len(inputs))]
+        stacked = self._of_rows(_stack_inputs(inputs), None)
+        columns = [unstack(x) for x in tensors(stacked)]
+        return [
+            with_leaves(stacked, iter([rows[i] for rows in columns])) for i in range(len(inputs))
+        ]
 
     def _of_rows(self, inputs: Tree, count: Tensor | int | None) -> Tree:
-        """What the function makes of each row of the inputs, stacked."""
+        """Apply the function to each row of the inputs; stack the results."""
         if count is not None:
-            require_integer("batch takes one tree of inputs; count, beside it,", count)
+            require_integer("batch takes one tree of inputs; count", count)
         args = tensors(inputs)
         lengths = {x.shape[:1] for x in args} or {()}
         if len(lengths) > 1 or () in lengths:
-            given = ", ".join(str(x.type) for x in args) or "no tensors"
+            types = ", ".join(str(x.type) for x in args) or "no tensors"
             raise ShapeError(
-                f"inputs have as many rows as there are lanes, not {given}; a list has an input in "
-                "each item"
+                f"batch: expected inputs with equal numbers of rows, got {types}; a list has "
+                "an input in each item"
             )
         [(total,)] = lengths
         if _inside.get():
@@ -102,28 +105,28 @@ class Batch:
 
 
 def batch(fn: Callable[[Any], Any]) -> Batch:
-    """A function of many inputs that does for each what `fn` does for one, for all at once.
+    """Return a function that applies `fn` to many inputs at once.
 
-    `fn` takes one tree of tensors. It may be an `ml.function`, and call itself; each input goes its
-    own way through `cond`, `while_loop`, `scan` and recursion, and all that wait at one place run
-    together: weights are read once. A result has the bits that `fn` makes of its input alone.
+    `fn` takes one tree of tensors. It may be an `ml.function`, and call itself. Each input takes
+    its own path through `cond`, `while_loop`, `scan` and recursion. All that wait at one place run
+    together, so weights are read once. A result has the bits that `fn` returns for its input alone.
 
-    `batch(fn)(inputs)` of a list gives the list of results. Its inputs have one structure and the
-    same types, but for the sizes of first axes: where these differ, `fn` is given as many rows as
-    the longest input has, zeros after its own. So it takes their number as a part of its input, for
-    `scan(..., length)` or a `cond`. Of anything else, a tree of tensors [n, ...], each row is an
-    input, as for `map`, and results are stacked: [n, ...]; `count` says how many of these there
-    are, the first, and may be known at run time only. The other rows of results are zeros.
+    `batch(fn)(inputs)` of a list returns the list of results. Its inputs have the same structure
+    and types, except for the sizes of first axes. Shorter inputs are padded with rows of zeros to
+    the longest. So `fn` takes their length as a part of its input, for `scan(..., length)` or a
+    `cond`. Of anything else, a tree of tensors [n, ...], each row is an input, as for `map`, and
+    results are stacked: [n, ...]. `count` is then the number of inputs, the first rows, and may be
+    known at run time only. The other rows of results are zeros.
 
-    `fn` is called once or twice, to be recorded for one lane. It may use tensors from outside, such
+    `fn` is called once or twice, to be traced for one lane. It may use tensors from outside, such
     as weights, but not update them, nor draw from the global random keys. Gradients go to the
-    inputs, and to what it uses from outside: the way back runs the lanes again, there and back.
-    What lanes add to the gradient of a weight is added up lane by lane, in the order in which calls
-    run one by one.
+    inputs, and to tensors from outside; the backward pass runs the lanes again. The contributions
+    of lanes to the gradient of a weight are added lane by lane, in the order of calls that run one
+    by one.
 
-    Raises `ShapeError` or `DTypeError` for inputs that differ, `AttributeRefused` for a count
-    beside a list, `CaptureError` for what a captured function may not do, `LimitExceeded` for calls
-    too deep, `GradientError` for a gradient of a gradient.
+    Raises `ShapeError` or `DTypeError` for inputs that differ, and `AttributeRefused` for a count
+    beside a list. Raises `CaptureError` as a captured function does, `LimitExceeded` for calls too
+    deep, and `GradientError` for a gradient of a gradient.
 
     Source: Radul et al., Automatically Batching Control-Intensive Programs, arXiv 1910.11141.
 
@@ -132,16 +135,16 @@ def batch(fn: Callable[[Any], Any]) -> Batch:
         [Tensor(1, i64[]), Tensor(7, i64[])]
     """
     if not callable(fn):
-        raise DTypeError(f"batch takes a function, not {brief(fn)}")
+        raise DTypeError(f"batch: expected a function, got {brief(fn)}")
     return Batch(fn)
 
 
 _inside: ContextVar[bool] = ContextVar("inside", default=False)
-"""Whether a function is being recorded for a lane: a batch in it goes input by input."""
+"""True while a function is recorded for a lane. A batch inside it runs input by input."""
 
 
-def _together(inputs: Sequence[Any]) -> Tree:
-    """One tree for a list of them, whose tensors have a row for each; shorter ones end in zeros."""
+def _stack_inputs(inputs: Sequence[Any]) -> Tree:
+    """Stack a list of trees, padding shorter tensors with rows of zeros."""
     first, *others = [as_tree(x) for x in inputs]
     what = "an input is of another type than the first"
     alike = [as_like(first, each, what, _differ_in_length) for each in others]
@@ -150,11 +153,12 @@ def _together(inputs: Sequence[Any]) -> Tree:
 
 
 def _differ_in_length(x: TensorType, y: TensorType) -> bool:
-    """Whether two types are the same but for the first axis."""
+    """Return whether two types are equal except for the first axis."""
     return x.dtype is y.dtype and x.ndim == y.ndim and x.shape[1:] == y.shape[1:]
 
 
 def _stacked(xs: Sequence[Tensor]) -> Tensor:
+    """Stack tensors whose first axes may differ, padding with zeros."""
     if all(x.type is xs[0].type for x in xs):
         return stack(xs)
     lengths = [x.shape[0] for x in xs]
@@ -169,58 +173,63 @@ def _stacked(xs: Sequence[Tensor]) -> Tensor:
 
 
 class _Code(NamedTuple):
-    """The code of a function: the types that it makes in each lane, and of sums over lanes; what it
-    reads from outside."""
+    """Code of a function for lanes.
+
+    types: the types of a lane's results.
+    lane_sums: the types of sums over lanes.
+    shared: tensors that it reads from outside.
+    """
 
     text: str
     types: list[TensorType]
-    sums: list[TensorType]
+    lane_sums: list[TensorType]
     shared: Tensors
 
     def run(self, number: Tensor, operands: Tensors) -> Tensors:
-        """Run it for so many lanes: results with a row for each, and sums."""
+        """Run the code for the given number of lanes; return stacked results, then sums."""
         total = operands[0].shape[0]
         rows = [type.with_shape((total, *type.shape)) for type in self.types]
-        types, attributes = [*rows, *self.sums], {"program": self.text}
-        given = [number, *operands, *self.shared]
+        types, attributes = [*rows, *self.lane_sums], {"program": self.text}
+        operands_and_shared = [number, *operands, *self.shared]
         if blocks.is_recorded():
             record = blocks.recorder()
-            return record.host_call(lanes.RUN, attributes, types, [record.use(x) for x in given])
+            return record.host_call(
+                lanes.RUN, attributes, types, [record.use(x) for x in operands_and_shared]
+            )
         arena = current_arena()
-        made = [arena.alloc(type, Tensor) for type in types]
-        for x in made:
+        outputs = [arena.alloc(type, Tensor) for type in types]
+        for x in outputs:
             x.tape = None
-        everything = [*made, *given]
+        everything = [*outputs, *operands_and_shared]
         program = Program.of_op(lanes.RUN, len(everything), attributes, 0)
         arena.vm.launch(program, [x.handle for x in everything])
-        return made
+        return outputs
 
 
-class _Way(NamedTuple):
-    """The way back: a function of a lane's arguments and cotangents of its results, and what it
-    reaches besides."""
+class _BatchVjp(NamedTuple):
+    """Vjp of a batch: a function of a lane's arguments and of its results' cotangents."""
 
     code: _Code
     closures: Closures
 
 
 def _run(name: str, number: Tensor, args: Tensors, run: _Body) -> Tensors:
-    """What a function of tensors makes in each lane, of rows of the arguments."""
+    """Apply a function of tensors to each row of the arguments; add a tape node."""
     tape = taping()
     types = [x.type.with_shape(x.shape[1:]) for x in args]
-    code, way = _recorded(name, types, run, tape)
-    made = code.run(number, args)
-    if tape is not None and way is not None and (way.closures or any(x.tape is tape for x in args)):
-        saved = [number, *args, *way.code.shared]
-        pull = partial(_pull, way, [y.type for y in made], len(args))
-        leave(tape, made, args, way.closures, saved, pull)
-    return made
+    code, vjp = _trace_code(name, types, run, tape)
+    outputs = code.run(number, args)
+    if tape is not None and vjp is not None and (vjp.closures or any(x.tape is tape for x in args)):
+        saved = [number, *args, *vjp.code.shared]
+        vjp_fn = partial(_vjp, vjp, [y.type for y in outputs], len(args))
+        add_node(tape, outputs, args, vjp.closures, saved, vjp_fn)
+    return outputs
 
 
-def _recorded(
+def _trace_code(
     name: str, types: list[TensorType], run: _Body, tape: Tape | None
-) -> tuple[_Code, _Way | None]:
-    """The code of a function and, under a tape, of its way back."""
+) -> tuple[_Code, _BatchVjp | None]:
+    """Return the code of a function and, under a tape, of its backward pass."""
     if blocks.is_recorded():
         return _codes(name, types, run, tape)
     vm = current_arena().vm
@@ -233,17 +242,17 @@ def _recorded(
                 if tape is not None:
                     tape.within = record
                 return _codes(name, types, run, tape)
-        except MustMove as error:
+        except RetryAfterCopy as error:
             make_exclusive(error.x)
         finally:
             if tape is not None:
                 tape.within = within
 
 
-@blocks.recorded_again
+@blocks.retry_blocks
 def _codes(
     name: str, types: list[TensorType], run: _Body, tape: Tape | None
-) -> tuple[_Code, _Way | None]:
+) -> tuple[_Code, _BatchVjp | None]:
     token, record = _inside.set(True), blocks.recorder()
     around, record.what = record.what, "a function of ml.batch"
     try:
@@ -255,61 +264,61 @@ def _codes(
 
 def _codes_inside(
     name: str, types: list[TensorType], run: _Body, tape: Tape | None
-) -> tuple[_Code, _Way | None]:
+) -> tuple[_Code, _BatchVjp | None]:
     with taped(None):
-        there = recorded(name, types, run)
-    code = _code(there, [])
+        forward = trace_callee(name, types, run)
+    code = _build_code(forward, [])
     if tape is None:
         return code, None
     closures: Closures = {}
     cells: dict[int, Cell] = {}
-    gradients = [use.type for use in there.results if use.type.dtype.is_inexact]
+    gradients = [use.type for use in forward.results if use.type.dtype.is_inexact]
 
     def back(params: Tensors) -> Tensors:
         start, record = len(tape.nodes), blocks.recorder()
         places, cotangents = params[: len(types)], params[len(types) :]
         with taped(None):
             xs = [stop_gradient(x) for x in places]
-        xs = blocks.watched(tape, xs)
-        made = run(blocks.aliases(xs))
+        xs = blocks.watch_tracked(tape, xs)
+        outputs = run(blocks.aliases(xs))
         nodes = tape.nodes[start:]
         del tape.nodes[start:]
-        closures.update(closures_of(tape, nodes, start, made))
+        closures.update(closures_of(tape, nodes, start, outputs))
         with taped(None):
             for n, type in closures.items():
                 cells[n] = Cell(record.as_cell(record.variable(type, outside=True)))
-            pending = Pending()
+            pending = CotangentAccumulator()
             pending.update(cells)
-            seed(pending, tape, [y for y in made if y.dtype.is_inexact], cotangents)
+            seed(pending, tape, [y for y in outputs if y.dtype.is_inexact], cotangents)
             pending.walk(nodes, start)
             return [or_zeros(pending.get(x.node), x.type) for x in xs if x.dtype.is_inexact]
 
-    there_and_back = recorded(f"{name}_back", [*types, *gradients], back)
-    return code, _Way(_code(there_and_back, list(cells.values())), closures)
+    forward_and_backward = trace_callee(f"{name}_back", [*types, *gradients], back)
+    return code, _BatchVjp(_build_code(forward_and_backward, list(cells.values())), closures)
 
 
-def _code(found: Recorded, cells: list[Cell]) -> _Code:
+def _build_code(recorded: Recorded, cells: list[Cell]) -> _Code:
     record = blocks.recorder()
-    sums = {record.home_of(cell.x): i for i, cell in enumerate(cells)}
+    lane_sums = {record.home_of(cell.x): i for i, cell in enumerate(cells)}
     uses: dict[Value, Use] = {}
-    for use in free([found.procedure.block, *[each.block for each in found.callees]]):
-        if use.value.home is None or use.value.home not in sums:
+    for use in free([recorded.procedure.block, *[each.block for each in recorded.callees]]):
+        if use.value.home is None or use.value.home not in lane_sums:
             uses.setdefault(use.value, use)
     text = lanes_of(
-        found.procedure,
-        found.callees,
-        found.results,
+        recorded.procedure,
+        recorded.callees,
+        recorded.results,
         list(uses.values()),
-        sums,
+        lane_sums,
         _policy(),
     )
-    types = [use.type for use in found.results]
+    types = [use.type for use in recorded.results]
     shared = [record.holder_of(value) for value in uses]
     return _Code(text, types, [cell.type for cell in cells], shared)
 
 
 def _policy() -> FusionPolicy:
-    """Which chains suit the VM, which may have to be asked that, and not the recorder."""
+    """Return the VM's fusion policy. Asking the VM must not be recorded."""
     vm = blocks.recorder().vm
     token = current_capture.set(None)
     try:
@@ -318,17 +327,17 @@ def _policy() -> FusionPolicy:
         current_capture.reset(token)
 
 
-def _pull(
-    way: _Way, made: list[TensorType], nargs: int, cotangents: Cotangents, saved: Saved, held: Held
-) -> Held:
-    """The cotangents of the arguments, and of what the function reaches besides."""
+def _vjp(
+    vjp: _BatchVjp, types: list[TensorType], nargs: int, gs: Cotangents, saved: Saved, sums: Sums
+) -> Sums:
+    """Return the cotangents of the arguments and of the closures."""
     if taping() is not None:
-        raise GradientError("a gradient through the gradient of ml.batch is not supported")
+        raise GradientError("a second gradient through ml.batch is not supported")
     number, *rest = saved
     args, shared = rest[:nargs], rest[nargs:]
-    pairs = zip(cotangents, made, strict=True)
-    given = [or_zeros(g, type) for g, type in pairs if type.dtype.is_inexact]
-    found = iter(way.code._replace(shared=shared).run(number, [*args, *given]))
-    parts = [next(found) if x.dtype.is_inexact else None for x in args]
-    sums = [part if h is None else h + part for part, h in zip(found, held, strict=True)]
-    return [*parts, *sums]
+    pairs = zip(gs, types, strict=True)
+    seeds = [or_zeros(g, type) for g, type in pairs if type.dtype.is_inexact]
+    results = iter(vjp.code._replace(shared=shared).run(number, [*args, *seeds]))
+    parts = [next(results) if x.dtype.is_inexact else None for x in args]
+    lane_sums = [part if h is None else h + part for part, h in zip(results, sums, strict=True)]
+    return [*parts, *lane_sums]

@@ -1,9 +1,8 @@
-"""Rules of one's own: functions whose derivatives are what their author says, `custom_vjp` and
-`custom_jvp`.
+"""`custom_vjp` and `custom_jvp`: functions with user-defined derivatives.
 
-On a tape such a function leaves one node, with the rule. In the trace of another transformation it
-stays a function of the program, which has the rule: the transformation makes a function of it with
-a rule again, so that one that comes later finds the rule and not the body.
+On a tape such a function is one node with the rule. In the trace of a transformation it is a
+procedure with the rule. The transformation makes from it a procedure with a transformed rule, so
+that an outer transformation finds the rule, too.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar
 from mlvm.core.errors import GradientError, StaleTensor, brief
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.grad import as_argnums, vjp
-from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros
+from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros
 from mlvm.eager.autodiff.tape import Tape, taping
 from mlvm.eager.control import functions
 from mlvm.eager.control.state import as_tree
@@ -45,11 +44,15 @@ Tensors: TypeAlias = list[Tensor]
 Maybe: TypeAlias = list[Tensor | None]
 
 
-class Custom:
-    """A function from tensors to tensors, `fn`, with a rule. One of `custom_vjp` has `fwd`, from
-    the tensors to the results and what the way back needs; and `bwd`, from that and the cotangents
-    of the results to those of the tensors. One of `custom_jvp` has `jvp`, from tensors and tangents
-    to results and tangents. What is no float has None for its tangent or cotangent."""
+class CustomRule:
+    """Function from tensors to tensors with a user-defined derivative.
+
+    `fwd`: for `custom_vjp`, from the arguments to the results and the residuals.
+    `bwd`: for `custom_vjp`, from residuals and the results' cotangents to the arguments'
+        cotangents.
+    `jvp`: for `custom_jvp`, from arguments and tangents to results and tangents.
+    The tangent or cotangent of a tensor that is not inexact is None.
+    """
 
     def __init__(
         self,
@@ -69,52 +72,55 @@ class Custom:
     def __call__(self, args: Tensors) -> Tensors:
         tape, on = taping(), current_capture.get()
         tracked = tape is not None and any(x.tape is tape for x in args)
-        given = [untracked(x) for x in args] if tracked else args
-        with taped(None if tape is None else _Outside(self, tape)):
+        operands = [untracked(x) for x in args] if tracked else args
+        with taped(None if tape is None else _RefusingTape(self, tape)):
             if tracked and self.fwd is not None:
-                outs, res = self.fwd(given)
+                outs, res = self.fwd(operands)
             elif tracked and self.jvp is not None and isinstance(on, Tracer):
-                outs, res = self.jvp(given, [None] * len(given))[0], []  # by its rule, for others
+                outs, res = (
+                    self.jvp(operands, [None] * len(operands))[0],
+                    [],
+                )  # by its rule, for others
             elif tracked:
-                outs, res = self.fn(given), []
+                outs, res = self.fn(operands), []
             elif not isinstance(on, Tracer):
-                return self.fn(given)
+                return self.fn(operands)
             else:
-                made: Tensors = functions.called(object(), self.name, given, self.fn)
+                outputs: Tensors = functions.called(object(), self.name, operands, self.fn)
                 callee = on.calls[-1].callee
                 assert callee is not None  # it was called
                 callee.rule = self
-                return made
+                return outputs
         outs = [untracked(y) for y in outs]
         assert tape is not None  # it follows an argument
-        leave(tape, outs, args, {}, [*args, *res], partial(self._pull, outs, len(args)))
+        add_node(tape, outs, args, {}, [*args, *res], partial(self._vjp, outs, len(args)))
         return outs
 
-    def again(self, fn: Callable[[Tensors], Tensors]) -> Custom:
-        """The same rule, for what the function has become."""
-        return Custom(self.name, fn, fwd=self.fwd, bwd=self.bwd, jvp=self.jvp)
+    def with_fn(self, fn: Callable[[Tensors], Tensors]) -> CustomRule:
+        """Return the same rule for a transformed function."""
+        return CustomRule(self.name, fn, fwd=self.fwd, bwd=self.bwd, jvp=self.jvp)
 
-    def refused(self) -> GradientError:
+    def no_tangent_error(self) -> GradientError:
         return GradientError(
-            f"{self.name} is of custom_vjp, whose rule goes back only: a tangent goes through a "
-            f"function of custom_jvp, which has gradients too"
+            f"{self.name} has a custom_vjp, so it has no tangent; a custom_jvp has tangents and "
+            f"gradients"
         )
 
-    def closes_over(self, type: object) -> GradientError:
+    def captured_error(self, type: object) -> GradientError:
         return GradientError(
-            f"{self.name}, which has a rule of its own, uses a {type} from outside that is "
+            f"{self.name}, which has a custom rule, uses a {type} from outside that is "
             f"differentiated; make it an argument"
         )
 
-    def _pull(
-        self, outs: Tensors, nargs: int, cotangents: Cotangents, saved: Saved, held: Held
-    ) -> Held:
-        """The cotangents of the arguments. Where an outer gradient is taken through them, what the
-        way back needs is made again, so that it depends on the arguments."""
+    def _vjp(self, outs: Tensors, nargs: int, gs_: Cotangents, saved: Saved, sums: Sums) -> Sums:
+        """Return the cotangents of the arguments.
+
+        Under an outer gradient `fwd` runs again, so that the residuals depend on the arguments.
+        """
         args, res = list(saved[:nargs]), list(saved[nargs:])
         gs: Maybe = [
             or_zeros(g, y.type) if y.dtype.is_inexact else None
-            for g, y in zip(cotangents, outs, strict=True)
+            for g, y in zip(gs_, outs, strict=True)
         ]
         if self.bwd is not None and self.fwd is not None:
             on = current_capture.get()
@@ -126,30 +132,29 @@ class Custom:
         floats = [i for i, x in enumerate(args) if x.dtype.is_inexact]
 
         def linear(*ts: Tensor) -> Tensors:
-            given = dict(zip(floats, ts, strict=True))
-            _, made = jvp(args, [given.get(i) for i in range(nargs)])
-            return [t for t in made if t is not None]
+            tangent_of = dict(zip(floats, ts, strict=True))
+            _, tangents = jvp(args, [tangent_of.get(i) for i in range(nargs)])
+            return [t for t in tangents if t is not None]
 
         zeros = [or_zeros(None, args[i].type) for i in floats]
         parts = vjp(linear, *zeros)[1]([g for g in gs if g is not None])
-        found = dict(zip(floats, parts, strict=True))
-        return [found.get(i) for i in range(nargs)]
+        cotangent_of = dict(zip(floats, parts, strict=True))
+        return [cotangent_of.get(i) for i in range(nargs)]
 
 
-class _Outside:
-    """Stands for a tape while a function runs off it. It refuses what the function reaches of the
-    tape's by itself."""
+class _RefusingTape:
+    """Tape that raises for tensors of another tape, while a function with a rule runs."""
 
     within: object = None
     nodes: Sequence[Any] = ()
 
-    def __init__(self, rule: Custom, tape: Tape) -> None:
+    def __init__(self, rule: CustomRule, tape: Tape) -> None:
         self.rule, self.tape = rule, tape
 
     def record(self, call: Any, operands: Sequence[Any], types: Any, out: Any) -> None:
         for x in operands:
             if x.tape is self.tape:
-                raise self.rule.closes_over(x.type)
+                raise self.rule.captured_error(x.type)
 
     def needs_operand(self, *_: Any) -> bool:
         return False
@@ -158,74 +163,75 @@ class _Outside:
         return False
 
     def exchange(self, others: Any, x: Any) -> None:
-        """It keeps nothing."""
+        """Do nothing: it saves no tensors."""
 
 
 # --- what users write ----------------------------------------------------------------
 
 
 class _Arguments:
-    """The arguments of one call: those that are differentiated as trees of tensors, and the others,
-    by number."""
+    """Arguments of a call: trees of tensors to differentiate, and the others."""
 
-    def __init__(self, owner: _Owner[Any, Any], args: Sequence[Any]) -> None:
+    def __init__(self, owner: _CustomFunction[Any, Any], args: Sequence[Any]) -> None:
         self.owner, self.args = owner, args
         self.numbers = [i for i in range(len(args)) if i not in owner.nondiff_argnums]
         self.nondiff = [args[i] for i in owner.nondiff_argnums]
         flat = [flatten(as_tree(args[i]), ends=among_others) for i in self.numbers]
         self.structures = [structure for _, structure in flat]
-        self.xs: Tensors = [x for found, _ in flat for _, x in found]
+        self.xs: Tensors = [x for leaves, _ in flat for _, x in leaves]
         self.out: Structure = flatten(None)[1]
         self.types: list[TensorType] = []
         self.res: Structure = self.out
 
     def trees(self, xs: Sequence[Tensor]) -> list[Tree]:
-        """The arguments that are differentiated, with these tensors."""
+        """Return the differentiated arguments with these tensors."""
         rest = iter(xs)
         return [unflatten(s, [next(rest) for _ in range(s.size)]) for s in self.structures]
 
     def all(self, xs: Sequence[Tensor]) -> list[Any]:
-        found = dict(zip(self.numbers, self.trees(xs), strict=True))
-        return [found.get(i, arg) for i, arg in enumerate(self.args)]
+        tree_of = dict(zip(self.numbers, self.trees(xs), strict=True))
+        return [tree_of.get(i, arg) for i, arg in enumerate(self.args)]
 
     def slopes(self, ts: Sequence[Tensor | None]) -> list[Tree]:
-        """Trees like the arguments, of tangents."""
+        """Return trees of tangents, in the structure of the arguments."""
         rest = iter(ts)
         return [as_dicts(s, [next(rest) for _ in range(s.size)]) for s in self.structures]
 
     def result(self, out: Tree) -> Tensors:
-        """The tensors of a result, whose structure is kept."""
-        found, self.out = flatten(as_tree(out), ends=among_others)
-        self.types = [y.type for _, y in found]
-        return [y for _, y in found]
+        """Return the tensors of a result; remember its structure."""
+        leaves, self.out = flatten(as_tree(out), ends=among_others)
+        self.types = [y.type for _, y in leaves]
+        return [y for _, y in leaves]
 
     def fn(self, xs: Tensors) -> Tensors:
         return self.result(self.owner.fun(*self.all(xs)))
 
     def checked(
-        self, structure: Structure, types: Sequence[TensorType], made: Tree, what: str
+        self, structure: Structure, types: Sequence[TensorType], tree: Tree, what: str
     ) -> Maybe:
-        """The leaves of tangents or cotangents. Raises `GradientError` for one of another type, or
-        structure."""
-        if made is None:
+        """Return the leaves of tangents or cotangents.
+
+        Raises `GradientError` for another type or structure than the expected one.
+        """
+        if tree is None:
             return [None] * structure.size
 
         def differ(path: str, tree: Tree, other: Tree) -> NoReturn:
-            given, expected = type(other).__name__, type(tree).__name__
-            raise GradientError(f"{what} is a {given}, not a {expected}")
+            actual, expected = type(other).__name__, type(tree).__name__
+            raise GradientError(f"{what}: expected a {expected}, got a {actual}")
 
-        found = partners(structure, made, _are_alike, differ)
-        for x, type_ in zip(found, types, strict=True):
+        leaves = partners(structure, tree, _are_alike, differ)
+        for x, type_ in zip(leaves, types, strict=True):
             if x is not None and (not isinstance(x, Tensor) or x.type is not type_):
-                given = x.type if isinstance(x, Tensor) else brief(x)
-                raise GradientError(f"{what} is {given}, not {type_}")
+                actual = x.type if isinstance(x, Tensor) else brief(x)
+                raise GradientError(f"{what}: expected {type_}, got {actual}")
             if x is not None and not type_.dtype.is_inexact:
-                raise GradientError(f"{what} is for {type_}, which is no float: it is None")
-        return found
+                raise GradientError(f"{what}: expected None for {type_}, which is no float")
+        return leaves
 
 
-def _own(xs: Sequence[Any]) -> list[Any]:
-    """The tensors as a rule gets them, which may update them: others have them, too."""
+def _aliases(xs: Sequence[Any]) -> list[Any]:
+    """Alias the tensors for a rule, which may update them."""
     return [None if x is None else alias_of(x) for x in xs]
 
 
@@ -233,21 +239,21 @@ def _are_alike(tree: Tree, other: Tree) -> bool:
     return type(tree) is type(other) or (isinstance(tree, Node) and isinstance(other, dict))
 
 
-def _pair(made: Any, what: str) -> tuple[Any, Any]:
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise GradientError(f"{what}, not {brief(made)}")
-    return made
+def _pair(result: Any, what: str) -> tuple[Any, Any]:
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise GradientError(f"{what}, got {brief(result)}")
+    return result
 
 
-class _Owner(Generic[P, R]):
-    """A function with a rule of its own."""
+class _CustomFunction(Generic[P, R]):
+    """Function with a user-defined derivative."""
 
     __name__: str
     _defines = ""
 
     def __init__(self, fun: Callable[P, R], nondiff_argnums: int | Sequence[int] = ()) -> None:
         if not callable(fun):
-            raise GradientError(f"{type(self).__name__} is of a function, not of {brief(fun)}")
+            raise GradientError(f"{type(self).__name__}: expected a function, got {brief(fun)}")
         self.fun = fun
         self.nondiff_argnums = as_argnums(nondiff_argnums)
         update_wrapper(self, fun, updated=())
@@ -255,54 +261,52 @@ class _Owner(Generic[P, R]):
             self.__name__ = "a function"
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As a function in a class: a method."""
+        """Bind the function as a method."""
         return self if instance is None else MethodType(self, instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        given: Sequence[Any] = args
+        positional: Sequence[Any] = args
         if kwargs:
             bound = inspect.signature(self.fun).bind(*args, **kwargs)
             bound.apply_defaults()
             if bound.kwargs:
                 raise GradientError(
-                    f"{self.__name__}: {', '.join(bound.kwargs)} can be given by keyword only, and "
-                    f"the rule of {type(self).__name__} gets its arguments by position"
+                    f"{self.__name__}: {', '.join(bound.kwargs)}: keyword-only "
+                    f"arguments are not supported by {type(self).__name__}"
                 )
-            given = bound.args
-        found = _Arguments(self, given)
-        made = self._rule(found)(found.xs)
-        return unflatten(found.out, made)  # type: ignore[no-any-return]
+            positional = bound.args
+        arguments = _Arguments(self, positional)
+        outputs = self._rule(arguments)(arguments.xs)
+        return unflatten(arguments.out, outputs)  # type: ignore[no-any-return]
 
-    def _rule(self, given: _Arguments) -> Custom:
+    def _rule(self, arguments: _Arguments) -> CustomRule:
         raise NotImplementedError
 
     def _undefined(self) -> GradientError:
-        return GradientError(
-            f"{self.__name__} has no rule yet: give it one by {self.__name__}.{self._defines}"
-        )
+        return GradientError(f"{self.__name__} has no rule; call {self.__name__}.{self._defines}")
 
     def _run(self, rule: Callable[..., Any], *args: Any) -> Any:
-        """What a rule makes. What it finds ended belongs to the trace of a function around it."""
+        """Call a rule; explain an invalidated tensor in it, which an enclosing trace has made."""
         try:
             return rule(*args)
         except StaleTensor as error:
             raise GradientError(
-                f"{self.__name__}: its rule uses a tensor that a function around it has made; make "
-                f"it an argument, or let the rule keep it"
+                f"{self.__name__}: its rule uses a tensor of an enclosing function; make "
+                f"it an argument, or a residual"
             ) from error
 
 
-class custom_vjp(_Owner[P, R]):
-    """A function whose gradient is what `defvjp` says, as JAX's `custom_vjp`.
+class custom_vjp(_CustomFunction[P, R]):
+    """Function whose gradient `defvjp` defines, as JAX's `custom_vjp`.
 
-    `fwd` takes the arguments of the function, and returns its result and what the way back needs, a
-    tree of tensors. `bwd` takes that, and the cotangent of the result, and returns a tuple with a
-    cotangent for each argument: a tree like it, or None for zeros. Arguments whose numbers are in
-    `nondiff_argnums` may be anything; they are not differentiated, and `bwd` gets them first.
+    `fwd` takes the arguments of the function, and returns its result and the residuals, a tree of
+    tensors. `bwd` takes the residuals and the cotangent of the result. It returns a tuple with a
+    cotangent for each argument: a tree like it, or None for zeros. Arguments in `nondiff_argnums`
+    may be anything; they are not differentiated, and `bwd` gets them first.
 
-    Neither the function nor the rule may use a tensor from outside that is differentiated:
-    `GradientError` says so. `jvp` does not go through such a function, but through its gradient. A
-    rule is eager code: gradients of gradients go through it, and `vmap` runs it for all lanes.
+    The function and the rule must not use a differentiated tensor from outside: that raises
+    `GradientError`. `jvp` of such a function raises, too; `jvp` of its gradient works. A rule is
+    eager code, so it can be differentiated, and `vmap` runs it for the whole batch.
 
     The tensors: of any shapes. Raises `GradientError` for a rule that is missing, or returns
     cotangents of other types.
@@ -320,48 +324,53 @@ class custom_vjp(_Owner[P, R]):
     bwd: Callable[..., Any] | None = None
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
-        """Say how the function goes forward, and back."""
+        """Define the forward and the backward pass."""
         self.fwd, self.bwd = fwd, bwd
 
-    def _rule(self, given: _Arguments) -> Custom:
+    def _rule(self, arguments: _Arguments) -> CustomRule:
         first, last, name = self.fwd, self.bwd, self.__name__
         if first is None or last is None:
             raise self._undefined()
 
         def fwd(xs: Tensors) -> tuple[Tensors, Tensors]:
-            made = self._run(first, *given.all(_own(xs)))
-            out, res = _pair(made, f"{name}: fwd returns a pair of the result and what bwd needs")
-            found, given.res = flatten(as_tree(res), None, ends=among_others)
-            return given.result(out), [x for _, x in found]
+            result = self._run(first, *arguments.all(_aliases(xs)))
+            out, res = _pair(result, f"{name}: expected a pair (result, residuals) from fwd")
+            leaves, arguments.res = flatten(as_tree(res), None, ends=among_others)
+            return arguments.result(out), [x for _, x in leaves]
 
         def bwd(res: Tensors, gs: Maybe) -> Maybe:
-            tree, kept = as_dicts(given.out, _own(gs)), unflatten(given.res, _own(res))
-            made = self._run(last, *given.nondiff, kept, tree)
-            count = len(given.structures)
-            if not isinstance(made, (tuple, list)) or len(made) != count:
+            tree, residuals = (
+                as_dicts(arguments.out, _aliases(gs)),
+                unflatten(arguments.res, _aliases(res)),
+            )
+            result = self._run(last, *arguments.nondiff, residuals, tree)
+            count = len(arguments.structures)
+            if not isinstance(result, (tuple, list)) or len(result) != count:
                 raise GradientError(
-                    f"{name}: bwd returns a tuple of {count}, a cotangent for each argument, not "
-                    f"{brief(made)}"
+                    f"{name}: expected a tuple of {count} cotangents from bwd, one an "
+                    f"argument, got {brief(result)}"
                 )
             parts: Maybe = []
-            for number, structure, g in zip(given.numbers, given.structures, made, strict=True):
-                types = [x.type for x in given.xs[len(parts) : len(parts) + structure.size]]
+            for number, structure, g in zip(
+                arguments.numbers, arguments.structures, result, strict=True
+            ):
+                types = [x.type for x in arguments.xs[len(parts) : len(parts) + structure.size]]
                 what = f"{name}: the cotangent that bwd returns for argument {number}"
-                parts += given.checked(structure, types, g, what)
+                parts += arguments.checked(structure, types, g, what)
             return parts
 
-        return Custom(name, given.fn, fwd=fwd, bwd=bwd)
+        return CustomRule(name, arguments.fn, fwd=fwd, bwd=bwd)
 
 
-class custom_jvp(_Owner[P, R]):
-    """A function whose derivative is what `defjvp` or `defjvps` says, as JAX's `custom_jvp`. Its
-    gradients are the rule's, transposed.
+class custom_jvp(_CustomFunction[P, R]):
+    """Function whose derivative `defjvp` or `defjvps` defines, as JAX's `custom_jvp`.
 
-    The rule takes a tuple of the arguments, and one of their tangents, in which what is no float
-    has None. It returns the result and its tangent, which is linear in these tangents. Arguments
-    whose numbers are in `nondiff_argnums` may be anything; the rule gets them first.
+    Its gradients are the transposed rule. The rule takes a tuple of the arguments, and one of their
+    tangents, with None for arguments that are not inexact. It returns the result and its tangent,
+    which must be linear in the tangents. Arguments in `nondiff_argnums` may be anything; the rule
+    gets them first.
 
-    Neither the function nor the rule may use a tensor from outside that is differentiated.
+    The function and the rule must not use a differentiated tensor from outside.
 
     The tensors: of any shapes. Raises `GradientError` for a rule that is missing, or returns a
     tangent of another type than the result.
@@ -381,17 +390,17 @@ class custom_jvp(_Owner[P, R]):
     jvp: Callable[..., Any] | None = None
 
     def defjvp(self, jvp: Callable[..., Any]) -> Callable[..., Any]:
-        """Say what the function does to tangents. Returns the rule, so that it may decorate it."""
+        """Define the tangent of the result. Returns the rule, so this is a decorator, too."""
         self.jvp = jvp
         return jvp
 
     def defjvps(self, *jvps: Callable[..., Any] | None) -> None:
-        """Say what it does to the tangent of each argument alone: `rule(t, result, *arguments)`
-        makes a part of the result's tangent, and None is for none."""
+        """Define the tangent of the result by one rule an argument, `rule(t, result, *arguments)`.
+
+        None stands for an argument that contributes nothing.
+        """
         if self.nondiff_argnums:
-            raise GradientError(
-                f"{self.__name__}: defjvps goes without nondiff_argnums; see defjvp"
-            )
+            raise GradientError(f"{self.__name__}: nondiff_argnums needs defjvp, not defjvps")
 
         def jvp(primals: Sequence[Tree], tangents: Sequence[Tree]) -> tuple[Tree, Tree]:
             out: Any = self(*primals)  # type: ignore[call-arg]
@@ -407,7 +416,7 @@ class custom_jvp(_Owner[P, R]):
 
         self.jvp = jvp
 
-    def _rule(self, given: _Arguments) -> Custom:
+    def _rule(self, arguments: _Arguments) -> CustomRule:
         rule, name = self.jvp, self.__name__
         if rule is None:
             raise self._undefined()
@@ -417,13 +426,13 @@ class custom_jvp(_Owner[P, R]):
                 or_zeros(t, x.type) if x.dtype.is_inexact else None
                 for x, t in zip(xs, ts, strict=True)
             ]
-            primals, slopes = given.trees(_own(xs)), given.slopes(_own(full))
-            made = self._run(rule, *given.nondiff, tuple(primals), tuple(slopes))
-            out, tangent = _pair(made, f"{name}: the rule returns a pair of result and tangent")
-            ys = given.result(out)
+            primals, slopes = arguments.trees(_aliases(xs)), arguments.slopes(_aliases(full))
+            result = self._run(rule, *arguments.nondiff, tuple(primals), tuple(slopes))
+            out, tangent = _pair(result, f"{name}: expected a pair (result, tangent) from the rule")
+            ys = arguments.result(out)
             what = f"{name}: the tangent that the rule returns"
-            found = given.checked(given.out, given.types, tangent, what)
-            pairs = zip(found, ys, strict=True)
+            leaves = arguments.checked(arguments.out, arguments.types, tangent, what)
+            pairs = zip(leaves, ys, strict=True)
             return ys, [or_zeros(t, y.type) if y.dtype.is_inexact else None for t, y in pairs]
 
-        return Custom(name, given.fn, jvp=jvp)
+        return CustomRule(name, arguments.fn, jvp=jvp)

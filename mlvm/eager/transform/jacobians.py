@@ -14,25 +14,24 @@ from mlvm.eager.functions.creation import eye
 from mlvm.eager.functions.shapes import moveaxis, reshape, split
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.transform.jvp import Traced, jvp, linearized
+from mlvm.eager.transform.jvp import TracedFunction, jvp, linearized
 from mlvm.eager.transform.vmap import vmap
 from mlvm.eager.tree import Tree, as_dicts, flatten
 
 
 def _basis(types: Sequence[TensorType]) -> list[Tensor]:
-    """Unit vectors along all elements of tensors of these types: of each [n, ...], for n elements
-    in all."""
+    """Return unit vectors along all n elements of tensors of these types, each [n, ...]."""
     sizes = [math.prod(type.shape) for type in types]
-    n, at, found = sum(sizes), 0, []
+    n, at, basis = sum(sizes), 0, []
     for type, size in zip(types, sizes, strict=True):
         block = eye(n, size, k=-at, dtype=type.dtype)
-        found.append(reshape(block, (n, *type.shape)))
+        basis.append(reshape(block, (n, *type.shape)))
         at += size
-    return found
+    return basis
 
 
-def _cut(y: Tensor, types: Sequence[TensorType], axis: int) -> list[Tensor]:
-    """The parts of an axis of y that belong to tensors of these types."""
+def _split_axis(y: Tensor, types: Sequence[TensorType], axis: int) -> list[Tensor]:
+    """Split an axis of y into the parts for tensors of these types."""
     sizes = [math.prod(type.shape) for type in types]
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
     return list(split(y, ends, axis=axis)) if ends else [y]
@@ -45,16 +44,16 @@ def jacfwd(
     has_aux: bool = False,
     holomorphic: bool = False,
 ) -> Callable[..., Any]:
-    """A function that returns the Jacobian of `fn` with respect to `argnums`, column by column: by
-    `linearize`, with a tangent along each element of the arguments.
+    """Return a function that computes the Jacobian of `fn` in forward mode, column by column.
 
-    It is for functions with fewer inputs than outputs; `jacrev` is for the others.
+    It uses `linearize`, with a tangent along each element of the arguments `argnums`. It suits
+    functions with fewer inputs than outputs; `jacrev` suits the others.
 
     Arguments and results are trees of tensors of any shapes. The Jacobian has the structure of the
-    result; at each leaf it has that of the argument, or a tuple of several; there it has
-    [*shape of the result, *shape of the argument]. A result that is no float has None. With
-    `has_aux` the function returns `(jacobian, aux)`. Arguments are real; with `holomorphic` they
-    are complex, as are the results, and it is the matrix of complex derivatives.
+    result. Each leaf has the structure of the argument, or is a tuple for several. Each of those
+    leaves has the shape [*shape of the result, *shape of the argument]. A result that is no float
+    has None. With `has_aux` the function returns `(jacobian, aux)`. Arguments are real; with
+    `holomorphic` arguments and results are complex, and so are the derivatives.
 
     Raises `DTypeError` for arguments of other dtypes, and what `jvp` and `grad` raise.
 
@@ -62,37 +61,37 @@ def jacfwd(
         Tensor([[2., 0.],
                 [0., 4.]], f32[2,2])
     """
-    several, asked = not isinstance(argnums, int), as_argnums(argnums)
+    several, requested = not isinstance(argnums, int), as_argnums(argnums)
 
     @wraps(fn, updated=())
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        numbers = among(asked, args)
+        numbers = among(requested, args)
 
-        def of(*given: Any) -> Any:
-            return fn(*with_given(args, numbers, given), **kwargs)
+        def of(*diff_args: Any) -> Any:
+            return fn(*with_given(args, numbers, diff_args), **kwargs)
 
-        made = Traced(of, [args[i] for i in numbers], "jacfwd", has_aux)
-        types = [x.type for x in made.xs]
-        _require("jacfwd", types, "an argument", holomorphic)
-        _, aux, structure, linear = linearized(made)
+        traced_fn = TracedFunction(of, [args[i] for i in numbers], "jacfwd", has_aux)
+        types = [x.type for x in traced_fn.xs]
+        _require_kind("jacfwd", types, "an argument", holomorphic)
+        _, aux, structure, linear = linearized(traced_fn)
         columns: Any = vmap(lambda *ts: linear(ts))(*_basis(types))
 
         def row(y: Tensor | None) -> Tree:
             if y is None:
                 return None
-            _require("jacfwd", [y.type] if holomorphic else [], "a result", holomorphic)
-            parts = _cut(moveaxis(y, 0, -1), types, -1)
+            _require_kind("jacfwd", [y.type] if holomorphic else [], "a result", holomorphic)
+            parts = _split_axis(moveaxis(y, 0, -1), types, -1)
             shaped = [
                 reshape(part, (*y.shape[1:], *type.shape))
                 for part, type in zip(parts, types, strict=True)
             ]
             trees, rest = [], iter(shaped)
-            for each in made.structures:
+            for each in traced_fn.structures:
                 trees.append(as_dicts(each, [next(rest) for _ in range(each.size)]))
             return tuple(trees) if several else trees[0]
 
-        found = as_dicts(structure, [row(y) for y in columns])
-        return (found, aux) if has_aux else found
+        result = as_dicts(structure, [row(y) for y in columns])
+        return (result, aux) if has_aux else result
 
     return jacobian
 
@@ -104,11 +103,11 @@ def jacrev(
     has_aux: bool = False,
     holomorphic: bool = False,
 ) -> Callable[..., Any]:
-    """A function that returns the Jacobian of `fn` with respect to `argnums`, row by row: by `vjp`,
-    with a cotangent along each element of the result.
+    """Return a function that computes the Jacobian of `fn` in reverse mode, row by row.
 
-    It is for functions with fewer outputs than inputs, and else as `jacfwd` describes it. Results
-    are real; with `holomorphic` they are complex, as are the arguments.
+    It uses `vjp`, with a cotangent along each element of the result, and suits functions with fewer
+    outputs than inputs. Otherwise it is like `jacfwd`. Results are real; with `holomorphic` they
+    are complex, as are the arguments.
 
     The result: [...] of any shape. Raises `DTypeError` for results of other dtypes, and what `vjp`
     and `grad` raise.
@@ -116,20 +115,20 @@ def jacrev(
         >>> ml.jacrev(lambda x: ml.sum(x * x, axis=1))(ml.asarray([[1.0, 2.0]]))
         Tensor([[[2., 4.]]], f32[1,1,2])
     """
-    several, asked = not isinstance(argnums, int), as_argnums(argnums)
+    several, requested = not isinstance(argnums, int), as_argnums(argnums)
 
     @wraps(fn, updated=())
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        numbers = among(asked, args)
+        numbers = among(requested, args)
 
-        def of(*given: Any) -> Any:
-            result = fn(*with_given(args, numbers, given), **kwargs)
+        def of(*diff_args: Any) -> Any:
+            result = fn(*with_given(args, numbers, diff_args), **kwargs)
             return result if has_aux else (result, None)
 
         value, pull, aux = vjp(of, *[args[i] for i in numbers], has_aux=True)
         ys, structure = flatten(value)
         types = [y.type for _, y in ys if y.dtype.is_inexact]
-        _require("jacrev", types, "a result", holomorphic)
+        _require_kind("jacrev", types, "a result", holomorphic)
 
         def pulled(*gs: Tensor) -> Any:
             rest = iter(gs)
@@ -137,11 +136,11 @@ def jacrev(
             return pull(as_dicts(structure, each))
 
         rows = vmap(pulled)(*_basis(types))
-        found, inner = flatten(rows)
+        leaves, inner = flatten(rows)
         if holomorphic:
-            _require("jacrev", [x.type for _, x in found], "an argument", holomorphic)
-            found = [(path, op.conj(x)) for path, x in found]
-        cut = [iter(_cut(x, types, 0)) for _, x in found]
+            _require_kind("jacrev", [x.type for _, x in leaves], "an argument", holomorphic)
+            leaves = [(path, op.conj(x)) for path, x in leaves]
+        cut = [iter(_split_axis(x, types, 0)) for _, x in leaves]
 
         def row(y: Tensor) -> Tree:
             if not y.dtype.is_inexact:
@@ -164,13 +163,12 @@ def hessian(
     has_aux: bool = False,
     holomorphic: bool = False,
 ) -> Callable[..., Any]:
-    """A function that returns the second derivatives of `fn` with respect to `argnums`:
-    `jacfwd(jacrev(fn))`, forward over reverse.
+    """Return a function that computes the second derivatives of `fn`: `jacfwd(jacrev(fn))`.
 
-    It has the structure of the result; at each leaf that of the argument, and at each of its leaves
-    that again, with [*shape of the result, *shape of the one, *shape of the other]. The options are
-    those of `jacfwd`. For the product with a vector see `hvp`, which costs about as much as two
-    gradients.
+    It has the structure of the result. Each leaf has the structure of the argument, and each of
+    those leaves that structure again. The shape is [*shape of the result, *shape of one argument,
+    *shape of the other]. The options are those of `jacfwd`. `hvp`, the product with a vector, costs
+    only about two gradients.
 
     The result: [...] of any shape, mostly a scalar. Raises what `jacfwd` and `jacrev` raise.
 
@@ -188,9 +186,10 @@ def hvp(
     tangents: Sequence[Tree],
     argnums: int | Sequence[int] = 0,
 ) -> Any:
-    """The product of the Hessian of `fn` with the tangents: the derivative of its gradient in their
-    direction, `jvp(grad(fn, argnums), primals, tangents)[1]` (Pearlmutter, Fast exact
-    multiplication by the Hessian, 1994).
+    """Return the product of the Hessian of `fn` with the tangents: `jvp(grad(fn), ...)[1]`.
+
+    It is the derivative of the gradient in their direction (Pearlmutter, Fast exact multiplication
+    by the Hessian, 1994).
 
     `fn(*primals)` is a float scalar. The primals are trees of tensors of any shapes, such as
     parameters and a batch; a tangent has its primal's structure, or is None for one that stays.
@@ -205,11 +204,13 @@ def hvp(
     return jvp(grad(fn, argnums), primals, tangents)[1]
 
 
-def _require(what: str, types: Sequence[TensorType], of: str, holomorphic: bool) -> None:
-    """Raise `DTypeError` for a type that is not real, or not complex if `holomorphic`."""
+def _require_kind(what: str, types: Sequence[TensorType], of: str, holomorphic: bool) -> None:
+    """Raise `DTypeError` for a type that is not real, or not complex with `holomorphic`."""
     for type in types:
         if holomorphic and type.dtype.kind != "complex":
-            raise DTypeError(f"{what}: with holomorphic=True {of} is complex, not {type}")
+            raise DTypeError(
+                f"{what}: expected {of} of a complex dtype with holomorphic=True, got {type}"
+            )
         if not holomorphic and not type.dtype.is_float:
             hint = "; see holomorphic=True" if type.dtype.kind == "complex" else ""
-            raise DTypeError(f"{what}: {of} is a real float, not {type}{hint}")
+            raise DTypeError(f"{what}: expected {of} of a real float dtype, got {type}{hint}")

@@ -1,8 +1,10 @@
-"""Directions: what a function does to tangents, by `jvp` and `linearize`.
+"""Forward mode: `jvp` and `linearize`.
 
-The function's trace is run with pairs of a value and its tangent. A tangent that is zero is None,
-and makes no work. So a loop has tangents for those parts of its state alone that get one in any
-turn: they are found before it runs.
+In: a function's trace, primals and tangents. Out: values and their tangents, by `interpret` with
+    pairs (`Dual`).
+Invariant: a zero tangent is None and costs nothing. So a loop has tangents only for the parts of
+    its state that get one in some iteration; a dry run finds them first (`_tangent_fixed_point`).
+Callers: users; `jacobians`.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, alias_of, apply
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.transform.custom import Custom
-from mlvm.eager.transform.trace import OUTSIDE, begun, run, traced
+from mlvm.eager.transform.custom import CustomRule
+from mlvm.eager.transform.trace import OUTSIDE, interpret, partial_eval, trace_function
 from mlvm.eager.tree import (
     Buffer,
     Node,
@@ -43,31 +45,34 @@ from mlvm.machines.checks import CHECK
 from mlvm.step.flow import Call, Procedure
 
 
-class Refused(NamedTuple):
-    """Stands for a tangent that an op without a rule would have made. It is an error where a result
-    has it: an integer that is made of it has none."""
+class NoTangent(NamedTuple):
+    """Tangent of a value computed by an op without a forward rule.
+
+    It raises `error` where a float of the result depends on it. An integer computed from it has no
+    tangent.
+    """
 
     error: GradientError
 
 
-Tangent: TypeAlias = "Tensor | Refused | None"
+Tangent: TypeAlias = "Tensor | NoTangent | None"
 
 
 class Dual(NamedTuple):
-    """A value, and its tangent: None is zero."""
+    """Value x and tangent t; None means zero."""
 
     x: Tensor
     t: Tangent
 
 
 Duals: TypeAlias = list[Dual]
-Kind: TypeAlias = "bool | Refused"
+Kind: TypeAlias = "bool | NoTangent"
 Kinds: TypeAlias = tuple[Kind, ...]
-"""Of several values, whether they have a tangent."""
+"""For each of several values: whether it has a tangent."""
 
 
 def _kind(dual: Dual) -> Kind:
-    return dual.t if isinstance(dual.t, Refused) else dual.t is not None
+    return dual.t if isinstance(dual.t, NoTangent) else dual.t is not None
 
 
 def _kinds(duals: Sequence[Dual]) -> Kinds:
@@ -75,25 +80,25 @@ def _kinds(duals: Sequence[Dual]) -> Kinds:
 
 
 def _joined(*kinds: Kind) -> Kind:
-    """Of a value that may be any of these."""
-    return next((kind for kind in kinds if isinstance(kind, Refused)), any(kinds))
+    """Return the kind of a value that may be any of these."""
+    return next((kind for kind in kinds if isinstance(kind, NoTangent)), any(kinds))
 
 
 def _tangent(dual: Dual) -> Tensor:
-    """The tangent, as a tensor. Raises the error of one that is refused."""
-    if isinstance(dual.t, Refused):
+    """Return the tangent as a tensor. Raises the error of `NoTangent`."""
+    if isinstance(dual.t, NoTangent):
         raise dual.t.error
     return full(dual.x.shape, 0, dtype=dual.x.dtype) if dual.t is None else dual.t
 
 
 def _packed(duals: Sequence[Dual], kinds: Kinds) -> Tensors:
-    """The values, and then the tangents of those that have one."""
+    """Return the values, then the tangents that exist."""
     pairs = zip(duals, kinds, strict=True)
     return [*[d.x for d in duals], *[_tangent(d) for d, kind in pairs if kind is True]]
 
 
 def _unpacked(xs: Sequence[Tensor], kinds: Kinds) -> Duals:
-    """What `_packed` was given."""
+    """Invert `_packed`."""
     ts = iter(xs[len(kinds) :])
     return [
         Dual(x, next(ts) if kind is True else kind or None)
@@ -101,28 +106,28 @@ def _unpacked(xs: Sequence[Tensor], kinds: Kinds) -> Duals:
     ]
 
 
-def _tried(fn: Callable[[], Duals]) -> Kinds | None:
-    """What the function makes, without a run; None if that is not known yet."""
-    found: list[Kinds] = []
+def _abstract_kinds(fn: Callable[[], Duals]) -> Kinds | None:
+    """Return the kinds of the function's results without running it, or None if not known yet."""
+    kinds: list[Kinds] = []
     try:
-        blocks.unrun(lambda: found.append(_kinds(fn())))
-    except blocks.Unknown:
+        blocks.abstract_eval(lambda: kinds.append(_kinds(fn())))
+    except blocks.UnknownResults:
         return None
-    return found[-1]
+    return kinds[-1]
 
 
-class Directional:
-    """What calls do with pairs of a value and its tangent.
+class JvpInterpreter:
+    """Interpreter of pairs of value and tangent.
 
-    `records` are those of the residuals, where they are no program's; `pushed` tells, for the types
-    of a record, which of its tensors have tangents. If it is not
-    `moving`, there are none: the calls are run as they are.
+    has_tangents: False where all tangents are zero.
+    records: the records of residuals, in an eager interpretation.
+    record_kinds: for the types of a record, which of its tensors have tangents.
     """
 
-    def __init__(self, *, moving: bool = True) -> None:
-        self.moving = moving
+    def __init__(self, *, has_tangents: bool = True) -> None:
+        self.has_tangents = has_tangents
         self.records: list[Duals] = []
-        self.pushed: dict[tuple[TensorType, ...], Kinds] = {}
+        self.record_kinds: dict[tuple[TensorType, ...], Kinds] = {}
 
     def constant(self, x: Tensor) -> Dual:
         return Dual(x, None)
@@ -130,13 +135,13 @@ class Directional:
     def key(self) -> Dual:
         return Dual(random.next_key(), None)
 
-    def seen_as(self, x: Dual, type: TensorType) -> Dual:
+    def reshape(self, x: Dual, type: TensorType) -> Dual:
         if x.x.type is type:
             return x
         t = reshape(x.t, type.shape) if isinstance(x.t, Tensor) else x.t
         return Dual(reshape(x.x, type.shape), t)
 
-    def stopped(self, x: Dual) -> Dual:
+    def stop_gradient(self, x: Dual) -> Dual:
         return Dual(stop_gradient(x.x), None)
 
     def op(self, call: OneOp, xs: Sequence[Dual]) -> Dual:
@@ -145,92 +150,91 @@ class Directional:
         kind = _joined(*_kinds(xs))
         if not kind or not out.dtype.is_inexact:
             return Dual(out, None)
-        if isinstance(kind, Refused):
+        if isinstance(kind, NoTangent):
             return Dual(out, kind)
         ts = [x.t if isinstance(x.t, Tensor) else None for x in xs]
         try:
             return Dual(out, tangent_of(call, operands, ts, out))
         except GradientError as error:
-            return Dual(out, Refused(error))
+            return Dual(out, NoTangent(error))
 
     # --- control flow -----------------------------------------------------------------
 
-    def cond(self, pred: Dual, ways: Sequence[Callable[[], Duals]]) -> Duals:
+    def cond(self, pred: Dual, branch_fns: Sequence[Callable[[], Duals]]) -> Duals:
         if not blocks.is_recorded():
-            return ways[0 if bool(pred.x) else 1]()
-        each = [found for found in map(_tried, ways) if found is not None]
+            return branch_fns[0 if bool(pred.x) else 1]()
+        each = [kinds for kinds in map(_abstract_kinds, branch_fns) if kinds is not None]
         if not each:
-            raise blocks.Unknown
+            raise blocks.UnknownResults
         kinds = tuple([_joined(*column) for column in zip(*each, strict=True)])
 
-        def packed(way: Callable[[], Duals]) -> Callable[[], Tensors]:
-            return lambda: _packed(way(), kinds)
+        def packed(branch: Callable[[], Duals]) -> Callable[[], Tensors]:
+            return lambda: _packed(branch(), kinds)
 
-        return _unpacked(branches.cond(pred.x, *map(packed, ways)), kinds)
+        return _unpacked(branches.cond(pred.x, *map(packed, branch_fns)), kinds)
 
     def while_loop(
         self, test: Callable[[Duals], Dual], body: Callable[[Duals], Duals], state: Duals
     ) -> Duals:
-        kinds, _ = self._fixed(lambda now: (body(now), []), state)
+        kinds, _ = self._tangent_fixed_point(lambda now: (body(now), []), state)
 
         def more(xs: Tensors) -> Tensor:
             return test([Dual(x, None) for x in xs[: len(state)]]).x
 
-        def turn(xs: Tensors) -> Tensors:
+        def iterate(xs: Tensors) -> Tensors:
             return _packed(body(_unpacked(xs, kinds)), kinds)
 
-        return _unpacked(loops.while_loop(more, turn, _packed(state, kinds)), kinds)
+        return _unpacked(loops.while_loop(more, iterate, _packed(state, kinds)), kinds)
 
     def scan(
         self,
         body: Callable[[Dual, Duals, Duals], tuple[Duals, Duals]],
         state: Duals,
         xs: Duals,
-        turns: Dual | int,
+        trip_count: Dual | int,
         total: int | None,
         reverse: bool,
     ) -> tuple[Duals, Duals]:
         of_rows = _kinds(xs)
         zero = asarray(0)
 
-        def tried(now: Duals) -> tuple[Duals, Duals]:
-            rows = [op.take(x, zero, axis=0) for x in _packed(xs, of_rows)]
-            return body(Dual(zero, None), now, _unpacked(rows, of_rows))
+        def try_iteration(now: Duals) -> tuple[Duals, Duals]:
+            slices = [op.take(x, zero, axis=0) for x in _packed(xs, of_rows)]
+            return body(Dual(zero, None), now, _unpacked(slices, of_rows))
 
-        kinds, of_made = self._fixed(tried, state)
+        kinds, of_results = self._tangent_fixed_point(try_iteration, state)
 
-        def turn(i: Tensor, now: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
-            after, made = body(Dual(i, None), _unpacked(now, kinds), _unpacked(rows, of_rows))
-            return _packed(after, kinds), _packed(made, of_made or (False,) * len(made))
+        def iterate(i: Tensor, now: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
+            after, results = body(Dual(i, None), _unpacked(now, kinds), _unpacked(rows, of_rows))
+            return _packed(after, kinds), _packed(results, of_results or (False,) * len(results))
 
-        after, rows = loops.counted(
-            turn,
+        after, rows = loops.counted_loop(
+            iterate,
             _packed(state, kinds),
             _packed(xs, of_rows),
-            turns if isinstance(turns, int) else turns.x,
+            trip_count if isinstance(trip_count, int) else trip_count.x,
             total,
             reverse=reverse,
         )
-        return _unpacked(after, kinds), _unpacked(rows, of_made or (False,) * len(rows))
+        return _unpacked(after, kinds), _unpacked(rows, of_results or (False,) * len(rows))
 
-    def _fixed(
-        self, turn: Callable[[Duals], tuple[Duals, Duals]], state: Duals
+    def _tangent_fixed_point(
+        self, iterate: Callable[[Duals], tuple[Duals, Duals]], state: Duals
     ) -> tuple[Kinds, Kinds]:
-        """Which parts of a loop's state have a tangent after any number of turns; and which rows
-        that a turn makes."""
+        """Return which parts of a loop's state, and which rows, may have a tangent."""
         kinds = _kinds(state)
-        while self.moving:
+        while self.has_tangents:
 
-            def tried(kinds: Kinds = kinds) -> Duals:
-                after, made = turn(_unpacked(_packed(state, kinds), kinds))
-                return [*after, *made]
+            def try_iteration(kinds: Kinds = kinds) -> Duals:
+                after, rows = iterate(_unpacked(_packed(state, kinds), kinds))
+                return [*after, *rows]
 
-            found = _tried(tried)
-            if found is None:
+            after = _abstract_kinds(try_iteration)
+            if after is None:
                 break
-            more = tuple([_joined(was, now) for was, now in zip(kinds, found, strict=False)])
+            more = tuple([_joined(was, now) for was, now in zip(kinds, after, strict=False)])
             if [*map(type, more), *more] == [*map(type, kinds), *kinds]:
-                return kinds, found[len(state) :]
+                return kinds, after[len(state) :]
             kinds = more
         return kinds, ()
 
@@ -241,39 +245,39 @@ class Directional:
         args: Duals,
         types: Sequence[TensorType],
     ) -> Duals:
-        """Recorded it stays a function, all of whose floats have tangents."""
+        """Call the function, or record it with tangents for all its floats."""
         if not blocks.is_recorded():
             return body(args)
         kinds = _kinds(args)
-        made = tuple([self.moving and type.dtype.is_inexact for type in types])
+        kinds_of_results = tuple([self.has_tangents and type.dtype.is_inexact for type in types])
 
         def called(xs: Tensors) -> Tensors:
-            return _packed(body(_unpacked(xs, kinds)), made)
+            return _packed(body(_unpacked(xs, kinds)), kinds_of_results)
 
         key = id(self), id(procedure), tuple([kind is True for kind in kinds])
-        given = _packed(args, kinds)
-        return _unpacked(functions.called(key, procedure.name, given, called), made)
+        operands = _packed(args, kinds)
+        return _unpacked(functions.called(key, procedure.name, operands, called), kinds_of_results)
 
     def custom(
         self,
-        rule: Custom,
+        rule: CustomRule,
         body: Callable[[Duals], Duals],
         args: Duals,
         types: Sequence[TensorType],
     ) -> Duals:
-        """The rule makes the tangents, if there are any."""
+        """Compute the tangents by the rule, if there are any."""
         kinds = _kinds(args)
-        refused = next((kind for kind in kinds if isinstance(kind, Refused)), None)
-        found = _tried(lambda: body([Dual(each.x, None) for each in args])) or ()
-        if any(found):
-            raise rule.closes_over("tensor")
+        refused = next((kind for kind in kinds if isinstance(kind, NoTangent)), None)
+        captured_kinds = _abstract_kinds(lambda: body([Dual(each.x, None) for each in args])) or ()
+        if any(captured_kinds):
+            raise rule.captured_error("tensor")
         xs = [each.x for each in args]
         if True in kinds and rule.jvp is not None and refused is None:
-            ys, ts = rule.jvp(xs, [each.t for each in args if not isinstance(each.t, Refused)])
+            ys, ts = rule.jvp(xs, [each.t for each in args if not isinstance(each.t, NoTangent)])
             return [Dual(y, t) for y, t in zip(ys, ts, strict=True)]
-        again = rule.again(lambda xs: [each.x for each in body([Dual(x, None) for x in xs])])
-        kind = refused or (Refused(rule.refused()) if any(kinds) else None)
-        return [Dual(y, kind if _moves(y) else None) for y in again(xs)]
+        inner_rule = rule.with_fn(lambda xs: [each.x for each in body([Dual(x, None) for x in xs])])
+        kind = refused or (NoTangent(rule.no_tangent_error()) if any(kinds) else None)
+        return [Dual(y, kind if _is_float(y) else None) for y in inner_rule(xs)]
 
     # --- host functions ---------------------------------------------------------------
 
@@ -291,16 +295,19 @@ class Directional:
             [number, other] = [x.x for x in xs]
             return [Dual(self._summed(number, other), None)]
         raise CaptureError(
-            f"{call.line or 'here'}: {call.name} is called in a function of jvp, which knows no "
-            f"tangent for it; call it outside"
+            f"{call.line or 'here'}: jvp has no rule for {call.name}; "
+            f"call it outside of the function"
         )
 
     def _push(self, xs: Duals) -> Dual:
-        """Keep a record. In a program a tangent follows each float: records of one loop are read
-        alike, also before it is known which of them have any."""
+        """Push a record.
+
+        In a program each float is followed by its tangent, since records of one loop are read
+        alike, also before it is known which have one.
+        """
         types = tuple([x.x.type for x in xs])
-        before = self.pushed.get(types, (False,) * len(xs))
-        self.pushed[types] = tuple(map(_joined, before, _kinds(xs)))
+        before = self.record_kinds.get(types, (False,) * len(xs))
+        self.record_kinds[types] = tuple(map(_joined, before, _kinds(xs)))
         if blocks.is_recorded():
             pairs = [(x, Dual(x.x, x.t if isinstance(x.t, Tensor) else None)) for x in xs]
             each = [(x.x, _tangent(d)) if self._follows(x.x.type) else (x.x,) for x, d in pairs]
@@ -317,38 +324,38 @@ class Directional:
             return [
                 self._rows(cast(Any, number.x.tolist()), i, type) for i, type in enumerate(types)
             ]
-        known = [kinds for key, kinds in self.pushed.items() if key[: len(types)] == types]
+        pushed = [kinds for key, kinds in self.record_kinds.items() if key[: len(types)] == types]
         each = [(type,) * (1 + self._follows(type)) for type in types]
-        found = iter(records.pull(number.x, [type for part in each for type in part]))
+        values = iter(records.pull(number.x, [type for part in each for type in part]))
         duals = []
         for i, part in enumerate(each):
-            x, *ts = [next(found) for _ in part]
-            kind = _joined(*[kinds[i] for kinds in known])
+            x, *ts = [next(values) for _ in part]
+            kind = _joined(*[kinds[i] for kinds in pushed])
             duals.append(Dual(x, ts[0] if kind is True else kind or None))
         return duals
 
     def _rows(self, numbers: list[int], which: int, type: TensorType) -> Dual:
-        """Rows of a tensor, each from a record of its own; that of number 0 has zeros."""
+        """Return rows of a tensor, each from another record; record number 0 has zeros."""
         none = Dual(zeros(type.shape, dtype=type.dtype), None)
-        found = [self.records[k - 1][which] if k else none for k in numbers]
-        kind = _joined(*_kinds(found))
-        xs = concat([each.x[i : i + 1] for i, each in enumerate(found)])
+        records = [self.records[k - 1][which] if k else none for k in numbers]
+        kind = _joined(*_kinds(records))
+        xs = concat([each.x[i : i + 1] for i, each in enumerate(records)])
         if kind is not True:
             return Dual(xs, kind or None)
-        return Dual(xs, concat([_tangent(each)[i : i + 1] for i, each in enumerate(found)]))
+        return Dual(xs, concat([_tangent(each)[i : i + 1] for i, each in enumerate(records)]))
 
     def _summed(self, number: Tensor, other: Tensor) -> Tensor:
-        """The numbers of the sums of records, and of those that they name."""
+        """Return the numbers of the sums of records, including the records that they name."""
         if blocks.is_recorded():
             return blocks.recorder().summed(number, other)
         pairs = zip(
             *[cast(Any, x.numpy()).reshape(-1).tolist() for x in (number, other)], strict=True
         )
-        found = [self._sum(p, q) if p and q else p or q for p, q in pairs]
-        return reshape(asarray(found, dtype=i64), number.shape)
+        sums = [self._sum(p, q) if p and q else p or q for p, q in pairs]
+        return reshape(asarray(sums, dtype=i64), number.shape)
 
     def _sum(self, p: int, q: int) -> int:
-        """The number of the sum of two records."""
+        """Return the number of the sum of two records."""
         total: Duals = []
         for one, two in zip(self.records[p - 1], self.records[q - 1], strict=True):
             if one.x.dtype is i64:
@@ -360,34 +367,34 @@ class Directional:
         return int(self._push(total).x)
 
     def _follows(self, type: TensorType) -> bool:
-        """Whether a tensor of a record is followed by its tangent."""
-        return self.moving and type.dtype.is_inexact
+        """Return whether a tensor of a record is followed by its tangent."""
+        return self.has_tangents and type.dtype.is_inexact
 
 
 # --- functions -----------------------------------------------------------------------
 
 
-class Traced:
-    """A function of these arguments, recorded once. `xs` are their tensors."""
+class TracedFunction:
+    """Function of these arguments, traced once. `xs` are the arguments' tensors."""
 
     def __init__(
         self, fn: Callable[..., Any], args: Sequence[Tree], what: str, has_aux: bool
     ) -> None:
         if not callable(fn):
-            raise GradientError(f"{what} is of a function, not of {brief(fn)}")
+            raise GradientError(f"{what}: expected a function, got {brief(fn)}")
         self.what = what
         flat = [flatten(each, ends=at_operands) for each in args]
         self.structures = [structure for _, structure in flat]
-        self.paths = [path for found, _ in flat for path, _ in found]
-        self.xs = [as_operand(x) for found, _ in flat for _, x in found]
+        self.paths = [path for leaves, _ in flat for path, _ in leaves]
+        self.xs = [as_operand(x) for leaves, _ in flat for _, x in leaves]
         self._buffers: list[tuple[Node, str]] = []
 
         def called(*xs: Tensor) -> Tree:
             rest, copies = iter(xs), list[tuple[Node, Node]]()
-            given = [
+            trees = [
                 copied(s, [next(rest) for _ in range(s.size)], copies) for s in self.structures
             ]
-            result = fn(*given)
+            result = fn(*trees)
             result, aux = as_pair(result) if has_aux else (result, None)
             moved = [
                 (module, name, vars(copy)[name])
@@ -398,49 +405,51 @@ class Traced:
             self._buffers = [(module, name) for module, name, _ in moved]
             return result, aux, [value for *_, value in moved]
 
-        self.trace = traced(called, [x.type for x in self.xs], f"a function of {what}")
+        self.trace = trace_function(called, [x.type for x in self.xs], f"a function of {what}")
 
     def tangents(self, trees: Sequence[Tree]) -> list[Tensor | None]:
-        """The tensors of tangents with the structures of the arguments."""
-        found: list[Any] = []
+        """Return the tensors of tangents that have the structures of the arguments."""
+        leaves: list[Any] = []
         for structure, tree in zip(self.structures, trees, strict=True):
             nothing = [None] * structure.size
-            found += (
+            leaves += (
                 nothing if tree is None else partners(structure, tree, _are_alike, self._differ)
             )
-        paired = zip(found, self.xs, self.paths, strict=True)
+        paired = zip(leaves, self.xs, self.paths, strict=True)
         return [self._checked(t, x, path) for t, x, path in paired]
 
     def _checked(self, t: Any, x: Tensor, path: str) -> Tensor | None:
-        """The tangent of x. Raises `DTypeError` or `ShapeError` for what is none."""
+        """Return the tangent of x. Raises `DTypeError` or `ShapeError` for a wrong type."""
         if t is None:
             return None
         where = f" at {path}" if path else ""
         if not x.dtype.is_inexact:
-            raise DTypeError(f"{self.what}: the tangent of {x.type}{where}, no float, is None")
+            raise DTypeError(
+                f"{self.what}: expected None as the tangent of {x.type}{where}, which is no float"
+            )
         if not isinstance(t, (Tensor, dict, tuple)):
             t = asarray(t, dtype=x.dtype)
         if not isinstance(t, Tensor) or t.dtype is not x.dtype:
-            given = t.type if isinstance(t, Tensor) else brief(t)
-            raise DTypeError(f"{self.what}: the tangent of {x.type}{where} cannot be {given}")
+            actual = t.type if isinstance(t, Tensor) else brief(t)
+            raise DTypeError(f"{self.what}: expected a tangent {x.type}{where}, got {actual}")
         if t.type is not x.type:
-            raise ShapeError(f"{self.what}: the tangent of {x.type}{where} cannot be {t.type}")
+            raise ShapeError(f"{self.what}: expected a tangent {x.type}{where}, got {t.type}")
         return t
 
     def _differ(self, path: str, tree: Tree, other: Tree) -> NoReturn:
         where = f" at {path}" if path else ""
         raise DTypeError(
-            f"{self.what}: a tangent has the structure of its primal, "
-            f"a {type(tree).__name__}{where}, not a {type(other).__name__}"
+            f"{self.what}: expected a tangent with the structure of its primal, "
+            f"a {type(tree).__name__}{where}, got a {type(other).__name__}"
         )
 
-    def results(self, made: Duals) -> tuple[Tree, Tree, Tree]:
-        """The value, its tangent, and what is beside it. Buffers get what was assigned to them."""
-        value, aux, buffers = self.trace.with_results([alias_of(each.x) for each in made])
+    def results(self, duals: Duals) -> tuple[Tree, Tree, Tree]:
+        """Return the value, its tangent, and aux; assign new values to buffers."""
+        value, aux, buffers = self.trace.with_results([alias_of(each.x) for each in duals])
         for (module, name), each in zip(self._buffers, buffers, strict=True):
             setattr(module, name, Buffer(each))
-        found, structure = flatten(value, buffers=True)
-        ts = [alias_of(_tangent(d)) if _moves(d.x) else None for d in made[: len(found)]]
+        leaves, structure = flatten(value, buffers=True)
+        ts = [alias_of(_tangent(d)) if _is_float(d.x) else None for d in duals[: len(leaves)]]
         return value, as_dicts(structure, ts), aux
 
 
@@ -471,19 +480,18 @@ def jvp(
     *,
     has_aux: bool = False,
 ) -> Any:
-    """`fn(*primals)`, and its derivative in the direction of the tangents: the product of the
-    Jacobian with them.
+    """Return `fn(*primals)` and its derivative in the direction of the tangents.
 
-    The primals are trees of tensors, arrays and numbers of any shapes; each tangent is a tree of
-    the same structure and types, in which None stands for zeros, also for a whole tree. Integers
-    and bools have no tangent but None. `fn` returns a tree of tensors; its tangent has floats where
-    it has floats, and None where it has others. With `has_aux`, `fn` returns a pair of it and
-    another tree of tensors, which is the third result.
+    The derivative is the product of the Jacobian with the tangents. The primals are trees of
+    tensors, arrays and numbers of any shapes. Each tangent is a tree of the same structure and
+    types, in which None stands for zeros, also for a whole tree. The tangent of integers and bools
+    is None. `fn` returns a tree of tensors; its tangent has floats where it has floats, and None
+    elsewhere. With `has_aux`, `fn` returns a pair of it and another tree of tensors, which is the
+    third result.
 
-    Ops that have no gradient have no tangent either: `GradientError` says so where a float of the
-    result depends on one. A tangent costs what its op costs, and is made in the same pass: no
-    values are kept, as for a gradient (Griewank and Walther, Evaluating Derivatives, 2nd ed.,
-    2008, section 3.1).
+    An op without a gradient has no tangent: `GradientError` is raised where a float of the result
+    depends on one. A tangent costs what its op costs, and is computed in the same pass, without
+    saved activations (Griewank and Walther, Evaluating Derivatives, 2nd ed., 2008, section 3.1).
 
     Raises `DTypeError` or `ShapeError` for tangents of other structures, dtypes or shapes than the
     primals, `CaptureError` where `fn` reads a value, and what `fn` raises.
@@ -493,27 +501,26 @@ def jvp(
         >>> ml.jvp(lambda x, y: x * y, (2.0, 3.0), (1.0, None))
         (Tensor(6., f32[]), Tensor(3., f32[]))
     """
-    for name, given in (("primals", primals), ("tangents", tangents)):
-        if not isinstance(given, (tuple, list)):
-            raise DTypeError(f"jvp: {name} are a tuple, one for each argument, not {brief(given)}")
+    for name, trees in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(trees, (tuple, list)):
+            raise DTypeError(f"jvp: expected a tuple of {name}, got {brief(trees)}")
     if len(primals) != len(tangents):
         raise DTypeError(
-            f"jvp: a tangent belongs to each primal, given {len(primals)} primals and "
+            f"jvp: expected one tangent a primal, got {len(primals)} primals and "
             f"{len(tangents)} tangents"
         )
-    made = Traced(fn, primals, "jvp", has_aux)
-    ts = made.tangents(tangents)
-    duals = [Dual(x, t) for x, t in zip(made.xs, ts, strict=True)]
-    value, tangent, aux = made.results(run(made.trace, Directional(), duals))
+    traced_fn = TracedFunction(fn, primals, "jvp", has_aux)
+    ts = traced_fn.tangents(tangents)
+    duals = [Dual(x, t) for x, t in zip(traced_fn.xs, ts, strict=True)]
+    value, tangent, aux = traced_fn.results(interpret(traced_fn.trace, JvpInterpreter(), duals))
     return (value, tangent, aux) if has_aux else (value, tangent)
 
 
 def linearize(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
-    """`fn(*primals)`, and the function from tangents of the primals to that of the value, as `jvp`
-    makes it. What does not depend on tangents is computed once, here, and kept.
+    """Return `fn(*primals)` and the linear function from tangents to the tangent of the value.
 
-    A loop, or a branch, that tangents go through is run again by each call, with its values: how
-    often it turns is none of a tangent's business.
+    Values that do not depend on tangents are computed once, here. A loop or branch that tangents go
+    through is run again by each call.
 
     The primals are trees of tensors of any shapes; the tangents have the same. Raises what `jvp`
     raises.
@@ -522,51 +529,57 @@ def linearize(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> 
         >>> forward(ml.asarray([2.0]))
         Tensor([2.], f32[1])
     """
-    made = Traced(fn, primals, "linearize", has_aux)
-    value, aux, structure, linear = linearized(made)
+    traced_fn = TracedFunction(fn, primals, "linearize", has_aux)
+    value, aux, structure, linear = linearized(traced_fn)
 
     def forward(*tangents: Tree) -> Tree:
         if len(tangents) != len(primals):
             raise DTypeError(
-                f"linearize: a tangent belongs to each primal, given {len(tangents)} for "
-                f"{len(primals)}"
+                f"linearize: expected one tangent a primal, got {len(tangents)} for {len(primals)}"
             )
-        pairs = zip(made.xs, made.tangents(tangents), strict=True)
-        return as_dicts(structure, linear([_tangent(Dual(x, t)) for x, t in pairs if _moves(x)]))
+        pairs = zip(traced_fn.xs, traced_fn.tangents(tangents), strict=True)
+        return as_dicts(structure, linear([_tangent(Dual(x, t)) for x, t in pairs if _is_float(x)]))
 
     return (value, forward, aux) if has_aux else (value, forward)
 
 
 def linearized(
-    made: Traced,
+    traced_fn: TracedFunction,
 ) -> tuple[Tree, Tree, Structure, Callable[[Sequence[Tensor]], list[Tensor | None]]]:
-    """The value and what is beside it, the value's structure, and the function from tangents of the
-    floats among the arguments to those of the value's leaves."""
-    floats = [_moves(x) for x in made.xs]
+    """Trace tangents through a function.
+
+    Returns the value, aux, the value's structure, and the linear function from tangents of the
+    float arguments to tangents of the value's leaves.
+    """
+    floats = [_is_float(x) for x in traced_fn.xs]
 
     def both(*ts: Tensor) -> Tree:
-        given = iter(ts)
-        pairs = zip(made.xs, floats, strict=True)
-        duals = run(
-            made.trace, Directional(), [Dual(x, next(given) if m else None) for x, m in pairs]
+        tangents = iter(ts)
+        pairs = zip(traced_fn.xs, floats, strict=True)
+        duals = interpret(
+            traced_fn.trace,
+            JvpInterpreter(),
+            [Dual(x, next(tangents) if m else None) for x, m in pairs],
         )
-        return [d.x for d in duals], [_tangent(d) if _moves(d.x) else None for d in duals]
+        return [d.x for d in duals], [_tangent(d) if _is_float(d.x) else None for d in duals]
 
-    types = [x.type for x in made.xs if _moves(x)]
-    finished = begun(traced(both, types, made.trace.what), Directional(moving=False))
-    count = len(made.trace.results)
+    types = [x.type for x in traced_fn.xs if _is_float(x)]
+    finished = partial_eval(
+        trace_function(both, types, traced_fn.trace.what), JvpInterpreter(has_tangents=False)
+    )
+    count = len(traced_fn.trace.results)
     zeros = [Dual(full(type.shape, 0, dtype=type.dtype), None) for type in types]
-    value, _, aux = made.results(finished(zeros)[:count])
-    found, structure = flatten(value, buffers=True)
-    moving = [_moves(y) for _, y in found]
+    value, _, aux = traced_fn.results(finished(zeros)[:count])
+    leaves, structure = flatten(value, buffers=True)
+    have_tangents = [_is_float(y) for _, y in leaves]
 
     def linear(ts: Sequence[Tensor]) -> list[Tensor | None]:
         after = iter(finished([Dual(t, None) for t in ts])[count:])
-        return [alias_of(next(after).x) if m else None for m in moving]
+        return [alias_of(next(after).x) if m else None for m in have_tangents]
 
     return value, aux, structure, linear
 
 
-def _moves(x: Tensor) -> bool:
-    """Whether it may have a tangent."""
+def _is_float(x: Tensor) -> bool:
+    """Return whether x may have a tangent."""
     return x.dtype.is_inexact

@@ -1,12 +1,12 @@
-"""A function of tensors as data flow, and what it means when its values are read anew.
+"""Trace: a function of tensors as data flow, and its interpretation with values of another kind.
 
-A function is called once, with stand-ins, and its launches are recorded as for `capture`. The flow
-is then run again by a `Meaning`, which says what each call does to values of another kind: tensors
-with lanes, or pairs of a value and its tangent. What it does is eager code. So it may be taped,
-captured, or be part of another trace, and transformations compose in any order.
-
-The method, where programs are typed data flow: Frostig et al., Compiling machine learning programs
-via high-level tracing, SysML 2018.
+In: a function and the types of its arguments. It is called once with placeholders, and its launches
+    are recorded as for `capture` (`trace_function`).
+Out: a `Trace`, which `interpret` runs with an `Interpreter`: of batched values (`batching`), of
+    values with tangents (`jvp`).
+Invariant: an interpreter is eager code. It may be taped, captured, or be part of another trace, so
+    transformations compose in any order.
+Source: Frostig et al., Compiling machine learning programs via high-level tracing, SysML 2018.
 """
 
 from __future__ import annotations
@@ -24,17 +24,12 @@ from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import zeros
-from mlvm.eager.recording.recorder import MustMove, Reader, Recorder, recorded_by
+from mlvm.eager.recording.lines import Line, traced_line
+from mlvm.eager.recording.recorder import Reader, Recorder, RetryAfterCopy, recorded_by
 from mlvm.eager.tensor.apply import OneOp, Tensors, alias_of, one_op, untracked
 from mlvm.eager.tensor.autocast import NO_AUTOCAST
 from mlvm.eager.tensor.constants import prepare_constants
-from mlvm.eager.tensor.context import (
-    Tape,
-    current_arena,
-    current_capture,
-    current_tape,
-    taped,
-)
+from mlvm.eager.tensor.context import Tape, current_arena, current_capture, current_tape, taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import Tree, replace, with_leaves
@@ -45,18 +40,21 @@ from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Turns, Use, Value
 V = TypeVar("V")
 
 STOP: Final = "stop_gradient"
-"""What a copy is called through which no derivative goes."""
+"""Name of a copy through which no derivative goes."""
 
 OUTSIDE: Final = "residuals.read_outside"
-"""What the reading of a record is called that a recorder around a trace has pushed. Its attribute
-`read` is the function that reads it there."""
+"""Name of the read of a record that an enclosing recorder has pushed. Its attribute `read` is the
+function that reads it."""
 
 _KEY: Final = TensorType(u64, (2,))
 
 
 class Tracer(Recorder):
-    """Records a function for a transformation. `lifts` are tensors of tapes from outside that the
-    function reaches, by what stands for each: the tape has to see who uses them."""
+    """Recorder of a function for a transformation.
+
+    lifts: for each placeholder, the outer tensor with a tape node that the function uses. The tape
+    must record those uses.
+    """
 
     no_value = "which is recorded before it has any"
     no_repeat = "it is recorded before it runs"
@@ -68,7 +66,7 @@ class Tracer(Recorder):
         outer: Mapping[Tape, int] = {} if around is None else around.outer
         self.outer = outer if tape is None else {**outer, tape: len(tape.nodes)}
         self.lifts: dict[Value, Tensor] = {}
-        self.key = self.stand_in_of(_KEY)
+        self.key = self.placeholder_of(_KEY)
         self.keys = [self.value_of(self.key)]
         self._lifted: dict[object, Tensor] = {}
 
@@ -87,8 +85,8 @@ class Tracer(Recorder):
     def _lift(self, x: Tensor) -> Tensor:
         key = x.tape, x.node, x.type
         if key not in self._lifted:
-            self._lifted[key] = found = self.stand_in_of(x.type)
-            self.lifts[self.value_of(found)] = x
+            self._lifted[key] = placeholder = self.placeholder_of(x.type)
+            self.lifts[self.value_of(placeholder)] = x
         lifted = self._lifted[key]
         if x.tape is current_tape.get():
             lifted = untracked(lifted)
@@ -103,7 +101,7 @@ class Tracer(Recorder):
         return self.host_call(OUTSIDE, {"read": outside}, types, [self.use(number)])
 
     def stopped(self, x: Tensor) -> Tensor:
-        """A tensor of the same value. The call tells that no derivative goes through it."""
+        """Return a tensor of the same value. No derivative goes through the recorded call."""
         [y] = self._called(STOP, [x.type], [untracked(x)])
         self.calls[-1].op = OPS["copy"]
         y.tape = None
@@ -111,11 +109,12 @@ class Tracer(Recorder):
 
 
 class Trace:
-    """What a function does with tensors of these types: `calls`, from `params` to `results`.
+    """Recorded function: `calls`, from `params` to `results`.
 
-    `tree` is what it returned, with stand-ins that have ended for tensors. `states` are tensors
-    from outside, by number, and `lifts` those that a tape from outside follows. `keys` has the
-    state that it splits its global random keys off, if it draws any.
+    tree: the returned tree, with invalidated placeholders for tensors.
+    states: tensors from outside, by number.
+    lifts: tensors from outside with nodes of an outer tape.
+    keys: the random key state that it splits its global keys off, if it draws any.
     """
 
     def __init__(self, record: Tracer, params: list[Value], results: list[Use], tree: Tree) -> None:
@@ -123,25 +122,24 @@ class Trace:
         flow = Flow(record.calls, [use.value for use in results])
         self.calls = without_dead_calls(flow)
         self.dying = _last_uses(self.calls, flow.results)
-        self.states: list[Allocation] = record.states
+        self.states: list[Allocation] = record.outside.states
         self.lifts: Mapping[Value, Tensor] = record.lifts
         read = {use.value for call in self.calls for use in call.ins}
         self.keys = [value for value in record.keys if value in read]
-        self.held = record.held
+        self.keepalive = record.outside.keepalive
         self.what = record.what
         _refuse_updates(self.calls, self.what)
 
-    def with_results(self, made: Sequence[Tensor]) -> Tree:
-        """What the function returned, with these tensors."""
-        return with_leaves(self.tree, iter(made))
+    def with_results(self, outputs: Sequence[Tensor]) -> Tree:
+        """Return the returned tree with these tensors."""
+        return with_leaves(self.tree, iter(outputs))
 
 
-def traced(fn: Callable[..., Tree], given: Sequence[Any], what: str) -> Trace:
-    """Record `fn(*given)`, where parameters stand for the types in trees of `TensorType`s. `what`
-    names the function in errors: "a function of vmap".
+def trace_function(fn: Callable[..., Tree], args: Sequence[Any], what: str) -> Trace:
+    """Record `fn(*args)` with placeholders for the types in trees of `TensorType`s.
 
-    Raises `CaptureError` for what such a function cannot do: read a value, make a tensor whose
-    shape depends on values, update a tensor from outside.
+    `what` names the function in errors: "a function of vmap". Raises `CaptureError` for a function
+    that reads a value, makes a tensor whose shape depends on values, or updates an outer tensor.
     """
     vm = current_arena().vm
     prepare_constants(vm)
@@ -150,21 +148,23 @@ def traced(fn: Callable[..., Tree], given: Sequence[Any], what: str) -> Trace:
         record = Tracer(vm, what)
         try:
             with recorded_by(record), taped(None), random.drawing_from(record.key):
-                args = [replace(record.stand_in_of, each, (TensorType,)) for each in given]
-                params = [record.value_of(x) for x in tensors(args)]
-                tree = as_tree(fn(*args))
-                made = [*record.lifted(tuple(tensors(tree)))]
-                return Trace(record, params, [record.use(x) for x in made], tree)
-        except MustMove as error:
+                placeholders = [
+                    replace(record.placeholder_of, each, (TensorType,)) for each in args
+                ]
+                params = [record.value_of(x) for x in tensors(placeholders)]
+                tree = as_tree(fn(*placeholders))
+                outputs = [*record.lifted(tuple(tensors(tree)))]
+                return Trace(record, params, [record.use(x) for x in outputs], tree)
+        except RetryAfterCopy as error:
             make_exclusive(error.x)
         finally:
             del record
 
 
 def _last_uses(calls: Sequence[Call], results: Sequence[Value]) -> dict[Call, list[Value]]:
-    """The values without a home that are read last by each call, but for results."""
-    seen = set(results)
-    found: dict[Call, list[Value]] = {}
+    """Return, for each call, the values without a home whose last use it is."""
+    later = set(results)
+    dying_at: dict[Call, list[Value]] = {}
     for call in reversed(calls):
         uses = [*call.ins, *call.outs]
         for inner in with_blocks([call]) if call.blocks else ():
@@ -173,9 +173,9 @@ def _last_uses(calls: Sequence[Call], results: Sequence[Value]) -> dict[Call, li
                 counted = [] if isinstance(inner.turns.length, int) else [inner.turns.length]
                 uses += [*counted, *inner.turns.xs]
         used = {use.value: None for use in uses}
-        found[call] = [value for value in used if value.home is None and value not in seen]
-        seen.update(found[call])
-    return found
+        dying_at[call] = [value for value in used if value.home is None and value not in later]
+        later.update(dying_at[call])
+    return dying_at
 
 
 def _refuse_updates(calls: Sequence[Call], what: str) -> None:
@@ -184,41 +184,43 @@ def _refuse_updates(calls: Sequence[Call], what: str) -> None:
         for use in call.outs:
             if use.value.home is not None and use.value.home.role == "state":
                 raise CaptureError(
-                    f"{call.line or 'here'}: a {use.type} from outside of {what} is updated in it; "
+                    f"{call.line or 'here'}: {what} updates a {use.type} from outside; "
                     f"return the new value, and update it outside"
                 )
 
 
-class Meaning(Protocol[V]):
-    """What calls do with values of another kind than tensors.
+class Interpreter(Protocol[V]):
+    """Semantics of calls for values of another kind V than tensors.
 
-    Bodies and branches are functions of such values. They may be run any number of times, also
-    while another trace is made of what they do.
+    Bodies and branches are functions of such values. An interpreter may run them any number of
+    times, also while it traces what they do.
     """
 
     def constant(self, x: Tensor) -> V:
-        """The value of a tensor from outside."""
+        """Lift a tensor from outside."""
 
     def key(self) -> V:
-        """A new random key, that others are split off."""
+        """Return a new random key, to split others off."""
 
-    def seen_as(self, x: V, type: TensorType) -> V:
-        """The same elements under a type of this shape."""
+    def reshape(self, x: V, type: TensorType) -> V:
+        """View the value as a type of the same size."""
 
-    def stopped(self, x: V) -> V:
-        """The value, through which no derivative goes."""
+    def stop_gradient(self, x: V) -> V:
+        """Return the value without derivatives."""
 
     def op(self, call: OneOp, xs: Sequence[V]) -> V:
-        """What an op makes."""
+        """Apply an op."""
 
     def cond(self, pred: V, branches: Sequence[Callable[..., list[V]]]) -> list[V]:
-        """What the first branch makes if `pred` is true, else the second. A branch may be given a
-        function for the values that it reads from outside."""
+        """Run the first branch if `pred` is true, else the second.
+
+        A branch may take a function to apply to values from outside.
+        """
 
     def while_loop(
         self, test: Callable[[list[V]], V], body: Callable[[list[V]], list[V]], state: list[V]
     ) -> list[V]:
-        """The state after as many turns as the test is true before one."""
+        """Run the body while the test is true; return the final state."""
 
     def scan(
         self,
@@ -229,8 +231,10 @@ class Meaning(Protocol[V]):
         total: int | None,
         reverse: bool,
     ) -> tuple[list[V], list[V]]:
-        """The state after so many turns `body(i, state, rows)`, and what they make, stacked in
-        `total` rows."""
+        """Run iterations of `body(i, state, rows)`; return the final state and stacked rows.
+
+        A stack has `total` rows.
+        """
 
     def function(
         self,
@@ -239,7 +243,7 @@ class Meaning(Protocol[V]):
         args: list[V],
         types: Sequence[TensorType],
     ) -> list[V]:
-        """What a function that may call itself makes of its arguments, values of these types."""
+        """Call a function, possibly recursive, whose arguments have these types."""
 
     def custom(
         self,
@@ -248,24 +252,26 @@ class Meaning(Protocol[V]):
         args: list[V],
         types: Sequence[TensorType],
     ) -> list[V]:
-        """What a function with a rule of its own makes of its arguments: see `custom`."""
+        """Call a function with a user-defined derivative (`custom`)."""
 
     def other(self, call: Call, xs: Sequence[V]) -> list[V]:
-        """What a host function makes: `call.outs`."""
+        """Call a host function; return values for `call.outs`."""
 
 
-def run(trace: Trace, meaning: Meaning[V], args: Sequence[V]) -> list[V]:
-    """The results of a trace for these arguments, as the meaning has it."""
-    values = {**dict(zip(trace.params, args, strict=True)), **_given(trace, meaning)}
-    frame = _Frame(trace, meaning, values, {})
+def interpret(trace: Trace, interpreter: Interpreter[V], args: Sequence[V]) -> list[V]:
+    """Run a trace with an interpreter; return its results."""
+    values = {**dict(zip(trace.params, args, strict=True)), **_outside_values(trace, interpreter)}
+    frame = _Frame(trace, interpreter, values, {})
     frame.run(trace.calls, dying=trace.dying)
     return [frame.use(use) for use in trace.results]
 
 
-def begun(trace: Trace, meaning: Meaning[V]) -> Callable[[Sequence[V]], list[V]]:
-    """Run those calls that depend on no parameter. The function that is returned runs the others,
-    and makes the results. What keeps residuals is run with what reads them. Both take
-    tensors from outside as they are now."""
+def partial_eval(trace: Trace, interpreter: Interpreter[V]) -> Callable[[Sequence[V]], list[V]]:
+    """Run the calls that depend on no parameter; return a function that runs the others.
+
+    Calls that push residuals run with the calls that read them. Both parts use the current values
+    of outer tensors.
+    """
     later, rest, ready = set(trace.params), list[Call](), list[Call]()
     for call in trace.calls:
         keeps = any(each.name == PUSH for each in with_blocks([call]))
@@ -274,8 +280,8 @@ def begun(trace: Trace, meaning: Meaning[V]) -> Callable[[Sequence[V]], list[V]]
         else:
             later.update(use.value for use in call.outs)
             rest.append(call)
-    lifts = {value: meaning.constant(alias_of(x)) for value, x in trace.lifts.items()}
-    before = _Frame(trace, meaning, {**_given(trace, meaning), **lifts}, {})
+    lifts = {value: interpreter.constant(alias_of(x)) for value, x in trace.lifts.items()}
+    before = _Frame(trace, interpreter, {**_outside_values(trace, interpreter), **lifts}, {})
     before.run(ready)
     inner = [*with_blocks(rest)]
     needed = {use.value for call in inner for use in (*call.ins, *call.passed)}
@@ -283,72 +289,79 @@ def begun(trace: Trace, meaning: Meaning[V]) -> Callable[[Sequence[V]], list[V]]
     needed.update(b.result.value for call in inner for b in call.blocks if b.result is not None)
     for value in needed.difference(before.values):
         if value.home is not None and value.home.role == "state":
-            before.values[value] = before.held(value.home)
-    kept = {value: x for value, x in before.values.items() if value in needed}
+            before.values[value] = before.content(value.home)
+    hoisted = {value: x for value, x in before.values.items() if value in needed}
     homes, dying = before.homes, _last_uses(rest, [use.value for use in trace.results])
 
     def finished(args: Sequence[V]) -> list[V]:
-        values = {**kept, **dict(zip(trace.params, args, strict=True))}
-        frame = _Frame(trace, meaning, values, dict(homes))
+        values = {**hoisted, **dict(zip(trace.params, args, strict=True))}
+        frame = _Frame(trace, interpreter, values, dict(homes))
         frame.run(rest, dying=dying)
         return [frame.use(use) for use in trace.results]
 
     return finished
 
 
-def _given(trace: Trace, meaning: Meaning[V]) -> dict[Value, V]:
-    """The values of a trace that are no arguments, and come from outside."""
-    values = {value: meaning.constant(x) for value, x in trace.lifts.items()}
-    values.update({value: meaning.key() for value in trace.keys})
+def _outside_values(trace: Trace, interpreter: Interpreter[V]) -> dict[Value, V]:
+    """Return the values of a trace that come from outside, besides its arguments."""
+    values = {value: interpreter.constant(x) for value, x in trace.lifts.items()}
+    values.update({value: interpreter.key() for value in trace.keys})
     return values
 
 
 class _Frame(Generic[V]):
-    """Calls that run on `values`; `homes` have what lies in memory now. A block runs in a frame of
-    its own. A function's is inside of the frame `outside`, where its `cells` lie, homes that it
-    updates."""
+    """Frame of an interpretation.
+
+    values: the values computed so far.
+    homes: current contents of memory; a block runs in an inner frame.
+    outside: for a function, the frame of the caller outside of all functions.
+    cells: homes there that the function updates.
+    """
 
     def __init__(
         self,
         trace: Trace,
-        meaning: Meaning[V],
+        interpreter: Interpreter[V],
         values: dict[Value, V],
         homes: dict[Home, V],
         outside: _Frame[V] | None = None,
         cells: Sequence[Home] = (),
     ) -> None:
-        self.trace, self.meaning = trace, meaning
+        self.trace, self.interpreter = trace, interpreter
         self.values, self.homes = values, homes
         self.outside, self.cells = outside, cells
 
     def inner(self, homes: Sequence[Home], now: Sequence[V], first: Sequence[Value]) -> _Frame[V]:
-        """A frame for a block. These lie in the homes now; so the block's `first` values there."""
-        lying = {**self.homes, **dict(zip(homes, now, strict=True))}
-        values = {**self.values, **{value: lying[value.home] for value in first if value.home}}
-        return _Frame(self.trace, self.meaning, values, lying, self.outside, self.cells)
+        """Return a frame for a block, with the current contents `now` of these homes.
+
+        The block's `first` values are read from them.
+        """
+        contents = {**self.homes, **dict(zip(homes, now, strict=True))}
+        values = {**self.values, **{value: contents[value.home] for value in first if value.home}}
+        return _Frame(self.trace, self.interpreter, values, contents, self.outside, self.cells)
 
     def use(self, use: Use) -> V:
-        """The value, as the type that it is used as."""
+        """Return the value under the type of this use."""
         value, type = use
         x = self.values.get(value)
         if x is None:
             if value.home is None:
-                raise MachineError("a value is used that nothing has made")
-            x = self.values[value] = self.held(value.home)
-        return self.meaning.seen_as(x, type)
+                raise MachineError("a value is used before its definition")
+            x = self.values[value] = self.content(value.home)
+        return self.interpreter.reshape(x, type)
 
-    def held(self, home: Home) -> V:
-        """What lies there: from before, from outside, or zeros."""
+    def content(self, home: Home) -> V:
+        """Return the content of a home: set in this frame, from outside, or zeros."""
         if home in self.homes:
             return self.homes[home]
         if home.role == "state":
             x = self.trace.states[home.index].root
             if isinstance(x, Tensor):
-                return self.meaning.constant(untracked(x))
-        return self.meaning.constant(zeros(home.type.shape, dtype=home.type.dtype))
+                return self.interpreter.constant(untracked(x))
+        return self.interpreter.constant(zeros(home.type.shape, dtype=home.type.dtype))
 
-    def make(self, use: Use, x: V) -> None:
-        """Let the value be x from now on."""
+    def assign(self, use: Use, x: V) -> None:
+        """Set the value, and the content of its home."""
         self.values[use.value] = x
         if use.value.home is not None:
             self.homes[use.value.home] = x
@@ -357,17 +370,21 @@ class _Frame(Generic[V]):
     def run(
         self,
         calls: Sequence[Call],
-        made: Container[Value | Home] = (),
+        computed: Container[Value | Home] = (),
         dying: Mapping[Call, Sequence[Value]] | None = None,
     ) -> None:
-        """Run the calls, but for those that make what is `made` already. After a call those values
-        are dropped that are `dying` there."""
+        """Run the calls, except those whose results are `computed` already.
+
+        After each call the values in `dying` are dropped.
+        """
         last: Sequence[Value] = ()
         for call in calls:
             for value in last:
                 self.values.pop(value, None)
             last = () if dying is None else dying.get(call, ())
-            if any(use.value in made or use.value.home in made for use in call.outs if made):
+            if any(
+                use.value in computed or use.value.home in computed for use in call.outs if computed
+            ):
                 continue
             if call.callee is not None:
                 self._call(call, call.callee)
@@ -378,28 +395,34 @@ class _Frame(Generic[V]):
             elif call.name == "while":
                 self._while(call)
             else:
-                xs = [self.use(use) for use in call.ins]
-                if call.name == STOP:
-                    results = [self.meaning.stopped(x) for x in xs]
-                elif call.op is None:
-                    results = self.meaning.other(call, xs)
-                elif call.op.name == "copy":
-                    results = xs
-                else:
-                    try:
-                        results = [self.meaning.op(one_op(call.op.name, **call.attributes), xs)]
-                    except OpError as error:
-                        note = f"called from {call.line}, in {self.trace.what}"
-                        if call.line and note not in getattr(error, "__notes__", ()):
-                            error.add_note(note)
-                        raise
+                token = traced_line.set(call.line if isinstance(call.line, Line) else None)
+                try:
+                    results = self._results(call)
+                except OpError as error:
+                    note = f"called from {call.line}, in {self.trace.what}"
+                    if call.line and note not in getattr(error, "__notes__", ()):
+                        error.add_note(note)
+                    raise
+                finally:
+                    traced_line.reset(token)
                 for use, y in zip(call.outs, results, strict=True):
-                    self.make(use, y)
+                    self.assign(use, y)
+
+    def _results(self, call: Call) -> list[V]:
+        """Return the results of a call without blocks."""
+        xs = [self.use(use) for use in call.ins]
+        if call.name == STOP:
+            return [self.interpreter.stop_gradient(x) for x in xs]
+        if call.op is None:
+            return self.interpreter.other(call, xs)
+        if call.op.name == "copy":
+            return xs
+        return [self.interpreter.op(one_op(call.op.name, **call.attributes), xs)]
 
     # --- control flow -----------------------------------------------------------------
 
     def _begin(self, call: Call) -> tuple[list[Home], list[V], list[Value]]:
-        """The homes that control flow writes to, what lies there, and its values."""
+        """Return the homes that control flow writes, their contents, and its values in them."""
         homes = [use.value.home for use in call.outs if use.value.home is not None]
         if any(each.callee is not None for each in with_blocks([call])):
             homes += self.cells
@@ -408,10 +431,10 @@ class _Frame(Generic[V]):
         for value in first:
             if value in self.values and value.home is not None:
                 self.homes[value.home] = self.values[value]
-        return homes, [self.held(home) for home in homes], first
+        return homes, [self.content(home) for home in homes], first
 
-    def _end(self, call: Call, homes: Sequence[Home], made: Sequence[V]) -> None:
-        self.homes.update(zip(homes, made, strict=True))
+    def _end(self, call: Call, homes: Sequence[Home], outputs: Sequence[V]) -> None:
+        self.homes.update(zip(homes, outputs, strict=True))
         cells = [value for value in self.values if value.home in self.cells] if self.cells else []
         for value in (*[use.value for use in call.outs], *cells):  # no call tells of a cell
             if value.home is not None:
@@ -430,7 +453,7 @@ class _Frame(Generic[V]):
 
         pred = self.use(call.ins[0])
         branches = [partial(branch, block) for block in call.blocks]
-        self._end(call, homes, self.meaning.cond(pred, branches))
+        self._end(call, homes, self.interpreter.cond(pred, branches))
 
     def _while(self, call: Call) -> None:
         homes, before, first = self._begin(call)
@@ -448,19 +471,19 @@ class _Frame(Generic[V]):
             frame.run(block.calls)
             return [frame.homes[home] for home in homes]
 
-        self._end(call, homes, self.meaning.while_loop(more, body, before))
+        self._end(call, homes, self.interpreter.while_loop(more, body, before))
 
     def _scan(self, call: Call, turns: Turns) -> None:
-        """A loop whose turns are counted: without its counter, and its writes to stacks."""
+        """Run a loop with a trip count, without its counter and its writes to stacks."""
         homes, before, first = self._begin(call)
         if turns.total == 0:
             self._end(call, homes, before)
             return
         block = call.blocks[1]
         stacks = [home for home, _ in turns.made if home in homes]
-        made = [row for home, row in turns.made if home in homes]
-        taken = {use.value for each in block.calls for use in each.outs}
-        read = [(x, row) for x, row in zip(turns.xs, turns.rows, strict=True) if row in taken]
+        stacked_rows = [row for home, row in turns.made if home in homes]
+        written = {use.value for each in block.calls for use in each.outs}
+        read = [(x, row) for x, row in zip(turns.xs, turns.rows, strict=True) if row in written]
         counter = turns.i.value.home
         state = dict(zip(homes, before, strict=True))
         for home in (*stacks, counter):
@@ -477,18 +500,18 @@ class _Frame(Generic[V]):
             frame.values[turns.i.value] = i
             frame.values.update(zip([row for _, row in read], rows, strict=True))
             frame.run(block.calls, done)
-            return [frame.homes[home] for home in carried], [frame.use(row) for row in made]
+            return [frame.homes[home] for home in carried], [frame.use(row) for row in stacked_rows]
 
         length = turns.length
         count = length if isinstance(length, int) else self.use(length)
         xs = [self.use(x) for x, _ in read]
-        after, rows = self.meaning.scan(
+        after, rows = self.interpreter.scan(
             body, [*state.values()], xs, count, turns.total, turns.reverse
         )
         self._end(call, [*carried, *stacks], [*after, *rows])
 
     def _call(self, call: Call, callee: Procedure) -> None:
-        """A function gets its arguments and the cells, and gives its results and the cells."""
+        """Call a function with its arguments and the cells; assign its results and the cells."""
         written = {use.value for use in call.outs}
         nresults = sum(use.value in written for use in call.passed)
         results, args = callee.params[:nresults], callee.params[nresults:]
@@ -496,27 +519,27 @@ class _Frame(Generic[V]):
         outside = self.outside
         if call.procedures:
             of_results = [use.value for use in call.passed[:nresults]]
-            left = [use.value for use in call.outs if use.value not in of_results]
-            cells = [value.home for value in left if value.home is not None]
+            other_outputs = [use.value for use in call.outs if use.value not in of_results]
+            cells = [value.home for value in other_outputs if value.home is not None]
             outside = self
         first = [value for value in self.values if value.home in cells]
         for value in first:
             if value.home is not None and value.home not in self.homes:
                 self.homes[value.home] = self.values[value]
 
-        def body(given: list[V]) -> list[V]:
-            frame = (outside or self).inner([*args, *cells], given, first)
+        def body(inputs: list[V]) -> list[V]:
+            frame = (outside or self).inner([*args, *cells], inputs, first)
             frame.outside, frame.cells = outside, cells
             frame.run(callee.block.calls)
             return [frame.homes[home] for home in (*results, *cells)]
 
         passed = [self.use(use) for use in call.passed[nresults:]]
-        passed += [self.held(home) for home in cells]
+        passed += [self.content(home) for home in cells]
         types = [home.type for home in (*results, *cells)]
         if callee.rule is not None:
-            made = self.meaning.custom(callee.rule, body, passed, types)
+            outputs = self.interpreter.custom(callee.rule, body, passed, types)
         else:
-            made = self.meaning.function(callee, body, passed, types)
-        for use, y in zip(call.passed[:nresults], made, strict=False):
-            self.make(use, y)
-        self._end(call, cells, made[nresults:])
+            outputs = self.interpreter.function(callee, body, passed, types)
+        for use, y in zip(call.passed[:nresults], outputs, strict=False):
+            self.assign(use, y)
+        self._end(call, cells, outputs[nresults:])

@@ -1,7 +1,7 @@
-"""Chains of ops (`mlvm.core.machine.fused`) as calls: what they are made of and their order.
+"""Chains of ops (`mlvm.core.machine.fused`) as calls: the steps of each, in order.
 
-All elementwise links are one kernel. A product in front is a call of its own, and so is each
-reduction behind: what passes between calls lies in scratch memory.
+All elementwise links are one kernel. A product in front is a separate call, and so is each
+reduction behind: values between calls lie in scratch memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Step: TypeAlias = Call | OnHost | Judged
 def steps_of(
     facts: Facts, op: Op, types: Types, attributes: Attributes, args: Sequence[Argument]
 ) -> list[Step]:
-    """What is done for an op on parameters, or scratch, of these types, the result's first."""
+    """List the steps of an op on parameters, or scratch, of these types, the result's first."""
     if not types[0].size:
         return []
     row = KERNELS.get(op.name)
@@ -54,8 +54,10 @@ def steps_of(
         return [OnHost(op, attributes, tuple(types), tuple(args))]
     steps: list[Step] = []
     for call in calls:
-        given = tuple([args[x] if isinstance(x, int) else _apart(x, op.name) for x in call.args])
-        placed = call._replace(args=given)
+        placed_args = tuple(
+            [args[x] if isinstance(x, int) else _named_scratch(x, op.name) for x in call.args]
+        )
+        placed = call._replace(args=placed_args)
         if REFUSED in call.args:
             steps.append(Judged(placed, op, attributes, tuple(types), tuple(args), row.judges))
         else:
@@ -63,7 +65,7 @@ def steps_of(
     return steps
 
 
-def _apart(argument: Argument, name: str) -> Argument:
+def _named_scratch(argument: Argument, name: str) -> Argument:
     return (
         argument._replace(name=f"{name} {argument.name}")
         if isinstance(argument, Scratch)
@@ -72,7 +74,7 @@ def _apart(argument: Argument, name: str) -> Argument:
 
 
 def steps_of_chain(facts: Facts, chain: Chain, types: Types) -> list[Step]:
-    """What is done for a chain on parameters of these types."""
+    """List the steps of a chain on parameters of these types."""
     lowering = _Lowering(facts, chain, types)
     for op, target, sources, attributes in chain.links:
         if op.links:
@@ -84,14 +86,14 @@ def steps_of_chain(facts: Facts, chain: Chain, types: Types) -> list[Step]:
 
 
 class _Lowering:
-    """The calls of a chain, while they are found. Each value has a number of its own: a parameter's
-    is the parameter's, others count on from there."""
+    """Lowering of a chain to calls. Values are numbered: parameters as in the chain, others from
+    there on."""
 
     def __init__(self, facts: Facts, chain: Chain, types: Types) -> None:
         self.steps: list[Step] = []
         self._facts = facts
         self._outputs = chain.outputs
-        self._known = chain.infer(types)
+        self._inferred = chain.infer(types)
         self._types = dict(enumerate(types))
         self._value = {i: i for i in range(chain.outputs, len(types))}  # by a link's numbers
         self._next = len(types)
@@ -103,35 +105,35 @@ class _Lowering:
     def _new(self, target: int) -> int:
         number, self._next = self._next, self._next + 1
         self._value[target] = number
-        self._types[number] = self._known[target]
+        self._types[number] = self._inferred[target]
         return number
 
     def join(self, op: Op, target: int, sources: Sequence[int], attributes: Attributes) -> None:
         """Have the kernel do this, too."""
-        given = [self._value[source] for source in sources]
-        if any(n not in self._at and not self._made(n) for n in given):
+        numbers = [self._value[source] for source in sources]
+        if any(n not in self._at and not self._is_computed(n) for n in numbers):
             self.flush()
         number = self._new(target)
-        self._links.append(Link(op.name, number, tuple(given), attributes))
+        self._links.append(Link(op.name, number, tuple(numbers), attributes))
         if target >= 0:
             self._stored[number] = target
 
-    def _made(self, number: int) -> bool:
+    def _is_computed(self, number: int) -> bool:
         return any(link.target == number for link in self._links)
 
     def call(self, op: Op, target: int, sources: Sequence[int], attributes: Attributes) -> None:
         """A product, which comes first, or a reduction, which waits for the kernel."""
-        given = [self._value[source] for source in sources]
+        numbers = [self._value[source] for source in sources]
         if not self._links and not self._waiting:
             number = self._new(target)
             where = target if target >= 0 else self._scratch(number)
-            args = [where, *[self._at[n] for n in given]]
-            types = [self._types[n] for n in (number, *given)]
+            args = [where, *[self._at[n] for n in numbers]]
+            types = [self._types[n] for n in (number, *numbers)]
             self.steps += steps_of(self._facts, op, types, attributes, args)
             self._at[number] = where
             return
-        [source] = given
-        if source not in self._stored and (source in self._at or self._made(source)):
+        [source] = numbers
+        if source not in self._stored and (source in self._at or self._is_computed(source)):
             self._stored[source] = self._scratch(source)  # also an operand: it may be written over
         number = self._new(target)
         self._waiting.append((op, self._types[number], source, target, attributes))
@@ -155,23 +157,23 @@ class _Lowering:
         self._links, self._stored, self._waiting = [], {}, []
 
     def _make_kernel(self) -> None:
-        made = {link.target for link in self._links}
+        computed = {link.target for link in self._links}
         inputs = {
             n: self._at[n]
             for n in [*[n for link in self._links for n in link.sources], *self._stored]
-            if n not in made
+            if n not in computed
         }
         shape = self._types[next(iter(self._stored))].shape
         if not all(self._types[n].size for n in self._stored):
             return
         call = None
-        if all(self._facts.has(self._types[n].dtype) for n in {*made, *inputs}):
+        if all(self._facts.has(self._types[n].dtype) for n in {*computed, *inputs}):
             outputs = list(self._stored.items())
             call = chain_call(self._facts, self._links, self._types, inputs, outputs, shape)
         if call is not None:
             self.steps.append(call)
             return
-        at = {n: self._stored.get(n, self._scratch(n)) for n in made}
+        at = {n: self._stored.get(n, self._scratch(n)) for n in computed}
         for n in inputs:
             at[n] = self._at[n]
             if n in self._stored:  # before it is written over

@@ -1,6 +1,6 @@
 """Values that kernels on a device refuse, without waiting for the device at each.
 
-A kernel that refuses a value sets a flag of its own in the device's memory, and writes beside it
+A kernel that refuses a value sets its flag in the device's memory, and writes beside it
 the value and its place. The host reads all flags when it waits the next time, with what it waits
 for. The error is the reference kernel's own: it is given an operand of zeros with that value. The
 error knows op, types and place of the launch.
@@ -28,7 +28,7 @@ _MOST: Final = 1 << 14
 
 
 class Crossings(Protocol):
-    """What is asked of the device's memory."""
+    """Protocol of the device's memory, as far as flags need it."""
 
     def zeros(self, nbytes: int) -> Any: ...
     def write(self, array: Any, values: Any) -> None: ...
@@ -55,15 +55,16 @@ class Note:
         self.explained: Callable[[MlvmError, str | None], Exception] | None = None
 
     def error(self, place: int, value: np.int64) -> Exception:
-        """What the reference kernel says to the value in that place of the operand, which alone it
-        asks for; or, at place -1, to so many that are True."""
+        """Return the reference kernel's error for an operand with the value in that place.
+
+        At place -1 `value` is the number of elements that are True."""
         arrays = [np.zeros(x.shape, x.dtype.numpy) for x in self.types]
         dtype, judged = self.types[self.judges].dtype, arrays[self.judges].reshape(-1)
         if place < 0:
             judged[: int(value)] = True
         else:
-            given = np.asarray([value]).view(np.float64 if dtype.is_float else np.int64)
-            judged[place] = half.cast(given, dtype)[0]
+            bits = np.asarray([value]).view(np.float64 if dtype.is_float else np.int64)
+            judged[place] = half.cast(bits, dtype)[0]
         error: OpError = OperandValueError("a value was refused")
         try:
             with np.errstate(all="ignore"):
@@ -97,13 +98,13 @@ class Refusals:
 
     @property
     def flags(self) -> list[Any]:
-        """What is to be read, if anything is."""
+        """The flags to be read; empty if no noted call waits."""
         return [self._all[: self._used * _WORDS]] if self._noted else []
 
     def begin(self) -> None:
         """A launch begins."""
         self._launch += 1
-        self._adds = explaining.get()  # the machine runs in a context of its own
+        self._adds = explaining.get()  # the machine runs in another context
 
     def take(self) -> tuple[int, Any]:
         """A flag for a call: its number, and where it lies."""
@@ -127,17 +128,19 @@ class Refusals:
         self._noted[note] = None
 
     def settle(self, flags: Sequence[Array]) -> None:
-        """Look at what was read. Raises the error of the first call of a launch that has refused a
-        value: one at a time, to whoever waits first, and to the thread that has launched it."""
+        """Check flags that were read. Raises the error of a launch's first call that refused a
+        value: one at a time, in the first thread that waits, and in the launching thread."""
         if flags:
             noted, self._noted = list(self._noted), {}
-            told = flags[0].reshape(-1, _WORDS)
-            refused = [note for note in noted if told[note.slot, 0]]
+            flag_words = flags[0].reshape(-1, _WORDS)
+            refused = [note for note in noted if flag_words[note.slot, 0]]
             if refused:
                 self._memory.write(self._all, np.zeros(_WORDS * _MOST, np.int64))
             first = {note.launch: note for note in reversed(refused)}
             self._due += [
-                (note, told[note.slot], False) for note in refused if first[note.launch] is note
+                (note, flag_words[note.slot], False)
+                for note in refused
+                if first[note.launch] is note
             ]
         me = threading.current_thread()
         self._due = [each for each in self._due if not each[2] or each[0].thread.is_alive()]

@@ -26,20 +26,20 @@ class Cuda:
     def __init__(self, name: str, number: int) -> None:
         self._cupy = cupy = extra("cupy", "cuda")
         self.device = name
-        told = cupy.cuda.runtime.getDeviceProperties(number)
-        self.nbytes: int = told["totalGlobalMem"]
+        properties = cupy.cuda.runtime.getDeviceProperties(number)
+        self.nbytes: int = properties["totalGlobalMem"]
         self.facts = Facts(
-            name=told["name"].decode(),
+            name=properties["name"].decode(),
             has_f64=True,
             is_cpu=False,
-            units=told["multiProcessorCount"],
-            local_bytes=told["sharedMemPerBlock"],
-            most_items=told["maxThreadsPerBlock"],
+            units=properties["multiProcessorCount"],
+            local_bytes=properties["sharedMemPerBlock"],
+            most_items=properties["maxThreadsPerBlock"],
         )
         self._device = cupy.cuda.Device(number)
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
-            self._beside = cupy.cuda.Stream(non_blocking=True)
+            self._copy_stream = cupy.cuda.Stream(non_blocking=True)
         self._modules: dict[str, Any] = {}
         self._on_its_way: deque[tuple[Any, Array]] = deque()  # values, till that event
 
@@ -48,8 +48,12 @@ class Cuda:
         if isinstance(error, MemoryError) or not {"cupy", "cupy_backends"} & {*kinds}:
             return None
         text = " ".join(str(error).split())
-        gone = "cudaErrorDevicesUnavailable", "cudaErrorECCUncorrectable", "cudaErrorIllegalAddress"
-        return Lost(text) if any(map(text.__contains__, gone)) else MachineError(text)
+        lost_codes = (
+            "cudaErrorDevicesUnavailable",
+            "cudaErrorECCUncorrectable",
+            "cudaErrorIllegalAddress",
+        )
+        return Lost(text) if any(map(text.__contains__, lost_codes)) else MachineError(text)
 
     def alloc(self, nbytes: int) -> Any:
         with self._device, self._stream:
@@ -65,8 +69,8 @@ class Cuda:
         self._send(memory + offset, values, self._stream)
 
     def send_beside(self, memory: Any, offset: int, values: Array, after: Any) -> Any:
-        self._beside.wait_event(after)
-        sent = self._send(memory + offset, values, self._beside)
+        self._copy_stream.wait_event(after)
+        sent = self._send(memory + offset, values, self._copy_stream)
         self._stream.wait_event(sent)
         return sent
 
@@ -77,8 +81,8 @@ class Cuda:
             self._on_its_way.popleft()
         return self._on_its_way[-1][0]
 
-    def fetch(self, wanted: Sequence[tuple[Array, Any, int]]) -> None:
-        for values, memory, offset in wanted:
+    def fetch(self, transfers: Sequence[tuple[Array, Any, int]]) -> None:
+        for values, memory, offset in transfers:
             (memory + offset).copy_to_host_async(values.ctypes.data, values.nbytes, self._stream)
         self._stream.synchronize()
 
@@ -117,9 +121,9 @@ class Cuda:
                     code=text, options=("--std=c++14", "--fmad=false"), backend="nvrtc"
                 )
             kernel = self._modules[text].get_function(entry)
-        given = tuple([x if isinstance(x, np.generic) else np.uintp(x.ptr) for x in args])
+        kernel_args = tuple([x if isinstance(x, np.generic) else np.uintp(x.ptr) for x in args])
         grid = tuple([-(-n // by) for n, by in zip(size, group, strict=True)])
-        return partial(self._launch, kernel, grid, group, given)
+        return partial(self._launch, kernel, grid, group, kernel_args)
 
     def _launch(self, kernel: Any, grid: Any, group: Any, args: Any) -> None:
         with self._device:
@@ -131,11 +135,12 @@ def listed() -> list[tuple[str, str, int]]:
     `MachineError` where CUDA finds no driver or no device."""
     runtime = extra("cupy", "cuda").cuda.runtime
     try:
-        found = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
+        properties = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
     except runtime.CUDARuntimeError as error:
         raise MachineError(f"CUDA has no device here: {error}") from None
     return [
-        (f"cuda:{i}", told["name"].decode(), told["totalGlobalMem"]) for i, told in enumerate(found)
+        (f"cuda:{i}", each["name"].decode(), each["totalGlobalMem"])
+        for i, each in enumerate(properties)
     ]
 
 

@@ -41,13 +41,13 @@ def devices() -> list[Device]:
     >>> ml.devices()[0].name
     'cpu'
     """
-    found = [_processor()]
+    listing = [_processor()]
     for listed, _ in _KINDS.values():
         try:
-            found += [Device(*each) for each in listed()]
+            listing += [Device(*each) for each in listed()]
         except (MissingExtra, MachineError):
             continue
-    return found
+    return listing
 
 
 def _processor() -> Device:

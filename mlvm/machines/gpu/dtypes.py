@@ -1,4 +1,4 @@
-"""What the makers of calls say of dtypes in a kernel's text."""
+"""Dtypes in the text of kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def computed(dtype: DType) -> DType:
 
 
 def runs(device: Facts, types: Types) -> bool:
-    """Whether kernels can compute with all of these."""
+    """Return whether kernels can compute with all of these types."""
     return all(device.has(type.dtype) for type in types)
 
 
@@ -39,7 +39,7 @@ def extremes(dtype: DType) -> tuple[str, str]:
 
 
 def around(shape: Shape, axis: int) -> tuple[int, int, int]:
-    """How many elements there are along the axes before that axis, along it, and behind it."""
+    """Count the elements along the axes before that axis, along it, and behind it."""
     axis = axis % max(len(shape), 1)
     if not shape:
         return 1, 1, 1

@@ -161,7 +161,7 @@ def converted(value: str, dtype: DType, to: DType) -> str:
 
 
 def _is_of(names: frozenset[str], name: str, dtypes: Iterable[DType], how: Attributes) -> bool:
-    """Whether an op is one of these, in f32; with erf, which vectors have not, it is none."""
+    """Return whether an op is one of these, in f32, and needs no erf, which vectors lack."""
     exact = name.startswith("gelu") and not how["approximate"]
     return name in names and not exact and all(dtype is f32 for dtype in dtypes)
 
@@ -211,24 +211,24 @@ def expression(
     if text is None:
         return None
     type = _computed(worked) if lanes == 1 else "lanes"
-    given = [
+    arguments = [
         converted(value, dtype, _common(dtype, worked))
         for value, dtype in zip(values, operands, strict=True)
     ]
     if worked.is_integer and name in _NUMBERS:
         wide = "u64" if worked.itemsize == 8 else "u32"
-        given = [f"({wide}){value}" for value in given]
+        arguments = [f"({wide}){value}" for value in arguments]
     else:
-        given = [f"({type}){value}" for value in given]
-    letters = dict(zip("xyz", given, strict=False))
-    text = re.sub(r"\b[xyz]\b", lambda found: f"({letters[found[0]]})", text)
+        arguments = [f"({type}){value}" for value in arguments]
+    letters = dict(zip("xyz", arguments, strict=False))
+    text = re.sub(r"\b[xyz]\b", lambda letter: f"({letters[letter[0]]})", text)
     text = text.replace("_T(", f"_{type}(").replace("(T)", f"({type})")
     return f"({text})" if out is bool_ else _rounded(f"({type})({text})", out)
 
 
 def _common(dtype: DType, worked: DType) -> DType:
-    """What an operand becomes first: of integers that promote to a half that half, if it has not
-    all of them."""
+    """Return the dtype an operand is converted to first: for integers that promote to a half that
+    half, unless it has all of them."""
     if worked.is_half and (dtype.is_float or dtype.itemsize == 1):
         return f32
     return worked
@@ -240,7 +240,7 @@ def _rounded(value: str, dtype: DType) -> str:
 
 @cache
 def prelude(device: Facts) -> str:
-    """What stands in front of the text of each chain. Kernels of several can be one source."""
+    """Return the text in front of each chain's. Kernels of several chains can be one source."""
     return source("elementwise.h", **({"LANES": LANES} if device.is_cpu else {}))
 
 
@@ -293,17 +293,19 @@ def chain_call(
         body.append(f"{kind.format(dtype)} x{k} = {load};")
     for k, link in enumerate(links):
         out, *operands = of(link)
-        given = [values[n] for n in link.sources]
+        arguments = [values[n] for n in link.sources]
         is_vector = device.is_cpu and _is_of(_VECTORS, link.name, of(link), link.attributes)
         if is_vector and not by_lanes:
-            given = [f"(lanes){each}" for each in given]
+            arguments = [f"(lanes){each}" for each in arguments]
         wide = is_vector or by_lanes
-        made = expression(link.name, out, operands, given, link.attributes, LANES if wide else 1)
-        if made is None:
+        value = expression(
+            link.name, out, operands, arguments, link.attributes, LANES if wide else 1
+        )
+        if value is None:
             return None
         values[link.target] = f"v{k}"
         only = ".s0" if is_vector and not by_lanes else ""
-        body.append(f"{kind.format(out.name)} v{k} = ({made}){only};")
+        body.append(f"{kind.format(out.name)} v{k} = ({value}){only};")
     for k, (n, _) in enumerate(outputs):
         store = "store_lanes(o{0} + i, {2}, count);" if by_lanes else "STORE({1}, o{0}, i, {2});"
         body.append(store.format(k, dtypes[n].name, values[n]))
@@ -399,7 +401,7 @@ _MOST_ROWS: Final = 1 << 15  # of a launch in two dimensions: CUDA takes 2**16 -
 
 
 def _in_rows(dims: Sequence[int]) -> bool:
-    """Whether there are two axes, along each of which an item has its number: none is divided."""
+    """Return whether there are two axes, so that work items are numbered along each."""
     return len(dims) == 2 and dims[1] >= GROUP and dims[0] <= _MOST_ROWS
 
 
@@ -421,17 +423,17 @@ def collapsed(shape: Shape, operands: Sequence[Shape]) -> tuple[list[int], list[
         if n == 1:
             continue
         joins = bool(dims) and all(
-            kept[-1] == each[d] * n for kept, each in zip(strides, steps, strict=True)
+            joined[-1] == each[d] * n for joined, each in zip(strides, steps, strict=True)
         )
         if joins:
             dims[-1] *= n
         else:
             dims.append(n)
-        for kept, each in zip(strides, steps, strict=True):
+        for joined, each in zip(strides, steps, strict=True):
             if joins:
-                kept[-1] = each[d]
+                joined[-1] = each[d]
             else:
-                kept.append(each[d])
+                joined.append(each[d])
     return dims or [1], [each or [0] for each in strides]
 
 

@@ -131,12 +131,12 @@ def _steps(shape: Shape, groups: tuple[Shape, ...]) -> tuple[int, ...] | None:
     shape = (1,) * (len(axes) - len(shape)) + shape
     steps, step, end = [], 1, len(axes)
     for group in reversed(groups):
-        given = shape[end - len(group) : end]
+        lengths = shape[end - len(group) : end]
         end -= len(group)
-        if given == group:
+        if lengths == group:
             steps.append(step)
             step *= math.prod(group)
-        elif math.prod(given) == 1:
+        elif math.prod(lengths) == 1:
             steps.append(0)
         else:
             return None
@@ -163,8 +163,8 @@ def _index_reduce(device: Facts, types: Types, *, by: str) -> Calls:
     out = types[0]
     if out.dtype.kind == "complex":
         return None
-    way = ("add", "multiply", "minimum", "maximum").index(by)
-    return _adds(device, types, 2, 3, around(out.shape, 0), starts=True, along=False, by=way)
+    mode = ("add", "multiply", "minimum", "maximum").index(by)
+    return _adds(device, types, 2, 3, around(out.shape, 0), starts=True, along=False, by=mode)
 
 
 @kernel("scatter_add_along_axis", judges=2)
@@ -184,18 +184,18 @@ def _adds(
     along: bool,
     by: int = 0,
 ) -> Calls:
-    """The sums of updates by index; `starts`: they are added to operand 1. `along`: each row along
-    the axis has indices of its own."""
-    out, given = types[0], types[indices]
+    """Sum updates by index; `starts`: they are added to operand 1; `along`: each row along the axis
+    has its indices."""
+    out, index_type = types[0], types[indices]
     before, length, behind = sizes
     parts = 2 if out.dtype.kind == "complex" else 1  # complex numbers are added part by part
     dtype = DType.named("f32" if out.dtype.itemsize == 8 else "f64") if parts == 2 else out.dtype
     if not device.has(dtype):
         return None
     rows = before * behind if along else 1
-    count = given.size // max(rows, 1)
+    count = index_type.size // max(rows, 1)
     mark = parts if along else 0
-    text = _text(dtype.name, given.dtype, ADDS=int(starts), BY=by)
+    text = _text(dtype.name, index_type.dtype, ADDS=int(starts), BY=by)
     begin = 1 if starts else 0
     numbers = (length, behind * parts, count, mark)
     if count <= _FEW:
@@ -203,11 +203,11 @@ def _adds(
         return [_call(text, "add_few", args, out.size * parts, *numbers)]
     if count > 2**31 - 1:
         return None
-    places = Scratch("places", 8 * given.size)
+    places = Scratch("places", 8 * index_type.size)
     each = (before, count, behind) if along else (1, count, 1)
     calls, keys, order = sorted_rows(places, i64, each, text_of(i64, i64))
     return [
-        _call(text, "places", (places, indices, REFUSED), given.size, length),
+        _call(text, "places", (places, indices, REFUSED), index_type.size, length),
         *calls,
         _call(text, "add_sorted", (0, begin, updates, keys, order), out.size * parts, *numbers),
     ]

@@ -1,4 +1,4 @@
-"""What a device runs for an op: the table of kernels, and how one is written.
+"""Kernels of a device by op, and how one is written.
 
 A row of the table is a function, the op's `Maker`. It gets what the device is, the types of the
 result and of the operands, and the op's attributes. It answers with the calls that fill the result,
@@ -90,8 +90,8 @@ Maker: TypeAlias = Callable[..., Calls]
 
 
 class Facts(NamedTuple):
-    """What a maker may know of the device. `is_cpu`: it is a processor, with caches in the place of
-    local memory."""
+    """Facts about a device for makers of kernels. `is_cpu`: it is a processor, with caches in the
+    place of local memory."""
 
     name: str
     has_f64: bool
@@ -101,7 +101,7 @@ class Facts(NamedTuple):
     most_items: int
 
     def has(self, dtype: DType) -> bool:
-        """Whether kernels can compute with it."""
+        """Return whether kernels can compute with the dtype."""
         return dtype.kind not in ("complex", "storage") and (self.has_f64 or dtype.name != "f64")
 
 

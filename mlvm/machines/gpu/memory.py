@@ -1,7 +1,7 @@
 """The memory of a device: a buffer for each storage, and arrays that say where in it they lie.
 
 Values cross in `read` and `write` only. A write copies the values, or takes the pinned memory they
-lie in as it is, and waits for nobody. A read waits for all that the device was given before.
+lie in as it is, without a wait. A read waits for all earlier work of the device.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ class Lost(Exception):
 
 
 class Driver(Protocol):
-    """What a device's own interface has to do. All is done in the order in which it was asked for,
-    but for what `send_beside` sends. Raises `MemoryError` where there is none, `Lost` for a device
-    that is gone, and `MachineError` for all else."""
+    """Protocol of a device's interface. It works in order of the calls, but for `send_beside`.
+
+    Raises `MemoryError` where there is none, `Lost` for a lost device, else `MachineError`."""
 
     device: str
     facts: Facts
     nbytes: int
 
     def alloc(self, nbytes: int) -> Any:
-        """Memory of so many bytes, and one at least."""
+        """Allocate `nbytes` bytes, and one at least."""
 
     def zero(self, memory: Any, offset: int, nbytes: int) -> None: ...
     def copy(self, memory: Any, offset: int, source: Any, start: int, nbytes: int) -> None: ...
     def send(self, memory: Any, offset: int, values: Array) -> None:
-        """Begin to copy packed values, which nobody changes till that is done."""
+        """Begin to copy packed values, which must not change until that is done."""
 
     def send_beside(self, memory: Any, offset: int, values: Array, after: Any) -> Any:
         """As `send`, beside what the device does, but after the event; all that comes later waits
         for it. Returns the event of its end."""
 
-    def fetch(self, wanted: Sequence[tuple[Array, Any, int]]) -> None:
+    def fetch(self, transfers: Sequence[tuple[Array, Any, int]]) -> None:
         """Copy to packed values from memory and offset each, and wait for it, and for all that was
         asked for before."""
 
@@ -85,8 +85,8 @@ class Driver(Protocol):
         group: tuple[int, ...],
         args: tuple[Any, ...],
     ) -> Callable[[], object]:
-        """What launches that kernel of a source on arguments: numpy's scalars, and for a tensor
-        its memory and an i64."""
+        """Return a function that launches a source's kernel on arguments: numpy's scalars, and for
+        a tensor its memory and an i64."""
 
 
 @dataclass(eq=False, slots=True)
@@ -158,8 +158,8 @@ class DeviceArray:
         return DeviceArray(self.buffer, self.offset, dtype, (self.nbytes // dtype.itemsize,))
 
     def reshape(self, *shape: Any) -> DeviceArray:
-        found: Shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
-        return DeviceArray(self.buffer, self.offset, self.dtype, found)
+        lengths: Shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        return DeviceArray(self.buffer, self.offset, self.dtype, lengths)
 
     def item(self) -> Any:
         """The value of the only element, which is waited for."""
@@ -169,7 +169,7 @@ class DeviceArray:
         raise MachineError(f"an array of {self.buffer.memory.device} is none of the host")
 
     def __array_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...], given: dict[str, Any]
+        self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if function is np.may_share_memory:
             return self._meets(*args)
@@ -191,8 +191,8 @@ class DeviceArray:
 
 @dataclass
 class Counts:
-    """What a VM on a device has done: launches of kernels; transfers in each direction, and their
-    bytes; times that the host waited; ops that ran on the host."""
+    """Counters of a VM on a device: launches of kernels; transfers in each direction, and their
+    bytes; waits of the host; ops that ran on the host."""
 
     launches: int = 0
     sent: int = 0
@@ -214,7 +214,7 @@ class DeviceMemory(Memory):
         self.counts = Counts()
         self.lost: str | None = None
         self.lock = threading.RLock()
-        self.held = self.peak = 0
+        self.allocated = self.peak = 0
         self.refusals = Refusals(self)
         self._constants: dict[int, tuple[weakref.ref[Array], Any]] = {}
         self._pinned: set[int] = set()  # ids of arrays
@@ -241,8 +241,8 @@ class DeviceMemory(Memory):
     def holds(self, nbytes: int) -> None:
         """Count bytes that a buffer has taken or, if negative, given back."""
         with self.lock:
-            self.held += nbytes
-            self.peak = max(self.peak, self.held)
+            self.allocated += nbytes
+            self.peak = max(self.peak, self.allocated)
 
     def empty(self, nbytes: int) -> Array:
         """A u8 array of anything. Raises `MemoryError`."""
@@ -251,11 +251,11 @@ class DeviceMemory(Memory):
         return DeviceArray(buffer, 0, np.dtype(np.uint8), (nbytes,))  # type: ignore[return-value]
 
     def zeros(self, nbytes: int) -> Array:
-        made: Any = self.empty(nbytes)
+        array: Any = self.empty(nbytes)
         if nbytes:
             with self:
-                self.driver.zero(made.buffer.raw, 0, nbytes)
-        return made  # type: ignore[no-any-return]
+                self.driver.zero(array.buffer.raw, 0, nbytes)
+        return array  # type: ignore[no-any-return]
 
     def new(self, type: TensorType) -> Array:
         return self.zeros(type.nbytes).view(type.dtype.numpy).reshape(type.array_shape)
@@ -299,9 +299,9 @@ class DeviceMemory(Memory):
         """Copies for the host, with one wait. Raises the error of what a kernel has refused."""
         flags = self.refusals.flags
         here = [x for x in arrays if isinstance(x, DeviceArray) and x.size]
-        found = self.fetched([*flags, *here])
-        self.refusals.settle(found[: len(flags)])
-        values = iter(found[len(flags) :])
+        copies = self.fetched([*flags, *here])
+        self.refusals.settle(copies[: len(flags)])
+        values = iter(copies[len(flags) :])
         return [
             np.array(x)
             if not isinstance(x, DeviceArray)
@@ -313,16 +313,16 @@ class DeviceMemory(Memory):
 
     def fetched(self, arrays: Sequence[Any]) -> list[Array]:
         """Copies of arrays of the device, without a look at what kernels have refused."""
-        made = [np.empty(x.shape, x.dtype) for x in arrays]
-        if made:
-            wanted = [
-                (values, x.buffer.raw, x.offset) for values, x in zip(made, arrays, strict=True)
+        copies = [np.empty(x.shape, x.dtype) for x in arrays]
+        if copies:
+            transfers = [
+                (values, x.buffer.raw, x.offset) for values, x in zip(copies, arrays, strict=True)
             ]
             with self:
-                self._wait("read", lambda: self.driver.fetch(wanted))
-            self.counts.fetched += len(made)
-            self.counts.fetched_bytes += sum([values.nbytes for values in made])
-        return made
+                self._wait("read", lambda: self.driver.fetch(transfers))
+            self.counts.fetched += len(copies)
+            self.counts.fetched_bytes += sum([values.nbytes for values in copies])
+        return copies
 
     def write(self, array: Any, values: Any) -> None:
         """Copy values of the host, or of the device. What is pinned must stay as it is until
@@ -353,7 +353,7 @@ class DeviceMemory(Memory):
             self._sent[place] = self.driver.send_beside(raw, array.offset, values, after)
 
     def forget(self, memory: Any) -> None:
-        """What comes to lie in that place has been sent nowhere."""
+        """Drop the events of copies to that memory, since it is allocated for other values."""
         first = memory.address
         with self.lock:
             for events in (self._sent, self._unused):
@@ -383,7 +383,7 @@ class DeviceMemory(Memory):
         return memory
 
     def is_pinned(self, array: object) -> bool:
-        """Whether the array lies in `pinned_zeros`."""
+        """Return whether the array lies in `pinned_zeros`."""
         return isinstance(array, np.ndarray) and id(root(array)) in self._pinned
 
     def synchronize(self) -> None:
@@ -399,5 +399,5 @@ class DeviceMemory(Memory):
         began = time.perf_counter()
         work()
         self.counts.waits += 1
-        for told in on_wait.copy():
-            told(self.name, why, began)
+        for listener in on_wait.copy():
+            listener(self.name, why, began)

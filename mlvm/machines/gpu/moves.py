@@ -36,7 +36,7 @@ def whole(shape: Sequence[int], first: int = 0) -> Window:
 
 
 def part(shape: Shape, start: Sequence[int], step: Sequence[int]) -> Window:
-    """What `slice` would read of a tensor of that shape."""
+    """Return the window that `slice` reads of a tensor of that shape."""
     steps = packed(shape)
     first = sum(a * b for a, b in zip(start, steps, strict=True))
     return Window(first, tuple([a * b for a, b in zip(step, steps, strict=True)]))
@@ -58,7 +58,7 @@ def move(
     args: tuple[Argument, Argument] = (0, 1),
     add: bool = False,
 ) -> list[Call]:
-    """The calls that move so many elements from a window of `args[1]` to one of `args[0]`."""
+    """List the calls that move elements from a window of `args[1]` to one of `args[0]`."""
     axes = _joined(list(zip(lengths, out.steps, x.steps, strict=True)))
     first, start = out.first, x.first
     moved = to is None or (to is dtype and not add)
@@ -101,24 +101,24 @@ def move(
     outer = [(blocks, o * run, s * run), *others, *[(1, 0, 0)] * (_MOST_AXES - len(axes))]
     items = total // n * blocks
     scalars = [items, first, start, n, o, s, *itertools.chain(*outer)]
-    given = (*args, *map(np.int64, scalars))
-    return [Call(text, "move", (items,), (GROUP,), given)]
+    call_args = (*args, *map(np.int64, scalars))
+    return [Call(text, "move", (items,), (GROUP,), call_args)]
 
 
 def _joined(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """The axes, the innermost first, those of length 1 left out and neighbours joined where that
     makes no difference."""
-    found: list[tuple[int, int, int]] = []
+    joined: list[tuple[int, int, int]] = []
     for n, o, s in reversed(axes):
         if n == 1:
             continue
-        if found:
-            m, p, t = found[-1]
+        if joined:
+            m, p, t = joined[-1]
             if (p * m, t * m) == (o, s):
-                found[-1] = m * n, p, t
+                joined[-1] = m * n, p, t
                 continue
-        found.append((n, o, s))
-    return found or [(math.prod([n for n, _, _ in axes]), 1, 1)]
+        joined.append((n, o, s))
+    return joined or [(math.prod([n for n, _, _ in axes]), 1, 1)]
 
 
 def begin_as(device: Facts, x: TensorType, args: tuple[Argument, Argument] = (0, 1)) -> list[Call]:
@@ -138,8 +138,8 @@ def fill(out: TensorType, value: float | complex, argument: Argument = 0) -> lis
 def _bits(out: TensorType, value: float | complex) -> np.generic:
     """An element of that value, as an integer of its size. Of 16 bytes it is 0."""
     bits = cast(np.asarray(value), out.dtype).reshape(1).view(np.uint8)
-    found: np.generic = bits[:8].view(DType.named(_RAW[out.dtype.itemsize]).numpy)[0]
-    return found
+    element: np.generic = bits[:8].view(DType.named(_RAW[out.dtype.itemsize]).numpy)[0]
+    return element
 
 
 def _created(entry: str, dtype: np.dtype[Any], count: int, args: tuple[Argument, ...]) -> Call:
@@ -160,8 +160,8 @@ def _reshape(device: Facts, types: Types, *, shape: Shape) -> Calls:
 def _permute_dims(device: Facts, types: Types, *, axes: tuple[int, ...]) -> Calls:
     out, x = types
     steps = packed(x.shape)
-    taken = [steps[i] for i in normalize_axes(axes, x.ndim)]
-    return move(device, out.shape, whole(out.shape), Window(0, tuple(taken)), x.dtype)
+    permuted = [steps[i] for i in normalize_axes(axes, x.ndim)]
+    return move(device, out.shape, whole(out.shape), Window(0, tuple(permuted)), x.dtype)
 
 
 @kernel("concat")
@@ -205,9 +205,9 @@ def _roll(
     _, x = types
     shape = x.shape if axis is not None else (x.size,)
     axes = normalize_axes(axis, x.ndim) if axis is not None else (0,)
-    given = axis if isinstance(axis, tuple) else (axis or 0,)
+    rolled = axis if isinstance(axis, tuple) else (axis or 0,)
     by = [0] * len(shape)
-    for i, d in enumerate(given if axis is not None else axes):
+    for i, d in enumerate(rolled if axis is not None else axes):
         by[normalize_axis(d, max(len(shape), 1))] += shift[i] if isinstance(shift, tuple) else shift
     pieces = []
     for n, k in zip(shape, by, strict=True):
@@ -268,8 +268,11 @@ def _slice_add(device: Facts, types: Types, *, start: Shape, step: Shape) -> Cal
 def _slice_set(device: Facts, types: Types, *, start: Shape, length: Shape, step: Shape) -> Calls:
     out, _, values = types
     place = part(out.shape, start, step)
-    given = broadcast(values.shape, length)
-    return [*begin_as(device, out), *move(device, length, place, given, out.dtype, args=(0, 2))]
+    source_window = broadcast(values.shape, length)
+    return [
+        *begin_as(device, out),
+        *move(device, length, place, source_window, out.dtype, args=(0, 2)),
+    ]
 
 
 @kernel("gather_lanes")

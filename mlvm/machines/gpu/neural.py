@@ -144,7 +144,7 @@ def _windows(
     args: tuple[Argument, ...] = (0, 1),
     items: int | None = None,
 ) -> Calls:
-    """One launch with an item for each element of the result, or so many."""
+    """Launch a kernel with an item for each element of the result, or `items` of them."""
     if not runs(device, types):
         return None
     out = types[0]

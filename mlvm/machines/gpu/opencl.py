@@ -6,9 +6,15 @@ are set once, when it is made ready for a place in a program, and each launch of
 
 from __future__ import annotations
 
+import hashlib
+import os
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
+from platform import node as host
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +23,7 @@ from mlvm.core.errors import MachineError
 from mlvm.core.extras import extra
 from mlvm.core.locks import new_lock
 from mlvm.core.types import ALIGNMENT, Array
+from mlvm.machines.gpu import tiles
 from mlvm.machines.gpu.kernels import Facts
 from mlvm.machines.gpu.memory import Lost
 
@@ -28,12 +35,31 @@ _NO_MEMORY: Final = frozenset(
 )
 
 
+_PROBE: Final = """
+import sys
+import numpy as np
+import pyopencl as cl
+
+device = cl.get_platforms()[int(sys.argv[1])].get_devices()[int(sys.argv[2])]
+context = cl.Context([device])
+queue = cl.CommandQueue(context)
+text = "__kernel void twice(__global float *x) { x[get_global_id(0)] *= 2; }"
+x = np.ones(4, np.float32)
+memory = cl.Buffer(context, cl.mem_flags.COPY_HOST_PTR, hostbuf=x)
+cl.Program(context, text).build().twice(queue, x.shape, None, memory)
+cl.enqueue_copy(queue, x, memory)
+sys.exit(0 if (x == 2).all() else "a kernel computes wrong values")
+"""
+"""Compile and run one kernel on a device, in a process that its driver may end."""
+_PROBE_SECONDS: Final = 120.0
+
+
 def opencl_module() -> Any:
     """pyopencl. Raises `MissingExtra` where it is not installed."""
     return extra("pyopencl", "opencl")
 
 
-def found() -> list[tuple[str, Any]]:
+def devices_by_name() -> list[tuple[str, Any]]:
     """The devices by name: `opencl:0` is the first of the first platform, `opencl:0:1` its second.
     Raises `MissingExtra` without pyopencl, and `MachineError` where no driver is installed."""
     cl = opencl_module()
@@ -81,7 +107,44 @@ class _Shared:
 
 @cache
 def _shared(name: str) -> _Shared:
-    return _Shared(dict(found())[name])
+    device = dict(devices_by_name())[name]
+    _require_working(name, device)
+    return _Shared(device)
+
+
+def _require_working(name: str, device: Any) -> None:
+    """Run a kernel in a child process, unless this driver has passed that on this machine before.
+
+    A driver that does not know the processor may abort or segfault. Raises `MachineError`."""
+    facts = device.platform.version, device.driver_version, device.name, host()
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    passed = tiles.path().with_name(f"opencl-{digest}")
+    if passed.exists() or not sys.executable:
+        return
+    numbers = [*name.split(":")[1:], "0"][:2]
+    paths = os.pathsep.join(filter(None, sys.path))
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", _PROBE, *numbers],
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_SECONDS,
+        )
+        code, printed = child.returncode, child.stderr
+    except subprocess.TimeoutExpired:
+        code, printed = 1, f"no end after {_PROBE_SECONDS:g} s"
+    if code:
+        lines = printed.split("\n")
+        reason = f"signal {-code}" if code < 0 else next(filter(None, reversed(lines)), f"{code}")
+        raise MachineError(
+            f"{name}: the driver {device.platform.version.strip()} runs no kernel on "
+            f"{device.name.strip()} ({reason:.200}); install a newer one: for a processor "
+            "`apt install pocl-opencl-icd`, for a GPU its maker's"
+        )
+    with suppress(OSError):  # a read-only home: the next process probes again
+        passed.parent.mkdir(parents=True, exist_ok=True)
+        passed.touch()
 
 
 class OpenCL:
@@ -104,7 +167,7 @@ class OpenCL:
         )
         self._context = shared.context
         self._queue = cl.CommandQueue(self._context)
-        self._beside = cl.CommandQueue(self._context)
+        self._copy_queue = cl.CommandQueue(self._context)
         self._on_its_way: deque[tuple[Any, Array]] = deque()  # values, till that event
 
     def typed(self, error: Any) -> Exception | None:
@@ -150,14 +213,14 @@ class OpenCL:
 
     def send_beside(self, memory: Any, offset: int, values: Array, after: Any) -> Any:
         event = self._cl.enqueue_copy(
-            self._beside,
+            self._copy_queue,
             memory,
             values,
             dst_offset=offset,
             is_blocking=False,
             wait_for=[after],
         )
-        self._beside.flush()
+        self._copy_queue.flush()
         self._keep(event, values)
         self._cl.enqueue_barrier(self._queue, wait_for=[event])
         return event
@@ -171,12 +234,12 @@ class OpenCL:
             if not self._on_its_way:
                 break
 
-    def fetch(self, wanted: Sequence[tuple[Array, Any, int]]) -> None:
+    def fetch(self, transfers: Sequence[tuple[Array, Any, int]]) -> None:
         events = [
             self._cl.enqueue_copy(
-                self._queue, values, memory, src_offset=offset, is_blocking=i == len(wanted) - 1
+                self._queue, values, memory, src_offset=offset, is_blocking=i == len(transfers) - 1
             )
-            for i, (values, memory, offset) in enumerate(wanted)
+            for i, (values, memory, offset) in enumerate(transfers)
         ]
         del events  # each waits for its own, which is done
 
@@ -227,7 +290,7 @@ def listed() -> list[tuple[str, str, int]]:
     """The devices by name, model and bytes of memory. Raises what `found` raises."""
     return [
         (name, f"{device.name.strip()} ({device.platform.name.strip()})", device.global_mem_size)
-        for name, device in found()
+        for name, device in devices_by_name()
     ]
 
 

@@ -18,7 +18,7 @@ from mlvm.machines.gpu.tiles import tile
 
 
 class Sizes(NamedTuple):
-    """What there is to do: [m, k] @ [k, n], for each of a batch, with sums over others."""
+    """Sizes of products: [m, k] @ [k, n], for each of a batch, with sums over others."""
 
     m: int
     n: int
@@ -36,7 +36,7 @@ class _Windows(NamedTuple):
     grid: Sequence[int]
     window: Sequence[int]
     step: Sequence[int]
-    apart: Sequence[int]
+    dilation: Sequence[int]
     lead: Sequence[int]
     channels: int
     channels_in_all: int
@@ -46,7 +46,7 @@ class _Windows(NamedTuple):
     def numbers(self, outputs: int, outputs_in_all: int) -> tuple[int, ...]:
         """The arguments of a kernel. Of the results' columns, each product makes some."""
         sizes = (*self.volume, *self.grid, *self.window[1:], self.channels)
-        places = (*self.step, *self.apart, *self.lead)
+        places = (*self.step, *self.dilation, *self.lead)
         return (*sizes, self.channels_in_all, *places, outputs_in_all, outputs, *self.phases)
 
 
@@ -56,8 +56,7 @@ _LONG: Final = 1024  # elements of a sum that are not shared out
 
 
 class _Operand(NamedTuple):
-    """Where the elements of an operand lie: its steps along rows, columns, two axes of the batch
-    and the axis that is summed over."""
+    """Strides of an operand: along rows, columns, two axes of the batch and the summed axis."""
 
     number: Argument
     dtype: str
@@ -118,8 +117,10 @@ def _defines(windows: _Windows | None) -> dict[str, int]:
 
 
 def _shared_out(sizes: Sizes) -> tuple[int, int]:
-    """How long the pieces of a sum are, and to how many groups they are shared out: where the
-    elements of the result keep few groups busy. It is a matter of sizes, not of tiles."""
+    """Return the length of a sum's pieces, and the number of groups that share them.
+
+    Sums are split where the result has too few elements to keep the groups busy. It depends on
+    sizes, not on tiles."""
     m, n, k, batch, summed = sizes
     groups = max(m * n * batch // _PART, 1)
     if k * summed <= _LONG or groups >= _ENOUGH:
@@ -173,8 +174,8 @@ def _in_panels(
         stack = batch // second if y.first else 1
         stack *= (second if y.second else 1) * (summed if y.summed else 1)
         number = Scratch("transposed", stack * k * n * dtype.itemsize)
-        to, given = Window(0, (k * n, n, 1)), Window(0, (k * n, y.row, y.column))
-        calls = move(device, (stack, k, n), to, given, dtype, args=(number, y.number))
+        to, source = Window(0, (k * n, n, 1)), Window(0, (k * n, y.row, y.column))
+        calls = move(device, (stack, k, n), to, source, dtype, args=(number, y.number))
         y = y._replace(row=n, column=1)
     high = min(m, cut.high)
     tiles = -(-m // high) * -(-n // wide) * batch
@@ -230,8 +231,8 @@ def _steps(rows: int, columns: int, transpose: bool) -> tuple[int, int]:
 def _stack(
     x: tuple[int, ...], y: tuple[int, ...], x_size: int, y_size: int
 ) -> tuple[int, int, int, int, int, int] | None:
-    """How many products there are, how many along the inner of two axes, and the steps of both
-    operands along each. None where broadcasting leaves more than two axes."""
+    """Return the number of products, that along the inner of two axes, and both operands' strides
+    along each. None where broadcasting leaves more than two axes."""
     ndim = max(len(x), len(y))
     x, y = (1,) * (ndim - len(x)) + x, (1,) * (ndim - len(y)) + y
     axes: list[tuple[int, int, int]] = []  # length, step of x, step of y; the last axis first
@@ -325,21 +326,25 @@ def _conv_transpose2d(
     if not runs(device, types):
         return None
     inputs, outputs = weights.shape[-2:]
-    each, taps, made = outputs // groups, _in_three(weights.shape[:-2]), _in_three(out.shape[1:-1])
-    strides, apart = _in_three(stride), _in_three(dilation)
-    every = [s // math.gcd(s, d) for s, d in zip(strides, apart, strict=True)]
-    grid = [-(-n // s) for n, s in zip(made, strides, strict=True)]
+    each, taps, lengths = (
+        outputs // groups,
+        _in_three(weights.shape[:-2]),
+        _in_three(out.shape[1:-1]),
+    )
+    strides, dilations = _in_three(stride), _in_three(dilation)
+    every = [s // math.gcd(s, d) for s, d in zip(strides, dilations, strict=True)]
+    grid = [-(-n // s) for n, s in zip(lengths, strides, strict=True)]
     window = [-(-n // s) for n, s in zip(taps, every, strict=True)]
     windows = _Windows(
         _in_three(x.shape[1:-1]),
         grid,
         window,
         (1, 1, 1),
-        [-n * d // s for n, d, s in zip(every, apart, strides, strict=True)],
+        [-n * d // s for n, d, s in zip(every, dilations, strides, strict=True)],
         _in_three([before for before, _ in padding], 0),
         each,
         outputs,
-        phases=(*strides, *apart, *every, *taps, *made),
+        phases=(*strides, *dilations, *every, *taps, *lengths),
     )
     count = math.prod(strides)
     sizes = Sizes(

@@ -1,5 +1,5 @@
-"""What a VM on a device does with an op: it is planned once for its types, made ready once for
-arrays, and launched without a wait.
+"""Queue of a device's calls: an op is planned once for its types, prepared once for arrays, and
+launched without a wait.
 
 Scratch memory of ops is shared: what one op leaves there is nothing to the next, as all is done in
 order. What has no kernel on the device runs on the host: its operands are read, which waits, and
@@ -39,7 +39,7 @@ Launch: TypeAlias = Callable[[], object]
 
 
 class Plan(NamedTuple):
-    """What is done for types, where in scratch memory its parts lie, and the size of that."""
+    """Plan for certain types: its steps, offsets in scratch memory, and the size of that."""
 
     steps: list[Step]
     offsets: dict[str, int]
@@ -89,13 +89,13 @@ class Queue:
         self, key: Any, arrays: Sequence[Any], steps: Callable[[list[TensorType]], list[Step]]
     ) -> Plan:
         """The plan of that key, which says the types, too."""
-        found = self._plans.get(key)
-        if found is None:
+        plan = self._plans.get(key)
+        if plan is None:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            made = steps([TensorType.of(x) for x in arrays])
-            found = self._plans[key] = Plan(made, *_laid_out(made))
-        return found
+            new = steps([TensorType.of(x) for x in arrays])
+            plan = self._plans[key] = Plan(new, *_laid_out(new))
+        return plan
 
     def compile(self, plans: Sequence[Plan]) -> None:
         """Compile what these need, as far as it can be done together."""
@@ -107,13 +107,15 @@ class Queue:
                 self.memory.driver.compile(prelude, chains)
 
     def scratch(self, nbytes: int) -> Any:
-        """Memory of so many bytes at least, which all ops share."""
+        """Return memory of at least `nbytes` bytes, which all ops share."""
         if self._scratch is None or self._scratch.size < nbytes:
-            wanted = max(nbytes, 2 * self._scratch.size if self._scratch is not None else 1 << 16)
+            nbytes_now = max(
+                nbytes, 2 * self._scratch.size if self._scratch is not None else 1 << 16
+            )
             try:
-                self._scratch = self.memory.empty(wanted)
+                self._scratch = self.memory.empty(nbytes_now)
             except MemoryError as error:
-                raise OutOfMemory(f"{wanted:,} bytes of scratch memory: {error}") from None
+                raise OutOfMemory(f"{nbytes_now:,} bytes of scratch memory: {error}") from None
         return self._scratch
 
     def ready(self, plan: Plan, arrays: Sequence[Any]) -> Ready:
@@ -132,8 +134,8 @@ class Queue:
         launches: list[Launch] = []
         for step in steps:
             if isinstance(step, OnHost):
-                given = [place(x, type) for x, type in zip(step.args, step.types, strict=True)]
-                launches.append(_HostCall(self, step, given))
+                operands = [place(x, type) for x, type in zip(step.args, step.types, strict=True)]
+                launches.append(_HostCall(self, step, operands))
                 continue
             flag = None
             call = step
@@ -170,12 +172,12 @@ class Queue:
 
     def on_host(self, step: OnHost, arrays: Sequence[Any]) -> None:
         """Run the op's kernel on the host, on copies, and send the result."""
-        made = np.empty(arrays[0].shape, arrays[0].dtype)
-        self._call_host(step.op, made, self.memory.read_all(arrays[1:]), step.attributes)
-        self.memory.write(arrays[0], made)
+        result = np.empty(arrays[0].shape, arrays[0].dtype)
+        self._call_host(step.op, result, self.memory.read_all(arrays[1:]), step.attributes)
+        self.memory.write(arrays[0], result)
 
     def dynamic(self, op: Op, arrays: Sequence[Any], attributes: Attributes) -> Array:
-        """What an op makes of which only running tells the type, on the host."""
+        """Run an op on the host whose result's type depends on values."""
         return self._call_host(op, None, self.memory.read_all(arrays), attributes)  # type: ignore[no-any-return]
 
     def _call_host(
@@ -189,8 +191,9 @@ class Queue:
 
 
 class _Noted:
-    """That a call which may refuse values comes next, among launches: one that fails later, or
-    waits in between, must not make it forgotten."""
+    """Marker among launches: the next call may refuse values.
+
+    A launch that fails later, or waits in between, must not drop it."""
 
     def __init__(self, memory: DeviceMemory, note: Note) -> None:
         self._memory, self.note = memory, note
@@ -255,7 +258,7 @@ class OfChain:
 
 
 def _laid_out(steps: Sequence[Step]) -> tuple[dict[str, int], int]:
-    """Where in scratch memory each part lies, and how much there is."""
+    """Place the parts of steps in scratch memory; return offsets and the total size."""
     offsets: dict[str, int] = {}
     size = 0
     for step in steps:

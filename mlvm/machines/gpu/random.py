@@ -30,7 +30,7 @@ from mlvm.machines.ziggurat import ziggurat
 
 
 def _call(text: str, entry: str, args: tuple[Argument, ...], total: int, each: int) -> Call:
-    """Of a kernel whose items make so many values each. The total stands where args has None."""
+    """Build a call whose items compute `each` of `total` values."""
     return Call(text, entry, (-(-total // each),), (GROUP,), args)
 
 
@@ -88,8 +88,8 @@ def _bernoulli(device: Facts, types: Types, *, shape: Shape) -> Calls:
 def _randint(
     device: Facts, types: Types, *, low: int, high: int, shape: Shape, dtype: str
 ) -> Calls:
-    """A draw is refused for some words. So many more are drawn that they do not suffice with a
-    probability below 1e-30."""
+    """A draw is refused for some words. The surplus that is drawn is too small with a probability
+    below 1e-30."""
     out = types[0]
     count, span, itemsize = out.size, high - low, out.dtype.itemsize
     bits = 8 * itemsize if itemsize < 8 else 32 if span <= 2**32 else 64
@@ -99,12 +99,12 @@ def _randint(
     drawn = drawn + 128 if refused else count
     text = source("random.c", BITS=bits, OUT=dtype)
     to: Argument = Scratch("drawn", drawn * itemsize) if refused else 0
-    taken: Argument = Scratch("taken", 8 * drawn) if refused else 0  # is not written otherwise
+    is_used: Argument = Scratch("taken", 8 * drawn) if refused else 0  # is not written otherwise
     numbers = np.int64(drawn), *[np.uint64(n % 2**64) for n in (low, span, refused)]
-    calls = [_call(text, "integers", (to, taken, 1, *numbers), drawn, 256 // bits)]
+    calls = [_call(text, "integers", (to, is_used, 1, *numbers), drawn, 256 // bits)]
     if refused:
         ranks = Scratch("ranks", 8 * drawn)
-        calls += running(device, i64, (ranks, "i64"), (taken, "i64"), (1, drawn, 1))
+        calls += running(device, i64, (ranks, "i64"), (is_used, "i64"), (1, drawn, 1))
         args = (0, to, ranks, np.int64(drawn), np.int64(count))
         calls.append(_call(text, "gather_taken", args, drawn, 1))
     return calls
@@ -126,8 +126,8 @@ def _ziggurat() -> str | None:
 @kernel("normal")
 def _normal(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
     """A value takes one word in 98 of 100 cases, and more where one is refused, so that a value
-    begins where the one before it ended. Therefore everything is computed as if a value began at
-    every word; then the words at which values do begin are found by doubling how many are known.
+    begins where the one before it ended. So a value is computed from every
+    word; the words at which values do begin are then found by doubling their known number.
     3 % more words than values are drawn, where 2.2 % are needed. f64 is drawn on the host."""
     out, count, tables = types[0], types[0].size, _ziggurat()
     size = count + count // 32 + 256

@@ -137,15 +137,15 @@ def side_by_side(
     axes = sorted(normalize_axes(axis, x.ndim))
     order = [*[i for i in range(x.ndim) if i not in axes], *axes]
     moved = x.with_shape([x.shape[i] for i in order])
-    made = KERNELS["permute_dims"].make(device, (moved, x), axes=tuple(order))
-    if made is None:
+    calls = KERNELS["permute_dims"].make(device, (moved, x), axes=tuple(order))
+    if calls is None:
         return None
     there = Scratch("moved", x.size * x.dtype.itemsize)
     calls = [
         call._replace(
             args=tuple([there if isinstance(a, int) and a == 0 else a for a in call.args])
         )
-        for call in made
+        for call in calls
     ]
     length = math.prod(x.shape[i] for i in axes)
     return calls, there, (x.size // max(length, 1), length, 1)
@@ -190,7 +190,7 @@ def _prod(device: Facts, types: Types, *, axis: Axis, keepdims: bool, dtype: str
 
 
 def _wide(x: TensorType) -> DType:
-    """What means are computed in: x's dtype, f64 for integers."""
+    """Return the dtype that means are computed in: x's dtype, f64 for integers."""
     return computed(x.dtype) if x.dtype.is_float else f64
 
 
@@ -345,8 +345,8 @@ def running(
             text, "columns", (before * pieces * behind,), (GROUP,), (totals, x[0], *numbers)
         )
         middle = (before, pieces, behind)
-        made = (totals, how.of)
-        calls = [call, *running(device, dtype, (starts, how.of), made, middle, depth + 1)]
+        sums = (totals, how.of)
+        calls = [call, *running(device, dtype, (starts, how.of), sums, middle, depth + 1)]
     numbers = [np.int64(n) for n in (before, length, behind, piece, pieces)]
     text = how.text(x[1], out[1], 1, "i64")
     items = (before * pieces * behind,)

@@ -1,5 +1,5 @@
-"""How a device's products are cut into tiles: a table by dtype, and what `python -m mlvm tune` has
-found to be faster on a device, which is kept in a file of the user's cache.
+"""Tiles of a device's products: a table by dtype, and faster ones that `python -m mlvm tune` has
+found, in a file of the user's cache.
 
 Tiles decide how fast a product is, and no bit of it: an element adds up its terms in one order.
 """
@@ -17,8 +17,8 @@ from mlvm.machines.gpu.kernels import Facts
 
 
 class Tile(NamedTuple):
-    """How a product is cut: what a group makes in how deep steps, what an item makes of it, and how
-    many values are computed with at once."""
+    """Tile of a product: rows, columns and depth of a group's step, rows (`high`) and columns
+    (`wide`) of a work item, and lanes of a vector."""
 
     rows: int
     columns: int
@@ -67,8 +67,8 @@ def _fits(device: Facts, tile: Tile, dtype: DType) -> bool:
 
 def tile(device: Facts, dtype: DType, m: int, n: int, batch: int) -> Tile:
     """The tile for products of that size: of few rows or columns, or few elements, a small one."""
-    found = table().get(device.name, {}).get(dtype.name)
-    large = Tile(*found) if found else candidates(device, dtype)[0]
+    tuned = table().get(device.name, {}).get(dtype.name)
+    large = Tile(*tuned) if tuned else candidates(device, dtype)[0]
     if device.is_cpu and dtype.is_float:
         return large
     return _SMALL if min(m, n) <= 32 or m * n * batch < _ENOUGH else large
@@ -84,13 +84,13 @@ def path() -> Path:
 def table() -> Table:
     """The tiles that were found, by device and dtype. A file that is none is passed over."""
     try:
-        found: Any = json.loads(path().read_text(encoding="utf-8"))
-        for tiles in found.values():
+        loaded: Any = json.loads(path().read_text(encoding="utf-8"))
+        for tiles in loaded.values():
             for numbers in tiles.values():
                 _require(Tile(*numbers))
     except (OSError, ValueError, TypeError, AttributeError, ZeroDivisionError):
         return {}
-    return dict(found)
+    return dict(loaded)
 
 
 def _require(tile: Tile) -> None:
@@ -101,10 +101,10 @@ def _require(tile: Tile) -> None:
         raise ValueError(tile)
 
 
-def keep(device: Facts, dtype: DType, found: Tile) -> None:
+def keep(device: Facts, dtype: DType, best: Tile) -> None:
     """Write the tile to the file. It is that of products that are planned from now on."""
     changed = {name: dict(tiles) for name, tiles in table().items()}
-    changed.setdefault(device.name, {})[dtype.name] = list(found)
+    changed.setdefault(device.name, {})[dtype.name] = list(best)
     path().parent.mkdir(parents=True, exist_ok=True)
     temporary = path().with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(changed, indent=1) + "\n", encoding="utf-8")

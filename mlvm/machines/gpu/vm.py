@@ -1,7 +1,7 @@
 """A VM whose tensors lie on a device, and whose kernels run there: `ml.VM(device="opencl:0")`.
 
-Each storage is one buffer of the device. All that a VM does is done there in order, and nobody
-waits for it but who reads. Calls that a program makes in a row on its arguments are made ready when
+Each storage is one buffer of the device. The device does all in order, and only a
+read waits for it. Calls that a program makes in a row on its arguments are made ready when
 it is bound to them: a launch then only has the device begin each. Values are read where the
 program's control flow asks for them, and for ops without a kernel there, which run on the host.
 
@@ -70,10 +70,10 @@ class GpuVM(LocalVM):
         kernels: Kernels = NO_KERNELS,
     ) -> None:
         options = ("workers", workers, 0), ("threads", threads, 1), ("pinned", pinned, False)
-        for option, given, default in (*options, ("native", native, None)):
-            if given != default:
-                said = f"{option}={given!r} is for a VM on the processor"
-                raise MachineError(f"{said}, and this one is on {device}")
+        for option, value, default in (*options, ("native", native, None)):
+            if value != default:
+                refusal = f"{option}={value!r} is for a VM on the processor"
+                raise MachineError(f"{refusal}, and this one is on {device}")
         memory = DeviceMemory(driver_of(device))
         self._host = LocalVM(f"host of {device}")
         residuals.register(self._host)  # in Python, whose functions any arrays may be given
@@ -86,7 +86,7 @@ class GpuVM(LocalVM):
         self._equip(native=False, threads=1)
 
     def _equip(self, *, native: bool, threads: int) -> None:
-        """What every VM of this process has: residuals, lanes and checks are the host's."""
+        """Take residuals, lanes and checks, as every VM of this process has them, from the host."""
         self.native, self.threads = native, threads
         self.fast_path = self._pool = None
         table = self._host.functions
@@ -143,8 +143,8 @@ class GpuVM(LocalVM):
             self._forget_links()  # else what was made ready before would stay unused
 
     def write(self, handle: TensorHandle, array: Array) -> None:
-        """As for any VM, without a wait; pinned memory (`pinned_zeros`) is copied as it lies, while
-        the device computes, and no launch is waited for: it may itself wait for who writes."""
+        """Write without a wait. Pinned memory (`pinned_zeros`) is copied as it lies, while the
+        device computes, and waits for no launch: a launch may itself wait for the writer."""
         if not self.memory.is_pinned(array):
             super().write(handle, array)
             return
@@ -217,17 +217,17 @@ class _HostFunction(UserFunction):
         memory, vm._host.depth = vm.memory, vm.depth
         places = [i for i, x in enumerate(params) if is_tensor(x)]
         copies = memory.read_all([params[i] for i in places])
-        given: list[Any] = list(params)
+        host_params: list[Any] = list(params)
         for i, copy in zip(places, copies, strict=True):
-            given[i] = copy
+            host_params[i] = copy
         written = [
             i for i in places if self.reads is None or i not in range(len(params))[self.reads]
         ]
-        before = {i: given[i].copy() for i in written}
-        results = self._callee.call(given, attributes)
+        before = {i: host_params[i].copy() for i in written}
+        results = self._callee.call(host_params, attributes)
         for i in written:
-            if given[i].tobytes() != before[i].tobytes():
-                memory.write(params[i], given[i])
+            if host_params[i].tobytes() != before[i].tobytes():
+                memory.write(params[i], host_params[i])
         return [memory.copy(x) if is_tensor(x) else x for x in results]
 
 
@@ -304,7 +304,7 @@ class Stretch:
 
 
 def _is_ahead(step: Step) -> bool:
-    """Whether the step calls a kernel of the device."""
+    """Return whether the step calls a kernel of the device."""
     code, binding, _, _ = step
     callee = getattr(binding, "callee", None)
     return code == CALL_ON_ARGS and isinstance(getattr(callee, "kernel", None), (OfOp, OfChain))

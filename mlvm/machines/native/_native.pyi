@@ -48,7 +48,7 @@ PUSH_RECORD: int
 READ_RECORD: int
 
 class Records:
-    held: int
+    nbytes: int
 
     def __init__(self, more: Callable[[int], Any]) -> None: ...
     def begin(self) -> Any: ...

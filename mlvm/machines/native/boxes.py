@@ -14,13 +14,14 @@ from mlvm.machines.native.planner import kernel_call
 Strides = tuple[int, ...]
 
 _TILE: Final = 16384
-"""Bytes of a tile, roughly: a unit that is worth the sharing, and fits the first-level cache."""
+"""Bytes of a tile, roughly: a unit large enough for a thread, that fits the L1 cache."""
 _SQUARE: Final = (64, 128)
 """Rows and columns of a tile that is transposed."""
 
 
 class _Axis(NamedTuple):
-    """How many elements, and their distances in bytes."""
+    """Axis of a box: elements, and the strides in bytes in the result (`out`) and operand
+    (`into`)."""
 
     length: int
     out: int
@@ -28,12 +29,12 @@ class _Axis(NamedTuple):
 
 
 def strides(x: TensorType) -> Strides:
-    """The distances in bytes between neighbours along each axis of a packed tensor."""
+    """Return the strides in bytes of a packed tensor."""
     return tuple([x.dtype.itemsize * math.prod(x.shape[i + 1 :]) for i in range(x.ndim)])
 
 
 class Boxes:
-    """Collects the boxes of an op's result. They may not overlap in it, and must cover it."""
+    """Builder of an op's call from boxes, which must cover the result without overlap."""
 
     def __init__(self, itemsize: int, operands: int = 1) -> None:
         self.itemsize = itemsize
@@ -51,8 +52,9 @@ class Boxes:
         reads: int = 1,
         value: int = 0,
     ) -> None:
-        """A box of that shape. `reads` is the parameter that is read, or 0 for `value`, a pattern
-        of eight bytes; the distances into it are `into`, those in the result `out`."""
+        """Add a copy of a box of that shape. `reads` is the parameter that is read, with strides
+        `into`; 0 fills the box with `value`, a pattern of eight bytes. `out`: the result's
+        strides."""
         if 0 in shape:
             return
         merged, out_at, in_at = _upward(shape, out, into, out_at, in_at)
@@ -69,19 +71,21 @@ class Boxes:
     def add(
         self, shape: Shape, out: Strides, into: Strides, *, out_at: int, reads: int, number: str
     ) -> None:
-        """A box of the first operand, which has the result's shape, with elements of the
-        parameter `reads` added. `number` is what they are: a float dtype, or an integer's bytes."""
+        """Add a box of the sums of the first operand, which has the result's shape, and the
+        parameter `reads`. `number`: the suffix of the kernel, a float dtype or an integer's
+        bytes."""
         if 0 not in shape:
             merged, out_at, in_at = _upward(shape, out, into, out_at, 0)
             kernel, size = f"box_add_{number}", self.itemsize
             self._tiles(merged, size, kernel, reads=reads, out_at=out_at, in_at=in_at)
 
     def fill(self, shape: Shape, out: Strides, value: int, out_at: int = 0) -> None:
-        """A box full of that pattern of eight bytes."""
+        """Add a box filled with that pattern of eight bytes."""
         self.copy(shape, out, (0,) * len(shape), out_at=out_at, reads=0, value=value)
 
     def rest(self, shape: Shape, out: Strides, out_at: int) -> None:
-        """A box of the first operand, which has the result's shape and may be the result."""
+        """Add a copy of a box of the first operand, which has the result's shape and may be the
+        result."""
         merged, out_at, in_at = _upward(shape, out, out, out_at, out_at)
         kernel, size = f"box_rest_{self.itemsize}", self.itemsize
         self._tiles(merged, size, kernel, reads=1, out_at=out_at, in_at=in_at)
@@ -89,9 +93,8 @@ class Boxes:
     def fill_around(
         self, out: TensorType, start: Shape, length: Shape, step: Strides, value: int | None
     ) -> None:
-        """What a window leaves of a result of that type, full of the pattern, or with None as the
-        first operand has it. On axis i, the window has length[i] elements at start[i], start[i] +
-        step[i], ..."""
+        """Fill all of a result outside of a window with a pattern; None copies the first operand.
+        On axis i, the window has length[i] elements at start[i], start[i] + step[i], ..."""
         where = strides(out)
         out_at, inside, outs = 0, [*out.shape], [*where]
         for i, (n, first, count, by) in enumerate(zip(out.shape, start, length, step, strict=True)):
@@ -110,7 +113,7 @@ class Boxes:
             out_at, inside[i], outs[i] = out_at + low * where[i], count, by * where[i]
 
     def call(self) -> KernelCall | None:
-        """All of them; None if there is no kernel for one."""
+        """Build the call of all boxes; None if there is no kernel for one."""
         parts = [part for part in self._parts if part is not None]
         if len(parts) < len(self._parts):
             return None
@@ -122,8 +125,8 @@ class Boxes:
     def _tiles(
         self, axes: list[_Axis], size: int, named: str | None = None, **integers: int
     ) -> None:
-        """Elements of `size` bytes along axes that do not merge any further; a `named` kernel's, or
-        copied."""
+        """Add tiles over elements of `size` bytes along axes that do not merge any further: for the
+        `named` kernel, or else copied."""
         count = math.prod(axis.length for axis in axes)
         if size not in (1, 2, 4, 8):
             kernel, work = "box_rows", count * (2 + size / 10)
@@ -133,13 +136,13 @@ class Boxes:
             columns = axes.pop() if axes else _Axis(1, size, 0)
             if named is not None:
                 kernel, work = named, 0 if named.startswith("box_rest") else work
-            beside = next((i for i, axis in enumerate(axes) if axis.into == size), -1)
-            turns = not named and columns.out == size and beside >= 0
+            contiguous = next((i for i, axis in enumerate(axes) if axis.into == size), -1)
+            turns = not named and columns.out == size and contiguous >= 0
             if not columns.into:
                 work = count * size / 20
-            elif turns and min(columns.length, axes[beside].length) >= 4:
+            elif turns and min(columns.length, axes[contiguous].length) >= 4:
                 kernel, work = f"box_transpose_{size}", count * size / 8
-                axes.append(axes.pop(beside))
+                axes.append(axes.pop(contiguous))
             elif axes and columns.length < min(8, axes[-1].length):
                 axes[-1], columns = columns, axes[-1]
         rows = axes.pop() if axes else _Axis(1, 0, 0)
@@ -176,7 +179,8 @@ class Boxes:
 def _upward(
     shape: Shape, out: Strides, into: Strides, out_at: int, in_at: int
 ) -> tuple[list[_Axis], int, int]:
-    """The axes of a box, merged, and where it begins, so that it goes upward in the result."""
+    """Merge the axes of a box and make its strides in the result positive; return where it
+    begins."""
     axes = [_Axis(*axis) for axis in zip(shape, out, into, strict=True) if axis[0] > 1]
     for axis in axes:
         if axis.out < 0:
@@ -187,8 +191,7 @@ def _upward(
 
 
 def _merged(axes: list[_Axis]) -> list[_Axis]:
-    """The same elements along fewer axes: two are one where the inner one's end is the next step
-    of the outer one."""
+    """Merge neighbouring axes where the end of the inner one is the next step of the outer one."""
     merged: list[_Axis] = []
     for axis in axes:
         if merged and merged[-1][1:] == (axis.length * axis.out, axis.length * axis.into):

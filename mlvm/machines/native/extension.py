@@ -1,10 +1,9 @@
-"""Whether the C extension is here and wanted, and if not, why.
+"""Availability and choice of the C extension.
 
-The environment variable MLVM_NATIVE says what VMs use that are not told: `0` the numpy kernels, `1`
-the native ones or an error, else the native ones if they were built. MLVM_SIMD chooses among the
-instruction sets that the processor has: `amx`, `avx512_bf16`, `avx512`, `avx2`, `plain`; and for
-tests `amx_emulated`. A set that a checkout was not built for is compiled then. MLVM_THREADS is how
-many threads the default VM has.
+MLVM_NATIVE is the default of `native=`: `0` for the numpy kernels, `1` for the native ones or an
+error, else the native ones if they were built. MLVM_SIMD chooses among the instruction sets of the
+processor: `amx`, `avx512_bf16`, `avx512`, `avx2`, `plain`; and for tests `amx_emulated`. A set that
+a checkout was not built for is compiled then. MLVM_THREADS: the threads of the default VM.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ _REMEDY: Final = (
 
 
 def _compile(simd: str) -> str:
-    """Compile an instruction set that a checkout was not built for. Return why that failed."""
+    """Compile an instruction set that a checkout was not built for. Return the cause of a
+    failure."""
     native, checkout = Path(__file__).parent, Path(__file__).parents[3]
     library, sources = native / "_native.abi3.so", native / "src" / "module.c"
     if simd not in _SETS or not all(x.exists() for x in (library, sources, checkout / "setup.py")):
@@ -48,24 +48,23 @@ def _compile(simd: str) -> str:
 
 
 def _load() -> tuple[ModuleType | None, str]:
-    """The extension, or why there is none."""
+    """Import the extension; return it or None, and the kernels in use or the reason."""
     simd = os.environ.get("MLVM_SIMD", "")
     try:
-        found = importlib.import_module("mlvm.machines.native._native")
+        module = importlib.import_module("mlvm.machines.native._native")
     except ModuleNotFoundError:
         return None, "it was not built"
     except ImportError as error:
         return None, f"it does not load: {error}"
-    if simd and not found.choose_simd(simd):
-        return found, f"no {simd} kernels"
-    return found, f"{found.simd()} kernels"
+    if simd and not module.choose_simd(simd):
+        return module, f"no {simd} kernels"
+    return module, f"{module.simd()} kernels"
 
 
-def wanted(native: bool | None) -> bool:
-    """Whether a VM with that option runs natively.
+def is_native(native: bool | None) -> bool:
+    """Return True if a VM with that option runs natively.
 
-    Raises `MissingExtra` if it cannot but must, `MachineError` for environment variables that say
-    nothing known.
+    Raises `MissingExtra` if it must and cannot, `MachineError` for invalid environment variables.
     """
     if native is None:
         setting = os.environ.get("MLVM_NATIVE", "")
@@ -91,29 +90,29 @@ def require(what: str) -> None:
 
 
 def simd_sets() -> dict[str, bool]:
-    """The instruction sets that the extension was built for, the best first, and whether this
-    processor has them. Empty without the extension."""
+    """Return the instruction sets of the extension, best first, and if this processor has each.
+    Empty without the extension."""
     sets: dict[str, bool] = {} if EXTENSION is None else EXTENSION.simd_sets()
     return sets
 
 
 def why_lacking(simd: str) -> str:
-    """Why an instruction set of this build cannot be used here, for people."""
+    """Explain to people why an instruction set of this build cannot be used here."""
     assert EXTENSION is not None
     refused = EXTENSION.simd_refused(simd)
     return "the system refuses its registers" if refused else "this processor lacks it"
 
 
 def pool(threads: int, pinned: bool) -> Pool:
-    """Threads to share the work of kernels, the caller among them."""
+    """Make a pool of threads that share the work of kernels, the caller among them."""
     assert EXTENSION is not None
-    made: Pool = EXTENSION.Pool(threads, pinned)
-    return made
+    shared: Pool = EXTENSION.Pool(threads, pinned)
+    return shared
 
 
 def default_threads() -> int:
-    """How many threads the default VM has: what MLVM_THREADS says, or 1. Raises `MachineError` for
-    what is no number of threads."""
+    """Return MLVM_THREADS, the threads of the default VM, or 1. Raises `MachineError` if it is no
+    number of threads."""
     setting = os.environ.get("MLVM_THREADS") or "1"
     if setting not in map(str, range(1, MOST_THREADS + 1)):
         raise MachineError(
@@ -123,17 +122,17 @@ def default_threads() -> int:
 
 
 def why_not() -> str:
-    """Why a VM has no native kernels, for people."""
+    """Explain to people why a VM has no native kernels."""
     if EXTENSION is None:
         return f"the native machine is not here: {REASON}"
     return "native=False" + " or MLVM_NATIVE=0" * (os.environ.get("MLVM_NATIVE") == "0")
 
 
 def status() -> str:
-    """Which kernels VMs use by default, and why, for people."""
+    """Describe to people the kernels that VMs use by default, and why."""
     if EXTENSION is None:
         return f"numpy (the native machine is not here: {REASON}; {_REMEDY})"
-    if not wanted(None):
+    if not is_native(None):
         return f"numpy (MLVM_NATIVE=0; else native, {REASON})"
     return f"native, {REASON}"
 

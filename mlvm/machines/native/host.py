@@ -1,8 +1,8 @@
-"""Host functions in C: what the extension (`machine/host.c`) is told of a call, and what it asks.
+"""Host functions in C: descriptions of calls for the extension (`machine/host.c`), and callbacks.
 
-C gets the address of a struct, its frame, which answers what functions commonly ask without Python.
-All that is out of the ordinary, and every error, comes from here. An exception in a callback is
-kept until C has returned, and raised then: it never unwinds through C.
+C gets the address of a struct, its frame, which serves common requests without Python. Rare
+requests and all errors are handled here. An exception in a callback is stored until C has returned,
+and raised then: it never unwinds through C.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     HostFunctionError,
     MachineError,
     MlvmError,
@@ -32,12 +32,12 @@ _MOST_CALLERS: Final = 256
 
 
 class Host(NamedTuple):
-    """A call of a host function, as `machine/host.h` has it. The address is 0 for one in Python,
-    and `call` is None for one that comes from Python."""
+    """Description of a call of a host function, for `machine/host.h`. `address` is 0 for a function
+    in Python; `call` is None for a call from Python."""
 
     call: Call | None
     attributes: Attributes
-    asked: HostCall
+    python_side: HostCall
     nparams: int
     nresults: int
     address: int = 0
@@ -47,7 +47,7 @@ class Host(NamedTuple):
 
 
 class CFunction(UserFunction):
-    """A host function in C. Its code lies in `library`. One of the extension's own works on an
+    """Host function in C, whose code lies in `library`. Functions of the extension work on an
     object of it, the `owner`."""
 
     def __init__(
@@ -67,51 +67,52 @@ class CFunction(UserFunction):
         self._callers: dict[int, tuple[Host, Caller]] = {}
 
     def bind(self, attributes: Attributes) -> Attributes:
-        """The attributes, unchanged. Raises `AttributeRefused` for one that JSON cannot express."""
+        """Return the attributes, unchanged. Raises `ArgumentError` for one that JSON cannot
+        express."""
         self.host(attributes)
         return attributes
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
         """Run the function, without the GIL. Raises `HostFunctionError` for an error that it
         reports, by message or status, and for misuse of its frame."""
-        found: list[Value] = self._known(attributes)[1](params)
-        return found
+        results: list[Value] = self._entry(attributes)[1](params)
+        return results
 
     def host(self, attributes: Attributes) -> Host:
-        """What the extension knows of a call with these attributes, made once for each mapping."""
-        return self._known(attributes)[0]
+        """Describe a call with these attributes for the extension, once for each mapping."""
+        return self._entry(attributes)[0]
 
-    def _known(self, attributes: Attributes) -> tuple[Host, Caller]:
+    def _entry(self, attributes: Attributes) -> tuple[Host, Caller]:
         attributes = attributes or NO_ATTRIBUTES
-        known = self._callers.get(id(attributes))
-        if known is None:
+        entry = self._callers.get(id(attributes))
+        if entry is None:
             host = self._host(attributes)
             if len(self._callers) >= _MOST_CALLERS:
                 self._callers.clear()
-            known = self._callers[id(attributes)] = host, Caller(host)
-        return known
+            entry = self._callers[id(attributes)] = host, Caller(host)
+        return entry
 
     def _host(self, attributes: Attributes) -> Host:
         announced = UserFunction(self.name, self.nparams, self.nresults)  # not self: no cycle
         try:
-            given = {name: canonical(value) for name, value in attributes.items()}
-            text = json.dumps(given).encode()
+            plain = {name: canonical(value) for name, value in attributes.items()}
+            text = json.dumps(plain).encode()
         except (TypeError, ValueError) as error:
-            raise AttributeRefused(f"the attributes are not JSON: {error}").at(
-                self.name, ()
-            ) from None
-        asked = HostCall(announced, attributes)
+            raise ArgumentError(f"the attributes are not JSON: {error}").at(self.name, ()) from None
+        python_side = HostCall(announced, attributes)
         nresults = MLVM_ANY if self.nresults is None else self.nresults
         by_name = _numbers(attributes)
         owner = 0 if self.owner is None else id(self.owner)
-        return Host(None, attributes, asked, MLVM_ANY, nresults, self.address, text, by_name, owner)
+        return Host(
+            None, attributes, python_side, MLVM_ANY, nresults, self.address, text, by_name, owner
+        )
 
 
 def host_of(binding: Binding, details: CallDetails) -> Host | None:
-    """What the loop needs to call the function, if it is a host function that it can hold to its
-    counts. `nparams` is what the loop has to check."""
+    """Describe the call for the loop; None unless it is a host function whose counts the loop can
+    check. `nparams` is MLVM_ANY where the verifier has proven it."""
     callee = binding.callee
-    if not isinstance(callee, UserFunction) or details.apart:
+    if not isinstance(callee, UserFunction) or details.may_alias:
         return None
     nresults = MLVM_ANY if callee.nresults is None else callee.nresults
     if details.nresults != STAR:
@@ -120,31 +121,33 @@ def host_of(binding: Binding, details: CallDetails) -> Host | None:
         nresults = details.nresults
     nparams = callee.nparams if details.unproven else None
     nparams = MLVM_ANY if nparams is None else nparams
-    asked = HostCall(callee, details.attributes, lambda left: miscounted(binding, left, details))
-    host = Host(binding.call, details.attributes, asked, nparams, nresults)
+    python_side = HostCall(
+        callee, details.attributes, lambda count: miscounted(binding, count, details)
+    )
+    host = Host(binding.call, details.attributes, python_side, nparams, nresults)
     if not isinstance(callee, CFunction):
         return host
-    known = callee.host(details.attributes)
+    prepared = callee.host(details.attributes)
     return host._replace(
-        address=known.address, text=known.text, numbers=known.numbers, owner=known.owner
+        address=prepared.address, text=prepared.text, numbers=prepared.numbers, owner=prepared.owner
     )
 
 
 def _numbers(attributes: Attributes) -> tuple[tuple[bytes, float | None], ...]:
-    """The attributes by the names that C may ask for, with None for what is no number."""
-    found: list[tuple[bytes, float | None]] = []
+    """Return the numeric attributes by their names in UTF-8, with None for others."""
+    numbers: list[tuple[bytes, float | None]] = []
     for name in attributes:
         encoded = _encoded(name)
         if encoded is not None:
             try:
-                found.append((encoded, number(attributes, encoded, place=True)))
+                numbers.append((encoded, number(attributes, encoded, place=True)))
             except MlvmError:
-                found.append((encoded, None))
-    return tuple(found)
+                numbers.append((encoded, None))
+    return tuple(numbers)
 
 
 def _encoded(text: str) -> bytes | None:
-    """The text as a C string in UTF-8, if it can be one."""
+    """Encode text as a C string in UTF-8; None if it cannot be one."""
     try:
         encoded = text.encode()
     except UnicodeEncodeError:
@@ -153,23 +156,23 @@ def _encoded(text: str) -> bytes | None:
 
 
 def number(attributes: Attributes, name: bytes | None, place: bool) -> float | None:
-    """The attribute of that name, None if there is none. `place`: whether C has one for it."""
+    """Return the attribute of that name, None if there is none. `place`: False if C's is NULL."""
     key = string(name)
     if not place:
         raise HostFunctionError(f"number: the place for {key!r} is NULL")
     if key not in attributes:
         return None
-    given = canonical(attributes[key])
-    if not isinstance(given, (bool, int, float)):
-        raise HostFunctionError(f"attribute {key!r} is a number, not {given!r}")
+    value = canonical(attributes[key])
+    if not isinstance(value, (bool, int, float)):
+        raise HostFunctionError(f"attribute {key!r} is a number, not {value!r}")
     try:
-        return float(given)
+        return float(value)
     except OverflowError:
-        raise HostFunctionError(f"attribute {key!r} is too large: {given}") from None
+        raise HostFunctionError(f"attribute {key!r} is too large: {value}") from None
 
 
 def type_asked_for(dtype: int, ndim: int, shape: list[int] | None) -> TensorType:
-    """The type of a new tensor. `shape` has ndim lengths, or is None if C gave none."""
+    """Check the type that C requests of a new tensor. `shape` is None for NULL."""
     if not 0 <= dtype < len(DTYPES):
         raise HostFunctionError(f"new_tensor: no dtype has the code {dtype}")
     if not 0 <= ndim <= MAX_NDIM:
@@ -180,7 +183,7 @@ def type_asked_for(dtype: int, ndim: int, shape: list[int] | None) -> TensorType
 
 
 def string(text: bytes | None) -> str:
-    """A string of C's."""
+    """Decode a string of C."""
     if text is None:
         raise HostFunctionError("a string is NULL")
     try:
@@ -190,7 +193,7 @@ def string(text: bytes | None) -> str:
 
 
 class HostCall:
-    """The Python side of a call. What a method raises, the call fails with."""
+    """Python side of a call. The call fails with the exception of a method."""
 
     __slots__ = ("_attributes", "_callee", "_miscounted")
 
@@ -205,7 +208,7 @@ class HostCall:
         self._miscounted = miscounted
 
     def number(self, name: bytes | None, place: bool) -> None:
-        """Raise what is wrong with what was asked for, if anything is."""
+        """Raise the error of a request for an attribute, if there is one."""
         number(self._attributes, name, place)
 
     def new_tensor(self, dtype: int, ndim: int, shape: list[int] | None) -> Type:
@@ -224,12 +227,12 @@ class HostCall:
         return string(text)
 
     def error(self, message: bytes | None) -> None:
-        """Raise what the function says itself."""
+        """Raise the error that the function reports."""
         text = (message or b"an error without a message").decode(errors="replace")
         raise HostFunctionError(text)
 
     def refuse(self, params: Sequence[Value]) -> None:
-        """Raise which parameter C cannot have."""
+        """Raise the error of a parameter that has no C type."""
         for i, value in enumerate(params):
             wrong = None
             if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
@@ -240,19 +243,20 @@ class HostCall:
                 raise HostFunctionError(f"{self._callee.name}: parameter {i}, {wrong}")
         raise MemoryError
 
-    def end(self, failure: BaseException | None, status: int, left: int) -> None:
-        """Raise what is wrong with a call that has ended so and left so many results."""
+    def end(self, failure: BaseException | None, status: int, nresults: int) -> None:
+        """Raise the error of a call that ended with that failure or status and number of
+        results."""
         try:
             if failure is not None:
                 raise failure
             if status != 0:
                 raise HostFunctionError(f"status {status}")
-        except OutOfMemory:  # of the VM, which its functions may ask for more
+        except OutOfMemory:  # of the VM, whose functions may allocate
             raise
         except MlvmError as error:
             raise HostFunctionError(f"{self._callee.name}: {error}") from None
         finally:
             del failure
-        self._callee.check_results(left)
+        self._callee.check_results(nresults)
         if self._miscounted is not None:
-            raise self._miscounted(left)
+            raise self._miscounted(nresults)

@@ -1,4 +1,4 @@
-"""The native kernels as the machine's table of kernels takes them: functions of arrays."""
+"""Native kernels as functions of arrays, for the machine's table of kernels."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ _MOVES: Final = frozenset(
         *("permute_dims", "reshape", "roll", "slice", "take"),
     ]
 )
-"""What kernels do with elements of any size, complex ones too: they only move them."""
+"""Ops that only move elements, so that their kernels take any size, complex ones too."""
 
 _HEADED: Final = {
     name: integer_headed_call if name.startswith("integer") else headed_call for name in HEADS
 }
-"""What prepares a chain that begins with such a product."""
+"""Planners of chains that begin with such a product."""
 
 _OF_HALVES: Final = frozenset(["packed_matmul", "recurrence"]) | PRODUCTS | ROWS | SUMS
-"""What kernels read halves for, beside what they move and what they do with each element."""
+"""Ops whose kernels read halves, beside moves and elementwise ops."""
 
 
 class NativeKernel:
-    """A kernel that runs its planner's call, or what it stands for where there is none.
+    """Kernel that runs its planner's call, or the reference kernel where there is none.
 
-    Values that the call refuses go to the reference kernel, which says what is wrong with them.
-    Halves that no call takes are computed with in f32, by the f32's call; f32 beside f64, and an
-    integer that is multiplied by a float's matrix, are converted first.
+    Values that the call refuses go to the reference kernel, which raises the error. Halves that no
+    call takes are computed in f32, by its call; f32 beside f64, and an integer that is multiplied
+    by a float's matrix, are converted first.
     """
 
     takes_halves = True
 
     convert: half.Convert
-    """How halves are converted: `native_kernels` says."""
+    """Conversion of halves, set by `native_kernels`."""
 
     def __init__(self, op: Op, planner: Planner, pool: Pool) -> None:
         self.op = op
@@ -68,7 +68,8 @@ class NativeKernel:
         self._calls: dict[Any, KernelCall | None] = {}
 
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
-        """The call for a result and operands of these types; None if the reference kernel runs."""
+        """Return the call for a result and operands of these types; None if the reference kernel
+        runs."""
         key = tuple(types), repr(attributes) if attributes else ""
         if key not in self._calls:
             if len(self._calls) >= _MOST_CALLS:
@@ -87,8 +88,8 @@ class NativeKernel:
         return call
 
     def _fit(self, types: Types, attributes: Attributes) -> bool:
-        """Whether the types suit the op. On a raw VM nobody has asked. A kernel would take a
-        complex element for another of its size, if it did more than to move it."""
+        """Return True if the types suit the op: a raw VM does not check them. Only moves take
+        complex elements, which a kernel would read as others of their size."""
         moves = self.op.name in _MOVES or self.op.links  # these have row functions by dtype
         if not moves and any(type.dtype.kind == "complex" for type in types):
             return False
@@ -113,8 +114,8 @@ class NativeKernel:
         kernel(*arrays, **attributes)
 
     def _run_converted(self, types: Types, arrays: Sequence[Array], attributes: Attributes) -> bool:
-        """Run the call for operands of one dtype on some of others, which are converted before: f32
-        beside f64, and factors to the product's dtype. False if there is none."""
+        """Convert operands to one dtype and run its call: f32 beside f64, and factors to the
+        product's dtype. Return False if there is none."""
         out = types[0].dtype if types else None  # a raw VM may give none
         if out is not None and self.op.name == "matmul" and out in (f32, f64):
             wide = [type.with_dtype(out) for type in types[1:]]
@@ -136,41 +137,43 @@ class NativeKernel:
 
 
 class NativeFused:
-    """The kernel of `fused`: one call for the whole chain if every link has a row function.
+    """Kernel of `fused`: one call for the whole chain if every link has a row function.
 
-    Else its links run one after the other, each by the kernel of its op, and links that have row
-    functions together where they follow each other. Temporaries then have the chain's whole shape.
+    Else its links run one after the other, each by the kernel of its op; neighbours that have row
+    functions run together. Temporaries then have the chain's whole shape.
     """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._ways: WeakKeyDictionary[Chain, dict[Any, KernelCall | Parts]] = WeakKeyDictionary()
+        self._plans: WeakKeyDictionary[Chain, dict[Any, KernelCall | Parts]] = WeakKeyDictionary()
 
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
-        """The call of attributes["chain"] for parameters of these types; None if it has parts."""
-        way = self.way(attributes["chain"], types)
-        return way if isinstance(way, KernelCall) else None
+        """Return the call of attributes["chain"] for parameters of these types; None if it has
+        parts."""
+        plan = self.plan_for(attributes["chain"], types)
+        return plan if isinstance(plan, KernelCall) else None
 
     def __call__(self, *params: Array, chain: Chain) -> None:
-        way = self.way(chain, [TensorType.of(x) for x in params])
-        if isinstance(way, KernelCall):
-            way.run(self._pool, *params)
+        plan = self.plan_for(chain, [TensorType.of(x) for x in params])
+        if isinstance(plan, KernelCall):
+            plan.run(self._pool, *params)
         else:
-            way.run(self._pool, params)
+            plan.run(self._pool, params)
 
-    def way(self, chain: Chain, types: Types) -> KernelCall | Parts:
-        key, ways = tuple(types), self._ways.setdefault(chain, {})
-        if key not in ways:
-            if len(ways) >= MOST_LAYOUTS:
-                ways.clear()
+    def plan_for(self, chain: Chain, types: Types) -> KernelCall | Parts:
+        """Return the call of a chain for parameters of these types, or its parts."""
+        key, plans = tuple(types), self._plans.setdefault(chain, {})
+        if key not in plans:
+            if len(plans) >= MOST_LAYOUTS:
+                plans.clear()
             native = all(isinstance(chain.kernel(link.op), NativeKernel) for link in chain.links)
             prepare = _HEADED.get(chain.links[0].op.name, chain_call)
-            ways[key] = (native and prepare(chain.links, types)) or Parts(chain, types)
-        return ways[key]
+            plans[key] = (native and prepare(chain.links, types)) or Parts(chain, types)
+        return plans[key]
 
 
 class _Part(NamedTuple):
-    """A call for some links of a chain, or the kernel of one; and the numbers of its parameters."""
+    """Call for some links of a chain, or the kernel of one; and the numbers of its parameters."""
 
     work: KernelCall | Kernel
     numbers: tuple[int, ...]
@@ -178,16 +181,16 @@ class _Part(NamedTuple):
 
 
 class Parts:
-    """A chain in parts. Temporaries are parameters behind those that are given."""
+    """Chain in parts. Temporaries are numbered after its parameters."""
 
     def __init__(self, chain: Chain, types: Types) -> None:
-        known = chain.infer(types)
-        order = [*range(len(types)), *[number for number in known if number < 0]]
-        self.temporaries = [known[number] for number in order if number < 0]
+        inferred = chain.infer(types)
+        order = [*range(len(types)), *[number for number in inferred if number < 0]]
+        self.temporaries = [inferred[number] for number in order if number < 0]
         place = {number: i for i, number in enumerate(order)}
         self.parts: list[_Part] = []
-        all_types = [known[number] for number in order]
-        for native, run in groupby(chain.links, lambda link: _has_row(chain, link, known)):
+        all_types = [inferred[number] for number in order]
+        for native, run in groupby(chain.links, lambda link: _has_row(chain, link, inferred)):
             links = [link.renumbered(place) for link in run]
             part = _call_of(links, all_types) if native and len(links) > 1 else None
             self.parts += (
@@ -200,8 +203,8 @@ class Parts:
             )
 
     def run(self, pool: Pool, params: Sequence[Array]) -> None:
-        made = [memory_of(*type.shape, dtype=type.dtype.numpy) for type in self.temporaries]
-        arrays = [*params, *made]
+        temporaries = [memory_of(*type.shape, dtype=type.dtype.numpy) for type in self.temporaries]
+        arrays = [*params, *temporaries]
         for work, numbers, attributes in self.parts:
             operands = [arrays[number] for number in numbers]
             if isinstance(work, KernelCall):
@@ -210,15 +213,15 @@ class Parts:
                 work(*operands, **attributes)
 
 
-def _has_row(chain: Chain, link: Link, known: Mapping[int, TensorType]) -> bool:
+def _has_row(chain: Chain, link: Link, types: Mapping[int, TensorType]) -> bool:
     op, target, sources, attributes = link
     native = op.links and isinstance(chain.kernel(op), NativeKernel)
-    operands = [known[source] for source in sources]
-    return native and row_of(op, known[target], operands, attributes) is not None
+    operands = [types[source] for source in sources]
+    return native and row_of(op, types[target], operands, attributes) is not None
 
 
 def _call_of(links: Sequence[Link], types: Types) -> _Part | None:
-    """The call of links between parameters."""
+    """Build the call of links between parameters; None if there is none."""
     targets = [link.target for link in links]
     if len(targets) > len({*targets}):  # a temporary is written again
         return None
@@ -231,7 +234,7 @@ def _call_of(links: Sequence[Link], types: Types) -> _Part | None:
 
 
 def native_kernels(pool: Pool) -> Kernels:
-    """A native kernel for each op that has a planner, and for `fused`. They share the pool's
+    """Make a native kernel for each op that has a planner, and for `fused`. They share the pool's
     threads."""
     ops = {name: NativeKernel(OPS[name], planner, pool) for name, planner in PLANNERS.items()}
 

@@ -1,7 +1,7 @@
-"""Launches that were met before, by the bytes of their message, and run from it without Python.
+"""Cache of launches by the bytes of their message, run without Python.
 
-A server keeps one table for each client. An entry is a call and the arrays that it runs on; all are
-forgotten when any handle may name another array, or the function table changes.
+A server has one cache for each client. An entry is a call and the arrays that it runs on; all
+entries are dropped when any handle may name another array, or the function table changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST: Final = 1 << 16
 
 
 class KnownLaunches:
-    """The launches of one client of a VM, whose kernels share the threads of `pool`."""
+    """Cache of the launches of one client of a VM, whose kernels share the threads of `pool`."""
 
     def __init__(self, vm: VM, pool: Pool) -> None:
         self._vm = vm
@@ -32,26 +32,25 @@ class KnownLaunches:
         self._version = -1
 
     def run(self, buffer: memoryview, start: int, end: int) -> tuple[int, int]:
-        """Run the launches at the beginning of the buffer's part, as far as they are known. Returns
-        where the next message begins, and how many were run."""
+        """Run launches from `start` on while they are in the cache. Return where the next message
+        begins, and the number of launches that ran."""
         functions = self._vm.functions
         if not self._bound or functions.instrument is not None or "launch" in vars(self._vm):
-            return start, 0  # each launch is watched, or none is known
+            return start, 0  # each launch is watched, or the cache is empty
         with self._lock:
             if functions.version != self._version:
                 self._clear()
             return run_launches(self._pool, buffer, start, end, self._bound)
 
     def learn(self, body: bytes, program: Program, args: tuple[TensorHandle, ...]) -> None:
-        """Remember the launch with this body, if it is one call of a native kernel on its
-        arguments."""
+        """Add the launch with this body, if it is one call of a native kernel on its arguments."""
         with self._lock:
             linked = self._vm._linked.get(id(program))
             code, _ = linked.bound.get(args, (None, ())) if linked is not None else (None, ())
             self._learn(body, code)
 
     def forget(self, number: int) -> None:
-        """Another program has the number now, or none."""
+        """Drop the launches of the program with that number, which is now another or none."""
         with self._lock:
             if 0 <= number < 1 << 64 and number.to_bytes(8, "little") in self._programs:
                 self._clear()

@@ -1,4 +1,4 @@
-"""Frames of many lanes on their way in C: what `plan/lanes.c` gets, and what it asks of Python."""
+"""Lanes in C: the tables that `plan/lanes.c` runs, and its callbacks to Python."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ _KINDS: Final = lane_steps()
 
 
 def program_of(code: Code, operands: Sequence[Array], functions: FunctionTable) -> object:
-    """The program that runs linked code on these arrays."""
+    """Build the program that runs linked code on these arrays."""
     prepared = code.prepared = Prepared(code, operands, functions)
     return prepared.program
 
 
 class Flat:
-    """Steps as numbers, as `plan/lanes.c` reads them: `code`, and where in it each begins, `at`.
-    `sizes` are those of rows, which steps have by number."""
+    """Steps encoded as integers for `plan/lanes.c`.
+
+    code: all steps, one after the other.
+    at: index in `code` of each step.
+    sizes: bytes of rows, which steps refer to by index.
+    """
 
     def __init__(self, linked: Linked) -> None:
         self.sizes: list[int] = []
@@ -38,7 +42,7 @@ class Flat:
             self.code += [_KINDS[kind], *self._numbers(kind, *rest)]
 
     def size(self, nbytes: int) -> int:
-        """The number of that size of rows."""
+        """Return the index of a size of rows in `sizes`."""
         if not 0 <= nbytes < 1 << 62:
             raise MachineError(f"lanes have no row of {nbytes} bytes")
         if nbytes not in self.sizes:
@@ -89,9 +93,9 @@ class Flat:
 
 
 class NativeLanes:
-    """Runs steps in C. `part(segment, count)` has a program, and the arrays that it reads its
-    operands from and leaves results in, and with `run` runs it; `grow(nbytes, used, more)` is the
-    memory of rows of that size, which has room for more."""
+    """Runner of steps in C. `part(segment, count)` returns a program and the arrays of its operands
+    and results, and with `run` runs it; `grow(nbytes, used, more)` enlarges the memory of rows of
+    that size."""
 
     def __init__(
         self,
@@ -104,7 +108,7 @@ class NativeLanes:
         flat = Flat(linked)
         size = flat.size
         segments = [linked.segments[name] for name in self._names]
-        told = [
+        segment_specs = [
             (_ints(sorted(each.parts, reverse=True)), *map(len, each.rows(1))) for each in segments
         ]
         sites = [
@@ -125,7 +129,7 @@ class NativeLanes:
             linked.width,
             _ints(flat.sizes),
             _ints([nbytes in linked.lent for nbytes in flat.sizes]),
-            told,
+            segment_specs,
             sites,
             len(linked.shared),
             params,
@@ -133,8 +137,8 @@ class NativeLanes:
         )
 
     def run(self, pool: Pool, count: int, *arrays: Sequence[Array]) -> None:
-        """Run so many rows of the arguments; leave results and sums. `arrays` are arguments,
-        results, sums, and what is shared."""
+        """Run the first `count` rows. `arrays` are the arguments, the results and sums, which are
+        written, and the shared operands."""
         results = arrays[1]
         if len(results) != len(self._results) or any(
             x.nbytes != len(x) * n for x, n in zip(results, self._results, strict=True)
@@ -143,18 +147,18 @@ class NativeLanes:
         addresses = [_ints([_address(x) for x in xs]) for xs in arrays]
         self.lanes.run(pool, self, count, *addresses)
 
-    # --- what C asks ------------------------------------------------------------------------
+    # --- callbacks ------------------------------------------------------------------------
 
-    def breathe(self) -> None:
-        """Do nothing: other threads run meanwhile, and their exceptions for this one arrive."""
+    def check_signals(self) -> None:
+        """Do nothing: on entry Python switches threads and raises their exceptions for this one."""
 
     def grow(self, size: int, used: int, more: int) -> tuple[int, int]:
         data = self._grow(self._sizes[size], used, more)
         return _address(data), len(data)
 
     def part(self, segment: int, count: int) -> tuple[object, tuple[int, ...], tuple[int, ...]]:
-        program, given, left = self._part(self._names[segment], count)
-        return program, tuple(map(_address, given)), tuple(map(_address, left))
+        program, operands, results = self._part(self._names[segment], count)
+        return program, tuple(map(_address, operands)), tuple(map(_address, results))
 
     def run_part(self, segment: int, count: int) -> None:
         self._part(self._names[segment], count, run=True)

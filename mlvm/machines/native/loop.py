@@ -45,13 +45,13 @@ NativeStep = tuple[int, int, Any, Any]
 def call_of(
     kernel: object, types: Sequence[TensorType], attributes: Attributes
 ) -> KernelCall | None:
-    """What the loop runs in place of the kernel, if it is a native one."""
+    """Return the call that the loop runs in place of a native kernel; None for others."""
     call = getattr(kernel, "call", None)
     return None if call is None else call(types, attributes)
 
 
 class Site:
-    """A call in a program that takes its parameters from the stack."""
+    """Call in a program that takes its parameters from the stack."""
 
     __slots__ = ("binding", "details")
 
@@ -62,31 +62,33 @@ class Site:
     def resolve(
         self, types: Sequence[Type]
     ) -> tuple[KernelCall | None, Type | None, tuple[int, ...]]:
-        """What to run for parameters of these types: the call, the type of the result that is made
-        for it and, of each parameter that it writes otherwise, which others that may lie exactly
-        over, as bits, or `ANYWHERE`. Without a call, `perform` does all."""
-        given = [type.tensor_type for type in types]
+        """Resolve the call for parameters of these types.
+
+        Return the kernel's call, the type of a result to allocate, and for each parameter that it
+        writes a bit set of the parameters that it may alias exactly, or `ANYWHERE`. Without a call,
+        the loop runs `perform`."""
+        tensor_types = [type.tensor_type for type in types]
         callee, attributes = self.binding.callee, self.details.attributes
         nothing = None, None, ()
         if callee.nresults is None or self.details.nresults not in (STAR, callee.nresults):
             return nothing
         try:
-            inferred = callee.infer(given, attributes)
+            inferred = callee.infer(tensor_types, attributes)
         except OpError:
             return nothing
         if isinstance(callee, OpFresh) and inferred is not None and inferred[0] is not None:
-            call = call_of(callee.fill, [inferred[0], *given], attributes)
+            call = call_of(callee.fill, [inferred[0], *tensor_types], attributes)
             return call, native_type(inferred[0]), ()
         if isinstance(callee, WritesInto):
             written = range(callee.writes(attributes))
-            checked = self.details.apart or self.details.unproven
-            over = [self._over(i, given) if checked else ANYWHERE for i in written]
-            return call_of(callee.kernel, given, attributes), None, tuple(over)
+            checked = self.details.may_alias or self.details.unproven
+            over = [self._over(i, tensor_types) if checked else ANYWHERE for i in written]
+            return call_of(callee.kernel, tensor_types, attributes), None, tuple(over)
         return nothing
 
     def _over(self, out: int, types: Sequence[TensorType]) -> int:
-        """Which parameters the result may lie exactly over, as bits: those of its layout that it
-        may replace."""
+        """Return the bit set of the parameters that result `out` may alias exactly: those of its
+        type that it may replace."""
         callee, attributes = self.binding.callee, self.details.attributes
         allowed: Sequence[int] = ()
         if isinstance(callee, OpInto):
@@ -103,13 +105,14 @@ class Site:
 
 
 class Helper:
-    """What the loop asks Python: about the free store and types, and to raise what is due."""
+    """Callbacks of the loop: the free store, types, and pending signals."""
 
     def __init__(self, store: FreeStore) -> None:
         self._store = store
 
-    def breathe(self) -> None:
-        """Do nothing: Python raises here what another thread has for this one."""
+    def check_signals(self) -> None:
+        """Do nothing: on entry Python raises exceptions that other threads have sent to this
+        one."""
 
     def type_of(self, array: Array) -> Type:
         return native_type(TensorType.of(array))
@@ -122,9 +125,11 @@ class Helper:
 
 
 class Prepared:
-    """A linked program as the loop in C runs it. `called` are its functions but for main, which
-    keeps this and must be free to die. `triples` are what all of them came to, for others that are
-    bound like it."""
+    """Linked program in the form that the loop in C runs.
+
+    called: its functions but for main, which owns this and must be free to die.
+    triples: steps, starts and ends of each function, reused by programs that are bound alike.
+    """
 
     __slots__ = ("called", "program", "triples", "version")
 
@@ -135,24 +140,24 @@ class Prepared:
         self.version = functions.version
         like, main.like = main.like, None
         if like is not None and like[0].version == self.version:
-            known, changed = like
-            steps = known.triples[0][0].copy()
+            prepared, changed = like
+            steps = prepared.triples[0][0].copy()
             for i in changed:
                 steps[i] = self._step(main.steps[i], types)
-            self.called = known.called
-            self.triples = [(steps, main.starts, main.ends), *known.triples[1:]]
+            self.called = prepared.called
+            self.triples = [(steps, main.starts, main.ends), *prepared.triples[1:]]
         else:
-            for code in chain([main], self.called):  # which grows meanwhile
+            for code in chain([main], self.called):  # `_step` appends to `called`
                 steps = [self._step(step, types) for step in code.steps]
                 self.triples.append((steps, code.starts, code.ends))
-        # The launch's arguments, if any step loads one: it has them by the program's types.
+        # Types of the launch's arguments are needed only if a step loads one.
         codes = (main, *self.called)
         loads = any(step[0] == link.LOAD_ARG for code in codes for step in code.steps)
-        given = [native_type(TensorType.of(x)) for x in operands] if loads else []
-        self.program = Program(self.triples, tuple(given), self.version)
+        argument_types = [native_type(TensorType.of(x)) for x in operands] if loads else []
+        self.program = Program(self.triples, tuple(argument_types), self.version)
 
     def _step(self, step: Step, types: dict[int, TensorType]) -> NativeStep:
-        """The step; `types` are those of arrays met so far, by `id`."""
+        """Translate a step; `types` caches types of arrays by `id`."""
         code, value, number, rest = step
         if code == link.CALL_ON_ARGS:
             attributes = rest or NO_ATTRIBUTES
@@ -167,9 +172,9 @@ class Prepared:
         if code == link.CALL:
             return native, number, Site(value, rest), host_of(value, rest)
         if code == link.CALL_FUNCTION:
-            if not any(value is known for known in self.called):
+            if not any(value is code for code in self.called):
                 self.called.append(value)
-            index = next(i for i, known in enumerate(self.called, 1) if known is value)
+            index = next(i for i, code in enumerate(self.called, 1) if code is value)
             return native, index, number, None
         if code == link.PUSH and isinstance(value, np.ndarray):
             return native, 0, value, native_type(TensorType.of(value))
@@ -179,7 +184,7 @@ class Prepared:
 def _prepare(
     main: Code, operands: Sequence[Array], functions: FunctionTable
 ) -> Prepared | Literal[False]:
-    """The program as the loop in C runs it, unless its numbers are none or too large for that."""
+    """Prepare a program for the loop in C; False if a number in it is none or too large."""
     try:
         with uncollected():
             return Prepared(main, operands, functions)
@@ -188,7 +193,7 @@ def _prepare(
 
 
 class NativeLoop:
-    """The loop of a VM; kernels share the threads of `pool`."""
+    """Loop of a VM in C; kernels share the threads of `pool`."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -203,7 +208,8 @@ class NativeLoop:
         max_steps: int | None = None,
         scheduler: Scheduler | None = None,
     ) -> list[Value]:
-        """As `mlvm.core.machine.run.run`, which runs all that is watched or scheduled."""
+        """Run as `mlvm.core.machine.run.run`, which takes programs that are watched or
+        scheduled."""
         watched = functions.instrument is not None or scheduler is not None
         if watched or (max_steps is not None and max_steps < 0):
             return reference.run(main, operands, store, functions, max_steps, scheduler)
@@ -214,8 +220,8 @@ class NativeLoop:
             return reference.run(main, operands, store, functions, max_steps)
         if self._helper is None:
             self._helper = Helper(store)
-        left = -1 if max_steps is None else min(max_steps, _MOST_STEPS)
-        ended = prepared.program.run(self._pool, self._helper, operands, left)
+        steps_left = -1 if max_steps is None else min(max_steps, _MOST_STEPS)
+        ended = prepared.program.run(self._pool, self._helper, operands, steps_left)
         if ended is None:
             return []
         if isinstance(ended, list):
@@ -232,18 +238,19 @@ class NativeLoop:
 
 
 def _state(ended: tuple[Any, ...], codes: list[Code]) -> tuple[State, BaseException | None]:
-    """Where the loop has ended, as the reference loop knows it, and the error of that step."""
-    stack, frames, function, pc, base, nparams, left, since, error = ended
+    """Convert the state in which the loop ended to the reference loop's; return it and the
+    error."""
+    stack, frames, function, pc, base, nparams, steps_left, since, error = ended
     callers = [(codes[i], *rest) for i, *rest in frames]
-    spared = None if left < 0 else left
+    spared = None if steps_left < 0 else steps_left
     return State(stack, callers, codes[function], pc, base, nparams, spared, since), error
 
 
 def open_fast_path(
     functions: FunctionTable, store: FreeStore, lock: object, pool: Pool
 ) -> FastPath:
-    """The short way to a VM for eager calls (`language/dispatch.c`). It keeps neither store nor
-    functions alive, which may keep it."""
+    """Open the fast path of eager calls to a VM (`language/dispatch.c`). It has weak references to
+    store and functions, which may refer to it."""
     store_of, functions_of = weakref.ref(store), weakref.ref(functions)
 
     def find(handle: int, fast_path: FastPath) -> tuple[Array, TensorType] | None:

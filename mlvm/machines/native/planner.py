@@ -1,4 +1,4 @@
-"""Planners: what prepares a native kernel for an op's call.
+"""Planners, which prepare the native kernel of an op's call.
 
     @planner("layer_norm")
     def layer_norm(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
@@ -32,14 +32,14 @@ PLANNERS: Final[dict[str, Planner]] = {}
 
 @cache
 def _integers(simd: str) -> dict[str, tuple[str, ...]]:
-    """The kernels of that instruction set, which is in use; and the names of the integers that
-    calls of each have, which `plan/names.h` explains."""
+    """List the kernels of that instruction set, which is in use, with the names of the integers of
+    their calls (`plan/names.h`)."""
     kernels = _native.kernels().items()
     return {kernel: tuple([name.lower() for name in names]) for kernel, (_, names) in kernels}
 
 
 def has_kernel(kernel: str) -> bool:
-    """Whether the instruction set in use has a kernel of that name."""
+    """Return True if the instruction set in use has a kernel of that name."""
     return kernel in _integers(_native.simd())
 
 
@@ -70,9 +70,14 @@ def kernel_call(
     rest: Iterable[int] = (),
     rows: Sequence[str] = (),
 ) -> KernelCall | None:
-    """A call of the kernel of that name; None if there is none. `work` is in nanoseconds on one
-    thread, `scratch` and `shared` in bytes. `rest` are integers in any number after those with
-    names, of which those that are not given are 0. `rows` are the row functions of a chain."""
+    """Make a call of the kernel of that name; None if there is none.
+
+    work: nanoseconds on one thread.
+    integers: by name; others are 0.
+    scratch, shared: bytes of memory for each thread, and for all.
+    rest: integers after those with names, in any number.
+    rows: the row functions of a chain.
+    """
     names = _integers(_native.simd()).get(kernel)
     if names is None:
         return None

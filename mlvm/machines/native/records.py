@@ -1,4 +1,4 @@
-"""The stack of residuals in C (`machine/records.c`): programs push and read without Python."""
+"""Stack of residuals in C (`machine/records.c`): programs push and read without Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from mlvm.machines.native.types import DTYPES
 
 
 class NativeStack:
-    """As `mlvm.machines.residuals.Stack`. Its functions are called `push` and `read`."""
+    """Stack in C with the interface of `mlvm.machines.residuals.Stack`. `push` and `read` are the
+    names of its host functions."""
 
     def __init__(self, more: Callable[[int], Array], push: str, read: str) -> None:
         self._records = records = Records(more)
@@ -25,8 +26,8 @@ class NativeStack:
         ]
 
     @property
-    def held(self) -> int:
-        return self._records.held
+    def nbytes(self) -> int:
+        return self._records.nbytes
 
     def begin(self) -> Any:
         return self._records.begin()
@@ -43,6 +44,6 @@ class NativeStack:
         parts = self._records.parts(number)
         if parts is None:
             return None
-        found = [np.empty(shape, DTYPES[code].numpy) for code, shape in parts]
-        self.functions[1].call([*found, np.asarray(number, np.int64)], NO_ATTRIBUTES)
-        return found
+        arrays = [np.empty(shape, DTYPES[code].numpy) for code, shape in parts]
+        self.functions[1].call([*arrays, np.asarray(number, np.int64)], NO_ATTRIBUTES)
+        return arrays

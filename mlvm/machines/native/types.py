@@ -1,4 +1,4 @@
-"""Tensor types as the loop in C has them."""
+"""Tensor types in the form of the loop in C."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ DTYPES: Final = tuple(sorted(_CODES, key=_CODES.__getitem__))
 
 
 class Type(_native.Type):
-    """A `TensorType` for the loop. There is one of each as long as a program refers to it."""
+    """`TensorType` for the loop. Each is unique while a program refers to it."""
 
     def array_over(self, memory: object) -> Array:
-        """The array in memory that the loop has allocated."""
+        """Make the array over memory that the loop has allocated."""
         type: TensorType = self.tensor_type
         if not type.nbytes:
             return aligned_array(type)
@@ -30,7 +30,7 @@ _types: WeakValueDictionary[TensorType, Type] = WeakValueDictionary()
 
 
 def native_type(type: TensorType) -> Type:
-    known = _types.get(type)
-    if known is None:
-        known = _types[type] = Type(type, type.nbytes, type.size, _CODES[type.dtype], type.shape)
-    return known
+    native = _types.get(type)
+    if native is None:
+        native = _types[type] = Type(type, type.nbytes, type.size, _CODES[type.dtype], type.shape)
+    return native

@@ -220,7 +220,7 @@ class RemoteVM(WireVM):
                 return
         except TypeError:  # not hashable, as the encoding will say
             return
-        self._require_connection()
+        self.require_open()
         handle = next(each for each in handles if each not in self._live)
         raise HandleError(
             f"handle {brief(handle)} names nothing on {self.name}: it is another's, or has ended"
@@ -230,7 +230,7 @@ class RemoteVM(WireVM):
 
     def _post(self, name: str, *args: Any) -> None:
         first, *rest = _parts_of(Kind.post, name, args)
-        self._require_connection()
+        self.require_open()
         if not rest:
             self._add_post(bytes(first))
             return
@@ -274,7 +274,7 @@ class RemoteVM(WireVM):
     ) -> None:
         """Hand what was posted to the stream, and then a message. `places` has that of the message,
         if it is a post. The caller holds the lock for sending."""
-        self._require_connection()
+        self.require_open()
         sent: _Sent = self._stream.note
         if not self._outbox and not places:
             added = _Sent(sent.posts, sent.taken, sent.calls + calls, sent.places)
@@ -343,7 +343,7 @@ class RemoteVM(WireVM):
     def _settle(self, deadline: float | None) -> None:
         """Receive the answers to calls that were interrupted, and give up what they made. An answer
         may be the error of a post, which the server tells only once: it is raised."""
-        self._require_connection()
+        self.require_open()
         while self._stream.received < self._stream.note.calls:
             with self._sending:
                 self._stream.flush()
@@ -403,7 +403,8 @@ class RemoteVM(WireVM):
             error.add_note(f"called from {errors.line_of(place)}")
         return error.with_traceback(None)
 
-    def _require_connection(self) -> None:
+    def require_open(self) -> None:
+        """Raise `ConnectionLost` if the connection has ended."""
         if self._lost is not None:
             raise ConnectionLost(f"{self._where}: {self._lost}")
 

@@ -106,7 +106,7 @@ def _count(text: str) -> int:
     unit = text[-1:].lower()
     digits = text[:-1] if unit in _UNITS and unit else text
     if not digits.isascii() or not digits.isdigit() or not int(digits):
-        raise argparse.ArgumentTypeError(f"a whole number above 0 is wanted, not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
     return int(digits) * (_UNITS[unit] if digits != text else 1)
 
 
@@ -120,7 +120,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < 1e9:
-        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is wanted, not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
     return seconds
 
 

@@ -284,7 +284,7 @@ def admit(
     heard = first, challenge, _channel(sock)
     version, kind, proof = receive(sock, deadline)
     if kind != Greeting.proof.value or version != VERSION:
-        raise EncodingError(f"a proof ({Greeting.proof.value}) is wanted, not {kind}")
+        raise EncodingError(f"expected a proof ({Greeting.proof.value}), got {kind}")
     given = proof[HEADER.size :]
     found = [
         user

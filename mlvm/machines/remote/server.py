@@ -402,7 +402,7 @@ class Server:
     def _interrupt(self, hello: handshake.Hello) -> dict[str, object]:
         """End the launches of the client with the key `hello.vm`, up to message `hello.name`."""
         if not hello.name.isdecimal():
-            raise AccessRefused(f"the number of a message is wanted, not {hello.name[:50]!r}")
+            raise AccessRefused(f"expected the number of a message, got {hello.name[:50]!r}")
         self.interrupt(self._number_of(hello), int(hello.name))
         return self._about
 
@@ -840,7 +840,7 @@ class _BoundedSession(Session):
         reader.allowance = Allowance(_MOST_OBJECTS)
         if name not in ("load_program", "drop_program", "estimate"):
             return super()._perform_from(reader, name)
-        size = reader.left if name == "load_program" else 0
+        size = reader.remaining if name == "load_program" else 0
         loaded, most = self._client.program_bytes, self._limits.program_bytes
         if loaded + size > most:
             held = f"{loaded:,} are loaded, and the limit is {most:,}"
@@ -857,7 +857,7 @@ class _BoundedSession(Session):
         result = super().perform(name, args)
         if name in ("load_program", "drop_program"):
             number, loaded = args[0], self._client.program_bytes
-            size = self._limits.program_bytes - loaded - self._arriving.left
+            size = self._limits.program_bytes - loaded - self._arriving.remaining
             size = size if name == "load_program" else 0
             self._client.program_bytes += size - self._sizes.pop(number, 0)
             if size:

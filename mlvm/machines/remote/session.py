@@ -170,9 +170,9 @@ class Session(WireServer):
         }
 
     def _launch_from(self, reader: Received) -> None:
-        if reader.left % 8 or not reader.left:
+        if reader.remaining % 8 or not reader.remaining:
             raise reader.error("a launch is 8 bytes for its program and each handle")
-        if reader.left > 8 * _MOST_HANDLES:
+        if reader.remaining > 8 * _MOST_HANDLES:
             raise LimitExceeded(f"a launch has less than {_MOST_HANDLES:,} arguments")
         body = reader.rest()
         number, *handles = launch_struct(len(body) // 8 - 1).unpack(body)
@@ -234,8 +234,8 @@ class Session(WireServer):
             own,
             f"write to {own}",
         )
-        if type.nbytes != reader.left:
-            raise reader.error(f"{type} has {type.nbytes} bytes, not {reader.left}")
+        if type.nbytes != reader.remaining:
+            raise reader.error(f"{type} has {type.nbytes} bytes, not {reader.remaining}")
         self.vm.make_writable([handle])
         elements = self.vm.borrow(handle).reshape(-1).view(np.uint8)
         reader.read_into(elements)

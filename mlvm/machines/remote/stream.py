@@ -339,7 +339,7 @@ class Received(Reader):
 
     def rest(self) -> memoryview:
         """All bytes that are left."""
-        return self._take(self.left)
+        return self._take(self.remaining)
 
 
 class Incoming(Received):
@@ -356,23 +356,23 @@ class Incoming(Received):
         self._whole = True
 
     def error(self, reason: str) -> EncodingError:
-        return EncodingError(f"byte {self._length - self.left}: {reason}")
+        return EncodingError(f"byte {self._length - self.remaining}: {reason}")
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         return self._end - self._at + self._arriving
 
     def skip(self) -> None:
         """Pass over what is left of the message."""
         if not self._whole:
             raise ConnectionLost("the connection was interrupted in the middle of a message")
-        room = np.empty(min(self.left, _ROOM), np.uint8)
-        while self.left:
-            self.read_into(room[: self.left])
+        room = np.empty(min(self.remaining, _ROOM), np.uint8)
+        while self.remaining:
+            self.read_into(room[: self.remaining])
 
     def arrived(self) -> Received:
         """A reader of the whole message, once all of it has come."""
-        data = np.empty(self.left, np.uint8)
+        data = np.empty(self.remaining, np.uint8)
         self.read_into(data)
         return Received(data.data, 0)
 
@@ -392,18 +392,18 @@ class Incoming(Received):
         self._whole = True
 
     def _elements(self, n: int) -> Array:
-        if n > self.left:
-            raise self.error(f"{n} bytes are wanted; {self.left} are left")
+        if n > self.remaining:
+            raise self.error(f"expected {n} bytes; {self.remaining} are left")
         out = np.empty(n, np.uint8)
         self.read_into(out)
         return out
 
     def _take(self, n: int) -> memoryview:
-        if self._at + n <= self._end or n > self.left:
+        if self._at + n <= self._end or n > self.remaining:
             return super()._take(n)
         if n >= _AHEAD:
             return self._elements(n).data
-        ahead = np.empty(min(self.left, _AHEAD), np.uint8)
+        ahead = np.empty(min(self.remaining, _AHEAD), np.uint8)
         self.read_into(ahead)
         self._data, self._at, self._end = ahead.data, 0, len(ahead)
         return super()._take(n)

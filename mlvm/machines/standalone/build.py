@@ -1,4 +1,4 @@
-"""A planned step becomes a folder that a C compiler and `make` make a library and a program of."""
+"""The build of a planned step: a folder of C from which `make` builds a library and a program."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALIGNMENT: Final = 64
 
 
 class Built(NamedTuple):
-    """What a build has made: the instruction sets and kernels, and bytes of memory and weights."""
+    """Result of a build: the instruction sets and kernels, and bytes of memory and weights."""
 
     sets: tuple[str, ...]
     kernels: tuple[str, ...]
@@ -52,27 +52,27 @@ def build(
     records: int = 1 << 20,
     title: str = "a step",
 ) -> Built:
-    """Write the folder. Raises `CannotBuild` for what needs Python, and `OSError`."""
+    """Write the folder. Raises `CannotBuild` for a step that needs Python, and `OSError`."""
     sets = sets_for(target, simd)
     counts = ("threads", threads, 1, 1024), ("depth", depth, 0, 1 << 20)
-    for name, given, least, most in (*counts, ("records", records, 0, 1 << 40)):
-        if not least <= given <= most:
-            raise CannotBuild(f"{name} may be {least} to {most}, not {given}")
+    for name, value, least, most in (*counts, ("records", records, 0, 1 << 40)):
+        if not least <= value <= most:
+            raise CannotBuild(f"{name} may be {least} to {most}, not {value}")
     with _kernels_of_all_sets():
         layout = _Layout(planned, threads, depth, records)
     tables = Tables(layout.steps.functions, sets)
     text = layout.text(tables, embed)
     makefile = folder / "Makefile"
     if makefile.exists() and not makefile.read_bytes().startswith(_WRITTEN.encode()):
-        raise CannotBuild(f"{folder} has a Makefile of another's; give a folder for the step alone")
+        raise CannotBuild(f"{folder} has a Makefile that mlvm did not write; pass an empty folder")
     folder.mkdir(parents=True, exist_ok=True)
     files = sorted({FILE_OF[name] for name in tables.kernels})
     files += ["elementwise"] * bool(tables.rows)
     _copy_sources(folder, files, threads)
     used = [("kernel", name) for name in sorted(tables.kernels)]
     used += [("row", name) for name in sorted(tables.rows)]
-    wanted = [f"#define USES_{kind}_{name} ~, KEPT\n" for kind, name in used]
-    (folder / "used.h").write_text("".join(wanted))
+    defines = [f"#define USES_{kind}_{name} ~, KEPT\n" for kind, name in used]
+    (folder / "used.h").write_text("".join(defines))
     (folder / "tables.c").write_text(text)
     (folder / "described.h").write_text(_described(planned, sets, threads))
     (folder / "step.h").write_text(_header(planned, sets, threads, title))
@@ -90,7 +90,8 @@ def build(
 
 @contextmanager
 def _kernels_of_all_sets() -> Iterator[None]:
-    """Calls are of kernels that every set has: Python may use one that has more, `avx512_bf16`."""
+    """Plan calls of kernels that every set has: Python may use a set that has more,
+    `avx512_bf16`."""
     used = _native.simd()
     if used not in OPTIONS:
         _native.choose_simd("plain")
@@ -101,7 +102,7 @@ def _kernels_of_all_sets() -> Iterator[None]:
 
 
 class _Layout:
-    """Where everything lies, and the tables that say so."""
+    """Memory layout of a step, and its tables in C."""
 
     def __init__(self, planned: Planned, threads: int, depth: int, records: int) -> None:
         self.planned, self.threads = planned, threads
@@ -113,14 +114,14 @@ class _Layout:
             bind(code, tuple(_arrays(planned)), fused.Workspace(), checked=True)
         except MachineError as error:
             raise CannotBuild(str(error)) from None
-        self.steps = Steps(code, types, planned.lines, self._beside)
+        self.steps = Steps(code, types, planned.lines, self._scratch_of)
         self.depth = _depth(self.steps, depth)
         uses = any(step.records for function in self.steps.functions for step in function.steps)
         self.records = records * uses
         self.room = records * bool(self.steps.lanes)
         self.memory = planned.scratch
         for pc, steps in self.steps.runs():
-            self._lay_beside(pc, steps)
+            self._place_scratch(pc, steps)
         self.outputs = [self._take(type.nbytes) for type in planned.outputs]
         self.inputs = [
             self._take(type.nbytes) if self._is_written("input", i) else None
@@ -131,7 +132,7 @@ class _Layout:
             for i, array in enumerate(planned.states)
         ]
         cases = [x.call for f in self.steps.functions for s in f.steps for x in s.cases.values()]
-        self.scratch = self._take(max(map(self._beside, cases), default=0))
+        self.scratch = self._take(max(map(self._scratch_of, cases), default=0))
         for lanes in self.steps.lanes.values():
             lanes.at = self._take(lanes.nbytes)
         self.memory = _rounded(self.memory)
@@ -146,40 +147,40 @@ class _Layout:
         self.memory = at + nbytes
         return at
 
-    def _beside(self, call: KernelCall) -> int:
-        """The bytes of scratch memory that a call needs: each thread's, and what all share."""
+    def _scratch_of(self, call: KernelCall) -> int:
+        """Return the bytes of scratch memory of a call: each thread's, and that which all share."""
         return _rounded(call.scratch) * self.threads + _rounded(call.shared)
 
-    def _lay_beside(self, pc: int, steps: Sequence[Step]) -> None:
-        """Give the calls that an op became their scratch memory and temporaries: where the plan has
-        nothing at that moment, or behind it."""
+    def _place_scratch(self, pc: int, steps: Sequence[Step]) -> None:
+        """Place scratch memory and temporaries of an op's calls where the plan has a hole at that
+        moment, or after the plan."""
         runs = [step.run for step in steps if step.run is not None]
-        made = [x for run in runs for x in run.parameters if isinstance(x, Temporary)]
-        ahead = _rounded(max([x.at + x.type.nbytes for x in made], default=0))
-        wanted = ahead + max([self._beside(run.call) for run in runs], default=0)
-        if not wanted:
+        temporaries = [x for run in runs for x in run.parameters if isinstance(x, Temporary)]
+        temporary_bytes = _rounded(max([x.at + x.type.nbytes for x in temporaries], default=0))
+        nbytes = temporary_bytes + max([self._scratch_of(run.call) for run in runs], default=0)
+        if not nbytes:
             return
         moment, at = self.planned.moments.get(pc), 0
         if moment is None:
             at = _rounded(self.planned.scratch)
         else:
             for stay in sorted(x for x in self.planned.stays if x.start <= moment < x.end):
-                if at + wanted <= stay.at:
+                if at + nbytes <= stay.at:
                     break
                 at = max(at, _rounded(stay.at + stay.nbytes))
-        self.memory = max(self.memory, at + wanted)
+        self.memory = max(self.memory, at + nbytes)
         for step, run in zip(steps, runs, strict=True):
             parameters = [
                 x._replace(at=at + x.at) if isinstance(x, Temporary) else x for x in run.parameters
             ]
-            step.run = Run(run.call, tuple(parameters), at + ahead)
+            step.run = Run(run.call, tuple(parameters), at + temporary_bytes)
 
     def _is_written(self, role: str, place: int) -> bool:
         written = [self.planned.arguments[i] for i in self.steps.written]
         return any(each.role == role and each.place == place for each in written)
 
     def _address(self, tensor: Tensor) -> str:
-        """Where a tensor lies, as C says it."""
+        """Return the address of a tensor as an initializer in C."""
         role, place, _ = tensor
         if role == "scratch":
             return f"{{IN_MEMORY, {place}}}"
@@ -195,13 +196,13 @@ class _Layout:
         )
 
     def fingerprint(self) -> int:
-        """What tells this step's weights from another's."""
-        told = hashlib.sha256(self.planned.program.to_bytes())
-        told.update(repr([TensorType.of(state) for state in self.planned.states]).encode())
-        return int.from_bytes(told.digest()[:8], "little")
+        """Hash the program and the types of its state, to recognise weights of another step."""
+        digest = hashlib.sha256(self.planned.program.to_bytes())
+        digest.update(repr([TensorType.of(state) for state in self.planned.states]).encode())
+        return int.from_bytes(digest.digest()[:8], "little")
 
     def weights(self) -> bytes:
-        """The state as `step_init` takes it."""
+        """Return the file of the state, as `step_init` reads it."""
         head = b"MLVMSTEP" + np.array([self.fingerprint(), self.nweights], "<u8").tobytes()
         parts = [head.ljust(ALIGNMENT, b"\0")]
         for state in self.planned.states:
@@ -250,7 +251,7 @@ class _Layout:
         depth, main = self.depth, functions[0]
         deepest = [function.height for function in functions[1:]]
         values = main.height + depth * max(deepest, default=0) + 1
-        heap = main.made + depth * max([f.made for f in functions[1:]], default=0)
+        heap = main.nbytes + depth * max([f.nbytes for f in functions[1:]], default=0)
         most = self.memory + self.nweights + self.records + self.room + heap
         most += sum([type.nbytes for type in planned.inputs])
         most += _ENTRY * (values + depth + len(addresses) + len(pushed) + self.threads)
@@ -275,7 +276,7 @@ class _Layout:
             "fingerprint": f"UINT64_C({self.fingerprint()})",
             "embedded": "step_weights" if embed else "NULL",
         }
-        told = ",\n".join([f"    .{key} = {value}" for key, value in members.items()])
+        initializer = ",\n".join([f"    .{key} = {value}" for key, value in members.items()])
         return "\n".join(
             [
                 "/* Written by `python -m mlvm build`. */",
@@ -285,7 +286,7 @@ class _Layout:
                 body,
                 *declared,
                 f"_Static_assert(UINT64_C({most}) <= SIZE_MAX / 2, {string(_TOO_LARGE)});",
-                f"const Built built = {{\n{told}}};",
+                f"const Built built = {{\n{initializer}}};",
                 "",
             ]
         )
@@ -305,12 +306,12 @@ def _rounded(nbytes: int) -> int:
 
 
 def _short(line: str) -> str:
-    """A line of Python, without the folders that only this machine has."""
+    """Shorten a line of Python to its file and folder."""
     return "/".join(Path(line).parts[-2:])
 
 
 def _arrays(planned: Planned) -> Iterator[Array]:
-    """The arguments in memory of this process, as they lie over each other."""
+    """Yield the arguments as arrays of this process, which overlap as in the plan."""
     homes: dict[tuple[str, int], Array] = {}
     for role, place, type in planned.arguments:
         home, at, nbytes = (role, place), 0, type.nbytes
@@ -323,7 +324,7 @@ def _arrays(planned: Planned) -> Iterator[Array]:
 
 
 def _depth(steps: Steps, most: int) -> int:
-    """How many calls lie in each other at most: `most` where functions call themselves."""
+    """Return the greatest depth of calls: `most` where functions call themselves."""
     depths: dict[int, int] = {}
 
     def of(index: int, above: tuple[int, ...]) -> int:
@@ -338,18 +339,18 @@ def _depth(steps: Steps, most: int) -> int:
 
 
 def _copy_sources(folder: Path, files: Sequence[str], threads: int) -> None:
-    """The sources that the build compiles, in folders like our own."""
+    """Copy the sources that the build compiles, in folders like those of the package."""
     plan = NATIVE / "src" / "plan"
     if not plan.is_dir():
         raise CannotBuild(f"the C sources are not here, in {plan}: is the package whole?")
-    wanted = [plan / name for name in ("bound.c", "lanes.c", "loop.c", "processor.c")]
-    wanted += [*plan.glob("*.h"), *plan.glob("kernels/*.h"), *plan.glob("kernels/*.def")]
-    wanted += [plan / "kernels" / f"{name}.c" for name in files]
+    sources = [plan / name for name in ("bound.c", "lanes.c", "loop.c", "processor.c")]
+    sources += [*plan.glob("*.h"), *plan.glob("kernels/*.h"), *plan.glob("kernels/*.def")]
+    sources += [plan / "kernels" / f"{name}.c" for name in files]
     runtime = ["built.h", "lanes.h", "lanes.c", "records.h", "records.c", "step.c", "command.c"]
-    wanted += [HERE / "src" / name for name in (*runtime, "step_threads.h")]
-    wanted += [HERE / "src" / "threads.c"] * (threads > 1)
-    wanted.append(HERE.parent / "mlvm.h")
-    for file in wanted:
+    sources += [HERE / "src" / name for name in (*runtime, "step_threads.h")]
+    sources += [HERE / "src" / "threads.c"] * (threads > 1)
+    sources.append(HERE.parent / "mlvm.h")
+    for file in sources:
         to = folder / "mlvm" / file.relative_to(HERE.parent)
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, to)
@@ -387,10 +388,10 @@ def _header(planned: Planned, sets: Sequence[str], threads: int, title: str) -> 
 
 
 def _described(planned: Planned, sets: Sequence[str], threads: int) -> str:
-    """What the command line knows of the step."""
+    """Return the description of the step for its command line, in C."""
     results = [each.type for each in planned.results]
 
-    def told(types: Sequence[TensorType]) -> list[str]:
+    def rows_of(types: Sequence[TensorType]) -> list[str]:
         rows = []
         for type in types:
             lengths = type.array_shape  # as numpy has it
@@ -407,9 +408,10 @@ def _described(planned: Planned, sets: Sequence[str], threads: int) -> str:
             f"#define STEP_SETS {string(', '.join(sets))}",
             f"#define STEP_MOST_THREADS {threads}",
             f"enum {{ STEP_NINPUTS = {len(planned.inputs)}, STEP_NOUTPUTS = {len(results)} }};",
-            "typedef struct {\n    const char *type, *dtype, *shape;\n    size_t nbytes;\n} Told;",
-            array("static const Told step_inputs_told[]", told(planned.inputs)),
-            array("static const Told step_outputs_told[]", told(results)),
+            "typedef struct {\n    const char *type, *dtype, *shape;\n    size_t nbytes;",
+            "} TensorSpec;",
+            array("static const TensorSpec step_input_specs[]", rows_of(planned.inputs)),
+            array("static const TensorSpec step_output_specs[]", rows_of(results)),
         ]
     )
 

@@ -1,4 +1,4 @@
-"""Lanes as `src/lanes.c` runs them: what `mlvm.machines.lane_link` makes of a program for rows."""
+"""Lanes in the form that `src/lanes.c` runs, from the linker `mlvm.machines.lane_link`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALIGNMENT = 64
 
 
 class Call(NamedTuple):
-    """A kernel's call: numbers of places, and the byte from which on it has its scratch memory."""
+    """Call of a kernel: numbers of places, and the offset of its scratch memory."""
 
     call: KernelCall
     places: tuple[int, ...]
@@ -27,12 +27,12 @@ class Call(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Calls for so many rows; from which bytes on operands and results lie."""
+    """Calls for a number of rows, and the offsets of operands and results."""
 
     rows: int
     calls: list[Call]
-    given: list[int]
-    left: list[int]
+    operands: list[int]
+    results: list[int]
 
 
 Runs = Callable[
@@ -41,33 +41,37 @@ Runs = Callable[
 
 
 class LaneCode:
-    """A program for rows. `runs` makes kernels' calls of a program, and `beside` says what scratch
-    memory a call needs. It has `nbytes` of memory of its own, from byte `at` of the step's on.
-    `places`: where the calls' parameters lie, a shared operand's number or -1, and a byte.
+    """Program for rows, with its memory.
 
-    Raises `MachineError`, `ProgramError`, and `KeyError` and the like, for what is none."""
+    runs: makes the calls of a program.
+    scratch_of: the bytes of scratch memory of a call.
+    at, nbytes: its part of the step's memory.
+    places: of the calls' parameters: (number of a shared operand or -1, offset).
+
+    Raises `MachineError`, `ProgramError`, `KeyError` and the like for text that is no such program.
+    """
 
     def __init__(
         self,
         text: str,
         functions: FunctionTable,
         runs: Runs,
-        beside: Callable[[KernelCall], int],
+        scratch_of: Callable[[KernelCall], int],
     ) -> None:
         program = lane_link.program_of(text)
         types = lane_link.types_of(program)
         verify(program, functions, [*types.args, *types.shared])
         self.linked = linked = Linked(program, types, lane_link.segments_of(program))
-        self._runs, self._beside = runs, beside
+        self._runs, self._scratch_of = runs, scratch_of
         self.at = self.nbytes = 0
         self.nsums, self.nargs = types.sums, len(types.args)
-        made = 0 if linked.first is None else len(linked.first.outs)
-        self.given = types.shared[: len(types.shared) - made]
+        nhoisted = 0 if linked.first is None else len(linked.first.outs)
+        self.shared = types.shared[: len(types.shared) - nhoisted]
         self.flat = Flat(linked)
         self.places: dict[tuple[int, int], int] = {}
         sites = [linked.segments[name] for name in linked.sites]
         self.sums = {site.sum: site.outs[0] for site in sites}  # bytes of each
-        nbytes = [max(type.nbytes, 1) for type in types.shared[len(self.given) :]]
+        nbytes = [max(type.nbytes, 1) for type in types.shared[len(self.shared) :]]
         self.hoisted = [self._take(each) for each in nbytes]
         self._begin = self.nbytes
         self.params = [(register, self.flat.size(n)) for register, n in linked.params]
@@ -88,7 +92,7 @@ class LaneCode:
         return at
 
     def _parts(self, segment: Segment) -> list[Part]:
-        """A segment's parts, the largest first."""
+        """Build the parts of a segment, largest first."""
         counts = sorted(segment.parts, reverse=True)
         return [self._part(count, segment, *segment.rows(count)) for count in counts]
 
@@ -100,56 +104,56 @@ class LaneCode:
         outs: Sequence[int],
         hoisted: list[int] | None = None,
     ) -> Part:
-        """A program, which lies over those of other parts."""
+        """Build a part, whose memory overlaps that of other parts."""
         end, self.nbytes = self.nbytes, self._begin
         part = segment.parts[count]
-        given = [self._take(nbytes) for nbytes in ins]
-        left = hoisted if hoisted is not None else [self._take(nbytes) for nbytes in outs]
+        operands = [self._take(nbytes) for nbytes in ins]
+        results = hoisted if hoisted is not None else [self._take(nbytes) for nbytes in outs]
         scratch = self._take(part.nbytes)
         where = []
         for role, place, type in part.arguments:
-            if role == "input" and place >= len(given):
-                number = segment.shared[place - len(given)] - self.nargs
+            if role == "input" and place >= len(operands):
+                number = segment.shared[place - len(operands)] - self.nargs
                 room, at, where_ = self.linked.shared[number].nbytes, 0, number
             elif role == "scratch":
                 room, at, where_ = part.nbytes - place, scratch + place, -1
             else:
-                rooms, ats = (ins, given) if role == "input" else (outs, left)
+                rooms, ats = (ins, operands) if role == "input" else (outs, results)
                 room, at, where_ = rooms[place], ats[place], -1
             if not 0 <= type.nbytes <= room:
                 raise ValueError(f"{type.nbytes} bytes do not fit in {room}")
             where.append(self._place(where_, at))
         runs = self._runs(part.program, [type for _, _, type in part.arguments])
-        made = [x for _, parameters in runs for x in parameters if isinstance(x, Temporary)]
-        temporaries = self._take(max([x.at + x.type.nbytes for x in made], default=0))
-        beside = self._take(max([self._beside(call) for call, _ in runs], default=0))
+        ends = [x.at + x.type.nbytes for _, xs in runs for x in xs if isinstance(x, Temporary)]
+        temporaries = self._take(max(ends, default=0))
+        scratch_at = self._take(max([self._scratch_of(call) for call, _ in runs], default=0))
         calls = []
         for call, parameters in runs:
             places = [
                 self._place(-1, temporaries + x.at) if isinstance(x, Temporary) else where[x]
                 for x in parameters
             ]
-            calls.append(Call(call, tuple(places), beside))
+            calls.append(Call(call, tuple(places), scratch_at))
         self.nbytes = max(end, self.nbytes)
-        return Part(count, calls, given, left)
+        return Part(count, calls, operands, results)
 
     def _place(self, shared: int, at: int) -> int:
         return self.places.setdefault((shared, at), len(self.places))
 
     def takes(self, types: Sequence[TensorType | None]) -> bool:
-        """Whether parameters of these types fit."""
+        """Return True if parameters of these types fit."""
         nresults, nargs = len(self.returned), self.nargs
-        if None in types or len(types) != nresults + self.nsums + 1 + nargs + len(self.given):
+        if None in types or len(types) != nresults + self.nsums + 1 + nargs + len(self.shared):
             return False
-        known = [type for type in types if type is not None]
-        results, known = known[:nresults], known[nresults:]
-        sums, number, known = known[: self.nsums], known[self.nsums], known[self.nsums + 1 :]
+        rest = [type for type in types if type is not None]
+        results, rest = rest[:nresults], rest[nresults:]
+        sums, number, rest = rest[: self.nsums], rest[self.nsums], rest[self.nsums + 1 :]
         sizes = [self.flat.sizes[size] for _, size in (*self.returned, *self.params)]
-        rows = zip([*results, *known[:nargs]], sizes, strict=True)
-        shared = zip(known[nargs:], self.given, strict=True)
+        rows = zip([*results, *rest[:nargs]], sizes, strict=True)
+        shared = zip(rest[nargs:], self.shared, strict=True)
         return (
             number is TensorType(i64)
             and all(x.ndim > 0 and x.nbytes == x.shape[0] * nbytes for x, nbytes in rows)
-            and all(x.nbytes >= wanted.nbytes for x, wanted in shared)
+            and all(x.nbytes >= type.nbytes for x, type in shared)
             and all(sums[i].nbytes == nbytes for i, nbytes in self.sums.items())
         )

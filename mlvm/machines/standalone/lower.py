@@ -1,8 +1,8 @@
-"""Ops that Python runs as several kernels, as these kernels one after the other.
+"""Lowering of ops that Python runs as several kernels to these kernels in sequence.
 
 Floats of 16 bits are widened before an op and narrowed behind it (`mlvm.core.ops.half`), an f32
 beside an f64 is converted first, and a chain runs in parts where a link has no row function
-(`mlvm.machines.native.kernels`). What is converted lies in memory beside the plan.
+(`mlvm.machines.native.kernels`). Converted operands lie in temporaries outside of the plan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TAKE_ANY_VALUE = frozenset(["sum", "mean", "max", "min", "sort", "argsort"])
 
 
 class Temporary(NamedTuple):
-    """Memory that a step needs while it runs: a tensor from a byte on."""
+    """Temporary tensor of a step, at an offset of its scratch memory."""
 
     type: TensorType
     at: int
@@ -36,19 +36,19 @@ Calls: TypeAlias = list[tuple[KernelCall, tuple[Parameter, ...]]]
 
 
 class _Impossible(Exception):
-    """There is no kernel in C."""
+    """Error of an op without kernels in C."""
 
 
 def lowered(
     callee: WritesInto, types: Sequence[TensorType], numbers: Sequence[int], attributes: Attributes
 ) -> Calls | None:
-    """The calls, and of each its parameters; None if there are none."""
+    """Lower an op to calls with their parameters; None if there is no kernel in C."""
     lowering = _Lowering()
     try:
         if isinstance(callee, OpInto):
             lowering.op(callee.kernel, types, [*numbers], attributes)
         elif isinstance(callee.kernel, NativeFused):
-            lowering.parts(callee.kernel.way(attributes["chain"], types), types, numbers)
+            lowering.parts(callee.kernel.plan_for(attributes["chain"], types), types, numbers)
         else:
             return None
     except _Impossible:
@@ -57,16 +57,16 @@ def lowered(
 
 
 class _Lowering:
-    """Collects the calls."""
+    """Builder of the calls of an op."""
 
     def __init__(self) -> None:
         self.calls: Calls = []
         self._end = 0
 
     def _temporary(self, type: TensorType) -> Temporary:
-        made = Temporary(type, self._end)
+        temporary = Temporary(type, self._end)
         self._end += -(-type.nbytes // _ALIGNMENT) * _ALIGNMENT
-        return made
+        return temporary
 
     def _add(self, call: KernelCall | None, parameters: Sequence[Parameter]) -> None:
         if call is None:
@@ -77,12 +77,12 @@ class _Lowering:
         self._add(PLANNERS["astype"]([out, x], {"dtype": out.dtype.name}), (into, source))
 
     def parts(self, parts: Any, types: Sequence[TensorType], numbers: Sequence[int]) -> None:
-        """A chain, one part after the other."""
+        """Lower a chain, one part after the other."""
         if not isinstance(parts, Parts):
             raise _Impossible
-        made = [self._temporary(type) for type in parts.temporaries]
+        temporaries = [self._temporary(type) for type in parts.temporaries]
         all_types = [*types, *parts.temporaries]
-        all_parameters: list[Parameter] = [*numbers, *made]
+        all_parameters: list[Parameter] = [*numbers, *temporaries]
         for work, places, attributes in parts.parts:
             parameters = [all_parameters[place] for place in places]
             if isinstance(work, KernelCall):
@@ -97,7 +97,7 @@ class _Lowering:
         parameters: Sequence[Parameter],
         attributes: Attributes,
     ) -> None:
-        """An op by its kernel, as the kernel itself would go on where it has no call."""
+        """Lower an op by the steps that its kernel takes where it has no call."""
         if not isinstance(kernel, NativeKernel):
             raise _Impossible
         call = kernel.call(types, attributes)
@@ -110,14 +110,14 @@ class _Lowering:
             self._add(PLANNERS["zeros"]([out], {}), parameters[:1])
         elif op.name == "sum" and out.dtype.is_integer:  # modulo 2^64, and then less
             wide = out.with_dtype(i64)
-            made, attributes = self._temporary(wide), {**attributes, "dtype": i64.name}
-            self._add(kernel.call([wide, *types[1:]], attributes), (made, *parameters[1:]))
-            self._convert(out, parameters[0], wide, made)
+            temporary, attributes = self._temporary(wide), {**attributes, "dtype": i64.name}
+            self._add(kernel.call([wide, *types[1:]], attributes), (temporary, *parameters[1:]))
+            self._convert(out, parameters[0], wide, temporary)
         elif op.name == "matmul" and out.dtype.is_integer and out.dtype.itemsize < i64.itemsize:
-            made = self._temporary(out.with_dtype(i64))  # modulo 2^64, and then less
+            temporary = self._temporary(out.with_dtype(i64))  # modulo 2^64, and then less
             alike, sources = self._all_as(i64, types[1:], parameters[1:])
-            self._add(kernel.call([made.type, *alike], attributes), [made, *sources])
-            self._convert(out, parameters[0], made.type, made)
+            self._add(kernel.call([temporary.type, *alike], attributes), [temporary, *sources])
+            self._convert(out, parameters[0], temporary.type, temporary)
         elif (op.name == "concat" or (op.name == "matmul" and out.dtype in (f32, f64))) and any(
             x.dtype is not out.dtype for x in types[1:]
         ):
@@ -131,7 +131,7 @@ class _Lowering:
     def _all_as(
         self, dtype: DType, types: Sequence[TensorType], parameters: Sequence[Parameter]
     ) -> tuple[list[TensorType], list[Parameter]]:
-        """Types and parameters with all operands in that dtype."""
+        """Convert all operands to that dtype; return their types and parameters."""
         alike, sources = [type.with_dtype(dtype) for type in types], [*parameters]
         for i, type in enumerate(types):
             if type.dtype is not dtype:
@@ -154,7 +154,7 @@ class _Lowering:
     def _widened(
         self, types: Sequence[TensorType], parameters: Sequence[Parameter], *dtypes: DType
     ) -> tuple[list[TensorType], list[Parameter]]:
-        """Types and parameters with operands of the first dtype in the second."""
+        """Convert operands of the first dtype to the second; return types and parameters."""
         narrow, dtype = dtypes
         wide, sources = [*types], [*parameters]
         for i, type in enumerate(types[1:], 1):
@@ -171,7 +171,7 @@ class _Lowering:
         parameters: Sequence[Parameter],
         attributes: Attributes,
     ) -> None:
-        """As `half.run`, but for what is rare."""
+        """Lower an op on halves as `half.run` runs it, but for rare cases."""
         op, out = kernel.op, types[0]
         rounds = any(
             counts and x.dtype.is_integer and x.dtype.itemsize > 1

@@ -1,4 +1,4 @@
-"""What is built: a saved step, in terms of this floor."""
+"""Input of a build: a saved step, in types of this floor."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mlvm.core.types import Array, TensorType
 
 
 class Tensor(NamedTuple):
-    """An argument or result of a step: its role, the number or byte that it is at, and its type, as
-    `mlvm.step.flow.Location` has them."""
+    """Argument or result of a step: its role, its number or offset, and its type, as in
+    `mlvm.step.flow.Location`."""
 
     role: str
     place: int
@@ -20,7 +20,7 @@ class Tensor(NamedTuple):
 
 
 class Stay(NamedTuple):
-    """So many bytes of the plan, from byte `at` on, are in use from moment `start` to `end - 1`."""
+    """Live range in the plan: `nbytes` bytes at offset `at`, from moment `start` to `end - 1`."""
 
     at: int
     nbytes: int
@@ -30,8 +30,12 @@ class Stay(NamedTuple):
 
 @dataclass(frozen=True)
 class Planned:
-    """A saved step, which has so many bytes of `scratch` memory. `moments` has those of calls by
-    their pc in `main`."""
+    """Saved step.
+
+    scratch: bytes of scratch memory.
+    lines: of Python, by function and pc.
+    moments: of calls, by their pc in `main`.
+    """
 
     program: Program
     arguments: Sequence[Tensor]

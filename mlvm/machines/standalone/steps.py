@@ -1,9 +1,8 @@
-"""What the loop in C runs of a step's program, known before it runs.
+"""Abstract evaluation of a step's program on types, for the loop in C.
 
-In Python the loop asks, at a call that takes its parameters from the stack, what to do for
-parameters of these types, and remembers the answer. Here the program is followed with the types of
-its arguments, once for each combination that a function is called with, and all answers are tables.
-"""
+In Python the loop resolves a call that takes its parameters from the stack when it meets their
+types first, and caches the result. Here functions are evaluated on the types of their arguments,
+once for each combination, and all resolved calls are tables."""
 
 from __future__ import annotations
 
@@ -38,13 +37,13 @@ RECORDS: Final = {
     residuals.ADD: ("RECORDS_ADD", slice(0, 1)),
     residuals.END: ("RECORDS_END", slice(0, 0)),
 }
-"""The functions of residuals: what C calls them, and which parameters they write."""
+"""Functions of residuals: their names in C, and the parameters that they write."""
 
 _MOST_CONTEXTS: Final = 1000
 
 
 class Case(NamedTuple):
-    """What a call does for parameters of these types (see `plan/loop.h`)."""
+    """Resolved call for parameters of these types (see `plan/loop.h`)."""
 
     types: tuple[TensorType, ...]
     call: KernelCall
@@ -53,8 +52,8 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A kernel's call, and its parameters: numbers of arguments, or temporaries. `scratch`: the
-    byte of the step's memory from which on the call may use it."""
+    """Kernel's call with its parameters: numbers of arguments, or temporaries. `scratch`: the
+    offset of its scratch memory in the step's."""
 
     call: KernelCall
     parameters: tuple[int | Temporary, ...]
@@ -63,7 +62,7 @@ class Run(NamedTuple):
 
 @dataclass
 class Step:
-    """A step of the loop, with the name of its code, and what it belongs to in Python."""
+    """Step of the loop, with the name of its code, and its op and line in Python."""
 
     code: str
     op: str
@@ -78,19 +77,23 @@ class Step:
 
 @dataclass
 class Function:
-    """A function: its steps, and where those of each of the linker's begin. `height`: values on the
-    stack at most while it runs itself. `made`: bytes of the tensors that it makes. `calls`: which
-    functions."""
+    """Function of a step.
+
+    begins: for each step of the linker, the index of its first step here.
+    height: most values on the stack, without those of functions that it calls.
+    nbytes: of the tensors that it allocates.
+    calls: numbers of the functions that it calls.
+    """
 
     steps: list[Step]
     begins: list[int]
     height: int = 0
-    made: int = 0
+    nbytes: int = 0
     calls: set[int] = field(default_factory=set)
 
 
 class Slot(NamedTuple):
-    """A value on the stack: a tensor's type, None for an Int; the arguments that it may be."""
+    """Value on the stack: a tensor's type, None for an Int; the arguments that it may alias."""
 
     type: TensorType | None
     arguments: frozenset[int] = frozenset()
@@ -100,31 +103,37 @@ Stack: TypeAlias = tuple[Slot, ...]
 
 
 class Steps:
-    """The functions of a linked program, `main` first; which arguments are `written`, and which go
-    over the stack (`pushed`); the codes of `lanes`. `beside` says what scratch memory a call needs.
-    Raises `CannotBuild`."""
+    """Functions of a linked program, `main` first.
+
+    written: numbers of arguments that are written.
+    pushed: numbers of arguments that are pushed on the stack.
+    lanes: programs for rows, by their text.
+    scratch_of: the bytes of scratch memory of a call.
+
+    Raises `CannotBuild`.
+    """
 
     def __init__(
         self,
         main: Code,
         arguments: Sequence[TensorType],
         lines: Mapping[tuple[str, int], str],
-        beside: Callable[[KernelCall], int],
+        scratch_of: Callable[[KernelCall], int],
     ) -> None:
         self.arguments = arguments
         self.written: set[int] = set()
         self.pushed: dict[int, int] = {}
         self._lines = lines
-        self._beside = beside
+        self._scratch_of = scratch_of
         self.lanes: dict[str, LaneCode] = {}
         self._codes: list[Code] = [main]
-        self._seen: dict[tuple[int, Stack], None] = {}
+        self._visited: dict[tuple[int, Stack], None] = {}
         self.functions = [self._function(main)]
         self._follow(0, ())
 
     def _index(self, code: Code) -> int:
-        for i, known in enumerate(self._codes):
-            if known is code:
+        for i, other in enumerate(self._codes):
+            if other is code:
                 return i
         self._codes.append(code)
         self.functions.append(self._function(code))
@@ -133,7 +142,7 @@ class Steps:
     # --- one step after the other ---
 
     def _function(self, code: Code) -> Function:
-        """The steps as they stand; jumps go to steps of this list."""
+        """Translate the steps of a function; jumps go to steps of this list."""
         steps: list[Step] = []
         begins: list[int] = []
         for number in range(len(code.steps)):
@@ -145,12 +154,12 @@ class Steps:
         return Function(steps, begins)
 
     def _place(self, code: Code, number: int) -> tuple[str, str]:
-        """The op's name and the line of a step."""
+        """Return the op's name and the line of a step."""
         kind, value, _, _ = code.steps[number]
         op = value.name if isinstance(value, Binding) else _NAMES.get(kind, "?").lower()
         pcs = range(code.starts[number], code.ends[number] + 1)
-        found = [self._lines.get((code.function.name, pc)) for pc in reversed(pcs)]
-        return op.removesuffix(".out"), next(filter(None, found), "an unknown line")
+        lines = [self._lines.get((code.function.name, pc)) for pc in reversed(pcs)]
+        return op.removesuffix(".out"), next(filter(None, lines), "an unknown line")
 
     def _refuse(self, op: str, line: str, why: str) -> CannotBuild:
         return CannotBuild(f"{op}, at {line}, cannot be built: {why}")
@@ -162,7 +171,7 @@ class Steps:
             return self._on_arguments(value, count, rest or NO_ATTRIBUTES, op, line)
         name = _NAMES.get(kind)
         if name is None:
-            raise self._refuse(op, line, "its function is known when it runs only")
+            raise self._refuse(op, line, "its function is known only at run time")
         step = Step(name, op, line, count if isinstance(count, int) else 0)
         if kind == linker.CALL and isinstance(value.callee, UserFunction):
             if value.name == lanes.RUN:
@@ -191,14 +200,14 @@ class Steps:
             places = {
                 (f.name, pc): line for f in program.functions.values() for pc in range(len(f.code))
             }
-            inner = Steps(code, types, places, self._beside).functions[0].steps
+            inner = Steps(code, types, places, self._scratch_of).functions[0].steps
             if any(step.code not in ("RUN", "HALT") for step in inner):
-                raise self._refuse(op, line, "a lane does what is no kernel in C")
+                raise self._refuse(op, line, "a lane calls a function that is no kernel in C")
             return [(step.run.call, step.run.parameters) for step in inner if step.run is not None]
 
         if text not in self.lanes:
             try:
-                self.lanes[text] = LaneCode(text, functions, runs, self._beside)
+                self.lanes[text] = LaneCode(text, functions, runs, self._scratch_of)
             except CannotBuild:
                 raise
             except (MlvmError, AttributeError, LookupError, ValueError, TypeError) as error:
@@ -215,12 +224,12 @@ class Steps:
         call = call_of(callee.kernel, types, attributes)
         runs = [(call, tuple(numbers))] if call else lowered(callee, types, numbers, attributes)
         if runs is None:
-            told = ", ".join(map(str, types))
-            raise self._refuse(op, line, f"there is no kernel in C for ({told})")
+            spelled = ", ".join(map(str, types))
+            raise self._refuse(op, line, f"there is no kernel in C for ({spelled})")
         return [Step("RUN", op, line, run=Run(*each)) for each in runs]
 
     def runs(self) -> Iterator[tuple[int, list[Step]]]:
-        """The calls of kernels on arguments: each's pc in `main`, and the steps that it became."""
+        """Yield the calls of kernels on arguments: the pc in `main`, and the steps of each."""
         main, code = self.functions[0], self._codes[0]
         for number, (begin, end) in enumerate(pairwise([*main.begins, len(main.steps)])):
             if code.steps[number][0] == linker.CALL_ON_ARGS:
@@ -229,20 +238,20 @@ class Steps:
     # --- types ---
 
     def _follow(self, index: int, params: Stack) -> None:
-        """Follow a function for such parameters, and what it calls."""
+        """Evaluate a function for such parameters, and the functions that it calls."""
         todo = [(index, params)]
         while todo:
             key = todo.pop()
-            if key in self._seen:
+            if key in self._visited:
                 continue
-            self._seen[key] = None
-            if len(self._seen) > _MOST_CONTEXTS:
+            self._visited[key] = None
+            if len(self._visited) > _MOST_CONTEXTS:
                 raise CannotBuild("functions are called with too many combinations of types")
             todo += _Walk(self, *key).run()
 
 
 class _Walk:
-    """Follows one function for parameters of certain types."""
+    """Evaluator of one function for parameters of certain types."""
 
     def __init__(self, steps: Steps, index: int, params: Stack) -> None:
         self.all = steps
@@ -252,40 +261,40 @@ class _Walk:
         self.called: list[tuple[int, Stack]] = []
         self.states: dict[int, Stack] = {}
         self.todo: list[tuple[int, Stack]] = [(0, params)]
-        self.made = 0
+        self.nbytes = 0
 
     def run(self) -> list[tuple[int, Stack]]:
-        """The functions that it calls, and with what."""
+        """Evaluate the function; return the functions that it calls, with their parameters."""
         while self.todo:
             number, stack = self.todo.pop()
-            known = self.states.get(number)
-            if known is not None:
-                stack = self._merged(number, known, stack)
-                if stack == known:
+            before = self.states.get(number)
+            if before is not None:
+                stack = self._merged(number, before, stack)
+                if stack == before:
                     continue
             self.states[number] = stack
             after = self._after(number, stack)
             self.function.height = max(self.function.height, len(stack) + 1, len(after or ()))
             if after is not None:
                 self.todo.append((number + 1, after))
-        self.function.made = max(self.function.made, self.made)
+        self.function.nbytes = max(self.function.nbytes, self.nbytes)
         return self.called
 
-    def _merged(self, number: int, known: Stack, stack: Stack) -> Stack:
+    def _merged(self, number: int, before: Stack, stack: Stack) -> Stack:
         place = self.all._place(self.code, number)
-        if len(known) != len(stack) or any(
-            x.type is not y.type for x, y in zip(known, stack, strict=True)
+        if len(before) != len(stack) or any(
+            x.type is not y.type for x, y in zip(before, stack, strict=True)
         ):
-            raise self.all._refuse(*place, "what lies on the stack depends on how one comes here")
-        pairs = zip(known, stack, strict=True)
+            raise self.all._refuse(*place, "the types on the stack depend on the path to this step")
+        pairs = zip(before, stack, strict=True)
         return tuple([Slot(x.type, x.arguments | y.arguments) for x, y in pairs])
 
     def _own(self, number: int) -> Step:
-        """The step of the loop for a step of the linker that is no kernel on arguments."""
+        """Return the step of the loop for a step of the linker that is no kernel on arguments."""
         return self.function.steps[self.function.begins[number]]
 
     def _after(self, number: int, stack: Stack) -> Stack | None:
-        """The stack behind a step; None where nothing follows."""
+        """Return the stack after a step; None if the next step is not reached from it."""
         kind, value, count, rest = self.code.steps[number]
         match kind:
             case linker.CALL_ON_ARGS:
@@ -321,13 +330,13 @@ class _Walk:
             case linker.CALL:
                 first = self.base if count == linker.ALL else len(stack) - count
                 return (*stack[:first], *self._called(number, stack[first:], value, rest))
-            case _:  # halt, return, and what is never reached
+            case _:  # halt, return, and unreached steps
                 return None
 
     def _called(
         self, number: int, params: Stack, binding: Binding, details: CallDetails
     ) -> list[Slot]:
-        """The results of an op's call, or of residuals'."""
+        """Return the results of a call of an op, of residuals or of lanes."""
         place = self.all._place(self.code, number)
         types = [slot.type for slot in params]
         if binding.name in RECORDS:
@@ -339,20 +348,20 @@ class _Walk:
                 raise self.all._refuse(*place, "its operands are not those of its code")
             self._write(params[: len(code.returned) + code.nsums])
             return []
-        known = [type for type in types if type is not None]
-        if len(known) < len(types):
+        tensors = [type for type in types if type is not None]
+        if len(tensors) < len(types):
             raise self.all._refuse(*place, "it takes an Int")
-        call, out, over = Site(binding, details).resolve([native_type(type) for type in known])
+        call, out, over = Site(binding, details).resolve([native_type(type) for type in tensors])
         if call is None:
-            told = ", ".join(map(str, known))
-            raise self.all._refuse(*place, f"there is no kernel in C for ({told})")
+            spelled = ", ".join(map(str, tensors))
+            raise self.all._refuse(*place, f"there is no kernel in C for ({spelled})")
         self._write(params[: len(over)])
-        made = None if out is None else out.tensor_type
-        self._own(number).cases[tuple(known)] = Case(tuple(known), call, made, over)
-        if made is None:
+        fresh = None if out is None else out.tensor_type
+        self._own(number).cases[tuple(tensors)] = Case(tuple(tensors), call, fresh, over)
+        if fresh is None:
             return []
-        self.made += made.nbytes + 192
-        return [Slot(made)]
+        self.nbytes += fresh.nbytes + 192
+        return [Slot(fresh)]
 
     def _write(self, slots: Stack) -> None:
         for slot in slots:

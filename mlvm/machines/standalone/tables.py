@@ -1,4 +1,4 @@
-"""A step's functions as the tables of C that `plan/loop.c` runs."""
+"""Tables in C of a step's functions, which `plan/loop.c` runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
 class Numbered(dict[object, int]):
-    """Values numbered by when they were first asked for; `all` has them in that order."""
+    """Numbers of values in the order of their first use; `all` has the values in that order."""
 
     def __init__(self) -> None:
         self.all: list[object] = []
@@ -30,7 +30,7 @@ class Numbered(dict[object, int]):
 
 
 class Tables:
-    """The text of the tables for some instruction sets, and what kernels they use."""
+    """Text of the tables for some instruction sets, and the kernels that they use."""
 
     def __init__(self, functions: Sequence[Function], sets: Sequence[str]) -> None:
         self.sets = sets
@@ -44,8 +44,8 @@ class Tables:
         self._functions = functions
 
     def text(self, place: dict[object, int], scratch: int) -> str:
-        """All of them but the types. `place` says where a temporary stands among the addresses, and
-        `scratch` from which byte on calls on the stack have their scratch memory."""
+        """Return all tables but those of types. `place` numbers the addresses; `scratch` is the
+        offset of the scratch memory of calls on the stack."""
         steps, places = [], []
         for number, function in enumerate(self._functions):
             ends = [f"{{{self.ops[s.op]}, {self.lines[s.line]}}}" for s in function.steps]
@@ -74,7 +74,7 @@ class Tables:
         return "\n".join([*declared, "", *self._text, *steps, *places])
 
     def text_of_types(self) -> str:
-        """The types that the tables have asked for."""
+        """Return the tables of the types in use."""
         types = []
         for number, type in enumerate(self.types.all):
             assert isinstance(type, TensorType)
@@ -84,25 +84,25 @@ class Tables:
         return "\n".join(types)
 
     def _ints(self, values: Iterable[int]) -> str:
-        """The name of a table of such numbers."""
+        """Return the name of a table of these integers."""
         key = "n", tuple(values)
-        known = key in self._numbers
+        is_written = key in self._numbers
         name = f"n{self._numbers[key]}"
-        if not known:
+        if not is_written:
             self._text.append(array(f"static const int64_t {name}[]", map(integer, key[1])))
         return name
 
     def _floats(self, values: Iterable[float]) -> str:
         key = "a", tuple([value.hex() for value in values])
-        known = key in self._numbers
+        is_written = key in self._numbers
         name = f"n{self._numbers[key]}"
-        if not known:
+        if not is_written:
             reals = [real(float.fromhex(value)) for value in key[1]]
             self._text.append(array(f"static const double {name}[]", reals))
         return name
 
     def _call(self, call: KernelCall, set_: str, scratch: int = 0) -> str:
-        """What a kernel's call with its scratch memory at that byte is in C, for an instruction
+        """Return the C expression of a call with scratch memory at that offset, for an instruction
         set."""
         key = id(call), scratch if call.scratch or call.shared else 0
         if key not in self._calls:
@@ -115,8 +115,8 @@ class Tables:
         ints, floats, parts, rows = call.described()
         self.kernels.add(call.kernel)
         self.rows.update(rows)
-        n = self._ints(ints) if ints else "NULL"
-        a = self._floats(floats) if floats else "NULL"
+        ints_name = self._ints(ints) if ints else "NULL"
+        floats_name = self._floats(floats) if floats else "NULL"
         for name in self.sets:
             children = rows_name = "NULL"
             if parts:
@@ -134,33 +134,33 @@ class Tables:
                 "scratch": call.scratch,
                 "shared": call.shared,
                 "nparams": call.nparams,
-                "n": n,
-                "a": a,
+                "ints": ints_name,
+                "floats": floats_name,
                 "children": children,
                 "nchildren": len(parts),
                 "rows": rows_name,
             }
-            told = ", ".join([f".{key} = {value}" for key, value in members.items()])
-            placed = f"{{.call = {{{told}}}, .scratch = {scratch}}}"
+            initializer = ", ".join([f".{key} = {value}" for key, value in members.items()])
+            placed = f"{{.call = {{{initializer}}}, .scratch = {scratch}}}"
             self._text.append(f"static const Placed call{number}_{name} = {placed};\n")
 
     def _addresses(self, numbers: Iterable[int]) -> str:
-        """The name of a table of places among the addresses."""
+        """Return the name of a table of numbers of addresses."""
         key = tuple(numbers)
-        known = key in self._places
+        is_written = key in self._places
         name = f"at{self._places[key]}"
-        if not known:
+        if not is_written:
             self._text.append(array(f"static const uint32_t {name}[]", [*map(str, key)] or ["0"]))
         return name
 
     # --- lanes ---
 
     def _lanes(self, code: LaneCode, set_: str) -> str:
-        """A code of lanes, for an instruction set."""
+        """Return the C expression of a program for rows, for an instruction set."""
         key = code, set_
-        known = key in self._lane_codes
+        is_written = key in self._lane_codes
         name = f"lanes{self._lane_codes[key]}"
-        if known:
+        if is_written:
             return f"&{name}"
 
         def table(what: str, type: str, rows: Iterable[object]) -> str:
@@ -187,7 +187,7 @@ class Tables:
             "nresults": len(code.returned),
             "nsums": code.nsums,
             "nargs": code.nargs,
-            "nshared": len(code.given),
+            "nshared": len(code.shared),
             "nhoisted": len(code.hoisted),
             "nsteps": len(linked.steps),
             "nsizes": len(flat.sizes),
@@ -210,8 +210,8 @@ class Tables:
             "places": table("places", "LanePlace", [f"{{{i}, {at}}}" for i, at in code.places]),
             "memory": code.at,
         }
-        told = ",\n".join([f"    .{key} = {value}" for key, value in members.items()])
-        self._text.append(f"static const LaneCode {name} = {{\n{told}}};\n")
+        initializer = ",\n".join([f"    .{key} = {value}" for key, value in members.items()])
+        self._text.append(f"static const LaneCode {name} = {{\n{initializer}}};\n")
         return f"&{name}"
 
     def _table(self, name: str, type: str, rows: Iterable[object]) -> str:
@@ -219,7 +219,7 @@ class Tables:
         return name
 
     def _segment(self, name: str, parts: Sequence[Part], at: int, set_: str) -> str:
-        ends = len(parts[0].given), len(parts[0].left)
+        ends = len(parts[0].operands), len(parts[0].results)
         rows = [self._part(f"{name}_{part.rows}", part, at, set_) for part in parts]
         counts = self._ints([part.rows for part in parts])
         table = self._table(f"{name}_parts", "LanePart", rows)
@@ -234,8 +234,8 @@ class Tables:
             self._table(f"{name}_{what}", type, rows)
             for what, type, rows in (
                 ("calls", "BoundCall", calls),
-                ("given", "size_t", part.given),
-                ("left", "size_t", part.left),
+                ("operands", "size_t", part.operands),
+                ("results", "size_t", part.results),
             )
         ]
         return f"{{{tables[0]}, {len(calls)}, {tables[1]}, {tables[2]}}}"
@@ -270,13 +270,13 @@ class Tables:
                 types = ", ".join([f"&type{self.types[type]}" for type in case.types])
                 out = "NULL" if case.out is None else f"&type{self.types[case.out]}"
                 over = ", ".join([f"{each}u" for each in case.over])
-                told = [
+                fields = [
                     f".count = {len(case.types)}",
                     f".call = {self._call(case.call, set_, scratch)}",
                 ]
-                told += [f".types = {{{types}}}"] * bool(types) + [f".out = {out}"]
-                told += [f".nwrites = {len(case.over)}"] + [f".over = {{{over}}}"] * bool(over)
-                cases.append(f"{{{', '.join(told)}}}")
+                fields += [f".types = {{{types}}}"] * bool(types) + [f".out = {out}"]
+                fields += [f".nwrites = {len(case.over)}"] + [f".over = {{{over}}}"] * bool(over)
+                cases.append(f"{{{', '.join(fields)}}}")
             self._text.append(array(f"static const Case {name}[]", cases))
             members |= {"cases": name, "ncases": len(cases)}
         return f"{{{', '.join([f'.{key} = {value}' for key, value in members.items()])}}}"
@@ -293,14 +293,14 @@ def real(value: float) -> str:
 
 
 def string(text: str) -> str:
-    """A literal of C. What ends a line, or joins it to the next, is a number in it."""
-    told = text.encode("ascii", "backslashreplace").decode()
-    special = [c if c.isprintable() and c not in '\\"?' else f"\\{ord(c):03o}" for c in told]
+    """Write a literal of C, with special characters as octal numbers."""
+    escaped = text.encode("ascii", "backslashreplace").decode()
+    special = [c if c.isprintable() and c not in '\\"?' else f"\\{ord(c):03o}" for c in escaped]
     return f'"{"".join(special)}"'
 
 
 def array(declaration: str, items: Iterable[str]) -> str:
-    """A table, as few lines as they go on."""
+    """Write a table, with lines filled to their limit."""
     lines, line = [], "   "
     for item in items:
         if len(line) + len(item) > _A_LINE and line.strip():
@@ -311,4 +311,4 @@ def array(declaration: str, items: Iterable[str]) -> str:
 
 
 FILE_OF: Final = {name: file for name, (file, _) in _native.kernels().items()}
-"""The file of `plan/kernels` that a kernel is in."""
+"""File of `plan/kernels` for each kernel."""

@@ -1,4 +1,4 @@
-"""What a step is compiled for."""
+"""Targets: the processors and systems that a step is compiled for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from mlvm.core.errors import MlvmError
 
 
 class CannotBuild(MlvmError):
-    """A step that cannot run without Python; the text says which op, in which line, and why."""
+    """Error of a step that cannot run without Python; the text has the op, its line and the
+    cause."""
 
 
 OPTIONS: Final = {
@@ -18,12 +19,12 @@ OPTIONS: Final = {
     "avx512": "-mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512",
     "neon": "-DUSE_NEON",
 }
-"""What the kernels of an instruction set are compiled with, as setup.py says it for Python."""
+"""Compiler options of an instruction set, as in setup.py."""
 
 
 class Target(NamedTuple):
-    """A processor and system: the compiler, what it and the linker are told besides, the suffix of
-    the program, and the instruction sets, the best first."""
+    """Processor and system: the compiler, options for it and the linker, the suffix of the program,
+    and the instruction sets, best first."""
 
     compiler: str
     flags: str = ""
@@ -46,19 +47,19 @@ TARGETS: Final = {
     ),
     "x86_64-windows": Target("$(ZIG) cc -target x86_64-windows-gnu", suffix=".exe", sets=X86),
 }
-"""What `--target` knows. Any other compiler is `make CC=...`."""
+"""Targets of `--target`. Any other compiler is `make CC=...`."""
 
 
 def sets_for(target: str, simd: str) -> tuple[str, ...]:
-    """The instruction sets of a build. Raises `CannotBuild`."""
+    """Return the instruction sets of a build. Raises `CannotBuild`."""
     if target not in TARGETS:
         raise CannotBuild(f"no target {target}; there are {', '.join(TARGETS)}")
-    found = TARGETS[target].sets
+    sets = TARGETS[target].sets
     if target == "host":
         machine = platform.machine().lower().replace("amd64", "x86_64").replace("arm64", "aarch64")
-        found = TARGETS[machine].sets if machine in TARGETS else found
+        sets = TARGETS[machine].sets if machine in TARGETS else sets
     if simd == "auto":
-        return tuple([name for name in found if name != "plain" or "neon" not in found])
-    if simd not in found:
-        raise CannotBuild(f"{target} has no {simd}; there are {', '.join(found)}")
+        return tuple([name for name in sets if name != "plain" or "neon" not in sets])
+    if simd not in sets:
+        raise CannotBuild(f"{target} has no {simd}; there are {', '.join(sets)}")
     return (simd,)

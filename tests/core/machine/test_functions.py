@@ -18,7 +18,6 @@ from mlvm.core.machine.functions import Binding, FunctionTable
 from mlvm.core.op import NO_ATTRIBUTES, OPS
 from mlvm.core.types import Array, TensorType, f32
 from tests.brief import Before, refuses
-from tests.core.ops.cases import CASES, Case
 from tests.core.programs import f32s
 
 TABLE = FunctionTable()
@@ -47,31 +46,6 @@ def test_a_function_is_watched_that_another_thread_asks_for_meanwhile(
     monkeypatch.undo()
     table.watch(None)
     assert table.binding("add").instrument is None
-
-
-@pytest.mark.parametrize(
-    ("name", "case"),
-    [pytest.param(name, cases[0], id=name) for name, cases in CASES.items() if cases],
-)
-def test_both_forms_agree(name: str, case: Case) -> None:
-    """`x` makes what `x.out` writes, of the type that both announce."""
-    fresh_form = TABLE.binding(name).callee
-    attributes = fresh_form.bind(case.attributes)
-    operands: list[Any] = list(case.inputs)
-    types = [TensorType.of(x) for x in operands]
-    with np.errstate(all="ignore"):
-        [fresh] = fresh_form.call(operands, attributes)
-        assert isinstance(fresh, np.ndarray)
-        [announced] = fresh_form.infer(types, attributes) or ()
-        if OPS[name].dynamic:
-            assert announced is None
-            return
-        assert announced is TensorType.of(fresh)
-        into = TABLE.binding(f"{name}.out").callee
-        out = np.empty_like(fresh)
-        assert tuple(into.call([out, *operands], attributes)) == ()
-    assert into.infer([announced, *types], attributes) == ()
-    assert out.tobytes() == fresh.tobytes()
 
 
 def test_an_unknown_name_offers_names_like_it() -> None:

@@ -223,7 +223,7 @@ def test_a_late_push_is_no_result() -> None:
 
 @pytest.mark.parametrize("fn", [None, 5, "f"])
 def test_what_cannot_be_called_is_not_registered(fn: Any, vm: VM) -> None:
-    refuses(MachineError, "f: a function is wanted, not", vm.register, "f", fn)
+    refuses(MachineError, "f: expected a function, got", vm.register, "f", fn)
     refuses(UnknownFunction, "", vm.launch, call_f())
 
 

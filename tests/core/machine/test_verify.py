@@ -70,12 +70,12 @@ NEGATIVE: Code = (("push_str", "negative"), ("cfunc", 1, 1))
     ((("load_arg", "x"),), "i must be an argument's number >= 0, not 'x'"),
     ((*X, ("load_arg", 1)), "main, pc 1: load_arg 1: the launch has 1 arguments"),
     (("load_global",), "main, pc 0: load_global: needs 1 values above base; there are 0"),
-    ((*X, "load_global"), "Int is wanted on top of the stack, not f32[2]"),
-    ((("push_str", "5"), "load_global"), "Int is wanted on top of the stack, not Str"),
+    ((*X, "load_global"), "Int on top of the stack, got f32[2]"),
+    ((("push_str", "5"), "load_global"), "Int on top of the stack, got Str"),
     ((("pop", -1),), "pop -1: n must be a count >= 0, not -1"),
     ((*X, ("pop", 2)), "pc 1: pop 2: needs 2 values above base; there are 1"),
     ((("cfunc", 0, 0),), "cfunc 0 0: needs 1 values above base; there are 0"),
-    ((*X, ("cfunc", 0, 1)), "Str is wanted on top of the stack, not f32[2]"),
+    ((*X, ("cfunc", 0, 1)), "Str on top of the stack, got f32[2]"),
     (
         (*X, ("push_str", "add"), ("cfunc", 2, 1)),
         "cfunc 2 1: needs 2 values above base; there are 1",
@@ -112,11 +112,11 @@ NEGATIVE: Code = (("push_str", "negative"), ("cfunc", 1, 1))
     ),
     (
         (("push_int", 5), ("push_int", 5), "store_global"),
-        "main, pc 2: store_global: a Tensor is wanted on top of the stack, not Int",
+        "main, pc 2: store_global: expected a Tensor on top of the stack, got Int",
     ),
     (
         (*X, *X, "store_global"),
-        "store_global: an Int is wanted on top of the stack, not f32[2]",
+        "store_global: expected an Int on top of the stack, got f32[2]",
     ),
     ((("get", "0"),), "get 0: i must be a slot's number, not '0'"),
     (

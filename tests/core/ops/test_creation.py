@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
 from tests.brief import cases, refuses
-from tests.core.ops.evaluate import evaluate
+from tests.cases.evaluate import evaluate
 
 steps = st.integers(-5, 5).filter(bool)
 

@@ -18,7 +18,7 @@ from mlvm.core.errors import (
 from mlvm.core.op import OPS
 from mlvm.core.types import Array, TensorType
 from tests.brief import cases, refuses
-from tests.core.ops.evaluate import evaluate
+from tests.cases.evaluate import evaluate
 
 RNG = np.random.default_rng(21)
 SQUARES = [(3, 3), (2, 1, 2, 2), (1, 1), (0, 0), (2, 0, 0), (0, 2, 2)]

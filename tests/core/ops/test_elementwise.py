@@ -15,8 +15,8 @@ from mlvm.core.op import OPS
 from mlvm.core.ops.blocks import BLOCK_SIZE
 from mlvm.core.types import DType, TensorType, promote
 from tests.brief import cases, refuses
-from tests.core.ops.cases import CASES
-from tests.core.ops.evaluate import evaluate
+from tests.cases import CASES
+from tests.cases.evaluate import evaluate
 
 INF, NAN = np.inf, np.nan
 _REAL_ONLY = (

@@ -23,7 +23,7 @@ from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from tests.brief import Before
-from tests.core.ops.cases import CASES, Case, packed, quantized
+from tests.cases import CASES, Case, packed, quantized
 
 HALVES = (f16, bf16)
 REFERENCE, WORKERS = VM("reference"), LocalVM("workers", workers=2, native=False)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError
 from mlvm.core.types import Array
 from tests.brief import cases, refuses
-from tests.core.ops.evaluate import evaluate
+from tests.cases.evaluate import evaluate
 
 RNG = np.random.default_rng(9)
 INF, NAN = np.inf, np.nan

@@ -15,7 +15,7 @@ from mlvm.core.op import OPS
 from mlvm.core.ops import linalg
 from mlvm.core.types import Array, DType
 from tests.brief import cases, refuses
-from tests.core.ops.evaluate import evaluate
+from tests.cases.evaluate import evaluate
 
 RNG = np.random.default_rng(8)
 lengths = st.integers(0, 4)

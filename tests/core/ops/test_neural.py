@@ -17,9 +17,7 @@ from mlvm.core.ops.erf import write_erf
 from mlvm.core.ops.windows import Padding, Pair, resolve_padding
 from mlvm.core.types import Array
 from tests.brief import refuses
-from tests.core.ops.cases.case import Case
-from tests.core.ops.cases.neural import CASES
-from tests.core.ops.evaluate import evaluate
+from tests.cases.evaluate import evaluate
 
 RNG = np.random.default_rng(11)
 NONE = ((0, 0), (0, 0))
@@ -32,17 +30,6 @@ def f64(*shape: int) -> Array:
 
 def f32(*shape: int) -> Array:
     return f64(*shape).astype(np.float32)
-
-
-@pytest.mark.parametrize(
-    ("name", "case"), [(name, case) for name, cases in CASES.items() for case in cases]
-)
-def test_case(name: str, case: Case) -> None:
-    result = evaluate(name, *case.inputs, **case.attributes)
-    expected = case.expected(*case.inputs, **case.attributes)
-    tolerance = 1e-12 if result.dtype == np.float64 else 2e-6
-    assert result.shape == np.shape(expected)
-    np.testing.assert_allclose(result, expected, tolerance, tolerance)
 
 
 # --- erf and gelu ---------------------------------------------------------------------

@@ -12,20 +12,10 @@ import pytest
 from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
 from mlvm.core.types import Array
 from tests.brief import cases
-from tests.core.ops.cases.case import Case
-from tests.core.ops.cases.random import CASES
-from tests.core.ops.evaluate import evaluate
+from tests.cases.evaluate import evaluate
 from tests.threads import in_threads
 
 KEY = np.array([42, 0], np.uint64)
-
-
-@pytest.mark.parametrize(
-    ("name", "case"), [(name, case) for name, cases in CASES.items() for case in cases]
-)
-def test_case(name: str, case: Case) -> None:
-    result = evaluate(name, *case.inputs, **case.attributes)
-    np.testing.assert_array_equal(result, case.expected(*case.inputs, **case.attributes))
 
 
 # --- distributions --------------------------------------------------------------------
@@ -97,7 +87,7 @@ def test_the_same_key_gives_the_same_bits_whatever_was_drawn_in_between() -> Non
 
 _DRAWS = """
 import numpy as np
-from tests.core.ops.evaluate import evaluate
+from tests.cases.evaluate import evaluate
 key = np.array([42, 0], np.uint64)
 for name, attributes in [
     ("normal", {"shape": (9,)}),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError
 from mlvm.core.types import Array
 from tests.brief import cases, refuses
-from tests.core.ops.evaluate import evaluate, printed_on_threads
+from tests.cases.evaluate import evaluate, printed_on_threads
 
 INF, NAN = np.inf, np.nan
 REDUCTIONS = [
@@ -124,7 +124,7 @@ def test_large_sums(x: Array, axis: Any, keepdims: bool) -> None:
 def test_a_sum_has_the_same_bits_on_any_number_of_threads() -> None:
     script = (
         "import numpy as np\n"
-        "from tests.core.ops.evaluate import evaluate\n"
+        "from tests.cases.evaluate import evaluate\n"
         "x = np.random.default_rng(0).standard_normal((50_000, 31), dtype=np.float32)\n"
         "print(evaluate('sum', x, axis=0).tobytes().hex())"
     )

@@ -8,7 +8,7 @@ import pytest
 
 from mlvm.core.ops.rows import row_sums, sum_rows
 from mlvm.core.types import Array
-from tests.core.ops.evaluate import printed_on_threads
+from tests.cases.evaluate import printed_on_threads
 
 SHAPES = [(0, 3), (3, 0), (1, 1), (5, 7), (700, 31), (130, 64), (40, 512), (9, 1000), (3, 9001)]
 

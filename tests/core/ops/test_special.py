@@ -12,8 +12,8 @@ import pytest
 from mlvm.core.errors import AttributeRefused
 from mlvm.core.types import Array
 from tests.brief import cases, refuses
-from tests.core.ops.cases.special import digamma, inverse_of_erf, polygamma
-from tests.core.ops.evaluate import evaluate
+from tests.cases.evaluate import evaluate
+from tests.cases.special import digamma, inverse_of_erf, polygamma
 
 RNG = np.random.default_rng(3)
 EPS = float(np.finfo(np.float64).eps)

@@ -152,7 +152,7 @@ def nested(depth: int) -> Any:
     "value, text",
     (object, "no encoding for <class 'object'>"),
     (1j, "no encoding for 1j"),
-    ({1: 2}, "a text is wanted, not 1"),
+    ({1: 2}, "expected a text, got 1"),
     (2**2040, "an integer of 256 bytes is too large"),
     (f32s(1), "no encoding for array"),
     (nested(MAX_NESTING + 1), "nested more than 64 deep"),
@@ -166,9 +166,9 @@ def test_the_deepest_value() -> None:
 
 
 def test_fields_refuse_other_values() -> None:
-    with pytest.raises(EncodingError, match="an integer is wanted, not 'x'"):
+    with pytest.raises(EncodingError, match="expected an integer, got 'x'"):
         Writer().integer("x")  # type: ignore[arg-type]
-    with pytest.raises(EncodingError, match="a tensor type is wanted, not 'f32'"):
+    with pytest.raises(EncodingError, match="expected a tensor type, got 'f32'"):
         Writer().type("f32")  # type: ignore[arg-type]
     refuses(EncodingError, "too many for one field", lambda: Writer().count(2**32))
     refuses(DTypeError, "no dtype for dtype", lambda: Writer().array(np.zeros(2, np.longdouble)))
@@ -222,12 +222,12 @@ def of_constant(array: bytes) -> bytes:
     (DATA[:15], "a header has 16 bytes; there are 15"),
     (with_header(b"", magic=b"ELF\0"), r"starts with b'MLVM', not b'ELF\\x00'"),
     (with_header(b"", version=2), "format version 2 is not known; this is version 1"),
-    (with_header(b"", kind=2), r"of kind program \(1\) is wanted, not 2"),
-    (with_header(b"", kind=77), r"of kind program \(1\) is wanted, not 77"),
+    (with_header(b"", kind=2), r"of kind program \(1\), got 2"),
+    (with_header(b"", kind=77), r"of kind program \(1\), got 77"),
     (DATA[:-1], r"header announces \d+ bytes; \d+ follow it"),
     (DATA + b"\0", r"header announces \d+ bytes; \d+ follow it"),
     (with_header(DATA[HEADER:] + b"\0"), f"byte {len(DATA)}: 1 bytes too many"),
-    (with_header(b""), "byte 16: 4 bytes are wanted; 0 are left"),
+    (with_header(b""), "byte 16: expected 4 bytes; 0 are left"),
     (with_header(b"\xff\xff\xff\xff"), "4294967295 items or bytes are announced; 0 bytes"),
     (with_header(b"\1\0\0\0\2\0\0\0\xff\xfe"), r"b'\\xff\\xfe' is not UTF-8"),
     (with_header(b"\1\0\0\0" + text("main") + b"\1\xffi\1\0" + bytes(8)), "0 or more param"),
@@ -243,9 +243,9 @@ def of_constant(array: bytes) -> bytes:
         "'a' is given twice",
     ),
     (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0" + 99 * b"[\1\0\0\0"), "more than 64 deep"),
-    (of_constant(text("f32") + b"\1\0\0\0\1\5"), "20 bytes are wanted; 0 are left"),
+    (of_constant(text("f32") + b"\1\0\0\0\1\5"), "expected 20 bytes; 0 are left"),
     (of_constant(text("f32") + b"\1\0\0\0\1\xff"), r"integers >= 0, not \[-1\]"),
-    (of_constant(text("u8") + b"\1\0\0\0\x08" + 7 * b"\0" + b"\x40"), "bytes are wanted; 0"),
+    (of_constant(text("u8") + b"\1\0\0\0\x08" + 7 * b"\0" + b"\x40"), "bytes; 0"),
     (of_constant(text("f32") + b"\1\0\0\0\x09" + 8 * b"\xff" + b"\0"), "is larger than"),
     (of_constant(text("f32") + b"\x41\0\0\0" + 65 * b"\1\1" + bytes(4)), "at most 64 dim"),
     (of_constant(text("bool") + b"\0\0\0\0\2"), "a bool is 0 or 1"),
@@ -256,7 +256,7 @@ def test_bytes_that_are_no_program(data: bytes, message: str) -> None:
 
 @pytest.mark.parametrize("data", [None, "MLVM", 3, [77]])
 def test_what_is_no_bytes(data: Any) -> None:
-    refuses(EncodingError, "bytes are wanted, not a", Program.from_bytes, data)
+    refuses(EncodingError, "expected bytes, got a", Program.from_bytes, data)
 
 
 def test_bytes_of_any_kind_are_read() -> None:
@@ -307,4 +307,4 @@ def check(data: bytes) -> None:
 
 def test_reading_does_not_go_past_the_end() -> None:
     reader = Reader(b"\5ab", 0)
-    refuses(EncodingError, "byte 1: 5 bytes are wanted; 2 are left", reader.integer)
+    refuses(EncodingError, "byte 1: expected 5 bytes; 2 are left", reader.integer)

@@ -759,3 +759,12 @@ def test_a_gradient_is_of_a_function_to_a_loss() -> None:
             call(ml.sum(x))
     with pytest.raises(GradientError, match=r"not of a tuple; .* with has_aux=True$"):
         untyped.grad(lambda x: (ml.sum(x), x))(x)
+
+
+def test_a_zero_gradient_after_a_read_of_values_names_the_line() -> None:
+    x = tensor([1.0, 2.0])
+    reads = lambda x: ml.sum(ml.asarray(x.numpy()))  # noqa: E731
+    line = f"test_autodiff.py:{reads.__code__.co_firstlineno}"
+    with pytest.warns(ml.NoEffectWarning, match=f"gradient is zero: .*{line} reads values"):
+        grad(reads)(x)
+    grad(lambda x: ml.sum(x * x.numpy()))(x)  # as a constant

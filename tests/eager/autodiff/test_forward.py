@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from mlvm.core.op import OPS
 from mlvm.core.types import Array
@@ -13,8 +12,9 @@ from mlvm.eager.autodiff.rows import Row
 from mlvm.eager.autodiff.rules import VJPS
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.tensor import from_array
-from tests.core.ops.cases import Case
+from tests.cases import Case
 from tests.eager.autodiff import test_rules as rules
+from tests.walks.crossing import crossed
 
 _TRANSPOSED = "lu det_vjp slogdet eigh eigvalsh eig eigvals qr svd svdvals pinv"
 """Ops without a rule forward of their own."""
@@ -41,7 +41,7 @@ def test_which_ops_have_the_rule_back_transposed() -> None:
     assert " ".join(found) == _TRANSPOSED
 
 
-@pytest.mark.parametrize(("name", "case"), rules._F64)
+@crossed(rules._is_f64, cases=rules._CASES)
 def test_a_tangent_is_the_slope_and_the_rule_back_transposed(name: str, case: Case) -> None:
     numbers = rules._wide(name, case)
     call, xs = one_op(name, **case.attributes), [from_array(x) for x in case.inputs]

@@ -27,7 +27,8 @@ from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.context import default_vm
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from tests.brief import cases
-from tests.core.ops.cases import CASES, Case, quantized
+from tests.cases import CASES, Case, quantized
+from tests.walks.crossing import crossed
 
 Function = Callable[..., Tensor]
 
@@ -103,14 +104,6 @@ def _function(name: str, case: Case, numbers: list[int]) -> Function:
     return function
 
 
-_F64 = [
-    pytest.param(name, case, id=f"{name}-{i}")
-    for name, cases in _CASES.items()
-    for i, case in enumerate(cases)
-    if _is_f64(name, case)
-]
-
-
 def test_every_rule_is_tried_in_f64() -> None:
     tried = {
         (name, OPS[name].inputs[min(i, len(OPS[name].inputs) - 1)])
@@ -161,7 +154,7 @@ def _takes_complex(name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("name", "case"), _F64)
+@crossed(_is_f64, cases=_CASES)
 def test_first_and_second_order(name: str, case: Case) -> None:
     """Of complex operands larger than a few elements, the first order alone: it takes longer."""
     numbers = _wide(name, case)
@@ -171,15 +164,7 @@ def test_first_and_second_order(name: str, case: Case) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning")
-@pytest.mark.parametrize(
-    ("name", "case"),
-    [
-        pytest.param(name, case, id=f"{name}-{i}")
-        for name, cases in _CASES.items()
-        for i, case in enumerate(cases)
-        if _differentiable(name, case, "f4")
-    ],
-)
+@crossed(lambda name, case: _differentiable(name, case, "f4"), cases=_CASES)
 def test_a_gradient_has_its_operands_dtype(name: str, case: Case) -> None:
     """f32, also beside f64; and the value that f64 gives."""
     numbers = sorted(_differentiable(name, case, "f4") + _differentiable(name, case, "f8"))

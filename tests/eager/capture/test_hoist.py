@@ -149,7 +149,7 @@ def test_weights_that_change_before_each_call_are_used_as_they_are(
             assert np.array_equal(made, model(x))
             assert np.array_equal(made, plain(x))
         assert found == [True, True, False, False, True, False, True, True, False]
-        assert step.plan.ahead == step._last_program().planned.plan.ahead > 0
+        assert step.plan.ahead == step._last_entry().launch.planned.plan.ahead > 0
         assert step.plan.nbytes == plain.plan.nbytes
         assert step.signatures == 1
         step.save(tmp_path / "step.mlvm")  # with what is computed ahead
@@ -166,7 +166,7 @@ def test_weights_that_stay_for_some_calls_need_no_second_program() -> None:
         model.w += 1.0
         for _ in range(3):
             assert np.array_equal(step(x), model(x))
-    assert step._last_program().plain is None
+    assert step._last_entry().variants._unhoisted is None
 
 
 @pytest.mark.skipif(not ml.VM().native, reason="binds no programs")
@@ -236,7 +236,7 @@ def test_a_training_step_computes_nothing_of_its_weights_ahead() -> None:
     step(x)
     ahead = step.planned.ahead
     weights = [x.root for x in dict(named_tensors(model)).values()]
-    hoisted = step._last_program().hoisted
+    hoisted = step._last_entry().launch.hoisted
     assert (ahead is None) == (hoisted is None)
     assert not any(x is w for x in (hoisted.sources if hoisted else ()) for w in weights)
 
@@ -245,7 +245,7 @@ def test_programs_of_one_function_share_it_and_close_gives_it_back() -> None:
     vm = ml.VM()
     with ml.use(vm):
         model = Model().eval()
-        step = ml.capture(lambda x: model(x))
+        step = ml.capture(lambda x: model(x), lengths=False)
         inputs = [ml.ones((n, 4)) for n in range(1, 5)]
         outs = [step(x) for x in inputs]
         step.close()

@@ -30,13 +30,13 @@ def place() -> Iterator[None]:
 def told(captured: Any, *args: Any, **kwargs: Any) -> bool:
     """Whether the call is known in C. Python finds the same program and the same tensors then."""
     vm = current_arena().vm
-    for call in captured._calls:
+    for call in captured._fast_path.entries:
         found = call.match(vm, args, kwargs)
         if found is not None:
             feed, tensors, inputs = found
-            signature, key = captured._signature(vm, args, kwargs)
-            known, same_feed = captured._find(key, signature)
-            assert known is call.known
+            signature, key = captured._signatures.of(vm, args, kwargs)
+            known, same_feed = captured._cache.find(key, signature)
+            assert known is call.entry
             assert same_feed is feed
             assert list(map(id, tensors)) == list(map(id, signature.tensors))
             assert list(map(id, inputs)) == list(map(id, signature.inputs))

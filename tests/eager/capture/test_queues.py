@@ -133,14 +133,14 @@ def test_program_and_plan_are_those_of_the_drain(q: ml.QueueTensor) -> None:
         weight += 1.0
         put(q, 0)
         step()
-    known = step._last_program()
-    assert known.plain is not None
-    assert step.program is known.plain.planned.program
-    assert known.plain.compiled is None
+    variants = step._last_entry().variants
+    assert variants._unhoisted is not None
+    assert step.program is variants._unhoisted.planned.program
+    assert variants._compile is None
     put(q, 0)
     q.close()
     step.drain()
-    assert step.program is known.planned.program
+    assert step.program is variants.hoisting.planned.program
 
 
 @pytest.mark.parametrize("drains", [False, True])

@@ -50,9 +50,9 @@ def test_plain_conditions_and_what_is_refused() -> None:
     with pytest.raises(CheckFailed, match="holds"):
         ml.check(1 > 2, "holds")
     for wrong in (ml.ones(2), 1, None):
-        with pytest.raises(DTypeError, match="a condition is a bool, or a tensor of bools, not"):
+        with pytest.raises(DTypeError, match="expected a bool or a tensor of bools, got"):
             ml.check(wrong, "holds")  # type: ignore[arg-type]
-    with pytest.raises(AttributeRefused, match="a message is a str, not 3"):
+    with pytest.raises(AttributeRefused, match="expected a str as message, got 3"):
         ml.check(True, 3)  # type: ignore[arg-type]
 
 

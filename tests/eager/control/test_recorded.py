@@ -575,6 +575,10 @@ CARRIED: dict[str, Callable[[Any, Any], Any]] = {
         0, 3, lambda i, s: with_row(t, i, ml.sum(s)) * s, x), w),
     "a number": lambda x, w: with_total(lambda t: ml.while_loop(
         lambda s: ml.sum(t) < 9, lambda s: (added(t, ml.abs(s) + 1.0), s * w)[1], x), w),
+    "total in the second branch": lambda x, w: with_total(lambda t: ml.cond(
+        ml.sum(x) > 0, lambda: x * w, lambda: added(t, x * w) * 1.0), w),
+    "total in the last branch in a loop": lambda x, w: with_total(lambda t: ml.fori_loop(
+        0, 3, lambda i, s: ml.switch(i, [lambda: s, lambda: s * w, lambda: added(t, s)]), x), w),
     "two": lambda x, w: with_total(lambda t: with_total(lambda u: ml.fori_loop(
         0, 3, lambda i, s: added(t, added(u, s) * w), x), x), w),
 }  # fmt: skip

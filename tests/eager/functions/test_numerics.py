@@ -12,7 +12,7 @@ import pytest
 
 import mlvm.eager as ml
 from tests.brief import cases, refuses
-from tests.core.ops.cases.special import digamma, inverse_of_erf, polygamma
+from tests.cases.special import digamma, inverse_of_erf, polygamma
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(12)

@@ -166,6 +166,14 @@ def seen(x: Any) -> Seen:
     return Seen(x._repr_html_())
 
 
+def test_measured_memory_in_a_notebook() -> None:
+    measured = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", [1000]))
+    texts = seen(measured).texts
+    assert texts[texts.index("eagerly, in an arena") - 1] == f"{measured.arena:,}"
+    assert "captured, in a plan" in texts
+    assert f"{measured.plan.nbytes:,}" in texts
+
+
 def test_a_tensor_in_a_notebook() -> None:
     small = seen(ml.asarray([[1.5, -2.0], [0.0, ml.nan]]))
     assert small.texts == ["0", "1", "1.5", "-2.", "0.", "nan", "f32[2,2]"]

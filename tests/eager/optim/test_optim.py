@@ -29,7 +29,7 @@ from mlvm.core.types import Array
 from mlvm.core.vm import VM
 from mlvm.eager import nn, optim, random
 from mlvm.eager.autodiff.grad import grad, value_and_grad, vjp
-from mlvm.eager.capture.captured import capture
+from mlvm.eager.capture.capture import capture
 from mlvm.eager.functions import shapes
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.tensor import primitives as op

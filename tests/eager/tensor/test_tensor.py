@@ -408,6 +408,13 @@ def test_a_tensor_of_another_vm_is_named() -> None:
             ),
         ):
             here(X) + x
+    with ml.Arena(ml.VM("elsewhere"), "weights").allocating():
+        w = ml.asarray(X)
+    message = (
+        r"an update of f32\[2,3\] on elsewhere reads f32\[\] on default, .* arena on elsewhere"
+    )
+    refuses(ml.errors.HandleError, message, w.__iadd__, 1.0)
+    assert w.numpy().tolist() == X.tolist()
 
 
 def test_a_dry_vm_knows_types_only() -> None:

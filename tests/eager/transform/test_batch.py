@@ -372,12 +372,12 @@ ONE = ml.asarray(1.0)
     ),
     (DTypeError, "i64.*not f32", lambda: ml.batch(ml.abs)([ONE, ml.asarray(1)])),
     (DTypeError, "dict", lambda: ml.batch(ml.abs)([ONE, {"x": ONE}])),
-    (DTypeError, "batch takes a function", lambda: ml.batch(ONE)),  # type: ignore[arg-type]
-    (ShapeError, "as many rows", lambda: ml.batch(ml.abs)(ONE)),
-    (ShapeError, "as many rows", lambda: ml.batch(sum)((noise(2), noise(3)))),
+    (DTypeError, "batch: expected a function", lambda: ml.batch(ONE)),  # type: ignore[arg-type]
+    (ShapeError, "equal numbers of rows", lambda: ml.batch(ml.abs)(ONE)),
+    (ShapeError, "equal numbers of rows", lambda: ml.batch(sum)((noise(2), noise(3)))),
     (DTypeError, "one tree of inputs", lambda: ml.batch(sum)(noise(2), [ONE])),  # type: ignore[arg-type]
     (ShapeError, "a list has an input", lambda: ml.batch(sum)((ONE, ONE))),
-    (AttributeRefused, "leave count out", lambda: ml.batch(ml.abs)([ONE], 1)),
+    (AttributeRefused, "leave it out", lambda: ml.batch(ml.abs)([ONE], 1)),
     (OperandValueError, "as many as 3 lanes", lambda: ml.batch(ml.abs)(noise(2), 3)),
     (OperandValueError, "out of range", lambda: ml.batch(lambda x: x[0][x[1]])([(noise(2), 2)])),
     (CaptureError, "updated in place", lambda: ml.batch(updating)([ONE])),
@@ -392,7 +392,7 @@ def test_errors_say_what_was_given(error: type[Exception], text: str, call: Any)
 
 def test_a_gradient_of_a_gradient_is_refused() -> None:
     squares = lambda x: ml.sum(ml.stack(ml.batch(lambda y: y * y)([x])))  # noqa: E731
-    refuses(GradientError, "gradient of ml.batch", ml.grad(lambda x: ml.grad(squares)(x)), ONE)
+    refuses(GradientError, "a second gradient", ml.grad(lambda x: ml.grad(squares)(x)), ONE)
 
 
 def launched(program: Program | str, *arrays: Any) -> list[Any]:

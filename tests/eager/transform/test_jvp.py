@@ -213,13 +213,13 @@ def test_an_op_without_a_rule_is_refused_where_a_float_of_the_result_depends_on_
 
 @cases(
     "primals, tangents, error, text",
-    ((X,), (V, V), DTypeError, "given 1 primals and 2 tangents"),
-    (X, (V,), DTypeError, "primals are a tuple"),
-    ((X,), (ml.ones(3),), DTypeError, r"the tangent of f64\[3\] cannot be f32\[3\]"),
-    ((X,), (V[:2],), ShapeError, r"the tangent of f64\[3\] cannot be f64\[2\]"),
-    (({"a": X},), ([V],), DTypeError, "has the structure of its primal, a dict, not a list"),
-    (({"a": X},), ({"b": V},), DTypeError, "has the structure of its primal"),
-    ((ml.arange(3),), (ml.ones(3),), DTypeError, r"the tangent of i64\[3\], no float, is None"),
+    ((X,), (V, V), DTypeError, "got 1 primals and 2 tangents"),
+    (X, (V,), DTypeError, "expected a tuple of primals"),
+    ((X,), (ml.ones(3),), DTypeError, r"expected a tangent f64\[3\], got f32\[3\]"),
+    ((X,), (V[:2],), ShapeError, r"expected a tangent f64\[3\], got f64\[2\]"),
+    (({"a": X},), ([V],), DTypeError, "the structure of its primal, a dict, got a list"),
+    (({"a": X},), ({"b": V},), DTypeError, "the structure of its primal"),
+    ((ml.arange(3),), (ml.ones(3),), DTypeError, r"expected None as the tangent of i64\[3\]"),
 )
 def test_what_is_no_tangent(primals: Any, tangents: Any, error: Any, text: str) -> None:
     refuses(error, text, ml.jvp, lambda x: x, primals, tangents)
@@ -235,7 +235,7 @@ def test_errors_of_the_function_itself() -> None:
         (V,),
     )
     refuses(CheckFailed, "x is positive", ml.jvp, _checked, (-X,), (V,))
-    refuses(DTypeError, "a tangent belongs to each primal", ml.linearize(ml.sin, X)[1], V, V)
+    refuses(DTypeError, "expected one tangent a primal, got 2", ml.linearize(ml.sin, X)[1], V, V)
     _, pull = ml.vjp(lambda x: (x, x), X)
     refuses(GradientError, "a cotangent has the structure of the value", pull, [X, X])
     refuses(GradientError, r"the cotangent of f64\[3\] cannot be f64\[2\]", pull, (X, X[:2]))
@@ -305,12 +305,11 @@ def test_a_holomorphic_jacobian_has_complex_derivatives() -> None:
     for jacobian in (ml.jacfwd, ml.jacrev):
         found = jacobian(lambda z: z * z + ml.sum(z), holomorphic=True)(z)
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
-        refuses(DTypeError, "is complex, not f64", jacobian(lambda x: x, holomorphic=True), X)
-    refuses(DTypeError, "an argument is a real float, not c64", ml.jacfwd(ml.abs), z)
-    refuses(DTypeError, "a result is a real float, not c64", ml.jacrev(lambda z: z), z)
-    refuses(
-        DTypeError, "an argument is a real float, not i64", ml.jacfwd(lambda n: n), ml.arange(2)
-    )
+        refuses(DTypeError, "of a complex dtype", jacobian(lambda x: x, holomorphic=True), X)
+    refuses(DTypeError, "an argument of a real float dtype, got c64", ml.jacfwd(ml.abs), z)
+    refuses(DTypeError, "a result of a real float dtype, got c64", ml.jacrev(lambda z: z), z)
+    text = "an argument of a real float dtype, got i64"
+    refuses(DTypeError, text, ml.jacfwd(lambda n: n), ml.arange(2))
 
 
 def test_a_tangent_of_a_result_is_none_of_an_argument() -> None:

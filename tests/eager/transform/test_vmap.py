@@ -279,45 +279,41 @@ def test_axes(call: Callable[[Tensor], Tensor], expected: Array) -> None:
 
 @cases(
     "call, error, text",
-    (lambda x: ml.vmap(x), DTypeError, "vmap: takes a function, not Tensor"),
+    (lambda x: ml.vmap(x), DTypeError, "vmap: expected a function, got Tensor"),
     (
         lambda x: ml.vmap(lambda a, b: a)(x, x[:2]),
         ShapeError,
-        r"numbers of lanes differ: a has 4: f64\[4,3\] along axis 0; b has 2: f64\[2,3\]",
+        r"batch sizes differ: a has 4: f64\[4,3\] along axis 0; b has 2: f64\[2,3\]",
     ),
     (lambda x: ml.vmap(lambda a: a, axis_size=3)(x), ShapeError, "a has 4.*; axis_size is 3"),
-    (lambda x: ml.vmap(lambda a: a, axis_size=-1)(x), AttributeRefused, "axis_size is a number"),
+    (lambda x: ml.vmap(lambda a: a, axis_size=-1)(x), AttributeRefused, "axis_size of 0 or"),
     (
         lambda x: ml.vmap(lambda *a: a[0])(x, x[0, 0]),
         AxisRefused,
         r"a\[1\] is f64\[\], which has no",
     ),
-    (lambda x: ml.vmap(lambda a: a, 2)(x), AxisRefused, "no axis 2 for the lanes"),
+    (lambda x: ml.vmap(lambda a: a, 2)(x), AxisRefused, "no axis 2; give"),
     (
         lambda x: ml.vmap(lambda a, b: a)({"w": x}, {"b": 2.0}),
         AttributeRefused,
         "b/b is 2.0, a num",
     ),
-    (lambda x: ml.vmap(lambda a: a, None)(x), AttributeRefused, "no argument has lanes"),
+    (lambda x: ml.vmap(lambda a: a, None)(x), AttributeRefused, "no argument is batched"),
     (
         lambda x: ml.vmap(lambda a: a, (0, 0))(x),
         AttributeRefused,
         "it has 2 items where there are 1",
     ),
     (lambda x: ml.vmap(lambda a: a, ({"b": 0},))({"a": x}), AttributeRefused, "a dict of b where"),
-    (lambda x: ml.vmap(lambda a: a, (0.5,))(x), AttributeRefused, "ints or None.*not 0.5"),
-    (lambda x: ml.vmap(lambda a: a, "ab")(x), AttributeRefused, "not 'a"),
-    (lambda x: ml.vmap(lambda a: a, 0, 2)(x), AxisRefused, "no place for an axis 2"),
+    (lambda x: ml.vmap(lambda a: a, (0.5,))(x), AttributeRefused, "ints or None.*got 0.5"),
+    (lambda x: ml.vmap(lambda a: a, "ab")(x), AttributeRefused, "got 'a"),
+    (lambda x: ml.vmap(lambda a: a, 0, 2)(x), AxisRefused, "out_axes cannot be 2"),
     (lambda x: ml.vmap(lambda a: (a, 1), 0, (0, None, 0))(x), AttributeRefused, "it has 3 items"),
     (lambda x: ml.vmap(lambda a: (a, 1), 0, None)(x), AttributeRefused, "None for result 0, which"),
     (lambda x: ml.vmap(lambda a: "text")(x), DTypeError, "tensors as leaves, not a str"),
     (lambda x: ml.vmap(lambda a: a * float(a[0]))(x), CaptureError, "a value is read inside a fun"),
     (lambda x: ml.vmap(lambda a: a[a > 0.0])(x), CaptureError, "keep the shape, as where"),
-    (
-        lambda x: ml.vmap(lambda a: _add_to(x, a))(x),
-        CaptureError,
-        "from outside of a function of v",
-    ),
+    (lambda x: ml.vmap(lambda a: _add_to(x, a))(x), CaptureError, "a function of vmap updates a "),
     (
         lambda x: ml.vmap(_host_call)(x),
         CaptureError,
@@ -332,7 +328,7 @@ def test_axes(call: Callable[[Tensor], Tensor], expected: Array) -> None:
             lambda a: ml.cond(a[0] > 0, lambda a: _summed(a, "i"), lambda a: a, a), axis_name="i"
         )(x),
         CaptureError,
-        "meet in a branch or loop that not all of them take",
+        "a collective over axis .* in a branch or loop",
     ),
 )
 def test_errors(call: Callable[[Tensor], Any], error: type[MlvmError], text: str) -> None:
@@ -473,7 +469,7 @@ def _shared_and_own(x: Tensor, w: Tensor) -> Tensor:
 
 def test_in_axes_that_are_none_are_refused() -> None:
     for axes in (0.0, True, object(), {0}):
-        text = "in_axes has axes, as ints or None, in tuples, lists and dicts; not "
+        text = "in_axes: expected ints or None in tuples, lists and dicts, got "
         refuses(AttributeRefused, text, ml.vmap(ml.sin, in_axes=axes), ml.ones(2))
 
 
@@ -576,3 +572,22 @@ def test_a_gradient_through_vmap_of_a_function_has_the_same_bits_captured() -> N
     x = ml.asarray(np.random.default_rng(0).normal(size=64).astype(np.float32))
     gradient = ml.grad(total)
     assert ml.capture(gradient)(x).tolist() == gradient(x).tolist()
+
+
+@pytest.mark.parametrize("wrap", _WRAPS)
+@pytest.mark.parametrize("pick", [lambda x, i: x[i], lambda x, i: _set(x, i)])
+def test_an_index_error_has_the_index_length_and_line_of_the_function(wrap: Any, pick: Any) -> None:
+    with pytest.raises(
+        ml.errors.PositionRefused, match=r"index 9 at .* range for length 7"
+    ) as raised:
+        wrap(ml.vmap(pick))(ml.ones((4, 7)), ml.asarray([1, 2, 3, 9]))
+    line = pick.__code__.co_firstlineno if pick(ml.ones(7), ml.asarray(0)).ndim == 0 else _SET_LINE
+    assert any(f"test_vmap.py:{line}" in note for note in raised.value.__notes__)
+
+
+def _set(x: Tensor, i: Tensor) -> Tensor:
+    x[i] = 0.0
+    return x
+
+
+_SET_LINE = _set.__code__.co_firstlineno + 1

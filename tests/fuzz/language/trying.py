@@ -40,7 +40,7 @@ KINDS: Final = get_args(Kind)
 
 EXPECTED: Final = {
     "a second gradient": r"a gradient through the gradient of a (loop whose|function that)",
-    "a function calls others": r"calls itself each time with arguments of other types, or other",
+    "a function calls others": r"calls itself each time with arguments of other types",
     "a function in a function": r"a tensor of one ml.function is used in another that it calls",
     "tracked by way of another branch": r"has no gradient for",
     "a gradient goes outside": r"from outside of a loop's body, a branch or an ml.function is upd",
@@ -320,7 +320,7 @@ def require_same(
 
 def _held(vm: ml.VM) -> float:
     """What the VM holds, in MiB, but for the stack of residuals, which it keeps."""
-    return vm.consumed_size_in_mib() - residuals.held(vm) / (1 << 20)
+    return vm.consumed_size_in_mib() - residuals.stack_bytes(vm) / (1 << 20)
 
 
 def _is_sensitive(build: Callable[[], World], vm: ml.VM) -> bool:

@@ -19,8 +19,8 @@ from mlvm.core.op import OPS
 from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.gpu.elementwise import ELEMENTWISE
-from tests.core.ops.cases import CASES, Case
-from tests.core.ops.evaluate import evaluate
+from tests.cases import CASES, Case
+from tests.cases.evaluate import evaluate
 
 ULPS: Final = 16
 """OpenCL's own bounds (OpenCL C 1.2, 7.4) end at 16, that of `pow` and `erf`."""

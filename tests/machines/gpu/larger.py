@@ -14,8 +14,8 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.types import Array
-from tests.core.ops.cases import Case
-from tests.core.ops.evaluate import evaluate
+from tests.cases import Case
+from tests.cases.evaluate import evaluate
 from tests.machines.gpu.against import compare, launched
 
 _rng = np.random.default_rng(7)

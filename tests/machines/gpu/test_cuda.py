@@ -22,7 +22,7 @@ from mlvm.core.errors import OpError
 from mlvm.core.op import OPS
 from mlvm.core.types import DType, TensorType, f32, f64
 from mlvm.machines.gpu.kernels import KERNELS, Facts
-from tests.core.ops.cases import CASES
+from tests.cases import CASES
 from tests.machines.gpu.larger import LARGER
 
 ARCHITECTURES = ("compute_70", "compute_75", "compute_80", "compute_86", "compute_89", "compute_90")

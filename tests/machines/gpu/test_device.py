@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from copy import copy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from mlvm.core.op import OPS
 from mlvm.core.ops import half
 from mlvm.core.program.program import Program
 from mlvm.core.types import Array, DType, TensorType
+from mlvm.machines.gpu import opencl
 from mlvm.machines.gpu.elementwise import ELEMENTWISE
 from mlvm.machines.gpu.kernels import KERNELS
 from mlvm.machines.gpu.memory import Lost
@@ -42,8 +44,8 @@ from mlvm.machines.gpu.vm import GpuVM
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.group import Group
 from tests.brief import cases, refuses
-from tests.core.ops.cases import CASES
-from tests.core.ops.evaluate import evaluate
+from tests.cases import CASES
+from tests.cases.evaluate import evaluate
 from tests.machines.gpu.against import compare, launched
 from tests.test_docs import ROOT, shown
 from tests.threads import PATIENCE, start
@@ -223,7 +225,7 @@ def test_bytes_are_counted_exactly_and_given_back(vm: GpuVM) -> None:
     view = vm.tensor_from_storage(storage, F4, 64)
     assert vm.consumed_size_in_mib() == before + (1000 + 120) / 2**20
     memory = vm.memory
-    assert memory.peak >= memory.held >= 1120
+    assert memory.peak >= memory.allocated >= 1120
     np.testing.assert_array_equal(vm.read(view), np.zeros(4, np.float32), strict=True)
     vm.write(view, np.arange(4, dtype="f4"))
     other = vm.tensor_from_storage(storage, TensorType("f32", (2,)), 72)
@@ -233,14 +235,12 @@ def test_bytes_are_counted_exactly_and_given_back(vm: GpuVM) -> None:
         vm.dealloc_tensor(handle)
     vm.dealloc_storage(storage)
     assert vm.consumed_size_in_mib() == before
-    assert memory.held <= memory.peak - 1120
+    assert memory.allocated <= memory.peak - 1120
     refuses(HandleError, "ended with its storage", vm.read, view)
 
 
 def test_more_than_the_device_has_is_out_of_memory(vm: GpuVM) -> None:
-    refuses(
-        OutOfMemory, r"[\d,]+ bytes are not to be had; the VM holds 0", vm.alloc_storage, 1 << 50
-    )
+    refuses(OutOfMemory, r"cannot allocate [\d,]+ bytes; the VM holds 0", vm.alloc_storage, 1 << 50)
     arena = ml.Arena(vm, "small", capacity=64)
     with arena.allocating():
         refuses(ml.errors.ArenaOverflow, "asks for 448 bytes; 64 of 64", ml.ones, 100)
@@ -542,6 +542,31 @@ def test_what_a_driver_refuses_is_a_machine_error(vm: GpuVM) -> None:
             vm.memory.driver.ready("__kernel void broken( {", "broken", (1,), (1,), ())
 
     refuses(MachineError, "opencl.*: .*BUILD_PROGRAM_FAILURE", broken)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import os; os.abort()", "signal 6"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "signal 11"),
+        ("raise SystemExit('INVALID_KERNEL_NAME')", "INVALID_KERNEL_NAME"),
+    ],
+)
+def test_a_driver_that_ends_the_process_is_refused_in_one_line(
+    device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, reason: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(opencl, "_shared", cache(opencl._shared.__wrapped__))
+    working = opencl._PROBE
+    monkeypatch.setattr(opencl, "_PROBE", source)
+    text = rf"{device}: the driver .* \({reason}\); install .*`apt install pocl-opencl-icd`"
+    error = refuses(MachineError, text, ml.VM, device=device)
+    assert "\n" not in str(error)
+    monkeypatch.setattr(opencl, "_PROBE", working)
+    ml.VM(device=device)  # once it has passed, no child is started again
+    monkeypatch.setattr(opencl, "_PROBE", source)
+    opencl._shared.cache_clear()
+    ml.VM(device=device)
 
 
 def test_a_lost_device_closes_the_vm_and_says_so(

@@ -187,5 +187,5 @@ def test_a_system_that_refuses_the_registers_is_told_of(monkeypatch: pytest.Monk
     monkeypatch.setattr(extension.EXTENSION, "simd_refused", lambda name: name == "amx")
     monkeypatch.setenv("MLVM_SIMD", "amx")
     text = "^MLVM_SIMD=amx: the system refuses its registers; there are plain$"
-    refuses(MachineError, text, extension.wanted, None)
-    assert not extension.wanted(False)
+    refuses(MachineError, text, extension.is_native, None)
+    assert not extension.is_native(False)

@@ -64,11 +64,11 @@ def test_the_sets_are_those_that_can_be_chosen(monkeypatch: pytest.MonkeyPatch) 
     for name, here in sets.items():
         monkeypatch.setenv("MLVM_SIMD", name)
         if here:
-            assert extension.wanted(None)
+            assert extension.is_native(None)
         else:
             with pytest.raises(MachineError, match=f"MLVM_SIMD={name}: .* there are "):
-                extension.wanted(None)
-            assert not extension.wanted(False)
+                extension.is_native(None)
+            assert not extension.is_native(False)
 
 
 @needs_extension
@@ -91,7 +91,7 @@ def test_an_unknown_set_is_refused_and_not_compiled(monkeypatch: pytest.MonkeyPa
         assert extension._compile(simd) == ""
     monkeypatch.setenv("MLVM_SIMD", "avx3")
     text = "^MLVM_SIMD=avx3: this build has no such set; there are .*plain"
-    refuses(MachineError, text, extension.wanted, None)
+    refuses(MachineError, text, extension.is_native, None)
 
 
 def test_without_the_extension_numpy_runs(not_built: None) -> None:

@@ -35,7 +35,7 @@ int main(void)
     float x[5] = {1, 2, 3, 4, 5}, y[5];
     enum { layout_integers(NAME) COUNT };
     int64_t ints[COUNT] = {[BYTES] = sizeof x, [READS] = 1};
-    KernelCall copy = {.kernel = find_kernel("copy"), .units = 1, .nparams = 2, .n = ints};
+    KernelCall copy = {.kernel = find_kernel("copy"), .units = 1, .nparams = 2, .ints = ints};
     char *addresses[] = {(char *)y, (char *)x};
     const uint32_t there[] = {0, 1}, back[] = {1, 0};
     BoundCall calls[] = {{&copy, there}, {&copy, back}};

@@ -58,7 +58,7 @@ def test_messages_arrive_whole_in_whatever_pieces(
         sending = start(send)
         for body in bodies:
             kind, reader = receiver.receive()
-            assert (kind, reader.left) == (Kind.call, len(body))
+            assert (kind, reader.remaining) == (Kind.call, len(body))
             if body == bodies[-1] or data.draw(st.booleans()):  # else it is passed over
                 assert bytes(reader.rest()) == body
         sending.result(PATIENCE)
@@ -185,7 +185,7 @@ def test_the_fields_of_a_large_message_are_those_of_a_small_one(
             else:
                 assert bytes(reader._take(n)) == body[at : at + n]
             at += n
-            assert reader.left == len(body) - at
+            assert reader.remaining == len(body) - at
         refuses(EncodingError, f"byte {at}: .* are left", reader._take, len(body) + 1)
         assert bytes(receiver.receive()[1].rest()) == b"next"
         sending.result(PATIENCE)

@@ -121,13 +121,14 @@ static void keep(Machine *m, Value value)
     (void)m, (void)value;
 }
 
-static const Runner runner = {no_more, no_more_frames, look, call, back, resolve,
-                              make, drop, keep, truth, load, store};
+static const Runner runner = {no_more, no_more_frames, look, call,  back, resolve,
+                              make,    drop,           keep, truth, load, store};
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const int codes[] = {HALT, LOAD_ARG, CALL, PUSH, GET, SET, JUMP_IF_FALSE, JUMP,
-                                CALL_FUNCTION, RETURN, POP, LOAD_GLOBAL, STORE_GLOBAL, RUN, BACK, UNKNOWN};
+    static const int codes[] = {HALT,          LOAD_ARG, CALL,          PUSH,   GET, SET,
+                                JUMP_IF_FALSE, JUMP,     CALL_FUNCTION, RETURN, POP, LOAD_GLOBAL,
+                                STORE_GLOBAL,  RUN,      BACK,          UNKNOWN};
     static const uint32_t places[] = {0, 1};
     Step steps[2][MOST_STEPS + 1] = {{{0}}};
     Function functions[2];
@@ -137,7 +138,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     size_t split = data[0] % (MOST_STEPS + 1);
     for (int f = 0; f < 2; f++) {
-        size_t count = f ? (size / 4 > split ? size / 4 - split : 0) : (size / 4 < split ? size / 4 : split);
+        size_t count = f ? (size / 4 > split ? size / 4 - split : 0)
+                         : (size / 4 < split ? size / 4 : split);
         count = count < MOST_STEPS ? count : MOST_STEPS;
         for (size_t i = 0; i < count; i++) {
             const uint8_t *at = data + 4 * (i + (f ? split : 0));
@@ -170,11 +172,22 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int64_t version = 0;
     Tensor arguments[ARGUMENTS];
     for (int i = 0; i < ARGUMENTS; i++)
-        arguments[i] = (Tensor){.references = IMMORTAL, .type = i < 2 ? &small : &large,
-                                .address = (char *)memory[i], .array = &pool, .constant = i == 1};
-    Machine m = {.runner = &runner, .functions = functions, .pool = &pool, .addresses = addresses,
-                 .version = &version, .stack = stack, .room = VALUES, .frames = frames,
-                 .frames_room = FRAMES, .arguments = arguments, .left = -1};
+        arguments[i] = (Tensor){.references = IMMORTAL,
+                                .type = i < 2 ? &small : &large,
+                                .address = (char *)memory[i],
+                                .array = &pool,
+                                .constant = i == 1};
+    Machine m = {.runner = &runner,
+                 .functions = functions,
+                 .pool = &pool,
+                 .addresses = addresses,
+                 .version = &version,
+                 .stack = stack,
+                 .room = VALUES,
+                 .frames = frames,
+                 .frames_room = FRAMES,
+                 .arguments = arguments,
+                 .left = -1};
     alive = looks = 0;
     int outcome = run_machine(&m);
     if (outcome < -1 || outcome > 1 || m.top < 0 || m.top > VALUES)

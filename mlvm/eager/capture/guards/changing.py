@@ -82,7 +82,9 @@ class Changing:
             text += f"; and {len(found) - _MOST_NAMED} more changed"
         tensors = [all(map(_TYPE.fullmatch, what)) for _, what in found]
         remedies = [
-            "Pad tensors to one of a few lengths" if any(tensors) else "",
+            "Pad tensors to one of a few lengths: ml.Pipeline(data, n, pad=0, pad_to=[64, 128])"
+            if any(tensors)
+            else "",
             "Give what changes as a tensor, or keep it the same"
             if not tensors or not all(tensors)
             else "",

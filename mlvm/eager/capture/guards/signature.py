@@ -1,16 +1,28 @@
-"""The signature of a call decides which of a captured function's programs it gets."""
+"""The signature of a call, which decides which of a captured function's programs it launches.
+
+`Arguments` is the one list of what a call's arguments are: the key of a signature holds it, and
+the pattern that C matches calls with is built of it (`parts_of`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from typing import Any, Final, TypeAlias
 
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import CaptureError
+from mlvm.core.locks import new_lock
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.guards.layout import PLAIN
-from mlvm.eager.capture.guards.look import NUMBERS, Field, Look, dict_of
+from mlvm.eager.capture.guards.look import CALLED, NUMBERS, Field, Look, dict_of
+from mlvm.eager.parallel.shards import sharing_of
+from mlvm.eager.recording import debug
+from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.tensor import Tensor
+
+_MOST_LOOKS: Final = 8
 
 
 class Arguments:
@@ -67,7 +79,7 @@ class Signature:
         self, look: Look, values: tuple[list[Tensor], list[float]], arguments: Arguments
     ) -> None:
         self.in_fields, numbers = values
-        self.look = look
+        self.look, self.arguments = look, arguments
         self.tensors: list[Tensor] = []
         self.inputs: list[Tensor] = []
         self.numbers = numbers + arguments.numbers
@@ -108,46 +120,114 @@ class Signature:
         return x.type, ordinal, place, root is x
 
 
+def context_of(vm: VMProtocol) -> Any:
+    """Return what a program depends on besides arguments and what the function reaches."""
+    return id(vm), debug.is_watched(vm), sharing_of(vm), autocast_dtype()
+
+
+class Signatures:
+    """Signatures of a function's calls. A look at what it reaches is kept for each few objects
+    among its arguments, and taken again where a read leads elsewhere."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+        self._lock = new_lock()
+        self._names = CALLED
+        self._rebound: dict[int, set[str]] = {}  # names of fields, by the id of the Module
+        self._looks: dict[tuple[int, ...], Look] = {}  # by the ids of objects in arguments
+
+    def of(self, vm: VMProtocol, args: Any, kwargs: Any) -> tuple[Signature, Any]:
+        """Return a call's signature, and the key that its programs are kept by."""
+        arguments = Arguments((*args, *kwargs.values()))
+        ids = tuple(arguments.objects)
+        look = self._looks.get(ids)
+        values = look.values() if look is not None else None
+        while look is None or values is None:
+            objects = [value for _, value in arguments.objects.values()]
+            look = Look(self._fn, self._names, self._rebound, objects)
+            values = look.values(checked=False)
+            self._names = look.names
+            with self._lock:
+                if len(self._looks) >= _MOST_LOOKS:
+                    self._looks.clear()
+                self._looks[ids] = look
+        signature = Signature(look, values, arguments)
+        return signature, (*context_of(vm), len(args), *kwargs, *signature.key)
+
+    def count_as_arguments(self, fields: Iterable[Field]) -> None:
+        """Count fields, which a trace has rebound, as arguments from now on."""
+        with self._lock:
+            for field in fields:
+                self._rebound.setdefault(id(field.owner), set()).add(field.name)
+                self._looks.clear()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._rebound.clear()
+            self._looks.clear()
+
+
 TENSOR, NUMBER, PLAIN_VALUE, LIST, TUPLE, DICT = range(6)
 """The kinds of parts of a pattern, as `language/guards.c` has them."""
 
-_CONTAINERS: Final[dict[type, int]] = {list: LIST, tuple: TUPLE, dict: DICT}
+_CONTAINERS: Final[dict[Any, int]] = {list: LIST, tuple: TUPLE, dict: DICT}
+
+_Part: TypeAlias = tuple[int, Any, int, int, bool]
+"""Kind, type or value, ordinal or length, place, whether it is no view: as C parses it."""
 
 
-class _Parts:
-    """The arguments of a call as a list of parts, one after the other."""
-
-    def __init__(self, signature: Signature) -> None:
-        self.parts: list[tuple[int, Any, int, int, bool]] = []
-        self._signature = signature
-        self._numbers = len(signature.look.numbers)
-
-    def add(self, value: Any) -> bool:
-        """Whether the value could be added."""
-        kind = type(value)
-        if kind is Tensor and not self._signature.is_reached(value):
-            type_, ordinal, place, is_root = self._signature.place_of(value)
-            self.parts.append((TENSOR, type_, ordinal, place, is_root))
-        elif kind in NUMBERS:
-            self.parts.append((NUMBER, None, 0, self._numbers, False))
-            self._numbers += 1
-        elif kind in _CONTAINERS:
-            names = tuple(value) if kind is dict else None
-            if not all(type(name) in (str, int) for name in names or ()):
-                return False
-            self.parts.append((_CONTAINERS[kind], names, len(value), 0, False))
-            return all(map(self.add, value.values() if kind is dict else value))
-        elif isinstance(value, (Tensor, *_CONTAINERS)):
-            return False
-        else:
-            self.parts.append((PLAIN_VALUE, value, 0, 0, False))
-        return True
+def parts_of(signature: Signature, nargs: int, names: Iterable[str]) -> tuple[_Part, ...] | None:
+    """Return a call's arguments for a `Pattern` in C: those by position, then those of these names.
+    None where one is no exact list, tuple or dict of tensors, numbers, plain values and objects."""
+    arguments = signature.arguments
+    structure, names = arguments.structure, tuple(names)
+    tensors = iter(arguments.tensors)
+    numbers = count(len(signature.look.numbers))
+    objects = [value for _, value in arguments.objects.values()]
+    try:
+        by_position = _parts((tuple, structure[:nargs]), signature, tensors, numbers, objects)
+        parts = [*by_position, (DICT, names, len(names), 0, False)]
+        for part in structure[nargs:]:
+            parts += _parts(part, signature, tensors, numbers, objects)
+    except _NoPattern:
+        return None
+    return tuple(parts)
 
 
-def parts_of(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The arguments of a call with that signature as a flat list of parts, for a `Pattern` in C:
-    kind, type or value, count or ordinal, place, whether it is no view. None where one of them is
-    neither a tensor, a number, a plain value, an object known by identity, nor a plain container.
-    """
-    parts = _Parts(signature)
-    return tuple(parts.parts) if parts.add(tuple(args)) and parts.add(dict(kwargs)) else None
+class _NoPattern(Exception):
+    """Raised for arguments that C has no pattern for."""
+
+
+def _parts(
+    part: Any,
+    signature: Signature,
+    tensors: Iterator[Tensor],
+    numbers: Iterator[int],
+    objects: list[Any],
+) -> Iterator[_Part]:
+    """Yield a part of a structure and what it holds, depth first. Raises `_NoPattern`."""
+    if part is Tensor:
+        x = next(tensors)
+        if type(x) is not Tensor or signature.is_reached(x):
+            raise _NoPattern
+        type_, ordinal, place, is_root = signature.place_of(x)
+        yield TENSOR, type_, ordinal, place, is_root
+    elif part is int or part is float:
+        yield NUMBER, None, 0, next(numbers), False
+    elif type(part) is int:
+        yield PLAIN_VALUE, objects[part], 0, 0, False
+    elif part[0] in PLAIN:  # of a complex number the text, which C finds equal to nothing
+        yield PLAIN_VALUE, part[1], 0, 0, False
+    elif part[0] not in _CONTAINERS:  # a container's subclass
+        raise _NoPattern
+    else:
+        kind, items = part
+        names = None
+        if kind is dict:
+            if not all(type(name) is tuple and name[0] in (str, int) for name, _ in items):
+                raise _NoPattern
+            names = tuple([name[1] for name, _ in items])
+            items = [each for _, each in items]
+        yield _CONTAINERS[kind], names, len(items), 0, False
+        for each in items:
+            yield from _parts(each, signature, tensors, numbers, objects)

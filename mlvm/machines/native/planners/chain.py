@@ -15,22 +15,23 @@ from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.elementwise import ROWS, conversion, row_of, stage
 
 PIECE: Final = 512
-"""The most elements that a link works on before the next one does."""
+"""Most elements that a link works on before the next one does."""
 
 _APART: Final = 192  # bytes between the pieces of two values, so that they do not share cache sets
 
 
 class _Step(NamedTuple):
-    """A call of a row function: the values that it writes, `made` of them, then those it reads."""
+    """Call of a row function: the values that it writes, `nresults` of them, then those it
+    reads."""
 
     row: str
     values: tuple[int, ...]
-    made: int = 1
+    nresults: int = 1
 
 
 class _Steps:
-    """A chain in terms of row functions. Values are numbered: parameters first, then each value
-    that passes between steps."""
+    """Chain in terms of row functions. Values are numbered: parameters first, then each value that
+    passes between steps."""
 
     def __init__(self, links: Sequence[Link], types: Types) -> None:
         self.types = list(types)
@@ -59,8 +60,8 @@ class _Steps:
         self._number[link.target] = target
         if before is not None and self._is_slope(link, before, sources):
             value = self.steps.pop()
-            made = (value.values[0], target)
-            self.steps.append(_Step(_with_slope(value.row), (*made, *sources), 2))
+            results = (value.values[0], target)
+            self.steps.append(_Step(_with_slope(value.row), (*results, *sources), 2))
         elif row.result is out.dtype:
             self.steps.append(_Step(row.name, (target, *sources)))
         else:
@@ -71,8 +72,8 @@ class _Steps:
         return True
 
     def _is_slope(self, link: Link, before: Link, sources: Sequence[int]) -> bool:
-        """Whether one row function makes the result of the link and the value that it is the slope
-        of, which the link before it has made."""
+        """Return True if one row function computes the link, a slope, together with the value of
+        the link before it."""
         if before.op.slope != link.op.name or before.attributes != link.attributes:
             return False
         value = self.steps[-1]
@@ -95,13 +96,13 @@ class _Steps:
 
 
 def _with_slope(row: str) -> str:
-    """The name of the row function that makes the slope beside the value that this one makes."""
+    """Return the name of the row function that computes the value of `row` and its slope."""
     op, _, dtype = row.rpartition("_")
     return f"{op}_and_slope_{dtype}"
 
 
 def _converts(x: DType, y: DType) -> bool:
-    """Whether there are row functions from one dtype to another, or none is wanted."""
+    """Return True if row functions convert one dtype to the other, or they are equal."""
     before = stage(x, y)
     return x is y or (
         conversion(before, y) in ROWS and (before is x or conversion(x, before) in ROWS)
@@ -111,11 +112,11 @@ def _converts(x: DType, y: DType) -> bool:
 def chain_call(
     links: Sequence[Link], types: Types, *, unit: int | None = None
 ) -> KernelCall | None:
-    """The call of a chain on parameters of these types, the results first; None if a link has no
-    row function. All links work elementwise on the shape of the first one's result.
+    """Plan a chain on parameters of these types, the results first; None if a link has no row
+    function. All links work elementwise on the shape of the first one's result.
 
-    A unit is `unit` consecutive elements of that shape, or as many as suit the kernel. So a kernel
-    that has just made some rows of an operand may run the units that are these rows.
+    A unit is `unit` consecutive elements of that shape; by default the kernel's choice. So a kernel
+    that has just computed some rows of an operand may run the units that are these rows.
     """
     nparams = len(types)
     chain = _Steps(links, types)
@@ -145,9 +146,9 @@ def chain_call(
     rest = [*lengths]
     for i, value in enumerate(used):
         kind, place = places[value]
-        told = {"KIND": kind, "PARAMETER": value, "PLACE": place}
-        told["SIZE"] = chain.types[value].dtype.itemsize
-        rest += [told[name] for name in _native.CHAIN_VALUE]
+        spec = {"KIND": kind, "PARAMETER": value, "PLACE": place}
+        spec["SIZE"] = chain.types[value].dtype.itemsize
+        rest += [spec[name] for name in _native.CHAIN_VALUE]
         rest += strides[i] if value < nparams else [0] * len(lengths)
     for step in chain.steps:
         rest += [len(step.values), *map(used.index, step.values)]
@@ -161,8 +162,8 @@ def chain_call(
 
 
 def _axes(shape: Shape, shapes: Sequence[Shape]) -> tuple[list[int], list[list[int]]]:
-    """The axes of a shape, those joined about which all operands agree; and for each operand how
-    far apart the elements along them are, 0 where they are one and the same."""
+    """Merge neighbouring axes of a shape where all operands are broadcast alike. Return their
+    lengths, and each operand's strides in elements, 0 where it is broadcast."""
     lengths: list[int] = []
     patterns: list[tuple[bool, ...]] = []
     for axis, length in enumerate(shape, -len(shape)):
@@ -187,8 +188,8 @@ def _axes(shape: Shape, shapes: Sequence[Shape]) -> tuple[list[int], list[list[i
 def _places(
     chain: _Steps, strides: Sequence[Sequence[int]], nparams: int, piece: int, size: int
 ) -> tuple[dict[int, tuple[int, int]], int]:
-    """The kind of each value and its place in scratch memory, of which so many bytes are wanted. A
-    temporary takes the place of one that is read no more."""
+    """Place values in scratch memory; a temporary reuses the place of a dead one. Return the kind
+    and place of each value, and the bytes in all."""
     last = {value: i for i, step in enumerate(chain.steps) for value in step.values}
     places: dict[int, tuple[int, int]] = {}
     free: dict[int, list[int]] = {}
@@ -208,7 +209,7 @@ def _places(
         else:
             places[value] = _native.SPREAD if any(steps[:-1]) else _native.REPEATED, place(value)
     for i, step in enumerate(chain.steps):
-        targets, sources = step.values[: step.made], step.values[step.made :]
+        targets, sources = step.values[: step.nresults], step.values[step.nresults :]
         for value in {*sources}:
             if value >= nparams and last[value] == i:
                 free.setdefault(chain.types[value].dtype.itemsize, []).append(places[value][1])

@@ -1,5 +1,5 @@
-"""Convolution and its transposes. `kernels/linalg.c` makes products of windows, which it gathers
-row by row, or column by column; `kernels/depthwise.c` is for narrow groups."""
+"""Convolution and its transposes. `kernels/linalg.c` multiplies windows, which it gathers row by
+row, or column by column; `kernels/depthwise.c` is for narrow groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _VECTOR: Final = 64
 _LINES: Final = 3 << 16
 """Bytes of lines of an image that are copied at once, and stay in the second-level cache."""
 _PLACES: Final = 192
-"""Windows at most, in several lines, whose products are made at once."""
+"""Windows at most, in several lines, that are multiplied at once."""
 _CHANNELS: Final = 256
 """Bytes of the channels that one unit of the gradient of a kernel is for."""
 
@@ -64,7 +64,7 @@ def _convolved(
     attributes: Attributes,
     panels: TensorType | None = None,
 ) -> KernelCall | None:
-    """Products of windows and the kernel, which may lie in panels."""
+    """Plan products of windows and the kernel, which may lie in panels."""
     groups, *_, inputs, outputs = attributes["groups"], *kernel.shape
     each, inner = outputs // groups, math.prod(kernel.shape[:-1])
     places, channels = math.prod(out.shape[:-1]), x.shape[-1]
@@ -86,7 +86,7 @@ def _convolved(
 
 @planner("conv_transpose2d")
 def conv_transpose2d(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """A convolution with the kernel turned round, of x with zeros between its places if there is a
+    """Plan a convolution with the reversed kernel, of x with zeros between its places if there is a
     stride."""
     out, x, kernel = types
     dtype = float_dtype(x, kernel)
@@ -107,8 +107,8 @@ def conv_transpose2d(op: str, types: Types, attributes: Attributes) -> KernelCal
     windows |= _axes(
         "pad",
         [
-            (n - 1) * apart - before
-            for n, apart, (before, _) in zip(window, dilation, padding, strict=True)
+            (n - 1) * stride - before
+            for n, stride, (before, _) in zip(window, dilation, padding, strict=True)
         ],
         0,
     )
@@ -132,9 +132,10 @@ def conv2d_kernel_vjp(op: str, types: Types, attributes: Attributes) -> KernelCa
     each, inner = outputs // groups, math.prod(out.shape[:-1])
     places = math.prod(g.shape[:-1])
     axes = [(groups, inputs, each)] if groups > 1 else []
-    apart = max(inner, 2)  # 1 says that windows are rows; here they are columns, if of one element
+    # A column stride of 1 means that windows are rows. Here they are columns, even of one element.
+    column_stride = max(inner, 2)
     product = Product(
-        dtype, Matrix(inner, places, 1, apart), Matrix(places, each, outputs, 1), axes
+        dtype, Matrix(inner, places, 1, column_stride), Matrix(places, each, outputs, 1), axes
     )
     dilation = attributes["dilation"]
     windows = _gathered(x, tuple(window), g, attributes["stride"], dilation)
@@ -145,7 +146,8 @@ def conv2d_kernel_vjp(op: str, types: Types, attributes: Attributes) -> KernelCa
 
 
 def _is_narrow(kernel: TensorType, attributes: Attributes) -> bool:
-    """Whether groups are of one channel, or several fill vectors, and are as wide in x."""
+    """Return True for groups of one channel, or narrow ones that together fill vectors, with as
+    many channels in x."""
     *window, inputs, outputs = kernel.shape
     if len(window) != 2 or inputs * attributes["groups"] != outputs:
         return False
@@ -153,27 +155,27 @@ def _is_narrow(kernel: TensorType, attributes: Attributes) -> bool:
         return False
     if inputs == 1:
         return True
-    (tall, wide), apart = window, attributes["dilation"][1]
-    pixels = 7 * attributes["stride"][1] + (wide - 1) * apart + 1  # that eight places see
-    seen = tall * pixels * inputs * kernel.dtype.itemsize
+    (tall, wide), dilation_x = window, attributes["dilation"][1]
+    pixels = 7 * attributes["stride"][1] + (wide - 1) * dilation_x + 1  # that eight places see
+    nbytes = tall * pixels * inputs * kernel.dtype.itemsize
     full = outputs * kernel.dtype.itemsize % _VECTOR == 0
-    return inputs in _NARROW and full and seen <= _PIXELS
+    return inputs in _NARROW and full and nbytes <= _PIXELS
 
 
 def _axes(name: str, numbers: Iterable[int], otherwise: int) -> dict[str, int]:
-    """Integers of that name for each axis; those of images have no axis behind."""
+    """Name the integers of each spatial axis, three in all; missing ones are `otherwise`."""
     behind = ("front", "top", "left") if name == "pad" else ("behind", "down", "across")
     if name in ("image", "grid"):
         behind = ("depth", "height", "width")
-    given = tuple(numbers)
-    filled = (otherwise,) * (3 - len(given)) + given
+    lengths = tuple(numbers)
+    filled = (otherwise,) * (3 - len(lengths)) + lengths
     return {f"{name}_{end}": n for end, n in zip(behind, filled, strict=True)}
 
 
 def _gathered(
     x: TensorType, window: Shape, grid: TensorType, stride: Shape, dilation: Shape
 ) -> dict[str, int]:
-    """What a product knows of windows over x, as many as the grid has places."""
+    """Return the integers of windows over x at the places of `grid`."""
     return {
         "copy_x": GATHER,
         "channels": x.shape[-1],
@@ -187,15 +189,16 @@ def _gathered(
 
 
 def _runs(across: int, channels: int, side_by_side: bool) -> dict[str, int]:
-    """Whether pixels of a line of a window lie side by side, all channels of them."""
+    """Return length and number of contiguous runs of a line of a window; one run if its pixels lie
+    `side_by_side` with all channels."""
     runs = 1 if side_by_side else across
     return {"run": across * channels // runs, "runs": runs}
 
 
 def _in_lines(dtype: str, windows: dict[str, int], window: Shape, groups: int) -> dict[str, int]:
-    """Where tiles read windows in lines of an image, which are copied: how many lines of windows
-    there are at once. Nothing where lines of windows are short, or of many images, or of large
-    pixels, which would all lie in the same few places of a cache."""
+    """Return the integers for reading windows from copied lines of an image: lines at once. Empty
+    where lines of windows are short, or of many images, or pixels so large that they would collide
+    in a cache."""
     across, down, channels = windows["grid_width"], windows["grid_height"], windows["channels"]
     size, step = 8 if dtype == "f64" else 4, windows["stride_down"]
     if len(window) > 2 or groups > 1 or dtype == "bf16x2" or across * down < 96:
@@ -229,7 +232,8 @@ def _narrow(
     weights: TensorType,
     attributes: Attributes,
 ) -> KernelCall | None:
-    """A unit is a row of the result, or a row of the kernel for some channels."""
+    """Plan narrow groups. A unit is a row of the result, or a row of the kernel for some
+    channels."""
     (top, _), (left, _) = attributes["padding"]
     (n, height, width, channels), (_, down, across, _) = read.shape, written.shape
     (tall, wide, each, _), (stride_y, stride_x) = weights.shape, attributes["stride"]

@@ -1,4 +1,4 @@
-"""Tensors made from a description: `kernels/creation.c`, and boxes of a value."""
+"""Creation of tensors: `kernels/creation.c`, and boxes of a value."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def arange(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 
 
 def _wrapped(value: int) -> int:
-    """The i64 with the same last 64 bits."""
+    """Wrap an integer to the i64 with the same last 64 bits."""
     return (value + 2**63) % 2**64 - 2**63
 
 

@@ -1,4 +1,4 @@
-"""Which row function of `kernels/elementwise.c` an op is, and what it takes."""
+"""Row functions of `kernels/elementwise.c` for ops, and their operands."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from mlvm.core.types import DType, TensorType, bool_, f32, f64
 from mlvm.machines.native import _native
 
 ROWS: Final = _native.rows()
-"""The nanoseconds that a row function takes for a byte of its result, roughly, by its name."""
+"""Nanoseconds of a row function for a byte of its result, roughly, by its name."""
 
 
 class Row(NamedTuple):
-    """The name of a row function, the dtypes of its operands and its result, and what it costs an
-    element. Operands of other dtypes are converted, integers to the dtype `first` before; of a
-    result that is a half, that in f32 is."""
+    """Row function of an op.
+
+    dtypes: of its operands; others are converted, integers to `first` before that.
+    result: dtype; f32 if the op's result is a half.
+    cost: nanoseconds for an element.
+    """
 
     name: str
     dtypes: tuple[DType, ...]
@@ -29,7 +32,7 @@ class Row(NamedTuple):
 def row_of(
     op: Op, out: TensorType, operands: Sequence[TensorType], attributes: Attributes
 ) -> Row | None:
-    """The row function for an op on operands of these dtypes; None if there is none."""
+    """Find the row function of an op on operands of these dtypes; None if there is none."""
     name, dtypes = op.name, tuple([x.dtype for x in operands])
     if name == "where":
         return _row(f"where_{out.dtype.itemsize}", (bool_, out.dtype, out.dtype), out)
@@ -66,8 +69,8 @@ def _row(
 
 
 def stage(x: DType, out: DType) -> DType:
-    """The dtype from which x becomes `out`: a half is widened first, and what becomes one is in a
-    float that has all of its values (an integer of more than 53 bits is rounded to one)."""
+    """Return the dtype between x and `out` in a conversion. A half is widened to f32 first; an
+    integer becomes a half by way of a float that has its values (rounded beyond 53 bits)."""
     if x.is_half and out is not f32:
         return f32
     if out.is_half and not (x.is_float or x.is_half):
@@ -76,5 +79,5 @@ def stage(x: DType, out: DType) -> DType:
 
 
 def conversion(x: DType, y: DType) -> str:
-    """The name of the row function that converts x to y, if there is one."""
+    """Return the name of the row function that converts x to y, if there is one."""
     return f"astype_{x}_{y}"

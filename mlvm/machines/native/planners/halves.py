@@ -21,17 +21,17 @@ ROWS: Final = frozenset(
         *("softmax_cross_entropy", "softmax_cross_entropy_vjp"),
     ]
 )
-"""A unit of theirs is a row."""
+"""Ops whose unit is a row."""
 PRODUCTS: Final = frozenset(["batch_contract", "matmul"])
-"""All of their operands is widened: of large ones better by itself."""
+"""Ops whose operands are widened whole; large ones are better widened by separate calls."""
 _WHOLE: Final = frozenset(["scale", "bias"])
 _MOST_WIDENED: Final = 1 << 16  # elements, for a product
 _PIECE: Final = 1024  # elements of an operand, roughly, that are widened before they are used
 
 
 def halves_call(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """The call of f32's kernel for a result and operands some of which are halves, all of one
-    dtype; None if there is none."""
+    """Plan f32's kernel for a result and operands some of which are halves, all of one dtype; None
+    if there is none."""
     floats = {type.dtype for type in types if type.dtype.is_float} - {f32}
     if len(floats) > 1:
         return None
@@ -64,8 +64,8 @@ def halves_call(op: str, types: Types, attributes: Attributes) -> KernelCall | N
                 kind, size = _native.ENTIRE, type.size
             else:
                 kind, size = _native.PIECES, together * lengths[i]
-        told = {"KIND": kind, "LENGTH": lengths[i], "COUNT": type.size, "PLACE": end}
-        rest += [told[field] for field in _native.HALVES_VALUE]
+        spec = {"KIND": kind, "LENGTH": lengths[i], "COUNT": type.size, "PLACE": end}
+        rest += [spec[field] for field in _native.HALVES_VALUE]
         end += -(-size * 4 // 64) * 64
     shared = -(-types[0].size * 4 // 64) * 64 if later else 0
     integers = {"together": together, "shared_at": shared, "scratch_at": end}

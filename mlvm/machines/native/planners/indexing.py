@@ -1,6 +1,6 @@
 """Elements chosen by tensors: `kernels/indexing.c`.
 
-Every call has a unit at least, which looks at the indices.
+Every call has at least one unit, which checks the indices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def take_along_axis(op: str, types: Types, attributes: Attributes) -> KernelCall
 
 @planner("weighted_take")
 def weighted_take(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """A unit is some rows of the result."""
+    """Plan `weighted_take`. A unit is some rows of the result."""
     _, x, indices, _ = types
     if x.dtype.name not in ("f32", "f64"):
         return None
@@ -50,7 +50,7 @@ def weighted_take(op: str, types: Types, attributes: Attributes) -> KernelCall |
 def _rows(
     kernel: str, indices: TensorType, count: int, work: int, sizes: dict[str, int]
 ) -> KernelCall | None:
-    """A unit is a number of the rows before * count, of `behind` bytes or elements."""
+    """Plan units of some of the before * count rows of `behind` bytes or elements."""
     piece, rows = max(1, 4096 // max(1, sizes["behind"])), sizes["before"] * count
     sizes |= {"kind": integer_kind(indices.dtype), "count": count, "piece": piece}
     return kernel_call(kernel, 3, max(1, -(-rows // piece)), rows * 2 + work / 10, sizes)
@@ -68,7 +68,7 @@ def dynamic_update(op: str, types: Types, attributes: Attributes) -> KernelCall 
 
 @planner("scatter_add", "index_add", "scatter_add_along_axis")
 def add(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """A unit is a number of the columns behind the axis."""
+    """Plan an addition. A unit is a number of the columns behind the axis."""
     out, *_, updates, indices = types
     along, sizes = op == "scatter_add_along_axis", _split(out, attributes)
     count = _split(indices, attributes)["length"] if along else indices.size
@@ -83,7 +83,7 @@ def add(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 
 @planner("index_reduce")
 def index_reduce(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """Likewise, along axis 0."""
+    """Plan `index_reduce` along axis 0. A unit is a number of the columns behind it."""
     out, _, updates, indices = types
     sizes, piece = _split(out, {"axis": 0}), 64 // out.dtype.itemsize
     by = ("multiply", "minimum", "maximum").index(attributes["by"])
@@ -94,7 +94,7 @@ def index_reduce(op: str, types: Types, attributes: Attributes) -> KernelCall | 
 
 
 def _split(x: TensorType, attributes: Attributes) -> dict[str, int]:
-    """The sizes of what lies before the axis, along it and behind it."""
+    """Split a shape at the axis: elements before it, along it and behind it."""
     axis = normalize_axis(attributes["axis"], x.ndim)
     before, behind = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     return {"before": before, "length": x.shape[axis], "behind": behind}

@@ -42,12 +42,12 @@ def pack_panels(op: str, types: Types, attributes: Attributes) -> KernelCall | N
         return None
     of_k, of_n = (size, k * size) if attributes["transpose_y"] else (n * size, size)
     to, into = strides(out), (wide * of_n, side * of_k, of_n, of_k)
-    (whole, left), boxes = divmod(n, wide), Boxes(size)
+    (whole, remainder), boxes = divmod(n, wide), Boxes(size)
     boxes.copy((whole, rows, wide, side), to, into)
-    if left:
+    if remainder:
         at = whole * to[0]
-        boxes.copy((rows, left, side), to[1:], into[1:], out_at=at, in_at=whole * into[0])
-        boxes.fill((rows, wide - left, side), to[1:], 0, at + left * to[2])
+        boxes.copy((rows, remainder, side), to[1:], into[1:], out_at=at, in_at=whole * into[0])
+        boxes.fill((rows, wide - remainder, side), to[1:], 0, at + remainder * to[2])
     return boxes.call()
 
 
@@ -68,7 +68,7 @@ def slice_(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 
 
 def _moved(out: TensorType, x: TensorType, into: Strides, in_at: int = 0) -> KernelCall | None:
-    """All of the result from distances `into` x."""
+    """Plan a copy of x, read by the strides `into`."""
     boxes = Boxes(x.dtype.itemsize)
     boxes.copy(out.shape, strides(out), into, in_at=in_at)
     return boxes.call()
@@ -108,7 +108,7 @@ def roll(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 
 
 def _halves(n: int, shift: int) -> list[tuple[int, int, int]]:
-    """How many elements go where from where, along an axis of length n."""
+    """Return (length, target, source) of the one or two runs of a rolled axis of length n."""
     shift = shift % n if n else 0
     return [(n - shift, shift, 0), (shift, 0, n - shift)] if shift else [(n, 0, 0)]
 
@@ -126,7 +126,7 @@ def embed(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 
 
 def _embedded(types: Types, start: Shape, step: tuple[int, ...], value: int) -> KernelCall | None:
-    """x in a window of the result, the value around it."""
+    """Plan x in a window of the result, the value around it."""
     out, x = types
     where, boxes = strides(out), Boxes(x.dtype.itemsize)
     boxes.fill_around(out, start, x.shape, step, value)

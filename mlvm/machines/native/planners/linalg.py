@@ -15,16 +15,16 @@ from mlvm.machines.native.planner import Types, has_kernel, kernel_call, planner
 from mlvm.machines.native.planners.chain import chain_call
 
 Axis: TypeAlias = tuple[int, int, int]
-"""How long it is, and the strides of x and y along it."""
+"""Length of a batch axis, and the strides of x and y along it."""
 
 BLOCK: Final = 352
-"""Sums are made in blocks of at most so many products."""
+"""Most products in a block of a sum."""
 _CACHE: Final = 1 << 18
-"""Bytes that stay in a processor's second-level cache beside other things."""
+"""Bytes that stay in a processor's L2 cache beside other data."""
 _PANEL: Final = 32
 """The widest panel of y: two vectors of AVX-512."""
 _MOST_PANELS: Final = 1 << 24
-"""Bytes of y that a thread copies at most, for a chain after the product."""
+"""Most bytes of y that a thread copies, for a chain after the product."""
 _ROWS_OF_LARGE: Final = 204
 """Rows of a product that a chain takes at once where y stays in no core's cache. Fewer would read y
 so often that it costs more than rows of the product that have left the second-level cache."""
@@ -32,11 +32,11 @@ _AMX: Final = "bf16_amx"
 _SIDE: Final = 32
 """Of a block of products in the tiles of AMX: rows, columns, and factors of a step."""
 _PAST_CACHES: Final = 1 << 22
-"""A result of so many bytes goes past the caches."""
+"""Bytes of a result from which on it is stored past the caches."""
 
 
 class Matrix(NamedTuple):
-    """One matrix of an operand, after its transposition: lengths, and strides in elements."""
+    """Matrix of an operand, after its transposition: lengths, and strides in elements."""
 
     rows: int
     columns: int
@@ -57,16 +57,16 @@ class Product(NamedTuple):
     axes: Sequence[Axis] = ()
     groups: Axis = (1, 0, 0)
     panel: int = 0
-    """Where y lies in panels, how long one is, in what kernels multiply at once."""
+    """Length of a panel of y, in units that kernels multiply at once; 0 if y has no panels."""
 
     @property
     def batch(self) -> int:
-        """How many elements the batch has."""
+        """Number of products in the batch."""
         return math.prod([axis[0] for axis in self.axes])
 
     @property
     def integers(self) -> dict[str, int]:
-        """What kernels know of it, as `plan/names.h` lists it."""
+        """Integers of the product for kernels, by the names of `plan/names.h`."""
         x, y, (groups, x_group, y_group) = self.x, self.y, self.groups
         lengths = {"m": x.rows, "n": y.columns, "k": x.columns, "groups": groups}
         of_x = {"x_row": x.row, "x_k": x.column, "x_group": x_group}
@@ -77,12 +77,12 @@ class Product(NamedTuple):
 
     @property
     def rest(self) -> list[int]:
-        """The axes of the batch, behind."""
+        """Axes of the batch, as the integers behind those with names."""
         return [number for axis in self.axes for number in axis]
 
     @property
     def work(self) -> float:
-        """Nanoseconds: for the multiplications, and for all elements to come by."""
+        """Estimated nanoseconds of the multiplications and memory traffic."""
         m, n, k = self.x.rows, self.y.columns, self.x.columns
         elements = m * n + self.groups[0] * (m * k + k * n)
         bytes_a_flop = 2 if self.dtype == "f64" else 1
@@ -91,9 +91,12 @@ class Product(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """What follows for rows of a product while they are in the cache: a call whose units are rows.
+    """Call that consumes rows of a product while they are in the cache; its units are rows.
 
-    Its parameters are those of the call, `nparams`; and one more, the product, where `out` is None.
+    child: the call.
+    nparams: the parameters of the whole call; the child has one more, the product, if `out` is
+        None.
+    x, y, out: the numbers of the factors and the product among the parameters.
     """
 
     child: KernelCall
@@ -115,8 +118,8 @@ def matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
         return kernel_call(
             "matmul_i64", 3, units, 4 * product.work, product.integers, rest=product.rest
         )
-    found = _matmul(x, y, attributes)
-    return found and call(found, rounding(out, types))
+    float_product = _matmul(x, y, attributes)
+    return float_product and call(float_product, rounding(out, types))
 
 
 @planner("packed_matmul")
@@ -132,7 +135,7 @@ def _packed(x: TensorType, panels: TensorType, attributes: Attributes) -> Produc
 
 
 def in_panels(product: Product, panels: TensorType) -> Product:
-    """The product, whose second factor lies in panels."""
+    """Return the product with its second factor in panels."""
     _, rows, columns, _ = panels.shape
     return product._replace(y=product.y._replace(row=columns), panel=rows * columns)
 
@@ -173,10 +176,10 @@ def batch_contract(op: str, types: Types, attributes: Attributes) -> KernelCall 
 def matmul_chain(
     x: TensorType, y: TensorType, attributes: Attributes, chain: Chain
 ) -> KernelCall | None:
-    """The call of a product and what is done with its rows; None if the product is a vector, or so
-    large that a thread cannot go through it row by row."""
-    made = _packed if "columns" in attributes else _matmul
-    product = made(x, y, attributes)
+    """Plan a product and the chain on its rows; None if the product is a vector, or so large that a
+    thread cannot go through it row by row."""
+    product_of = _packed if "columns" in attributes else _matmul
+    product = product_of(x, y, attributes)
     if product is None or (product.y.columns == 1 and not product.panel):
         return None
     if chain is None and product.dtype.startswith("bf16"):
@@ -185,9 +188,9 @@ def matmul_chain(
 
 
 def headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
-    """The call of a chain whose first link is a matmul, on parameters of these types: while rows of
-    the product are in the cache, the rest is done with them. None if a link has no row function,
-    or the product is not of that kind."""
+    """Plan a chain whose first link is a matmul, on parameters of these types. The other links run
+    on rows of the product while these are in the cache. None if a link has no row function, or the
+    product is not of that kind."""
     head, *rest = links
     x_number, y_number = head.sources
     x, y = types[x_number], types[y_number]
@@ -202,11 +205,11 @@ def headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
 
 
 def after(head: Link, rest: Sequence[Link], product: TensorType, types: Types) -> Chain | None:
-    """What comes after a product in a chain on parameters of these types; None if a link has no row
-    function."""
-    kept = head.target >= 0  # as a result; else it lives in scratch only, the last parameter
-    child_types = types if kept else [*types, product]
-    renamed = {} if kept else {head.target: len(types)}
+    """Plan the links after a product in a chain on parameters of these types; None if a link has no
+    row function."""
+    is_result = head.target >= 0  # else it lies in scratch memory, the last parameter
+    child_types = types if is_result else [*types, product]
+    renamed = {} if is_result else {head.target: len(types)}
     renumbered = []
     for op, target, sources, attributes in rest:
         sources = tuple([renamed.get(source, source) for source in sources])
@@ -216,7 +219,7 @@ def after(head: Link, rest: Sequence[Link], product: TensorType, types: Types) -
     if child is None:
         return None
     x, y = head.sources[:2]
-    return Chain(child, len(types), x, y, head.target if kept else None)
+    return Chain(child, len(types), x, y, head.target if is_result else None)
 
 
 def rounding(
@@ -226,8 +229,8 @@ def rounding(
     target: int = 0,
     rest: Sequence[Link] = (),
 ) -> Chain | None:
-    """The chain after a product of bf16, which is made in f32 and rounded to `target`; then comes
-    the rest of a chain. None for other products, and if a link has no row function."""
+    """Plan the chain after a product of bf16, which is computed in f32: rounding to `target`, then
+    the rest. None for other products, and if a link has no row function."""
     if product.dtype is not bf16:
         return None
     link = Link(OPS["astype"], target, (len(types),), {"dtype": bf16.name})
@@ -237,12 +240,12 @@ def rounding(
     return None if child is None else Chain(child, len(types), *factors, None)
 
 
-# --- what they have in common ------------------------------------------------------------
+# --- shared by all products ------------------------------------------------------------
 
 
 def factor_dtype(x: TensorType, y: TensorType, attributes: Attributes) -> str | None:
-    """The suffix of the kernels for these factors: of bf16 tiles where there are any, and pairs
-    where the processor multiplies these at once, and each sum has whole pairs."""
+    """Return the suffix of the kernels for these factors. Of bf16: AMX tiles if the processor has
+    them, else pairs if it multiplies pairs and each sum has whole pairs."""
     if x.dtype is bf16 and y.dtype is bf16:
         length = x.shape[-2 if attributes["transpose_x"] and x.ndim > 1 else -1]
         if length and has_kernel("matmul_bf16_amx"):
@@ -252,7 +255,7 @@ def factor_dtype(x: TensorType, y: TensorType, attributes: Attributes) -> str | 
 
 
 def float_dtype(*types: TensorType) -> str | None:
-    """The suffix of the kernels for these operands."""
+    """Return the suffix of the kernels for these operands; None unless all are f32 or all f64."""
     names = {type.dtype.name for type in types}
     name = names.pop()
     return name if not names and name in ("f32", "f64") else None
@@ -264,7 +267,7 @@ def _matrices(x: TensorType, y: TensorType, attributes: Attributes) -> tuple[Mat
 
 
 def _batch_axes(x: Shape, y: Shape, x_size: int, y_size: int) -> list[Axis]:
-    """The batch axes, as few as can be. A stride is 0 where the operand is repeated."""
+    """Merge the batch axes. A stride is 0 where the operand is broadcast."""
     axes: list[Axis] = []
     lengths = broadcast_shapes(x, y)
     x, y = ((1,) * (len(lengths) - len(shape)) + shape for shape in (x, y))
@@ -282,8 +285,8 @@ def _batch_axes(x: Shape, y: Shape, x_size: int, y_size: int) -> list[Axis]:
 
 
 def call(product: Product, chain: Chain | None = None) -> KernelCall | None:
-    """How the product is best made. `chain` follows, unless a vector is made; None for other
-    products of bf16 without one."""
+    """Plan a product, by vectors or tiles. `chain` follows, unless the result is a vector; None for
+    other products of bf16 without a chain."""
     x, y = product.x, product.y
     if product.dtype == _AMX:
         if y.columns > 1 or product.panel:
@@ -304,14 +307,14 @@ def call(product: Product, chain: Chain | None = None) -> KernelCall | None:
 
 
 def _block(k: int) -> int:
-    """How much of a long sum is made at once: equal parts of BLOCK at most."""
+    """Return the length of the equal blocks of a sum of k products, at most BLOCK."""
     parts = -(-k // BLOCK)
     return -(-k // parts // 16) * 16 if parts > 1 else max(k, 1)
 
 
 def vector(product: Product, *, by_columns: bool) -> KernelCall | None:
-    """A row times a matrix, whose columns are added in the order of tiles; or a matrix times a
-    column, whose parameters have changed places."""
+    """Plan a row times a matrix, whose columns are added in the order of tiles; or a matrix times a
+    column, as a row with swapped parameters."""
     x, y = (1, 2) if by_columns else (2, 1)
     unit, kernel = 64, f"gemv_{product.dtype}"
     units = product.batch * -(-product.y.columns // unit)
@@ -320,7 +323,7 @@ def vector(product: Product, *, by_columns: bool) -> KernelCall | None:
 
 
 def _amx(product: Product, chain: Chain | None = None) -> KernelCall | None:
-    """Blocks of 32 x 32 sums in the tiles of AMX: `kernels/amx.c`."""
+    """Plan blocks of 32 x 32 sums in the tiles of AMX: `kernels/amx.c`."""
     (m, k, _, x_k), n = product.x, product.y.columns
     groups = product.groups[0]
     if not k:
@@ -334,11 +337,11 @@ def _amx(product: Product, chain: Chain | None = None) -> KernelCall | None:
             return None
     else:
         columns = _even(n, min(512, max(_SIDE, _MOST_PANELS // panels // _SIDE * _SIDE)))
-    # Scratch: rows of x, panels of y; then for a chain what its child wants; then sums.
+    # Scratch: rows of x, panels of y; then the scratch memory of the chain's child; then sums.
     strip = min(rows, _whole(m)) * block
     child_scratch = 2 * strip + columns * panels * (not product.panel)
     product_scratch = child_scratch + (-(-chain.child.scratch // 64) * 64 if chain else 0)
-    kept = chain is not None or groups > 1 or block < k
+    has_sums = chain is not None or groups > 1 or block < k
     by_columns = n > m and not chain
     unit = 2 * _SIDE if by_columns else _SIDE
     integers = product.integers | {"block": block, "copy_x": x_k != 1 or k % _SIDE != 0}
@@ -353,26 +356,26 @@ def _amx(product: Product, chain: Chain | None = None) -> KernelCall | None:
         product.batch * -(-(n if by_columns else m) // unit),
         product.work / 8 + (chain.child.work if chain else 0),
         integers,
-        scratch=product_scratch + kept * rows * columns * 4,
+        scratch=product_scratch + has_sums * rows * columns * 4,
         children=[chain.child] if chain else [],
         rest=product.rest,
     )
 
 
 def _whole(length: int) -> int:
-    """As whole blocks of AMX."""
+    """Round a length up to whole blocks of AMX."""
     return -(-length // _SIDE) * _SIDE
 
 
 def _even(length: int, most: int) -> int:
-    """The length of equal parts, whole blocks of AMX, of at most so many."""
+    """Return the length of equal parts, whole blocks of AMX, of at most `most` each."""
     return max(_SIDE, _whole(-(-length // -(-length // most)))) if length else _SIDE
 
 
 def tiles(
     product: Product, chain: Chain | None = None, windows: dict[str, int] | None = None
 ) -> KernelCall | None:
-    """Tiles of the result in registers. `windows`: x are windows over images, gathered there."""
+    """Plan tiles of the result in registers. With `windows`, x are windows gathered from images."""
     x, y, groups = product.x, product.y, product.groups[0]
     m, n, k = x.rows, y.columns, x.columns
     halves, pack = product.dtype.startswith("bf16"), 2 if product.dtype == "bf16x2" else 1
@@ -406,7 +409,7 @@ def tiles(
         rows, strip = windows["rows_at_once"], windows["strip_length"]
     columns = -(-columns // 32) * 32 or 32
     by_columns = n > m and not chain and not windows
-    # Scratch: rows of x, panels of y, then for a chain what its child wants, and the product.
+    # Scratch: rows of x, panels of y, then for a chain its child's scratch memory, and the product.
     strip = -(-strip // 16) * 16
     read_once = m <= rows  # by one strip, so that the next panel takes its place
     panels = block * (_PANEL if read_once else at_once * columns) // pack

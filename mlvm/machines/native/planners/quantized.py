@@ -15,16 +15,16 @@ from mlvm.machines.native.planners.linalg import Chain, after
 
 _WORDS: Final = 16  # of 32 bits, of weights, that the kernel uses at once
 _CACHE: Final = 1 << 18
-"""Bytes of x that are laid out at once, roughly."""
+"""Bytes of x that are rearranged at once, roughly."""
 _UNIT: Final = 16
 _FEW_BITS_MANY: Final = 16
-"""So many rows of x are worth panels of weights of few bits."""
+"""Rows of x from which on weights of few bits are copied to panels."""
 _FEW_BITS_CACHE: Final = 1 << 20
-"""Bytes of x that are laid out for these, roughly."""
+"""Bytes of x that are rearranged for these, roughly."""
 _COLUMNS: Final = 32
 """Rows of y, of bytes, that are a unit."""
 _MANY: Final = 32
-"""So many rows of x are worth copying those of y."""
+"""Rows of x from which on rows of y are copied."""
 _MOST_PANELS: Final = 1 << 24
 """Bytes of y that a thread copies at once."""
 
@@ -72,8 +72,8 @@ def integer_conv2d(op: str, types: Types, attributes: Attributes) -> KernelCall 
 
 
 def integer_headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
-    """The call of a chain whose first link is a product of bytes or a convolution of them, as
-    `linalg.headed_call` has it."""
+    """Plan a chain whose first link is a product or convolution of bytes, as
+    `linalg.headed_call`."""
     head, *rest = links
     operands = [types[source] for source in head.sources]
     out = head.op.infer(operands, head.attributes)
@@ -93,8 +93,8 @@ def _integer_call(
     places: Sequence[int],
     chain: Chain | None,
 ) -> KernelCall | None:
-    """`places` are the parameters that the result and the operands are; -1 for a product that only
-    the chain reads."""
+    """Plan a product of bytes. `places`: the parameters of the result and the operands; -1 for a
+    product that only the chain reads."""
     x, y = operands[:2]
     n, groups, windows = out.shape[-1], 1, y.ndim == 4
     integers = dict(zip(("out", "x", "y", "x_zero", "y_zero"), places, strict=False))
@@ -127,8 +127,8 @@ def _integer_call(
     if chain:
         at_once = min(at_once, _CACHE // (4 * n))
     at_once = max(8, min(at_once, -(-m // 8) * 8))
-    # Scratch: panels, then rows of x; or both as 16 bits; then for a chain what its child wants,
-    # and the product.
+    # Scratch: panels, then rows of x; or both as 16 bits; then for a chain its child's, and the
+    # product.
     scratch = max(many * panels * width + at_once * (row + 8) + 64, 2 * (at_once + 8) * row)
     child_scratch = -(-scratch // 64) * 64
     product_scratch = child_scratch + (-(-chain.child.scratch // 64) * 64 if chain else 0)
@@ -150,14 +150,15 @@ def _integer_call(
 
 
 def _rows_of_unit(m: int) -> int:
-    """So many that there are some units for each of several threads, which copy all panels."""
+    """Return the rows of a unit: some units for each thread, since each thread copies all
+    panels."""
     return max(16, -(-m // 16) // 8 * 8)
 
 
 def _depthwise(
     out: TensorType, y: TensorType, integers: dict[str, int], chain: Chain | None
 ) -> KernelCall | None:
-    """A unit is a row of the result."""
+    """Plan a depthwise convolution. A unit is a row of the result."""
     images, down, across, channels = out.shape
     window = math.prod(y.shape[1:])
     child_scratch = 4 * window * -(-channels // 32) * 32

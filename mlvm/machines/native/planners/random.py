@@ -73,7 +73,7 @@ def permutation(op: str, types: Types, attributes: Attributes) -> KernelCall | N
 
 
 def _signed(number: int) -> int:
-    """The integer of 64 bits, seen as an i64."""
+    """Reinterpret an integer of 64 bits as an i64."""
     return (number + 2**63) % 2**64 - 2**63
 
 
@@ -85,7 +85,7 @@ def _follow(
     floats: Sequence[float] = (),
     rest: Sequence[int] = (),
 ) -> KernelCall | None:
-    """A call that draws one after the other, as some words are refused: so many ns for `each`."""
+    """Plan sequential draws, since some words are refused. `each`: nanoseconds of a draw."""
     if sys.byteorder != "little":
         return None
     count = types[0].size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mlvm.core.op import Attributes
-from mlvm.core.ops.recurrent import GATES, KEPT, MADE, PARTS
+from mlvm.core.ops.recurrent import COTANGENTS, GATES, PARTS, SAVED_SUMS
 from mlvm.core.types import bf16, f16, f32, f64, u64
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.elements import integer_kind
@@ -13,7 +13,7 @@ from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.linalg import Matrix, Product, tiles, vector
 
 _UNIT: Final = 32  # elements of a state: as wide as a tile
-_WORTH_MEETING: Final = 6000  # nanoseconds of a step, after which threads wait for each other
+_WORTH_A_BARRIER: Final = 6000  # nanoseconds of a step, after which threads wait for each other
 _FEW_ROWS: Final = 4  # for which a kernel of bf16 is read as it is, and not widened
 _CELLS: Final = ("tanh", "relu", "lstm", "gru")
 
@@ -30,10 +30,10 @@ def recurrence(op: str, types: Types, attributes: Attributes) -> KernelCall | No
     size = 8 if kernel.dtype is f64 else 4
     cell = attributes["cell"]
     scratch = (PARTS[cell] * rows * hidden + (rows + 2) * width) * size
-    kept = KEPT[cell] if attributes["keep"] else 0
+    saved = SAVED_SUMS[cell] if attributes["keep"] else 0
     kept_states = 4 * (PARTS[cell] + 1) * rows * hidden if out.dtype is bf16 else 0
     halves = [out.dtype is bf16, kernel.dtype is bf16]
-    return _call(op, types, product, attributes, hidden, [kept, *halves], scratch, kept_states)
+    return _call(op, types, product, attributes, hidden, [saved, *halves], scratch, kept_states)
 
 
 @planner("recurrence_vjp")
@@ -42,11 +42,11 @@ def recurrence_vjp(op: str, types: Types, attributes: Attributes) -> KernelCall 
     if states.dtype is not turned.dtype or states.dtype not in (f32, f64):
         return None
     _, rows, hidden = g.shape
-    width, made = turned.shape[0], MADE[attributes["cell"]]
-    x = Matrix(rows, width, made * hidden, 1)
+    width, nparts = turned.shape[0], COTANGENTS[attributes["cell"]]
+    x = Matrix(rows, width, nparts * hidden, 1)
     product = Product(str(states.dtype), x, Matrix(width, hidden, hidden, 1))
     scratch = g.dtype.itemsize * rows * hidden
-    return _call(op, types, product, attributes, hidden, [made], scratch, last.nbytes)
+    return _call(op, types, product, attributes, hidden, [nparts], scratch, last.nbytes)
 
 
 def _call(op: str, types: Types, product: Product, attributes: Attributes, hidden: int,
@@ -59,7 +59,7 @@ def _call(op: str, types: Types, product: Product, attributes: Attributes, hidde
         return None
     cell, size = attributes["cell"], product.x.columns * product.y.columns
     step = 100 + size * max(1.0 / 16, rows / 40) + 2.0 * rows * GATES[cell] * hidden
-    alone = hidden % _UNIT or step < _WORTH_MEETING
+    alone = hidden % _UNIT or step < _WORTH_A_BARRIER
     unit = hidden if alone else _UNIT
     units = hidden // unit
     rest = [time, integer_kind(lengths.dtype), attributes["reverse"]]

@@ -12,13 +12,13 @@ from mlvm.machines.native._native import REDUCTION_WIDEST, KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
 
 _UNITS: Final = 32
-"""So many units at least, if the work is worth dividing: two, three or five threads have shares
-that differ by little."""
+"""Least number of units, if the work is worth dividing: two, three or five threads get nearly equal
+shares."""
 _PART: Final = 8192  # elements at least, in a part of an output
 
 
 class Axes(NamedTuple):
-    """A shape as kept, reduced, kept, reduced, kept axes, after joining neighbours."""
+    """Shape as kept, reduced, kept, reduced, kept axes, after merging neighbours."""
 
     outer: int
     rows: int
@@ -28,7 +28,8 @@ class Axes(NamedTuple):
 
 
 def collapsed(shape: Shape, axes: tuple[int, ...]) -> Axes | None:
-    """The shape as `Axes`, if neighbours of one kind and axes of length 1 leave no more."""
+    """Merge neighbouring axes of one kind and drop those of length 1; None if more than five
+    remain."""
     lengths = [1]
     for i, n in enumerate(shape):
         if n == 1:
@@ -60,9 +61,13 @@ def reduction(
     ns: float = 1,
     exact: bool = False,
 ) -> KernelCall | None:
-    """A call of reduction.c. `scratch` bytes are for a column of a block, `shared` bytes for a
-    result of a part. An element takes `ns` times as long as in a sum. `exact`: a result has the
-    same bits, however it is divided; if not, what else there is must not decide about that."""
+    """Plan a call of reduction.c.
+
+    scratch, shared: bytes for a column of a block, and for a result of a part.
+    ns: time of an element, relative to a sum.
+    exact: a result has the same bits however it is divided; if not, the division must not depend on
+        the other results.
+    """
     out, x = types[0], types[1]
     axes = collapsed(x.shape, normalize_axes(axis, x.ndim))
     if axes is None or not x.size or axes.length >= 2**31:
@@ -96,13 +101,13 @@ def reduction(
     if call is None or not many:
         return call
     shared_at = -(-scratch // 64) * 64
-    apart = {"out_bytes": out.nbytes // outer, "x_bytes": x.nbytes // outer}
-    integers, scratch = {**apart, "shared_at": shared_at}, shared_at + shared
+    strides = {"out_bytes": out.nbytes // outer, "x_bytes": x.nbytes // outer}
+    integers, scratch = {**strides, "shared_at": shared_at}, shared_at + shared
     return kernel_call("each", 2, outer, work, integers, scratch=scratch, children=[call])
 
 
 def _sum_kernel(op: str, types: Types) -> str:
-    """The kernel that adds or multiplies elements of x's dtype in the result's dtype."""
+    """Return the kernel that adds or multiplies elements of x's dtype in the result's dtype."""
     out, x = types[0].dtype, types[1].dtype
     if x is out and x.is_float:
         return f"{op}_{x}"

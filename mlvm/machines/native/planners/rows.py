@@ -18,7 +18,8 @@ _WIDTH: Final = 128  # of a block of columns
 
 @planner("softmax", "log_softmax", "logsumexp")
 def softmax(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """Along the last axis, or along any in blocks of columns; `logsumexp` along several, too."""
+    """Plan along the last axis, or along any in blocks of columns; `logsumexp` along several,
+    too."""
     x = types[1]
     axes = collapsed(x.shape, normalize_axes(attributes["axis"], x.ndim))
     if axes is None or axes.rows > 1 or not x.size:
@@ -81,6 +82,6 @@ def layer_norm_scale_vjp(op: str, types: Types, attributes: Attributes) -> Kerne
 
 
 def part_of_rows(x: TensorType) -> int:
-    """How many rows of x are one part."""
+    """Return the number of rows of x in a part."""
     part = max(-(-math.prod(x.shape[:-1]) // _PARTS), -(-_PART // x.shape[-1]))
     return -(-part // 4) * 4

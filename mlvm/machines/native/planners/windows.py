@@ -10,7 +10,7 @@ from mlvm.machines.native.planner import Types, kernel_call, planner
 
 _NO_PADDING = ((0, 0), (0, 0))
 _BLOCK = 64
-"""Channels of an image that a unit is for, no more than the kernel has room for."""
+"""Channels of an image in a unit, at most as many as the kernel has room for."""
 
 
 @planner("patches")
@@ -55,7 +55,8 @@ def _call(
     by_rows: bool = False,
     by_blocks: bool = False,
 ) -> KernelCall | None:
-    """A unit is a row of windows, or of the image if it is what is written, or some channels."""
+    """Plan a call over windows. A unit is a row of windows, or of the image if that is written, or
+    some channels."""
     (top, _), (left, _) = attributes["padding"]
     n, height, width, channels = image.shape
     down, across = windows.shape[1:3]

@@ -19,7 +19,7 @@ void free_object(PyObject *object);
 PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *spec);
 
 /* Forget an exception that is set, but not an interrupt. Returns whether one is still set. */
-int forgive(void);
+int clear_nonfatal_error(void);
 
 /* The address of a packed array's elements, and if asked whether they must not be written. Returns
  * 0, or -1 with an exception set. */

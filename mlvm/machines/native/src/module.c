@@ -9,13 +9,18 @@
 #include "machine/records.h"
 #include "machine/value.h"
 
-static int (*const parts[])(PyObject *) = {call_init,  value_init,   host_init,
-                                           loop_init,  records_init, lanes_init,
-                                           posts_init, dispatch_init, guards_init};
+static int (*const parts[])(PyObject *) = {call_init,  value_init, host_init,     loop_init,  records_init,
+                                           lanes_init, posts_init, dispatch_init, guards_init};
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_native", "Kernels and the loop of the native machine.", -1,
-    NULL, NULL, NULL, NULL, NULL};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                                        "_native",
+                                        "Kernels and the loop of the native machine.",
+                                        -1,
+                                        NULL,
+                                        NULL,
+                                        NULL,
+                                        NULL,
+                                        NULL};
 
 PyMODINIT_FUNC PyInit__native(void)
 {

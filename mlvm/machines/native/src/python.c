@@ -24,7 +24,7 @@ PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *spec)
     return (PyTypeObject *)type; /* the module lives as long as the process */
 }
 
-int forgive(void)
+int clear_nonfatal_error(void)
 {
     if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
         return 1;

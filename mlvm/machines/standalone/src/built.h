@@ -65,9 +65,9 @@ typedef struct {
     const Input *inputs;
     const Address *outputs;
     const State *states;
-    size_t memory;  /* bytes in all; the step's tensors begin at 0 */
-    size_t ours;    /* where the machine's own begin */
-    int threads;    /* the most */
+    size_t memory; /* bytes in all; the step's tensors begin at 0 */
+    size_t ours;   /* where the machine's own begin */
+    int threads;   /* the most */
     uint32_t values, frames;
     size_t heap;    /* bytes for tensors that functions make */
     size_t records; /* bytes for residuals */

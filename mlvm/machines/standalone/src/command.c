@@ -193,9 +193,9 @@ static int run(const Options *options, char **names, int count)
     for (int i = 0; i < count; i++) {
         if (read_file(names[i], &inputs[i]))
             return 1;
-        const char *wrong = unpack(&inputs[i], step_inputs_told[i].dtype, step_inputs_told[i].shape);
-        if (!wrong && (inputs[i].nbytes < step_inputs_told[i].nbytes ||
-                       (step_inputs_told[i].nbytes && inputs[i].nbytes % step_inputs_told[i].nbytes)))
+        const char *wrong = unpack(&inputs[i], step_input_specs[i].dtype, step_input_specs[i].shape);
+        if (!wrong && (inputs[i].nbytes < step_input_specs[i].nbytes ||
+                       (step_input_specs[i].nbytes && inputs[i].nbytes % step_input_specs[i].nbytes)))
             wrong = "not as many bytes as the input has, or several of them";
         if (wrong)
             return complain(names[i], wrong);
@@ -208,7 +208,7 @@ static int run(const Options *options, char **names, int count)
     if (options->out)
         make_folder(options->out);
     for (int i = 0; options->out && i < STEP_NOUTPUTS; i++) {
-        const Told *told = &step_outputs_told[i];
+        const TensorSpec *told = &step_output_specs[i];
         if (!(files[i] = open_output(options->out, i, told->dtype, told->shape, options->steps)))
             return 1;
     }
@@ -233,7 +233,7 @@ static int run(const Options *options, char **names, int count)
         struct step_inputs from;
         struct step_outputs to;
         for (int i = 0; i < STEP_NINPUTS; i++) {
-            size_t nbytes = step_inputs_told[i].nbytes;
+            size_t nbytes = step_input_specs[i].nbytes;
             size_t there = nbytes ? inputs[i].nbytes / nbytes : 1;
             given[i] = inputs[i].bytes + (size_t)number % there * nbytes;
         }
@@ -245,7 +245,7 @@ static int run(const Options *options, char **names, int count)
         best = took < best ? took : best;
         memcpy(left, &to, STEP_NOUTPUTS * sizeof *left);
         for (int i = 0; options->out && i < STEP_NOUTPUTS; i++)
-            if (fwrite(left[i], 1, step_outputs_told[i].nbytes, files[i]) != step_outputs_told[i].nbytes)
+            if (fwrite(left[i], 1, step_output_specs[i].nbytes, files[i]) != step_output_specs[i].nbytes)
                 return complain(options->out, strerror(errno));
     }
     double all = now() - begun;
@@ -253,7 +253,7 @@ static int run(const Options *options, char **names, int count)
         if (fclose(files[i]))
             return complain(options->out, strerror(errno));
     for (int i = 0; i < STEP_NOUTPUTS; i++)
-        printf("output %d: %s\n", i, step_outputs_told[i].type);
+        printf("output %d: %s\n", i, step_output_specs[i].type);
     if (options->time)
         printf("%s: %.9f s a run, %.9f on the average\n", step_simd(&step), best, all / (double)steps);
     if (options->save) {

@@ -70,20 +70,20 @@ static int grow(Lanes *lanes, int64_t size, int64_t count)
 
 /* --- parts --- */
 
-static int learn(Lanes *lanes, int64_t number, int64_t k)
+static int prepare_part(Lanes *lanes, int64_t number, int64_t k)
 {
     Running *r = (Running *)lanes;
-    const LaneSegment *told = &r->code->segments[number];
+    const LaneSegment *spec = &r->code->segments[number];
     Part *part = &lanes->segments[number].parts[k];
-    part->given = zeros(r, told->nins, sizeof *part->given);
-    part->left = zeros(r, told->nouts, sizeof *part->left);
-    if (!part->given || !part->left)
+    part->operands = zeros(r, spec->nins, sizeof *part->operands);
+    part->results = zeros(r, spec->nouts, sizeof *part->results);
+    if (!part->operands || !part->results)
         return -1;
-    for (int64_t i = 0; i < told->nins; i++)
-        part->given[i] = r->memory + told->parts[k].given[i];
-    for (int64_t i = 0; i < told->nouts; i++)
-        part->left[i] = r->memory + told->parts[k].left[i];
-    part->known = 1;
+    for (int64_t i = 0; i < spec->nins; i++)
+        part->operands[i] = r->memory + spec->parts[k].operands[i];
+    for (int64_t i = 0; i < spec->nouts; i++)
+        part->results[i] = r->memory + spec->parts[k].results[i];
+    part->prepared = 1;
     return 0;
 }
 
@@ -123,19 +123,33 @@ static int refuse(Lanes *lanes, const char *what, int64_t a, int64_t b)
     return -1;
 }
 
-static const LanesRunner runner = {
-    .resize = resize, .grow = grow, .learn = learn, .run = run_part, .look = look, .refuse = refuse};
+static const LanesRunner runner = {.resize = resize,
+                                   .grow = grow,
+                                   .prepare = prepare_part,
+                                   .run = run_part,
+                                   .look = look,
+                                   .refuse = refuse};
 
 /* --- all of it --- */
 
 static int prepare(Running *r, const LaneCode *code, const Value *shared)
 {
     Lanes *lanes = &r->lanes;
-    *lanes = (Lanes){.runner = &runner, .code = code->code, .at = code->at, .nsteps = code->nsteps,
-                     .heavy = code->heavy, .nrows = code->nsizes, .nsegments = code->nsegments,
-                     .nsites = code->nsites, .nshared = code->nshared + code->nhoisted,
-                     .width = code->width, .nparams = code->nargs, .nreturned = code->nresults,
-                     .params = code->params, .returned = code->returned, .lent = code->lent};
+    *lanes = (Lanes){.runner = &runner,
+                     .code = code->code,
+                     .at = code->at,
+                     .nsteps = code->nsteps,
+                     .heavy = code->heavy,
+                     .nrows = code->nsizes,
+                     .nsegments = code->nsegments,
+                     .nsites = code->nsites,
+                     .nshared = code->nshared + code->nhoisted,
+                     .width = code->width,
+                     .nparams = code->nargs,
+                     .nreturned = code->nresults,
+                     .params = code->params,
+                     .returned = code->returned,
+                     .lent = code->lent};
     lanes->rows = zeros(r, code->nsizes, sizeof *lanes->rows);
     lanes->segments = zeros(r, code->nsegments, sizeof *lanes->segments);
     lanes->sites = zeros(r, code->nsites, sizeof *lanes->sites);
@@ -149,20 +163,23 @@ static int prepare(Running *r, const LaneCode *code, const Value *shared)
     for (int64_t i = 0; i < code->nsizes; i++)
         lanes->rows[i].nbytes = code->sizes[i];
     for (int64_t i = 0; i < code->nsegments; i++) {
-        const LaneSegment *told = &code->segments[i];
+        const LaneSegment *spec = &code->segments[i];
         Segment *segment = &lanes->segments[i];
-        *segment = (Segment){.ncounts = told->ncounts, .nins = told->nins, .nouts = told->nouts,
-                             .counts = told->counts};
-        segment->first = zeros(r, told->nouts, sizeof *segment->first);
-        segment->parts = zeros(r, told->ncounts, sizeof *segment->parts);
+        *segment = (Segment){
+            .ncounts = spec->ncounts, .nins = spec->nins, .nouts = spec->nouts, .counts = spec->counts};
+        segment->first = zeros(r, spec->nouts, sizeof *segment->first);
+        segment->parts = zeros(r, spec->ncounts, sizeof *segment->parts);
         if (!segment->first || !segment->parts)
             return -1;
     }
     for (int64_t i = 0; i < code->nsites; i++) {
-        const LaneSite *told = &code->sites[i];
-        lanes->sites[i] = (Site){.segment = told->segment, .sum = told->sum, .nbytes = told->nbytes,
-                                 .count = told->noperands, .sizes = told->sizes};
-        lanes->sites[i].rows = zeros(r, told->noperands, sizeof(List));
+        const LaneSite *spec = &code->sites[i];
+        lanes->sites[i] = (Site){.segment = spec->segment,
+                                 .sum = spec->sum,
+                                 .nbytes = spec->nbytes,
+                                 .count = spec->noperands,
+                                 .sizes = spec->sizes};
+        lanes->sites[i].rows = zeros(r, spec->noperands, sizeof(List));
         if (!lanes->sites[i].rows)
             return -1;
     }
@@ -212,8 +229,13 @@ const char *lanes_run(const LaneCode *code, Pool *pool, char *memory, char *room
     if (count != code->nresults + code->nsums + 1 + code->nargs + code->nshared)
         return "it is called with other parameters than it was built for";
     Running *r = (Running *)(void *)room;
-    *r = (Running){.code = code, .pool = pool, .memory = memory + code->memory, .why = why,
-                   .room = room, .top = room + rounded(sizeof *r), .end = room + nbytes};
+    *r = (Running){.code = code,
+                   .pool = pool,
+                   .memory = memory + code->memory,
+                   .why = why,
+                   .room = room,
+                   .top = room + rounded(sizeof *r),
+                   .end = room + nbytes};
     if (!run(r, code, params))
         return NULL;
     fail(r, "its code is not as it was built");

@@ -15,7 +15,7 @@ typedef struct {
 typedef struct {
     const BoundCall *calls;
     int count;
-    const size_t *given, *left;
+    const size_t *operands, *results;
 } LanePart;
 
 typedef struct {

@@ -33,7 +33,8 @@ static uint64_t *offset_of(const Records *records, int64_t number)
 static Record *record_of(const Records *records, int64_t number)
 {
     return number > 0 && number <= records->count
-               ? (Record *)(void *)(records->memory + *offset_of(records, number)) : NULL;
+               ? (Record *)(void *)(records->memory + *offset_of(records, number))
+               : NULL;
 }
 
 void records_clear(Records *records)
@@ -123,7 +124,8 @@ const char *records_read_rows(const Records *records, const Value *params, int64
             if (number && record->parts[i].type->nbytes != nbytes)
                 return WRONG;
             if (number)
-                memcpy(out->address + row * nbytes, (const char *)record + record->parts[i].data, (size_t)nbytes);
+                memcpy(out->address + row * nbytes, (const char *)record + record->parts[i].data,
+                       (size_t)nbytes);
             else
                 memset(out->address + row * nbytes, 0, (size_t)nbytes);
         }
@@ -152,8 +154,8 @@ static int64_t begin_sum(Records *records, int64_t p, int64_t q)
     return records->count;
 }
 
-#define ADD(T, lanes)                                                                    \
-    for (int64_t i = 0; i < type->size * (lanes); i++)                                   \
+#define ADD(T, lanes)                                  \
+    for (int64_t i = 0; i < type->size * (lanes); i++) \
         ((T *)(void *)out)[i] = ((const T *)(const void *)x)[i] + ((const T *)(const void *)y)[i];
 static const char *add_part(Records *records, const Type *type, char *out, const char *x, const char *y)
 {

@@ -18,8 +18,8 @@ static const double WORTH_SHARING = 4000; /* nanoseconds; waking the others cost
 
 struct Pool {
     const struct step_threads *threads; /* NULL: none */
-    unsigned char *memory; /* the step's */
-    const KernelCall *call; /* the job */
+    unsigned char *memory;              /* the step's */
+    const KernelCall *call;             /* the job */
     char *const *p;
     int count;
     atomic_int result;
@@ -109,9 +109,10 @@ static Tensor *make_tensor(Machine *m, const Type *type)
         return NULL;
     }
     Block *block = (Block *)(void *)r->heap_top;
-    *block = (Block){.tensor = {.references = 1, .type = type,
-                                .address = r->heap_top + rounded(sizeof(Block))},
-                     .below = r->top, .used = 1};
+    *block = (Block){
+        .tensor = {.references = 1, .type = type, .address = r->heap_top + rounded(sizeof(Block))},
+        .below = r->top,
+        .used = 1};
     r->heap_top += nbytes;
     r->top = block;
     return &block->tensor;
@@ -211,10 +212,18 @@ static int store(Machine *m, int64_t handle, Tensor *tensor)
     return 1;
 }
 
-static const Runner runner = {
-    .more_values = more_values, .more_frames = more_frames, .look = look, .call = call_foreign,
-    .back = back, .resolve = resolve, .make = make_tensor, .drop = drop_tensor, .keep = keep,
-    .truth = truth, .load = load, .store = store};
+static const Runner runner = {.more_values = more_values,
+                              .more_frames = more_frames,
+                              .look = look,
+                              .call = call_foreign,
+                              .back = back,
+                              .resolve = resolve,
+                              .make = make_tensor,
+                              .drop = drop_tensor,
+                              .keep = keep,
+                              .truth = truth,
+                              .load = load,
+                              .store = store};
 
 /* --- the step --- */
 
@@ -229,9 +238,9 @@ size_t step_memory(void)
 static size_t parts(Running *r, char *at)
 {
     size_t used = rounded(sizeof(Running) + built.narguments * sizeof(char *));
-#define PART(name, nbytes)                                                               \
-    if (r)                                                                               \
-        (name) = (void *)(at + used);                                                    \
+#define PART(name, nbytes)            \
+    if (r)                            \
+        (name) = (void *)(at + used); \
     used += rounded(nbytes)
     PART(r->m.arguments, built.npushed * sizeof(Tensor));
     PART(r->m.stack, built.values * sizeof(Value));
@@ -357,8 +366,10 @@ int step_run(struct step *step, const struct step_inputs *inputs, struct step_ou
     for (uint32_t i = 0; i < built.npushed; i++) {
         const Pushed *pushed = &built.pushed[i];
         Where where = built.arguments[pushed->argument].where;
-        r->m.arguments[i] = (Tensor){.references = IMMORTAL, .address = r->addresses[pushed->argument],
-                                     .type = pushed->type, .array = step,
+        r->m.arguments[i] = (Tensor){.references = IMMORTAL,
+                                     .address = r->addresses[pushed->argument],
+                                     .type = pushed->type,
+                                     .array = step,
                                      .constant = where != IN_MEMORY};
     }
     r->m.top = r->m.depth = r->m.worked = 0;

@@ -1,14 +1,16 @@
-/* The short way of an eager call: allocate the result, launch one op, record it on the tape.
+/* The fast path of an eager call: allocate the result, launch one op, record it on the tape.
  *
- * `apply(call, *operands)` does in C what `apply_in_python` in mlvm/eager/tensor/apply.py does, for the
- * common case. Whatever is not common is left to that function before anything has happened: it has the
- * semantics, this has the speed. A call is common if all operands are plain tensors whose types the
- * call has met, on a native VM that nobody observes, in an arena that notes nothing and has a free
- * region of the result's type. On a VM elsewhere the launch is a message in its `Outbox`.
- *
- * While this thread has the interpreter lock nobody else changes an arena, a free store or a VM
- * that is at rest. The VM's own lock says whether it is. Python that runs meanwhile, in this thread or
- * another, may change all of that, and what a call remembers: `entry_holds` is asked again after it.
+ * In:       `apply(call, *operands)`: an op with attributes, and eager tensors.
+ * Out:      a tensor, and a node of the tape where an operand is tracked; or the result of the slow path,
+ *           `apply_in_python` in mlvm/eager/tensor/apply.py, which defines the semantics. The slow path
+ *           is taken before any side effect.
+ * Must hold: for the fast path all operands are plain tensors whose types the call has in its cache, on a
+ *           native VM without instruments, in an arena that records nothing and has a free region of the
+ *           result's type. On a remote VM the launch is a message in its `Outbox`.
+ * Callers:  Python, by every eager function; module.c installs the types.
+ * Locks:    the interpreter lock throughout, so that no other thread changes an arena, a free store or
+ *           an idle VM; the VM's lock from the launch's check to its end. Whenever Python may have run in
+ *           between, in this thread or another, the cache is checked again (`entry_holds`).
  */
 #include "dispatch.h"
 
@@ -21,28 +23,26 @@
 /* --- the fields that C reads and writes: see mlvm/arena/fields.py and dispatch.h --- */
 
 typedef struct {
-    PyObject_HEAD
-    PyObject *fast_path, *bins, *refer;
+    PyObject_HEAD PyObject *fast_path, *bins, *refer;
     long long used, high_water;
     PyObject *weakrefs;
 } Arena;
 
 enum { MOST_OPERANDS = 4, MASKS = 1 << MOST_OPERANDS, ENTRIES = 32 };
 
-/* What a call does for operands of certain types on a certain VM. */
+/* Cache entry of a call: the kernel for operands of these types on one VM. */
 typedef struct {
-    long long fast_path; /* its number: an entry keeps no VM's threads alive */
+    long long fast_path; /* its number, so that an entry keeps no VM's threads alive */
     long long generation;
     PyObject *types[MOST_OPERANDS];
-    PyObject *out;  /* the result's type */
-    KernelCallObject *call; /* NULL: left to Python */
-    long long program; /* of a VM elsewhere: its number there, 0: left to Python */
+    PyObject *out;              /* the result's type */
+    KernelCallObject *call;     /* NULL: take the slow path */
+    long long program;          /* on a remote VM: its number there; 0: take the slow path */
     PyObject *templates[MASKS]; /* of the tape's nodes, by the operands that are tracked */
 } Entry;
 
 typedef struct {
-    PyObject_HEAD
-    Entry *entries;
+    PyObject_HEAD Entry *entries;
 } Call;
 
 /* The addresses of a VM's tensors, by handle, until any handle may name another array. */
@@ -53,16 +53,15 @@ typedef struct {
 } Place;
 
 typedef struct {
-    PyObject_HEAD
-    PyObject *find; /* find(handle, fast_path) -> (array, type), or None */
+    PyObject_HEAD PyObject *find; /* find(handle, fast_path) -> (array, type), or None */
     PyObject *prepare; /* prepare(program, name, types, attributes) -> KernelCall, number or None */
     PyObject *acquire, *release; /* of the VM's lock */
     PoolObject *pool;
-    Outbox *outbox;              /* of a VM elsewhere, which has no pool nor lock */
-    PyObject *flush;             /* flush(): send what is in it, if nobody else does */
-    long long number;            /* no two doors have the same, nor 0 */
+    Outbox *outbox;              /* of a remote VM, which has no pool nor lock */
+    PyObject *flush;             /* flush(): send its messages, unless another thread does */
+    long long number;            /* unique, not 0 */
     long long generation;        /* counts changes of the function table */
-    char observed, instrumented; /* then the long way is taken */
+    char observed, instrumented; /* then the slow path is taken */
     Place *places;
     int64_t room, taken;
 } FastPath;
@@ -70,7 +69,7 @@ typedef struct {
 static PyTypeObject *arena_type, *call_type, *fast_path_type;
 PyTypeObject *allocation_type, *region_type;
 
-/* What `install` hands in. */
+/* Objects of Python, set by `install`. */
 static PyTypeObject *tensor_class, *tape_class;
 static PyObject *slow, *get_scope, *get_current_tape, *default_arena, *resolve, *raise_stale;
 static PyObject *weak_reference;
@@ -78,10 +77,18 @@ static PyObject *record_name, *nodes_name, *kept_name, *templates_name;
 
 /* --- types with plain fields --- */
 
-#define OBJECT_FIELD(Struct, name) {#name, T_OBJECT_EX, offsetof(Struct, name), 0, NULL}
-#define NUMBER_FIELD(Struct, name) {#name, T_LONGLONG, offsetof(Struct, name), 0, NULL}
-#define WEAKREFS(Struct)                                                                 \
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(Struct, weakrefs), READONLY, NULL}
+#define OBJECT_FIELD(Struct, name)                          \
+    {                                                       \
+#name, T_OBJECT_EX, offsetof(Struct, name), 0, NULL \
+    }
+#define NUMBER_FIELD(Struct, name)                         \
+    {                                                      \
+#name, T_LONGLONG, offsetof(Struct, name), 0, NULL \
+    }
+#define WEAKREFS(Struct)                                                             \
+    {                                                                                \
+        "__weaklistoffset__", T_PYSSIZET, offsetof(Struct, weakrefs), READONLY, NULL \
+    }
 
 /* All object fields of a struct lie one after the other. */
 static int visit_fields(PyObject *self, PyObject **fields, int count, visitproc visit, void *arg)
@@ -98,35 +105,34 @@ static void clear_fields(PyObject **fields, int count)
         Py_CLEAR(fields[i]);
 }
 
-#define COUNT(first, last, Struct)                                                       \
+#define COUNT(first, last, Struct) \
     ((int)((offsetof(Struct, last) - offsetof(Struct, first)) / sizeof(PyObject *)) + 1)
 
-#define FIELDS(Struct, name, first, last)                                                \
-    static int name##_traverse(Struct *self, visitproc visit, void *arg)                 \
-    {                                                                                    \
-        return visit_fields((PyObject *)self, &self->first, COUNT(first, last, Struct),  \
-                            visit, arg);                                                 \
-    }                                                                                    \
-    static int name##_clear(Struct *self)                                                \
-    {                                                                                    \
-        clear_fields(&self->first, COUNT(first, last, Struct));                          \
-        return 0;                                                                        \
-    }                                                                                    \
-    static void name##_dealloc(Struct *self)                                             \
-    {                                                                                    \
-        PyObject_GC_UnTrack(self);                                                       \
-        if (self->weakrefs)                                                              \
-            PyObject_ClearWeakRefs((PyObject *)self);                                    \
-        clear_fields(&self->first, COUNT(first, last, Struct));                          \
-        free_object((PyObject *)self);                                                   \
+#define FIELDS(Struct, name, first, last)                                                            \
+    static int name##_traverse(Struct *self, visitproc visit, void *arg)                             \
+    {                                                                                                \
+        return visit_fields((PyObject *)self, &self->first, COUNT(first, last, Struct), visit, arg); \
+    }                                                                                                \
+    static int name##_clear(Struct *self)                                                            \
+    {                                                                                                \
+        clear_fields(&self->first, COUNT(first, last, Struct));                                      \
+        return 0;                                                                                    \
+    }                                                                                                \
+    static void name##_dealloc(Struct *self)                                                         \
+    {                                                                                                \
+        PyObject_GC_UnTrack(self);                                                                   \
+        if (self->weakrefs)                                                                          \
+            PyObject_ClearWeakRefs((PyObject *)self);                                                \
+        clear_fields(&self->first, COUNT(first, last, Struct));                                      \
+        free_object((PyObject *)self);                                                               \
     }
 
 FIELDS(Allocation, allocation, region, node)
 FIELDS(Region, region, storage, views)
 FIELDS(Arena, arena, fast_path, refer)
 
-/* Give a region back that is no struct, or whose arena is none: a queue's slot, for instance. */
-static int give_back_in_python(PyObject *region, PyObject *arena)
+/* Free a region that has no struct, or whose arena has none: a queue's slot, for instance. */
+static int free_in_python(PyObject *region, PyObject *arena)
 {
     PyObject *nbytes = PyObject_GetAttrString(region, "nbytes");
     PyObject *used = nbytes && arena ? PyObject_GetAttrString(arena, "used") : NULL;
@@ -144,7 +150,7 @@ static int give_back_in_python(PyObject *region, PyObject *arena)
     return failed;
 }
 
-/* As `__del__` in mlvm/arena/fields.py: whoever takes the region away ends the tensor. */
+/* As `__del__` in mlvm/arena/fields.py: a tensor whose region was taken has ended. */
 static void allocation_finalize(PyObject *object)
 {
     Allocation *self = (Allocation *)object;
@@ -157,12 +163,12 @@ static void allocation_finalize(PyObject *object)
     self->region = Py_None;
     Region *its = (Region *)region;
     int failed;
-    if (PyObject_TypeCheck(region, region_type) && its->bin && PyList_CheckExact(its->bin) &&
-        self->arena && PyObject_TypeCheck(self->arena, arena_type)) {
+    if (PyObject_TypeCheck(region, region_type) && its->bin && PyList_CheckExact(its->bin) && self->arena &&
+        PyObject_TypeCheck(self->arena, arena_type)) {
         failed = PyList_Append(its->bin, region);
         ((Arena *)self->arena)->used -= its->nbytes;
     } else {
-        failed = give_back_in_python(region, self->arena);
+        failed = free_in_python(region, self->arena);
     }
     if (failed)
         PyErr_WriteUnraisable(object);
@@ -170,50 +176,56 @@ static void allocation_finalize(PyObject *object)
     PyErr_Restore(type, error, traceback);
 }
 
-static PyMemberDef allocation_members[] = {
-    OBJECT_FIELD(Allocation, region), OBJECT_FIELD(Allocation, arena),
-    OBJECT_FIELD(Allocation, type),   OBJECT_FIELD(Allocation, base),
-    OBJECT_FIELD(Allocation, handle), OBJECT_FIELD(Allocation, ended),
-    OBJECT_FIELD(Allocation, tape),   OBJECT_FIELD(Allocation, node),
-    WEAKREFS(Allocation),             {NULL, 0, 0, 0, NULL}};
+static PyMemberDef allocation_members[] = {OBJECT_FIELD(Allocation, region),
+                                           OBJECT_FIELD(Allocation, arena),
+                                           OBJECT_FIELD(Allocation, type),
+                                           OBJECT_FIELD(Allocation, base),
+                                           OBJECT_FIELD(Allocation, handle),
+                                           OBJECT_FIELD(Allocation, ended),
+                                           OBJECT_FIELD(Allocation, tape),
+                                           OBJECT_FIELD(Allocation, node),
+                                           WEAKREFS(Allocation),
+                                           {NULL, 0, 0, 0, NULL}};
 static PyMemberDef region_members[] = {
-    OBJECT_FIELD(Region, storage), OBJECT_FIELD(Region, offset), OBJECT_FIELD(Region, bin),
+    OBJECT_FIELD(Region, storage), OBJECT_FIELD(Region, offset),  OBJECT_FIELD(Region, bin),
     OBJECT_FIELD(Region, number),  OBJECT_FIELD(Region, handles), OBJECT_FIELD(Region, holder),
-    OBJECT_FIELD(Region, seen),    OBJECT_FIELD(Region, last),   OBJECT_FIELD(Region, noted),
-    OBJECT_FIELD(Region, views),   NUMBER_FIELD(Region, nbytes),
-    WEAKREFS(Region),              {NULL, 0, 0, 0, NULL}};
-static PyMemberDef arena_members[] = {
-    OBJECT_FIELD(Arena, fast_path),          {"_bins", T_OBJECT_EX, offsetof(Arena, bins), 0, NULL},
-    {"_refer", T_OBJECT_EX, offsetof(Arena, refer), 0, NULL},
-    NUMBER_FIELD(Arena, used),          NUMBER_FIELD(Arena, high_water),
-    WEAKREFS(Arena),                    {NULL, 0, 0, 0, NULL}};
+    OBJECT_FIELD(Region, seen),    OBJECT_FIELD(Region, last),    OBJECT_FIELD(Region, noted),
+    OBJECT_FIELD(Region, views),   NUMBER_FIELD(Region, nbytes),  WEAKREFS(Region),
+    {NULL, 0, 0, 0, NULL}};
+static PyMemberDef arena_members[] = {OBJECT_FIELD(Arena, fast_path),
+                                      {"_bins", T_OBJECT_EX, offsetof(Arena, bins), 0, NULL},
+                                      {"_refer", T_OBJECT_EX, offsetof(Arena, refer), 0, NULL},
+                                      NUMBER_FIELD(Arena, used),
+                                      NUMBER_FIELD(Arena, high_water),
+                                      WEAKREFS(Arena),
+                                      {NULL, 0, 0, 0, NULL}};
 
-#define SLOTS(name, ...)                                                                 \
-    static PyType_Slot name##_slots[] = {{Py_tp_traverse, name##_traverse},              \
-                                         {Py_tp_clear, name##_clear},                    \
-                                         {Py_tp_dealloc, name##_dealloc},                \
-                                         {Py_tp_members, name##_members},                \
+#define SLOTS(name, ...)                                                    \
+    static PyType_Slot name##_slots[] = {{Py_tp_traverse, name##_traverse}, \
+                                         {Py_tp_clear, name##_clear},       \
+                                         {Py_tp_dealloc, name##_dealloc},   \
+                                         {Py_tp_members, name##_members},   \
                                          __VA_ARGS__{0, NULL}};
 SLOTS(allocation, {Py_tp_finalize, allocation_finalize}, )
 SLOTS(region)
 SLOTS(arena)
 
-#define SPEC(name, Name, Struct)                                                         \
-    static PyType_Spec name##_spec = {                                                   \
-        "mlvm.machines.native._native." Name, sizeof(Struct), 0,                         \
-        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, name##_slots};
+#define SPEC(name, Name, Struct)                                                                     \
+    static PyType_Spec name##_spec = {"mlvm.machines.native._native." Name, sizeof(Struct), 0,       \
+                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, \
+                                      name##_slots};
 SPEC(allocation, "AllocationFields", Allocation)
 SPEC(region, "RegionFields", Region)
 SPEC(arena, "ArenaFields", Arena)
 
-/* --- a call's memory of types --- */
+/* --- the cache of a call --- */
 
 static int is_ready(const Entry *entry)
 {
     return entry->call || entry->program;
 }
 
-/* What is freed may run Python, which finds the new entry. */
+/* Freeing the old entry may run Python, which must find the new one. */
 static void replace_entry(Entry *entry, Entry with)
 {
     Entry old = *entry;
@@ -238,7 +250,7 @@ static PyType_Slot call_slots[] = {{Py_tp_dealloc, call_dealloc}, {0, NULL}};
 static PyType_Spec call_spec = {"mlvm.machines.native._native.CallFields", sizeof(Call), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, call_slots};
 
-/* Where an entry for operands of these types is, or would be. NULL if there is no memory. */
+/* The slot of the entry for operands of these types. NULL if there is no memory. */
 static Entry *entry_of(Call *call, Allocation *const *operands, int count)
 {
     if (!call->entries && !(call->entries = PyMem_Calloc(ENTRIES, sizeof *call->entries)))
@@ -249,8 +261,8 @@ static Entry *entry_of(Call *call, Allocation *const *operands, int count)
     return &call->entries[(hash ^ hash >> 7) % ENTRIES];
 }
 
-static int entry_holds(const Entry *entry, const FastPath *fast_path,
-                       Allocation *const *operands, int count)
+static int entry_holds(const Entry *entry, const FastPath *fast_path, Allocation *const *operands,
+                       int count)
 {
     if (entry->fast_path != fast_path->number || entry->generation != fast_path->generation)
         return 0;
@@ -278,16 +290,16 @@ static PyObject *types_of(Allocation *const *operands, int count)
     return tuple_of(types, count);
 }
 
-/* Remember what Python says of operands of these types. Errors are no matter, but for an interrupt,
- * which stays set: the long way has just succeeded and will again. */
-static void learn(Call *call, FastPath *fast_path, Allocation *const *operands, int count)
+/* Resolve the call for operands of these types in Python. Ignore errors, since the slow path has just
+ * succeeded; keep a pending KeyboardInterrupt. */
+static void fill_cache(Call *call, FastPath *fast_path, Allocation *const *operands, int count)
 {
     Entry *entry = entry_of(call, operands, count);
     Entry found = {.fast_path = fast_path->number, .generation = fast_path->generation};
     PyObject *types = entry ? types_of(operands, count) : NULL;
-    PyObject *answer =
-        types ? PyObject_CallFunctionObjArgs(resolve, (PyObject *)call, types, (PyObject *)fast_path,
-                                             NULL) : NULL;
+    PyObject *answer = types ? PyObject_CallFunctionObjArgs(resolve, (PyObject *)call, types,
+                                                            (PyObject *)fast_path, NULL)
+                             : NULL;
     PyObject *run = NULL, *out = NULL;
     if (answer && PyArg_ParseTuple(answer, "OO", &run, &out)) {
         for (int i = 0; i < count; i++) {
@@ -306,7 +318,7 @@ static void learn(Call *call, FastPath *fast_path, Allocation *const *operands, 
     }
     Py_XDECREF(types);
     Py_XDECREF(answer);
-    forgive();
+    clear_nonfatal_error();
 }
 
 /* --- FastPath --- */
@@ -315,19 +327,17 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 {
     static char *names[] = {"find", "prepare", "lock", "pool", "outbox", "flush", NULL};
     PyObject *find = NULL, *prepare = NULL, *lock = NULL, *pool = NULL, *outbox = NULL, *flush = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOOO:FastPath", names, &find, &prepare,
-                                     &lock, &pool, &outbox, &flush))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOOO:FastPath", names, &find, &prepare, &lock, &pool,
+                                     &outbox, &flush))
         return NULL;
-    if (!prepare ||
-        (outbox ? !is_outbox(outbox) || !flush : !find || !lock || !pool || !is_pool(pool)))
-        return PyErr_Format(PyExc_TypeError, 
-                            "a find, lock and Pool are wanted, or an Outbox and flush");
+    if (!prepare || (outbox ? !is_outbox(outbox) || !flush : !find || !lock || !pool || !is_pool(pool)))
+        return PyErr_Format(PyExc_TypeError, "FastPath: expected find, lock and Pool, or Outbox and flush");
     FastPath *self = (FastPath *)object_of(type);
     if (!self)
         return NULL;
-    PyObject *given[] = {find, prepare, pool, outbox, flush};
-    for (size_t i = 0; i < sizeof given / sizeof *given; i++)
-        Py_XINCREF(given[i]);
+    PyObject *owned[] = {find, prepare, pool, outbox, flush};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        Py_XINCREF(owned[i]);
     self->find = find;
     self->prepare = prepare;
     self->pool = (PoolObject *)pool;
@@ -401,8 +411,8 @@ static Place *find_place(Place *places, int64_t room, int64_t handle)
     return &places[i];
 }
 
-/* The address of a tensor of that type, if it is known; else NULL. */
-static char *known_address(const FastPath *self, PyObject *handle, PyObject *type)
+/* The cached address of a tensor of that type; NULL if there is none. */
+static char *cached_address(const FastPath *self, PyObject *handle, PyObject *type)
 {
     const Place *place = find_place(self->places, self->room, PyLong_AsLongLong(handle));
     return place->handle && place->type == type ? place->address : NULL;
@@ -440,7 +450,7 @@ static void find_address(FastPath *self, PyObject *handle)
         }
     }
     Py_XDECREF(found);
-    forgive();
+    clear_nonfatal_error();
 }
 
 static PyMemberDef fast_path_members[] = {
@@ -453,17 +463,17 @@ static PyMethodDef fast_path_methods[] = {
     {"clear", (PyCFunction)fast_path_forget_places, METH_NOARGS, "A handle may name another array."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot fast_path_slots[] = {{Py_tp_new, fast_path_new},
-                                   {Py_tp_traverse, fast_path_traverse},
-                                   {Py_tp_clear, fast_path_clear},
-                                   {Py_tp_dealloc, fast_path_dealloc},
-                                   {Py_tp_members, fast_path_members},
-                                   {Py_tp_methods, fast_path_methods},
-                                   {Py_tp_doc, "FastPath(find, prepare, lock, pool), "
-                                                "FastPath(prepare=, outbox=, flush=): a VM's short "
-                                                "way for one-op launches."},
-                                   {0, NULL}};
+                                        {Py_tp_traverse, fast_path_traverse},
+                                        {Py_tp_clear, fast_path_clear},
+                                        {Py_tp_dealloc, fast_path_dealloc},
+                                        {Py_tp_members, fast_path_members},
+                                        {Py_tp_methods, fast_path_methods},
+                                        {Py_tp_doc, "FastPath(find, prepare, lock, pool), "
+                                                    "FastPath(prepare=, outbox=, flush=): a VM's short "
+                                                    "way for one-op launches."},
+                                        {0, NULL}};
 static PyType_Spec fast_path_spec = {"mlvm.machines.native._native.FastPath", sizeof(FastPath), 0,
-                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, fast_path_slots};
+                                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, fast_path_slots};
 
 /* --- apply --- */
 
@@ -504,9 +514,9 @@ static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast
     if (!template) {
         PyObject *types = types_of(operands, count);
         PyObject *tuple = tuple_of((PyObject *const *)operands, count);
-        PyObject *done = types && tuple ? PyObject_CallMethodObjArgs(tape, record_name, call, tuple,
-                                                                     types, out, NULL)
-                                        : NULL;
+        PyObject *done = types && tuple
+                             ? PyObject_CallMethodObjArgs(tape, record_name, call, tuple, types, out, NULL)
+                             : NULL;
         /* Python has remembered the template under (types, mask). */
         PyObject *templates = done && entry && Py_TYPE(tape) == tape_class
                                   ? PyObject_GetAttr((PyObject *)call, templates_name)
@@ -584,7 +594,7 @@ static Region *addresses(Entry *entry, Arena *arena, FastPath *fast_path, Alloca
 {
     int missing = 0;
     for (int i = 0; i < count; i++) {
-        p[i + 1] = known_address(fast_path, operands[i]->handle, operands[i]->type);
+        p[i + 1] = cached_address(fast_path, operands[i]->handle, operands[i]->type);
         if (!p[i + 1] && ask)
             find_address(fast_path, operands[i]->handle);
         missing |= !p[i + 1];
@@ -594,7 +604,7 @@ static Region *addresses(Entry *entry, Arena *arena, FastPath *fast_path, Alloca
     Region *region = next_region(arena, entry->out, handle);
     if (!region)
         return NULL;
-    p[0] = known_address(fast_path, *handle, entry->out);
+    p[0] = cached_address(fast_path, *handle, entry->out);
     if (!p[0] && ask)
         find_address(fast_path, *handle);
     return missing || !p[0] ? NULL : region;
@@ -652,8 +662,8 @@ static int post(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *con
 /* Try the short way: make `out` the result. Returns 1 if that is done; 0 where the long way must be
  * taken; -1 with an exception set. `holder` refers to `out`. The VM's lock is held, and so is the
  * interpreter's from the finding of the addresses to the kernel's start. */
-static int launch(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *const *operands,
-                  int count, Allocation *out, PyObject *holder)
+static int launch(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *const *operands, int count,
+                  Allocation *out, PyObject *holder)
 {
     char *p[MOST_OPERANDS + 2];
     PyObject *handle;
@@ -747,7 +757,7 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
         out = NULL;
         result = long_way(args, nargs);
         if (result && learns)
-            learn(call, fast_path, operands, count);
+            fill_cache(call, fast_path, operands, count);
         if (result && PyErr_Occurred())
             Py_CLEAR(result);
         goto end;
@@ -778,13 +788,13 @@ end:
 /* install(names...): what the language lends, once. */
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tensor", "tape", "apply", "scope", "current_tape",
+    static char *names[] = {"tensor",        "tape",    "apply", "scope",     "current_tape",
                             "default_arena", "resolve", "stale", "reference", NULL};
     PyObject *tensor, *tape;
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOO:install", names, &tensor, &tape, &slow,
-                                     &get_scope, &get_current_tape, &default_arena, &resolve,
-                                     &raise_stale, &weak_reference))
+                                     &get_scope, &get_current_tape, &default_arena, &resolve, &raise_stale,
+                                     &weak_reference))
         return NULL;
     if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
         return PyErr_Format(PyExc_TypeError, "tensor is no subclass of AllocationFields");

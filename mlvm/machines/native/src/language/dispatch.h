@@ -6,14 +6,13 @@
 
 /* The fields of allocations and regions: see mlvm/arena/fields.py. */
 typedef struct {
-    PyObject_HEAD
-    PyObject *region, *arena, *type, *base, *handle, *ended, *tape, *node;
+    PyObject_HEAD PyObject *region, *arena, *type, *base, *handle, *ended, *tape, *node;
     PyObject *weakrefs;
 } Allocation;
 
 typedef struct {
-    PyObject_HEAD
-    PyObject *storage, *offset, *bin, *number, *handles, *holder, *seen, *last, *noted, *views;
+    PyObject_HEAD PyObject *storage, *offset, *bin, *number, *handles, *holder, *seen, *last, *noted,
+        *views;
     long long nbytes;
     PyObject *weakrefs;
 } Region;

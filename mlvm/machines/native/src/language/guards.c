@@ -16,8 +16,8 @@
 
 enum Kind { ITEM, ENTRY, ATTRIBUTE, CLASS, FIELDS, SLOT, KEYS, VALUES, ITEMS, UNREAD, EQUAL, KINDS };
 
-static const char *const kinds[KINDS] = {"item", "entry", "attribute", "class", "fields", "slot",
-                                         "keys", "values", "items", "unread", "equal"};
+static const char *const kinds[KINDS] = {"item", "entry",  "attribute", "class",  "fields", "slot",
+                                         "keys", "values", "items",     "unread", "equal"};
 
 typedef struct {
     enum Kind kind;
@@ -25,8 +25,7 @@ typedef struct {
 } Read;
 
 typedef struct {
-    PyObject_HEAD
-    PyObject *missing, *reads; /* which keeps all of them alive */
+    PyObject_HEAD PyObject *missing, *reads; /* which keeps all of them alive */
     Read *read;
     Py_ssize_t count;
 } Checklist;
@@ -57,7 +56,7 @@ static int gives(PyObject *iterable, PyObject *expected)
     }
     Py_XDECREF(iterator);
     if (PyErr_Occurred())
-        return forgive() ? -1 : 0;
+        return clear_nonfatal_error() ? -1 : 0;
     return same && i == n;
 }
 
@@ -85,7 +84,7 @@ static int holds_container(const Read *read)
     if (read->kind == ITEMS)
         return gives(owner, expected);
     PyObject *keys = PyObject_CallMethod(owner, "keys", NULL);
-    int same = keys ? gives(keys, expected) : forgive() ? -1 : 0;
+    int same = keys ? gives(keys, expected) : clear_nonfatal_error() ? -1 : 0;
     Py_XDECREF(keys);
     return same;
 }
@@ -99,16 +98,12 @@ static int holds_read(const Checklist *self, const Read *read)
     case UNREAD:
         found = PyDict_GetItemWithError(owner, name);
         if (!found && PyErr_Occurred())
-            return forgive() ? -1 : 0;
+            return clear_nonfatal_error() ? -1 : 0;
         return (found ? found : self->missing) == value;
-    case CLASS:
-        return (PyObject *)Py_TYPE(owner) == value;
-    case ENTRY:
-        return is_value(PyObject_GetItem(owner, name), self->missing, value);
-    case ATTRIBUTE:
-        return is_value(PyObject_GetAttr(owner, name), NULL, value);
-    case FIELDS:
-        return is_value(PyObject_GenericGetAttr(owner, dict_name), NULL, value);
+    case CLASS: return (PyObject *)Py_TYPE(owner) == value;
+    case ENTRY: return is_value(PyObject_GetItem(owner, name), self->missing, value);
+    case ATTRIBUTE: return is_value(PyObject_GetAttr(owner, name), NULL, value);
+    case FIELDS: return is_value(PyObject_GenericGetAttr(owner, dict_name), NULL, value);
     case SLOT:
         get = (descrgetfunc)PyType_GetSlot(Py_TYPE(name), Py_tp_descr_get);
         return get ? is_value(get(name, owner, (PyObject *)Py_TYPE(owner)), self->missing, value) : 0;
@@ -116,9 +111,8 @@ static int holds_read(const Checklist *self, const Read *read)
         found = PyObject_CallFunctionObjArgs(name, owner, NULL);
         int same = found ? PyObject_RichCompareBool(found, value, Py_EQ) : -1;
         Py_XDECREF(found);
-        return same < 0 ? (forgive() ? -1 : 0) : same;
-    default:
-        return holds_container(read);
+        return same < 0 ? (clear_nonfatal_error() ? -1 : 0) : same;
+    default: return holds_container(read);
     }
 }
 
@@ -201,12 +195,13 @@ static void checklist_dealloc(Checklist *self)
 }
 
 static PyMethodDef checklist_methods[] = {
-    {"holds", (PyCFunction)checklist_holds, METH_NOARGS,
-     "holds(): whether all reads lead where they led."},
+    {"holds", (PyCFunction)checklist_holds, METH_NOARGS, "holds(): whether all reads lead where they led."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot checklist_slots[] = {
-    {Py_tp_new, checklist_new},         {Py_tp_dealloc, checklist_dealloc},
-    {Py_tp_traverse, checklist_traverse}, {Py_tp_clear, checklist_clear},
+    {Py_tp_new, checklist_new},
+    {Py_tp_dealloc, checklist_dealloc},
+    {Py_tp_traverse, checklist_traverse},
+    {Py_tp_clear, checklist_clear},
     {Py_tp_methods, checklist_methods},
     {Py_tp_doc, "Checklist(missing, reads): what a look at a function has found."},
     {0, NULL}};
@@ -233,11 +228,10 @@ typedef struct {
 } Operand;
 
 typedef struct {
-    PyObject_HEAD
-    PyObject *tensor_class, *arena_class, *parts, *uses, *states, *kept;
+    PyObject_HEAD PyObject *tensor_class, *arena_class, *parts, *uses, *states, *kept;
     Part *part;
     Operand *use;
-    void **apart; /* memories that are no arguments, in order */
+    void **apart;   /* memories that are no arguments, in order */
     uintptr_t *met; /* the tensors and memories of a walk: a table by hashes, 0 is free */
     size_t room;    /* in it: a power of 2 */
     Py_ssize_t nuses, napart;
@@ -307,20 +301,17 @@ static int is_plain(PyObject *value, PyObject *expected)
 }
 
 /* Whether a value fits the parts from `*at` on, which then is behind them. Runs no Python. */
-static int fits(const Pattern *self, Py_ssize_t *at, PyObject *value, PyObject *given,
-                PyObject *tensors, PyObject *inputs)
+static int fits(const Pattern *self, Py_ssize_t *at, PyObject *value, PyObject *given, PyObject *tensors,
+                PyObject *inputs)
 {
     const Part *part = &self->part[(*at)++];
     PyObject *key, *each;
     Py_ssize_t place = 0;
     int same = 1;
     switch (part->kind) {
-    case TENSOR:
-        return fits_tensor(self, part, value, tensors, inputs);
-    case NUMBER:
-        return part->place < PyList_Size(given) && PyList_GetItem(given, part->place) == value;
-    case PLAIN:
-        return is_plain(value, part->object);
+    case TENSOR: return fits_tensor(self, part, value, tensors, inputs);
+    case NUMBER: return part->place < PyList_Size(given) && PyList_GetItem(given, part->place) == value;
+    case PLAIN: return is_plain(value, part->object);
     case LIST:
         if (!PyList_CheckExact(value) || PyList_Size(value) != part->count)
             return 0;
@@ -426,8 +417,8 @@ static PyObject *pattern_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 {
     (void)kwargs;
     PyObject *tensor_class, *arena_class, *parts, *uses, *states, *apart;
-    if (!PyArg_ParseTuple(args, "OOO!O!O!O!:Pattern", &tensor_class, &arena_class, &PyTuple_Type,
-                          &parts, &PyTuple_Type, &uses, &PyList_Type, &states, &PyTuple_Type, &apart))
+    if (!PyArg_ParseTuple(args, "OOO!O!O!O!:Pattern", &tensor_class, &arena_class, &PyTuple_Type, &parts,
+                          &PyTuple_Type, &uses, &PyList_Type, &states, &PyTuple_Type, &apart))
         return NULL;
     Pattern *self = (Pattern *)object_of(type);
     if (!self)
@@ -445,8 +436,8 @@ static PyObject *pattern_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     for (Py_ssize_t i = 0; i < nparts && !failed; i++) {
         Part *part = &self->part[i];
         int kind;
-        failed = !PyArg_ParseTuple(PyTuple_GetItem(parts, i), "iOnnp", &kind, &part->object,
-                                   &part->count, &part->place, &part->is_root);
+        failed = !PyArg_ParseTuple(PyTuple_GetItem(parts, i), "iOnnp", &kind, &part->object, &part->count,
+                                   &part->place, &part->is_root);
         part->kind = (enum PartKind)kind;
     }
     for (Py_ssize_t i = 0; i < nuses && !failed; i++) {
@@ -502,8 +493,10 @@ static PyMethodDef pattern_methods[] = {
      "handles(inputs, outputs, scratch): what to launch the program on."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot pattern_slots[] = {
-    {Py_tp_new, pattern_new},           {Py_tp_dealloc, pattern_dealloc},
-    {Py_tp_traverse, pattern_traverse}, {Py_tp_clear, pattern_clear},
+    {Py_tp_new, pattern_new},
+    {Py_tp_dealloc, pattern_dealloc},
+    {Py_tp_traverse, pattern_traverse},
+    {Py_tp_clear, pattern_clear},
     {Py_tp_methods, pattern_methods},
     {Py_tp_doc, "Pattern(tensor_class, arena_class, parts, uses, states, apart): a known call."},
     {0, NULL}};

@@ -23,9 +23,8 @@ static PyObject *filename_name, *lasti_name, *back_name;
 /* --- Outbox --- */
 
 struct Outbox {
-    PyObject_HEAD
-    PyObject *ours;  /* by the name of a file of Python: is it one of mlvm's? */
-    PyObject *place; /* place() -> (code, offset) or None: asks for one that is not in `ours` */
+    PyObject_HEAD PyObject *ours; /* by the name of a file of Python: is it one of mlvm's? */
+    PyObject *place;  /* place() -> (code, offset) or None: asks for one that is not in `ours` */
     PyObject *places; /* of the messages in `data`, the first of which has the number `first` */
     char *data;
     int64_t size, room;
@@ -174,8 +173,7 @@ static PyObject *outbox_take(Outbox *self, PyObject *argument)
         self->first = done;
         self->shown = self->shown_count = 0;
     } else if (done != self->first) {
-        return PyErr_Format(PyExc_ValueError, "messages before %lld are done, not %lld", self->first,
-                            done);
+        return PyErr_Format(PyExc_ValueError, "messages before %lld are done, not %lld", self->first, done);
     }
     /* The garbage collector may come with what is made here, and a finalizer add a message. */
     Py_ssize_t count = PyList_Size(self->places);
@@ -210,8 +208,10 @@ static PyMethodDef outbox_methods[] = {
      "take(done): forget what comes before message number `done`; the others, and their places."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot outbox_slots[] = {
-    {Py_tp_new, outbox_new},         {Py_tp_dealloc, outbox_dealloc},
-    {Py_tp_methods, outbox_methods}, {Py_sq_length, outbox_length},
+    {Py_tp_new, outbox_new},
+    {Py_tp_dealloc, outbox_dealloc},
+    {Py_tp_methods, outbox_methods},
+    {Py_sq_length, outbox_length},
     {Py_tp_doc, "Outbox(ours, place): messages to send, and the line of Python of each."},
     {0, NULL}};
 static PyType_Spec outbox_spec = {"mlvm.machines.native._native.Outbox", sizeof(Outbox), 0,
@@ -220,8 +220,7 @@ static PyType_Spec outbox_spec = {"mlvm.machines.native._native.Outbox", sizeof(
 /* --- Bound: a call and the arrays that it runs on --- */
 
 typedef struct {
-    PyObject_HEAD
-    KernelCallObject *call;
+    PyObject_HEAD KernelCallObject *call;
     PyObject *arrays;
     char *addresses[MOST_HANDLES];
     int count;
@@ -234,7 +233,8 @@ static PyObject *bound_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!:Bound", names, &call, &PyTuple_Type, &arrays))
         return NULL;
     if (!is_kernel_call(call) || PyTuple_Size(arrays) >= MOST_HANDLES)
-        return PyErr_Format(PyExc_TypeError, "a KernelCall is wanted, and less than %d arrays", MOST_HANDLES);
+        return PyErr_Format(PyExc_TypeError, "a KernelCall is wanted, and less than %d arrays",
+                            MOST_HANDLES);
     Bound *self = (Bound *)object_of(type);
     if (!self)
         return NULL;
@@ -262,8 +262,8 @@ static PyType_Slot bound_slots[] = {{Py_tp_new, bound_new},
                                     {Py_tp_dealloc, bound_dealloc},
                                     {Py_tp_doc, "Bound(call, arrays): a call, and what it runs on."},
                                     {0, NULL}};
-static PyType_Spec bound_spec = {"mlvm.machines.native._native.Bound", sizeof(Bound), 0,
-                                 Py_TPFLAGS_DEFAULT, bound_slots};
+static PyType_Spec bound_spec = {"mlvm.machines.native._native.Bound", sizeof(Bound), 0, Py_TPFLAGS_DEFAULT,
+                                 bound_slots};
 
 /* run_launches(pool, buffer, start, end, bound) -> start, count
  *
@@ -275,8 +275,7 @@ static PyObject *run_launches(PyObject *module, PyObject *args)
     PyObject *pool, *bound;
     Py_buffer buffer;
     Py_ssize_t start, end, count = 0;
-    if (!PyArg_ParseTuple(args, "Oy*nnO!:run_launches", &pool, &buffer, &start, &end, &PyDict_Type,
-                          &bound))
+    if (!PyArg_ParseTuple(args, "Oy*nnO!:run_launches", &pool, &buffer, &start, &end, &PyDict_Type, &bound))
         return NULL;
     if (!is_pool(pool) || start < 0 || end > buffer.len) {
         PyBuffer_Release(&buffer);

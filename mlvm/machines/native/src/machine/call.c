@@ -62,8 +62,8 @@ static int find_rows(KernelCallObject *self, PyObject *names)
 
 static PyObject *kernel_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"kernel", "nparams", "ints",   "floats", "units",
-                            "work",   "scratch", "shared", "parts",  "rows",   NULL};
+    static char *names[] = {"kernel",  "nparams", "ints",  "floats", "units", "work",
+                            "scratch", "shared",  "parts", "rows",   NULL};
     const char *kernel;
     int nparams;
     PyObject *ints = NULL, *reals = NULL, *parts = NULL, *rows = NULL;
@@ -84,9 +84,9 @@ static PyObject *kernel_call_new(PyTypeObject *type, PyObject *args, PyObject *k
     self->call.work = work;
     self->call.scratch = scratch;
     self->call.shared = shared;
-    if (ints && !(self->call.n = self->ints = numbers_of(ints, 0, &self->nints)))
+    if (ints && !(self->call.ints = self->ints = numbers_of(ints, 0, &self->nints)))
         goto failed;
-    if (reals && !(self->call.a = self->floats = numbers_of(reals, 1, &self->nfloats)))
+    if (reals && !(self->call.floats = self->floats = numbers_of(reals, 1, &self->nfloats)))
         goto failed;
     if (parts) {
         self->parts = PySequence_Tuple(parts);
@@ -157,18 +157,17 @@ static PyObject *kernel_call_described(KernelCallObject *self, PyObject *unused)
     PyObject *ints = PyList_New(0), *reals = PyList_New(0), *rows = PyList_New(0);
     PyObject *parts = self->parts ? Py_NewRef(self->parts) : PyTuple_New(0);
     PyObject *item;
-#define FILL(list, count, made)                                                          \
-    for (Py_ssize_t i = 0; list && i < (count); i++) {                                   \
-        if (!(item = (made)) || PyList_Append(list, item))                               \
-            Py_CLEAR(list);                                                              \
-        Py_XDECREF(item);                                                                \
+#define FILL(list, count, made)                            \
+    for (Py_ssize_t i = 0; list && i < (count); i++) {     \
+        if (!(item = (made)) || PyList_Append(list, item)) \
+            Py_CLEAR(list);                                \
+        Py_XDECREF(item);                                  \
     }
     FILL(ints, self->nints, PyLong_FromLongLong(self->ints[i]))
     FILL(reals, self->nfloats, PyFloat_FromDouble(self->floats[i]))
     FILL(rows, self->nrows, PyUnicode_FromString(self->rows[i]->name))
 #undef FILL
-    PyObject *all = ints && reals && parts && rows
-                        ? PyTuple_Pack(4, ints, reals, parts, rows) : NULL;
+    PyObject *all = ints && reals && parts && rows ? PyTuple_Pack(4, ints, reals, parts, rows) : NULL;
     Py_XDECREF(ints);
     Py_XDECREF(reals);
     Py_XDECREF(parts);
@@ -189,27 +188,28 @@ static PyMethodDef kernel_call_methods[] = {
      "What it was made of: ints, floats, parts, rows."},
     {NULL, NULL, 0, NULL}};
 
-#define MEMBER(name, type) {#name, type, offsetof(KernelCallObject, call.name), READONLY, NULL}
-static PyMemberDef kernel_call_members[] = {MEMBER(units, T_LONGLONG),
-                                     MEMBER(work, T_DOUBLE),
-                                     MEMBER(scratch, T_LONGLONG),
-                                     MEMBER(shared, T_LONGLONG),
-                                     MEMBER(nparams, T_INT),
-                                     {NULL, 0, 0, 0, NULL}};
+#define MEMBER(name, type)                                                 \
+    {                                                                      \
+#name, type, offsetof(KernelCallObject, call.name), READONLY, NULL \
+    }
+static PyMemberDef kernel_call_members[] = {MEMBER(units, T_LONGLONG),   MEMBER(work, T_DOUBLE),
+                                            MEMBER(scratch, T_LONGLONG), MEMBER(shared, T_LONGLONG),
+                                            MEMBER(nparams, T_INT),      {NULL, 0, 0, 0, NULL}};
 
-static PyGetSetDef kernel_call_getters[] = {
-    {"kernel", (getter)kernel_call_name, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef kernel_call_getters[] = {{"kernel", (getter)kernel_call_name, NULL, NULL, NULL},
+                                            {NULL, NULL, NULL, NULL, NULL}};
 
-static PyType_Slot kernel_call_slots[] = {{Py_tp_new, kernel_call_new},
-                                   {Py_tp_dealloc, kernel_call_dealloc},
-                                   {Py_tp_repr, kernel_call_repr},
-                                   {Py_tp_methods, kernel_call_methods},
-                                   {Py_tp_members, kernel_call_members},
-                                   {Py_tp_getset, kernel_call_getters},
-                                   {Py_tp_doc, "A native kernel, prepared for parameters of certain types."},
-                                   {0, NULL}};
-static PyType_Spec kernel_call_spec = {"mlvm.machines.native._native.KernelCall", sizeof(KernelCallObject), 0,
-                                Py_TPFLAGS_DEFAULT, kernel_call_slots};
+static PyType_Slot kernel_call_slots[] = {
+    {Py_tp_new, kernel_call_new},
+    {Py_tp_dealloc, kernel_call_dealloc},
+    {Py_tp_repr, kernel_call_repr},
+    {Py_tp_methods, kernel_call_methods},
+    {Py_tp_members, kernel_call_members},
+    {Py_tp_getset, kernel_call_getters},
+    {Py_tp_doc, "A native kernel, prepared for parameters of certain types."},
+    {0, NULL}};
+static PyType_Spec kernel_call_spec = {"mlvm.machines.native._native.KernelCall", sizeof(KernelCallObject),
+                                       0, Py_TPFLAGS_DEFAULT, kernel_call_slots};
 
 /* --- Pool --- */
 
@@ -233,11 +233,8 @@ int run_in_pool(PoolObject *self, const KernelCall *call, char **p)
     if (call->work < WORTH_RELEASING && !alone)
         return pool_run(self->pool, call, p);
     self->busy = process_number();
-    Py_BEGIN_ALLOW_THREADS
-    result = alone ? run_alone(call, p) : pool_run(self->pool, call, p);
-    Py_END_ALLOW_THREADS
-    if (!alone)
-        self->busy = 0;
+    Py_BEGIN_ALLOW_THREADS result = alone ? run_alone(call, p) : pool_run(self->pool, call, p);
+    Py_END_ALLOW_THREADS if (!alone) self->busy = 0;
     if (result < 0)
         PyErr_NoMemory();
     return result;
@@ -248,8 +245,7 @@ static PyObject *pool_new_(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {"threads", "pinned", "worth_sharing", NULL};
     int threads = 1, pinned = 0;
     double worth_sharing = 4000; /* waking the others costs about 500 */
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|ipd:Pool", names, &threads, &pinned,
-                                     &worth_sharing))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|ipd:Pool", names, &threads, &pinned, &worth_sharing))
         return NULL;
     PoolObject *self = (PoolObject *)object_of(type);
     if (self && !(self->pool = pool_new(threads, pinned, worth_sharing))) {
@@ -262,8 +258,7 @@ static PyObject *pool_new_(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static void pool_dealloc(PoolObject *self)
 {
     if (self->pool) {
-        Py_BEGIN_ALLOW_THREADS
-        pool_free(self->pool);
+        Py_BEGIN_ALLOW_THREADS pool_free(self->pool);
         Py_END_ALLOW_THREADS
     }
     free_object((PyObject *)self);
@@ -278,12 +273,13 @@ static PyObject *pool_count(PoolObject *self, void *unused)
 static PyGetSetDef pool_getters[] = {
     {"threads", (getter)pool_count, NULL, "How many threads, the caller's included.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
-static PyType_Slot pool_slots[] = {{Py_tp_new, pool_new_},
-                                   {Py_tp_dealloc, pool_dealloc},
-                                   {Py_tp_getset, pool_getters},
-                                   {Py_tp_doc, "Pool(threads=1, pinned=False, worth_sharing=4000): threads that share the work "
-                                              "of a call, from so many nanoseconds on."},
-                                   {0, NULL}};
+static PyType_Slot pool_slots[] = {
+    {Py_tp_new, pool_new_},
+    {Py_tp_dealloc, pool_dealloc},
+    {Py_tp_getset, pool_getters},
+    {Py_tp_doc, "Pool(threads=1, pinned=False, worth_sharing=4000): threads that share the work "
+                "of a call, from so many nanoseconds on."},
+    {0, NULL}};
 static PyType_Spec pool_spec = {"mlvm.machines.native._native.Pool", sizeof(PoolObject), 0,
                                 Py_TPFLAGS_DEFAULT, pool_slots};
 
@@ -382,8 +378,10 @@ static PyMethodDef call_functions[] = {
      "Whether the processor has that instruction set, and the system does not let this process use it."},
     {"choose_simd", choose_simd, METH_O,
      "Use that instruction set for calls made from now on; False if there is no such one here."},
-    {"kernels", get_kernels, METH_NOARGS, "All kernels: of each the file it is in, and the names of the integers that its calls have."},
-    {"rows", get_rows, METH_NOARGS, "All row functions, and what a byte of the result costs in nanoseconds."},
+    {"kernels", get_kernels, METH_NOARGS,
+     "All kernels: of each the file it is in, and the names of the integers that its calls have."},
+    {"rows", get_rows, METH_NOARGS,
+     "All row functions, and what a byte of the result costs in nanoseconds."},
     {NULL, NULL, 0, NULL}};
 
 static int add_names(PyObject *module, const char *name, const char *const *names)
@@ -400,8 +398,8 @@ int call_init(PyObject *module)
     pool_type = add_type(module, "Pool", &pool_spec);
     if (!kernel_call_type || !pool_type)
         return -1;
-#define ADD(name, number)                                                                \
-    if (PyModule_AddIntConstant(module, #name, number))                                  \
+#define ADD(name, number)                               \
+    if (PyModule_AddIntConstant(module, #name, number)) \
         return -1;
     CONSTANTS(ADD)
 #define TEXT(name) #name,

@@ -10,8 +10,7 @@
 #define WORTH_RELEASING 20000.0
 
 typedef struct {
-    PyObject_HEAD
-    KernelCall call;
+    PyObject_HEAD KernelCall call;
     int64_t *ints;
     double *floats;
     PyObject *parts; /* a tuple that keeps the children */
@@ -21,8 +20,7 @@ typedef struct {
 } KernelCallObject;
 
 typedef struct {
-    PyObject_HEAD
-    Pool *pool;
+    PyObject_HEAD Pool *pool;
     int busy; /* the process in which a call runs without the interpreter lock, or 0 */
 } PoolObject;
 

@@ -32,9 +32,8 @@ Host *host_new(PyObject *given)
         return (Host *)PyErr_NoMemory();
     unsigned long long address, owner;
     PyObject *numbers;
-    if (!PyArg_ParseTuple(given, "OOOiiKyO!K", &host->call, &host->attributes, &host->asked,
-                          &host->nparams, &host->nresults, &address, &host->text, &PyTuple_Type,
-                          &numbers, &owner) ||
+    if (!PyArg_ParseTuple(given, "OOOiiKyO!K", &host->call, &host->attributes, &host->asked, &host->nparams,
+                          &host->nresults, &address, &host->text, &PyTuple_Type, &numbers, &owner) ||
         fill_numbers(host, numbers)) {
         host_free(host);
         return NULL;
@@ -64,7 +63,7 @@ struct Frame {
     mlvm_frame seen; /* what C has the address of */
     Frame *next;     /* of all there are */
     Frame *next_idle;
-    Types *types;    /* of the launch that has it */
+    Types *types; /* of the launch that has it */
     mlvm_value *values;
     int64_t room, results_room;
     int status;
@@ -186,8 +185,12 @@ static Made *make(Frame *frame, const Type *type)
         free(made);
         return NULL;
     }
-    made->seen = (mlvm_tensor){.data = tensor->address, .nbytes = type->nbytes, .size = type->size,
-                               .shape = type->shape, .dtype = type->dtype, .ndim = type->ndim};
+    made->seen = (mlvm_tensor){.data = tensor->address,
+                               .nbytes = type->nbytes,
+                               .size = type->size,
+                               .shape = type->shape,
+                               .dtype = type->dtype,
+                               .ndim = type->ndim};
     made->tensor = tensor;
     made->next = frame->made;
     frame->made = made;
@@ -235,8 +238,7 @@ static Made *ask_and_make(Frame *frame, int dtype, int ndim, const int64_t *shap
     return made;
 }
 
-static mlvm_tensor *answer_new_tensor(mlvm_frame *seen, int32_t dtype, int32_t ndim,
-                                      const int64_t *shape)
+static mlvm_tensor *answer_new_tensor(mlvm_frame *seen, int32_t dtype, int32_t ndim, const int64_t *shape)
 {
     Frame *frame = entered(seen);
     if (!frame)
@@ -372,9 +374,12 @@ static Frame *frame_new(void)
     Frame *frame = calloc(1, sizeof *frame);
     if (!frame)
         return (Frame *)PyErr_NoMemory();
-    frame->seen = (mlvm_frame){.number = answer_number, .new_tensor = answer_new_tensor,
-                               .push = answer_push, .push_int = answer_push_int,
-                               .push_str = answer_push_str, .error = answer_error};
+    frame->seen = (mlvm_frame){.number = answer_number,
+                               .new_tensor = answer_new_tensor,
+                               .push = answer_push,
+                               .push_int = answer_push_int,
+                               .push_str = answer_push_str,
+                               .error = answer_error};
     pthread_mutex_init(&frame->mutex, NULL);
     frame->next = frames; /* only whoever has the lock adds one */
     frames = frame;
@@ -424,8 +429,11 @@ static int show(mlvm_value *to, Value value)
     }
     const Type *type = value.as.tensor->type;
     to->kind = MLVM_TENSOR;
-    to->tensor = (mlvm_tensor){.data = value.as.tensor->address, .nbytes = type->nbytes,
-                               .size = type->size, .shape = type->shape, .dtype = type->dtype,
+    to->tensor = (mlvm_tensor){.data = value.as.tensor->address,
+                               .nbytes = type->nbytes,
+                               .size = type->size,
+                               .shape = type->shape,
+                               .dtype = type->dtype,
                                .ndim = type->ndim};
     return 0;
 }
@@ -483,9 +491,8 @@ void frame_raise(Frame *frame)
 {
     PyObject *failure = frame->failure;
     frame->failure = NULL;
-    PyObject *never =
-        PyObject_CallMethod(frame->host->asked, "end", "OiL", failure ? failure : Py_None,
-                            frame->status, (long long)frame->nresults);
+    PyObject *never = PyObject_CallMethod(frame->host->asked, "end", "OiL", failure ? failure : Py_None,
+                                          frame->status, (long long)frame->nresults);
     if (never) /* `end` says what is wrong */
         PyErr_SetString(PyExc_SystemError, "a call in C has failed without a reason");
     Py_XDECREF(never);
@@ -498,8 +505,7 @@ void frame_raise(Frame *frame)
 /* --- a call from Python --- */
 
 typedef struct {
-    PyObject_HEAD
-    PyObject *given; /* what `host` borrows from */
+    PyObject_HEAD PyObject *given; /* what `host` borrows from */
     Host *host;
     Types types;
     int running; /* calls, of which each may have values of these types */
@@ -548,11 +554,8 @@ static PyObject *call_on(Caller *self, Frame *frame, const Value *params, PyObje
     if (frame_enter(frame, self->host, params, PyList_Size(given)))
         return PyObject_CallMethod(self->host->asked, "refuse", "(O)", given);
     int failed;
-    Py_BEGIN_ALLOW_THREADS
-    failed = frame_run(frame);
-    Py_END_ALLOW_THREADS
-    if (!failed)
-        return list_of_results(frame);
+    Py_BEGIN_ALLOW_THREADS failed = frame_run(frame);
+    Py_END_ALLOW_THREADS if (!failed) return list_of_results(frame);
     frame_raise(frame);
     return NULL;
 }

@@ -20,7 +20,7 @@ typedef struct {
         const char *name;
         double value;
         int known; /* else it is no number */
-    } *numbers;    /* the attributes by name */
+    } * numbers;   /* the attributes by name */
     Py_ssize_t nnumbers;
     void *owner; /* what the function works on besides, if it is one of our own */
 } Host;

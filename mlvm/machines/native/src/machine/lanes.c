@@ -1,7 +1,7 @@
 /* Lanes as a Python object: see plan/lanes.h.
  *
- * Python makes the code, and has made the rows of arguments. What is left to it meanwhile are
- * memory for more rows, programs that are met for the first time, and errors.
+ * Python makes the code and the rows of arguments. During a run it is called for memory of more rows, for
+ * programs at their first use, and for errors.
  */
 #include "lanes.h"
 
@@ -13,14 +13,13 @@
 #include <string.h>
 
 typedef struct {
-    PyObject_HEAD
-    Lanes lanes;
+    PyObject_HEAD Lanes lanes;
     PyObject *helper; /* while it runs */
     PoolObject *pool;
     uint64_t looks;
 } LanesObject;
 
-enum { LOOKS_PER_BREATH = 64 };
+enum { LOOKS_PER_CHECK = 64 };
 
 static PyTypeObject *lanes_type;
 
@@ -29,7 +28,7 @@ static LanesObject *object_of_lanes(Lanes *lanes)
     return (LanesObject *)(void *)((char *)lanes - offsetof(LanesObject, lanes));
 }
 
-/* --- what lanes ask --- */
+/* --- callbacks of the scheduler --- */
 
 static void *resize(Lanes *lanes, void *old, size_t had, size_t nbytes)
 {
@@ -55,27 +54,27 @@ static int grow(Lanes *lanes, int64_t size, int64_t count)
     return 0;
 }
 
-/* Have the addresses that a program reads from and writes to. Returns 0, or -1 with an exception. */
-static int learn(Lanes *lanes, int64_t number, int64_t k)
+/* Set the program of a part and its addresses. Returns 0, or -1 with an exception. */
+static int prepare(Lanes *lanes, int64_t number, int64_t k)
 {
     const LanesObject *self = object_of_lanes(lanes);
     Segment *segment = &lanes->segments[number];
     Part *part = &segment->parts[k];
     PyObject *found = PyObject_CallMethod(self->helper, "part", "LL", (long long)number,
                                           (long long)segment->counts[k]);
-    PyObject *program, *given, *left;
-    if (!found || !PyArg_ParseTuple(found, "OO!O!", &program, &PyTuple_Type, &given, &PyTuple_Type,
-                                    &left) ||
-        PyTuple_Size(given) != segment->nins || PyTuple_Size(left) != segment->nouts) {
+    PyObject *program, *operands, *results;
+    if (!found ||
+        !PyArg_ParseTuple(found, "OO!O!", &program, &PyTuple_Type, &operands, &PyTuple_Type, &results) ||
+        PyTuple_Size(operands) != segment->nins || PyTuple_Size(results) != segment->nouts) {
         Py_XDECREF(found);
         if (!PyErr_Occurred())
             PyErr_BadArgument();
         return -1;
     }
     for (int64_t i = 0; i < segment->nins; i++)
-        part->given[i] = PyLong_AsVoidPtr(PyTuple_GetItem(given, (Py_ssize_t)i));
+        part->operands[i] = PyLong_AsVoidPtr(PyTuple_GetItem(operands, (Py_ssize_t)i));
     for (int64_t i = 0; i < segment->nouts; i++)
-        part->left[i] = PyLong_AsVoidPtr(PyTuple_GetItem(left, (Py_ssize_t)i));
+        part->results[i] = PyLong_AsVoidPtr(PyTuple_GetItem(results, (Py_ssize_t)i));
     Py_XDECREF((PyObject *)part->program);
     part->program = NULL;
     if (program_is_straight(program)) {
@@ -83,8 +82,8 @@ static int learn(Lanes *lanes, int64_t number, int64_t k)
         part->program = program;
     }
     Py_DECREF(found);
-    part->known = !PyErr_Occurred();
-    return -!part->known;
+    part->prepared = !PyErr_Occurred();
+    return -!part->prepared;
 }
 
 /* A program that is straight runs here, any other in Python. */
@@ -109,9 +108,9 @@ static int look(Lanes *lanes)
     LanesObject *self = object_of_lanes(lanes);
     if (PyErr_CheckSignals())
         return -1;
-    if (++self->looks % LOOKS_PER_BREATH)
+    if (++self->looks % LOOKS_PER_CHECK)
         return 0;
-    PyObject *done = PyObject_CallMethod(self->helper, "breathe", NULL);
+    PyObject *done = PyObject_CallMethod(self->helper, "check_signals", NULL);
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
@@ -125,7 +124,7 @@ static int refuse(Lanes *lanes, const char *what, int64_t a, int64_t b)
 }
 
 static const LanesRunner in_python = {
-    .resize = resize, .grow = grow, .learn = learn, .run = run_part, .look = look, .refuse = refuse};
+    .resize = resize, .grow = grow, .prepare = prepare, .run = run_part, .look = look, .refuse = refuse};
 
 /* --- Python --- */
 
@@ -153,11 +152,11 @@ static LaneRegister *registers(PyObject *array, int64_t *count)
     return of;
 }
 
-static int new_segment(Segment *segment, PyObject *told)
+static int new_segment(Segment *segment, PyObject *spec)
 {
     PyObject *counts;
     long long nins, nouts;
-    if (!PyArg_ParseTuple(told, "OLL", &counts, &nins, &nouts) ||
+    if (!PyArg_ParseTuple(spec, "OLL", &counts, &nins, &nouts) ||
         !(segment->counts = copied(counts, &segment->ncounts)))
         return -1;
     segment->nins = nins;
@@ -166,20 +165,20 @@ static int new_segment(Segment *segment, PyObject *told)
     segment->first = calloc((size_t)nouts + 1, sizeof *segment->first);
     int failed = !segment->parts || !segment->first;
     for (int64_t k = 0; !failed && k < segment->ncounts; k++) {
-        segment->parts[k].given = calloc((size_t)nins + 1, sizeof(char *));
-        segment->parts[k].left = calloc((size_t)nouts + 1, sizeof(char *));
-        failed = !segment->parts[k].given || !segment->parts[k].left;
+        segment->parts[k].operands = calloc((size_t)nins + 1, sizeof(char *));
+        segment->parts[k].results = calloc((size_t)nouts + 1, sizeof(char *));
+        failed = !segment->parts[k].operands || !segment->parts[k].results;
     }
     if (failed)
         PyErr_NoMemory();
     return -failed;
 }
 
-static int new_site(Site *site, PyObject *told)
+static int new_site(Site *site, PyObject *spec)
 {
     PyObject *sizes;
     long long segment, sum, nbytes;
-    if (!PyArg_ParseTuple(told, "LLLO", &segment, &sum, &nbytes, &sizes) ||
+    if (!PyArg_ParseTuple(spec, "LLLO", &segment, &sum, &nbytes, &sizes) ||
         !(site->sizes = copied(sizes, &site->count)))
         return -1;
     site->segment = segment;
@@ -232,7 +231,8 @@ static PyObject *lanes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->rows = calloc((size_t)self->nrows + 1, sizeof *self->rows);
     self->segments = calloc((size_t)PyList_Size(segments) + 1, sizeof *self->segments);
     self->sites = calloc((size_t)PyList_Size(sites) + 1, sizeof *self->sites);
-    if (!self->ready || !self->row_of_shared || !self->shared || !self->rows || !self->segments || !self->sites)
+    if (!self->ready || !self->row_of_shared || !self->shared || !self->rows || !self->segments ||
+        !self->sites)
         goto no_memory;
     for (int64_t i = 0; i < self->nrows; i++)
         self->rows[i].nbytes = numbers[i];
@@ -263,8 +263,8 @@ static void lanes_dealloc(LanesObject *object)
         Segment *segment = &self->segments[i];
         for (int64_t k = 0; segment->parts && k < segment->ncounts; k++) {
             Py_XDECREF((PyObject *)segment->parts[k].program);
-            free(segment->parts[k].given);
-            free(segment->parts[k].left);
+            free(segment->parts[k].operands);
+            free(segment->parts[k].results);
         }
         free(segment->parts);
         free(segment->first);
@@ -279,10 +279,21 @@ static void lanes_dealloc(LanesObject *object)
     }
     for (int64_t pc = 0; self->ready && pc < self->nsteps; pc++)
         free(self->ready[pc].of);
-    int64_t *arrays[] = {(int64_t *)(uintptr_t)self->code, (int64_t *)(uintptr_t)self->at,
-                         self->now.of, self->row_of_shared, self->regs,      self->parent,
-                         self->depth, self->site,  self->waits,         self->wakes,     self->records.of,
-                         self->record_at.of, self->order.of, self->sums.of, self->begins.of};
+    int64_t *arrays[] = {(int64_t *)(uintptr_t)self->code,
+                         (int64_t *)(uintptr_t)self->at,
+                         self->now.of,
+                         self->row_of_shared,
+                         self->regs,
+                         self->parent,
+                         self->depth,
+                         self->site,
+                         self->waits,
+                         self->wakes,
+                         self->records.of,
+                         self->record_at.of,
+                         self->order.of,
+                         self->sums.of,
+                         self->begins.of};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         free(arrays[i]);
     free((void *)(uintptr_t)self->heavy);
@@ -320,7 +331,8 @@ static PyObject *lanes_run(LanesObject *object, PyObject *args)
     PyObject *pool, *helper, *given[4];
     long long count;
     char **of[4] = {NULL};
-    if (!PyArg_ParseTuple(args, "OOLOOOO", &pool, &helper, &count, &given[0], &given[1], &given[2], &given[3]))
+    if (!PyArg_ParseTuple(args, "OOLOOOO", &pool, &helper, &count, &given[0], &given[1], &given[2],
+                          &given[3]))
         return NULL;
     if (!is_pool(pool) || object->helper)
         return PyErr_Format(PyExc_TypeError, "run takes a pool, and is not called within itself");
@@ -345,14 +357,14 @@ static PyObject *lanes_run(LanesObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* forget(): no program is known any more. */
+/* forget(): drop the programs of all parts. */
 static PyObject *lanes_forget(LanesObject *object, PyObject *unused)
 {
     const Lanes *self = &object->lanes;
     (void)unused;
     for (int64_t i = 0; i < self->nsegments; i++)
         for (int64_t k = 0; k < self->segments[i].ncounts; k++)
-            self->segments[i].parts[k].known = 0;
+            self->segments[i].parts[k].prepared = 0;
     Py_INCREF(Py_None);
     return Py_None;
 }
@@ -379,8 +391,7 @@ static PyObject *get_steps(PyObject *module, PyObject *unused)
 }
 
 static PyMethodDef lanes_functions[] = {
-    {"lane_steps", get_steps, METH_NOARGS, "The numbers of the steps of lanes."},
-    {NULL, NULL, 0, NULL}};
+    {"lane_steps", get_steps, METH_NOARGS, "The numbers of the steps of lanes."}, {NULL, NULL, 0, NULL}};
 
 int lanes_init(PyObject *module)
 {

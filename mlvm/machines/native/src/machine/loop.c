@@ -1,8 +1,13 @@
-/* The machine's loop (plan/loop.c) on Python's programs, without the interpreter lock where one is long.
+/* The machine's loop (plan/loop.c) on programs of Python.
  *
- * It runs what `loop.py` prepares from the steps of the linker. Where the loop ends before the program
- * does, the reference loop goes on from the state of the machine, or says what is wrong. Host functions
- * in C are called from here (host.c); those in Python, and kernels without a planner, are called back.
+ * In:       a Program, which `loop.py` prepares from the linker's steps; the arrays of a launch.
+ * Out:      the outputs; or the state of the machine, from which the reference loop goes on or raises.
+ * Must hold: arrays are contiguous and have the program's types; the function table has the program's
+ *           version. A raw VM's program is not verified: the loop checks the stack itself.
+ * Callers:  `NativeLoop.__call__`; lanes.c, for the programs of segments.
+ * Locks:    the VM's lock. The interpreter lock is released where a program has enough work, and taken for
+ *           callbacks: host functions in Python, kernels without a planner, signals. Host functions
+ *           in C (host.c) run without it.
  */
 #include "loop.h"
 
@@ -33,27 +38,26 @@ typedef struct {
 } Callee;
 
 typedef struct {
-    PyObject_HEAD
-    Function *functions;
+    PyObject_HEAD Function *functions;
     int nfunctions;
-    int straight;        /* only RUN steps, then HALT: no state but the pc */
-    BoundCall *bound;    /* of these steps, `nbound` of them */
+    int straight;     /* only RUN steps, then HALT: no state but the pc */
+    BoundCall *bound; /* of these steps, `nbound` of them */
     int nbound;
-    char **addresses;    /* of the parameters of RUN steps */
-    uint32_t *places;    /* 0, 1, 2, ... */
+    char **addresses; /* of the parameters of RUN steps */
+    uint32_t *places; /* 0, 1, 2, ... */
     uint32_t naddresses;
     int64_t scratch, shared;
     double work;
-    PyObject *kept;      /* a list of all Python objects that steps refer to */
+    PyObject *kept; /* a list of all Python objects that steps refer to */
     Types types;
-    int running; /* launches within each other */
-    int has_c; /* whether it calls functions in C */
+    int running;            /* launches within each other */
+    int has_c;              /* whether it calls functions in C */
     const int64_t *version; /* of the function table */
-    PyObject *arguments; /* a tuple of the types of the launch's arguments */
+    PyObject *arguments;    /* a tuple of the types of the launch's arguments */
 } ProgramObject;
 
 static PyTypeObject *program_type;
-static PyObject *name_breathe, *name_load, *name_perform, *name_store;
+static PyObject *name_check_signals, *name_load, *name_perform, *name_store;
 
 /* --- preparing --- */
 
@@ -138,11 +142,8 @@ static int fill_step(ProgramObject *self, Step *step, PyObject *given)
     if (!PyArg_ParseTuple(given, "iiOO", &step->code, &step->number, &first, &second))
         return -1;
     switch (step->code) {
-    case RUN:
-        return fill_run(self, step, first, second);
-    case PUSH:
-        self->straight = 0;
-        return fill_push(self, step, first, second);
+    case RUN: return fill_run(self, step, first, second);
+    case PUSH: self->straight = 0; return fill_push(self, step, first, second);
     case CALL:
     case BACK: {
         Callee *callee = PyMem_Calloc(1, sizeof *callee);
@@ -176,9 +177,7 @@ static int fill_step(ProgramObject *self, Step *step, PyObject *given)
         if (step->number < 0 || step->number >= PyTuple_Size(self->arguments))
             step->code = UNKNOWN;
         /* fall through */
-    default:
-        self->straight = self->straight && step->code == HALT;
-        return PyErr_Occurred() ? -1 : 0;
+    default: self->straight = self->straight && step->code == HALT; return PyErr_Occurred() ? -1 : 0;
     }
 }
 
@@ -195,8 +194,8 @@ static int *numbers(PyObject *list, Py_ssize_t count)
 static int fill_function(ProgramObject *self, Function *function, PyObject *given)
 {
     PyObject *steps, *starts, *ends;
-    if (!PyArg_ParseTuple(given, "O!O!O!", &PyList_Type, &steps, &PyList_Type, &starts,
-                          &PyList_Type, &ends))
+    if (!PyArg_ParseTuple(given, "O!O!O!", &PyList_Type, &steps, &PyList_Type, &starts, &PyList_Type,
+                          &ends))
         return -1;
     Py_ssize_t count = PyList_Size(steps);
     if (PyList_Size(starts) != count || PyList_Size(ends) != count)
@@ -344,10 +343,10 @@ typedef struct {
     PyObject *helper;     /* what Python does for the loop: `loop.Helper` */
     PyThreadState *saved; /* NULL while this thread has the interpreter lock */
     int releases;
-    int was_busy;         /* the pool, when the lock was released */
-    Frame *frame;         /* for functions in C */
+    int was_busy;    /* the pool, when the lock was released */
+    Frame *frame;    /* for functions in C */
     int64_t counted; /* bytes of stack and frames, as made */
-    int64_t looked; /* at signals: when, by the clock */
+    int64_t looked;  /* at signals: when, by the clock */
 } Launch;
 
 static void hold(Launch *m)
@@ -654,17 +653,18 @@ static int look_at_clock(Machine *machine)
     }
     m->looked = time;
     hold(m);
-    PyObject *breathed =
-        PyErr_CheckSignals() ? NULL : PyObject_CallMethodObjArgs(m->helper, name_breathe, NULL);
-    Py_XDECREF(breathed);
+    PyObject *checked = PyErr_CheckSignals()
+                            ? NULL
+                            : PyObject_CallMethodObjArgs(m->helper, name_check_signals, NULL);
+    Py_XDECREF(checked);
     release(m);
-    return breathed ? 0 : -1;
+    return checked ? 0 : -1;
 }
 
 static int ended(Launch *m, int failed)
 {
     if (failed)
-        return forgive() ? -1 : 1;
+        return clear_nonfatal_error() ? -1 : 1;
     release(m);
     return 0;
 }
@@ -695,11 +695,18 @@ static int store_global(Machine *machine, int64_t handle, Tensor *tensor)
     return ended(m, !done);
 }
 
-static const Runner in_python = {
-    .more_values = more_values, .more_frames = more_frames, .look = look_at_clock,
-    .call = call_from_loop, .back = call_kernel, .resolve = resolve, .make = make_tensor,
-    .drop = drop_last, .keep = keep_object, .truth = truth_of_object, .load = load_global,
-    .store = store_global};
+static const Runner in_python = {.more_values = more_values,
+                                 .more_frames = more_frames,
+                                 .look = look_at_clock,
+                                 .call = call_from_loop,
+                                 .back = call_kernel,
+                                 .resolve = resolve,
+                                 .make = make_tensor,
+                                 .drop = drop_last,
+                                 .keep = keep_object,
+                                 .truth = truth_of_object,
+                                 .load = load_global,
+                                 .store = store_global};
 
 /* A straight program. Returns the step whose values its kernel refuses or that is none, or with an
  * exception set the one that was interrupted; -1 if it has ended. */
@@ -733,8 +740,7 @@ static PyObject *state_of(Launch *m)
     PyObject *stack = objects_of(m, 0), *frames = PyList_New(0), *state = NULL;
     for (int64_t i = 0; frames && i < m->m.depth; i++) {
         const Return *frame = &m->m.frames[i];
-        PyObject *item =
-            Py_BuildValue("iiii", frame->function, frame->pc, frame->base, frame->nparams);
+        PyObject *item = Py_BuildValue("iiii", frame->function, frame->pc, frame->base, frame->nparams);
         if (!item || PyList_Append(frames, item))
             Py_CLEAR(frames);
         Py_XDECREF(item);
@@ -752,9 +758,13 @@ static PyObject *state_of(Launch *m)
 
 static Machine machine_of(const ProgramObject *program, const PoolObject *pool)
 {
-    return (Machine){.runner = &in_python, .functions = program->functions, .pool = pool->pool,
-                     .addresses = program->addresses, .version = program->version,
-                     .version_seen = *program->version, .left = -1};
+    return (Machine){.runner = &in_python,
+                     .functions = program->functions,
+                     .pool = pool->pool,
+                     .addresses = program->addresses,
+                     .version = program->version,
+                     .version_seen = *program->version,
+                     .left = -1};
 }
 
 static int lend_arguments(Launch *m, PyObject *operands)
@@ -856,10 +866,9 @@ int program_run_straight(PyObject *object, PoolObject *pool)
     return refused != 0;
 }
 
-static PyMethodDef program_methods[] = {
-    {"run", (PyCFunction)(void (*)(void))program_run, METH_FASTCALL,
-     "run(pool, helper, operands, left): see loop.py."},
-    {NULL, NULL, 0, NULL}};
+static PyMethodDef program_methods[] = {{"run", (PyCFunction)(void (*)(void))program_run, METH_FASTCALL,
+                                         "run(pool, helper, operands, left): see loop.py."},
+                                        {NULL, NULL, 0, NULL}};
 static PyMemberDef program_members[] = {
     {"straight", T_INT, offsetof(ProgramObject, straight), READONLY, NULL},
     {"work", T_DOUBLE, offsetof(ProgramObject, work), READONLY, NULL},
@@ -890,11 +899,11 @@ static PyMethodDef loop_functions[] = {
 
 int loop_init(PyObject *module)
 {
-    name_breathe = PyUnicode_InternFromString("breathe");
+    name_check_signals = PyUnicode_InternFromString("check_signals");
     name_load = PyUnicode_InternFromString("load");
     name_perform = PyUnicode_InternFromString("perform");
     name_store = PyUnicode_InternFromString("store");
-    if (!name_breathe || !name_load || !name_perform || !name_store)
+    if (!name_check_signals || !name_load || !name_perform || !name_store)
         return -1;
     program_type = add_type(module, "Program", &program_spec);
     if (!program_type || PyModule_AddIntConstant(module, "ANYWHERE", (long)OVER_ANYTHING))

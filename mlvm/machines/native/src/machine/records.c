@@ -29,15 +29,14 @@ typedef struct {
 } Chunk;
 
 typedef struct {
-    PyObject_HEAD
-    PyObject *more; /* gives an array of so many bytes */
-    PyObject *kept; /* a list of these arrays */
+    PyObject_HEAD PyObject *more; /* gives an array of so many bytes */
+    PyObject *kept;               /* a list of these arrays */
     Chunk *chunks;
     Record **records;
     int64_t nchunks, room, count;
     int64_t chunk, used; /* the top: in which chunk, and how much of it is used */
     int64_t first;       /* records of programs around this one */
-    long long held;
+    long long nbytes;
 } Records;
 
 static int64_t rounded(int64_t nbytes)
@@ -64,7 +63,7 @@ static int grow(Records *self, int64_t nbytes)
         return -1;
     chunk->nbytes = size;
     self->nchunks++;
-    self->held += size;
+    self->nbytes += size;
     return 0;
 }
 
@@ -163,8 +162,8 @@ static const Record *record_of(const Records *self, int64_t number)
 static int fits(const Record *record, const Part *part, const mlvm_tensor *t)
 {
     return part->dtype == t->dtype && part->ndim == t->ndim && part->nbytes == t->nbytes &&
-           (!t->ndim || !memcmp((const char *)record + part->shape, t->shape,
-                                (size_t)t->ndim * sizeof(int64_t)));
+           (!t->ndim ||
+            !memcmp((const char *)record + part->shape, t->shape, (size_t)t->ndim * sizeof(int64_t)));
 }
 
 /* ( o1 .. on p -- ) */
@@ -180,8 +179,8 @@ static int read_record(mlvm_frame *frame)
         found = fits(record, &record->parts[i], &frame->params[i].tensor);
     if (!found) {
         char told[100];
-        snprintf(told, sizeof told, "no record %lld of %lld such tensors is there",
-                 (long long)number, (long long)n);
+        snprintf(told, sizeof told, "no record %lld of %lld such tensors is there", (long long)number,
+                 (long long)n);
         return frame->error(frame, told);
     }
     for (int64_t i = 0; i < n; i++) {
@@ -276,7 +275,7 @@ static PyMethodDef records_methods[] = {{"begin", (PyCFunction)records_begin, ME
                                         {"parts", (PyCFunction)records_parts, METH_O, NULL},
                                         {NULL, NULL, 0, NULL}};
 static PyMemberDef records_members[] = {
-    {"held", T_LONGLONG, offsetof(Records, held), READONLY, "The bytes of its memory."},
+    {"nbytes", T_LONGLONG, offsetof(Records, nbytes), READONLY, "The bytes of its memory."},
     {NULL, 0, 0, 0, NULL}};
 static PyType_Slot records_slots[] = {
     {Py_tp_new, records_new},

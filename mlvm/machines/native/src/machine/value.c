@@ -14,8 +14,8 @@ static PyObject *type_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *tensor_type, *shape;
     long long nbytes, size;
     int dtype;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OLLiO!:Type", names, &tensor_type, &nbytes,
-                                     &size, &dtype, &PyTuple_Type, &shape))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OLLiO!:Type", names, &tensor_type, &nbytes, &size,
+                                     &dtype, &PyTuple_Type, &shape))
         return NULL;
     TypeObject *self = (TypeObject *)object_of(type);
     if (!self)
@@ -42,15 +42,14 @@ static void type_dealloc(TypeObject *self)
 }
 
 static PyMemberDef type_members[] = {
-    {"tensor_type", T_OBJECT_EX, offsetof(TypeObject, tensor_type), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL}};
+    {"tensor_type", T_OBJECT_EX, offsetof(TypeObject, tensor_type), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
 static PyType_Slot type_slots[] = {{Py_tp_new, type_new},
                                    {Py_tp_dealloc, type_dealloc},
                                    {Py_tp_members, type_members},
                                    {Py_tp_doc, "A TensorType, as the loop sees it."},
                                    {0, NULL}};
 static PyType_Spec type_spec = {"mlvm.machines.native._native.Type", sizeof(TypeObject), 0,
-                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, type_slots};
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, type_slots};
 
 /* --- Types --- */
 
@@ -125,14 +124,10 @@ static int dtype_of(const char *format, Py_ssize_t itemsize)
     static const int of_signed[] = {MLVM_I8, MLVM_I16, MLVM_I32, MLVM_I64};
     static const int of_unsigned[] = {MLVM_U8, MLVM_U16, MLVM_U32, MLVM_U64};
     switch (*kind) {
-    case '?':
-        return MLVM_BOOL;
-    case 'f':
-        return MLVM_F32;
-    case 'd':
-        return MLVM_F64;
-    default:
-        return (kind - kinds) % 2 ? of_unsigned[log] : of_signed[log];
+    case '?': return MLVM_BOOL;
+    case 'f': return MLVM_F32;
+    case 'd': return MLVM_F64;
+    default: return (kind - kinds) % 2 ? of_unsigned[log] : of_signed[log];
     }
 }
 
@@ -165,8 +160,7 @@ typedef struct {
 } Block;
 
 typedef struct {
-    PyObject_HEAD
-    Block *block; /* whose bytes these are */
+    PyObject_HEAD Block *block; /* whose bytes these are */
     long long nbytes;
 } MemoryObject;
 
@@ -235,7 +229,7 @@ static PyType_Slot memory_slots[] = {{Py_tp_dealloc, memory_dealloc},
                                      {Py_tp_doc, "The bytes of a tensor that the loop made."},
                                      {0, NULL}};
 static PyType_Spec memory_spec = {"mlvm.machines.native._native.Memory", sizeof(MemoryObject), 0,
-                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, memory_slots};
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, memory_slots};
 
 /* --- tensors --- */
 
@@ -248,8 +242,8 @@ static Tensor *tensor_in(void *memory, const Type *type)
     block->made = type->nbytes + (int64_t)sizeof *block;
     made += block->made;
     uintptr_t behind = (uintptr_t)(block + 1);
-    block->tensor = (Tensor){.references = 1, .type = type,
-                             .address = (char *)(block + 1) + (-behind & (ALIGNMENT - 1))};
+    block->tensor = (Tensor){
+        .references = 1, .type = type, .address = (char *)(block + 1) + (-behind & (ALIGNMENT - 1))};
     return &block->tensor;
 }
 
@@ -369,12 +363,9 @@ int value_of(Types *types, PyObject *asked, PyObject *object, Value *value)
 PyObject *object_of_value(Value value)
 {
     switch (value.kind) {
-    case TENSOR:
-        return tensor_array(value.as.tensor);
-    case INTEGER:
-        return PyLong_FromLongLong(value.as.integer);
-    default:
-        return Py_NewRef(value.as.object);
+    case TENSOR: return tensor_array(value.as.tensor);
+    case INTEGER: return PyLong_FromLongLong(value.as.integer);
+    default: return Py_NewRef(value.as.object);
     }
 }
 

@@ -11,8 +11,7 @@
 
 /* A TensorType, as the loop sees it. */
 typedef struct {
-    PyObject_HEAD
-    PyObject *tensor_type;
+    PyObject_HEAD PyObject *tensor_type;
     Type type;
 } TypeObject;
 
@@ -25,7 +24,7 @@ static inline TypeObject *object_of_type(const Type *type)
 
 /* The types that a program has met, and keeps. */
 typedef struct {
-    PyObject *kept;                   /* a dict */
+    PyObject *kept;                            /* a dict */
     _Atomic(TypeObject *) recent[MOST_RECENT]; /* some of them, each in the place that its hash says */
 } Types;
 

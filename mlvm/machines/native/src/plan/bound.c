@@ -11,7 +11,7 @@ int run_one(Pool *pool, char *const *addresses, const BoundCall *bound)
 int run_bound(Pool *pool, char *const *addresses, const BoundCall *calls, int count, int *next,
               double *most)
 {
-    for (; *next < count && *most > 0; ++*next) {
+    for (; *next<count && * most> 0; ++*next) {
         int refused = run_one(pool, addresses, &calls[*next]);
         if (refused)
             return refused;

@@ -1,13 +1,26 @@
+/* The scheduler of lanes: frames of many rows, each with a program counter of its own.
+ *
+ * In:       a Lanes (lanes.h): the code that native/lanes.py encodes, and the rows of arguments.
+ * Out:      rows of results, and sums over all frames; or an error of the runner.
+ * Must hold: the linker (lane_link.py) has checked registers and sizes. A row is written once, and never
+ *           changes: registers are numbers of rows. The order in which frames run depends on the code
+ *           and the conditions alone, and a row's bits on no other row.
+ * Callers:  machine/lanes.c for Python; standalone/src/lanes.c for built steps.
+ * Locks:    the VM's lock, held by the caller. Memory, programs of segments and errors come by callbacks
+ *           of the runner, which may need the interpreter lock.
+ *
+ * Light steps run first, then the heavy one where most frames wait.
+ */
 #include "lanes.h"
 
 #include "loop.h"
 
 #include <string.h>
 
-/* Forget all frames, and what they have left. */
+/* Drop all frames, records and rows. */
 static void clear(Lanes *self)
 {
-    self->n = self->records.count = self->record_at.count = 0;
+    self->nframes = self->records.count = self->record_at.count = 0;
     for (int64_t pc = 0; pc < self->nsteps; pc++)
         self->ready[pc].count = 0;
     for (int64_t i = 0; i < self->nsites; i++) {
@@ -21,7 +34,7 @@ static void clear(Lanes *self)
         self->rows[i].used = 0;
 }
 
-/* Make room for so many more numbers. Returns 0, or -1. */
+/* Make room for `more` numbers. Returns 0, or -1. */
 static int reserve(Lanes *self, List *list, int64_t more)
 {
     if (list->count + more <= list->room)
@@ -48,7 +61,7 @@ static int append(Lanes *self, List *list, const int64_t *numbers, int64_t count
 
 /* --- rows --- */
 
-/* The first of so many new rows of a size; -1 for an error. */
+/* Add `count` rows of a size. Returns the number of the first; -1 for an error. */
 static int64_t more_rows(Lanes *self, int64_t size, int64_t count)
 {
     Rows *rows = &self->rows[size];
@@ -62,14 +75,10 @@ static int64_t more_rows(Lanes *self, int64_t size, int64_t count)
 static int64_t integer_at(const char *p, int64_t nbytes, int64_t is_signed)
 {
     switch (nbytes) {
-    case 1:
-        return is_signed ? *(const int8_t *)p : *(const uint8_t *)p;
-    case 2:
-        return is_signed ? *(const int16_t *)p : *(const uint16_t *)p;
-    case 4:
-        return is_signed ? (int64_t)*(const int32_t *)p : (int64_t)*(const uint32_t *)p;
-    default:
-        return *(const int64_t *)p;
+    case 1: return is_signed ? *(const int8_t *)p : *(const uint8_t *)p;
+    case 2: return is_signed ? *(const int16_t *)p : *(const uint16_t *)p;
+    case 4: return is_signed ? (int64_t) * (const int32_t *)p : (int64_t) * (const uint32_t *)p;
+    default: return *(const int64_t *)p;
     }
 }
 
@@ -77,7 +86,8 @@ static int64_t integer_at(const char *p, int64_t nbytes, int64_t is_signed)
  * error. `s` has the register, its size of rows, and whether it is signed. */
 static int64_t place(Lanes *self, int64_t frame, const int64_t *s, int64_t length, int64_t count)
 {
-    int64_t given = integer_at(lane_row(self, s[1], *lane_register(self, frame, s[0])), self->rows[s[1]].nbytes, s[2]);
+    int64_t given = integer_at(lane_row(self, s[1], *lane_register(self, frame, s[0])),
+                               self->rows[s[1]].nbytes, s[2]);
     int64_t at = given < 0 ? given + length : given;
     if (at < 0 || at > length - count)
         return self->runner->refuse(self, "index", given, length);
@@ -102,20 +112,22 @@ static int run_segment(Lanes *self, const int64_t *s, const List *frames)
         int64_t count = segment->counts[k];
         Part *part = &segment->parts[k];
         for (; total - start >= count; start += count) {
-            if (!part->known && self->runner->learn(self, number, k))
+            if (!part->prepared && self->runner->prepare(self, number, k))
                 return -1;
             for (int64_t i = 0; i < nins; i++) {
                 size_t nbytes = (size_t)self->rows[ins[2 * i + 1]].nbytes;
-                char *to = part->given[i];
+                char *to = part->operands[i];
                 for (int64_t f = start; nbytes && f < start + count; f++, to += nbytes)
-                    memcpy(to, lane_row(self, ins[2 * i + 1], *lane_register(self, frames->of[f], ins[2 * i])), nbytes);
+                    memcpy(to,
+                           lane_row(self, ins[2 * i + 1], *lane_register(self, frames->of[f], ins[2 * i])),
+                           nbytes);
             }
             if (self->runner->run(self, number, k))
                 return -1;
             for (int64_t j = 0; j < nouts; j++) {
                 int64_t size = outs[2 * j + 1];
                 if (self->rows[size].nbytes)
-                    memcpy(lane_row(self, size, segment->first[j] + start), part->left[j],
+                    memcpy(lane_row(self, size, segment->first[j] + start), part->results[j],
                            (size_t)(self->rows[size].nbytes * count));
             }
         }
@@ -148,10 +160,10 @@ static int more_frames(Lanes *self, int64_t count)
 {
     if (!count)
         return 0;
-    if (count > MOST_FRAMES - self->n)
+    if (count > MOST_FRAMES - self->nframes)
         return self->runner->refuse(self, "frames", MOST_FRAMES, 0);
-    if (self->n + count > self->room) {
-        int64_t room = 2 * self->room > self->n + count ? 2 * self->room : self->n + count + 64;
+    if (self->nframes + count > self->room) {
+        int64_t room = 2 * self->room > self->nframes + count ? 2 * self->room : self->nframes + count + 64;
         int64_t had = self->room;
         if (widen(self, &self->regs, had * self->width, room * self->width) ||
             widen(self, &self->parent, had, room) || widen(self, &self->depth, had, room) ||
@@ -160,20 +172,20 @@ static int more_frames(Lanes *self, int64_t count)
             return -1;
         self->room = room;
     }
-    memset(self->regs + self->n * self->width, 0xff,
+    memset(self->regs + self->nframes * self->width, 0xff,
            sizeof *self->regs * (size_t)(count * self->width));
-    for (int64_t f = self->n; f < self->n + count; f++) {
+    for (int64_t f = self->nframes; f < self->nframes + count; f++) {
         self->parent[f] = self->site[f] = self->wakes[f] = -1;
         self->depth[f] = self->waits[f] = 0;
     }
-    self->n += count;
+    self->nframes += count;
     return 0;
 }
 
 /* s: entry, how many arguments, pairs of registers, how many results, pairs of registers. */
 static int call_function(Lanes *self, int64_t pc, const int64_t *s, const List *frames)
 {
-    int64_t first = self->n;
+    int64_t first = self->nframes;
     if (more_frames(self, frames->count) || reserve(self, &self->ready[s[0]], frames->count))
         return -1;
     for (int64_t i = 0; i < frames->count; i++) {
@@ -248,7 +260,8 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
             if (first < 0)
                 return -1;
             for (int64_t i = 0; i < count; i++) {
-                memcpy(lane_row(self, s[2], first + i), lane_row(self, s[2], *lane_register(self, of[i], s[1])),
+                memcpy(lane_row(self, s[2], first + i),
+                       lane_row(self, s[2], *lane_register(self, of[i], s[1])),
                        (size_t)self->rows[s[2]].nbytes);
                 *lane_register(self, of[i], s[0]) = first + i;
             }
@@ -279,7 +292,8 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
                     return -1;
                 if (nbytes)
                     memcpy(lane_row(self, s[4], first + i),
-                           lane_row(self, s[2], *lane_register(self, of[i], s[1])) + (size_t)at * nbytes, nbytes);
+                           lane_row(self, s[2], *lane_register(self, of[i], s[1])) + (size_t)at * nbytes,
+                           nbytes);
                 *lane_register(self, of[i], s[0]) = first + i;
             }
             break;
@@ -303,7 +317,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
             }
             break;
         }
-        case STEP_split:  /* condition, size, dtype, other */
+        case STEP_split: /* condition, size, dtype, other */
         case STEP_join: {
             if (count > self->nstays) {
                 char *wider = self->runner->resize(self, self->stays, (size_t)self->nstays, (size_t)count);
@@ -314,7 +328,8 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
             }
             for (int64_t i = 0; i < count; i++) {
                 if (kind == STEP_split)
-                    self->stays[i] = (char)is_true(lane_row(self, s[1], *lane_register(self, of[i], s[0])), (int)s[2]);
+                    self->stays[i] = (char)is_true(lane_row(self, s[1], *lane_register(self, of[i], s[0])),
+                                                   (int)s[2]);
                 else {
                     self->stays[i] = !self->waits[of[i]];
                     self->wakes[of[i]] = self->stays[i] ? -1 : pc + 1;
@@ -333,11 +348,11 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
             if (call_function(self, pc, s, frames))
                 return -1;
             break;
-        case STEP_return:
-            return give_back(self, frames);
+        case STEP_return: return give_back(self, frames);
         case STEP_push: { /* number, its size, how many, registers */
             int64_t first = more_rows(self, s[1], count);
-            if (first < 0 || reserve(self, &self->records, count * s[2]) || reserve(self, &self->record_at, count))
+            if (first < 0 || reserve(self, &self->records, count * s[2]) ||
+                reserve(self, &self->record_at, count))
                 return -1;
             for (int64_t i = 0; i < count; i++) {
                 self->record_at.of[self->record_at.count++] = self->records.count;
@@ -355,7 +370,8 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
                     self->record_at.of[number] + s[2] > self->records.count)
                     return self->runner->refuse(self, "record", number, 0);
                 for (int64_t k = 0; k < s[2]; k++)
-                    *lane_register(self, of[i], s[3 + k]) = self->records.of[self->record_at.of[number] + k];
+                    *lane_register(self, of[i],
+                                   s[3 + k]) = self->records.of[self->record_at.of[number] + k];
             }
             break;
         case STEP_add: { /* site, how many, registers */
@@ -378,8 +394,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
                         return self->runner->refuse(self, "check", pc, 0);
             }
             break;
-        default:
-            return self->runner->refuse(self, "step", pc, 0);
+        default: return self->runner->refuse(self, "step", pc, 0);
         }
         pc++;
     }
@@ -444,7 +459,7 @@ static int zeros(Lanes *self, List *list, int64_t count)
 /* Leave in `order`, of each frame, its place in the order in which calls would begin one by one. */
 static int order_frames(Lanes *self, int64_t count)
 {
-    int64_t n = self->n, next = 0;
+    int64_t n = self->nframes, next = 0;
     if (zeros(self, &self->order, n) || zeros(self, &self->sums, n) || zeros(self, &self->begins, n))
         return -1;
     int64_t *order = self->order.of, *size = self->sums.of, *ahead = self->begins.of;
@@ -467,36 +482,37 @@ static int add_up(Lanes *self, Site *site, char *sum)
 {
     const Segment *segment = &self->segments[site->segment];
     int64_t total = site->frames.count, start = 0;
-    if (zeros(self, &self->begins, self->n + 1) || zeros(self, &self->sums, total))
+    if (zeros(self, &self->begins, self->nframes + 1) || zeros(self, &self->sums, total))
         return -1;
     int64_t *begins = self->begins.of, *chosen = self->sums.of;
     const int64_t *order = self->order.of;
     for (int64_t j = 0; j < total; j++)
         begins[order[site->frames.of[j]] + 1]++;
-    for (int64_t f = 0; f < self->n; f++)
+    for (int64_t f = 0; f < self->nframes; f++)
         begins[f + 1] += begins[f];
     for (int64_t j = 0; j < total; j++)
         chosen[begins[order[site->frames.of[j]]]++] = j;
     for (int64_t k = 0; k < segment->ncounts; k++) {
         Part *part = &segment->parts[k];
         for (; total - start >= segment->counts[k]; start += segment->counts[k]) {
-            if (!part->known && self->runner->learn(self, site->segment, k))
+            if (!part->prepared && self->runner->prepare(self, site->segment, k))
                 return -1;
-            memcpy(part->given[0], sum, (size_t)site->nbytes);
+            memcpy(part->operands[0], sum, (size_t)site->nbytes);
             for (int64_t i = 0; i < site->count; i++) {
-                char *to = part->given[i + 1];
+                char *to = part->operands[i + 1];
                 for (int64_t j = start; j < start + segment->counts[k]; j++)
                     to = gather(self, to, site->sizes[i], &site->rows[i].of[chosen[j]], 1);
             }
             if (self->runner->run(self, site->segment, k))
                 return -1;
-            memcpy(sum, part->left[0], (size_t)site->nbytes);
+            memcpy(sum, part->results[0], (size_t)site->nbytes);
         }
     }
     return 0;
 }
 
-static int run_between(Lanes *self, int64_t count, char *const *args, char *const *results, char *const *sums)
+static int run_between(Lanes *self, int64_t count, char *const *args, char *const *results,
+                       char *const *sums)
 {
     if (more_frames(self, count))
         return -1;
@@ -519,7 +535,8 @@ static int run_between(Lanes *self, int64_t count, char *const *args, char *cons
     for (int64_t i = 0; i < self->nreturned; i++) {
         char *to = results[i];
         for (int64_t f = 0; f < count; f++)
-            to = gather(self, to, self->returned[i].size, lane_register(self, f, self->returned[i].number), 1);
+            to = gather(self, to, self->returned[i].size, lane_register(self, f, self->returned[i].number),
+                        1);
     }
     int64_t said = 0;
     for (int64_t i = 0; i < self->nsites; i++)
@@ -535,7 +552,8 @@ static int run_between(Lanes *self, int64_t count, char *const *args, char *cons
 int lanes_run_rows(Lanes *self, int64_t count, char *const *args, char *const *results, char *const *sums)
 {
     clear(self);
-    for (int64_t i = 0; i < self->nrows; i++) { /* the first row of each size stays zero, for unwritten registers */
+    for (int64_t i = 0; i < self->nrows;
+         i++) { /* the first row of each size stays zero, for unwritten registers */
         if (self->lent[i])
             continue;
         if (!self->rows[i].room) {

@@ -9,12 +9,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* clang-format off */
 #define LANE_STEPS(X)                                                                         \
     X(run) X(move) X(dup) X(const) X(take) X(put) X(split) X(jump) X(call) X(join)       \
     X(return) X(push) X(read) X(add) X(check)
+/* clang-format on */
 #define STEP(name) STEP_##name,
 enum LaneStep { LANE_STEPS(STEP) };
-
 
 enum { MOST_FRAMES_DEEP = 10000 };
 #define MOST_FRAMES ((int64_t)1 << 32)
@@ -30,8 +31,8 @@ typedef struct {
 
 typedef struct {
     void *program; /* the runner's */
-    char **given, **left;
-    int known;
+    char **operands, **results;
+    int prepared;
 } Part;
 
 typedef struct {
@@ -59,8 +60,8 @@ typedef struct Lanes Lanes;
 /* What lanes ask. Those that return an int return 0, or -1 for an error. */
 typedef struct {
     void *(*resize)(Lanes *self, void *old, size_t had, size_t nbytes); /* as realloc; NULL: an error */
-    int (*grow)(Lanes *self, int64_t size, int64_t count); /* room for so many more rows */
-    int (*learn)(Lanes *self, int64_t segment, int64_t k); /* where a part reads and leaves rows */
+    int (*grow)(Lanes *self, int64_t size, int64_t count);              /* room for so many more rows */
+    int (*prepare)(Lanes *self, int64_t segment, int64_t k); /* where a part reads and leaves rows */
     int (*run)(Lanes *self, int64_t segment, int64_t k);
     int (*look)(Lanes *self);
     int (*refuse)(Lanes *self, const char *what, int64_t a, int64_t b); /* an error */
@@ -81,7 +82,7 @@ struct Lanes {
     int64_t *row_of_shared; /* -1: none yet */
     char **shared;
     /* Frames: */
-    int64_t n, room, *regs, *parent, *depth, *site, *waits, *wakes;
+    int64_t nframes, room, *regs, *parent, *depth, *site, *waits, *wakes;
     List *ready, now;
     List records, record_at;
     List order, sums, begins; /* of frames, for sums */

@@ -1,14 +1,16 @@
-/* It runs what was prepared from the steps of the linker, and does what `mlvm.core.machine.run` does
- * with them. It explains nothing: whatever is out of the ordinary ends it with the state of the
- * machine. Nobody has verified a raw machine's program: what would leave the stack ends it, too.
+/* The machine's loop in C, with the semantics of `mlvm.core.machine.run`. It knows no Python.
  *
- * Whoever changes the function table counts that in its `version`. Before each function the loop
- * looks at the count and ends if it is another. That is enough: a change needs the VM's own lock,
- * which the launch has, so it comes from this thread: from a host function, however it has come back
- * to Python, or from a signal handler.
+ * In:       a Machine (loop.h): functions of prepared steps, a stack, and a runner's callbacks.
+ * Out:      the status of loop.h, and the state of the machine. Rare cases and errors end the loop with
+ *           the state before the step, for the runner to explain.
+ * Must hold: steps and their calls outlive the run. Raw programs are not verified: a step that would leave
+ *           the stack ends the loop.
+ * Callers:  machine/loop.c for Python; standalone/src/step.c for built steps.
+ * Locks:    the VM's lock, held by the caller for the launch. The function table changes only under it, so
+ *           only in this thread, by a host function or signal handler: each call checks `version`.
  *
- * A call that takes its parameters from the stack knows, for the types it has met, the kernel call to
- * run and the type of the result. Of other types the runner is asked once.
+ * A call that takes its parameters from the stack has a cache by their types: the kernel's call, and the
+ * type of the result. The runner resolves others.
  */
 #include "loop.h"
 
@@ -43,7 +45,7 @@ int make_room(Machine *m, int64_t count)
     return m->top + count > m->room ? m->runner->more_values(m, count) : 0;
 }
 
-/* Whether somebody has changed the function table since the launch began. */
+/* Whether the function table has changed since the launch began. */
 static int changed(const Machine *m)
 {
     return *m->version != m->version_seen;
@@ -135,29 +137,20 @@ int is_true(const void *element, int dtype)
     const float *single = element;
     const double *twice = element;
     switch (dtype) {
-    case MLVM_F32:
-        return *single != 0;
-    case MLVM_F64:
-        return *twice != 0;
-    case MLVM_C64:
-        return single[0] != 0 || single[1] != 0;
-    case MLVM_C128:
-        return twice[0] != 0 || twice[1] != 0;
+    case MLVM_F32: return *single != 0;
+    case MLVM_F64: return *twice != 0;
+    case MLVM_C64: return single[0] != 0 || single[1] != 0;
+    case MLVM_C128: return twice[0] != 0 || twice[1] != 0;
     case MLVM_F16:
-    case MLVM_BF16:
-        return (*(const uint16_t *)element & 0x7FFF) != 0; /* of zeros of both signs, none */
+    case MLVM_BF16: return (*(const uint16_t *)element & 0x7FFF) != 0; /* of zeros of both signs, none */
     case MLVM_F8E4M3:
-    case MLVM_F8E5M2:
-        return (*(const uint8_t *)element & 0x7F) != 0;
+    case MLVM_F8E5M2: return (*(const uint8_t *)element & 0x7F) != 0;
     case MLVM_I16:
-    case MLVM_U16:
-        return *(const uint16_t *)element != 0;
+    case MLVM_U16: return *(const uint16_t *)element != 0;
     case MLVM_I32:
-    case MLVM_U32:
-        return *(const uint32_t *)element != 0;
+    case MLVM_U32: return *(const uint32_t *)element != 0;
     case MLVM_I64:
-    case MLVM_U64:
-        return *(const uint64_t *)element != 0;
+    case MLVM_U64: return *(const uint64_t *)element != 0;
     default: /* a byte; few bits fill one, and there is no single element of them */
         return *(const uint8_t *)element != 0;
     }
@@ -196,30 +189,30 @@ int run_machine(Machine *m)
     int pc = m->pc, outcome;
     int64_t first, slot;
 #define TOP(i) m->stack[m->top - 1 - (i)]
-#define STOP(result)                                                                     \
-    do {                                                                                 \
-        m->pc = pc - 1;                                                                  \
-        return result;                                                                   \
+#define STOP(result)    \
+    do {                \
+        m->pc = pc - 1; \
+        return result;  \
     } while (0)
-#define NEED(condition)                                                                  \
-    do {                                                                                 \
-        if (!(condition))                                                                \
-            STOP(0);                                                                     \
+#define NEED(condition)   \
+    do {                  \
+        if (!(condition)) \
+            STOP(0);      \
     } while (0)
-#define CALLED(result)                                                                   \
-    do {                                                                                 \
-        outcome = look_up(m) ? -1 : changed(m) ? 1 : (result);                           \
-        if (outcome)                                                                     \
-            STOP(outcome < 0 ? -1 : 0);                                                  \
+#define CALLED(result)                                         \
+    do {                                                       \
+        outcome = look_up(m) ? -1 : changed(m) ? 1 : (result); \
+        if (outcome)                                           \
+            STOP(outcome < 0 ? -1 : 0);                        \
     } while (0)
-#define GO_TO(target)                                                                    \
-    do {                                                                                 \
-        m->since = pc = (target);                                                        \
-        m->worked += JUMP_WORK;                                                          \
-        if (look_up(m)) {                                                                \
-            pc++;                                                                        \
-            STOP(-1);                                                                    \
-        }                                                                                \
+#define GO_TO(target)             \
+    do {                          \
+        m->since = pc = (target); \
+        m->worked += JUMP_WORK;   \
+        if (look_up(m)) {         \
+            pc++;                 \
+            STOP(-1);             \
+        }                         \
     } while (0)
     for (;;) {
         step = &function->steps[pc++];
@@ -238,9 +231,7 @@ int run_machine(Machine *m)
             NEED(first >= 0 && first <= m->top);
             CALLED(call_function(m, step, first));
             break;
-        case BACK:
-            CALLED(runner->back(m, step));
-            break;
+        case BACK: CALLED(runner->back(m, step)); break;
         case LOAD_ARG:
             m->stack[m->top].kind = TENSOR;
             m->stack[m->top++].as.tensor = &m->arguments[step->number];
@@ -334,8 +325,7 @@ int run_machine(Machine *m)
             if (spend(m, function, pc))
                 STOP(0);
             return 1;
-        default:
-            STOP(0);
+        default: STOP(0);
         }
     }
 }

@@ -40,9 +40,11 @@ typedef struct {
 /* The steps that this loop knows, by the names of mlvm/core/machine/link.py, and two of its own: RUN, a
  * kernel on parameters with addresses that are known, and BACK, a call of what is no kernel, with no
  * parameters and no results. Python has their numbers from here. */
+/* clang-format off */
 #define STEPS(X)                                                                         \
     X(UNKNOWN) X(HALT) X(LOAD_ARG) X(CALL) X(PUSH) X(GET) X(SET) X(JUMP_IF_FALSE) X(JUMP) \
     X(CALL_FUNCTION) X(RETURN) X(POP) X(LOAD_GLOBAL) X(STORE_GLOBAL) X(RUN) X(BACK)
+/* clang-format on */
 enum Code { STEPS(NAME) };
 
 enum { MOST_TYPES = 32, MOST_DEPTH = 10000, ALL = -1 };
@@ -110,7 +112,7 @@ struct Machine {
     const Runner *runner;
     const Function *functions;
     Pool *pool;
-    char *const *addresses;  /* of the parameters of RUN */
+    char *const *addresses;          /* of the parameters of RUN */
     const volatile int64_t *version; /* counts changes of the function table */
     int64_t version_seen;
     Value *stack;

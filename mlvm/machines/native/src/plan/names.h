@@ -14,6 +14,7 @@
  * are a unit, else UNIT rows of y. AT_ONCE: rows of x that are laid out. In bytes: CHILD_SCRATCH and
  * PRODUCT_SCRATCH. GROUPS of channels have N / GROUPS rows of y each. With WINDOWS, rows of x are windows over
  * images, which have the integers of windows. */
+/* clang-format off */
 #define bytes_integers(EACH)                                                             \
     EACH(M) EACH(N) EACH(K) EACH(UNIT) EACH(AT_ONCE) EACH(X_SIGNED) EACH(Y_SIGNED)       \
     EACH(MANY) EACH(PANELS_AT_ONCE) EACH(X) EACH(Y) EACH(OUT) EACH(X_ZERO) EACH(Y_ZERO)  \
@@ -57,6 +58,7 @@
     EACH(OUT_ROW) EACH(OUT_COLUMN) EACH(IN_PLANE) EACH(IN_ROW) EACH(IN_COLUMN)           \
     EACH(NAXES) EACH(AXIS_OF_PLANES) EACH(AXIS_OF_ROWS) EACH(AXIS_OF_COLUMNS)            \
     EACH(BYTES) EACH(WIDTH) EACH(SIZE) EACH(ROWS_IN_ALL) EACH(DIAGONAL) EACH(ABOVE)
+/* clang-format on */
 
 /* A product is the sum over GROUPS of products M x K by K x N, each block of BLOCK of each group after the
  * other: this order, and with it all bits, do not depend on the other numbers. Strides are in elements; of
@@ -71,6 +73,7 @@
  * tiles read windows there. RUN_Y rows of y at a time come from the last to the first, RUN_STEP elements apart; or 0.
  * Y_PANEL: y lies in panels (mlvm/core/ops/packed.py) of Y_K columns, so many units of four bytes apart, or of
  * a longer element; or 0. */
+/* clang-format off */
 #define linalg_integers(EACH)                                                            \
     EACH(M) EACH(N) EACH(K) EACH(GROUPS) EACH(BLOCK) EACH(X_ROW) EACH(X_K) EACH(X_GROUP) \
     EACH(Y_K) EACH(Y_COLUMN) EACH(Y_GROUP) EACH(X) EACH(Y) EACH(OUT) EACH(BY_COLUMNS)    \
@@ -121,39 +124,40 @@
     EACH(HEIGHT) EACH(WIDTH) EACH(CHANNELS) EACH(DOWN) EACH(ACROSS) EACH(TALL)           \
     EACH(WIDE) EACH(STRIDE_Y) EACH(STRIDE_X) EACH(APART_Y) EACH(APART_X) EACH(TOP)       \
     EACH(LEFT) EACH(BLOCK)
+/* clang-format on */
 /* The same; HEIGHT and WIDTH are those of what is read, DOWN and ACROSS of what is written, or of the
  * cotangent. EACH_GROUP: channels of one. */
 #define depthwise_integers(EACH) EACH(IMAGES) EACH(EACH_GROUP) windows_integers(EACH)
 
 /* X(name, number). Most: no more than a kernel has room for. */
-#define CONSTANTS(X)                                                                     \
-    X(MOST_PARAMETERS, 256)                                                              \
-    X(CHAIN_MOST_VALUES, 128)                                                            \
-    X(CHAIN_MOST_AXES, 64)                                                               \
-    X(COPY_UNIT, 4096)         /* bytes */                                               \
-    X(RANGE_UNIT, 4096)        /* elements */                                            \
-    X(DRAW_UNIT, 256)          /* words */                                               \
-    X(REDUCTION_WIDEST, 1024)  /* columns of a block */                                  \
-    X(ROWS_TOGETHER, 1024)     /* elements: they stay in the first-level cache */        \
-    X(ROWS_OF_WORK, 32)        /* of columns */                                          \
-    X(MULTIPLY, 0)                                                                       \
-    X(MINIMUM, 1)                                                                        \
-    X(MAXIMUM, 2)                                                                        \
-    X(GATHER, 2)                                                                         \
-    X(LINES, 3)                                                                          \
-    X(MOST_RUNS, 128)                                                                    \
+#define CONSTANTS(X)                                                                                        \
+    X(MOST_PARAMETERS, 256)                                                                                 \
+    X(CHAIN_MOST_VALUES, 128)                                                                               \
+    X(CHAIN_MOST_AXES, 64)                                                                                  \
+    X(COPY_UNIT, 4096)        /* bytes */                                                                   \
+    X(RANGE_UNIT, 4096)       /* elements */                                                                \
+    X(DRAW_UNIT, 256)         /* words */                                                                   \
+    X(REDUCTION_WIDEST, 1024) /* columns of a block */                                                      \
+    X(ROWS_TOGETHER, 1024)    /* elements: they stay in the first-level cache */                            \
+    X(ROWS_OF_WORK, 32)       /* of columns */                                                              \
+    X(MULTIPLY, 0)                                                                                          \
+    X(MINIMUM, 1)                                                                                           \
+    X(MAXIMUM, 2)                                                                                           \
+    X(GATHER, 2)                                                                                            \
+    X(LINES, 3)                                                                                             \
+    X(MOST_RUNS, 128)                                                                                       \
     /* How a chain finds a value: a parameter of the chain's shape; one row, or a scalar, repeated in  \
      * scratch memory for the rows of a piece; any other parameter, laid out there for each piece;     \
-     * what passes between links, in scratch memory. */                                                \
-    X(WHOLE, 0)                                                                          \
-    X(REPEATED, 1)                                                                       \
-    X(SPREAD, 2)                                                                         \
-    X(TEMPORARY, 3)                                                                      \
+     * what passes between links, in scratch memory. */    \
+    X(WHOLE, 0)                                                                                             \
+    X(REPEATED, 1)                                                                                          \
+    X(SPREAD, 2)                                                                                            \
+    X(TEMPORARY, 3)                                                                                         \
     /* What `halves` does with a parameter: nothing; widens or rounds what some units have; widens all of \
-     * it; rounds it when all units are done. */                                                          \
-    X(AS_IT_IS, 0)                                                                       \
-    X(PIECES, 1)                                                                         \
-    X(ENTIRE, 2)                                                                         \
+     * it; rounds it when all units are done. */ \
+    X(AS_IT_IS, 0)                                                                                          \
+    X(PIECES, 1)                                                                                            \
+    X(ENTIRE, 2)                                                                                            \
     X(LATER, 3)
 #define CONSTANT(name, number) name = number,
 enum { CONSTANTS(CONSTANT) };

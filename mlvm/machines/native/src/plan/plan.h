@@ -1,9 +1,8 @@
-/* A kernel, and the call of one call of it.
+/* Kernels, and calls of kernels.
  *
- * A call is made once for the types of a call's parameters. What differs from call to call is only
- * where the parameters lie. The work is divided into units by the shapes alone: each unit computes
- * its elements in the same way whoever does the others, so the bits of a result do not depend on
- * the number of threads.
+ * A call is prepared once for the types of its parameters; only their addresses differ from run to run.
+ * The work is divided into units by the shapes alone: each unit computes its elements in the same way
+ * whichever thread runs the others, so the bits of a result do not depend on the number of threads.
  */
 #ifndef MLVM_PLAN_H
 #define MLVM_PLAN_H
@@ -18,19 +17,18 @@ typedef struct KernelCall KernelCall;
 /* Does the units begin .. end - 1 of a call. `p` has the addresses of the result and the operands,
  * as many as the call says, and then that of the call's shared bytes. All are packed, row-major and
  * aligned to their elements. `scratch` is aligned to 64 bytes and the thread's own. Returns 0, or 1
- * for a value that the op refuses; the reference kernel then says what is wrong. */
-typedef int (*KernelFn)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
-                        char *scratch);
+ * for a value that the op refuses; the reference kernel then raises the error. */
+typedef int (*KernelFn)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch);
 
 typedef struct {
     const char *name; /* "layer_norm_f32" */
     KernelFn run;
-    KernelFn finish; /* NULL, or what is left to do, by one thread, when all units are done */
+    KernelFn finish; /* NULL, or the work of one thread after all units */
 } KernelEntry;
 
 /* A loop over n elements of a packed row: p[0] is written, p[1] and on are read. An operand may be
- * the result itself. `a` are floating-point attributes. */
-typedef void (*RowFn)(char *const *p, int64_t n, const double *a);
+ * the result itself. `floats` are floating-point attributes. */
+typedef void (*RowFn)(char *const *p, int64_t n, const double *floats);
 
 typedef struct {
     const char *name; /* "add_f32" */
@@ -40,37 +38,37 @@ typedef struct {
 
 struct KernelCall {
     const KernelEntry *kernel;
-    int64_t units;     /* how many pieces the work has; any thread may do any of them */
-    double work;       /* what the whole takes on one thread, roughly, in nanoseconds */
-    int64_t scratch;   /* bytes that each thread wants for itself */
-    int64_t shared;    /* bytes that `run` leaves for `finish`; without one, units wait for each other
+    int64_t units;   /* of the work; any thread may run any of them */
+    double work;     /* of all units on one thread, roughly, in nanoseconds */
+    int64_t scratch; /* bytes for each thread */
+    int64_t shared;  /* bytes that `run` leaves for `finish`; without one, units wait for each other
                         * there, and threads do those of others, too: they begin with the number of
                         * threads and zeros, unless one thread has all */
     int nparams;
-    const int64_t *n;  /* lengths, strides, choices: see names.h */
-    const double *a;   /* floating-point attributes */
-    const KernelCall *const *children; /* calls that this one calls on parts of its work */
+    const int64_t *ints;               /* lengths, strides, choices: see names.h */
+    const double *floats;              /* floating-point attributes */
+    const KernelCall *const *children; /* calls that the kernel runs on parts of its work */
     int nchildren;
     const RowEntry *const *rows; /* the row functions of a chain */
 };
 
 /* Each file in kernels/ is compiled once for every instruction set, with another TARGET. It ends
- * in a table of what it has, closed by a name of NULL. Where a step is built without Python, it ends
- * in those entries alone that the step calls, each with a name of its own: nothing else is compiled. */
+ * in a table of its kernels, closed by a name of NULL. Where a step is built without Python, it ends
+ * in separate entries of the kernels that the step calls: nothing else is compiled. */
 #define MLVM_JOIN_(x, y) x##_##y
 #define MLVM_JOIN(x, y) MLVM_JOIN_(x, y)
 #ifdef TARGET
 #define TARGETED(name) MLVM_JOIN(name, TARGET)
 
-/* A function that the compiler is to write anew for each call, whose constants then decide loops. Not
- * where nothing is optimized, nor under sanitizers, whose checks in each copy would take it minutes. */
+/* A function that the compiler specialises for the constants of each call. Not without optimization,
+ * nor under sanitizers, whose checks in each copy would take it minutes to compile. */
 #if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define SPECIALIZED static inline __attribute__((always_inline))
 #else
 #define SPECIALIZED static inline
 #endif
 #endif
-#ifdef WANTED /* the file that says `#define USES_kernel_layer_norm_f32 ~, KEPT` and so on */
+#ifdef WANTED /* a file of lines such as `#define USES_kernel_layer_norm_f32 ~, KEPT` */
 #include WANTED
 #define SECOND_(x, y, ...) y
 #define SECOND(...) SECOND_(__VA_ARGS__)
@@ -78,12 +76,12 @@ struct KernelCall {
 #define LEFT_OUT(...)
 #define IF_USED(kind, name) SECOND(MLVM_JOIN(USES_##kind, name), LEFT_OUT, ~)
 #define KERNEL_TABLE(file, ...) __VA_ARGS__ extern const KernelEntry TARGETED(file##_kernels)[];
-#define KERNEL_(name, text, run, finish)                                                 \
+#define KERNEL_(name, text, run, finish) \
     IF_USED(kernel, name)(const KernelEntry TARGETED(MLVM_JOIN(kernel, name)) = {text, run, finish};)
-#define ROW_(name, text, run, cost)                                                      \
+#define ROW_(name, text, run, cost) \
     IF_USED(row, name)(const RowEntry TARGETED(MLVM_JOIN(row, name)) = {text, run, cost};)
 #else
-#define KERNEL_TABLE(file, ...)                                                          \
+#define KERNEL_TABLE(file, ...) \
     const KernelEntry TARGETED(file##_kernels)[] = {__VA_ARGS__{NULL, NULL, NULL}};
 #define KERNEL_(name, text, run, finish) {text, run, finish},
 #define ROW_(name, text, run, cost) {text, run, cost},
@@ -92,11 +90,11 @@ struct KernelCall {
 
 /* Loops whose iterations touch the same index only: the result may be an operand. */
 #if defined(__clang__)
-#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#define INDEPENDENT_FOR(...) _Pragma("clang loop vectorize(assume_safety)") for (__VA_ARGS__)
 #elif defined(__GNUC__)
-#define INDEPENDENT _Pragma("GCC ivdep")
+#define INDEPENDENT_FOR(...) _Pragma("GCC ivdep") for (__VA_ARGS__)
 #else
-#define INDEPENDENT
+#define INDEPENDENT_FOR(...) for (__VA_ARGS__)
 #endif
 
 #endif

@@ -1,6 +1,16 @@
-/* A pool waits by spinning for a while, since the next call mostly follows within microseconds,
- * and then sleeps. A call is divided evenly. The caller, when it is done, does the shares that nobody has
- * begun: a thread that has no processor then delays nobody. */
+/* A pool of threads that share the units of a kernel's call.
+ *
+ * In:       a KernelCall and the addresses of its parameters.
+ * Out:      the parameters written; 1 for a value that the op refuses, else 0.
+ * Must hold: one caller at a time. Units depend on the call alone, so that bits do not depend on threads.
+ * Callers:  call.c and loop.c, without the interpreter lock for long calls; built steps have another
+ *           pool, standalone/src/threads.c.
+ * Locks:    the mutex only to sleep and wake. A job is announced by its `number`, a share is claimed by
+ *           compare-and-exchange of `begun`, and the end of a share is its `done`.
+ *
+ * Idle threads spin for some microseconds, since the next call mostly follows, and then sleep. A call is
+ * divided evenly. The caller, after its share, takes the shares that no thread has begun: a thread that has
+ * no processor then delays none. After fork() the child starts threads anew. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -24,8 +34,8 @@ enum {
 };
 
 typedef struct {
-    _Alignas(64) atomic_uint begun; /* the number of the job whose share somebody has begun last */
-    atomic_uint done;               /* and has done */
+    _Alignas(64) atomic_uint begun; /* the number of the last job whose share was begun */
+    atomic_uint done;               /* and of the last whose share is done */
     char *scratch;
     int result;
     pthread_t thread;
@@ -37,7 +47,7 @@ struct Pool {
     int threads;
     int pinned;
     double worth_sharing;
-    int started;            /* `processes` when they did; 0 before */
+    int started;             /* `processes` when they did; 0 before */
     int64_t scratch, shared; /* bytes reserved */
     char *shared_bytes;
     Member *members; /* members[0] is the caller */

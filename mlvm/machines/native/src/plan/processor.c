@@ -75,8 +75,11 @@ int processor_has(const char *name)
     static const struct {
         const char *name;
         unsigned feature;
-    } known[] = {{"avx2", AVX2}, {"avx512", AVX512}, {"amx_emulated", AVX512},
-                 {"avx512_bf16", AVX512_BF16}, {"avx512_vnni", AVX512_VNNI}};
+    } known[] = {{"avx2", AVX2},
+                 {"avx512", AVX512},
+                 {"amx_emulated", AVX512},
+                 {"avx512_bf16", AVX512_BF16},
+                 {"avx512_vnni", AVX512_VNNI}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i].name))
             return (features() & known[i].feature) != 0;

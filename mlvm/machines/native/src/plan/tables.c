@@ -6,21 +6,21 @@
 #include <string.h>
 
 /* The files in kernels/ that end in a table of kernels, and in one of row functions. */
-#define KERNEL_FILES(X, target, products, tiles)                                         \
-    X(amx, tiles)                                                                        \
-    X(bytes, target)                                                                     \
-    X(chain, target)                                                                     \
-    X(creation, target)                                                                  \
-    X(depthwise, target)                                                                 \
-    X(halves, target)                                                                    \
-    X(indexing, target)                                                                  \
-    X(layout, target)                                                                    \
-    X(linalg, products)                                                                  \
-    X(quantized, target)                                                                 \
-    X(random, target)                                                                    \
-    X(reduction, target)                                                                 \
-    X(rows, target)                                                                      \
-    X(sorting, target)                                                                   \
+#define KERNEL_FILES(X, target, products, tiles) \
+    X(amx, tiles)                                \
+    X(bytes, target)                             \
+    X(chain, target)                             \
+    X(creation, target)                          \
+    X(depthwise, target)                         \
+    X(halves, target)                            \
+    X(indexing, target)                          \
+    X(layout, target)                            \
+    X(linalg, products)                          \
+    X(quantized, target)                         \
+    X(random, target)                            \
+    X(reduction, target)                         \
+    X(rows, target)                              \
+    X(sorting, target)                           \
     X(windows, target)
 #define ROW_FILES(X, target) X(elementwise, target)
 
@@ -28,12 +28,12 @@
 #define DECLARE_ROWS(file, target) extern const RowEntry file##_rows_##target[];
 #define LIST_KERNELS(file, target) file##_kernels_##target,
 #define LIST_ROWS(file, target) file##_rows_##target,
-#define TABLES(set, target, products, tiles)                                             \
-    KERNEL_FILES(DECLARE_KERNELS, target, products, tiles)                               \
-    ROW_FILES(DECLARE_ROWS, target)                                                      \
-    const char built_##set[] = "kernels of " #set; /* which setup.py looks for */         \
-    static const KernelEntry *const kernels_##set[] = {                                  \
-        KERNEL_FILES(LIST_KERNELS, target, products, tiles) NULL};                       \
+#define TABLES(set, target, products, tiles)                                                               \
+    KERNEL_FILES(DECLARE_KERNELS, target, products, tiles)                                                 \
+    ROW_FILES(DECLARE_ROWS, target)                                                                        \
+    const char built_##set[] = "kernels of " #set; /* which setup.py looks for */                          \
+    static const KernelEntry *const kernels_##set[] = {KERNEL_FILES(LIST_KERNELS, target, products, tiles) \
+                                                           NULL};                                          \
     static const RowEntry *const rows_##set[] = {ROW_FILES(LIST_ROWS, target) NULL};
 
 #define TEXT(name) #name,
@@ -126,11 +126,11 @@ const char *simd_built(int i, int *here)
     return sets[i].name;
 }
 
-#define FIND(Entry, member)                                                              \
-    for (const Entry *const *table = set_in_use()->member; *table; table++)              \
-        for (const Entry *entry = *table; entry->name; entry++)                          \
-            if (!strcmp(entry->name, name))                                              \
-                return entry;                                                            \
+#define FIND(Entry, member)                                                 \
+    for (const Entry *const *table = set_in_use()->member; *table; table++) \
+        for (const Entry *entry = *table; entry->name; entry++)             \
+            if (!strcmp(entry->name, name))                                 \
+                return entry;                                               \
     return NULL;
 
 const KernelEntry *find_kernel(const char *name)

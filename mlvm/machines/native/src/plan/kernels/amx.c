@@ -82,12 +82,11 @@ SPECIALIZED void tile_of_runs(uint16_t *to, const int to_row, const uint16_t *fr
                               int64_t count, int64_t k, const int turned)
 {
     __m512i r[16];
-    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++)
-        r[i] = i < count ? run_of(from + i * apart, k) : _mm512_setzero_si512();
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) r[i] = i < count ? run_of(from + i * apart, k)
+                                                                           : _mm512_setzero_si512();
     if (turned)
         transpose_pairs(r);
-    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++)
-        _mm512_store_si512(to + i * to_row, r[i]);
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) _mm512_store_si512(to + i * to_row, r[i]);
 }
 
 /* The same of runs across: element k of all lies `step` behind that of k - 1. */
@@ -100,8 +99,7 @@ SPECIALIZED void tile_of_pairs(uint16_t *to, const int to_row, const uint16_t *f
                          : _mm512_setzero_si512();
     if (turned)
         transpose_pairs(r);
-    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++)
-        _mm512_store_si512(to + i * to_row, r[i]);
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) _mm512_store_si512(to + i * to_row, r[i]);
 }
 
 /* Rows of x, at most SIDE, for k elements of a sum: of each step two tiles. */
@@ -138,8 +136,9 @@ static void copy_y(uint16_t *to, const uint16_t *y, int64_t y_k, int64_t y_colum
 
 /* C (+)= x y, of `high` tiles of rows and `wide` ones of columns. Rows of x are x_row apart, its second
  * tile x_tile behind the first, and its steps x_step. Rows of C are c_row apart. */
-SPECIALIZED void block_of(const uint16_t *x, int64_t x_row, int64_t x_tile, int64_t x_step, const uint16_t *y,
-                          int64_t steps, float *c, int64_t c_row, int add, const int high, const int wide)
+SPECIALIZED void block_of(const uint16_t *x, int64_t x_row, int64_t x_tile, int64_t x_step,
+                          const uint16_t *y, int64_t steps, float *c, int64_t c_row, int add,
+                          const int high, const int wide)
 {
     const int64_t x_bytes = x_row * 2, c_bytes = c_row * 4;
     float *lower = c + TILE_ROWS * c_row;
@@ -182,12 +181,11 @@ SPECIALIZED void block_of(const uint16_t *x, int64_t x_row, int64_t x_tile, int6
         TILE_STORE(3, lower + TILE_ROWS, c_bytes);
 }
 
-#define BLOCK(high, wide)                                                                \
-    static void block_##high##x##wide(const uint16_t *x, int64_t x_row, int64_t x_tile,  \
-                                      int64_t x_step, const uint16_t *y, int64_t steps,  \
-                                      float *c, int64_t c_row, int add)                  \
-    {                                                                                    \
-        block_of(x, x_row, x_tile, x_step, y, steps, c, c_row, add, high, wide);         \
+#define BLOCK(high, wide)                                                                                 \
+    static void block_##high##x##wide(const uint16_t *x, int64_t x_row, int64_t x_tile, int64_t x_step,   \
+                                      const uint16_t *y, int64_t steps, float *c, int64_t c_row, int add) \
+    {                                                                                                     \
+        block_of(x, x_row, x_tile, x_step, y, steps, c, c_row, add, high, wide);                          \
     }
 BLOCK(1, 1)
 BLOCK(1, 2)
@@ -252,8 +250,8 @@ static void make_block(const uint16_t *x, int64_t x_row, int64_t x_tile, int64_t
 
 /* One strip of rows by some columns: block by block of k, of all groups; `copy`: y's panels are not there
  * yet. */
-static void make_strip(const Part *part, int64_t row, int64_t rows, int64_t column, int64_t columns, int copy,
-                       float *product)
+static void make_strip(const Part *part, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                       int copy, float *product)
 {
     const int64_t *n = part->n;
     const int64_t blocks = (n[K] + n[BLOCK] - 1) / n[BLOCK], all = blocks * n[GROUPS];
@@ -321,7 +319,7 @@ static int make_part(const Part *part)
 static int make_units(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch,
                       Next *next)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     const int64_t length = n[BY_COLUMNS] ? n[N] : n[M], units = (length + n[UNIT] - 1) / n[UNIT];
     Part part = {.n = n, .rows = n[M], .columns = n[N], .next = next};
     part.strip = (uint16_t *)scratch;
@@ -346,7 +344,8 @@ static int make_units(const KernelCall *call, char *const *p, int64_t begin, int
     return 0;
 }
 
-static int matmul_bf16_amx(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int matmul_bf16_amx(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                           char *scratch)
 {
     tiles_begin();
     make_units(call, p, begin, end, scratch, NULL);
@@ -358,7 +357,7 @@ static int matmul_bf16_amx(const KernelCall *call, char *const *p, int64_t begin
 static int matmul_chain_bf16_amx(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                  char *scratch)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     char *q[MOST_PARAMETERS + 2];
     Next next = {.child = call->children[0], .p = q, .row_bytes = n[N] * (int64_t)sizeof(float)};
     memcpy(q, p, (size_t)(call->nparams + 1) * sizeof *q);
@@ -371,8 +370,8 @@ static int matmul_chain_bf16_amx(const KernelCall *call, char *const *p, int64_t
     return refused;
 }
 
-#define AMX_ENTRIES                                                                      \
-    KERNEL(matmul_bf16_amx, matmul_bf16_amx, NULL)                                       \
+#define AMX_ENTRIES                                \
+    KERNEL(matmul_bf16_amx, matmul_bf16_amx, NULL) \
     KERNEL(matmul_chain_bf16_amx, matmul_chain_bf16_amx, NULL)
 #else
 #define AMX_ENTRIES

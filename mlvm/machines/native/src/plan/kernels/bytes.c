@@ -59,8 +59,7 @@ static void gather(uint8_t *to, const int64_t *n, const uint8_t *x, int64_t m, i
                 if (column < 0 || column >= n[WIDTH])
                     memset(to + j * each, zero, (size_t)each);
                 else
-                    copy_run((char *)to + j * each, (const char *)from + j * n[APART_X] * channels,
-                             each);
+                    copy_run((char *)to + j * each, (const char *)from + j * n[APART_X] * channels, each);
             }
     }
 }
@@ -69,13 +68,13 @@ static void gather(uint8_t *to, const int64_t *n, const uint8_t *x, int64_t m, i
 
 #if defined(__AVX512F__)
 typedef __m512i Sums;
-#define ADD_PAIRS(sum, x, y)                                                             \
+#define ADD_PAIRS(sum, x, y) \
     _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_loadu_si512(x), _mm512_loadu_si512(y)))
 #define TOTAL(sum) (uint32_t) _mm512_reduce_add_epi32(sum)
 #elif defined(__AVX2__)
 typedef __m256i Sums;
-#define ADD_PAIRS(sum, x, y)                                                             \
-    _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_loadu_si256((const __m256i *)(x)),    \
+#define ADD_PAIRS(sum, x, y)                                                          \
+    _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_loadu_si256((const __m256i *)(x)), \
                                             _mm256_loadu_si256((const __m256i *)(y))))
 static inline uint32_t TOTAL(__m256i sum)
 {
@@ -100,7 +99,7 @@ static inline uint32_t TOTAL(Sums sum)
 }
 #endif
 enum { PAIRS = sizeof(Sums) / 2 };
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_FOR(...) _Pragma("GCC unroll 16") for (__VA_ARGS__)
 
 /* Less the zero. */
 static void widen(int16_t *to, const uint8_t *from, int64_t k, int64_t row, int64_t is_signed, int zero)
@@ -114,19 +113,19 @@ static void widen(int16_t *to, const uint8_t *from, int64_t k, int64_t row, int6
     memset(to + k, 0, (size_t)(row - k) * sizeof *to);
 }
 
-SPECIALIZED void wide_tile(uint32_t *out, int64_t out_row, const int16_t *x, const int16_t *y,
-                           int64_t row, const int many, const int columns)
+SPECIALIZED void wide_tile(uint32_t *out, int64_t out_row, const int16_t *x, const int16_t *y, int64_t row,
+                           const int many, const int columns)
 {
     Sums sums[2][FEW];
-    UNROLL for (int i = 0; i < many; i++)
-        UNROLL for (int c = 0; c < columns; c++)
+    UNROLL_FOR (int i = 0; i < many; i++)
+        UNROLL_FOR (int c = 0; c < columns; c++)
             sums[i][c] = (Sums){0};
     for (int64_t j = 0; j < row; j += PAIRS)
-        UNROLL for (int i = 0; i < many; i++)
-            UNROLL for (int c = 0; c < columns; c++)
+        UNROLL_FOR (int i = 0; i < many; i++)
+            UNROLL_FOR (int c = 0; c < columns; c++)
                 sums[i][c] = ADD_PAIRS(sums[i][c], x + i * row + j, y + c * row + j);
-    UNROLL for (int i = 0; i < many; i++)
-        UNROLL for (int c = 0; c < columns; c++)
+    UNROLL_FOR (int i = 0; i < many; i++)
+        UNROLL_FOR (int c = 0; c < columns; c++)
             out[i * out_row + c] = TOTAL(sums[i][c]);
 }
 
@@ -182,7 +181,7 @@ static int wide(const int64_t *n, char *const *p, Part part, char *scratch, Next
 #define VNNI __attribute__((target("avx512vnni")))
 
 typedef struct {
-    const uint8_t *x; /* rows of x, unsigned, `row` bytes apart, with zeros behind */
+    const uint8_t *x;     /* rows of x, unsigned, `row` bytes apart, with zeros behind */
     const uint32_t *of_x; /* what y's zero makes of their sums */
     int64_t row, k;
     uint8_t turn_x, turn_y;
@@ -206,22 +205,22 @@ VNNI SPECIALIZED void few_tile(uint32_t *out, int64_t out_row, const Side *side,
     const int64_t k = side->k, row = side->row;
     __m512i sums[FEW][FEW], of_y[FEW], ones = _mm512_set1_epi8(1);
     const __m512i turn = _mm512_set1_epi8((char)side->turn_y);
-    UNROLL for (int c = 0; c < columns; c++) {
+    UNROLL_FOR (int c = 0; c < columns; c++) {
         of_y[c] = _mm512_setzero_si512();
-        UNROLL for (int r = 0; r < many; r++)
+        UNROLL_FOR (int r = 0; r < many; r++)
             sums[r][c] = of_y[c];
     }
     for (int64_t j = 0; j < k; j += STEP) {
         const __mmask64 mask = k - j >= STEP ? ~(__mmask64)0 : ((__mmask64)1 << (k - j)) - 1;
         __m512i b[FEW];
-        UNROLL for (int c = 0; c < columns; c++) {
+        UNROLL_FOR (int c = 0; c < columns; c++) {
             b[c] = _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, y + c * k + j), turn);
             if (turns)
                 of_y[c] = _mm512_dpbusd_epi32(of_y[c], ones, _mm512_maskz_mov_epi8(mask, b[c]));
         }
-        UNROLL for (int r = 0; r < many; r++) {
+        UNROLL_FOR (int r = 0; r < many; r++) {
             __m512i a = _mm512_loadu_si512(side->x + (i + r) * row + j);
-            UNROLL for (int c = 0; c < columns; c++)
+            UNROLL_FOR (int c = 0; c < columns; c++)
                 sums[r][c] = _mm512_dpbusd_epi32(sums[r][c], a, b[c]);
         }
     }
@@ -232,7 +231,7 @@ VNNI SPECIALIZED void few_tile(uint32_t *out, int64_t out_row, const Side *side,
         less = _mm_sub_epi32(less, _mm_set1_epi32((int)(side->y_zero * (uint32_t)k)));
         less = _mm_mullo_epi32(less, _mm_set1_epi32((int)side->x_zero));
     }
-    UNROLL for (int r = 0; r < many; r++) {
+    UNROLL_FOR (int r = 0; r < many; r++) {
         __m128i found = totals(sums[r][0], sums[r][b], sums[r][c], sums[r][d]);
         found = _mm_sub_epi32(found, _mm_set1_epi32((int)side->of_x[i + r]));
         found = _mm_sub_epi32(found, less);
@@ -254,22 +253,22 @@ VNNI SPECIALIZED void few_rows(uint32_t *out, int64_t out_row, const Side *side,
 static inline void turn_square(__m512i r[PANEL])
 {
     __m512i t[PANEL];
-    UNROLL for (int i = 0; i < PANEL; i += 2) {
+    UNROLL_FOR (int i = 0; i < PANEL; i += 2) {
         t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
         t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
     }
-    UNROLL for (int i = 0; i < PANEL; i += 4)
-        UNROLL for (int j = 0; j < 2; j++) {
+    UNROLL_FOR (int i = 0; i < PANEL; i += 4)
+        UNROLL_FOR (int j = 0; j < 2; j++) {
             r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
             r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
         }
-    UNROLL for (int j = 0; j < 4; j++) {
+    UNROLL_FOR (int j = 0; j < 4; j++) {
         t[j] = _mm512_shuffle_i32x4(r[j], r[4 + j], 0x88);
         t[4 + j] = _mm512_shuffle_i32x4(r[j], r[4 + j], 0xDD);
         t[8 + j] = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0x88);
         t[12 + j] = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0xDD);
     }
-    UNROLL for (int j = 0; j < 8; j++) {
+    UNROLL_FOR (int j = 0; j < 8; j++) {
         r[j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0x88);
         r[8 + j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0xDD);
     }
@@ -277,31 +276,27 @@ static inline void turn_square(__m512i r[PANEL])
 
 /* Columns of y as panels, whose elements behind k are zeros. Behind them comes what x's zero makes of their
  * sums. */
-VNNI static void copy_panels(uint32_t *to, const uint8_t *y, int64_t k, int64_t columns,
-                             const Side *side)
+VNNI static void copy_panels(uint32_t *to, const uint8_t *y, int64_t k, int64_t columns, const Side *side)
 {
     const int64_t quads = padded(k, 4) / 4, width = PANELS * PANEL, whole = k / 4;
     const uint32_t turn = side->turn_y * 0x01010101u;
     const __m512i turns = _mm512_set1_epi32((int)turn), ones = _mm512_set1_epi8(1);
     const __m512i lanes = _mm512_mullo_epi32(
-        _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-        _mm512_set1_epi32((int)k));
+        _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32((int)k));
     for (int v = 0; v < PANELS; v++) {
         const int64_t left = columns - v * PANEL;
-        const __mmask16 mask = left >= PANEL ? 0xFFFF
-                               : left > 0    ? (__mmask16)((1u << left) - 1)
-                                             : 0;
+        const __mmask16 mask = left >= PANEL ? 0xFFFF : left > 0 ? (__mmask16)((1u << left) - 1) : 0;
         const uint8_t *from = y + v * PANEL * k;
         uint32_t *panel = to + v * PANEL;
         __m512i sum = _mm512_setzero_si512();
         int64_t j = 0;
         for (; j + PANEL <= whole; j += PANEL) {
             __m512i square[PANEL];
-            UNROLL for (int c = 0; c < PANEL; c++)
+            UNROLL_FOR (int c = 0; c < PANEL; c++)
                 square[c] = c < left ? _mm512_xor_si512(_mm512_loadu_si512(from + c * k + 4 * j), turns)
                                      : _mm512_setzero_si512();
             turn_square(square);
-            UNROLL for (int i = 0; i < PANEL; i++) {
+            UNROLL_FOR (int i = 0; i < PANEL; i++) {
                 _mm512_storeu_si512(panel + (j + i) * width, square[i]);
                 sum = _mm512_dpbusd_epi32(sum, ones, square[i]);
             }
@@ -329,31 +324,30 @@ VNNI static void copy_panels(uint32_t *to, const uint8_t *y, int64_t k, int64_t 
 }
 
 VNNI SPECIALIZED void panel_tile(uint32_t *out, int64_t out_row, const Side *side, int64_t i,
-                                 const uint32_t *panels, int64_t columns, const int rows,
-                                 const int vectors)
+                                 const uint32_t *panels, int64_t columns, const int rows, const int vectors)
 {
     const int64_t quads = padded(side->k, 4) / 4, row = side->row;
     const uint8_t *x = side->x + i * row;
     __m512i sums[ROWS][PANELS];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < vectors; v++)
+    UNROLL_FOR (int r = 0; r < rows; r++)
+        UNROLL_FOR (int v = 0; v < vectors; v++)
             sums[r][v] = _mm512_setzero_si512();
     for (int64_t j = 0; j < quads; j++, panels += PANELS * PANEL, x += 4) {
         __m512i b[PANELS];
-        UNROLL for (int v = 0; v < vectors; v++)
+        UNROLL_FOR (int v = 0; v < vectors; v++)
             b[v] = _mm512_loadu_si512(panels + v * PANEL);
-        UNROLL for (int r = 0; r < rows; r++) {
+        UNROLL_FOR (int r = 0; r < rows; r++) {
             int32_t quad;
             memcpy(&quad, x + r * row, 4);
             __m512i a = _mm512_set1_epi32(quad);
-            UNROLL for (int v = 0; v < vectors; v++)
+            UNROLL_FOR (int v = 0; v < vectors; v++)
                 sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], a, b[v]);
         }
     }
-    UNROLL for (int v = 0; v < vectors; v++) {
+    UNROLL_FOR (int v = 0; v < vectors; v++) {
         const int64_t left = columns - v * PANEL;
         const __mmask16 mask = left >= PANEL ? 0xFFFF : (__mmask16)((1u << left) - 1);
-        UNROLL for (int r = 0; r < rows; r++) {
+        UNROLL_FOR (int r = 0; r < rows; r++) {
             __m512i found = _mm512_sub_epi32(sums[r][v], _mm512_set1_epi32((int)side->of_x[i + r]));
             found = _mm512_sub_epi32(found, _mm512_loadu_si512(panels + v * PANEL));
             _mm512_mask_storeu_epi32(out + r * out_row + v * PANEL, mask, found);
@@ -402,7 +396,8 @@ VNNI static void lay(Side *side, const int64_t *n, const uint8_t *x, int64_t m, 
     side->row = row;
 }
 
-VNNI static int by_panels(Side *side, const int64_t *n, char *const *p, Part part, char *scratch, Next *next)
+VNNI static int by_panels(Side *side, const int64_t *n, char *const *p, Part part, char *scratch,
+                          Next *next)
 {
     const uint8_t *x = (const uint8_t *)p[n[X]], *y = (const uint8_t *)p[n[Y]];
     const int64_t k = n[K], width = PANELS * PANEL, each = n[N] / n[GROUPS];
@@ -469,7 +464,7 @@ VNNI static int by_fours(const int64_t *n, char *const *p, Part part, char *scra
 static int products(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch,
                     Next *next)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     Part part = {0, n[M], 0, n[N]};
     if (n[MANY])
         part.row = begin * n[UNIT], part.end_row = least(end * n[UNIT], n[M]);
@@ -482,8 +477,7 @@ static int products(const KernelCall *call, char *const *p, int64_t begin, int64
     return wide(n, p, part, scratch, next);
 }
 
-static int integer_matmul(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
-                          char *scratch)
+static int integer_matmul(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     return products(call, p, begin, end, scratch, NULL);
 }
@@ -491,7 +485,7 @@ static int integer_matmul(const KernelCall *call, char *const *p, int64_t begin,
 /* What follows for rows of the result, in parameters of its own. */
 static Next chained(const KernelCall *call, char *const *p, char **q, char *scratch)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     memcpy(q, p, (size_t)(call->nparams + 1) * sizeof *q);
     return (Next){
         .child = call->children[0],
@@ -503,8 +497,7 @@ static Next chained(const KernelCall *call, char *const *p, char **q, char *scra
     };
 }
 
-static int integer_chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
-                         char *scratch)
+static int integer_chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     char *q[MOST_PARAMETERS + 2];
     Next next = chained(call, p, q, scratch);
@@ -537,20 +530,20 @@ SPECIALIZED void pixel(int32_t *out, const int64_t *n, const uint8_t *x, const i
                        const int is_signed)
 {
     Wide sums[4];
-    UNROLL for (int v = 0; v < vectors; v++)
+    UNROLL_FOR (int v = 0; v < vectors; v++)
         sums[v] = (Wide){0};
     for (int64_t i = begin[0]; i < end[0]; i++) {
         const uint8_t *line = x + (i * n[APART_Y] * n[WIDTH] + begin[1] * n[APART_X]) * n[CHANNELS];
         const int32_t *by = y + (i * n[WIDE] + begin[1]) * row;
         for (int64_t j = begin[1]; j < end[1]; j++, by += row, line += n[APART_X] * n[CHANNELS])
-            UNROLL for (int v = 0; v < vectors; v++) {
+            UNROLL_FOR (int v = 0; v < vectors; v++) {
                 const uint8_t *from = line + v * WIDE_LANES;
                 Wide w;
                 memcpy(&w, by + v * WIDE_LANES, sizeof w);
                 sums[v] += ((is_signed ? WIDE_SIGNED(from) : WIDE_UNSIGNED(from)) - zero) * w;
             }
     }
-    UNROLL for (int v = 0; v < vectors; v++)
+    UNROLL_FOR (int v = 0; v < vectors; v++)
         memcpy(out + v * WIDE_LANES, &sums[v], sizeof sums[v]);
 }
 
@@ -599,7 +592,7 @@ SPECIALIZED void line_of_pixels(int32_t *out, const int64_t *n, const uint8_t *x
 static int depthwise_lines(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                            char *scratch, Next *next)
 {
-    const int64_t *n = call->n, channels = n[CHANNELS], row = padded(channels, 32);
+    const int64_t *n = call->ints, channels = n[CHANNELS], row = padded(channels, 32);
     const int64_t window = n[TALL] * n[WIDE], image = n[HEIGHT] * n[WIDTH] * channels;
     const uint8_t *y = (const uint8_t *)p[n[Y]];
     const int x_zero = zero_of(p, n[X_ZERO], n[X_SIGNED]);
@@ -639,5 +632,7 @@ static int integer_depthwise_chain(const KernelCall *call, char *const *p, int64
 }
 
 #define ENTRY(name) KERNEL(name, name, NULL)
+/* clang-format off */
 KERNEL_TABLE(bytes, ENTRY(integer_matmul) ENTRY(integer_chain) ENTRY(integer_depthwise)
                         ENTRY(integer_depthwise_chain))
+/* clang-format on */

@@ -16,13 +16,13 @@ enum { MOST_OPERANDS = 4 };
 static int row(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     int64_t first = begin * n[UNIT], last = end * n[UNIT];
     last = last < n[ELEMENTS] ? last : n[ELEMENTS];
     char *operands[MOST_OPERANDS];
     for (int i = 0; i < call->nparams; i++)
         operands[i] = p[i] + first * n[REST + i];
-    call->rows[0]->run(operands, last - first, call->a);
+    call->rows[0]->run(operands, last - first, call->floats);
     return 0;
 }
 
@@ -40,11 +40,11 @@ static void repeat(char *to, const char *from, int64_t length, int64_t bytes)
 /* Fill `count` elements of `size` bytes with the one at `from`. */
 static void fill(char *to, const char *from, int64_t count, int64_t size)
 {
-#define FILL(T)                                                                          \
-    {                                                                                    \
-        T value = *(const T *)from, *out = (T *)to;                                      \
-        for (int64_t i = 0; i < count; i++)                                              \
-            out[i] = value;                                                              \
+#define FILL(T)                                     \
+    {                                               \
+        T value = *(const T *)from, *out = (T *)to; \
+        for (int64_t i = 0; i < count; i++)         \
+            out[i] = value;                         \
     }
     if (size == 1)
         FILL(uint8_t)
@@ -61,8 +61,8 @@ static void fill(char *to, const char *from, int64_t count, int64_t size)
 
 /* Lay out the elements from `first` on, for `count`; return where they are. They are whole rows, or
  * part of one. */
-static char *spread(const int64_t *n, const int64_t *strides, int64_t size, const char *from,
-                    char *to, int64_t first, int64_t count)
+static char *spread(const int64_t *n, const int64_t *strides, int64_t size, const char *from, char *to,
+                    int64_t first, int64_t count)
 {
     int64_t last = n[NAXES] - 1, length = n[REST + last];
     int64_t at[CHAIN_MOST_AXES], number = first / length, column = first % length, offset = 0;
@@ -104,7 +104,7 @@ static int64_t piece_at(const int64_t *n, int64_t at, int64_t end)
 
 static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     int64_t width = STRIDES + n[NAXES], length = n[REST + n[NAXES] - 1];
     const int64_t *values = n + REST + n[NAXES];
     const int64_t *links = values + n[NVALUES] * width;
@@ -145,7 +145,7 @@ static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t 
         for (int64_t i = 0; i < n[NLINKS]; i++) {
             for (int64_t k = 0; k < link[0]; k++)
                 operands[k] = now[link[1 + k]];
-            call->rows[i]->run(operands, count, call->a);
+            call->rows[i]->run(operands, count, call->floats);
             link += 1 + link[0];
         }
     }

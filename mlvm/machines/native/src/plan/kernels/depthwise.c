@@ -29,7 +29,9 @@ enum { WIDEST = 16, TAPS = 7, PLACES = 32 }; /* channels of a group; what is sum
 #undef OF
 
 #define ENTRY(name) KERNEL(name, name, NULL)
+/* clang-format off */
 #define ENTRIES(dtype)                                                                   \
     ENTRY(depthwise_##dtype) ENTRY(depthwise_transpose_##dtype)                          \
     ENTRY(depthwise_kernel_vjp_##dtype) ENTRY(grouped_##dtype) ENTRY(grouped_kernel_vjp_##dtype)
+/* clang-format on */
 KERNEL_TABLE(depthwise, ENTRIES(f32) ENTRIES(f64))

@@ -12,7 +12,8 @@ typedef struct {
     int64_t wide, x_step, kernel_x;    /* the same of the taps in a row */
     int64_t column, stride;            /* of the first tap of the first place; from place to place */
     int64_t places, out_step;          /* in pixels */
-} OF(Line);
+} OF(LineOf);
+#define Line OF(LineOf)
 
 static inline V OF(load_some)(const T *from, int64_t count)
 {
@@ -22,15 +23,14 @@ static inline V OF(load_some)(const T *from, int64_t count)
 }
 
 /* `some`: there are fewer channels than a vector has lanes; `inside`: all taps are in the image. */
-SPECIALIZED void
-OF(places)(const OF(Line) *line, int64_t place, int64_t channel, const int places,
-           const int vectors, const int inside, const int some)
+SPECIALIZED void OF(places)(const Line *line, int64_t place, int64_t channel, const int places,
+                            const int vectors, const int inside, const int some)
 {
     V sum[4][2];
     const int64_t channels = line->channels, step = line->stride * channels;
     const int64_t column = line->column + place * line->stride;
-    UNROLL for (int i = 0; i < places; i++)
-        UNROLL for (int v = 0; v < vectors; v++)
+    UNROLL_FOR (int i = 0; i < places; i++)
+        UNROLL_FOR (int v = 0; v < vectors; v++)
             sum[i][v] = (V){0};
     for (int64_t a = 0, y = line->y; a < line->tall; a++, y += line->y_step) {
         if (y < 0 || y >= line->height)
@@ -38,21 +38,20 @@ OF(places)(const OF(Line) *line, int64_t place, int64_t channel, const int place
         const T *kernel = line->kernel + a * line->kernel_y + channel;
         const T *row = line->x + (y * line->width + column) * channels + channel;
         if (inside && !some && line->stride > 1) /* what the next tile is the first to read */
-            UNROLL for (int i = 1; i <= 2 * places; i++)
+            UNROLL_FOR (int i = 1; i <= 2 * places; i++)
                 __builtin_prefetch(row + ((places - 1) * line->stride + line->wide - 1 + i) * channels);
         for (int64_t b = 0; b < line->wide; b++) {
             int64_t first = column + b * line->x_step;
             V factor[2];
-            UNROLL for (int v = 0; v < vectors; v++)
+            UNROLL_FOR (int v = 0; v < vectors; v++)
                 factor[v] = some ? OF(load_some)(kernel, channels) : OF(load)(kernel + v * LANES);
-            UNROLL for (int i = 0; i < places; i++) {
+            UNROLL_FOR (int i = 0; i < places; i++) {
                 int64_t at = first + i * line->stride;
                 if (inside || (at >= 0 && at < line->width))
-                    UNROLL for (int v = 0; v < vectors; v++) {
+                    UNROLL_FOR (int v = 0; v < vectors; v++) {
                         const T *from = row + i * step + v * LANES;
                         sum[i][v] = OF(FMA)(
-                            factor[v], some ? OF(load_some)(from, channels) : OF(load)(from),
-                            sum[i][v]);
+                            factor[v], some ? OF(load_some)(from, channels) : OF(load)(from), sum[i][v]);
                     }
             }
             kernel += line->kernel_x;
@@ -60,8 +59,8 @@ OF(places)(const OF(Line) *line, int64_t place, int64_t channel, const int place
         }
     }
     T *out = line->out + place * line->out_step * channels + channel;
-    UNROLL for (int i = 0; i < places; i++, out += line->out_step * channels)
-        UNROLL for (int v = 0; v < vectors; v++) {
+    UNROLL_FOR (int i = 0; i < places; i++, out += line->out_step * channels)
+        UNROLL_FOR (int v = 0; v < vectors; v++) {
             if (some)
                 memcpy(out, &sum[i][v], (size_t)channels * sizeof(T));
             else
@@ -71,27 +70,26 @@ OF(places)(const OF(Line) *line, int64_t place, int64_t channel, const int place
 
 /* The same where places lie side by side, and taps do, or from the last to the first if `turned`: each
  * pixel is read once for all places, and a row's taps are in registers, beside the sums. */
-SPECIALIZED void
-OF(beside)(const OF(Line) *line, int64_t place, int64_t channel, const int places, const int wide,
-           const int turned, const int inside)
+SPECIALIZED void OF(beside)(const Line *line, int64_t place, int64_t channel, const int places,
+                            const int wide, const int turned, const int inside)
 {
     V sum[8], factor[7];
     const int64_t channels = line->channels, next = turned ? -channels : channels;
     const int64_t column = line->column + place + (turned ? places - 1 : 0);
-    UNROLL for (int i = 0; i < places; i++)
+    UNROLL_FOR (int i = 0; i < places; i++)
         sum[i] = (V){0};
     for (int64_t a = 0, y = line->y; a < line->tall; a++, y += line->y_step) {
         if (y < 0 || y >= line->height)
             continue;
         const T *kernel = line->kernel + a * line->kernel_y + channel;
         const T *row = line->x + (y * line->width + column) * channels + channel;
-        UNROLL for (int b = 0; b < wide; b++, kernel += line->kernel_x)
+        UNROLL_FOR (int b = 0; b < wide; b++, kernel += line->kernel_x)
             factor[b] = OF(load)(kernel);
-        UNROLL for (int j = 0; j < places - 1 + wide; j++, row += next) {
+        UNROLL_FOR (int j = 0; j < places - 1 + wide; j++, row += next) {
             if (!inside && (uint64_t)(column + (turned ? -j : j)) >= (uint64_t)line->width)
                 continue;
             const V pixel = OF(load)(row);
-            UNROLL for (int i = 0; i < places; i++) {
+            UNROLL_FOR (int i = 0; i < places; i++) {
                 V *to = &sum[turned ? places - 1 - i : i];
                 if (j >= i && j - i < wide)
                     *to = OF(FMA)(factor[j - i], pixel, *to);
@@ -99,7 +97,7 @@ OF(beside)(const OF(Line) *line, int64_t place, int64_t channel, const int place
         }
     }
     T *out = line->out + place * line->out_step * channels + channel;
-    UNROLL for (int i = 0; i < places; i++, out += line->out_step * channels)
+    UNROLL_FOR (int i = 0; i < places; i++, out += line->out_step * channels)
         OF(store)(out, sum[i]);
 }
 
@@ -109,14 +107,16 @@ static inline int64_t OF(even_places)(int64_t places)
     return places >= 8 && (places + 7) / 8 * 8 <= (places + 6) / 7 * 7 ? 8 : 7;
 }
 
-#define BESIDE(count, taps, turned, inside)                                              \
+#define BESIDE(count, taps, turned, inside)                                                             \
     if (places == count && line->wide == taps && line->x_step == (turned ? -1 : 1) && within == inside) \
-        for (; channel < end; channel += LANES)                                          \
+        for (; channel < end; channel += LANES)                                                         \
             OF(beside)(line, place, least(channel, line->channels - LANES), count, taps, turned, inside);
+/* clang-format off */
 #define BESIDES(count, taps)                                                             \
     BESIDE(count, taps, 0, 0) BESIDE(count, taps, 0, 1) BESIDE(count, taps, 1, 0) BESIDE(count, taps, 1, 1)
+/* clang-format on */
 /* Whole vectors of channels of 7 or 8 places, with all taps `within` the image or not. */
-static void OF(channels_beside)(const OF(Line) *line, int64_t place, int64_t channel, int64_t end,
+static void OF(channels_beside)(const Line *line, int64_t place, int64_t channel, int64_t end,
                                 int64_t places, int within)
 {
     BESIDES(7, 3) BESIDES(7, 5) BESIDES(7, 7) BESIDES(8, 3) BESIDES(8, 5) BESIDES(8, 7)
@@ -125,9 +125,8 @@ static void OF(channels_beside)(const OF(Line) *line, int64_t place, int64_t cha
 #undef BESIDE
 
 /* Some channels of as many places: the last vector may repeat some of the one before. */
-SPECIALIZED void
-OF(channels)(const OF(Line) *line, int64_t place, int64_t channel, int64_t end, const int places,
-             const int vectors, const int inside)
+SPECIALIZED void OF(channels)(const Line *line, int64_t place, int64_t channel, int64_t end,
+                              const int places, const int vectors, const int inside)
 {
     if (line->channels < LANES) {
         OF(places)(line, place, 0, places, 1, inside, 1);
@@ -139,7 +138,7 @@ OF(channels)(const OF(Line) *line, int64_t place, int64_t channel, int64_t end, 
         OF(places)(line, place, least(channel, line->channels - LANES), places, 1, inside, 0);
 }
 
-static void OF(line)(const OF(Line) *line)
+static void OF(line)(const Line *line)
 {
     enum { BLOCK = 512 / sizeof(T) }; /* channels whose taps stay in the first-level cache */
     const int64_t far = (line->wide - 1) * line->x_step;
@@ -170,18 +169,27 @@ static void OF(line)(const OF(Line) *line)
 }
 
 /* Lines of a convolution: a tap of the kernel has `each` rows of channels. */
-static inline OF(Line) OF(line_of)(const int64_t *n, const T *kernel, int64_t each)
+static inline Line OF(line_of)(const int64_t *n, const T *kernel, int64_t each)
 {
     const int64_t channels = n[CHANNELS], tap = each * channels;
-    return (OF(Line)){.channels = channels, .height = n[HEIGHT], .width = n[WIDTH],
-                      .tall = n[TALL], .y_step = n[APART_Y], .kernel_y = n[WIDE] * tap,
-                      .wide = n[WIDE], .x_step = n[APART_X], .kernel_x = tap,
-                      .column = -n[LEFT], .stride = n[STRIDE_X], .places = n[ACROSS],
-                      .out_step = 1, .kernel = kernel};
+    return (Line){.channels = channels,
+                  .height = n[HEIGHT],
+                  .width = n[WIDTH],
+                  .tall = n[TALL],
+                  .y_step = n[APART_Y],
+                  .kernel_y = n[WIDE] * tap,
+                  .wide = n[WIDE],
+                  .x_step = n[APART_X],
+                  .kernel_x = tap,
+                  .column = -n[LEFT],
+                  .stride = n[STRIDE_X],
+                  .places = n[ACROSS],
+                  .out_step = 1,
+                  .kernel = kernel};
 }
 
 /* The line of a row of windows of all images. */
-static inline void OF(begin_line)(OF(Line) *line, const int64_t *n, char *const *p, int64_t row)
+static inline void OF(begin_line)(Line *line, const int64_t *n, char *const *p, int64_t row)
 {
     line->x = (const T *)p[1] + row / n[DOWN] * n[HEIGHT] * n[WIDTH] * n[CHANNELS];
     line->y = row % n[DOWN] * n[STRIDE_Y] - n[TOP];
@@ -189,13 +197,12 @@ static inline void OF(begin_line)(OF(Line) *line, const int64_t *n, char *const 
 }
 
 /* A unit is a row of windows. */
-static int OF(depthwise)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
-                         char *scratch)
+static int OF(depthwise)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    OF(Line) line = OF(line_of)(call->n, (const T *)p[2], 1);
+    Line line = OF(line_of)(call->ints, (const T *)p[2], 1);
     (void)scratch;
     for (int64_t unit = begin; unit < end; unit++) {
-        OF(begin_line)(&line, call->n, p, unit);
+        OF(begin_line)(&line, call->ints, p, unit);
         OF(line)(&line);
     }
     return 0;
@@ -205,8 +212,8 @@ static int OF(depthwise)(const KernelCall *call, char *const *p, int64_t begin, 
  * from the frame's edge, and tap j lies at a window's number times `stride` plus j times `apart`.
  * Returns how many there are; the first, how far they are apart, the window of the first, and how far
  * the windows of two are apart. */
-static inline int64_t OF(reaching)(int64_t at, int64_t taps, int64_t stride, int64_t apart,
-                                   int64_t *first, int64_t *step, int64_t *window, int64_t *back)
+static inline int64_t OF(reaching)(int64_t at, int64_t taps, int64_t stride, int64_t apart, int64_t *first,
+                                   int64_t *step, int64_t *window, int64_t *back)
 {
     int64_t found = 0;
     *first = *step = *window = *back = 0;
@@ -229,22 +236,22 @@ static inline int64_t OF(reaching)(int64_t at, int64_t taps, int64_t stride, int
 
 /* The result is an image; windows of it are what is read, which HEIGHT and WIDTH count. A unit is a row
  * of it. Places that lie `stride` apart are reached by the same taps. */
-static int OF(depthwise_transpose)(const KernelCall *call, char *const *p, int64_t begin,
-                                   int64_t end, char *scratch)
+static int OF(depthwise_transpose)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                                   char *scratch)
 {
-    const int64_t *n = call->n, channels = n[CHANNELS];
+    const int64_t *n = call->ints, channels = n[CHANNELS];
     (void)scratch;
-    OF(Line) line = {.channels = channels, .height = n[HEIGHT], .width = n[WIDTH], .stride = 1,
-                     .out_step = n[STRIDE_X]};
+    Line line = {
+        .channels = channels, .height = n[HEIGHT], .width = n[WIDTH], .stride = 1, .out_step = n[STRIDE_X]};
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t row = unit % n[DOWN], first_row, row_step, first, step;
         line.x = (const T *)p[1] + unit / n[DOWN] * n[HEIGHT] * n[WIDTH] * channels;
-        line.tall = OF(reaching)(row + n[TOP], n[TALL], n[STRIDE_Y], n[APART_Y], &first_row,
-                                 &row_step, &line.y, &line.y_step);
+        line.tall = OF(reaching)(row + n[TOP], n[TALL], n[STRIDE_Y], n[APART_Y], &first_row, &row_step,
+                                 &line.y, &line.y_step);
         line.kernel_y = row_step * n[WIDE] * channels;
         for (int64_t phase = 0; phase < least(n[STRIDE_X], n[ACROSS]); phase++) {
-            line.wide = OF(reaching)(phase + n[LEFT], n[WIDE], n[STRIDE_X], n[APART_X], &first,
-                                     &step, &line.column, &line.x_step);
+            line.wide = OF(reaching)(phase + n[LEFT], n[WIDE], n[STRIDE_X], n[APART_X], &first, &step,
+                                     &line.column, &line.x_step);
             line.kernel_x = step * channels;
             line.kernel = (const T *)p[2] + (first_row * n[WIDE] + first) * channels;
             line.places = (n[ACROSS] - phase + n[STRIDE_X] - 1) / n[STRIDE_X];
@@ -259,71 +266,69 @@ static int OF(depthwise_transpose)(const KernelCall *call, char *const *p, int64
 
 /* What some taps of a row of the kernel get from a row of windows; `from` is their pixel in the first
  * of these. */
-SPECIALIZED void
-OF(taps)(V sum[3][4], const int64_t *n, const T *g, const T *from, int64_t column, const int taps,
-         const int vectors, int64_t some)
+SPECIALIZED void OF(taps)(V sum[3][4], const int64_t *n, const T *g, const T *from, int64_t column,
+                          const int taps, const int vectors, int64_t some)
 {
     const int64_t channels = n[CHANNELS], step = n[STRIDE_X] * channels;
     const int64_t apart = n[APART_X], next = apart * channels;
     V s[3][4];
-    UNROLL for (int b = 0; b < taps; b++)
-        UNROLL for (int v = 0; v < vectors; v++)
+    UNROLL_FOR (int b = 0; b < taps; b++)
+        UNROLL_FOR (int v = 0; v < vectors; v++)
             s[b][v] = sum[b][v];
     for (int64_t j = 0; j < n[ACROSS]; j++, column += n[STRIDE_X], g += channels, from += step) {
         int inside = column >= 0 && column + (taps - 1) * apart < n[WIDTH];
         V factor[4];
-        UNROLL for (int v = 0; v < vectors; v++)
+        UNROLL_FOR (int v = 0; v < vectors; v++)
             factor[v] = some ? OF(load_some)(g, some) : OF(load)(g + v * LANES);
-        UNROLL for (int b = 0; b < taps; b++) {
+        UNROLL_FOR (int b = 0; b < taps; b++) {
             int64_t at = column + b * apart;
             if (inside || (at >= 0 && at < n[WIDTH]))
-                UNROLL for (int v = 0; v < vectors; v++) {
+                UNROLL_FOR (int v = 0; v < vectors; v++) {
                     const T *pixel = from + b * next + v * LANES;
-                    s[b][v] = OF(FMA)(factor[v],
-                                      some ? OF(load_some)(pixel, some) : OF(load)(pixel), s[b][v]);
+                    s[b][v] = OF(FMA)(factor[v], some ? OF(load_some)(pixel, some) : OF(load)(pixel),
+                                      s[b][v]);
                 }
         }
     }
-    UNROLL for (int b = 0; b < taps; b++)
-        UNROLL for (int v = 0; v < vectors; v++)
+    UNROLL_FOR (int b = 0; b < taps; b++)
+        UNROLL_FOR (int v = 0; v < vectors; v++)
             sum[b][v] = s[b][v];
 }
 
 /* The gradient for the taps b .. b + taps - 1 of row a and for a few vectors of channels. A sum has
  * parts, of as many rows of windows as have PART places. */
-SPECIALIZED void
-OF(kernel_part)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t channel,
-                const int taps, const int vectors, int64_t some, int64_t skip)
+SPECIALIZED void OF(kernel_part)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t channel,
+                                 const int taps, const int vectors, int64_t some, int64_t skip)
 {
     const int64_t channels = n[CHANNELS];
     const V zero = {0};
     V sum[3][4], total[3][4];
     int64_t places = 0;
-    UNROLL for (int i = 0; i < taps; i++)
-        UNROLL for (int v = 0; v < vectors; v++)
+    UNROLL_FOR (int i = 0; i < taps; i++)
+        UNROLL_FOR (int v = 0; v < vectors; v++)
             sum[i][v] = total[i][v] = zero;
     for (int64_t row = 0; row < n[IMAGES] * n[DOWN]; row++) {
         int64_t y = row % n[DOWN] * n[STRIDE_Y] - n[TOP] + a * n[APART_Y];
         if (y >= 0 && y < n[HEIGHT]) {
             int64_t column = b * n[APART_X] - n[LEFT];
             const T *image = (const T *)p[2] + row / n[DOWN] * n[HEIGHT] * n[WIDTH] * channels;
-            OF(taps)(sum, n, (const T *)p[1] + row * n[ACROSS] * channels + channel,
-                     image + (y * n[WIDTH] + column) * channels + channel, column, taps, vectors,
-                     some);
+            const T *g = (const T *)p[1] + row * n[ACROSS] * channels + channel;
+            image += (y * n[WIDTH] + column) * channels + channel;
+            OF(taps)(sum, n, g, image, column, taps, vectors, some);
         }
         places += n[ACROSS];
         if (places >= PART || row == n[IMAGES] * n[DOWN] - 1) {
             places = 0;
-            UNROLL for (int i = 0; i < taps; i++)
-                UNROLL for (int v = 0; v < vectors; v++) {
+            UNROLL_FOR (int i = 0; i < taps; i++)
+                UNROLL_FOR (int v = 0; v < vectors; v++) {
                     total[i][v] += sum[i][v];
                     sum[i][v] = zero;
                 }
         }
     }
     T *out = (T *)p[0] + (a * n[WIDE] + b) * channels + channel;
-    UNROLL for (int i = 0; i < taps; i++)
-        UNROLL for (int v = 0; v < vectors; v++) {
+    UNROLL_FOR (int i = 0; i < taps; i++)
+        UNROLL_FOR (int v = 0; v < vectors; v++) {
             T *to = out + i * channels + v * LANES;
             if (some || skip)
                 memcpy(to + skip, (T *)&total[i][v] + skip,
@@ -333,9 +338,8 @@ OF(kernel_part)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t 
         }
 }
 
-SPECIALIZED void
-OF(kernel_channels)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t channel,
-                    int64_t end, const int taps)
+SPECIALIZED void OF(kernel_channels)(const int64_t *n, char *const *p, int64_t a, int64_t b,
+                                     int64_t channel, int64_t end, const int taps)
 {
     enum { AT_ONCE = VECTOR_BYTES == 64 ? 4 : 2 };
     int64_t channels = n[CHANNELS];
@@ -350,10 +354,10 @@ OF(kernel_channels)(const int64_t *n, char *const *p, int64_t a, int64_t b, int6
 }
 
 /* A unit is a row of the kernel for BLOCK channels. */
-static int OF(depthwise_kernel_vjp)(const KernelCall *call, char *const *p, int64_t begin,
-                                    int64_t end, char *scratch)
+static int OF(depthwise_kernel_vjp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                                    char *scratch)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     (void)scratch;
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t channel = unit / n[TALL] * n[BLOCK], a = unit % n[TALL], b = 0;

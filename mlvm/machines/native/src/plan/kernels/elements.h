@@ -17,11 +17,11 @@ typedef uint16_t Element2 ANYWHERE;
 typedef uint32_t Element4 ANYWHERE;
 typedef uint64_t Element8 ANYWHERE;
 
-#define FILL(size)                                                                       \
+#define FILL(size)                                                                         \
     static inline void fill_##size(Element##size *out, Element##size value, int64_t count) \
-    {                                                                                    \
-        for (int64_t i = 0; i < count; i++)                                              \
-            out[i] = value;                                                              \
+    {                                                                                      \
+        for (int64_t i = 0; i < count; i++)                                                \
+            out[i] = value;                                                                \
     }
 FILL(1)
 FILL(2)

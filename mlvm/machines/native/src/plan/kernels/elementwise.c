@@ -13,191 +13,188 @@
 #define PASTE(x, y) PASTE_(x, y)
 
 /* Lists of (dtype, its C type, the type in which it is computed). */
-#define EACH_UNSIGNED(X)                                                                 \
-    X(u8, uint8_t, uint32_t)                                                             \
-    X(u16, uint16_t, uint32_t)                                                           \
-    X(u32, uint32_t, uint32_t)                                                           \
+#define EACH_UNSIGNED(X)       \
+    X(u8, uint8_t, uint32_t)   \
+    X(u16, uint16_t, uint32_t) \
+    X(u32, uint32_t, uint32_t) \
     X(u64, uint64_t, uint64_t)
-#define EACH_SIGNED(X)                                                                   \
-    X(i8, int8_t, uint32_t)                                                              \
-    X(i16, int16_t, uint32_t)                                                            \
-    X(i32, int32_t, uint32_t)                                                            \
+#define EACH_SIGNED(X)        \
+    X(i8, int8_t, uint32_t)   \
+    X(i16, int16_t, uint32_t) \
+    X(i32, int32_t, uint32_t) \
     X(i64, int64_t, uint64_t)
 #define INTEGERS(X) EACH_UNSIGNED(X) EACH_SIGNED(X)
 #define FLOATS(X) X(f32, float, float) X(f64, double, double)
 #define EACH_BOOL(X) X(bool, uint8_t, uint32_t)
 /* Two f64 are moved as one complex number. */
+/* clang-format off */
 #define SIZES(X)                                                                         \
     X(1, uint8_t, ) X(2, uint16_t, ) X(4, uint32_t, ) X(8, uint64_t, ) X(16, _Complex double, )
+/* clang-format on */
 
 /* A row function `name` of operands of types X, Y, Z, by an expression of x, y, z. */
-#define UNARY_ROW(name, R, X, expression)                                                \
-    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a)            \
-    {                                                                                    \
-        (void)a;                                                                         \
-        R *out = (R *)p[0];                                                              \
-        const X *xs = (const X *)p[1];                                                   \
-        INDEPENDENT for (int64_t i = 0; i < n; i++)                                      \
-        {                                                                                \
-            X x = xs[i];                                                                 \
-            out[i] = (R)(expression);                                                    \
-        }                                                                                \
+#define UNARY_ROW(name, R, X, expression)                                     \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a) \
+    {                                                                         \
+        (void)a;                                                              \
+        R *out = (R *)p[0];                                                   \
+        const X *xs = (const X *)p[1];                                        \
+        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                         \
+            X x = xs[i];                                                      \
+            out[i] = (R)(expression);                                         \
+        }                                                                     \
     }
-#define BINARY_ROW(name, R, X, expression)                                               \
-    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a)            \
-    {                                                                                    \
-        (void)a;                                                                         \
-        R *out = (R *)p[0];                                                              \
-        const X *xs = (const X *)p[1], *ys = (const X *)p[2];                            \
-        INDEPENDENT for (int64_t i = 0; i < n; i++)                                      \
-        {                                                                                \
-            X x = xs[i], y = ys[i];                                                      \
-            out[i] = (R)(expression);                                                    \
-        }                                                                                \
+#define BINARY_ROW(name, R, X, expression)                                    \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a) \
+    {                                                                         \
+        (void)a;                                                              \
+        R *out = (R *)p[0];                                                   \
+        const X *xs = (const X *)p[1], *ys = (const X *)p[2];                 \
+        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                         \
+            X x = xs[i], y = ys[i];                                           \
+            out[i] = (R)(expression);                                         \
+        }                                                                     \
     }
 #define TERNARY_ROW(name, R, X, Y, expression) MIXED_ROW(name, R, X, Y, Y, expression)
-#define MIXED_ROW(name, R, X, Y, Z, expression)                                          \
-    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a)            \
-    {                                                                                    \
-        (void)a;                                                                         \
-        R *out = (R *)p[0];                                                              \
-        const X *xs = (const X *)p[1];                                                   \
-        const Y *ys = (const Y *)p[2];                                                   \
-        const Z *zs = (const Z *)p[3];                                                   \
-        INDEPENDENT for (int64_t i = 0; i < n; i++)                                      \
-        {                                                                                \
-            X x = xs[i];                                                                 \
-            Y y = ys[i];                                                                 \
-            Z z = zs[i];                                                                 \
-            out[i] = (R)(expression);                                                    \
-        }                                                                                \
+#define MIXED_ROW(name, R, X, Y, Z, expression)                               \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a) \
+    {                                                                         \
+        (void)a;                                                              \
+        R *out = (R *)p[0];                                                   \
+        const X *xs = (const X *)p[1];                                        \
+        const Y *ys = (const Y *)p[2];                                        \
+        const Z *zs = (const Z *)p[3];                                        \
+        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                         \
+            X x = xs[i];                                                      \
+            Y y = ys[i];                                                      \
+            Z z = zs[i];                                                      \
+            out[i] = (R)(expression);                                         \
+        }                                                                     \
     }
 /* Two results of one operand, in one pass. */
-#define PAIR_ROW(name, T, first, second)                                                 \
-    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a)            \
-    {                                                                                    \
-        (void)a;                                                                         \
-        T *out = (T *)p[0], *other = (T *)p[1];                                          \
-        const T *xs = (const T *)p[2];                                                   \
-        INDEPENDENT for (int64_t i = 0; i < n; i++)                                      \
-        {                                                                                \
-            T x = xs[i], y = (T)(first), z = (T)(second);                                \
-            out[i] = y;                                                                  \
-            other[i] = z;                                                                \
-        }                                                                                \
+#define PAIR_ROW(name, T, first, second)                                      \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a) \
+    {                                                                         \
+        (void)a;                                                              \
+        T *out = (T *)p[0], *other = (T *)p[1];                               \
+        const T *xs = (const T *)p[2];                                        \
+        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                         \
+            T x = xs[i], y = (T)(first), z = (T)(second);                     \
+            out[i] = y;                                                       \
+            other[i] = z;                                                     \
+        }                                                                     \
     }
 /* --- arithmetic --- */
 
-#define INTEGER_ORDER(t, T, W)                                                           \
-    static inline T greatest_##t(T x, T y)                                               \
-    {                                                                                    \
-        return x > y ? x : y;                                                            \
-    }                                                                                    \
-    static inline T least_##t(T x, T y)                                                  \
-    {                                                                                    \
-        return x < y ? x : y;                                                            \
+#define INTEGER_ORDER(t, T, W)             \
+    static inline T greatest_##t(T x, T y) \
+    {                                      \
+        return x > y ? x : y;              \
+    }                                      \
+    static inline T least_##t(T x, T y)    \
+    {                                      \
+        return x < y ? x : y;              \
     }
 INTEGERS(INTEGER_ORDER)
 
 /* A nan in x or y is the result; of zeros of both signs, y's is. */
-#define FLOAT_ORDER(t, T, W)                                                             \
-    static inline T greatest_##t(T x, T y)                                               \
-    {                                                                                    \
-        T larger = x > y ? x : y;                                                        \
-        return x != x ? x : larger;                                                      \
-    }                                                                                    \
-    static inline T least_##t(T x, T y)                                                  \
-    {                                                                                    \
-        T smaller = x < y ? x : y;                                                       \
-        return x != x ? x : smaller;                                                     \
+#define FLOAT_ORDER(t, T, W)               \
+    static inline T greatest_##t(T x, T y) \
+    {                                      \
+        T larger = x > y ? x : y;          \
+        return x != x ? x : larger;        \
+    }                                      \
+    static inline T least_##t(T x, T y)    \
+    {                                      \
+        T smaller = x < y ? x : y;         \
+        return x != x ? x : smaller;       \
     }
 FLOATS(FLOAT_ORDER)
 
 /* Division rounds down, and gives 0 for a divisor of 0. */
-#define UNSIGNED_DIVISION(t, T, W)                                                       \
-    static inline T quotient_##t(T x, T y)                                               \
-    {                                                                                    \
-        return y ? x / y : 0;                                                            \
-    }                                                                                    \
-    static inline T modulus_##t(T x, T y)                                                \
-    {                                                                                    \
-        return y ? x % y : 0;                                                            \
+#define UNSIGNED_DIVISION(t, T, W)         \
+    static inline T quotient_##t(T x, T y) \
+    {                                      \
+        return y ? x / y : 0;              \
+    }                                      \
+    static inline T modulus_##t(T x, T y)  \
+    {                                      \
+        return y ? x % y : 0;              \
     }
 EACH_UNSIGNED(UNSIGNED_DIVISION)
 
-#define SIGNED_DIVISION(t, T, W)                                                         \
-    static inline T quotient_##t(T x, T y)                                               \
-    {                                                                                    \
-        if (y == 0 || y == -1) /* the least integer has no negative */                   \
-            return y ? (T)(0 - (W)x) : 0;                                                \
-        return (T)(x / y - (x % y && (x < 0) != (y < 0)));                               \
-    }                                                                                    \
-    static inline T modulus_##t(T x, T y)                                                \
-    {                                                                                    \
-        if (y == 0 || y == -1)                                                           \
-            return 0;                                                                    \
-        T rest = (T)(x % y);                                                             \
-        return (T)(rest && (x < 0) != (y < 0) ? rest + y : rest);                        \
+#define SIGNED_DIVISION(t, T, W)                                       \
+    static inline T quotient_##t(T x, T y)                             \
+    {                                                                  \
+        if (y == 0 || y == -1) /* the least integer has no negative */ \
+            return y ? (T)(0 - (W)x) : 0;                              \
+        return (T)(x / y - (x % y && (x < 0) != (y < 0)));             \
+    }                                                                  \
+    static inline T modulus_##t(T x, T y)                              \
+    {                                                                  \
+        if (y == 0 || y == -1)                                         \
+            return 0;                                                  \
+        T rest = (T)(x % y);                                           \
+        return (T)(rest && (x < 0) != (y < 0) ? rest + y : rest);      \
     }
 EACH_SIGNED(SIGNED_DIVISION)
 
 /* From the exact remainder, as numpy has it; with an infinity, and by 0, a quotient is that of the
  * division, as the Array API standard has it. `s` ends the names of C's functions of the type. */
-#define FLOAT_DIVISION(t, T, s)                                                          \
-    static inline T modulus_##t(T x, T y)                                                \
-    {                                                                                    \
-        T rest = fmod##s(x, y);                                                          \
-        if (y == 0)                                                                      \
-            return rest;                                                                 \
-        if (rest == 0)                                                                   \
-            return copysign##s(0, y);                                                    \
-        return (y < 0) != (rest < 0) ? rest + y : rest;                                  \
-    }                                                                                    \
-    static inline T quotient_##t(T x, T y)                                               \
-    {                                                                                    \
-        if (y == 0 || fabs##s(x) == (T)INFINITY || fabs##s(y) == (T)INFINITY)            \
-            return x / y;                                                                \
-        T rest = fmod##s(x, y), quotient = (x - rest) / y;                               \
-        if (rest != 0 && (y < 0) != (rest < 0))                                          \
-            quotient -= 1;                                                               \
-        if (quotient == 0)                                                               \
-            return copysign##s(0, x / y);                                                \
-        T whole = floor##s(quotient);                                                    \
-        return quotient - whole > (T)0.5 ? whole + 1 : whole;                            \
+#define FLOAT_DIVISION(t, T, s)                                               \
+    static inline T modulus_##t(T x, T y)                                     \
+    {                                                                         \
+        T rest = fmod##s(x, y);                                               \
+        if (y == 0)                                                           \
+            return rest;                                                      \
+        if (rest == 0)                                                        \
+            return copysign##s(0, y);                                         \
+        return (y < 0) != (rest < 0) ? rest + y : rest;                       \
+    }                                                                         \
+    static inline T quotient_##t(T x, T y)                                    \
+    {                                                                         \
+        if (y == 0 || fabs##s(x) == (T)INFINITY || fabs##s(y) == (T)INFINITY) \
+            return x / y;                                                     \
+        T rest = fmod##s(x, y), quotient = (x - rest) / y;                    \
+        if (rest != 0 && (y < 0) != (rest < 0))                               \
+            quotient -= 1;                                                    \
+        if (quotient == 0)                                                    \
+            return copysign##s(0, x / y);                                     \
+        T whole = floor##s(quotient);                                         \
+        return quotient - whole > (T)0.5 ? whole + 1 : whole;                 \
     }
 
 /* Without fmod, where that gives the same: the floor of the rounded quotient is the true one, or
  * one too large, as the sign of the exact rest then tells. It is for quotients that are small
  * enough to be exact, and finite; a block with others goes the long way. f32 computes in f64, whose
  * products of such quotients are exact. */
-#define SHORT_DIVISION(name, t, T, rest_of, limit, result, exact)                        \
-    static void name##_##t##_row(char *const *p, int64_t n, const double *a)             \
-    {                                                                                    \
-        (void)a;                                                                         \
-        T block[DIVISION_BLOCK];                                                         \
-        for (int64_t at = 0; at < n; at += DIVISION_BLOCK) {                             \
-            int64_t count = n - at < DIVISION_BLOCK ? n - at : DIVISION_BLOCK;           \
-            const T *xs = (const T *)p[1] + at, *ys = (const T *)p[2] + at;              \
-            int others = 0;                                                              \
-            for (int64_t i = 0; i < count; i++) {                                        \
-                double x = xs[i], y = ys[i], whole = __builtin_floor(x / y);             \
-                double rest = rest_of(whole, x, y);                                      \
-                others |= rest != rest;                                                  \
-                whole -= (rest != 0) & ((rest < 0) != (y < 0));                          \
-                rest = rest_of(whole, x, y);                                             \
-                others |= !(fabs(whole) < limit);                                        \
-                block[i] = (T)(result);                                                  \
-            }                                                                            \
-            if (others)                                                                  \
-                for (int64_t i = 0; i < count; i++)                                      \
-                    block[i] = exact(xs[i], ys[i]);                                      \
-            memcpy((T *)p[0] + at, block, (size_t)count * sizeof(T));                    \
-        }                                                                                \
+#define SHORT_DIVISION(name, t, T, rest_of, limit, result, exact)              \
+    static void name##_##t##_row(char *const *p, int64_t n, const double *a)   \
+    {                                                                          \
+        (void)a;                                                               \
+        T block[DIVISION_BLOCK];                                               \
+        for (int64_t at = 0; at < n; at += DIVISION_BLOCK) {                   \
+            int64_t count = n - at < DIVISION_BLOCK ? n - at : DIVISION_BLOCK; \
+            const T *xs = (const T *)p[1] + at, *ys = (const T *)p[2] + at;    \
+            int others = 0;                                                    \
+            for (int64_t i = 0; i < count; i++) {                              \
+                double x = xs[i], y = ys[i], whole = __builtin_floor(x / y);   \
+                double rest = rest_of(whole, x, y);                            \
+                others |= rest != rest;                                        \
+                whole -= (rest != 0) & ((rest < 0) != (y < 0));                \
+                rest = rest_of(whole, x, y);                                   \
+                others |= !(fabs(whole) < limit);                              \
+                block[i] = (T)(result);                                        \
+            }                                                                  \
+            if (others)                                                        \
+                for (int64_t i = 0; i < count; i++)                            \
+                    block[i] = exact(xs[i], ys[i]);                            \
+            memcpy((T *)p[0] + at, block, (size_t)count * sizeof(T));          \
+        }                                                                      \
     }
-#define SHORT_DIVISIONS(t, T, rest_of, limit)                                            \
-    SHORT_DIVISION(floor_divide, t, T, rest_of, limit, whole, quotient_##t)              \
-    SHORT_DIVISION(remainder, t, T, rest_of, limit, rest == 0 ? copysign(0, y) : rest,   \
-                   modulus_##t)
+#define SHORT_DIVISIONS(t, T, rest_of, limit)                               \
+    SHORT_DIVISION(floor_divide, t, T, rest_of, limit, whole, quotient_##t) \
+    SHORT_DIVISION(remainder, t, T, rest_of, limit, rest == 0 ? copysign(0, y) : rest, modulus_##t)
 enum { DIVISION_BLOCK = 256 };
 #define REST(whole, x, y) (x - whole * y)
 #define FUSED_REST(whole, x, y) __builtin_fma(-whole, y, x)
@@ -213,24 +210,24 @@ BINARY_ROW(remainder_f64, double, double, modulus_f64(x, y))
 
 /* Whatever stands beside it, an element has the same bits: those beyond TURNS_MOST, and they alone, are
  * the C library's, of a longer type: the last digits of its own are not always right. */
-#define TURNING(name, t, T, longer)                                                      \
-    static void name##_##t##_row(char *const *p, int64_t n, const double *a)             \
-    {                                                                                    \
-        (void)a;                                                                         \
-        T block[TURNING_BLOCK];                                                          \
-        for (int64_t at = 0; at < n; at += TURNING_BLOCK) {                              \
-            int64_t count = n - at < TURNING_BLOCK ? n - at : TURNING_BLOCK;             \
-            const T *xs = (const T *)p[1] + at;                                          \
-            int others = 0;                                                              \
-            for (int64_t i = 0; i < count; i++) {                                        \
-                others |= !(fabs((double)xs[i]) <= TURNS_MOST);                          \
-                block[i] = name##_##t(xs[i]);                                            \
-            }                                                                            \
-            for (int64_t i = 0; others && i < count; i++)                                \
-                if (!(fabs((double)xs[i]) <= TURNS_MOST))                                \
-                    block[i] = (T)longer(xs[i]);                                         \
-            memcpy((T *)p[0] + at, block, (size_t)count * sizeof(T));                    \
-        }                                                                                \
+#define TURNING(name, t, T, longer)                                          \
+    static void name##_##t##_row(char *const *p, int64_t n, const double *a) \
+    {                                                                        \
+        (void)a;                                                             \
+        T block[TURNING_BLOCK];                                              \
+        for (int64_t at = 0; at < n; at += TURNING_BLOCK) {                  \
+            int64_t count = n - at < TURNING_BLOCK ? n - at : TURNING_BLOCK; \
+            const T *xs = (const T *)p[1] + at;                              \
+            int others = 0;                                                  \
+            for (int64_t i = 0; i < count; i++) {                            \
+                others |= !(fabs((double)xs[i]) <= TURNS_MOST);              \
+                block[i] = name##_##t(xs[i]);                                \
+            }                                                                \
+            for (int64_t i = 0; others && i < count; i++)                    \
+                if (!(fabs((double)xs[i]) <= TURNS_MOST))                    \
+                    block[i] = (T)longer(xs[i]);                             \
+            memcpy((T *)p[0] + at, block, (size_t)count * sizeof(T));        \
+        }                                                                    \
     }
 enum { TURNING_BLOCK = 256 };
 TURNING(sin, f32, float, sin)
@@ -241,10 +238,10 @@ TURNING(cos, f64, double, cosl)
 TURNING(tan, f64, double, tanl)
 
 /* Of equal operands, which may be infinite, twice the exponential. */
-#define LOG_OF_SUM(t, T, s)                                                              \
-    static inline T log_of_sum_##t(T x, T y)                                             \
-    {                                                                                    \
-        return greatest_##t(x, y) + log1p_##t(exp_##t(x == y ? 0 : -fabs##s(x - y)));    \
+#define LOG_OF_SUM(t, T, s)                                                           \
+    static inline T log_of_sum_##t(T x, T y)                                          \
+    {                                                                                 \
+        return greatest_##t(x, y) + log1p_##t(exp_##t(x == y ? 0 : -fabs##s(x - y))); \
     }
 LOG_OF_SUM(f32, float, f)
 LOG_OF_SUM(f64, double, )
@@ -254,31 +251,31 @@ LOG_OF_SUM(f64, double, )
 
 /* --- moves --- */
 
-#define MOVES(size, T, unused)                                                           \
-    TERNARY_ROW(where_##size, T, uint8_t, T, x ? y : z)                                  \
-    static void copy_##size##_row(char *const *p, int64_t n, const double *a)            \
-    {                                                                                    \
-        (void)a;                                                                         \
-        if (p[0] != p[1])                                                                \
-            memcpy(p[0], p[1], (size_t)n * size);                                        \
+#define MOVES(size, T, unused)                                                \
+    TERNARY_ROW(where_##size, T, uint8_t, T, x ? y : z)                       \
+    static void copy_##size##_row(char *const *p, int64_t n, const double *a) \
+    {                                                                         \
+        (void)a;                                                              \
+        if (p[0] != p[1])                                                     \
+            memcpy(p[0], p[1], (size_t)n *size);                              \
     }
 SIZES(MOVES)
 
 /* --- conversion from type `from` (A in C) to t, whose largest integer is `most` --- */
 
-#define TO_INTEGERS(X, from, A)                                                          \
-    X(from, A, u8, uint8_t, UINT8_MAX)                                                   \
-    X(from, A, u16, uint16_t, UINT16_MAX)                                                \
-    X(from, A, u32, uint32_t, UINT32_MAX)                                                \
-    X(from, A, u64, uint64_t, UINT64_MAX)                                                \
-    X(from, A, i8, int8_t, INT8_MAX)                                                     \
-    X(from, A, i16, int16_t, INT16_MAX)                                                  \
-    X(from, A, i32, int32_t, INT32_MAX)                                                  \
+#define TO_INTEGERS(X, from, A)           \
+    X(from, A, u8, uint8_t, UINT8_MAX)    \
+    X(from, A, u16, uint16_t, UINT16_MAX) \
+    X(from, A, u32, uint32_t, UINT32_MAX) \
+    X(from, A, u64, uint64_t, UINT64_MAX) \
+    X(from, A, i8, int8_t, INT8_MAX)      \
+    X(from, A, i16, int16_t, INT16_MAX)   \
+    X(from, A, i32, int32_t, INT32_MAX)   \
     X(from, A, i64, int64_t, INT64_MAX)
 #define CONVERSION(from, A, t, T, most) UNARY_ROW(astype_##from##_##t, T, A, x)
-#define CONVERSIONS(from, A, W)                                                          \
-    CONVERSION(from, A, f32, float, )                                                    \
-    CONVERSION(from, A, f64, double, )                                                   \
+#define CONVERSIONS(from, A, W)        \
+    CONVERSION(from, A, f32, float, )  \
+    CONVERSION(from, A, f64, double, ) \
     UNARY_ROW(astype_##from##_bool, uint8_t, A, x != 0)
 #define OF_INTEGERS(from, A, W) TO_INTEGERS(CONVERSION, from, A)
 EACH_BOOL(OF_INTEGERS)
@@ -289,32 +286,31 @@ FLOATS(CONVERSIONS)
 
 /* What C's conversion leaves open does not reach it: what lies outside becomes the nearest integer
  * there is, and nan 0. Both limits are exact: the least integer, and the power of two behind `most`. */
-#define TRUNCATION(from, A, t, T, most)                                                  \
-    static inline T truncated_##from##_##t(A x)                                          \
-    {                                                                                    \
-        const A low = (A)(T)~(T)(most), end = 2 * (A)((most) / 2 + 1);                   \
-        const T inside = (T)(x >= low && x < end ? x : 0);                               \
-        return x >= end ? (T)(most) : x < low ? (T)~(T)(most) : inside;                  \
-    }                                                                                    \
+#define TRUNCATION(from, A, t, T, most)                                  \
+    static inline T truncated_##from##_##t(A x)                          \
+    {                                                                    \
+        const A low = (A)(T) ~(T)(most), end = 2 * (A)((most) / 2 + 1);  \
+        const T inside = (T)(x >= low && x < end ? x : 0);               \
+        return x >= end ? (T)(most) : x < low ? (T) ~(T)(most) : inside; \
+    }                                                                    \
     UNARY_ROW(astype_##from##_##t, T, A, truncated_##from##_##t(x))
 #define TRUNCATIONS(from, A, W) TO_INTEGERS(TRUNCATION, from, A)
 FLOATS(TRUNCATIONS)
 
 /* --- between floats and quantised integers --- */
 
-#define QUANTIZED(t, T, least, most)                                                     \
-    static inline T quantized_##t(float x, float scale, T zero)                          \
-    {                                                                                    \
-        const float y = __builtin_rintf(x / scale) + (float)zero;                        \
+#define QUANTIZED(t, T, least, most)                                                        \
+    static inline T quantized_##t(float x, float scale, T zero)                             \
+    {                                                                                       \
+        const float y = __builtin_rintf(x / scale) + (float)zero;                           \
         const float inside = y < (most) ? y : (most), all = y > (least) ? inside : (least); \
-        return (T)(int32_t)(y != y ? 0 : all);                                           \
-    }                                                                                    \
+        return (T)(int32_t)(y != y ? 0 : all);                                              \
+    }                                                                                       \
     MIXED_ROW(quantize_linear_##t, T, float, float, T, quantized_##t(x, y, z))
 QUANTIZED(u8, uint8_t, 0.0f, 255.0f)
 QUANTIZED(i8, int8_t, -128.0f, 127.0f)
-#define DEQUANTIZED(t, T)                                                                \
-    MIXED_ROW(dequantize_linear_##t, float, T, float, T,                                 \
-              (float)(int32_t)((uint32_t)x - (uint32_t)z) * y)
+#define DEQUANTIZED(t, T) \
+    MIXED_ROW(dequantize_linear_##t, float, T, float, T, (float)(int32_t)((uint32_t)x - (uint32_t)z) * y)
 DEQUANTIZED(u8, uint8_t)
 DEQUANTIZED(i8, int8_t)
 DEQUANTIZED(i32, int32_t)
@@ -353,9 +349,9 @@ static inline float to_odd(double x)
     return float_of_bits(bits);
 }
 
-#define HALF(t, T, W)                                                                    \
-    UNARY_ROW(astype_##t##_f32, float, uint16_t, widen_##t(x))                           \
-    UNARY_ROW(astype_f32_##t, uint16_t, float, narrow_##t(x))                            \
+#define HALF(t, T, W)                                          \
+    UNARY_ROW(astype_##t##_f32, float, uint16_t, widen_##t(x)) \
+    UNARY_ROW(astype_f32_##t, uint16_t, float, narrow_##t(x))  \
     UNARY_ROW(astype_f64_##t, uint16_t, double, narrow_##t(to_odd(x)))
 #define HALVES(X) X(f16, , ) X(bf16, , )
 HALVES(HALF)
@@ -406,11 +402,10 @@ static inline uint16_t narrow_from_bf16(float x)
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-#define BF16_UNARY(op, result)                                                           \
+#define BF16_UNARY(op, result) \
     UNARY_ROW(op##_bf16, uint16_t, uint16_t, narrow_from_bf16(result(widen_bf16(x))))
-#define BF16_BINARY(op, result)                                                          \
-    BINARY_ROW(op##_bf16, uint16_t, uint16_t,                                            \
-               narrow_from_bf16(result(widen_bf16(x), widen_bf16(y))))
+#define BF16_BINARY(op, result) \
+    BINARY_ROW(op##_bf16, uint16_t, uint16_t, narrow_from_bf16(result(widen_bf16(x), widen_bf16(y))))
 #define SUM_OF(x, y) (x) + (y)
 #define DIFFERENCE(x, y) (x) - (y)
 #define PRODUCT(x, y) (x) * (y)
@@ -448,6 +443,7 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
 #define TEXT(x) TEXT_(x)
 #define ENTRY_(name, row, cost) ROW_(name, TEXT(name), PASTE(row, _row), cost)
 #define ENTRY(name) ENTRY_(name, name, SIMPLE)
+/* clang-format off */
 #define ENTRIES_OF_ALL(t, T, W)                                                          \
     ENTRY(astype_##t##_u8) ENTRY(astype_##t##_u16) ENTRY(astype_##t##_u32)               \
     ENTRY(astype_##t##_u64) ENTRY(astype_##t##_i8) ENTRY(astype_##t##_i16)               \
@@ -455,6 +451,7 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
     ENTRY(astype_##t##_f64) ENTRY(astype_##t##_bool)
 #define ENTRIES_OF_HALF(t, T, W)                                                         \
     ENTRY(astype_##t##_f32) ENTRY(astype_f32_##t) ENTRY(astype_f64_##t)
+/* clang-format on */
 #define ENTRIES_OF_SIZE(size, T, unused) ENTRY(where_##size) ENTRY(copy_##size)
 
 #undef UNARY
@@ -468,8 +465,7 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
 #define UNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define BINARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define TERNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
-#define PAIR(op, cost, first, second)                                                    \
-    ENTRY_(OF(PASTE(op, _and_slope)), OF(PASTE(op, _and_slope)), cost)
+#define PAIR(op, cost, first, second) ENTRY_(OF(PASTE(op, _and_slope)), OF(PASTE(op, _and_slope)), cost)
 #define PREDICATE(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define COMPARISON(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define OWN_LOOP(op, cost) ENTRY_(OF(op), OF(op), cost)

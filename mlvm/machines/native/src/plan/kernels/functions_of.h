@@ -79,8 +79,7 @@ static inline F FN(poly10)(F x, F c0, F c1, F c2, F c3, F c4, F c5, F c6, F c7, 
     return MAD(fourth, high, FN(poly3)(x, c0, c1, c2, c3));
 }
 
-static inline F FN(poly11)(F x, F c0, F c1, F c2, F c3, F c4, F c5, F c6, F c7, F c8, F c9, F c10,
-                           F c11)
+static inline F FN(poly11)(F x, F c0, F c1, F c2, F c3, F c4, F c5, F c6, F c7, F c8, F c9, F c10, F c11)
 {
     F square = x * x, fourth = square * square;
     F middle = FN(poly3)(x, c4, c5, c6, c7), high = FN(poly3)(x, c8, c9, c10, c11);

@@ -1,12 +1,19 @@
-/* Matrix products around the tile: what is copied where, and in which order. Included once for each
- * dtype, after tile.h and take.h. Lengths and strides are in elements of the operands, of type S; what is
- * copied are units of type T, each of PACK elements.
+/* Matrix products around the tile of tile.h: the loops, and the copies of operands.
  *
- * The loops are Goto's (Goto and van de Geijn, TOMS 2008), with one turned outwards: a strip of
+ * In:       a KernelCall whose integers are those of names.h (M, N, K, strides, BLOCK ...), p[X] and
+ *           p[Y], and scratch memory of STRIP_LENGTH + panels units.
+ * Out:      p[OUT], or rows of it for the call that follows in a chain (`Next`).
+ * Must hold: the planner (planners/linalg.py) has checked lengths and sized scratch; BLOCK is at most 352;
+ *           p[OUT] overlaps no operand. Strides are in elements of type S; copies are units of type T,
+ *           each of PACK elements. An element is summed in the same order whatever the cuts.
+ * Callers:  linalg.c, which includes this once for each dtype after tile.h and take.h.
+ * Locks:    none. Threads run disjoint units, each with its own scratch memory.
+ *
+ * The loops are Goto's (Goto and van de Geijn, TOMS 2008), with one moved outwards: a strip of
  * rows goes through several blocks of k while its part of C stays in the second-level cache. Panels
  * of B are as wide as a tile; the first strip copies them, just before it uses them. */
 
-/* What is done at once: some rows and columns of one product of the batch. */
+/* Part of a call: some rows and columns of one product of the batch. */
 typedef struct {
     const int64_t *n;
     const S *x, *y;
@@ -15,8 +22,9 @@ typedef struct {
     const S *copied;   /* where the rows of x begin that were copied last, and how many they are */
     int64_t copied_rows;
     int64_t row, rows, column, columns;
-    Next *next; /* NULL, or what to do with rows of the product */
-} OF(Part);
+    Next *next; /* NULL, or the call that follows on rows of the product */
+} OF(PartOf);
+#define Part OF(PartOf)
 
 /* --- copying rows of x --- */
 
@@ -56,8 +64,7 @@ static void OF(copy_columns)(T *to, const S *x, int64_t x_k, int64_t rows, int64
                 __builtin_prefetch(from + ahead * PACK * x_k);
             for (; l < least(end, whole); l++)
                 for (int v = 0; v < HEIGHT; v += LANES)
-                    OF(store)(panel + l * height + v,
-                              OF(take)(from + l * PACK * x_k + v, x_k));
+                    OF(store)(panel + l * height + v, OF(take)(from + l * PACK * x_k + v, x_k));
             for (; l < end; l++)
                 for (int64_t i = 0; i < height; i++)
                     panel[l * height + i] = OF(unit)(from + l * PACK * x_k + i, x_k);
@@ -82,10 +89,10 @@ static void OF(copy_panel)(T *to, const S *y, int64_t y_k, int64_t columns, int6
 static inline void OF(transpose)(T *to, const S *y, int64_t y_column)
 {
     OF(Side) r[SQUARE];
-    UNROLL for (int j = 0; j < SQUARE; j++)
+    UNROLL_FOR (int j = 0; j < SQUARE; j++)
         r[j] = OF(take_side)(y + j * y_column);
     OF(TRANSPOSE)(r);
-    UNROLL for (int j = 0; j < SQUARE; j++)
+    UNROLL_FOR (int j = 0; j < SQUARE; j++)
         *(OF(LooseSide) *)(to + j * COLUMNS) = r[j];
 }
 
@@ -140,10 +147,10 @@ static void OF(widen_panel)(T *to, const T *packed, int64_t y_k, int64_t k)
 /* --- the loops --- */
 
 /* A tile with fewer columns than its vectors hold goes by way of memory. */
-static void OF(narrow_tile)(OF(TileFn) fn, const OF(Tile) *t, int64_t rows, int64_t columns)
+static void OF(narrow_tile)(TileFn fn, const Tile *t, int64_t rows, int64_t columns)
 {
     _Alignas(64) T whole[ROWS * COLUMNS];
-    OF(Tile) local = *t;
+    Tile local = *t;
     local.c = whole;
     local.c_row = COLUMNS;
     local.add = 0;
@@ -167,8 +174,8 @@ static inline int64_t OF(pixel)(int64_t at, int64_t sparse, int64_t length)
 }
 
 /* The elements first .. first + k - 1 of some windows over images; beyond the images are zeros. */
-static void OF(gather_rows)(T *to, const S *x, const int64_t *w, int64_t row, int64_t rows,
-                            int64_t first, int64_t k)
+static void OF(gather_rows)(T *to, const S *x, const int64_t *w, int64_t row, int64_t rows, int64_t first,
+                            int64_t k)
 {
     const int64_t channels = w[CHANNELS], run = w[RUN], runs = w[RUNS], line = runs * run;
     const int64_t height = w[IMAGE_HEIGHT], image_line = w[IMAGE_WIDTH] * channels;
@@ -199,10 +206,8 @@ static void OF(gather_rows)(T *to, const S *x, const int64_t *w, int64_t row, in
                     if (sparse > 1)
                         column = OF(pixel)(column, sparse, w[IMAGE_WIDTH]);
                     const int64_t from = column * channels + skip;
-                    if (sizeof(S) == sizeof(T) && !outside && from >= 0 &&
-                        from + count <= image_line) {
-                        copy_run((char *)to, (const char *)(pixels + from),
-                                 count * (int64_t)sizeof(T));
+                    if (sizeof(S) == sizeof(T) && !outside && from >= 0 && from + count <= image_line) {
+                        copy_run((char *)to, (const char *)(pixels + from), count * (int64_t)sizeof(T));
                         to += count;
                         continue;
                     }
@@ -247,7 +252,7 @@ static void OF(copy_lines)(T *to, const S *x, const int64_t *w, int64_t row, int
 }
 
 /* Where the elements first .. first + k - 1 of a window lie in such lines. Returns how many runs. */
-static int64_t OF(runs_of)(OF(Run) *run, const int64_t *w, int64_t first, int64_t k)
+static int64_t OF(runs_of)(Run *run, const int64_t *w, int64_t first, int64_t k)
 {
     int64_t count = 0;
     for (int64_t l = first, end = first + k; l < end; l += run[count++].length) {
@@ -258,14 +263,23 @@ static int64_t OF(runs_of)(OF(Run) *run, const int64_t *w, int64_t first, int64_
     return count;
 }
 
-/* One block of k of a strip of rows: for each panel of y (jr), for each line of rows, for each tile of
- * these (ir). `panels` has room for all, panel_length apart; `copy`: they are not there yet; `fresh`:
- * lines of images are not. */
-static void OF(strip)(OF(Part) *part, int64_t block, int64_t row, int64_t rows,
-                      int64_t column, int64_t columns, T *panels, int64_t panel_length, int copy,
-                      int fresh)
+/* One block of k of a strip of rows. */
+typedef struct {
+    int64_t block; /* number, over all groups */
+    int64_t row, rows, column, columns;
+    T *panels; /* room for all panels, panel_length apart */
+    int64_t panel_length;
+    int copy;  /* the panels are to be copied */
+    int fresh; /* so are the lines of images */
+} OF(StripOf);
+#define Strip OF(StripOf)
+
+/* Multiply a strip: for each panel of y (jr), for each line of rows, for each tile of these (ir). */
+static void OF(strip)(Part *part, const Strip *strip)
 {
-    const int64_t *n = part->n;
+    const int64_t *n = part->n, block = strip->block, row = strip->row, rows = strip->rows;
+    const int64_t column = strip->column, columns = strip->columns, panel_length = strip->panel_length;
+    const int copy = strip->copy;
     int64_t blocks = (n[K] + n[BLOCK] - 1) / n[BLOCK], group = block / blocks;
     int64_t first = block % blocks * n[BLOCK], k = least(n[K] - first, n[BLOCK]) / PACK;
     const int in_lines = n[COPY_X] == LINES;
@@ -274,13 +288,13 @@ static void OF(strip)(OF(Part) *part, int64_t block, int64_t row, int64_t rows,
     const S *y = part->y + group * n[Y_GROUP] + column * n[Y_COLUMN] + first * n[Y_K];
     int64_t row_step = n[X_K] == 1 ? n[X_ROW] / PACK : n[X_ROW]; /* from tile to tile */
     const T *from = (const T *)x;
-    OF(Run) runs[MOST_RUNS];
-    runs[0] = (OF(Run)){0, k};
-    OF(Tile) t = {.runs = 1, .run = runs, .a_row = row_step, .a_k = n[X_K], .c_row = n[OUT_ROW],
-                  .add = block > 0};
+    Run runs[MOST_RUNS];
+    runs[0] = (Run){0, k};
+    Tile t = {
+        .runs = 1, .run = runs, .a_row = row_step, .a_k = n[X_K], .c_row = n[OUT_ROW], .add = block > 0};
     const int by_columns = n[COPY_X] == GATHER && n[X_K] != 1; /* which the windows are */
     if (in_lines) {
-        if (fresh)
+        if (strip->fresh)
             OF(copy_lines)(part->strip, part->x, n, row, rows);
         t.runs = OF(runs_of)(runs, n, first, k);
         t.a_row = row_step = n[STRIDE_ACROSS] * n[CHANNELS];
@@ -314,7 +328,7 @@ static void OF(strip)(OF(Part) *part, int64_t block, int64_t row, int64_t rows,
         t.b = n[Y_PANEL] ? OF(packed)(n, part->y, column + jr, first) : (const T *)panel_of;
         t.b_k = n[Y_K];
         if (n[COPY_Y] || (!whole && !n[Y_PANEL])) {
-            T *panel = panels + jr / COLUMNS * panel_length;
+            T *panel = strip->panels + jr / COLUMNS * panel_length;
             if (copy && n[Y_PANEL])
                 OF(widen_panel)(panel, t.b, n[Y_K], k);
             else if (copy && n[RUN_Y])
@@ -346,15 +360,15 @@ static void OF(strip)(OF(Part) *part, int64_t block, int64_t row, int64_t rows,
         for (int64_t begin = 0; begin < rows; begin += line)
             for (int64_t tile = 0, ir = 0; tile < tiles; tile++) {
                 int64_t end = OF(tile_begin)(tile + 1, tiles, line), height = end - ir;
-                OF(TileFn) fn = OF(tiles)[height - 1][vectors - 1];
+                TileFn fn = OF(tiles)[height - 1][vectors - 1];
                 t.a = from + begin / line * n[STRIDE_DOWN] * n[LINE] + ir * row_step;
                 if (!n[COPY_X] && n[X_K] == 1 && jr == 0) /* the next tile's rows, for they are short */
                     for (int64_t i = end; i < end + height; i++)
                         for (int64_t l = 0; l < k; l += 64 / (int64_t)sizeof(T))
                             __builtin_prefetch(from + i * row_step + l);
                 for (int64_t l = tile * some; begin == 0 && l < least((tile + 1) * some, lines); l++)
-                    __builtin_prefetch(
-                        next + (apart ? l % COLUMNS * across + l / COLUMNS * 64 : l * down), 0, 2);
+                    __builtin_prefetch(next + (apart ? l % COLUMNS * across + l / COLUMNS * 64 : l * down),
+                                       0, 2);
                 if (n[COPY_X] && n[X_K] != 1 && !by_columns)
                     t.a_k = height;
                 t.c = part->out + (row + begin + ir) * n[OUT_ROW] + column + jr;
@@ -368,7 +382,7 @@ static void OF(strip)(OF(Part) *part, int64_t block, int64_t row, int64_t rows,
 }
 
 /* All blocks of k, for some rows and columns: columns (jc), blocks (pc), rows (ic). */
-static int OF(product)(OF(Part) *part)
+static int OF(product)(Part *part)
 {
     const int64_t *n = part->n;
     int64_t blocks = n[K] ? (n[K] + n[BLOCK] - 1) / n[BLOCK] * n[GROUPS] : 0;
@@ -381,6 +395,7 @@ static int OF(product)(OF(Part) *part)
     for (int64_t jc = part->column; jc < last_column; jc += n[COLUMNS_AT_ONCE]) {
         int64_t columns = least(last_column - jc, n[COLUMNS_AT_ONCE]);
         int64_t all = (columns + COLUMNS - 1) / COLUMNS * panel_length;
+        Strip strip = {.column = jc, .columns = columns, .panel_length = once ? 0 : panel_length};
         for (int64_t pc = 0; pc == 0 || pc < blocks; pc += n[BLOCKS_AT_ONCE])
             for (int64_t ic = part->row, rows; ic < last_row; ic += rows) {
                 rows = least(last_row - ic, n[ROWS_AT_ONCE]);
@@ -389,10 +404,15 @@ static int OF(product)(OF(Part) *part)
                 int64_t end = least(pc + n[BLOCKS_AT_ONCE], blocks);
                 if (part->next)
                     part->out = begin_rows(part->next, part->out, ic);
-                for (int64_t block = pc; block < end; block++)
-                    OF(strip)(part, block, ic, rows, jc, columns,
-                              part->panels + (once ? 0 : (block - pc) * all),
-                              once ? 0 : panel_length, once || ic == part->row, block == pc);
+                strip.row = ic;
+                strip.rows = rows;
+                strip.copy = once || ic == part->row;
+                for (int64_t block = pc; block < end; block++) {
+                    strip.block = block;
+                    strip.panels = part->panels + (once ? 0 : (block - pc) * all);
+                    strip.fresh = block == pc;
+                    OF(strip)(part, &strip);
+                }
                 for (int64_t i = ic; !blocks && i < ic + rows; i++)
                     memset(part->out + i * n[OUT_ROW] + jc, 0, (size_t)columns * sizeof(T));
                 if (part->next && end_rows(part->next, ic, rows))
@@ -406,9 +426,9 @@ static int OF(product)(OF(Part) *part)
 static int OF(units)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch,
                      Next *next)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     int64_t length = n[BY_COLUMNS] ? n[N] : n[M], units = (length + n[UNIT] - 1) / n[UNIT];
-    OF(Part) part = {.n = n, .rows = n[M], .columns = n[N], .next = next};
+    Part part = {.n = n, .rows = n[M], .columns = n[N], .next = next};
     part.strip = (T *)scratch;
     part.panels = part.strip + n[STRIP_LENGTH];
     while (begin < end) {
@@ -444,7 +464,7 @@ static int OF(matmul)(const KernelCall *call, char *const *p, int64_t begin, int
 static int OF(matmul_chain)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                             char *scratch)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     char *q[MOST_PARAMETERS + 2];
     Next next = {.child = call->children[0], .p = q, .row_bytes = n[N] * (int64_t)sizeof(T)};
     memcpy(q, p, (size_t)(call->nparams + 1) * sizeof *q);
@@ -507,30 +527,30 @@ SPECIALIZED void OF(add_loads)(T *sum, const V *factor, const S *y, int64_t y_k,
                                const int loads, const int ahead)
 {
     V s[2 * OF(LOADS)];
-    UNROLL for (int i = 0; i < 2 * loads; i++)
+    UNROLL_FOR (int i = 0; i < 2 * loads; i++)
         s[i] = OF(load)(sum + i * LANES);
-    UNROLL for (int r = 0; r < rows; r++) {
+    UNROLL_FOR (int r = 0; r < rows; r++) {
         const S *from = y + r * PACK * y_k;
         for (int i = 0; i < ahead * PACK; i++)
-            UNROLL for (int at = 0; at < loads * VECTOR_BYTES; at += 64)
+            UNROLL_FOR (int at = 0; at < loads * VECTOR_BYTES; at += 64)
                 __builtin_prefetch((const char *)(from + (rows * PACK + i) * y_k) + at);
-        UNROLL for (int i = 0; i < loads; i++) {
+        UNROLL_FOR (int i = 0; i < loads; i++) {
             V even, odd;
             OF(take_apart)(from + i * 2 * LANES, y_k, &even, &odd);
             s[2 * i] = OF(FMA)(factor[r], even, s[2 * i]);
             s[2 * i + 1] = OF(FMA)(factor[r], odd, s[2 * i + 1]);
         }
     }
-    UNROLL for (int i = 0; i < 2 * loads; i++)
+    UNROLL_FOR (int i = 0; i < 2 * loads; i++)
         OF(store)(sum + i * LANES, s[i]);
 }
 
-SPECIALIZED void OF(add_apart)(T *sum, const T *x, const S *y, int64_t y_k, int64_t columns,
-                               const int rows, const int ahead)
+SPECIALIZED void OF(add_apart)(T *sum, const T *x, const S *y, int64_t y_k, int64_t columns, const int rows,
+                               const int ahead)
 {
     enum { WIDE = 2 * LANES, SOME = OF(LOADS) * WIDE };
     V factor[4];
-    UNROLL for (int r = 0; r < rows; r++)
+    UNROLL_FOR (int r = 0; r < rows; r++)
         factor[r] = OF(SPREAD)(x[r]);
     int64_t j = 0;
     for (; j + SOME <= columns; j += SOME)
@@ -616,19 +636,19 @@ SPECIALIZED OF(Side) OF(add_squares)(OF(Side) sum, const T *x, const S *y, int64
 {
     OF(Side) r[SQUARE];
 #if HALVES && PACK == 1
-    UNROLL for (int i = 0; i < SQUARE; i++)
+    UNROLL_FOR (int i = 0; i < SQUARE; i++)
         r[i] = *(const OF(LooseSide) *)(y + i * y_column);
     OF(TRANSPOSE)(r);
-    UNROLL for (int i = 0; i < SQUARE; i++) {
+    UNROLL_FOR (int i = 0; i < SQUARE; i++) {
         sum = OF(FMA_SIDE)(x[2 * i], (OF(Side))((OF(SideBits))r[i] << 16), sum);
         sum = OF(FMA_SIDE)(x[2 * i + 1], (OF(Side))((OF(SideBits))r[i] & 0xffff0000), sum);
     }
 #else
-    UNROLL for (int half = 0; half < 2 * SQUARE; half += SQUARE) {
-        UNROLL for (int i = 0; i < SQUARE; i++)
+    UNROLL_FOR (int half = 0; half < 2 * SQUARE; half += SQUARE) {
+        UNROLL_FOR (int i = 0; i < SQUARE; i++)
             r[i] = OF(take_side)(y + i * y_column + half * PACK);
         OF(TRANSPOSE)(r);
-        UNROLL for (int i = 0; i < SQUARE; i++)
+        UNROLL_FOR (int i = 0; i < SQUARE; i++)
             sum = OF(FMA_SIDE)(x[half + i], r[i], sum);
     }
 #endif
@@ -640,20 +660,20 @@ SPECIALIZED void OF(turned_squares)(T *total, const T *x, const S *y, int64_t y_
 {
     OF(Side) sum[2];
     int64_t l = 0;
-    UNROLL for (int s = 0; s < squares; s++)
+    UNROLL_FOR (int s = 0; s < squares; s++)
         sum[s] = (OF(Side)){0};
     for (; l + 2 * SQUARE <= k; l += 2 * SQUARE)
-        UNROLL for (int s = 0; s < squares; s++)
+        UNROLL_FOR (int s = 0; s < squares; s++)
             sum[s] = OF(add_squares)(sum[s], x + l, y + s * SQUARE * y_column + l * PACK, y_column);
     for (; l < k; l++)
         for (int s = 0; s < squares; s++) {
             OF(Side) row = {0};
-            UNROLL for (int i = 0; i < SQUARE; i++)
+            UNROLL_FOR (int i = 0; i < SQUARE; i++)
                 row[i] = OF(unit)(y + (s * SQUARE + i) * y_column + l * PACK, 1);
             sum[s] = OF(FMA_SIDE)(x[l], row, sum[s]);
         }
-    UNROLL for (int s = 0; s < squares; s++)
-        UNROLL for (int i = 0; i < SQUARE; i++)
+    UNROLL_FOR (int s = 0; s < squares; s++)
+        UNROLL_FOR (int i = 0; i < SQUARE; i++)
             total[s * SQUARE + i] += sum[s][i];
 }
 
@@ -710,14 +730,14 @@ static inline T OF(fold)(const V *sum)
 {
     _Alignas(64) V whole[OF(DOT) / LANES];
     OF(Half) *part = (OF(Half) *)whole;
-    UNROLL for (int v = 0; v < OF(DOT) / LANES; v++)
+    UNROLL_FOR (int v = 0; v < OF(DOT) / LANES; v++)
         whole[v] = sum[v];
-    UNROLL for (int half = 2; half; half /= 2)
-        UNROLL for (int i = 0; i < half; i++)
+    UNROLL_FOR (int half = 2; half; half /= 2)
+        UNROLL_FOR (int i = 0; i < half; i++)
             part[i] += part[i + half];
-    return sizeof(T) == 8 ? part[0][0] + part[0][1]
-                          : (part[0][0] + part[0][16 / sizeof(T) / 2]) +
-                                (part[0][1] + part[0][16 / sizeof(T) - 1]);
+    return sizeof(T) == 8
+               ? part[0][0] + part[0][1]
+               : (part[0][0] + part[0][16 / sizeof(T) / 2]) + (part[0][1] + part[0][16 / sizeof(T) - 1]);
 }
 
 /* x, whose end is completed with zeros; likewise of y the lanes that `kept` has. k counts units. */
@@ -726,39 +746,39 @@ typedef struct {
     int64_t k;
     _Alignas(64) T end[OF(DOT)];
     _Alignas(64) OF(Lane) kept[OF(DOT)];
-} OF(Factor);
+} OF(FactorOf);
+#define Factor OF(FactorOf)
 
 /* `beyond`: there is memory behind each column. */
-SPECIALIZED void OF(dot)(T *out, const OF(Factor) *factor,
-                                                          const S *y, int64_t y_column,
-                                                          const int columns, int beyond)
+SPECIALIZED void OF(dot)(T *out, const Factor *factor, const S *y, int64_t y_column, const int columns,
+                         int beyond)
 {
     enum { VECTORS = OF(DOT) / LANES };
     V sum[4][VECTORS];
     int64_t l = 0, left = factor->k % OF(DOT), whole = factor->k - left;
-    UNROLL for (int j = 0; j < columns; j++)
-        UNROLL for (int v = 0; v < VECTORS; v++)
+    UNROLL_FOR (int j = 0; j < columns; j++)
+        UNROLL_FOR (int v = 0; v < VECTORS; v++)
             sum[j][v] = (V){0};
     for (; l < whole; l += OF(DOT))
-        UNROLL for (int v = 0; v < VECTORS; v++) {
+        UNROLL_FOR (int v = 0; v < VECTORS; v++) {
             int64_t at = (l + v * LANES) * PACK;
             V row = OF(take_run)(factor->x + at);
-            UNROLL for (int j = 0; j < columns; j++)
+            UNROLL_FOR (int j = 0; j < columns; j++)
                 sum[j][v] = OF(FMA)(row, OF(take_run)(y + j * y_column + at), sum[j][v]);
         }
     if (left)
-        UNROLL for (int j = 0; j < columns; j++) {
+        UNROLL_FOR (int j = 0; j < columns; j++) {
             _Alignas(64) S copy[OF(DOT) * PACK] = {0};
             const S *from = y + j * y_column + l * PACK;
             if (!beyond)
                 from = memcpy(copy, from, (size_t)(left * PACK) * sizeof(S));
-            UNROLL for (int v = 0; v < VECTORS; v++) {
+            UNROLL_FOR (int v = 0; v < VECTORS; v++) {
                 OF(Mask) bits = (OF(Mask))OF(take_run)(from + v * LANES * PACK);
                 bits &= *(const OF(Mask) *)(factor->kept + v * LANES);
                 sum[j][v] = OF(FMA)(OF(load)(factor->end + v * LANES), (V)bits, sum[j][v]);
             }
         }
-    UNROLL for (int j = 0; j < columns; j++)
+    UNROLL_FOR (int j = 0; j < columns; j++)
         out[j] += OF(fold)(sum[j]);
 }
 
@@ -769,16 +789,15 @@ static void OF(dots)(const int64_t *n, const S *x, const S *y, T *total, int64_t
     for (int64_t group = 0; group < n[GROUPS]; group++)
         for (int64_t first = 0; first < n[K]; first += LONGEST) {
             const S *b = y + group * n[Y_GROUP] + first;
-            OF(Factor) a = {.x = x + group * n[X_GROUP] + first,
-                            .k = least(n[K] - first, LONGEST) / PACK};
+            Factor a = {.x = x + group * n[X_GROUP] + first, .k = least(n[K] - first, LONGEST) / PACK};
+            const int beyond = y_column >= OF(DOT) * PACK;
             int64_t left = a.k % OF(DOT), j = 0;
             for (int64_t i = 0; i < left; i++) {
                 a.end[i] = OF(unit)(a.x + (a.k - left + i) * PACK, 1);
                 a.kept[i] = -1;
             }
             for (; j + 4 <= columns; j += 4)
-                OF(dot)(total + j, &a, b + j * y_column, y_column, 4,
-                        j + 4 < columns && y_column >= OF(DOT) * PACK);
+                OF(dot)(total + j, &a, b + j * y_column, y_column, 4, beyond && j + 4 < columns);
             for (; j < columns; j++)
                 OF(dot)(total + j, &a, b + j * y_column, y_column, 1, 0);
         }
@@ -786,12 +805,11 @@ static void OF(dots)(const int64_t *n, const S *x, const S *y, T *total, int64_t
 
 static int OF(gemv)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     int64_t units = (n[N] + n[UNIT] - 1) / n[UNIT];
-    void (*add)(const int64_t *, const S *, const S *, T *, int64_t) =
-        n[Y_COLUMN] == 1 ? OF(row_product)
-        : n[BY_COLUMNS]  ? OF(turned_product)
-                         : OF(dots);
+    void (*add)(const int64_t *, const S *, const S *, T *, int64_t) = n[Y_COLUMN] == 1 ? OF(row_product)
+                                                                       : n[BY_COLUMNS]  ? OF(turned_product)
+                                                                                        : OF(dots);
     (void)scratch;
     while (begin < end) {
         int64_t product = begin / units, from = begin % units, x_offset, y_offset;
@@ -801,8 +819,8 @@ static int OF(gemv)(const KernelCall *call, char *const *p, int64_t begin, int64
             _Alignas(64) T total[OF(AT_ONCE)];
             int64_t columns = least(stop - j, OF(AT_ONCE));
             memset(total, 0, (size_t)columns * sizeof(T));
-            add(n, (const S *)p[n[X]] + x_offset,
-                (const S *)p[n[Y]] + y_offset + j * n[Y_COLUMN], total, columns);
+            add(n, (const S *)p[n[X]] + x_offset, (const S *)p[n[Y]] + y_offset + j * n[Y_COLUMN], total,
+                columns);
             OF(put)((S *)p[n[OUT]] + product * n[N] + j, total, columns);
         }
         begin += upto - from;

@@ -30,13 +30,12 @@ static inline V OF(lanes_of)(V x, OF(Index) index)
 
 /* Some places of a line of results (see depthwise_of.h), a vector of channels. `first` are the lanes of
  * the first of each group. */
-SPECIALIZED void
-OF(group_places)(const OF(Line) *line, int64_t each, OF(Index) first, int64_t place, int64_t channel,
-                 const int places)
+SPECIALIZED void OF(group_places)(const Line *line, int64_t each, OF(Index) first, int64_t place,
+                                  int64_t channel, const int places)
 {
     const int64_t channels = line->channels, column = line->column + place * line->stride;
     V sum[8];
-    UNROLL for (int u = 0; u < places; u++)
+    UNROLL_FOR (int u = 0; u < places; u++)
         sum[u] = (V){0};
     for (int64_t a = 0, y = line->y; a < line->tall; a++, y += line->y_step) {
         if (y < 0 || y >= line->height)
@@ -45,7 +44,7 @@ OF(group_places)(const OF(Line) *line, int64_t each, OF(Index) first, int64_t pl
         for (int64_t b = 0; b < line->wide; b++, kernel += line->kernel_x) {
             const int64_t tap = column + b * line->x_step;
             V whole[8];
-            UNROLL for (int u = 0; u < places; u++) {
+            UNROLL_FOR (int u = 0; u < places; u++) {
                 int64_t at = tap + u * line->stride;
                 int inside = at >= 0 && at < line->width;
                 const T *pixel = line->x + (y * line->width + at) * channels + channel;
@@ -54,17 +53,17 @@ OF(group_places)(const OF(Line) *line, int64_t each, OF(Index) first, int64_t pl
             for (int64_t i = 0; i < each; i++) {
                 const V factor = OF(load)(kernel + i * channels);
                 const OF(Index) index = first + (OF(Lane))i;
-                UNROLL for (int u = 0; u < places; u++)
+                UNROLL_FOR (int u = 0; u < places; u++)
                     sum[u] = OF(FMA)(factor, OF(lanes_of)(whole[u], index), sum[u]);
             }
         }
     }
-    UNROLL for (int u = 0; u < places; u++)
+    UNROLL_FOR (int u = 0; u < places; u++)
         OF(store)(line->out + (place + u) * channels + channel, sum[u]);
 }
 
 /* The places of a line, a vector of channels. */
-static inline void OF(groups_line)(const OF(Line) *line, int64_t each, OF(Index) first, int64_t channel)
+static inline void OF(groups_line)(const Line *line, int64_t each, OF(Index) first, int64_t channel)
 {
     for (int64_t place = 0; place < line->places;) {
         int64_t places = line->places >= 7 ? OF(even_places)(line->places) : line->places >= 4 ? 4 : 1;
@@ -86,11 +85,11 @@ static inline void OF(groups_line)(const OF(Line) *line, int64_t each, OF(Index)
 
 /* Copies what some of a line's places see of a group from `channel` on, with zeros where there is no
  * image. */
-static OF(Line) OF(group_line)(const OF(Line) *line, int64_t each, int64_t channel, int64_t place,
-                               int64_t places, T *pixels)
+static Line OF(group_line)(const Line *line, int64_t each, int64_t channel, int64_t place, int64_t places,
+                           T *pixels)
 {
     const int64_t first = line->column + place * line->stride;
-    OF(Line) near = *line;
+    Line near = *line;
     near.x = pixels;
     near.kernel += channel;
     near.out += place * line->channels + channel;
@@ -113,14 +112,13 @@ static OF(Line) OF(group_line)(const OF(Line) *line, int64_t each, int64_t chann
 }
 
 /* Some of its places, and some vectors of channels: what is read of x counts for all of these. */
-SPECIALIZED void
-OF(group_tile)(const OF(Line) *near, int64_t each, int64_t place, int64_t channel, const int places,
-               const int vectors)
+SPECIALIZED void OF(group_tile)(const Line *near, int64_t each, int64_t place, int64_t channel,
+                                const int places, const int vectors)
 {
     const int64_t channels = near->channels, step = near->stride * each;
     V sum[8][2];
-    UNROLL for (int u = 0; u < places; u++)
-        UNROLL for (int v = 0; v < vectors; v++)
+    UNROLL_FOR (int u = 0; u < places; u++)
+        UNROLL_FOR (int v = 0; v < vectors; v++)
             sum[u][v] = (V){0};
     for (int64_t a = 0; a < near->tall; a++) {
         const T *kernel = near->kernel + a * near->kernel_y + channel;
@@ -128,26 +126,26 @@ OF(group_tile)(const OF(Line) *near, int64_t each, int64_t place, int64_t channe
         for (int64_t b = 0; b < near->wide; b++, x += near->x_step * each)
             for (int64_t i = 0; i < each; i++, kernel += channels) {
                 V factor[2];
-                UNROLL for (int v = 0; v < vectors; v++)
+                UNROLL_FOR (int v = 0; v < vectors; v++)
                     factor[v] = OF(load)(kernel + v * LANES);
-                UNROLL for (int u = 0; u < places; u++) {
+                UNROLL_FOR (int u = 0; u < places; u++) {
                     const V pixel = OF(SPREAD)(x[u * step + i]);
-                    UNROLL for (int v = 0; v < vectors; v++)
+                    UNROLL_FOR (int v = 0; v < vectors; v++)
                         sum[u][v] = OF(FMA)(factor[v], pixel, sum[u][v]);
                 }
             }
     }
     T *out = near->out + place * channels + channel;
-    UNROLL for (int u = 0; u < places; u++, out += channels)
-        UNROLL for (int v = 0; v < vectors; v++)
+    UNROLL_FOR (int u = 0; u < places; u++, out += channels)
+        UNROLL_FOR (int v = 0; v < vectors; v++)
             OF(store)(out + v * LANES, sum[u][v]);
 }
 
-#define TILE(count, vectors)                                                             \
-    if (places == count && two == (vectors == 2))                                        \
+#define TILE(count, vectors)                      \
+    if (places == count && two == (vectors == 2)) \
         OF(group_tile)(&near, each, place, channel, count, vectors);
 /* The places of a line, a group from channel `first` on. */
-static void OF(group)(const OF(Line) *line, int64_t each, int64_t first)
+static void OF(group)(const Line *line, int64_t each, int64_t first)
 {
     T pixels[PIXELS / sizeof(T)];
     const int64_t room = PIXELS / (int64_t)sizeof(T) / (line->tall * each);
@@ -155,7 +153,7 @@ static void OF(group)(const OF(Line) *line, int64_t each, int64_t first)
     const int two = each >= 2 * LANES, large = two ? 6 : 8, less = large - 1;
     for (int64_t begin = 0; begin < line->places; begin += most) {
         const int64_t count = least(most, line->places - begin);
-        const OF(Line) near = OF(group_line)(line, each, first, begin, count, pixels);
+        const Line near = OF(group_line)(line, each, first, begin, count, pixels);
         const int even = (count + less) / large * large <= (count + less - 1) / less * less;
         const int64_t places = count >= large ? (even ? large : less) : count >= 4 ? 4 : 1;
         for (int64_t channel = 0; channel < each; channel += two ? 2 * LANES : LANES)
@@ -170,9 +168,9 @@ static void OF(group)(const OF(Line) *line, int64_t each, int64_t first)
 /* A unit is a row of windows. */
 static int OF(grouped)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t *n = call->n, channels = n[CHANNELS], each = n[EACH_GROUP];
+    const int64_t *n = call->ints, channels = n[CHANNELS], each = n[EACH_GROUP];
     (void)scratch;
-    OF(Line) line = OF(line_of)(n, (const T *)p[2], each);
+    Line line = OF(line_of)(n, (const T *)p[2], each);
     const OF(Index) first = OF(first_lanes)(each);
     for (int64_t unit = begin; unit < end; unit++) {
         OF(begin_line)(&line, n, p, unit);
@@ -189,15 +187,15 @@ static int OF(grouped)(const KernelCall *call, char *const *p, int64_t begin, in
 /* --- the gradient for the kernel: several groups in a vector --- */
 
 /* For tap (a, b), and a vector of channels: what EACH channels of their groups get. */
-SPECIALIZED void
-OF(groups_tap)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t channel, const int each)
+SPECIALIZED void OF(groups_tap)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t channel,
+                                const int each)
 {
     const int64_t channels = n[CHANNELS];
     const OF(Index) first = OF(first_lanes)(each);
     OF(Index) index[8];
     V sum[8], total[8];
     int64_t places = 0;
-    UNROLL for (int i = 0; i < each; i++) {
+    UNROLL_FOR (int i = 0; i < each; i++) {
         index[i] = first + (OF(Lane))i;
         sum[i] = total[i] = (V){0};
     }
@@ -211,7 +209,7 @@ OF(groups_tap)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t c
         for (int64_t j = 0; j < last; j++) {
             if (column >= 0 && column < n[WIDTH]) {
                 const V factor = OF(load)(g), whole = OF(load)(pixel);
-                UNROLL for (int i = 0; i < each; i++)
+                UNROLL_FOR (int i = 0; i < each; i++)
                     sum[i] = OF(FMA)(factor, OF(lanes_of)(whole, index[i]), sum[i]);
             }
             column += n[STRIDE_X];
@@ -221,40 +219,39 @@ OF(groups_tap)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t c
         places += n[ACROSS];
         if (places >= PART || row == n[IMAGES] * n[DOWN] - 1) {
             places = 0;
-            UNROLL for (int i = 0; i < each; i++) {
+            UNROLL_FOR (int i = 0; i < each; i++) {
                 total[i] += sum[i];
                 sum[i] = (V){0};
             }
         }
     }
     T *out = (T *)p[0] + (a * n[WIDE] + b) * each * channels + channel;
-    UNROLL for (int i = 0; i < each; i++)
+    UNROLL_FOR (int i = 0; i < each; i++)
         OF(store)(out + i * channels, total[i]);
 }
 
 /* --- the same: vectors of a group --- */
 
 /* Adds what some channels of x, and some vectors of g, make at places side by side. */
-SPECIALIZED void
-OF(group_sums)(T *sums, const T *g, const T *x, int64_t places, int64_t each, const int count,
-               const int vectors)
+SPECIALIZED void OF(group_sums)(T *sums, const T *g, const T *x, int64_t places, int64_t each,
+                                const int count, const int vectors)
 {
     V sum[8][2];
-    UNROLL for (int i = 0; i < count; i++)
-        UNROLL for (int v = 0; v < vectors; v++)
+    UNROLL_FOR (int i = 0; i < count; i++)
+        UNROLL_FOR (int v = 0; v < vectors; v++)
             sum[i][v] = OF(load)(sums + i * each + v * LANES);
     for (int64_t j = 0; j < places; j++, g += each, x += each) {
         V factor[2];
-        UNROLL for (int v = 0; v < vectors; v++)
+        UNROLL_FOR (int v = 0; v < vectors; v++)
             factor[v] = OF(load)(g + v * LANES);
-        UNROLL for (int i = 0; i < count; i++) {
+        UNROLL_FOR (int i = 0; i < count; i++) {
             const V pixel = OF(SPREAD)(x[i]);
-            UNROLL for (int v = 0; v < vectors; v++)
+            UNROLL_FOR (int v = 0; v < vectors; v++)
                 sum[i][v] = OF(FMA)(factor[v], pixel, sum[i][v]);
         }
     }
-    UNROLL for (int i = 0; i < count; i++)
-        UNROLL for (int v = 0; v < vectors; v++)
+    UNROLL_FOR (int i = 0; i < count; i++)
+        UNROLL_FOR (int v = 0; v < vectors; v++)
             OF(store)(sums + i * each + v * LANES, sum[i][v]);
 }
 
@@ -265,9 +262,9 @@ static inline void OF(group_pixels)(T *to, const T *from, int64_t count, int64_t
             OF(store)(to + j, OF(load)(from + j));
 }
 
-#define SUMS(count, vectors)                                                             \
-    for (int64_t i = 0; i < each; i += count)                                            \
-        for (int64_t j = 0; j < each; j += vectors * LANES)                              \
+#define SUMS(count, vectors)                                \
+    for (int64_t i = 0; i < each; i += count)               \
+        for (int64_t j = 0; j < each; j += vectors * LANES) \
             OF(group_sums)(sums + i * each + j, g + j, x + i, places, each, count, vectors);
 /* Adds what all channels of a group make at places side by side. */
 static void OF(group_part)(T *sums, const T *g, const T *x, int64_t places, int64_t each)
@@ -295,8 +292,7 @@ static void OF(group_taps)(const int64_t *n, char *const *p, int64_t a, int64_t 
     for (int64_t row = 0, places = 0; row < rows; row++) {
         const int64_t y = row % n[DOWN] * n[STRIDE_Y] - n[TOP] + a * n[APART_Y];
         const T *line = (const T *)p[1] + row * n[ACROSS] * channels + channel;
-        const T *image = (const T *)p[2] + channel +
-                         (row / n[DOWN] * n[HEIGHT] + y) * n[WIDTH] * channels;
+        const T *image = (const T *)p[2] + channel + (row / n[DOWN] * n[HEIGHT] + y) * n[WIDTH] * channels;
         for (int64_t j = 0; y >= 0 && y < n[HEIGHT] && j < n[ACROSS]; j += PLACES) {
             const int64_t count = least(PLACES, n[ACROSS] - j);
             OF(group_pixels)(g, line + j * channels, count, channels, each);
@@ -304,8 +300,8 @@ static void OF(group_taps)(const int64_t *n, char *const *p, int64_t a, int64_t 
                 const int64_t column = j * step + (b + t) * n[APART_X] - n[LEFT];
                 const int64_t first = column < 0 ? (step - 1 - column) / step : 0;
                 const int64_t last = least(count, (n[WIDTH] - column + step - 1) / step);
-                OF(group_pixels)(x, image + (column + first * step) * channels, last - first,
-                                 step * channels, each);
+                const T *from = image + (column + first * step) * channels;
+                OF(group_pixels)(x, from, last - first, step * channels, each);
                 OF(group_part)(sums + t * each * each, g + first * each, x, last - first, each);
             }
         }
@@ -327,7 +323,7 @@ static void OF(group_taps)(const int64_t *n, char *const *p, int64_t a, int64_t 
 static int OF(grouped_kernel_vjp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                   char *scratch)
 {
-    const int64_t *n = call->n, each = n[EACH_GROUP];
+    const int64_t *n = call->ints, each = n[EACH_GROUP];
     (void)scratch;
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t channel = unit / n[TALL] * n[BLOCK], a = unit % n[TALL];

@@ -10,7 +10,7 @@ enum { halves_value_integers(NAME) WIDTH };
 /* What the child gets: those parameters that are as they are, and what lasts. */
 static void begin_call(const KernelCall *call, char *const *p, char **q)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     for (int i = 0; i < call->nparams; i++)
         q[i] = p[i];
     q[call->nparams] = p[call->nparams] + n[SHARED_AT];
@@ -20,7 +20,7 @@ static void begin_call(const KernelCall *call, char *const *p, char **q)
 
 static int halves(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     const KernelCall *child = call->children[0];
     RowFn widen = call->rows[0]->run, narrow = call->rows[1]->run;
     char *q[MOST_PARAMETERS + 1];
@@ -54,7 +54,7 @@ static int halves(const KernelCall *call, char *const *p, int64_t begin, int64_t
 
 static int finish_halves(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     const KernelCall *child = call->children[0];
     char *q[MOST_PARAMETERS + 1];
     begin_call(call, p, q);

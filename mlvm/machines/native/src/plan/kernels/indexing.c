@@ -8,17 +8,17 @@
 #include "elements.h"
 
 /* The integers are in low .. high - 1. */
-#define IN_RANGE(T, name)                                                                \
-    static int name(const T *x, int64_t count, int64_t low, int64_t high)                \
-    {                                                                                    \
-        T least_one = 0, largest = 0;                                                    \
-        for (int64_t i = 0; i < count; i++) {                                            \
-            least_one = x[i] < least_one ? x[i] : least_one;                             \
-            largest = x[i] > largest ? x[i] : largest;                                   \
-        }                                                                                \
-        if (!count)                                                                      \
-            return 1;                                                                    \
-        return (int64_t)least_one >= low && (uint64_t)largest < (uint64_t)high;          \
+#define IN_RANGE(T, name)                                                       \
+    static int name(const T *x, int64_t count, int64_t low, int64_t high)       \
+    {                                                                           \
+        T least_one = 0, largest = 0;                                           \
+        for (int64_t i = 0; i < count; i++) {                                   \
+            least_one = x[i] < least_one ? x[i] : least_one;                    \
+            largest = x[i] > largest ? x[i] : largest;                          \
+        }                                                                       \
+        if (!count)                                                             \
+            return 1;                                                           \
+        return (int64_t)least_one >= low && (uint64_t)largest < (uint64_t)high; \
     }
 IN_RANGE(uint8_t, in_range_1)
 IN_RANGE(uint16_t, in_range_2)
@@ -62,7 +62,7 @@ static inline int64_t place(const char *indices, int64_t kind, int64_t i, int64_
 static int take_rows(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = call->n, count = n[COUNT], length = n[LENGTH], behind = n[BEHIND];
+    const int64_t *n = call->ints, count = n[COUNT], length = n[LENGTH], behind = n[BEHIND];
     if (!in_range(p[2], n[KIND], count, -length, length))
         return 1;
     int64_t row = begin * n[PIECE], last = least(end * n[PIECE], n[BEFORE] * count);
@@ -81,58 +81,56 @@ static int take_rows(const KernelCall *call, char *const *p, int64_t begin, int6
 /* --- weighted_take: out[b, i] is the sum of x[b, indices[b, i, k]] with weights; a unit is PIECE rows
  * of one b. ONE: the indices are the same for each b; UPDATES: how many are summed --- */
 
-#define ADD_ROWS                                                                         \
-    switch (many) {                                                                      \
-    case 4:                                                                              \
-        for (int64_t c = 0; c < behind; c++)                                             \
-            out[c] = out[c] + w[0] * row[0][c] + w[1] * row[1][c] + w[2] * row[2][c] +   \
-                     w[3] * row[3][c];                                                   \
-        break;                                                                           \
-    case 3:                                                                              \
-        for (int64_t c = 0; c < behind; c++)                                             \
-            out[c] = out[c] + w[0] * row[0][c] + w[1] * row[1][c] + w[2] * row[2][c];    \
-        break;                                                                           \
-    case 2:                                                                              \
-        for (int64_t c = 0; c < behind; c++)                                             \
-            out[c] = out[c] + w[0] * row[0][c] + w[1] * row[1][c];                       \
-        break;                                                                           \
-    case 1:                                                                              \
-        for (int64_t c = 0; c < behind; c++)                                             \
-            out[c] = out[c] + w[0] * row[0][c];                                          \
+#define ADD_ROWS                                                                                         \
+    switch (many) {                                                                                      \
+    case 4:                                                                                              \
+        for (int64_t c = 0; c < behind; c++)                                                             \
+            out[c] = out[c] + w[0] * row[0][c] + w[1] * row[1][c] + w[2] * row[2][c] + w[3] * row[3][c]; \
+        break;                                                                                           \
+    case 3:                                                                                              \
+        for (int64_t c = 0; c < behind; c++)                                                             \
+            out[c] = out[c] + w[0] * row[0][c] + w[1] * row[1][c] + w[2] * row[2][c];                    \
+        break;                                                                                           \
+    case 2:                                                                                              \
+        for (int64_t c = 0; c < behind; c++)                                                             \
+            out[c] = out[c] + w[0] * row[0][c] + w[1] * row[1][c];                                       \
+        break;                                                                                           \
+    case 1:                                                                                              \
+        for (int64_t c = 0; c < behind; c++)                                                             \
+            out[c] = out[c] + w[0] * row[0][c];                                                          \
     }
-#define WEIGHTED_TAKE(T, name)                                                           \
-    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
-                    char *scratch)                                                       \
-    {                                                                                    \
-        (void)scratch;                                                                   \
-        const int64_t *n = call->n, count = n[COUNT], length = n[LENGTH];                \
-        const int64_t behind = n[BEHIND], taps = n[UPDATES], kind = n[KIND];             \
-        const int64_t pieces = (count + n[PIECE] - 1) / n[PIECE];                        \
-        if (!in_range(p[2], kind, (n[ONE] ? 1 : n[BEFORE]) * count * taps, 0, length))   \
-            return 1;                                                                    \
-        for (int64_t unit = begin; unit < end && pieces && n[BEFORE]; unit++) {          \
-            const int64_t b = unit / pieces, first = unit % pieces * n[PIECE];           \
-            const int64_t at = n[ONE] ? 0 : b * count;                                   \
-            const T *x = (const T *)p[1] + b * length * behind;                          \
-            for (int64_t i = first; i < least(first + n[PIECE], count); i++) {           \
-                T *restrict out = (T *)p[0] + (b * count + i) * behind;                  \
-                const T *weight = (const T *)p[3] + (at + i) * taps;                     \
-                int64_t k = 0;                                                           \
-                memset(out, 0, (size_t)behind * sizeof(T));                              \
-                while (k < taps) { /* some rows at once */                               \
-                    const T *row[4];                                                     \
-                    T w[4];                                                              \
-                    int many = 0;                                                        \
-                    for (; k < taps && many < 4; k++)                                    \
-                        if (weight[k] != 0) {                                            \
-                            row[many] = x + place(p[2], kind, (at + i) * taps + k, length) * behind; \
-                            w[many++] = weight[k];                                       \
-                        }                                                                \
-                    ADD_ROWS                                                             \
-                }                                                                        \
-            }                                                                            \
-        }                                                                                \
-        return 0;                                                                        \
+#define WEIGHTED_TAKE(T, name)                                                                         \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
+    {                                                                                                  \
+        (void)scratch;                                                                                 \
+        const int64_t *n = call->ints, count = n[COUNT], length = n[LENGTH];                           \
+        const int64_t behind = n[BEHIND], taps = n[UPDATES], kind = n[KIND];                           \
+        const int64_t pieces = (count + n[PIECE] - 1) / n[PIECE];                                      \
+        if (!in_range(p[2], kind, (n[ONE] ? 1 : n[BEFORE]) * count * taps, 0, length))                 \
+            return 1;                                                                                  \
+        for (int64_t unit = begin; unit < end && pieces && n[BEFORE]; unit++) {                        \
+            const int64_t b = unit / pieces, first = unit % pieces * n[PIECE];                         \
+            const int64_t at = n[ONE] ? 0 : b * count;                                                 \
+            const T *x = (const T *)p[1] + b * length * behind;                                        \
+            for (int64_t i = first; i < least(first + n[PIECE], count); i++) {                         \
+                T *restrict out = (T *)p[0] + (b * count + i) * behind;                                \
+                const T *weight = (const T *)p[3] + (at + i) * taps;                                   \
+                int64_t k = 0;                                                                         \
+                memset(out, 0, (size_t)behind * sizeof(T));                                            \
+                while (k < taps) { /* some rows at once */                                             \
+                    const T *row[4];                                                                   \
+                    T w[4];                                                                            \
+                    int many = 0;                                                                      \
+                    for (; k < taps && many < 4; k++)                                                  \
+                        if (weight[k] != 0) {                                                          \
+                            row[many] = x + place(p[2], kind, (at + i) * taps + k, length) * behind;   \
+                            w[many++] = weight[k];                                                     \
+                        }                                                                              \
+                    ADD_ROWS                                                                           \
+                }                                                                                      \
+            }                                                                                          \
+        }                                                                                              \
+        return 0;                                                                                      \
     }
 WEIGHTED_TAKE(float, weighted_take_f32)
 WEIGHTED_TAKE(double, weighted_take_f64)
@@ -169,29 +167,29 @@ static void places(int64_t at[CHUNK], const char *x, int64_t kind, int64_t first
 }
 
 /* Single elements. */
-#define TAKE(size)                                                                       \
+#define TAKE(size)                                                                             \
     static int take_##size(const KernelCall *call, char *const *p, int64_t begin, int64_t end, \
-                           char *scratch)                                                \
-    {                                                                                    \
-        (void)scratch;                                                                   \
-        const int64_t *n = call->n, count = n[COUNT], length = n[LENGTH];                \
-        if (!in_range(p[2], n[KIND], count, -length, length))                            \
-            return 1;                                                                    \
-        int64_t at[CHUNK], held = -1;                                                    \
-        int64_t row = begin * n[PIECE], last = least(end * n[PIECE], n[BEFORE] * count); \
-        while (row < last) {                                                             \
-            int64_t b = row / count, i = row % count, first = i - i % CHUNK;             \
-            int64_t filled = least(CHUNK, count - first);                                \
-            int64_t stop = least(first + filled, i + last - row);                        \
-            const Element##size *in = (const Element##size *)p[1] + b * length;          \
-            Element##size *out = (Element##size *)p[0] + b * count;                      \
-            if (first != held)                                                           \
-                places(at, p[2], n[KIND], held = first, filled, length);                 \
-            row += stop - i;                                                             \
-            for (; i < stop; i++)                                                        \
-                out[i] = in[at[i - first]];                                              \
-        }                                                                                \
-        return 0;                                                                        \
+                           char *scratch)                                                      \
+    {                                                                                          \
+        (void)scratch;                                                                         \
+        const int64_t *n = call->ints, count = n[COUNT], length = n[LENGTH];                   \
+        if (!in_range(p[2], n[KIND], count, -length, length))                                  \
+            return 1;                                                                          \
+        int64_t at[CHUNK], held = -1;                                                          \
+        int64_t row = begin * n[PIECE], last = least(end * n[PIECE], n[BEFORE] * count);       \
+        while (row < last) {                                                                   \
+            int64_t b = row / count, i = row % count, first = i - i % CHUNK;                   \
+            int64_t filled = least(CHUNK, count - first);                                      \
+            int64_t stop = least(first + filled, i + last - row);                              \
+            const Element##size *in = (const Element##size *)p[1] + b * length;                \
+            Element##size *out = (Element##size *)p[0] + b * count;                            \
+            if (first != held)                                                                 \
+                places(at, p[2], n[KIND], held = first, filled, length);                       \
+            row += stop - i;                                                                   \
+            for (; i < stop; i++)                                                              \
+                out[i] = in[at[i - first]];                                                    \
+        }                                                                                      \
+        return 0;                                                                              \
     }
 TAKE(1)
 TAKE(2)
@@ -204,7 +202,7 @@ TAKE(8)
 static int update_rows(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = call->n, length = n[LENGTH], behind = n[BEHIND];
+    const int64_t *n = call->ints, length = n[LENGTH], behind = n[BEHIND];
     if (!in_range(p[3], n[KIND], 1, -length, length))
         return 1;
     int64_t first = place(p[3], n[KIND], 0, length), rest = length - first - n[COUNT];
@@ -225,35 +223,34 @@ static int update_rows(const KernelCall *call, char *const *p, int64_t begin, in
 
 /* --- take_along_axis: out[b, i, c] = x[b, indices[b, i, c], c]; units are as above --- */
 
-#define TAKE_ALONG(size)                                                                 \
-    static int take_along_##size(const KernelCall *call, char *const *p, int64_t begin,  \
-                                 int64_t end, char *scratch)                             \
-    {                                                                                    \
-        (void)scratch;                                                                   \
-        const int64_t *n = call->n, count = n[COUNT], length = n[LENGTH], behind = n[BEHIND]; \
-        const int64_t rows = n[BEFORE] * count;                                          \
-        if (!in_range(p[2], n[KIND], rows * behind, -length, length))                    \
-            return 1;                                                                    \
-        int64_t row = least(begin * n[PIECE], rows), last = least(end * n[PIECE], rows); \
-        int64_t at[CHUNK], i = row ? row % count : 0, c = 0;                             \
-        Element##size *out = (Element##size *)p[0];                                      \
-        const Element##size *in =                                                        \
-            (const Element##size *)p[1] + (row ? row / count : 0) * length * behind;     \
-        for (int64_t e = row * behind; e < last * behind; e += CHUNK) {                  \
-            int64_t filled = least(CHUNK, last * behind - e);                            \
-            places(at, p[2], n[KIND], e, filled, length);                                \
-            for (int64_t k = 0; k < filled; k++) {                                       \
-                out[e + k] = in[at[k] * behind + c];                                     \
-                if (++c == behind) {                                                     \
-                    c = 0;                                                               \
-                    if (++i == count) {                                                  \
-                        i = 0;                                                           \
-                        in += length * behind;                                           \
-                    }                                                                    \
-                }                                                                        \
-            }                                                                            \
-        }                                                                                \
-        return 0;                                                                        \
+#define TAKE_ALONG(size)                                                                                   \
+    static int take_along_##size(const KernelCall *call, char *const *p, int64_t begin, int64_t end,       \
+                                 char *scratch)                                                            \
+    {                                                                                                      \
+        (void)scratch;                                                                                     \
+        const int64_t *n = call->ints, count = n[COUNT], length = n[LENGTH], behind = n[BEHIND];           \
+        const int64_t rows = n[BEFORE] * count;                                                            \
+        if (!in_range(p[2], n[KIND], rows * behind, -length, length))                                      \
+            return 1;                                                                                      \
+        int64_t row = least(begin * n[PIECE], rows), last = least(end * n[PIECE], rows);                   \
+        int64_t at[CHUNK], i = row ? row % count : 0, c = 0;                                               \
+        Element##size *out = (Element##size *)p[0];                                                        \
+        const Element##size *in = (const Element##size *)p[1] + (row ? row / count : 0) * length * behind; \
+        for (int64_t e = row * behind; e < last * behind; e += CHUNK) {                                    \
+            int64_t filled = least(CHUNK, last * behind - e);                                              \
+            places(at, p[2], n[KIND], e, filled, length);                                                  \
+            for (int64_t k = 0; k < filled; k++) {                                                         \
+                out[e + k] = in[at[k] * behind + c];                                                       \
+                if (++c == behind) {                                                                       \
+                    c = 0;                                                                                 \
+                    if (++i == count) {                                                                    \
+                        i = 0;                                                                             \
+                        in += length * behind;                                                             \
+                    }                                                                                      \
+                }                                                                                          \
+            }                                                                                              \
+        }                                                                                                  \
+        return 0;                                                                                          \
     }
 TAKE_ALONG(1)
 TAKE_ALONG(2)
@@ -265,13 +262,13 @@ TAKE_ALONG(8)
 
 /* Adds what belongs to one b and the columns first .. last - 1. `p` has the updates before the
  * indices; to `x` they are added, or to zeros if it is NULL. */
-typedef void (*ColumnsFn)(const int64_t *n, char *const *p, const char *x, int64_t b,
-                          int64_t first, int64_t last);
+typedef void (*ColumnsFn)(const int64_t *n, char *const *p, const char *x, int64_t b, int64_t first,
+                          int64_t last);
 
-static int for_columns(const KernelCall *call, char *const *p, const char *x, int64_t begin,
-                       int64_t end, int64_t indices, ColumnsFn add)
+static int for_columns(const KernelCall *call, char *const *p, const char *x, int64_t begin, int64_t end,
+                       int64_t indices, ColumnsFn add)
 {
-    const int64_t *n = call->n, pieces = (n[BEHIND] + n[PIECE] - 1) / n[PIECE];
+    const int64_t *n = call->ints, pieces = (n[BEHIND] + n[PIECE] - 1) / n[PIECE];
     if (!in_range(p[2], n[KIND], indices, -n[LENGTH], n[LENGTH]))
         return 1;
     end = least(end, n[BEFORE] * pieces);
@@ -284,87 +281,85 @@ static int for_columns(const KernelCall *call, char *const *p, const char *x, in
     return 0;
 }
 
-#define SCATTER(T, suffix)                                                               \
-    static inline void start_##suffix(T *out, const T *x, const int64_t *n, int64_t first, \
-                                      int64_t last)                                      \
-    {                                                                                    \
-        const int64_t whole = last - first == n[BEHIND];                                 \
-        const int64_t rows = x == out ? 0 : whole ? 1 : n[LENGTH];                       \
-        const int64_t width = whole ? n[LENGTH] * n[BEHIND] : last - first;              \
-        for (int64_t i = 0; i < rows; i++) {                                             \
-            int64_t at = i * n[BEHIND] + first;                                          \
-            if (x)                                                                       \
-                memcpy(out + at, x + at, (size_t)width * sizeof(T));                     \
-            else                                                                         \
-                memset(out + at, 0, (size_t)width * sizeof(T));                          \
-        }                                                                                \
-    }                                                                                    \
-    static inline void add_##suffix(T *out, const T *in, int64_t count)                  \
-    {                                                                                    \
-        INDEPENDENT                                                                      \
-        for (int64_t c = 0; c < count; c++)                                              \
-            out[c] += in[c];                                                             \
-    }                                                                                    \
-    static void add_rows_##suffix(const int64_t *n, char *const *p, const char *x,       \
-                                  int64_t b, int64_t first, int64_t last)                \
-    {                                                                                    \
-        const int64_t count = n[COUNT], behind = n[BEHIND];                              \
-        const T *in = (const T *)p[1] + b * count * behind;                              \
-        const int64_t at_b = b * n[LENGTH] * behind;                                     \
-        T *out = (T *)p[0] + at_b;                                                       \
-        start_##suffix(out, x ? (const T *)x + at_b : NULL, n, first, last);             \
-        for (int64_t i = 0; i < count; i += CHUNK) {                                     \
-            int64_t at[CHUNK], filled = least(CHUNK, count - i);                         \
-            places(at, p[2], n[KIND], i, filled, n[LENGTH]);                             \
-            if (behind == 1)                                                             \
-                for (int64_t k = 0; k < filled; k++)                                     \
-                    out[at[k]] += in[i + k];                                             \
-            else                                                                         \
-                for (int64_t k = 0; k < filled; k++)                                     \
-                    add_##suffix(out + at[k] * behind + first,                           \
-                                 in + (i + k) * behind + first, last - first);           \
-        }                                                                                \
-    }                                                                                    \
-    static int scatter_add_##suffix(const KernelCall *call, char *const *p, int64_t begin, \
-                                    int64_t end, char *scratch)                          \
-    {                                                                                    \
-        (void)scratch;                                                                   \
-        return for_columns(call, p, NULL, begin, end, call->n[COUNT], add_rows_##suffix); \
-    }                                                                                    \
-    static int index_add_##suffix(const KernelCall *call, char *const *p, int64_t begin, \
-                                  int64_t end, char *scratch)                            \
-    {                                                                                    \
-        (void)scratch;                                                                   \
-        char *const q[3] = {p[0], p[2], p[3]};                                           \
-        return for_columns(call, q, p[1], begin, end, call->n[COUNT], add_rows_##suffix); \
-    }                                                                                    \
-    /* With all columns, the elements follow each other from row to row: one run. */     \
-    static void add_along_##suffix(const int64_t *n, char *const *p, const char *x,      \
-                                   int64_t b, int64_t first, int64_t last)               \
-    {                                                                                    \
-        const int64_t count = n[COUNT], behind = n[BEHIND], whole = last - first == behind; \
-        const int64_t runs = whole ? 1 : count, width = whole ? count * behind : last - first; \
-        T *out = (T *)p[0] + b * n[LENGTH] * behind;                                     \
-        start_##suffix(out, (const T *)x, n, first, last);                               \
-        for (int64_t run = 0; run < runs; run++) {                                       \
-            int64_t from = (b * count + run) * behind + first, c = first;                \
-            for (int64_t e = 0; e < width; e += CHUNK) {                                 \
-                int64_t at[CHUNK], filled = least(CHUNK, width - e);                     \
-                const T *in = (const T *)p[1] + from + e;                                \
-                places(at, p[2], n[KIND], from + e, filled, n[LENGTH]);                  \
-                for (int64_t k = 0; k < filled; k++) {                                   \
-                    out[at[k] * behind + c] += in[k];                                    \
-                    c = c + 1 < behind ? c + 1 : 0;                                      \
-                }                                                                        \
-            }                                                                            \
-        }                                                                                \
-    }                                                                                    \
-    static int scatter_along_##suffix(const KernelCall *call, char *const *p, int64_t begin, \
-                                      int64_t end, char *scratch)                        \
-    {                                                                                    \
-        (void)scratch;                                                                   \
-        const int64_t *n = call->n, indices = n[BEFORE] * n[COUNT] * n[BEHIND];          \
-        return for_columns(call, p, NULL, begin, end, indices, add_along_##suffix);      \
+#define SCATTER(T, suffix)                                                                                \
+    static inline void start_##suffix(T *out, const T *x, const int64_t *n, int64_t first, int64_t last)  \
+    {                                                                                                     \
+        const int64_t whole = last - first == n[BEHIND];                                                  \
+        const int64_t rows = x == out ? 0 : whole ? 1 : n[LENGTH];                                        \
+        const int64_t width = whole ? n[LENGTH] * n[BEHIND] : last - first;                               \
+        for (int64_t i = 0; i < rows; i++) {                                                              \
+            int64_t at = i * n[BEHIND] + first;                                                           \
+            if (x)                                                                                        \
+                memcpy(out + at, x + at, (size_t)width * sizeof(T));                                      \
+            else                                                                                          \
+                memset(out + at, 0, (size_t)width * sizeof(T));                                           \
+        }                                                                                                 \
+    }                                                                                                     \
+    static inline void add_##suffix(T *out, const T *in, int64_t count)                                   \
+    {                                                                                                     \
+        INDEPENDENT_FOR (int64_t c = 0; c < count; c++)                                                   \
+            out[c] += in[c];                                                                              \
+    }                                                                                                     \
+    static void add_rows_##suffix(const int64_t *n, char *const *p, const char *x, int64_t b,             \
+                                  int64_t first, int64_t last)                                            \
+    {                                                                                                     \
+        const int64_t count = n[COUNT], behind = n[BEHIND];                                               \
+        const T *in = (const T *)p[1] + b * count * behind;                                               \
+        const int64_t at_b = b * n[LENGTH] * behind;                                                      \
+        T *out = (T *)p[0] + at_b;                                                                        \
+        start_##suffix(out, x ? (const T *)x + at_b : NULL, n, first, last);                              \
+        for (int64_t i = 0; i < count; i += CHUNK) {                                                      \
+            int64_t at[CHUNK], filled = least(CHUNK, count - i);                                          \
+            places(at, p[2], n[KIND], i, filled, n[LENGTH]);                                              \
+            if (behind == 1)                                                                              \
+                for (int64_t k = 0; k < filled; k++)                                                      \
+                    out[at[k]] += in[i + k];                                                              \
+            else                                                                                          \
+                for (int64_t k = 0; k < filled; k++)                                                      \
+                    add_##suffix(out + at[k] * behind + first, in + (i + k) * behind + first,             \
+                                 last - first);                                                           \
+        }                                                                                                 \
+    }                                                                                                     \
+    static int scatter_add_##suffix(const KernelCall *call, char *const *p, int64_t begin, int64_t end,   \
+                                    char *scratch)                                                        \
+    {                                                                                                     \
+        (void)scratch;                                                                                    \
+        return for_columns(call, p, NULL, begin, end, call->ints[COUNT], add_rows_##suffix);              \
+    }                                                                                                     \
+    static int index_add_##suffix(const KernelCall *call, char *const *p, int64_t begin, int64_t end,     \
+                                  char *scratch)                                                          \
+    {                                                                                                     \
+        (void)scratch;                                                                                    \
+        char *const q[3] = {p[0], p[2], p[3]};                                                            \
+        return for_columns(call, q, p[1], begin, end, call->ints[COUNT], add_rows_##suffix);              \
+    }                                                                                                     \
+    /* With all columns, the elements follow each other from row to row: one run. */                      \
+    static void add_along_##suffix(const int64_t *n, char *const *p, const char *x, int64_t b,            \
+                                   int64_t first, int64_t last)                                           \
+    {                                                                                                     \
+        const int64_t count = n[COUNT], behind = n[BEHIND], whole = last - first == behind;               \
+        const int64_t runs = whole ? 1 : count, width = whole ? count * behind : last - first;            \
+        T *out = (T *)p[0] + b * n[LENGTH] * behind;                                                      \
+        start_##suffix(out, (const T *)x, n, first, last);                                                \
+        for (int64_t run = 0; run < runs; run++) {                                                        \
+            int64_t from = (b * count + run) * behind + first, c = first;                                 \
+            for (int64_t e = 0; e < width; e += CHUNK) {                                                  \
+                int64_t at[CHUNK], filled = least(CHUNK, width - e);                                      \
+                const T *in = (const T *)p[1] + from + e;                                                 \
+                places(at, p[2], n[KIND], from + e, filled, n[LENGTH]);                                   \
+                for (int64_t k = 0; k < filled; k++) {                                                    \
+                    out[at[k] * behind + c] += in[k];                                                     \
+                    c = c + 1 < behind ? c + 1 : 0;                                                       \
+                }                                                                                         \
+            }                                                                                             \
+        }                                                                                                 \
+    }                                                                                                     \
+    static int scatter_along_##suffix(const KernelCall *call, char *const *p, int64_t begin, int64_t end, \
+                                      char *scratch)                                                      \
+    {                                                                                                     \
+        (void)scratch;                                                                                    \
+        const int64_t *n = call->ints, indices = n[BEFORE] * n[COUNT] * n[BEHIND];                        \
+        return for_columns(call, p, NULL, begin, end, indices, add_along_##suffix);                       \
     }
 SCATTER(uint8_t, 1)
 SCATTER(uint16_t, 2)
@@ -375,49 +370,48 @@ SCATTER(double, f64)
 
 /* --- index_reduce: rows of an operand are combined with the updates for them; BY says how --- */
 
-#define REDUCED(T, U, suffix)                                                               \
-    static inline void reduce_##suffix(T *out, const T *in, int64_t count, int64_t by)   \
-    {                                                                                    \
-        if (by == MULTIPLY)                                                              \
-            INDEPENDENT                                                                  \
-            for (int64_t c = 0; c < count; c++)                                          \
-                out[c] = (T)(out[c] * in[c]);                                            \
-        else if (by == MINIMUM)                                                          \
-            INDEPENDENT                                                                  \
-            for (int64_t c = 0; c < count; c++)                                          \
-                out[c] = out[c] < in[c] || out[c] != out[c] ? out[c] : in[c];            \
-        else                                                                             \
-            INDEPENDENT                                                                  \
-            for (int64_t c = 0; c < count; c++)                                          \
-                out[c] = out[c] > in[c] || out[c] != out[c] ? out[c] : in[c];            \
-    }                                                                                    \
-    static void reduce_rows_##suffix(const int64_t *n, char *const *p, const char *x,    \
-                                     int64_t b, int64_t first, int64_t last)             \
-    {                                                                                    \
-        const int64_t count = n[COUNT], behind = n[BEHIND];                              \
-        const T *in = (const T *)p[1];                                                   \
-        T *out = (T *)p[0];                                                              \
-        (void)b;                                                                         \
-        start_##U((void *)out, (const void *)x, n, first, last);                         \
-        for (int64_t i = 0; i < count; i += CHUNK) {                                     \
-            int64_t at[CHUNK], filled = least(CHUNK, count - i);                         \
-            places(at, p[2], n[KIND], i, filled, n[LENGTH]);                             \
-            for (int64_t k = 0; k < filled; k++)                                         \
-                reduce_##suffix(out + at[k] * behind + first,                            \
-                                in + (i + k) * behind + first, last - first, n[BY]);     \
-        }                                                                                \
-    }                                                                                    \
-    static int index_reduce_##suffix(const KernelCall *call, char *const *p, int64_t begin, \
-                                     int64_t end, char *scratch)                         \
-    {                                                                                    \
-        (void)scratch;                                                                   \
-        char *const q[3] = {p[0], p[2], p[3]};                                           \
-        return for_columns(call, q, p[1], begin, end, call->n[COUNT], reduce_rows_##suffix); \
+#define REDUCED(T, U, suffix)                                                                              \
+    static inline void reduce_##suffix(T *out, const T *in, int64_t count, int64_t by)                     \
+    {                                                                                                      \
+        if (by == MULTIPLY)                                                                                \
+            INDEPENDENT_FOR (int64_t c = 0; c < count; c++)                                                \
+                out[c] = (T)(out[c] * in[c]);                                                              \
+        else if (by == MINIMUM)                                                                            \
+            INDEPENDENT_FOR (int64_t c = 0; c < count; c++)                                                \
+                out[c] = out[c] < in[c] || out[c] != out[c] ? out[c] : in[c];                              \
+        else                                                                                               \
+            INDEPENDENT_FOR (int64_t c = 0; c < count; c++)                                                \
+                out[c] = out[c] > in[c] || out[c] != out[c] ? out[c] : in[c];                              \
+    }                                                                                                      \
+    static void reduce_rows_##suffix(const int64_t *n, char *const *p, const char *x, int64_t b,           \
+                                     int64_t first, int64_t last)                                          \
+    {                                                                                                      \
+        const int64_t count = n[COUNT], behind = n[BEHIND];                                                \
+        const T *in = (const T *)p[1];                                                                     \
+        T *out = (T *)p[0];                                                                                \
+        (void)b;                                                                                           \
+        start_##U((void *)out, (const void *)x, n, first, last);                                           \
+        for (int64_t i = 0; i < count; i += CHUNK) {                                                       \
+            int64_t at[CHUNK], filled = least(CHUNK, count - i);                                           \
+            places(at, p[2], n[KIND], i, filled, n[LENGTH]);                                               \
+            for (int64_t k = 0; k < filled; k++)                                                           \
+                reduce_##suffix(out + at[k] * behind + first, in + (i + k) * behind + first, last - first, \
+                                n[BY]);                                                                    \
+        }                                                                                                  \
+    }                                                                                                      \
+    static int index_reduce_##suffix(const KernelCall *call, char *const *p, int64_t begin, int64_t end,   \
+                                     char *scratch)                                                        \
+    {                                                                                                      \
+        (void)scratch;                                                                                     \
+        char *const q[3] = {p[0], p[2], p[3]};                                                             \
+        return for_columns(call, q, p[1], begin, end, call->ints[COUNT], reduce_rows_##suffix);            \
     }
+/* clang-format off */
 #define EACH_NUMBER(X)                                                                   \
     X(uint8_t, 1, u8) X(uint16_t, 2, u16) X(uint32_t, 4, u32) X(uint64_t, 8, u64)        \
     X(int8_t, 1, i8) X(int16_t, 2, i16) X(int32_t, 4, i32) X(int64_t, 8, i64)            \
     X(float, f32, f32) X(double, f64, f64)
+/* clang-format on */
 EACH_NUMBER(REDUCED)
 
 /* --- one_hot: COUNT rows, PIECE of them a unit, of LENGTH classes --- */
@@ -425,7 +419,7 @@ EACH_NUMBER(REDUCED)
 static int one_hot(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = call->n, size = n[SIZE], width = n[LENGTH] * size;
+    const int64_t *n = call->ints, size = n[SIZE], width = n[LENGTH] * size;
     int64_t first = begin * n[PIECE], last = least(end * n[PIECE], n[COUNT]);
     if (!in_range(p[1], n[KIND], n[COUNT], 0, n[LENGTH]))
         return 1;
@@ -447,26 +441,25 @@ static int64_t count_true(const char *mask, int64_t count)
 }
 
 /* Single elements, where jumps would be guesses. */
-#define MASKED(size)                                                                     \
-    static void masked_##size(Element##size *out, const Element##size *in,               \
-                              const char *mask, int64_t count, int64_t updates)          \
-    {                                                                                    \
-        for (int64_t i = 0, j = 0; i < count; i++) {                                     \
-            int64_t here = mask[i] != 0;                                                 \
-            out[i] = in[j < updates ? j : updates - 1] & (Element##size)-here;           \
-            j += here;                                                                   \
-        }                                                                                \
+#define MASKED(size)                                                                         \
+    static void masked_##size(Element##size *out, const Element##size *in, const char *mask, \
+                              int64_t count, int64_t updates)                                \
+    {                                                                                        \
+        for (int64_t i = 0, j = 0; i < count; i++) {                                         \
+            int64_t here = mask[i] != 0;                                                     \
+            out[i] = in[j < updates ? j : updates - 1] & (Element##size) - here;             \
+            j += here;                                                                       \
+        }                                                                                    \
     }
 MASKED(1)
 MASKED(2)
 MASKED(4)
 MASKED(8)
 
-static int mask_scatter(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
-                        char *scratch)
+static int mask_scatter(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = call->n, width = n[BEHIND], count = n[COUNT];
+    const int64_t *n = call->ints, width = n[BEHIND], count = n[COUNT];
     int64_t first = least(begin * n[PIECE], count), last = least(end * n[PIECE], count);
     int64_t before = count_true(p[2], first), left = n[UPDATES] - before;
     if (count_true(p[2] + first, count - first) != left)
@@ -497,6 +490,7 @@ static int mask_scatter(const KernelCall *call, char *const *p, int64_t begin, i
 
 #define ENTRY(name) KERNEL(name, name, NULL)
 #define SIZED(size) ENTRY(take_##size) ENTRY(take_along_##size)
+/* clang-format off */
 #define TYPED(suffix)                                                                    \
     ENTRY(scatter_add_##suffix) ENTRY(index_add_##suffix) ENTRY(scatter_along_##suffix)
 #define ENTRY_REDUCED(T, U, suffix) ENTRY(index_reduce_##suffix)
@@ -504,3 +498,4 @@ KERNEL_TABLE(indexing, ENTRY(update_rows) ENTRY(weighted_take_f32)
                            ENTRY(weighted_take_f64) ENTRY(take_rows) SIZED(1) SIZED(2) SIZED(4) SIZED(8) TYPED(1)
                            TYPED(2) TYPED(4) TYPED(8) TYPED(f32) TYPED(f64) ENTRY(one_hot)
                                ENTRY(mask_scatter) EACH_NUMBER(ENTRY_REDUCED))
+/* clang-format on */

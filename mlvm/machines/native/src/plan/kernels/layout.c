@@ -13,13 +13,13 @@ enum { layout_integers(NAME) AXES };
 enum { MOST_AXES = 67 };
 
 /* Copies a plane's part in a tile. The first operand lies `apart` bytes from the result. */
-typedef void (*PlaneFn)(char *out, const char *in, int64_t apart, int64_t rows,
-                        int64_t columns, const int64_t *n);
+typedef void (*PlaneFn)(char *out, const char *in, int64_t apart, int64_t rows, int64_t columns,
+                        const int64_t *n);
 
 /* Call `copy` for the planes of the tiles begin .. end - 1. */
 static inline int walk(const KernelCall *call, char *const *p, int64_t begin, int64_t end, PlaneFn copy)
 {
-    const int64_t *n = call->n, *axes = n + AXES;
+    const int64_t *n = call->ints, *axes = n + AXES;
     const int naxes = (int)n[NAXES];
     const int64_t apart = (int64_t)((intptr_t)p[1] - (intptr_t)p[0]);
     int64_t at[MOST_AXES + 1], left = begin;
@@ -56,18 +56,17 @@ static inline int walk(const KernelCall *call, char *const *p, int64_t begin, in
     return 0;
 }
 
-#define BOX(name, copy)                                                                  \
-    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
-                    char *scratch)                                                       \
-    {                                                                                    \
-        (void)scratch;                                                                   \
-        return walk(call, p, begin, end, copy);                                          \
+#define BOX(name, copy)                                                                                \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
+    {                                                                                                  \
+        (void)scratch;                                                                                 \
+        return walk(call, p, begin, end, copy);                                                        \
     }
 
 /* --- rows whose elements lie side by side; a column is a byte --- */
 
-static inline void copy_rows(char *out, const char *in, int64_t apart, int64_t rows,
-                             int64_t columns, const int64_t *n)
+static inline void copy_rows(char *out, const char *in, int64_t apart, int64_t rows, int64_t columns,
+                             const int64_t *n)
 {
     (void)apart;
     for (int64_t i = 0; i < rows; i++)
@@ -77,33 +76,31 @@ BOX(box_rows, copy_rows)
 
 /* --- elements one by one --- */
 
-#define EACH(size)                                                                       \
-    static inline void copy_##size(Element##size *out, const char *in, int64_t count,    \
-                                   int64_t step)                                         \
-    {                                                                                    \
-        for (int64_t j = 0; j < count; j++)                                              \
-            out[j] = *(const Element##size *)(in + j * step);                            \
-    }                                                                                    \
-    static inline void copy_each_##size(char *out, const char *in, int64_t apart,        \
-                                        int64_t rows, int64_t columns, const int64_t *n) \
-    {                                                                                    \
-        (void)apart;                                                                     \
-        const int64_t out_step = n[OUT_COLUMN], step = n[IN_COLUMN];                     \
-        for (int64_t i = 0; i < rows; i++, out += n[OUT_ROW], in += n[IN_ROW]) {         \
-            if (out_step == size && !step)                                               \
-                fill_##size((Element##size *)out, *(const Element##size *)in, columns);  \
-            else if (out_step == size && step == size)                                   \
-                copy_##size((Element##size *)out, in, columns, size);                    \
-            else if (out_step == size && step == -size)                                  \
-                copy_##size((Element##size *)out, in, columns, -size);                   \
-            else if (out_step == size && step == 2 * size)                               \
-                copy_##size((Element##size *)out, in, columns, 2 * size);                \
-            else                                                                         \
-                for (int64_t j = 0; j < columns; j++)                                    \
-                    *(Element##size *)(out + j * out_step) =                             \
-                        *(const Element##size *)(in + j * step);                         \
-        }                                                                                \
-    }                                                                                    \
+#define EACH(size)                                                                                    \
+    static inline void copy_##size(Element##size *out, const char *in, int64_t count, int64_t step)   \
+    {                                                                                                 \
+        for (int64_t j = 0; j < count; j++)                                                           \
+            out[j] = *(const Element##size *)(in + j * step);                                         \
+    }                                                                                                 \
+    static inline void copy_each_##size(char *out, const char *in, int64_t apart, int64_t rows,       \
+                                        int64_t columns, const int64_t *n)                            \
+    {                                                                                                 \
+        (void)apart;                                                                                  \
+        const int64_t out_step = n[OUT_COLUMN], step = n[IN_COLUMN];                                  \
+        for (int64_t i = 0; i < rows; i++, out += n[OUT_ROW], in += n[IN_ROW]) {                      \
+            if (out_step == size && !step)                                                            \
+                fill_##size((Element##size *)out, *(const Element##size *)in, columns);               \
+            else if (out_step == size && step == size)                                                \
+                copy_##size((Element##size *)out, in, columns, size);                                 \
+            else if (out_step == size && step == -size)                                               \
+                copy_##size((Element##size *)out, in, columns, -size);                                \
+            else if (out_step == size && step == 2 * size)                                            \
+                copy_##size((Element##size *)out, in, columns, 2 * size);                             \
+            else                                                                                      \
+                for (int64_t j = 0; j < columns; j++)                                                 \
+                    *(Element##size *)(out + j * out_step) = *(const Element##size *)(in + j * step); \
+        }                                                                                             \
+    }                                                                                                 \
     BOX(box_each_##size, copy_each_##size)
 EACH(1)
 EACH(2)
@@ -112,12 +109,12 @@ EACH(8)
 
 /* --- what is left of an operand of the result's shape; nothing to do where it is the result --- */
 
-#define REST(size)                                                                       \
-    static int box_rest_##size(const KernelCall *call, char *const *p, int64_t begin,    \
-                               int64_t end, char *scratch)                               \
-    {                                                                                    \
-        (void)scratch;                                                                   \
-        return p[1] == p[0] ? 0 : walk(call, p, begin, end, copy_each_##size);           \
+#define REST(size)                                                                                 \
+    static int box_rest_##size(const KernelCall *call, char *const *p, int64_t begin, int64_t end, \
+                               char *scratch)                                                      \
+    {                                                                                              \
+        (void)scratch;                                                                             \
+        return p[1] == p[0] ? 0 : walk(call, p, begin, end, copy_each_##size);                     \
     }
 REST(1)
 REST(2)
@@ -126,27 +123,26 @@ REST(8)
 
 /* --- elements added to those of an operand of the result's shape --- */
 
-#define ADD(T, suffix)                                                                   \
-    static inline void add_##suffix(char *out, const char *in, int64_t apart,            \
-                                    int64_t rows, int64_t columns, const int64_t *n)     \
-    {                                                                                    \
-        const int64_t step = n[OUT_COLUMN], in_step = n[IN_COLUMN], size = sizeof(T);    \
-        for (int64_t i = 0; i < rows; i++) {                                             \
-            if (step == size && in_step == size) {                                       \
-                T *to = (T *)out;                                                        \
-                const T *x = (const T *)(out + apart), *y = (const T *)in;               \
-                INDEPENDENT                                                              \
-                for (int64_t j = 0; j < columns; j++)                                    \
-                    to[j] = (T)(x[j] + y[j]);                                            \
-            } else {                                                                     \
-                for (int64_t j = 0; j < columns; j++)                                    \
-                    *(T *)(out + j * step) = (T)(*(const T *)(out + apart + j * step) +  \
-                                                 *(const T *)(in + j * in_step));        \
-            }                                                                            \
-            out += n[OUT_ROW];                                                           \
-            in += n[IN_ROW];                                                             \
-        }                                                                                \
-    }                                                                                    \
+#define ADD(T, suffix)                                                                      \
+    static inline void add_##suffix(char *out, const char *in, int64_t apart, int64_t rows, \
+                                    int64_t columns, const int64_t *n)                      \
+    {                                                                                       \
+        const int64_t step = n[OUT_COLUMN], in_step = n[IN_COLUMN], size = sizeof(T);       \
+        for (int64_t i = 0; i < rows; i++) {                                                \
+            if (step == size && in_step == size) {                                          \
+                T *to = (T *)out;                                                           \
+                const T *x = (const T *)(out + apart), *y = (const T *)in;                  \
+                INDEPENDENT_FOR (int64_t j = 0; j < columns; j++)                           \
+                    to[j] = (T)(x[j] + y[j]);                                               \
+            } else {                                                                        \
+                for (int64_t j = 0; j < columns; j++)                                       \
+                    *(T *)(out + j * step) = (T)(*(const T *)(out + apart + j * step) +     \
+                                                 *(const T *)(in + j * in_step));           \
+            }                                                                               \
+            out += n[OUT_ROW];                                                              \
+            in += n[IN_ROW];                                                                \
+        }                                                                                   \
+    }                                                                                       \
     BOX(box_add_##suffix, add_##suffix)
 ADD(uint8_t, 1)
 ADD(uint16_t, 2)
@@ -164,8 +160,7 @@ ADD(double, f64)
 #include <immintrin.h>
 enum { VECTOR = 32 };
 typedef __m256i Vector1, Vector2, Vector4, Vector8;
-#define LOAD(x, half, other)                                                             \
-    x = _mm256_loadu2_m128i((const __m128i *)(other), (const __m128i *)(half))
+#define LOAD(x, half, other) x = _mm256_loadu2_m128i((const __m128i *)(other), (const __m128i *)(half))
 #define STORE(out, x) _mm256_storeu_si256((__m256i *)(out), x)
 #define LOW1 _mm256_unpacklo_epi8
 #define LOW2 _mm256_unpacklo_epi16
@@ -198,77 +193,74 @@ enum { VECTOR = 0 };
 
 #if defined(LOW1)
 /* Interleave the first half of the registers with the second until each holds a row. */
-#define BLOCK(size)                                                                      \
-    enum { ROWS##size = 16 / size, COLUMNS##size = VECTOR / size };                      \
-    static inline void block_##size(char *out, const char *in, int64_t out_row,          \
-                                    int64_t in_column)                                   \
-    {                                                                                    \
-        Vector##size x[ROWS##size], y[ROWS##size];                                       \
-        for (int i = 0; i < ROWS##size; i++)                                             \
-            LOAD(x[i], in + i * in_column, in + (i + ROWS##size) * in_column);           \
-        for (int step = 1; step < ROWS##size; step *= 2) {                               \
-            for (int i = 0; i < ROWS##size / 2; i++) {                                   \
-                y[2 * i] = LOW##size(x[i], x[i + ROWS##size / 2]);                       \
-                y[2 * i + 1] = HIGH##size(x[i], x[i + ROWS##size / 2]);                  \
-            }                                                                            \
-            for (int i = 0; i < ROWS##size; i++)                                         \
-                x[i] = y[i];                                                             \
-        }                                                                                \
-        for (int i = 0; i < ROWS##size; i++)                                             \
-            STORE(out + i * out_row, x[i]);                                              \
+#define BLOCK(size)                                                                                \
+    enum { ROWS##size = 16 / size, COLUMNS##size = VECTOR / size };                                \
+    static inline void block_##size(char *out, const char *in, int64_t out_row, int64_t in_column) \
+    {                                                                                              \
+        Vector##size x[ROWS##size], y[ROWS##size];                                                 \
+        for (int i = 0; i < ROWS##size; i++)                                                       \
+            LOAD(x[i], in + i * in_column, in + (i + ROWS##size) * in_column);                     \
+        for (int step = 1; step < ROWS##size; step *= 2) {                                         \
+            for (int i = 0; i < ROWS##size / 2; i++) {                                             \
+                y[2 * i] = LOW##size(x[i], x[i + ROWS##size / 2]);                                 \
+                y[2 * i + 1] = HIGH##size(x[i], x[i + ROWS##size / 2]);                            \
+            }                                                                                      \
+            for (int i = 0; i < ROWS##size; i++)                                                   \
+                x[i] = y[i];                                                                       \
+        }                                                                                          \
+        for (int i = 0; i < ROWS##size; i++)                                                       \
+            STORE(out + i * out_row, x[i]);                                                        \
     }
 #else
-#define BLOCK(size)                                                                      \
-    enum { ROWS##size = 8, COLUMNS##size = 8 };                                          \
-    static inline void block_##size(char *out, const char *in, int64_t out_row,          \
-                                    int64_t in_column)                                   \
-    {                                                                                    \
-        for (int i = 0; i < ROWS##size; i++)                                             \
-            for (int j = 0; j < COLUMNS##size; j++)                                      \
-                memcpy(out + i * out_row + j * size, in + j * in_column + i * size, size); \
+#define BLOCK(size)                                                                                \
+    enum { ROWS##size = 8, COLUMNS##size = 8 };                                                    \
+    static inline void block_##size(char *out, const char *in, int64_t out_row, int64_t in_column) \
+    {                                                                                              \
+        for (int i = 0; i < ROWS##size; i++)                                                       \
+            for (int j = 0; j < COLUMNS##size; j++)                                                \
+                memcpy(out + i * out_row + j * size, in + j * in_column + i * size, size);         \
     }
 #endif
 
 /* Squares of whole cache lines at a time: of blocks, or element by element at the end. */
-#define TRANSPOSE(size)                                                                  \
-    BLOCK(size)                                                                          \
-    enum { SIDE##size = 64 / size };                                                     \
-    static inline void square_##size(char *out, const char *in, int64_t out_row,         \
-                                     int64_t in_column)                                  \
-    {                                                                                    \
-        for (int i = 0; i < SIDE##size; i += ROWS##size)                                 \
-            for (int j = 0; j < SIDE##size; j += COLUMNS##size)                          \
-                block_##size(out + i * out_row + j * size, in + j * in_column + i * size, \
-                             out_row, in_column);                                        \
-    }                                                                                    \
-    static void corner_##size(char *out, const char *in, int64_t rows, int64_t columns,  \
-                              int64_t out_row, int64_t in_column)                        \
-    {                                                                                    \
-        int64_t i = 0, j = 0;                                                            \
-        for (; i + ROWS##size <= rows; i += ROWS##size)                                  \
-            for (j = 0; j + COLUMNS##size <= columns; j += COLUMNS##size)                \
-                block_##size(out + i * out_row + j * size, in + j * in_column + i * size, \
-                             out_row, in_column);                                        \
-        for (int64_t k = 0; k < rows; k++)                                               \
-            for (int64_t l = k < i ? j : 0; l < columns; l++)                            \
-                memcpy(out + k * out_row + l * size, in + l * in_column + k * size, size); \
-    }                                                                                    \
-    static inline void transpose_##size(char *out, const char *in, int64_t apart,        \
-                                        int64_t rows, int64_t columns, const int64_t *n) \
-    {                                                                                    \
-        (void)apart;                                                                     \
-        const int64_t out_row = n[OUT_ROW], in_column = n[IN_COLUMN];                    \
-        for (int64_t i = 0; i < rows; i += SIDE##size)                                   \
-            for (int64_t j = 0; j < columns; j += SIDE##size) {                          \
-                char *to = out + i * out_row + j * size;                                 \
-                const char *from = in + j * in_column + i * size;                        \
-                if (rows - i >= SIDE##size && columns - j >= SIDE##size)                 \
-                    square_##size(to, from, out_row, in_column);                         \
-                else                                                                     \
-                    corner_##size(to, from, least(rows - i, SIDE##size),                 \
-                                  least(columns - j, SIDE##size), out_row, in_column);   \
-            }                                                                            \
-    }                                                                                    \
+#define TRANSPOSE(size)                                                                                  \
+    BLOCK(size)                                                                                          \
+    enum { SIDE##size = 64 / size };                                                                     \
+    static inline void square_##size(char *out, const char *in, int64_t out_row, int64_t in_column)      \
+    {                                                                                                    \
+        for (int i = 0; i < SIDE##size; i += ROWS##size)                                                 \
+            for (int j = 0; j < SIDE##size; j += COLUMNS##size)                                          \
+                block_##size(out + i * out_row + j * size, in + j * in_column + i * size, out_row,       \
+                             in_column);                                                                 \
+    }                                                                                                    \
+    static void corner_##size(char *out, const char *in, int64_t rows, int64_t columns, int64_t out_row, \
+                              int64_t in_column)                                                         \
+    {                                                                                                    \
+        int64_t i = 0, j = 0;                                                                            \
+        for (; i + ROWS##size <= rows; i += ROWS##size)                                                  \
+            for (j = 0; j + COLUMNS##size <= columns; j += COLUMNS##size)                                \
+                block_##size(out + i * out_row + j * size, in + j * in_column + i * size, out_row,       \
+                             in_column);                                                                 \
+        for (int64_t k = 0; k < rows; k++)                                                               \
+            for (int64_t l = k < i ? j : 0; l < columns; l++)                                            \
+                memcpy(out + k * out_row + l * size, in + l * in_column + k * size, size);               \
+    }                                                                                                    \
+    static inline void transpose_##size(char *out, const char *in, int64_t apart, int64_t rows,          \
+                                        int64_t columns, const int64_t *n)                               \
+    {                                                                                                    \
+        (void)apart;                                                                                     \
+        const int64_t out_row = n[OUT_ROW], in_column = n[IN_COLUMN];                                    \
+        for (int64_t i = 0; i < rows; i += SIDE##size)                                                   \
+            for (int64_t j = 0; j < columns; j += SIDE##size) {                                          \
+                char *to = out + i * out_row + j * size;                                                 \
+                const char *from = in + j * in_column + i * size;                                        \
+                if (rows - i >= SIDE##size && columns - j >= SIDE##size)                                 \
+                    square_##size(to, from, out_row, in_column);                                         \
+                else                                                                                     \
+                    corner_##size(to, from, least(rows - i, SIDE##size), least(columns - j, SIDE##size), \
+                                  out_row, in_column);                                                   \
+            }                                                                                            \
+    }                                                                                                    \
     BOX(box_transpose_##size, transpose_##size)
 TRANSPOSE(1)
 TRANSPOSE(2)
@@ -280,7 +272,7 @@ TRANSPOSE(8)
 static int copy(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     int64_t first = begin * COPY_UNIT, last = least(end * COPY_UNIT, n[BYTES]);
     char *out = p[0] + n[OUT_AT];
     const char *in = p[n[READS]] + n[IN_AT];
@@ -309,8 +301,9 @@ static int boxes(const KernelCall *call, char *const *p, int64_t begin, int64_t 
 static int triangle(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = call->n, width = n[WIDTH], size = n[SIZE];
-    for (int64_t row = begin * n[TILE_ROWS], last = least(end * n[TILE_ROWS], n[ROWS_IN_ALL]); row < last; row++) {
+    const int64_t *n = call->ints, width = n[WIDTH], size = n[SIZE];
+    for (int64_t row = begin * n[TILE_ROWS], last = least(end * n[TILE_ROWS], n[ROWS_IN_ALL]); row < last;
+         row++) {
         int64_t split = (row % n[ROWS] + n[DIAGONAL]) * size;
         split = split < 0 ? 0 : least(split, width);
         char *out = p[0] + row * width;
@@ -327,7 +320,9 @@ static int triangle(const KernelCall *call, char *const *p, int64_t begin, int64
 }
 
 #define ENTRY(name) KERNEL(name, name, NULL)
+/* clang-format off */
 #define OF_SIZE(size)                                                                    \
     ENTRY(box_each_##size) ENTRY(box_transpose_##size) ENTRY(box_rest_##size) ENTRY(box_add_##size)
 KERNEL_TABLE(layout, ENTRY(copy) ENTRY(boxes) ENTRY(triangle) ENTRY(box_rows) OF_SIZE(1) OF_SIZE(2)
                          OF_SIZE(4) OF_SIZE(8) ENTRY(box_add_f32) ENTRY(box_add_f64))
+/* clang-format on */

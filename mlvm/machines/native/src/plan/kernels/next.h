@@ -7,8 +7,8 @@
 /* What is done with rows of a product while they are in the cache. */
 typedef struct {
     const KernelCall *child;
-    char **p;          /* its parameters */
-    char **product;    /* the one among them that a strip takes the place of */
+    char **p;       /* its parameters */
+    char **product; /* the one among them that a strip takes the place of */
     char *scratch, *strip;
     int64_t row_bytes;
     int64_t first_row; /* of the present product, among the rows of all */

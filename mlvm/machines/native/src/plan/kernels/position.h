@@ -11,20 +11,20 @@
 #define IS_IT(x) (((x) == best) | IS_NAN(x))
 
 /* Of W to 2 W elements, which are its first W and its last W. */
-#define FIRST(W)                                                                         \
-    if (n >= (W)) {                                                                      \
-        const X *last = x + n - (W);                                                     \
-        int at[W];                                                                       \
-        for (int j = 0; j < (W); j++) {                                                  \
-            const int there = IS_IT(last[j]) ? n - (W) + j : n, here = IS_IT(x[j]);      \
-            at[j] = here ? j : there;                                                    \
-        }                                                                                \
-        _Pragma("GCC unroll 8") for (int w = (W) / 2; w > 0; w /= 2)                     \
-        {                                                                                \
-            for (int j = 0; j < w; j++)                                                  \
-                at[j] = at[j] < at[j + w] ? at[j] : at[j + w];                           \
-        }                                                                                \
-        return at[0];                                                                    \
+#define FIRST(W)                                                                    \
+    if (n >= (W)) {                                                                 \
+        const X *last = x + n - (W);                                                \
+        int at[W];                                                                  \
+        for (int j = 0; j < (W); j++) {                                             \
+            const int there = IS_IT(last[j]) ? n - (W) + j : n, here = IS_IT(x[j]); \
+            at[j] = here ? j : there;                                               \
+        }                                                                           \
+        _Pragma("GCC unroll 8") for (int w = (W) / 2; w > 0; w /= 2)                \
+        {                                                                           \
+            for (int j = 0; j < w; j++)                                             \
+                at[j] = at[j] < at[j + w] ? at[j] : at[j + w];                      \
+        }                                                                           \
+        return at[0];                                                               \
     }
 
 /* Where `best`, or a nan, is among 1 to 64 elements. */
@@ -59,8 +59,8 @@ static int64_t POSITION(row)(const X *x, int64_t n)
 }
 
 /* Of rows of `width` elements, `stride` apart; the first of them has the number `first`. */
-static void POSITION(columns)(int64_t *restrict to, const X *x, int64_t rows, int64_t stride,
-                              int64_t width, int64_t first, char *scratch)
+static void POSITION(columns)(int64_t *restrict to, const X *x, int64_t rows, int64_t stride, int64_t width,
+                              int64_t first, char *scratch)
 {
     X *restrict best = (X *)scratch;
     int32_t *restrict at = (int32_t *)(scratch + REDUCTION_WIDEST * sizeof(X));
@@ -78,10 +78,9 @@ static void POSITION(columns)(int64_t *restrict to, const X *x, int64_t rows, in
         to[j] = first + at[j];
 }
 
-static int POSITION(run)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
-                         char *scratch)
+static int POSITION(run)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     const X *x = (const X *)p[1];
     int64_t *out = (int64_t *)p[0];
     if (n[CONTIGUOUS] && n[INNER] == 1) {
@@ -95,8 +94,7 @@ static int POSITION(run)(const KernelCall *call, char *const *p, int64_t begin, 
         if (n[INNER] == 1)
             *to = part.first + POSITION(row)(x + part.from, part.length);
         else
-            POSITION(columns)(to, x + part.from, part.length, n[INNER], part.width, part.first,
-                              scratch);
+            POSITION(columns)(to, x + part.from, part.length, n[INNER], part.width, part.first, scratch);
     }
     return 0;
 }
@@ -104,7 +102,7 @@ static int POSITION(run)(const KernelCall *call, char *const *p, int64_t begin, 
 static int POSITION(finish)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                             char *scratch)
 {
-    const int64_t *n = call->n, inner = n[INNER];
+    const int64_t *n = call->ints, inner = n[INNER];
     (void)begin, (void)end, (void)scratch;
     for (int64_t output = 0; n[PARTS] > 1 && output < n[OUTPUTS]; output++)
         for (int64_t j = 0; j < inner; j++) {

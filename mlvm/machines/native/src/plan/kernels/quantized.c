@@ -34,7 +34,12 @@ typedef uint32_t U __attribute__((vector_size(64 / PARTS)));
 typedef V LooseV __attribute__((aligned(4), may_alias));
 typedef W LooseW __attribute__((aligned(1), may_alias));
 #define EACH_PART for (int part = 0; part < PARTS; part++)
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_FOR(...) _Pragma("GCC unroll 16") for (__VA_ARGS__)
+#if defined(__AVX512F__) || defined(__FMA__)
+#define EACH_OF_WORD(j, count) UNROLL_FOR (int j = 0; j < (count); j++)
+#else /* a tile does not fit in registers, and the compiler would take long */
+#define EACH_OF_WORD(j, count) _Pragma("GCC unroll 1") for (int j = 0; j < (count); j++)
+#endif
 
 static inline V fma_v(V x, V y, V z)
 {
@@ -100,10 +105,10 @@ typedef struct {
 } Row;
 
 typedef struct {
-    int64_t bytes, groups;  /* of a row */
-    int64_t words;          /* of a group, at most all */
+    int64_t bytes, groups; /* of a row */
+    int64_t words;         /* of a group, at most all */
     int64_t chunks;
-    int pairs;              /* whether there are offsets */
+    int pairs; /* whether there are offsets */
 } Weights;
 
 static inline void load_words(W *to, const char *from, int64_t left)
@@ -165,14 +170,13 @@ static inline float total(const V *sums)
 }
 
 /* `rows` rows of weights by `many` rows of x. */
-SPECIALIZED void
-tile(float *out, int64_t out_row, const float *x, int64_t x_row, const Row *row, const Weights *w,
-     int rows, int many, Element of)
+SPECIALIZED void tile(float *out, int64_t out_row, const float *x, int64_t x_row, const Row *row,
+                      const Weights *w, int rows, int many, Element of)
 {
     V sums[4][4][PARTS];
     int per_word = 32 / of.bits;
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int i = 0; i < many; i++)
+    UNROLL_FOR (int r = 0; r < rows; r++)
+        UNROLL_FOR (int i = 0; i < many; i++)
             EACH_PART sums[r][i][part] = (V){0};
 #if defined(__AVX512F__)
     __m512 table = table_of(of);
@@ -181,19 +185,17 @@ tile(float *out, int64_t out_row, const float *x, int64_t x_row, const Row *row,
         W words[4][PARTS];
         V some[4][4][PARTS];
         int64_t byte = chunk * 4 * WORDS, group = chunk * WORDS / w->words;
-        UNROLL for (int r = 0; r < rows; r++)
-        {
+        UNROLL_FOR (int r = 0; r < rows; r++) {
             load_words(words[r], row[r].weights + byte, w->bytes - byte);
             /* Rows are short for a processor that guesses what comes next: those of the tile after the next. */
             __builtin_prefetch(row[r].weights + byte + 8 * w->bytes);
             __builtin_prefetch(row[r].scale + group * (1 + w->pairs) + 8 * w->groups * (1 + w->pairs));
-            UNROLL for (int i = 0; i < many; i++)
+            UNROLL_FOR (int i = 0; i < many; i++)
                 EACH_PART some[r][i][part] = (V){0};
         }
         const float *at = x + chunk * WORDS * (per_word + 1);
-        UNROLL for (int j = 0; j < per_word; j++)
-        {
-            UNROLL for (int r = 0; r < rows; r++)
+        EACH_OF_WORD (j, per_word) {
+            UNROLL_FOR (int r = 0; r < rows; r++)
                 EACH_PART
                 {
                     V weight;
@@ -204,24 +206,22 @@ tile(float *out, int64_t out_row, const float *x, int64_t x_row, const Row *row,
                     else
 #endif
                         weight = element(words[r][part], of, j);
-                    UNROLL for (int i = 0; i < many; i++)
-                    {
+                    UNROLL_FOR (int i = 0; i < many; i++) {
                         V number = *(const LooseV *)(at + i * x_row + j * WORDS + part * LANES);
                         some[r][i][part] = fma_v(weight, number, some[r][i][part]);
                     }
                 }
         }
-        UNROLL for (int r = 0; r < rows; r++)
-        {
+        UNROLL_FOR (int r = 0; r < rows; r++) {
             V scale[PARTS];
             const float *from = row[r].scale + group * (1 + w->pairs);
             load_scales(scale, from, w, w->groups - group, 0);
-            UNROLL for (int i = 0; i < many; i++)
+            UNROLL_FOR (int i = 0; i < many; i++)
                 EACH_PART sums[r][i][part] = fma_v(some[r][i][part], scale[part], sums[r][i][part]);
             if (!w->pairs)
                 continue;
             load_scales(scale, from, w, w->groups - group, 1);
-            UNROLL for (int i = 0; i < many; i++)
+            UNROLL_FOR (int i = 0; i < many; i++)
                 EACH_PART
                 {
                     V number = *(const LooseV *)(at + i * x_row + per_word * WORDS + part * LANES);
@@ -229,8 +229,8 @@ tile(float *out, int64_t out_row, const float *x, int64_t x_row, const Row *row,
                 }
         }
     }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int i = 0; i < many; i++)
+    UNROLL_FOR (int r = 0; r < rows; r++)
+        UNROLL_FOR (int i = 0; i < many; i++)
             out[i * out_row + r] = total(sums[r][i]);
 }
 
@@ -245,7 +245,7 @@ enum { ACROSS = 2, TILE_ROWS = 6 };
 enum { ACROSS = 1, TILE_ROWS = 3 };
 #endif
 enum { COLUMNS = ACROSS * WORDS };
-#define EACH_ACROSS UNROLL for (int across = 0; across < ACROSS * PARTS; across++)
+#define EACH_ACROSS UNROLL_FOR (int across = 0; across < ACROSS * PARTS; across++)
 
 /* A row of x as panels meet it: for each place the elements that meet its words, each time with their sum. */
 static void lay_out_by_place(float *to, const float *x, int64_t k, int per_word, int64_t chunks)
@@ -271,7 +271,8 @@ static void lay_out_words(int32_t *to, const char *weights, int64_t rows, const 
             int64_t byte = chunk * 4 * WORDS;
             load_words(words, weights + (r < rows ? r : rows - 1) * w->bytes + byte, w->bytes - byte);
             const int32_t *each = (const int32_t *)words;
-            for (int place = 0; place < WORDS; place++) to[place * COLUMNS + r] = each[place];
+            for (int place = 0; place < WORDS; place++)
+                to[place * COLUMNS + r] = each[place];
         }
 }
 
@@ -289,7 +290,7 @@ static void lay_out_scales(float *to, const float *scale, int64_t rows, const We
 SPECIALIZED void unfold(float *to, const int32_t *words, int64_t chunks, Element of)
 {
     for (int64_t chunk = 0; chunk < chunks; chunk++, words += WORDS * COLUMNS)
-        UNROLL for (int j = 0; j < 32 / of.bits; j++, to += COLUMNS)
+        UNROLL_FOR (int j = 0; j < 32 / of.bits; j++, to += COLUMNS)
             EACH_ACROSS
             {
                 W some = *(const LooseW *)(words + across * LANES);
@@ -298,12 +299,12 @@ SPECIALIZED void unfold(float *to, const int32_t *words, int64_t chunks, Element
 }
 
 /* One of the sixteen sums, of `rows` rows of x by a panel. */
-SPECIALIZED void
-panel_tile(float *out, const float *const *x, const float *weights, const float *scale, int64_t group,
-           const Weights *w, int rows, int per_word)
+SPECIALIZED void panel_tile(float *out, const float *const *x, const float *weights, const float *scale,
+                            int64_t group, const Weights *w, int rows, int per_word)
 {
     V sums[TILE_ROWS][ACROSS * PARTS];
-    UNROLL for (int i = 0; i < rows; i++) EACH_ACROSS sums[i][across] = (V){0};
+    UNROLL_FOR (int i = 0; i < rows; i++)
+        EACH_ACROSS sums[i][across] = (V){0};
     int64_t together = w->words < WORDS ? 1 : w->words / WORDS;
     int64_t step = w->words < WORDS ? WORDS / w->words : 1;
     for (int64_t chunk = 0; chunk < w->chunks; group += step) {
@@ -311,13 +312,12 @@ panel_tile(float *out, const float *const *x, const float *weights, const float 
         for (int64_t end = least(w->chunks, chunk + together); chunk < end; chunk++) {
             V some[TILE_ROWS][ACROSS * PARTS];
             int64_t at = chunk * (per_word + 1);
-            UNROLL for (int i = 0; i < rows; i++) EACH_ACROSS some[i][across] = (V){0};
-            UNROLL for (int j = 0; j < per_word; j++, weights += COLUMNS)
-            {
+            UNROLL_FOR (int i = 0; i < rows; i++)
+                EACH_ACROSS some[i][across] = (V){0};
+            UNROLL_FOR (int j = 0; j < per_word; j++, weights += COLUMNS) {
                 V weight[ACROSS * PARTS];
                 EACH_ACROSS weight[across] = *(const LooseV *)(weights + across * LANES);
-                UNROLL for (int i = 0; i < rows; i++)
-                {
+                UNROLL_FOR (int i = 0; i < rows; i++) {
                     V number = x[i][at + j] - (V){0};
                     EACH_ACROSS some[i][across] = fma_v(weight[across], number, some[i][across]);
                 }
@@ -325,7 +325,7 @@ panel_tile(float *out, const float *const *x, const float *weights, const float 
             EACH_ACROSS
             {
                 V scales = *(const LooseV *)(by + across * LANES);
-                UNROLL for (int i = 0; i < rows; i++)
+                UNROLL_FOR (int i = 0; i < rows; i++)
                     sums[i][across] = fma_v(some[i][across], scales, sums[i][across]);
             }
             if (!w->pairs)
@@ -333,12 +333,12 @@ panel_tile(float *out, const float *const *x, const float *weights, const float 
             EACH_ACROSS
             {
                 V offsets = *(const LooseV *)(by + COLUMNS + across * LANES);
-                UNROLL for (int i = 0; i < rows; i++)
+                UNROLL_FOR (int i = 0; i < rows; i++)
                     sums[i][across] = fma_v(x[i][at + per_word] - (V){0}, offsets, sums[i][across]);
             }
         }
     }
-    UNROLL for (int i = 0; i < rows; i++)
+    UNROLL_FOR (int i = 0; i < rows; i++)
         EACH_ACROSS *(LooseV *)(out + i * COLUMNS + across * LANES) = sums[i][across];
 }
 
@@ -349,19 +349,21 @@ static void total_columns(float *out, const float *sums, int64_t apart, int64_t 
     EACH_ACROSS
     {
         V s[WORDS];
-        UNROLL for (int i = 0; i < WORDS; i++) s[i] = *(const LooseV *)(sums + i * apart + across * LANES);
-        UNROLL for (int i = 0; i < 8; i++) s[i] += s[i + 8];
-        UNROLL for (int i = 0; i < 4; i++) s[i] += s[i + 4];
+        UNROLL_FOR (int i = 0; i < WORDS; i++)
+            s[i] = *(const LooseV *)(sums + i * apart + across * LANES);
+        UNROLL_FOR (int i = 0; i < 8; i++)
+            s[i] += s[i + 8];
+        UNROLL_FOR (int i = 0; i < 4; i++)
+            s[i] += s[i + 4];
         *(LooseV *)(found + across * LANES) = (s[0] + s[2]) + (s[1] + s[3]);
     }
     memcpy(out, found, (size_t)columns * sizeof(float));
 }
 
-SPECIALIZED void
-many_rows(const KernelCall *call, char *const *p, int64_t first, int64_t last, float *scratch,
-          const Weights *w, Element of)
+SPECIALIZED void many_rows(const KernelCall *call, char *const *p, int64_t first, int64_t last,
+                           float *scratch, const Weights *w, Element of)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     const float *x = (const float *)p[1], *scale = (const float *)p[3];
     int per_word = 32 / of.bits, step = 1 + w->pairs;
     int64_t place_row = w->chunks * (per_word + 1), sums_apart = (n[AT_ONCE] + TILE_ROWS) * COLUMNS;
@@ -383,7 +385,8 @@ many_rows(const KernelCall *call, char *const *p, int64_t first, int64_t last, f
                 for (int64_t i = 0, rows; i < count; i += rows) {
                     const float *row[TILE_ROWS];
                     for (int64_t each = 0; each < TILE_ROWS; each++)
-                        row[each] = laid + least(i + each, count - 1) * WORDS * place_row + place * place_row;
+                        row[each] = laid + least(i + each, count - 1) * WORDS * place_row +
+                                    place * place_row;
                     float *to = sums + place * sums_apart + i * COLUMNS;
                     rows = count - i > 3 ? TILE_ROWS : 3;
                     if (rows == TILE_ROWS)
@@ -398,15 +401,17 @@ many_rows(const KernelCall *call, char *const *p, int64_t first, int64_t last, f
     }
 }
 
-SPECIALIZED int
-product(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch, Element of)
+SPECIALIZED int product(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch,
+                        Element of)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     const float *x = (const float *)p[1], *scale = (const float *)p[3];
     float *out = (float *)p[0], *laid = (float *)scratch;
     int per_word = 32 / of.bits, step = 1 + (int)n[PAIRS];
     int64_t per_chunk = WORDS * per_word;
-    Weights w = {.bytes = n[K] * of.bits / 8, .groups = n[GROUPS], .pairs = (int)n[PAIRS],
+    Weights w = {.bytes = n[K] * of.bits / 8,
+                 .groups = n[GROUPS],
+                 .pairs = (int)n[PAIRS],
                  .words = n[GROUPS] == 1 ? INT64_MAX / 2 : n[K] / n[GROUPS] / per_word,
                  .chunks = (n[K] + per_chunk - 1) / per_chunk};
     int64_t x_row = w.chunks * (per_chunk + WORDS);
@@ -435,17 +440,18 @@ product(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char
             }
             for (int64_t left = i; left < count; left++)
                 for (int64_t each = 0; each < rows; each++)
-                    tile(to + left * n[N] + each, n[N], laid + left * x_row, x_row, row + each, &w, 1, 1, of);
+                    tile(to + left * n[N] + each, n[N], laid + left * x_row, x_row, row + each, &w, 1, 1,
+                         of);
         }
     }
     return 0;
 }
 
-#define PRODUCT(dtype, bits, kind)                                                       \
+#define PRODUCT(dtype, bits, kind)                                                             \
     static int quantized_matmul_##dtype(const KernelCall *call, char *const *p, int64_t begin, \
-                                        int64_t end, char *scratch)                      \
-    {                                                                                    \
-        return product(call, p, begin, end, scratch, (Element){bits, kind});             \
+                                        int64_t end, char *scratch)                            \
+    {                                                                                          \
+        return product(call, p, begin, end, scratch, (Element){bits, kind});                   \
     }
 PRODUCT(i8, 8, 1)
 PRODUCT(u8, 8, 0)
@@ -455,6 +461,8 @@ PRODUCT(i2, 2, 1)
 PRODUCT(u2, 2, 0)
 
 #define ENTRY(name) KERNEL(name, name, NULL)
+/* clang-format off */
 KERNEL_TABLE(quantized, ENTRY(quantized_matmul_i8) ENTRY(quantized_matmul_u8) ENTRY(quantized_matmul_i4)
                             ENTRY(quantized_matmul_u4) ENTRY(quantized_matmul_i2)
                                 ENTRY(quantized_matmul_u2))
+/* clang-format on */

@@ -75,19 +75,18 @@ static inline double unit_f64(uint64_t word)
 
 /* A kernel that calls `use(words, at, count)` for each unit: its words, and the first and the
  * number of its elements, of which each word has `per_word`. */
-#define DRAWS(name, key, per_word, use)                                                  \
-    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
-                    char *scratch)                                                       \
-    {                                                                                    \
-        (void)scratch;                                                                   \
-        for (int64_t unit = begin; unit < end; unit++) {                                 \
-            uint64_t words[DRAW_UNIT];                                                   \
-            int64_t at = unit * DRAW_UNIT * per_word;                                    \
-            int64_t count = least(DRAW_UNIT * per_word, call->n[COUNT] - at);            \
-            draw(words, unit * DRAW_UNIT, (count + per_word - 1) / per_word, p[key], 0, 0); \
-            use(call, p, words, at, count);                                              \
-        }                                                                                \
-        return 0;                                                                        \
+#define DRAWS(name, key, per_word, use)                                                                \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
+    {                                                                                                  \
+        (void)scratch;                                                                                 \
+        for (int64_t unit = begin; unit < end; unit++) {                                               \
+            uint64_t words[DRAW_UNIT];                                                                 \
+            int64_t at = unit * DRAW_UNIT * per_word;                                                  \
+            int64_t count = least(DRAW_UNIT * per_word, call->ints[COUNT] - at);                       \
+            draw(words, unit *DRAW_UNIT, (count + per_word - 1) / per_word, p[key], 0, 0);             \
+            use(call, p, words, at, count);                                                            \
+        }                                                                                              \
+        return 0;                                                                                      \
     }
 
 /* --- uniform --- */
@@ -114,50 +113,49 @@ DRAWS(uniform_f64, 1, 1, use_uniform_f64)
 
 /* --- dropout; a: the rate, and what the others are multiplied by --- */
 
-#define DROPOUT(T, name)                                                                 \
-    static void use_##name(const KernelCall *call, char *const *p, const uint64_t *words, \
-                           int64_t at, int64_t count)                                    \
-    {                                                                                    \
-        const T *x = (const T *)p[1] + at, scale = (T)call->a[1];                        \
-        const float rate = (float)call->a[0];                                            \
-        T *out = (T *)p[0] + at;                                                         \
-        for (int64_t i = 0; i < count; i++) {                                            \
-            T kept = x[i] * scale;                                                       \
-            out[i] = unit_f32(halves(words)[i]) < rate ? 0 : kept;                       \
-        }                                                                                \
-    }                                                                                    \
+#define DROPOUT(T, name)                                                                              \
+    static void use_##name(const KernelCall *call, char *const *p, const uint64_t *words, int64_t at, \
+                           int64_t count)                                                             \
+    {                                                                                                 \
+        const T *x = (const T *)p[1] + at, scale = (T)call->floats[1];                                \
+        const float rate = (float)call->floats[0];                                                    \
+        T *out = (T *)p[0] + at;                                                                      \
+        for (int64_t i = 0; i < count; i++) {                                                         \
+            T kept = x[i] * scale;                                                                    \
+            out[i] = unit_f32(halves(words)[i]) < rate ? 0 : kept;                                    \
+        }                                                                                             \
+    }                                                                                                 \
     DRAWS(name, 2, 2, use_##name)
 DROPOUT(float, dropout_f32)
 DROPOUT(double, dropout_f64)
 
 /* --- bernoulli --- */
 
-#define BERNOULLI(T, name)                                                               \
-    static void use_##name(const KernelCall *call, char *const *p, const uint64_t *words, \
-                           int64_t at, int64_t count)                                    \
-    {                                                                                    \
-        const T *chances = (const T *)p[2];                                              \
-        uint8_t *out = (uint8_t *)p[0] + at;                                             \
-        if (call->n[CHANCES] == 1) {                                                     \
-            const double chance = (double)chances[0];                                    \
-            for (int64_t i = 0; i < count; i++)                                          \
-                out[i] = unit_f64(words[i]) < chance;                                    \
-            return;                                                                      \
-        }                                                                                \
-        for (int64_t i = 0, j = at % call->n[CHANCES]; i < count; i++) {                 \
-            out[i] = unit_f64(words[i]) < (double)chances[j];                            \
-            j = j + 1 < call->n[CHANCES] ? j + 1 : 0;                                    \
-        }                                                                                \
-    }                                                                                    \
-    DRAWS(draw_##name, 1, 1, use_##name)                                                 \
-    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
-                    char *scratch)                                                       \
-    {                                                                                    \
-        const T *chances = (const T *)p[2];                                              \
-        int refused = 0;                                                                 \
-        for (int64_t i = 0; i < call->n[CHANCES]; i++)                                   \
-            refused |= !(chances[i] >= 0 && chances[i] <= 1);                            \
-        return refused || draw_##name(call, p, begin, end, scratch);                     \
+#define BERNOULLI(T, name)                                                                             \
+    static void use_##name(const KernelCall *call, char *const *p, const uint64_t *words, int64_t at,  \
+                           int64_t count)                                                              \
+    {                                                                                                  \
+        const T *chances = (const T *)p[2];                                                            \
+        uint8_t *out = (uint8_t *)p[0] + at;                                                           \
+        if (call->ints[CHANCES] == 1) {                                                                \
+            const double chance = (double)chances[0];                                                  \
+            for (int64_t i = 0; i < count; i++)                                                        \
+                out[i] = unit_f64(words[i]) < chance;                                                  \
+            return;                                                                                    \
+        }                                                                                              \
+        for (int64_t i = 0, j = at % call->ints[CHANCES]; i < count; i++) {                            \
+            out[i] = unit_f64(words[i]) < (double)chances[j];                                          \
+            j = j + 1 < call->ints[CHANCES] ? j + 1 : 0;                                               \
+        }                                                                                              \
+    }                                                                                                  \
+    DRAWS(draw_##name, 1, 1, use_##name)                                                               \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
+    {                                                                                                  \
+        const T *chances = (const T *)p[2];                                                            \
+        int refused = 0;                                                                               \
+        for (int64_t i = 0; i < call->ints[CHANCES]; i++)                                              \
+            refused |= !(chances[i] >= 0 && chances[i] <= 1);                                          \
+        return refused || draw_##name(call, p, begin, end, scratch);                                   \
     }
 BERNOULLI(float, bernoulli_f32)
 BERNOULLI(double, bernoulli_f64)
@@ -167,7 +165,7 @@ BERNOULLI(double, bernoulli_f64)
 static int raw(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     uint64_t data = n[KIND] ? (uint64_t)integer_at(p[2], n[KIND], 0) : 0;
     for (int64_t unit = begin; unit < end; unit++) {
         uint64_t words[DRAW_UNIT];
@@ -233,18 +231,17 @@ SPECIALIZED uint64_t bounded(Stream *stream, uint64_t most, const int64_t size)
     return size == 8 ? high_product(word, span) : word * span >> size % 8 * 8;
 }
 
-#define RANDINT(T, name, WORDS)                                                          \
-    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
-                    char *scratch)                                                       \
-    {                                                                                    \
-        (void)begin, (void)end, (void)scratch;                                           \
-        const int64_t count = call->n[COUNT], size = call->n[WORD];                      \
-        const uint64_t low = (uint64_t)call->n[LOW], most = (uint64_t)call->n[MOST];     \
-        Stream stream = stream_of(p[1], count * size / 8);                               \
-        T *out = (T *)p[0];                                                              \
-        for (int64_t i = 0; i < count; i++)                                              \
-            out[i] = (T)(low + (WORDS));                                                 \
-        return 0;                                                                        \
+#define RANDINT(T, name, WORDS)                                                                        \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
+    {                                                                                                  \
+        (void)begin, (void)end, (void)scratch;                                                         \
+        const int64_t count = call->ints[COUNT], size = call->ints[WORD];                              \
+        const uint64_t low = (uint64_t)call->ints[LOW], most = (uint64_t)call->ints[MOST];             \
+        Stream stream = stream_of(p[1], count * size / 8);                                             \
+        T *out = (T *)p[0];                                                                            \
+        for (int64_t i = 0; i < count; i++)                                                            \
+            out[i] = (T)(low + (WORDS));                                                               \
+        return 0;                                                                                      \
     }
 RANDINT(uint8_t, randint_u8, bounded(&stream, most, 1))
 RANDINT(uint16_t, randint_u16, bounded(&stream, most, 2))
@@ -254,7 +251,7 @@ RANDINT(uint64_t, randint_u64, size == 4 ? bounded(&stream, most, 4) : bounded(&
 static int permutation(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)begin, (void)end, (void)scratch;
-    const int64_t count = call->n[COUNT];
+    const int64_t count = call->ints[COUNT];
     int64_t *out = (int64_t *)p[0];
     Stream stream = stream_of(p[1], count * 3 / 4);
     for (int64_t i = 0; i < count; i++)
@@ -279,93 +276,92 @@ static int permutation(const KernelCall *call, char *const *p, int64_t begin, in
 
 /* log(1 + x) for -1 < x <= 0 as fdlibm has it, and glibc: numpy's tail is made of it. That of the system
  * might round in another way. The mantissa's first BITS count; those that SHIFT drops do not. */
-#define LOG1P(name, T, Bits, SHIFT, BITS, BIAS, ROOT, NEAR, HIGH, LOW, SERIES, ...)      \
-    static T name(T x)                                                                   \
-    {                                                                                    \
-        const T high = HIGH, low = LOW;                                                  \
-        T f = x, c = 0, k = 0;                                                           \
-        Bits mantissa = 1;                                                               \
-        if (x > (T)-0x1p-29)                                                             \
-            return x > (T)-0x1p-54 ? x : x - x * x * (T)0.5;                             \
-        if (x <= -(NEAR)) {                                                              \
-            T u = 1 + x;                                                                 \
-            Bits bits;                                                                   \
-            c = (x - (u - 1)) / u;                                                       \
-            memcpy(&bits, &u, sizeof u);                                                 \
-            int exponent = (int)(bits >> (SHIFT + BITS)) - (BIAS);                       \
-            const Bits one = (Bits)1 << BITS, first = bits >> SHIFT & (one - 1);         \
-            bits &= ((Bits)1 << (SHIFT + BITS)) - 1;                                     \
-            mantissa = first;                                                            \
-            if (first >= ROOT) {                                                         \
-                exponent++;                                                              \
-                mantissa = (one - first) >> 2;                                           \
-            }                                                                            \
-            bits |= (Bits)((BIAS) - (first >= ROOT)) << (SHIFT + BITS);                  \
-            memcpy(&u, &bits, sizeof u);                                                 \
-            f = u - 1;                                                                   \
-            k = (T)exponent;                                                             \
-        }                                                                                \
-        const T square = (T)0.5 * f * f;                                                 \
-        if (!mantissa) {                                                                 \
-            if (f == 0)                                                                  \
-                return k == 0 ? 0 : k * high + (c + k * low);                            \
-            const T r = square * (1 - (T)0.66666666666666666 * f);                       \
-            return k == 0 ? f - r : k * high - ((r - (k * low + c)) - f);                \
-        }                                                                                \
-        static const T by[] = {__VA_ARGS__};                                             \
-        const T s = f / (2 + f), z = s * s, r = SERIES;                                  \
-        if (k == 0)                                                                      \
-            return f - (square - s * (square + r));                                      \
-        return k * high - ((square - (s * (square + r) + (k * low + c))) - f);           \
+#define LOG1P(name, T, Bits, SHIFT, BITS, BIAS, ROOT, NEAR, HIGH, LOW, SERIES, ...) \
+    static T name(T x)                                                              \
+    {                                                                               \
+        const T high = HIGH, low = LOW;                                             \
+        T f = x, c = 0, k = 0;                                                      \
+        Bits mantissa = 1;                                                          \
+        if (x > (T)-0x1p-29)                                                        \
+            return x > (T)-0x1p-54 ? x : x - x * x * (T)0.5;                        \
+        if (x <= -(NEAR)) {                                                         \
+            T u = 1 + x;                                                            \
+            Bits bits;                                                              \
+            c = (x - (u - 1)) / u;                                                  \
+            memcpy(&bits, &u, sizeof u);                                            \
+            int exponent = (int)(bits >> (SHIFT + BITS)) - (BIAS);                  \
+            const Bits one = (Bits)1 << BITS, first = bits >> SHIFT & (one - 1);    \
+            bits &= ((Bits)1 << (SHIFT + BITS)) - 1;                                \
+            mantissa = first;                                                       \
+            if (first >= ROOT) {                                                    \
+                exponent++;                                                         \
+                mantissa = (one - first) >> 2;                                      \
+            }                                                                       \
+            bits |= (Bits)((BIAS) - (first >= ROOT)) << (SHIFT + BITS);             \
+            memcpy(&u, &bits, sizeof u);                                            \
+            f = u - 1;                                                              \
+            k = (T)exponent;                                                        \
+        }                                                                           \
+        const T square = (T)0.5 * f * f;                                            \
+        if (!mantissa) {                                                            \
+            if (f == 0)                                                             \
+                return k == 0 ? 0 : k * high + (c + k * low);                       \
+            const T r = square * (1 - (T)0.66666666666666666 * f);                  \
+            return k == 0 ? f - r : k * high - ((r - (k * low + c)) - f);           \
+        }                                                                           \
+        static const T by[] = {__VA_ARGS__};                                        \
+        const T s = f / (2 + f), z = s * s, r = SERIES;                             \
+        if (k == 0)                                                                 \
+            return f - (square - s * (square + r));                                 \
+        return k * high - ((square - (s * (square + r) + (k * low + c))) - f);      \
     }
-#define HORNER                                                                           \
-    z * (by[0] + z * (by[1] + z * (by[2] + z * (by[3] + z * (by[4] + z * (by[5] + z * by[6]))))))
-#define PAIRS(z2, z4)                                                                    \
-    z * by[0] + z2 * (by[1] + z * by[2]) + z4 * (by[3] + z * by[4]) + z4 * z2 * (by[5] + z * by[6])
+#define HORNER z *(by[0] + z * (by[1] + z * (by[2] + z * (by[3] + z * (by[4] + z * (by[5] + z * by[6]))))))
+#define PAIRS(z2, z4) \
+    z *by[0] + z2 *(by[1] + z * by[2]) + z4 *(by[3] + z * by[4]) + z4 *z2 *(by[5] + z * by[6])
 LOG1P(log1p_f32, float, uint32_t, 0, 23, 127, 0x3504f7, 0.29289323f, 6.9313812256e-01f, 9.0580006145e-06f,
       HORNER, 6.6666668653e-01f, 4.0000000596e-01f, 2.8571429849e-01f, 2.2222198546e-01f, 1.8183572590e-01f,
       1.5313838422e-01f, 1.4798198640e-01f)
 LOG1P(log1p_f64, double, uint64_t, 32, 20, 1023, 0x6a09e, 0x1.2bec4p-2, 6.93147180369123816490e-01,
       1.90821492927058770002e-10, PAIRS((z * z), (z * z * (z * z))), 6.666666666666735130e-01,
-      3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01, 1.818357216161805012e-01,
-      1.531383769920937332e-01, 1.479819860511658591e-01)
+      3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01,
+      1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01)
 
 /* a: the widths of the layers, and the density at their edges. A word has the layer in its first byte, then
  * a sign, then STEPS bits. */
-#define NORMAL(T, dtype, Word, STEPS, EDGE, BY_EDGE)                                     \
-    static T normal_value_##dtype(const KernelCall *call, Stream *stream)                \
-    {                                                                                    \
-        const double *widths = call->a, *density = widths + LAYERS;                      \
-        for (;;) {                                                                       \
-            Word word = (Word)take_word(stream, sizeof word), layer = word & 255;        \
-            const int64_t step = (int64_t)(word >> 9 & (((Word)1 << STEPS) - 1));        \
-            T x = (T)step * (T)widths[layer];                                            \
-            x = word & 256 ? -x : x;                                                     \
-            if (step < call->n[REST + layer])                                            \
-                return x;                                                                \
-            if (layer == 0)                                                              \
-                for (;;) {                                                               \
-                    T beyond = -BY_EDGE * log1p_##dtype(-NEXT(dtype));                   \
-                    T below = -log1p_##dtype(-NEXT(dtype));                              \
-                    if (below + below > beyond * beyond)                                 \
-                        return step >> 8 & 1 ? -(EDGE + beyond) : EDGE + beyond;         \
-                }                                                                        \
-            T at = (T)density[layer], above = (T)density[layer - 1];                     \
-            T height = (above - at) * NEXT(dtype) + at;                                  \
-            if (height < exp(-0.5 * (double)x * (double)x))                              \
-                return x;                                                                \
-        }                                                                                \
-    }                                                                                    \
-    static int normal_##dtype(const KernelCall *call, char *const *p, int64_t begin,     \
-                              int64_t end, char *scratch)                                \
-    {                                                                                    \
-        (void)begin, (void)end, (void)scratch;                                           \
-        const int64_t count = call->n[COUNT];                                            \
-        T *out = (T *)p[0];                                                              \
-        Stream stream = stream_of(p[1], count * (int64_t)sizeof *out / 8 + count / 64);  \
-        for (int64_t i = 0; i < count; i++)                                              \
-            out[i] = normal_value_##dtype(call, &stream);                                \
-        return 0;                                                                        \
+#define NORMAL(T, dtype, Word, STEPS, EDGE, BY_EDGE)                                              \
+    static T normal_value_##dtype(const KernelCall *call, Stream *stream)                         \
+    {                                                                                             \
+        const double *widths = call->floats, *density = widths + LAYERS;                          \
+        for (;;) {                                                                                \
+            Word word = (Word)take_word(stream, sizeof word), layer = word & 255;                 \
+            const int64_t step = (int64_t)(word >> 9 & (((Word)1 << STEPS) - 1));                 \
+            T x = (T)step * (T)widths[layer];                                                     \
+            x = word & 256 ? -x : x;                                                              \
+            if (step < call->ints[REST + layer])                                                  \
+                return x;                                                                         \
+            if (layer == 0)                                                                       \
+                for (;;) {                                                                        \
+                    T beyond = -BY_EDGE * log1p_##dtype(-NEXT(dtype));                            \
+                    T below = -log1p_##dtype(-NEXT(dtype));                                       \
+                    if (below + below > beyond * beyond)                                          \
+                        return step >> 8 & 1 ? -(EDGE + beyond) : EDGE + beyond;                  \
+                }                                                                                 \
+            T at = (T)density[layer], above = (T)density[layer - 1];                              \
+            T height = (above - at) * NEXT(dtype) + at;                                           \
+            if (height < exp(-0.5 * (double)x * (double)x))                                       \
+                return x;                                                                         \
+        }                                                                                         \
+    }                                                                                             \
+    static int normal_##dtype(const KernelCall *call, char *const *p, int64_t begin, int64_t end, \
+                              char *scratch)                                                      \
+    {                                                                                             \
+        (void)begin, (void)end, (void)scratch;                                                    \
+        const int64_t count = call->ints[COUNT];                                                  \
+        T *out = (T *)p[0];                                                                       \
+        Stream stream = stream_of(p[1], count * (int64_t)sizeof *out / 8 + count / 64);           \
+        for (int64_t i = 0; i < count; i++)                                                       \
+            out[i] = normal_value_##dtype(call, &stream);                                         \
+        return 0;                                                                                 \
     }
 #define NEXT(dtype) NEXT_##dtype(stream)
 #define NEXT_f32(stream) unit_f32((uint32_t)take_word(stream, 4))
@@ -374,7 +370,9 @@ NORMAL(float, f32, uint32_t, 23, 3.6541528853610088f, 0.27366123732975828f)
 NORMAL(double, f64, uint64_t, 52, 3.6541528853610088, 0.27366123732975828)
 
 #define ENTRY(name) KERNEL(name, name, NULL)
+/* clang-format off */
 KERNEL_TABLE(random, ENTRY(uniform_f32) ENTRY(uniform_f64) ENTRY(dropout_f32) ENTRY(dropout_f64)
                          ENTRY(bernoulli_f32) ENTRY(bernoulli_f64) KERNEL(random_words, raw, NULL)
                              ENTRY(randint_u8) ENTRY(randint_u16) ENTRY(randint_u32) ENTRY(randint_u64)
                                  ENTRY(permutation) ENTRY(normal_f32) ENTRY(normal_f64))
+/* clang-format on */

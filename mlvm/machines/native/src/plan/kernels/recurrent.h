@@ -11,8 +11,8 @@
 enum { STEPS = AXES + 1, LENGTHS, BACKWARD, PARTS, KEPT, CELL, HALF_STATES, HALF_KERNEL, MADE = KEPT };
 enum { TANH, RELU, LSTM, GRU };
 
-#define SIGMOID(x) _Generic((x), float: sigmoid_f32, double: sigmoid_f64)(x)
-#define TANH_(x) _Generic((x), float: tanh_f32, double: tanh_f64)(x)
+#define SIGMOID(x) _Generic((x), float : sigmoid_f32, double : sigmoid_f64)(x)
+#define TANH_(x) _Generic((x), float : tanh_f32, double : tanh_f64)(x)
 
 /* The shared bytes: how many shares the units are divided into, how many units are done, in all turns; for
  * each share, at its first unit, how many turns somebody has taken; then what the states are kept in. */
@@ -23,7 +23,8 @@ static inline char *kept_in(const KernelCall *call, char *const *p)
     return p[call->nparams] + 8 * (TAKEN + (call->units + 7) / 8 * 8);
 }
 
-typedef void Turn(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch, int64_t turn);
+typedef void Turn(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch,
+                  int64_t turn);
 
 /* Take turns of some units, of which none begins before the last is over for all. A thread takes its own
  * share, whose part of the kernel lies in its cache, and then those that others have not begun: who has no

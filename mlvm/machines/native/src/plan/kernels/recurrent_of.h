@@ -21,12 +21,13 @@ static void OF(recur)(const int64_t *of, const T *x, const char *y, int half, T 
     }
     if (of[M] == 1) {
         memset(sums + column, 0, (size_t)columns * sizeof(T));
-        for (int64_t j = 0; j < columns; j += OF(AT_ONCE))
-            OF(row_product)(of, x, (const T *)y + column + j, sums + column + j,
-                            least(columns - j, OF(AT_ONCE)));
+        for (int64_t j = 0; j < columns; j += OF(AT_ONCE)) {
+            const T *kernel = (const T *)y + column + j;
+            OF(row_product)(of, x, kernel, sums + column + j, least(columns - j, OF(AT_ONCE)));
+        }
         return;
     }
-    OF(Part) part = {.n = of, .x = x, .y = (const T *)y, .out = sums, .rows = of[M], .column = column};
+    Part part = {.n = of, .x = x, .y = (const T *)y, .out = sums, .rows = of[M], .column = column};
     part.columns = columns;
     part.strip = scratch;
     part.panels = part.strip + of[STRIP_LENGTH];
@@ -37,15 +38,13 @@ static void OF(recur)(const int64_t *of, const T *x, const char *y, int half, T 
  * without p. A gate's columns are `gate` behind those of the one before. */
 static void OF(step_tanh)(T *h, const T *p, const T *q, const T *b, int64_t count)
 {
-    INDEPENDENT
-    for (int64_t j = 0; j < count; j++)
+    INDEPENDENT_FOR (int64_t j = 0; j < count; j++)
         h[j] = TANH_(p[j] + b[j] + q[j]);
 }
 
 static void OF(step_relu)(T *h, const T *p, const T *q, const T *b, int64_t count)
 {
-    INDEPENDENT
-    for (int64_t j = 0; j < count; j++) {
+    INDEPENDENT_FOR (int64_t j = 0; j < count; j++) {
         T x = p[j] + b[j] + q[j];
         h[j] = x < 0 ? 0 : x;
     }
@@ -53,8 +52,7 @@ static void OF(step_relu)(T *h, const T *p, const T *q, const T *b, int64_t coun
 
 static void OF(step_lstm)(T *h, T *c, const T *p, T *q, const T *b, int64_t gate, int64_t count)
 {
-    INDEPENDENT
-    for (int64_t j = 0; j < count; j++) {
+    INDEPENDENT_FOR (int64_t j = 0; j < count; j++) {
         T i = SIGMOID(q[j] = p[j] + b[j] + q[j]);
         T f = SIGMOID(q[gate + j] = p[gate + j] + b[gate + j] + q[gate + j]);
         T g = TANH_(q[2 * gate + j] = p[2 * gate + j] + b[2 * gate + j] + q[2 * gate + j]);
@@ -66,8 +64,7 @@ static void OF(step_lstm)(T *h, T *c, const T *p, T *q, const T *b, int64_t gate
 
 static void OF(step_gru)(T *h, const T *p, T *q, const T *b, int64_t gate, int64_t count)
 {
-    INDEPENDENT
-    for (int64_t j = 0; j < count; j++) {
+    INDEPENDENT_FOR (int64_t j = 0; j < count; j++) {
         T r = SIGMOID(q[j] = p[j] + b[j] + q[j]);
         T z = SIGMOID(q[gate + j] = p[gate + j] + b[gate + j] + q[gate + j]);
         T n = TANH_(p[2 * gate + j] + r * (q[2 * gate + j] = q[2 * gate + j] + b[2 * gate + j]));
@@ -102,7 +99,7 @@ static void OF(give)(char *to, const T *from, int64_t at, int64_t count, int64_t
 static void OF(recurrence_turn)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                 char *scratch, int64_t number)
 {
-    const int64_t *n = call->n, *of = call->children[0]->n;
+    const int64_t *n = call->ints, *of = call->children[0]->ints;
     const int64_t rows = n[M], hidden = n[K], width = n[N], steps = n[STEPS], all = rows * hidden;
     const int64_t half = n[HALF_STATES], gates = width / hidden, parts = n[PARTS], turn = number - 1;
     const int64_t first = begin * n[UNIT], count = least(end * n[UNIT], hidden) - first;
@@ -127,9 +124,10 @@ static void OF(recurrence_turn)(const KernelCall *call, char *const *p, int64_t 
         for (int64_t g = 0; g < gates; g++)
             OF(get)(bias + g * hidden + first, p[4], g * hidden + first, count, half);
         const T *x = half ? wide + (turn & 1) * all : (const T *)p[0] + from * all;
-        for (int64_t g = 0; g < (count == hidden ? 1 : gates); g++)
-            OF(recur)(of, x, p[3], (int)n[HALF_KERNEL], sums, rest, g * hidden + first,
-                      count == hidden ? width : count);
+        for (int64_t g = 0; g < (count == hidden ? 1 : gates); g++) {
+            const int64_t columns = count == hidden ? width : count;
+            OF(recur)(of, x, p[3], (int)n[HALF_KERNEL], sums, rest, g * hidden + first, columns);
+        }
         for (int64_t i = 0; i < rows; i++) {
             if (t >= integer_at(p[5], n[LENGTHS], i)) {
                 for (int64_t g = 0; g < gates; g++)
@@ -138,9 +136,8 @@ static void OF(recurrence_turn)(const KernelCall *call, char *const *p, int64_t 
             }
             T *h = state + i * hidden + first, *q = sums + i * width + first, *b = bias + first;
             const T *in = row + first;
-            for (int64_t g = 0; g < gates; g++)
-                OF(get)(row + g * hidden + first, p[1],
-                        (t * rows + i) * width + g * hidden + first, count, half);
+            for (int64_t g = 0, at = (t * rows + i) * width + first; g < gates; g++, at += hidden)
+                OF(get)(row + g * hidden + first, p[1], at, count, half);
             switch (n[CELL]) {
             case TANH: OF(step_tanh)(h, in, q, b, count); break;
             case RELU: OF(step_relu)(h, in, q, b, count); break;
@@ -160,15 +157,15 @@ static void OF(recurrence_turn)(const KernelCall *call, char *const *p, int64_t 
     if (turn < 0 || t >= longest)
         memset(sums, 0, n[KEPT] ? (size_t)(rows * width) * sizeof(T) : 0);
     for (int64_t g = 0; g < n[KEPT]; g++)
-        for (int64_t i = 0; i < rows; i++)
-            OF(give)(p[0], sums + i * width + g * hidden + first,
-                     ((parts + g) * (steps + 1) + (turn < 0 ? steps : t)) * all + i * hidden + first,
-                     count, half);
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t at = ((parts + g) * (steps + 1) + (turn < 0 ? steps : t)) * all + i * hidden;
+            OF(give)(p[0], sums + i * width + g * hidden + first, at + first, count, half);
+        }
 }
 
 static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    take_turns(call, p, begin, end, scratch, call->n[STEPS] + 1, OF(recurrence_turn));
+    take_turns(call, p, begin, end, scratch, call->ints[STEPS] + 1, OF(recurrence_turn));
     return 0;
 }
 
@@ -177,8 +174,7 @@ static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin,
 static void OF(pull_lstm)(T *made, T *h, T *c, const T *sums, int64_t apart, const T *before,
                           const T *after, int64_t gate, int64_t count)
 {
-    INDEPENDENT
-    for (int64_t j = 0; j < count; j++) {
+    INDEPENDENT_FOR (int64_t j = 0; j < count; j++) {
         T i = SIGMOID(sums[j]), f = SIGMOID(sums[apart + j]), g = TANH_(sums[2 * apart + j]);
         T o = SIGMOID(sums[3 * apart + j]), y = TANH_(after[j]);
         T d = c[j] + h[j] * o * (1 - y * y);
@@ -194,8 +190,7 @@ static void OF(pull_lstm)(T *made, T *h, T *c, const T *sums, int64_t apart, con
 static void OF(pull_gru)(T *made, T *h, const T *sums, int64_t apart, const T *p, const T *before,
                          int64_t gate, int64_t count)
 {
-    INDEPENDENT
-    for (int64_t j = 0; j < count; j++) {
+    INDEPENDENT_FOR (int64_t j = 0; j < count; j++) {
         T r = SIGMOID(sums[j]), z = SIGMOID(sums[apart + j]), q = sums[2 * apart + j];
         T n = TANH_(p[j] + r * q), d = h[j] * (1 - z) * (1 - n * n);
         made[j] = d;
@@ -208,8 +203,7 @@ static void OF(pull_gru)(T *made, T *h, const T *sums, int64_t apart, const T *p
 
 static void OF(pull_one)(T *made, T *h, const T *after, int64_t count, int relu)
 {
-    INDEPENDENT
-    for (int64_t j = 0; j < count; j++) {
+    INDEPENDENT_FOR (int64_t j = 0; j < count; j++) {
         made[j] = relu ? (after[j] > 0 ? h[j] : 0) : h[j] * (1 - after[j] * after[j]);
         h[j] = 0;
     }
@@ -220,7 +214,7 @@ static void OF(pull_one)(T *made, T *h, const T *after, int64_t count, int relu)
 static void OF(recurrence_vjp_turn)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                     char *scratch, int64_t turn)
 {
-    const int64_t *n = call->n, *of = call->children[0]->n;
+    const int64_t *n = call->ints, *of = call->children[0]->ints;
     const int64_t rows = n[M], hidden = n[N], steps = n[STEPS], all = rows * hidden;
     const int64_t width = n[MADE] * hidden, parts = n[PARTS], apart = (steps + 1) * all;
     const int64_t first = begin * n[UNIT], count = least(end * n[UNIT], hidden) - first;
@@ -267,6 +261,6 @@ static void OF(recurrence_vjp_turn)(const KernelCall *call, char *const *p, int6
 static int OF(recurrence_vjp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                               char *scratch)
 {
-    take_turns(call, p, begin, end, scratch, call->n[STEPS] + 1, OF(recurrence_vjp_turn));
+    take_turns(call, p, begin, end, scratch, call->ints[STEPS] + 1, OF(recurrence_vjp_turn));
     return 0;
 }

@@ -26,46 +26,46 @@
 #define WIDE 64
 
 /* Half of the lanes with the other half, until one is left; W is a constant. */
-#define FOLD_LANES(s, W)                                                                 \
-    _Pragma("GCC unroll 8") for (int w = (W) / 2; w > 0; w /= 2)                         \
-    {                                                                                    \
-        for (int j = 0; j < w; j++)                                                      \
-            (s)[j] = COMBINE((s)[j], (s)[j + w]);                                        \
+#define FOLD_LANES(s, W)                                         \
+    _Pragma("GCC unroll 8") for (int w = (W) / 2; w > 0; w /= 2) \
+    {                                                            \
+        for (int j = 0; j < w; j++)                              \
+            (s)[j] = COMBINE((s)[j], (s)[j + w]);                \
     }
 
 /* A row of W to 2 W elements: its first W, and its last W but those that are among the first. */
-#define REDUCE_SHORT(W)                                                                  \
-    if ((W) <= LANES && n >= (W)) {                                                      \
-        enum { width = (W) <= LANES ? (W) : 1 };                                         \
-        const X *last = x + n - width;                                                   \
-        const int repeated = 2 * width - (int)n;                                         \
-        A s[width];                                                                      \
-        for (int j = 0; j < width; j++) {                                                \
-            const A l = LIFT(x[j], c), r = LIFT(last[j], c);                             \
-            s[j] = COMBINE(l, (j < repeated ? (A)IDENTITY : r));                         \
-        }                                                                                \
-        FOLD_LANES(s, width)                                                             \
-        return s[0];                                                                     \
+#define REDUCE_SHORT(W)                                          \
+    if ((W) <= LANES && n >= (W)) {                              \
+        enum { width = (W) <= LANES ? (W) : 1 };                 \
+        const X *last = x + n - width;                           \
+        const int repeated = 2 * width - (int)n;                 \
+        A s[width];                                              \
+        for (int j = 0; j < width; j++) {                        \
+            const A l = LIFT(x[j], c), r = LIFT(last[j], c);     \
+            s[j] = COMBINE(l, (j < repeated ? (A)IDENTITY : r)); \
+        }                                                        \
+        FOLD_LANES(s, width)                                     \
+        return s[0];                                             \
     }
 
 /* To the lanes s, a multiple of LANES elements. */
-#define REDUCE_WHOLE(s, x, n)                                                            \
-    for (int j = 0; j < LANES; j++)                                                      \
-        s[j] = IDENTITY;                                                                 \
-    for (int64_t k = 0; k < (n); k += LANES)                                             \
-        for (int j = 0; j < LANES; j++) {                                                \
-            const A r = LIFT((x)[k + j], c);                                             \
-            s[j] = COMBINE(s[j], r);                                                     \
+#define REDUCE_WHOLE(s, x, n)                \
+    for (int j = 0; j < LANES; j++)          \
+        s[j] = IDENTITY;                     \
+    for (int64_t k = 0; k < (n); k += LANES) \
+        for (int j = 0; j < LANES; j++) {    \
+            const A r = LIFT((x)[k + j], c); \
+            s[j] = COMBINE(s[j], r);         \
         }
 
 /* To the lanes s, the last n % LANES elements of n, read as part of the last LANES. */
-#define REDUCE_REST(s, x, n)                                                             \
-    if ((n) % LANES) {                                                                   \
-        const int repeated = (int)(LANES - (n) % LANES);                                 \
-        for (int j = 0; j < LANES; j++) {                                                \
-            const A r = LIFT((x)[(n)-LANES + j], c);                                     \
-            s[j] = COMBINE(s[j], (j < repeated ? (A)IDENTITY : r));                      \
-        }                                                                                \
+#define REDUCE_REST(s, x, n)                                        \
+    if ((n) % LANES) {                                              \
+        const int repeated = (int)(LANES - (n) % LANES);            \
+        for (int j = 0; j < LANES; j++) {                           \
+            const A r = LIFT((x)[(n)-LANES + j], c);                \
+            s[j] = COMBINE(s[j], (j < repeated ? (A)IDENTITY : r)); \
+        }                                                           \
     }
 #endif
 
@@ -185,8 +185,8 @@ OUT_OF_LINE A REDUCE(rows)(const X *x, int64_t rows, int64_t stride, int64_t n, 
 }
 
 /* Rows of n elements that are `stride` apart, element by element into `to`; at most ROWS. */
-OUT_OF_LINE void REDUCE(few_columns)(A *restrict to, const X *x, int64_t rows, int64_t stride,
-                                     int64_t n, const A *c)
+OUT_OF_LINE void REDUCE(few_columns)(A *restrict to, const X *x, int64_t rows, int64_t stride, int64_t n,
+                                     const A *c)
 {
     (void)c;
 #ifdef ROUNDED
@@ -194,9 +194,9 @@ OUT_OF_LINE void REDUCE(few_columns)(A *restrict to, const X *x, int64_t rows, i
         const X *x1 = x + stride, *x2 = x1 + stride, *x3 = x2 + stride, *x4 = x3 + stride,
                 *x5 = x4 + stride, *x6 = x5 + stride, *x7 = x6 + stride;
         for (int64_t j = 0; j < n; j++) {
-            A s0 = LIFT(x[j], c[j]), s1 = LIFT(x1[j], c[j]), s2 = LIFT(x2[j], c[j]),
-              s3 = LIFT(x3[j], c[j]), s4 = LIFT(x4[j], c[j]), s5 = LIFT(x5[j], c[j]),
-              s6 = LIFT(x6[j], c[j]), s7 = LIFT(x7[j], c[j]);
+            A s0 = LIFT(x[j], c[j]), s1 = LIFT(x1[j], c[j]), s2 = LIFT(x2[j], c[j]), s3 = LIFT(x3[j], c[j]),
+              s4 = LIFT(x4[j], c[j]), s5 = LIFT(x5[j], c[j]), s6 = LIFT(x6[j], c[j]),
+              s7 = LIFT(x7[j], c[j]);
             s0 = COMBINE(s0, s1), s2 = COMBINE(s2, s3), s4 = COMBINE(s4, s5);
             s6 = COMBINE(s6, s7), s0 = COMBINE(s0, s2), s4 = COMBINE(s4, s6);
             s0 = COMBINE(s0, s4), to[j] = COMBINE(to[j], s0);
@@ -212,8 +212,8 @@ OUT_OF_LINE void REDUCE(few_columns)(A *restrict to, const X *x, int64_t rows, i
 
 /* The same for any number of rows; `block` has room for n results. Many narrow rows are taken as
  * fewer wide ones, whose columns are combined in the end. */
-OUT_OF_LINE void REDUCE(columns)(A *restrict to, const X *x, int64_t rows, int64_t stride,
-                                 int64_t n, const A *c, A *restrict block)
+OUT_OF_LINE void REDUCE(columns)(A *restrict to, const X *x, int64_t rows, int64_t stride, int64_t n,
+                                 const A *c, A *restrict block)
 {
     if (n <= NARROW && n == stride && rows > ROWS) {
         const int64_t times = WIDE / n, width = times * n, wide_rows = rows / times;

@@ -6,7 +6,7 @@
 
 static int REDUCE(run)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t *n = call->n, length = n[LENGTH], inner = n[INNER];
+    const int64_t *n = call->ints, length = n[LENGTH], inner = n[INNER];
     A *out = (A *)p[0];
     const X *x = (const X *)p[1];
     if (n[CONTIGUOUS] && inner == 1) {
@@ -24,9 +24,8 @@ static int REDUCE(run)(const KernelCall *call, char *const *p, int64_t begin, in
         } else {
             for (int64_t j = 0; j < part.width; j++)
                 to[j] = IDENTITY;
-            for (int64_t r = 0; r < part.rows; r++)
-                REDUCE(columns)(to, from + r * n[STRIDE], part.length, inner, part.width, NULL,
-                                (A *)scratch);
+            for (int64_t r = 0; r < part.rows; r++, from += n[STRIDE])
+                REDUCE(columns)(to, from, part.length, inner, part.width, NULL, (A *)scratch);
         }
         if (n[PARTS] == 1)
             FINISH(to, part.width);
@@ -34,10 +33,9 @@ static int REDUCE(run)(const KernelCall *call, char *const *p, int64_t begin, in
     return 0;
 }
 
-static int REDUCE(finish)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
-                          char *scratch)
+static int REDUCE(finish)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t *n = call->n, inner = n[INNER];
+    const int64_t *n = call->ints, inner = n[INNER];
     (void)begin, (void)end, (void)scratch;
     if (n[PARTS] == 1)
         return 0;

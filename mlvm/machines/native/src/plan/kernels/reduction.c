@@ -30,8 +30,8 @@ static inline Part part_of(const int64_t *n, int64_t unit)
     const int64_t first = part % n[PARTS_OF_LENGTH] * n[PART_LENGTH];
     const int64_t outer = output / n[MIDDLE], middle = output % n[MIDDLE];
     return (Part){
-        .from = (outer * n[ROWS_OUTER] + row) * n[STRIDE] +
-                (middle * n[LENGTH] + first) * n[INNER] + column,
+        .from = (outer * n[ROWS_OUTER] + row) * n[STRIDE] + (middle * n[LENGTH] + first) * n[INNER] +
+                column,
         .to = index * n[INNER] + column,
         .rows = least(n[PART_ROWS], n[ROWS_OUTER] - row),
         .length = least(n[PART_LENGTH], n[LENGTH] - first),
@@ -167,7 +167,7 @@ static inline int64_t elements_of(const int64_t *n, int64_t unit)
 /* A unit is all that the child does with elements of x of its own. */
 static int each(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t *n = call->n;
+    const int64_t *n = call->ints;
     const KernelCall *child = call->children[0];
     for (int64_t u = begin; u < end; u++) {
         char *q[] = {p[0] + u * n[OUT_BYTES], p[1] + u * n[X_BYTES], scratch + n[SHARED_AT]};
@@ -178,6 +178,7 @@ static int each(const KernelCall *call, char *const *p, int64_t begin, int64_t e
 }
 
 #define ENTRY(op, type) KERNEL(op##_##type, run_##op##_##type, finish_##op##_##type)
+/* clang-format off */
 #define SUMS(type)                                                                       \
     ENTRY(sum, type) KERNEL(cumulative_sum_##type, run_cumulative_sum_##type, NULL)
 #define EXTREMES(type) ENTRY(max, type) ENTRY(min, type) ENTRY(argmax, type) ENTRY(argmin, type)
@@ -189,3 +190,4 @@ KERNEL_TABLE(reduction, FLOATS(f32) FLOATS(f64) SUMS(f32_f64) SUMS(bf16_f32) SUM
                             SUMS(u8_i32) ENTRY(prod, i32)
                             ENTRY(prod, i64) INTEGERS(i8, u8) INTEGERS(i16, u16)
                                 INTEGERS(i32, u32) INTEGERS(i64, u64) KERNEL(each, each, NULL))
+/* clang-format on */

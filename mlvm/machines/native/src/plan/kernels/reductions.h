@@ -36,9 +36,9 @@
 #endif
 #ifdef FLOAT
 /* a[0]: the divisor of a mean, 1 for a sum. */
-#define FINISH(out, n)                                                                   \
-    for (int64_t j = 0; call->a[0] != 1 && j < (n); j++)                                 \
-    (out)[j] /= (A)call->a[0]
+#define FINISH(out, n)                                        \
+    for (int64_t j = 0; call->floats[0] != 1 && j < (n); j++) \
+    (out)[j] /= (A)call->floats[0]
 #endif
 #include "reduce.h"
 #include "reduce_run.h"
@@ -62,7 +62,7 @@
 static int NAMED(run, cumulative_sum)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                       char *scratch)
 {
-    const int64_t *n = call->n, length = n[LENGTH], inner = n[INNER], width = n[WIDTH];
+    const int64_t *n = call->ints, length = n[LENGTH], inner = n[INNER], width = n[WIDTH];
     const int64_t blocks = (inner + width - 1) / width;
     (void)scratch;
     for (int64_t u = begin; u < end; u++) {
@@ -81,8 +81,7 @@ static int NAMED(run, cumulative_sum)(const KernelCall *call, char *const *p, in
             out[j] = LIFTED(x[j]);
         for (int64_t i = 1; i < length; i++) {
             x += inner, out += inner;
-            INDEPENDENT
-            for (int64_t j = 0; j < columns; j++)
+            INDEPENDENT_FOR (int64_t j = 0; j < columns; j++)
                 out[j] = out[j - inner] + LIFTED(x[j]);
         }
     }

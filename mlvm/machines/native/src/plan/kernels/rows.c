@@ -16,7 +16,7 @@ typedef struct {
 
 static inline Block block_of(const KernelCall *call, int64_t unit)
 {
-    const int64_t *n = call->n, outer = unit / n[BLOCKS], column = unit % n[BLOCKS] * n[WIDTH];
+    const int64_t *n = call->ints, outer = unit / n[BLOCKS], column = unit % n[BLOCKS] * n[WIDTH];
     return (Block){outer * n[LENGTH] * n[INNER] + column, outer * n[INNER] + column,
                    least(n[WIDTH], n[INNER] - column)};
 }
@@ -40,6 +40,7 @@ static inline double root_f64(double x)
 #include "rows_of.h"
 
 #define ENTRY(op, type) KERNEL(op##_##type, op##_##type, NULL)
+/* clang-format off */
 #define ENTRIES(type)                                                                    \
     ENTRY(softmax, type) ENTRY(log_softmax, type) ENTRY(logsumexp, type)                 \
     ENTRY(softmax_of_columns, type) ENTRY(log_softmax_of_columns, type)                  \
@@ -48,4 +49,5 @@ static inline double root_f64(double x)
     ENTRY(layer_norm, type) ENTRY(layer_norm_vjp, type)                                  \
     KERNEL(layer_norm_scale_vjp_##type, layer_norm_scale_vjp_##type,                     \
            finish_layer_norm_scale_vjp_##type)
+/* clang-format on */
 KERNEL_TABLE(rows, ENTRIES(f32) ENTRIES(f64))

@@ -104,7 +104,7 @@ static void FN(log_sums)(F *restrict logs, const F *x, int64_t rows, int64_t n, 
 /* A unit is a row. */
 static int FN(softmax)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t n = call->n[LENGTH];
+    const int64_t n = call->ints[LENGTH];
     F *peak = (F *)scratch;
     for (int64_t u = begin, rows; u < end; u += rows) {
         const F *x = (const F *)p[1] + u * n;
@@ -123,7 +123,7 @@ static int FN(softmax)(const KernelCall *call, char *const *p, int64_t begin, in
 static int FN(log_softmax)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                            char *scratch)
 {
-    const int64_t n = call->n[LENGTH];
+    const int64_t n = call->ints[LENGTH];
     F *peak = (F *)scratch, *logs = peak + ROWS_TOGETHER, *work = logs + ROWS_TOGETHER;
     for (int64_t u = begin, rows; u < end; u += rows) {
         const F *x = (const F *)p[1] + u * n;
@@ -137,10 +137,9 @@ static int FN(log_softmax)(const KernelCall *call, char *const *p, int64_t begin
     return 0;
 }
 
-static int FN(logsumexp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
-                         char *scratch)
+static int FN(logsumexp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t n = call->n[LENGTH];
+    const int64_t n = call->ints[LENGTH];
     F *peak = (F *)scratch, *logs = peak + ROWS_TOGETHER, *work = logs + ROWS_TOGETHER;
     for (int64_t u = begin, rows; u < end; u += rows) {
         const F *x = (const F *)p[1] + u * n;
@@ -160,7 +159,7 @@ static int FN(logsumexp)(const KernelCall *call, char *const *p, int64_t begin, 
 static int FN(softmax_cross_entropy)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                      char *scratch)
 {
-    const int64_t n = call->n[LENGTH];
+    const int64_t n = call->ints[LENGTH];
     F *peak = (F *)scratch, *logs = peak + ROWS_TOGETHER, *work = logs + ROWS_TOGETHER;
     for (int64_t u = begin, rows; u < end; u += rows) {
         const F *x = (const F *)p[1] + u * n;
@@ -168,7 +167,7 @@ static int FN(softmax_cross_entropy)(const KernelCall *call, char *const *p, int
         rows = FN(next_rows)(x, end - u, n, peak);
         FN(log_sums)(logs, x, rows, n, peak, work);
         for (int64_t r = 0; r < rows; r++) {
-            const int64_t label = integer_at(p[2], call->n[KIND], u + r);
+            const int64_t label = integer_at(p[2], call->ints[KIND], u + r);
             if (label < 0 || label >= n)
                 return 1;
             out[r] = logs[r] - (x[r * n + label] - peak[r]);
@@ -177,10 +176,10 @@ static int FN(softmax_cross_entropy)(const KernelCall *call, char *const *p, int
     return 0;
 }
 
-static int FN(softmax_cross_entropy_vjp)(const KernelCall *call, char *const *p, int64_t begin,
-                                         int64_t end, char *scratch)
+static int FN(softmax_cross_entropy_vjp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                                         char *scratch)
 {
-    const int64_t n = call->n[LENGTH];
+    const int64_t n = call->ints[LENGTH];
     const F *g = (const F *)p[1];
     F *peak = (F *)scratch;
     for (int64_t u = begin, rows; u < end; u += rows) {
@@ -189,7 +188,7 @@ static int FN(softmax_cross_entropy_vjp)(const KernelCall *call, char *const *p,
         rows = FN(next_rows)(x, end - u, n, peak);
         FN(exponentials)(y, x, rows, n, peak);
         for (int64_t r = 0; r < rows; r++, y += n) {
-            const int64_t label = integer_at(p[3], call->n[KIND], u + r);
+            const int64_t label = integer_at(p[3], call->ints[KIND], u + r);
             if (label < 0 || label >= n)
                 return 1;
             const F inverse = 1 / FN(row_sum)(y, n, 0), factor = g[u + r];
@@ -226,7 +225,7 @@ static void FN(column_exponentials)(F *restrict y, const F *restrict x, int64_t 
 static int FN(softmax_of_columns)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                   char *scratch)
 {
-    const int64_t n = call->n[LENGTH], inner = call->n[INNER];
+    const int64_t n = call->ints[LENGTH], inner = call->ints[INNER];
     F *sum = (F *)scratch + ROWS_TOGETHER;
     for (int64_t u = begin; u < end; u++) {
         const Block block = block_of(call, u);
@@ -248,7 +247,7 @@ static int FN(softmax_of_columns)(const KernelCall *call, char *const *p, int64_
 static int FN(log_softmax_of_columns)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                       char *scratch)
 {
-    const int64_t n = call->n[LENGTH], inner = call->n[INNER];
+    const int64_t n = call->ints[LENGTH], inner = call->ints[INNER];
     F *peak = (F *)scratch, *sum = peak + ROWS_TOGETHER;
     for (int64_t u = begin; u < end; u++) {
         const Block block = block_of(call, u);
@@ -270,7 +269,7 @@ static int FN(log_softmax_of_columns)(const KernelCall *call, char *const *p, in
 static int FN(logsumexp_of_columns)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                     char *scratch)
 {
-    const int64_t n = call->n[LENGTH], inner = call->n[INNER];
+    const int64_t n = call->ints[LENGTH], inner = call->ints[INNER];
     F *peak = (F *)scratch, *sum = peak + ROWS_TOGETHER, *work = sum + 2 * ROWS_TOGETHER;
     for (int64_t u = begin; u < end; u++) {
         const Block block = block_of(call, u);
@@ -281,9 +280,10 @@ static int FN(logsumexp_of_columns)(const KernelCall *call, char *const *p, int6
             peak[j] = isfinite(peak[j]) ? peak[j] : 0;
             sum[j] = 0;
         }
-        for (int64_t i = 0; i < n; i += ROWS_OF_WORK)
-            FN(column_exponentials)(work, x + i * inner, least(ROWS_OF_WORK, n - i), block.width,
-                                    inner, block.width, peak);
+        for (int64_t i = 0; i < n; i += ROWS_OF_WORK) {
+            const int64_t rows = least(ROWS_OF_WORK, n - i);
+            FN(column_exponentials)(work, x + i * inner, rows, block.width, inner, block.width, peak);
+        }
         for (int64_t j = 0; j < block.width; j++)
             out[j] = FN(log)(sum[j]) + peak[j];
     }
@@ -307,28 +307,27 @@ static inline FN(Statistics) FN(statistics)(const F *x, int64_t n, F eps)
 static int FN(layer_norm_normalize)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                     char *scratch)
 {
-    const int64_t n = call->n[LENGTH];
+    const int64_t n = call->ints[LENGTH];
     (void)scratch;
     for (int64_t u = begin; u < end; u++) {
         const F *x = (const F *)p[1] + u * n;
         F *restrict y = (F *)p[0] + u * n;
-        const FN(Statistics) s = FN(statistics)(x, n, (F)call->a[0]);
+        const FN(Statistics) s = FN(statistics)(x, n, (F)call->floats[0]);
         for (int64_t j = 0; j < n; j++)
             y[j] = (x[j] - s.mean) * s.inverse;
     }
     return 0;
 }
 
-static int FN(layer_norm)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
-                          char *scratch)
+static int FN(layer_norm)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t n = call->n[LENGTH];
+    const int64_t n = call->ints[LENGTH];
     const F *scale = (const F *)p[2], *bias = (const F *)p[3];
     (void)scratch;
     for (int64_t u = begin; u < end; u++) {
         const F *x = (const F *)p[1] + u * n;
         F *restrict y = (F *)p[0] + u * n;
-        const FN(Statistics) s = FN(statistics)(x, n, (F)call->a[0]);
+        const FN(Statistics) s = FN(statistics)(x, n, (F)call->floats[0]);
         for (int64_t j = 0; j < n; j++)
             y[j] = (x[j] - s.mean) * s.inverse * scale[j] + bias[j];
     }
@@ -340,13 +339,13 @@ static int FN(layer_norm)(const KernelCall *call, char *const *p, int64_t begin,
 static int FN(layer_norm_vjp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                               char *scratch)
 {
-    const int64_t n = call->n[LENGTH];
+    const int64_t n = call->ints[LENGTH];
     const F *scale = (const F *)p[3];
     F *restrict product = (F *)scratch;
     for (int64_t u = begin; u < end; u++) {
         const F *g = (const F *)p[1] + u * n, *x = (const F *)p[2] + u * n;
         F *restrict y = (F *)p[0] + u * n;
-        const FN(Statistics) s = FN(statistics)(x, n, (F)call->a[0]);
+        const FN(Statistics) s = FN(statistics)(x, n, (F)call->floats[0]);
         for (int64_t j = 0; j < n; j++) {
             const F h = g[j] * scale[j];
             y[j] = h;
@@ -366,7 +365,7 @@ static int FN(layer_norm_scale_vjp)(const KernelCall *call, char *const *p, int6
                                     char *scratch)
 {
     enum { TOGETHER = 4 };
-    const int64_t n = call->n[LENGTH], rows = call->n[COUNT], part = call->n[PART];
+    const int64_t n = call->ints[LENGTH], rows = call->ints[COUNT], part = call->ints[PART];
     (void)scratch;
     for (int64_t u = begin; u < end; u++) {
         F *restrict sum = (F *)(call->units > 1 ? p[3] : p[0]) + u * n;
@@ -379,7 +378,7 @@ static int FN(layer_norm_scale_vjp)(const KernelCall *call, char *const *p, int6
             for (int i = 0; i < TOGETHER; i++) {
                 const int64_t row = least(r + i, last - 1) * n;
                 g[i] = (const F *)p[1] + row, x[i] = (const F *)p[2] + row;
-                s[i] = FN(statistics)(x[i], n, (F)call->a[0]);
+                s[i] = FN(statistics)(x[i], n, (F)call->floats[0]);
             }
             if (r + TOGETHER <= last)
                 for (int64_t j = 0; j < n; j++)
@@ -399,7 +398,7 @@ static int FN(layer_norm_scale_vjp)(const KernelCall *call, char *const *p, int6
 static int FN(finish_layer_norm_scale_vjp)(const KernelCall *call, char *const *p, int64_t begin,
                                            int64_t end, char *scratch)
 {
-    const int64_t n = call->n[LENGTH];
+    const int64_t n = call->ints[LENGTH];
     F *out = (F *)p[0], *sums = (F *)p[3];
     (void)begin, (void)end, (void)scratch;
     if (call->units == 1)

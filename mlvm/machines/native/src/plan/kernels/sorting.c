@@ -11,119 +11,120 @@ enum { SHORT_ROW = 64, DIGITS = 256 };
 /* A short row takes each record to its place among those before it; a long one deals them out by one
  * byte of the key after the other, from the last on, where not all have the same (Knuth, The art of
  * computer programming, volume 3, 5.2.1 and 5.2.5). Behind the n records is room for n more. */
-#define RECORDS(bits)                                                                    \
-    typedef struct {                                                                     \
-        uint##bits##_t key, position;                                                    \
-    } Record##bits;                                                                      \
-    static void insert_##bits(Record##bits *r, int64_t n)                                \
-    {                                                                                    \
-        for (int64_t i = 1; i < n; i++) {                                                \
-            const Record##bits taken = r[i];                                             \
-            int64_t j = i;                                                               \
-            for (; j > 0 && r[j - 1].key > taken.key; j--)                               \
-                r[j] = r[j - 1];                                                         \
-            r[j] = taken;                                                                \
-        }                                                                                \
-    }                                                                                    \
-    static const Record##bits *sorted_##bits(Record##bits *r, int64_t n)                 \
-    {                                                                                    \
-        enum { BYTES = bits / 8 };                                                       \
-        if (n <= SHORT_ROW) {                                                            \
-            insert_##bits(r, n);                                                         \
-            return r;                                                                    \
-        }                                                                                \
-        uint32_t counts[BYTES][DIGITS] = {{0}};                                          \
-        Record##bits *to = r + n;                                                        \
-        for (int64_t i = 0; i < n; i++)                                                  \
-            for (int byte = 0; byte < BYTES; byte++)                                     \
-                counts[byte][r[i].key >> 8 * byte & 255]++;                              \
-        for (int byte = 0; byte < BYTES; byte++) {                                       \
-            uint32_t *next = counts[byte], sum = 0;                                      \
-            if (next[r[0].key >> 8 * byte & 255] == n)                                   \
-                continue;                                                                \
-            for (int digit = 0; digit < DIGITS; digit++) {                               \
-                const uint32_t count = next[digit];                                      \
-                next[digit] = sum;                                                       \
-                sum += count;                                                            \
-            }                                                                            \
-            for (int64_t i = 0; i < n; i++)                                              \
-                to[next[r[i].key >> 8 * byte & 255]++] = r[i];                           \
-            Record##bits *from = r;                                                      \
-            r = to, to = from;                                                           \
-        }                                                                                \
-        return r;                                                                        \
+#define RECORDS(bits)                                                    \
+    typedef struct {                                                     \
+        uint##bits##_t key, position;                                    \
+    } Record##bits;                                                      \
+    static void insert_##bits(Record##bits *r, int64_t n)                \
+    {                                                                    \
+        for (int64_t i = 1; i < n; i++) {                                \
+            const Record##bits taken = r[i];                             \
+            int64_t j = i;                                               \
+            for (; j > 0 && r[j - 1].key > taken.key; j--)               \
+                r[j] = r[j - 1];                                         \
+            r[j] = taken;                                                \
+        }                                                                \
+    }                                                                    \
+    static const Record##bits *sorted_##bits(Record##bits *r, int64_t n) \
+    {                                                                    \
+        enum { BYTES = bits / 8 };                                       \
+        if (n <= SHORT_ROW) {                                            \
+            insert_##bits(r, n);                                         \
+            return r;                                                    \
+        }                                                                \
+        uint32_t counts[BYTES][DIGITS] = {{0}};                          \
+        Record##bits *to = r + n;                                        \
+        for (int64_t i = 0; i < n; i++)                                  \
+            for (int byte = 0; byte < BYTES; byte++)                     \
+                counts[byte][r[i].key >> 8 * byte & 255]++;              \
+        for (int byte = 0; byte < BYTES; byte++) {                       \
+            uint32_t *next = counts[byte], sum = 0;                      \
+            if (next[r[0].key >> 8 * byte & 255] == n)                   \
+                continue;                                                \
+            for (int digit = 0; digit < DIGITS; digit++) {               \
+                const uint32_t count = next[digit];                      \
+                next[digit] = sum;                                       \
+                sum += count;                                            \
+            }                                                            \
+            for (int64_t i = 0; i < n; i++)                              \
+                to[next[r[i].key >> 8 * byte & 255]++] = r[i];           \
+            Record##bits *from = r;                                      \
+            r = to, to = from;                                           \
+        }                                                                \
+        return r;                                                        \
     }
 RECORDS(32)
 RECORDS(64)
 
 /* Zeros are equal, and nans are the largest. */
-#define FLOAT_KEY(t, T, bits, sign)                                                      \
-    static inline uint##bits##_t key_##t(T x)                                            \
-    {                                                                                    \
-        uint##bits##_t key;                                                              \
-        memcpy(&key, &x, sizeof key);                                                    \
-        return x != x ? (uint##bits##_t)-1 : x == 0 ? sign : key & sign ? ~key : key | sign; \
+#define FLOAT_KEY(t, T, bits, sign)                                                            \
+    static inline uint##bits##_t key_##t(T x)                                                  \
+    {                                                                                          \
+        uint##bits##_t key;                                                                    \
+        memcpy(&key, &x, sizeof key);                                                          \
+        return x != x ? (uint##bits##_t) - 1 : x == 0 ? sign : key & sign ? ~key : key | sign; \
     }
 FLOAT_KEY(f32, float, 32, 0x80000000u)
 FLOAT_KEY(f64, double, 64, 0x8000000000000000u)
 
-#define INTEGER_KEY(t, T, bits, least)                                                   \
-    static inline uint##bits##_t key_##t(T x)                                            \
-    {                                                                                    \
-        return (uint##bits##_t)x - (uint##bits##_t)(least);                              \
+#define INTEGER_KEY(t, T, bits, least)                      \
+    static inline uint##bits##_t key_##t(T x)               \
+    {                                                       \
+        return (uint##bits##_t)x - (uint##bits##_t)(least); \
     }
-#define INTEGERS(X)                                                                      \
-    X(u8, uint8_t, 32, 0)                                                                \
-    X(u16, uint16_t, 32, 0)                                                              \
-    X(u32, uint32_t, 32, 0)                                                              \
-    X(u64, uint64_t, 64, 0)                                                              \
-    X(i8, int8_t, 32, INT8_MIN)                                                          \
-    X(i16, int16_t, 32, INT16_MIN)                                                       \
-    X(i32, int32_t, 32, INT32_MIN)                                                       \
+#define INTEGERS(X)                \
+    X(u8, uint8_t, 32, 0)          \
+    X(u16, uint16_t, 32, 0)        \
+    X(u32, uint32_t, 32, 0)        \
+    X(u64, uint64_t, 64, 0)        \
+    X(i8, int8_t, 32, INT8_MIN)    \
+    X(i16, int16_t, 32, INT16_MIN) \
+    X(i32, int32_t, 32, INT32_MIN) \
     X(i64, int64_t, 64, INT64_MIN)
 #define FLOATS(X) X(f32, float, 32, ) X(f64, double, 64, )
 INTEGERS(INTEGER_KEY)
 
 /* A unit is a row, whose elements are INNER apart. */
-#define SORT(t, T, bits, unused)                                                         \
-    static const Record##bits *order_##t(const int64_t *n, const T *x, char *scratch)    \
-    {                                                                                    \
-        Record##bits *r = (Record##bits *)scratch;                                       \
-        const uint##bits##_t turn = n[DESCENDING] ? (uint##bits##_t)-1 : 0;              \
-        for (int64_t i = 0; i < n[LENGTH]; i++)                                          \
-            r[i] = (Record##bits){key_##t(x[i * n[INNER]]) ^ turn, (uint##bits##_t)i};   \
-        return sorted_##bits(r, n[LENGTH]);                                              \
-    }                                                                                    \
-    static int sort_##t(const KernelCall *call, char *const *p, int64_t begin, int64_t end, \
-                        char *scratch)                                                   \
-    {                                                                                    \
-        const int64_t *n = call->n, inner = n[INNER];                                    \
-        for (int64_t u = begin; u < end; u++) {                                          \
-            const int64_t at = u / inner * inner * n[LENGTH] + u % inner;                \
-            const T *x = (const T *)p[1] + at;                                           \
-            T *out = (T *)p[0] + at;                                                     \
-            const Record##bits *r = order_##t(n, x, scratch);                            \
-            for (int64_t i = 0; i < n[LENGTH]; i++)                                      \
-                out[i * inner] = x[(int64_t)r[i].position * inner];                      \
-        }                                                                                \
-        return 0;                                                                        \
-    }                                                                                    \
-    static int argsort_##t(const KernelCall *call, char *const *p, int64_t begin, int64_t end, \
-                           char *scratch)                                                \
-    {                                                                                    \
-        const int64_t *n = call->n, inner = n[INNER];                                    \
-        for (int64_t u = begin; u < end; u++) {                                          \
-            const int64_t at = u / inner * inner * n[LENGTH] + u % inner;                \
-            const Record##bits *r = order_##t(n, (const T *)p[1] + at, scratch);         \
-            int64_t *out = (int64_t *)p[0] + at;                                         \
-            for (int64_t i = 0; i < n[LENGTH]; i++)                                      \
-                out[i * inner] = (int64_t)r[i].position;                                 \
-        }                                                                                \
-        return 0;                                                                        \
+#define SORT(t, T, bits, unused)                                                                           \
+    static const Record##bits *order_##t(const int64_t *n, const T *x, char *scratch)                      \
+    {                                                                                                      \
+        Record##bits *r = (Record##bits *)scratch;                                                         \
+        const uint##bits##_t turn = n[DESCENDING] ? (uint##bits##_t) - 1 : 0;                              \
+        for (int64_t i = 0; i < n[LENGTH]; i++)                                                            \
+            r[i] = (Record##bits){key_##t(x[i * n[INNER]]) ^ turn, (uint##bits##_t)i};                     \
+        return sorted_##bits(r, n[LENGTH]);                                                                \
+    }                                                                                                      \
+    static int sort_##t(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
+    {                                                                                                      \
+        const int64_t *n = call->ints, inner = n[INNER];                                                   \
+        for (int64_t u = begin; u < end; u++) {                                                            \
+            const int64_t at = u / inner * inner * n[LENGTH] + u % inner;                                  \
+            const T *x = (const T *)p[1] + at;                                                             \
+            T *out = (T *)p[0] + at;                                                                       \
+            const Record##bits *r = order_##t(n, x, scratch);                                              \
+            for (int64_t i = 0; i < n[LENGTH]; i++)                                                        \
+                out[i * inner] = x[(int64_t)r[i].position * inner];                                        \
+        }                                                                                                  \
+        return 0;                                                                                          \
+    }                                                                                                      \
+    static int argsort_##t(const KernelCall *call, char *const *p, int64_t begin, int64_t end,             \
+                           char *scratch)                                                                  \
+    {                                                                                                      \
+        const int64_t *n = call->ints, inner = n[INNER];                                                   \
+        for (int64_t u = begin; u < end; u++) {                                                            \
+            const int64_t at = u / inner * inner * n[LENGTH] + u % inner;                                  \
+            const Record##bits *r = order_##t(n, (const T *)p[1] + at, scratch);                           \
+            int64_t *out = (int64_t *)p[0] + at;                                                           \
+            for (int64_t i = 0; i < n[LENGTH]; i++)                                                        \
+                out[i * inner] = (int64_t)r[i].position;                                                   \
+        }                                                                                                  \
+        return 0;                                                                                          \
     }
 INTEGERS(SORT)
 FLOATS(SORT)
 
+/* clang-format off */
 #define ENTRIES(t, T, bits, unused)                                                      \
     KERNEL(sort_##t, sort_##t, NULL) KERNEL(argsort_##t, argsort_##t, NULL)
+/* clang-format on */
 KERNEL_TABLE(sorting, INTEGERS(ENTRIES) FLOATS(ENTRIES))

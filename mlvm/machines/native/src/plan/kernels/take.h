@@ -6,16 +6,14 @@ typedef T OF(Side) __attribute__((vector_size(SQUARE_BYTES)));
 typedef T OF(LooseSide) __attribute__((vector_size(SQUARE_BYTES), aligned(sizeof(S)), may_alias));
 
 #if HALVES
-#define WIDE_TYPES(Name, bytes)                                                          \
-    typedef uint16_t OF(Name##Halves)                                                    \
-        __attribute__((vector_size(bytes / 2), aligned(2), may_alias));                  \
+#define WIDE_TYPES(Name, bytes)                                                                       \
+    typedef uint16_t OF(Name##Halves) __attribute__((vector_size(bytes / 2), aligned(2), may_alias)); \
     typedef uint32_t OF(Name##Bits) __attribute__((vector_size(bytes)));
 WIDE_TYPES(, VECTOR_BYTES)
 WIDE_TYPES(Side, SQUARE_BYTES)
 #undef WIDE_TYPES
 typedef uint32_t OF(Pairs) __attribute__((vector_size(VECTOR_BYTES), aligned(2), may_alias));
-#define BITS(Name, from)                                                                 \
-    __builtin_convertvector(*(const OF(Name##Halves) *)(from), OF(Name##Bits))
+#define BITS(Name, from) __builtin_convertvector(*(const OF(Name##Halves) *)(from), OF(Name##Bits))
 #endif
 
 /* A unit; `step` is from k to k + 1. */

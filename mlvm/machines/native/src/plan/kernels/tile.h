@@ -8,10 +8,11 @@
  * B beside each other, B[k, j] at b[k * b_k + j]. k is in runs, each of which has its place in A. */
 typedef struct {
     int64_t at, length;
-} OF(Run);
+} OF(RunOf);
+#define Run OF(RunOf)
 typedef struct {
     int64_t runs;
-    const OF(Run) *run;
+    const Run *run;
     const T *a;
     int64_t a_row, a_k;
     const T *b;
@@ -19,30 +20,31 @@ typedef struct {
     T *c;
     int64_t c_row;
     int add; /* to what C holds */
-} OF(Tile);
+} OF(TileOf);
+#define Tile OF(TileOf)
 
-typedef void (*OF(TileFn))(const OF(Tile) *);
+typedef void (*OF(TileFnOf))(const Tile *);
+#define TileFn OF(TileFnOf)
 
-SPECIALIZED void OF(tile)(const OF(Tile) *t, const int rows,
-                                                           const int vectors, const int64_t a_row)
+SPECIALIZED void OF(tile)(const Tile *t, const int rows, const int vectors, const int64_t a_row)
 {
     V sum[ROWS][2];
     const T *b = t->b;
     const int64_t a_k = t->a_k, b_k = t->b_k;
-    UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int j = 0; j < vectors; j++)
+    UNROLL_FOR (int i = 0; i < rows; i++)
+        UNROLL_FOR (int j = 0; j < vectors; j++)
             sum[i][j] = (V){0};
-    UNROLL for (int i = 0; i < rows; i++)
+    UNROLL_FOR (int i = 0; i < rows; i++)
         __builtin_prefetch(t->c + i * t->c_row, 1);
-    for (const OF(Run) *run = t->run, *end = run + t->runs; run < end; run++) {
+    for (const Run *run = t->run, *end = run + t->runs; run < end; run++) {
         const T *a = t->a + run->at;
         for (int64_t k = run->length; k > 0; k--) {
             V row[2];
-            UNROLL for (int j = 0; j < vectors; j++)
+            UNROLL_FOR (int j = 0; j < vectors; j++)
                 row[j] = OF(load)(b + j * LANES);
-            UNROLL for (int i = 0; i < rows; i++) {
+            UNROLL_FOR (int i = 0; i < rows; i++) {
                 V factor = OF(SPREAD)(a[i * a_row]);
-                UNROLL for (int j = 0; j < vectors; j++)
+                UNROLL_FOR (int j = 0; j < vectors; j++)
                     sum[i][j] = OF(FMA)(factor, row[j], sum[i][j]);
             }
             a += a_k;
@@ -52,27 +54,27 @@ SPECIALIZED void OF(tile)(const OF(Tile) *t, const int rows,
     T *c = t->c;
     const int64_t c_row = t->c_row;
     if (t->add)
-        UNROLL for (int i = 0; i < rows; i++)
-            UNROLL for (int j = 0; j < vectors; j++)
+        UNROLL_FOR (int i = 0; i < rows; i++)
+            UNROLL_FOR (int j = 0; j < vectors; j++)
                 sum[i][j] = OF(load)(c + i * c_row + j * LANES) + sum[i][j];
-    UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int j = 0; j < vectors; j++)
+    UNROLL_FOR (int i = 0; i < rows; i++)
+        UNROLL_FOR (int j = 0; j < vectors; j++)
             OF(store)(c + i * c_row + j * LANES, sum[i][j]);
 }
 
 /* Rows of A that lie side by side, for each k, have an address less to compute. */
-#define TILE(rows, vectors)                                                              \
-    static void OF(tile_##rows##x##vectors)(const OF(Tile) *t)                           \
-    {                                                                                    \
-        if (t->a_row == 1)                                                               \
-            OF(tile)(t, rows, vectors, 1);                                               \
-        else                                                                             \
-            OF(tile)(t, rows, vectors, t->a_row);                                        \
+#define TILE(rows, vectors)                                \
+    static void OF(tile_##rows##x##vectors)(const Tile *t) \
+    {                                                      \
+        if (t->a_row == 1)                                 \
+            OF(tile)(t, rows, vectors, 1);                 \
+        else                                               \
+            OF(tile)(t, rows, vectors, t->a_row);          \
     }
 #define TILES(rows) TILE(rows, 1) TILE(rows, 2)
 EACH_HEIGHT(TILES)
 #undef TILES
 #undef TILE
 #define TILES(rows) {OF(tile_##rows##x1), OF(tile_##rows##x2)},
-static const OF(TileFn) OF(tiles)[ROWS][2] = {EACH_HEIGHT(TILES)};
+static const TileFn OF(tiles)[ROWS][2] = {EACH_HEIGHT(TILES)};
 #undef TILES

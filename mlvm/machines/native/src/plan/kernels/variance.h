@@ -5,10 +5,10 @@
 static int NAMED(run, var)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                            char *scratch)
 {
-    const int64_t *n = call->n, inner = n[INNER], length = n[LENGTH];
+    const int64_t *n = call->ints, inner = n[INNER], length = n[LENGTH];
     X *out = (X *)p[0];
     if (n[CONTIGUOUS] && inner == 1) {
-        const X count = (X)call->a[0], divisor = (X)call->a[1];
+        const X count = (X)call->floats[0], divisor = (X)call->floats[1];
         for (int64_t u = begin; u < end; u++) {
             const X *x = (const X *)p[1] + u * length;
             const X mean = NAMED(row, sum)(x, length, 0) / count;
@@ -29,20 +29,18 @@ static int NAMED(run, var)(const KernelCall *call, char *const *p, int64_t begin
             for (int64_t j = 0; j < part.width; j++)
                 mean[j] = to[j] = 0;
             for (int64_t r = 0; r < part.rows; r++)
-                NAMED(columns, sum)(mean, x + r * n[STRIDE], part.length, inner, part.width, NULL,
-                                    block);
+                NAMED(columns, sum)(mean, x + r * n[STRIDE], part.length, inner, part.width, NULL, block);
             for (int64_t j = 0; j < part.width; j++)
                 mean[j] /= count;
             for (int64_t r = 0; r < part.rows; r++)
-                NAMED(columns, squares)(to, x + r * n[STRIDE], part.length, inner, part.width, mean,
-                                        block);
+                NAMED(columns, squares)(to, x + r * n[STRIDE], part.length, inner, part.width, mean, block);
         }
         X *means = (X *)p[2] + n[OUTPUTS] * n[PARTS] * inner + part.to;
         for (int64_t j = 0; j < part.width; j++)
             if (n[PARTS] > 1)
                 means[j] = mean[j];
             else
-                to[j] /= (X)call->a[1];
+                to[j] /= (X)call->floats[1];
     }
     return 0;
 }
@@ -51,7 +49,7 @@ static int NAMED(finish, var)(const KernelCall *call, char *const *p, int64_t be
                               char *scratch)
 {
     enum { W = 64 };
-    const int64_t *n = call->n, inner = n[INNER], blocks = n[BLOCKS];
+    const int64_t *n = call->ints, inner = n[INNER], blocks = n[BLOCKS];
     (void)begin, (void)end, (void)scratch;
     for (int64_t output = 0; n[PARTS] > 1 && output < n[OUTPUTS]; output++)
         for (int64_t column = 0; column < inner; column += W) {
@@ -63,7 +61,7 @@ static int NAMED(finish, var)(const KernelCall *call, char *const *p, int64_t be
             for (int64_t i = 0; i < n[PARTS]; i++) {
                 const double count = (double)elements_of(n, i * blocks);
                 for (int j = 0; j < width; j++)
-                    mean[j] += count / call->a[0] * (double)means[i * inner + j];
+                    mean[j] += count / call->floats[0] * (double)means[i * inner + j];
             }
             for (int64_t i = 0; i < n[PARTS]; i++) {
                 const double count = (double)elements_of(n, i * blocks);
@@ -73,7 +71,7 @@ static int NAMED(finish, var)(const KernelCall *call, char *const *p, int64_t be
                 }
             }
             for (int j = 0; j < width; j++)
-                out[j] = (X)(sum[j] / call->a[1]);
+                out[j] = (X)(sum[j] / call->floats[1]);
         }
     return 0;
 }

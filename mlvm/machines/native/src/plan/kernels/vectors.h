@@ -33,10 +33,8 @@ enum { VECTOR_BYTES = 32, ROWS = 6, SQUARE_BYTES = 32 };
 #elif defined(USE_NEON) /* 28 of 32 registers are the tile's */
 #define EACH_HEIGHT(X) UPTO_14(X)
 enum { VECTOR_BYTES = 16, ROWS = 14, SQUARE_BYTES = 16 };
-#define FMA_f32(x, y, z)                                                                 \
-    (Vector_f32) vfmaq_f32((float32x4_t)(z), (float32x4_t)(x), (float32x4_t)(y))
-#define FMA_f64(x, y, z)                                                                 \
-    (Vector_f64) vfmaq_f64((float64x2_t)(z), (float64x2_t)(x), (float64x2_t)(y))
+#define FMA_f32(x, y, z) (Vector_f32) vfmaq_f32((float32x4_t)(z), (float32x4_t)(x), (float32x4_t)(y))
+#define FMA_f64(x, y, z) (Vector_f64) vfmaq_f64((float64x2_t)(z), (float64x2_t)(x), (float64x2_t)(y))
 #define SPREAD_f32(x) (Vector_f32) vdupq_n_f32(x)
 #define SPREAD_f64(x) (Vector_f64) vdupq_n_f64(x)
 #define FMA_SIDE_f32(x, y, z) FMA_f32(SPREAD_f32(x), y, z)
@@ -51,7 +49,7 @@ enum { VECTOR_BYTES = 16, ROWS = 6, SQUARE_BYTES = 16 };
 #define FMA_SIDE_f32(x, y, z) FMA_f32(x, y, z)
 #define FMA_SIDE_f64(x, y, z) FMA_f64(x, y, z)
 #endif
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_FOR(...) _Pragma("GCC unroll 16") for (__VA_ARGS__)
 
 #include <stdint.h>
 typedef int32_t Lane_f32;

@@ -1,0 +1,236 @@
+"""Cache of a captured function's programs: entries, their keys, and which is forgotten first.
+
+In: the signature of a call, and its key (`Signatures.of`). Out: the `CacheEntry` that fits, with
+the scalar inputs that its program takes; None is a miss, after which the caller adds an entry.
+Entries of one key differ in what no key has: argument identities, and numbers that Python saw.
+An entry is valid for each call that `bind` accepts: only then may its program be launched.
+At most `MOST_PROGRAMS` are kept; beyond these the one that was used least recently is forgotten.
+The fast path in C does not tell the cache of its hits, so the caller names its entries to `add`.
+Callers: `Captured`, from any thread.
+`lock` is held while the dicts change. Entries of a key are a tuple, so `find` reads without it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from mlvm.core.errors import OpError
+from mlvm.core.locks import new_lock
+from mlvm.core.protocol import VMProtocol
+from mlvm.eager.capture.guards.look import ASKS_CLASS
+from mlvm.eager.capture.guards.signature import Signature
+from mlvm.eager.capture.hoisted import Hoisted
+from mlvm.eager.capture.launch import Launch, ScalarInputs, Variants
+from mlvm.eager.capture.trace import TracedCall
+from mlvm.eager.tensor.constants import scalar_array
+from mlvm.eager.tensor.number import is_same
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import make_exclusive
+from mlvm.step.compile import Planned
+from mlvm.step.replacement import Replaced
+
+MOST_PROGRAMS: Final = 64
+_MOST_KEYS: Final = 4 * MOST_PROGRAMS
+"""How many keys have their changed numbers remembered, also those of forgotten programs."""
+
+
+class CacheEntry:
+    """A compiled program and what must hold for a call of its key to launch it.
+
+    outcome: what a call returns and rebinds.
+    variants: the program, and one without hoisted values.
+    numbers: what is computed of the `free` ones of a signature's numbers; others must be equal.
+    scalars: the scalar inputs of the last call; those of the trace have no arrays.
+    keepalive: objects that the key or the program knows by identity.
+    fields: the fields that count as arguments.
+    input_types: the types of inputs.
+    aliased_inputs: inputs that the function also reaches by itself, by number.
+    state_views: functions that return a view of a state, if it is alive, and what the state is.
+    replaced: the places of host functions, by name; see `capture(replace=)`.
+    fast_paths: how many entries of the fast path it has had.
+    """
+
+    def __init__(
+        self,
+        planned: Planned,
+        call: TracedCall,
+        signature: Signature,
+        hoisted: Hoisted | None,
+        compile_unhoisted: Callable[[], Planned],
+    ) -> None:
+        record = call.record
+        self.outcome = call.outcome
+        self.numbers, self.free = call.numbers, call.free
+        self.scalars = ScalarInputs(signature.numbers, self.numbers.values, [])
+        self.keepalive = [*signature.look.held, record.vm, *record.outside.keepalive]
+        self.fields = [field for field, _ in signature.fields]
+        self.input_types = tuple([x.type for x in signature.inputs])
+        self.aliased_inputs = {
+            i: signature.inputs[i].root for i in record.placeholders.aliased_inputs
+        }
+        self.state_views = record.outside.state_views
+        self._state_ids = {id(x) for x in record.outside.states}
+        self.replaced: dict[str, list[Replaced]] = {}
+        self.fast_paths = 0
+        launch = Launch(planned, call, hoisted)
+        self.variants = Variants(launch, compile_unhoisted if hoisted else None)
+
+    @property
+    def launch(self) -> Launch:
+        """The first program, which takes hoisted values if there are any."""
+        return self.variants.hoisting
+
+    def fits(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether the program is valid for these inputs. The function must reach by itself just
+        those of them that it reached in the trace. What was a view of a state must be one still."""
+        return (
+            all(inputs[i].root is x for i, x in self.aliased_inputs.items())
+            and not any(id(x.root) in self._state_ids for x in inputs)
+            and all((x := view()) is None or x.root is root for view, root in self.state_views)
+        )
+
+    def bind_numbers(self, args: list[float]) -> ScalarInputs | None:
+        """Return the scalar inputs for these numbers; None if the program is for others."""
+        last = self.scalars
+        is_complete = len(last.arrays) == len(self.numbers.tensors)  # the first has none
+        if is_complete and all(map(operator.is_, args, last.args)):
+            return last
+        free = set(self.free)
+        for i, (x, before) in enumerate(zip(args, last.args, strict=True)):
+            if i not in free and not is_same(x, before):
+                return None
+        values = self.numbers.again([args[i] for i in self.free])
+        if values is None:
+            return None
+        try:
+            arrays = [
+                (x, scalar_array(values[place], dtype))
+                for (place, dtype), x in self.numbers.tensors.items()
+            ]
+        except OpError:  # the trace that follows raises it
+            return None
+        scalars = self.scalars = ScalarInputs(args, values, arrays)  # at once, for other threads
+        return scalars
+
+    def bind(self, signature: Signature) -> ScalarInputs | None:
+        """Return the scalar inputs for a call of its key; None if the program is not valid for
+        it."""
+        return self.bind_numbers(signature.numbers) if self.fits(signature.inputs) else None
+
+    def make_exclusive(self, inputs: Sequence[Tensor]) -> bool:
+        """Give each input and state that a launch updates memory that nothing else needs. Return
+        whether one has moved: then the call may have another signature."""
+        is_moved = False
+        for role, i in self.launch.updates:
+            x = (inputs if role == "input" else self.launch.states)[i].root
+            if isinstance(x, Tensor):
+                before = x.region
+                make_exclusive(x)
+                is_moved |= x.region is not before
+        return is_moved
+
+    def value_of_call(
+        self,
+        vm: VMProtocol,
+        scalars: ScalarInputs,
+        tensors: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+    ) -> Any:
+        """Return the value of a call that was launched, and rebind fields."""
+        outcome = self.outcome
+        if outcome.rebound:
+            vm.synchronize()  # what raises has rebound nothing
+        by_role = {"input": inputs, "output": outputs, "state": self.launch.states}
+        return outcome.materialize(tensors, by_role, scalars.values)
+
+    def rebound_names(self) -> str:
+        """Return the names of fields that this call, or an earlier one, rebinds."""
+        fields = self.fields or [field for field, _ in self.outcome.rebound]
+        return ", ".join(f"{each.name!r} of {type(each.owner).__name__}" for each in fields)
+
+
+class NumberChanges(NamedTuple):
+    """Numbers of calls of one key: those that `changed` between calls, and those whose value
+    Python code has `seen`, so that a program is specialised on it."""
+
+    changed: set[int]
+    seen: set[int]
+
+
+class ProgramCache:
+    """Entries of a captured function by key, least recently used first."""
+
+    def __init__(self) -> None:
+        self.lock = new_lock()
+        self._entries: dict[Any, tuple[CacheEntry, ...]] = {}
+        self._keys: dict[CacheEntry, Any] = {}  # least recently used first
+        self._changes: dict[Any, NumberChanges] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def find(self, key: Any, signature: Signature) -> tuple[CacheEntry, ScalarInputs] | None:
+        """Return the entry that is valid for a call, and its scalar inputs."""
+        for entry in self._entries.get(key, ()):
+            scalars = entry.bind(signature)
+            if scalars is not None:
+                self._touch((entry,))
+                return entry, scalars
+        return None
+
+    def add(
+        self, key: Any, signature: Signature, entry: CacheEntry, recent: Iterable[CacheEntry]
+    ) -> None:
+        """Add an entry, unless another thread has added one for the call. Forget the one that was
+        used least recently if there are too many; `recent` ones count as used now."""
+        with self.lock:
+            if self.find(key, signature) is not None:
+                return
+            self._touch(recent)
+            while len(self._keys) >= MOST_PROGRAMS:
+                self._forget(next(iter(self._keys)))
+            self._entries[key] = (*self._entries.get(key, ()), entry)
+            self._keys[entry] = key
+
+    def clear(self) -> None:
+        with self.lock:
+            self._entries.clear()
+            self._keys.clear()
+            self._changes.clear()
+
+    def changes_of(self, key: Any, signature: Signature) -> NumberChanges:
+        """Return what is known of the key's numbers, after a call with this signature."""
+        with self.lock:
+            changes = self._changes.pop(key, None) or NumberChanges(set(), set())
+            while len(self._changes) >= _MOST_KEYS:
+                del self._changes[next(iter(self._changes))]
+            self._changes[key] = changes
+            for entry in self._entries.get(key, ())[-1:]:
+                pairs = zip(signature.numbers, entry.scalars.args, strict=True)
+                changes.changed.update(i for i, (x, y) in enumerate(pairs) if not is_same(x, y))
+            return changes
+
+    def _touch(self, entries: Iterable[CacheEntry]) -> None:
+        with self.lock:
+            for entry in entries:
+                if entry in self._keys:  # or it was forgotten meanwhile
+                    self._keys[entry] = self._keys.pop(entry)
+
+    def _forget(self, entry: CacheEntry) -> None:
+        key = self._keys.pop(entry)
+        others = tuple([each for each in self._entries[key] if each is not entry])
+        if others:
+            self._entries[key] = others
+        else:
+            del self._entries[key]
+
+
+def free_numbers(changes: NumberChanges, signature: Signature) -> list[int]:
+    """Return the places of numbers that a trace shall leave free: those that changed and whose
+    value Python code has not seen."""
+    if ASKS_CLASS in signature.look.names:  # `type(x) is float` would not hold
+        return []
+    return sorted(changes.changed - changes.seen)

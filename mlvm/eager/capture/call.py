@@ -1,0 +1,144 @@
+"""A hit: arrays become tensors at the door, arguments and guards are matched in C.
+
+In: a call's arguments. Out: the entry of its program, its scalar inputs, its tensors; or None, and
+then Python looks the call up by its signature, finds out what differs, and traces if need be.
+An entry of the fast path is a call that Python has matched once, as a flat pattern for C: it is
+valid while the function's guards hold, the context is the same and no update needs a copy first.
+It never says yes where Python would say no; it may say no where Python says yes.
+Callers: `Captured` at each call, from any thread.
+No lock is held: the list of entries is replaced whole, and C keeps the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.arena.arena import Arena
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import Array, DType
+from mlvm.eager.capture.cache import CacheEntry
+from mlvm.eager.capture.guards.signature import Signature, Signatures, context_of, parts_of
+from mlvm.eager.capture.launch import Launch
+from mlvm.eager.functions.creation import asarray
+from mlvm.eager.tensor.operands import array_beside, widest_of
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import live_tapes
+from mlvm.eager.tree import flatten, replace
+from mlvm.machines.native.extension import EXTENSION
+
+_MOST_FAST_PATHS: Final = 4
+_MOST_ADDED: Final = 16
+"""How often a program may enter the fast path: calls that never repeat stay out of it."""
+
+_ARRAYS: Final = np.ndarray, np.generic
+
+
+class FastPathEntry:
+    """A call of a program, which C matches with later ones.
+
+    entry: the program.
+    pattern: the arguments, in C; it also reads the handles that the program is launched on.
+    """
+
+    def __init__(self, entry: CacheEntry, signature: Signature, context: Any, parts: Any) -> None:
+        self.entry = entry
+        self._context, self._guards = context, signature.look
+        self._checklist = signature.look.checklist
+        launch = entry.launch
+        self._states = [launch.states[i] for role, i in launch.updates if role == "state"]
+        self._updated = [i for role, i in launch.updates if role == "input"]
+        reached = [x for x in signature.look.held if id(x) in signature.look.tensors]
+        self._classes = Tensor, Arena, parts
+        self._tensors = launch.states, (*reached, *launch.states)
+        self.pattern = self._pattern(launch)
+        self._unhoisted: Any = None
+
+    def _pattern(self, launch: Launch) -> Any:
+        assert EXTENSION is not None
+        return EXTENSION.Pattern(*self._classes, tuple(launch.operands), *self._tensors)
+
+    def pattern_of(self, launch: Launch) -> Any:
+        """Return the pattern that reads the handles of one of the entry's programs."""
+        if launch is self.entry.launch:
+            return self.pattern
+        self._unhoisted = self._unhoisted or self._pattern(launch)
+        return self._unhoisted
+
+    def match(self, vm: VMProtocol, args: Any, kwargs: Any) -> Any:
+        """Return the call's scalar inputs, tensors and inputs if its program is the entry's."""
+        entry, guards = self.entry, self._guards
+        scalars = entry.scalars
+        if self._context != context_of(vm) or len(scalars.arrays) != len(entry.numbers.tensors):
+            return None
+        if not self._checklist.holds():
+            return None
+        if guards.numbers:
+            values = guards.values(checked=False)
+            if values is None or not all(map(operator.is_, values[1], scalars.args)):
+                return None
+        match = self.pattern.match(args, kwargs, scalars.args)
+        if match is not None and entry.launch.updates:
+            updated = [*self._states, *[match[1][i] for i in self._updated]]
+            if live_tapes or not EXTENSION.exclusive(updated):  # type: ignore[union-attr]
+                return None
+        return None if match is None else (scalars, *match)
+
+
+class FastPath:
+    """Calls that are matched in C, the newest first."""
+
+    def __init__(self) -> None:
+        self.entries: list[FastPathEntry] = []
+
+    def add(
+        self, entry: CacheEntry, signature: Signature, vm: VMProtocol, args: Any, kwargs: Any
+    ) -> None:
+        """Match the next such call in C, if C can, and unless the program was added too often."""
+        is_plain = not (
+            entry.aliased_inputs
+            or entry.state_views
+            or entry.outcome.rebound
+            or entry.launch.queues
+        )
+        if not is_plain or not signature.look.is_flat or entry.fast_paths >= _MOST_ADDED:
+            return
+        parts = parts_of(signature, len(args), kwargs)
+        if parts is None:
+            return
+        entry.fast_paths += 1
+        first = FastPathEntry(entry, signature, context_of(vm), parts)
+        others = [each for each in self.entries if each.entry is not entry]
+        self.entries = [first, *others[: _MOST_FAST_PATHS - 1]]  # at once
+
+    def clear(self) -> None:
+        self.entries = []
+
+
+def as_tensors(signatures: Signatures, vm: VMProtocol, args: Any, kwargs: Any) -> Any:
+    """Return the arguments with tensors in place of numpy arrays. An array of f64 is in the widest
+    float of the call's tensors: its other arguments, and those that the function reaches."""
+    if not kwargs and {Tensor}.issuperset(map(type, args)):
+        return args, kwargs
+    arrays = [x for _, x in flatten((args, kwargs), None, ends=_at_arrays)[0]]
+    if not arrays:
+        return args, kwargs
+    beside = None
+    if any(array.dtype in (np.float64, np.complex128) for array in arrays):
+        others = replace(lambda _: None, (args, kwargs), _ARRAYS)
+        signature, _ = signatures.of(vm, *others)
+        beside = widest_of([*signature.tensors, *signature.look.held])
+
+    def tensor(x: Array) -> Tensor:
+        own = DType.of(x.dtype)
+        return asarray(x, dtype=own if beside is None else array_beside(own, beside.dtype))
+
+    return replace(tensor, (args, kwargs), _ARRAYS)
+
+
+def _at_arrays(part: Any) -> bool | None:
+    if part.__class__ is Tensor:  # most parts are
+        return False
+    return isinstance(part, _ARRAYS) or (None if isinstance(part, (dict, list, tuple)) else False)

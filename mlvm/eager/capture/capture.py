@@ -1,0 +1,675 @@
+"""`ml.capture`: a function of tensors as one planned, fused program. `ml.measure`: its memory.
+
+    step = capture(train_step)
+    for images, labels in batches:
+        with batch:
+            loss = step(images, labels)
+
+In: a Python function and the arguments of a call. Out: its result, in the current arena.
+A call goes from room to room: `call` matches it in C; else the guards' `Signatures` and `cache`
+look its program up in Python; else `trace` runs the function on placeholders, and `step.compile`
+makes a program of the recorded calls. `launch` launches it, and `trace.Outcome` makes the result.
+A replay has the bits of the eager call, or raises; nothing that Python did besides is repeated.
+Callers: users, from any thread. While a launch is prepared and sent, its scratch memory is locked.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial, update_wrapper
+from pathlib import Path
+from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
+
+from mlvm.arena.arena import Allocation, Arena
+from mlvm.arena.planner import Plan
+from mlvm.core.collecting import uncollected
+from mlvm.core.errors import (
+    AttributeRefused,
+    CaptureError,
+    GradientError,
+    ShutDown,
+    brief,
+)
+from mlvm.core.program.program import Opcode, Program
+from mlvm.core.protocol import VMProtocol
+from mlvm.eager.autodiff.tape import taping
+from mlvm.eager.capture.cache import CacheEntry, ProgramCache, free_numbers
+from mlvm.eager.capture.call import FastPath, as_tensors
+from mlvm.eager.capture.guards.changing import Changing
+from mlvm.eager.capture.guards.frozen import warn_of_frozen
+from mlvm.eager.capture.guards.look import ASKS_CLASS
+from mlvm.eager.capture.guards.signature import Signature, Signatures
+from mlvm.eager.capture.hoisted import hoisted_values, is_shared
+from mlvm.eager.capture.launch import Launch, ScalarInputs, ScratchMemories
+from mlvm.eager.capture.lengths import LengthSpec, OpenLength
+from mlvm.eager.capture.opened import Groups, OpenTrace, without_sizes
+from mlvm.eager.capture.replacing import Replacer, check_replace
+from mlvm.eager.capture.trace import TracedCall, trace, trace_once
+from mlvm.eager.recording import debug, recorder
+from mlvm.eager.tensor.context import current_arena, current_capture
+from mlvm.eager.tensor.number import is_same
+from mlvm.eager.tensor.reading import values_of
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import make_exclusive
+from mlvm.eager.tensor.wrapper import hinted
+from mlvm.machines import residuals
+from mlvm.machines.native.extension import EXTENSION
+from mlvm.show import html
+from mlvm.show.picture import timeline
+from mlvm.step.compile import Planned, compile_flow, no_loop
+from mlvm.step.fusion import policy_of
+from mlvm.step.hoist import Hoist
+from mlvm.step.replacement import Pattern, Replaced, Types
+from mlvm.step.saved import SavedStep
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Captured(Generic[P, R]):
+    """A function that runs as a program; `capture` makes it.
+
+    `signatures` is how many programs there are. `program` and `plan` are those of the last call.
+    Threads may share it: what they launch on one VM, and `close`, happen one after the other.
+
+    A call raises what `capture` raises.
+
+        >>> step = ml.capture(lambda x: x * x)
+        >>> step(ml.ones(3)), step
+        (Tensor([1., 1., 1.], f32[3]), <captured <lambda>, 1 program>)
+    """
+
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        *,
+        fuse: bool,
+        recompute: bool,
+        hoist: bool = True,
+        replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
+        lengths: Mapping[str, Any] | Literal[False] | None = None,
+        at_most: Mapping[str, int] | None = None,
+    ) -> None:
+        self.fn = fn
+        self.fuse = fuse
+        self.recompute = recompute
+        self.hoist = hoist
+        self._replace = check_replace(replace)
+        self._spec = LengthSpec(fn, lengths, at_most)
+        self._groups = Groups()
+        self._cache = ProgramCache()
+        self._signatures = Signatures(fn)
+        self._fast_path = FastPath()
+        self._scratch = ScratchMemories(self)
+        self._last: CacheEntry | None = None
+        self._changing = Changing(fn)
+        update_wrapper(self, fn, updated=())
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if current_capture.get() is not None:  # it is called inside another captured function
+            return self.fn(*args, **kwargs)
+        return self._call(args, kwargs)  # type: ignore[no-any-return]
+
+    def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call it again and again until its queue is closed and drained: while elements are there,
+        in a loop of the machine's own. The results are those of the last call. It waits without the
+        VM's lock, so what makes the elements may launch on the same VM.
+
+        Raises `ShutDown` if not one element was left, and `ProgramError` unless the function
+        begins by taking an element, and does so once.
+        """
+        return self._call(args, kwargs, loop=True)  # type: ignore[no-any-return]
+
+    def _call(self, args: Any, kwargs: Any, *, loop: bool = False) -> Any:
+        if taping() is not None:
+            raise GradientError(
+                f"{self!r} cannot be differentiated: capture the function that takes the gradient"
+            )
+        arena = current_arena()
+        for path in () if loop else self._fast_path.entries:
+            bound = path.match(arena.vm, args, kwargs)
+            if bound is not None:
+                entry = self._last = path.entry
+                launch = entry.variants.select()
+                scalars, tensors, inputs = bound
+                pattern = path.pattern_of(launch)
+                return self._launch(entry, launch, arena, scalars, tensors, inputs, pattern)
+        args, kwargs = as_tensors(self._signatures, arena.vm, args, kwargs)
+        while True:
+            signature, key = self._signatures.of(arena.vm, args, kwargs)
+            named = self._spec.axes(signature, args, kwargs) if self._spec.names else []
+            match = self._cache.find(key, signature)
+            if match is None:
+                match = self._find_open(arena.vm, signature, key)
+            if match is None:
+                try:
+                    with uncollected():
+                        entry = self._compile_open(
+                            arena, args, kwargs, signature, key, named
+                        ) or self._compile(arena, args, kwargs, signature, key)
+                except recorder.RetryAfterCopy as error:
+                    make_exclusive(error.x)
+                    continue
+                scalars = entry.bind_numbers(signature.numbers) or entry.scalars
+            else:
+                entry, scalars = match
+            if not (entry.launch.updates and entry.make_exclusive(signature.inputs)):
+                break
+        self._last = entry
+        if loop:
+            return self._launch_in_loop(entry, arena, scalars, signature)
+        launch, tensors, inputs = entry.variants.select(), signature.tensors, signature.inputs
+        result = self._launch(entry, launch, arena, scalars, tensors, inputs)
+        if EXTENSION is not None and match is not None:
+            self._fast_path.add(entry, signature, arena.vm, args, kwargs)
+        return result
+
+    def _launch(
+        self,
+        entry: CacheEntry,
+        launch: Launch,
+        arena: Arena,
+        scalars: ScalarInputs,
+        tensors: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        pattern: Any = None,
+    ) -> Any:
+        """Launch an entry's program on a call's tensors. Return the value of the call."""
+        outputs = [output.alloc(arena) for output in entry.outcome.outputs]
+        launch.run(self._scratch.of(arena.vm), scalars, arena.vm, inputs, outputs, pattern)
+        single = entry.outcome.single
+        if single is not None:  # as the value below, sooner
+            return outputs[single].root
+        return entry.value_of_call(arena.vm, scalars, tensors, inputs, outputs)
+
+    def _launch_in_loop(
+        self, entry: CacheEntry, arena: Arena, scalars: ScalarInputs, signature: Signature
+    ) -> Any:
+        """Launch an entry's program until its queue is drained."""
+        launch = entry.variants.select(in_loop=True)
+        if entry.outcome.rebound:
+            raise CaptureError(
+                f"{self!r} rebinds {entry.rebound_names()}, which a loop of the machine's own "
+                f"cannot do; update it in place"
+            )
+        if len(launch.queues) > 1:
+            raise no_loop(len(launch.queues))
+        again = None if launch.queues else launch.looped()
+        outputs = [output.alloc(arena) for output in entry.outcome.outputs]
+        run = partial(launch.run, self._scratch.of(arena.vm), scalars, arena.vm)
+        run(signature.inputs, outputs)
+        with suppress(ShutDown):
+            while True:
+                run(signature.inputs, outputs, program=again)
+        inputs, tensors = signature.inputs, signature.tensors
+        return entry.value_of_call(arena.vm, scalars, tensors, inputs, outputs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """A method of the instance, where the function stands in a class: captured for each
+        instance."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    @property
+    def signatures(self) -> int:
+        """How many programs there are: one for each kind of call that was recorded."""
+        return len(self._cache) + self._groups.traces
+
+    @property
+    def planned(self) -> Planned:
+        """The last call's program with its plan. Raises `CaptureError` before the first call."""
+        return self._last_entry().variants.last.planned
+
+    @property
+    def program(self) -> Program:
+        """The last call's program. Raises `CaptureError` before the first call."""
+        return self.planned.program
+
+    @property
+    def plan(self) -> Plan:
+        """The last call's plan: where its intermediates lie, and how many bytes they take. Raises
+        `CaptureError` before the first call."""
+        return self.planned.plan
+
+    @property
+    def replaced(self) -> dict[str, list[Replaced]]:
+        """The calls of host functions that `replace` has put into the last call's program: by name,
+        a list of places. Raises `CaptureError` before the first call."""
+        return {name: list(places) for name, places in self._last_entry().replaced.items()}
+
+    @property
+    def residuals(self) -> int:
+        """The bytes of the stack on which programs of the current VM keep what gradients need of
+        loops of unknown length, and of functions (see `mlvm.machines.residuals`)."""
+        return residuals.stack_bytes(current_arena().vm)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the scratch memory of the last call's program as SVG: what lies where, and when.
+        Raises `CaptureError` before the first call, and `OSError`."""
+        name = getattr(self.fn, "__name__", "").strip("_<>")
+        title = f"Memory of {name or 'a captured function'}"
+        Path(path).write_text(timeline(self.planned.recording(), title=title), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the plan of the last call's program, and its picture."""
+        if self._last is None:
+            return html.block(repr(self))
+        planned = self.planned
+        text = f"{self!r}: {planned.plan}"
+        picture = timeline(planned.recording(), title=repr(self))
+        return html.picture(picture, text) + html.block(text)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the last call's program, its plan and the state as it is now to a file, which
+        `python -m mlvm run` takes. Where weights change before each call, and a second program
+        computes nothing ahead, it is the first. Raises `CaptureError` before the first call,
+        `AttributeRefused` for a name that ends in ".onnx" or ".safetensors", and `OSError`."""
+        if Path(path).suffix in (".onnx", ".safetensors"):
+            raise AttributeRefused(
+                f"{path}: Captured.save writes a planned step, such as step.mlvm; a function as "
+                "ONNX is written by ml.onnx.save, and a model's tensors by ml.save"
+            )
+        entry = self._last_entry()
+        launch, outcome = entry.launch, entry.outcome
+        planned = launch.planned
+        code = planned.program.main.code
+        if launch.queues or any(instruction.opcode is Opcode.push_int for instruction in code):
+            raise CaptureError(f"{self!r} takes from a queue, which no file can hold")
+        if entry.fields or outcome.rebound:
+            raise CaptureError(f"{self!r} rebinds {entry.rebound_names()}, which no file can hold")
+        returned = [outcome.results[number] for _, number in outcome.named_results()]
+        results = [x.home.seen_as(x.type) for x in returned]
+        states: list[Allocation] = list(launch.states)
+        if launch.hoisted is not None:
+            with launch.hoisted.vm.lock:
+                launch.hoisted.refresh()
+            planned, results, numbers = planned.with_states_used(results)
+            states = [launch.states[number] for number in numbers]
+        outputs = tuple([output.type for output in outcome.outputs])
+        values = tuple(map(values_of, states))
+        step = SavedStep(planned, entry.input_types, outputs, tuple(results), values)
+        Path(path).write_bytes(step.to_bytes())
+
+    def close(self) -> None:
+        """Wait for a call that runs now, give the scratch memory back, and forget the programs. A
+        later call traces again."""
+        self._cache.clear()
+        self._groups.clear()
+        self._signatures.clear()
+        self._fast_path.clear()
+        self._changing = Changing(self.fn)
+        self._last = None
+        self._scratch.release()
+
+    def __repr__(self) -> str:
+        name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+        return f"<captured {name}, {self.signatures} program{'s' * (self.signatures != 1)}>"
+
+    def _last_entry(self) -> CacheEntry:
+        if self._last is None:
+            raise CaptureError(f"{self!r} has not been called yet")
+        return self._last
+
+    def _compile(
+        self, arena: Arena, args: Any, kwargs: Any, signature: Signature, key: Any
+    ) -> CacheEntry:
+        """Trace the call and compile a program. Later calls find it too, unless the function has
+        changed its own signature: then they trace again."""
+        vm = arena.vm
+        recording = self._changing.noted(signature.look, args, kwargs)
+        call, replaced = self._replacing(self._trace(arena, args, kwargs, signature, key))
+        name = repr(getattr(self.fn, "__qualname__", type(self.fn).__name__))
+        compile_plain, hoist = self._compiler(call, vm)
+        compiled = partial(compile_plain, call.flow)
+        entry = self._entry(compiled(hoist=hoist), call, signature, vm, compiled)
+        entry.replaced = replaced
+        if self._is_steady(call, vm, args, kwargs, signature, key):
+            recent = [path.entry for path in self._fast_path.entries]
+            self._cache.add(key, signature, entry, recent)
+        warn_of_frozen(signature.look, name)
+        self._changing.add(recording, name)
+        return entry
+
+    def _is_steady(
+        self,
+        call: TracedCall,
+        vm: VMProtocol,
+        args: Any,
+        kwargs: Any,
+        signature: Signature,
+        key: Any,
+    ) -> bool:
+        """Return whether the trace has left the signature of the call as it was. Fields that it
+        rebinds count as arguments from now on."""
+        if call.outcome.rebound:
+            self._signatures.count_as_arguments(field for field, _ in call.outcome.rebound)
+            self._fast_path.clear()
+        now, key_now = self._signatures.of(vm, args, kwargs)
+        return key_now == key and all(map(is_same, now.numbers, signature.numbers))
+
+    def _replacing(self, call: TracedCall) -> tuple[TracedCall, dict[str, list[Replaced]]]:
+        """Return the call with host functions in place of patterns, and where these are."""
+        if not self._replace:
+            return call, {}
+        name = repr(getattr(self.fn, "__qualname__", type(self.fn).__name__))
+        flow, replaced = Replacer(self._replace, _pattern)(
+            call.flow, call.record.outside.states, name
+        )
+        return call._replace(flow=flow), replaced
+
+    def _compiler(
+        self, call: TracedCall, vm: VMProtocol
+    ) -> tuple[Callable[..., Planned], Hoist | None]:
+        """Return the function that compiles flows for the VM, and what it may hoist."""
+        is_plain = debug.is_watched(vm)  # then each call is to be seen
+        compiler = partial(
+            compile_flow,
+            fuse=self.fuse and not is_plain,
+            recompute=self.recompute and not is_plain,
+            policy=policy_of(vm),
+        )
+        return compiler, _hoist(call, vm) if self.hoist and not is_plain else None
+
+    def _entry(
+        self,
+        planned: Planned,
+        call: TracedCall,
+        signature: Signature,
+        vm: VMProtocol,
+        compile_unhoisted: Callable[[], Planned],
+    ) -> CacheEntry:
+        title = getattr(self.fn, "__name__", "a captured function")
+        hoisted = hoisted_values(planned, call.record.outside.states, vm, title)
+        return CacheEntry(planned, call, signature, hoisted, compile_unhoisted)
+
+    def _find_open(
+        self, vm: VMProtocol, signature: Signature, key: Any
+    ) -> tuple[CacheEntry, ScalarInputs] | None:
+        """Return the entry of a trace with open lengths that is valid for the call, or make it."""
+        for opened in self._groups.of(key):
+            lengths = opened.lengths(signature)
+            if lengths is None:
+                continue
+            match = opened.find(lengths, signature)
+            if match is not None:
+                return match
+            with uncollected(), opened.lock:
+                entry = self._entry_at(opened, signature, lengths, vm)
+                scalars = None if entry is None else entry.bind(signature)
+                if entry is None or scalars is None:
+                    continue
+                forgotten = opened.keep(lengths, entry)
+            for each in forgotten:
+                each.variants.drop(self._scratch.of(vm), vm)
+            return entry, scalars
+        return None
+
+    def _entry_at(
+        self, opened: OpenTrace, signature: Signature, lengths: tuple[int, ...], vm: VMProtocol
+    ) -> CacheEntry | None:
+        """Make the entry for a call of these lengths; None where a guard does not hold."""
+        values = opened.values(signature, lengths)
+        if values is None:
+            return None
+        call, template = opened.call, opened.template
+        compiler, hoist = self._compiler(call, vm)
+        planned = None
+        if not self._replace and not debug.is_watched(vm):
+            planned = opened.planned(lengths, values)
+            if planned is None:
+                opened.plan(lengths, values, partial(compiler, hoist=hoist))
+                values = opened.values(signature, lengths)
+                planned = None if values is None else opened.planned(lengths, values)
+            if values is None:
+                return None
+        if planned is not None:
+
+            def compile_unhoisted() -> Planned:
+                return compiler(template.flow(values))
+
+            return self._entry(planned, call.at(values), signature, vm, compile_unhoisted)
+        call, replaced = self._replacing(call.at(values, template.flow(values)))
+        compiled = partial(compiler, call.flow)
+        entry = self._entry(compiled(hoist=hoist), call, signature, vm, compiled)
+        entry.replaced = replaced
+        return entry
+
+    def _compile_open(
+        self,
+        arena: Arena,
+        args: Any,
+        kwargs: Any,
+        signature: Signature,
+        key: Any,
+        named: Sequence[OpenLength],
+    ) -> CacheEntry | None:
+        """Trace the call with open lengths, if it has some, and compile a program."""
+        if not self._spec.is_allowed or ASKS_CLASS in signature.look.names:
+            return None
+        lengths = self._groups.note(key, signature, named)
+        if not lengths:
+            return None
+        recording = self._changing.noted(signature.look, args, kwargs)
+        changes = self._cache.changes_of(without_sizes(key), signature)
+        changes.changed.update(self._groups.changed_numbers(key, signature))
+        free = free_numbers(changes, signature)
+        try:
+            call = trace(self.fn, args, kwargs, arena, signature, free, lengths)
+        except Exception:  # what takes an open length for no int; the plain trace raises the rest
+            self._groups.close(key, (axis for each in lengths for axis in each.axes))
+            changes.seen.update(free)
+            return None
+        changes.seen.update([free[i] for i in call.numbers.fixed()])
+        opened = OpenTrace(call, lengths, signature)
+        entry = self._entry_at(opened, signature, opened.present, arena.vm)
+        if entry is None:
+            return None
+        name = repr(getattr(self.fn, "__qualname__", type(self.fn).__name__))
+        opened.keep(opened.present, entry)
+        if self._is_steady(call, arena.vm, args, kwargs, signature, key):
+            self._groups.add(key, opened)
+        opened.warn_of_pins(name)
+        warn_of_frozen(signature.look, name)
+        self._changing.add(recording, name)
+        return entry
+
+    def _trace(
+        self, arena: Arena, args: Any, kwargs: Any, signature: Signature, key: Any
+    ) -> TracedCall:
+        """Trace the call, with numbers left free that changed between calls."""
+        changes = self._cache.changes_of(key, signature)
+        free = free_numbers(changes, signature)
+        try:
+            call = trace(self.fn, args, kwargs, arena, signature, free)
+        except Exception:
+            if not free:
+                raise
+            changes.seen.update(free)  # an op may take a placeholder for no number
+            call = trace(self.fn, args, kwargs, arena, signature, ())
+        changes.seen.update([free[i] for i in call.numbers.fixed()])
+        return call
+
+
+@overload
+def capture(
+    fn: Callable[P, R],
+    /,
+    *,
+    fuse: bool = True,
+    recompute: bool = True,
+    hoist: bool = True,
+    replace: Mapping[Callable[..., Any], str] = ...,
+    lengths: Mapping[str, Any] | Literal[False] | None = ...,
+    at_most: Mapping[str, int] | None = ...,
+) -> Captured[P, R]: ...
+@overload
+def capture(
+    *,
+    fuse: bool = True,
+    recompute: bool = True,
+    hoist: bool = True,
+    replace: Mapping[Callable[..., Any], str] = ...,
+    lengths: Mapping[str, Any] | Literal[False] | None = ...,
+    at_most: Mapping[str, int] | None = ...,
+) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
+@hinted
+def capture(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    fuse: bool = True,
+    recompute: bool = True,
+    hoist: bool = True,
+    replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
+    lengths: Mapping[str, Any] | Literal[False] | None = None,
+    at_most: Mapping[str, int] | None = None,
+) -> Any:
+    """A function that records what `fn` does at its first call, and from then on launches that as
+    one program. The program may be a whole step, with gradients and an optimizer's update.
+
+    It is a decorator, `@capture`, and with options one too, `@capture(fuse=False)`.
+
+    Arguments are trees of tensors, of numpy arrays, which become tensors, and of anything else. An
+    array of f64 is in the widest float of the call's tensors, where that is narrower. A call with
+    tensors of other types, other values, or another Module records anew. So does a call after a
+    change of anything that the function reaches by itself, such as an array, which is a constant of
+    the program. Python numbers among the arguments and in fields of Modules and optimizers do so
+    once, and from then on are inputs of the program, unless Python code needs to see the value.
+    Tensors that the function reaches by itself are used where they lie, and updated in place.
+    Random keys advance. Each call allocates its results in the current arena. Temporaries lie in
+    scratch memory of the captured function's own; `plan` tells its size.
+
+    With `fuse`, chains of elementwise ops run block by block, and intermediates within a chain need
+    no memory. With `recompute`, cheap values are computed again for the backward pass, and not
+    kept. With `hoist`, what depends on tensors alone that the function reaches and does not update,
+    such as a weight in another dtype, is computed once, kept in an arena of its own, and computed
+    again after anybody has written to one of these tensors; where that is before each call, in the
+    step itself, by a second program. `plan.ahead` tells how many bytes what is kept takes: no value
+    has more than four times those of the tensors that it is made of. None of these changes a bit of
+    the result.
+
+    With `replace`, `{pattern: name}`, the host function of that name is called where the function
+    computes the pattern, a Python function of tensors such as `lambda x, w, b: ml.gelu(x @ w + b)`.
+    It takes the pattern's operands and pushes its results. `step.replaced` tells where; a
+    `ReplacementWarning` names a pattern that fits nowhere. See docs/functions.md.
+
+    With `lengths`, a name or None for each axis of a parameter's tensors, as in
+    `{"tokens": (None, "time")}`, one trace and one plan serve all lengths of a name. An axis
+    without a name is opened at the third size that calls have; `lengths=False` has a program for
+    each size. Python computes with a length as with any number. A comparison, as in an `if`, is a
+    guard. Where Python needs the value itself, each has a program of its own. `at_most` has bounds
+    of lengths by name: memory is planned for these, or else doubles. See docs/lengths.md.
+
+    The function may rebind a Module's field to another tensor of the same type. Then each call
+    rebinds it, to a tensor in the arena of the one before.
+
+    Warns with `RecompilationWarning`, once, when it records its 8th program, and says what changed;
+    with `FrozenWarning` for a line that reads a clock or draws from numpy's generators.
+    Raises `CaptureError` if the function reaches what may change unseen, such as an iterator. Also
+    raises it, with the line, if the function reads a tensor's value, computes on another VM, calls
+    an op whose result's shape depends on values, or keeps a tensor of its own in any place but its
+    result or such a field. Raises `GradientError` inside a differentiated function,
+    `AttributeRefused` for an option that is no bool and a `replace` that is no such mapping,
+    `ShapeError` for a length above its bound and two sizes of one name, and whatever the function
+    raises.
+
+        >>> step = ml.capture(lambda x: ml.sum(x * x))
+        >>> step(ml.ones(3)), step(ml.zeros(3))
+        (Tensor(3., f32[]), Tensor(0., f32[]))
+    """
+    _require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
+    if fn is None:
+        options = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
+        return partial(capture, **options, lengths=lengths, at_most=at_most)
+    if not callable(fn):
+        raise CaptureError(f"capture takes a function, not {fn!r}")
+    return Captured(
+        fn,
+        fuse=fuse,
+        recompute=recompute,
+        hoist=hoist,
+        replace=replace,
+        lengths=lengths,
+        at_most=at_most,
+    )
+
+
+def _require_bools(name: str, **options: object) -> None:
+    for option, value in options.items():
+        if not isinstance(value, bool):
+            raise AttributeRefused(f"{name}: {option} is True or False, not {brief(value)}")
+
+
+def _hoist(call: TracedCall, vm: VMProtocol) -> Hoist | None:
+    """Return what may be hoisted: what depends on no number that each call copies in anew."""
+    if is_shared(vm):
+        return None
+    scalars = {id(x) for x in call.numbers.tensors.values()}
+    states = call.record.outside.states
+    return Hoist(len(states), {i for i, x in enumerate(states) if id(x) in scalars})
+
+
+class Measured(NamedTuple):
+    """The memory that one call of a function needs: `arena` is the capacity in bytes of an arena
+    that it runs in eagerly, `plan` is the plan of the captured function.
+
+        >>> measured = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", [1000]))
+        >>> measured
+        eagerly, in an arena: 4,096 bytes
+        captured: 4,032 bytes, lower bound 4,032 (1.00), unfused 4,032, by size
+        >>> measured.arena, measured.plan.nbytes
+        (4096, 4032)
+    """
+
+    arena: int
+    plan: Plan
+
+    def __repr__(self) -> str:
+        return f"eagerly, in an arena: {self.arena:,} bytes\ncaptured: {self.plan}"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (f"{self.arena:,}", "eagerly, in an arena"),
+            (f"{self.plan.nbytes:,}", "captured, in a plan"),
+            (f"{self.plan.lower_bound:,}", "lower bound of the plan"),
+            (f"{self.plan.unfused or 0:,}", "unfused"),
+            (f"{self.plan.ahead:,}", "hoisted values"),
+        ]
+        return html.table(("bytes", ""), rows, right=1)
+
+
+def measure(
+    fn: Callable[..., Any],
+    *args: Any,
+    fuse: bool = True,
+    recompute: bool = True,
+    hoist: bool = True,
+    **kwargs: Any,
+) -> Measured:
+    """What a call of the function needs besides its arguments and what it reaches by itself,
+    without running it or allocating anything.
+
+    Arguments are as the function takes them, with a `TensorType` where a tensor would be, or the
+    tensor itself. Raises what `capture` raises, `AttributeRefused` for an option that is no bool,
+    and `CaptureError` for a type given as text.
+
+        >>> ml.measure(lambda x: ml.sum(ml.sort(x)), ml.zeros(1000)).plan.nbytes
+        4032
+    """
+    _require_bools("measure", fuse=fuse, recompute=recompute, hoist=hoist)
+    recorder.refuse_captured("a function is measured")
+    call, _ = trace_once(fn, args, kwargs)
+    arena = current_arena()
+    policy = policy_of(arena.vm)
+    ahead = _hoist(call, arena.vm) if hoist else None
+    plan = compile_flow(call.flow, fuse=fuse, recompute=recompute, policy=policy, hoist=ahead).plan
+    return Measured(call.record.arena_bytes, plan)
+
+
+def _pattern(fn: Callable[..., Any], operands: Types) -> Pattern:
+    """Trace a pattern of `replace` for operands of these types. Raises what `capture` raises."""
+    call, _ = trace_once(fn, operands, {})
+    uses = [use for _, use in call.named_results()]
+    return Pattern.of(call.flow, uses, operands, call.record.outside.states)

@@ -1,0 +1,306 @@
+"""Launch a captured program: scratch memory, hoisted values, operands, and its outputs.
+
+In: a `Launch`, the planned program with all that it runs on besides a call's own tensors; and
+from the call its inputs, its outputs (allocated by the caller) and its scalar inputs.
+Out: nothing; the outputs and updated states are written, on a VM elsewhere maybe later.
+The operands' types are those of the trace: the signature or the pattern in C has checked it.
+Scratch memory is per captured function and VM, as large as the largest plan, and shared by its
+programs. So the `Scratch` lock is held from before handles are read until the launch is sent.
+Hoisted values are refreshed before, under the VM's lock, which is held until the launch is sent.
+Callers: `Captured` for each call, hit or miss; `drain` for each element of a queue.
+An error is noted with the user's line; a stale operand becomes `StaleTensor`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from mlvm.arena.arena import Allocation
+from mlvm.core.collecting import uncollected
+from mlvm.core.errors import HandleError, MlvmError
+from mlvm.core.locks import new_lock
+from mlvm.core.observe import explaining
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
+from mlvm.core.types import Array
+from mlvm.eager.capture.hoisted import Hoisted, as_type, is_shared
+from mlvm.eager.capture.trace import TracedCall
+from mlvm.eager.recording import debug
+from mlvm.eager.tensor.reading import explain, values_of
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.input.queue import QueueTensor
+from mlvm.input.queue_get import taken_ahead
+from mlvm.step.compile import Planned
+from mlvm.step.saved import SavedStep
+
+_MOST_REFRESHED: Final = 2
+"""How many calls in a row refresh hoisted values before a program without them is compiled."""
+
+_ROLES: Final = "input", "output", "state"
+_UNLOCKED: Final = nullcontext()
+
+
+class ScalarInputs(NamedTuple):
+    """A call's Python numbers, as a program takes them.
+
+    args: the numbers of the signature.
+    values: all numbers that Python computes of these.
+    arrays: those that ops use, each with the tensor that it is copied to.
+    """
+
+    args: list[float]
+    values: list[Any]
+    arrays: list[tuple[Tensor, Array]]
+
+
+class Scratch:
+    """Scratch memory of a captured function on one VM, as large as its largest plan. Its `lock`
+    is held while a program uses it."""
+
+    def __init__(self) -> None:
+        self.lock = new_lock()
+        self.nbytes = 0
+        self.storage: StorageHandle | None = None
+
+    def reserve(self, vm: VMProtocol, launch: Launch) -> tuple[TensorHandle, ...]:
+        """Return the handles of the program's temporaries. The caller has the lock."""
+        nbytes = launch.planned.plan.nbytes
+        if self.storage is None or nbytes > self.nbytes:
+            self.release(vm)
+            self.storage, self.nbytes = vm.alloc_storage(nbytes), nbytes
+        if launch.storage != self.storage:
+            launch.temporaries = tuple(
+                vm.tensor_from_storage(self.storage, argument.type, argument.place)
+                for argument in launch.planned.arguments
+                if argument.role == "scratch"
+            )
+            launch.storage = self.storage
+        return launch.temporaries
+
+    def drop(self, vm: VMProtocol, launch: Launch) -> None:
+        """Give the handles of a program back that is forgotten."""
+        with self.lock:
+            if self.storage is not None and launch.storage == self.storage:
+                launch.storage = None
+                for handle in launch.temporaries:
+                    vm.dealloc_tensor(handle)
+
+    def release(self, vm: VMProtocol) -> None:
+        """Give the memory back. The caller has the lock."""
+        if self.storage is not None:
+            vm.dealloc_storage(self.storage)
+        self.storage, self.nbytes = None, 0
+
+
+class ScratchMemories:
+    """Scratch memory of a captured function, by VM. It goes with the function."""
+
+    def __init__(self, owner: object) -> None:
+        self._lock = new_lock()  # of the dict
+        self._by_vm: weakref.WeakKeyDictionary[VMProtocol, Scratch] = weakref.WeakKeyDictionary()
+        # Not `__del__`: the garbage collector clears weak references of what it collects before.
+        weakref.finalize(owner, _release, self._by_vm).atexit = False
+
+    def of(self, vm: VMProtocol) -> Scratch:
+        scratch = self._by_vm.get(vm)
+        if scratch is None:
+            with self._lock:
+                scratch = self._by_vm.setdefault(vm, Scratch())
+        return scratch
+
+    def release(self) -> None:
+        """Wait for calls that run now, and give all memory back."""
+        with self._lock:
+            by_vm = dict(self._by_vm)
+        _release(by_vm)
+
+
+def _release(by_vm: Any) -> None:
+    for vm, scratch in list(by_vm.items()):
+        with scratch.lock:
+            scratch.release(vm)
+
+
+class Launch:
+    """A planned program, and what to launch it on.
+
+    planned: the program and its plan.
+    hoisted: the values that it takes, if there are any.
+    states: tensors that the function reaches by itself, then hoisted values.
+    updates: role and number of each input and state that it writes to.
+    queues: those of which an element is taken before a launch, and is an input of it.
+    first_queue: that of which the program itself takes an element first, if it does.
+    operands: role, number and type of each tensor that it is launched on, before temporaries.
+    has_temporaries: whether scratch memory follows these.
+    storage, temporaries: the scratch memory of the last launch, and the handles there.
+    """
+
+    def __init__(self, planned: Planned, call: TracedCall, hoisted: Hoisted | None) -> None:
+        record = call.record
+        self.planned, self.hoisted = planned, hoisted
+        self.states = [*record.outside.states, *(hoisted.made if hoisted is not None else ())]
+        written = {use.value.home for each in call.flow.calls for use in each.outs}
+        self.updates = [
+            (home.role, home.index)
+            for home in written - record.outside.queue_homes
+            if home and home.role in ("input", "state")
+        ]
+        self.queues = record.outside.queues
+        self._held_queues = [x for x in record.outside.keepalive if isinstance(x, QueueTensor)]
+        self._use_arguments()
+
+    def _use_arguments(self) -> None:
+        arguments = self.planned.arguments
+        self.operands = [
+            (k, a.place, a.type)
+            for k, role in enumerate(_ROLES)
+            for a in arguments
+            if a.role == role
+        ]
+        first = self.planned.first_queue
+        self.first_queue = next((x for x in self._held_queues if x.handle == first), None)
+        self.has_temporaries = any(a.role == "scratch" for a in arguments)
+        self.storage: StorageHandle | None = None
+        self.temporaries: tuple[TensorHandle, ...] = ()
+        self._looped: Program | None = None
+
+    def with_program(self, planned: Planned) -> Launch:
+        """Return a launch of another program, which takes no hoisted values, on the same."""
+        other = copy.copy(self)
+        other.planned, other.hoisted = planned, None
+        other._use_arguments()
+        return other
+
+    def looped(self) -> Program:
+        """Return the program in a loop that runs while its queue has elements. Raises
+        `ProgramError` for one that takes from another number of queues than one."""
+        self._looped = self._looped or self.planned.looped()
+        return self._looped
+
+    def run(
+        self,
+        scratch: Scratch,
+        scalars: ScalarInputs,
+        vm: VMProtocol,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        pattern: Any = None,
+        program: Program | None = None,
+        *,
+        is_ahead: bool = False,
+    ) -> None:
+        """Launch the program, or that `program` in its place, on a call's tensors. A `pattern` in C
+        reads their handles. It `is_ahead` where its first queue's element is taken already."""
+        if self.first_queue is not None and not is_ahead:
+            with taken_ahead(self.first_queue):
+                operands = scratch, scalars, vm, inputs, outputs, pattern, program
+                self.run(*operands, is_ahead=True)
+            return
+        program = program or self.planned.program
+        if self.queues:
+            inputs = [*inputs, *[x for queue in self.queues for x in queue.get(kind=Tensor)]]
+        tensors = inputs, outputs, self.states  # as _ROLES
+        used: Sequence[Allocation] = ()
+        hoisted = self.hoisted
+        explains: Callable[[Exception], None] = self.planned.note_line
+        token = explaining.set(self.planned.note_line)
+        try:
+            with scratch.lock, _UNLOCKED if hoisted is None else vm.lock:
+                if hoisted is not None:
+                    explains = hoisted.note_line
+                    hoisted.refresh()
+                    explains = self.planned.note_line
+                temporaries = scratch.reserve(vm, self) if self.has_temporaries else ()
+                handles = None
+                if pattern is not None:
+                    handles = pattern.handles(inputs, outputs, temporaries)
+                if handles is None:
+                    used = [as_type(tensors[role][i], type) for role, i, type in self.operands]
+                    handles = (*[x.handle for x in used], *temporaries)
+                for x, array in scalars.arrays:  # another thread's may be there
+                    vm.write(x.handle, array)
+                if debug.is_watched(vm):
+                    updated = [tensors[_ROLES.index(role)][i].root for role, i in self.updates]
+                    saved = partial(self._saved, inputs, outputs)
+                    try:
+                        debug.launch_watched(vm, program, handles, updated, saved)
+                    except MlvmError as error:
+                        error.late = False  # each call of it is waited for
+                        raise
+                    return
+                vm.launch(program, handles)
+        except Exception as error:
+            if getattr(error, "late", False):
+                raise
+            if isinstance(error, HandleError):
+                used = used or [tensors[role][i] for role, i, _ in self.operands]
+                raise explain(error, vm, used) from None
+            explains(error)
+            raise
+        finally:
+            explaining.reset(token)
+
+    def _saved(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> tuple[SavedStep, list[Array]]:
+        """Return the step with the state as it is now, and the values of its inputs."""
+        types = [tuple([x.root.type for x in each]) for each in (inputs, outputs)]
+        step = SavedStep(self.planned, types[0], types[1], (), tuple(map(values_of, self.states)))
+        return step, [values_of(x.root) for x in inputs]
+
+
+class Variants:
+    """The programs for one signature: one with hoisted values and, once the weights they are made
+    of change before each call, one that hoists nothing.
+
+    hoisting: the first program.
+    last: that of the last call.
+    """
+
+    def __init__(self, launch: Launch, compile_unhoisted: Callable[[], Planned] | None) -> None:
+        self.hoisting = self.last = launch
+        self._compile = compile_unhoisted
+        self._unhoisted: Launch | None = None
+        self._writes = -1  # counted by the last call that found hoisted values to be stale
+        self._stale_calls = 0  # how many calls in a row found new weights
+
+    def drop(self, scratch: Scratch, vm: VMProtocol) -> None:
+        """Give the handles of the programs back, which are forgotten."""
+        for launch in (self.hoisting, self._unhoisted):
+            if launch is not None:
+                scratch.drop(vm, launch)
+
+    def select(self, *, in_loop: bool = False) -> Launch:
+        """Return the program for the next call. It is the one without hoisted values if the weights
+        have changed since the last call, and did so often before, or if nobody counts writes."""
+        launch = self.hoisting
+        hoisted = launch.hoisted
+        if hoisted is not None and not in_loop:
+            uncounted = is_shared(hoisted.vm)
+            if not (hoisted.is_stale or uncounted):
+                self._stale_calls = 0
+            else:
+                with hoisted.vm.lock:
+                    before, self._writes = self._writes, hoisted.writes()
+                if before != self._writes or uncounted:
+                    is_often = self._stale_calls >= _MOST_REFRESHED or uncounted
+                    if is_often and self._compile is not None:
+                        self._unhoisted, self._compile = self._compiled(hoisted), None
+                    self._stale_calls += 1
+                    launch = self._unhoisted or launch
+        self.last = launch
+        return launch
+
+    def _compiled(self, hoisted: Hoisted) -> Launch:
+        """Return the second program. Its plan counts the hoisted bytes, too, which stay."""
+        assert self._compile is not None
+        with uncollected():
+            planned = self._compile()
+        plan = planned.plan._replace(ahead=hoisted.ahead.nbytes)
+        return self.hoisting.with_program(dataclasses.replace(planned, plan=plan))

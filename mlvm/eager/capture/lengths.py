@@ -1,0 +1,187 @@
+"""Open lengths: axes of a captured function's arguments whose size is a value of a launch.
+
+In: what the user names, `capture(lengths={"tokens": (None, "time")})`, and the signature of a call.
+Out: `OpenLength`s, each with the axes that have it; for a trace the open types of tensors.
+A length above its bound and two sizes of one name raise `ShapeError`, before anything is run.
+Callers: `Captured` for each call that is no hit of the fast path; `trace`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mlvm.core.errors import ArgumentError, ShapeError, brief
+from mlvm.core.types import TensorType
+from mlvm.eager.capture.guards.signature import Arguments, Signature
+from mlvm.eager.tensor.tensor import Tensor
+
+
+class Axis(NamedTuple):
+    """An axis of a tensor of a signature, by the number of the tensor."""
+
+    tensor: int
+    axis: int
+
+
+class OpenLength(NamedTuple):
+    """A length: the axes that have it, and the bound that the user gave, or None."""
+
+    axes: tuple[Axis, ...]
+    at_most: int | None = None
+
+    def size_in(self, signature: Signature) -> int:
+        """Return the length in a call."""
+        first = self.axes[0]
+        return signature.tensors[first.tensor].shape[first.axis]
+
+
+class LengthSpec:
+    """The axes that the user has opened by name.
+
+    names: for each parameter, the names of its axes, in a tree as its argument.
+    at_most: the bound of a length, by its name.
+    is_allowed: whether axes may be opened at all.
+    """
+
+    def __init__(self, fn: Callable[..., Any], lengths: object, at_most: object) -> None:
+        self.is_allowed = lengths is not False
+        self.names: dict[str, Any] = {}
+        self.at_most: dict[str, int] = {}
+        self._parameters: inspect.Signature | None = None
+        if lengths is None or lengths is False:
+            if at_most is not None:
+                raise ArgumentError("capture: at_most bounds lengths, and no length has a name")
+            return
+        if not isinstance(lengths, Mapping):
+            raise ArgumentError(
+                'capture: lengths is {"x": (None, "time")}, None or False, not ' + brief(lengths)
+            )
+        self.names = dict(lengths)
+        names = set().union(*map(_names_in, self.names.values()))
+        try:
+            self._parameters = inspect.signature(fn)
+        except (TypeError, ValueError):
+            raise ArgumentError(
+                "capture: lengths needs a function whose parameters Python can tell"
+            ) from None
+        kinds = {each.kind for each in self._parameters.parameters.values()}
+        unknown = [name for name in self.names if name not in self._parameters.parameters]
+        if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
+            known = ", ".join(self._parameters.parameters)
+            raise ArgumentError(
+                f"capture: lengths names the parameter {unknown[0]!r}; the function has {known}"
+            )
+        if at_most is not None and not isinstance(at_most, Mapping):
+            raise ArgumentError(f'capture: at_most is {{"time": 512}}, not {brief(at_most)}')
+        for name, bound in dict(at_most or {}).items():
+            if name not in names:
+                raise ArgumentError(
+                    f"capture: at_most bounds {name!r}; lengths names {', '.join(sorted(names))}"
+                )
+            if type(bound) is not int or bound < 1:
+                raise ArgumentError(
+                    f"capture: at_most[{name!r}] is an int >= 1, not {brief(bound)}"
+                )
+            self.at_most[name] = bound
+
+    def axes(self, signature: Signature, args: Any, kwargs: Any) -> list[OpenLength]:
+        """Return the named axes of a call. Raises `ShapeError` for a length above its bound, two
+        sizes of one name, and a tensor of other dimensions than the names given for it."""
+        if self._parameters is None:
+            return []
+        try:
+            bound = self._parameters.bind(*args, **kwargs).arguments
+        except TypeError:
+            return []  # the call itself raises it
+        for parameter in self._parameters.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                bound |= bound.pop(parameter.name, {})
+        ordinals = {id(x): i for i, x in enumerate(signature.tensors)}
+        axes: dict[str, list[Axis]] = {}
+        sizes: dict[str, tuple[int, str]] = {}
+        for name, spec in self.names.items():
+            for x, names, path in _tensors(bound.get(name), spec, name):
+                if len(names) != x.ndim:
+                    raise ShapeError(
+                        f"capture: lengths of {path} names {len(names)} axes, got {x.type}"
+                    )
+                for axis, length in enumerate(names):
+                    if length is None:
+                        continue
+                    size, where = x.shape[axis], f"axis {axis} of {path}"
+                    most = self.at_most.get(length)
+                    if most is not None and size > most:
+                        raise ShapeError(
+                            f"capture: {where} is {length!r} = {size}, at most {most}: got {x.type}"
+                        )
+                    known, first = sizes.setdefault(length, (size, where))
+                    if known != size:
+                        raise ShapeError(
+                            f"capture: {length!r} is {known} at {first}, and {size} at {where}: "
+                            f"axes of one name have one size"
+                        )
+                    if id(x) in ordinals:
+                        axes.setdefault(length, []).append(Axis(ordinals[id(x)], axis))
+        return [OpenLength(tuple(each), self.at_most.get(name)) for name, each in axes.items()]
+
+
+def _names_in(spec: Any) -> set[str]:
+    """Return the names in a tree of axes. Raises `ArgumentError` for other things."""
+    if isinstance(spec, tuple) and all(each is None or isinstance(each, str) for each in spec):
+        return {each for each in spec if each is not None}
+    if isinstance(spec, (list, tuple)):
+        return set().union(*map(_names_in, spec))
+    if isinstance(spec, Mapping):
+        return set().union(*map(_names_in, spec.values()))
+    raise ArgumentError(
+        f"capture: lengths has a name or None for each axis, not {brief(spec)}; "
+        "write (None, 'time')"
+    )
+
+
+def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str | None, ...], str]]:
+    """Return the tensors of an argument, with the names of their axes and where they are. A tuple
+    of names stands for all tensors in its place."""
+    if isinstance(spec, tuple) and all(each is None or isinstance(each, str) for each in spec):
+        return [(x, spec, path) for x in Arguments([value]).tensors]
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(spec, Mapping) and isinstance(value, Mapping):
+        pairs = list(spec.items())
+    elif isinstance(spec, (list, tuple)) and isinstance(value, (list, tuple)):
+        if len(spec) != len(value):
+            raise ShapeError(f"capture: lengths of {path} has {len(spec)} parts, got {len(value)}")
+        pairs = list(enumerate(spec))
+    parts = []
+    for name, each in pairs:
+        try:
+            part = value[name]
+        except KeyError:
+            continue
+        parts += _tensors(part, each, f"{path}[{name!r}]")
+    return parts
+
+
+def may_open(signature: Signature, number: int) -> bool:
+    """Return whether axes of that tensor may be open: it is the argument that its memory is for."""
+    x = signature.tensors[number]
+    return (
+        x.base is None
+        and not signature.is_reached(x)
+        and not any(x is each for each in signature.in_fields)
+        and not any(each is not x and each.root is x for each in signature.tensors)
+    )
+
+
+def open_types(
+    axes: Sequence[OpenLength], signature: Signature, lengths: Sequence[Any]
+) -> dict[int, TensorType]:
+    """Return the open types of tensors, by their ids, for the lengths of a trace."""
+    shapes: dict[int, list[Any]] = {}
+    for each, length in zip(axes, lengths, strict=True):
+        for axis in each.axes:
+            shape = shapes.setdefault(axis.tensor, list(signature.tensors[axis.tensor].shape))
+            shape[axis.axis] = length
+    tensors = signature.tensors
+    return {id(tensors[i]): TensorType(tensors[i].dtype, shape) for i, shape in shapes.items()}

@@ -1,0 +1,311 @@
+"""Traces with open lengths, and the programs that are made of them.
+
+In: a call that the cache has no program for. Out: the `OpenTrace`s of calls that differ by sizes
+alone. Such a trace is a template: its types and attributes are formulas of lengths. It is valid
+for a call whose other sizes are those of the trace, and where all guards on lengths hold.
+Its program is planned once, at bounds of the lengths, and made for each call's lengths from that.
+An axis without a name is opened at its third size; one whose size Python code has seen is closed.
+Callers: `Captured`. Each trace has a lock, which is held while a program is made of it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from mlvm.core.locks import new_lock
+from mlvm.core.types import TensorType
+from mlvm.eager.capture.cache import CacheEntry
+from mlvm.eager.capture.guards.changing import RecompilationWarning
+from mlvm.eager.capture.guards.signature import Signature
+from mlvm.eager.capture.launch import ScalarInputs
+from mlvm.eager.capture.lengths import Axis, OpenLength, may_open
+from mlvm.eager.capture.trace import TracedCall
+from mlvm.eager.recording.lines import user_line
+from mlvm.eager.tensor.number import is_same
+from mlvm.eager.tensor.warn import warn_at
+from mlvm.step.compile import Planned
+from mlvm.step.flow import Flow
+from mlvm.step.lengths import PlannedTemplate
+
+MOST_PROGRAMS: Final = 32
+"""Programs of one trace that are kept."""
+
+_MOST_TRACES: Final = 8
+"""Traces with open lengths that are kept of calls that differ by sizes alone."""
+
+_MOST_PLANS: Final = 8
+
+_MOST_SIZES: Final = 3
+"""Sizes of an axis, of which the last opens it."""
+
+_LEAST: Final = 2
+"""The least length that is open: for 0 and 1 the type rules make exceptions."""
+
+
+class _Plan(NamedTuple):
+    """A planned template, the bounds of its lengths, and its guards: values, by place."""
+
+    template: PlannedTemplate
+    bounds: tuple[int, ...]
+    guards: Mapping[int, Any]
+
+
+class OpenTrace:
+    """A trace with open lengths.
+
+    call: what the traced call did, with places for what depends on lengths.
+    template: its flow.
+    present: the lengths of the traced call.
+    args: its Python numbers.
+    lock: held while a program is made.
+    """
+
+    def __init__(
+        self, call: TracedCall, lengths: Sequence[OpenLength], signature: Signature
+    ) -> None:
+        assert call.template is not None
+        self.call, self.template = call, call.template
+        self.present = tuple([each.size_in(signature) for each in lengths])
+        self.args = signature.numbers
+        self.lock = new_lock()
+        self._open = tuple(lengths)
+        self._numbers = call.numbers
+        self._entries: OrderedDict[tuple[int, ...], list[CacheEntry]] = OrderedDict()
+        self._plans: list[_Plan] = []
+        self._bounds = (0,) * len(lengths)
+        self._is_pinned = False
+        free = set(call.free)
+        self._closed_numbers = [(i, x) for i, x in enumerate(signature.numbers) if i not in free]
+        opened = {axis for each in lengths for axis in each.axes}
+        self._closed_sizes = [
+            (i, axis, n)
+            for i, x in enumerate(signature.tensors)
+            for axis, n in enumerate(x.shape)
+            if Axis(i, axis) not in opened
+        ]
+
+    def lengths(self, signature: Signature) -> tuple[int, ...] | None:
+        """Return the lengths of a call; None if the template is not for its sizes or numbers."""
+        tensors = signature.tensors
+        if any(tensors[i].shape[axis] != n for i, axis, n in self._closed_sizes):
+            return None
+        if not all(is_same(signature.numbers[i], x) for i, x in self._closed_numbers):
+            return None
+        lengths = []
+        for each in self._open:
+            n = each.size_in(signature)
+            if any(tensors[axis.tensor].shape[axis.axis] != n for axis in each.axes):
+                return None
+            lengths.append(n)
+        return tuple(lengths)
+
+    def values(self, signature: Signature, lengths: tuple[int, ...]) -> list[Any] | None:
+        """Return the values of all formulas for a call of these lengths; None where a guard does
+        not hold."""
+        numbers = [signature.numbers[i] for i in self.call.free]
+        return self._numbers.again([*numbers, *lengths])
+
+    def planned(self, lengths: Sequence[int], values: Sequence[Any]) -> Planned | None:
+        """Return the program for these values, if a plan is for them."""
+        for each in self._plans:
+            if all(n <= most for n, most in zip(lengths, each.bounds, strict=True)) and all(
+                is_same(values[place], value) for place, value in each.guards.items()
+            ):
+                planned = each.template.at(values)
+                if planned is not None:
+                    return planned
+        return None
+
+    def plan(
+        self, lengths: Sequence[int], values: Sequence[Any], compiled: Callable[[Flow], Planned]
+    ) -> None:
+        """Plan the program at bounds of these lengths. The guards of the plan are what the compiler
+        saw of lengths. Where it needs the value of one, no such plan is made."""
+        if self._is_pinned or len(self._plans) >= _MOST_PLANS:
+            return
+        bounds = tuple(
+            [
+                each.at_most or max(_bound_of(n), most)
+                for each, n, most in zip(self._open, lengths, self._bounds, strict=True)
+            ]
+        )
+        try:
+            with self._numbers.planning(bounds, values) as (placeholders, guards):
+                planned = PlannedTemplate(compiled(self.template.flow(placeholders)))
+                planned.fix_lifetimes(self._numbers.at_bounds())
+        except Exception:  # the compiler, given plain ints, raises it again or does not
+            self._is_pinned = True
+            return
+        if bounds != self._bounds:
+            self._bounds, self._plans = bounds, []
+        self._plans.insert(0, _Plan(planned, bounds, guards))
+        used = self.template.places | self.call.places()
+        for each in self._plans:
+            used |= each.template.places | each.guards.keys()
+        self._numbers.prune(used)
+
+    def find(
+        self, lengths: tuple[int, ...], signature: Signature
+    ) -> tuple[CacheEntry, ScalarInputs] | None:
+        """Return the entry that is valid for a call of these lengths, and its scalar inputs."""
+        for entry in self._entries.get(lengths, ()):
+            scalars = entry.bind(signature)
+            if scalars is not None:
+                with self.lock:
+                    if lengths in self._entries:
+                        self._entries.move_to_end(lengths)
+                return entry, scalars
+        return None
+
+    def keep(self, lengths: tuple[int, ...], entry: CacheEntry) -> list[CacheEntry]:
+        """Keep an entry. Return those used longest ago, which are forgotten where there are
+        many."""
+        self._entries[lengths] = [*self._entries.get(lengths, ()), entry]
+        self._entries.move_to_end(lengths)
+        dropped: list[CacheEntry] = []
+        while len(self._entries) > MOST_PROGRAMS:
+            dropped += self._entries.popitem(last=False)[1]
+        return dropped
+
+    def pinned(self) -> list[Axis]:
+        """Return the axes whose very size Python code has seen."""
+        numbers = self._numbers
+        places = numbers.sources(set(numbers.pins))
+        first = numbers.given - numbers.lengths
+        return [
+            axis for i, each in enumerate(self._open) if first + i in places for axis in each.axes
+        ]
+
+    def warn_of_pins(self, name: str) -> None:
+        """Warn of the first line of Python that saw the value of an open length."""
+        numbers = self._numbers
+        first = numbers.given - numbers.lengths
+        for place, line in numbers.pins.items():
+            for each in numbers.sources({place}):
+                if first <= each < numbers.given:
+                    message = (
+                        f"{name} sees the value of an open length, {numbers.values[each]}, where "
+                        f"Python needs an int: each size gets a program of its own. Compute with "
+                        f"tensors, or with sizes as they are, or capture with lengths=False."
+                    )
+                    warn_at(line or user_line(), message, RecompilationWarning)
+                    return
+
+
+class _Group:
+    """Calls that differ by sizes alone: the sizes of their axes, and the traces, the last first."""
+
+    def __init__(self) -> None:
+        self.traces: tuple[OpenTrace, ...] = ()
+        self.closed: set[Axis] = set()
+        self._sizes: dict[Axis, dict[int, None]] = {}
+        self._equal: dict[Axis, set[Axis]] = {}  # axes that were as long in all calls
+
+    def note(self, signature: Signature) -> None:
+        """Note the sizes of a call that no program is for."""
+        sizes = {
+            Axis(i, axis): n
+            for i, x in enumerate(signature.tensors)
+            for axis, n in enumerate(x.shape)
+        }
+        for axis, n in sizes.items():
+            known = self._sizes.setdefault(axis, {})
+            if len(known) < _MOST_SIZES:
+                known[n] = None
+            equal = {other for other, m in sizes.items() if m == n}
+            self._equal[axis] = self._equal.get(axis, equal) & equal
+
+    def lengths(self, signature: Signature, named: Sequence[OpenLength]) -> list[OpenLength]:
+        """Return the lengths to open in the trace of a call: those with names, and those of axes
+        that had many sizes. Of these, axes that were always equal have one length."""
+
+        def opens(axis: Axis) -> bool:
+            size = signature.tensors[axis.tensor].shape[axis.axis]
+            is_closed = axis in self.closed
+            return size >= _LEAST and not is_closed and may_open(signature, axis.tensor)
+
+        by_name = [each._replace(axes=tuple(filter(opens, each.axes))) for each in named]
+        has_name = {axis for each in named for axis in each.axes}
+        by_size: dict[frozenset[Axis], list[Axis]] = {}
+        for axis, sizes in self._sizes.items():
+            if len(sizes) >= _MOST_SIZES and axis not in has_name and opens(axis):
+                by_size.setdefault(frozenset(self._equal[axis]), []).append(axis)
+        others = [OpenLength(tuple(axes)) for axes in by_size.values()]
+        return [each for each in (*by_name, *others) if each.axes]
+
+
+class Groups:
+    """Groups of calls by their keys without sizes."""
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._groups: dict[Any, _Group] = {}
+
+    @property
+    def traces(self) -> int:
+        """How many traces with open lengths there are."""
+        return sum(len(group.traces) for group in list(self._groups.values()))
+
+    def of(self, key: Sequence[Any]) -> tuple[OpenTrace, ...]:
+        """Return the traces that may be valid for calls of a key."""
+        group = self._groups.get(without_sizes(key)) if self._groups else None
+        return () if group is None else group.traces
+
+    def note(
+        self, key: Sequence[Any], signature: Signature, named: Sequence[OpenLength]
+    ) -> list[OpenLength]:
+        """Note the sizes of a call that no program is for; return the lengths to open in its
+        trace."""
+        group_key = without_sizes(key)
+        with self._lock:
+            group = self._groups.pop(group_key, None) or _Group()
+            while len(self._groups) >= 4 * MOST_PROGRAMS:
+                del self._groups[next(iter(self._groups))]
+            self._groups[group_key] = group
+            group.note(signature)
+            return group.lengths(signature, named)
+
+    def changed_numbers(self, key: Sequence[Any], signature: Signature) -> list[int]:
+        """Return the Python numbers of a call that differ from those of the last trace."""
+        for trace in self.of(key)[:1]:
+            pairs = enumerate(zip(signature.numbers, trace.args, strict=True))
+            return [i for i, (x, y) in pairs if not is_same(x, y)]
+        return []
+
+    def close(self, key: Sequence[Any], axes: Iterable[Axis]) -> None:
+        """Open these axes never again."""
+        with self._lock:
+            group = self._groups.get(without_sizes(key))
+            if group is not None:
+                group.closed.update(axes)
+
+    def add(self, key: Sequence[Any], trace: OpenTrace) -> None:
+        """Add a trace."""
+        self.close(key, trace.pinned())
+        with self._lock:
+            group = self._groups.get(without_sizes(key))
+            if group is not None:
+                group.traces = (trace, *group.traces)[:_MOST_TRACES]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._groups.clear()
+
+
+def without_sizes(key: Sequence[Any]) -> Any:
+    """Return the key of a call without the sizes of its tensors."""
+    return tuple(
+        [
+            (part[0].dtype, part[0].ndim, *part[1:])
+            if type(part) is tuple and part and type(part[0]) is TensorType
+            else part
+            for part in key
+        ]
+    )
+
+
+def _bound_of(length: int) -> int:
+    """Return the least power of two that is no less than the length."""
+    return 1 << (length - 1).bit_length()

@@ -1,0 +1,415 @@
+"""Trace a function: run it once on placeholders, with its launches recorded instead of run.
+
+In: a function, its arguments, their `Signature`, and which Python numbers may change later.
+Out: a `TracedCall`: the flow of recorded calls, and the `Outcome`, where each result lies.
+Afterwards fields of Modules have the values that they had before; nothing was launched.
+An update that needs a tensor's old value elsewhere raises `RetryAfterCopy`: the caller copies
+the tensor, and traces again with a new signature.
+What a replay could not repeat raises `CaptureError` with the user's line.
+Callers: `Captured` at a miss; `measure`, `ml.onnx.save` and `capture(replace=)` by `trace_once`.
+No lock is held: a recorder belongs to the thread that made it, and the VM runs nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, Final, NamedTuple, NoReturn
+
+import numpy as np
+
+from mlvm.arena.arena import STALE, Allocation, Arena
+from mlvm.core.errors import CaptureError, DTypeError, ShapeError
+from mlvm.core.types import TensorType
+from mlvm.eager.capture.guards.look import Field
+from mlvm.eager.capture.guards.rebinding import Surroundings
+from mlvm.eager.capture.guards.signature import Signature, Signatures
+from mlvm.eager.capture.lengths import OpenLength, open_types
+from mlvm.eager.functions import random
+from mlvm.eager.recording import recorder
+from mlvm.eager.tensor.constants import prepare_constants
+from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.garbage import collect
+from mlvm.eager.tensor.number import Number, Numbers, plain
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import make_exclusive
+from mlvm.eager.tree import flatten, replace
+from mlvm.step.flow import Flow, Home, Use, Value
+from mlvm.step.lengths import Template, at, frozen, places
+
+_MUTABLE: Final = np.ndarray, set, bytearray
+"""Classes of results that a caller may change in place: each call returns a copy."""
+
+
+class Result(NamedTuple):
+    """Location of a tensor that the function returns or binds to a field.
+
+    home: its memory.
+    type: its type, which differs from the home's where it is a view.
+    is_view: whether it is a view of the tensor in its home.
+    argument: the number of the argument that it is, if it is one.
+    reached: the tensor that it is, if the function reaches that by itself.
+    """
+
+    home: Home
+    type: TensorType
+    is_view: bool
+    argument: int | None
+    reached: Tensor | None
+
+    @property
+    def whole_output(self) -> int | None:
+        """The number of the output that it is, if it is one and no view."""
+        other = self.reached is not None or self.argument is not None or self.is_view
+        return None if other or self.home.role != "output" else self.home.index
+
+    def materialize(
+        self, arguments: Sequence[Tensor], tensors: Mapping[str, Sequence[Allocation]]
+    ) -> Any:
+        """Return the tensor of a call with these arguments. `tensors` has the others by role."""
+        if self.reached is not None:
+            return self.reached
+        if self.argument is not None:
+            return arguments[self.argument]
+        x = tensors[self.home.role][self.home.index].root
+        if not self.is_view:
+            return x
+        view = x.arena.view(x, self.type, Tensor)
+        view.tape = None
+        return view
+
+
+class Output(NamedTuple):
+    """Tensor that each call allocates for results. With a `field` it lies in the arena of the
+    field's present tensor, otherwise in the current arena."""
+
+    type: TensorType
+    field: Field | None
+
+    def alloc(self, current: Arena) -> Tensor:
+        arena, field = current, self.field
+        if field is not None and isinstance(field.value, Tensor):
+            of_field = field.value.arena
+            is_usable = of_field.__class__ is Arena and of_field.vm is current.vm
+            arena = of_field if is_usable else current
+        out = arena.alloc(self.type, Tensor)
+        out.tape = None
+        return out
+
+
+class _ResultLeaf(NamedTuple):
+    """Placeholder in a tree for the result of that number."""
+
+    number: int
+
+
+class _NumberLeaf(NamedTuple):
+    """Placeholder in a tree for the Python number at that place of a call's values."""
+
+    place: int
+
+
+class Outcome:
+    """What a function returns and rebinds.
+
+    tree: the value that it returns, with placeholders for tensors and numbers.
+    results: the tensors.
+    outputs: those of them that a call allocates.
+    rebound: the fields that it rebinds, each with the number of its result.
+    single: the number of the output that alone is the value, if it is so.
+    """
+
+    def __init__(
+        self,
+        tree: Any,
+        results: list[Result],
+        outputs: list[Output],
+        rebound: list[tuple[Field, int]],
+    ) -> None:
+        self.tree, self.results, self.outputs, self.rebound = tree, results, outputs, rebound
+        leaf = results[tree.number] if type(tree) is _ResultLeaf else None
+        self.single = None if leaf is None or rebound else leaf.whole_output
+
+    def named_results(self) -> list[tuple[str, int]]:
+        """Return the paths of tensors in the tree, each with the number of its result."""
+        return [(path, leaf.number) for path, leaf in flatten(self.tree, ends=_at_results)[0]]
+
+    def materialize(
+        self,
+        arguments: Sequence[Tensor],
+        tensors: Mapping[str, Sequence[Allocation]],
+        numbers: Sequence[Any],
+    ) -> Any:
+        """Return the value of a call with these arguments, tensors by role, and numbers. Rebind
+        the fields."""
+        results = [result.materialize(arguments, tensors) for result in self.results]
+        for field, number in self.rebound:
+            field.set(results[number])
+
+        def value_of(part: Any) -> Any:
+            if isinstance(part, _NumberLeaf):
+                return numbers[part.place]
+            return results[part.number] if isinstance(part, _ResultLeaf) else copy.copy(part)
+
+        return replace(value_of, self.tree, (_ResultLeaf, _NumberLeaf, *_MUTABLE))
+
+
+class TracedCall(NamedTuple):
+    """Recorded calls of a function.
+
+    record: the recorder, which knows states and queues.
+    flow: the calls and the values of results.
+    outcome: what the function returns and rebinds.
+    numbers: what it computes of Python numbers and lengths that may differ in a later call.
+    free: the places of these numbers among the signature's.
+    template: in a trace with open lengths, what the flow is made from.
+    """
+
+    record: recorder.Recorder
+    flow: Flow
+    outcome: Outcome
+    numbers: Numbers
+    free: Sequence[int]
+    template: Template | None = None
+
+    def frozen(self) -> TracedCall:
+        """Return the call with places for what depends on open lengths."""
+        template, home = Template.of(self.flow)
+        outcome = self.outcome
+        results = [
+            each._replace(home=home(each.home), type=frozen(each.type)) for each in outcome.results
+        ]
+        outputs = [each._replace(type=frozen(each.type)) for each in outcome.outputs]
+        outcome = Outcome(outcome.tree, results, outputs, outcome.rebound)
+        return self._replace(flow=template.frozen, outcome=outcome, template=template)
+
+    def places(self) -> set[int]:
+        """Return the places in the frozen types of results, and of numbers that it returns."""
+        numbers: list[_NumberLeaf] = []
+        replace(numbers.append, self.outcome.tree, _NumberLeaf)
+        types = [x.type for x in self.outcome.results] + [x.type for x in self.outcome.outputs]
+        return places(types) | {each.place for each in numbers}
+
+    def at(self, values: Sequence[Any], flow: Flow | None = None) -> TracedCall:
+        """Return the call for these values of all formulas. Without a flow it has the frozen one,
+        from which only homes may be read."""
+        outcome = self.outcome
+        results = [each._replace(type=at(each.type, values)) for each in outcome.results]
+        outputs = [each._replace(type=at(each.type, values)) for each in outcome.outputs]
+        return self._replace(
+            flow=flow or self.flow,
+            outcome=Outcome(outcome.tree, results, outputs, outcome.rebound),
+            numbers=self.numbers.at(values),
+        )
+
+    def named_results(self) -> list[tuple[str, Use]]:
+        """Return the uses of the tensors that the function returns, by their paths."""
+        results = self.outcome.results
+        return [
+            (path, Use(self.flow.results[n], results[n].type))
+            for path, n in self.outcome.named_results()
+        ]
+
+
+def code_for_type(x: object) -> str | None:
+    """Return the code for a type given as text, such as "f32[2,4]"; None for anything else."""
+    with suppress(DTypeError, ShapeError):
+        type = TensorType.parse(x) if isinstance(x, str) else None
+        return type and f'ml.TensorType("{type.dtype}", {type.shape})'
+    return None
+
+
+def trace_once(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[TracedCall, Signature]:
+    """Trace a call, where arguments may be types in place of tensors. Raises what `capture`
+    raises, and `CaptureError` for a type given as text."""
+    for _, x in flatten((args, kwargs), None, ends=_at_texts)[0]:
+        code = code_for_type(x)
+        if code is not None:
+            raise CaptureError(f"for the type {x!r} write {code}")
+    signatures, arena = Signatures(fn), current_arena()
+    while True:
+        signature, _ = signatures.of(arena.vm, args, kwargs)
+        try:
+            return trace(fn, args, kwargs, arena, signature, ()), signature
+        except recorder.RetryAfterCopy as error:
+            make_exclusive(error.x)
+
+
+def trace(
+    fn: Any,
+    args: Any,
+    kwargs: Any,
+    arena: Arena,
+    signature: Signature,
+    free: Sequence[int],
+    lengths: Sequence[OpenLength] = (),
+) -> TracedCall:
+    """Call the function with a recorder on. Fields that it rebinds get their old values back. Those
+    of the signature's numbers that are `free` are recorded too. With open `lengths` the call has a
+    template in place of its flow."""
+    prepare_constants(arena.vm)
+    random.prepare(arena.vm)
+    snapshot = Surroundings(signature.look)
+    sizes = [each.size_in(signature) for each in lengths]
+    numbers = Numbers([signature.numbers[i] for i in free], arena.vm, sizes)
+    with ExitStack() as stack:
+        placeholders: list[Any] = stack.enter_context(numbers.recording())
+        types = open_types(lengths, signature, [placeholders.pop() for _ in lengths][::-1])
+        record = stack.enter_context(recorder.recording_of(arena.vm, signature.inputs, types))
+        del types
+        lent: list[Any] = [*signature.numbers]
+        for i in reversed(free):
+            lent[i] = placeholders.pop()
+        snapshot.lend(signature.look.numbers, lent)
+        number_arguments = lent[len(signature.look.numbers) :][::-1]
+        del lent
+
+        def placeholder(x: Any) -> Any:
+            if isinstance(x, Tensor):
+                return x if signature.is_reached(x) else record.placeholder(x)
+            if isinstance(x, TensorType):
+                return record.placeholder_of(x)
+            return number_arguments.pop() if type(x) in (int, float) else x
+
+        try:
+            for field, x in signature.fields:
+                field.set(placeholder(x))
+            inputs = [
+                replace(placeholder, each, (Tensor, TensorType, int, float))
+                for each in (args, kwargs)
+            ]
+            before = replace(lambda x: x, inputs)
+            tree = fn(*inputs[0], **inputs[1])
+            _require_unchanged(before, inputs)
+            del inputs, before
+            replace(_refuse_deferred, tree, (Iterator, Awaitable))
+            for field, x in signature.fields:
+                if field.value is placeholder(x):  # it was not rebound
+                    field.set(x)
+            results = _Results(record, signature)
+            tree = replace(results.leaf, tree)
+            tree = replace(lambda x: _NumberLeaf(x.place) if x.recorded else plain(x), tree, Number)
+            rebound = [(field, results.leaf(x, field).number) for field, x in snapshot.rebound()]
+        except BaseException:
+            snapshot.put_back(failed=True)
+            raise
+        snapshot.put_back(failed=False)
+        outcome = Outcome(tree, results.results, results.outputs, rebound)
+        call = TracedCall(record, Flow(record.calls, results.values), outcome, numbers, free)
+        if lengths:
+            if record.outside.queues:
+                raise CaptureError("an element of a queue is taken ahead of a launch")
+            call = call.frozen()
+        else:
+            numbers.see_kept()
+        del results, outcome
+        _refuse_escaped(record, snapshot)
+    if lengths:  # the types of the trace are dropped first: they hold its numbers
+        record.drop_flow()
+        numbers.types.clear()
+        numbers.see_kept()
+    return call
+
+
+class _Results:
+    """Tensors that a traced function returns, and those that it binds to fields."""
+
+    def __init__(self, record: recorder.Recorder, signature: Signature) -> None:
+        self.results: list[Result] = []
+        self.values: list[Value] = []
+        self.outputs: list[Output] = []
+        self._record = record
+        self._signature = signature
+        self._arguments = {id(record.placeholder(x)): i for i, x in enumerate(signature.tensors)}
+        self._leaves: dict[int, tuple[_ResultLeaf, Tensor]] = {}  # by the id of the tensor
+
+    def leaf(self, x: Tensor, field: Field | None = None) -> _ResultLeaf:
+        """Return the leaf for a tensor. Raises `CaptureError` for one that no launch can make."""
+        if id(x) not in self._leaves:
+            self._leaves[id(x)] = _ResultLeaf(len(self.results)), x
+            self.results.append(self._result(x, field))
+        return self._leaves[id(x)][0]
+
+    def _result(self, x: Tensor, field: Field | None) -> Result:
+        if x.handle == STALE:
+            raise CaptureError(f"a captured function returns what has ended: {x.stale()}")
+        value = self._record.value_of(x)
+        self.values.append(value)
+        home = value.home
+        if home is not None and (
+            home.role == "element" or home in self._record.outside.queue_homes
+        ):
+            raise CaptureError(
+                f"a captured function returns a {x.type} that lies in a queue's slot; "
+                f"return copy(x)"
+            )
+        if home is None or home.role == "scratch":
+            home = value.home = home or Home("output", 0, x.root.type)
+            home.role, home.index = "output", len(self.outputs)
+            self.outputs.append(Output(x.root.type, field))
+        elif home.role == "output" and field is not None:
+            output = self.outputs[home.index]
+            self.outputs[home.index] = output._replace(field=output.field or field)
+        reached = x if self._signature.is_reached(x) else None
+        return Result(home, x.type, x.base is not None, self._arguments.get(id(x)), reached)
+
+
+def _refuse_escaped(record: recorder.Recorder, snapshot: Surroundings) -> None:
+    """Raise `CaptureError` if the function keeps a tensor of its own, or an argument, anywhere but
+    in its result: later calls would put no other there. Names that keep one are restored."""
+    for _ in range(2):  # once a gradient's tape is collected, what it had is garbage, too
+        if record.escaped_tensors():
+            collect()
+    escaped = record.escaped_tensors()
+    if not escaped:
+        return
+    x, where = snapshot.find(escaped) or (escaped[0], "some other place")
+    line = record.line_of(x)
+    if x.arena not in (record.arena, record.arguments):
+        where = f"arena {x.arena.name!r}"
+    what = f"{line}: a {x.type} made inside" if line else f"a {x.type} given to"
+    raise CaptureError(
+        f"{what} a captured function is kept in {where}, where later calls would put no other; "
+        f"return it, and keep it outside, or rebind a Module's field that holds a {x.type}"
+    )
+
+
+def _require_unchanged(before: Sequence[Any], after: Sequence[Any]) -> None:
+    """Raise `CaptureError` if the function has changed a list or dict in its arguments or keyword
+    arguments: it got copies of them, and later calls would change none."""
+    (args, kwargs), (args_now, kwargs_now) = before, after
+    old = {**dict(enumerate(args)), **kwargs}
+    new = {**dict(enumerate(args_now)), **kwargs_now}
+    for name, argument in old.items():
+        if not _is_same_tree(argument, new[name]):
+            raise CaptureError(
+                f"a captured function changes the {type(argument).__name__} that it was given as "
+                f"argument {name!r}, which no later call would do; return what is new instead"
+            )
+
+
+def _is_same_tree(before: Any, after: Any) -> bool:
+    """Whether two trees have the same leaves at the same places."""
+    if type(before) is not type(after) or not isinstance(before, (dict, list, tuple)):
+        return before is after
+    if isinstance(before, dict):
+        alike = before.keys() == after.keys()
+        return alike and all(_is_same_tree(x, after[name]) for name, x in before.items())
+    return len(before) == len(after) and all(map(_is_same_tree, before, after))
+
+
+def _refuse_deferred(result: object) -> NoReturn:
+    raise CaptureError(
+        f"a captured function returns a {type(result).__name__}, which runs after the call, and "
+        f"for one call alone; return a list or tuple"
+    )
+
+
+def _at_results(part: Any) -> bool | None:
+    is_inner = isinstance(part, (dict, list, tuple))
+    return isinstance(part, _ResultLeaf) or (None if is_inner else False)
+
+
+def _at_texts(part: Any) -> bool | None:
+    return isinstance(part, str) or (None if isinstance(part, (dict, list, tuple)) else False)

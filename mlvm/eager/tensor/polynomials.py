@@ -1,0 +1,75 @@
+"""The algebra of lengths: sums and products of integers in one form.
+
+Two formulas of a trace that are equal for all lengths are one polynomial. So a comparison of them
+needs no guard, and a shape that is computed in two ways makes one type.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+Monomial: TypeAlias = tuple[int, ...]
+"""The numbers of the atoms in a product, in order."""
+
+Polynomial: TypeAlias = tuple[tuple[Monomial, int], ...]
+"""The terms of a sum, in order: a product of atoms, and its factor, which is not 0."""
+
+_MOST_TERMS: Final = 16
+
+
+def polynomial(value: int) -> Polynomial:
+    """Return the polynomial of a constant."""
+    return (((), value),) if value else ()
+
+
+def atom(number: int) -> Polynomial:
+    """Return the polynomial of an atom alone."""
+    return (((number,), 1),)
+
+
+def constant_of(p: Polynomial) -> int | None:
+    """Return the value of a polynomial without atoms; None for any other."""
+    if not p:
+        return 0
+    return p[0][1] if len(p) == 1 and not p[0][0] else None
+
+
+def added(p: Polynomial, q: Polynomial, times: int = 1) -> Polynomial | None:
+    """Return p + times * q, None for more terms than are kept."""
+    terms = dict(p)
+    for monomial, factor in q:
+        terms[monomial] = terms.get(monomial, 0) + times * factor
+    return _canonical(terms)
+
+
+def multiplied(p: Polynomial, q: Polynomial) -> Polynomial | None:
+    """Return p * q, None for more terms than are kept."""
+    terms: dict[Monomial, int] = {}
+    for left, a in p:
+        for right, b in q:
+            monomial = tuple(sorted(left + right))
+            terms[monomial] = terms.get(monomial, 0) + a * b
+    return _canonical(terms)
+
+
+def divided(p: Polynomial, q: Polynomial) -> Polynomial | None:
+    """Return p / q for a q of one term that divides each term of p; None for others."""
+    if len(q) != 1:
+        return None
+    [(divisor, by)] = q
+    terms: dict[Monomial, int] = {}
+    for monomial, factor in p:
+        if factor % by:
+            return None
+        rest = list(monomial)
+        for each in divisor:
+            if each not in rest:
+                return None
+            rest.remove(each)
+        terms[tuple(rest)] = factor // by
+    return _canonical(terms)
+
+
+def _canonical(terms: dict[Monomial, int]) -> Polynomial | None:
+    found = tuple(sorted((monomial, factor) for monomial, factor in terms.items() if factor))
+    return found if len(found) <= _MOST_TERMS else None

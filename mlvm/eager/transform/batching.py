@@ -1,0 +1,577 @@
+"""Interpreter of batched values, for `vmap`.
+
+In: a trace of the function for one element of the batch; arguments that are batched, with the batch
+    along axis 0, or the same for all elements (`Batched`).
+Out: the results for all elements, by eager code: one call an op, with the rule of
+    `mlvm.eager.autodiff.rules_batching`.
+Invariant: an unbatched value is computed once.
+Control flow by a batched value masks: both branches run, and `where` selects. A loop runs until the
+    last element is done, and keeps the state of those done before. `live` has the elements that
+    take part. Since the others must not raise, such as for an index out of range, ops get the
+    operands of a live element in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, cast
+
+from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, OperandValueError, brief
+from mlvm.core.types import TensorType, i64
+from mlvm.eager.autodiff.rules_batching import (
+    BATCHING,
+    REFUSING,
+    Batched,
+    align,
+    as_batch,
+    elementwise,
+    one_by_one,
+)
+from mlvm.eager.control import blocks, branches, functions, loops
+from mlvm.eager.control.blocks import Tensors
+from mlvm.eager.control.checking import check
+from mlvm.eager.control.state import as_condition
+from mlvm.eager.functions import random
+from mlvm.eager.functions.creation import asarray, full, zeros
+from mlvm.eager.functions.elements import stop_gradient
+from mlvm.eager.functions.shapes import moveaxis, reshape
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import OneOp, alias_of, apply
+from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.tensor import Tensor, is_tracked
+from mlvm.eager.transform.custom import CustomRule
+from mlvm.eager.transform.trace import OUTSIDE, interpret, trace_function
+from mlvm.machines.checks import CHECK
+from mlvm.machines.residuals import ADD, PUSH, READ, READ_ROWS
+from mlvm.step.flow import Call, Procedure
+
+Values: TypeAlias = list[Batched]
+Flags: TypeAlias = list[bool]
+Branch: TypeAlias = Callable[..., Values]
+"""Branch of a condition; it may take a function to apply to values from outside."""
+
+_axes: ContextVar[Mapping[str, tuple[int, Tensor]]] = ContextVar(
+    "axes", default=MappingProxyType({})
+)
+"""Named axes: by name the size, and the element's index, i64[]."""
+
+_NOTHING: Final = cast(Tensor, None)
+"""Placeholder of a value during a dry run."""
+
+
+@contextmanager
+def named_axis(axis_name: str | None, n: int, rank: Tensor | None) -> Iterator[None]:
+    """Name the batch axis while a function is traced."""
+    token = _axes.set(_axes.get() if rank is None else {**_axes.get(), str(axis_name): (n, rank)})
+    try:
+        yield
+    finally:
+        _axes.reset(token)
+
+
+def axis_of(axis_name: str) -> tuple[int, Tensor]:
+    """Return the size of a named axis and the element's index along it, i64[].
+
+    Raises `AttributeRefused` where no enclosing `vmap` has that name.
+    """
+    if axis_name not in _axes.get():
+        names = ", ".join(map(repr, _axes.get())) or "none"
+        raise AttributeRefused(
+            f"no enclosing vmap has axis_name {brief(axis_name)}; there are: {names}"
+        )
+    return _axes.get()[axis_name]
+
+
+class BatchingInterpreter:
+    """Interpreter of values with a batch of n elements (see `trace.Interpreter`).
+
+    live: mask of the elements that take part, None for all.
+    is_dry: True in a dry run, which computes only which values are batched.
+    records: the records of residuals, in an eager interpretation.
+    """
+
+    def __init__(self, n: int, axis_name: str | None = None) -> None:
+        self.n = n
+        self.axis_name = axis_name
+        self.live: Tensor | None = None
+        self.is_dry = False
+        self.records: list[Tensors] = []
+
+    # --- values -----------------------------------------------------------------------
+
+    def constant(self, x: Tensor) -> Batched:
+        return Batched(x, False)
+
+    def key(self) -> Batched:
+        return Batched(random.split(random.next_key(), self.n), True)
+
+    def reshape(self, x: Batched, type: TensorType) -> Batched:
+        shape = (self.n, *type.shape) if x.is_batched else type.shape
+        if self.is_dry or x.x.shape == shape:
+            return x
+        return Batched(reshape(x.x, shape), x.is_batched)
+
+    def stop_gradient(self, x: Batched) -> Batched:
+        return x if self.is_dry else Batched(stop_gradient(x.x), x.is_batched)
+
+    def as_batch(self, v: Batched) -> Tensor:
+        """Return the value with a batch axis."""
+        return as_batch(v, self.n)
+
+    def op(self, call: OneOp, xs: Sequence[Batched]) -> Batched:
+        name = call.op.name
+        batched = any(v.is_batched for v in xs)
+        if self.axis_name is not None and call.attributes.get("axis_name") == self.axis_name:
+            return self._collective(call, xs[0])
+        if self.is_dry:
+            return Batched(_NOTHING, batched)
+        if not batched:
+            return Batched(apply(call, *[v.x for v in xs]), False)
+        if self.live is not None and name in REFUSING:
+            xs = self._with_live_values(xs)
+        rule = BATCHING.get(name, elementwise if call.op.elementwise else None)
+        if rule is None:
+            raise no_rule(name)
+        if rule is one_by_one and blocks.is_recorded():
+            return Batched(self._map_rows(call, xs), True)
+        try:
+            return Batched(rule(call, self.n, *xs), True)
+        except OperandValueError:
+            if blocks.is_recorded():
+                raise
+        return Batched(
+            one_by_one(call, self.n, *xs), True
+        )  # its error names the operands of one element
+
+    def _collective(self, call: OneOp, v: Batched) -> Batched:
+        """Apply a collective along the batch axis; its result is the same for all elements."""
+        if self.is_dry:
+            return Batched(_NOTHING, False)
+        if self.live is not None:
+            raise CaptureError(
+                f"a collective over axis {self.axis_name!r} in a branch or loop that not all "
+                f"elements take; call it outside of the branch or loop"
+            )
+        if call.op.name == "gather_lanes":
+            return Batched(self.as_batch(v), False)
+        if not v.is_batched:
+            return Batched(apply(call, v.x), False)
+        return Batched(op.sum(v.x, axis=0, dtype=v.x.dtype), False)
+
+    def _with_live_values(self, xs: Sequence[Batched]) -> Values:
+        """Replace the values of elements that take no part by those of the first live one."""
+        live = cast(Tensor, self.live)
+        numbers = op.arange(start=0, stop=self.n, step=1, dtype=i64)
+        if not self.n:
+            return list(xs)
+        from_ = op.where(live, numbers, op.argmax(op.astype(live, dtype=i64)))
+        return [Batched(op.take(v.x, from_, axis=0), True) if v.is_batched else v for v in xs]
+
+    def _map_rows(self, call: OneOp, xs: Sequence[Batched]) -> Tensor:
+        """Apply the op to one element after the other, in a loop of the program."""
+
+        def element(rows: Tensors) -> Tensor:
+            row_values = iter(rows)
+            return apply(call, *[next(row_values) if v.is_batched else v.x for v in xs])
+
+        stacked: Tensor = loops.map(element, [v.x for v in xs if v.is_batched])
+        return stacked
+
+    # --- which values are batched -----------------------------------------------------
+
+    @contextmanager
+    def _dry(self) -> Iterator[None]:
+        before, self.is_dry = self.is_dry, True
+        try:
+            yield
+        finally:
+            self.is_dry = before
+
+    @contextmanager
+    def _running_for(self, live: Tensor | None) -> Iterator[None]:
+        """Restrict calls inside to these live elements."""
+        before, self.live = self.live, live
+        try:
+            yield
+        finally:
+            self.live = before
+
+    def _batched_fixed_point(self, iterate: Callable[[Values], Flags], state: Values) -> Flags:
+        """Return which parts of a loop's state are batched in some iteration.
+
+        `iterate` computes the flags after an iteration.
+        """
+        flags = [v.is_batched for v in state]
+        with self._dry():
+            while True:
+                after = iterate([Batched(_NOTHING, flag) for flag in flags])
+                after = [one or other for one, other in zip(flags, after, strict=True)]
+                if after == flags:
+                    return flags
+                flags = after
+
+    def _batches(self, values: Sequence[Batched], flags: Flags) -> Tensors:
+        """Return tensors for the values, with a batch axis where flagged."""
+        return [self.as_batch(v) if flag else v.x for v, flag in zip(values, flags, strict=True)]
+
+    def _live_subset(self, mask: Tensor) -> Tensor:
+        """Return the live elements of the mask."""
+        return mask if self.live is None else op.logical_and(mask, self.live)
+
+    def _select(self, mask: Tensor, v: Batched, other: Batched) -> Batched:
+        """Select the first value where the mask is true, else the second."""
+        return Batched(op.where(align(Batched(mask, True), v.ndim), v.x, other.x), True)
+
+    # --- control flow -----------------------------------------------------------------
+
+    def cond(self, pred: Batched, branch_fns: Sequence[Branch]) -> Values:
+        if pred.is_batched and not self.is_dry:
+            return self._select_branches(reshape(as_condition(pred.x), (self.n,)), branch_fns)
+        if not (self.is_dry or blocks.is_recorded()):
+            return branch_fns[0 if bool(pred.x) else 1]()
+        with self._dry():
+            flag_pairs = zip(*[branch() for branch in branch_fns], strict=True)
+            flags = [pred.is_batched or a.is_batched or b.is_batched for a, b in flag_pairs]
+        if self.is_dry:
+            return _dry_values(flags)
+        physical = [lambda branch=branch: self._batches(branch(), flags) for branch in branch_fns]
+        return _batched(branches.cond(pred.x, *physical), flags)
+
+    def _select_branches(self, pred: Tensor, branch_fns: Sequence[Branch]) -> Values:
+        """Run the branches for their elements, and select."""
+        masks = [self._live_subset(pred), self._live_subset(op.logical_not(pred))]
+        results: list[Values] = []
+        types: list[TensorType] = []
+        unknown: blocks.UnknownResults | None = None
+        for mask, branch in zip(masks, branch_fns, strict=True):
+            try:
+                result = self._run_masked(mask, branch, types)
+            except blocks.UnknownResults as error:  # the other branch has its result types
+                unknown = error
+                continue
+            if result is not None:
+                results.append(result)
+        if not results:
+            if unknown is not None:
+                raise unknown
+            with self._running_for(masks[0]):
+                results.append(branch_fns[0]())  # the batch is empty
+        if len(results) == 1:
+            return [Batched(self.as_batch(v), True) for v in results[0]]
+        return [self._select(pred, a, b) for a, b in zip(*results, strict=True)]
+
+    def _run_masked(self, mask: Tensor, branch: Branch, types: list[TensorType]) -> Values | None:
+        """Run a branch for the elements of the mask.
+
+        If there are none it is skipped. The result is then None or, in a program, zeros of the
+        `types` of the first branch.
+        """
+
+        def entering(v: Batched) -> Batched:
+            if not v.is_batched or self.is_dry or not v.x.dtype.is_inexact or not self.n:
+                return v
+            row = stop_gradient(op.take(v.x, op.argmax(op.astype(mask, dtype=i64)), axis=0))
+            return self._select(mask, v, Batched(row, False))
+
+        with self._running_for(mask):
+            if not blocks.is_recorded():
+                return branch(entering) if bool(op.any(mask)) else None
+            with self._dry():
+                flags = [v.is_batched for v in branch()]
+
+            def run_branch() -> Tensors:
+                values = branch(entering)
+                types[:] = [v.x.type.with_shape(v.shape) for v in values]
+                return self._batches(values, flags)
+
+            def skip_branch() -> Tensors:
+                return [
+                    zeros((self.n, *type.shape) if flag else type.shape, dtype=type.dtype)
+                    for type, flag in zip(types, flags, strict=True)
+                ]
+
+            return _batched(branches.cond(op.any(mask), run_branch, skip_branch), flags)
+
+    def while_loop(
+        self, test: Callable[[Values], Batched], body: Callable[[Values], Values], state: Values
+    ) -> Values:
+        diverges = False
+
+        def dry_iteration(now: Values) -> Flags:
+            nonlocal diverges
+            diverges |= test(now).is_batched
+            return [diverges or v.is_batched for v in body(now)]
+
+        flags = self._batched_fixed_point(dry_iteration, state)
+        if self.is_dry:
+            return [Batched(_NOTHING, flag) for flag in flags]
+
+        def going(now: Values) -> Tensor:
+            """Return the elements that continue, or one bool for all."""
+            pred = test(now)
+            pred = pred._replace(x=as_condition(pred.x))
+            if diverges:
+                return self._live_subset(reshape(self.as_batch(pred), (self.n,)))
+            one = reshape(pred.x, ())
+            return one if self.live is None else op.logical_and(one, op.any(self.live))
+
+        def iterate(both: tuple[Tensor, Tensors]) -> tuple[Tensor, Tensors]:
+            on, xs = both
+            before = _batched(xs, flags)
+            with self._running_for(on if diverges else self.live):
+                after = body(before)
+                if diverges:
+                    after = [self._select(on, a, b) for a, b in zip(after, before, strict=True)]
+                return going(after), self._batches(after, flags)
+
+        first = _batched(self._batches(state, flags), flags)
+        start = going(first), [v.x for v in first]
+        _, final = loops.while_loop(lambda both: op.any(both[0]), iterate, start)
+        return _batched(final, flags)
+
+    def scan(
+        self,
+        body: Callable[[Batched, Values, Values], tuple[Values, Values]],
+        state: Values,
+        xs: Values,
+        trip_count: Batched | int,
+        total: int | None,
+        reverse: bool,
+    ) -> tuple[Values, Values]:
+        diverges = isinstance(trip_count, Batched) and trip_count.is_batched
+        row_flags: Flags = []
+        dry_rows = [Batched(_NOTHING, v.is_batched) for v in xs]
+
+        def dry_iteration(now: Values) -> Flags:
+            after, rows_out = body(Batched(_NOTHING, False), now, dry_rows)
+            row_flags[:] = [diverges or v.is_batched for v in rows_out]
+            return [diverges or v.is_batched for v in after]
+
+        flags = self._batched_fixed_point(dry_iteration, state)
+        if self.is_dry:
+            return _dry_values(flags), _dry_values(row_flags)
+        xflags = [v.is_batched for v in xs]
+        counts = None
+        if isinstance(trip_count, Batched):
+            count = trip_count.x
+            if diverges:
+                counts = reshape(count, (self.n,))
+                if self.live is not None:
+                    counts = op.where(self.live, counts, constant(0, counts.dtype))
+                none = zeros(1, dtype=counts.dtype)
+                count = op.max(op.concat(none, counts, axis=0))
+            elif self.live is not None:
+                count = op.where(op.any(self.live), count, constant(0, count.dtype))
+            count_now: Tensor | int = count
+        else:
+            count_now = trip_count
+
+        def iterate(i: Tensor, now: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
+            before = _batched(now, flags)
+            on = None if counts is None else op.less(i, counts)
+            with self._running_for(self.live if on is None else on):
+                after, rows_out = body(Batched(i, False), before, _batched(rows, xflags))
+                if on is not None:
+                    after = [self._select(on, a, b) for a, b in zip(after, before, strict=True)]
+                    rows_out = [
+                        self._select(on, y, Batched(zeros(y.shape, dtype=y.x.dtype), False))
+                        for y in rows_out
+                    ]
+            return self._batches(after, flags), self._batches(rows_out, row_flags)
+
+        first = self._batches(state, flags)
+        rows = [moveaxis(v.x, 1, 0) if v.is_batched else v.x for v in xs]
+        after, stacks = loops.counted_loop(iterate, first, rows, count_now, total, reverse=reverse)
+        stacks = [moveaxis(y, 1, 0) if f else y for y, f in zip(stacks, row_flags, strict=True)]
+        return _batched(after, flags), _batched(stacks, row_flags)
+
+    def function(
+        self,
+        procedure: Procedure,
+        body: Callable[[Values], Values],
+        args: Values,
+        types: Sequence[TensorType],
+    ) -> Values:
+        """Call the function if any element takes part, so that recursion ends."""
+        if self.is_dry:
+            return _dry_values([True] * len(types))
+        flags, live = [v.is_batched for v in args], self.live
+        operands = [v.x for v in args] + ([] if live is None else [live])
+
+        def run(xs: Tensors) -> Tensors:
+            own = None if live is None else xs[-1]
+            with self._running_for(own):
+                return [self.as_batch(v) for v in body(_batched(xs[: len(args)], flags))]
+
+        def skipped() -> Tensors:
+            return [zeros((self.n, *type.shape), dtype=type.dtype) for type in types]
+
+        if not blocks.is_recorded():
+            runs = live is None or bool(op.any(live))
+            if runs:  # its gradients are added up by themselves, as in a captured function
+                results = map(alias_of, run([alias_of(x) for x in operands]))
+            return _batched([*results] if runs else skipped(), [True] * len(types))
+        key = self, procedure, tuple(flags), live is None
+        called = partial(functions.called, key, procedure.name, operands, run)
+        outputs = called() if live is None else branches.cond(op.any(live), called, skipped)
+        return _batched(outputs, [True] * len(types))
+
+    def custom(
+        self,
+        rule: CustomRule,
+        body: Callable[[Values], Values],
+        args: Values,
+        types: Sequence[TensorType],
+    ) -> Values:
+        """Call a function with a rule for the whole batch, applying its rule to each element.
+
+        Cotangents of an unbatched argument are summed.
+        """
+        flags = [v.is_batched for v in args]
+        if self.is_dry:
+            return _dry_values([True] * len(types))
+        n, what = self.n, f"the rule of {rule.name}"
+        own: Any = rule  # which has fwd and bwd, or jvp
+
+        def for_batch(fn: Callable[..., Any], xs: Sequence[Tensor | None], flags: Flags) -> Any:
+            there = [x is not None for x in xs]
+            values = [Batched(x, flag) for x, flag in zip(xs, flags, strict=True) if x is not None]
+
+            def element(*rows: Tensor) -> Any:
+                rest = iter(rows)
+                return fn([next(rest) if is_there else None for is_there in there])
+
+            trace = trace_function(element, [v.x.type.with_shape(v.shape) for v in values], what)
+            interpreter = BatchingInterpreter(n)
+            outputs = [interpreter.as_batch(v) for v in interpret(trace, interpreter, values)]
+            return trace.with_results(outputs)
+
+        def fn(xs: Tensors) -> Tensors:
+            return [self.as_batch(v) for v in body(_batched(xs, flags))]
+
+        def fwd(xs: Tensors) -> tuple[Tensors, Tensors]:
+            result: tuple[Tensors, Tensors] = for_batch(own.fwd, xs, flags)
+            return result
+
+        def bwd(res: Tensors, gs: list[Tensor | None]) -> list[Tensor | None]:
+            def element(both: list[Tensor]) -> Any:
+                return own.bwd(both[: len(res)], both[len(res) :])
+
+            parts = for_batch(element, [*res, *gs], [True] * (len(res) + len(gs)))
+            return [
+                g if g is None or flag else op.sum(g, axis=0)
+                for g, flag in zip(parts, flags, strict=True)
+            ]
+
+        def jvp(xs: Tensors, ts: list[Tensor | None]) -> Any:
+            def element(both: list[Tensor]) -> Any:
+                return own.jvp(both[: len(xs)], both[len(xs) :])
+
+            return for_batch(element, [*xs, *ts], [*flags, *flags])
+
+        if rule.jvp is None:
+            batched_rule = CustomRule(rule.name, fn, fwd=fwd, bwd=bwd)
+        else:
+            batched_rule = CustomRule(rule.name, fn, jvp=jvp)
+        return _batched(batched_rule([v.x for v in args]), [True] * len(types))
+
+    # --- host functions ---------------------------------------------------------------
+
+    def other(self, call: Call, xs: Sequence[Batched]) -> Values:
+        types = tuple([use.type for use in call.outs])
+        reads = call.name in (READ, READ_ROWS)
+        if self.is_dry:
+            flag = reads or (call.name == ADD and any(v.is_batched for v in xs))
+            return _dry_values([flag] * len(call.outs))
+        if call.name == CHECK:
+            [condition] = xs
+            holds = condition.x
+            if self.live is not None:
+                idle = align(Batched(op.logical_not(self.live), True), condition.ndim)
+                holds = op.logical_or(self.as_batch(condition), idle)
+            check(holds, call.attributes["message"])
+            return []
+        if call.name == PUSH:
+            return [Batched(self._push([self.as_batch(v) for v in xs]), False)]
+        if call.name == OUTSIDE:
+            return [self.constant(x) for x in call.attributes["read"](xs[0].x)]
+        if reads:
+            types = tuple([type.with_shape((self.n, *type.shape)) for type in types])
+            [number] = xs
+            if number.is_batched or call.name == READ_ROWS:
+                number = Batched(self.as_batch(number), True)
+                if self.live is not None:
+                    number = self._select(self.live, number, Batched(constant(0, i64), False))
+            return _batched(self._pull(number.x, types), [True] * len(types))
+        if call.name == ADD:
+            flag = any(v.is_batched for v in xs)
+            both = self._batches(xs, [flag, flag])
+            return [Batched(self._sum_records(*both), flag)]
+        raise no_rule(call.name, call.line)
+
+    def _push(self, xs: Tensors) -> Tensor:
+        """Push a record of the values; return its number."""
+        if blocks.is_recorded():
+            if any(map(is_tracked, xs)):
+                raise GradientError(
+                    "a captured function takes a gradient through vmap of the gradient of a loop "
+                    "whose length is known at run time only, or of an ml.function; take both "
+                    "gradients inside of vmap, or capture less"
+                )
+            return blocks.recorder().push(xs)
+        self.records.append(xs)
+        return full((), len(self.records), dtype=i64)
+
+    def _pull(self, number: Tensor, types: Sequence[TensorType]) -> Tensors:
+        """Return the tensors of a record, or for each element those of its own record."""
+        if blocks.is_recorded():
+            return blocks.recorder().pull(number, types)
+        values = [zeros(type.shape, dtype=type.dtype) for type in types]
+        for other in sorted({*_numbers(number)} - {0}):
+            pairs = zip(self.records[other - 1], values, strict=False)
+            mask = op.equal(number, constant(other, i64))
+            values = [
+                op.where(reshape(mask, (*mask.shape, *[1] * (x.ndim - mask.ndim))), x, y)
+                if mask.ndim
+                else x
+                for x, y in pairs
+            ]
+        return values
+
+    def _sum_records(self, number: Tensor, other: Tensor) -> Tensor:
+        """Return the numbers of the sums of records, including the records that they name."""
+        if blocks.is_recorded():
+            return blocks.recorder().summed(number, other)
+        sums: dict[tuple[int, int], int] = {}
+        pairs = [*zip(_numbers(number), _numbers(other), strict=True)]
+        for p, q in pairs:
+            if p and q and (p, q) not in sums:
+                both = zip(self.records[p - 1], self.records[q - 1], strict=True)
+                total = [self._sum_records(x, y) if x.dtype is i64 else x + y for x, y in both]
+                sums[p, q] = int(self._push(total))
+        numbers = [sums.get(pair, pair[0] or pair[1]) for pair in pairs]
+        return reshape(asarray(numbers, dtype=i64), number.shape)
+
+
+def _numbers(x: Tensor) -> list[int]:
+    return [int(number) for number in x.numpy().reshape(-1)]
+
+
+def _batched(xs: Sequence[Tensor], flags: Sequence[bool]) -> Values:
+    return [Batched(x, flag) for x, flag in zip(xs, flags, strict=True)]
+
+
+def _dry_values(flags: Sequence[bool]) -> Values:
+    return [Batched(_NOTHING, flag) for flag in flags]
+
+
+def no_rule(name: str, line: str | None = None) -> CaptureError:
+    """Return the error for a call without a batching rule."""
+    return CaptureError(
+        f"{f'{line}: ' if line else ''}vmap has no rule for {name}; call it outside of the "
+        f"function, for the whole batch, or take ml.map in place of vmap: it runs one by one"
+    )

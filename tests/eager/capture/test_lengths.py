@@ -1,0 +1,352 @@
+"""Open lengths: one trace and one plan for calls that differ by sizes, with the bits of eager."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import ArgumentError, MlvmError, ShapeError
+from mlvm.eager import nn
+from mlvm.eager.capture.guards.changing import RecompilationWarning
+from mlvm.eager.tensor.polynomials import added, atom, constant_of, divided, multiplied, polynomial
+from tests.fuzz import lengths as fuzz
+
+N = {"x": ("n", None)}
+
+
+def matrix(n: int, width: int = 4, seed: int = 0) -> ml.Tensor:
+    values = np.random.default_rng((seed, n)).standard_normal((n, width))
+    return ml.asarray(values.astype(np.float32))
+
+
+def same(step: Any, fn: Callable[..., Any], *arguments: Any) -> bool:
+    captured, eager = step(*arguments), fn(*arguments)
+    return bool(captured.type is eager.type and np.array_equal(captured.numpy(), eager.numpy()))
+
+
+def traces(fn: Callable[..., Any]) -> tuple[Callable[..., Any], list[int]]:
+    """The function, and a list that gets an item for each time that Python runs it."""
+    calls: list[int] = []
+
+    def counted(x: Any) -> Any:
+        calls.append(1)
+        return fn(x)
+
+    return counted, calls
+
+
+def test_one_trace_serves_all_lengths_of_a_name() -> None:
+    step = ml.capture(lambda x: ml.sum(ml.tanh(x[:-1]) @ ml.matrix_transpose(x), axis=0), lengths=N)
+    for n in (5, 9, 3, 17, 4, 9):
+        assert same(step, step.fn, matrix(n))
+    assert step.signatures == 1
+
+
+def test_an_axis_is_opened_at_its_third_size() -> None:
+    step = ml.capture(lambda x: ml.softmax(x, axis=0) * x.shape[0])
+    seen = []
+    for n in (5, 6, 7, 8, 9, 20):
+        assert same(step, step.fn, matrix(n))
+        seen.append(step.signatures)
+    assert seen == [1, 2, 3, 3, 3, 3]
+
+
+def test_lengths_of_false_opens_none() -> None:
+    step = ml.capture(lambda x: x + 1.0, lengths=False)
+    for n in range(2, 7):
+        step(matrix(n))
+    assert step.signatures == 5
+
+
+def test_axes_that_were_always_equal_have_one_length() -> None:
+    step = ml.capture(lambda x, y: x + y)
+    for n in (4, 5, 6, 7):
+        assert np.array_equal(step(matrix(n), matrix(n, seed=1)), matrix(n) + matrix(n, seed=1))
+    assert step.signatures == 3
+    with pytest.raises(MlvmError):
+        step(matrix(7), matrix(8))
+
+
+def test_a_branch_on_a_length_is_a_guard() -> None:
+    step = ml.capture(lambda x: x * 2.0 if x.shape[0] > 6 else x + 1.0, lengths=N)
+    for n in (5, 9, 3, 17, 6, 7):
+        assert same(step, step.fn, matrix(n))
+    assert step.signatures == 2
+
+
+def test_lengths_of_0_and_1_are_right() -> None:
+    step = ml.capture(lambda x: ml.concat([x, x * ml.mean(x, axis=0)]), lengths=N)
+    for n in (4, 1, 0, 5, 1):
+        with np.errstate(all="ignore"):
+            assert same(step, step.fn, matrix(n))
+
+
+@pytest.mark.parametrize(
+    "see",
+    [
+        lambda x: x * int(x.shape[0]),
+        lambda x: x * np.sqrt(x.shape[0]).astype(np.float32),
+        lambda x: x * len(x),
+        lambda x: x + float(f"{x.shape[0]}"),
+        lambda x: sum(x[i] for i in range(x.shape[0])),
+        lambda x: x * len([0] * x.shape[0]),
+        lambda x: x * {x.shape[0]: 2.0}[x.shape[0]],
+        lambda x: ml.sum(x) * x.nbytes.bit_length(),
+        lambda x: x * float(str(x.type).split(",")[0][4:]),
+    ],
+)
+def test_what_python_sees_is_what_a_program_is_for(see: Callable[..., Any]) -> None:
+    step = ml.capture(see, lengths=N)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecompilationWarning)
+        for n in (4, 6, 3, 6):
+            assert same(step, step.fn, matrix(n)), n
+
+
+def test_the_line_that_sees_a_length_is_named() -> None:
+    def fn(x: Any) -> Any:
+        return x * int(x.shape[0])
+
+    with pytest.warns(RecompilationWarning, match="open length, 4") as caught:
+        ml.capture(fn, lengths=N)(matrix(4))
+    assert caught[0].filename == __file__
+    assert caught[0].lineno == fn.__code__.co_firstlineno + 1
+
+
+def test_a_length_kept_elsewhere_is_never_stale() -> None:
+    kept: list[Any] = []
+
+    def fn(x: Any) -> Any:
+        kept.append(x.shape[0])
+        return x * kept[-1]
+
+    step = ml.capture(fn, lengths=N)
+    results = [float(step(matrix(n) * 0 + 1)[0, 0]) for n in (4, 6, 4)]
+    assert results == [4.0, 6.0, 4.0]
+    assert [int(n) for n in kept][:2] == [4, 6]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        self.embedding = nn.Embedding(11, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, rotary_base=100.0, pre_norm=True)
+        self.head = nn.Linear(8, 11)
+
+    def __call__(self, tokens: ml.Tensor) -> ml.Tensor:
+        return self.head(self.layer(self.embedding(tokens), is_causal=True))
+
+
+class Sequences(nn.Module):
+    def __init__(self) -> None:
+        self.embedding = nn.Embedding(11, 8)
+        self.cell = nn.LSTM(8, 8)
+        self.head = nn.Linear(8, 11)
+
+    def __call__(self, tokens: ml.Tensor) -> ml.Tensor:
+        y, _ = self.cell(self.embedding(ml.matrix_transpose(tokens)))
+        return ml.permute_dims(self.head(y), (1, 0, 2))
+
+
+@pytest.mark.parametrize("kind", [Model, Sequences])
+@pytest.mark.parametrize("half", [False, True])
+def test_training_equals_eager_bit_for_bit(kind: type[nn.Module], half: bool) -> None:
+    def stepping() -> Any:
+        ml.random.seed(0)
+        model = kind()
+        optimizer = ml.optim.AdamW(model, ml.optim.cosine(1e-2, total_steps=20))
+
+        def loss_of(model: Any, tokens: ml.Tensor) -> ml.Tensor:
+            logits = ml.astype(model(tokens[:, :-1]), ml.float32)
+            return ml.softmax_cross_entropy(logits, tokens[:, 1:], reduction="mean")
+
+        def train(tokens: ml.Tensor) -> ml.Tensor:
+            with ml.autocast(ml.bfloat16) if half else nullcontext():
+                loss, gradients = ml.value_and_grad(loss_of)(model, tokens)
+            optimizer.update(ml.optim.clip_by_global_norm(gradients, 1.0))
+            return loss
+
+        return train, model
+
+    eager, model = stepping()
+    traced, other = stepping()
+    step = ml.capture(traced, lengths={"tokens": (None, "time")}, at_most={"time": 24})
+    rng = np.random.default_rng(0)
+    for n in (7, 12, 24, 5, 12, 9):
+        tokens = ml.asarray(rng.integers(0, 11, size=(2, n)))
+        assert float(eager(tokens)) == float(step(tokens))
+    weights = [each.named_parameters().values() for each in (model, other)]
+    for x, y in zip(*weights, strict=True):
+        assert np.array_equal(x.numpy(), y.numpy())
+    assert step.signatures == 1
+
+
+def test_the_plan_is_that_of_the_bound() -> None:
+    def fn(x: Any) -> Any:
+        return ml.sum(ml.sort(x, axis=0) @ ml.ones((4, 3)))
+
+    step = ml.capture(fn, lengths=N, at_most={"n": 100})
+    plans = []
+    for n in (7, 100, 30):
+        step(matrix(n))
+        plans.append(step.plan.nbytes)
+    assert len({*plans}) == 1
+    assert plans[0] == ml.measure(fn, ml.TensorType("f32", (100, 4))).plan.nbytes
+
+
+def test_without_a_bound_the_plan_doubles() -> None:
+    step = ml.capture(lambda x: ml.sum(ml.sort(x, axis=0)), lengths=N)
+    plans = []
+    for n in (60, 33, 64, 65, 100):
+        step(matrix(n))
+        plans.append(step.plan.nbytes)
+    assert plans[0] == plans[1] == plans[2] < plans[3] == plans[4]
+
+
+def test_programs_forgotten_give_their_memory_back() -> None:
+    vm = ml.VM()
+    with ml.use(vm):
+        step = ml.capture(lambda x: ml.sum(ml.sort(x, axis=0)), lengths=N, at_most={"n": 200})
+        sizes = []
+        for _ in range(4):
+            for n in range(2, 40):
+                step(matrix(n))
+            sizes.append(len(vm._store._entries))
+    assert sizes[1] == sizes[2] == sizes[3]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "at_most", "message"),
+    [
+        ({"z": ("n",)}, None, "names the parameter 'z'; the function has x"),
+        ({"x": (1, None)}, None, "a name or None for each axis"),
+        (7, None, "lengths is"),
+        (N, {"m": 4}, "at_most bounds 'm'; lengths names n"),
+        (N, {"n": 0}, r"at_most\['n'\] is an int >= 1"),
+        (None, {"n": 4}, "no length has a name"),
+    ],
+)
+def test_bad_options(lengths: Any, at_most: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ml.capture(lambda x: x, lengths=lengths, at_most=at_most)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([(9, 4), (9,)], "axis 0 of x is 'n' = 9, at most 8: got f32"),
+        ([(5, 4), (6,)], "'n' is 5 at axis 0 of x, and 6 at axis 0 of y"),
+        ([(5, 4, 1), (5,)], "lengths of x names 2 axes, got f32"),
+    ],
+)
+def test_bad_lengths_change_nothing(arguments: Sequence[Any], message: str) -> None:
+    count = ml.zeros(())
+
+    def fn(x: Any, y: Any) -> Any:
+        count[()] = count + 1
+        return x * y[:, None]
+
+    step = ml.capture(fn, lengths={"x": ("n", None), "y": ("n",)}, at_most={"n": 8})
+    step(ml.ones((4, 4)), ml.ones((4,)))
+    with pytest.raises(ShapeError, match=message):
+        step(*[ml.ones(shape) for shape in arguments])
+    step(ml.ones((5, 4)), ml.ones((5,)))
+    assert float(count) == 2
+
+
+def test_trees_of_arguments() -> None:
+    step = ml.capture(
+        lambda batch: batch["x"] * batch["y"][0][:, None],
+        lengths={"batch": {"x": ("n", None), "y": [("n",)]}},
+    )
+    for n in (4, 7, 3):
+        batch = {"x": matrix(n), "y": [ml.ones((n,)) * 2]}
+        assert same(step, step.fn, batch)
+    assert step.signatures == 1
+
+
+def test_python_numbers_change_beside_lengths() -> None:
+    step = ml.capture(lambda x, rate: ml.sum(x) * rate / x.shape[0], lengths=N)
+    for i, n in enumerate((4, 7, 3, 9, 7, 4, 12)):
+        assert same(step, step.fn, matrix(n), 0.1 * i)
+    assert step.signatures == 2
+
+
+def test_rebound_fields_beside_lengths() -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            self.total = ml.zeros(4)
+
+        def __call__(self, x: ml.Tensor) -> ml.Tensor:
+            self.total = self.total + ml.sum(x, axis=0)
+            return x * self.total
+
+    captured, eager = Mean(), Mean()
+    step = ml.capture(lambda x: captured(x), lengths=N)
+    for n in (4, 7, 3, 9, 7, 4, 12):
+        assert np.array_equal(step(matrix(n)).numpy(), eager(matrix(n)).numpy())
+    assert step.signatures <= 2
+    assert np.array_equal(captured.total.numpy(), eager.total.numpy())
+
+
+def test_results_that_are_lengths() -> None:
+    step = ml.capture(lambda x: (x * 2.0, x.shape, x.shape[0] * 3), lengths=N)
+    for n in (4, 7, 3):
+        assert step(matrix(n))[1:] == ((n, 4), 3 * n)
+        assert type(step(matrix(n))[2]) is int
+    assert step.signatures == 1
+
+
+def test_an_argument_updated_in_place() -> None:
+    def fn(x: Any) -> Any:
+        x[: x.shape[0] // 2] = 0.5
+        x += 1.0
+        return ml.sum(x)
+
+    step = ml.capture(fn, lengths=N)
+    for n in (4, 7, 3, 8):
+        x, y = matrix(n), matrix(n)
+        assert float(step(x)) == float(fn(y))
+        assert np.array_equal(x.numpy(), y.numpy())
+    assert step.signatures == 1
+
+
+def test_threads_share_a_trace() -> None:
+    step = ml.capture(lambda x: ml.sum(ml.tanh(x) @ ml.ones((4, 4)), axis=0), lengths=N)
+
+    def run(seed: int) -> bool:
+        sizes = np.random.default_rng(seed).integers(2, 60, size=30).tolist()
+        return all(same(step, step.fn, matrix(n)) for n in sizes)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(run, range(4)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_functions(seed: int) -> None:
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert fuzz.check(seed)[0] in ("equal", "raised")
+
+
+def test_the_algebra_of_lengths() -> None:
+    n, m = atom(0), atom(1)
+    product = multiplied(n, m)
+    assert product is not None
+    assert product == multiplied(m, n)
+    twice = added(product, product)
+    assert twice is not None
+    assert divided(twice, polynomial(2)) == product
+    assert divided(twice, multiplied(n, polynomial(2)) or ()) == m
+    assert divided(n, m) is None
+    assert divided(added(n, polynomial(1)) or (), polynomial(2)) is None
+    difference = added(twice, twice, -1)
+    assert difference is not None
+    assert constant_of(difference) == 0
+    assert constant_of(n) is None

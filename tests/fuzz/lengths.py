@@ -1,0 +1,307 @@
+"""Random functions captured with open lengths, against eager calls at several lengths each.
+
+A function is a random list of steps on values of a few kinds: a matrix [n, d], a sequence [n], a
+square [n, n], a vector [d], a list [m] of some formula of n, a scalar. Steps choose nothing by the
+length, unless they branch on it. The captured function must have the bits of the eager one at each
+length, or raise what it raises.
+
+    python -m tests.fuzz.lengths --functions 500 --seed 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.errors import MlvmError
+
+WIDTH = 4
+LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17, 23, 31)
+
+Value = Any
+Step = tuple[tuple[str, ...], str, Callable[..., Value]]
+
+
+def _scan(x: Value, state: Value, *, reverse: bool = False) -> Value:
+    def turn(s: Value, row: Value) -> Value:
+        after = ml.tanh(s + row)
+        return after, after * 0.5
+
+    return ml.scan(turn, state, x, reverse=reverse)
+
+
+def _masked(s: Value) -> Value:
+    places = ml.arange(s.shape[0])
+    return ml.where(places[:, None] >= places[None, :], s, -1e9)
+
+
+def _branched(x: Value) -> Value:
+    return x * 2.0 if x.shape[0] > 6 else x + 1.0
+
+
+def _turns(x: Value) -> Value:
+    def body(i: Value, s: Value) -> Value:
+        return s + ml.take(x, i, axis=0)
+
+    return ml.fori_loop(0, x.shape[0], body, ml.zeros_like(x[0]))
+
+
+def _while(x: Value) -> Value:
+    n = x.shape[0]
+    return ml.while_loop(
+        lambda s: s[0] < n - 1, lambda s: (s[0] + 1, s[1] * 0.5 + x[0]), (0, x[-1])
+    )[1]
+
+
+def _looped(x: Value) -> Value:
+    total = x[0]
+    for i in range(1, min(x.shape[0], 3)):
+        total = total + x[i]
+    return total
+
+
+def _set(x: Value) -> Value:
+    y = ml.copy(x)
+    y[: x.shape[0] // 2] = 0.25
+    return y
+
+
+def _attention(x: Value) -> Value:
+    q = x[None]
+    return ml.scaled_dot_product_attention(q, q, q, is_causal=True)[0]
+
+
+STEPS: list[Step] = [
+    (("mat",), "mat", ml.tanh),
+    (("mat",), "mat", lambda x: ml.exp(-(x * x))),
+    (("mat",), "mat", lambda x: x * 0.5 + 1.0),
+    (("mat",), "mat", lambda x: ml.softmax(x, axis=0)),
+    (("mat",), "mat", lambda x: ml.softmax(x, axis=-1)),
+    (("mat",), "mat", lambda x: ml.cumulative_sum(x, axis=0)),
+    (("mat",), "mat", lambda x: ml.flip(x, axis=0)),
+    (("mat",), "mat", lambda x: ml.roll(x, 2, axis=0)),
+    (("mat",), "mat", lambda x: x[::-1]),
+    (("mat",), "mat", lambda x: ml.where(x > 0, x, x * 0.1)),
+    (("mat",), "mat", lambda x: ml.concat([x[1:], x[:1]])),
+    (("mat",), "mat", lambda x: x - ml.mean(x, axis=0)),
+    (("mat",), "mat", lambda x: x / x.shape[0]),
+    (("mat",), "mat", lambda x: ml.sort(x, axis=0)),
+    (("mat",), "mat", lambda x: ml.matrix_transpose(ml.matrix_transpose(x) * 2.0)),
+    (("mat",), "mat", lambda x: ml.reshape(ml.reshape(x, -1) + 1.0, x.shape)),
+    (("mat",), "mat", lambda x: ml.reshape(x, (-1, 2)).reshape((x.shape[0], WIDTH))),
+    (("mat",), "mat", lambda x: ml.stack([x, x], axis=1).sum(axis=1)),
+    (("mat",), "mat", lambda x: ml.pad(x, ((1, 0), (0, 0)))[:-1]),
+    (("mat",), "mat", lambda x: ml.vmap(lambda row: row * ml.sum(row))(x)),
+    (("mat",), "mat", lambda x: ml.checkpoint(lambda y: ml.tanh(y) * y)(x)),
+    (("mat",), "mat", _branched),
+    (("mat",), "mat", _set),
+    (("mat",), "mat", _attention),
+    (("mat", "mat"), "mat", lambda x, y: x + y),
+    (("mat", "mat"), "mat", lambda x, y: x * y),
+    (("mat", "mat"), "mat", ml.maximum),
+    (("mat", "weight"), "mat", lambda x, w: x @ w),
+    (("mat", "vec"), "mat", lambda x, v: x + v),
+    (("mat", "seq"), "mat", lambda x, s: x * s[:, None]),
+    (("mat", "vec"), "mat", lambda x, v: _scan(x, v)[1]),
+    (("mat", "vec"), "mat", lambda x, v: _scan(x, v, reverse=True)[1]),
+    (("mat", "vec"), "vec", lambda x, v: _scan(x, v)[0]),
+    (("mat",), "vec", lambda x: ml.sum(x, axis=0)),
+    (("mat",), "vec", lambda x: ml.mean(x, axis=0)),
+    (("mat",), "vec", lambda x: ml.max(x, axis=0)),
+    (("mat",), "vec", lambda x: x[-1]),
+    (("mat",), "vec", lambda x: x[x.shape[0] // 2]),
+    (("mat",), "vec", _turns),
+    (("mat",), "vec", _while),
+    (("mat",), "vec", _looped),
+    (("mat",), "square", lambda x: x @ ml.matrix_transpose(x)),
+    (("square",), "square", lambda s: ml.softmax(s, axis=-1)),
+    (("square",), "square", _masked),
+    (("square",), "square", ml.tril),
+    (("square",), "square", lambda s: s + ml.eye(s.shape[0])),
+    (("square", "mat"), "mat", lambda s, x: s @ x),
+    (("square",), "seq", lambda s: ml.sum(s, axis=0)),
+    (("mat",), "seq", lambda x: ml.sum(x, axis=-1)),
+    (("mat",), "seq", lambda x: x[:, 0]),
+    (("mat",), "seq", lambda x: ml.astype(ml.argmax(x, axis=-1), ml.float32)),
+    (("ids", "table"), "mat", lambda i, t: ml.take(t, i, axis=0)),
+    (("ids",), "seq", lambda i: ml.astype(i, ml.float32)),
+    (("ids",), "ids", lambda i: (i + ml.arange(i.shape[0])) % 5),
+    (("ids", "mat"), "mat", lambda i, x: ml.one_hot(i, 5)[:, :WIDTH] + x),
+    (
+        ("ids", "mat"),
+        "scalar",
+        lambda i, x: ml.mean(ml.take_along_axis(x, i[:, None] % WIDTH, axis=1)),
+    ),
+    (("seq",), "seq", lambda s: s * ml.arange(s.shape[0]) / s.shape[0]),
+    (("seq",), "seq", lambda s: s + ml.linspace(0.0, 1.0, s.shape[0])),
+    (("seq",), "seq", lambda s: ml.cumulative_sum(s)),
+    (("seq",), "seq", lambda s: s + ml.ones(s.shape)),
+    (("seq",), "seq", lambda s: ml.full((s.shape[0],), 0.5) * s),
+    (("seq",), "list", lambda s: s[::2]),
+    (("seq",), "list", lambda s: s[1:]),
+    (("seq",), "list", lambda s: s[: s.shape[0] // 2]),
+    (("seq",), "list", lambda s: ml.concat([s, s])),
+    (("seq",), "list", lambda s: ml.pad(s, (1, 2))),
+    (("seq",), "list", lambda s: ml.repeat(s, 2)),
+    (("seq",), "list", lambda s: ml.tile(s, 2)),
+    (("seq", "list"), "list", lambda s, m: ml.concat([s, m])),
+    (("mat",), "list", lambda x: ml.reshape(x, -1)),
+    (("mat",), "list", lambda x: ml.sum(ml.reshape(x, (-1, 2)), axis=1)),
+    (("list",), "list", lambda s: s[:-1] if s.shape[0] > 3 else s),
+    (("list",), "list", lambda s: ml.flip(s) * 0.5),
+    (("list",), "scalar", ml.sum),
+    (("list",), "scalar", ml.mean),
+    (("list",), "scalar", lambda s: ml.sum(s) * s.shape[0]),
+    (("seq",), "scalar", ml.std),
+    (("seq",), "scalar", lambda s: s[-1]),
+    (("seq",), "scalar", lambda s: ml.logsumexp(s)),
+    (("mat",), "scalar", ml.mean),
+    (("mat",), "scalar", lambda x: ml.sum(x) / (x.size + 1)),
+    (("mat",), "mat", lambda x: ml.dropout(x, 0.3, key=ml.random.key(3))),
+    (("mat",), "mat", lambda x: x + ml.random.normal((x.shape[0], WIDTH), key=ml.random.key(5))),
+    (("mat",), "mat", lambda x: ml.einsum("nd,md->nm", x, x) @ x),
+    (("mat",), "mat", lambda x: ml.concat(ml.split(x, [x.shape[0] // 2]))),
+    (("mat",), "mat", lambda x: ml.cond(ml.sum(x) > 0, lambda y: y * 2.0, lambda y: y - 1.0, x)),
+    (("mat",), "mat", lambda x: ml.jvp(ml.tanh, (x,), (ml.ones_like(x),))[1]),
+    (("mat",), "mat", lambda x: ml.broadcast_to(x[0], x.shape) + x),
+    (("mat",), "mat", lambda x: ml.vmap(ml.grad(lambda r: ml.sum(ml.tanh(r) ** 2)))(x)),
+    (("mat",), "mat", lambda x: ml.layer_norm(x, ml.ones(WIDTH), ml.zeros(WIDTH), eps=1e-5)),
+    (
+        ("mat",),
+        "mat",
+        lambda x: ml.astype(
+            ml.astype(x, ml.bfloat16) @ ml.ones((4, 4), dtype=ml.bfloat16), ml.float32
+        ),
+    ),
+    (
+        ("square",),
+        "square",
+        lambda s: ml.linalg.cholesky(ml.eye(s.shape[0]) * 9.0 + ml.tanh(s + s.mT)),
+    ),
+    (("seq",), "seq", lambda s: ml.cumulative_prod(ml.tanh(s))),
+    (("seq", "seq"), "seq", lambda a, b: ml.where(a < b, a, b)),
+    (
+        ("seq",),
+        "list",
+        lambda s: ml.reshape(ml.max_pool1d(s[None, :, None], 2), -1) if s.shape[0] > 2 else s,
+    ),
+    (("seq",), "scalar", lambda s: ml.topk(s, 2)[0][1]),
+    (("seq",), "scalar", lambda s: ml.trapezoid(s)),
+    (("seq",), "scalar", lambda s: ml.median(s)),
+    (("ids",), "list", lambda i: ml.astype(ml.segment_sum(ml.ones(i.shape), i, 5), ml.float32)),
+    (("scalar", "mat"), "mat", lambda a, x: x * ml.tanh(a)),
+    (("scalar", "scalar"), "scalar", lambda a, b: a * 0.5 + b),
+]
+
+
+def function(seed: int) -> Callable[..., Any]:
+    """Make the random function of a seed: of x [n, d], ids [n], a weight, a table."""
+    rng = random.Random(seed)
+    kinds = {"mat": [0], "ids": [1], "weight": [2], "table": [3], "vec": [4]}
+    chosen = []
+    count = 5
+    for _ in range(rng.randint(2, 9)):
+        able = [step for step in STEPS if all(kind in kinds for kind in step[0])]
+        operands, result, fn = rng.choice(able)
+        chosen.append((fn, [rng.choice(kinds[kind]) for kind in operands]))
+        kinds.setdefault(result, []).append(count)
+        count += 1
+    ends = [number for kind, numbers in kinds.items() for number in numbers if number >= 5]
+    outs = rng.sample(ends, min(len(ends), 3))
+    differentiates = rng.random() < 0.5
+
+    def forward(x: Value, ids: Value, weight: Value, table: Value) -> list[Value]:
+        values = [x, ids, weight, table, weight[0]]
+        for fn, operands in chosen:
+            values.append(fn(*[values[i] for i in operands]))
+        return [values[i] for i in outs]
+
+    def loss(x: Value, weight: Value, table: Value, ids: Value) -> Value:
+        parts = [ml.sum(y) for y in forward(x, ids, weight, table) if y.dtype is ml.float32]
+        return sum(parts) * 0.1 if parts else ml.sum(x)
+
+    def random_function(x: Value, ids: Value, weight: Value, table: Value) -> Any:
+        if differentiates:
+            return ml.value_and_grad(loss, argnums=(0, 1, 2))(x, weight, table, ids)
+        return forward(x, ids, weight, table)
+
+    return random_function
+
+
+def outcome(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Return the bytes of what a call returns, or the error that it raises."""
+    try:
+        leaves: list[Any] = []
+
+        def walk(part: Any) -> None:
+            if isinstance(part, (list, tuple)):
+                for each in part:
+                    walk(each)
+            else:
+                leaves.append((str(part.type), np.asarray(part).tobytes()))
+
+        walk(fn(*arguments))
+        return leaves
+    except MlvmError as error:
+        return type(error).__name__
+
+
+def check(seed: int, lengths: int = 5) -> tuple[str, int]:
+    """Compare the function of a seed at that many lengths: what came of it, and the traces."""
+    fn, rng = function(seed), np.random.default_rng(seed)
+    named = {"x": ("n", None), "ids": ("n",)} if seed % 4 else None
+    step = ml.capture(fn, lengths=named)
+    weight = ml.asarray(rng.standard_normal((WIDTH, WIDTH)).astype(np.float32))
+    table = ml.asarray(rng.standard_normal((5, WIDTH)).astype(np.float32))
+    failed = 0
+    for n in rng.choice(LENGTHS, size=lengths, replace=False).tolist():
+        x = ml.asarray(rng.standard_normal((n, WIDTH)).astype(np.float32))
+        ids = ml.asarray(rng.integers(0, 5, size=n))
+        eager, captured = (
+            outcome(fn, (x, ids, weight, table)),
+            outcome(step, (x, ids, weight, table)),
+        )
+        if eager != captured:
+            errors = [each for each in (eager, captured) if isinstance(each, str)]
+            return f"wrong at {n}: {errors or 'other bits'}", 0
+        failed += isinstance(eager, str)
+    return "raised" if failed else "equal", step.signatures
+
+
+def main() -> int:
+    """Run the fuzzer; return 1 if a function was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--functions", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    counts: Counter[str] = Counter()
+    traces: Counter[int] = Counter()
+    wrong = 0
+    warnings.simplefilter("ignore")
+    for seed in range(options.seed, options.seed + options.functions):
+        try:
+            with np.errstate(all="ignore"):
+                what, count = check(seed)
+        except Exception:
+            what, count = "raw error", 0
+            traceback.print_exc()
+        if what not in ("equal", "raised"):
+            wrong += 1
+            print(f"seed {seed}: {what}", flush=True)
+        counts[what.partition(" at ")[0]] += 1
+        traces[count] += 1
+    print(dict(counts), "functions by traces:", dict(sorted(traces.items())))
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

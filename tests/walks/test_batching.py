@@ -1,0 +1,93 @@
+"""The batching rules: each op for lanes at once, beside the same op for one lane after the other.
+
+The examples are those that the kernels are checked with. Lanes have other values of the same kind.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.op import OPS
+from mlvm.core.types import Array
+from mlvm.eager.autodiff.rules_batching import BATCHING, REFUSING
+from mlvm.eager.tensor.apply import apply, one_op
+from mlvm.eager.tensor.tensor import Tensor, from_array
+from tests.cases import CASES, Case
+
+LANES = 3
+_WITHOUT_OPERANDS = {name for name, op in OPS.items() if not op.inputs}
+_DYNAMIC = {name for name, op in OPS.items() if op.dynamic}
+_ELEMENTWISE = {name for name, op in OPS.items() if op.elementwise and name != "broadcast_to"}
+
+
+ROUNDED = {"batch_contract", "layer_norm_scale_vjp", "logaddexp", "quantized_matmul"}
+"""Ops outside of the contract of docs/determinism.md, or whose rule computes otherwise."""
+
+
+def _is_exact(name: str, case: Case, batched: tuple[bool, ...]) -> bool:
+    """Whether a lane has the bits that it has alone. Of a product, rows of the first operand do."""
+    if name == "matmul":
+        is_complex = any(x.dtype.kind == "c" for x in case.inputs)
+        return batched[0] and not (is_complex or case.attributes.get("transpose_x"))
+    return name not in ROUNDED
+
+
+def test_every_op_broadcasts_or_has_a_rule_or_cannot_have_one() -> None:
+    assert OPS.keys() - BATCHING.keys() == _WITHOUT_OPERANDS | _DYNAMIC | _ELEMENTWISE
+    assert OPS.keys() >= BATCHING.keys() | REFUSING
+
+
+def _lane(x: Array, i: int) -> Array:
+    """Other elements of the same kind: numbers are scaled, indices and masks in another order."""
+    if x.dtype == np.uint64 and x.shape == (2,):
+        return x + np.uint64(i)
+    if x.dtype.kind in "fc":
+        with np.errstate(all="ignore"):
+            return (x * [1.0, 0.5, 0.75][i]).astype(x.dtype)
+    return np.roll(x, i)
+
+
+def _is_a_lane_few_bits(name: str, each: list[list[Tensor]], batched: tuple[bool, ...]) -> bool:
+    """Whether lanes are of few bits, which nothing stacks, or become so."""
+    few = any(b and x[0].dtype.is_storage for x, b in zip(each, batched, strict=True))
+    return few or name == "pack"
+
+
+def _ways(count: int) -> list[tuple[bool, ...]]:
+    """Which of so many operands have lanes: any, and of many all, one, or all but one."""
+    every = product([True, False], repeat=count)
+    few = {1, count - 1, count} if count > 4 else range(1, count + 1)
+    return [batched for batched in every if sum(batched) in few]
+
+
+def _run(name: str, case: Case, xs: list[Tensor]) -> Tensor:
+    return apply(one_op(name, **case.attributes), *xs)
+
+
+@pytest.mark.filterwarnings("ignore::mlvm.eager.tensor.precision.PrecisionWarning")
+@pytest.mark.parametrize("name", sorted(OPS.keys() - _WITHOUT_OPERANDS - _DYNAMIC))
+def test_lanes_at_once_are_lanes_one_by_one(name: str) -> None:
+    for case in CASES[name][: 1 if name in _ELEMENTWISE else None]:
+        each = [[from_array(_lane(x, i)) for i in range(LANES)] for x in case.inputs]
+        for batched in _ways(len(each)):
+            if _is_a_lane_few_bits(name, each, batched):
+                continue
+            axes = tuple([0 if b else None for b in batched])
+            xs = [ml.stack(x) if b else x[0] for x, b in zip(each, batched, strict=True)]
+            found = ml.vmap(lambda *xs, case=case: _run(name, case, [*xs]), axes)(*xs).numpy()
+            for i, one in enumerate(found):
+                lane = [x[i if b else 0] for x, b in zip(each, batched, strict=True)]
+                expected = _run(name, case, lane).numpy()
+                assert one.dtype == expected.dtype
+                assert one.shape == expected.shape
+                if _is_exact(name, case, batched):
+                    assert one.tobytes() == expected.tobytes()
+                elif one.dtype.kind in "fc":
+                    eps = np.finfo(one.dtype).eps
+                    np.testing.assert_allclose(one, expected, 60 * eps, 60 * eps)
+                else:
+                    np.testing.assert_array_equal(one, expected)
