@@ -189,8 +189,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _crossing(item: pytest.Item) -> dict[str, Any]:
     """What a test of a walk crosses: the op, the number of its case, and the machine if any."""
     callspec = getattr(item, "callspec", None)
-    params = callspec.params if callspec is not None else {}
-    if not isinstance(params.get("name"), str) or params["name"] not in OPS:
+    params: dict[str, Any] = callspec.params if callspec is not None else {}
+    if callspec is None or not isinstance(params.get("name"), str) or params["name"] not in OPS:
         return {}
     crossing = {"op": params["name"]}
     number = re.search(rf"(?:^|-){params['name']}-(\d+)(?:-|$)", callspec.id)

@@ -89,8 +89,8 @@ def mutants_of(room: str, file: Path) -> Iterator[Mutant]:
             yield from between(node.left, node.right, *_OPERATORS[type(node.op)])
         elif isinstance(node, ast.BoolOp) and len(node.values) == 2:
             old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
-            yield from between(*node.values, old, new)
-        elif isinstance(node, ast.Constant) and type(node.value) in (bool, int):
+            yield from between(node.values[0], node.values[1], old, new)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int):
             start = starts[node.lineno - 1] + node.col_offset
             end = starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
             new = str(not node.value if isinstance(node.value, bool) else node.value + 1)

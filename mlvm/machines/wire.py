@@ -405,6 +405,7 @@ class WireVM(Identity):
     def __init__(self, vm: VM) -> None:
         self._send = WireServer(vm).answer
         self._close = vm.close
+        self._require_open = vm.require_open
         self._begin()
         self.name: str = self._call("name")
 
@@ -495,7 +496,7 @@ class WireVM(Identity):
 
     def require_open(self) -> None:
         """Raise `MachineError` if the VM behind the wire was closed."""
-        self.vm.require_open()
+        self._require_open()
 
     def close(self) -> None:
         """Close the VM behind the wire, which ends all that was made on it. Idempotent."""

@@ -80,6 +80,10 @@ def _attention(x: Value) -> Value:
     return ml.scaled_dot_product_attention(q, q, q, is_causal=True)[0]
 
 
+def _tanh_squares(row: Value) -> Value:
+    return ml.sum(ml.tanh(row) ** 2)
+
+
 STEPS: list[Step] = [
     (("mat",), "mat", ml.tanh),
     (("mat",), "mat", lambda x: ml.exp(-(x * x))),
@@ -173,7 +177,7 @@ STEPS: list[Step] = [
     (("mat",), "mat", lambda x: ml.cond(ml.sum(x) > 0, lambda y: y * 2.0, lambda y: y - 1.0, x)),
     (("mat",), "mat", lambda x: ml.jvp(ml.tanh, (x,), (ml.ones_like(x),))[1]),
     (("mat",), "mat", lambda x: ml.broadcast_to(x[0], x.shape) + x),
-    (("mat",), "mat", lambda x: ml.vmap(ml.grad(lambda r: ml.sum(ml.tanh(r) ** 2)))(x)),
+    (("mat",), "mat", ml.vmap(ml.grad(_tanh_squares))),
     (("mat",), "mat", lambda x: ml.layer_norm(x, ml.ones(WIDTH), ml.zeros(WIDTH), eps=1e-5)),
     (
         ("mat",),

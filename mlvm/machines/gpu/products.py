@@ -174,8 +174,8 @@ def _in_panels(
         stack = batch // second if y.first else 1
         stack *= (second if y.second else 1) * (summed if y.summed else 1)
         number = Scratch("transposed", stack * k * n * dtype.itemsize)
-        to, source = Window(0, (k * n, n, 1)), Window(0, (k * n, y.row, y.column))
-        calls = move(device, (stack, k, n), to, source, dtype, args=(number, y.number))
+        packed, strided = Window(0, (k * n, n, 1)), Window(0, (k * n, y.row, y.column))
+        calls = move(device, (stack, k, n), packed, strided, dtype, args=(number, y.number))
         y = y._replace(row=n, column=1)
     high = min(m, cut.high)
     tiles = -(-m // high) * -(-n // wide) * batch
