@@ -1,4 +1,5 @@
-"""A device for these tests: the first of OpenCL's on which a kernel compiles.
+"""A device for these tests: the one that MLVM_DEVICE names, such as cuda:0, or the first of OpenCL's
+on which a kernel compiles.
 
 Drivers compile without optimization here, which is most of the time of a test on PoCL;
 `python -m tests.machines.gpu.against` and `.larger` have all cases with it.
@@ -22,6 +23,8 @@ from mlvm.machines.gpu.vm import GpuVM
 def _found() -> tuple[str, str]:
     """The device's name, or why there is none."""
     os.environ.setdefault("PYOPENCL_BUILD_OPTIONS", "-cl-opt-disable")
+    if "MLVM_DEVICE" in os.environ:
+        return os.environ["MLVM_DEVICE"], ""
     why = why_not("opencl")
     for name in [each.name for each in devices() if each.name.startswith("opencl")]:
         try:
