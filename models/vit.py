@@ -127,7 +127,7 @@ class VisionTransformer(nn.Module):
     The GELU is `approximate`, by tanh, in the official code; timm's is exact. There is no dropout.
 
     Raises `ShapeError` if patches do not tile the image, and for images of another shape;
-    `AttributeRefused` if `num_heads` does not divide `hidden_size`.
+    `ArgumentError` if `num_heads` does not divide `hidden_size`.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class VisionTransformer(nn.Module):
         if patch < 1 or height % patch or width % patch:
             raise ml.errors.ShapeError(f"{patch} x {patch} patches do not tile {height} x {width}")
         if num_heads < 1 or hidden_size % num_heads:
-            raise ml.errors.AttributeRefused(
+            raise ml.errors.ArgumentError(
                 f"num_heads must divide hidden_size, given {num_heads} of {hidden_size}"
             )
         keys = ml.random.split(ml.random.next_key() if key is None else key, 3)

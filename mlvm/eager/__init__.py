@@ -7,7 +7,7 @@ Tensors are values on a VM; `with arena:` says where results are allocated; `gra
 In docstrings `f[..., n]` is a tensor of floats whose last axis has n elements, `[...]` one of any
 shape; i is integers, c complex numbers. Each names the errors that shapes, dtypes and values raise
 there. What every function raises is not said again: `DTypeError` for what is no tensor, array
-or list, and for an unknown dtype, `AttributeRefused` for an argument of a wrong kind,
+or list, and for an unknown dtype, `ArgumentError` for an argument of a wrong kind,
 `StaleTensor` for a tensor whose memory has ended, `HandleError` for one of another VM, and
 `ArenaOverflow` or `OutOfMemory` where the result does not fit.
 """

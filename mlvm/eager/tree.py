@@ -36,7 +36,7 @@ import numpy as np
 
 from mlvm.arena.arena import STALE
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     DTypeError,
     PathError,
     ShapeError,
@@ -110,7 +110,7 @@ class Node:
     A field that was once assigned a `Buffer` stays a buffer, whatever is assigned to it later,
     until it is deleted. Children that are `_frozen` are taken for buffers, until they are thawed.
     The class of a Node is no value of a field, alone or in a list: it was meant to be called.
-    `AttributeRefused` says so.
+    `ArgumentError` says so.
     """
 
     _buffers: tuple[str, ...] = ()
@@ -156,13 +156,13 @@ class Node:
 
 
 def _require_no_class(owner: Node, name: str, value: object) -> None:
-    """Raise `AttributeRefused` for a Module's class where one of its objects is meant."""
+    """Raise `ArgumentError` for a Module's class where one of its objects is meant."""
     if isinstance(value, type) and issubclass(value, Node):
         home = "nn." if value.__module__.startswith("mlvm.eager.nn.") else ""
         made_by: Any = getattr(value, "__init__")  # noqa: B009  mypy knows no such field of a type
         takes = made_by is not object.__init__ and len(signature(made_by).parameters) > 1
         arguments = "..." if takes else ""
-        raise AttributeRefused(
+        raise ArgumentError(
             f"{type(owner).__name__}: {name} is the class {value.__name__}, which is no layer yet; "
             f"write {home}{value.__name__}({arguments})"
         )
@@ -507,12 +507,12 @@ or a function of path and tensor. A pattern that matches the path of a part sele
 
 
 def fits(where: object, path: str, x: Any) -> bool:
-    """Return whether `where` selects the tensor of that path. Raises `AttributeRefused` if it is
+    """Return whether `where` selects the tensor of that path. Raises `ArgumentError` if it is
     not a `Where`."""
     if callable(where):
         return bool(where(path, x))
     if not isinstance(where, str):
-        raise AttributeRefused(
+        raise ArgumentError(
             f"tensors are named by a pattern of paths, or a function of path and tensor, not "
             f"{brief(where)}"
         )
@@ -522,7 +522,7 @@ def fits(where: object, path: str, x: Any) -> bool:
 
 def selected(leaves: Leaves, where: Where | None) -> set[int]:
     """Return the ids of the tensors that `where` selects by at least one path. Raises
-    `AttributeRefused` if there are none."""
+    `ArgumentError` if there are none."""
     if where is None:
         return {id(x) for _, x in leaves}
     ids = {id(x) for path, x in leaves if fits(where, path, x)}
@@ -531,12 +531,12 @@ def selected(leaves: Leaves, where: Where | None) -> set[int]:
     return ids
 
 
-def nothing_meant(where: Where, paths: Iterable[str], what: str = "tensor") -> AttributeRefused:
+def nothing_meant(where: Where, paths: Iterable[str], what: str = "tensor") -> ArgumentError:
     """Return the error if `where` matches none of the paths."""
     name = repr(where) if isinstance(where, str) else "this function"
     hint = ", with / between names" if isinstance(where, str) and "." in where else ""
     there = ", ".join(paths) or "none"
-    return AttributeRefused(f"no {what} is meant by {name}; there are{hint}: {there}")
+    return ArgumentError(f"no {what} is meant by {name}; there are{hint}: {there}")
 
 
 def pruned(structure: Structure, flags: Iterable[bool]) -> Structure:
@@ -566,7 +566,7 @@ def freeze(tree: Tree, where: Where | None, *, frozen: bool) -> None:
     """Take parameters for buffers from now on, or, if not `frozen`, for parameters again. One that
     occurs in several places of the tree is frozen in all of them.
 
-    Raises `AttributeRefused` for a list within a list, or a dict, of which some would be frozen
+    Raises `ArgumentError` for a list within a list, or a dict, of which some would be frozen
     and some not, and what `meant` raises. Then nothing has changed.
     """
     candidates: list[tuple[Node, str, Leaves, bool]] = []
@@ -591,7 +591,7 @@ def freeze(tree: Tree, where: Where | None, *, frozen: bool) -> None:
             if mixed or not all(which):
                 others = ", ".join([path for path, _ in tensors])
                 text = "what a dict or an inner list has is frozen together, and alone"
-                raise AttributeRefused(f"{type(node).__name__}.{name}: {text}: {others}")
+                raise ArgumentError(f"{type(node).__name__}.{name}: {text}: {others}")
             changes.setdefault(id(node), (node, set()))[1].add(name)
     for node, names in changes.values():
         before = [name for name in node._frozen if name not in names]

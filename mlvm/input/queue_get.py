@@ -38,7 +38,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from mlvm.arena.arena import Allocation
-from mlvm.core.errors import AttributeRefused, HandleError, MachineError, QueueEmpty, ShutDown
+from mlvm.core.errors import ArgumentError, HandleError, MachineError, QueueEmpty, ShutDown
 from mlvm.core.machine.callee import Value, describe
 from mlvm.core.machine.frame import Frame
 from mlvm.core.protocol import LocalVMProtocol, StorageHandle, VMProtocol
@@ -98,7 +98,7 @@ def _get(queues: Queues, frame: Frame) -> None:
     options = {"raises": False, "wait": True, **frame.attributes}
     raises, wait, *others = options.values()
     if others or not isinstance(raises, bool) or not isinstance(wait, bool):
-        raise AttributeRefused("the attributes are raises and wait, true or false").at(NAME, ())
+        raise ArgumentError("the attributes are raises and wait, true or false").at(NAME, ())
     queue = _named(frame.param(0), queues)
     claim = queues.ahead.pop((get_ident(), queue.handle), None)
     try:

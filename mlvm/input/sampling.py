@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import ArgumentError
 
 Indices: TypeAlias = NDArray[np.int64]
 Words: TypeAlias = NDArray[np.uint64]
@@ -86,17 +86,17 @@ class SampleRandom:
     def uniform(self, low: float = 0.0, high: float = 1.0, shape: tuple[int, ...] = ()) -> Doubles:
         """Evenly distributed over low <= u < high, from 53 bits: f64[B, *shape].
 
-        Raises `AttributeRefused` unless low <= high.
+        Raises `ArgumentError` unless low <= high.
         """
         if not low <= high:
-            raise AttributeRefused(f"low = {low} must not be above high = {high}")
+            raise ArgumentError(f"low = {low} must not be above high = {high}")
         unit = (self.bits(shape) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         return low + (high - low) * unit
 
     def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> Indices:
-        """Integers low <= i < high: i64[B, *shape]. Raises `AttributeRefused` unless low < high."""
+        """Integers low <= i < high: i64[B, *shape]. Raises `ArgumentError` unless low < high."""
         if not low < high:
-            raise AttributeRefused(f"low = {low} must be less than high = {high}")
+            raise ArgumentError(f"low = {low} must be less than high = {high}")
         return low + np.floor(self.uniform(0, high - low, shape)).astype(np.int64)
 
     def normal(self, shape: tuple[int, ...] = ()) -> NDArray[np.float32]:
@@ -113,10 +113,10 @@ class SampleRandom:
     def beta(self, alpha: float, beta: float) -> Doubles:
         """Beta-distributed, by Jöhnk (Metrika, 1964): f64[B].
 
-        Raises `AttributeRefused` unless 0 < alpha, beta <= 1: above 1, many draws are rejected.
+        Raises `ArgumentError` unless 0 < alpha, beta <= 1: above 1, many draws are rejected.
         """
         if not (0 < alpha <= 1 and 0 < beta <= 1):
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"alpha and beta must be above 0 and at most 1, not {alpha}, {beta}"
             )
         # Each sample takes one number from its own stream, however many draws are rejected.

@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, DTypeError, GroupError, MachineError, ShapeError
+from mlvm.core.errors import ArgumentError, DTypeError, GroupError, MachineError, ShapeError
 from mlvm.core.machine.callee import OUT, Callee, OpFresh, OpInto, Value
 from mlvm.core.memory import HOST, Memory, address
 from mlvm.core.op import Attributes, Kernel, Op
@@ -328,7 +328,7 @@ class Member:
     def _broadcast(self, *xs: TensorType, root: int, timeout: float | None = None) -> None:
         _require_time(timeout)
         if not 0 <= root < self.size:
-            raise AttributeRefused(f"root must be a rank, 0 .. {self.size - 1}, not {root}")
+            raise ArgumentError(f"root must be a rank, 0 .. {self.size - 1}, not {root}")
 
     def _received(
         self, source: int, shape: tuple[int, ...], dtype: str, timeout: float | None = None
@@ -343,7 +343,7 @@ class Member:
 
     def _require_peer(self, attribute: str, rank: int) -> None:
         if not 0 <= rank < self.size or rank == self.rank:
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"{attribute} must be the rank of another of {self.size} members, not {rank}; "
                 f"this one has rank {self.rank}"
             )
@@ -400,7 +400,7 @@ def _anything(*xs: TensorType) -> None:
 
 def _require_time(timeout: float | None = None) -> None:
     if timeout is not None and not timeout > 0:
-        raise AttributeRefused(f"timeout must be a number of seconds > 0, not {timeout}")
+        raise ArgumentError(f"timeout must be a number of seconds > 0, not {timeout}")
 
 
 def _require_type(y: TensorType, result: TensorType) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from mlvm.core import op as op_module
 from mlvm.core import ops as ops  # fills OPS
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.op import OPS, Op, op
 from mlvm.core.types import Array, TensorType, f32, i32
 from tests.brief import cases, refuses
@@ -167,16 +167,16 @@ def test_bind_makes_values_plain(name: str, given: Any, bound: Any) -> None:
     ("dtype", np.zeros(2)),
 )
 def test_bind_refuses_the_wrong_kind(name: str, given: Any) -> None:
-    with pytest.raises(AttributeRefused, match=rf"^attributed\(\): attribute {name}: .* was given"):
+    with pytest.raises(ArgumentError, match=rf"^attributed\(\): attribute {name}: .* was given"):
         ATTRIBUTED.bind({"axis": None, name: given})
 
 
 def test_bind_refuses_unknown_and_missing_attributes() -> None:
-    with pytest.raises(AttributeRefused, match=r"no attribute 'colour'; there are: axis: int .*"):
+    with pytest.raises(ArgumentError, match=r"no attribute 'colour'; there are: axis: int .*"):
         ATTRIBUTED.bind({"axis": None, "colour": 3})
-    with pytest.raises(AttributeRefused, match=r"plain\(\): no attribute 'axis'; there are: none"):
+    with pytest.raises(ArgumentError, match=r"plain\(\): no attribute 'axis'; there are: none"):
         Op(plain, same).bind({"axis": 1})
-    refuses(AttributeRefused, "attribute 'axis' is missing", ATTRIBUTED.bind, {})
+    refuses(ArgumentError, "attribute 'axis' is missing", ATTRIBUTED.bind, {})
 
 
 def test_bound_attributes_of_an_op_without_any_cannot_be_changed() -> None:
@@ -221,4 +221,4 @@ def test_infer_names_the_op_and_the_operands_of_the_innermost_rule() -> None:
 def test_an_attribute_that_contains_itself_is_refused() -> None:
     widths: list[object] = []
     widths.append(widths)
-    refuses(AttributeRefused, "nests deeper than 64", OPS["pad"].bind, {"widths": widths})
+    refuses(ArgumentError, "nests deeper than 64", OPS["pad"].bind, {"widths": widths})

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     MachineError,
     MlvmError,
     ProgramError,
@@ -195,7 +195,7 @@ class Fuzz:
         """Raise `Found` unless another VM leaves the same bits."""
         outputs, after, failed, _ = launch(self.others[name], program, args)
         again = outputs + after
-        if isinstance(failed, ProgramError | UnknownFunction | AttributeRefused):
+        if isinstance(failed, ProgramError | UnknownFunction | ArgumentError):
             return  # in a part that is never reached, which the raw machine does not know
         if failed is not None:
             raise Found(f"the {name} refuses it: {failed!r}")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     HandleError,
     MachineError,
     MlvmError,
@@ -253,12 +253,12 @@ def test_a_program_that_does_not_wait_goes_on_without_an_element(vm: VM) -> None
     ('push_int {q}\n push_str "queue.get"\n cfunc 1 1', MachineError, "left 2 results where 1"),
     (
         'push_int {q}\n push_str "queue.get"\n cfunc 1 2 {{"raise": true}}',
-        AttributeRefused,
+        ArgumentError,
         "the attributes are raises and wait",
     ),
     (
         'push_int {q}\n push_str "queue.get"\n cfunc 1 2 {{"raises": 1}}',
-        AttributeRefused,
+        ArgumentError,
         "true or false",
     ),
 )

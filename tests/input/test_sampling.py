@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import ArgumentError
 from mlvm.input.sampling import SampleRandom, order
 from tests.brief import refuses
 
@@ -93,7 +93,7 @@ def test_no_samples() -> None:
 
 def test_impossible_ranges_are_refused() -> None:
     random = SampleRandom(0, 0, np.arange(2))
-    refuses(AttributeRefused, r"low = 1\.5 must not be above high = 1", random.uniform, 1.5, 1)
-    refuses(AttributeRefused, "low = 3 must be less than high = 3", random.integers, 3, 3)
+    refuses(ArgumentError, r"low = 1\.5 must not be above high = 1", random.uniform, 1.5, 1)
+    refuses(ArgumentError, "low = 3 must be less than high = 3", random.integers, 3, 3)
     for alpha in (0.0, -1.0, 1.5, float("nan")):
-        refuses(AttributeRefused, "above 0 and at most 1", random.beta, alpha, 0.5)
+        refuses(ArgumentError, "above 0 and at most 1", random.beta, alpha, 0.5)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     HostFunctionError,
     LibraryError,
     MachineError,
@@ -198,7 +198,7 @@ def test_a_function_keeps_few_of_the_types_it_has_met(library: Path) -> None:
 
 @needs_compiler
 def test_an_attribute_that_is_not_json_is_refused(vm: VM) -> None:
-    with pytest.raises(AttributeRefused, match=r"^number\(\): the attributes are not JSON: .*set"):
+    with pytest.raises(ArgumentError, match=r"^number\(\): the attributes are not JSON: .*set"):
         vm.launch(Program.of_op("number", 0, {"value": {1}}, 1))
 
 

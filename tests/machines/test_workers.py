@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import AttributeRefused, HandleError, MachineError, OperandValueError
+from mlvm.core.errors import ArgumentError, HandleError, MachineError, OperandValueError
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
@@ -247,7 +247,7 @@ def test_a_vm_has_no_negative_workers() -> None:
 
 def test_a_vm_says_which_options_it_takes() -> None:
     options: dict[str, Any] = {"num_threads": 2}
-    refuses(AttributeRefused, "no num_threads=; there are .* threads", VM, **options)
+    refuses(ArgumentError, "no num_threads=; there are .* threads", VM, **options)
 
 
 def test_workers_end_with_their_vm() -> None:

@@ -509,9 +509,9 @@ def test_other_inputs_than_the_file_declares_are_refused() -> None:
         ml.zeros((2, 4, 5, 5)),
     )
     refuses(ml.errors.DTypeError, "'x' is f32", net, ml.zeros((2, 3, 5, 5), dtype=ml.int32))
-    refuses(ml.errors.AttributeRefused, "missing: 'x'", net)
-    refuses(ml.errors.AttributeRefused, "no input 'z'", net, ml.asarray(X), z=1)
-    refuses(ml.errors.AttributeRefused, "name of a file", load, cast(Any, 3))
+    refuses(ml.errors.ArgumentError, "missing: 'x'", net)
+    refuses(ml.errors.ArgumentError, "no input 'z'", net, ml.asarray(X), z=1)
+    refuses(ml.errors.ArgumentError, "name of a file", load, cast(Any, 3))
     refuses(FileNotFoundError, "none.onnx", load, "none.onnx")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import ArgumentError
 from mlvm.show import scalars
 from tests.brief import cases
 
@@ -162,7 +162,7 @@ def test_a_later_log_goes_on_or_writes_rows_again(tmp_path: Path) -> None:
 def test_what_is_refused(add: Any, message: str, tmp_path: Path) -> None:
     with ml.ScalarLog(tmp_path) as log:
         log.add("train", 1, loss=1.0)
-        with pytest.raises(AttributeRefused, match=message):
+        with pytest.raises(ArgumentError, match=message):
             add(log)
         log.add("train", 2, loss=1.0)
     assert len(rows(tmp_path / "train.csv")) == 3

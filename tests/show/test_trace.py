@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from mlvm.core.errors import AttributeRefused, HandleError, MachineError, ShapeError
+from mlvm.core.errors import ArgumentError, HandleError, MachineError, ShapeError
 from mlvm.core.machine.callee import Value
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
@@ -130,8 +130,8 @@ def test_a_trace_is_written_even_if_the_block_fails(tmp_path: Path) -> None:
     assert len([e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]) == 1
     with pytest.raises(OSError, match="nowhere"), trace(vm, tmp_path / "nowhere" / "trace.json"):
         pass
-    refuses(AttributeRefused, r'the file to write: with vm.trace\("trace.json"\)', trace, vm)
-    refuses(AttributeRefused, "the file to write, not 3: ", trace, vm, cast(Any, 3))
+    refuses(ArgumentError, r'the file to write: with vm.trace\("trace.json"\)', trace, vm)
+    refuses(ArgumentError, "the file to write, not 3: ", trace, vm, cast(Any, 3))
 
 
 def test_an_estimate_counts_bytes_and_operations_without_running() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.op import OPS
 from mlvm.core.program.program import Program
@@ -109,7 +109,7 @@ def test_an_op_has_cases_and_refuses_what_none_takes(name: str) -> None:
     """Each op has documentation, too, and refuses an unknown attribute and too few tensors."""
     assert CASES.get(name), f"no case of {name} in tests/cases"
     assert OPS[name].doc
-    refuses(AttributeRefused, "colour", evaluate, name, colour=3)
+    refuses(ArgumentError, "colour", evaluate, name, colour=3)
     op = OPS[name]
     if op.inputs and not op.variadic:
         refuses(ShapeError, rf"{name}\(\): takes {len(op.inputs)} tensors", op.infer, [], {})

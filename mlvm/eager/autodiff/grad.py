@@ -249,7 +249,7 @@ def value_and_grad(
 
     Raises `GradientError` when the value is no scalar, or depends on an argument through an op
     that has no gradient; `DTypeError` when an argument holds tensors of other dtypes;
-    `AttributeRefused` when `where` means none of them.
+    `ArgumentError` when `where` means none of them.
 
         >>> ml.value_and_grad(lambda x: ml.sum(x**2))(ml.asarray([1.0, 2.0]))
         (Tensor(5., f32[]), Tensor([2., 4.], f32[2]))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     DTypeError,
     GradientError,
     ShapeError,
@@ -51,7 +51,7 @@ def call(
 
         ml.call("softclip", x, vjp=lambda g, x, out: g * (1.0 - out * out))
 
-    Raises `UnknownFunction`, `AttributeRefused`, `DTypeError` for an operand that is no tensor,
+    Raises `UnknownFunction`, `ArgumentError`, `DTypeError` for an operand that is no tensor,
     `StaleTensor`, and what the function raises; a gradient through it without a rule raises
     `GradientError`.
 
@@ -87,9 +87,7 @@ def _program(name: str, nparams: int, attributes: Attributes) -> Program:
     if known is not None:
         return known
     if name.endswith(".out") and name[:-4] in OPS:
-        raise AttributeRefused(f"it writes to an operand; use ml.{name[:-4]} with out=").at(
-            name, ()
-        )
+        raise ArgumentError(f"it writes to an operand; use ml.{name[:-4]} with out=").at(name, ())
     if len(_programs) >= _PROGRAMS_LIMIT:
         _programs.clear()
     given = {attribute: plain(canonical(value)) for attribute, value in attributes.items()}
@@ -103,7 +101,7 @@ def _key(name: str, value: object) -> Any:
         return tuple([_key(name, each) for each in value])
     if value is None or isinstance(value, (bool, int, float, str)):
         return value.__class__, repr(value)
-    raise AttributeRefused(
+    raise ArgumentError(
         f"an attribute is None, a bool, number or string, or lists of these, "
         f"not a {type(value).__name__}"
     ).at(name, ())

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, CheckFailed, GradientError, GradientMismatch, brief
+from mlvm.core.errors import ArgumentError, CheckFailed, GradientError, GradientMismatch, brief
 from mlvm.core.types import Array, DType, Shape, TensorType, c128, f64
 from mlvm.eager.autodiff.grad import grad
 from mlvm.eager.autodiff.host_call import call
@@ -47,13 +47,13 @@ def check_gradients(
     largest quotient of a tensor, and absolute where that is below 1. A kink, such as relu has at 0,
     has quotients that are no gradients.
 
-    Raises `AttributeRefused` unless `order` is an int >= 1, `GradientError` if there is nothing to
+    Raises `ArgumentError` unless `order` is an int >= 1, `GradientError` if there is nothing to
     differentiate, and what `fn` and `grad` raise.
 
         >>> ml.testing.check_gradients(lambda x: ml.sum(ml.sin(x)), ml.asarray([1.0, 2.0]))
     """
     if not isinstance(order, int) or order < 1:
-        raise AttributeRefused(f"check_gradients: order must be an int >= 1, given {order!r}")
+        raise ArgumentError(f"check_gradients: order must be an int >= 1, given {order!r}")
     wide = [substitute(_in_f64, arg) for arg in args]
     numbers = [i for i, arg in enumerate(wide) if _has_floats(arg)]
     if not numbers:
@@ -71,7 +71,7 @@ def replacement(
     differ by `tolerance`, relative to the largest value of a result, and absolute where that is
     below 1.
 
-    Raises `AttributeRefused` for an operand that is no `TensorType`, `UnknownFunction`, and what
+    Raises `ArgumentError` for an operand that is no `TensorType`, `UnknownFunction`, and what
     the pattern and the function raise.
 
         >>> import numpy as np
@@ -82,7 +82,7 @@ def replacement(
     rng = np.random.default_rng(0)
     for type in types:
         if not isinstance(type, TensorType):
-            raise AttributeRefused(f"replacement: an operand is a TensorType, not {brief(type)}")
+            raise ArgumentError(f"replacement: an operand is a TensorType, not {brief(type)}")
     operands = [
         astype(asarray(np.asarray(draw(rng, type))), type.dtype)
         for type in types

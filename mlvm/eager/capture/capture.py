@@ -27,7 +27,7 @@ from mlvm.arena.arena import Allocation, Arena
 from mlvm.arena.planner import Plan
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     CaptureError,
     GradientError,
     ShutDown,
@@ -265,9 +265,9 @@ class Captured(Generic[P, R]):
         """Write the last call's program, its plan and the state as it is now to a file, which
         `python -m mlvm run` takes. Where weights change before each call, and a second program
         computes nothing ahead, it is the first. Raises `CaptureError` before the first call,
-        `AttributeRefused` for a name that ends in ".onnx" or ".safetensors", and `OSError`."""
+        `ArgumentError` for a name that ends in ".onnx" or ".safetensors", and `OSError`."""
         if Path(path).suffix in (".onnx", ".safetensors"):
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"{path}: Captured.save writes a planned step, such as step.mlvm; a function as "
                 "ONNX is written by ml.onnx.save, and a model's tensors by ml.save"
             )
@@ -571,7 +571,7 @@ def capture(
     raises it, with the line, if the function reads a tensor's value, computes on another VM, calls
     an op whose result's shape depends on values, or keeps a tensor of its own in any place but its
     result or such a field. Raises `GradientError` inside a differentiated function,
-    `AttributeRefused` for an option that is no bool and a `replace` that is no such mapping,
+    `ArgumentError` for an option that is no bool and a `replace` that is no such mapping,
     `ShapeError` for a length above its bound and two sizes of one name, and whatever the function
     raises.
 
@@ -599,7 +599,7 @@ def capture(
 def _require_bools(name: str, **options: object) -> None:
     for option, value in options.items():
         if not isinstance(value, bool):
-            raise AttributeRefused(f"{name}: {option} is True or False, not {brief(value)}")
+            raise ArgumentError(f"{name}: {option} is True or False, not {brief(value)}")
 
 
 def _hoist(call: TracedCall, vm: VMProtocol) -> Hoist | None:
@@ -652,7 +652,7 @@ def measure(
     without running it or allocating anything.
 
     Arguments are as the function takes them, with a `TensorType` where a tensor would be, or the
-    tensor itself. Raises what `capture` raises, `AttributeRefused` for an option that is no bool,
+    tensor itself. Raises what `capture` raises, `ArgumentError` for an option that is no bool,
     and `CaptureError` for a type given as text.
 
         >>> ml.measure(lambda x: ml.sum(ml.sort(x)), ml.zeros(1000)).plan.nbytes

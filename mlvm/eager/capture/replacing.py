@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from mlvm.core.errors import AttributeRefused, CaptureError, MlvmError, brief
+from mlvm.core.errors import ArgumentError, CaptureError, MlvmError, brief
 from mlvm.core.types import TensorType, bool_, f32, i64
 from mlvm.eager.tensor.warn import warn_at
 from mlvm.step.flow import Flow
@@ -31,17 +31,17 @@ class ReplacementWarning(UserWarning):
 
 
 def check_replace(patterns: object) -> dict[Callable[..., Any], str]:
-    """Return the patterns with the names of functions. Raises `AttributeRefused`."""
+    """Return the patterns with the names of functions. Raises `ArgumentError`."""
     if not isinstance(patterns, Mapping):
-        raise AttributeRefused(f"capture: replace is {{pattern: name}}, not {brief(patterns)}")
+        raise ArgumentError(f"capture: replace is {{pattern: name}}, not {brief(patterns)}")
     for pattern, name in patterns.items():
         if not callable(pattern) or not isinstance(name, str) or not name:
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"capture: replace has a function of tensors and the name of a host function, "
                 f"not {brief(pattern)}: {brief(name)}"
             )
         if _arity(pattern) is None:
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"capture: a pattern takes tensors by position, at least one, "
                 f"and {_named(pattern)} takes others"
             )

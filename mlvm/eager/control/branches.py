@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.eager.autodiff.joint import Closures, Cotangents, Saved, Sums, add_node, or_zeros, seed
 from mlvm.eager.autodiff.tape import CotangentAccumulator, taping
 from mlvm.eager.control import blocks
@@ -54,7 +54,7 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
 
     In a captured function all are recorded, as by `cond`.
 
-    The index: i[]. Raises `AttributeRefused` without branches, `DTypeError` for an index that is no
+    The index: i[]. Raises `ArgumentError` without branches, `DTypeError` for an index that is no
     integer, a branch that is no function, and branches that stand beside each other.
 
         >>> ml.switch(ml.asarray(1), [ml.sin, ml.negative], ml.asarray([1.0]))
@@ -63,7 +63,7 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
     if callable(branches):
         raise DTypeError("switch: expected a list of branches: switch(index, [f, g], x)")
     if not branches:
-        raise AttributeRefused("switch: expected one or more branches, got none")
+        raise ArgumentError("switch: expected one or more branches, got none")
     thunks = _bind("switch", branches, operands)
     if isinstance(index, Tensor) and blocks.is_recorded():
         require_integer("index", index)

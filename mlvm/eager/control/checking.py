@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, CheckFailed, DTypeError, brief
+from mlvm.core.errors import ArgumentError, CheckFailed, DTypeError, brief
 from mlvm.core.program.program import Program
 from mlvm.core.types import bool_
 from mlvm.eager.recording.recorder import current_capture
@@ -25,7 +25,7 @@ def check(condition: Tensor | bool | np.bool_, message: str) -> None:
     raises with the line as a note. What the function updates after the check is as it was before
     the call then; what it has updated before stays updated. A gradient goes by a check.
 
-    Raises `DTypeError` for a condition that is no bool, `AttributeRefused` for a message that is no
+    Raises `DTypeError` for a condition that is no bool, `ArgumentError` for a message that is no
     string.
 
         >>> x = ml.asarray([1.0, 2.0])
@@ -36,7 +36,7 @@ def check(condition: Tensor | bool | np.bool_, message: str) -> None:
         x is above 1
     """
     if not isinstance(message, str):
-        raise AttributeRefused(f"check: expected a str as message, got {brief(message)}")
+        raise ArgumentError(f"check: expected a str as message, got {brief(message)}")
     if isinstance(condition, (bool, np.bool_)):
         if not condition:
             raise CheckFailed(message)

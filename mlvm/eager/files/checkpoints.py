@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias, TypeVar, overload
 import numpy as np
 
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     DTypeError,
     PathError,
     ShapeError,
@@ -103,7 +103,7 @@ def save(
     Raises `OSError` if the file cannot be written, or the name is that of a folder, a pipe or a
     device; `WeightsError` if a tensor is c128, which the format lacks, or a name is not text;
     `DTypeError` if a part is none of the above, such as a masked array; `PathError` if two parts
-    have one name; `AttributeRefused` if the name promises another format, such as "x.onnx", or
+    have one name; `ArgumentError` if the name promises another format, such as "x.onnx", or
     `where` matches nothing; `StaleTensor` if a tensor has ended. No file is left then.
     https://github.com/huggingface/safetensors
 
@@ -116,17 +116,15 @@ def save(
         problem = (
             f'ml.save writes safetensors{_OTHERS[path.suffix]}: name it "{path.stem}.safetensors"'
         )
-        raise AttributeRefused(f"{path} would be read as {path.suffix[1:]}; {problem}").at(
-            "save", ()
-        )
+        raise ArgumentError(f"{path} would be read as {path.suffix[1:]}; {problem}").at("save", ())
     if not isinstance(tensors, Mapping) and loader_of(tensors) is None:
         raise DTypeError(
             f"save takes a Module, or tensors by name such as {{'x': x}}, not {brief(tensors)}"
         )
     if metadata is not None and not isinstance(metadata, Mapping):
-        raise AttributeRefused(f"metadata is texts by name, not {brief(metadata)}").at("save", ())
+        raise ArgumentError(f"metadata is texts by name, not {brief(metadata)}").at("save", ())
     if metadata is not None and _PLAIN in metadata:
-        raise AttributeRefused(f"the text {_PLAIN!r} has the plain values").at("save", ())
+        raise ArgumentError(f"the text {_PLAIN!r} has the plain values").at("save", ())
     if isinstance(tensors, Mapping):
         for name in tensors:
             if not isinstance(name, str):
@@ -210,7 +208,7 @@ def load(
         raise DTypeError(f"load writes into a Module, or a dict, not into {brief(into)}")
     if rename is not None and not callable(rename):
         text = f"rename is called with each name in the file, and {brief(rename)} is no function"
-        raise AttributeRefused(text).at("load", ())
+        raise ArgumentError(text).at("load", ())
     try:
         opened = _opened(path)
         metadata = dict(opened.metadata)
@@ -294,4 +292,4 @@ def _path(file: File, function: str) -> Path:
         text = f"a file is named by a text or a path, not {brief(file)}"
         if function == "save":
             text = f"{text}: it comes first, save(file, tensors)"
-        raise AttributeRefused(text).at(function, ()) from None
+        raise ArgumentError(text).at(function, ()) from None

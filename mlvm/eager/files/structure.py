@@ -95,7 +95,7 @@ class Structure:
         values.update(more)
 
     def selected(self, where: Where | None) -> tuple[Values, Values]:
-        """Select tensors and plain values by `where`. Raises `AttributeRefused` if none matches."""
+        """Select tensors and plain values by `where`. Raises `ArgumentError` if none matches."""
         if where is None:
             return self.tensors, self.plain
         tensors, plain = (

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from mlvm.core.errors import AttributeRefused, DTypeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, brief
 from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import TensorType
@@ -72,18 +72,18 @@ def inferred(call: OneOp, x: Tensor) -> TensorType:
 
 
 def integer(value: int, name: str) -> int:
-    """Return the value as an int. Raises `AttributeRefused` if it is anything else, or has more
+    """Return the value as an int. Raises `ArgumentError` if it is anything else, or has more
     than 64 bits."""
     try:
         if is_open(value) or -(2**63) <= (value := operator.index(value)) < 2**63:
             return value
     except TypeError:
         pass
-    raise AttributeRefused(f"{name} is an int, not {brief(value)}")
+    raise ArgumentError(f"{name} is an int, not {brief(value)}")
 
 
 def integers(value: Ints, name: str) -> tuple[int, ...]:
-    """Return an int, or a sequence of ints, as a tuple. Raises `AttributeRefused` if it is anything
+    """Return an int, or a sequence of ints, as a tuple. Raises `ArgumentError` if it is anything
     else or an int has more than 64 bits. The error names the value."""
     try:
         several = value if isinstance(value, (tuple, list)) else (value,)
@@ -92,7 +92,7 @@ def integers(value: Ints, name: str) -> tuple[int, ...]:
             return ints
     except TypeError:
         pass
-    raise AttributeRefused(f"{name} is an int or a tuple of ints, not {brief(value)}")
+    raise ArgumentError(f"{name} is an int or a tuple of ints, not {brief(value)}")
 
 
 def axes_of(axis: Ints | None, x: Tensor, new: int = 0, *, name: str = "axis") -> tuple[int, ...]:
@@ -102,17 +102,17 @@ def axes_of(axis: Ints | None, x: Tensor, new: int = 0, *, name: str = "axis") -
 
 
 def counts_of(value: Ints, name: str) -> tuple[int, ...]:
-    """Return one or several ints >= 0 as a tuple. Raises `AttributeRefused` if one is negative."""
+    """Return one or several ints >= 0 as a tuple. Raises `ArgumentError` if one is negative."""
     counts = integers(value, name)
     if min(counts, default=0) < 0:
-        raise AttributeRefused(f"{name} must be >= 0, not {min(counts)}")
+        raise ArgumentError(f"{name} must be >= 0, not {min(counts)}")
     return counts
 
 
 def pair(value: Ints, name: str, *, least: int = 1) -> Pair:
     """Return a pair of ints >= `least`, such as (vertical, horizontal); a single int is repeated.
 
-    Raises `AttributeRefused` if there are others. The error names the value.
+    Raises `ArgumentError` if there are others. The error names the value.
     """
     first, second = each_of(value, 2, name, least=least)
     return first, second
@@ -121,12 +121,12 @@ def pair(value: Ints, name: str, *, least: int = 1) -> Pair:
 def each_of(value: Ints, count: int, name: str, *, least: int = 1) -> tuple[int, ...]:
     """Return `count` ints >= `least`, one for each axis; a single int is repeated.
 
-    Raises `AttributeRefused` if there are others. The error names the value.
+    Raises `ArgumentError` if there are others. The error names the value.
     """
     ints = integers(value, name)
     if len(ints) not in (1, count) or min(ints) < least:
         expected = {1: "an integer", 2: "one or two integers"}.get(
             count, f"one or {count} integers"
         )
-        raise AttributeRefused(f"{name} must be {expected} >= {least}, given {value}")
+        raise ArgumentError(f"{name} must be {expected} >= {least}, given {value}")
     return ints * count if len(ints) == 1 else ints

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.rules import is_real
 from mlvm.core.types import DType, f32, f64
 from mlvm.eager.functions.arguments import type_of
@@ -44,7 +44,7 @@ def scaled_dot_product_attention(
     of the softmax is dropped at the rate `dropout`, with `dropout_key` or the next global key.
 
     Raises `ShapeError` if the shapes do not fit; `DTypeError` if the mask is not bool, or an
-    operand is complex; `AttributeRefused` if the rate is not in [0, 1).
+    operand is complex; `ArgumentError` if the rate is not in [0, 1).
 
         >>> q = ml.ones((1, 2, 5, 4))
         >>> ml.scaled_dot_product_attention(q, q, q, is_causal=True).type
@@ -159,7 +159,7 @@ def sinusoidal_encoding(
         out[..., 2 i] = sin(p / base^(2 i / features)), out[..., 2 i + 1] = cos(the same)
 
     Raises `DTypeError` if the positions are not integers, or `dtype` is not a float;
-    `AttributeRefused` if the number of features is odd.
+    `ArgumentError` if the number of features is odd.
 
         >>> ml.sinusoidal_encoding(ml.arange(5), 8).type
         f32[5,8]
@@ -184,7 +184,7 @@ def rotary_encoding(
     are neighbours, which is the same but for the order of the features.
 
     Raises `ShapeError` if x has fewer than two axes, or the positions do not fit; `DTypeError` if x
-    is not of floats, or the positions are not integers; `AttributeRefused` if D is odd.
+    is not of floats, or the positions are not integers; `ArgumentError` if D is odd.
 
         >>> ml.rotary_encoding(ml.ones((1, 2, 5, 4)), ml.arange(5)).type
         f32[1,2,5,4]
@@ -221,8 +221,8 @@ def _angles(positions: Tensor, features: int, base: float) -> Tensor:
     if not type.dtype.is_integer:
         raise DTypeError("positions must be integers")
     if features < 2 or features % 2:
-        raise AttributeRefused(f"features must be even, given {features}")
+        raise ArgumentError(f"features must be even, given {features}")
     if not is_real(base) or not base > 0:
-        raise AttributeRefused(f"base is a number > 0, not {brief(base)}")
+        raise ArgumentError(f"base is a number > 0, not {brief(base)}")
     rates = op.exp(astype(arange(features // 2), f64) * (-2 * math.log(base) / features))
     return expand_dims(astype(positions, f64), axis=-1) * rates

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.types import TensorType
 from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.halves import through_f32
@@ -35,7 +35,7 @@ def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
     all others are summed over; without "->" they are those that occur once, in alphabetical order.
     "..." stands for the axes that are not named, which broadcast. dtypes promote.
 
-    "ij,jk->ik": [m, k], [k, n] -> [m, n]. Raises `AttributeRefused` if the subscripts are invalid,
+    "ij,jk->ik": [m, k], [k, n] -> [m, n]. Raises `ArgumentError` if the subscripts are invalid,
     or for another number of operands; `ShapeError` if the operands do not fit them; `DTypeError` if
     bools would be added or multiplied.
 
@@ -44,7 +44,7 @@ def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
     """
     types = [type_of(x) for x in operands]
     if not isinstance(subscripts, str):
-        raise AttributeRefused(f"subscripts are a string, not a {type(subscripts).__name__}")
+        raise ArgumentError(f"subscripts are a string, not a {type(subscripts).__name__}")
     labels, out = _parsed(subscripts, tuple([type.ndim for type in types]))
     lengths = _lengths(labels, types)
     terms = [
@@ -70,11 +70,11 @@ Labels = tuple[str, ...]
 @lru_cache(maxsize=1024)
 def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...], Labels]:
     """Parse subscripts: the labels of operands with `ndims` dimensions, and of the result. Raises
-    `AttributeRefused`, and `ShapeError` for another number of dimensions."""
+    `ArgumentError`, and `ShapeError` for another number of dimensions."""
     inputs, arrow, result = subscripts.replace(" ", "").partition("->")
     parts = inputs.split(",")
     if len(parts) != len(ndims):
-        raise AttributeRefused(f"{subscripts!r} is for {len(parts)} operands, not {len(ndims)}")
+        raise ArgumentError(f"{subscripts!r} is for {len(parts)} operands, not {len(ndims)}")
     dots = [ndim - len(part.replace("...", "")) for part, ndim in zip(parts, ndims, strict=True)]
     for part, ndim, rest in zip(parts, ndims, dots, strict=True):
         if rest < 0 or (rest and "..." not in part):
@@ -89,11 +89,9 @@ def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...]
     out = _labels(result, len(broadcast), subscripts)
     if len({*out}) < len(out) or not {*out} <= {*counted}:
         wrong = next(label for label in out if label not in counted or out.count(label) > 1)
-        raise AttributeRefused(
-            f"{subscripts!r}: {wrong!r} is in no operand, or twice in the result"
-        )
+        raise ArgumentError(f"{subscripts!r}: {wrong!r} is in no operand, or twice in the result")
     if not {*broadcast} <= {*out}:
-        raise AttributeRefused(f"{subscripts!r}: the result lacks the ... of the operands")
+        raise ArgumentError(f"{subscripts!r}: the result lacks the ... of the operands")
     return labels, out
 
 
@@ -101,7 +99,7 @@ def _labels(part: str, dots: int, subscripts: str) -> Labels:
     """Return the axis labels of an operand or the result; its ellipsis stands for `dots` axes."""
     before, ellipsis, behind = part.partition("...")
     if not {*before, *behind} <= {*string.ascii_letters}:
-        raise AttributeRefused(
+        raise ArgumentError(
             f"subscripts are letters, and ... once for each operand, not {subscripts!r}"
         )
     return (*before, *(_ellipsis(dots) if ellipsis else ()), *behind)

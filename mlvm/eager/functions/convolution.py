@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.ops.windows import Pair, span_of
 from mlvm.core.types import Shape, bf16
 from mlvm.eager.functions.arguments import Ints, each_of, type_of
@@ -44,7 +44,7 @@ def conv2d(
     1610.02357).
 
     Raises `ShapeError` if the channels do not fit the kernel, or the kernel is larger than the
-    padded image; `AttributeRefused` if the stride, padding, dilation or groups are invalid;
+    padded image; `ArgumentError` if the stride, padding, dilation or groups are invalid;
     `DTypeError` unless both are floats of one dtype.
 
         >>> ml.conv2d(ml.ones((1, 4, 4, 3)), ml.ones((3, 3, 3, 8))).type
@@ -68,7 +68,7 @@ def conv1d(
     f[N, OL, O]. `padding` is "VALID", "SAME" or (before, after); otherwise as `conv2d`.
 
     Raises `ShapeError` if the channels do not fit the kernel, or the kernel is larger than the
-    padded sequence; `AttributeRefused` if the stride, padding, dilation or groups are invalid;
+    padded sequence; `ArgumentError` if the stride, padding, dilation or groups are invalid;
     `DTypeError` unless both are floats of one dtype.
 
         >>> ml.conv1d(ml.ones((1, 4, 3)), ml.ones((3, 3, 8))).type
@@ -95,7 +95,7 @@ def conv3d(
     bottom), (left, right)); otherwise as `conv2d`.
 
     Raises `ShapeError` if the channels do not fit the kernel, or the kernel is larger than the
-    padded volume; `AttributeRefused` if the stride, padding, dilation or groups are invalid;
+    padded volume; `ArgumentError` if the stride, padding, dilation or groups are invalid;
     `DTypeError` unless both are floats of one dtype.
 
         >>> ml.conv3d(ml.ones((1, 4, 4, 4, 3)), ml.ones((3, 3, 3, 3, 8))).type
@@ -128,7 +128,7 @@ def conv_transpose2d(
     stride.
 
     Raises `ShapeError` if the channels do not fit the kernel or the result would be empty;
-    `AttributeRefused` if the stride, padding, dilation or groups are invalid; `DTypeError` if an
+    `ArgumentError` if the stride, padding, dilation or groups are invalid; `DTypeError` if an
     operand is complex.
 
         >>> ml.conv_transpose2d(ml.ones((1, 4, 4, 3)), ml.ones((2, 2, 8, 3)), stride=2).type
@@ -152,7 +152,7 @@ def conv_transpose1d(
     OL, O]. `padding` is "VALID", "SAME" or (before, after); otherwise as `conv_transpose2d`.
 
     Raises `ShapeError` if the channels do not fit the kernel or the result would be empty;
-    `AttributeRefused` if the stride, padding, dilation or groups are invalid; `DTypeError` if an
+    `ArgumentError` if the stride, padding, dilation or groups are invalid; `DTypeError` if an
     operand is complex.
 
         >>> ml.conv_transpose1d(ml.ones((1, 4, 3)), ml.ones((2, 8, 3)), stride=2).type
@@ -176,7 +176,7 @@ def conv_transpose3d(
     groups, I] -> f[N, OD, OH, OW, O]; otherwise as `conv_transpose2d`.
 
     Raises `ShapeError` if the channels do not fit the kernel or the result would be empty;
-    `AttributeRefused` if the stride, padding, dilation or groups are invalid; `DTypeError` if an
+    `ArgumentError` if the stride, padding, dilation or groups are invalid; `DTypeError` if an
     operand is complex.
 
         >>> ml.conv_transpose3d(ml.ones((1, 2, 2, 2, 3)), ml.ones((2, 2, 2, 8, 3)), stride=2).type
@@ -206,7 +206,7 @@ def _require_kernel(kernel: Tensor, axes: int) -> None:
             f"not {kernel.ndim}"
         )
     if 0 in kernel.shape[:axes]:
-        raise AttributeRefused(f"kernel must have a window, given {list(kernel.shape)}")
+        raise ArgumentError(f"kernel must have a window, given {list(kernel.shape)}")
 
 
 def _conv(
@@ -244,7 +244,7 @@ def _has_places(x: Tensor, kernel: Tensor) -> bool:
 
 def _require_groups(groups: object) -> None:
     if not isinstance(groups, int) or groups < 1:
-        raise AttributeRefused(f"groups must be an integer >= 1, given {groups!r}")
+        raise ArgumentError(f"groups must be an integer >= 1, given {groups!r}")
 
 
 def _transposed(

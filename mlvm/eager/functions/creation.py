@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     CopyRefused,
     DTypeError,
     GradientError,
@@ -43,11 +43,11 @@ Device: TypeAlias = VMProtocol | None
 
 def placed(device: Device) -> AbstractContextManager[object]:
     """Allocate results on that VM inside the block, in the arena that `arena_on` names; None
-    changes nothing. Raises `AttributeRefused` if it is not a VM."""
+    changes nothing. Raises `ArgumentError` if it is not a VM."""
     if device is None:
         return nullcontext()
     if not callable(getattr(device, "launch", None)):
-        raise AttributeRefused(
+        raise ArgumentError(
             'a device is a VM, such as x.device, default_vm() or ml.VM(device="opencl:0"), not '
             f"{brief(device)}"
         )
@@ -303,7 +303,7 @@ def arange(
     """Return start, start + step, start + 2 step, ... below `stop`; with one number, 0, 1, 2, ...
     below that. The dtype is i64 for ints, f32 if there is a float.
 
-    The result: [n]. Raises `AttributeRefused` if the step is 0, or the dtype cannot hold the
+    The result: [n]. Raises `ArgumentError` if the step is 0, or the dtype cannot hold the
     numbers; `DTypeError` if the dtype is bool or complex.
 
         >>> ml.arange(3)
@@ -332,7 +332,7 @@ def linspace(
     """Return `num` evenly spaced numbers from `start` up to `stop`, which is left out without
     `endpoint`. The dtype is f32, or c64 if one of the two is complex, unless another is named.
 
-    The result: [num]. Raises `AttributeRefused` if `num` is negative, or the bounds are complex and
+    The result: [num]. Raises `ArgumentError` if `num` is negative, or the bounds are complex and
     the dtype is not; `DTypeError` if the dtype is an integer or bool.
 
         >>> ml.linspace(0.0, 1.0, 5)

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from mlvm.core import rules
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.rules import Axis, require
 from mlvm.core.types import DType, bool_, f32, i64
 from mlvm.eager.functions.arguments import axes_of, integer, integers, type_of
@@ -98,7 +98,7 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
     needs no `axis`.
 
     x: [n, ...], indices: i[...] -> [*indices.shape, ...] along axis 0. Raises `PositionRefused` if
-    an index is out of range; `AxisRefused` if x has no such axis; `AttributeRefused` if no axis is
+    an index is out of range; `AxisRefused` if x has no such axis; `ArgumentError` if no axis is
     given and x is not a vector; `DTypeError` if the indices are not integers.
 
         >>> ml.take(ml.asarray([10, 20, 30]), ml.asarray([2, 0]))
@@ -106,7 +106,7 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
     """
     if axis is None:
         if type_of(x).ndim != 1:
-            raise AttributeRefused("axis must be given unless x has 1 dimension")
+            raise ArgumentError("axis must be given unless x has 1 dimension")
         axis = 0
     return op.take(x, as_operand(indices), axis=axis)
 
@@ -244,7 +244,7 @@ def one_hot(x: Tensor, /, num_classes: int, *, dtype: object = f32) -> Tensor:
     elsewhere.
 
     x: i[...] -> [..., num_classes] in `dtype`, f32 unless it is given. Raises `PositionRefused` if
-    an index is not in 0 .. num_classes - 1; `AttributeRefused` if `num_classes` is negative;
+    an index is not in 0 .. num_classes - 1; `ArgumentError` if `num_classes` is negative;
     `DTypeError` if x is not of integers.
 
         >>> ml.one_hot(ml.asarray([2, 0]), 3)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.ops.fft import OTHER_WAY, Norm
 from mlvm.core.rules import Axis, is_real
 from mlvm.core.types import DType, f32, f64
@@ -34,13 +34,13 @@ def _real(x: Tensor) -> Tensor:
 def _lengths(x: Tensor, s: Ints | None, axes: Ints | None) -> tuple[tuple[int, ...], list[int]]:
     """Return the axes and the lengths to transform along them."""
     if s is not None and axes is None:
-        raise AttributeRefused("lengths s need the axes that they are of")
+        raise ArgumentError("lengths s need the axes that they are of")
     along = axes_of(tuple(axes) if isinstance(axes, range) else axes, x, name="axes")
     if s is None:
         return along, [x.shape[i] for i in along]
     lengths = integers(s, "s")
     if len(lengths) != len(along):
-        raise AttributeRefused(f"{len(lengths)} lengths are not for {len(along)} axes")
+        raise ArgumentError(f"{len(lengths)} lengths are not for {len(along)} axes")
     return along, [x.shape[i] if n == -1 else n for n, i in zip(lengths, along, strict=True)]
 
 
@@ -80,7 +80,7 @@ def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backwa
     complex.
 
     x: [..., m], any dtype -> c[..., n], where n is m unless given. Raises `AxisRefused` if x has no
-    such axis; `ShapeError` if there is no element along it; `AttributeRefused` if `norm` is
+    such axis; `ShapeError` if there is no element along it; `ArgumentError` if `norm` is
     unknown.
 
         >>> ml.fft.fft(ml.asarray([1 + 0j, 0, 0, 0]))
@@ -95,7 +95,7 @@ def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
     """Invert `fft`: sum_k x_k exp(2 pi i j k / n) / n, along `axis`: complex.
 
     x: [..., m], any dtype -> c[..., n], where n is m unless given. Raises `AxisRefused` if x has no
-    such axis; `ShapeError` if there is no element along it; `AttributeRefused` if `norm` is
+    such axis; `ShapeError` if there is no element along it; `ArgumentError` if `norm` is
     unknown.
 
         >>> ml.fft.ifft(ml.asarray([4 + 0j, 0, 0, 0]))
@@ -113,7 +113,7 @@ def fftn(
     complex.
 
     x: [...], any dtype -> c[...]. Raises `AxisRefused` if x has no such axis or an axis occurs
-    twice; `ShapeError` if there is no element along one; `AttributeRefused` if `norm` is unknown or
+    twice; `ShapeError` if there is no element along one; `ArgumentError` if `norm` is unknown or
     the number of lengths is not that of axes.
 
         >>> ml.fft.fftn(ml.ones((2, 3), dtype=ml.complex64)).type
@@ -131,7 +131,7 @@ def ifftn(
     """Invert `fftn`: complex.
 
     x: [...], any dtype -> c[...]. Raises `AxisRefused` if x has no such axis or an axis occurs
-    twice; `ShapeError` if there is no element along one; `AttributeRefused` if `norm` is unknown or
+    twice; `ShapeError` if there is no element along one; `ArgumentError` if `norm` is unknown or
     the number of lengths is not that of axes.
 
         >>> ml.fft.ifftn(ml.ones((2, 3), dtype=ml.complex64)).type
@@ -152,7 +152,7 @@ def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
     x: [..., m], any dtype but complex -> c[..., n // 2 + 1], where n is m unless given. Raises
     `AxisRefused` if x has no such axis; `ShapeError` if there is no element along it;
-    `AttributeRefused` if `norm` is unknown; `DTypeError` if x is complex.
+    `ArgumentError` if `norm` is unknown; `DTypeError` if x is complex.
 
         >>> ml.fft.rfft(ml.ones(4))
         Tensor([4.+0.j, 0.+0.j, 0.+0.j], c64[3])
@@ -167,7 +167,7 @@ def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
     the first element of x, and of the last for an even n, are ignored.
 
     x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` if x has no such axis; `ShapeError` if
-    there is no element along it; `AttributeRefused` if `norm` is unknown.
+    there is no element along it; `ArgumentError` if `norm` is unknown.
 
         >>> ml.fft.irfft(ml.asarray([4 + 0j, 0, 0]))
         Tensor([1., 1., 1., 1.], f32[4])
@@ -191,7 +191,7 @@ def rfftn(
     complex.
 
     x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisRefused` if x has no such
-    axis or an axis occurs twice; `ShapeError` if there is no element along one; `AttributeRefused`
+    axis or an axis occurs twice; `ShapeError` if there is no element along one; `ArgumentError`
     if `norm` is unknown, there are no axes, or the number of lengths is not that of axes;
     `DTypeError` if x is complex.
 
@@ -201,7 +201,7 @@ def rfftn(
     x = _real(x)
     along, lengths = _lengths(x, s, axes)
     if not along:
-        raise AttributeRefused("names no axis; a real transform has one or more")
+        raise ArgumentError("names no axis; a real transform has one or more")
     half = op.rfft(_fitted(x, along, lengths), axis=along[-1], norm=norm)
     return op.fft(half, axes=along[:-1], norm=norm) if along[:-1] else half
 
@@ -214,7 +214,7 @@ def irfftn(
     given.
 
     x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` if x has no such axis or an axis
-    occurs twice; `ShapeError` if there is no element along one; `AttributeRefused` if `norm` is
+    occurs twice; `ShapeError` if there is no element along one; `ArgumentError` if `norm` is
     unknown, there are no axes, or the number of lengths is not that of axes.
 
         >>> ml.fft.irfftn(ml.ones((2, 3), dtype=ml.complex64)).type
@@ -223,7 +223,7 @@ def irfftn(
     x = floating(x)
     along, lengths = _lengths(x, s, axes)
     if not along:
-        raise AttributeRefused("names no axis; a real transform has one or more")
+        raise ArgumentError("names no axis; a real transform has one or more")
     if s is None or integers(s, "s")[-1] == -1:
         lengths[-1] = 2 * (lengths[-1] - 1)
     if others := along[:-1]:
@@ -237,7 +237,7 @@ def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
     for m elements of x unless n is given.
 
     x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` if x has no such axis; `ShapeError` if
-    there is no element along it; `AttributeRefused` if `norm` is unknown.
+    there is no element along it; `ArgumentError` if `norm` is unknown.
 
         >>> ml.fft.hfft(ml.ones(3, dtype=ml.complex64)).type
         f32[4]
@@ -250,7 +250,7 @@ def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
     """Invert `hfft`: n // 2 + 1 complex elements of n real ones.
 
     x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisRefused` if x has no such
-    axis; `ShapeError` if there is no element along it; `AttributeRefused` if `norm` is unknown;
+    axis; `ShapeError` if there is no element along it; `ArgumentError` if `norm` is unknown;
     `DTypeError` if x is complex.
 
         >>> ml.fft.ihfft(ml.ones(4)).type
@@ -262,7 +262,7 @@ def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
 
 def _other_way(norm: Norm) -> Norm:
     if norm not in OTHER_WAY:
-        raise AttributeRefused(f"norm is one of {', '.join(OTHER_WAY)}, not {brief(norm)}")
+        raise ArgumentError(f"norm is one of {', '.join(OTHER_WAY)}, not {brief(norm)}")
     return OTHER_WAY[norm]
 
 
@@ -276,7 +276,7 @@ def fftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = No
 
     The dtype is f32 unless another float dtype is named.
 
-    The result: f[n]. Raises `AttributeRefused` unless n >= 1 and d is not 0; `DTypeError` if
+    The result: f[n]. Raises `ArgumentError` unless n >= 1 and d is not 0; `DTypeError` if
     `dtype` is not a float.
 
         >>> ml.fft.fftfreq(4)
@@ -290,7 +290,7 @@ def rfftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = N
     """Return the frequencies of the elements of `rfft` for samples with spacing `d`: 0, 1, ..., n
     // 2, all over n d. The dtype is f32 unless another float dtype is named.
 
-    The result: f[n // 2 + 1]. Raises `AttributeRefused` unless n >= 1 and d is not 0; `DTypeError`
+    The result: f[n // 2 + 1]. Raises `ArgumentError` unless n >= 1 and d is not 0; `DTypeError`
     if `dtype` is not a float.
 
         >>> ml.fft.rfftfreq(4)
@@ -304,7 +304,7 @@ def _frequencies(halved: bool, n: int, d: float, dtype: object, device: Device) 
     if not target.is_float:
         raise DTypeError(f"frequencies are real floats, not {target}")
     if integer(n, "n") < 1 or not is_real(d) or not d:
-        raise AttributeRefused(f"needs n >= 1 and d other than 0, not {n} and {brief(d)}")
+        raise ArgumentError(f"needs n >= 1 and d other than 0, not {n} and {brief(d)}")
     with placed(device):
         half = arange(0, n // 2 + 1 if halved else (n + 1) // 2, dtype=f64)
         whole = half if halved else concat([half, arange(-(n // 2), 0, dtype=f64)])

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, ShapeError, brief
+from mlvm.core.errors import ArgumentError, ShapeError, brief
 from mlvm.core.rules import is_real, require
 from mlvm.core.types import i64
 from mlvm.eager.functions.arguments import Ints, each_of, integer, type_of
@@ -51,7 +51,7 @@ def interpolate(
     and "area" the means of `adaptive_avg_pool`. With a `scale`, n / k is 1 / scale.
 
     x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has
-    no places; `AttributeRefused` unless exactly one of size and scale is given and valid, if the
+    no places; `ArgumentError` unless exactly one of size and scale is given and valid, if the
     mode is unknown, or it has no corners to align; `DTypeError` if x is not of floats.
 
         >>> x = ml.reshape(ml.asarray([1.0, 2.0]), (1, 2, 1))
@@ -62,9 +62,9 @@ def interpolate(
     if x.ndim < 3 or 0 in x.shape[1:-1]:
         raise ShapeError(f"x must be [N, ..., C] with places between, not {x.type}")
     if mode not in get_args(Mode):
-        raise AttributeRefused(f"mode is one of {', '.join(get_args(Mode))}, not {mode!r}")
+        raise ArgumentError(f"mode is one of {', '.join(get_args(Mode))}, not {mode!r}")
     if align_corners and mode in ("nearest", "nearest-exact", "area"):
-        raise AttributeRefused(f"align_corners is for linear and cubic, not for {mode}")
+        raise ArgumentError(f"align_corners is for linear and cubic, not for {mode}")
     counts, ratios = _counts(x.shape[1:-1], size, scale)
     if mode == "area":
         return adaptive_avg_pool(x, counts)
@@ -101,16 +101,16 @@ def _counts(
     """Return the number of places in the result along each axis, and their distance in x."""
     axes = len(places)
     if (size is None) == (scale is None):
-        raise AttributeRefused("give either a size or a scale")
+        raise ArgumentError("give either a size or a scale")
     if size is not None:
         counts = each_of(size, axes, "size")
         return counts, [n / count for n, count in zip(places, counts, strict=True)]
     scales: list[Any] = list(scale) if isinstance(scale, (tuple, list)) else [scale] * axes
     if len(scales) != axes or not all(is_real(each) and each > 0 for each in scales):
-        raise AttributeRefused(f"scale is one number > 0, or {axes}, not {brief(scale)}")
+        raise ArgumentError(f"scale is one number > 0, or {axes}, not {brief(scale)}")
     counts = tuple(math.floor(n * each) for n, each in zip(places, scales, strict=True))
     if min(counts) < 1:
-        raise AttributeRefused(f"a scale of {brief(scale)} leaves nothing of {list(places)}")
+        raise ArgumentError(f"a scale of {brief(scale)} leaves nothing of {list(places)}")
     return counts, [1 / each for each in scales]
 
 
@@ -161,7 +161,7 @@ def grid_sample(
 
     Images: f[N, H, W, C], grid f[N, OH, OW, 2] -> f[N, OH, OW, C]. Volumes: f[N, D, H, W, C], grid
     f[N, OD, OH, OW, 3] -> f[N, OD, OH, OW, C]. Raises `ShapeError` if the shapes do not fit or an
-    image has no pixels; `AttributeRefused` if the mode or padding is unknown; `DTypeError` if x is
+    image has no pixels; `ArgumentError` if the mode or padding is unknown; `DTypeError` if x is
     not of floats.
 
         >>> x = ml.reshape(ml.arange(4.0), (1, 2, 2, 1))
@@ -177,9 +177,9 @@ def grid_sample(
             f"and the grid [N, OD, OH, OW, 3], not {list(x.shape)} and {list(grid.shape)}"
         )
     if mode not in ("nearest", "bilinear", "bicubic"):
-        raise AttributeRefused(f"mode is one of 'nearest', 'bilinear', 'bicubic', not {mode!r}")
+        raise ArgumentError(f"mode is one of 'nearest', 'bilinear', 'bicubic', not {mode!r}")
     if padding not in get_args(Outside):
-        raise AttributeRefused(f"padding is one of {get_args(Outside)}, not {padding!r}")
+        raise ArgumentError(f"padding is one of {get_args(Outside)}, not {padding!r}")
     n, *size, channels = x.shape
 
     def inside(at: Tensor, length: int) -> Tensor:
@@ -240,7 +240,7 @@ def pixel_shuffle(x: Tensor, factor: int, /) -> Tensor:
     PyTorch.
 
     x: [N, H, W, C r^2], any dtype. Raises `ShapeError` if x has another number of axes or r^2 does
-    not divide the channels; `AttributeRefused` if the factor is below 1.
+    not divide the channels; `ArgumentError` if the factor is below 1.
 
         >>> ml.pixel_shuffle(ml.reshape(ml.arange(4), (1, 1, 1, 4)), 2)[0, :, :, 0]
         Tensor([[0, 1],
@@ -261,7 +261,7 @@ def pixel_unshuffle(x: Tensor, factor: int, /) -> Tensor:
     r^2] for a factor r.
 
     x: [N, H r, W r, C], any dtype. Raises `ShapeError` if x has another number of axes, or r does
-    not divide height and width; `AttributeRefused` if the factor is below 1.
+    not divide height and width; `ArgumentError` if the factor is below 1.
 
         >>> ml.pixel_unshuffle(ml.reshape(ml.arange(4), (1, 2, 2, 1)), 2)[0, 0, 0]
         Tensor([0, 1, 2, 3], i64[4])
@@ -278,6 +278,6 @@ def pixel_unshuffle(x: Tensor, factor: int, /) -> Tensor:
 def _factor(x: Tensor, factor: int) -> int:
     r = integer(factor, "factor")
     if r < 1:
-        raise AttributeRefused(f"factor is an int >= 1, not {r}")
+        raise ArgumentError(f"factor is an int >= 1, not {r}")
     require_places(x, 2)
     return r

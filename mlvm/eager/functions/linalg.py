@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias, cast
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.errors import LinAlgError as LinAlgError
 from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
 from mlvm.core.rules import Axis, is_real, normalize_axes, normalize_axis
@@ -183,7 +183,7 @@ def _common_axis(x1: Tensor, x2: Tensor, axis: int) -> int:
     types = type_of(x1), type_of(x2)
     axis = integer(axis, "axis")
     if axis >= 0 and types[0].ndim != types[1].ndim:
-        raise AttributeRefused(
+        raise ArgumentError(
             f"axis {axis} is another one in each, of {types[0].ndim} and {types[1].ndim} "
             f"dimensions; count from the last, as in axis=-1"
         )
@@ -198,7 +198,7 @@ def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[Ints] = 2) -> Tens
     is conjugated.
 
     x1: [m, k], x2: [k, n] -> [m, n] for axes=1. Raises `ShapeError` if the axes have different
-    lengths; `AttributeRefused` if there are fewer axes; `AxisRefused` if an operand has no such
+    lengths; `ArgumentError` if there are fewer axes; `AxisRefused` if an operand has no such
     axis; `DTypeError` if an operand is bool.
 
         >>> ml.tensordot(ml.ones((2, 3)), ml.ones((3, 4)), axes=1)
@@ -228,12 +228,12 @@ def _contracted(
     else:
         try:
             count = integer(cast(int, axes), "axes")
-        except AttributeRefused:
-            raise AttributeRefused(
+        except ArgumentError:
+            raise ArgumentError(
                 f"axes is an int or a pair of sequences, not {brief(axes)}"
             ) from None
         if not 0 <= count <= min(x1.ndim, x2.ndim):
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"axes={count} must be >= 0 and at most the dimensions, {x1.ndim} and {x2.ndim}"
             )
         first, second = tuple(range(x1.ndim - count, x1.ndim)), tuple(range(count))
@@ -354,7 +354,7 @@ def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
     Of an m by n matrix, Q is m by k and R k by n. k is min(m, n), or m if the mode is "complete".
 
     x: [..., m, n], any dtype, integers and bools as f32 -> [..., m, k] and [..., k, n]. Raises
-    `ShapeError` if x has fewer than two axes; `AttributeRefused` if the mode is unknown.
+    `ShapeError` if x has fewer than two axes; `ArgumentError` if the mode is unknown.
 
         >>> q, r = ml.linalg.qr(ml.ones((3, 2)))
         >>> q.type, r.type
@@ -731,7 +731,7 @@ def vector_norm(
     the smallest for -inf, the number of elements that are not 0 for 0. Of zeros the gradient is 0.
 
     x: [..., n], any dtype, integers and bools as f32 -> f[...] for axis -1, or f[..., 1] with
-    `keepdims`. Raises `AxisRefused` if x has no such axis; `AttributeRefused` if `ord` is not a
+    `keepdims`. Raises `AxisRefused` if x has no such axis; `ArgumentError` if `ord` is not a
     number.
 
         >>> ml.linalg.vector_norm(ml.asarray([3.0, 4.0]))
@@ -739,7 +739,7 @@ def vector_norm(
     """
     x = floating(x)
     if not is_real(ord):
-        raise AttributeRefused(f"ord is a number, not {brief(ord)}")
+        raise ArgumentError(f"ord is a number, not {brief(ord)}")
     axes = axes_of(axis, x)
     if ord == 2:
         squares = op.square(x if x.dtype.is_float else op.abs(x))
@@ -779,7 +779,7 @@ def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro")
     are the largest and the smallest sum of |x| in a column, inf and -inf in a row.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> f[...], or f[..., 1, 1] with `keepdims`.
-    Raises `ShapeError` if x has fewer than two axes; `AttributeRefused` if `ord` is unknown;
+    Raises `ShapeError` if x has fewer than two axes; `ArgumentError` if `ord` is unknown;
     `LinAlgError` if a matrix has inf or nan.
 
         >>> ml.linalg.matrix_norm(ml.asarray([[3.0, 0.0], [0.0, 4.0]]))
@@ -797,7 +797,7 @@ def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro")
         sums = op.sum(op.abs(x), axis=-2 if ord in (1, -1) else -1)
         result = (_largest if ord in (1, math.inf) else op.min)(sums, axis=-1)
     else:
-        raise AttributeRefused(f'ord is "fro", "nuc", 1, -1, 2, -2, inf or -inf, not {brief(ord)}')
+        raise ArgumentError(f'ord is "fro", "nuc", 1, -1, 2, -2, inf or -inf, not {brief(ord)}')
     return shapes.expand_dims(result, axis=(-2, -1)) if keepdims else result
 
 
@@ -809,7 +809,7 @@ def norm(x: Tensor, /, ord: NormOrder = None, axis: Axis = None, keepdims: bool 
 
     x: [...], any dtype, integers and bools as f32; the result: f, the shape of x without the axes,
     or with 1 in their place if `keepdims`. Raises `ShapeError` if x is neither; `AxisRefused` if x
-    has no such axis; `AttributeRefused` if `ord` does not fit.
+    has no such axis; `ArgumentError` if `ord` does not fit.
 
         >>> ml.linalg.norm(ml.asarray([3.0, 4.0]))
         Tensor(5., f32[])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Literal, TypeAlias, get_args
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.rules import is_real, require
 from mlvm.core.types import TensorType, bool_
 from mlvm.eager.functions.arguments import integer, type_of
@@ -33,7 +33,7 @@ def mean_squared_error(
 
     Predictions and targets: f[...] -> f[], or f[...] with "none". Raises `ShapeError` unless both
     have the same shape: nothing broadcasts; `DTypeError` if an operand is not of floats;
-    `AttributeRefused` if the reduction is unknown.
+    `ArgumentError` if the reduction is unknown.
 
         >>> ml.mean_squared_error(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor(4.625, f32[])
@@ -48,7 +48,7 @@ def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
     """Compute |predictions - targets|, of floats of one shape.
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
-    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `AttributeRefused`
+    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `ArgumentError`
     if the reduction is unknown.
 
         >>> ml.l1(ml.asarray([0.5, 3.0]), ml.zeros(2))
@@ -67,7 +67,7 @@ def huber(
     shape (Huber, Ann. Math. Statist. 35, 1964).
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
-    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `AttributeRefused`
+    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `ArgumentError`
     if the reduction is unknown or unless delta > 0.
 
         >>> ml.huber(ml.asarray([0.5, 3.0]), ml.zeros(2))
@@ -89,7 +89,7 @@ def smooth_l1(
     shape: `huber` by beta (Girshick, arXiv 1504.08083).
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
-    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `AttributeRefused`
+    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `ArgumentError`
     if the reduction is unknown or unless beta > 0.
 
         >>> ml.smooth_l1(ml.asarray([0.5, 3.0]), ml.zeros(2), beta=2.0)
@@ -119,7 +119,7 @@ def binary_cross_entropy_with_logits(
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum"; weights broadcast to that. Raises
     `ShapeError` unless both have the same shape, and the weights broadcast to it; `DTypeError` if x
-    is not of floats; `AttributeRefused` if the reduction is unknown.
+    is not of floats; `ArgumentError` if the reduction is unknown.
 
         >>> ml.binary_cross_entropy_with_logits(ml.asarray([0.0, 9.0]), ml.asarray([1.0, 1.0]))
         Tensor([6.9314718e-01, 1.2340219e-04], f32[2])
@@ -148,7 +148,7 @@ def binary_cross_entropy(
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum"; a weight broadcasts to that. Raises
     `ShapeError` unless both have the same shape, and the weight broadcasts to it; `DTypeError` if x
-    is not of floats; `AttributeRefused` if the reduction is unknown.
+    is not of floats; `ArgumentError` if the reduction is unknown.
 
         >>> ml.binary_cross_entropy(ml.asarray([0.5, 0.0]), ml.asarray([1.0, 0.0]))
         Tensor([0.6931472, 0.       ], f32[2])
@@ -176,7 +176,7 @@ def kl_divergence(
     "batchmean" is a mean here.
 
     Both: f[..., K] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
-    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `AttributeRefused`
+    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `ArgumentError`
     if the reduction is unknown.
 
         >>> ml.kl_divergence(ml.log(ml.asarray([0.5, 0.5])), ml.asarray([1.0, 0.0]))
@@ -210,7 +210,7 @@ def nll(
     log_predictions: f[..., K], labels: i[...], weight: f[K] -> f[...], or f[] with "mean" or "sum".
     Raises `OperandValueError` if a label is not a class number; `ShapeError` if the shapes do not
     fit; `DTypeError` if predictions or weights are not floats, or labels not integers;
-    `AttributeRefused` if the reduction is unknown.
+    `ArgumentError` if the reduction is unknown.
 
         >>> ml.nll(ml.log(ml.asarray([[0.5, 0.5], [0.25, 0.75]])), ml.asarray([1, 0]))
         Tensor([0.6931472, 1.3862944], f32[2])
@@ -256,7 +256,7 @@ def softmax_cross_entropy(
     "sum". Raises `OperandValueError` if a label is not a class number; `ShapeError` unless class
     numbers have the shape of the logits without the last axis, distributions the shape of the
     logits, and a weight is one number for each class; `DTypeError` if logits or weights are not
-    floats; `AttributeRefused` if the smoothing is not in [0, 1], distributions have an
+    floats; `ArgumentError` if the smoothing is not in [0, 1], distributions have an
     `ignore_index`, or the reduction is unknown.
 
         >>> ml.softmax_cross_entropy(ml.asarray([[0.0, 0.0], [9.0, 0.0]]), ml.asarray([1, 0]))
@@ -265,7 +265,7 @@ def softmax_cross_entropy(
     if type_of(logits).dtype.is_integer and type_of(labels).dtype.is_float:
         raise DTypeError("takes the logits first and then the labels: they change places")
     if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
-        raise AttributeRefused(
+        raise ArgumentError(
             f"label_smoothing is a number from 0 to 1, not {brief(label_smoothing)}"
         )
     smoothing = float(label_smoothing)
@@ -273,7 +273,7 @@ def softmax_cross_entropy(
         _require_class_weight(weight, logits.type)
     if labels.dtype.is_float:
         if ignore_index is not None:
-            raise AttributeRefused("an ignore_index is of class numbers, not of distributions")
+            raise ArgumentError("an ignore_index is of class numbers, not of distributions")
         if labels.shape != logits.shape or not labels.ndim:
             raise ShapeError(
                 "labels that are floats are distributions, of the shape of the logits; class "
@@ -308,7 +308,7 @@ def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1
 
     x and y: f[..., n], shapes that broadcast -> f[...]. Raises `ShapeError` if the shapes do not
     fit; `AxisRefused` if an operand has no such axis; `DTypeError` if an operand is not of floats;
-    `AttributeRefused` unless eps > 0.
+    `ArgumentError` unless eps > 0.
 
         >>> ml.cosine_similarity(ml.asarray([3.0, 4.0]), ml.asarray([3.0, 0.0]))
         Tensor(0.6, f32[])
@@ -338,7 +338,7 @@ def cosine_embedding(
 
     x and y: f[..., n], targets: [...], floats or integers -> f[...], or f[] with "mean" or "sum".
     Raises `ShapeError` if the shapes do not fit; `DTypeError` if an operand is not of floats;
-    `AttributeRefused` if the reduction is unknown.
+    `ArgumentError` if the reduction is unknown.
 
         >>> x, y = ml.asarray([[1.0, 0.0], [1.0, 0.0]]), ml.asarray([[0.0, 1.0], [1.0, 0.0]])
         >>> ml.cosine_embedding(x, y, ml.asarray([1, -1]))
@@ -371,7 +371,7 @@ def triplet_margin(
     counts as no farther from the anchor than from the positive.
 
     All: f[..., n] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless all have the
-    same shape; `DTypeError` if an operand is not of floats; `AttributeRefused` if the reduction is
+    same shape; `DTypeError` if an operand is not of floats; `ArgumentError` if the reduction is
     unknown or unless p > 0.
 
         >>> x = ml.asarray([[0.0, 0.0]])
@@ -413,7 +413,7 @@ def margin_ranking(
     ranks y above x.
 
     All: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless all have the same
-    shape; `DTypeError` if an operand is not of floats; `AttributeRefused` if the reduction is
+    shape; `DTypeError` if an operand is not of floats; `ArgumentError` if the reduction is
     unknown.
 
         >>> ml.margin_ranking(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([1.0]), margin=0.5)
@@ -431,7 +431,7 @@ def hinge(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "no
     Machine Learning 20, 1995).
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
-    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `AttributeRefused`
+    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `ArgumentError`
     if the reduction is unknown.
 
         >>> ml.hinge(ml.asarray([0.5, 3.0]), ml.asarray([-1.0, 1.0]))
@@ -459,7 +459,7 @@ def poisson_nll(
     > 1.
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
-    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `AttributeRefused`
+    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `ArgumentError`
     if the reduction is unknown.
 
         >>> ml.poisson_nll(ml.asarray([0.0, 1.0]), ml.asarray([2.0, 1.0]))
@@ -494,7 +494,7 @@ def gaussian_nll(
     log likelihood of a normal distribution (Nix and Weigend, ICNN 1994). `full` adds log(2 pi) / 2.
 
     All: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless all have the same
-    shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `AttributeRefused` if
+    shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `ArgumentError` if
     the reduction is unknown or unless eps > 0.
 
         >>> ml.gaussian_nll(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([4.0]))
@@ -509,7 +509,7 @@ def gaussian_nll(
 
 def _positive(value: float, name: str) -> float:
     if not is_real(value) or not value > 0:
-        raise AttributeRefused(f"{name} is a number > 0, not {brief(value)}")
+        raise ArgumentError(f"{name} is a number > 0, not {brief(value)}")
     return float(value)
 
 
@@ -576,4 +576,4 @@ def reduced(losses: Tensor, reduction: Reduction) -> Tensor:
     if reduction == "sum":
         return op.sum(losses)
     choices = ", ".join(map(repr, get_args(Reduction)))
-    raise AttributeRefused(f"reduction is one of {choices}, not {reduction!r}")
+    raise ArgumentError(f"reduction is one of {choices}, not {reduction!r}")

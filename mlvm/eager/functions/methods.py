@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from mlvm.core.errors import AttributeRefused, NoTranspose
+from mlvm.core.errors import ArgumentError, NoTranspose
 from mlvm.core.rules import Axis, normalize_axes
 from mlvm.eager.functions import elements, shapes, sorting, sums
 from mlvm.eager.functions.arguments import integer
@@ -49,11 +49,11 @@ def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
         return shapes.permute_dims(x, tuple(reversed(range(x.ndim))))
     order = _one_tuple(axes)
     if isinstance(order, Sequence) and len(order) == 2 != x.ndim:
-        raise AttributeRefused(
+        raise ArgumentError(
             "takes all axes in their new order, as in numpy; two axes change places by swapaxes"
         ).at("transpose", (x.type, *order))
     if len(axes) == 2 == x.ndim and _axes(x, *axes) == [0, 1]:
-        raise AttributeRefused(
+        raise ArgumentError(
             "in numpy's order these axes change nothing, in PyTorch's they change places: take "
             "x.T, or permute_dims(x, (0, 1))"
         ).at("transpose", (x.type, *axes))
@@ -68,7 +68,7 @@ def repeat(x: Tensor, /, *repeats: object, axis: object = ...) -> Tensor:
     PyTorch the whole.
     """
     if len(repeats) != 1 or (axis is ... and x.ndim == 1 and isinstance(repeats[0], int)):
-        raise AttributeRefused(
+        raise ArgumentError(
             "numpy repeats each element, PyTorch the whole: take x.repeat(n, axis=...), or "
             f"ml.tile(x, {repeats})"
         ).at("repeat", (x.type, *repeats))
@@ -144,7 +144,7 @@ def _correction(ddof: float, correction: float | None) -> float:
     if correction is None:
         return float(ddof)
     if ddof:
-        raise AttributeRefused("ddof and correction are one thing; give one")
+        raise ArgumentError("ddof and correction are one thing; give one")
     return correction
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.rules import require
 from mlvm.eager.functions.arguments import span, type_of
 from mlvm.eager.functions.creation import arange, ones, zeros
@@ -26,7 +26,7 @@ def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
 
     Without a `key`, the next global one is used. A rate of 0 changes and copies nothing.
 
-    x: f[...], and so is the result. Raises `AttributeRefused` unless 0 <= rate < 1; `DTypeError` if
+    x: f[...], and so is the result. Raises `ArgumentError` unless 0 <= rate < 1; `DTypeError` if
     x is not of floats; `ShapeError` if `key` is not a u64[2].
 
         >>> ml.dropout(ml.ones(3), 0.0)
@@ -57,7 +57,7 @@ def embedding_bag(
     features]. Indices before the first offset belong to no bag.
 
     Raises `ShapeError` if the shapes do not fit; `PositionRefused` if an index is out of range;
-    `AttributeRefused` if the mode is unknown, a max has weights, or a max has offsets; `DTypeError`
+    `ArgumentError` if the mode is unknown, a max has weights, or a max has offsets; `DTypeError`
     if the embedding or the weights are not floats, or the indices are not integers.
 
         >>> rows = ml.asarray([[1.0, 2.0], [3.0, 4.0]])
@@ -67,13 +67,13 @@ def embedding_bag(
     """
     require("float", type_of(embedding))
     if mode not in ("sum", "mean", "max"):
-        raise AttributeRefused(f"mode is one of 'sum', 'mean', 'max', not {mode!r}")
+        raise ArgumentError(f"mode is one of 'sum', 'mean', 'max', not {mode!r}")
     if embedding.ndim != 2 or not type_of(indices).ndim:
         raise ShapeError("an embedding has two axes, and a bag of indices one")
     if weights is not None:
         require("float", type_of(weights))
         if mode == "max":
-            raise AttributeRefused("weights are of a sum or a mean, not of a max")
+            raise ArgumentError("weights are of a sum or a mean, not of a max")
         if weights.shape != indices.shape:
             raise ShapeError("weights have the shape of the indices")
     if offsets is not None:
@@ -81,7 +81,7 @@ def embedding_bag(
         if offsets.ndim != 1 or indices.ndim != 1:
             raise ShapeError("with offsets, these and the indices have one axis each")
         if mode == "max":
-            raise AttributeRefused("a max is of bags of one length, without offsets")
+            raise ArgumentError("a max is of bags of one length, without offsets")
     rows = op.take(embedding, indices, axis=0)
     if weights is not None:
         rows = rows * expand_dims(weights, axis=-1)

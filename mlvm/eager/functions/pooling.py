@@ -38,7 +38,7 @@ def max_pool2d(
     given; padding, as in `conv2d`, counts as -inf; `dilation` is that of `conv2d`, too.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if
-    x has another number of axes, or the window is larger than the padded image; `AttributeRefused`
+    x has another number of axes, or the window is larger than the padded image; `ArgumentError`
     if the window, stride, padding or dilation is invalid.
 
         >>> ml.max_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
@@ -60,7 +60,7 @@ def avg_pool2d(
     `conv2d`, counts as zeros; `dilation` is that of `conv2d`, too.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if
-    x has another number of axes, or the window is larger than the padded image; `AttributeRefused`
+    x has another number of axes, or the window is larger than the padded image; `ArgumentError`
     if the window, stride, padding or dilation is invalid.
 
         >>> ml.avg_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
@@ -82,7 +82,7 @@ def max_pool1d(
     (before, after), otherwise as `max_pool2d`.
 
     x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if x has
-    another number of axes, or the window is larger than the padded sequence; `AttributeRefused` if
+    another number of axes, or the window is larger than the padded sequence; `ArgumentError` if
     the window, stride, padding or dilation is invalid.
 
         >>> ml.max_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
@@ -104,7 +104,7 @@ def avg_pool1d(
     as `avg_pool2d`.
 
     x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if x has
-    another number of axes, or the window is larger than the padded sequence; `AttributeRefused` if
+    another number of axes, or the window is larger than the padded sequence; `ArgumentError` if
     the window, stride, padding or dilation is invalid.
 
         >>> ml.avg_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
@@ -127,7 +127,7 @@ def max_pool3d(
 
     x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` if x is not of floats;
     `ShapeError` if x has another number of axes, or the window is larger than the padded volume;
-    `AttributeRefused` if the window, stride, padding or dilation is invalid.
+    `ArgumentError` if the window, stride, padding or dilation is invalid.
 
         >>> ml.max_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[7.0]]]]]
@@ -150,7 +150,7 @@ def avg_pool3d(
 
     x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` if x is not of floats;
     `ShapeError` if x has another number of axes, or the window is larger than the padded volume;
-    `AttributeRefused` if the window, stride, padding or dilation is invalid.
+    `ArgumentError` if the window, stride, padding or dilation is invalid.
 
         >>> ml.avg_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[3.5]]]]]
@@ -166,7 +166,7 @@ def adaptive_avg_pool(x: Tensor, size: Ints) -> Tensor:
     PyTorch's adaptive_avg_pool1d, 2d and 3d, for channels last.
 
     x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has
-    no places; `AttributeRefused` if a size is below 1 or the number of sizes is not that of axes;
+    no places; `ArgumentError` if a size is below 1 or the number of sizes is not that of axes;
     `DTypeError` if x is not of floats.
 
         >>> ml.adaptive_avg_pool(ml.reshape(ml.arange(4.0), (1, 4, 1)), 2).tolist()
@@ -180,7 +180,7 @@ def adaptive_max_pool(x: Tensor, size: Ints) -> Tensor:
     """Take the largest elements of `size` windows that together cover x, as in `adaptive_avg_pool`.
 
     x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has
-    no places; `AttributeRefused` if a size is below 1 or the number of sizes is not that of axes;
+    no places; `ArgumentError` if a size is below 1 or the number of sizes is not that of axes;
     `DTypeError` if x is not of floats.
 
         >>> ml.adaptive_max_pool(ml.reshape(ml.arange(4.0), (1, 4, 1)), 2).tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.rules import is_real, require
 from mlvm.core.types import DType, i64, u8
 from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
@@ -91,7 +91,7 @@ def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
 
     x1: [..., m, d], x2: [..., n, d], floats, integers as f32; their batch axes broadcast -> f[...,
     m, n]. Raises `ShapeError` if the rows have different lengths; `DTypeError` if an operand is
-    bool or the dtypes do not promote; `AttributeRefused` unless p is a number >= 0.
+    bool or the dtypes do not promote; `ArgumentError` unless p is a number >= 0.
 
         >>> ml.cdist(ml.asarray([[0.0, 0.0]]), ml.asarray([[3.0, 4.0], [0.0, 1.0]]))
         Tensor([[5., 1.]], f32[1,2])
@@ -101,7 +101,7 @@ def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
         if each.ndim < 2:
             raise ShapeError(f"needs rows, in 2 dimensions or more, not {each.ndim}")
     if not (is_real(p) and p >= 0):
-        raise AttributeRefused(f"p is a number >= 0, not {p!r}")
+        raise ArgumentError(f"p is a number >= 0, not {p!r}")
     if x1.shape[-1] != x2.shape[-1]:
         raise ShapeError(f"rows have lengths {x1.shape[-1]} and {x2.shape[-1]}")
     differences = expand_dims(floating(x1), axis=-2) - expand_dims(floating(x2), axis=-3)
@@ -174,7 +174,7 @@ def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tens
     """Return the rows and the columns (i64) of the elements of an n by m matrix (n by n) on and
     below its k-th diagonal, in row-major order.
 
-    The result: two i64 vectors of one shape. Raises `AttributeRefused` if a length is negative.
+    The result: two i64 vectors of one shape. Raises `ArgumentError` if a length is negative.
 
         >>> ml.tril_indices(2)
         (Tensor([0, 1, 1], i64[3]), Tensor([0, 0, 1], i64[3]))
@@ -187,7 +187,7 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tens
     """Return the rows and the columns (i64) of the elements of an n by m matrix (n by n) on and
     above its k-th diagonal, in row-major order.
 
-    The result: two i64 vectors of one shape. Raises `AttributeRefused` if a length is negative.
+    The result: two i64 vectors of one shape. Raises `ArgumentError` if a length is negative.
 
         >>> ml.triu_indices(2)
         (Tensor([0, 0, 1], i64[3]), Tensor([0, 1, 1], i64[3]))

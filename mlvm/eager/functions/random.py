@@ -22,7 +22,7 @@ import numpy as np
 
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     DTypeError,
     MlvmError,
     OperandValueError,
@@ -75,7 +75,7 @@ def split(key: Tensor, n: int = 2) -> Tensor:
     """Split a key into n new keys, independent of each other and of the key; `unstack` separates
     them.
 
-    The result: u64[n, 2]. Raises `ShapeError` if the key is not a u64[2]; `AttributeRefused` if n
+    The result: u64[n, 2]. Raises `ShapeError` if the key is not a u64[2]; `ArgumentError` if n
     is negative.
 
         >>> ml.random.split(ml.random.key(0), 3).type
@@ -399,7 +399,7 @@ def uniform(
     """Draw values uniformly from low <= u < high; rounding may make one equal to high.
     Half-precision values are drawn in f32 and rounded once.
 
-    The result: f[*shape]. Raises `AttributeRefused` unless low < high and high - low is finite;
+    The result: f[*shape]. Raises `ArgumentError` unless low < high and high - low is finite;
     `ShapeError` if a length is negative or `key` is not a u64[2]; `DTypeError` if `dtype` is not a
     float.
 
@@ -407,7 +407,7 @@ def uniform(
         f32[2,3]
     """
     if not (is_real(low) and is_real(high) and low < high and math.isfinite(high - low)):
-        raise AttributeRefused(
+        raise ArgumentError(
             f"low = {brief(low)} must be less than high = {brief(high)}, and high - low finite"
         )
     target, sizes = DType.of(dtype), integers(shape, "shape")
@@ -442,7 +442,7 @@ def randint(
     """Draw integers low <= i < high, all exactly equally likely. `low` and `high` are keywords,
     since other libraries disagree about their position.
 
-    The result: i[*shape]. Raises `AttributeRefused` unless low < high and the dtype holds both;
+    The result: i[*shape]. Raises `ArgumentError` unless low < high and the dtype holds both;
     `ShapeError` if a length is negative or `key` is not a u64[2]; `DTypeError` if `dtype` is not an
     integer.
 
@@ -459,7 +459,7 @@ def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
     """Draw a random order of the numbers 0 .. x-1, or of the rows of a tensor.
 
     x: an int n -> i64[n]; or [n, ...] -> [n, ...], a new tensor. Raises `ShapeError` if x has no
-    axes, or the key is not a u64[2]; `AttributeRefused` if a number is negative.
+    axes, or the key is not a u64[2]; `ArgumentError` if a number is negative.
 
         >>> ml.sort(ml.random.permutation(4, key=ml.random.key(0)))
         Tensor([0, 1, 2, 3], i64[4])
@@ -519,7 +519,7 @@ def choice(
 
     The result: i64[*shape] of a number, [*shape, ...] of a tensor and axis 0. Raises
     `OperandValueError` if `p` has a negative number or nan, or none above 0 (a captured function
-    does not check); `AttributeRefused` if there are too few to draw from; `ShapeError` if `p` does
+    does not check); `ArgumentError` if there are too few to draw from; `ShapeError` if `p` does
     not have one number for each, or the key is not a u64[2]; `DTypeError` if `p` is not of floats;
     `AxisRefused` if the tensor has no such axis.
 
@@ -533,7 +533,7 @@ def choice(
     result_shape = integers(shape, "shape")
     draws = math.prod(result_shape)
     if n < 0 or (draws > n and not replace) or (draws and not n):
-        raise AttributeRefused(f"cannot draw {draws} of {n}{'' if replace else ' without replace'}")
+        raise ArgumentError(f"cannot draw {draws} of {n}{'' if replace else ' without replace'}")
     if p is not None and _float_type(p, "p").shape != (n,):
         raise ShapeError(f"p has one number for each of {n}, and is {p.type}")
     if p is not None and draws and current_capture.get() is None:
@@ -579,7 +579,7 @@ def truncated_normal(
     If both bounds are more than about 4 (7 in f64) away from 0 on one side, few values are
     representable, and the result is coarse.
 
-    The result: f[*shape]; of bounds that are tensors and cross, `upper`. Raises `AttributeRefused`
+    The result: f[*shape]; of bounds that are tensors and cross, `upper`. Raises `ArgumentError`
     unless lower < upper, if both are numbers; `ShapeError` if a length is negative, `key` is not a
     u64[2], or the bounds do not broadcast to the shape; `DTypeError` if `dtype` is not a float.
 
@@ -590,7 +590,7 @@ def truncated_normal(
     if not any(isinstance(x, Tensor) for x in bounds) and not (
         is_real(lower) and is_real(upper) and lower < upper
     ):
-        raise AttributeRefused(f"lower = {brief(lower)} must be less than upper = {brief(upper)}")
+        raise ArgumentError(f"lower = {brief(lower)} must be less than upper = {brief(upper)}")
     target = DType.of(dtype)
     if not target.is_float:
         raise DTypeError(f"dtype {target} is not one of floats")

@@ -32,7 +32,7 @@ def segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int | None = No
     data: [k, ...], any dtype but bool; segment_ids: i[k] -> [num_segments, ...]. Raises
     `ShapeError` if the shapes do not fit; `DTypeError` if an operand is bool or the ids are not
     integers; `PositionRefused` if an id is negative, or not below `num_segments`;
-    `AttributeRefused` if `num_segments` is negative.
+    `ArgumentError` if `num_segments` is negative.
 
         >>> ml.segment_sum(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]), 3)
         Tensor([2., 5., 0.], f32[3])

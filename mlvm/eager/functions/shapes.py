@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from mlvm.core import rules
-from mlvm.core.errors import AttributeRefused, DTypeError, NoTranspose, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, NoTranspose, ShapeError, brief
 from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import Axis
 from mlvm.core.types import Shape
@@ -106,7 +106,7 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
     Nothing is copied if the axes longer than 1 keep their order.
 
     x: [n, m] -> [m, n] for axes (1, 0). Raises `AxisRefused` if x has no such axis or an axis
-    occurs twice; `AttributeRefused` unless all axes are named.
+    occurs twice; `ArgumentError` unless all axes are named.
 
         >>> ml.permute_dims(ml.zeros((2, 3, 4)), (2, 0, 1)).shape
         (4, 2, 3)
@@ -153,7 +153,7 @@ def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """Merge the axes from `start_dim` to `end_dim`, as in PyTorch; by default, flatten to a vector.
 
     x: [..., m, n, ...] -> [..., m * n, ...]. Raises `AxisRefused` if x has no such axis;
-    `AttributeRefused` if the end is before the start.
+    `ArgumentError` if the end is before the start.
 
         >>> ml.flatten(ml.zeros((2, 3, 4)), 1).shape
         (2, 12)
@@ -162,7 +162,7 @@ def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         return reshape(x, -1)
     [first], [last] = axes_of(start_dim, x), axes_of(end_dim, x)
     if last < first:
-        raise AttributeRefused(f"axis {end_dim} is before axis {start_dim}")
+        raise ArgumentError(f"axis {end_dim} is before axis {start_dim}")
     length = math.prod(x.shape[first : last + 1])
     return reshape(x, (*x.shape[:first], length, *x.shape[last + 1 :]))
 
@@ -174,14 +174,14 @@ def moveaxis(
     """Move the axes `source` to the positions `destination`; the others stay in order.
 
     x: [k, n, m] -> [n, m, k] for 0 and -1. Raises `AxisRefused` if x has no such axis or an axis
-    occurs twice; `AttributeRefused` unless `source` and `destination` are equally many.
+    occurs twice; `ArgumentError` unless `source` and `destination` are equally many.
 
         >>> ml.moveaxis(ml.zeros((2, 3, 4)), 0, -1).shape
         (3, 4, 2)
     """
     sources, destinations = axes_of(source, x), axes_of(destination, x)
     if len(sources) != len(destinations):
-        raise AttributeRefused(f"{source} and {destination} are not as many axes")
+        raise ArgumentError(f"{source} and {destination} are not as many axes")
     order = [i for i in range(x.ndim) if i not in sources]
     for position, axis in sorted(zip(destinations, sources, strict=True)):
         order.insert(position, axis)
@@ -256,7 +256,7 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Ten
     swapped.
 
     [n] and [m] -> two of [m, n], or of [n, m] with "ij". Raises `ShapeError` if an operand is not a
-    vector; `AttributeRefused` if `indexing` is unknown.
+    vector; `ArgumentError` if `indexing` is unknown.
 
         >>> ml.meshgrid(ml.arange(2), ml.arange(3))[0]
         Tensor([[0, 1],
@@ -265,7 +265,7 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Ten
     """
     types = [type_of(x) for x in arrays]
     if indexing not in ("xy", "ij"):
-        raise AttributeRefused(f'indexing is "xy" or "ij", not {indexing!r}')
+        raise ArgumentError(f'indexing is "xy" or "ij", not {indexing!r}')
     if any(type.ndim != 1 for type in types):
         raise ShapeError("takes tensors of 1 dimension")
     axes = list(range(len(arrays)))
@@ -406,7 +406,7 @@ def tile(x: Tensor, repetitions: Ints, /) -> Tensor:
     """Repeat x repetitions[i] times along axis i. The shorter of shape and repetitions gets ones in
     front.
 
-    x: [n] -> [n repetitions]. Raises `AttributeRefused` if a number is negative.
+    x: [n] -> [n repetitions]. Raises `ArgumentError` if a number is negative.
 
         >>> ml.tile(ml.asarray([1, 2]), (2,))
         Tensor([1, 2, 1, 2], i64[4])
@@ -427,7 +427,7 @@ def repeat(x: Tensor, repeats: Ints | Tensor, /, axis: int | None = None) -> Ten
     since it determines the shape.
 
     x: [n, ...] -> [n repeats, ...] along axis 0. Raises `ShapeError` if `repeats` is a vector of
-    another length; `DTypeError` if `repeats` is not of integers; `AttributeRefused` if a number is
+    another length; `DTypeError` if `repeats` is not of integers; `ArgumentError` if a number is
     negative; `AxisRefused` if x has no such axis.
 
         >>> ml.repeat(ml.asarray([1, 2]), 2)
@@ -466,7 +466,7 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...], axis: Axis = None) -> Tenso
     """Move every element `shift` places up along `axis` (None: in row-major order). Elements moved
     beyond the end come to the front.
 
-    x: [...], and so is the result. Raises `AxisRefused` if x has no such axis; `AttributeRefused`
+    x: [...], and so is the result. Raises `AxisRefused` if x has no such axis; `ArgumentError`
     unless shifts and axes are equally many.
 
         >>> ml.roll(ml.asarray([1, 2, 3]), 1)
@@ -480,7 +480,7 @@ def rot90(x: Tensor, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
     """Rotate x k times by 90 degrees, from the first of the two axes to the second.
 
     x: [m, n, ...] -> [n, m, ...] for an odd k. Raises `AxisRefused` if x has no such axis;
-    `AttributeRefused` unless there are two axes.
+    `ArgumentError` unless there are two axes.
 
         >>> ml.rot90(ml.asarray([[1, 2], [3, 4]]))
         Tensor([[2, 4],
@@ -488,7 +488,7 @@ def rot90(x: Tensor, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
     """
     several = axes_of(axes, x, name="axes")
     if len(several) != 2:
-        raise AttributeRefused(f"axes are two, not {brief(axes)}")
+        raise ArgumentError(f"axes are two, not {brief(axes)}")
     first, second = several
     turns = integer(k, "k") % 4
     if turns == 0:
@@ -517,7 +517,7 @@ def pad(
     "reflect" without it, and "wrap" continues at the other end. A border wider than x repeats the
     pattern.
 
-    x: [n, ...] -> [before + n + after, ...]. Raises `AttributeRefused` if a width is negative, the
+    x: [n, ...] -> [before + n + after, ...]. Raises `ArgumentError` if a width is negative, the
     pairs are not as many as the axes, integers cannot hold the value, or the mode is unknown;
     `ShapeError` if the border would consist of elements of an empty axis.
 
@@ -544,7 +544,7 @@ def pad(
 def _bordered(x: Tensor, pairs: tuple[Pair, ...], mode: Border) -> Tensor:
     """Pad x with its own elements, by a pattern of places along each axis."""
     if mode not in get_args(Border):
-        raise AttributeRefused(f"mode is one of {', '.join(get_args(Border))}, not {brief(mode)}")
+        raise ArgumentError(f"mode is one of {', '.join(get_args(Border))}, not {brief(mode)}")
     inferred(one_op("pad", widths=pairs), x)  # which refuses other widths
     for axis, (before, after) in enumerate(pairs):
         if before == after == 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
 from mlvm.core.ops.fft import Norm
 from mlvm.core.rules import require
 from mlvm.core.types import DType, f32, f64, i64
@@ -28,7 +28,7 @@ from mlvm.eager.tensor.wrapper import public
 def hanning(n: int, *, periodic: bool = False, dtype: object = f32) -> Tensor:
     """Return the window 1/2 - 1/2 cos(2 pi k / (n - 1)); a `periodic` one has n for n - 1.
 
-    The result: f[n]. Raises `AttributeRefused` if n is negative; `DTypeError` if `dtype` is not a
+    The result: f[n]. Raises `ArgumentError` if n is negative; `DTypeError` if `dtype` is not a
     float.
 
         >>> ml.hanning(4, periodic=True)
@@ -41,7 +41,7 @@ def hanning(n: int, *, periodic: bool = False, dtype: object = f32) -> Tensor:
 def hamming(n: int, *, periodic: bool = False, dtype: object = f32) -> Tensor:
     """Return the window 0.54 - 0.46 cos(2 pi k / (n - 1)); a `periodic` one has n for n - 1.
 
-    The result: f[n]. Raises `AttributeRefused` if n is negative; `DTypeError` if `dtype` is not a
+    The result: f[n]. Raises `ArgumentError` if n is negative; `DTypeError` if `dtype` is not a
     float.
 
         >>> ml.hamming(4, periodic=True)
@@ -81,7 +81,7 @@ def stft(
     x: [..., n], real or complex, integers as f32; window: f[k] -> c[..., n_fft // 2 + 1, frames],
     or of a complex x c[..., n_fft, frames]. Raises `ShapeError` if x has no axes or is too short
     for a frame, or the window is not a vector or too long; `DTypeError` if x is bool, or the window
-    is not of floats; `AttributeRefused` if `n_fft` or `hop_length` is below 1.
+    is not of floats; `ArgumentError` if `n_fft` or `hop_length` is below 1.
 
         >>> ml.stft(ml.ones((2, 100)), 16, window=ml.hanning(16, periodic=True)).type
         c64[2,9,26]
@@ -126,7 +126,7 @@ def istft(
 
     x: c[..., n_fft // 2 + 1, frames] -> f[..., n], or c[..., n_fft, frames] -> c[..., n]; n is
     `length`, or the extent of the frames. Raises `ShapeError` if the shapes do not fit;
-    `DTypeError` if the spectra are not complex, or the window is not of floats; `AttributeRefused`
+    `DTypeError` if the spectra are not complex, or the window is not of floats; `ArgumentError`
     if `n_fft` or `hop_length` is below 1, or `length` is negative.
 
         >>> x = ml.sin(ml.arange(64) / 5.0)
@@ -169,7 +169,7 @@ def istft(
 def _at_least(value: int, name: str, least: int) -> int:
     n = integer(value, name)
     if n < least:
-        raise AttributeRefused(f"{name} must be >= {least}, not {n}")
+        raise ArgumentError(f"{name} must be >= {least}, not {n}")
     return n
 
 

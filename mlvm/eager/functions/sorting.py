@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.rules import require
 from mlvm.core.types import bool_, f32, i64, u8
 from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
@@ -80,7 +80,7 @@ def topk(x: Tensor, /, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
     Of equal elements the first one comes first, and nan counts as the largest, as in
     `jax.lax.top_k`.
 
-    x: [..., n] -> [..., k] each. Raises `AttributeRefused` unless 0 <= k <= n; `AxisRefused` if x
+    x: [..., n] -> [..., k] each. Raises `ArgumentError` unless 0 <= k <= n; `AxisRefused` if x
     has no such axis; `DTypeError` if an operand is complex.
 
         >>> ml.topk(ml.asarray([1.0, 5.0, 3.0]), 2)
@@ -89,7 +89,7 @@ def topk(x: Tensor, /, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
     [along] = axes_of(axis, x)
     [count] = counts_of(integer(k, "k"), "k")
     if count > x.shape[along]:
-        raise AttributeRefused(f"k must be at most {x.shape[along]}, not {count}")
+        raise ArgumentError(f"k must be at most {x.shape[along]}, not {count}")
     order = argsort(x, axis=along, descending=True)
     indices = part(order, along, span(count))
     return op.take_along_axis(x, indices, axis=along), indices
@@ -105,7 +105,7 @@ def searchsorted(
     With "left" the position is before equal elements, with "right" behind them. x2 may be a number.
 
     x1: [n], x2: [...] -> i64[...]. Raises `ShapeError` if x1 is not a vector, or `sorter` has
-    another length; `AttributeRefused` if the side is unknown; `DTypeError` if an operand is
+    another length; `ArgumentError` if the side is unknown; `DTypeError` if an operand is
     complex, the dtypes do not promote, or `sorter` is not of integers; `PositionRefused` if
     `sorter` has a position outside x1.
 
@@ -117,7 +117,7 @@ def searchsorted(
     if x1.ndim != 1:
         raise ShapeError("the sorted tensor has 1 dimension")
     if side not in ("left", "right"):
-        raise AttributeRefused(f'side is "left" or "right", not {brief(side)}')
+        raise ArgumentError(f'side is "left" or "right", not {brief(side)}')
     if sorter is not None:
         if sorter.shape != x1.shape:
             raise ShapeError(f"a sorter has the shape of x1, and is {sorter.type}")

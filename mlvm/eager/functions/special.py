@@ -183,7 +183,7 @@ def polygamma(n: int, x: Tensor, /) -> Tensor:
     """Return the n-th derivative of `digamma`, which is itself that of `lgamma`. At 0, -1, -2, ...
     it is inf for an odd n, else nan.
 
-    x: [...], any dtype but complex; integers and bools as f32 -> f[...]. Raises `AttributeRefused`
+    x: [...], any dtype but complex; integers and bools as f32 -> f[...]. Raises `ArgumentError`
     if n is not in 0 .. 100; `DTypeError` if an operand is complex.
 
         >>> ml.polygamma(1, ml.asarray([1.0]))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.rules import Axis, is_real, require
 from mlvm.core.types import Array, f64, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
@@ -55,7 +55,7 @@ def quantile(
     x: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any shape
     -> f[*q.shape, ...], followed by the shape of x without the axes (with 1 in their place if
     `keepdims`). The result is nan for elements of a tensor q that are not in 0 .. 1. Raises
-    `AttributeRefused` if a number q is not in 0 .. 1 or the method is unknown; `ShapeError` if
+    `ArgumentError` if a number q is not in 0 .. 1 or the method is unknown; `ShapeError` if
     there are no elements; `AxisRefused` if x has no such axis; `DTypeError` if x is complex or q is
     not of floats.
 
@@ -70,7 +70,7 @@ def _quantile(
 ) -> Tensor:
     """Compute `quantile` for q in 0 .. most."""
     if method not in _METHODS:
-        raise AttributeRefused(f"method is one of {', '.join(_METHODS)}, not {brief(method)}")
+        raise ArgumentError(f"method is one of {', '.join(_METHODS)}, not {brief(method)}")
     x = floating(x)
     require("real", x.type)
     share = _share(q, most)
@@ -110,7 +110,7 @@ def _share(q: Numbers, most: float) -> Tensor:
     if is_real(q):
         number = float(q)
         if not 0 <= number <= most:
-            raise AttributeRefused(f"q must be in 0 .. {most:g}, not {brief(q)}")
+            raise ArgumentError(f"q must be in 0 .. {most:g}, not {brief(q)}")
         return full((), number / most, dtype=f64)
     if isinstance(q, Tensor) and not q.dtype.is_float:
         raise DTypeError(f"q is floats, not {q.type}")
@@ -397,7 +397,7 @@ def bincount(
 
     x: i[n]; weights: [n] -> [length], i64 or the dtype of the weights. Raises `ShapeError` if the
     shapes do not fit; `DTypeError` if x is not of integers, or the weights are bool;
-    `AttributeRefused` if a number is negative; `PositionRefused` if an element is negative, or not
+    `ArgumentError` if a number is negative; `PositionRefused` if an element is negative, or not
     below `length`.
 
         >>> ml.bincount(ml.asarray([1, 3, 1]))
@@ -459,7 +459,7 @@ def histogram(
     outside of it, and nan, are not counted; pass a range if there is nan.
 
     x: [...], integers or floats; weights: as x -> [bins] and f[bins + 1]. Raises `ShapeError` if
-    the weights have another shape, or the edges are not a vector of 2 or more; `AttributeRefused`
+    the weights have another shape, or the edges are not a vector of 2 or more; `ArgumentError`
     if there are no bins, or the range is invalid; `DTypeError` if an operand is bool or complex.
 
         >>> counts, edges = ml.histogram(ml.asarray([0.0, 1.0, 1.5, 4.0]), 2)
@@ -493,7 +493,7 @@ def _edges(x: Tensor, bins: Any, ends: tuple[float, float] | None) -> Tensor:
     """Return the edges of equal bins, as `numpy.linspace` does."""
     [count], dtype, x = counts_of(integer(bins, "bins"), "bins"), x.dtype, widened(x)
     if not count:
-        raise AttributeRefused("there are no bins")
+        raise ArgumentError("there are no bins")
     if ends is None and x.size:
         low, high = op.min(x), op.max(x)
     else:
@@ -504,7 +504,7 @@ def _edges(x: Tensor, bins: Any, ends: tuple[float, float] | None) -> Tensor:
             and all(map(is_real, interval))
         )
         if not pair or not all(map(math.isfinite, interval)) or interval[0] > interval[1]:
-            raise AttributeRefused(f"range is a finite low <= high, not {brief(ends)}")
+            raise ArgumentError(f"range is a finite low <= high, not {brief(ends)}")
         low, high = [constant(float(each), x.dtype) for each in interval]
     one = op.equal(low, high)
     low, high = op.where(one, low - 0.5, low), op.where(one, high + 0.5, high)

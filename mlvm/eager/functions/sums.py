@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.rules import Axis, require
 from mlvm.core.types import DType, Shape, TensorType, bool_, f32, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, span, type_of
@@ -72,7 +72,7 @@ def diff(
     returns x alone, as in numpy.
 
     x: [..., m], any dtype but bool; the result: [..., m - n]. Raises `ShapeError` if `prepend` or
-    `append` does not fit x; `AxisRefused` if x has no such axis; `AttributeRefused` if n is
+    `append` does not fit x; `AxisRefused` if x has no such axis; `ArgumentError` if n is
     negative; `DTypeError` if an operand is bool.
 
         >>> ml.diff(ml.asarray([1.0, 4.0, 9.0]))
@@ -125,7 +125,7 @@ def cumulative_sum(
     if not include_initial:
         return op.cumulative_sum(x, axis=axis, dtype=target, out=out)
     if out is not None:
-        raise AttributeRefused("there is no out with include_initial")
+        raise ArgumentError("there is no out with include_initial")
     return _after(0.0, op.cumulative_sum(x, axis=axis, dtype=target), axis)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, ShapeError, brief
+from mlvm.core.errors import ArgumentError, ShapeError, brief
 from mlvm.core.ops.windows import Padding, Pair, resolve_padding, span_of
 from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import integers, pair, type_of
@@ -49,7 +49,7 @@ def require_places(x: Tensor, axes: int) -> Shape:
 
 
 def sides_of(padding: Any, span: Shape, stride: Shape, size: Shape) -> tuple[Pair, ...]:
-    """Return the padding, (before, after) for each axis. Raises `AttributeRefused` if it is
+    """Return the padding, (before, after) for each axis. Raises `ArgumentError` if it is
     invalid."""
     if isinstance(padding, str):
         return resolve_padding(padding, span, stride, size)
@@ -59,7 +59,7 @@ def sides_of(padding: Any, span: Shape, stride: Shape, size: Shape) -> tuple[Pai
 def numbers_of(padding: Any, axes: int) -> tuple[Pair, ...]:
     """Return a padding of numbers as (before, after) for each axis. As in PyTorch, one number is
     for both sides of all axes, and a number an axis for both sides of it; of a sequence a pair is
-    (before, after). Raises `AttributeRefused`."""
+    (before, after). Raises `ArgumentError`."""
     if isinstance(padding, (int, np.integer)):
         padding = (padding,) * axes
     elif axes == 1 and isinstance(padding, (tuple, list)) and len(padding) == 2:
@@ -70,7 +70,7 @@ def numbers_of(padding: Any, axes: int) -> tuple[Pair, ...]:
         ]
         if all(isinstance(side, (tuple, list)) and len(side) == 2 for side in sides):
             return tuple(pair(integers(side, "padding"), "padding", least=0) for side in sides)
-    raise AttributeRefused(
+    raise ArgumentError(
         f'padding is "SAME", "VALID", a number or {KINDS[axes][2]}, not {brief(padding)}'
     )
 
@@ -106,7 +106,7 @@ def unfold(
     PyTorch's columns are [N, C KH KW, OH OW]: the same elements in another order.
 
     Raises `ShapeError` if x has another number of axes, or the window is larger than the padded
-    image; `AttributeRefused` if the window, stride, padding or dilation is invalid; `DTypeError` if
+    image; `ArgumentError` if the window, stride, padding or dilation is invalid; `DTypeError` if
     x is not of floats.
 
         >>> ml.unfold(ml.ones((1, 4, 4, 3)), 2).type
@@ -140,7 +140,7 @@ def fold(
     map.
 
     Raises `ShapeError` unless the windows are as many as `unfold` makes of such images;
-    `AttributeRefused` if the size, stride, padding or dilation is invalid; `DTypeError` if x is not
+    `ArgumentError` if the size, stride, padding or dilation is invalid; `DTypeError` if x is not
     of floats.
 
         >>> x = ml.reshape(ml.arange(9.0), (1, 3, 3, 1))

@@ -9,7 +9,7 @@ import sys
 from types import ModuleType
 from typing import Any, Final
 
-from mlvm.core.errors import AttributeRefused, brief
+from mlvm.core.errors import ArgumentError, brief
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import MAX_NDIM, DType, f32, i64
 from mlvm.eager.functions.creation import placed, reused
@@ -24,7 +24,7 @@ _VERSIONS: Final = ("2021.12", "2022.12", "2023.12", "2024.12", VERSION)
 class Info:
     """Result of `__array_namespace_info__()`: devices, dtypes, and capabilities.
 
-    Each `device` is a VM; another raises `AttributeRefused`. All VMs have the same dtypes.
+    Each `device` is a VM; another raises `ArgumentError`. All VMs have the same dtypes.
     """
 
     def capabilities(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Info:
         self, *, device: VMProtocol | None = None, kind: str | tuple[str, ...] | None = None
     ) -> dict[str, DType]:
         """Return the standard's dtypes by its names; those of a `kind` (see `isdtype`), or of one
-        of several kinds. Raises `AttributeRefused` if the kind is unknown."""
+        of several kinds. Raises `ArgumentError` if the kind is unknown."""
         with placed(device):
             every = [dtype for dtype in DType.all.values() if not dtype.is_half]
             names = {dtype.numpy.name: dtype for dtype in every}
@@ -66,10 +66,10 @@ class Info:
 
 
 def array_namespace(x: Tensor, /, *, api_version: str | None = None) -> ModuleType:
-    """Return the module with the functions for x. Raises `AttributeRefused` if it does not
+    """Return the module with the functions for x. Raises `ArgumentError` if it does not
     implement that version of the standard."""
     if api_version is not None and api_version not in _VERSIONS:
-        raise AttributeRefused(
+        raise ArgumentError(
             f"versions of the standard are {', '.join(_VERSIONS)}, not {brief(api_version)}"
         ).at("__array_namespace__", (x.type,))
     return sys.modules["mlvm.eager"]
@@ -79,11 +79,11 @@ def to_device(x: Tensor, device: VMProtocol, /, *, stream: None = None) -> Tenso
     """Move x to a VM: a tensor over the same bytes if it is there already; else a copy through this
     machine, in that VM's current arena, through which no gradient flows.
 
-    Raises `AttributeRefused` if the device is not a VM, or a stream is given: VMs have none;
+    Raises `ArgumentError` if the device is not a VM, or a stream is given: VMs have none;
     `GradientError` if a gradient would flow through a copy.
     """
     if stream is not None:
-        raise AttributeRefused(f"a VM has no streams, such as {brief(stream)}").at(
+        raise ArgumentError(f"a VM has no streams, such as {brief(stream)}").at(
             "to_device", (x.type,)
         )
     with placed(device):

@@ -7,7 +7,7 @@ take them as they are.
 Parameters are allocated in the current arena. They are drawn with `key`, a u64[2] of
 `mlvm.eager.random`, or with the next global key if that is None. Their initial values come from
 `kernel_init=`, `bias_init=` and the like, functions as in `mlvm.eager.nn.init`. Bad hyperparameters
-raise `AttributeRefused`, and a `dtype` that is no float `DTypeError`. So does an x that is wider
+raise `ArgumentError`, and a `dtype` that is no float `DTypeError`. So does an x that is wider
 than half-precision weights; a half-precision x is widened to f32 weights.
 """
 

@@ -5,7 +5,7 @@ A function is a layer too: `Sequential(Linear(3, 4), relu)`.
 
 from __future__ import annotations
 
-from mlvm.core.errors import AttributeRefused, brief
+from mlvm.core.errors import ArgumentError, brief
 from mlvm.core.rules import is_real
 from mlvm.core.types import f32
 from mlvm.eager.functions import activations, creation
@@ -32,7 +32,7 @@ class LeakyReLU(Module):
     """x where x > 0, else negative_slope x; see `leaky_relu`.
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
-    Raises `DTypeError` if an operand is complex; `AttributeRefused` if the slope is not a number.
+    Raises `DTypeError` if an operand is complex; `ArgumentError` if the slope is not a number.
 
         >>> ml.nn.LeakyReLU()(ml.asarray([-1.0]))
         Tensor([-0.01], f32[1])
@@ -49,7 +49,7 @@ class ELU(Module):
     """x where x > 0, else alpha (exp(x) - 1); see `elu`.
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
-    Raises `DTypeError` if an operand is complex; `AttributeRefused` if alpha is not a number.
+    Raises `DTypeError` if an operand is complex; `ArgumentError` if alpha is not a number.
 
         >>> ml.nn.ELU()(ml.asarray([2.0]))
         Tensor([2.], f32[1])
@@ -153,7 +153,7 @@ class Softmax(Module):
 class CELU(Module):
     """x where x > 0, else alpha (exp(x / alpha) - 1); see `celu`.
 
-    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `AttributeRefused` if alpha is 0
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `ArgumentError` if alpha is 0
     or not a number.
 
         >>> ml.nn.CELU()(ml.asarray([2.0]))
@@ -163,7 +163,7 @@ class CELU(Module):
     def __init__(self, alpha: float = 1.0) -> None:
         self.alpha = _number("CELU: alpha", alpha)
         if not self.alpha:
-            raise AttributeRefused("CELU: alpha is a number other than 0")
+            raise ArgumentError("CELU: alpha is a number other than 0")
 
     def __call__(self, x: Tensor) -> Tensor:
         return activations.celu(x, self.alpha)
@@ -217,7 +217,7 @@ class PReLU(Module):
     see `prelu`. It starts at 0.25.
 
     x: f[..., channels] -> f[..., channels]. Raises `ShapeError` if x has other channels;
-    `DTypeError` if x is not of floats; `AttributeRefused` if `channels` is below 1.
+    `DTypeError` if x is not of floats; `ArgumentError` if `channels` is below 1.
 
         >>> ml.nn.PReLU(2)(ml.asarray([-1.0, 2.0]))
         Tensor([-0.25,  2.  ], f32[2])
@@ -275,7 +275,7 @@ class Hardswish(Module):
 class Hardtanh(Module):
     """x, limited to min <= x <= max.
 
-    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `AttributeRefused` if a limit is
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `ArgumentError` if a limit is
     not a number.
 
         >>> ml.nn.Hardtanh()(ml.asarray([-3.0, 0.5]))
@@ -348,7 +348,7 @@ class Tanhshrink(Module):
 class Softshrink(Module):
     """x moved towards 0 by `limit`, and 0 where |x| <= limit.
 
-    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `AttributeRefused` if a limit is
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `ArgumentError` if a limit is
     not a number.
 
         >>> ml.nn.Softshrink()(ml.asarray([2.0]))
@@ -365,7 +365,7 @@ class Softshrink(Module):
 class Hardshrink(Module):
     """x where |x| > limit, else 0.
 
-    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `AttributeRefused` if a limit is
+    x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `ArgumentError` if a limit is
     not a number.
 
         >>> ml.nn.Hardshrink()(ml.asarray([2.0]))
@@ -381,5 +381,5 @@ class Hardshrink(Module):
 
 def _number(what: str, value: float) -> float:
     if not is_real(value):
-        raise AttributeRefused(f"{what} is a number, not {brief(value)}")
+        raise ArgumentError(f"{what} is a number, not {brief(value)}")
     return float(value)

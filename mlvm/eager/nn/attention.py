@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.types import DType, f32
 from mlvm.eager.functions import attention, creation, elements, random, shapes
 from mlvm.eager.nn.dropout import Dropout
@@ -36,7 +36,7 @@ class MultiHeadAttention(Module):
     queries and keys.
 
     f[batch, time, embed_dim] -> the same. Raises `ShapeError` if the features or axes do not fit;
-    `DTypeError` if an operand is complex; `AttributeRefused` if a size is below 1, or unless
+    `DTypeError` if an operand is complex; `ArgumentError` if a size is below 1, or unless
     `num_heads` divides `embed_dim` and `num_kv_heads` divides `num_heads`. Another Module may
     replace each of the four Linears, such as one with an adapter, if it returns as many features.
 
@@ -70,16 +70,16 @@ class MultiHeadAttention(Module):
             name, embed_dim=embed_dim, num_heads=num_heads, memory_dim=memory
         )
         if width % heads:
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"{name}: num_heads must divide embed_dim, given {heads} of {width}"
             )
         [shared] = sizes(name, num_kv_heads=heads if num_kv_heads is None else num_kv_heads)
         if heads % shared:
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"{name}: num_kv_heads must divide num_heads, given {shared} of {heads}"
             )
         if rotary_base is not None and width // heads % 2:
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"{name}: heads that are turned have an even number of features, "
                 f"not {width // heads}"
             )
@@ -119,7 +119,7 @@ class MultiHeadAttention(Module):
         `position` is an int or an i64[], >= 0. Its keys and values are written there, and attention
         is causal. The result is (y, cache), with the new cache: the old one keeps its value.
 
-        Raises `ShapeError` or `DTypeError` if operands have other types; `AttributeRefused` if a
+        Raises `ShapeError` or `DTypeError` if operands have other types; `ArgumentError` if a
         cache comes with a memory or without a position; `OperandValueError` if the cache is too
         short for the position.
         """
@@ -191,13 +191,13 @@ class MultiHeadAttention(Module):
             )
         if memory is not None and (cache is not None or self.rotary_base is not None):
             what = "a cache" if cache is not None else "a rotary_base"
-            raise AttributeRefused(f"{name}: {what} is for self-attention, not for a memory")
+            raise ArgumentError(f"{name}: {what} is for self-attention, not for a memory")
         if (cache is None) != (position is None):
-            raise AttributeRefused(f"{name}: a cache and a position go together")
+            raise ArgumentError(f"{name}: a cache and a position go together")
         if position is not None and not isinstance(position, (int, Tensor)):
             raise DTypeError(f"{name}: position must be an integer, given {brief(position)}")
         if isinstance(position, int) and position < 0:
-            raise AttributeRefused(f"{name}: position must be >= 0, given {position}")
+            raise ArgumentError(f"{name}: position must be >= 0, given {position}")
         size = 2 if self.rotary_base is None else 4
         if cache is not None and (not isinstance(cache, (list, tuple)) or len(cache) != size):
             raise DTypeError(f"{name}: a cache is what init_cache makes, not {brief(cache)}")

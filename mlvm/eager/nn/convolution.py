@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import ArgumentError
 from mlvm.core.types import f32
 from mlvm.eager.functions import convolution, shapes
 from mlvm.eager.functions.arguments import Ints
@@ -55,7 +55,7 @@ class _Convolution(Module):
             name, in_channels=in_channels, out_channels=out_channels, groups=groups
         )
         if inputs % parts or outputs % parts:
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"{name}: groups must divide in_channels and out_channels, given {parts} groups of "
                 f"{inputs} and {outputs}"
             )
@@ -109,7 +109,7 @@ class Conv2d(_Convolution):
     LeCun normal, the bias zero; `kernel_init` and `bias_init` replace them: see `ml.nn.init`.
 
     Raises `ShapeError` if x has other channels, or the window is larger than the padded image;
-    `DTypeError` if x is not of floats, or is wider than half-precision weights; `AttributeRefused`
+    `DTypeError` if x is not of floats, or is wider than half-precision weights; `ArgumentError`
     if a number of channels is below 1, or the window, stride, dilation, groups or padding is
     invalid.
 
@@ -129,7 +129,7 @@ class Conv1d(_Convolution):
     `padding` is "SAME", "VALID" or (before, after) zeros; otherwise as `Conv2d`.
 
     Raises `ShapeError` if x has other channels, or the window is larger than the padded sequence;
-    `DTypeError` if x is not of floats, or is wider than half-precision weights; `AttributeRefused`
+    `DTypeError` if x is not of floats, or is wider than half-precision weights; `ArgumentError`
     if a number of channels is below 1, or the window, stride, dilation, groups or padding is
     invalid.
 
@@ -151,7 +151,7 @@ class Conv3d(_Convolution):
     "SAME", "VALID" or ((front, back), (top, bottom), (left, right)) zeros; otherwise as `Conv2d`.
 
     Raises `ShapeError` if x has other channels, or the window is larger than the padded volume;
-    `DTypeError` if x is not of floats, or is wider than half-precision weights; `AttributeRefused`
+    `DTypeError` if x is not of floats, or is wider than half-precision weights; `ArgumentError`
     if a number of channels is below 1, or the window, stride, dilation, groups or padding is
     invalid.
 
@@ -175,7 +175,7 @@ class ConvTranspose2d(_Convolution):
     `kernel_init` and `bias_init` replace them.
 
     Raises `ShapeError` if x has other channels or the result would be empty; `DTypeError` if an
-    operand is complex; `AttributeRefused` if a number of channels is below 1, or the window,
+    operand is complex; `ArgumentError` if a number of channels is below 1, or the window,
     stride, dilation, groups or padding is invalid.
 
         >>> ml.nn.ConvTranspose2d(3, 8, 2, stride=2)(ml.ones((2, 6, 6, 3))).type
@@ -195,7 +195,7 @@ class ConvTranspose1d(_Convolution):
     otherwise as `ConvTranspose2d`.
 
     Raises `ShapeError` if x has other channels or the result would be empty; `DTypeError` if an
-    operand is complex; `AttributeRefused` if a number of channels is below 1, or the window,
+    operand is complex; `ArgumentError` if a number of channels is below 1, or the window,
     stride, dilation, groups or padding is invalid.
 
         >>> ml.nn.ConvTranspose1d(3, 8, 2, stride=2)(ml.ones((2, 6, 3))).type
@@ -215,7 +215,7 @@ class ConvTranspose3d(_Convolution):
     ((front, back), (top, bottom), (left, right)); otherwise as `ConvTranspose2d`.
 
     Raises `ShapeError` if x has other channels or the result would be empty; `DTypeError` if an
-    operand is complex; `AttributeRefused` if a number of channels is below 1, or the window,
+    operand is complex; `ArgumentError` if a number of channels is below 1, or the window,
     stride, dilation, groups or padding is invalid.
 
         >>> ml.nn.ConvTranspose3d(3, 8, 2, stride=2)(ml.ones((2, 3, 3, 3, 3))).type

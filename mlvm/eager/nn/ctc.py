@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.rules import require
 from mlvm.eager.control.loops import scan
 from mlvm.eager.functions.arguments import integer, span, type_of
@@ -44,7 +44,7 @@ def ctc(
     and label_lengths: i[batch] -> f[batch], or f[] with "mean" or "sum". Raises `ShapeError` if the
     shapes do not fit; `PositionRefused` if a label is not one of the K classes, or `label_lengths`
     exceeds S; `DTypeError` if the predictions are not floats, or the others not integers;
-    `AttributeRefused` if `blank` is not one of the classes or the reduction is unknown.
+    `ArgumentError` if `blank` is not one of the classes or the reduction is unknown.
 
         >>> even = ml.log(ml.full((3, 1, 2), 0.5))
         >>> ml.exp(-ml.ctc(even, [[1]], [3], [1]))
@@ -62,7 +62,7 @@ def ctc(
         raise ShapeError("takes [time, batch, classes], labels [batch, S], and two lengths [batch]")
     time, n, classes = log_predictions.shape
     if not 0 <= number < classes:
-        raise AttributeRefused(f"blank is one of the {classes} classes, not {number}")
+        raise ArgumentError(f"blank is one of the {classes} classes, not {number}")
     size, count = labels.shape[1], 2 * labels.shape[1] + 1
     counts = expand_dims(label_lengths, axis=1)
     counts = where(op.less(counts, 0), size + 1, counts)  # which is refused, as too many are

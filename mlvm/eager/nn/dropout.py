@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlvm.core.errors import AttributeRefused, brief
+from mlvm.core.errors import ArgumentError, brief
 from mlvm.eager.functions import neural
 from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor.tensor import Tensor
@@ -13,7 +13,7 @@ class Dropout(Module):
     else by 0; otherwise return x itself (Srivastava et al., JMLR 15, 2014). Each call draws with
     `key`, or with the next global key.
 
-    x: f[...] -> f[...]. Raises `AttributeRefused` unless 0 <= rate < 1; `DTypeError` if x is not of
+    x: f[...] -> f[...]. Raises `ArgumentError` unless 0 <= rate < 1; `DTypeError` if x is not of
     floats.
 
         >>> ml.nn.Dropout(0.5).eval()(ml.ones(3))
@@ -22,7 +22,7 @@ class Dropout(Module):
 
     def __init__(self, rate: float) -> None:
         if not 0 <= rate < 1:
-            raise AttributeRefused(f"Dropout: rate must be in [0, 1), given {brief(rate)}")
+            raise ArgumentError(f"Dropout: rate must be in [0, 1), given {brief(rate)}")
         self.rate = float(rate)
 
     def __call__(self, x: Tensor, *, key: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from functools import partial, wraps
 from inspect import signature
 from typing import Any, Literal, TypeAlias
 
-from mlvm.core.errors import AttributeRefused, brief
+from mlvm.core.errors import ArgumentError, brief
 from mlvm.core.rules import is_real
 from mlvm.core.types import f32
 from mlvm.eager.functions import creation, elements, linalg, random, shapes
@@ -44,7 +44,7 @@ def _initialiser(fn: Callable[..., Tensor]) -> Callable[..., Any]:
             signature(fn).bind_partial(*args, **options)
         except TypeError as error:
             text = wrapper.hint(fn.__name__, args, options, signature(fn).parameters)
-            raise AttributeRefused(text or f"{fn.__name__}(): {error}") from None
+            raise ArgumentError(text or f"{fn.__name__}(): {error}") from None
         return partial(fn, *args, **options)
 
     return function
@@ -84,7 +84,7 @@ def constant(
     """Return the value everywhere; nothing is drawn.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative; `DTypeError` if `dtype` is
-    not a float; `AttributeRefused` if the value is not a number.
+    not a float; `ArgumentError` if the value is not a number.
 
         >>> ml.nn.Linear(2, 3, bias_init=ml.nn.init.constant(0.5)).bias
         Tensor([0.5, 0.5, 0.5], f32[3])
@@ -104,7 +104,7 @@ def normal(
     """Draw normal values of that mean and standard deviation.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
-    `DTypeError` if `dtype` is not a float; `AttributeRefused` if mean or std is not a number.
+    `DTypeError` if `dtype` is not a float; `ArgumentError` if mean or std is not a number.
 
         >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.normal(std=0.02)).kernel.type
         f32[2,3]
@@ -125,7 +125,7 @@ def uniform(
     """Draw uniform values, low <= x < high.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
-    `DTypeError` if `dtype` is not a float; `AttributeRefused` unless low < high.
+    `DTypeError` if `dtype` is not a float; `ArgumentError` unless low < high.
 
         >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.uniform(low=-0.1, high=0.1)).kernel.type
         f32[2,3]
@@ -149,7 +149,7 @@ def truncated_normal(
     are those of the result.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
-    `DTypeError` if `dtype` is not a float; `AttributeRefused` unless lower < upper or if mean or
+    `DTypeError` if `dtype` is not a float; `ArgumentError` unless lower < upper or if mean or
     std is not a number.
 
         >>> narrow = ml.nn.init.truncated_normal(std=0.02)
@@ -166,7 +166,7 @@ def lecun_normal(shape: Ints, *, key: Tensor | None = None, dtype: object = f32)
     default of layers.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
-    `DTypeError` if `dtype` is not a float; `AttributeRefused` if there are fewer than two axes.
+    `DTypeError` if `dtype` is not a float; `ArgumentError` if there are fewer than two axes.
 
         >>> ml.nn.init.lecun_normal((2, 3)).type
         f32[2,3]
@@ -179,7 +179,7 @@ def lecun_uniform(shape: Ints, *, key: Tensor | None = None, dtype: object = f32
     """Draw uniform values around 0 of variance 1 / fan in, as `lecun_normal`.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
-    `DTypeError` if `dtype` is not a float; `AttributeRefused` if there are fewer than two axes.
+    `DTypeError` if `dtype` is not a float; `ArgumentError` if there are fewer than two axes.
 
         >>> ml.nn.init.lecun_uniform((2, 3)).type
         f32[2,3]
@@ -195,7 +195,7 @@ def xavier_normal(
     2010); JAX's glorot_normal.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
-    `DTypeError` if `dtype` is not a float; `AttributeRefused` if there are fewer than two axes or
+    `DTypeError` if `dtype` is not a float; `ArgumentError` if there are fewer than two axes or
     the gain is not a number.
 
         >>> ml.nn.init.xavier_normal((2, 3)).type
@@ -212,7 +212,7 @@ def xavier_uniform(
     """Draw uniform values around 0 of the variance of `xavier_normal`; JAX's glorot_uniform.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
-    `DTypeError` if `dtype` is not a float; `AttributeRefused` if there are fewer than two axes or
+    `DTypeError` if `dtype` is not a float; `ArgumentError` if there are fewer than two axes or
     the gain is not a number.
 
         >>> ml.nn.init.xavier_uniform((2, 3)).type
@@ -235,7 +235,7 @@ def kaiming_normal(
     `relu`, or a `leaky_relu` of that slope (He et al., arXiv 1502.01852); JAX's he_normal.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
-    `DTypeError` if `dtype` is not a float; `AttributeRefused` if there are fewer than two axes, the
+    `DTypeError` if `dtype` is not a float; `ArgumentError` if there are fewer than two axes, the
     slope is not a number, or the mode is unknown.
 
         >>> ml.nn.Conv2d(3, 8, 3, kernel_init=ml.nn.init.kaiming_normal).kernel.type
@@ -257,7 +257,7 @@ def kaiming_uniform(
     """Draw uniform values around 0 of the variance of `kaiming_normal`; JAX's he_uniform.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
-    `DTypeError` if `dtype` is not a float; `AttributeRefused` if there are fewer than two axes, the
+    `DTypeError` if `dtype` is not a float; `ArgumentError` if there are fewer than two axes, the
     slope is not a number, or the mode is unknown.
 
         >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.kaiming_uniform(mode="fan_out")).kernel.type
@@ -276,7 +276,7 @@ def orthogonal(
     orthonormal.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
-    `DTypeError` if `dtype` is not a float; `AttributeRefused` if there are fewer than two axes or
+    `DTypeError` if `dtype` is not a float; `ArgumentError` if there are fewer than two axes or
     the gain is not a number.
 
         >>> q = ml.nn.init.orthogonal((3, 2))
@@ -297,16 +297,16 @@ def orthogonal(
 
 def _kaiming(shape: Ints, negative_slope: float, mode: str) -> float:
     if mode not in ("fan_in", "fan_out"):
-        raise AttributeRefused(f"mode is 'fan_in' or 'fan_out', not {mode!r}")
+        raise ArgumentError(f"mode is 'fan_in' or 'fan_out', not {mode!r}")
     fan = _fans(shape)[mode == "fan_out"]
     return 2 / ((1 + _number(negative_slope, "negative_slope") ** 2) * fan)
 
 
 def _kernel(shape: Ints) -> tuple[int, ...]:
-    """Return the shape. Raises `AttributeRefused` unless it is the shape of a kernel."""
+    """Return the shape. Raises `ArgumentError` unless it is the shape of a kernel."""
     lengths = integers(shape, "shape")
     if len(lengths) < 2:
-        raise AttributeRefused(
+        raise ArgumentError(
             f"a kernel has two axes or more, [*window, channels in, channels out], not {shape}"
         )
     return lengths
@@ -343,7 +343,7 @@ def _moved(x: Tensor, mean: float, std: float) -> Tensor:
 
 def _number(value: Any, name: str) -> float:
     if not is_real(value):
-        raise AttributeRefused(f"{name} is a number, not {brief(value)}")
+        raise ArgumentError(f"{name} is a number, not {brief(value)}")
     return float(value)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.types import f32
 from mlvm.eager.functions import contraction, neural, shapes
 from mlvm.eager.nn.module import Module
@@ -20,7 +20,7 @@ class Linear(Module):
     normal, the bias zero; `kernel_init` and `bias_init` replace them: see `ml.nn.init`.
 
     Raises `ShapeError` if x has other features; `DTypeError` if x is wider than half-precision
-    weights; `AttributeRefused` if a size is below 1.
+    weights; `ArgumentError` if a size is below 1.
 
         >>> layer = ml.nn.Linear(3, 2)
         >>> layer(ml.ones((5, 3))).type
@@ -44,7 +44,7 @@ class Linear(Module):
     ) -> None:
         shape = sizes("Linear", in_features=in_features, out_features=out_features)
         if axis not in (-1, -2):
-            raise AttributeRefused(f"Linear: axis must be -1 or -2, given {axis!r}")
+            raise ArgumentError(f"Linear: axis must be -1 or -2, given {axis!r}")
         self.axis = axis
         self.kernel = kernel_of("Linear", kernel_init, shape, shape[0], key, dtype)
         self.bias = bias_of("Linear", bias_init, shape[1], key, dtype) if bias else None
@@ -71,7 +71,7 @@ class Bilinear(Module):
     replace them: see `ml.nn.init`.
 
     Raises `ShapeError` if x has other features; `DTypeError` if x is wider than half-precision
-    weights; `AttributeRefused` if a size is below 1.
+    weights; `ArgumentError` if a size is below 1.
 
         >>> ml.nn.Bilinear(3, 4, 2)(ml.ones((5, 3)), ml.ones((5, 4))).type
         f32[5,2]
@@ -120,7 +120,7 @@ class Embedding(Module):
     the last row.
 
     Raises `OperandValueError` if an integer is out of range; `DTypeError` if the indices are not
-    integers; `AttributeRefused` if a size is below 1.
+    integers; `ArgumentError` if a size is below 1.
 
         >>> ml.nn.Embedding(10, 4)(ml.asarray([[1, 2, 3]])).type
         f32[1,3,4]
@@ -154,7 +154,7 @@ class EmbeddingBag(Embedding):
     offsets i[B] -> [B, features]. The rows are normal of variance 1 / features.
 
     Raises `PositionRefused` if an integer is out of range; `ShapeError` if the shapes do not fit;
-    `DTypeError` if the indices are not integers; `AttributeRefused` if a size is below 1 or
+    `DTypeError` if the indices are not integers; `ArgumentError` if a size is below 1 or
     `embedding_bag` refuses the arguments.
 
         >>> ml.nn.EmbeddingBag(10, 4)(ml.asarray([[1, 2, 3]])).type

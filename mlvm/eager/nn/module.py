@@ -115,7 +115,7 @@ class Module(Node):
         a part selects all in it: "blocks_*/mlp". A tensor that occurs twice in the model is frozen
         in both places. `training` does not change. Make an optimizer after this, not before.
 
-        Raises `AttributeRefused` if `where` matches none or it matches only some tensors of a dict.
+        Raises `ArgumentError` if `where` matches none or it matches only some tensors of a dict.
 
             >>> model = ml.nn.Sequential(ml.nn.Linear(2, 3), ml.nn.Linear(3, 1))
             >>> list(model.freeze("layers_0").named_parameters()), len(model.state())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mlvm.core.errors import AttributeRefused, ShapeError, brief
+from mlvm.core.errors import ArgumentError, ShapeError, brief
 from mlvm.core.types import DType, f32
 from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.elements import astype, stop_gradient
@@ -21,7 +21,7 @@ class LayerNorm(Module):
     et al., arXiv 1607.06450). The scale starts at one, the bias at zero.
 
     [..., features] -> the same. Raises `ShapeError` if x has other features; `DTypeError` if x is
-    not of floats, or is wider than half-precision weights; `AttributeRefused` if `features` is
+    not of floats, or is wider than half-precision weights; `ArgumentError` if `features` is
     below 1 or unless eps > 0.
 
         >>> ml.nn.LayerNorm(3)(ml.asarray([[1.0, 2.0, 3.0]]))
@@ -46,7 +46,7 @@ class RMSNorm(Module):
     Sennrich, arXiv 1910.07467). The scale starts at one.
 
     [..., features] -> the same. Raises `ShapeError` if x has other features; `DTypeError` if an
-    operand is bool; `AttributeRefused` if `features` is below 1 or unless eps > 0.
+    operand is bool; `ArgumentError` if `features` is below 1 or unless eps > 0.
 
         >>> ml.nn.RMSNorm(2)(ml.asarray([[1.0, 1.0]]))
         Tensor([[0.9999995, 0.9999995]], f32[1,2])
@@ -70,7 +70,7 @@ class GroupNorm(Module):
     same. `groups` divides `channels`; with one group for each channel it is an `InstanceNorm`. The
     scale starts at one, the bias at zero.
 
-    Raises `ShapeError` if x has other channels or fewer than two axes; `AttributeRefused` unless
+    Raises `ShapeError` if x has other channels or fewer than two axes; `ArgumentError` unless
     groups divide the channels and eps > 0.
 
         >>> ml.nn.GroupNorm(2, 4)(ml.ones((1, 3, 3, 4))).type
@@ -86,7 +86,7 @@ class GroupNorm(Module):
         shape, self.eps, kind = _checked(type(self).__name__, channels, eps, dtype, "channels")
         [self.groups] = sizes("GroupNorm", groups=groups)
         if shape[0] % self.groups:
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"GroupNorm: groups must divide channels, given {self.groups} of {shape[0]}"
             )
         self.scale = creation.ones(shape, dtype=kind)
@@ -121,7 +121,7 @@ class InstanceNorm(GroupNorm):
     each channel (Ulyanov et al., arXiv 1607.08022). It is PyTorch's InstanceNorm1d, 2d and 3d for
     channels last. The scale starts at one, the bias at zero.
 
-    Raises `ShapeError` if x has other channels or fewer than two axes; `AttributeRefused` unless
+    Raises `ShapeError` if x has other channels or fewer than two axes; `ArgumentError` unless
     eps > 0.
 
         >>> ml.nn.InstanceNorm(4)(ml.ones((1, 3, 3, 4))).type
@@ -143,7 +143,7 @@ class BatchNorm(Module):
     half-precision weights.
 
     Raises `ShapeError` if x has other channels or a channel has one value while `training`;
-    `DTypeError` if an operand is complex; `AttributeRefused` if `channels` is below 1, or momentum
+    `DTypeError` if an operand is complex; `ArgumentError` if `channels` is below 1, or momentum
     or eps is out of range.
 
         >>> ml.nn.BatchNorm(3)(ml.ones((8, 3))).type
@@ -160,9 +160,7 @@ class BatchNorm(Module):
     ) -> None:
         shape, self.eps, kind = _checked("BatchNorm", channels, eps, dtype, "channels")
         if not 0 <= momentum <= 1:
-            raise AttributeRefused(
-                f"BatchNorm: momentum must be in [0, 1], given {brief(momentum)}"
-            )
+            raise ArgumentError(f"BatchNorm: momentum must be in [0, 1], given {brief(momentum)}")
         self.momentum = float(momentum)
         self.scale = creation.ones(shape, dtype=kind)
         self.bias = creation.zeros(shape, dtype=kind)
@@ -207,11 +205,11 @@ def _rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 def _checked(
     layer: str, features: int, eps: float, dtype: object, name: str = "features"
 ) -> tuple[tuple[int, ...], float, DType]:
-    """Check and return the shape of a scale, eps and dtype. Raises `AttributeRefused` or
+    """Check and return the shape of a scale, eps and dtype. Raises `ArgumentError` or
     `DTypeError`."""
     shape = sizes(layer, **{name: features})
     if not eps > 0:
-        raise AttributeRefused(f"{layer}: eps must be positive, given {eps}")
+        raise ArgumentError(f"{layer}: eps must be positive, given {eps}")
     return shape, eps, require_float(layer, dtype)
 
 

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ShapeError, brief
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions import creation, random
 from mlvm.eager.functions.arguments import Ints, each_of
@@ -107,19 +107,19 @@ def biased(y: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def sizes(layer: str, **sizes: object) -> tuple[int, ...]:
-    """Return the sizes as ints. Raises `AttributeRefused` if one is not an integer >= 1."""
+    """Return the sizes as ints. Raises `ArgumentError` if one is not an integer >= 1."""
     for name, size in sizes.items():
         if not _size(size):
-            raise AttributeRefused(f"{layer}: {name} must be an integer >= 1, given {size!r}")
+            raise ArgumentError(f"{layer}: {name} must be an integer >= 1, given {size!r}")
     return tuple(map(_size, sizes.values()))
 
 
 def window_of(layer: str, name: str, value: Ints, axes: int) -> tuple[int, ...]:
-    """Return an int >= 1 for each axis; a single int is repeated. Raises `AttributeRefused` if
+    """Return an int >= 1 for each axis; a single int is repeated. Raises `ArgumentError` if
     there are others."""
     try:
         return each_of(value, axes, name)
-    except AttributeRefused as error:
+    except ArgumentError as error:
         raise error.at(layer, ()) from None
 
 
@@ -133,11 +133,11 @@ def _size(value: Any) -> int:
 
 def checked_padding(layer: str, padding: Any, axes: int) -> Any:
     """Return the padding: "SAME", "VALID", (before, after) of a sequence, or one such pair for each
-    axis. Raises `AttributeRefused` if it is none of these."""
+    axis. Raises `ArgumentError` if it is none of these."""
     if padding in ("SAME", "VALID"):
         return padding
     try:
         sides = numbers_of(padding, axes)
-    except AttributeRefused as error:
+    except ArgumentError as error:
         raise error.at(layer, ()) from None
     return sides[0] if axes == 1 else sides

@@ -44,7 +44,7 @@ class MaxPool1d(_Pool):
     """The largest element of each window of f[N, L, C]; see `max_pool1d`.
 
     f[N, L, C] -> f[N, OL, C]. Raises `ShapeError` if x has another number of axes, or the window is
-    larger than the padded sequence; `DTypeError` if x is not of floats; `AttributeRefused` if the
+    larger than the padded sequence; `DTypeError` if x is not of floats; `ArgumentError` if the
     window, stride, padding or dilation is invalid.
 
         >>> ml.nn.MaxPool1d(2)(ml.ones((1, 4, 3))).type
@@ -59,7 +59,7 @@ class MaxPool2d(_Pool):
     """The largest element of each window of f[N, H, W, C]; see `max_pool2d`.
 
     f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` if x has another number of axes, or the
-    window is larger than the padded image; `DTypeError` if x is not of floats; `AttributeRefused`
+    window is larger than the padded image; `DTypeError` if x is not of floats; `ArgumentError`
     if the window, stride, padding or dilation is invalid.
 
         >>> ml.nn.MaxPool2d(2)(ml.ones((1, 4, 4, 3))).type
@@ -75,7 +75,7 @@ class MaxPool3d(_Pool):
 
     f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `ShapeError` if x has another number of axes, or
     the window is larger than the padded volume; `DTypeError` if x is not of floats;
-    `AttributeRefused` if the window, stride, padding or dilation is invalid.
+    `ArgumentError` if the window, stride, padding or dilation is invalid.
 
         >>> ml.nn.MaxPool3d(2)(ml.ones((1, 4, 4, 4, 3))).type
         f32[1,2,2,2,3]
@@ -89,7 +89,7 @@ class AvgPool1d(_Pool):
     """The mean of each window of f[N, L, C]; padding counts as zeros; see `avg_pool1d`.
 
     f[N, L, C] -> f[N, OL, C]. Raises `ShapeError` if x has another number of axes, or the window is
-    larger than the padded sequence; `DTypeError` if x is not of floats; `AttributeRefused` if the
+    larger than the padded sequence; `DTypeError` if x is not of floats; `ArgumentError` if the
     window, stride, padding or dilation is invalid.
 
         >>> ml.nn.AvgPool1d(2)(ml.ones((1, 4, 3))).type
@@ -104,7 +104,7 @@ class AvgPool2d(_Pool):
     """The mean of each window of f[N, H, W, C]; padding counts as zeros; see `avg_pool2d`.
 
     f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` if x has another number of axes, or the
-    window is larger than the padded image; `DTypeError` if x is not of floats; `AttributeRefused`
+    window is larger than the padded image; `DTypeError` if x is not of floats; `ArgumentError`
     if the window, stride, padding or dilation is invalid.
 
         >>> ml.nn.AvgPool2d(2)(ml.ones((1, 4, 4, 3))).type
@@ -120,7 +120,7 @@ class AvgPool3d(_Pool):
 
     f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `ShapeError` if x has another number of axes, or
     the window is larger than the padded volume; `DTypeError` if x is not of floats;
-    `AttributeRefused` if the window, stride, padding or dilation is invalid.
+    `ArgumentError` if the window, stride, padding or dilation is invalid.
 
         >>> ml.nn.AvgPool3d(2)(ml.ones((1, 4, 4, 4, 3))).type
         f32[1,2,2,2,3]
@@ -147,7 +147,7 @@ class AdaptiveAvgPool(_AdaptivePool):
     see `adaptive_avg_pool`. It is PyTorch's AdaptiveAvgPool1d, 2d and 3d.
 
     f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has no
-    places; `AttributeRefused` if a size is below 1 or the number of sizes is not that of axes;
+    places; `ArgumentError` if a size is below 1 or the number of sizes is not that of axes;
     `DTypeError` if x is not of floats.
 
         >>> ml.nn.AdaptiveAvgPool(2)(ml.ones((1, 5, 7, 3))).type
@@ -162,7 +162,7 @@ class AdaptiveMaxPool(_AdaptivePool):
     cover x; see `adaptive_max_pool`. It is PyTorch's AdaptiveMaxPool1d, 2d and 3d.
 
     f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has no
-    places; `AttributeRefused` if a size is below 1 or the number of sizes is not that of axes;
+    places; `ArgumentError` if a size is below 1 or the number of sizes is not that of axes;
     `DTypeError` if x is not of floats.
 
         >>> ml.nn.AdaptiveMaxPool(2)(ml.ones((1, 5, 7, 3))).type

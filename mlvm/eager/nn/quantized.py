@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType, f32, i8
 from mlvm.eager.functions import elements, quantization, shapes
 from mlvm.eager.nn.linear import Embedding, Linear
@@ -116,7 +116,7 @@ def quantize(
     classes. `quantization_errors` measures the error, and lists the layers that were not quantised.
 
     Raises `DTypeError` if `dtype` is not a few-bit or 8-bit type; `ShapeError` if groups do not
-    fill rows; `AttributeRefused` if no Linear matches, `group` is not a number of elements, or
+    fill rows; `ArgumentError` if no Linear matches, `group` is not a number of elements, or
     `dynamic` is combined with groups.
 
         >>> model = ml.nn.Sequential(ml.nn.Linear(64, 32), ml.gelu, ml.nn.Linear(32, 4))
@@ -125,15 +125,15 @@ def quantize(
         (i4[32,64], (1, 4))
     """
     if dynamic and (group is not None or quantization.require_quantized(dtype) is not i8):
-        raise AttributeRefused("dynamic is for i8 with one scale a row: leave out group")
+        raise ArgumentError("dynamic is for i8 with one scale a row: leave out group")
     if not isinstance(model, (Module, list, tuple, dict)):
-        raise AttributeRefused(f"takes a Module, or several, not {brief(model)}")
+        raise ArgumentError(f"takes a Module, or several, not {brief(model)}")
     if group is not None and (type(group) is not int or group < 1):
-        raise AttributeRefused(f"group is an int, how many elements a scale is for, not {group!r}")
+        raise ArgumentError(f"group is an int, how many elements a scale is for, not {group!r}")
     layers = dict(_linear_layers(model))
     if not layers:
         classes = dict.fromkeys(each.layer for each in _unquantized(model))
-        raise AttributeRefused(_no_linear([*classes]))
+        raise ArgumentError(_no_linear([*classes]))
     chosen = {
         id(layer): path
         for path, layer in layers.items()
@@ -257,7 +257,7 @@ def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> Quant
     model, so that no error is counted twice. The table also lists the layers that were not
     quantised, their bytes, and why.
 
-    Raises `AttributeRefused` if `quantized` was not made from the model by `quantize`.
+    Raises `ArgumentError` if `quantized` was not made from the model by `quantize`.
 
         >>> model = ml.nn.Linear(64, 4)
         >>> ml.quantization_errors(model, ml.quantize(model, "i8"), ml.ones((1, 64))).rows[0].weight
@@ -268,7 +268,7 @@ def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> Quant
         if isinstance(layer, QuantizedLinear) and path in before:
             pairs[path] = (before[path], layer)
     if not pairs:
-        raise AttributeRefused("quantization_errors takes a model and what quantize made of it")
+        raise ArgumentError("quantization_errors takes a model and what quantize made of it")
     compared = {id(layer): _Compared(layer, other) for layer, other in pairs.values()}
     if inputs:
         chosen = {id(layer): path for path, (layer, _) in pairs.items()}

@@ -160,7 +160,7 @@ class RNNCell(_Cell):
     Structure in Time, Cognitive Science 14, 1990).
 
     f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
-    or `DTypeError` for others, `AttributeRefused` for a size below 1.
+    or `DTypeError` for others, `ArgumentError` for a size below 1.
 
         >>> ml.nn.RNNCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
         f32[2,8]
@@ -204,7 +204,7 @@ class LSTMCell(_Cell):
         h' = sigmoid(o) tanh(c')
 
     f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
-    or `DTypeError` for others, `AttributeRefused` for a size below 1.
+    or `DTypeError` for others, `ArgumentError` for a size below 1.
 
         >>> h, c = ml.nn.LSTMCell(4, 8)(ml.ones((2, 4)), (ml.zeros((2, 8)), ml.zeros((2, 8))))
         >>> h.type
@@ -228,7 +228,7 @@ class GRUCell(_Cell):
         h' = (1 - z) n + z h
 
     f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
-    or `DTypeError` for others, `AttributeRefused` for a size below 1.
+    or `DTypeError` for others, `ArgumentError` for a size below 1.
 
         >>> ml.nn.GRUCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
         f32[2,8]
@@ -364,7 +364,7 @@ class RNN(_Recurrent):
 
     f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
     f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` if the operands are of other
-    types; `DTypeError` if an operand is complex; `AttributeRefused` if a size or number is below 1,
+    types; `DTypeError` if an operand is complex; `ArgumentError` if a size or number is below 1,
     or the rate is not in [0, 1).
 
         >>> outputs, h = ml.nn.RNN(4, 8)(ml.ones((5, 2, 4)))
@@ -415,7 +415,7 @@ class LSTM(_Recurrent):
 
     f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
     f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` if the operands are of other
-    types; `DTypeError` if an operand is complex; `AttributeRefused` if a size or number is below 1,
+    types; `DTypeError` if an operand is complex; `ArgumentError` if a size or number is below 1,
     or the rate is not in [0, 1).
 
         >>> outputs, (h, c) = ml.nn.LSTM(4, 8)(ml.ones((5, 2, 4)))
@@ -436,7 +436,7 @@ class GRU(_Recurrent):
 
     f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
     f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` if the operands are of other
-    types; `DTypeError` if an operand is complex; `AttributeRefused` if a size or number is below 1,
+    types; `DTypeError` if an operand is complex; `ArgumentError` if a size or number is below 1,
     or the rate is not in [0, 1).
 
         >>> outputs, h = ml.nn.GRU(4, 8)(ml.ones((5, 2, 4)))

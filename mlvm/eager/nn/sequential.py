@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, overload
 
-from mlvm.core.errors import AttributeRefused, IndexRefused
+from mlvm.core.errors import ArgumentError, IndexRefused
 from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -34,7 +34,7 @@ class Sequential(Module):
     def _set(self, layers: tuple[Any, ...]) -> None:
         for i, layer in enumerate(layers):
             if not callable(layer):
-                raise AttributeRefused(
+                raise ArgumentError(
                     f"Sequential: layer {i} must be callable, given a {type(layer).__name__}"
                 )
         self.layers = layers

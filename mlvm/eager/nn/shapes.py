@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.eager.functions import images
 from mlvm.eager.functions.arguments import Ints, integer
 from mlvm.eager.functions.images import Mode
@@ -19,7 +19,7 @@ class Upsample(Module):
     """Resizing of x to a `size`, or by `scale`: f[N, ..., C] -> f[N, *size, C]; see `interpolate`,
     also for the modes.
 
-    Raises `ShapeError` if x has fewer than three axes or x has no places; `AttributeRefused` unless
+    Raises `ShapeError` if x has fewer than three axes or x has no places; `ArgumentError` unless
     one of size and scale is given, if it is invalid, or the mode is unknown; `DTypeError` if x is
     not of floats.
 
@@ -36,7 +36,7 @@ class Upsample(Module):
         align_corners: bool = False,
     ) -> None:
         if (size is None) == (scale is None):
-            raise AttributeRefused("Upsample: give either a size or a scale")
+            raise ArgumentError("Upsample: give either a size or a scale")
         self.size, self.scale = size, scale
         self.mode, self.align_corners = mode, align_corners
 
@@ -51,7 +51,7 @@ class PixelShuffle(Module):
     `pixel_shuffle`.
 
     Raises `ShapeError` if x has another number of axes or r^2 does not divide the channels;
-    `AttributeRefused` if the factor is below 1.
+    `ArgumentError` if the factor is below 1.
 
         >>> ml.nn.PixelShuffle(2)(ml.ones((1, 4, 4, 12))).type
         f32[1,8,8,3]
@@ -69,7 +69,7 @@ class PixelUnshuffle(PixelShuffle):
     `pixel_unshuffle`.
 
     Raises `ShapeError` if x has another number of axes, or r does not divide height and width;
-    `AttributeRefused` if the factor is below 1.
+    `ArgumentError` if the factor is below 1.
 
         >>> ml.nn.PixelUnshuffle(2)(ml.ones((1, 8, 8, 3))).type
         f32[1,4,4,12]
@@ -83,7 +83,7 @@ class Flatten(Module):
     """Merge the axes from `start` on, in row-major order: [N, ...] -> [N, n]. Channels vary fastest
     in the result; in PyTorch, places do.
 
-    Raises `ShapeError` if x has fewer than `start` axes; `AttributeRefused` if `start` is below 0.
+    Raises `ShapeError` if x has fewer than `start` axes; `ArgumentError` if `start` is below 0.
 
         >>> ml.nn.Flatten()(ml.ones((2, 4, 4, 3))).type
         f32[2,48]
@@ -92,7 +92,7 @@ class Flatten(Module):
     def __init__(self, start: int = 1) -> None:
         self.start = integer(start, "Flatten: start")
         if self.start < 0:
-            raise AttributeRefused(f"Flatten: start is an int >= 0, not {self.start}")
+            raise ArgumentError(f"Flatten: start is an int >= 0, not {self.start}")
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.ndim < self.start:

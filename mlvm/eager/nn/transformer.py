@@ -105,7 +105,7 @@ class TransformerEncoderLayer(_TransformerLayer):
     that is, with a cache of `layer.init_cache(batch, max_length)`.
 
     f[batch, time, embed_dim] -> the same. Raises `ShapeError` if the features or axes do not fit;
-    `DTypeError` if an operand is complex; `AttributeRefused` if a size is below 1 or unless
+    `DTypeError` if an operand is complex; `ArgumentError` if a size is below 1 or unless
     `num_heads` divides `embed_dim`.
 
         >>> ml.nn.TransformerEncoderLayer(16, 4)(ml.ones((2, 5, 16))).type
@@ -140,7 +140,7 @@ class TransformerDecoderLayer(_TransformerLayer):
 
     f[batch, time, embed_dim] and f[batch, length, memory_dim] -> f[batch, time, embed_dim]. Raises
     `ShapeError` if the features or axes do not fit; `DTypeError` if an operand is complex;
-    `AttributeRefused` if a size is below 1 or unless `num_heads` divides `embed_dim`.
+    `ArgumentError` if a size is below 1 or unless `num_heads` divides `embed_dim`.
 
         >>> layer = ml.nn.TransformerDecoderLayer(16, 4)
         >>> layer(ml.ones((2, 5, 16)), ml.ones((2, 7, 16))).type

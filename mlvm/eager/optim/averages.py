@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from mlvm.core.errors import AttributeRefused, GradientError
+from mlvm.core.errors import ArgumentError, GradientError
 from mlvm.core.types import TensorType, f32
 from mlvm.eager.control.branches import cond
 from mlvm.eager.functions import creation, elements
@@ -46,7 +46,7 @@ class EMA:
     that the initial weights decay fast. Averages of half-precision parameters are f32. Buffers are
     not averaged. `count`, f32[], is the number of updates; it lies beside the first parameter.
 
-    Raises `AttributeRefused` unless 0 <= decay < 1 or if the model is sharded over a group.
+    Raises `ArgumentError` unless 0 <= decay < 1 or if the model is sharded over a group.
 
         >>> w = ml.zeros(2)
         >>> average = ml.optim.EMA({"w": w}, 0.75)
@@ -65,9 +65,9 @@ class EMA:
         self._is_swapped = False
         parameters = self._params()
         if not parameters:
-            raise AttributeRefused("EMA: there are no parameters to average")
+            raise ArgumentError("EMA: there are no parameters to average")
         if is_in_parts(params):
-            raise AttributeRefused(
+            raise ArgumentError(
                 "EMA: the weights are kept in parts; average them with shard='optimizer'"
             )
         self._types = {path: x.type for path, x in parameters.items()}
@@ -78,7 +78,7 @@ class EMA:
 
     def update(self) -> None:
         """Take the parameters as they are now into the averages. Raises as `Optimizer.update` does
-        for parameters of other paths or types, `AttributeRefused` inside `swapped()`, and
+        for parameters of other paths or types, `ArgumentError` inside `swapped()`, and
         `GradientError` inside a differentiated function."""
         params = self._checked("update")
         part: float | Tensor = 1 - self.decay
@@ -123,7 +123,7 @@ class EMA:
         params = self._params()
         require_types(self._types, {path: x.type for path, x in params.items()}, "parameter")
         if self._is_swapped:
-            raise AttributeRefused(f"EMA.{where}: inside swapped() the parameters are the averages")
+            raise ArgumentError(f"EMA.{where}: inside swapped() the parameters are the averages")
         if current_tape.get() is not None:
             raise GradientError(f"EMA.{where}: call it outside of the differentiated function")
         return params
@@ -148,7 +148,7 @@ class MultiSteps:
     The sums of gradients are allocated in the arenas of the parameters. `count`, f32[], is the
     number of gradients in them. A step with it may be captured: the program decides when to update.
 
-    Raises `AttributeRefused` unless `every` is an int from 1 to 2**24.
+    Raises `ArgumentError` unless `every` is an int from 1 to 2**24.
 
         >>> w = ml.zeros(2)
         >>> optimizer = ml.optim.MultiSteps(ml.optim.SGD({"w": w}, 1.0), 2)
@@ -160,7 +160,7 @@ class MultiSteps:
 
     def __init__(self, optimizer: Optimizer, every: int) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise AttributeRefused(f"MultiSteps: it takes an optimizer, not {kind_of(optimizer)}")
+            raise ArgumentError(f"MultiSteps: it takes an optimizer, not {kind_of(optimizer)}")
         self.optimizer = optimizer
         self.every = checked("MultiSteps", "every", every, Count)
         params, layout = optimizer._params, optimizer._layout

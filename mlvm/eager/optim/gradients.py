@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Any, Final
 
-from mlvm.core.errors import AttributeRefused, DTypeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, brief
 from mlvm.core.types import f32
 from mlvm.eager.control.branches import cond
 from mlvm.eager.functions import creation, elements
@@ -88,16 +88,16 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
     """Scale a tree by max_norm / global_norm(grads) if that is below 1 (Pascanu et al., arXiv
     1211.5063).
 
-    The gradients: float tensors of any shapes, and so is the result. Raises `AttributeRefused`
+    The gradients: float tensors of any shapes, and so is the result. Raises `ArgumentError`
     unless max_norm > 0, or if `model.parameters()` is passed for gradients.
 
         >>> ml.optim.clip_by_global_norm({"w": ml.asarray([3.0, 4.0])}, 1.0)["w"]
         Tensor([0.6, 0.8], f32[2])
     """
     if not number_in("clip_by_global_norm", "max_norm", max_norm, 0):
-        raise AttributeRefused("clip_by_global_norm: max_norm must be positive, given 0")
+        raise ArgumentError("clip_by_global_norm: max_norm must be positive, given 0")
     if isinstance(grads, dict) and any(isinstance(name, Name) for name in grads):
-        raise AttributeRefused(
+        raise ArgumentError(
             "clip_by_global_norm: these are parameters; write grads = clip_by_global_norm(grads, "
             "1.0) with what ml.grad returns: it gives others, and changes none"
         )
@@ -128,7 +128,7 @@ class LossScale:
     tensors in the current arena, so a captured step can update them. The factor stays within 1 and
     2**126. If initial value and factors are powers of two, it rounds nothing.
 
-    Raises `AttributeRefused` unless init_scale >= 1, growth_factor > 1, 0 < backoff_factor < 1 and
+    Raises `ArgumentError` unless init_scale >= 1, growth_factor > 1, 0 < backoff_factor < 1 and
     growth_interval is an int from 1 to 2**24.
 
         >>> scale, w = ml.optim.LossScale(8.0), ml.asarray([3.0])
@@ -150,13 +150,13 @@ class LossScale:
         self.growth_factor = number_in("LossScale", "growth_factor", growth_factor, 1)
         self.backoff_factor = number_in("LossScale", "backoff_factor", backoff_factor, 0, 1)
         if type(growth_interval) is not int or not 1 <= growth_interval <= _MOST_INTERVAL:
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"LossScale: growth_interval must be an int from 1 to {_MOST_INTERVAL}, "
                 f"given {growth_interval!r}"
             )
         self.growth_interval = growth_interval
         if self.growth_factor == 1 or not self.backoff_factor:
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"LossScale: growth_factor must be above 1, and backoff_factor above 0, "
                 f"given {growth_factor} and {backoff_factor}"
             )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_type_hints
 from typing_extensions import dataclass_transform
 
 from mlvm.arena.arena import set_name
-from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError, PathError
+from mlvm.core.errors import ArgumentError, DTypeError, GradientError, HandleError, PathError
 from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import Positive, checked
@@ -167,7 +167,7 @@ class Optimizer(_OfFields):
 
     `groups` has the given groups, and a last one of all other parameters. Hyperparameters may be
     assigned, to the optimizer or to a group; a captured function retraces at most once for each.
-    Assigning an unknown one raises `AttributeRefused`.
+    Assigning an unknown one raises `ArgumentError`.
 
     In a step of `ml.parallel.data_parallel(..., shard=...)` each member's optimizer keeps the state
     of that member's part of the parameters. With "all" the member keeps only that part of them.
@@ -177,7 +177,7 @@ class Optimizer(_OfFields):
     too, or a function of path and parameter, as in `Module.freeze`. `where` is such a pattern or
     function, too: the optimizer updates only these parameters, and ignores the gradients of others.
 
-    Raises `AttributeRefused` if a hyperparameter is unknown or out of range, or a group has no
+    Raises `ArgumentError` if a hyperparameter is unknown or out of range, or a group has no
     parameters; `DTypeError` if there are no parameters, or some are not f32 or f64; `HandleError`
     if they are on several VMs.
 
@@ -208,7 +208,7 @@ class Optimizer(_OfFields):
         groups."""
         try:
             vars(self).update(self._checked_options(options, options))
-        except AttributeRefused as error:
+        except ArgumentError as error:
             error.__traceback__ = None  # what is wrong is the caller's line
             raise
         self._options = tuple(options)
@@ -253,7 +253,7 @@ class Optimizer(_OfFields):
     @staticmethod
     def _hold(params: Tree, whole_needed_by: str | None) -> Whole:
         """Return the layout of the parameters: whole, or sharded by a function that `ml.parallel`
-        puts here. That one raises `AttributeRefused` if an optimizer of that name needs whole
+        puts here. That one raises `ArgumentError` if an optimizer of that name needs whole
         parameters."""
         return Whole()
 
@@ -275,7 +275,7 @@ class Optimizer(_OfFields):
                 raise _unknown(f"{self._name}: the group {which!r}", unknown[0], kinds)
             paths = tuple([path for path, x in rest.items() if fits(which, path, x)])
             if not paths:
-                raise AttributeRefused(
+                raise ArgumentError(
                     f"{self._name}: no parameter is in the group {which!r}; "
                     f"left to be in one are: {', '.join(rest) or 'none'}"
                 )
@@ -319,7 +319,7 @@ class Optimizer(_OfFields):
         Everything is checked before the first write. Raises `PathError` if the gradients have
         another structure; `DTypeError` or `ShapeError` if one has another type, or a parameter was
         replaced in the tree; `StaleTensor` if one has ended; `HandleError` if the current arena is
-        on another VM; `GradientError` inside a differentiated function; `AttributeRefused` if a
+        on another VM; `GradientError` inside a differentiated function; `ArgumentError` if a
         hyperparameter needs state that was not created. `ArenaOverflow` in the middle leaves the
         later parameters unchanged.
         """
@@ -345,7 +345,7 @@ class Optimizer(_OfFields):
 
     def _states(self, hypers: Sequence[Any]) -> dict[str, Tensors]:
         """Return the state of each parameter that its hyperparameters need. Raises
-        `AttributeRefused` if some was not created."""
+        `ArgumentError` if some was not created."""
         states: dict[str, Tensors] = {}
         for group, hyper in zip(self.groups, hypers, strict=True):
             names: dict[TensorType, list[str]] = {}
@@ -355,7 +355,7 @@ class Optimizer(_OfFields):
                     names[type] = [*self._state_types(hyper, type)]
                 for name in names[type]:
                     if path not in self._state.get(name, ()):
-                        raise AttributeRefused(
+                        raise ArgumentError(
                             f"{self._name}: there is no {name!r} for {path!r}, as its "
                             f"hyperparameters took none when this was made; make another one"
                         )
@@ -407,7 +407,7 @@ class Optimizer(_OfFields):
     # --- what a rule says ----------------------------------------------------------------
 
     def _require(self, hyper: Any) -> None:
-        """Raise `AttributeRefused` for hyperparameters that may not be together."""
+        """Raise `ArgumentError` for hyperparameters that may not be together."""
 
     _by_element: ClassVar[bool] = True
     """True if an element's update depends on its own gradient and state alone, so that parameters
@@ -512,10 +512,8 @@ def zeros_beside(x: Tensor, type: TensorType) -> Tensor:
         return creation.zeros(type.shape, dtype=type.dtype)
 
 
-def _unknown(where: str, name: str, names: Iterable[str]) -> AttributeRefused:
-    return AttributeRefused(
-        f"{where} has no hyperparameter {name!r}; there are: {', '.join(names)}"
-    )
+def _unknown(where: str, name: str, names: Iterable[str]) -> ArgumentError:
+    return ArgumentError(f"{where} has no hyperparameter {name!r}; there are: {', '.join(names)}")
 
 
 def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:

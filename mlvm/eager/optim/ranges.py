@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Final, TypeAlias, get_args
 
-from mlvm.core.errors import AttributeRefused, brief
+from mlvm.core.errors import ArgumentError, brief
 
 Fraction: TypeAlias = Annotated[float, (0, 1)]
 """A number in [0, 1)."""
@@ -23,30 +23,30 @@ PAIR: Final = tuple[Fraction, Fraction]
 
 
 def number_in(where: str, name: str, value: Any, low: float, below: float = math.inf) -> float:
-    """Return the value as a float. Raises `AttributeRefused` unless low <= value < below, or if it
+    """Return the value as a float. Raises `ArgumentError` unless low <= value < below, or if it
     is text."""
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not low <= number < below:
-        raise AttributeRefused(f"{where}: {name} must be in [{low}, {below}), given {brief(value)}")
+        raise ArgumentError(f"{where}: {name} must be in [{low}, {below}), given {brief(value)}")
     return number
 
 
 def checked(where: str, name: str, value: Any, kind: Any) -> Any:
     """Return the value of a field of that kind: a `Fraction`, a `Positive`, a pair of those, a
-    `Count`, or a bool. Raises `AttributeRefused` if it is another."""
+    `Count`, or a bool. Raises `ArgumentError` if it is another."""
     if kind is bool:
         if not isinstance(value, bool):
-            raise AttributeRefused(f"{where}: {name} must be True or False, given {value!r}")
+            raise ArgumentError(f"{where}: {name} must be True or False, given {value!r}")
         return value
     if kind == PAIR:
         if not isinstance(value, (tuple, list)) or len(value) != 2:
-            raise AttributeRefused(f"{where}: {name} must be two numbers, given {value!r}")
+            raise ArgumentError(f"{where}: {name} must be two numbers, given {value!r}")
         pair = zip(value, get_args(kind), strict=True)
         return tuple([checked(where, f"{name}[{i}]", x, each) for i, (x, each) in enumerate(pair)])
     if kind == Count and type(value) is not int:
-        raise AttributeRefused(f"{where}: {name} must be an int, given {brief(value)}")
+        raise ArgumentError(f"{where}: {name} must be an int, given {brief(value)}")
     number = number_in(where, name, value, *kind.__metadata__[0])
     return value if kind == Count else number

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import ArgumentError
 from mlvm.core.types import f64
 from mlvm.eager.functions import elements
 from mlvm.eager.optim.optimizer import Optimizer, Tensors
@@ -47,7 +47,7 @@ class SGD(Optimizer):
 
     def _require(self, hyper: Any) -> None:
         if hyper.nesterov and not hyper.momentum:
-            raise AttributeRefused("SGD: nesterov needs a momentum > 0, given 0")
+            raise ArgumentError("SGD: nesterov needs a momentum > 0, given 0")
 
     def _state_of(self, hyper: Any) -> Sequence[str]:
         return ["momentum"] if hyper.momentum else []

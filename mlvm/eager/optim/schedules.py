@@ -70,7 +70,7 @@ def constant(rate: float) -> Schedule:
     """Return a schedule with the same rate for every update.
 
     The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
-    `AttributeRefused` if the rate is negative.
+    `ArgumentError` if the rate is negative.
 
         >>> ml.optim.constant(0.1)(5)
         Tensor(0.1, f32[])
@@ -86,7 +86,7 @@ def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 
     restarts).
 
     The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
-    `AttributeRefused` if a rate is negative, or unless 0 <= warmup_steps < total_steps.
+    `ArgumentError` if a rate is negative, or unless 0 <= warmup_steps < total_steps.
 
         >>> rate = ml.optim.cosine(1.0, total_steps=100)
         >>> rate(0), rate(100)
@@ -115,7 +115,7 @@ def cosine_restarts(
     `factor` times as long as the one before.
 
     The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
-    `AttributeRefused` if the rate is negative or first_steps or factor is below 1.
+    `ArgumentError` if the rate is negative or first_steps or factor is below 1.
 
         >>> rate = ml.optim.cosine_restarts(1.0, 10, factor=2)
         >>> rate(0), rate(10), rate(20)
@@ -146,7 +146,7 @@ def exponential(initial: float, decay_rate: float, transition_steps: int = 1) ->
     `exponential_decay`.
 
     The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
-    `AttributeRefused` if a rate or decay_rate is negative or transition_steps is below 1.
+    `ArgumentError` if a rate or decay_rate is negative or transition_steps is below 1.
 
         >>> ml.optim.exponential(1.0, 0.5)(3)
         Tensor(0.125, f32[])
@@ -163,7 +163,7 @@ def step(initial: float, decay_rate: float, step_size: int) -> Schedule:
     updates, as PyTorch's `StepLR`.
 
     The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
-    `AttributeRefused` if a rate or decay_rate is negative or step_size is below 1.
+    `ArgumentError` if a rate or decay_rate is negative or step_size is below 1.
 
         >>> rate = ml.optim.step(1.0, 0.5, step_size=10)
         >>> rate(9), rate(10)
@@ -181,7 +181,7 @@ def warmup(schedule: float | Schedule, warmup_steps: int, initial: float = 0.0) 
     updates; then the schedule counts from 0. A number is a constant schedule.
 
     The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
-    `AttributeRefused` if the rate is negative or warmup_steps is below 1.
+    `ArgumentError` if the rate is negative or warmup_steps is below 1.
 
         >>> rate = ml.optim.warmup(ml.optim.exponential(1.0, 0.5), warmup_steps=4)
         >>> rate(1), rate(4), rate(5)
@@ -215,7 +215,7 @@ class Plateau:
     losses do not count as bad.
 
     `rate`, `best`, `num_bad` and `cooling`, f32[], are tensors in the current arena, so that a
-    captured step can use them. Raises `AttributeRefused` unless rate, patience, threshold, cooldown
+    captured step can use them. Raises `ArgumentError` unless rate, patience, threshold, cooldown
     and least are >= 0 and 0 <= factor < 1.
 
         >>> rate = ml.optim.Plateau(1.0, factor=0.5, patience=1)
@@ -295,7 +295,7 @@ def one_cycle(
     defaults are those of both.
 
     The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
-    `AttributeRefused` if the peak is negative, total_steps or a divisor is below 1, or unless 0 <=
+    `ArgumentError` if the peak is negative, total_steps or a divisor is below 1, or unless 0 <=
     warmup_fraction < 1.
 
         >>> rate = ml.optim.one_cycle(1.0, total_steps=100)

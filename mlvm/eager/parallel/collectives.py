@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final, overload
 
-from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
@@ -49,7 +49,7 @@ def rank(axis_name: str | None = None) -> int | Tensor:
     """Return the current VM's rank in its group, from 0; 0 on a VM without a group. With an
     `axis_name`, the index along the `vmap` of that name, i64[].
 
-    Raises `AttributeRefused` if no enclosing `vmap` has that name.
+    Raises `ArgumentError` if no enclosing `vmap` has that name.
 
     >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.rank())
     [0, 1]
@@ -61,7 +61,7 @@ def size(axis_name: str | None = None) -> int:
     """Return the size of the current VM's group; 1 on a VM without a group. With an `axis_name`,
     the size of the `vmap` of that name.
 
-    Raises `AttributeRefused` if no enclosing `vmap` has that name.
+    Raises `ArgumentError` if no enclosing `vmap` has that name.
 
     >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.size())
     [2, 2]
@@ -88,7 +88,7 @@ def all_reduce(
     combined in order of rank: all members get the same bits, in every run.
 
     The tensors: any shapes and dtypes. Raises `DTypeError` for a mean of integers or a sum of
-    bools; `AttributeRefused` if `op` is unknown; `GradientError` if a gradient flows through a
+    bools; `ArgumentError` if `op` is unknown; `GradientError` if a gradient flows through a
     tensor; `StaleTensor` if one has ended.
 
         >>> def member(rank, vm):
@@ -150,7 +150,7 @@ def broadcast(
     """Overwrite each tensor of the tree with that of the member with rank `root`, or of that index
     along the `vmap` of that `axis_name`. A model is then the same on all members.
 
-    The tensors: any shapes and dtypes. Raises `AttributeRefused` unless 0 <= root < size().
+    The tensors: any shapes and dtypes. Raises `ArgumentError` unless 0 <= root < size().
 
         >>> def member(rank, vm):
         ...     x = ml.ones(2) * (rank + 1.0)
@@ -164,7 +164,7 @@ def broadcast(
     else:
         lanes = size(axis_name)
         if not 0 <= root < lanes:
-            raise AttributeRefused(f"root is the number of one of {lanes} lanes, not {root}")
+            raise ArgumentError(f"root is the number of one of {lanes} lanes, not {root}")
         _over_lanes(tree, lambda x: getitem(_gathered(x, axis_name), root))
 
 
@@ -284,7 +284,7 @@ def reduce_scatter_wait(y: Tensor, x: Tensor) -> None:
 def send(x: Tensor, to: int, *, timeout: float | None = None) -> None:
     """Give x to the member with rank `to`. Returns when that member has called `recv`.
 
-    x: any shape and dtype, those that the other expects. Raises `AttributeRefused` unless `to` is
+    x: any shape and dtype, those that the other expects. Raises `ArgumentError` unless `to` is
     the rank of another member.
 
         >>> def member(rank, vm):
@@ -301,7 +301,7 @@ def send(x: Tensor, to: int, *, timeout: float | None = None) -> None:
 def recv(shape: Ints, *, source: int, dtype: object, timeout: float | None = None) -> Tensor:
     """Receive the tensor of that type that the member with rank `source` sends.
 
-    The result: [*shape]. Raises `AttributeRefused` unless `source` is the rank of another member.
+    The result: [*shape]. Raises `ArgumentError` unless `source` is the rank of another member.
 
         >>> def member(rank, vm):
         ...     if rank == 1: return ml.parallel.send(ml.ones(2), to=0)
@@ -347,7 +347,7 @@ def _reduced(x: Tensor, op: Reduction, axis_name: str) -> Tensor:
         rows = _gathered(x, axis_name)
         return primitives.max(rows, axis=0) if op == "max" else primitives.min(rows, axis=0)
     if op not in ("sum", "mean"):
-        raise AttributeRefused(f"lanes are combined by sum, mean, max or min, not {brief(op)}")
+        raise ArgumentError(f"lanes are combined by sum, mean, max or min, not {brief(op)}")
     lanes, _ = axis_of(axis_name)
     total = apply(one_op("sum_lanes", axis_name=axis_name, size=lanes), x)
     if op == "sum":

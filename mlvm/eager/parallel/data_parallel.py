@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 import numpy as np
 
 from mlvm.arena.arena import STALE
-from mlvm.core.errors import AttributeRefused, ShapeError, brief
+from mlvm.core.errors import ArgumentError, ShapeError, brief
 from mlvm.core.types import Array
 from mlvm.eager.autodiff.grad import collecting
 from mlvm.eager.optim.gradients import Parts, parted
@@ -188,7 +188,7 @@ def data_parallel(
     1910.02054). The code of a step does not change. Its bits are those of an unsharded step, except
     for norms of all gradients, which add in another order.
 
-    Raises `AttributeRefused` if `shard` is unknown, or `group` is not a group; `ShapeError` unless
+    Raises `ArgumentError` if `shard` is unknown, or `group` is not a group; `ShapeError` unless
     all arguments are arrays with equally many rows, a multiple of the group's size; and what
     `Group.run` raises.
 
@@ -198,12 +198,12 @@ def data_parallel(
         3.0
     """
     if shard not in (None, "optimizer", "all"):
-        raise AttributeRefused(
+        raise ArgumentError(
             f"data_parallel: shard is None, 'optimizer' or 'all', not {brief(shard)}"
         )
 
     if not isinstance(group, AnyGroup):
-        raise AttributeRefused(
+        raise ArgumentError(
             f"data_parallel: group is a Group, such as ml.parallel.Group(2), not {brief(group)}"
         )
     steps = group.keep(_Maker(make_step, shard))

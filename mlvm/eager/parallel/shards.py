@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import ArgumentError
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType, f32
@@ -212,10 +212,10 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
     members. The Module's `state`, `load_state` and `load_parameters` take whole tensors, and are
     collective calls. As a tree, it has the shards.
 
-    Raises `AttributeRefused` if the tree is not a Module.
+    Raises `ArgumentError` if the tree is not a Module.
     """
     if not isinstance(model, Node):
-        raise AttributeRefused(
+        raise ArgumentError(
             f"weights are kept in parts by a Module, whose fields are gathered when they are read; "
             f"a {type(model).__name__} cannot do that: take shard='optimizer'"
         )
@@ -298,7 +298,7 @@ def _refuse_field(name: str, node: Node, value: Any) -> None:
     if value is None or (type(old) is type(value) is Tensor and old.type is value.type):
         vars(node)[name] = value
         return
-    raise AttributeRefused(
+    raise ArgumentError(
         f"{type(node).__name__}.{name} is kept in parts; change it by an optimizer, or by "
         f"load_parameters"
     )
@@ -384,7 +384,7 @@ def _layout(params: Tree, whole_needed_by: str | None) -> Whole:
     if shard is None:
         return Whole()
     if whole_needed_by is not None:
-        raise AttributeRefused(
+        raise ArgumentError(
             f"{whole_needed_by} looks at whole parameters, of which members keep parts with "
             f"shard={shard!r}; leave shard= out, or take one that goes by elements, such as AdamW"
         )

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 from mlvm.arena.arena import STALE, Allocation, Arena, exchange, rebase, regions, scope, vms
 from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
-from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, HandleError
+from mlvm.core.errors import ArgumentError, CaptureError, GradientError, HandleError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.observe import Layer, observed
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
@@ -788,14 +788,14 @@ class Recorder:
             each.clear()
 
     def _require_writable(self, op: Op, held: Sequence[_Held]) -> None:
-        """Raise `AttributeRefused` for an op that would write over a tensor that it also reads:
+        """Raise `ArgumentError` for an op that would write over a tensor that it also reads:
         once as an argument, and once as the function reaches it by itself. Eager code sees that the
         two are one tensor. Here they are two, in different memory."""
         (out, _), *others = held
         if id(out) in self.placeholders.aliased and any(
             each is out for each, _ in others[op.in_place :]
         ):
-            raise AttributeRefused("out is an operand; only elementwise ops work in place").at(
+            raise ArgumentError("out is an operand; only elementwise ops work in place").at(
                 op.name, [type for _, type in others]
             )
 

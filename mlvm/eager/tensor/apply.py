@@ -93,7 +93,7 @@ def _has_open(values: Iterable[Any]) -> bool:
 
 
 def one_op(name: str, **attributes: Any) -> OneOp:
-    """The one `OneOp` of that name and these attributes. Raises `AttributeRefused`."""
+    """The one `OneOp` of that name and these attributes. Raises `ArgumentError`."""
     if _has_open(attributes.values()):  # of one trace alone
         return OneOp(OPS[name], OPS[name].bind(attributes))
     spelling: Any = (name, *[(attribute, _key(value)) for attribute, value in attributes.items()])

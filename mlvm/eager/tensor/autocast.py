@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import partial, wraps
 from typing import Any, Final, TypeVar
 
-from mlvm.core.errors import AttributeRefused, DTypeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, brief
 from mlvm.core.op import Op
 from mlvm.core.types import DType, f32
 from mlvm.eager.tensor.apply import apply, one_op
@@ -42,7 +42,7 @@ class autocast(ContextDecorator):
     outside of all blocks. A captured function has one program for each dtype that it is called
     under. Also a decorator, `@ml.autocast("bfloat16")`, of generators and `async def`, too: a
     block that stands in a generator also holds for its reader. Raises `DTypeError` for another
-    dtype, `AttributeRefused` for a decorated class or asynchronous generator.
+    dtype, `ArgumentError` for a decorated class or asynchronous generator.
 
         >>> layer, x = ml.nn.Linear(3, 2), ml.ones((1, 3))
         >>> with ml.autocast("bfloat16"):
@@ -82,7 +82,7 @@ class autocast(ContextDecorator):
     def __call__(self, func: F) -> F:
         """The function, which runs in such a block."""
         if inspect.isclass(func) or inspect.isasyncgenfunction(func):
-            raise AttributeRefused(
+            raise ArgumentError(
                 "autocast: decorates functions and generators, not "
                 f"{'a class: decorate its __call__' if inspect.isclass(func) else brief(func)}"
             )

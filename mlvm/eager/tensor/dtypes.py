@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, DTypeError
+from mlvm.core.errors import ArgumentError, DTypeError
 from mlvm.core.types import DType, bf16, promote
 from mlvm.eager.tensor.constants import DEFAULTS, dtype_beside, scalar_kind
 from mlvm.eager.tensor.operands import array_beside, widest_of
@@ -51,7 +51,7 @@ def isdtype(dtype: object, kind: object) -> bool:
     """Whether the dtype is of that kind: a dtype, one of the standard's words for several ("bool",
     "integral", "real floating", "numeric", ...), or a tuple of these.
 
-    Raises `AttributeRefused` for another word, `DTypeError` for what is no dtype.
+    Raises `ArgumentError` for another word, `DTypeError` for what is no dtype.
 
         >>> ml.isdtype(ml.float32, "real floating")
         True
@@ -64,7 +64,7 @@ def isdtype(dtype: object, kind: object) -> bool:
     try:
         return given is DType.of(kind)
     except DTypeError:
-        raise AttributeRefused(f"no kind {kind!r}; there are a dtype, {', '.join(_KINDS)}").at(
+        raise ArgumentError(f"no kind {kind!r}; there are a dtype, {', '.join(_KINDS)}").at(
             "isdtype", ()
         ) from None
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
-from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError
+from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ShapeError
 from mlvm.core.op import OPS, Attribute, Op
 from mlvm.core.types import DType
 from mlvm.eager.tensor import wrapper
@@ -34,9 +34,9 @@ def _derive(op: Op) -> Callable[..., Tensor]:
             if last is not None and len(operands) == last + 1:
                 *operands, axis = operands
                 if "axis" in attributes:
-                    raise AttributeRefused("axis is given twice")
+                    raise ArgumentError("axis is given twice")
                 if isinstance(axis, Tensor):
-                    raise AttributeRefused("takes one tensor; of two see maximum and minimum")
+                    raise ArgumentError("takes one tensor; of two see maximum and minimum")
                 attributes["axis"] = axis
             if takes_dtype and attributes.get("dtype") is not None:
                 attributes["dtype"] = _name_of(attributes["dtype"], op)
@@ -53,14 +53,14 @@ def _derive(op: Op) -> Callable[..., Tensor]:
             if not isinstance(out, Tensor):
                 raise DTypeError(f"out must be a tensor, not {type(out).__name__}")
             if op.dynamic:
-                raise AttributeRefused("only running tells the result's shape, so there is no out")
+                raise ArgumentError("only running tells the result's shape, so there is no out")
             return apply_into(out, call, *operands)
         except MlvmError as error:
             if error.late:
                 raise
             text = wrapper.hint(op.name, (), attributes, op.attributes)
             if text is not None:
-                raise AttributeRefused(text) from None
+                raise ArgumentError(text) from None
             told(error, op.name, operands)
             raise
 

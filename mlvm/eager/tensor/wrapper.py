@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
-from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, OpError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, OpError, brief
 from mlvm.eager.tensor.operands import NUMBERS, as_operand, is_array, is_whole, widest_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of
@@ -91,7 +91,7 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
                 raise
             text = hint(fn.__name__, args, keywords, signature.parameters)
             if text is not None:
-                kind = DTypeError if isinstance(error, DTypeError) else AttributeRefused
+                kind = DTypeError if isinstance(error, DTypeError) else ArgumentError
                 raise kind(text) from None
             if not is_method:
                 if isinstance(error, OpError) and error.op != fn.__name__:
@@ -102,7 +102,7 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
         except TypeError:
             text = hint(fn.__name__, args, keywords, signature.parameters)
             if text is not None:
-                raise AttributeRefused(text) from None
+                raise ArgumentError(text) from None
             raise
 
     vars(function)[_PUBLIC] = True
@@ -119,7 +119,7 @@ def hinted(fn: Callable[P, R]) -> Callable[P, R]:
         except TypeError:
             text = hint(fn.__name__, args, keywords, inspect.signature(fn).parameters)
             if text is not None:
-                raise AttributeRefused(text) from None
+                raise ArgumentError(text) from None
             raise
 
     return function
@@ -182,7 +182,7 @@ def _operands(
 
 
 def require_arguments(owner: type, args: Sequence[object], given: Mapping[str, object]) -> None:
-    """Refuse arguments that a constructor of mlvm does not take. Raises `AttributeRefused` with the
+    """Refuse arguments that a constructor of mlvm does not take. Raises `ArgumentError` with the
     remedy for a keyword of another library, and `TypeError` with the name of the class if the
     constructor is that of a private base."""
     constructor = getattr(owner, "__init__")  # noqa: B009  mypy knows no such field of a type
@@ -193,7 +193,7 @@ def require_arguments(owner: type, args: Sequence[object], given: Mapping[str, o
     signature = inspect.signature(constructor)
     text = hint(owner.__name__, args, given, signature.parameters)
     if text is not None:
-        raise AttributeRefused(text)
+        raise ArgumentError(text)
     if constructor.__qualname__.startswith("_"):
         try:
             signature.bind(None, *args, **given)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import (
@@ -68,7 +68,7 @@ class Batch:
         if not isinstance(inputs, list):
             return self._of_rows(as_tree(inputs), count)
         if count is not None:
-            raise AttributeRefused("batch: count is not supported beside a list; leave it out")
+            raise ArgumentError("batch: count is not supported beside a list; leave it out")
         if not inputs:
             return []
         stacked = self._of_rows(_stack_inputs(inputs), None)
@@ -124,7 +124,7 @@ def batch(fn: Callable[[Any], Any]) -> Batch:
     of lanes to the gradient of a weight are added lane by lane, in the order of calls that run one
     by one.
 
-    Raises `ShapeError` or `DTypeError` for inputs that differ, and `AttributeRefused` for a count
+    Raises `ShapeError` or `DTypeError` for inputs that differ, and `ArgumentError` for a count
     beside a list. Raises `CaptureError` as a captured function does, `LimitExceeded` for calls too
     deep, and `GradientError` for a gradient of a gradient.
 

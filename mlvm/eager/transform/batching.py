@@ -20,7 +20,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
-from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, OperandValueError, brief
+from mlvm.core.errors import ArgumentError, CaptureError, GradientError, OperandValueError, brief
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.rules_batching import (
     BATCHING,
@@ -76,11 +76,11 @@ def named_axis(axis_name: str | None, n: int, rank: Tensor | None) -> Iterator[N
 def axis_of(axis_name: str) -> tuple[int, Tensor]:
     """Return the size of a named axis and the element's index along it, i64[].
 
-    Raises `AttributeRefused` where no enclosing `vmap` has that name.
+    Raises `ArgumentError` where no enclosing `vmap` has that name.
     """
     if axis_name not in _axes.get():
         names = ", ".join(map(repr, _axes.get())) or "none"
-        raise AttributeRefused(
+        raise ArgumentError(
             f"no enclosing vmap has axis_name {brief(axis_name)}; there are: {names}"
         )
     return _axes.get()[axis_name]

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, AxisRefused, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, AxisRefused, DTypeError, ShapeError, brief
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.rules_batching import Batched
@@ -61,7 +61,7 @@ def vmap(
 
     The tensors: [..., n, ...] with batch size n -> fn's results with an axis of n. Raises
     `ShapeError` for arguments whose batch sizes differ, and `AxisRefused` for an axis that an
-    argument does not have. Raises `AttributeRefused` for axes that do not fit the arguments, and
+    argument does not have. Raises `ArgumentError` for axes that do not fit the arguments, and
     `CaptureError` for a function that cannot be traced.
 
         >>> x, y = ml.asarray([[1.0, 2.0], [3.0, 4.0]]), ml.asarray([10.0, 20.0])
@@ -141,7 +141,7 @@ class _MappedArguments:
             where = _leaf_name(path, names)
             if axis is not None and not isinstance(leaf, Tensor):
                 if isinstance(leaf, NUMBERS) and not isinstance(leaf, np.ndarray):
-                    raise AttributeRefused(
+                    raise ArgumentError(
                         f"vmap: {where} is {brief(leaf)}, a number, which has no axis "
                         f"{axis}; give in_axes None for an argument that is not batched"
                     )
@@ -165,12 +165,12 @@ class _MappedArguments:
 def _count(sizes: Mapping[str, tuple[int, TensorType, int]], axis_size: int | None) -> int:
     """Return the batch size, on which all arguments must agree."""
     if axis_size is not None and (not isinstance(axis_size, (int, np.integer)) or axis_size < 0):
-        raise AttributeRefused(f"vmap: expected axis_size of 0 or more, got {brief(axis_size)}")
+        raise ArgumentError(f"vmap: expected axis_size of 0 or more, got {brief(axis_size)}")
     counts = [count for count, _, _ in sizes.values()]
     if axis_size is not None:
         counts.append(index_of(axis_size))
     if not counts:
-        raise AttributeRefused("vmap: no argument is batched; give in_axes an axis, or axis_size")
+        raise ArgumentError("vmap: no argument is batched; give in_axes an axis, or axis_size")
     if any(count != counts[0] for count in counts):
         spelled = [
             f"{where} has {count}: {type} along axis {axis}"
@@ -198,7 +198,7 @@ def _axes_of(tree: Tree, axes: Axes, name: str, of: str) -> dict[str, int | None
         return isinstance(part, _CONTAINERS) and isinstance(other, _CONTAINERS)
 
     def differ(path: str, part: Tree, other: Tree) -> NoReturn:
-        raise AttributeRefused(
+        raise ArgumentError(
             f"vmap: {name} does not fit {of}: it has {_count_of(part)} where there "
             f"{'are' if isinstance(other, _CONTAINERS) else 'is'} {_count_of(other)}"
         )
@@ -206,7 +206,7 @@ def _axes_of(tree: Tree, axes: Axes, name: str, of: str) -> dict[str, int | None
     axis_leaves, structure = flatten(axes, ends=ends)
     for _, axis in axis_leaves:
         if not _is_axis(axis):
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"vmap: {name}: expected ints or None in tuples, lists and dicts, got {brief(axis)}"
             )
     axis_of: dict[str, int | None] = {}
@@ -253,7 +253,7 @@ def _with_axis(interpreter: BatchingInterpreter, v: Batched, axis: int | None, p
     where = f"result {path}" if path else "the result"
     if axis is None:
         if v.is_batched:
-            raise AttributeRefused(
+            raise ArgumentError(
                 f"vmap: out_axes has None for {where}, which is batched; give it an axis"
             )
         return alias_of(v.x)

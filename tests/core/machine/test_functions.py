@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     DTypeError,
     ShapeError,
     UnknownFunction,
@@ -73,7 +73,7 @@ def test_the_form_that_makes_its_result_refuses_operands_when_called() -> None:
 def test_attributes_are_bound_as_the_op_binds_them() -> None:
     assert TABLE.binding("add.out").callee.bind({}) is NO_ATTRIBUTES
     assert TABLE.binding("sum.out").callee.bind({"axis": [0]})["axis"] == (0,)
-    with pytest.raises(AttributeRefused, match="no attribute 'colour'"):
+    with pytest.raises(ArgumentError, match="no attribute 'colour'"):
         TABLE.binding("sum").callee.bind({"colour": 1})
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import AttributeRefused, MachineError, UnknownFunction
+from mlvm.core.errors import ArgumentError, MachineError, UnknownFunction
 from mlvm.core.machine import link as codes
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.fused import Workspace
@@ -231,7 +231,7 @@ def test_attributes_are_bound(attributes: dict[str, Any], bound: dict[str, Any])
 def test_linking_refuses_names_and_attributes_that_there_are_not() -> None:
     with pytest.raises(UnknownFunction, match="no function 'no such'"):
         link(straight(("push_str", "no such"), ("cfunc", 0, 0), "halt"), TABLE)
-    with pytest.raises(AttributeRefused, match="no attribute 'colour'"):
+    with pytest.raises(ArgumentError, match="no attribute 'colour'"):
         link(Program.of_op("sum", 1, {"colour": 1}, 1), TABLE)
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     DTypeError,
     LimitExceeded,
     MlvmError,
@@ -190,7 +190,7 @@ def test_an_unknown_function_is_refused_with_its_place() -> None:
 
 def test_an_attribute_is_refused_whatever_the_types() -> None:
     program = straight(*X, ("push_str", "sum"), ("cfunc", 1, 1, {"axes": 0}), "halt")
-    refuses(AttributeRefused, r"sum\(\): no attribute 'axes'", verify, program, TABLE)
+    refuses(ArgumentError, r"sum\(\): no attribute 'axes'", verify, program, TABLE)
 
 
 def test_operands_are_checked_where_their_types_are_known() -> None:

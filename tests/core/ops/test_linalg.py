@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
 from mlvm.core.op import OPS
 from mlvm.core.ops import linalg
 from mlvm.core.types import Array, DType
@@ -96,9 +96,9 @@ T: dict[str, Any] = {"transpose_x": True}
     ((), (4,), {}, ShapeError, "multiply takes scalars"),
     ((4,), (), {}, ShapeError, "multiply takes scalars"),
     ((2, 4, 3), (5, 3, 2), {}, ShapeError, "axis -1 has lengths 2 and 5"),
-    ((3,), (3, 2), T, AttributeRefused, "transpose_x needs 2 dimensions or more, x has 1"),
-    ((2, 3), (3,), {"transpose_y": True}, AttributeRefused, "transpose_y needs 2"),
-    ((2, 3), (3, 2), {"transpose_x": 1}, AttributeRefused, "transpose_x: bool"),
+    ((3,), (3, 2), T, ArgumentError, "transpose_x needs 2 dimensions or more, x has 1"),
+    ((2, 3), (3,), {"transpose_y": True}, ArgumentError, "transpose_y needs 2"),
+    ((2, 3), (3, 2), {"transpose_x": 1}, ArgumentError, "transpose_x: bool"),
 )
 def test_matmul_refuses(
     x: Any, y: Any, attributes: dict[str, Any], error: type[Exception], message: str

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
+from mlvm.core.errors import ArgumentError, DTypeError, OperandValueError, ShapeError
 from mlvm.core.types import Array
 from tests.brief import cases
 from tests.cases.evaluate import evaluate
@@ -176,13 +176,13 @@ def test_what_is_no_key_is_refused(
 
 @cases(
     "error, message, name, inputs, attributes",
-    (AttributeRefused, "n = -1", "permutation", (), {"n": -1}),
-    (AttributeRefused, "n = -2", "split_key", (), {"n": -2}),
-    (AttributeRefused, "low = 7 .* high = 7", "randint", (), {**_SEVEN, "low": 7}),
-    (AttributeRefused, "256 .*u8", "randint", (), {**_SEVEN, "high": 257, "dtype": "u8"}),
-    (AttributeRefused, "-1 .*u16", "randint", (), {**_SEVEN, "low": -1, "dtype": "u16"}),
-    (AttributeRefused, "given 7.5", "randint", (), {**_SEVEN, "high": 7.5}),
-    (AttributeRefused, "'shape' is missing", "normal", (), {}),
+    (ArgumentError, "n = -1", "permutation", (), {"n": -1}),
+    (ArgumentError, "n = -2", "split_key", (), {"n": -2}),
+    (ArgumentError, "low = 7 .* high = 7", "randint", (), {**_SEVEN, "low": 7}),
+    (ArgumentError, "256 .*u8", "randint", (), {**_SEVEN, "high": 257, "dtype": "u8"}),
+    (ArgumentError, "-1 .*u16", "randint", (), {**_SEVEN, "low": -1, "dtype": "u16"}),
+    (ArgumentError, "given 7.5", "randint", (), {**_SEVEN, "high": 7.5}),
+    (ArgumentError, "'shape' is missing", "normal", (), {}),
     (DTypeError, "f32 is not allowed", "randint", (), {**_SEVEN, "dtype": "f32"}),
     (DTypeError, "i32 is not allowed", "normal", (), {**_DRAW, "dtype": "i32"}),
     (DTypeError, "no dtype 'f8'", "uniform", (), {**_DRAW, "dtype": "f8"}),

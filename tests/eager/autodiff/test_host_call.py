@@ -11,7 +11,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     DTypeError,
     GradientError,
     HandleError,
@@ -151,9 +151,9 @@ def test_a_replaced_function_is_seen(vm: ml.VM) -> None:
     (("sina",), {}, UnknownFunction, "no function 'sina'; did you mean sin"),
     ((7,), {}, UnknownFunction, "a function is called by its name, a str, not 7"),
     (("sine", 3.0), {}, DTypeError, r"^sine\(\): takes tensors, not a float; see asarray$"),
-    (("scale",), {"by": {}}, AttributeRefused, r"^scale\(\): an attribute is None.*not a dict"),
-    (("scale",), {"by": [np.ones(2)]}, AttributeRefused, "not a ndarray"),
-    (("add.out",), {}, AttributeRefused, "it writes to an operand; use ml.add with out="),
+    (("scale",), {"by": {}}, ArgumentError, r"^scale\(\): an attribute is None.*not a dict"),
+    (("scale",), {"by": [np.ones(2)]}, ArgumentError, "not a ndarray"),
+    (("add.out",), {}, ArgumentError, "it writes to an operand; use ml.add with out="),
     (("sine",), {}, MachineError, "sine: no parameter 0; the call has 0"),
 )
 def test_what_is_refused(

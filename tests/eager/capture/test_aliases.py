@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import ArgumentError
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def outcome(call: Callable[..., Any], around: Around, names: tuple[str, ...], up
     given = [around.tensors[name] for name in names]
     try:
         before, after, a, rest = call(*given, updated)
-    except AttributeRefused as error:
+    except ArgumentError as error:
         return str(error)
     returned = [a, *rest["rest"]]
     which = [next(k for k, x in around.tensors.items() if x is each) for each in returned]

@@ -11,7 +11,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     CaptureError,
     CheckFailed,
     DTypeError,
@@ -274,11 +274,11 @@ def test_a_pattern_that_fits_nowhere_warns_once_a_recording(host: Host) -> None:
 
 @cases(
     "replace, error, text",
-    (3, AttributeRefused, r"replace is \{pattern: name\}, not 3"),
-    ({dense: 3}, AttributeRefused, "name of a host function"),
-    ({"dense": dense}, AttributeRefused, "a function of tensors"),
-    ({lambda: ml.ones(2): "f"}, AttributeRefused, "at least one"),
-    ({lambda *xs: ml.exp(xs[0]): "f"}, AttributeRefused, "takes others"),
+    (3, ArgumentError, r"replace is \{pattern: name\}, not 3"),
+    ({dense: 3}, ArgumentError, "name of a host function"),
+    ({"dense": dense}, ArgumentError, "a function of tensors"),
+    ({lambda: ml.ones(2): "f"}, ArgumentError, "at least one"),
+    ({lambda *xs: ml.exp(xs[0]): "f"}, ArgumentError, "takes others"),
 )
 def test_a_mapping_that_is_refused(replace: Any, error: Any, text: str) -> None:
     refuses(error, text, ml.capture, lambda x: x, replace=replace)
@@ -336,7 +336,7 @@ def test_replacement_holds_a_function_against_its_pattern(host: Host) -> None:
     refuses(CheckFailed, "2 results", ml.testing.replacement, ml.exp, "two", types[0])
     wrong: Any = 3
     refuses(UnknownFunction, "absent", ml.testing.replacement, ml.exp, "absent", types[0])
-    refuses(AttributeRefused, "TensorType", ml.testing.replacement, ml.exp, "two", wrong)
+    refuses(ArgumentError, "TensorType", ml.testing.replacement, ml.exp, "two", wrong)
 
 
 PATTERNS: dict[str, Fn] = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import AttributeRefused, CheckFailed, DTypeError
+from mlvm.core.errors import ArgumentError, CheckFailed, DTypeError
 from mlvm.eager import Tensor
 from mlvm.machines.local import LocalVM
 from tests.brief import cases
@@ -52,7 +52,7 @@ def test_plain_conditions_and_what_is_refused() -> None:
     for wrong in (ml.ones(2), 1, None):
         with pytest.raises(DTypeError, match="expected a bool or a tensor of bools, got"):
             ml.check(wrong, "holds")  # type: ignore[arg-type]
-    with pytest.raises(AttributeRefused, match="expected a str as message, got 3"):
+    with pytest.raises(ArgumentError, match="expected a str as message, got 3"):
         ml.check(True, 3)  # type: ignore[arg-type]
 
 

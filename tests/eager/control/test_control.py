@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     CaptureError,
     DTypeError,
     LimitExceeded,
@@ -503,7 +503,7 @@ untyped: Any = ml
 REFUSED: list[tuple[Callable[[ml.Tensor, ml.Tensor], Any], type[Exception], str]] = [
     (lambda x, n: ml.cond(x, lambda: 1, lambda: 2), ShapeError, r"one element"),
     (lambda x, n: ml.cond(n, lambda: "a", lambda: "a"), DTypeError, "a tree has tensors as leaves"),
-    (lambda x, n: ml.switch(0, []), AttributeRefused, "expected one or more branches, got none"),
+    (lambda x, n: ml.switch(0, []), ArgumentError, "expected one or more branches, got none"),
     (lambda x, n: ml.switch(x[0], [lambda: x]), DTypeError, r"expected one integer, got f32\[\]"),
     (lambda x, n: untyped.switch(0.0, [lambda: x]), DTypeError, "expected an integer, got 0.0"),
     (lambda x, n: ml.while_loop(lambda s: s > 0, lambda s: s, x), ShapeError, "one element"),

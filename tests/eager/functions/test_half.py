@@ -645,7 +645,7 @@ def test_a_scale_stays_within_its_limits() -> None:
     {"growth_interval": True},
 )
 def test_a_scale_that_there_is_not(options: dict[str, Any]) -> None:
-    refuses(ml.errors.AttributeRefused, next(iter(options)), ml.optim.LossScale, **options)
+    refuses(ml.errors.ArgumentError, next(iter(options)), ml.optim.LossScale, **options)
 
 
 @both

@@ -574,11 +574,11 @@ def test_a_captured_loss_is_the_eager_one() -> None:
     ),
     (lambda: ml.l1(ml.zeros(3), ml.arange(3)), ml.errors.DTypeError, r"^l1.*not i64"),
     (lambda: untyped.l1(ml.zeros(3), "123"), ml.errors.DTypeError, "asarray"),
-    (lambda: ml.huber(t(X), t(Y), delta=0), ml.errors.AttributeRefused, "> 0, not 0"),
-    (lambda: untyped.huber(t(X), t(Y), delta="a"), ml.errors.AttributeRefused, "huber"),
+    (lambda: ml.huber(t(X), t(Y), delta=0), ml.errors.ArgumentError, "> 0, not 0"),
+    (lambda: untyped.huber(t(X), t(Y), delta="a"), ml.errors.ArgumentError, "huber"),
     (
         lambda: untyped.huber(t(X), t(Y), reduction="average"),
-        ml.errors.AttributeRefused,
+        ml.errors.ArgumentError,
         "huber.*one of 'none', 'mean', 'sum', not 'average'",
     ),
     (
@@ -588,12 +588,12 @@ def test_a_captured_loss_is_the_eager_one() -> None:
     ),
     (
         lambda: ml.softmax_cross_entropy(t(X), t(LABELS), label_smoothing=1.5),
-        ml.errors.AttributeRefused,
+        ml.errors.ArgumentError,
         "from 0 to 1, not 1.5",
     ),
     (
         lambda: untyped.softmax_cross_entropy(t(X), t(LABELS), ignore_index=0.5),
-        ml.errors.AttributeRefused,
+        ml.errors.ArgumentError,
         "ignore_index is an int",
     ),
     (
@@ -608,7 +608,7 @@ def test_a_captured_loss_is_the_eager_one() -> None:
     ),
     (
         lambda: ml.softmax_cross_entropy(t(X), t(Y), ignore_index=7),
-        ml.errors.AttributeRefused,
+        ml.errors.ArgumentError,
         "of class numbers, not of distributions",
     ),
     (
@@ -644,7 +644,7 @@ def test_a_captured_loss_is_the_eager_one() -> None:
     ),
     (
         lambda: ml.smooth_l1(t(X), t(Y), beta=-1.0),
-        ml.errors.AttributeRefused,
+        ml.errors.ArgumentError,
         "beta is a number > 0",
     ),
     (
@@ -655,7 +655,7 @@ def test_a_captured_loss_is_the_eager_one() -> None:
     (lambda: ml.triplet_margin(t(X), t(Y), t(Y[:2])), ml.errors.ShapeError, "of one shape"),
     (
         lambda: ml.ctc(t(STEPS), t(WORDS), t(STEP_COUNTS), t(WORD_COUNTS), blank=7),
-        ml.errors.AttributeRefused,
+        ml.errors.ArgumentError,
         "ctc.*blank is one of the 5 classes, not 7",
     ),
     (
@@ -675,7 +675,7 @@ def test_a_captured_loss_is_the_eager_one() -> None:
     ),
     (
         lambda: untyped.softmax_cross_entropy(t(X), t(LABELS), ignore_index=7, reduction="average"),
-        ml.errors.AttributeRefused,
+        ml.errors.ArgumentError,
         "softmax_cross_entropy.*not 'average'",
     ),
 )

@@ -15,7 +15,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import (
-    AttributeRefused,
+    ArgumentError,
     DTypeError,
     OperandValueError,
     PathError,
@@ -429,7 +429,7 @@ def test_a_module_without_call() -> None:
     ),
 )
 def test_hyperparameters_that_are_refused(make: Callable[[], nn.Module], message: str) -> None:
-    refuses(AttributeRefused, f"^{re.escape(message)}$", make)
+    refuses(ArgumentError, f"^{re.escape(message)}$", make)
 
 
 class Holding(nn.Module):
@@ -450,7 +450,7 @@ class Holding(nn.Module):
     (lambda: Holding(Holding), "write Holding(...)"),
 )
 def test_a_class_in_place_of_a_layer_is_refused(make: Callable[[], object], message: str) -> None:
-    refuses(AttributeRefused, re.escape(message), make)
+    refuses(ArgumentError, re.escape(message), make)
     assert Holding(int).part is int
     assert Holding([len, 1.5]).part == [len, 1.5]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError
+from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn
 from mlvm.eager.nn.recurrent import step_by_step
@@ -213,11 +213,11 @@ h = ml.ones((1, 2, 4))
 
 @cases(
     "call, error, message",
-    (lambda: nn.LSTM(0, 3), AttributeRefused, "LSTM: input_size must be an integer >= 1"),
-    (lambda: nn.GRU(3, 3, num_layers=0), AttributeRefused, "GRU: num_layers must be an"),
-    (lambda: nn.GRUCell(3, 0), AttributeRefused, "GRUCell: hidden_size must be an integer"),
+    (lambda: nn.LSTM(0, 3), ArgumentError, "LSTM: input_size must be an integer >= 1"),
+    (lambda: nn.GRU(3, 3, num_layers=0), ArgumentError, "GRU: num_layers must be an"),
+    (lambda: nn.GRUCell(3, 0), ArgumentError, "GRUCell: hidden_size must be an integer"),
     (lambda: nn.RNN(3, 3, dtype="i64"), DTypeError, "dtype must be a float"),
-    (lambda: nn.RNN(3, 3, dropout=1.0), AttributeRefused, "rate must be in [0, 1)"),
+    (lambda: nn.RNN(3, 3, dropout=1.0), ArgumentError, "rate must be in [0, 1)"),
     (lambda: lstm(x[0]), ShapeError, "LSTM: x must be [time, batch, 3], given f32[2,3]"),
     (lambda: lstm(ml.ones((5, 2, 4))), ShapeError, "LSTM: x must be [time, batch, 3], given"),
     (lambda: nn.LSTMCell(3, 4)(x), ShapeError, "LSTMCell: x must be [batch, 3], given"),

@@ -142,7 +142,7 @@ def test_beside_torch(pre: bool) -> None:
 
 
 def test_what_is_refused() -> None:
-    error = ml.errors.AttributeRefused
+    error = ml.errors.ArgumentError
     refuses(error, "hidden_dim must be", nn.TransformerEncoderLayer, 4, 2, 0)
     refuses(error, "must divide embed_dim", nn.TransformerDecoderLayer, 4, 3)
     layer = nn.TransformerDecoderLayer(4, 2)

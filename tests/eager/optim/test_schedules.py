@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import ArgumentError
 from mlvm.eager import optim
 
 COUNTS = [0, 1, 2, 3, 7, 10, 29, 30, 31, 69, 70, 71, 149, 150, 151, 309, 310, 100_000]
@@ -191,5 +191,5 @@ def test_a_plateau_is_a_schedule_that_is_saved() -> None:
     ],
 )
 def test_what_is_refused(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(AttributeRefused, match=re.escape(message)):
+    with pytest.raises(ArgumentError, match=re.escape(message)):
         make()

@@ -234,7 +234,7 @@ def test_what_it_cannot_decorate_is_refused() -> None:
         yield
 
     for wrong, told in ((ml.nn.Linear, "not a class: decorate its __call__"), (endless, "endless")):
-        refuses(ml.errors.AttributeRefused, told, ml.autocast("bfloat16"), wrong)
+        refuses(ml.errors.ArgumentError, told, ml.autocast("bfloat16"), wrong)
 
 
 def test_members_of_a_group_are_in_the_block_of_their_caller() -> None:

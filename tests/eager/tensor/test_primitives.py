@@ -116,7 +116,7 @@ x = ml.asarray(X)
     (lambda: untyped.add(x, None), ml.errors.DTypeError, "NoneType"),
     (
         lambda: untyped.sum(x, axes=0),
-        ml.errors.AttributeRefused,
+        ml.errors.ArgumentError,
         "no attribute 'axes'; there are",
     ),
     (
@@ -127,7 +127,7 @@ x = ml.asarray(X)
     ),
     (
         lambda: untyped.sum(x, 1, axis=1),
-        ml.errors.AttributeRefused,
+        ml.errors.ArgumentError,
         r"sum\(f32\[2,3\]\): axis is given twice",
     ),
     (
@@ -135,13 +135,13 @@ x = ml.asarray(X)
         ml.errors.DTypeError,
         r"subtract\(ndarray, f32\[2,3\]\): .*<U1",
     ),
-    (lambda: untyped.sum(x, axis=1.0), ml.errors.AttributeRefused, "was given 1.0"),
-    (lambda: untyped.slice(x, start=(0, 0)), ml.errors.AttributeRefused, "'length' is missing"),
+    (lambda: untyped.sum(x, axis=1.0), ml.errors.ArgumentError, "was given 1.0"),
+    (lambda: untyped.slice(x, start=(0, 0)), ml.errors.ArgumentError, "'length' is missing"),
     (lambda: untyped.exp(x, out=X), ml.errors.DTypeError, "out must be a tensor, not ndarray"),
     (lambda: untyped.exp(x, out=ml.zeros(3)), ml.errors.ShapeError, r"out=f32\[3\]"),
     (
         lambda: vars(primitives)["nonzero_indices"](x, out=ml.zeros((6, 2), dtype=ml.int64)),
-        ml.errors.AttributeRefused,
+        ml.errors.ArgumentError,
         "there is no out",
     ),
 )

@@ -23,7 +23,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.arena.arena import STALE
-from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, MlvmError
+from mlvm.core.errors import ArgumentError, CaptureError, GradientError, MlvmError
 from mlvm.core.types import i64
 from mlvm.eager.tensor.constants import constant
 from mlvm.machines import residuals
@@ -241,7 +241,7 @@ def require_same_step(when: str, given: Seen, expected: Seen, same: Same = same_
     it may be."""
     if type(given.error) is not type(expected.error):
         reason = None
-        if isinstance(given.error, (CaptureError, GradientError, AttributeRefused)):
+        if isinstance(given.error, (CaptureError, GradientError, ArgumentError)):
             found = [key for key, text in EXPECTED.items() if re.search(text, str(given.error))]
             reason = found[0] if found else None
         if reason is None:

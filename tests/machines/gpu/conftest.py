@@ -1,4 +1,4 @@
-"""A device for these tests: the one that MLVM_DEVICE names, such as cuda:0, or the first of OpenCL's
+"""A device for these tests: the one that MLVM_DEVICE names, such as cuda:0, or the first of OpenCL
 on which a kernel compiles.
 
 Drivers compile without optimization here, which is most of the time of a test on PoCL;
