@@ -1,22 +1,74 @@
-"""Devices by CUDA: `ml.VM(device="cuda:0")`, by the package CuPy. It has not run on one yet.
+"""Devices by CUDA: `ml.VM(device="cuda:0")`, by the package CuPy.
 
-It is the VM of OpenCL's devices with another launcher: sources are compiled by NVRTC, as CUDA C.
+The VM is that of OpenCL's devices with another launcher. NVRTC compiles the sources as CUDA C; the
+compiler of CuPy would flush subnormal numbers to zero. Machine code is kept on disk, in `mlvm/cuda`
+of the user's cache, and all VMs of a process share it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from contextlib import suppress
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
 from mlvm.core.errors import MachineError
 from mlvm.core.extras import extra
 from mlvm.core.types import ALIGNMENT, Array
+from mlvm.machines.gpu import tiles
 from mlvm.machines.gpu.kernels import Facts
 from mlvm.machines.gpu.memory import Lost
+
+_LOST: Final = (
+    "cudaErrorDevicesUnavailable",
+    "cudaErrorECCUncorrectable",
+    "cudaErrorIllegalAddress",
+)
+_NO_MEMORY: Final = ("cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
+
+
+@cache
+def _module(text: str, number: int) -> Any:
+    """Load a source on a device. Raises `MachineError` with the log of the compiler."""
+    cupy = extra("cupy", "cuda")
+    nvrtc = import_module("cupy_backends.cuda.libs.nvrtc")
+    architecture = f"--gpu-architecture=sm_{cupy.cuda.Device(number).compute_capability}"
+    options = ("--std=c++14", "--fmad=false", architecture)
+    digest = hashlib.sha256(repr((nvrtc.getVersion(), options, text)).encode()).hexdigest()
+    path = tiles.path().with_name("cuda") / f"{digest}.cubin"
+    if path.exists():
+        return cupy.RawModule(path=str(path))
+    code = _compile(nvrtc, text, options)
+    with suppress(OSError):  # a read-only home: the next process compiles again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_bytes(code)
+        part.replace(path)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "kernels.cubin")
+        copy.write_bytes(code)
+        return cupy.RawModule(path=str(copy))
+
+
+def _compile(nvrtc: Any, text: str, options: tuple[str, ...]) -> bytes:
+    program = nvrtc.createProgram(text, "kernels.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, options)
+        code: bytes = nvrtc.getCUBIN(program)
+    except nvrtc.NVRTCError:
+        log = " ".join(nvrtc.getProgramLog(program).split())
+        raise MachineError(f"CUDA: NVRTC refuses a kernel: {log}") from None
+    finally:
+        nvrtc.destroyProgram(program)
+    return code
 
 
 class Cuda:
@@ -36,11 +88,11 @@ class Cuda:
             local_bytes=properties["sharedMemPerBlock"],
             most_items=properties["maxThreadsPerBlock"],
         )
+        self._number = number
         self._device = cupy.cuda.Device(number)
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._copy_stream = cupy.cuda.Stream(non_blocking=True)
-        self._modules: dict[str, Any] = {}
         self._on_its_way: deque[tuple[Any, Array]] = deque()  # values, till that event
 
     def typed(self, error: Exception) -> Exception | None:
@@ -48,12 +100,10 @@ class Cuda:
         if isinstance(error, MemoryError) or not {"cupy", "cupy_backends"} & {*kinds}:
             return None
         text = " ".join(str(error).split())
-        lost_codes = (
-            "cudaErrorDevicesUnavailable",
-            "cudaErrorECCUncorrectable",
-            "cudaErrorIllegalAddress",
-        )
-        return Lost(text) if any(map(text.__contains__, lost_codes)) else MachineError(text)
+        if any(code in text for code in _NO_MEMORY):
+            return MemoryError(text)
+        lost = any(code in text for code in _LOST)
+        return Lost(text) if lost else MachineError(f"{self.device}: {text}")
 
     def alloc(self, nbytes: int) -> Any:
         with self._device, self._stream:
@@ -116,11 +166,7 @@ class Cuda:
         args: tuple[Any, ...],
     ) -> Callable[[], object]:
         with self._device:
-            if text not in self._modules:
-                self._modules[text] = self._cupy.RawModule(
-                    code=text, options=("--std=c++14", "--fmad=false"), backend="nvrtc"
-                )
-            kernel = self._modules[text].get_function(entry)
+            kernel = _module(text, self._number).get_function(entry)
         kernel_args = tuple([x if isinstance(x, np.generic) else np.uintp(x.ptr) for x in args])
         grid = tuple([-(-n // by) for n, by in zip(size, group, strict=True)])
         return partial(self._launch, kernel, grid, group, kernel_args)

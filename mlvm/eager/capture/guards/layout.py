@@ -44,7 +44,8 @@ typing.NewType typing.ParamSpec typing.TypeAliasType typing.TypeVar typing.TypeV
 typing.Union typing._Final datetime.date datetime.time datetime.timedelta datetime.timezone
 decimal.Decimal enum.Enum fractions.Fraction inspect.Parameter inspect.Signature
 ipaddress._IPAddressBase operator.attrgetter operator.itemgetter operator.methodcaller
-pathlib.PurePath re.Pattern uuid.UUID zoneinfo.ZoneInfo _abc._abc_data _collections._tuplegetter
+pathlib.PurePath pathlib._local.PurePath re.Pattern uuid.UUID zoneinfo.ZoneInfo _abc._abc_data
+_collections._tuplegetter collections._tuplegetter
 _thread.RLock _thread.lock numpy._ArrayFunctionDispatcher numpy.dtype numpy.generic numpy.ufunc
 """
 """Classes of what never changes, or only where a step does not look. Any other may change."""
