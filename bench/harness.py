@@ -193,7 +193,7 @@ def child_environment(threads: int) -> dict[str, str]:
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("OPENBLAS_", "MLVM_"))
+        if not name.startswith(("OPENBLAS_", "MLVM_")) or name == "MLVM_DEVICE"
     }
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC"):
         environment[name] = str(threads)

@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
         "--memory", type=int, default=4, help="GiB of addresses for the process, if it is limited"
     )
     options = parser.parse_args(argv)
-    if options.memory:
+    if options.memory and not str(options.device).startswith("cuda"):  # which maps all of a GPU
         limit_memory(options.memory << 30)
     gc.freeze()  # what is there now need not be looked at when a program's garbage is collected
     fuzz: Callable[..., tuple[Any, str | None]] = trying.fuzz

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -44,18 +42,18 @@ def _module(text: str, number: int) -> Any:
     options = ("--std=c++14", "--fmad=false", architecture)
     digest = hashlib.sha256(repr((nvrtc.getVersion(), options, text)).encode()).hexdigest()
     path = tiles.path().with_name("cuda") / f"{digest}.cubin"
-    if path.exists():
-        return cupy.RawModule(path=str(path))
-    code = _compile(nvrtc, text, options)
-    with suppress(OSError):  # a read-only home: the next process compiles again
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_bytes(code)
-        part.replace(path)
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, "kernels.cubin")
-        copy.write_bytes(code)
-        return cupy.RawModule(path=str(copy))
+    if not path.exists():
+        code = _compile(nvrtc, text, options)
+        with suppress(OSError):  # a read-only home: the next process compiles again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(f".{os.getpid()}")
+            part.write_bytes(code)
+            part.replace(path)
+    else:
+        code = path.read_bytes()
+    module = cupy.cuda.function.Module()
+    module.load(code)
+    return module
 
 
 def _compile(nvrtc: Any, text: str, options: tuple[str, ...]) -> bytes:
