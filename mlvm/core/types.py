@@ -239,7 +239,7 @@ class TensorType:
     def __new__(cls, dtype: object, shape: Sequence[int] = ()) -> TensorType:
         dtype = dtype if dtype.__class__ is DType else DType.of(dtype)
         if shape.__class__ is not tuple or not _INT.issuperset(map(type, shape)):
-            length = open_length(shape)
+            length = open_length(shape) if isinstance(shape, (tuple, list)) else None
             if length is not None and dtype.per_byte == 1:
                 return length.open_type(dtype, shape)  # type: ignore[no-any-return]
             shape = _as_shape(shape)

@@ -74,7 +74,7 @@ def wired() -> tuple[VM, WireVM]:
     return vm, WireVM(vm)
 
 
-LOCAL_CALLS = {"attached", "is_same", "lock", "stands_for"}
+LOCAL_CALLS = {"attached", "is_same", "lock", "require_open", "stands_for"}
 """What a VM answers on this side of a wire."""
 
 
@@ -177,7 +177,7 @@ def test_a_vm_is_not_closed_by_a_launch_of_its_own() -> None:
     vm = LocalVM()
     vm.register("leave", lambda frame: vm.close())
     refuses(
-        MachineError, "closed inside its own launch", vm.launch, Program.of_op("leave", 0, {}, 0)
+        MachineError, "cannot be closed in a launch", vm.launch, Program.of_op("leave", 0, {}, 0)
     )
     assert vm.read(put(vm, f32s(1, 2))).tolist() == [1, 2]
 
