@@ -1,7 +1,7 @@
-"""Tensors of an ONNX file as numpy arrays: views of the file where they can be.
+"""Tensors of an ONNX file as numpy arrays: views of the file where that is possible.
 
-What no dtype of mlvm holds is widened: floats of 8 and 4 bits are f32, integers of 4 and 2 bits
-are i8 and u8.
+Values that no dtype of mlvm holds are widened: floats of 8 and 4 bits to f32, integers of 4 and 2
+bits to i8 and u8.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DTYPES: Final = {
     )
     if name != "-"
 }
-"""What each number of `TensorProto.DataType` is."""
+"""The dtype of each number of `TensorProto.DataType`."""
 
 NAMES: Final = {dtype: number for number, dtype in DTYPES.items()}
 
@@ -61,9 +61,9 @@ STORED: Final = {
 
 
 def _floats(exponent: int, mantissa: int, bias: int, *, finite: str = "") -> Array:
-    """The values of all floats of a format (https://onnx.ai/onnx/technical/float8.html). It has
-    infinities and nan as IEEE has them, or as `finite` says: "fn" has nan of all ones, "uz" nan in
-    place of -0, "all" has neither."""
+    """Return the values of all floats of a format (https://onnx.ai/onnx/technical/float8.html). It
+    has infinities and nan as IEEE has them, or as `finite` says: "fn" has nan of all ones, "uz" nan
+    in place of -0, "all" has neither."""
     bits = 1 + exponent + mantissa
     codes = np.arange(1 << bits)
     fraction = codes & (1 << mantissa) - 1
@@ -78,8 +78,8 @@ def _floats(exponent: int, mantissa: int, bias: int, *, finite: str = "") -> Arr
     elif not finite:
         top = power == (1 << exponent) - 1
         values[top] = np.where(fraction[top] > 0, np.nan, sign[top] * np.inf)
-    found: Array = values.astype(np.float32)
-    return found
+    table: Array = values.astype(np.float32)
+    return table
 
 
 FLOATS: Final = {
@@ -97,7 +97,7 @@ INTEGERS: Final = {21: (4, np.uint8), 22: (4, np.int8), 25: (2, np.uint8), 26: (
 
 
 def dtype_of(number: int, what: str) -> DType:
-    """The dtype that holds values of that `TensorProto.DataType`. Raises `ModelError`."""
+    """Return the dtype that holds values of that `TensorProto.DataType`. Raises `ModelError`."""
     if number in DTYPES:
         return DTYPES[number]
     if number in FLOATS:
@@ -113,7 +113,7 @@ _OFTEN: Final = 1 << 22  # bytes
 
 
 class Files:
-    """Where tensors of a model have their bytes: the folder of its external data."""
+    """External data of a model: files in its folder, mapped into memory."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -122,7 +122,7 @@ class Files:
         self._copied = 0
 
     def read(self, tensor: Message, size: int) -> memoryview:
-        """The bytes of a tensor that lie in another file. Raises `ModelError`."""
+        """Return the bytes of a tensor with external data. Raises `ModelError`."""
         places = {pair.key: pair.value for pair in tensor.external_data}
         name, root = places.get("location", ""), self.folder
         if root is None:
@@ -150,10 +150,10 @@ class Files:
         return data[start : start + length]
 
     def mapped(self, path: Path) -> memoryview:
-        """The bytes of a file, which are read when they are looked at. Raises `OSError`."""
+        """Map a file into memory: its pages are read at the first access. Raises `OSError`."""
         if not path.is_file():
-            told = "it is no regular file" if path.exists() else "there is no such file"
-            raise FileNotFoundError(errno.ENOENT, told, str(path))
+            reason = "it is no regular file" if path.exists() else "there is no such file"
+            raise FileNotFoundError(errno.ENOENT, reason, str(path))
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             if (most := limit.get()) is not None:
@@ -164,7 +164,7 @@ class Files:
         return memoryview(self._maps[-1])
 
     def forget(self, nbytes: int) -> None:
-        """So many bytes have been copied: from time to time what was read leaves the memory."""
+        """Count copied bytes; after every 4 MiB let the system drop the pages that were read."""
         self._copied += nbytes
         if self._copied > _OFTEN and hasattr(mmap, "MADV_DONTNEED"):
             self._copied = 0
@@ -173,7 +173,7 @@ class Files:
 
 
 def array_of(tensor: Message, files: Files) -> Array:
-    """The values of a tensor. Raises `ModelError` for one that is not whole."""
+    """Return the values of a tensor. Raises `ModelError` for one that is not whole."""
     number, what = tensor.data_type, f"the tensor {tensor.name!r}"
     shape = tuple(int(n) for n in tensor.dims)
     dtype = dtype_of(number, what)
@@ -205,7 +205,7 @@ def array_of(tensor: Message, files: Files) -> Array:
 
 
 def _listed(tensor: Message, number: int, dtype: DType, count: int, what: str) -> Array:
-    """The values that a tensor has in a list of numbers."""
+    """Return the values that a tensor has in a list of numbers."""
     if number in (1, 14):
         values = tensor.float_data
     elif number in (11, 15):
@@ -228,7 +228,7 @@ def _listed(tensor: Message, number: int, dtype: DType, count: int, what: str) -
 
 
 def widened(codes: Array, number: int, size: int) -> Array:
-    """The values of codes of few bits. Two or four lie in a byte, the first in its low bits."""
+    """Decode codes of few bits. A byte has two or four of them, the first in its low bits."""
     bits = INTEGERS[number][0] if number in INTEGERS else 4 if number == 23 else 8
     if bits < 8:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)
@@ -246,5 +246,5 @@ def is_array(value: Any) -> bool:
 
 
 def is_known(array: Any) -> bool:
-    """Whether it is an array in whose dtype numpy computes, which bf16 is not."""
+    """Return whether `array` is a numpy array in whose dtype numpy computes: any but bf16."""
     return isinstance(array, np.ndarray) and array.dtype != bf16.numpy

@@ -51,8 +51,8 @@ _CAST: Final = {
     **dict.fromkeys((u32, u64), i64),
     **dict.fromkeys((f16, f64), f32),
 }
-"""In which dtype a node computes where onnxruntime has no kernel, or ONNX no form, of its own. The
-lowest bits of integers are the same; of u64 the order is not."""
+"""Dtype of a node's computation where onnxruntime has no kernel, or ONNX no form, in the operands'
+own. The low bits of integers stay the same; the order of u64 does not."""
 
 _LACKS: Final = {
     op: frozenset(map(DType.named, dtypes.split()))
@@ -73,7 +73,7 @@ _LACKS: Final = {
     )
     for op in ops.split()
 }
-"""The dtypes of the first operand for which that is so."""
+"""Dtypes of the first operand for which an op computes in the dtype of `_CAST`."""
 _ORDERS: Final = ("Pow", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK")
 _RESULTS: Final = {
     **dict.fromkeys(["Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual"], bool_),
@@ -110,10 +110,10 @@ class Body:
         self.takes: list[str] = []
         self.nodes: list[dict[str, Any]] = []
         self._dtypes: dict[str, DType] = {}
-        for x, given, type in zip(self.names, types, self.types, strict=True):
-            self.takes.append(x if given is type else f"{x}.{given.dtype}")
-            self._dtypes[self.takes[-1]] = given.dtype
-            if given is not type:
+        for x, operand_type, type in zip(self.names, types, self.types, strict=True):
+            self.takes.append(x if operand_type is type else f"{x}.{operand_type.dtype}")
+            self._dtypes[self.takes[-1]] = operand_type.dtype
+            if operand_type is not type:
                 self._add("Cast", self.takes[-1:], [x], to=NAMES[type.dtype])
         self._gives = out.dtype
 
@@ -124,11 +124,11 @@ class Body:
             raise AttributeError(name) from None
 
     def __call__(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node; the name of its result."""
+        """Add a node; return the name of its result."""
         return self.several(1, op, *inputs, **attributes)[0]
 
     def several(self, count: int, op: str, *inputs: str, **attributes: Any) -> list[str]:
-        """Add a node of so many results; their names."""
+        """Add a node with `count` results; return their names."""
         first = int(op == "Where")  # the others are of its dtype, or of their own
         dtype = self._dtypes[inputs[first]] if inputs else bool_
         if dtype in _LACKS.get(op, ()) and attributes.get("reduction") != "none":
@@ -139,44 +139,46 @@ class Body:
                 for i, x in enumerate(inputs)
             ]
             results = self.several(count, op, *cast, **attributes)
-            wanted = self._results(op, dtype, count)
+            dtypes = self._results(op, dtype, count)
             return [
                 y if self._dtypes[y] is each else self.cast(y, each)
-                for y, each in zip(results, wanted, strict=True)
+                for y, each in zip(results, dtypes, strict=True)
             ]
-        made = [f"y{len(self.nodes)}" + f".{i}" * (count > 1) for i in range(count)]
-        self._add(op, inputs, made, **attributes)
-        return made
+        outputs = [f"y{len(self.nodes)}" + f".{i}" * (count > 1) for i in range(count)]
+        self._add(op, inputs, outputs, **attributes)
+        return outputs
 
     def _results(self, op: str, dtype: DType, count: int) -> list[DType]:
-        """The dtypes of a node's results, where its first operand is of that dtype."""
+        """Return the dtypes of a node's results, where its first operand is of that dtype."""
         own = _RESULTS.get(op, dtype)
         return [i64 if op == "TopK" and i else own for i in range(count)]
 
-    def _add(self, op: str, inputs: Sequence[str], made: Sequence[str], **attributes: Any) -> None:
+    def _add(
+        self, op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
+    ) -> None:
         if op == "Constant":
             dtype = DType.of(attributes["value"].dtype)
         elif op == "Cast":
             dtype = DTYPES[attributes["to"]]
         else:
             dtype = self._dtypes[inputs[int(op == "Where")]]
-        self._dtypes |= zip(made, self._results(op, dtype, len(made)), strict=True)
-        node = {"input": list(inputs), "output": list(made), "attributes": attributes}
+        self._dtypes |= zip(outputs, self._results(op, dtype, len(outputs)), strict=True)
+        node = {"input": list(inputs), "output": list(outputs), "attributes": attributes}
         self.nodes.append({"op_type": op, **node})
 
     def result(self, x: str) -> str:
-        """What a rule has made, as the op gives it: no operand."""
+        """Return a rule's result in the dtype of the op; an operand passes through `Identity`."""
         if self._gives is not self.out.dtype:
             return self.cast(x, self._gives)
         return self("Identity", x) if x in self.takes else x
 
     def array(self, value: Any, dtype: DType = i64) -> str:
-        """A constant."""
+        """Add a constant."""
         value = np.asarray(value, dtype.numpy)
         return self("Constant", value=value)
 
     def number(self, value: float, dtype: DType | None = None) -> str:
-        """A scalar, of the dtype of the result unless said otherwise."""
+        """Add a scalar constant, by default of the result's dtype."""
         from mlvm.core.ops import half
 
         dtype = dtype or self.out.dtype
@@ -186,20 +188,20 @@ class Body:
         return self("Cast", x, to=NAMES[dtype])
 
     def operand(self, i: int, dtype: DType | None) -> str:
-        """An operand in that dtype."""
+        """Return an operand in that dtype."""
         x = self.names[i]
         return x if dtype is None or self.types[i].dtype is dtype else self.cast(x, dtype)
 
     def operands(self, dtype: DType | None = None) -> list[str]:
-        """The operands in one dtype, that of the result unless said otherwise."""
+        """Return the operands in one dtype, by default the result's."""
         return [self.operand(i, dtype or self.out.dtype) for i in range(len(self.types))]
 
     def positions(self, i: int) -> str:
-        """An operand of positions, in a dtype that ONNX takes."""
+        """Return an operand of positions, in a dtype that ONNX takes."""
         return self.operand(i, None if self.types[i].dtype in (i32, i64) else i64)
 
     def is_negative(self, x: str) -> str:
-        """Whether the sign bit is set, of -0.0 and -inf too."""
+        """Compute the sign bit, that of -0.0 and -inf included."""
         zero = self.number(0.0, self.types[0].dtype)
         return self("Or", self("Less", x, zero), self("Less", self("Reciprocal", x), zero))
 
@@ -211,7 +213,7 @@ class Body:
     def sliced(
         self, x: str, start: Sequence[int], length: Sequence[int], step: Sequence[int]
     ) -> str:
-        """Of each axis so many elements from `start` on."""
+        """Slice x: `length` elements of each axis, from `start` on, `step` apart."""
         ends = [
             end if (end := a + n * s) >= 0 else -(2**62)
             for a, n, s in zip(start, length, step, strict=True)
@@ -232,7 +234,8 @@ class Body:
         start: Sequence[int],
         step: Sequence[int],
     ) -> str:
-        """Zeros of `shape`, with x, which is of the shape `within`, where a slice would read it."""
+        """Write x, of the shape `within`, into zeros of `shape`, at the places that a slice by
+        `start` and `step` reads."""
         turned = [i for i, s in enumerate(step) if s < 0]
         if turned:
             x = self.sliced(
@@ -244,16 +247,16 @@ class Body:
         first = [
             a + s * (n - 1) if s < 0 else a for a, s, n in zip(start, step, within, strict=True)
         ]
-        apart = [abs(s) for s in step]
-        if any(s > 1 for s in apart):  # zeros between the elements
+        strides = [abs(s) for s in step]
+        if any(s > 1 for s in strides):  # zeros between the elements
             spread = [m for n in within for m in (n, 1)]
-            wide = [m for n, s in zip(within, apart, strict=True) for m in (n, s)]
+            wide = [m for n, s in zip(within, strides, strict=True) for m in (n, s)]
             x = self.padded(
                 self.reshaped(x, spread), [(0, b - a) for a, b in zip(spread, wide, strict=True)]
             )
-            wide = [n * s for n, s in zip(within, apart, strict=True)]
+            wide = [n * s for n, s in zip(within, strides, strict=True)]
             whole = [
-                max((n - 1) * s + 1, 0) if n else 0 for n, s in zip(within, apart, strict=True)
+                max((n - 1) * s + 1, 0) if n else 0 for n, s in zip(within, strides, strict=True)
             ]
             x = self.sliced(self.reshaped(x, wide), [0] * len(wide), whole, [1] * len(wide))
             within = whole
@@ -269,9 +272,9 @@ class Body:
 
 
 def axes_of(axis: int | Iterable[int] | None, ndim: int) -> list[int]:
-    """The axes, counted from the front."""
-    given = range(ndim) if axis is None else [axis] if isinstance(axis, int) else axis
-    return [n % ndim if ndim else n for n in given]
+    """Return the axes, counted from the front."""
+    listed = range(ndim) if axis is None else [axis] if isinstance(axis, int) else axis
+    return [n % ndim if ndim else n for n in listed]
 
 
 def body(*names: str) -> Callable[[_Rule], _Rule]:
@@ -461,8 +464,8 @@ def _log10(b: Body) -> str:
 @body("logaddexp")
 def _logaddexp(b: Body) -> str:
     x, y = b.operands()
-    apart = b("Neg", b("Abs", b("Sub", x, y)))
-    most = b("Add", b("Max", x, y), _log1p_of(b, b("Exp", apart)))
+    distance = b("Neg", b("Abs", b("Sub", x, y)))
+    most = b("Add", b("Max", x, y), _log1p_of(b, b("Exp", distance)))
     return b("Where", b("Equal", x, y), b("Add", x, b.number(math.log(2))), most)
 
 
@@ -498,7 +501,7 @@ def _atan2(b: Body) -> str:
 
 
 def _not_zero(b: Body, y: str) -> tuple[str, str]:
-    """Places where an integer is 0, by which others do not divide; 1 in its place."""
+    """Return a mask of the zeros of an integer divisor, and the divisor with 1 in their place."""
     is_zero = b("Equal", y, b.number(0))
     return is_zero, b("Where", is_zero, b.number(1), y)
 
@@ -507,10 +510,10 @@ def _remainder_of(b: Body, x: str, y: str) -> str:
     if not b.out.dtype.is_inexact:
         is_zero, by = _not_zero(b, y)
         return b("Where", is_zero, b.number(0), b("Mod", x, by))
-    zero, found = b.number(0.0), b("Mod", x, y, fmod=1)
-    apart = b("Xor", b("Less", found, zero), b("Less", y, zero))
-    apart = b("And", apart, b("Not", b("Equal", found, zero)))
-    return b("Where", apart, b("Add", found, y), found)
+    zero, remainder = b.number(0.0), b("Mod", x, y, fmod=1)
+    differs_in_sign = b("Xor", b("Less", remainder, zero), b("Less", y, zero))
+    differs_in_sign = b("And", differs_in_sign, b("Not", b("Equal", remainder, zero)))
+    return b("Where", differs_in_sign, b("Add", remainder, y), remainder)
 
 
 @body("remainder")
@@ -663,7 +666,7 @@ def _one_hot(b: Body) -> str:
 
 
 def _rows_first(b: Body, x: str, axis: int, count: int, ndim: int) -> str:
-    """x with so many axes from that one on in front."""
+    """Move `count` axes from `axis` on to the front."""
     perm = [*range(axis, axis + count), *range(axis), *range(axis + count, ndim)]
     return x if perm == [*range(ndim)] else b("Transpose", x, perm=perm)
 
@@ -671,15 +674,15 @@ def _rows_first(b: Body, x: str, axis: int, count: int, ndim: int) -> str:
 def _scattered(
     b: Body, data: str, updates: str, indices: int, axis: int, how: str, n: int | None = None
 ) -> str:
-    """`data` of n axes, with rows along `axis` replaced, or added to, at the positions of that
-    operand."""
+    """Replace rows of `data`, which has n axes, along `axis`, or combine them with the updates, at
+    the positions of operand `indices`."""
     places, n = b("Unsqueeze", b.operand(indices, i64), b.array([-1])), n or b.out.ndim
     count = b.types[indices].ndim
     rows = _rows_first(b, data, axis, 1, n)
-    given = _rows_first(b, updates, axis, count, n - 1 + count)
-    made = b("ScatterND", rows, places, given, reduction=how)
+    update_rows = _rows_first(b, updates, axis, count, n - 1 + count)
+    updated = b("ScatterND", rows, places, update_rows, reduction=how)
     back = [*range(1, axis + 1), 0, *range(axis + 1, n)]
-    return made if back == [*range(n)] else b("Transpose", made, perm=back)
+    return updated if back == [*range(n)] else b("Transpose", updated, perm=back)
 
 
 def _zeros(b: Body) -> str:
@@ -711,8 +714,8 @@ def _index_set(b: Body) -> str:
     values = b("Expand", b.operand(1, b.out.dtype), b.array([*before, *places.shape, *behind]))
     flat = [*before, math.prod(shape[axis : axis + b.axes]), *behind]
     x = b.reshaped("x0", flat) if b.axes != 1 else "x0"
-    made = _scattered(b, x, values, 2, axis, "none", len(flat))
-    return b.reshaped(made, shape) if b.axes != 1 else made
+    updated = _scattered(b, x, values, 2, axis, "none", len(flat))
+    return b.reshaped(updated, shape) if b.axes != 1 else updated
 
 
 @body("scatter_add_along_axis")
@@ -767,9 +770,9 @@ def _logsumexp(b: Body) -> str:
 @body("var")
 def _var(b: Body) -> str:
     axes = axes_of(b.axis, b.types[0].ndim)
-    apart = b("Sub", "x0", b.reduced("ReduceMean", "x0", axes, True))
+    deviation = b("Sub", "x0", b.reduced("ReduceMean", "x0", axes, True))
     count = math.prod(b.types[0].shape[i] for i in axes)
-    total = b.reduced("ReduceSum", b("Mul", apart, apart), axes, b.keepdims)
+    total = b.reduced("ReduceSum", b("Mul", deviation, deviation), axes, b.keepdims)
     return b("Div", total, b.number(count - b.correction))
 
 
@@ -781,8 +784,8 @@ def _cumulative_sum(b: Body) -> str:
 def _extreme(b: Body, op: str) -> str:
     x = b.types[0]
     flat = b.reshaped("x0", [x.size]) if b.axis is None else "x0"
-    found = b(op, flat, axis=b.axis or 0, keepdims=int(b.keepdims and b.axis is not None))
-    return b.reshaped(found, b.out.shape) if b.axis is None else found
+    index = b(op, flat, axis=b.axis or 0, keepdims=int(b.keepdims and b.axis is not None))
+    return b.reshaped(index, b.out.shape) if b.axis is None else index
 
 
 BODIES["argmax"] = lambda b: _extreme(b, "ArgMax")
@@ -820,11 +823,11 @@ def _batch_contract(b: Body) -> str:
 
 
 def _normalized(b: Body, x: str) -> tuple[str, str]:
-    """x normalised over its last axis, and 1 / sqrt(var + eps)."""
-    apart = b("Sub", x, b.reduced("ReduceMean", x, [-1], True))
-    variance = b.reduced("ReduceMean", b("Mul", apart, apart), [-1], True)
+    """Normalise x over its last axis; return the result and 1 / sqrt(var + eps)."""
+    centered = b("Sub", x, b.reduced("ReduceMean", x, [-1], True))
+    variance = b.reduced("ReduceMean", b("Mul", centered, centered), [-1], True)
     inverse = b("Reciprocal", b("Sqrt", b("Add", variance, b.number(b.eps))))
-    return b("Mul", apart, inverse), inverse
+    return b("Mul", centered, inverse), inverse
 
 
 @body("layer_norm")
@@ -863,12 +866,12 @@ def _cross_entropy(b: Body) -> str:
 def _cross_entropy_vjp(b: Body) -> str:
     labels = b("Unsqueeze", b.operand(2, i64), b.array([-1]))
     hot = b.cast(b("Equal", labels, b.array(range(b.out.shape[-1]))), b.out.dtype)
-    apart = b("Sub", b("Softmax", "x1", axis=-1), hot)
-    return b("Mul", apart, b("Unsqueeze", "x0", b.array([-1])))
+    difference = b("Sub", b("Softmax", "x1", axis=-1), hot)
+    return b("Mul", difference, b("Unsqueeze", "x0", b.array([-1])))
 
 
 def _channels_second(ndim: int) -> list[int]:
-    """The order of axes that makes [N, ..., C] of it [N, C, ...]."""
+    """Return the axes by which a transposition makes [N, C, ...] of [N, ..., C]."""
     return [0, ndim - 1, *range(1, ndim - 1)]
 
 
@@ -883,13 +886,13 @@ def _sliding(b: Body) -> dict[str, list[int]]:
 
 
 def _images(b: Body, op: str, *more: str, **attributes: Any) -> str:
-    """An op of ONNX on images whose channels are last."""
+    """Apply an op of ONNX to images whose channels are last."""
     x = b("Transpose", "x0", perm=_channels_second(b.out.ndim))
     return _channels_last(b, b(op, x, *more, **_sliding(b), **attributes))
 
 
 def _filters(b: Body) -> str:
-    """The kernel [..., I, O] as [O, I, ...]."""
+    """Transpose the kernel from [..., I, O] to [O, I, ...]."""
     axes = b.types[1].ndim - 2
     return b("Transpose", "x1", perm=[axes + 1, axes, *range(axes)])
 
@@ -902,8 +905,8 @@ def _conv2d(b: Body) -> str:
 @body("conv_transpose2d")
 def _conv_transpose2d(b: Body) -> str:
     rest = [  # rows that no window has reached
-        n + sum(side) - (count - 1) * step - (k - 1) * apart - 1
-        for n, side, count, step, k, apart in zip(
+        n + sum(side) - (count - 1) * step - (k - 1) * dilation - 1
+        for n, side, count, step, k, dilation in zip(
             b.shape[1:-1], b.padding, b.types[0].shape[1:-1], b.stride, b.types[1].shape,
             b.dilation, strict=False
         )
@@ -914,7 +917,7 @@ def _conv_transpose2d(b: Body) -> str:
 
 @body("conv2d_kernel_vjp")
 def _conv2d_kernel_vjp(b: Body) -> str:
-    """A convolution of x by g, with the batch for channels: g's steps are the dilation."""
+    """Convolve x by g, with the batch as channels: the stride of g is the dilation."""
     n, *places, channels = b.types[1].shape
     axes, each = range(len(places)), channels // b.groups
     x = b.reshaped("x1", [n, *places, b.groups, each])
@@ -937,7 +940,7 @@ def _avg_pool2d(b: Body) -> str:
 
 
 class _Place(NamedTuple):
-    """An element of a window, and where a slice of the padded images reads it for all windows."""
+    """Element of a window, with the slice of the padded images that reads it for all windows."""
 
     i: int
     j: int
@@ -958,7 +961,8 @@ def _window_places(
 
 
 def _added_up(b: Body, parts: Iterable[tuple[_Place, str]]) -> str:
-    """The sum of what each element of the windows adds to the images, without their padding."""
+    """Sum the contributions of all elements of the windows to the images, and cut off the
+    padding."""
     shape = [n + sum(p) for n, p in zip(b.out.shape, [(0, 0), *b.padding, (0, 0)], strict=True)]
     placed = [b.embedded(x, at.length, shape, at.start, at.step) for at, x in parts]
     (top, _), (left, _) = b.padding
@@ -1011,7 +1015,7 @@ def _weighted_take(b: Body) -> str:
 
 
 def _dequantized(b: Body, x: str, scale: str, shape: Sequence[int], scales: Sequence[int]) -> str:
-    """x of that shape in f32, by the scale of each group."""
+    """Dequantise x, of that shape, to f32 by the scale of each group."""
     pairs = scales if len(scales) > len(shape) else [*scales, 1]
     scale, groups = b.reshaped(scale, pairs), pairs[-2]
     y = b.reshaped(b.cast(x, f32), [*shape[:-1], groups, shape[-1] // groups])

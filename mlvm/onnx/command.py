@@ -1,4 +1,4 @@
-"""`python -m mlvm onnx`: what an ONNX file is, does, and needs."""
+"""`python -m mlvm onnx`: describe, run and time an ONNX file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHOWN: Final = 15  # ops
 
 def run(
     file: Path,
-    given: Sequence[Array],
+    inputs: Sequence[Array],
     *,
     times: bool,
     plan: bool,
@@ -39,16 +39,16 @@ def run(
     types. Then its ops by `times`, and its `plan` of memory, of which a picture goes to `out`, or
     beside the file. The step is saved to `save`, and the results to `out`.
 
-    Inputs that are not given are zeros, if the file declares their lengths. Raises `ModelError`
-    where it does not, what `load` and the model raise, and `OSError`.
+    Missing inputs are zeros if the file declares their lengths. Raises `ModelError` if it does not,
+    the errors of `load` and of the model, and `OSError`.
     """
     model = load(file)
     _describe(file, model)
-    if not (given or times or plan or save or out):
+    if not (inputs or times or plan or save or out):
         return
-    beside = widest_of(model.weights.values())
-    arrays: list[Any] = [as_operand(x, beside) if x.ndim else x for x in given]
-    arrays += _zeros(model, len(given))
+    widest = widest_of(model.weights.values())
+    arrays: list[Any] = [as_operand(x, widest) if x.ndim else x for x in inputs]
+    arrays += _zeros(model, len(inputs))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     captured = ml.capture(model)
@@ -78,20 +78,20 @@ def _describe(file: Path, model: Model) -> None:
             print(f"{what:<8} {name}: {text}")
 
 
-def _zeros(model: Model, given: int) -> list[Array]:
-    """Zeros for the inputs behind those that are given."""
-    found: list[Array] = []
-    for name, text in [*model.inputs.items()][given:]:
+def _zeros(model: Model, count: int) -> list[Array]:
+    """Return zeros for the inputs after the first `count`."""
+    zeros: list[Array] = []
+    for name, text in [*model.inputs.items()][count:]:
         try:
             type = TensorType.parse(text)
         except OpError:
             raise ModelError(f"the input {name!r} is {text}: give it by --input") from None
-        found.append(np.zeros(type.shape, type.dtype.numpy))
-    return found
+        zeros.append(np.zeros(type.shape, type.dtype.numpy))
+    return zeros
 
 
 def _print_times(captured: Any, arrays: Sequence[Array]) -> None:
-    """The time of a call, and of the ops in it, the longest first."""
+    """Print the time of a call, and of the ops in it, the longest first."""
     seconds: list[float] = []
     tensors = [ml.asarray(x) if x.ndim else x for x in arrays]
     while sum(seconds) < _SECONDS and len(seconds) < _MOST:
@@ -103,12 +103,12 @@ def _print_times(captured: Any, arrays: Sequence[Array]) -> None:
     vm = ml.default_vm()
     if not isinstance(vm, VM):
         return
-    seen = Trace(vm.name)
-    with vm.instrumented(seen):
+    trace = Trace(vm.name)
+    with vm.instrumented(trace):
         captured(*tensors)
     spent: Counter[str] = Counter()
     calls: Counter[str] = Counter()
-    for span in seen.spans:
+    for span in trace.spans:
         chain = span.about.get("attributes", {}).get("chain")
         name = span.name.removesuffix(".out") if chain is None else f"fused: {chain}"
         name = name if len(name) <= 60 else f"{name[:57]}..."

@@ -17,8 +17,8 @@ _NUMBERS: Final = {
 
 
 def encode(kind: str, fields: Mapping[str, Any]) -> Parts:
-    """The bytes of a message of that kind, in parts: large arrays are not copied. Messages in it
-    are mappings, too."""
+    """Encode a message of that kind as a list of parts: large arrays are not copied. Messages
+    inside it are mappings, too."""
     parts: Parts = []
     for name, value in fields.items():
         number, field = _NUMBERS[kind][name]
@@ -39,7 +39,7 @@ def encode(kind: str, fields: Mapping[str, Any]) -> Parts:
 
 
 def size_of(parts: Iterable[bytes | memoryview]) -> int:
-    """How many bytes the parts have."""
+    """Return the number of bytes of the parts."""
     return sum(map(len, parts))
 
 
@@ -55,9 +55,9 @@ def _number(kind: str, value: Any) -> bytes:
 
 def _varint(value: int) -> bytes:
     value &= (1 << 64) - 1  # a negative number has ten bytes
-    found = bytearray()
+    encoded = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)

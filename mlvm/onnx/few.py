@@ -10,9 +10,9 @@ from mlvm.onnx.arrays import FLOATS, INTEGERS
 
 
 def rounded(xp: Any, x: Any, number: int, saturate: bool = True, mode: str = "up") -> Any:
-    """x, f32, rounded to the floats of a `TensorProto.DataType`: to the nearest, of two to the even
-    one; what is too large becomes the largest if it shall `saturate`, or else what stands for it.
-    Powers of two (f8e8m0) are rounded as `mode` says."""
+    """Round x, f32, to the floats of a `TensorProto.DataType`, to nearest with ties to even. A
+    value beyond the largest becomes the largest with `saturate`, else infinity, or nan where the
+    format has none. Powers of two (f8e8m0) are rounded by `mode`."""
     codes = FLOATS[number]
     if number == 24:
         return _power(xp, x, saturate, mode)
@@ -56,7 +56,7 @@ def _power(xp: Any, x: Any, saturate: bool, mode: str) -> Any:
 
 
 def wrapped(xp: Any, x: Any, number: int) -> Any:
-    """x as an integer of few bits, whose low bits it keeps."""
+    """Wrap x to an integer of few bits: keep its low bits."""
     bits, kind = INTEGERS[number]
     wide = xp.astype(x, np.int32 if xp is np else xp.int32)
     low = xp.bitwise_and(wide, (1 << bits) - 1)

@@ -1,5 +1,5 @@
-"""Graphs of fewer nodes: what is added to and multiplied by a convolution's results becomes part of
-its weights, and a layer norm is one node."""
+"""Graphs of fewer nodes: sums and products after a convolution become part of its weights, and a
+layer norm is one node."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mlvm.onnx.table import TABLE
 
 
 def folded(graph: Graph) -> None:
-    """Take products of quantised factors together, fold into convolutions what follows them, and
-    fuse layer norms, in the graph and in those in it."""
+    """Merge products of quantised factors, fold scales and shifts into the convolutions before
+    them, and fuse layer norms, in the graph and its subgraphs."""
     for each in graph.all():
         _take_quantized(each)
         _fold_convolutions(each)
@@ -23,7 +23,7 @@ def folded(graph: Graph) -> None:
 
 
 def _uses(graph: Graph) -> dict[str, int]:
-    """How often each name is asked for."""
+    """Count the uses of each name."""
     counts: dict[str, int] = {}
     for name in graph.outputs:
         counts[name] = counts.get(name, 0) + 1
@@ -35,8 +35,8 @@ def _uses(graph: Graph) -> dict[str, int]:
 
 
 def _take_quantized(graph: Graph) -> None:
-    """Make a product of integers of one whose factors are floats that were quantised: the second a
-    weight, the first with one scale and zero."""
+    """Compute a product of dequantised factors in integers: the second factor is a weight, the
+    first has one scale and zero."""
     made_by = {name: node for node in graph.nodes for name in node.outputs}
     for node in graph.nodes:
         if node.type not in ("Conv", "MatMul", "Gemm"):
@@ -62,10 +62,10 @@ def _take_quantized(graph: Graph) -> None:
         bias: Any = node.inputs[2] if len(node.inputs) > 2 else ""
         if is_array(bias):
             _, whole = graph.quantized.get(id(bias), (None, None))
-            apart = bias.reshape(-1).astype(np.float64) / unit
-            if whole is None or np.abs(apart).max(initial=0) >= 2**31 - 1:
+            units = bias.reshape(-1).astype(np.float64) / unit
+            if whole is None or np.abs(units).max(initial=0) >= 2**31 - 1:
                 continue
-            operands.append(np.round(apart).astype(np.int32))
+            operands.append(np.round(units).astype(np.int32))
         elif bias:
             continue
         operands[5] = zero if is_array(zero) else ""
@@ -82,14 +82,14 @@ def _take_quantized(graph: Graph) -> None:
 
 
 def _channels(node: Node, weight: Array) -> int:
-    """The axis of a weight that is the result's."""
+    """Return the axis of a weight that becomes the result's channels."""
     if node.type == "Conv" or node.attributes.get("transB", 0):
         return 0
     return weight.ndim - 1
 
 
 def _lies_along(weight: Node, axis: int) -> bool:
-    """Whether there is a scale for each place of that axis of a weight."""
+    """Return whether a weight has a scale for each position of that axis."""
     q, scale = weight.inputs[:2]
     return bool(scale.ndim == 1 and weight.attributes.get("axis", 1) % q.ndim == axis)
 
@@ -97,7 +97,7 @@ def _lies_along(weight: Node, axis: int) -> bool:
 def _fold_convolutions(graph: Graph) -> None:
     uses = _uses(graph)
     made_by: dict[str, Node] = {}
-    kept = []
+    nodes = []
     for node in graph.nodes:
         before = (
             made_by.get(node.inputs[0]) if node.inputs and type(node.inputs[0]) is str else None
@@ -142,13 +142,13 @@ def _fold_convolutions(graph: Graph) -> None:
                 )
             ):
                 made_by[node.outputs[0]] = node
-        kept.append(node)
-    graph.nodes = kept
+        nodes.append(node)
+    graph.nodes = nodes
 
 
 def _line(node: Node, position: int, conv: Node) -> tuple[Array, Array] | None:
-    """Scale and shift of each channel by which the node goes on from a convolution's result; None
-    for all else."""
+    """Return the scale and shift of each channel that the node applies to a convolution's result;
+    None for any other node."""
     weight = conv.inputs[1]
     channels = weight.shape[0 if conv.type == "Conv" else 1]
     one, none = np.ones(channels, np.float64), np.zeros(channels, np.float64)
@@ -183,9 +183,9 @@ def _fuse_layer_norms(graph: Graph) -> None:
     uses = _uses(graph)
     made_by = {name: node for node in graph.nodes for name in node.outputs}
 
-    def made(name: Any, type: str) -> Node | None:
-        found = made_by.get(name) if _is_name(name) else None
-        return found if found is not None and found.type == type else None
+    def producer(name: Any, type: str) -> Node | None:
+        node = made_by.get(name) if _is_name(name) else None
+        return node if node is not None and node.type == type else None
 
     def over_last(node: Node | None) -> bool:
         if node is None or not node.attributes.get("keepdims", 1):
@@ -193,18 +193,18 @@ def _fuse_layer_norms(graph: Graph) -> None:
         axes = node.inputs[1] if len(node.inputs) > 1 else node.attributes.get("axes")
         return axes is not None and [int(n) for n in np.ravel(axes)] == [-1]
 
-    gone: set[int] = set()
+    fused: set[int] = set()
     for end in graph.nodes:
         if end.type != "Div":
             continue
-        root = made(end.inputs[1], "Sqrt")
-        plus = made(root.inputs[0], "Add") if root else None
-        spread = made(plus.inputs[0], "ReduceMean") if plus else None
-        centered = made(end.inputs[0], "Sub")
+        root = producer(end.inputs[1], "Sqrt")
+        plus = producer(root.inputs[0], "Add") if root else None
+        spread = producer(plus.inputs[0], "ReduceMean") if plus else None
+        centered = producer(end.inputs[0], "Sub")
         if root is None or plus is None or spread is None or centered is None:
             continue
-        squares = made(spread.inputs[0], "Pow") or made(spread.inputs[0], "Mul")
-        middle = made(centered.inputs[1], "ReduceMean")
+        squares = producer(spread.inputs[0], "Pow") or producer(spread.inputs[0], "Mul")
+        middle = producer(centered.inputs[1], "ReduceMean")
         if squares is None or middle is None or not (over_last(spread) and over_last(middle)):
             continue
         eps, by, x = plus.inputs[1], squares.inputs[1], centered.inputs[0]
@@ -220,12 +220,12 @@ def _fuse_layer_norms(graph: Graph) -> None:
             or uses[centered.outputs[0]] != (2 if squares.type == "Pow" else 3)
         ):
             continue
-        gone |= {id(node) for node in (*inner, centered)}
+        fused |= {id(node) for node in (*inner, centered)}
         end.type, end.op = "Normalized", TABLE["Normalized"]
         end.inputs, end.attributes = [x], {"epsilon": float(eps.reshape(-1)[0])}
-    graph.nodes = [node for node in graph.nodes if id(node) not in gone]
+    graph.nodes = [node for node in graph.nodes if id(node) not in fused]
 
 
 def _is_name(x: Any) -> bool:
-    """Whether an operand is named, and no array."""
+    """Return whether an operand is a name, not an array."""
     return type(x) is str

@@ -1,4 +1,4 @@
-"""A graph ready to run: the nodes that are left when what is known has been computed."""
+"""A graph ready to run: the nodes that remain after constant folding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REFUSALS: Final = (
     *(MlvmError, TypeError, ValueError, AttributeError, LookupError),
     *(ArithmeticError, MemoryError),
 )
-"""What is raised for operands and attributes that an op does not take."""
+"""Errors that an op raises for operands and attributes that it does not take."""
 _DRAWS: Final = frozenset(
     [
         "RandomNormal",
@@ -39,8 +39,12 @@ _DRAWS: Final = frozenset(
 
 
 class Node:
-    """A call of an op: what its operands and results are called. Operands may be arrays, too, and
-    weights."""
+    """Call of an op.
+
+    inputs: names of operands, `Weight`s, or arrays
+    outputs: names of the results
+    opset: version of the op's domain
+    """
 
     def __init__(
         self,
@@ -56,9 +60,9 @@ class Node:
         self.inputs, self.outputs, self.attributes = inputs, outputs, attributes
         self.graphs = [x for x in attributes.values() if isinstance(x, Graph)]
         self.numbers = [0] * len(inputs)
-        """The `TensorProto.DataType` of operands that wider dtypes hold."""
+        """`TensorProto.DataType` of each operand that a wider dtype holds, else 0."""
         self.last: list[str] = []
-        """What nobody asks for after this node."""
+        """Names whose last use is this node."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "op"}
@@ -70,14 +74,18 @@ class Node:
         return f"{self.type} {self.name!r}" if self.name else self.type
 
     def reads(self) -> list[str]:
-        """The names that the node asks for, those of the graphs in it too."""
+        """Return the names that the node and its subgraphs read."""
         own = [x for x in self.inputs if type(x) is str and x]
         return own + [name for graph in self.graphs for name in graph.free]
 
 
 class Kind(NamedTuple):
-    """What a graph declares of a value: the number of its dtype, and its shape, where names or None
-    stand for lengths that differ; "sequence" or "optional" for these."""
+    """Declared type of a value.
+
+    container: "", "sequence" or "optional"
+    number: `TensorProto.DataType` of its elements, 0 if undeclared
+    shape: lengths; a name or None for an open one
+    """
 
     container: str
     number: int
@@ -85,51 +93,59 @@ class Kind(NamedTuple):
 
 
 class Graph:
-    """The nodes in the order in which they run. `free` are names of the graph around this one."""
+    """Nodes in the order in which they run.
+
+    free: names of the enclosing graph that the nodes read
+    constants: outputs whose values are constant, by name
+    """
 
     def __init__(
-        self, nodes: list[Node], inputs: list[str], outputs: list[str], known: dict[str, Array]
+        self, nodes: list[Node], inputs: list[str], outputs: list[str], constants: dict[str, Array]
     ) -> None:
-        self.nodes, self.inputs, self.outputs, self.known = nodes, inputs, outputs, known
+        self.nodes, self.inputs, self.outputs, self.constants = nodes, inputs, outputs, constants
         self.free: list[str] = []
         self.kinds: dict[str, Kind] = {}
         self.names = list(outputs)
-        """What the file calls the outputs."""
-        self.asked: frozenset[str] = frozenset()
-        """Names whose values lengths and shapes, or branches, may depend on."""
+        """Names of the outputs in the file."""
+        self.static_names: frozenset[str] = frozenset()
+        """Names whose values may decide a length, a shape or a branch."""
         self.labels: dict[int, tuple[Array, str]] = {}
-        """Arrays, and what the file calls them, by their ids."""
+        """Arrays and their names in the file, by their ids."""
         self.quantized: dict[int, tuple[Array, Node]] = {}
-        """Arrays, and the nodes that made them of integers, by their ids."""
+        """Arrays, and the nodes that dequantised them, by their ids."""
 
     def __repr__(self) -> str:
         return f"Graph({len(self.nodes)} nodes)"
 
     def all(self) -> list[Graph]:
-        """This graph and those in it, the innermost first."""
+        """Return the subgraphs, the innermost first, and then this graph."""
         inner = [graph for node in self.nodes for graph in node.graphs]
         return [*(each for graph in inner for each in graph.all()), self]
 
     def settle(self) -> None:
-        """Find what is asked of the graph around this one, and when nobody asks for a value. Those
-        in it are settled."""
-        own = {*self.inputs, *self.known, *(name for node in self.nodes for name in node.outputs)}
-        asked = list(self.outputs)
+        """Compute `free`, and each node's `last`. Requires that the subgraphs are settled."""
+        own = {
+            *self.inputs,
+            *self.constants,
+            *(name for node in self.nodes for name in node.outputs),
+        }
+        reads = list(self.outputs)
         for node in reversed(self.nodes):
-            asked += node.reads()
-        self.free = [name for name in dict.fromkeys(asked) if name not in own and name]
-        seen = {*self.outputs}
+            reads += node.reads()
+        self.free = [name for name in dict.fromkeys(reads) if name not in own and name]
+        used_later = {*self.outputs}
         for node in reversed(self.nodes):
             names = {*node.reads(), *filter(None, node.outputs)}
-            node.last = [name for name in names if name not in seen]
-            seen |= names
+            node.last = [name for name in names if name not in used_later]
+            used_later |= names
 
     def run(self, operands: Mapping[str, Value], frame: Frame) -> list[Value]:
-        """What the graph makes of its operands and of the names that are free in it."""
-        scope: dict[str, Value] = {**self.known, **operands}
+        """Run the nodes on operands, which include the values of the free names; return the
+        outputs."""
+        scope: dict[str, Value] = {**self.constants, **operands}
         inner = Frame(frame.weights, scope)
         for node in self.nodes:
-            given = [
+            inputs = [
                 (scope[x] if x else None)
                 if type(x) is str
                 else frame.weights[x]
@@ -137,33 +153,35 @@ class Graph:
                 else x
                 for x in node.inputs
             ]
-            made = run(node, given, inner)
-            scope.update(zip(node.outputs, made, strict=False))
-            for name in node.outputs[len(made) :]:
+            results = run(node, inputs, inner)
+            scope.update(zip(node.outputs, results, strict=False))
+            for name in node.outputs[len(results) :]:
                 if name and name not in node.last:
-                    raise ModelError(f"{node} makes {len(made)} results, and {name!r} is asked for")
+                    raise ModelError(
+                        f"{node} makes {len(results)} results, and {name!r} is asked for"
+                    )
             for name in node.last:
                 scope.pop(name, None)
         return [scope[name] for name in self.outputs]
 
 
 class Frame(NamedTuple):
-    """What a running graph can ask for: the weights by name, and the values so far."""
+    """Values that a running graph can read: weights by name, and the values computed so far."""
 
     weights: Mapping[str, Value]
     scope: Mapping[str, Value]
 
     def call(self, graph: Graph, operands: Iterable[Value] = ()) -> list[Value]:
-        """What a graph in this one makes of operands for its inputs."""
-        given = {name: self.scope[name] for name in graph.free}
-        given.update(zip(graph.inputs, operands, strict=True))
-        return graph.run(given, self)
+        """Run a subgraph on operands for its inputs."""
+        values = {name: self.scope[name] for name in graph.free}
+        values.update(zip(graph.inputs, operands, strict=True))
+        return graph.run(values, self)
 
 
 def run(node: Node, operands: list[Value], frame: Frame | None) -> tuple[Value, ...]:
-    """The results of a node. An error says which node it was."""
+    """Run a node; an error names it."""
     try:
-        made = call(node, operands, node, frame)
+        results = call(node, operands, node, frame)
     except REFUSALS as error:
         note = f"in the node {node}"
         if not isinstance(error, MlvmError):
@@ -171,16 +189,16 @@ def run(node: Node, operands: list[Value], frame: Frame | None) -> tuple[Value, 
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
         raise
-    return made if isinstance(made, tuple) else (made,)
+    return results if isinstance(results, tuple) else (results,)
 
 
 # --- built from messages ------------------------------------------------------------------
 
 
 class Builder:
-    """Makes graphs of messages, and computes what is known at once.
+    """Builder of graphs from messages, which folds constants.
 
-    Raises `ModelError` for what does not fit together, and for ops that mlvm does not run.
+    Raises `ModelError` for a malformed graph, and for ops that mlvm does not run.
     """
 
     def __init__(self, model: Message, files: Files) -> None:
@@ -195,8 +213,10 @@ class Builder:
             if domain in _OURS and not 1 <= version < _NEWEST:
                 raise ModelError(f"it is written for opset {version}, which there is not")
 
-    def graph(self, message: Message, known: Mapping[str, Array], names: frozenset[str]) -> Graph:
-        """A graph in which these arrays of the graph around it are known, and these names."""
+    def graph(
+        self, message: Message, constants: Mapping[str, Array], names: frozenset[str]
+    ) -> Graph:
+        """Build a graph, given the constants and the names of the graph around it."""
         own: dict[str, Array] = {}
         for each in message.initializer:
             if each.name in own:
@@ -208,14 +228,14 @@ class Builder:
             own[each.values.name] = dense(each, self.files)
         inputs = [each.name for each in message.input if each.name not in own]
         outputs = [each.name for each in message.output]
-        defined = {*names, *known, *own, *inputs}
+        defined = {*names, *constants, *own, *inputs}
         if len(set(inputs)) != len(inputs):
             raise ModelError("two inputs have one name")
-        made = Graph([], inputs, outputs, {})
-        made.kinds = {each.name: kind_of(each) for each in (*message.input, *message.output)}
-        made.labels = self.labels
-        self._numbers |= {name: kind.number for name, kind in made.kinds.items()}
-        here = {name: x for name, x in known.items() if name not in inputs} | own
+        graph = Graph([], inputs, outputs, {})
+        graph.kinds = {each.name: kind_of(each) for each in (*message.input, *message.output)}
+        graph.labels = self.labels
+        self._numbers |= {name: kind.number for name, kind in graph.kinds.items()}
+        here = {name: x for name, x in constants.items() if name not in inputs} | own
         renamed: dict[str, str] = {}
         for node in self._nodes(message.node, self.opsets, here, defined, 0):
             node.inputs = [
@@ -225,34 +245,34 @@ class Builder:
             if plain and type(node.inputs[0]) is str and node.inputs[0]:
                 renamed[node.outputs[0]] = node.inputs[0]
                 continue
-            found = _computed(node)
-            if found is None:
-                made.nodes.append(node)
+            arrays = _computed(node)
+            if arrays is None:
+                graph.nodes.append(node)
             else:
-                here.update(zip(node.outputs, found, strict=False))
+                here.update(zip(node.outputs, arrays, strict=False))
                 if node.type == "DequantizeLinear":
-                    made.quantized[id(found[0])] = found[0], node
-        for graph in made.all()[:-1] if renamed else ():
-            graph.outputs = [renamed.get(x, x) for x in graph.outputs]
-            for node in graph.nodes:
+                    graph.quantized[id(arrays[0])] = arrays[0], node
+        for inner in graph.all()[:-1] if renamed else ():
+            inner.outputs = [renamed.get(x, x) for x in inner.outputs]
+            for node in inner.nodes:
                 node.inputs = [renamed.get(x, x) if type(x) is str else x for x in node.inputs]
-        made.outputs = [renamed.get(name, name) for name in outputs]
-        made.known = {name: here[name] for name in made.outputs if name in here}
+        graph.outputs = [renamed.get(name, name) for name in outputs]
+        graph.constants = {name: here[name] for name in graph.outputs if name in here}
         missing = [x for x in outputs if x not in defined]
         if missing:
             raise ModelError(f"nothing makes the output {missing[0]!r}")
-        return made
+        return graph
 
     def _nodes(
         self,
         messages: Iterable[Message],
         opsets: Mapping[str, int],
-        known: dict[str, Array],
+        constants: dict[str, Array],
         defined: set[str],
         depth: int,
         attributes: Mapping[str, Message] | None = None,
     ) -> Any:
-        """The nodes of a graph, those of functions in place of their calls."""
+        """Yield the nodes of a graph, with the body of each function in place of its call."""
         for message in messages:
             self._count += 1
             if self._count > _MOST_NODES:
@@ -268,7 +288,7 @@ class Builder:
             own = own_op(message)
             if own is not None:
                 known_op, operands = own
-                inputs = [self._stored(known, name, dtype) for name, dtype in operands]
+                inputs = [self._stored(constants, name, dtype) for name, dtype in operands]
                 outputs = list(message.output)
                 yield Node(
                     message.name, f"{DOMAIN}.{message.op_type}", known_op, 1, inputs, outputs, {}
@@ -278,7 +298,7 @@ class Builder:
             if body is not None:
                 if depth > 50:
                     raise ModelError(f"the function {message.op_type} calls itself")
-                yield from self._called(body, message, known, defined, depth, attributes)
+                yield from self._called(body, message, constants, defined, depth, attributes)
                 continue
             version = opsets.get(message.domain, opsets.get("", opsets.get("ai.onnx", 1)))
             key = message.op_type
@@ -292,25 +312,25 @@ class Builder:
             if len(message.input) < op.least:
                 count = len(message.input)
                 raise ModelError(f"{what} has {count} operands, and takes {op.least} at least")
-            given = {}
+            values = {}
             for attribute in message.attribute:
                 if attribute.ref_attr_name:
-                    found = (attributes or {}).get(attribute.ref_attr_name)
-                    if found is None:
+                    outer = (attributes or {}).get(attribute.ref_attr_name)
+                    if outer is None:
                         continue
-                    given[attribute.name] = self._value(found, known, defined, what)
+                    values[attribute.name] = self._value(outer, constants, defined, what)
                 else:
-                    given[attribute.name] = self._value(attribute, known, defined, what)
-            node = Node(message.name, key, op, version, [*message.input], [*message.output], given)
+                    values[attribute.name] = self._value(attribute, constants, defined, what)
+            node = Node(message.name, key, op, version, [*message.input], [*message.output], values)
             node.numbers = [self._numbers.get(x, 0) for x in node.inputs]
             node.numbers = [n if n in FLOATS or n in INTEGERS else 0 for n in node.numbers]
             if number := self._number(node, message):
                 self._numbers.update(dict.fromkeys(node.outputs, number))
             yield node
 
-    def _stored(self, known: Mapping[str, Array], name: str, dtype: DType | None) -> Any:
-        """The operand of one of our ops: a known array in its few bits, once."""
-        array = known.get(name)
+    def _stored(self, constants: Mapping[str, Array], name: str, dtype: DType | None) -> Any:
+        """Return the operand of an op of mlvm: a constant is packed in its few bits, once."""
+        array = constants.get(name)
         if dtype is None or array is None or DType.of(array.dtype) is not few.unpacked_dtype(dtype):
             return name
         if (name, dtype) not in self._packed:
@@ -321,7 +341,8 @@ class Builder:
         return self._packed[name, dtype]
 
     def _number(self, node: Node, message: Message) -> int:
-        """The `TensorProto.DataType` of what a node makes, as far as it is told here."""
+        """Return the `TensorProto.DataType` of a node's results, or 0 if no attribute or operand
+        has it."""
         if node.type == "Constant":
             return max((a.t.data_type for a in message.attribute if a.t is not None), default=0)
         own = node.attributes.get("to") or node.attributes.get("output_dtype")
@@ -334,12 +355,12 @@ class Builder:
         self,
         body: Message,
         node: Message,
-        known: dict[str, Array],
+        constants: dict[str, Array],
         defined: set[str],
         depth: int,
         outer: Mapping[str, Message] | None,
     ) -> Any:
-        """The nodes of a function, with the names of one call of it."""
+        """Yield the nodes of a function, renamed for one call."""
         prefix = f"{node.name or node.op_type}:{self._count}:"
         names = dict(zip(body.input, [*node.input, *[""] * len(body.input)], strict=False))
         names |= dict(
@@ -355,13 +376,13 @@ class Builder:
                 attributes[each.name] = each
         inner = [_renamed(each, names, prefix) for each in body.node]
         yield from self._nodes(
-            inner, _opsets(body.opset_import), known, defined, depth + 1, attributes
+            inner, _opsets(body.opset_import), constants, defined, depth + 1, attributes
         )
 
     def _value(
-        self, attribute: Message, known: dict[str, Array], defined: set[str], what: str
+        self, attribute: Message, constants: dict[str, Array], defined: set[str], what: str
     ) -> Any:
-        """The value of an attribute."""
+        """Return the value of an attribute."""
         kind = attribute.type
         if kind == 1:
             return attribute.f
@@ -372,7 +393,7 @@ class Builder:
         if kind == 4 and attribute.t is not None:
             return array_of(attribute.t, self.files)
         if kind == 5 and attribute.g is not None:
-            return self.graph(attribute.g, known, frozenset(defined))
+            return self.graph(attribute.g, constants, frozenset(defined))
         if kind == 6:
             return [float(x) for x in attribute.floats]
         if kind == 7:
@@ -387,8 +408,9 @@ class Builder:
 
 
 def _computed(node: Node) -> tuple[Array, ...] | None:
-    """What a node makes of known arrays alone; None where it has others, or draws, or is not for
-    numpy to compute, or is larger than a file may become: a call then computes it."""
+    """Fold a node whose operands are constants. Return None if a call must compute it. Such a node
+    reads a value of the call, draws random numbers, has no numpy form, or exceeds the limit of
+    memory."""
     is_open = any(not is_array(x) and x for x in node.inputs)
     if is_open or node.graphs or node.type in _DRAWS or node.op.kind == "tensors":
         return None
@@ -402,7 +424,7 @@ def _computed(node: Node) -> tuple[Array, ...] | None:
     if len(results) < len(node.outputs) or not all(is_array(x) for x in results):
         return None
     if (most := limit.get()) is not None:
-        most.left -= sum(x.nbytes for x in results if x.base is None)
+        most.remaining -= sum(x.nbytes for x in results if x.base is None)
     return results
 
 
@@ -411,7 +433,7 @@ def _opsets(imports: Iterable[Message]) -> dict[str, int]:
 
 
 def _renamed(node: Message, names: dict[str, str], prefix: str) -> Message:
-    """The node of a function with the names of one call."""
+    """Return the node of a function, renamed for one call."""
 
     def name(old: str) -> str:
         return names.setdefault(old, f"{prefix}{old}") if old else ""
@@ -436,25 +458,25 @@ def _with_graph(attribute: Message, names: dict[str, str], prefix: str) -> Messa
 
 
 def dense(sparse: Message, files: Files) -> Array:
-    """A sparse tensor, whole. Raises `ModelError`."""
+    """Return a sparse tensor as a dense array. Raises `ModelError`."""
     values, indices = array_of(sparse.values, files), array_of(sparse.indices, files)
     shape = tuple(int(n) for n in sparse.dims)
     try:
-        found = np.zeros(bounded(shape), values.dtype)
+        array = np.zeros(bounded(shape), values.dtype)
         places = indices.T if indices.ndim == 2 else np.unravel_index(indices, shape)
-        found[tuple(places)] = values
+        array[tuple(places)] = values
     except (ValueError, IndexError, MemoryError) as error:
         raise ModelError(f"a sparse tensor of {list(shape)} does not fit: {error}") from None
-    return found
+    return array
 
 
 def _is_open(type: Message) -> bool:
-    """Whether nothing is said of a type."""
+    """Return whether a type declares nothing."""
     return all(getattr(type, field.name) is None for field in FIELDS["Type"].values())
 
 
 def kind_of(value: Message) -> Kind:
-    """What is declared of a value."""
+    """Return the declared type of a value."""
     type, container = value.type, ""
     for _ in range(8):
         if type is None or type.tensor_type is not None or _is_open(type):

@@ -1,9 +1,9 @@
 """Lengths that a saved file leaves open.
 
-A function is recorded at several sizes. What is the same in all its graphs is written as it is; a
-number that differs is a sum of products of the lengths, found from the first sizes and held
-against the others, which the file computes from the shapes of its inputs. Anything else that
-differs is refused, with its op and line.
+A function is traced at several sizes. Parts that agree in all its graphs are written once. A number
+that differs must be a sum of products of the lengths. It is fitted to the first sizes and checked
+against the others, and the file computes it from the shapes of its inputs. Any other difference is
+refused, with its op and line.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _EXACT: Final = 1 << 53  # up to which f64 has all integers
 
 Sizes = Mapping[str, int]
 Formula = tuple[tuple[tuple[str, ...], int], ...]
-"""The terms of a sum: the lengths in a product, and how many of them."""
+"""The terms of a sum: the lengths of a product, and its factor."""
 Node = dict[str, Any]
 
 
 class Open(NamedTuple):
-    """An axis whose length is so many times the named one."""
+    """Open axis: its length is `times` the named one."""
 
     name: str
     times: int
@@ -44,17 +44,22 @@ class Open(NamedTuple):
 
 
 OpenAxes = dict[str, dict[int, Open]]
-"""By the name of an input, and the axis."""
+"""Open axes by the name of an input and the axis."""
 
 
-def open_axes(given: Mapping[str, Mapping[int, str]], inputs: Mapping[str, TensorType]) -> OpenAxes:
-    """Those that `save` was given. Raises `ArgumentError` for what names none."""
+def open_axes(
+    dynamic_axes: Mapping[str, Mapping[int, str]], inputs: Mapping[str, TensorType]
+) -> OpenAxes:
+    """Parse the argument `dynamic_axes` of `save`. Raises `ArgumentError` if it names no axis of an
+    input."""
 
     def refuse(reason: str) -> ArgumentError:
         return ArgumentError(f"dynamic_axes: {reason}").at("save", ())
 
-    found: OpenAxes = {}
-    for name, axes in given.items() if isinstance(given, Mapping) else [("", given)]:
+    axes_of_inputs: OpenAxes = {}
+    for name, axes in (
+        dynamic_axes.items() if isinstance(dynamic_axes, Mapping) else [("", dynamic_axes)]
+    ):
         if not isinstance(axes, Mapping):
             raise refuse("it is a dict such as {'x': {0: 'batch'}}")
         if name not in inputs:
@@ -70,39 +75,41 @@ def open_axes(given: Mapping[str, Mapping[int, str]], inputs: Mapping[str, Tenso
             length = Open(match[2], int(match[1] or 1))
             if shape[axis] % length.times:
                 raise refuse(f"axis {axis} of {name} is {shape[axis]}, which is no {length}")
-            found.setdefault(name, {})[axis] = length
-    if len({each.name for axes in found.values() for each in axes.values()}) > _MOST:
+            axes_of_inputs.setdefault(name, {})[axis] = length
+    if len({each.name for axes in axes_of_inputs.values() for each in axes.values()}) > _MOST:
         raise refuse(f"there are more than {_MOST} names")
-    return found
+    return axes_of_inputs
 
 
 def samples_of(axes: OpenAxes, inputs: Mapping[str, TensorType]) -> list[Sizes]:
-    """The sizes at which a function is recorded. No two lengths are the same, so that what belongs
-    to one is not taken for another's."""
-    given: dict[str, int] = {}
+    """Choose the sizes at which a function is traced. No two lengths are equal, so that no number
+    fits two of them."""
+    sizes: dict[str, int] = {}
     for name, own in axes.items():
         for axis, each in own.items():
-            given.setdefault(each.name, inputs[name].shape[axis] // each.times)
-    taken = {n for x in inputs.values() for n in x.shape}
+            sizes.setdefault(each.name, inputs[name].shape[axis] // each.times)
+    used = {n for x in inputs.values() for n in x.shape}
     first: dict[str, int] = {}
-    for name, size in given.items():
+    for name, size in sizes.items():
         n = max(size, 1) + 1
-        while taken & {n, n + 1}:
+        while used & {n, n + 1}:
             n += 1
-        taken |= {n, n + 1}
+        used |= {n, n + 1}
         first[name] = n
     corners = itertools.product((0, 1), repeat=len(first))
-    found: list[Sizes] = [
+    samples: list[Sizes] = [
         {name: first[name] + more for name, more in zip(first, c, strict=True)} for c in corners
     ]
     for i, (slope, more) in enumerate(((1, 3), (3, 7))):
-        found.append({name: slope * n + more + i + j for j, (name, n) in enumerate(first.items())})
-    found += [{**found[-1], name: found[-1][name] + _LARGE} for name in first]
-    return found
+        samples.append(
+            {name: slope * n + more + i + j for j, (name, n) in enumerate(first.items())}
+        )
+    samples += [{**samples[-1], name: samples[-1][name] + _LARGE} for name in first]
+    return samples
 
 
 def resized(type: TensorType, axes: Mapping[int, Open], sizes: Sizes) -> TensorType:
-    """The type with these lengths."""
+    """Return the type with its open axes at these sizes."""
     shape = [
         axes[i].times * sizes[axes[i].name] if i in axes else n for i, n in enumerate(type.shape)
     ]
@@ -110,7 +117,7 @@ def resized(type: TensorType, axes: Mapping[int, Open], sizes: Sizes) -> TensorT
 
 
 class Recorded(Protocol):
-    """A function's graph at certain sizes."""
+    """Graph of a function at certain sizes."""
 
     inputs: dict[str, TensorType]
     initializers: dict[str, Array | Tensor]
@@ -119,7 +126,7 @@ class Recorded(Protocol):
 
     def constant(self, value: Array, type: TensorType) -> str: ...
 
-    def name(self, wanted: str) -> str: ...
+    def name(self, stem: str) -> str: ...
 
     def new_node(
         self, op: str, inputs: Sequence[str], output: str, attributes: Mapping[str, Any]
@@ -127,7 +134,7 @@ class Recorded(Protocol):
 
 
 def merge(models: Sequence[Recorded], samples: Sequence[Sizes], axes: OpenAxes) -> None:
-    """Make the first model that of all sizes. Raises `ModelError`."""
+    """Generalise the first model to all sizes. Raises `ModelError`."""
     _Merge(models, samples, axes).run()
 
 
@@ -137,7 +144,7 @@ class _Merge:
     ) -> None:
         self.models, self.samples, self.axes = models, samples, axes
         self.model = models[0]
-        self.made: list[Node] = []
+        self.length_nodes: list[Node] = []
         self.functions = [dict(each.functions.values()) for each in models]
         self.more: dict[str, list[str]] = {}  # by function: what is passed to it behind the rest
         self.done: set[str] = set()  # initializers
@@ -157,7 +164,7 @@ class _Merge:
             dims = value["type"]["tensor_type"]["shape"]["dim"]
             for axis, each in self.axes.get(value["name"], {}).items():
                 dims[axis] = {"dim_param": str(each)}
-        message["node"] = self.made + message["node"]
+        message["node"] = self.length_nodes + message["node"]
         self.model.message = message
 
     # --- graphs -------------------------------------------------------------------------
@@ -170,7 +177,8 @@ class _Merge:
         return merged
 
     def _nodes(self, graphs: Sequence[dict[str, Any]]) -> Iterable[tuple[Node, ...]]:
-        """The nodes in their places; where some have more of them, up to the first that differs."""
+        """Yield corresponding nodes. Graphs with more nodes than others are refused at the first
+        extra one."""
         rows = [each["node"] for each in graphs]
         yield from zip(*rows, strict=False)
         if len({*map(len, rows)}) > 1:
@@ -225,41 +233,43 @@ class _Merge:
         return node
 
     def _function(self, name: str, where: str) -> list[str]:
-        """What is passed to a function besides: the constants in it that differ."""
+        """Turn constants of a function that differ into parameters; return their values' names."""
         if name in self.more:
             return self.more[name]
         bodies = [each[name] for each in self.functions]
-        function, kept, passed = bodies[0], [], self.more.setdefault(name, [])
+        function, common, passed = bodies[0], [], self.more.setdefault(name, [])
         for nodes in self._rows(bodies, "node", where):
             first = nodes[0]
             if all(each == first for each in nodes):
-                kept.append(first)
+                common.append(first)
                 continue
             if any(each["op_type"] != "Constant" for each in nodes):
                 raise self._differs(where)
             values = [_array(each["attribute"][0]["t"]) for each in nodes]
             function["input"] = [*function["input"], *first["output"]]
             passed.append(self._computed(values, where))
-        function["node"] = kept
+        function["node"] = common
         return passed
 
     def _initializer(self, name: str, where: str) -> None:
-        """Compute the initializer, if it differs."""
+        """Compute the initializer from the lengths if it differs."""
         first = self.model.initializers.get(name)
         if first is None or name in self.done:
             return
         self.done.add(name)
-        given = [each.initializers[name] for each in self.models if name in each.initializers]
-        if len(given) < len(self.models):
+        initializers = [
+            each.initializers[name] for each in self.models if name in each.initializers
+        ]
+        if len(initializers) < len(self.models):
             raise self._differs(where)
-        roots = {id(x.root) if isinstance(x, Tensor) else None for x in given}
+        roots = {id(x.root) if isinstance(x, Tensor) else None for x in initializers}
         if isinstance(first, Tensor) and roots == {id(first.root)}:
             return
-        values = [values_of(x) if isinstance(x, Tensor) else x for x in given]
+        values = [values_of(x) if isinstance(x, Tensor) else x for x in initializers]
         if not all(_same(x, values[0]) for x in values):
-            made = self._computed(values, where)
+            computed = self._computed(values, where)
             del self.model.initializers[name]
-            self._add("Identity", made, into=name)
+            self._add("Identity", computed, into=name)
 
     def _differs(self, where: str, what: str = "what is done") -> ModelError:
         return ModelError(
@@ -270,16 +280,16 @@ class _Merge:
     # --- values -------------------------------------------------------------------------
 
     def _fitted(self, values: Sequence[int]) -> Formula | None:
-        """The sum of products that has these values, one for each size."""
+        """Fit a sum of products to values, one for each size; None if there is none."""
         if len({*values}) == 1:
             return (((), values[0]),)
         if max(map(abs, values)) > _EXACT:
             return None
         count = len(self._products)
-        found = np.linalg.solve(
+        solution = np.linalg.solve(
             np.array(self._table[:count], float), np.array(values[:count], float)
         )
-        terms = [round(x) for x in found.tolist()]
+        terms = [round(x) for x in solution.tolist()]
         for row, value in zip(self._table, values, strict=True):
             if sum(a * b for a, b in zip(row, terms, strict=True)) != value:
                 return None
@@ -287,7 +297,7 @@ class _Merge:
 
     def _add(self, op: str, *inputs: str, into: str | None = None, **attributes: Any) -> str:
         name = into or self.model.name("length")
-        self.made.append(self.model.new_node(op, inputs, name, attributes))
+        self.length_nodes.append(self.model.new_node(op, inputs, name, attributes))
         return name
 
     def _constant(self, values: Any, dtype: DType = i64) -> str:
@@ -295,23 +305,23 @@ class _Merge:
         return self.model.constant(array, TensorType(dtype, array.shape))
 
     def _length(self, name: str) -> str:
-        """A named length, i64[1]."""
+        """Add nodes that compute a named length, i64[1]."""
         formula: Formula = (((name,), 1),)
         if formula not in self._formulas:
-            found, axis, each = next(
+            source, axis, each = next(
                 (input, axis, each)
                 for input, own in self.axes.items()
                 for axis, each in own.items()
                 if each.name == name
             )
-            length = self._add("Shape", found, start=axis, end=axis + 1)
+            length = self._add("Shape", source, start=axis, end=axis + 1)
             if each.times > 1:
                 length = self._add("Div", length, self._constant([each.times]))
             self._formulas[formula] = length
         return self._formulas[formula]
 
     def _number(self, formula: Formula) -> str:
-        """The value of a formula, i64[1]."""
+        """Add nodes that compute a formula, i64[1]."""
         if formula not in self._formulas:
             total = ""
             for product, times in formula:
@@ -326,7 +336,8 @@ class _Merge:
         return self._formulas[formula]
 
     def _numbers(self, rows: Sequence[Sequence[int]]) -> str | None:
-        """Of a row of numbers for each size, i64[n]; None where one has no formula."""
+        """Add nodes that compute rows of numbers, one row for each size: i64[n]; None if a number
+        has no formula."""
         formulas = [self._fitted(each) for each in zip(*rows, strict=True)]
         if any(each is None for each in formulas):
             return None
@@ -334,27 +345,28 @@ class _Merge:
         return self._add("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
 
     def _computed(self, values: Sequence[Array], where: str) -> str:
-        """The name of what has these values, one for each size."""
+        """Add nodes that compute a constant with these values, one for each size; return its
+        name."""
         dtype, shapes = DType.of(values[0].dtype), [x.shape for x in values]
-        made = None
+        name = None
         if len({*map(len, shapes)}) == 1 and dtype.kind != "complex":
             if len({*shapes}) > 1:
-                made = self._uniform(values, dtype) or self._counted(values, dtype)
+                name = self._uniform(values, dtype) or self._counted(values, dtype)
             elif dtype.is_integer:
-                made = self._numbers([x.reshape(-1).tolist() for x in values])
+                name = self._numbers([x.reshape(-1).tolist() for x in values])
             elif dtype.is_float and values[0].size == 1 and not dtype.is_half:
-                made = self._ratio(values)
-        if made is None:
+                name = self._ratio(values)
+        if name is None:
             raise self._differs(where, "a constant")
         if len({*shapes}) == 1:
             if dtype is not i64:
-                made = self._add("Cast", made, to=NAMES[dtype])
+                name = self._add("Cast", name, to=NAMES[dtype])
             if len(shapes[0]) != 1:
-                made = self._add("Reshape", made, self._constant(shapes[0]))
-        return made
+                name = self._add("Reshape", name, self._constant(shapes[0]))
+        return name
 
     def _uniform(self, values: Sequence[Array], dtype: DType) -> str | None:
-        """One number in shapes that differ."""
+        """Compute a constant of one number whose shape differs."""
         if any(
             not x.size or not _same(x, np.broadcast_to(values[0].flat[0], x.shape)) for x in values
         ):
@@ -363,7 +375,7 @@ class _Merge:
         return shape and self._add("Expand", self._constant(values[0].flat[0], dtype), shape)
 
     def _counted(self, values: Sequence[Array], dtype: DType) -> str | None:
-        """Integers with a fixed step between them, along one axis."""
+        """Compute a constant of integers with a fixed step between them, along one axis."""
         if values[0].ndim != 1 or values[0].size < 2 or dtype.is_half or dtype is bool_:
             return None
         step = float(values[0][1]) - float(values[0][0])
@@ -385,43 +397,43 @@ class _Merge:
             self._add("Reshape", self._add("Gather", ends, self._constant([i])), self._constant([]))
             for i in (0, 1)
         )
-        made = self._add("Range", start, stop, self._constant(int(step)))
-        return made if dtype is i64 else self._add("Cast", made, to=NAMES[dtype])
+        numbers = self._add("Range", start, stop, self._constant(int(step)))
+        return numbers if dtype is i64 else self._add("Cast", numbers, to=NAMES[dtype])
 
     def _ratio(self, values: Sequence[Array]) -> str | None:
-        """An integer, or one over it: f64[1]."""
-        given = [x.item() for x in values]
-        if all(x == int(x) for x in given if np.isfinite(x)) and np.isfinite(given).all():
-            made = self._numbers([[int(x)] for x in given])
-            return made and self._add("Cast", made, to=NAMES[f64])
-        below = [round(1 / x) if np.isfinite(x) and abs(x) * _EXACT > 1 else 0 for x in given]
-        if all(n and values[0].dtype.type(1 / n) == x for n, x in zip(below, given, strict=True)):
-            made = self._numbers([[n] for n in below])
-            if made:
-                whole = self._add("Cast", made, to=NAMES[f64])
+        """Compute a constant that is an integer or the reciprocal of one: f64[1]."""
+        scalars = [x.item() for x in values]
+        if all(x == int(x) for x in scalars if np.isfinite(x)) and np.isfinite(scalars).all():
+            name = self._numbers([[int(x)] for x in scalars])
+            return name and self._add("Cast", name, to=NAMES[f64])
+        below = [round(1 / x) if np.isfinite(x) and abs(x) * _EXACT > 1 else 0 for x in scalars]
+        if all(n and values[0].dtype.type(1 / n) == x for n, x in zip(below, scalars, strict=True)):
+            name = self._numbers([[n] for n in below])
+            if name:
+                whole = self._add("Cast", name, to=NAMES[f64])
                 return self._add("Div", self._constant([1.0], f64), whole)
         return None
 
 
 def _where(node: Node) -> str:
-    """The line of Python that has made the node, and its op."""
+    """Describe a node by its line of Python and its op."""
     line, op = node.get("doc_string"), node["op_type"]
     return f"{line}: {op}" if line else f"the node {node['name']}"
 
 
 def _same(x: Array, y: Array) -> bool:
-    """To the bit."""
+    """Return whether two arrays are equal to the bit."""
     return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
 
 
 def _array(tensor: Mapping[str, Any]) -> Array:
-    """The values of a tensor's message."""
+    """Return the values of a tensor's message."""
     data = np.frombuffer(tensor["raw_data"], _DTYPES[tensor["data_type"]].numpy)
     return data.reshape(tensor["dims"])
 
 
 def _text(formula: Formula) -> str:
-    """`2*batch*width + 1`."""
+    """Format a formula, as `2*batch*width + 1`."""
     terms = [
         "*".join([*([str(n)] if n != 1 or not product else []), *product]) for product, n in formula
     ]

@@ -14,37 +14,38 @@ from mlvm.eager.tensor.context import current_arena
 
 
 class Limit:
-    """Bytes that a graph may allocate in all, while it is folded, or in a call: so many at least,
-    or as many times those of what goes in."""
+    """Bound on the bytes that a graph allocates, while it is folded or in a call: at least `least`,
+    and `times` the bytes of its inputs if that is more."""
 
     def __init__(self, what: str, least: int, times: int) -> None:
         self.what, self.times = what, times
-        self.most = self.left = least
+        self.most = self.remaining = least
         self._entered = 0
 
     def enter(self, nbytes: int) -> None:
-        """Count bytes of what goes in."""
+        """Count bytes of inputs, which raise the limit."""
         self._entered += nbytes
         more = max(self._entered * self.times - self.most, 0)
-        self.most, self.left = self.most + more, self.left + more
+        self.most, self.remaining = self.most + more, self.remaining + more
 
     def check(self, nbytes: int) -> None:
         """Raise `OutOfMemory` for more bytes than are left."""
-        if nbytes > self.left:
+        if nbytes > self.remaining:
             raise OutOfMemory(
                 f"{nbytes:,} bytes are asked for; {self.what} may allocate {self.most:,}, of which "
-                f"{max(self.left, 0):,} are left; a larger `limit` of the model allows a call more"
+                f"{max(self.remaining, 0):,} are left; a larger `limit` of the model allows a call "
+                "more"
             )
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Count the memory that the current VM takes on inside."""
+        """Count the memory that the current VM allocates inside the block."""
         arena, token = scope.get() or current_arena(), limit.set(self)
 
         def grow(proceed: Callable[[int], Any], nbytes: int) -> Any:
             if limit.get() is self:  # no other thread's
                 self.check(nbytes - arena.capacity // 4)  # by which any arena grows
-                self.left -= nbytes
+                self.remaining -= nbytes
             return proceed(nbytes)
 
         try:
@@ -55,4 +56,4 @@ class Limit:
 
 
 limit: Final[ContextVar[Limit | None]] = ContextVar("limit", default=None)
-"""That of the graph which is folded or runs."""
+"""Limit of the graph that is being folded or run."""

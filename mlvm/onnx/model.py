@@ -43,7 +43,7 @@ _TIMES: Final = 16, 1 << 10  # or so many times those of the files, and of weigh
 
 
 class Model(ml.nn.Module):
-    """The graph of an ONNX file, called with its inputs in their order or by their names. `weights`
+    """Module of an ONNX file, called with its inputs in their order or by their names. `weights`
     are its parameters, and `constants` its large tables of integers.
 
     An input may be None where the file has an optional one. Numbers and lists of numbers are known
@@ -72,51 +72,52 @@ class Model(ml.nn.Module):
     def asked(self) -> frozenset[str]:
         """The inputs that a shape, a length or a branch may depend on: give them as numbers to a
         captured function."""
-        return self.graph.asked & {*self.graph.inputs}
+        return self.graph.static_names & {*self.graph.inputs}
 
     @property
     def inputs(self) -> dict[str, str]:
-        """What the graph is called with: a type for each name, as `f32[N,3,224,224]`."""
+        """The inputs of the graph: a type for each name, as `f32[N,3,224,224]`."""
         return {name: _described(self.graph.kinds[name]) for name in self.graph.inputs}
 
     @property
     def outputs(self) -> dict[str, str]:
-        """What the graph makes: a type for each name."""
+        """The outputs of the graph: a type for each name."""
         return {name: _described(self.graph.kinds[name]) for name in self.graph.names}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         graph = self.graph
-        given = dict(zip(graph.inputs, args, strict=False))
-        twice = sorted(kwargs.keys() & given.keys())
+        values = dict(zip(graph.inputs, args, strict=False))
+        twice = sorted(kwargs.keys() & values.keys())
         if twice or len(args) > len(graph.inputs):
-            told = f"{twice[0]!r} is given twice" if twice else f"{len(args)} inputs are given"
-            raise ArgumentError(f"{told}; they are {self.inputs}").at("Model", ())
-        given |= kwargs
-        for name in given.keys() ^ {*graph.inputs}:
-            if name in given or graph.kinds[name].container != "optional":
-                told = "there is no input" if name in given else "this input is missing:"
-                raise ArgumentError(f"{told} {name!r}; they are {self.inputs}").at("Model", ())
-            given[name] = None
-        given = self._narrowed(given)
-        operands = {name: self._operand(name, x, graph.kinds[name]) for name, x in given.items()}
+            reason = f"{twice[0]!r} is given twice" if twice else f"{len(args)} inputs are given"
+            raise ArgumentError(f"{reason}; they are {self.inputs}").at("Model", ())
+        values |= kwargs
+        for name in values.keys() ^ {*graph.inputs}:
+            if name in values or graph.kinds[name].container != "optional":
+                reason = "there is no input" if name in values else "this input is missing:"
+                raise ArgumentError(f"{reason} {name!r}; they are {self.inputs}").at("Model", ())
+            values[name] = None
+        values = self._narrowed(values)
+        operands = {name: self._operand(name, x, graph.kinds[name]) for name, x in values.items()}
         weights, most = {**self.weights, **self.constants}, Limit("a call", self.limit, _TIMES[1])
         tensors = (*weights.values(), *operands.values())
         most.enter(sum(x.type.nbytes for x in tensors if isinstance(x, Tensor)))
         with most.holding():
-            made = graph.run(operands, Frame(weights, {}))
-        results = tuple(_result(x) for x in made)
+            outputs = graph.run(operands, Frame(weights, {}))
+        results = tuple(_result(x) for x in outputs)
         return results[0] if len(results) == 1 else results
 
-    def _narrowed(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The inputs, of which an f64 array is beside the tensors, as for a captured function."""
+    def _narrowed(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the inputs with f64 arrays in the float dtype of the tensors, as for a captured
+        function."""
         kinds = self.graph.kinds
         wide = {
             name: x
-            for name, x in given.items()
+            for name, x in values.items()
             if is_whole(x) and x.dtype == np.float64 and kinds[name].number != NAMES[f64]
         }
-        beside = widest_of([*given.values(), *self.weights.values()]) if wide else None
-        return given | {name: as_operand(x, beside) for name, x in wide.items()}
+        widest = widest_of([*values.values(), *self.weights.values()]) if wide else None
+        return values | {name: as_operand(x, widest) for name, x in wide.items()}
 
     def _operand(self, name: str, value: Any, kind: Kind) -> Value:
         if value is None:
@@ -125,12 +126,12 @@ class Model(ml.nn.Module):
             return [self._operand(name, x, kind._replace(container="")) for x in value]
         if not isinstance(value, Tensor):
             value = self._array(name, value, kind)
-            if value.size > _FEW or name not in self.graph.asked:
+            if value.size > _FEW or name not in self.graph.static_names:
                 value = ml.asarray(value)
-        wanted = dtype_of(kind.number, name) if kind.number else value.dtype
-        if DType.of(value.dtype) is not wanted:
-            told = f"the input {name!r} is {_described(kind)}, not {_type(value)}"
-            raise DTypeError(f"{told}; write ml.astype(x, ml.{wanted.long_name})")
+        dtype = dtype_of(kind.number, name) if kind.number else value.dtype
+        if DType.of(value.dtype) is not dtype:
+            message = f"the input {name!r} is {_described(kind)}, not {_type(value)}"
+            raise DTypeError(f"{message}; write ml.astype(x, ml.{dtype.long_name})")
         declared = kind.shape
         if declared is not None and not (
             len(declared) == value.ndim
@@ -143,14 +144,14 @@ class Model(ml.nn.Module):
         return value
 
     def _array(self, name: str, value: Any, kind: Kind) -> Any:
-        """Numbers as an array; Python's in the dtype that the graph declares."""
+        """Convert numbers to an array; Python's numbers take the dtype that the graph declares."""
         if isinstance(value, (np.ndarray, np.generic)):
             return np.asarray(value)
         if not isinstance(value, (list, tuple, bool, int, float)):
             return np.asarray(ml.asarray(value))
-        wanted = dtype_of(kind.number, name) if kind.number else None
+        dtype = dtype_of(kind.number, name) if kind.number else None
         try:
-            return np.asarray(value, None if wanted in (None, bf16) else wanted.numpy)
+            return np.asarray(value, None if dtype in (None, bf16) else dtype.numpy)
         except (TypeError, ValueError, OverflowError) as error:
             raise DTypeError(f"the input {name!r} is {_described(kind)}: {error}") from None
 
@@ -173,8 +174,8 @@ def _result(value: Value) -> Tree:
 
 
 def load(file: str | os.PathLike[str] | bytes) -> Model:
-    """The model of an ONNX file, or of its bytes, as a Module: called eagerly or captured, and
-    trained on, on any VM. Its weights are copied into the current arena.
+    """Load an ONNX file, or its bytes, as a Module: called eagerly or captured, and trained on, on
+    any VM. Its weights are copied into the current arena.
 
     The file is mapped into memory. What its graph knows is computed now: constants, and what comes
     of them. Batch norms and scales are folded into the convolutions before them. Opsets from 7 on
@@ -224,16 +225,16 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             folded(graph)
             for each in graph.all():
                 each.settle()
-            graph.asked = _asked(graph)
+            graph.static_names = _static_names(graph)
             _warn_of_training(graph, what)
             return Model(graph, _placed(graph), files)
     except EncodingError as error:
         raise ModelError(escaped(f"{what}: no ONNX file, or a damaged one: {error}")) from None
     except MlvmError as error:
-        told = ModelError(escaped(f"{what}: {error}"))
+        refusal = ModelError(escaped(f"{what}: {error}"))
         for note in getattr(error, "__notes__", ()):
-            told.add_note(note)
-        raise told from None
+            refusal.add_note(note)
+        raise refusal from None
     except RecursionError:
         raise ModelError(f"{what}: its graphs lie too deep in each other") from None
 
@@ -253,22 +254,22 @@ def _warn_of_training(graph: Graph, what: str) -> None:
         warn_at(user_line(), f"{message}; export it after model.eval()", UserWarning)
 
 
-def _asked(graph: Graph) -> frozenset[str]:
-    """The names whose values lengths and shapes of the graph may depend on, or a branch."""
-    found: set[str] = set()
+def _static_names(graph: Graph) -> frozenset[str]:
+    """Return the names whose values may decide a length, a shape or a branch of the graph."""
+    names: set[str] = set()
 
     def look(graph: Graph) -> None:
         for node in reversed(graph.nodes):
-            every = not found.isdisjoint(node.outputs) and node.type not in ("Shape", "Size")
+            every = not names.isdisjoint(node.outputs) and node.type not in ("Shape", "Size")
             for inner in node.graphs:
-                found.update(inner.outputs if every else ())
+                names.update(inner.outputs if every else ())
                 look(inner)
             for i, x in enumerate(node.inputs):
                 if type(x) is str and (every or i in node.op.host or node.graphs):
-                    found.add(x)
+                    names.add(x)
 
     look(graph)
-    return frozenset(found)
+    return frozenset(names)
 
 
 def _as_packed(x: Array, pack: Callable[[Any, Array], Array] | None, node: Node) -> Array:
@@ -279,13 +280,14 @@ def _as_packed(x: Array, pack: Callable[[Any, Array], Array] | None, node: Node)
 
 
 def _placed(graph: Graph) -> dict[str, Callable[[], Array]]:
-    """What makes the arrays that the Module keeps, by name. The nodes ask for them by that name
-    from now on. Those that a shape may depend on stay where they are, as do numbers."""
+    """Move large arrays of the nodes to the Module. Return a function for each that makes the
+    array, by the name that the nodes read from now on. Numbers, and arrays that may decide a shape,
+    stay in the nodes."""
     arrays: dict[str, Callable[[], Array]] = {}
     names: dict[tuple[int, str], Weight] = {}
     for inner in graph.all():
         for node in inner.nodes:
-            small = _FEW if {*node.outputs} & graph.asked else 1
+            small = _FEW if {*node.outputs} & graph.static_names else 1
             for i, x in enumerate(node.inputs):
                 if not is_array(x) or i in node.op.host:
                     continue

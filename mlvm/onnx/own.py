@@ -1,4 +1,4 @@
-"""What `save` notes of a node, and `load` makes of it: the very op of the language."""
+"""Metadata of a node that names the op of mlvm: `save` writes it, and `load` runs that op."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ from mlvm.onnx.table import Call, Op
 from mlvm.onnx.wire import Message
 
 DOMAIN: Final = "mlvm"
-"""Of the functions in a file, and the name of the metadata that says what an op was."""
+"""Domain of the functions in a file, and the key of the metadata that names an op."""
 
 
-def told(op: CoreOp, attributes: Attributes, types: Sequence[TensorType]) -> str:
-    """The op with its attributes as text, and which operands are of few bits."""
-    known: dict[str, Any] = {"op": op.name, "attributes": dict(attributes)}
+def encode_op(op: CoreOp, attributes: Attributes, types: Sequence[TensorType]) -> str:
+    """Encode an op as text: its name, its attributes, and its operands' dtypes if one has few
+    bits."""
+    fields: dict[str, Any] = {"op": op.name, "attributes": dict(attributes)}
     if any(type.dtype.is_storage for type in types):
-        known["dtypes"] = [type.dtype.name for type in types]
-    return json.dumps(known)
+        fields["dtypes"] = [type.dtype.name for type in types]
+    return json.dumps(fields)
 
 
 def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
-    """The op that a node was saved of, and what it takes, with dtypes of few bits, as behind it may
-    stand lengths for other runtimes; None for a node of another tool, or of another version."""
+    """Decode the op of mlvm that `save` noted in a node, with its operands and their dtypes of few
+    bits. Further inputs of the node are lengths for other runtimes. Return None for a node of
+    another tool or version."""
     for each in node.metadata_props:
         if each.key == DOMAIN:
             try:
-                found = json.loads(each.value)
-                name, attributes = found["op"], found["attributes"]
+                fields = json.loads(each.value)
+                name, attributes = fields["op"], fields["attributes"]
                 if name not in OPS or OPS[name].dynamic or len(node.output) != 1:
                     return None
                 count = None if OPS[name].variadic else len(OPS[name].inputs)
                 one_op(name, **attributes)  # which refuses those that it does not have
                 op = Op(partial(_run, OPS[name], attributes), "tensors", (), {}, 0)
                 inputs = list(node.input)[:count]
-                dtypes = [DType.storage.get(x) for x in found.get("dtypes", [""] * len(inputs))]
+                dtypes = [DType.storage.get(x) for x in fields.get("dtypes", [""] * len(inputs))]
                 return op, list(zip(inputs, dtypes, strict=True))
             except (ValueError, TypeError, KeyError, ArgumentError):
                 return None
@@ -51,6 +53,6 @@ def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
 
 
 def _run(op: CoreOp, attributes: dict[str, Any], _: Call, *operands: Tensor) -> Any:
-    """The op, as its public function computes it under `autocast`."""
-    cast, given = in_precision(op, operands, attributes)
-    return apply(one_op(op.name, **given), *cast)
+    """Run the op as its public function does under `autocast`."""
+    cast, cast_attributes = in_precision(op, operands, attributes)
+    return apply(one_op(op.name, **cast_attributes), *cast)

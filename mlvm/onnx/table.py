@@ -1,4 +1,4 @@
-"""The table of ops: each is a small function of a call and its operands."""
+"""Table of the ops of ONNX: each is a small function of a call and its operands."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from mlvm.core.errors import ModelError
 from mlvm.core.types import Array, DType
 from mlvm.onnx.arrays import is_array
 from mlvm.onnx.limits import limit
-from mlvm.onnx.values import Value, alike, are_known, known, lying, plain, tensor
+from mlvm.onnx.values import Value, alike, are_known, permuted, plain, tensor, to_host
 
 Kind: TypeAlias = Literal["plain", "tensors", "elementwise", "raw"]
 Function: TypeAlias = Callable[..., Value]
 
 
 class Op(NamedTuple):
-    """How an op is computed.
+    """Row of the table.
 
-    "plain" operands lie in order, and are tensors unless all are known; those of "tensors" are
-    tensors always. "elementwise" ones are computed with as they lie, "raw" ones are given as they
-    are. Those in `host` are known arrays, however the others come. `packed` are weights that are
-    laid out otherwise when a model is loaded, by their places.
+    run: function of a `Call` and the operands
+    kind: form of the operands. "plain": axes in order, arrays if all are on the host. "tensors":
+        always tensors. "elementwise": one permutation of axes for all. "raw": unchanged.
+    host: positions of operands that are read to the host
+    packed: by position, the function that lays out a weight when a model is loaded
+    least: smallest number of operands
     """
 
     run: Function
@@ -35,11 +37,10 @@ class Op(NamedTuple):
     host: Collection[int]
     packed: dict[int, Callable[[Any, Array], Array]]
     least: int
-    """How many operands there must be."""
 
 
 TABLE: Final[dict[str, Op]] = {}
-"""By the name of an op; of domains other than ONNX's own with the domain and a dot."""
+"""Ops by name; the names of other domains than ONNX's own begin with the domain and a dot."""
 
 
 def op(
@@ -62,8 +63,8 @@ def op(
 
 
 class Call:
-    """What an op may ask besides its operands: its attributes, its node, and `xp`, numpy where all
-    operands are known, else `mlvm.eager`."""
+    """Context of an op's call: its attributes, its node, and `xp`, which is numpy if all operands
+    are on the host, else `mlvm.eager`."""
 
     __slots__ = ("graph", "node", "scope", "xp")
 
@@ -71,11 +72,11 @@ class Call:
         self.node, self.xp, self.graph, self.scope = node, xp, graph, scope
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute, or what is taken where there is none."""
+        """Return an attribute, or the default."""
         return self.node.attributes.get(name, default)
 
     def __getitem__(self, name: str) -> Any:
-        """An attribute that there must be. Raises `ModelError`."""
+        """Return a required attribute. Raises `ModelError`."""
         try:
             return self.node.attributes[name]
         except KeyError:
@@ -93,11 +94,11 @@ class Call:
 
 
 def call(node: Any, operands: list[Value], graph: Any, scope: Any) -> Value:
-    """What the op of a node makes of its operands."""
+    """Run the op of a node on its operands."""
     op: Op = node.op
     if op.host:
         operands = [
-            known(plain(x), f"operand {i} of {node}") if i in op.host else x
+            to_host(plain(x), f"operand {i} of {node}") if i in op.host else x
             for i, x in enumerate(operands)
         ]
     is_large = _is_large(op, operands)
@@ -107,8 +108,8 @@ def call(node: Any, operands: list[Value], graph: Any, scope: Any) -> Value:
                 tensor(x) if is_array(x) and i not in op.host else x for i, x in enumerate(operands)
             ]
         xp = np if are_known([x for x in operands if not isinstance(x, list)]) else ml
-        made = op.run(Call(node, xp, graph, scope), *operands)
-        return np.asarray(made) if isinstance(made, np.generic) else made
+        result = op.run(Call(node, xp, graph, scope), *operands)
+        return np.asarray(result) if isinstance(result, np.generic) else result
     if node.opset < 7 and operands[1:]:
         operands = _as_before_7(node, operands)
     rest = [x for i, x in enumerate(operands) if i not in op.host] if op.host else operands
@@ -121,19 +122,19 @@ def call(node: Any, operands: list[Value], graph: Any, scope: Any) -> Value:
                     raise
     at = Call(node, ml, graph, scope)
     if op.kind == "elementwise":
-        found, axes = alike(operands)
-        dtypes = {x.dtype for x in found if type(x) is ml.Tensor}
-        found = [x if i in op.host else _operand(x, dtypes) for i, x in enumerate(found)]
-        made = op.run(at, *found)
-        return made if axes is None else lying(made, axes)
+        aligned, axes = alike(operands)
+        dtypes = {x.dtype for x in aligned if type(x) is ml.Tensor}
+        aligned = [x if i in op.host else _operand(x, dtypes) for i, x in enumerate(aligned)]
+        result = op.run(at, *aligned)
+        return result if axes is None else permuted(result, axes)
     return op.run(
         at, *[x if x is None or i in op.host else tensor(x) for i, x in enumerate(operands)]
     )
 
 
 def _is_large(op: Op, operands: list[Value]) -> bool:
-    """Whether a result of known operands may be more than the limit: a VM, which counts what it
-    allocates, then computes it."""
+    """Return whether a result of host arrays may exceed the limit. A VM, which counts its
+    allocations, then computes it."""
     most = limit.get()
     arrays = [x for i, x in enumerate(operands) if is_array(x) and i not in op.host]
     if most is None or len(arrays) < 2:
@@ -142,11 +143,11 @@ def _is_large(op: Op, operands: list[Value]) -> bool:
     if op.kind == "elementwise":
         with suppress(ValueError):  # these do not go together
             size = math.prod(np.broadcast_shapes(*(x.shape for x in arrays)))
-    return bool(size * max(x.itemsize for x in arrays) > most.left)
+    return bool(size * max(x.itemsize for x in arrays) > most.remaining)
 
 
 def _as_before_7(node: Any, operands: list[Value]) -> list[Value]:
-    """A second operand of fewer axes, put where opsets before 7 have it."""
+    """Align a second operand of fewer axes as opsets before 7 do."""
     x, y = operands[:2]
     axis = node.attributes.get("axis") if "broadcast" in node.attributes else None
     if node.type == "PRelu" and y.ndim == 1:
@@ -159,15 +160,15 @@ def _as_before_7(node: Any, operands: list[Value]) -> list[Value]:
 
 
 def _operand(x: Value, dtypes: Collection[DType]) -> Value:
-    """What stands beside tensors of these dtypes: a known scalar of one of them as a number,
-    anything else as a tensor."""
+    """Convert an operand for an op on tensors of these dtypes: a host scalar of one of them to a
+    number, any other array to a tensor."""
     if not isinstance(x, np.ndarray):
         return x
     is_number = x.ndim == 0 and x.dtype.kind != "V" and DType.of(x.dtype) in dtypes
     return x[()] if is_number else ml.asarray(x)
 
 
-def _arrays(made: Any) -> Value:
-    if isinstance(made, tuple):
-        return tuple(_arrays(each) for each in made)
-    return np.asarray(made) if isinstance(made, np.generic) else made
+def _arrays(result: Any) -> Value:
+    if isinstance(result, tuple):
+        return tuple(_arrays(each) for each in result)
+    return np.asarray(result) if isinstance(result, np.generic) else result

@@ -1,8 +1,8 @@
-"""What flows along a graph's edges: arrays known on the host, tensors, tensors whose axes lie in
-another order in memory than in the graph, and lists of these.
+"""Values on a graph's edges: host arrays, tensors, tensors whose axes have another order in memory
+than in the graph, and lists of these.
 
-A known array is computed with by numpy, all else by `mlvm.eager`. So an op that both have is
-written once, as the Array API standard has it.
+numpy computes on host arrays, `mlvm.eager` on all others. So an op that both have is written once,
+as the Array API standard has it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _WIDEST: Final = 8  # bytes of an element that the host makes
 
 
 class Weight(str):
-    """The name under which a Module has an operand of a node."""
+    """Name of a Module's tensor that is an operand of a node."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Lying:
-    """A tensor whose axis `i` is axis `axes[i]` of x: where channels are last, axes are 0, 3, 1,
-    2. So a transposition costs nothing until its result must lie in order."""
+class PermutedTensor:
+    """Transposed tensor that is not yet copied: its axis `i` is axis `axes[i]` of x. Images with
+    channels last have the axes 0, 3, 1, 2."""
 
     x: Tensor
     axes: tuple[int, ...]
@@ -51,21 +51,21 @@ class Lying:
         return self.x.ndim
 
 
-Value: TypeAlias = Any  # an array of numpy, a Tensor, a Lying, a list of these, or None
+Value: TypeAlias = Any  # an array of numpy, a Tensor, a PermutedTensor, a list of these, or None
 
 
-def lying(x: Tensor, axes: Sequence[int]) -> Value:
-    """The value whose axis i is axis `axes[i]` of x."""
-    return x if tuple(axes) == tuple(range(len(axes))) else Lying(x, tuple(axes))
+def permuted(x: Tensor, axes: Sequence[int]) -> Value:
+    """Return the value whose axis i is axis `axes[i]` of x."""
+    return x if tuple(axes) == tuple(range(len(axes))) else PermutedTensor(x, tuple(axes))
 
 
 def inverse(axes: Sequence[int]) -> tuple[int, ...]:
-    """The order that puts axes back."""
+    """Invert a permutation of axes."""
     return tuple(sorted(range(len(axes)), key=axes.__getitem__))
 
 
 def ordered(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """x with its axes in this order; no copy where those that are longer than 1 keep theirs."""
+    """Permute the axes of x; without a copy if those longer than 1 keep their order."""
     long = [axis for axis in axes if x.shape[axis] != 1]
     if long == sorted(long):
         return ml.reshape(x, tuple(x.shape[axis] for axis in axes))
@@ -73,19 +73,19 @@ def ordered(x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def plain(value: Value) -> Value:
-    """The value with its axes in order, a known one as it is."""
-    return ordered(value.x, value.axes) if type(value) is Lying else value
+    """Return the value with its axes in order; a host array is returned unchanged."""
+    return ordered(value.x, value.axes) if type(value) is PermutedTensor else value
 
 
 def tensor(value: Value) -> Tensor:
-    """The value as a tensor with its axes in order."""
-    if type(value) is Lying:
+    """Return the value as a tensor with its axes in order."""
+    if type(value) is PermutedTensor:
         return ordered(value.x, value.axes)
     return value if type(value) is Tensor else ml.asarray(value)
 
 
-def known(value: Value, what: str) -> Any:
-    """The value as an array. A tensor is read, which a captured function cannot do."""
+def to_host(value: Value, what: str) -> Any:
+    """Read the value as an array. Raises `CaptureError` for a tensor in a captured function."""
     if value is None or isinstance(value, np.ndarray):
         return value
     try:
@@ -97,18 +97,18 @@ def known(value: Value, what: str) -> Any:
 
 
 def ints(value: Value, what: str) -> list[int]:
-    """The value as a list of ints."""
-    return [int(n) for n in known(value, what).reshape(-1)]
+    """Return the value as a list of ints."""
+    return [int(n) for n in to_host(value, what).reshape(-1)]
 
 
 def are_known(values: Sequence[Value]) -> bool:
-    """Whether numpy can compute with all of these."""
+    """Return whether numpy can compute with all of these."""
     return all(each is None or is_known(each) for each in values)
 
 
 def bounded(shape: Sequence[int], is_host: bool = True) -> tuple[int, ...]:
-    """The shape of what the host makes, or else a VM. Raises `OutOfMemory` for more than the limit,
-    and `ModelError` for what is no shape."""
+    """Check the shape of a new array on the host, or of a tensor, and return it. Raises
+    `OutOfMemory` for more bytes than the limit, and `ModelError` for negative lengths."""
     shape, most = tuple(int(n) for n in shape), limit.get()
     if any(n < 0 for n in shape):
         raise ModelError(f"no tensor has the shape {list(shape)}")
@@ -118,11 +118,13 @@ def bounded(shape: Sequence[int], is_host: bool = True) -> tuple[int, ...]:
 
 
 def alike(values: Sequence[Value]) -> tuple[list[Any], tuple[int, ...] | None]:
-    """Tensors and arrays to compute with elementwise, and the order in which their axes lie: that
-    of the largest operand; None where all lie in order."""
+    """Give elementwise operands one order of axes, that of the largest permuted operand. Return
+    them and that order, or None if all have their axes in order."""
     most: Any = None
     for each in values:
-        if type(each) is Lying and (most is None or math.prod(each.shape) > math.prod(most.shape)):
+        if type(each) is PermutedTensor and (
+            most is None or math.prod(each.shape) > math.prod(most.shape)
+        ):
             most = each
     if most is None:
         return list(values), None
@@ -130,18 +132,18 @@ def alike(values: Sequence[Value]) -> tuple[list[Any], tuple[int, ...] | None]:
     if any(each is not None and each.ndim > ndim for each in values):
         return [plain(each) for each in values], None
     order = inverse(most.axes)
-    found: list[Any] = []
+    aligned: list[Any] = []
     for each in values:
         if each is None:
-            found.append(None)
-        elif type(each) is Lying and each.axes == most.axes:
-            found.append(each.x)
+            aligned.append(None)
+        elif type(each) is PermutedTensor and each.axes == most.axes:
+            aligned.append(each.x)
         elif math.prod(each.shape) == 1 and each.ndim <= 1:
-            found.append(plain(each))
+            aligned.append(plain(each))
         elif isinstance(each, np.ndarray):
             shape = (1,) * (ndim - each.ndim) + each.shape
-            found.append(np.transpose(each.reshape(shape), order))
+            aligned.append(np.transpose(each.reshape(shape), order))
         else:
             shape = (1,) * (ndim - each.ndim) + tuple(each.shape)
-            found.append(ordered(ml.reshape(plain(each), shape), order))
-    return found, most.axes
+            aligned.append(ordered(ml.reshape(plain(each), shape), order))
+    return aligned, most.axes

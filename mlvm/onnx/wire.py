@@ -1,6 +1,6 @@
-"""The messages of an ONNX file, and the wire format of protobuf in which they lie there.
+"""The messages of an ONNX file in the wire format of protobuf.
 
-`SCHEMA` says what is read and written; a field that it does not have is skipped.
+`SCHEMA` has all fields that are read and written; other fields are skipped.
 https://protobuf.dev/programming-guides/encoding, https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 """
 
@@ -43,8 +43,8 @@ Dimension: 1 dim_value int?, 2 dim_param str
 Function: 1 name str, 4 input str*, 5 output str*, 6 attribute str*, 7 node Node*, 8 doc_string
     str, 9 opset_import OperatorSet*, 10 domain str, 11 attribute_proto Attribute*
 """
-"""Number, name and kind of each field of a message. `*` is for any number of them. A field that is
-absent is None where its kind is a message or ends with `?`, else 0 or nothing."""
+"""Number, name and kind of each field of a message. `*` marks a repeated field. An absent field is
+None if its kind is a message or ends with `?`, else 0 or empty."""
 
 _DEEPEST: Final = 100  # messages in messages, as protobuf's own readers have it
 _DEFAULTS: Final = {"int": 0, "float": 0.0, "double": 0.0, "str": "", "bytes": b""}
@@ -57,7 +57,13 @@ Bytes: TypeAlias = memoryview | bytes
 
 
 class Field(NamedTuple):
-    """A field of a message: its name, the kind of its values, and whether there are many."""
+    """Field of a message.
+
+    name: its name
+    kind: kind of its values
+    many: whether the field is repeated
+    default: value of an absent field
+    """
 
     name: str
     kind: str
@@ -66,12 +72,12 @@ class Field(NamedTuple):
 
 
 def _fields(text: str) -> dict[int, Field]:
-    found = {}
+    fields = {}
     for number, name, kind in (each.split() for each in text.split(",")):
         plain = kind.rstrip("*?")
         default = () if kind[-1] == "*" else None if kind[-1] == "?" else _DEFAULTS.get(plain)
-        found[int(number)] = Field(name, plain, kind[-1] == "*", default)
-    return found
+        fields[int(number)] = Field(name, plain, kind[-1] == "*", default)
+    return fields
 
 
 FIELDS: Final = {
@@ -82,22 +88,22 @@ FIELDS: Final = {
 }
 
 
-def _ways(fields: Mapping[int, Field]) -> dict[int, tuple[str, str, bool, bool]]:
-    """How fields are read, by number and wire type: the name, the kind, whether there are many, and
-    whether these are numbers. Those may be packed."""
-    found = {}
+def _readers(fields: Mapping[int, Field]) -> dict[int, tuple[str, str, bool, bool]]:
+    """Return the readers of fields by number and wire type: name, kind, whether the field is
+    repeated, and whether its values are numbers, which may be packed."""
+    readers = {}
     for number, (name, kind, many, _) in fields.items():
         for wire in {_WIRES.get(kind, 2), *([2] if many else [])}:
-            found[number << 3 | wire] = name, kind, many, kind in _WIRES
-    return found
+            readers[number << 3 | wire] = name, kind, many, kind in _WIRES
+    return readers
 
 
-_WAYS: Final = {kind: _ways(fields) for kind, fields in FIELDS.items()}
+_READERS: Final = {kind: _readers(fields) for kind, fields in FIELDS.items()}
 
 
 class Message:
-    """A message of that kind: its fields are its attributes. Many numbers are an array of i64, f32
-    or f64; other things that are many are a list. Bytes are a view of the file."""
+    """Message of that kind: its fields are its attributes. Repeated numbers are an array of i64,
+    f32 or f64; other repeated fields are a list. Bytes are a view of the file."""
 
     kind: str
 
@@ -121,11 +127,11 @@ _CLASSES: Final[dict[str, Any]] = {
 
 
 def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
-    """The message of that kind in these bytes. Raises `EncodingError` for bytes that are none."""
+    """Decode a message of that kind. Raises `EncodingError` for malformed bytes."""
     if depth > _DEEPEST:
         raise EncodingError(f"messages lie more than {_DEEPEST} deep in each other")
     message = object.__new__(_CLASSES[kind])
-    found, ways = message.__dict__, _WAYS[kind]
+    values, readers = message.__dict__, _READERS[kind]
     numbers: dict[str, list[Any]] = {}
     place, end = 0, len(data)
     if end < _FEW:
@@ -160,13 +166,13 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
                 )
             value = data[place : place + size]
             place += size
-        way = ways.get(key)
-        if way is None:
+        reader = readers.get(key)
+        if reader is None:
             if key >> 3 in FIELDS[kind]:
                 name = FIELDS[kind][key >> 3].name
                 raise EncodingError(f"{kind}.{name} has the wire type {wire}")
             continue
-        name, inner, many, is_number = way
+        name, inner, many, is_number = reader
         if is_number:  # or many that are packed
             if wire == 2:
                 value = _packed(value, inner)
@@ -175,7 +181,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
             if many:
                 numbers.setdefault(name, []).append(value)
             else:
-                found[name] = value
+                values[name] = value
             continue
         if inner == "str":
             try:
@@ -187,24 +193,24 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
         elif inner != "bytes":
             value = decode(value, inner, depth + 1)
         if not many:
-            found[name] = value
-        elif name in found:
-            found[name].append(value)
+            values[name] = value
+        elif name in values:
+            values[name].append(value)
         else:
-            found[name] = [value]
+            values[name] = [value]
     for name, parts in numbers.items():
-        found[name] = _joined(parts)
+        values[name] = _joined(parts)
     return message  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=1024)
 def _attribute(data: bytes, depth: int) -> Message:
-    """A short attribute, of which a graph has many that are equal; nobody changes it."""
+    """Decode a short attribute. Equal ones share a message, which is never changed."""
     return decode(data, "Attribute", depth)
 
 
 def _joined(parts: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """The numbers that a field has, one by one or many at once."""
+    """Concatenate the numbers of a repeated field, which come singly or packed."""
     if all(part.__class__ is np.ndarray for part in parts):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
     if not any(part.__class__ is np.ndarray for part in parts):
@@ -213,7 +219,7 @@ def _joined(parts: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 
 def _varint(data: Bytes, place: int) -> tuple[int, int]:
-    """The number at that place, and the place behind it."""
+    """Decode the number at that offset; return it and the offset after it."""
     result = shift = 0
     try:
         while True:
@@ -230,13 +236,13 @@ def _varint(data: Bytes, place: int) -> tuple[int, int]:
 
 
 def _signed(value: int) -> int:
-    """The i64 of these 64 bits."""
+    """Return 64 bits as a signed number."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
 
 def _packed(value: Bytes, kind: str) -> np.ndarray[Any, Any]:
-    """Many numbers of one field."""
+    """Decode packed numbers."""
     if kind == "int":
         return _varints(np.frombuffer(value, np.uint8))
     dtype = _FIXED[kind]
@@ -246,7 +252,7 @@ def _packed(value: Bytes, kind: str) -> np.ndarray[Any, Any]:
 
 
 def _varints(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Many numbers at once, by the place of each one's last byte."""
+    """Decode packed integers, all at once, by the offset of each one's last byte."""
     ends = np.flatnonzero(data < 128)
     if len(data) and (not len(ends) or ends[-1] != len(data) - 1):
         raise EncodingError("it ends within a number")
@@ -254,8 +260,8 @@ def _varints(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     longest = int((ends - starts).max(initial=-1)) + 1
     if longest > 10:
         raise EncodingError("a number has more than 10 bytes")
-    found = np.zeros(len(ends), np.uint64)
+    numbers = np.zeros(len(ends), np.uint64)
     for i in range(longest):
         there = ends - starts >= i
-        found[there] |= (data[starts[there] + i] & 127).astype(np.uint64) << np.uint64(7 * i)
-    return found.view(np.int64)
+        numbers[there] |= (data[starts[there] + i] & 127).astype(np.uint64) << np.uint64(7 * i)
+    return numbers.view(np.int64)

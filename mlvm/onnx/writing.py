@@ -1,8 +1,8 @@
 """`save`: a function of tensors as an ONNX file.
 
-What the function does is recorded, not run. Each call of an op becomes a node, branches become
-`If` and loops `Loop`. A node notes, in its metadata, the op of the language with its attributes: so
-`load` makes the very same calls of it, and other runtimes read the ops of ONNX that stand there.
+The function is traced, not run. Each call of an op becomes a node, branches become `If` and loops
+`Loop`. The metadata of a node has the op of mlvm with its attributes. `load` replays that op; other
+runtimes run the node's op of ONNX.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mlvm.onnx.bodies import BODIES, OPSET, Body
 from mlvm.onnx.encode import Parts, encode, size_of
 from mlvm.onnx.lengths import OpenAxes, Sizes, merge, open_axes, resized, samples_of
 from mlvm.onnx.model import Model
-from mlvm.onnx.own import DOMAIN, told
+from mlvm.onnx.own import DOMAIN, encode_op
 from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Use, Value
 
@@ -44,7 +44,7 @@ _ELSEWHERE: Final = {
     "dynamic_shapes": "write dynamic_axes={'x': {0: 'batch'}}",
     "external_data": "write external=True",
 }
-"""What PyTorch's `export` and others take, and what there is here."""
+"""Arguments of PyTorch's `export` and of others, and their counterparts here."""
 _TRAINING: Final = "; a Module that is being trained is saved after model.eval()"
 _LARGE: Final = 1 << 10  # bytes of a weight that may lie in another file
 _MOST: Final = (1 << 31) - (1 << 24)  # bytes of a message of protobuf, with some room
@@ -59,31 +59,31 @@ def save(
     external: bool | None = None,
     **kwargs: Any,
 ) -> None:
-    """Write what `fn(*args, **kwargs)` does as an ONNX file, which other runtimes run, and `load`
-    reads back to the bit. The function is called once, on tensors that have types and no values.
+    """Write `fn(*args, **kwargs)` as an ONNX file, which other runtimes run, and `load` reads back
+    to the bit. The function is called once, on abstract tensors, which have types and no values.
 
-    `args` are as the function takes them: trees of tensors, of numpy arrays and of types
-    (`TensorType`), which become the inputs of the graph, in their order, under the names of the
-    parameters; a loaded `Model` keeps its names. Anything else is a part of it, as are numbers.
-    Tensors that the function reaches by itself, such as the weights of a Module, are initializers,
-    as they are now. What it returns are the outputs. It may be a captured function, or a gradient.
-    Branches become `If`, loops `Loop`, and functions of `ml.function` stand where they are called.
+    `args` are the function's arguments: trees of tensors, numpy arrays and types (`TensorType`).
+    These become the inputs of the graph, in their order, under the names of the parameters; a
+    loaded `Model` keeps its names. Any other value, such as a number, is a constant of the graph.
+    Tensors that the function reads besides, such as the weights of a Module, become initializers
+    with their present values. Its results are the outputs. It may be a captured function, or a
+    gradient. Branches become `If`, loops `Loop`, and functions of `ml.function` are inlined.
 
-    Shapes are those of `args`, but for `dynamic_axes`: by the name of an input, and the axis, how
-    a length is called that the file leaves open. One name is one length, `"8*width"` a multiple of
-    it. The function is then recorded at several sizes: a little above those of `args`, and for each
-    name once at a thousand more. What it decides by a length outside of these is decided as there.
+    Shapes are those of `args`, but for `dynamic_axes`: by the name of an input, and the axis, the
+    name of a length that the file leaves open. One name is one length, `"8*width"` a multiple of
+    it. The function is then traced at several sizes: a little above those of `args`, and for each
+    name once at a thousand more. A decision that depends on a length outside of these is taken as
+    at these sizes.
 
-    The ops are those of opset 20, or with weights of few bits of the first that casts them. One
-    that ONNX spells in several nodes is a function of the file, in the domain "mlvm". With
+    The ops are those of opset 20; weights of few bits raise it to the first that casts them. An op
+    that takes several nodes of ONNX is a function of the file, in the domain "mlvm". With
     `external` the weights lie beside the file, in `path` + ".data": by default where a file would
     have more than 2 GB. A file at that path is replaced once the new one is complete.
 
-    Raises `ModelError`, with the line of Python, for an op that has no form in ONNX, such as random
-    numbers, decompositions, checks and complex numbers, and for a function that updates a tensor in
-    place which is not its own, as Modules do before `model.eval()`, or returns no tensor; what
-    `capture` raises; and `OSError`.
-    https://onnx.ai/onnx/repo-docs/IR.html
+    Raises `ModelError`, with the line of Python, for an op that has no form in ONNX: random
+    numbers, decompositions, checks and complex numbers. Raises it, too, for a function that returns
+    no tensor, or that updates a tensor from outside, as Modules do before `model.eval()`. Raises
+    the errors of `capture`, and `OSError`. https://onnx.ai/onnx/repo-docs/IR.html
 
         >>> layer = ml.nn.Linear(3, 2, key=ml.random.key(0))
         >>> ml.onnx.save(layer, [ml.TensorType("f32", [4, 3])], "layer.onnx")
@@ -105,8 +105,8 @@ def save(
     try:
         target = Path(os.fspath(path))
     except TypeError:
-        told = f"a file is named by a text or a path, not {brief(path)}: save(fn, args, path)"
-        raise ArgumentError(told).at("save", ()) from None
+        reason = f"a file is named by a text or a path, not {brief(path)}: save(fn, args, path)"
+        raise ArgumentError(reason).at("save", ()) from None
     destination(target)  # now, not after a long recording
     model = _Model(fn, list(args), kwargs, {}, {})
     if dynamic_axes:
@@ -115,24 +115,24 @@ def save(
         models = [_Model(fn, list(args), kwargs, axes, sizes) for sizes in samples]
         merge(models, samples, axes)
         model = models[0]
-    parts, beside = model.parts(external, f"{target.name}.data")
-    if beside:
-        _write(target.with_name(f"{target.name}.data"), beside)
+    parts, data = model.parts(external, f"{target.name}.data")
+    if data:
+        _write(target.with_name(f"{target.name}.data"), data)
     _write(target, parts)
 
 
 def _refused_arguments(args: Any) -> ArgumentError:
-    told = "save takes a function, and its arguments as a list"
+    message = "save takes a function, and its arguments as a list"
     write = code_for_type(args)
     if write is not None:
-        told += f": for {args!r} write [{write}]"
+        message += f": for {args!r} write [{write}]"
     elif isinstance(args, (Tensor, TensorType, np.ndarray)):
-        told += ", [x] for one"
-    return ArgumentError(told).at("save", ())
+        message += ", [x] for one"
+    return ArgumentError(message).at("save", ())
 
 
 def _write(path: Path, parts: Parts) -> None:
-    """Write the file beside its place, and then move it there. Raises `OSError`."""
+    """Write a temporary file, then move it to `path`. Raises `OSError`."""
     with replacing(path) as file:
         for part in parts:
             file.write(part)
@@ -145,7 +145,7 @@ def _is_input(part: Any) -> bool | None:
 
 
 class _Model:
-    """The file of one function."""
+    """ONNX file of one function."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _Model:
                 return x
             return x.type if isinstance(x, Tensor) else TensorType.of(np.asarray(x))
 
-        self.taken: set[str] = set()
+        self.used_names: set[str] = set()
         tree = [_by_name(fn, args), kwargs]
         leaves, structure = flatten(tree, ends=_is_input)
         named = [(self.name(_shown(path)), type_of(x)) for path, x in leaves]
@@ -202,17 +202,17 @@ class _Model:
             outputs[name] = use.type
         self.message = graph.message("main", self.inputs, outputs)
 
-    def name(self, wanted: str) -> str:
-        """A name in the graph that nothing else has."""
-        found, count = wanted, 1
-        while found in self.taken or not found:
+    def name(self, stem: str) -> str:
+        """Return a new name in the graph, `stem` or with a number behind it."""
+        name, count = stem, 1
+        while name in self.used_names or not name:
             count += 1
-            found = f"{wanted}_{count}"
-        self.taken.add(found)
-        return found
+            name = f"{stem}_{count}"
+        self.used_names.add(name)
+        return name
 
     def state(self, index: int) -> str:
-        """The initializer for a tensor that the function reaches by itself."""
+        """Return the name of the initializer for a tensor that the function reads from outside."""
         if index not in self._state_names:
             x = self.states[index]
             name = self.name(self._paths.get(id(x)) or "constant")
@@ -221,16 +221,16 @@ class _Model:
         return self._state_names[index]
 
     def constant(self, value: Array, type: TensorType) -> str:
-        """An initializer of these values."""
+        """Add an initializer with these values; return its name."""
         name = self.name("constant")
         self.initializers[name], self.types[name] = value, type
         return name
 
-    def given(self, index: int) -> str:
+    def input_name(self, index: int) -> str:
         return self._input_names[index]
 
     def function(self, op: str, key: Any, body: Body, result: str) -> str:
-        """The name of the file's function with that body."""
+        """Add a function of the file with that body, once; return its name."""
         if key not in self.functions:
             name = self.name(f"{DOMAIN}.{op}").removeprefix(f"{DOMAIN}.")
             self.functions[key] = (
@@ -248,15 +248,15 @@ class _Model:
     def new_node(
         self, op: str, inputs: Sequence[str], output: str, attributes: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The message of a node of ONNX."""
+        """Return the message of a node of ONNX."""
         name, ins = self.name(f"{op}/{output}"), list(inputs)
         node = {"op_type": op, "input": ins, "output": [output], "attributes": attributes}
         return _node(node) | {"name": name}
 
-    def parts(self, external: bool | None, beside: str) -> tuple[Parts, Parts]:
-        """The bytes of the file, and those of the weights that lie beside it."""
+    def parts(self, external: bool | None, data_name: str) -> tuple[Parts, Parts]:
+        """Return the bytes of the file, and those of the weights that lie beside it."""
         nbytes = sum(x.nbytes for x in self.initializers.values())
-        apart: Parts = []
+        data_parts: Parts = []
         place = 0
         tensors = []
         for name, value in self.initializers.items():
@@ -269,9 +269,9 @@ class _Model:
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             outside = external if external is not None else nbytes > _MOST
             if outside and array.nbytes >= _LARGE:
-                apart += [bytes(-place % 64), data]
+                data_parts += [bytes(-place % 64), data]
                 place += -place % 64
-                pairs = {"location": beside, "offset": str(place), "length": str(len(data))}
+                pairs = {"location": data_name, "offset": str(place), "length": str(len(data))}
                 tensor["external_data"] = [{"key": k, "value": v} for k, v in pairs.items()]
                 tensor["data_location"] = 1
                 place += len(data)
@@ -296,11 +296,11 @@ class _Model:
         parts = encode("Model", model)
         if size_of(parts) > _MOST:
             raise ModelError(f"a file of {size_of(parts):,} bytes is more than protobuf takes")
-        return parts, apart
+        return parts, data_parts
 
 
 class _Graph:
-    """The nodes of a graph as they are written, and what names the values have there."""
+    """Writer of a graph: its nodes so far, and the names of the values."""
 
     def __init__(self, model: _Model, around: _Graph | None = None) -> None:
         self.model = model
@@ -328,17 +328,17 @@ class _Graph:
         attributes: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        """Add a node that makes values of these types."""
+        """Add a node whose results have these names and types."""
         self.model.types.update(outputs)
-        known = {"op_type": op, "input": list(inputs), "output": list(outputs)}
+        node = {"op_type": op, "input": list(inputs), "output": list(outputs)}
         name = {"name": self.model.name(f"{op}/{next(iter(outputs), 'node')}"), **more}
-        node = {**known, "attributes": attributes or {}}
+        node["attributes"] = attributes or {}
         self.nodes.append(_node(node) | name | ({"doc_string": str(line)} if line else {}))
 
     # --- values -------------------------------------------------------------------------
 
     def read(self, use: Use) -> str:
-        """The name of a value, seen as a type."""
+        """Return the name of a value, seen as a type."""
         home = use.value.home
         if home is None:
             name = self._names[use.value]
@@ -347,7 +347,7 @@ class _Graph:
         elif home.role == "state":
             name = self.model.state(home.index)
         elif home.role == "input":
-            name = self.model.given(home.index)
+            name = self.model.input_name(home.index)
         else:  # nothing was written there
             name = self.model.constant(np.zeros(use.type.shape, use.type.dtype.numpy), use.type)
         return self._seen_as(name, use.type)
@@ -359,12 +359,12 @@ class _Graph:
         if here.dtype is not type.dtype:
             raise ModelError(f"a {here} seen as {type} has no form in ONNX")
         shape = self.model.constant(np.array(type.shape, np.int64), TensorType(i64, (type.ndim,)))
-        made = self.model.name("reshape")
-        self.node("Reshape", [name, shape], {made: type}, attributes={"allowzero": 1})
-        return made
+        reshaped = self.model.name("reshape")
+        self.node("Reshape", [name, shape], {reshaped: type}, attributes={"allowzero": 1})
+        return reshaped
 
     def write(self, use: Use, name: str, line: str | None = None) -> None:
-        """Let a value have that name from here on."""
+        """Bind a value to that name from here on."""
         home = use.value.home
         if home is None:
             self._names[use.value] = name
@@ -418,7 +418,7 @@ class _Graph:
             result = body.result(rule(body))
         except ModelError as error:
             raise _refused(f"{op.name}, {error},", call.line) from None
-        text = told(op, call.attributes, types)
+        text = encode_op(op, call.attributes, types)
         more: dict[str, Any] = {"metadata_props": [{"key": DOMAIN, "value": text}]}
         if op.name == "unpack":  # of what `load` has unpacked
             more = {}
@@ -433,7 +433,7 @@ class _Graph:
         self.write(out, name, call.line)
 
     def _condition(self, use: Use) -> str:
-        """A tensor of one element as ONNX has conditions."""
+        """Convert a tensor of one element to a condition of ONNX, bool[]."""
         name, type = self.read(use), TensorType(bool_, ())
         if use.type.shape:
             name = self._seen_as(name, TensorType(use.type.dtype, ()))
@@ -448,24 +448,24 @@ class _Graph:
         for key, block in zip(("then_branch", "else_branch"), call.blocks, strict=True):
             inner = _Graph(self.model, self)
             inner.calls(block.calls)
-            graphs[key] = inner.message(key, {}, inner.left(call.outs))
-        made = {self.model.name("branch"): use.type for use in call.outs}
-        self.node("If", [condition], made, call.line, graphs)
-        for use, name in zip(call.outs, made, strict=True):
+            graphs[key] = inner.message(key, {}, inner.block_results(call.outs))
+        results = {self.model.name("branch"): use.type for use in call.outs}
+        self.node("If", [condition], results, call.line, graphs)
+        for use, name in zip(call.outs, results, strict=True):
             self.write(use, name, call.line)
 
-    def left(self, uses: Sequence[Use]) -> dict[str, TensorType]:
-        """Write what a block leaves in these homes; the names and types of that."""
+    def block_results(self, uses: Sequence[Use]) -> dict[str, TensorType]:
+        """Write the results of a block; return their names and types."""
         names = [self.read(use) for use in uses]
-        found: dict[str, TensorType] = {}
+        results: dict[str, TensorType] = {}
         for name, use in zip(names, uses, strict=True):
             new = self.model.name("left")
             self.node("Identity", [name], {new: use.type})
-            found[new] = use.type
-        return found
+            results[new] = use.type
+        return results
 
     def _while(self, call: Call) -> None:
-        """A loop: its test runs ahead of it, and then at the end of each turn."""
+        """Write a loop: its test runs before it, and then at the end of each iteration."""
         test, body = call.blocks
         before = [self.read(use) for use in call.outs]
         begins = self._tested(_Graph(self.model, self), test, self.nodes)
@@ -480,22 +480,22 @@ class _Graph:
         last = self.model.name("goes_on")
         inner.node("Identity", [goes_on], {last: TensorType(bool_, ())})
         ins = {turn[0]: TensorType(i64, ()), turn[1]: TensorType(bool_, ()), **carried}
-        outs = {last: TensorType(bool_, ()), **inner.left(call.outs)}
-        made = {self.model.name("loop"): use.type for use in call.outs}
+        outs = {last: TensorType(bool_, ()), **inner.block_results(call.outs)}
+        results = {self.model.name("loop"): use.type for use in call.outs}
         graph = {"body": inner.message("body", ins, outs)}
-        self.node("Loop", ["", begins, *before], made, call.line, graph)
-        for use, name in zip(call.outs, made, strict=True):
+        self.node("Loop", ["", begins, *before], results, call.line, graph)
+        for use, name in zip(call.outs, results, strict=True):
             self.write(use, name, call.line)
 
     def _tested(self, graph: _Graph, test: Block, nodes: list[dict[str, Any]]) -> str:
-        """Write a loop's test among these nodes; the name of what it found."""
+        """Write a loop's test among these nodes; return the name of the condition."""
         graph.nodes = nodes
         graph.calls(test.calls)
         assert test.result is not None
         return graph._condition(test.result)
 
     def _called(self, call: Call) -> None:
-        """Write the calls of a function in its place."""
+        """Write the calls of a function inline."""
         callee = call.callee
         assert callee is not None
         if callee in self._open:
@@ -506,14 +506,14 @@ class _Graph:
             if use not in call.outs:
                 inner._homes[home] = self.read(use)
         inner.calls(callee.block.calls)
-        made = dict(zip(call.passed, callee.params, strict=True))
+        params = dict(zip(call.passed, callee.params, strict=True))
         for use in call.outs:
-            if use in made:
-                self.write(use, inner._seen_as(inner._homes[made[use]], use.type), call.line)
+            if use in params:
+                self.write(use, inner._seen_as(inner._homes[params[use]], use.type), call.line)
 
 
 def _recorded_at(sizes: Sizes, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """`trace_once`; what it raises notes the sizes."""
+    """Trace a function once; a note on its errors names the sizes."""
     try:
         return trace_once(fn, args, kwargs)
     except MlvmError as error:
@@ -532,10 +532,10 @@ def _is_written(dtype: DType) -> bool:
 
 
 def _number(dtype: DType, name: str) -> int:
-    return STORED[dtype][0] if dtype in STORED else NAMES[_known(dtype, name)]
+    return STORED[dtype][0] if dtype in STORED else NAMES[_written_dtype(dtype, name)]
 
 
-def _known(dtype: DType, name: str) -> DType:
+def _written_dtype(dtype: DType, name: str) -> DType:
     if not _is_written(dtype):
         raise ModelError(f"{name} is of {dtype}, which is not written")
     return dtype
@@ -552,7 +552,7 @@ def _parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _by_name(fn: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
-    """The arguments by the names of the parameters, or of a loaded model's inputs."""
+    """Return the arguments by the names of the parameters, or of a loaded model's inputs."""
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [name for name, each in _parameters(fn).items() if each.kind in plain]
     if isinstance(fn, Model):
@@ -562,17 +562,18 @@ def _by_name(fn: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
 
 
 def _shown(path: str) -> str:
-    """The path of a leaf, without the place of the arguments that it is among."""
+    """Return the path of a leaf, without the leading 0 of `args` or 1 of `kwargs`."""
     head, _, rest = path.partition("/")
     return rest if head in ("0", "1") and rest else path
 
 
 def _paths(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, str]:
-    """What tensors that a function reaches are called, by their ids, as far as that is plain."""
+    """Return names for the tensors that a function reads, by their ids, as far as they have a
+    path."""
     owner = getattr(fn, "__self__", fn)
     code, cells = getattr(fn, "__code__", None), getattr(fn, "__closure__", None) or ()
     around = dict(zip(getattr(code, "co_freevars", ()), cells, strict=False))
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     trees = [("", owner), *((str(i), x) for i, x in enumerate(args)), *kwargs.items()]
     trees += [(name, cell.cell_contents) for name, cell in around.items()]
     trees += [
@@ -584,12 +585,12 @@ def _paths(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int,
         for path, node in named_nodes(tree) if isinstance(tree, Module) else ():
             if isinstance(node, Model):  # whose tensors keep the names of its file
                 for name, x in {**node.weights, **node.constants}.items():
-                    found.setdefault(id(x.root), "/".join(filter(None, (prefix, path, name))))
+                    names.setdefault(id(x.root), "/".join(filter(None, (prefix, path, name))))
         with suppress(DTypeError):
             for path, x in named_tensors(tree, buffers=True).items():
                 name = "/".join(filter(None, (prefix, path)))
-                found.setdefault(id(x.root), name)
-    return found
+                names.setdefault(id(x.root), name)
+    return names
 
 
 # --- messages -----------------------------------------------------------------------------
@@ -604,10 +605,10 @@ def _value(name: str, type: TensorType) -> dict[str, Any]:
 
 
 def _node(node: Mapping[str, Any]) -> dict[str, Any]:
-    """The message of a node, whose attributes are Python's values."""
+    """Return the message of a node, whose attributes are Python's values."""
     fields = {name: value for name, value in node.items() if name != "attributes"}
-    made = [_attribute(*each) for each in node["attributes"].items()]
-    return fields | ({"attribute": made} if made else {})
+    attributes = [_attribute(*each) for each in node["attributes"].items()]
+    return fields | ({"attribute": attributes} if attributes else {})
 
 
 def _attribute(name: str, value: Any) -> dict[str, Any]:

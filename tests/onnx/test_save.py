@@ -18,7 +18,7 @@ from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tree import flatten, named_tensors, replace
 from mlvm.onnx import load, save, writing
 from mlvm.onnx.bodies import BODIES
-from mlvm.onnx.own import told
+from mlvm.onnx.own import encode_op
 from tests.brief import refuses
 from tests.onnx.making import constant, graph, model, node, value
 
@@ -339,9 +339,9 @@ def test_every_form_has_a_case(saved: Callable[..., Any], monkeypatch: pytest.Mo
 
     def noted(op: Op, attributes: Any, types: Any) -> str:
         met.add(op.name)
-        return told(op, attributes, types)
+        return encode_op(op, attributes, types)
 
-    monkeypatch.setattr(writing, "told", noted)
+    monkeypatch.setattr(writing, "encode_op", noted)
     firsts = {name.split()[0] for name in CASES}  # most are of the op that they are called by
     for name, case in CASES.items():
         if name.split()[0] not in BODIES:

@@ -1,4 +1,4 @@
-"""Attention in its kinds, and what goes with it."""
+"""Attention, rotary embeddings and embeddings of BERT."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from mlvm.onnx.values import Value, tensor
 
 
 def heads(x: Any, count: int) -> Any:
-    """[N, T, H D] as [N, H, T, D]."""
+    """Split heads: [N, T, H D] to [N, H, T, D]."""
     n, t, width = x.shape
     return ml.permute_dims(ml.reshape(x, (n, t, count, width // count)), (0, 2, 1, 3))
 
 
 def joined(x: Any) -> Any:
-    """[N, H, T, D] as [N, T, H D]."""
+    """Join heads: [N, H, T, D] to [N, T, H D]."""
     n, h, t, d = x.shape
     return ml.reshape(ml.permute_dims(x, (0, 2, 1, 3)), (n, t, h * d))
 
 
 def repeated(x: Any, times: int) -> Any:
-    """Each head so many times in a row."""
+    """Repeat each head the given number of times."""
     if times == 1:
         return x
     n, h, t, d = x.shape
-    made = ml.broadcast_to(ml.reshape(x, (n, h, 1, t, d)), (n, h, times, t, d))
-    return ml.reshape(made, (n, h * times, t, d))
+    copies = ml.broadcast_to(ml.reshape(x, (n, h, 1, t, d)), (n, h, times, t, d))
+    return ml.reshape(copies, (n, h * times, t, d))
 
 
 def _bias(allowed: Any, dtype: Any) -> Any:
-    """0 where it is allowed, -inf where not."""
+    """Return a bias of scores: 0 where allowed, else -inf."""
     return ml.where(allowed, ml.zeros((), dtype=dtype), ml.full((), -math.inf, dtype=dtype))
 
 
@@ -132,35 +132,37 @@ def flex_attention(at: Call, q: Any, k: Any, v: Any) -> Any:
 @op("LinearAttention", "tensors")
 def linear_attention(at: Call, q: Any, k: Any, v: Any, past: Any = None, decay: Any = None,
                      beta: Any = None) -> Any:  # fmt: skip
-    dtype, count, few = q.dtype, at["q_num_heads"], at["kv_num_heads"]
+    dtype, count, kv_heads = q.dtype, at["q_num_heads"], at["kv_num_heads"]
     rule = at.get("update_rule", "gated_delta")
     n, t, _ = q.shape
-    q, k, v = (ml.astype(heads(x, h), ml.float32) for x, h in ((q, count), (k, few), (v, few)))
+    q, k, v = (
+        ml.astype(heads(x, h), ml.float32) for x, h in ((q, count), (k, kv_heads), (v, kv_heads))
+    )
     dk, dv = k.shape[3], v.shape[3]
-    state = ml.zeros((n, few, dk, dv)) if past is None else ml.astype(past, ml.float32)
+    state = ml.zeros((n, kv_heads, dk, dv)) if past is None else ml.astype(past, ml.float32)
     scale = at.get("scale", 0.0) or 1.0 / math.sqrt(dk)
     if decay is not None:
         last = decay.shape[-1]
         decay = (
-            heads(decay, few)
-            if last != few
-            else ml.permute_dims(ml.reshape(decay, (n, t, few, 1)), (0, 2, 1, 3))
+            heads(decay, kv_heads)
+            if last != kv_heads
+            else ml.permute_dims(ml.reshape(decay, (n, t, kv_heads, 1)), (0, 2, 1, 3))
         )
         decay = ml.exp(ml.astype(decay, ml.float32))
     if beta is not None:
         beta = ml.astype(ml.permute_dims(ml.reshape(beta, (n, t, -1, 1)), (0, 2, 1, 3)), ml.float32)
-    made = []
+    outputs = []
     for i in range(t):
         key, value = k[:, :, i], v[:, :, i]
         if rule in ("gated", "gated_delta"):
             state = state * ml.expand_dims(decay[:, :, i], axis=-1)
         if rule in ("delta", "gated_delta"):
-            found = ml.sum(state * ml.expand_dims(key, axis=-1), axis=2)
-            value = beta[:, :, i] * (value - found)
+            prediction = ml.sum(state * ml.expand_dims(key, axis=-1), axis=2)
+            value = beta[:, :, i] * (value - prediction)
         state = state + ml.expand_dims(key, axis=-1) * ml.expand_dims(value, axis=2)
-        seen = repeated(state, count // few)
-        made.append(ml.sum(seen * ml.expand_dims(q[:, :, i], axis=-1), axis=2) * scale)
-    y = joined(ml.stack(made, axis=2))
+        by_head = repeated(state, count // kv_heads)
+        outputs.append(ml.sum(by_head * ml.expand_dims(q[:, :, i], axis=-1), axis=2) * scale)
+    y = joined(ml.stack(outputs, axis=2))
     return ml.astype(y, dtype), ml.astype(state, dtype if past is None else past.dtype)
 
 
@@ -179,7 +181,7 @@ def causal_conv_with_state(at: Call, x: Any, w: Any, b: Any = None, past: Any = 
 
 
 def rotated(x: Any, cos: Any, sin: Any, width: int, interleaved: bool) -> Any:
-    """Pairs of the first `width` features, turned: x [N, T, H, D], cos and sin [N, T, 1, D / 2]."""
+    """Rotate pairs of the first `width` features: x [N, T, H, D], cos and sin [N, T, 1, D / 2]."""
     turned, rest = x[..., :width], x[..., width:]
     if interleaved:
         a, b = turned[..., 0::2], turned[..., 1::2]
@@ -265,16 +267,16 @@ def group_query_attention(at: Call, q: Value, k: Value = None, v: Value = None,
                           past_k: Value = None, past_v: Value = None, ends: Value = None,
                           total: Value = None, cos: Value = None,
                           sin: Value = None) -> Value:  # fmt: skip
-    count, few = at["num_heads"], at["kv_num_heads"]
+    count, kv_heads = at["num_heads"], at["kv_num_heads"]
     q = tensor(q)
     if k is None:
-        d = q.shape[2] // (count + 2 * few)
+        d = q.shape[2] // (count + 2 * kv_heads)
         q, k, v = (
             q[..., : count * d],
-            q[..., count * d : (count + few) * d],
-            q[..., (count + few) * d :],
+            q[..., count * d : (count + kv_heads) * d],
+            q[..., (count + kv_heads) * d :],
         )
-    q, k, v = heads(q, count), heads(tensor(k), few), heads(tensor(v), few)
+    q, k, v = heads(q, count), heads(tensor(k), kv_heads), heads(tensor(v), kv_heads)
     before = 0 if past_k is None else past_k.shape[2]
     t = q.shape[2]
     if at.get("do_rotary", 0):
@@ -290,7 +292,7 @@ def group_query_attention(at: Call, q: Value, k: Value = None, v: Value = None,
     if past_k is not None:
         k, v = ml.concat([tensor(past_k), k], axis=2), ml.concat([tensor(past_v), v], axis=2)
     scale = at.get("scale", 0.0) or 1.0 / math.sqrt(q.shape[3])
-    scores = ml.matmul(q * scale, repeated(k, count // few), transpose_y=True)
+    scores = ml.matmul(q * scale, repeated(k, count // kv_heads), transpose_y=True)
     cap, window = at.get("softcap", 0.0), at.get("local_window_size", -1)
     scores = ml.tanh(scores / cap) * cap if cap else scores
     where, columns = np.arange(t)[:, None] + before, np.arange(k.shape[2])[None, :]
@@ -298,7 +300,7 @@ def group_query_attention(at: Call, q: Value, k: Value = None, v: Value = None,
     if window > 0:
         allowed &= columns > where - window
     scores = scores + _bias(ml.asarray(allowed), q.dtype)
-    return joined(ml.matmul(ml.softmax(scores, axis=-1), repeated(v, count // few))), k, v
+    return joined(ml.matmul(ml.softmax(scores, axis=-1), repeated(v, count // kv_heads))), k, v
 
 
 @op("com.microsoft.EmbedLayerNormalization", "raw")
@@ -315,8 +317,8 @@ def embed_layer_normalization(at: Call, ids: Value, segments: Value, words: Valu
         y = y + ml.reshape(
             ml.take(tensor(kinds), ml.reshape(tensor(segments), (-1,)), axis=0), (n, t, -1)
         )
-    made = normalized(y, tensor(scale), tensor(bias), 2, at.get("epsilon", 1e-12))
+    normal = normalized(y, tensor(scale), tensor(bias), 2, at.get("epsilon", 1e-12))
     counts = ml.zeros((n,), dtype=ml.int32)
     if mask is not None:
         counts = ml.astype(ml.sum(tensor(mask), axis=1), ml.int32)
-    return made, counts, y
+    return normal, counts, y

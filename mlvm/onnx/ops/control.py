@@ -1,5 +1,5 @@
-"""Branches and loops. What decides is known, and then Python goes on, or it is a tensor, and then
-it is a `cond`, a `while_loop` or a `scan` of the language."""
+"""Branches and loops. Python decides on a condition that is on the host; a tensor makes a `cond`, a
+`while_loop` or a `scan`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import Value, tensor
 
 _MOST_TURNS: int = 1 << 31
-_FEW: int = 4  # turns that are written one after the other
+_FEW: int = 4  # iterations that are unrolled
 
 
 def _element(value: Value) -> Any:
-    """The element of a condition or a count; None where only running the program tells."""
+    """Return the element of a condition or a count; None for a tensor of a traced function."""
     if not isinstance(value, np.ndarray):
         if blocks.is_recorded():
             return None
@@ -28,42 +28,42 @@ def _element(value: Value) -> Any:
 
 
 def _decided(value: Value) -> bool | None:
-    found = _element(value)
-    return None if found is None else bool(found)
+    element = _element(value)
+    return None if element is None else bool(element)
 
 
 @op("If", "raw")
 def if_(at: Call, condition: Value) -> Value:
-    frame, ways = at.scope, (at["then_branch"], at["else_branch"])
+    frame, branches = at.scope, (at["then_branch"], at["else_branch"])
     decided = _decided(condition)
     if decided is not None:
-        return tuple(frame.call(ways[0 if decided else 1]))
+        return tuple(frame.call(branches[0 if decided else 1]))
     pred = ml.reshape(tensor(condition), ())
 
-    def way(graph: Any) -> Any:
+    def branch(graph: Any) -> Any:
         return lambda: [tensor(x) for x in frame.call(graph)]
 
-    return tuple(ml.cond(pred, way(ways[0]), way(ways[1])))
+    return tuple(ml.cond(pred, branch(branches[0]), branch(branches[1])))
 
 
 @op("Loop", "raw")
 def loop(at: Call, most: Value = None, condition: Value = None, *state: Value) -> Value:
     frame, body = at.scope, at["body"]
-    carried, made = len(state), len(body.outputs) - 1 - len(state)
+    carried, stack_count = len(state), len(body.outputs) - 1 - len(state)
     count = None if most is None else _count(most)
     goes_on = True if condition is None else _decided(condition)
-    fixed = body.outputs[0] in body.known or body.outputs[0] == body.inputs[1]
+    fixed = body.outputs[0] in body.constants or body.outputs[0] == body.inputs[1]
     if (
         goes_on is None
         or (blocks.is_recorded() and not fixed)
         or (most is not None and count is None)
     ):
-        return _recorded(at, most, condition, state, made, fixed)
+        return _recorded(at, most, condition, state, stack_count, fixed)
     is_long = blocks.is_recorded() and count is not None and count > _FEW and goes_on
     if is_long and fixed and not any(isinstance(x, (list, type(None))) for x in state):
         with suppress(CaptureError, DTypeError, ShapeError):  # a turn is not like the others
-            return _scanned(at, count or 0, state, made)
-    rows: list[list[Value]] = [[] for _ in range(made)]
+            return _scanned(at, count or 0, state, stack_count)
+    rows: list[list[Value]] = [[] for _ in range(stack_count)]
     turn = 0
     values = [*state]
     while goes_on and (count is None or turn < count):
@@ -79,8 +79,8 @@ def loop(at: Call, most: Value = None, condition: Value = None, *state: Value) -
 
 
 def _count(most: Value) -> int | None:
-    found = _element(most)
-    return None if found is None else int(found)
+    element = _element(most)
+    return None if element is None else int(element)
 
 
 def _stacked(column: list[Value], body: Any, place: int) -> Value:
@@ -95,8 +95,8 @@ def _stacked(column: list[Value], body: Any, place: int) -> Value:
     return ml.stack([tensor(x) for x in column])
 
 
-def _scanned(at: Call, count: int, state: Any, made: int) -> Value:
-    """A loop of a known number of turns."""
+def _scanned(at: Call, count: int, state: Any, stack_count: int) -> Value:
+    """Run a loop whose trip count is known as a `scan`."""
     frame, body = at.scope, at["body"]
 
     def turn(values: Any, i: Any) -> Any:
@@ -108,10 +108,12 @@ def _scanned(at: Call, count: int, state: Any, made: int) -> Value:
     return (*final, *rows)
 
 
-def _recorded(at: Call, most: Value, condition: Value, state: Any, made: int, fixed: bool) -> Value:
-    """A loop whose number of turns only running tells."""
+def _recorded(
+    at: Call, most: Value, condition: Value, state: Any, stack_count: int, fixed: bool
+) -> Value:
+    """Run a loop whose trip count is a tensor as a `while_loop`."""
     frame, body = at.scope, at["body"]
-    if made:
+    if stack_count:
         raise CaptureError(
             "a loop stacks its results, and how many turns it takes is a tensor: give a number"
         )
@@ -144,15 +146,15 @@ def scan(at: Call, *operands: Value) -> Value:
 
 def _scan(at: Call, frame: Any, body: Any, operands: Any, count: int) -> Value:
     state, xs = [*operands[: len(operands) - count]], operands[len(operands) - count :]
-    made = len(body.outputs) - len(state)
-    ways = at.get("scan_input_directions") or [0] * count
+    stack_count = len(body.outputs) - len(state)
+    directions = at.get("scan_input_directions") or [0] * count
     axes = at.get("scan_input_axes") or [0] * count
-    out_ways = at.get("scan_output_directions") or [0] * made
-    out_axes = at.get("scan_output_axes") or [0] * made
+    out_directions = at.get("scan_output_directions") or [0] * stack_count
+    out_axes = at.get("scan_output_axes") or [0] * stack_count
     rows = []
-    for x, way, axis in zip(xs, ways, axes, strict=True):
+    for x, is_reversed, axis in zip(xs, directions, axes, strict=True):
         row = ml.moveaxis(tensor(x), axis, 0)
-        rows.append(ml.flip(row, axis=0) if way else row)
+        rows.append(ml.flip(row, axis=0) if is_reversed else row)
 
     def turn(values: Any, row: Any) -> Any:
         results = [tensor(x) for x in frame.call(body, [*values, *row])]
@@ -160,30 +162,30 @@ def _scan(at: Call, frame: Any, body: Any, operands: Any, count: int) -> Value:
 
     final, stacked = ml.scan(turn, [tensor(x) for x in state], rows)
     results = []
-    for y, way, axis in zip(stacked, out_ways, out_axes, strict=True):
-        y = ml.flip(y, axis=0) if way else y
+    for y, is_reversed, axis in zip(stacked, out_directions, out_axes, strict=True):
+        y = ml.flip(y, axis=0) if is_reversed else y
         results.append(ml.moveaxis(y, 0, axis) if axis else y)
     return (*final, *results)
 
 
 def _batched(at: Call, operands: Any) -> Value:
-    """Scan of opset 8, whose sequences have a batch before them."""
+    """Run a Scan of opset 8, whose sequences have a leading batch axis."""
     body, count = at["body"], at["num_scan_inputs"]
     lengths, rest = operands[0], [tensor(x) for x in operands[1:]]
     if lengths is not None:
         raise ModelError("a Scan of opset 8 has lengths of its sequences")
-    made = []
+    samples = []
     for i in range(rest[0].shape[0]):
-        made.append(_scan(at, at.scope, body, [x[i] for x in rest], count))
-    return tuple(ml.stack(column) for column in zip(*made, strict=True))
+        samples.append(_scan(at, at.scope, body, [x[i] for x in rest], count))
+    return tuple(ml.stack(column) for column in zip(*samples, strict=True))
 
 
 @op("SequenceMap", "raw")
 def sequence_map(at: Call, xs: Value, *others: Value) -> Value:
-    made = []
+    rows = []
     for i, x in enumerate(xs):
-        beside = [other[i] if isinstance(other, list) else other for other in others]
-        made.append(at.scope.call(at["body"], [x, *beside]))
-    if not made:
+        operands = [other[i] if isinstance(other, list) else other for other in others]
+        rows.append(at.scope.call(at["body"], [x, *operands]))
+    if not rows:
         return tuple([] for _ in at.node.outputs)
-    return tuple([*column] for column in zip(*made, strict=True))
+    return tuple([*column] for column in zip(*rows, strict=True))

@@ -13,7 +13,7 @@ from mlvm.core.types import DType, bool_
 from mlvm.onnx.arrays import DTYPES, FLOATS, INTEGERS, dtype_of
 from mlvm.onnx.few import rounded, wrapped
 from mlvm.onnx.table import TABLE, Call, Op, op
-from mlvm.onnx.values import Lying, Value, tensor
+from mlvm.onnx.values import PermutedTensor, Value, tensor
 
 _SAME: Final = """Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor Log Neg:negative
     Not:logical_not Round Sign Sin Sinh Sqrt Tan Tanh IsNaN:isnan BitwiseNot:bitwise_invert
@@ -45,7 +45,7 @@ for _each in _SAME.split():
 
 
 def is_float(x: Any) -> bool:
-    """Whether an operand is of floats."""
+    """Return whether an operand has a float dtype."""
     return DType.of(x.dtype).is_float if hasattr(x, "dtype") else isinstance(x, float)
 
 
@@ -88,8 +88,8 @@ def pow(at: Call, x: Any, y: Any) -> Any:
 
 @op("BitShift", "elementwise")
 def bit_shift(at: Call, x: Any, y: Any) -> Any:
-    left = at["direction"] == "LEFT"
-    return (at.xp.bitwise_left_shift if left else at.xp.bitwise_right_shift)(x, y)
+    is_left = at["direction"] == "LEFT"
+    return (at.xp.bitwise_left_shift if is_left else at.xp.bitwise_right_shift)(x, y)
 
 
 @op("Max", "elementwise")
@@ -235,13 +235,13 @@ def cast_like(at: Call, x: Value, like: Value) -> Value:
         number = next(k for k, dtype in DTYPES.items() if dtype is DType.of(like.dtype))
     xp = np if isinstance(x, np.ndarray) else ml
     inner = Call(at.node, xp, at.graph, at.scope)
-    if isinstance(x, Lying):
-        return Lying(converted(inner, x.x, number), x.axes)
+    if isinstance(x, PermutedTensor):
+        return PermutedTensor(converted(inner, x.x, number), x.axes)
     return converted(inner, x, number)
 
 
 def converted(at: Call, x: Any, number: int) -> Any:
-    """x as a tensor of that `TensorProto.DataType` has it."""
+    """Convert x to a `TensorProto.DataType`, rounded to it if a wider dtype holds it."""
     dtype = dtype_of(number, str(at.node))
     if number in FLOATS:
         x = x if DType.of(x.dtype).name == "f32" else at.xp.astype(x, _dtype(at, "f32"))

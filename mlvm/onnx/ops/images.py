@@ -14,32 +14,32 @@ from mlvm.core.types import Array
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.ops.neural import channels_last, channels_second
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Lying, Value, bounded, ints, tensor
+from mlvm.onnx.values import PermutedTensor, Value, bounded, ints, tensor
 
 
 @op("Resize Upsample", "raw", host=[1, 2, 3])
-def resize(at: Call, x: Value, *given: Any) -> Value:
+def resize(at: Call, x: Value, *operands: Any) -> Value:
     roi, scales, sizes = None, None, None
-    if at.node.type == "Upsample" or (len(given) == 1 and at.opset < 11):
-        scales = given[0] if given else np.asarray(at["scales"])
+    if at.node.type == "Upsample" or (len(operands) == 1 and at.opset < 11):
+        scales = operands[0] if operands else np.asarray(at["scales"])
     else:
-        roi, scales, sizes = [*given, None, None, None][:3]
+        roi, scales, sizes = [*operands, None, None, None][:3]
     axes = at.get("axes")
     which = [*range(x.ndim)] if axes is None else [normalize_axis(n, x.ndim) for n in axes]
     mode = at.get("mode", "nearest")
     by = [np.float32(1.0)] * x.ndim  # rounded as in other runtimes: 3.3f * 10 is 33
     counts = [*x.shape]
     if sizes is not None and len(sizes):
-        wanted = ints(sizes, "sizes of a Resize")
+        lengths = ints(sizes, "sizes of a Resize")
         ratios = [
-            np.float32(n) / np.float32(x.shape[i]) for n, i in zip(wanted, which, strict=True)
+            np.float32(n) / np.float32(x.shape[i]) for n, i in zip(lengths, which, strict=True)
         ]
         policy = at.get("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             one = (min if policy == "not_larger" else max)(ratios)
             ratios = [one] * len(ratios)
-            wanted = [math.floor(one * np.float32(x.shape[axis]) + 0.5) for axis in which]
-        for axis, n, ratio in zip(which, wanted, ratios, strict=True):
+            lengths = [math.floor(one * np.float32(x.shape[axis]) + 0.5) for axis in which]
+        for axis, n, ratio in zip(which, lengths, ratios, strict=True):
             counts[axis], by[axis] = n, ratio
     elif scales is not None and len(scales):
         for axis, ratio in zip(which, np.asarray(scales, np.float32), strict=True):
@@ -52,8 +52,8 @@ def resize(at: Call, x: Value, *given: Any) -> Value:
     is_cropped = at.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     if counts == [*x.shape] and not is_cropped:
         return x
-    order = x.axes if type(x) is Lying else None
-    y = x.x if type(x) is Lying else tensor(x)
+    order = x.axes if type(x) is PermutedTensor else None
+    y = x.x if type(x) is PermutedTensor else tensor(x)
     is_nearest = mode == "nearest"
     for place, axis in enumerate(which):
         n, k = x.shape[axis], counts[axis]
@@ -80,11 +80,11 @@ def resize(at: Call, x: Value, *given: Any) -> Value:
             y = _weighted(y, matrix, stored)
     if is_cropped:
         y = _outside(at, y, x.shape, counts, which, roi, order)
-    return y if order is None else Lying(y, order)
+    return y if order is None else PermutedTensor(y, order)
 
 
 def _weighted(x: Any, matrix: Array, axis: int) -> Any:
-    """The sum of a few places of x for each of the result's."""
+    """Sum a few weighted positions of x for each of the result."""
     most = int(np.count_nonzero(matrix, axis=1).max(initial=1))
     top = np.sort(np.argsort(-np.abs(matrix), axis=1, kind="stable")[:, :most], axis=1)
     share = np.take_along_axis(matrix, top, axis=1)
@@ -96,8 +96,8 @@ def _weighted(x: Any, matrix: Array, axis: int) -> Any:
 
 
 def weights(at: Call, n: int, k: int, scale: Any, region: tuple[float, float] | None) -> Array:
-    """The share of each of n places in each of k places of the result. Places and the scale are in
-    f32, as in other runtimes: their roundings decide which place is nearest."""
+    """Return the weight of each of n positions in each of k positions of the result. Positions and
+    scale are in f32, as in other runtimes: their rounding decides which one is nearest."""
     mode, how = at.get("mode", "nearest"), at.get("coordinate_transformation_mode", "half_pixel")
     bounded((k, n))
     is_old = at.node.type == "Upsample" or at.opset < 11
@@ -162,7 +162,7 @@ def weights(at: Call, n: int, k: int, scale: Any, region: tuple[float, float] | 
 
 
 def _cropped(n: int, k: int, low: float, high: float) -> Array:
-    """The places that a region from `low` to `high` of the image reads."""
+    """Return the places that a region from `low` to `high` of the image reads."""
     if k == 1:
         return np.full(1, 0.5 * (low + high) * (n - 1))
     return low * (n - 1) + np.arange(k) * (high - low) * (n - 1) / (k - 1)
@@ -181,7 +181,7 @@ def _antialiased(at: Call, place: Array, n: int, scale: Any, kernel: Any, reach:
 
 
 def _outside(at: Call, y: Any, shape: Any, counts: Any, which: Any, roi: Any, order: Any) -> Any:
-    """What lies outside of the image has a value of its own."""
+    """Replace positions outside of the image by the extrapolation value."""
     beyond = np.zeros(1, bool)
     for i, axis in enumerate(which):
         n, k = shape[axis], counts[axis]
@@ -200,14 +200,14 @@ def _outside(at: Call, y: Any, shape: Any, counts: Any, which: Any, roi: Any, or
 @op("GridSample", "raw")
 def grid_sample(at: Call, x: Value, grid: Value) -> Value:
     mode, image = at.get("mode", "linear"), channels_last(x)
-    made = ml.grid_sample(
+    y = ml.grid_sample(
         image,
         ml.astype(tensor(grid), image.dtype),
         mode={"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode),
         padding=at.get("padding_mode", "zeros"),
         align_corners=bool(at.get("align_corners", 0)),
     )
-    return channels_second(made)
+    return channels_second(y)
 
 
 @op("AffineGrid", "tensors", host=[1])
@@ -222,10 +222,10 @@ def affine_grid(at: Call, theta: Any, size: Any) -> Any:
         lines.append(line)
     grid = np.meshgrid(*lines, indexing="ij")[::-1]
     points = np.stack([*grid, np.ones(places)], axis=-1).reshape(-1, len(places) + 1)
-    made = ml.matmul(
+    y = ml.matmul(
         ml.asarray(points.astype(np.float32), dtype=theta.dtype), ml.matrix_transpose(theta)
     )
-    return ml.reshape(made, (theta.shape[0], *places, len(places)))
+    return ml.reshape(y, (theta.shape[0], *places, len(places)))
 
 
 @op("RoiAlign", "raw", host=[1, 2])
@@ -238,7 +238,7 @@ def roi_align(at: Call, x: Value, rois: Any, batch: Any) -> Value:
         "coordinate_transformation_mode", "half_pixel" if at.opset >= 16 else "output_half_pixel"
     )
     shift = 0.5 if mode == "half_pixel" else 0.0
-    made = []
+    regions = []
     for roi, image in zip(rois.astype(np.float64), batch.reshape(-1), strict=True):
         x1, y1, x2, y2 = roi * scale - shift
         w, h = x2 - x1, y2 - y1
@@ -263,34 +263,37 @@ def roi_align(at: Call, x: Value, rois: Any, batch: Any) -> Value:
             values = sum(parts[1:], parts[0])
         cells = ml.reshape(values, (ph, rows, pw, columns, c))
         reduce = ml.max if at.get("mode", "avg") == "max" else ml.mean
-        made.append(reduce(cells, axis=(1, 3)))
-    return channels_second(ml.stack(made))
+        regions.append(reduce(cells, axis=(1, 3)))
+    return channels_second(ml.stack(regions))
 
 
 def _pair(at: Array, n: int) -> list[tuple[Array, Array]]:
-    """The two places around each, and their shares; none for what lies outside."""
-    known = (at >= -1.0) & (at <= n)
+    """Return the two neighbours of each position and their weights, which are 0 outside of the
+    image."""
+    inside = (at >= -1.0) & (at <= n)
     place = np.maximum(at, 0.0)
     low = np.minimum(np.floor(place).astype(int), n - 1)
     place = np.where(low >= n - 1, float(n - 1), place)
     high = np.minimum(low + 1, n - 1)
     t = place - low
-    return [(low, (1 - t) * known), (high, t * known)]
+    return [(low, (1 - t) * inside), (high, t * inside)]
 
 
 @op("Col2Im", "tensors", host=[1, 2])
 def col2im(at: Call, x: Any, image: Any, block: Any) -> Any:
     size, window = [int(n) for n in image], [int(n) for n in block]
     axes = len(size)
-    apart, strides = at.get("dilations") or [1] * axes, at.get("strides") or [1] * axes
+    dilation, strides = at.get("dilations") or [1] * axes, at.get("strides") or [1] * axes
     pads = at.get("pads") or [0] * (2 * axes)
     n, c = x.shape[0], x.shape[1] // math.prod(window)
     whole = [size[i] + pads[i] + pads[i + axes] for i in range(axes)]
     bounded(whole)
-    counts = [(whole[i] - (window[i] - 1) * apart[i] - 1) // strides[i] + 1 for i in range(axes)]
+    counts = [(whole[i] - (window[i] - 1) * dilation[i] - 1) // strides[i] + 1 for i in range(axes)]
     places: Any = 0
     for i in range(axes):
-        line = np.arange(window[i])[:, None] * apart[i] + np.arange(counts[i])[None, :] * strides[i]
+        line = (
+            np.arange(window[i])[:, None] * dilation[i] + np.arange(counts[i])[None, :] * strides[i]
+        )
         shape = [1] * (2 * axes)
         shape[i], shape[axes + i] = line.shape
         places = places * whole[i] + line.reshape(shape)
@@ -301,8 +304,8 @@ def col2im(at: Call, x: Any, image: Any, block: Any) -> Any:
         ml.asarray(np.ravel(places)),
         axis=0,
     )
-    made = ml.reshape(ml.permute_dims(total, (1, 0)), (n, c, *whole))
-    return made[
+    images = ml.reshape(ml.permute_dims(total, (1, 0)), (n, c, *whole))
+    return images[
         (slice(None), slice(None), *(slice(pads[i], pads[i] + size[i]) for i in range(axes)))
     ]
 
@@ -311,7 +314,7 @@ def col2im(at: Call, x: Any, image: Any, block: Any) -> Any:
 def deform_conv(at: Call, x: Any, w: Any, offset: Any, b: Any = None, mask: Any = None) -> Any:
     n, c, height, width = x.shape
     o, _, kh, kw = w.shape
-    strides, apart = at.get("strides") or [1, 1], at.get("dilations") or [1, 1]
+    strides, dilation = at.get("strides") or [1, 1], at.get("dilations") or [1, 1]
     pads, groups, parts = at.get("pads") or [0] * 4, at.get("group", 1), at.get("offset_group", 1)
     oh, ow = offset.shape[2:]
     moved = ml.reshape(offset, (n, parts, kh * kw, 2, oh, ow))
@@ -323,7 +326,7 @@ def deform_conv(at: Call, x: Any, w: Any, offset: Any, b: Any = None, mask: Any 
     )
     taps = []
     for k in range(kh * kw):
-        base = rows + k // kw * apart[0], columns + k % kw * apart[1]
+        base = rows + k // kw * dilation[0], columns + k % kw * dilation[1]
         at_y = moved[:, :, k, 0] + ml.asarray(base[0].astype(np.float32), dtype=x.dtype)
         at_x = moved[:, :, k, 1] + ml.asarray(base[1].astype(np.float32), dtype=x.dtype)
         grid = ml.stack(
@@ -339,7 +342,7 @@ def deform_conv(at: Call, x: Any, w: Any, offset: Any, b: Any = None, mask: Any 
     kernel = ml.reshape(ml.permute_dims(w, (2, 3, 1, 0)), (kh * kw, c // groups, o))
     total: Any = None
     for k, tap in enumerate(taps):
-        made = ml.conv2d(tap, ml.reshape(kernel[k], (1, 1, c // groups, o)), groups=groups)
-        total = made if total is None else total + made
+        y = ml.conv2d(tap, ml.reshape(kernel[k], (1, 1, c // groups, o)), groups=groups)
+        total = y if total is None else total + y
     total = total if b is None else total + b
     return ml.permute_dims(total, (0, 3, 1, 2))

@@ -1,4 +1,4 @@
-"""Ops that move elements, and ask for shapes."""
+"""Ops that move elements, and ops on shapes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import (
-    Lying,
+    PermutedTensor,
     Value,
     are_known,
     bounded,
     ints,
     inverse,
-    lying,
     ordered,
+    permuted,
     plain,
     tensor,
 )
@@ -61,9 +61,9 @@ def transpose(at: Call, x: Value) -> Value:
         raise ModelError(f"perm is {list(axes)}, and there are {x.ndim} axes")
     if isinstance(x, np.ndarray):
         return np.transpose(x, axes)
-    if type(x) is Lying:
-        return lying(x.x, [x.axes[axis] for axis in axes])
-    return lying(x, axes)
+    if type(x) is PermutedTensor:
+        return permuted(x.x, [x.axes[axis] for axis in axes])
+    return permuted(x, axes)
 
 
 @op("Reshape", host=[1])
@@ -106,11 +106,11 @@ def concat(at: Call, *xs: Value) -> Value:
     axis += xs[0].ndim if axis < 0 else 0
     if are_known(xs):
         return np.concatenate(xs, axis=axis)
-    lies = [x.axes for x in xs if type(x) is Lying]
+    lies = [x.axes for x in xs if type(x) is PermutedTensor]
     if lies and len({*lies}) == 1 and len(lies) * 2 > len(xs):
         order = inverse(lies[0])
-        parts = [x.x if type(x) is Lying else ordered(tensor(x), order) for x in xs]
-        return Lying(ml.concat(parts, axis=lies[0][axis]), lies[0])
+        parts = [x.x if type(x) is PermutedTensor else ordered(tensor(x), order) for x in xs]
+        return PermutedTensor(ml.concat(parts, axis=lies[0][axis]), lies[0])
     return ml.concat([tensor(x) for x in xs], axis=axis)
 
 
@@ -119,21 +119,21 @@ def split(at: Call, x: Value, sizes: Value = None) -> Value:
     axis = at.get("axis", 0)
     axis += x.ndim if axis < 0 else 0
     length = x.shape[axis]
-    given = at.get("split") if sizes is None else ints(sizes, "sizes of a split")
-    if not given:
+    lengths = at.get("split") if sizes is None else ints(sizes, "sizes of a split")
+    if not lengths:
         named = len(at.node.outputs)
         count = at.get("num_outputs", named)
         if count != named:
             raise ModelError(f"{count} parts are asked for, and {named} have names")
         each = -(-length // count)
-        given = [min(each, length - each * i) for i in range(count)]
-    if sum(given) != length or min(given, default=0) < 0:
-        raise ModelError(f"parts of {given} are none of {length}")
-    ends = np.cumsum(given).tolist()[:-1]
+        lengths = [min(each, length - each * i) for i in range(count)]
+    if sum(lengths) != length or min(lengths, default=0) < 0:
+        raise ModelError(f"parts of {lengths} are none of {length}")
+    ends = np.cumsum(lengths).tolist()[:-1]
     if is_known(x):
         return tuple(np.split(x, ends, axis=axis))
-    if type(x) is Lying:
-        return tuple(Lying(y, x.axes) for y in ml.split(x.x, ends, axis=x.axes[axis]))
+    if type(x) is PermutedTensor:
+        return tuple(PermutedTensor(y, x.axes) for y in ml.split(x.x, ends, axis=x.axes[axis]))
     return tuple(ml.split(tensor(x), ends, axis=axis))
 
 
@@ -143,8 +143,8 @@ def slice_(
 ) -> Value:
     first = at["starts"] if starts is None else ints(starts, "where a slice starts")
     last = at["ends"] if ends is None else ints(ends, "where a slice ends")
-    given = at.get("axes") if axes is None else ints(axes, "axes of a slice")
-    which = [*range(len(first))] if given is None else given
+    chosen = at.get("axes") if axes is None else ints(axes, "axes of a slice")
+    which = [*range(len(first))] if chosen is None else chosen
     step = [1] * len(first) if steps is None else ints(steps, "steps of a slice")
     index = [slice(None)] * x.ndim
     for start, end, axis, each in zip(first, last, which, step, strict=True):
@@ -159,8 +159,8 @@ def slice_(
         index[axis] = slice(start, None if end < 0 else end, each)
     if is_known(x):
         return x[tuple(index)]
-    if type(x) is Lying:
-        return Lying(x.x[tuple(index[axis] for axis in inverse(x.axes))], x.axes)
+    if type(x) is PermutedTensor:
+        return PermutedTensor(x.x[tuple(index[axis] for axis in inverse(x.axes))], x.axes)
     return tensor(x)[tuple(index)]
 
 
@@ -209,7 +209,7 @@ def eye_like(at: Call, x: Value) -> Value:
 
 @op("Pad", "raw", host=[1, 2, 3])
 def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = None) -> Value:
-    given = at.get("pads", at.get("paddings")) if pads is None else ints(pads, "widths of a pad")
+    ends = at.get("pads", at.get("paddings")) if pads is None else ints(pads, "widths of a pad")
     fill = at.get("value", 0.0) if value is None else value
     if hasattr(fill, "shape"):
         fill = (
@@ -218,9 +218,9 @@ def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = Non
             else 0.0
         )
     which = range(x.ndim) if axes is None else ints(axes, "axes of a pad")
-    half = len(given) // 2
+    half = len(ends) // 2
     widths = [(0, 0)] * x.ndim
-    for axis, low, high in zip(which, given[:half], given[half:], strict=True):
+    for axis, low, high in zip(which, ends[:half], ends[half:], strict=True):
         widths[axis] = low, high
     mode = at.get("mode", "constant")
     if is_known(x) and min(min(each) for each in widths) >= 0:
@@ -230,7 +230,7 @@ def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = Non
         pad_by: Any = np.pad
         return pad_by(x, widths, names[mode], **options)
     order = None
-    if type(x) is Lying:
+    if type(x) is PermutedTensor:
         order, widths, x = x.axes, [widths[axis] for axis in inverse(x.axes)], x.x
     x = tensor(x)
     if min(min(each) for each in widths) < 0:
@@ -240,11 +240,11 @@ def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = Non
         )
         x, widths = x[cut], [(max(low, 0), max(high, 0)) for low, high in widths]
     y = ml.pad(x, widths, fill) if mode == "constant" else _bordered(x, widths, mode)
-    return y if order is None else Lying(y, order)
+    return y if order is None else PermutedTensor(y, order)
 
 
 def _bordered(x: Any, widths: Any, mode: str) -> Any:
-    """x with a border of its own elements."""
+    """Pad x with its own elements, by a mode of `np.pad`."""
     for axis, (low, high) in enumerate(widths):
         n = x.shape[axis]
         if low or high:
@@ -337,16 +337,16 @@ def sequence_at(at: Call, xs: Value, position: Any) -> Value:
 
 @op("SequenceInsert", "raw", host=[2])
 def sequence_insert(at: Call, xs: Value, x: Value, position: Any = None) -> Value:
-    made = [*xs]
-    made.insert(len(xs) if position is None else int(position.reshape(-1)[0]), x)
-    return (made,)
+    items = [*xs]
+    items.insert(len(xs) if position is None else int(position.reshape(-1)[0]), x)
+    return (items,)
 
 
 @op("SequenceErase", "raw", host=[1])
 def sequence_erase(at: Call, xs: Value, position: Any = None) -> Value:
-    made = [*xs]
-    del made[-1 if position is None else int(position.reshape(-1)[0])]
-    return (made,)
+    items = [*xs]
+    del items[-1 if position is None else int(position.reshape(-1)[0])]
+    return (items,)
 
 
 @op("ConcatFromSequence", "raw")

@@ -32,11 +32,11 @@ def normalizer(at: Call, x: Tensor) -> Tensor:
 
 
 def _scores(at: Call, x: Tensor, rows: int) -> Tensor:
-    """x @ coefficients + intercepts, for so many rows of coefficients."""
+    """Compute x @ coefficients + intercepts; the coefficients have the given number of rows."""
     weights = np.array(at["coefficients"], "f4").reshape(rows, -1)
-    made = ml.astype(x, "f32") @ ml.asarray(np.ascontiguousarray(weights.T))
+    scores = ml.astype(x, "f32") @ ml.asarray(np.ascontiguousarray(weights.T))
     bias = at.get("intercepts")
-    return made if not bias else made + ml.asarray(np.array(bias, "f4"))
+    return scores if not bias else scores + ml.asarray(np.array(bias, "f4"))
 
 
 def _transformed(at: Call, scores: Tensor) -> Tensor:

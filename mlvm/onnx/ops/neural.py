@@ -1,4 +1,4 @@
-"""Convolutions, pools, norms and losses. Their images lie channels last."""
+"""Convolutions, pools, norms and losses, on images whose channels are last."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mlvm.core.rules import normalize_axis
 from mlvm.core.types import Array, DType, Shape
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Lying, Value, Weight, lying, ordered, tensor
+from mlvm.onnx.values import PermutedTensor, Value, Weight, ordered, permuted, tensor
 
 Sides = list[tuple[int, int]]
 
 
 def channels_last(x: Value) -> Any:
-    """[N, C, ...] as a tensor [N, ..., C]."""
+    """Return [N, C, ...] as a tensor [N, ..., C]."""
     n = x.ndim
-    if type(x) is Lying:
+    if type(x) is PermutedTensor:
         if x.axes == (0, n - 1, *range(1, n - 1)):
             return x.x
         return ordered(x.x, [x.axes[0], *x.axes[2:], x.axes[1]])
@@ -30,41 +30,42 @@ def channels_last(x: Value) -> Any:
 
 
 def channels_second(y: Any) -> Value:
-    """[N, ..., C] as [N, C, ...], where it lies."""
+    """Return [N, ..., C] as [N, C, ...], without a copy."""
     n = y.ndim
-    return lying(y, (0, n - 1, *range(1, n - 1)))
+    return permuted(y, (0, n - 1, *range(1, n - 1)))
 
 
 def sides(at: Call, size: Shape, span: list[int], strides: list[int], *, up: bool = False) -> Sides:
-    """The padding of each axis. `up` lets the last window reach beyond, as `ceil_mode` has it."""
+    """Return the padding of each axis. `up` lets the last window reach beyond, as with
+    `ceil_mode`."""
     axes, kind = len(size), at.get("auto_pad", "NOTSET")
     if kind in ("SAME_UPPER", "SAME_LOWER"):
-        found = []
+        padding = []
         for n, k, step in zip(size, span, strides, strict=True):
             total = max((-(-n // step) - 1) * step + k - n, 0)
             low = total // 2 if kind == "SAME_UPPER" else -(-total // 2)
-            found.append((low, total - low))
-        return found
+            padding.append((low, total - low))
+        return padding
     pads = at.get("pads") if kind != "VALID" else None
     pads = pads or [0] * (2 * axes)
-    found = [(pads[i], pads[i + axes]) for i in range(axes)]
+    padding = [(pads[i], pads[i + axes]) for i in range(axes)]
     if up:
-        for i, (low, high) in enumerate(found):
+        for i, (low, high) in enumerate(padding):
             n = size[i] + low + high
             count = -(-(n - span[i]) // strides[i]) + 1
             if (count - 1) * strides[i] >= size[i] + low:
                 count -= 1
-            found[i] = low, max((count - 1) * strides[i] + span[i] - size[i] - low, high)
-    return found
+            padding[i] = low, max((count - 1) * strides[i] + span[i] - size[i] - low, high)
+    return padding
 
 
 def _kernel(node: Any, w: Array) -> Array:
-    """[O, I, ...] as [..., I, O]."""
+    """Return [O, I, ...] as [..., I, O]."""
     return np.ascontiguousarray(np.transpose(w, (*range(2, w.ndim), 1, 0)))
 
 
 def _laid(at: Call, w: Value) -> Any:
-    """The kernel, channels last: as the Module has it, or turned now."""
+    """Return the kernel with channels last: the Module's, or one transposed in the call."""
     if type(at.node.inputs[1]) is Weight:
         return w
     w = tensor(w)
@@ -96,20 +97,22 @@ def conv(at: Call, x: Value, w: Value, b: Value = None, z: Value = None) -> Valu
 
 
 def convolved(at: Call, x: Any, kernel: Any, axes: int) -> Any:
-    """x, channels last, by a kernel: with the strides, padding, and so on of the call."""
+    """Convolve x, channels last, by a kernel, with the strides, padding and dilation of the
+    call."""
     if axes > 3 or x.ndim != axes + 2:
         raise ModelError(f"it has {axes} axes of places; there are convolutions of 1 to 3")
-    strides, apart = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
-    span = [(k - 1) * d + 1 for k, d in zip(kernel.shape, apart, strict=False)]
+    strides, dilation = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
+    span = [(k - 1) * d + 1 for k, d in zip(kernel.shape, dilation, strict=False)]
     function: Any = (ml.conv1d, ml.conv2d, ml.conv3d)[axes - 1]
     options = _options(
-        stride=strides, padding=sides(at, x.shape[1:-1], span, strides), dilation=apart
+        stride=strides, padding=sides(at, x.shape[1:-1], span, strides), dilation=dilation
     )
     return function(x, kernel, groups=at.get("group", 1), **options)
 
 
 def _options(**options: Any) -> dict[str, Any]:
-    """For each axis an element; on one axis it stands alone."""
+    """Convert options to tuples with an element for each axis, or to the element of a single
+    axis."""
     return {name: tuple(x) if len(x) > 1 else x[0] for name, x in options.items()}
 
 
@@ -117,14 +120,16 @@ def _options(**options: Any) -> dict[str, Any]:
 def conv_transpose(at: Call, x: Value, w: Value, b: Value = None) -> Value:
     kernel, x = _laid(at, w), channels_last(x)
     axes, groups = kernel.ndim - 2, at.get("group", 1)
-    strides, apart = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
-    more, wanted = at.get("output_padding") or [0] * axes, at.get("output_shape")
+    strides, dilation = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
+    more, output_shape = at.get("output_padding") or [0] * axes, at.get("output_shape")
     pads, kind = at.get("pads") or [0] * (2 * axes), at.get("auto_pad", "NOTSET")
     whole, padding = [], []
     for i in range(axes):
-        size = (x.shape[i + 1] - 1) * strides[i] + (kernel.shape[i] - 1) * apart[i] + 1
-        if wanted is not None or kind.startswith("SAME"):
-            target = wanted[-axes:][i] if wanted is not None else x.shape[i + 1] * strides[i]
+        size = (x.shape[i + 1] - 1) * strides[i] + (kernel.shape[i] - 1) * dilation[i] + 1
+        if output_shape is not None or kind.startswith("SAME"):
+            target = (
+                output_shape[-axes:][i] if output_shape is not None else x.shape[i + 1] * strides[i]
+            )
             total = size + more[i] - target
             half = total // 2
             low = total - half if kind != "SAME_UPPER" else half
@@ -133,10 +138,10 @@ def conv_transpose(at: Call, x: Value, w: Value, b: Value = None) -> Value:
             low, high = pads[i], pads[i + axes]
         padding.append((low, high - more[i]))
         whole.append(size)
-    # what lies before or behind is cut off, or is nothing
+    # positive padding cuts the result, negative padding appends zeros
     function: Any = (ml.conv_transpose1d, ml.conv_transpose2d, ml.conv_transpose3d)[axes - 1]
     cut = [(max(low, 0), max(high, 0)) for low, high in padding]
-    options = _options(stride=strides, padding=cut, dilation=apart)
+    options = _options(stride=strides, padding=cut, dilation=dilation)
     y = function(x, kernel, groups=groups, **options)
     widths = [(0, 0), *((max(-low, 0), max(-high, 0)) for low, high in padding), (0, 0)]
     if any(low or high for low, high in widths):
@@ -148,23 +153,24 @@ def conv_transpose(at: Call, x: Value, w: Value, b: Value = None) -> Value:
 
 
 def pooled(
-    x: Any, how: str, window: list[int], strides: list[int], apart: list[int], padding: Sides
+    x: Any, how: str, window: list[int], strides: list[int], dilation: list[int], padding: Sides
 ) -> Any:
-    """The largest or mean elements of windows of x, channels last; the padding is of what is
-    smallest, or zeros."""
+    """Pool x, channels last, by "max" or "avg". The padding is the smallest value, or zeros."""
     if len(window) > 3:
         raise ModelError(f"it has {len(window)} axes of places; there are pools of 1 to 3")
     function = getattr(ml, f"{how}_pool{len(window)}d")
-    return function(x, **_options(window=window, stride=strides, padding=padding, dilation=apart))
+    return function(
+        x, **_options(window=window, stride=strides, padding=padding, dilation=dilation)
+    )
 
 
 def _windows(at: Call, x: Any) -> tuple[list[int], list[int], list[int], Sides]:
     window = at["kernel_shape"]
     axes = len(window)
-    strides, apart = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
-    span = [(k - 1) * d + 1 for k, d in zip(window, apart, strict=True)]
+    strides, dilation = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
+    span = [(k - 1) * d + 1 for k, d in zip(window, dilation, strict=True)]
     up = bool(at.get("ceil_mode", 0))
-    return window, strides, apart, sides(at, x.shape[1:-1], span, strides, up=up)
+    return window, strides, dilation, sides(at, x.shape[1:-1], span, strides, up=up)
 
 
 @op("MaxPool", "raw")
@@ -179,9 +185,9 @@ def max_pool(at: Call, x: Value) -> Value:
 
 
 def _places_of_largest(
-    at: Call, x: Any, shape: Shape, window: Any, strides: Any, apart: Any, padding: Any
+    at: Call, x: Any, shape: Shape, window: Any, strides: Any, dilation: Any, padding: Any
 ) -> Value:
-    """Where the largest element of each window stands in all of x."""
+    """Return the index of each window's largest element in all of x."""
     axes, (n, c, *places) = len(window), shape
     x = ml.pad(x, [(0, 0), *padding, (0, 0)], -math.inf)
     order = at.get("storage_order", 0)
@@ -190,13 +196,13 @@ def _places_of_largest(
         steps = [math.prod(places[:i]) for i in range(axes)]
     parts, numbers = [], []
     counts = [
-        (x.shape[i + 1] - (window[i] - 1) * apart[i] - 1) // strides[i] + 1 for i in range(axes)
+        (x.shape[i + 1] - (window[i] - 1) * dilation[i] - 1) // strides[i] + 1 for i in range(axes)
     ]
     for offset in np.ndindex(*window):
         index: list[Any] = [slice(None)]
         number = np.zeros(counts, np.int64)
         for i, k in enumerate(offset):
-            start = k * apart[i]
+            start = k * dilation[i]
             index.append(slice(start, start + (counts[i] - 1) * strides[i] + 1, strides[i]))
             at_axis = np.arange(counts[i]) * strides[i] + start - padding[i][0]
             number += at_axis.reshape([-1 if j == i else 1 for j in range(axes)]) * steps[i]
@@ -205,11 +211,11 @@ def _places_of_largest(
     best = ml.argmax(ml.stack(parts), axis=0)  # [N, ..., C]
     table = ml.asarray(np.stack(numbers).reshape(len(parts), -1))
     column = ml.reshape(ml.arange(math.prod(counts)), (1, *counts, 1))
-    found = ml.take(
+    flat = ml.take(
         ml.reshape(table, (-1,)), ml.reshape(best * math.prod(counts) + column, (-1,)), axis=0
     )
     image = np.arange(n * c).reshape(n, *[1] * axes, c) * math.prod(places)
-    return channels_second(ml.reshape(found, best.shape) + ml.asarray(image))
+    return channels_second(ml.reshape(flat, best.shape) + ml.asarray(image))
 
 
 @op("AveragePool", "raw")
@@ -218,25 +224,25 @@ def average_pool(at: Call, x: Value) -> Value:
 
 
 def averaged(at: Call, x: Any) -> Any:
-    """Means of windows of x, channels last."""
-    window, strides, apart, padding = _windows(at, x)
-    y = pooled(x, "avg", window, strides, apart, padding)
+    """Average windows of x, channels last."""
+    window, strides, dilation, padding = _windows(at, x)
+    y = pooled(x, "avg", window, strides, dilation, padding)
     if any(low or high for low, high in padding):
         counted: Any = np.ones(x.shape[1:-1])
         if at.get("count_include_pad", 0):
-            given = sides(
+            own_padding = sides(
                 at,
                 x.shape[1:-1],
-                [(k - 1) * d + 1 for k, d in zip(window, apart, strict=False)],
+                [(k - 1) * d + 1 for k, d in zip(window, dilation, strict=False)],
                 strides,
             )
-            counted = np.pad(counted, given, constant_values=1.0)
-            rest = [(0, max(b[1] - a[1], 0)) for a, b in zip(given, padding, strict=True)]
+            counted = np.pad(counted, own_padding, constant_values=1.0)
+            rest = [(0, max(b[1] - a[1], 0)) for a, b in zip(own_padding, padding, strict=True)]
             counted = np.pad(counted, rest)
         else:
             counted = np.pad(counted, padding)
         ones = ml.asarray(counted[None, ..., None], dtype=y.dtype)
-        share = pooled(ones, "avg", window, strides, apart, [(0, 0)] * len(window))
+        share = pooled(ones, "avg", window, strides, dilation, [(0, 0)] * len(window))
         y = y / ml.maximum(share, 1.0 / math.prod(window))
     return y
 
@@ -244,9 +250,9 @@ def averaged(at: Call, x: Any) -> Any:
 @op("LpPool", "raw")
 def lp_pool(at: Call, x: Value) -> Value:
     x, p = channels_last(x), at.get("p", 2)
-    window, strides, apart, padding = _windows(at, x)
+    window, strides, dilation, padding = _windows(at, x)
     powers = ml.square(x) if p == 2 else ml.pow(ml.abs(x), float(p))
-    total = pooled(powers, "avg", window, strides, apart, padding) * float(math.prod(window))
+    total = pooled(powers, "avg", window, strides, dilation, padding) * float(math.prod(window))
     return channels_second(ml.sqrt(total) if p == 2 else ml.pow(total, 1.0 / p))
 
 
@@ -273,12 +279,12 @@ def max_unpool(at: Call, x: Value, places: Value, shape: Any = None) -> Value:
     ]
     whole = (*x.shape[:2], *size)
     flat = ml.zeros((math.prod(whole),), dtype=x.dtype)
-    made = primitives.index_set(flat, ml.reshape(x, (-1,)), ml.reshape(places, (-1,)), axis=0)
-    made = ml.reshape(made, whole)
+    y = primitives.index_set(flat, ml.reshape(x, (-1,)), ml.reshape(places, (-1,)), axis=0)
+    y = ml.reshape(y, whole)
     if shape is None:
-        return made
+        return y
     widths = [(0, int(n) - m) for n, m in zip(shape, whole, strict=True)]
-    return ml.pad(made, widths)
+    return ml.pad(y, widths)
 
 
 # --- norms --------------------------------------------------------------------------------
@@ -290,8 +296,8 @@ def batch_normalization(
 ) -> Value:
     eps = at.get("epsilon", 1e-5)
     gamma, beta, middle, spread = (tensor(v) for v in (scale, bias, mean, var))
-    axes = x.axes if type(x) is Lying else None
-    y = x.x if type(x) is Lying else tensor(x)
+    axes = x.axes if type(x) is PermutedTensor else None
+    y = x.x if type(x) is PermutedTensor else tensor(x)
     channel = axes[1] if axes else 1
     shape = [1] * y.ndim
     if y.ndim > 1:
@@ -309,10 +315,10 @@ def batch_normalization(
         running = ()
     by = gamma / ml.sqrt(ml.astype(spread, gamma.dtype) + eps)
     shift = beta - ml.astype(middle, gamma.dtype) * by
-    made: Value = y * ml.astype(ml.reshape(by, tuple(shape)), y.dtype)
-    made = made + ml.astype(ml.reshape(shift, tuple(shape)), y.dtype)
-    made = made if axes is None else Lying(made, axes)
-    return (made, *running) if running else made
+    normal: Value = y * ml.astype(ml.reshape(by, tuple(shape)), y.dtype)
+    normal = normal + ml.astype(ml.reshape(shift, tuple(shape)), y.dtype)
+    normal = normal if axes is None else PermutedTensor(normal, axes)
+    return (normal, *running) if running else normal
 
 
 @op("InstanceNormalization GroupNormalization", "raw")
@@ -337,7 +343,7 @@ def group_normalization(at: Call, x: Value, scale: Value, bias: Value) -> Value:
 
 
 def normalized(x: Any, scale: Any, bias: Any, axis: int, eps: float) -> Any:
-    """Layer norm over the axes from that one on."""
+    """Apply layer norm over the axes from `axis` on."""
     inner = x.shape[axis:]
     size = math.prod(inner)
     if (
@@ -358,7 +364,7 @@ def normalized(x: Any, scale: Any, bias: Any, axis: int, eps: float) -> Any:
 
 @op("Normalized", "tensors")
 def normalized_rows(at: Call, x: Any) -> Any:
-    """What graphs of opsets before 17 write in seven nodes."""
+    """Normalise rows, as graphs of opsets before 17 do in seven nodes."""
     return primitives.layer_norm_normalize(x, eps=at["epsilon"])
 
 
@@ -431,17 +437,17 @@ def losses(at: Call, x: Value, labels: Value, weight: Value = None) -> Value:
     ignored, reduction = at.get("ignore_index"), at.get("reduction", "mean")
     labels = ml.astype(labels, ml.int64)
     if ignored is None:
-        place, kept = labels, None
+        place, is_counted = labels, None
     else:
-        kept = ml.not_equal(labels, ignored)
-        place = ml.where(kept, labels, ml.zeros_like(labels))
+        is_counted = ml.not_equal(labels, ignored)
+        place = ml.where(is_counted, labels, ml.zeros_like(labels))
     picked = ml.squeeze(ml.take_along_axis(scores, ml.expand_dims(place, axis=1), axis=1), axis=1)
     share = None
     if weight is not None:
         share = ml.reshape(ml.take(tensor(weight), ml.reshape(place, (-1,)), axis=0), place.shape)
-    if kept is not None:
+    if is_counted is not None:
         ones = ml.ones_like(picked) if share is None else share
-        share = ml.where(kept, ones, ml.zeros_like(ones))
+        share = ml.where(is_counted, ones, ml.zeros_like(ones))
     loss = -picked if share is None else -picked * share
     if reduction == "sum":
         loss = ml.sum(loss)

@@ -17,7 +17,8 @@ from mlvm.onnx.values import Value, bounded, plain, tensor
 
 
 def positive(xp: Any, indices: Any, length: int) -> Any:
-    """Indices from 0 on: one below counts from the end. Known ones are looked at."""
+    """Return indices from 0 on: a negative one counts from the end. Those on the host are
+    checked."""
     if isinstance(indices, np.ndarray):
         if indices.size and not (-length <= indices.min() and indices.max() < length):
             raise ModelError(f"there are indices out of range, of {length} places")
@@ -40,8 +41,8 @@ def gather(at: Call, x: Value, indices: Value) -> Value:
     indices = positive(ml, indices, x.shape[axis])
     if indices.ndim == 1:
         return ml.take(x, indices, axis=axis)
-    made = ml.take(x, ml.reshape(indices, (-1,)), axis=axis)
-    return ml.reshape(made, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
+    rows = ml.take(x, ml.reshape(indices, (-1,)), axis=axis)
+    return ml.reshape(rows, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
 @op("GatherElements")
@@ -55,7 +56,7 @@ def gather_elements(at: Call, x: Any, indices: Any) -> Any:
 
 
 def flat_places(xp: Any, indices: Any, shape: Any) -> Any:
-    """Places among elements, row-major, of indices in the last axis for the first axes."""
+    """Return the row-major positions of multi-indices, which are in the last axis, over `shape`."""
     total = None
     for k, n in enumerate(shape):
         each = positive(xp, indices[..., k], n)
@@ -74,15 +75,15 @@ def gather_nd(at: Call, x: Any, indices: Any) -> Any:
     count = math.prod(batch)
     flat = xp.reshape(x, (count * rows, *inner))
     places = xp.reshape(places, (count, -1)) + np.arange(count)[:, None] * rows
-    made = xp.take(flat, xp.reshape(places, (-1,)), axis=0)
-    return xp.reshape(made, (*indices.shape[:-1], *inner))
+    picked = xp.take(flat, xp.reshape(places, (-1,)), axis=0)
+    return xp.reshape(picked, (*indices.shape[:-1], *inner))
 
 
 _COMBINE = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
 
 
 def _scattered(flat: Any, places: Any, updates: Any, how: str) -> Any:
-    """flat with rows at places replaced, or combined with what they are given."""
+    """Replace rows of `flat` at `places`, or combine them with `updates`."""
     if how == "none":
         return primitives.index_set(flat, updates, places, axis=0)
     if how == "add":
@@ -95,13 +96,13 @@ def _scattered(flat: Any, places: Any, updates: Any, how: str) -> Any:
 def scatter_nd(at: Call, x: Any, indices: Any, updates: Any) -> Any:
     how, depth = at.get("reduction", "none"), indices.shape[-1]
     if at.is_host:
-        made = x.copy()
+        y = x.copy()
         at_axes = tuple(np.moveaxis(indices, -1, 0))
         if how == "none":
-            made[at_axes] = updates
+            y[at_axes] = updates
         else:
-            getattr(np, _COMBINE[how]).at(made, at_axes, updates)
-        return made
+            getattr(np, _COMBINE[how]).at(y, at_axes, updates)
+        return y
     inner = x.shape[depth:]
     places = ml.reshape(flat_places(ml, indices, x.shape[:depth]), (-1,))
     flat = ml.reshape(x, (math.prod(x.shape[:depth]), *inner))
@@ -115,13 +116,13 @@ def scatter_elements(at: Call, x: Any, indices: Any, updates: Any) -> Any:
     indices = positive(at.xp, indices, x.shape[axis])
     grid = [*np.indices(indices.shape, sparse=True)]
     if at.is_host:
-        made = x.copy()
+        y = x.copy()
         grid[axis] = indices
         if how == "none":
-            made[tuple(grid)] = updates
+            y[tuple(grid)] = updates
         else:
-            getattr(np, _COMBINE[how]).at(made, tuple(grid), updates)
-        return made
+            getattr(np, _COMBINE[how]).at(y, tuple(grid), updates)
+        return y
     strides = [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
     rest = np.asarray(
         sum(g * s for i, (g, s) in enumerate(zip(grid, strides, strict=False)) if i != axis)
@@ -148,10 +149,10 @@ def tensor_scatter(at: Call, cache: Any, update: Any, starts: Any = None) -> Any
     grid = [*np.indices(update.shape, sparse=True)]
     total = sum(g * s for i, (g, s) in enumerate(zip(grid, strides, strict=False)) if i != axis)
     flat = np.broadcast_to(total + places * strides[axis], update.shape).reshape(-1)
-    made = primitives.index_set(
+    updated = primitives.index_set(
         ml.reshape(cache, (-1,)), ml.reshape(update, (-1,)), ml.asarray(flat), axis=0
     )
-    return ml.reshape(made, cache.shape)
+    return ml.reshape(updated, cache.shape)
 
 
 @op("TopK", host=[1])
@@ -232,23 +233,23 @@ def non_max_suppression(
         low = np.minimum(boxes[..., :2], boxes[..., 2:])
         high = np.maximum(boxes[..., :2], boxes[..., 2:])
     area = np.prod(high - low, axis=-1)
-    found = []
+    selected = []
     for n, of_classes in enumerate(scores):
         for k, score in enumerate(of_classes):
             order = np.argsort(-score, kind="stable")
             order = order[score[order] > bar]
-            kept = 0
-            while len(order) and kept < limit:
+            count = 0
+            while len(order) and count < limit:
                 best, order = order[0], order[1:]
-                found.append((n, k, best))
-                kept += 1
+                selected.append((n, k, best))
+                count += 1
                 sides = np.minimum(high[n, best], high[n, order]) - np.maximum(
                     low[n, best], low[n, order]
                 )
                 shared = np.prod(np.maximum(sides, 0), axis=-1)
                 union = area[n, best] + area[n, order] - shared
                 order = order[~((shared > above * union) & (union > 0))]
-    return np.asarray(found, np.int64).reshape(-1, 3)
+    return np.asarray(selected, np.int64).reshape(-1, 3)
 
 
 @op("TfIdfVectorizer", host=[0])
@@ -265,8 +266,8 @@ def tf_idf(at: Call, x: Any) -> Any:
         for place in range(start, end, n):
             grams[tuple(pool[place : place + n])] = len(grams)
     rows = x.reshape(1, -1) if x.ndim == 1 else x
-    made = np.zeros(bounded((len(rows), max(columns, default=-1) + 1)), np.float32)
-    for row, out in zip(rows, made, strict=True):
+    counts = np.zeros(bounded((len(rows), max(columns, default=-1) + 1)), np.float32)
+    for row, out in zip(rows, counts, strict=True):
         for n in range(low, high + 1):
             for skip in range(1, (skips if n > 1 else 0) + 2):
                 for start in range(len(row) - skip * (n - 1)):
@@ -274,18 +275,18 @@ def tf_idf(at: Call, x: Any) -> Any:
                     if gram in grams:
                         out[columns[grams[gram]]] += 1
     if mode != "TF":
-        by = np.ones(made.shape[1], np.float32)
+        by = np.ones(counts.shape[1], np.float32)
         if weights is not None:
             for gram, weight in zip(columns, weights, strict=True):
                 by[gram] = weight
-        made = (made > 0) * by if mode == "IDF" else made * by
-    return made.astype(np.float32).reshape(*x.shape[:-1], made.shape[1])
+        counts = (counts > 0) * by if mode == "IDF" else counts * by
+    return counts.astype(np.float32).reshape(*x.shape[:-1], counts.shape[1])
 
 
 @op("ai.onnx.ml.ArrayFeatureExtractor")
 def array_feature_extractor(at: Call, x: Any, indices: Any) -> Any:
-    made = at.xp.take(x, at.xp.reshape(indices, (-1,)), axis=x.ndim - 1)
-    return at.xp.reshape(made, (1, -1)) if x.ndim == 1 else made
+    features = at.xp.take(x, at.xp.reshape(indices, (-1,)), axis=x.ndim - 1)
+    return at.xp.reshape(features, (1, -1)) if x.ndim == 1 else features
 
 
 @op("ai.onnx.ml.Binarizer", "elementwise")

@@ -1,4 +1,4 @@
-"""Numbers of few bits and their scales: quantised, and computed with as they are."""
+"""Quantised numbers of few bits with their scales: conversions, and ops on the integers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,20 @@ from mlvm.onnx.arrays import FLOATS, INTEGERS, NAMES, dtype_of, is_array
 from mlvm.onnx.few import rounded
 from mlvm.onnx.ops.neural import averaged, channels_last, channels_second, convolved, sides
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Lying, Value, Weight, alike, are_known, bounded, lying, tensor
+from mlvm.onnx.values import (
+    PermutedTensor,
+    Value,
+    Weight,
+    alike,
+    are_known,
+    bounded,
+    permuted,
+    tensor,
+)
 
 
 def _spread(xp: Any, v: Any, shape: Any, axis: int, block: int) -> Any:
-    """A scale or zero for each element: of a tensor, of an axis, or of blocks of one."""
+    """Expand scales or zeros of a tensor, an axis or its blocks, to broadcast with the elements."""
     if v is None or v.ndim == 0 or (v.ndim == 1 and v.shape[0] == 1 and not block):
         return v if v is None else xp.reshape(v, ())
     if block:
@@ -47,18 +56,18 @@ def _bytes(dtype: DType) -> bool:
 
 
 def _as_it_lies(x: Value, axis: int) -> tuple[Any, int, Callable[[Any], Value]]:
-    """x in the order in which it lies, where the axis is then, and what puts a result back."""
-    if type(x) is not Lying:
+    """Return x in its order in memory, the axis there, and a function that restores the order."""
+    if type(x) is not PermutedTensor:
         return x, axis, lambda y: y
-    return x.x, x.axes[axis], lambda y: Lying(y, x.axes)
+    return x.x, x.axes[axis], lambda y: PermutedTensor(y, x.axes)
 
 
 def _along(v: Value, x: Any, axis: int, dtype: DType) -> Any:
-    """A scale or a zero, of all of x or of each place of an axis, as a tensor beside x."""
-    found = ml.zeros((), dtype=dtype) if v is None else ml.astype(tensor(v), dtype)
-    if found.size == 1:
-        return ml.reshape(found, ())
-    return ml.reshape(found, tuple(-1 if i == axis else 1 for i in range(x.ndim)))
+    """Shape a scale or zero of x, or of each position of its axis, to broadcast with x."""
+    values = ml.zeros((), dtype=dtype) if v is None else ml.astype(tensor(v), dtype)
+    if values.size == 1:
+        return ml.reshape(values, ())
+    return ml.reshape(values, tuple(-1 if i == axis else 1 for i in range(x.ndim)))
 
 
 @op("QuantizeLinear com.microsoft.QuantizeLinear", "raw")
@@ -70,7 +79,7 @@ def quantize_linear(at: Call, x: Value, scale: Value, zero: Value = None) -> Val
     axis, block = at.get("axis", 1), at.get("block_size", 0)
     axis %= max(x.ndim, 1)
     if xp is ml and not block and number in (2, 3):
-        x, axis, back = _as_it_lies(x if type(x) is Lying else tensor(x), axis)
+        x, axis, back = _as_it_lies(x if type(x) is PermutedTensor else tensor(x), axis)
         by, dtype = _along(scale, x, axis, ml.float32), dtype_of(number, "it")
         return back(primitives.quantize_linear(_float(ml, x), by, _along(zero, x, axis, dtype)))
     x, scale, zero = (_either(xp, v) for v in (x, scale, zero))
@@ -92,13 +101,13 @@ def dequantize_linear(at: Call, x: Value, scale: Value, zero: Value = None) -> V
     xp, axis, block = at.xp, at.get("axis", 1), at.get("block_size", 0)
     axis %= max(x.ndim, 1)
     number = at.get("output_dtype", 0)
-    wanted = dtype_of(number, "it") if number else DType.of(scale.dtype)
+    dtype = dtype_of(number, "it") if number else DType.of(scale.dtype)
     own = DType.of(x.dtype)
     if xp is ml and not block and (_bytes(own) or own is i32):
-        x, axis, back = _as_it_lies(x if type(x) is Lying else tensor(x), axis)
+        x, axis, back = _as_it_lies(x if type(x) is PermutedTensor else tensor(x), axis)
         by = _along(scale, x, axis, ml.float32)
         y = primitives.dequantize_linear(x, by, _along(zero, x, axis, own))
-        return back(ml.astype(y, wanted))
+        return back(ml.astype(y, dtype))
     x, scale, zero = (_either(xp, v) for v in (x, scale, zero))
     by = _spread(xp, scale, x.shape, axis, block)
     add = _spread(xp, zero, x.shape, axis, block)
@@ -108,7 +117,7 @@ def dequantize_linear(at: Call, x: Value, scale: Value, zero: Value = None) -> V
         wide = np.int32 if xp is np else ml.int32
         y = xp.astype(x, wide)
         y = _float(xp, y if add is None else y - xp.astype(add, wide))
-    return xp.astype(y * _float(xp, by), wanted.numpy if xp is np else wanted)
+    return xp.astype(y * _float(xp, by), dtype.numpy if xp is np else dtype)
 
 
 def _either(xp: Any, v: Value) -> Any:
@@ -117,27 +126,31 @@ def _either(xp: Any, v: Value) -> Any:
 
 @op("DynamicQuantizeLinear", "raw")
 def dynamic_quantize_linear(at: Call, x: Value) -> Value:
-    if type(x) is not Lying:
+    if type(x) is not PermutedTensor:
         return ml.dynamic_quantize_linear(tensor(x))
     q, scale, zero = ml.dynamic_quantize_linear(x.x)
-    return Lying(q, x.axes), scale, zero
+    return PermutedTensor(q, x.axes), scale, zero
 
 
 _ONE: Final = np.ones((), np.float32)
 
 
 class Rows(NamedTuple):
-    """The second operand of a product of integers, [n, k], and what goes with it."""
+    """Second operand of a product of integers.
+
+    q: rows, [n, k]
+    zero: their zeros, i32; None if all are 0
+    sums: sum of each row less its zeros, i32[n]
+    """
 
     q: Any
     zero: Any
-    """Its zeros, i32; None where they are 0."""
+
     sums: Any
-    """The sum of each row less its zeros, i32[n]."""
 
 
 def rows_of(q: Any, zero: Value) -> Rows:
-    """[..., n, k] with a zero for all, or for each row."""
+    """Bundle q [..., n, k] with one zero, or one for each row."""
     sums = ml.sum(q, axis=-1, dtype=ml.int32)
     sums = ml.expand_dims(sums, axis=-2) if q.ndim > 2 else sums
     wide = _zero(zero)
@@ -145,7 +158,7 @@ def rows_of(q: Any, zero: Value) -> Rows:
 
 
 def _zero(zero: Value) -> Any:
-    """A zero in i32; None where it is 0."""
+    """Convert a zero to i32; None if it is 0."""
     if zero is None or (isinstance(zero, np.ndarray) and not zero.any()):
         return None
     wide = ml.astype(tensor(zero), ml.int32)
@@ -153,7 +166,8 @@ def _zero(zero: Value) -> Any:
 
 
 def product(x: Any, zero: Value, rows: Rows) -> Any:
-    """(x - zero) @ (rows - zeros).T, i32. x: [..., k], with a zero for all, or for each row."""
+    """Compute (x - zero) @ (rows - zeros).T, i32. x: [..., k], with one zero, or one for each
+    row."""
     if rows.q.ndim == 2 and x.dtype.itemsize == rows.q.dtype.itemsize == 1:
         y = ml.integer_matmul(x, rows.q)
     else:
@@ -168,12 +182,13 @@ def product(x: Any, zero: Value, rows: Rows) -> Any:
 
 
 def _turned(node: Any, w: Array) -> Array:
-    """[..., k, n] as rows, [..., n, k]."""
+    """Transpose [..., k, n] to rows, [..., n, k]."""
     return np.ascontiguousarray(np.swapaxes(w, -1, -2))
 
 
 def _rows(at: Call, place: int, w: Value, zero: Value) -> Rows:
-    """The operand at that place, [..., k, n], as the Module has it, or turned now."""
+    """Return the operand at `place`, [..., k, n], as rows: the Module's, or transposed in the
+    call."""
     is_turned = type(at.node.inputs[place]) is Weight
     return rows_of(w if is_turned else ml.matrix_transpose(tensor(w)), zero)
 
@@ -184,7 +199,7 @@ def matmul_integer(at: Call, a: Value, b: Value, az: Value = None, bz: Value = N
 
 
 def dynamic_matmul(x: Any, rows: Rows, scale: Any) -> Any:
-    """x, quantised by itself, by rows."""
+    """Multiply x, which is quantised dynamically, by rows."""
     q, by, zero = ml.dynamic_quantize_linear(x)
     return ml.astype(product(q, zero, rows), ml.float32) * by * scale
 
@@ -205,7 +220,7 @@ def matmul_integer_to_float(at: Call, a: Value, b: Value, sa: Value, sb: Value, 
 
 
 def _quantized(y: Any, scale: Value, zero: Value, otherwise: Any = ml.uint8) -> Any:
-    """y, f32, with one scale and zero; without a zero in that dtype."""
+    """Quantise y, f32, by one scale and zero; without a zero to the dtype `otherwise`."""
     dtype = otherwise if zero is None else DType.of(zero.dtype)
     return primitives.quantize_linear(
         y, _along(scale, y, -1, ml.float32), _along(zero, y, -1, dtype)
@@ -213,22 +228,22 @@ def _quantized(y: Any, scale: Value, zero: Value, otherwise: Any = ml.uint8) -> 
 
 
 def _floats(x: Any, scale: Value, zero: Value) -> Any:
-    """x as it is meant, with one scale and zero."""
+    """Dequantise x by one scale and zero."""
     own = DType.of(x.dtype)
     return primitives.dequantize_linear(x, _along(scale, x, -1, ml.float32),
                                         _along(zero, x, -1, own))  # fmt: skip
 
 
 def _singles(*values: Value) -> list[Any]:
-    """Scales and zeros as f32, by numpy where all are known; 0 for none."""
+    """Convert scales and zeros to f32, by numpy if all are on the host; None to 0."""
     if are_known(values):
         return [np.float32(0) if v is None else np.asarray(v, np.float32) for v in values]
     return [0.0 if v is None else ml.astype(tensor(v), ml.float32) for v in values]
 
 
-def _meant(y: Any, bias: Value, sx: Value, sw: Value, sy: Value = None) -> Any:
-    """Sums of products of integers, and a bias in their unit, as floats, `sw` for each column; in
-    the unit of a result where that is given: onnxruntime multiplies by one quotient."""
+def _scaled(y: Any, bias: Value, sx: Value, sw: Value, sy: Value = None) -> Any:
+    """Scale sums of products of integers, plus a bias in their unit, to floats. `sw` has a scale
+    for each column. With `sy` the result is in its unit: onnxruntime multiplies by one quotient."""
     y = y if bias is None else y + tensor(bias)
     of_x, of_w, of_y = _singles(sx, sw, sy)
     by = of_x * of_w if sy is None else of_x * of_w / of_y
@@ -239,9 +254,9 @@ def _meant(y: Any, bias: Value, sx: Value, sw: Value, sy: Value = None) -> Any:
 @op("QuantizedMatMul", "raw", packed={3: _turned})
 def quantized_matmul(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
                      bias: Value = None, sy: Value = None) -> Value:  # fmt: skip
-    """Quantised factors of a product, which is a float: what `fold` makes of exporters' pairs."""
+    """Multiply quantised factors to floats; `fold` makes this op of exporters' pairs of nodes."""
     sa = ml.expand_dims(tensor(sa), axis=-1) if sa.ndim == 1 and sa.shape[0] > 1 else sa
-    return _meant(product(tensor(a), za, _rows(at, 3, b, zb)), bias, sa, sb, sy)
+    return _scaled(product(tensor(a), za, _rows(at, 3, b, zb)), bias, sa, sb, sy)
 
 
 @op("QLinearMatMul", "raw", packed={3: _turned})
@@ -251,7 +266,7 @@ def qlinear_matmul(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value
 
 
 def _turned_once(node: Any, w: Array) -> Array:
-    """The second factor of a QGemm as rows, [n, k]."""
+    """Lay out the second factor of a QGemm as rows, [n, k]."""
     return np.ascontiguousarray(w if node.attributes.get("transB", 0) else w.T)
 
 
@@ -264,18 +279,18 @@ def qgemm(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Val
         b = tensor(b) if at.get("transB", 0) else ml.matrix_transpose(tensor(b))
     y = product(x, za, rows_of(b, zb))
     (sa,) = _singles(sa)
-    y = _meant(y, bias, sa * np.float32(at.get("alpha", 1.0)), sb, sy)
+    y = _scaled(y, bias, sa * np.float32(at.get("alpha", 1.0)), sb, sy)
     return y if sy is None else _quantized(y, _ONE, zy)
 
 
 def _filters(node: Any, w: Array) -> Array:
-    """[O, I, ...] as [O, ..., I]."""
+    """Transpose [O, I, ...] to [O, ..., I]."""
     return np.ascontiguousarray(np.moveaxis(w, 1, -1))
 
 
 def _integer_conv(at: Call, x: Value, xz: Value, w: Value, wz: Value, place: int) -> Any:
-    """The convolution of integers, i32, channels last. One with a zero for each channel, or over
-    volumes, is made of f64, which hold its sums."""
+    """Convolve integers, channels last, to i32. With a zero for each channel, or over volumes, it
+    computes in f64, which holds the sums exactly."""
     q = w if type(at.node.inputs[place]) is Weight else ml.moveaxis(tensor(w), 1, -1)
     image, (outputs, *window, inputs), axes = channels_last(x), q.shape, q.ndim - 2
     if isinstance(wz, np.ndarray) and wz.size > 1 and (wz == wz.flat[0]).all():
@@ -287,8 +302,8 @@ def _integer_conv(at: Call, x: Value, xz: Value, w: Value, wz: Value, place: int
         flat = _wide(image) if xz is None else _wide(image) - _wide(tensor(xz))
         y = convolved(at, flat, ml.permute_dims(kernel, (*range(1, axes + 2), 0)), axes)
         return ml.astype(y, ml.int32)
-    strides, apart = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
-    span = [(k - 1) * d + 1 for k, d in zip(window, apart, strict=True)]
+    strides, dilation = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
+    span = [(k - 1) * d + 1 for k, d in zip(window, dilation, strict=True)]
     padding: Any = [(0, 0)] * (2 - axes) + sides(at, image.shape[1:-1], span, strides)
     above: Any = [1] * (2 - axes)
     image = ml.reshape(image, (image.shape[0], *above, *image.shape[1:]))
@@ -298,7 +313,7 @@ def _integer_conv(at: Call, x: Value, xz: Value, w: Value, wz: Value, place: int
         *(_along(zero, each, -1, each.dtype) for zero, each in ((xz, image), (wz, q))),
         stride=(*above, *strides),
         padding=tuple(padding),
-        dilation=(*above, *apart),
+        dilation=(*above, *dilation),
         groups=at.get("group", 1),
     )
     return y if axes == 2 else ml.reshape(y, (y.shape[0], *y.shape[2:]))
@@ -316,35 +331,35 @@ def conv_integer(at: Call, x: Value, w: Value, xz: Value = None, wz: Value = Non
 @op("QuantizedConv", "raw", packed={3: _filters})
 def quantized_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value,
                    b: Value = None) -> Value:  # fmt: skip
-    """A convolution of quantised images, which is a float: what `fold` makes of pairs."""
-    return channels_second(_meant(_integer_conv(at, x, zx, w, zw, 3), b, sx, sw))
+    """Convolve quantised images to floats; `fold` makes this op of exporters' pairs of nodes."""
+    return channels_second(_scaled(_integer_conv(at, x, zx, w, zw, 3), b, sx, sw))
 
 
 @op("QLinearConv", "raw", packed={3: _filters})
 def qlinear_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value,
                  sy: Value, zy: Value, b: Value = None) -> Value:  # fmt: skip
-    y = _meant(_integer_conv(at, x, zx, w, zw, 3), b, sx, sw, sy)
+    y = _scaled(_integer_conv(at, x, zx, w, zw, 3), b, sx, sw, sy)
     return channels_second(_quantized(y, _ONE, zy))
 
 
 @op("com.microsoft.QLinearAdd", "elementwise")
 def qlinear_add(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
                 zy: Any = None) -> Any:  # fmt: skip
-    """As onnxruntime does: what zeros make is one number, and a half is rounded with it."""
+    """Add as onnxruntime does: the zeros contribute one number, and halves are rounded with it."""
     sa, za, sb, zb, sy, of_y = _singles(sa, za, sb, zb, sy, zy)
     of_a, of_b = sa / sy, sb / sy
     rest = ml.reshape(tensor(of_y - (of_a * za + of_b * zb)), ())
-    made = _floats(tensor(a), of_a, None) + (_floats(tensor(b), of_b, None) + rest)
-    return _quantized(made, _ONE, None, DType.of(a.dtype))
+    total = _floats(tensor(a), of_a, None) + (_floats(tensor(b), of_b, None) + rest)
+    return _quantized(total, _ONE, None, DType.of(a.dtype))
 
 
 @op("com.microsoft.QLinearMul", "elementwise")
 def qlinear_mul(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
                 zy: Any = None) -> Any:  # fmt: skip
     sa, sb, sy, of_y = _singles(sa, sb, sy, zy)
-    made = _floats(tensor(a), _ONE, za) * _floats(tensor(b), _ONE, zb)
+    y = _floats(tensor(a), _ONE, za) * _floats(tensor(b), _ONE, zb)
     by, add = (ml.reshape(tensor(v), ()) for v in (sa * sb / sy, of_y))
-    return _quantized(made * by + add, _ONE, None, DType.of(a.dtype))
+    return _quantized(y * by + add, _ONE, None, DType.of(a.dtype))
 
 
 _UNARY: Final[dict[str, Callable[[Call, Any], Any]]] = {
@@ -355,9 +370,9 @@ _UNARY: Final[dict[str, Callable[[Call, Any], Any]]] = {
 
 @op("com.microsoft.QLinearSigmoid com.microsoft.QLinearLeakyRelu", "raw")
 def qlinear_unary(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value = None) -> Value:
-    q, _, back = _as_it_lies(x if type(x) is Lying else tensor(x), 0)
-    made = _UNARY[at.node.type.removeprefix("com.microsoft.QLinear")](at, _floats(q, sx, zx))
-    return back(_quantized(made, sy, zy, q.dtype))
+    q, _, back = _as_it_lies(x if type(x) is PermutedTensor else tensor(x), 0)
+    y = _UNARY[at.node.type.removeprefix("com.microsoft.QLinear")](at, _floats(q, sx, zx))
+    return back(_quantized(y, sy, zy, q.dtype))
 
 
 @op("com.microsoft.QLinearSoftmax", "tensors")
@@ -390,7 +405,7 @@ def qlinear_pool(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value 
 
 @op("com.microsoft.QLinearConcat", "raw")
 def qlinear_concat(at: Call, sy: Value, zy: Value, *rest: Value) -> Value:
-    """What has the result's own scale and zero stays as it is."""
+    """Concatenate; a part with the result's scale and zero is not quantised again."""
 
     def part(x: Value, s: Value, z: Value) -> Any:
         pairs = (s, sy), (z, zy)
@@ -398,17 +413,17 @@ def qlinear_concat(at: Call, sy: Value, zy: Value, *rest: Value) -> Value:
             return x
         return _quantized(_floats(x, s, z), sy, zy)
 
-    parts, axes = alike([tensor(x) if type(x) is not Lying else x for x in rest[::3]])
+    parts, axes = alike([tensor(x) if type(x) is not PermutedTensor else x for x in rest[::3]])
     axis = at["axis"] % parts[0].ndim
-    made = [part(*each) for each in zip(parts, rest[1::3], rest[2::3], strict=True)]
+    rescaled = [part(*each) for each in zip(parts, rest[1::3], rest[2::3], strict=True)]
     if axes is None:
-        return ml.concat(made, axis=axis)
-    return lying(ml.concat(made, axis=axes[axis]), axes)
+        return ml.concat(rescaled, axis=axis)
+    return permuted(ml.concat(rescaled, axis=axes[axis]), axes)
 
 
-def _few(node: Any, w: Array) -> Array:
-    """Weights of MatMulNBits as rows in its bits: of signed integers where their zero is in the
-    middle, of unsigned ones where it is given."""
+def _rows_of_bits(node: Any, w: Array) -> Array:
+    """Lay out weights of MatMulNBits as rows of few bits: signed integers if the zero is in the
+    middle, unsigned ones if the node has zeros."""
     bits = node.attributes.get("bits", 4)
     has_zeros = len(node.inputs) > 3 and (is_array(node.inputs[3]) or bool(node.inputs[3]))
     if bits not in (2, 4, 8):
@@ -418,7 +433,7 @@ def _few(node: Any, w: Array) -> Array:
     return rows.view(DType.named(f"{'u' if has_zeros else 'i'}{bits}").numpy)
 
 
-@op("com.microsoft.MatMulNBits", "raw", packed={1: _few})
+@op("com.microsoft.MatMulNBits", "raw", packed={1: _rows_of_bits})
 def matmul_nbits(at: Call, x: Value, w: Value, scales: Value, zeros: Value = None,
                  groups: Value = None, bias: Value = None) -> Value:  # fmt: skip
     k, n, block, bits = at["K"], at["N"], at["block_size"], at.get("bits", 4)

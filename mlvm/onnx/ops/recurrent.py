@@ -14,7 +14,7 @@ from mlvm.core.ops.recurrent import Cell
 from mlvm.core.types import Array
 from mlvm.eager.nn.recurrent import recurrence
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Value, Weight, known, tensor
+from mlvm.onnx.values import Value, Weight, tensor, to_host
 
 _ORDER: dict[str, list[int]] = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}
 """The gates of ONNX in the order of `nn`: r, z, n and i, f, g, o."""
@@ -47,7 +47,7 @@ def _activations(at: Call, default: list[str], direction: int) -> list[Callable[
     each = len(default)
     alphas, betas = [*at.get("activation_alpha", [])], [*at.get("activation_beta", [])]
     takes_alpha = ("affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu")
-    found: list[Callable[[Any], Any]] = []
+    functions: list[Callable[[Any], Any]] = []
     for name in names:
         low = name.lower()
         if low not in _ACTIVATIONS:
@@ -58,13 +58,13 @@ def _activations(at: Call, default: list[str], direction: int) -> list[Callable[
             if low in ("affine", "scaledtanh", "hardsigmoid") and betas:
                 extra.append(betas.pop(0))
         function = _ACTIVATIONS[low]
-        found.append(partial(_called, function, extra))
-    return found[direction * each : (direction + 1) * each]
+        functions.append(partial(_called, function, extra))
+    return functions[direction * each : (direction + 1) * each]
 
 
 def _steps(step: Any, state: tuple[Any, ...], rows: Any, lengths: Any, reverse: bool) -> Any:
-    """The states after each row, and the last: f[T, N, ...]. Where a sequence has ended, its state
-    stays, and what it makes are zeros."""
+    """Run a cell over the rows. Return the last state, and all outputs, f[T, N, ...]. After its
+    end, a sequence keeps its state and outputs zeros."""
     count = rows.shape[0]
 
     def one(state: Any, row: Any) -> Any:
@@ -73,45 +73,48 @@ def _steps(step: Any, state: tuple[Any, ...], rows: Any, lengths: Any, reverse: 
         if lengths is None:
             return after, after[0]
         goes_on = ml.expand_dims(ml.less(t, lengths), axis=-1)
-        kept = tuple(ml.where(goes_on, new, old) for new, old in zip(after, state, strict=True))
-        return kept, ml.where(goes_on, after[0], ml.zeros_like(after[0]))
+        next_state = tuple(
+            ml.where(goes_on, new, old) for new, old in zip(after, state, strict=True)
+        )
+        return next_state, ml.where(goes_on, after[0], ml.zeros_like(after[0]))
 
     times = ml.arange(count)
     if count <= _FEW:
-        made: list[Any] = [None] * count
+        outputs: list[Any] = [None] * count
         for i in reversed(range(count)) if reverse else range(count):
-            state, made[i] = one(state, (rows[i], times[i]))
-        return state, ml.stack(made)
+            state, outputs[i] = one(state, (rows[i], times[i]))
+        return state, ml.stack(outputs)
     return ml.scan(one, state, (rows, times), reverse=reverse)
 
 
 def _turned(node: Any, w: Array) -> Array:
-    """[directions, gates * hidden, n] as [directions, n, gates * hidden], in the order of `nn`."""
+    """Transpose [directions, gates * hidden, n] to [directions, n, gates * hidden], with the gates
+    in the order of `nn`."""
     return np.ascontiguousarray(np.swapaxes(_ordered(np, node.type, w), 1, 2))
 
 
 def _ordered(xp: Any, kind: str, w: Any) -> Any:
-    """The gates along axis 1 in the order of `nn`."""
+    """Sort the gates along axis 1 into the order of `nn`."""
     order = _ORDER[kind]
     each = w.shape[1] // len(order)
     return xp.concat([w[:, i * each : (i + 1) * each] for i in order], axis=1)
 
 
 def _whole(at: Call, place: int, w: Value) -> Any:
-    """A weight as the Module has it, or turned now."""
+    """Return a weight: the Module's, or transposed in the call."""
     if type(at.node.inputs[place]) is Weight:
         return w
     return ml.matrix_transpose(_ordered(ml, at.node.type, tensor(w)))
 
 
 def _kind(at: Call, direction: int, peep: Value) -> Cell | None:
-    """What `recurrence` calls the cell; None where it has none like it."""
+    """Return the cell of `recurrence` that computes this one, or None."""
     name, own = at.node.type, at.get("activations")
     if peep is not None or at.get("clip") or at.get("input_forget"):
         return None
     if name == "RNN":
-        found = own[direction].lower() if own else "tanh"
-        return found if found in ("tanh", "relu") else None  # type: ignore[return-value]
+        activation = own[direction].lower() if own else "tanh"
+        return activation if activation in ("tanh", "relu") else None  # type: ignore[return-value]
     names, kind = _PLAIN[name]
     each = [x.lower() for x in own or names * 2][
         direction * len(names) : (direction + 1) * len(names)
@@ -121,9 +124,9 @@ def _kind(at: Call, direction: int, peep: Value) -> Cell | None:
 
 def _run(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value, starts: list[Any],
          cell: Callable[..., Any], peep: Value = None) -> Any:  # fmt: skip
-    """All directions of a cell: its states after each step [T, D, N, H], and the last of each."""
+    """Run a cell in all directions: return its outputs [T, D, N, H], and the last state of each."""
     x, w, r = tensor(x), _whole(at, 1, w), _whole(at, 2, r)
-    hidden, way, gates = (
+    hidden, direction, gates = (
         at["hidden_size"],
         at.get("direction", "forward"),
         len(_ORDER[at.node.type]),
@@ -134,7 +137,7 @@ def _run(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value, start
     directions = w.shape[0]
     if lengths is not None:
         lengths = (
-            ml.asarray(known(lengths, "lengths of sequences"))
+            ml.asarray(to_host(lengths, "lengths of sequences"))
             if isinstance(lengths, np.ndarray)
             else tensor(lengths)
         )
@@ -145,7 +148,7 @@ def _run(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value, start
         halves = [_ordered(ml, at.node.type, half) for half in ml.split(b, 2, axis=1)]
     outs, lasts = [], []
     for d in range(directions):
-        reverse = way == "reverse" or d == 1
+        reverse = direction == "reverse" or d == 1
         own: Any = None if b is None else halves[0][d]
         rest: Any = None if b is None else halves[1][d]
         state = tuple(
@@ -260,7 +263,7 @@ def lstm(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value
 
 
 def _zeros_of(zero: Value, direction: int) -> Value:
-    """Known where the file has it: products by zeros of 0 are shorter."""
+    """Return a zero, on the host if the file has it: a product skips zeros that are 0."""
     return np.asarray(zero[direction]) if isinstance(zero, np.ndarray) else tensor(zero)[direction]
 
 

@@ -1,4 +1,4 @@
-"""Ops that reduce axes, or go along them."""
+"""Reductions, scans along an axis, and products."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.table import TABLE, Call, Op, op
-from mlvm.onnx.values import Lying, Value, ints, lying, tensor
+from mlvm.onnx.values import PermutedTensor, Value, ints, permuted, tensor
 
 Reduce = Callable[[Any, Any, tuple[int, ...], bool], Any]
 
@@ -77,28 +77,30 @@ _REDUCTIONS: dict[str, Reduce] = {
 
 def _enter(name: str, function: Reduce) -> None:
     def run(at: Call, x: Value, axes: Value = None) -> Value:
-        given = at.get("axes") if axes is None else ints(axes, "axes of a reduction")
-        if not given and at.get("noop_with_empty_axes", 0):
+        node_axes = at.get("axes") if axes is None else ints(axes, "axes of a reduction")
+        if not node_axes and at.get("noop_with_empty_axes", 0):
             if name in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"):
                 return x
             if name == "ReduceLogSumExp":
                 return x
-            given = []
+            node_axes = []
         chosen = (
-            [*range(x.ndim)] if not given else [normalize_axis(n, max(x.ndim, 1)) for n in given]
+            [*range(x.ndim)]
+            if not node_axes
+            else [normalize_axis(n, max(x.ndim, 1)) for n in node_axes]
         )
-        if not given and at.get("noop_with_empty_axes", 0):
+        if not node_axes and at.get("noop_with_empty_axes", 0):
             chosen = []
         keep = bool(at.get("keepdims", 1))
         if is_known(x):
             return np.asarray(function(np, x, tuple(chosen), keep))
-        if type(x) is not Lying:
+        if type(x) is not PermutedTensor:
             return function(ml, tensor(x), tuple(chosen), keep)
         y = function(ml, x.x, tuple(sorted(x.axes[axis] for axis in chosen)), keep)
         if keep:
-            return lying(y, x.axes)
+            return permuted(y, x.axes)
         rest = [x.axes[axis] for axis in range(x.ndim) if axis not in chosen]
-        return lying(y, [sorted(rest).index(axis) for axis in rest])
+        return permuted(y, [sorted(rest).index(axis) for axis in rest])
 
     TABLE[name] = Op(run, "raw", (1,), {}, 1)
 
@@ -127,8 +129,8 @@ def softmax(at: Call, x: Value) -> Value:
         rows = math.prod(shape[: axis % x.ndim])
         y = function[name](ml.reshape(tensor(x), (rows, -1)), axis=-1)
         return ml.reshape(y, shape)
-    if type(x) is Lying:
-        return Lying(function[name](x.x, axis=x.axes[axis]), x.axes)
+    if type(x) is PermutedTensor:
+        return PermutedTensor(function[name](x.x, axis=x.axes[axis]), x.axes)
     return function[name](tensor(x), axis=axis)
 
 
@@ -189,8 +191,8 @@ def einsum(at: Call, *xs: Any) -> Any:
 
 
 def _turned(x: Value) -> tuple[Any, bool]:
-    """A tensor, and whether its last two axes lie the other way round."""
-    if type(x) is Lying:
+    """Return a tensor, and whether its last two axes are swapped in memory."""
+    if type(x) is PermutedTensor:
         n = x.ndim
         if n > 1 and x.axes == (*range(n - 2), n - 1, n - 2):
             return x.x, True
@@ -206,8 +208,8 @@ def matmul(at: Call, x: Value, y: Value) -> Value:
         return ml.matmul(a, b)
     if b.ndim == 2 and a.ndim > 2 and not left:
         rows = ml.reshape(a, (-1, a.shape[-1])) if a.size else a
-        made = ml.matmul(rows, b, transpose_y=right)
-        return ml.reshape(made, (*a.shape[:-1], made.shape[-1]))
+        product = ml.matmul(rows, b, transpose_y=right)
+        return ml.reshape(product, (*a.shape[:-1], product.shape[-1]))
     return ml.matmul(a, b, transpose_x=left, transpose_y=right)
 
 
@@ -217,13 +219,15 @@ def gemm(at: Call, x: Value, y: Value, c: Value = None) -> Value:
     left, right = left ^ bool(at.get("transA", 0)), right ^ bool(at.get("transB", 0))
     if DType.of(a.dtype).is_integer:
         a, b = (ml.swapaxes(m, -1, -2) if t else m for m, t in ((a, left), (b, right)))
-        made = ml.matmul(a, b)
+        product = ml.matmul(a, b)
     else:
-        made = ml.matmul(a, b, transpose_x=left, transpose_y=right)
+        product = ml.matmul(a, b, transpose_x=left, transpose_y=right)
     alpha, beta = at.get("alpha", 1.0), at.get("beta", 1.0)
-    made = made if alpha == 1.0 else made * alpha
+    product = product if alpha == 1.0 else product * alpha
     if c is not None:
-        made = made + (tensor(c) if beta == 1.0 else tensor(c) * beta)
+        product = product + (tensor(c) if beta == 1.0 else tensor(c) * beta)
     if at.get("activation"):
-        made = {"Relu": ml.relu, "Sigmoid": ml.sigmoid, "Tanh": ml.tanh}[at["activation"]](made)
-    return made
+        product = {"Relu": ml.relu, "Sigmoid": ml.sigmoid, "Tanh": ml.tanh}[at["activation"]](
+            product
+        )
+    return product

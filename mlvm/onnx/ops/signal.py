@@ -15,7 +15,7 @@ from mlvm.onnx.values import Value, bounded, ints, tensor
 
 
 def _complex(x: Any) -> Any:
-    """A last axis of 1 or 2 as real and imaginary parts."""
+    """Split a last axis of 1 or 2 into real and imaginary parts."""
     real = x[..., 0]
     imaginary = x[..., 1] if x.shape[-1] == 2 else ml.zeros_like(real)
     return real, imaginary
@@ -57,8 +57,8 @@ def dft(at: Call, x: Value, length: Any = None, axis: Any = None) -> Value:
         )
     z = ml.fft.ifft(z, axis=-1) if inverse else ml.fft.fft(z, axis=-1)
     z = z[..., : count // 2 + 1] if one else z
-    made = ml.stack([ml.real(z), ml.imag(z)], axis=-1)
-    return ml.astype(ml.moveaxis(made, -2, along), dtype)
+    parts = ml.stack([ml.real(z), ml.imag(z)], axis=-1)
+    return ml.astype(ml.moveaxis(parts, -2, along), dtype)
 
 
 def _joined(real: Any, imaginary: Any) -> Any:
@@ -106,12 +106,12 @@ def mel_weight_matrix(at: Call, bins: Any, length: Any, rate: Any, low: Any, hig
     first, last = (2595 * np.log10(1 + float(f) / 700) for f in (low, high))
     points = np.arange(count + 2) * ((last - first) / (count + 2)) + first
     edges = (((n + 1) * (700 * (10 ** (points / 2595) - 1))) // int(rate)).astype(int)
-    made = np.zeros((n // 2 + 1, count))
+    filters = np.zeros((n // 2 + 1, count))
     for i, (a, b, c) in enumerate(zip(edges, edges[1:], edges[2:], strict=False)):
         if a == b:
-            made[b, i] = 1
+            filters[b, i] = 1
         else:
-            made[a : b + 1, i] = (np.arange(a, b + 1) - a) / (b - a)
+            filters[a : b + 1, i] = (np.arange(a, b + 1) - a) / (b - a)
         if c > b:
-            made[b:c, i] = (c - np.arange(b, c)) / (c - b)
-    return made.astype(dtype_of(at.get("output_datatype", 1), "it").numpy)
+            filters[b:c, i] = (c - np.arange(b, c)) / (c - b)
+    return filters.astype(dtype_of(at.get("output_datatype", 1), "it").numpy)

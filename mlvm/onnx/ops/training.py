@@ -12,10 +12,11 @@ _DOMAIN = "ai.onnx.preview.training"
 
 
 def _each(xs: tuple[Any, ...], kinds: int, update: Callable[..., Any]) -> Any:
-    """What an update makes of each of several tensors, by kinds: all of the first, and so on."""
+    """Apply an update to each of several tensors. `xs` has all tensors of the first kind, then
+    those of the second, and so on; so has the result."""
     count = len(xs) // kinds
-    made = [update(*xs[i::count]) for i in range(count)]
-    return tuple(value for column in zip(*made, strict=True) for value in column)
+    updates = [update(*xs[i::count]) for i in range(count)]
+    return tuple(value for column in zip(*updates, strict=True) for value in column)
 
 
 @op(f"{_DOMAIN}.Adagrad", "tensors")
