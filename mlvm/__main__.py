@@ -526,7 +526,7 @@ def show(options: argparse.Namespace, arguments: Sequence[str]) -> int:
                     run_script(file, arguments)
                 except ScriptFailed as error:
                     failed = error
-                    print(error.said, end="", file=sys.stderr)
+                    print(error.output, end="", file=sys.stderr)
         finally:
             on_planned.remove(planned.append)
         steps = [_as_step(each) for each in planned]

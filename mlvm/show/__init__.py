@@ -1,1 +1,1 @@
-"""What can be seen: reports, pictures, traces, and `python -m mlvm memory` and `show`."""
+"""Views of a program: reports, pictures, profiles, and `python -m mlvm memory` and `show`."""

@@ -1,4 +1,4 @@
-"""What notebooks show: tables, trees that fold, and pictures, as HTML whose texts are escaped."""
+"""HTML for notebooks: tables, folding trees and pictures, with escaped texts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from html import escape
 
 
 def block(text: str) -> str:
-    """A text as it is, line by line."""
+    """Return preformatted text."""
     return f"<pre>{escape(text)}</pre>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: int) -> str:
-    """A table whose first `right` columns are flush right."""
+    """Return a table whose first `right` columns are flush right."""
     whole = [_row("th", head, right), *[_row("td", row, right) for row in rows]]
     return f"<table>{''.join(whole)}</table>"
 
@@ -28,7 +28,7 @@ def _row(kind: str, cells: Sequence[str], right: int) -> str:
 
 
 def folded(lines: Sequence[str]) -> str:
-    """An outline as it is indented: each line with more indented ones below it folds them away. The
+    """Return a folding outline of indented lines: a line folds the more indented ones below it. The
     first is open."""
     parts: list[str] = []
     depths: list[int] = []
@@ -52,7 +52,7 @@ def _depth(line: str) -> int:
 
 
 def picture(svg: str, about: str) -> str:
-    """An SVG picture as an image: its style sheet is for itself alone."""
+    """Return an SVG picture as an image, so that its style sheet stays its own."""
     data = b64encode(svg.encode()).decode()
     return (
         f'<img style="max-width:100%" alt="{escape(about)}" src="data:image/svg+xml;base64,{data}">'

@@ -1,7 +1,7 @@
-"""What `python -m mlvm memory` shows: the arenas of a script, or the plan for a program.
+"""`python -m mlvm memory`: the arenas of a script, or the memory plan of a program.
 
-A script is run, and every arena that it makes is recorded. A program is run on its arguments, to
-see when its intermediates come and go; the planner then says how few bytes they need.
+A script is run, and all its arenas are recorded. A program is run on its arguments to measure the
+lifetimes of its intermediates, which the planner then places in as few bytes as it can.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _MOST_ALIKE: Final = 16  # arenas of one name that are drawn one by one
 
 
 def show_script(file: Path, out: Path) -> None:
-    """Run a Python script, then print a report of each arena in which something lived, and write
-    its picture to `out` as NAME.ARENA.svg; also if the script fails, of what it did until then.
+    """Run a Python script, print a report of each arena that had tensors, and write its picture to
+    `out` as NAME.ARENA.svg. A script that fails is shown up to its error.
 
-    Raises `ScriptFailed` when the script does, and `OSError`.
+    Raises `ScriptFailed` if the script fails, and `OSError`.
     """
     recordings: list[Recording] = []
     try:
         with record_all(most=MOST_RECTANGLES // 2) as recordings:
             run_script(file)
     finally:
-        kept = [each for each in recordings if each.lifetimes]
-        _show_arenas(merged_if_many(kept, _MOST_ALIKE), file, out)
+        nonempty = [each for each in recordings if each.lifetimes]
+        _show_arenas(merged_if_many(nonempty, _MOST_ALIKE), file, out)
 
 
 def _show_arenas(recordings: Sequence[Recording], file: Path, out: Path) -> None:
@@ -61,20 +61,20 @@ def _show_arenas(recordings: Sequence[Recording], file: Path, out: Path) -> None
 
 
 class Intermediates:
-    """An instrument that notes which arrays a program makes, and between which calls they live."""
+    """Instrument that records the arrays of a program and their lifetimes, counted in calls."""
 
     def __init__(self) -> None:
         self.calls = 0
-        self.made: list[Lifetime] = []
+        self.lifetimes: list[Lifetime] = []
         self._alive: dict[int, tuple[Lifetime, weakref.ref[Array]]] = {}
-        self._given: dict[int, weakref.ref[Array]] = {}
+        self._inputs: dict[int, weakref.ref[Array]] = {}
 
     def before(
         self, name: str, params: Sequence[Value], attributes: Attributes
     ) -> Sequence[Value] | None:
         for array in params:
             if isinstance(array, np.ndarray) and id(root(array)) not in self._alive:
-                self._note_given(root(array))
+                self._note_input(root(array))
         return None
 
     def after(
@@ -83,7 +83,7 @@ class Intermediates:
         for array in results:
             if isinstance(array, np.ndarray):
                 memory = root(array)
-                if id(memory) not in self._alive and id(memory) not in self._given:
+                if id(memory) not in self._alive and id(memory) not in self._inputs:
                     nbytes = rounded(array.nbytes)
                     self._begin(
                         Lifetime(TensorType.of(array), 0, nbytes, self.calls, 0, name), memory
@@ -91,20 +91,20 @@ class Intermediates:
         self.calls += 1
 
     def finish(self) -> list[Lifetime]:
-        """What was made. What still lives ends with the last call."""
+        """Return the lifetimes; those still open end with the last call."""
         for lifetime, _ in self._alive.values():
             lifetime.end = self.calls
         self._alive.clear()
-        return self.made
+        return self.lifetimes
 
-    def _note_given(self, memory: Array) -> None:
-        """Note memory that the program did not make: an argument's or a constant's."""
+    def _note_input(self, memory: Array) -> None:
+        """Note memory of an argument or a constant."""
         key = id(memory)
-        self._given[key] = weakref.ref(memory, lambda _: self._given.pop(key, None))
+        self._inputs[key] = weakref.ref(memory, lambda _: self._inputs.pop(key, None))
 
     def _begin(self, lifetime: Lifetime, memory: Array) -> None:
         key = id(memory)
-        self.made.append(lifetime)
+        self.lifetimes.append(lifetime)
         self._alive[key] = lifetime, weakref.ref(memory, lambda _: self._end(key))
 
     def _end(self, key: int) -> None:
@@ -114,36 +114,38 @@ class Intermediates:
 
 
 def plan_of(program: Program, arguments: Sequence[Array]) -> tuple[Plan, Recording]:
-    """Run the program on the arguments, and plan the memory of the tensors it makes meanwhile.
+    """Run the program on the arguments, and plan the memory of its intermediates.
 
-    The recording has the plan's offsets; its moments are the program's calls. Raises what a
-    launch raises.
+    The recording has the plan's offsets; its moments are the program's calls. Raises the errors of
+    a launch.
     """
-    vm, seen = VM(), Intermediates()
+    vm, intermediates = VM(), Intermediates()
     handles = [vm.alloc_tensor(TensorType.of(array)) for array in arguments]
     for handle, array in zip(handles, arguments, strict=True):
         vm.write(handle, array)
-    with vm.instrumented(seen):
+    with vm.instrumented(intermediates):
         vm.launch(program, handles)
-    lifetimes = seen.finish()
-    found = plan([Block(each.nbytes, each.start, each.end) for each in lifetimes])
-    for lifetime, offset in zip(lifetimes, found.offsets, strict=True):
+    lifetimes = intermediates.finish()
+    memory_plan = plan([Block(each.nbytes, each.start, each.end) for each in lifetimes])
+    for lifetime, offset in zip(lifetimes, memory_plan.offsets, strict=True):
         lifetime.offset = offset
-    return found, Recording("plan", found.nbytes, max(seen.calls, 1), lifetimes)
+    return memory_plan, Recording(
+        "plan", memory_plan.nbytes, max(intermediates.calls, 1), lifetimes
+    )
 
 
 def show_program(program: Program, arguments: Sequence[Array], file: Path, out: Path) -> None:
-    """Print the plan of the program's intermediates and the largest of them, and draw it to
-    `out` as NAME.plan.svg. Raises `OSError`, and what a launch raises."""
+    """Print the plan of the program's intermediates and the largest of them, and draw it to `out`
+    as NAME.plan.svg. Raises `OSError`, and the errors of a launch."""
     show_plan(*plan_of(program, arguments), file, out)
 
 
-def show_plan(found: Plan, recording: Recording, file: Path, out: Path) -> None:
+def show_plan(memory_plan: Plan, recording: Recording, file: Path, out: Path) -> None:
     """Print a plan and its largest tensors, and draw it to `out` as NAME.plan.svg.
     Raises `OSError`."""
     alone = sum(each.nbytes for each in recording.lifetimes)
     print(f"{len(recording.lifetimes):,} intermediates, {alone:,} bytes side by side")
-    print(f"planned: {found}")
+    print(f"planned: {memory_plan}")
     largest = sorted(recording.lifetimes, key=lambda each: each.nbytes, reverse=True)[:_LARGEST]
     cells = [("bytes", "offset", "calls", "type", "op")]
     cells += [

@@ -1,7 +1,7 @@
-"""One HTML page that shows a step or a script: memory over time, programs, and what ran when.
+"""One HTML page that shows a step or a script: memory over time, programs, and calls over time.
 
-The page holds all that it needs, and asks no network for anything. What is drawn are columns of
-numbers, with texts by their place in one list.
+The page loads nothing from a network. Its data are columns of numbers; texts are indices into one
+list.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mlvm.show.trace import Span, Trace
 
 _MOST_ELEMENTS: Final = 16  # of a constant that is listed
 MOST_ALIKE: Final = 16
-"""Of more arenas or VMs of one name a page shows one for all."""
+"""Number of arenas or VMs of one name up to which a page shows each alone."""
 
 _LONGEST_ABOUT: Final = 300
 _LARGEST_SOURCE: Final = 4 << 20  # bytes
@@ -39,8 +39,13 @@ Columns = dict[str, list[Any]]
 
 
 class Step(NamedTuple):
-    """A planned program to show: what lies where in its scratch memory, and when; the pc in main of
-    each moment's call; the lines of Python by function and pc; what each argument is."""
+    """Planned program to show.
+
+    recording: tensors in its scratch memory, by offset and moment
+    moments: pc in main of the call at each moment
+    lines: lines of Python by function and pc
+    arguments: description of each argument
+    """
 
     program: Program
     recording: Recording
@@ -50,7 +55,8 @@ class Step(NamedTuple):
 
 
 def step_page(step: Step, title: str, *, before: float | None = None) -> str:
-    """The page of one step. Source files that changed after the time `before` are not quoted."""
+    """Return the page of one step. Source files that changed after the time `before` are not
+    quoted."""
     content = _Content(before)
     content.add_step(step, title)
     return content.page(title)
@@ -59,8 +65,8 @@ def step_page(step: Step, title: str, *, before: float | None = None) -> str:
 def session_page(
     session: Session, steps: Sequence[Step], title: str, *, failed: str | None = None
 ) -> str:
-    """The page of a script that ran, and of the steps that it planned. `failed` says how it failed,
-    if it did, and stands at the top."""
+    """Return the page of a script's run, and of the steps that it planned. `failed`, the
+    description of its error, stands at the top."""
     ran = any(x.lifetimes for x in session.recordings) or any(x.spans for x in session.traces)
     nothing = "" if ran else "nothing of mlvm ran"
     content = _Content(None, failed=failed or "", nothing=nothing)
@@ -71,13 +77,13 @@ def session_page(
 
 
 def _begins(step: Step) -> str:
-    """Where the step's first call comes from, behind a comma."""
+    """Return the line of Python of the step's first call, after a comma."""
     first = min(step.lines, default=None, key=lambda place: (place[0] != "main", place[1]))
     return f", {short(step.lines[first])}" if first is not None else ""
 
 
 class _Content:
-    """The data of a page while it is put together."""
+    """Builder of a page's data."""
 
     def __init__(self, before: float | None, *, failed: str = "", nothing: str = "") -> None:
         self._before = before
@@ -87,13 +93,15 @@ class _Content:
         self._sources: dict[int, str] = {}
         self._programs: list[dict[str, Any]] = []
         self._numbers: dict[Program, int] = {}
-        self._known: dict[int, int] = {}  # by identity: programs that differ often hash alike
+        self._number_of_id: dict[
+            int, int
+        ] = {}  # by identity: programs that differ often hash alike
         self._labels: list[dict[int, str]] = []  # of each program's calls, by pc
         self._only: list[dict[str, int]] = []  # the pc of those that are the only ones of a name
         self._views: list[dict[str, Any]] = []
 
     def page(self, title: str) -> str:
-        """The page as HTML text."""
+        """Return the page as HTML text."""
         data = {
             "strings": list(self._strings),
             "homes": list(map(home_colour, self._strings)),
@@ -104,10 +112,10 @@ class _Content:
         }
         parts = {"TITLE": escape(title), "STYLE": _file("page.css"), "CODE": _file("page.js")}
         parts["DATA"] = in_script(data)
-        said = {"failed": self._failed, "nothing": self._nothing}
+        messages = {"failed": self._failed, "nothing": self._nothing}
         parts["SAID"] = "".join(
             f'<p id="{which}" role="alert">{escape(text)}</p>\n'
-            for which, text in said.items()
+            for which, text in messages.items()
             if text
         )
         html: list[str] = []
@@ -116,14 +124,14 @@ class _Content:
         return "".join(html)
 
     def add_step(self, step: Step, name: str) -> None:
-        """A view of the plan's scratch memory over the moments of the program."""
+        """Add a view of the plan's scratch memory over the moments of the program."""
         program = self._program(step.program, name, step.lines, step.arguments)
         recording, moments = step.recording, step.moments
         pane = self._pane("scratch memory of the plan", recording, None)
-        known = len(moments)
+        count = len(moments)
         pane["blocks"]["program"] = [program] * len(recording.lifetimes)
         pane["blocks"]["pc"] = [
-            moments[each.start] if each.start < known else -1 for each in recording.lifetimes
+            moments[each.start] if each.start < count else -1 for each in recording.lifetimes
         ]
         names = self._labels[program]
         spans = _Spans()
@@ -137,16 +145,16 @@ class _Content:
             {
                 "name": name,
                 "clock": False,
-                "last": max(recording.moments, known),
+                "last": max(recording.moments, count),
                 "since": 0,
                 "panes": [pane],
-                "lanes": [spans.lane("calls")] if known else [],
+                "lanes": [spans.lane("calls")] if count else [],
                 "programs": [program],
             }
         )
 
     def add_session(self, session: Session, steps: Sequence[Step], name: str) -> None:
-        """A view of arenas, VMs and queues over the time that passed."""
+        """Add a view of arenas, VMs and queues over time."""
         for number, step in enumerate(steps, 1):
             self._program(step.program, f"captured step {number}", step.lines, step.arguments)
         recordings = [each for each in session.recordings if each.lifetimes]
@@ -170,8 +178,8 @@ class _Content:
         )
 
     def _pane(self, name: str, recording: Recording, session: Session | None) -> dict[str, Any]:
-        """What lived in an arena. Its moments are times where these were taken. Of those before
-        `since` so many tensors are forgotten."""
+        """Return the pane of an arena: its tensors over moments, or over times if these were
+        recorded. `forgotten` tensors ended before `since`."""
         first, times = recording.first, recording.times
 
         def at(moment: int) -> float:
@@ -219,7 +227,7 @@ class _Content:
     def _vm_lanes(
         self, traces: Sequence[Trace], alike: str, session: Session
     ) -> list[dict[str, Any]]:
-        """A lane for each thread that ran something, on one VM or on several that are shown as
+        """Return a lane for each thread that made calls, on one VM or on several that are shown as
         one."""
         lanes: dict[int, _Spans] = {}
         began, spans = session.began, [span for trace in traces for span in trace.spans]
@@ -246,14 +254,14 @@ class _Content:
         forgotten = sum(trace.spans.forgotten for trace in traces)
         since = _us(min((span.began for span in spans), default=began) - began)
         return [
-            found.lane(
+            track.lane(
                 f"VM {rows[thread]}{f', thread {number}' if same else ''}{alike}", forgotten, since
             )
-            for number, (thread, found) in enumerate(lanes.items(), 1)
+            for number, (thread, track) in enumerate(lanes.items(), 1)
         ]
 
     def _wait_lanes(self, session: Session) -> list[dict[str, Any]]:
-        """A lane for each queue and side of it that was waited on."""
+        """Return a lane for each side of a queue that was waited on."""
         lanes: dict[str, _Spans] = {}
         waits = sorted(session.waits, key=lambda each: each.began)
         for wait in waits:
@@ -273,10 +281,10 @@ class _Content:
         lines: Mapping[tuple[str, int], str] | None = None,
         arguments: Sequence[str] = (),
     ) -> int:
-        """The program's number, listed when it is first met."""
-        number = self._known.get(id(program), self._numbers.get(program))
+        """Return the program's number; list the program at its first use."""
+        number = self._number_of_id.get(id(program), self._numbers.get(program))
         if number is not None:
-            self._known[id(program)] = number
+            self._number_of_id[id(program)] = number
             return number
         rows, notes, at, quoted = [], {}, [], {}
         for constant, value in program.constants.items():
@@ -300,7 +308,7 @@ class _Content:
         calls = {pc: label_of(*call) for pc, *call in _calls(program)}
         times = Counter(called for _, called in calls_in(program))
         only = {called: pc for pc, called in calls_in(program) if times[called] == 1}
-        number = self._known[id(program)] = self._numbers[program] = len(self._programs)
+        number = self._number_of_id[id(program)] = self._numbers[program] = len(self._programs)
         self._labels.append(calls)
         self._only.append(only)
         self._programs.append(
@@ -327,7 +335,7 @@ class _Content:
         return self._string(str(type))
 
     def _line(self, line: str) -> int:
-        """The number of a `file:line`, whose text is quoted if it can be read."""
+        """Return the number of a `file:line`, whose text is quoted if it can be read."""
         number = self._string(short(line))
         if line and number not in self._sources:
             self._sources[number] = _source(line, self._before)
@@ -335,7 +343,7 @@ class _Content:
 
 
 def _first(session: Session) -> int:
-    """When the first thing happened."""
+    """Return the time of the first event."""
     times = [span.began for trace in session.traces for span in trace.spans]
     times += [wait.began for wait in session.waits]
     times += [round(each.times[0] * 1e9) for each in session.recordings if each.times]
@@ -348,18 +356,18 @@ def _name_of_pane(recording: Recording) -> str:
 
 
 def _by_name(traces: Sequence[Trace]) -> list[tuple[list[Trace], str]]:
-    """The traces to show apart, and what to say of those that are several. Very many VMs of one
-    name are shown as one."""
+    """Group the traces to show as one, each group with a text about its size. Many VMs of one name
+    are one group."""
     groups: dict[str, list[Trace]] = {}
     for trace in traces:
         groups.setdefault(trace.vm, []).append(trace)
-    found: list[tuple[list[Trace], str]] = []
+    shown: list[tuple[list[Trace], str]] = []
     for group in groups.values():
         if len(group) > MOST_ALIKE:
-            found.append((group, f": {len(group):,} VMs"))
+            shown.append((group, f": {len(group):,} VMs"))
         else:
-            found += [([trace], "") for trace in group]
-    return found
+            shown += [([trace], "") for trace in group]
+    return shown
 
 
 def _by_time(span: Span) -> tuple[int, int]:
@@ -368,8 +376,8 @@ def _by_time(span: Span) -> tuple[int, int]:
 
 @dataclass
 class _Spans:
-    """The spans of a lane, in the order in which they begin: one that begins within others is below
-    these."""
+    """Spans of a lane, in the order of their start: a span that starts within others is drawn below
+    them."""
 
     columns: Columns = field(default_factory=dict)
     _ends: list[float] = field(default_factory=list)
@@ -381,9 +389,9 @@ class _Spans:
             self.columns.setdefault(name, []).append(value)
 
     def lane(self, name: str, forgotten: int = 0, since: float = 0) -> dict[str, Any]:
-        """The lane, of whose VM or queue so many spans before `since` are forgotten."""
-        known = {"forgotten": forgotten, "since": since if forgotten else 0}
-        return {"name": name, "rows": len(self._ends), "spans": self.columns, **known}
+        """Return the lane; `forgotten` spans of its VM or queue before `since` are missing."""
+        history = {"forgotten": forgotten, "since": since if forgotten else 0}
+        return {"name": name, "rows": len(self._ends), "spans": self.columns, **history}
 
 
 def check_writable(path: Path) -> None:
@@ -393,36 +401,36 @@ def check_writable(path: Path) -> None:
     if path.is_file() and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
     if path.is_file() or not path.exists():
-        beside = _beside(path)
+        temporary = _temporary(path)
         try:
-            beside.open("x").close()
+            temporary.open("x").close()
         except OSError as error:
             raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
-        beside.unlink()
+        temporary.unlink()
 
 
 def write_page(path: Path, html: str) -> None:
-    """Write a page, and replace what is there only when it is whole. Lone surrogates, as names of
-    files may have, are spelled out. Raises `OSError`."""
+    """Write a page; replace an existing file only with a complete one. Lone surrogates, as in names
+    of files, are escaped. Raises `OSError`."""
     if path.exists() and not path.is_file():  # a pipe
         path.write_text(html, encoding="utf-8", errors="backslashreplace")
         return
     check_writable(path)
-    beside = _beside(path)
+    temporary = _temporary(path)
     try:
-        beside.write_text(html, encoding="utf-8", errors="backslashreplace")
-        beside.replace(os.path.realpath(path))
+        temporary.write_text(html, encoding="utf-8", errors="backslashreplace")
+        temporary.replace(os.path.realpath(path))
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
-def _beside(path: Path) -> Path:
+def _temporary(path: Path) -> Path:
     return Path(os.path.realpath(path)).with_name(f".{os.getpid()}.mlvm-page")
 
 
 def in_script(data: object) -> str:
-    """The data as JSON that can stand in a script element: no text in it ends the element."""
+    """Return the data as JSON for a script element: no text in it ends the element."""
     text = json.dumps(data, separators=(",", ":"), default=repr)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -434,18 +442,18 @@ def _file(name: str) -> str:
 
 
 def _us(nanoseconds: float) -> float:
-    """Microseconds, to a tenth."""
+    """Convert nanoseconds to microseconds, rounded to a tenth."""
     return round(nanoseconds / 1000, 1)
 
 
 def _calls(program: Program) -> list[tuple[int, str, Any]]:
-    """The pc, the name and the attributes of each call of a host function in main."""
+    """Return the pc, the name and the attributes of each call of a host function in main."""
     code = program.main.code
     return [(pc, name, (*code[pc].immediates, {})[2]) for pc, name in calls_in(program)]
 
 
 def _about(about: Mapping[str, Any]) -> str:
-    """What a span tells: its operands and attributes."""
+    """Return the text of a span: its operands and attributes."""
     attributes = {k: v for k, v in about.get("attributes", {}).items() if v is not None}
     text = about.get("params", "") + (f" {attributes}" if attributes else "")
     return text if len(text) <= _LONGEST_ABOUT else f"{text[:_LONGEST_ABOUT]} ..."
@@ -458,7 +466,7 @@ def _brief_constant(value: Array) -> str:
 
 
 def _source(line: str, before: float | None) -> str:
-    """The text of a `file:line` of Python, or nothing where it cannot be read, or changed since."""
+    """Return the text of a `file:line` of Python, or "" if it cannot be read or changed since."""
     file, _, number = line.rpartition(":")
     lines = _lines_of(file, before)
     index = int(number) - 1 if number.isdecimal() else -1

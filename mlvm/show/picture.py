@@ -17,7 +17,7 @@ from mlvm.show.report import forgotten_of, report, short
 from mlvm.show.svg import Scale, axes, colours_of, document, fitted, px, text, width_of
 
 MOST_RECTANGLES: Final = 4000
-"""A browser still scrolls so many smoothly, and the file stays below a megabyte."""
+"""Number of rectangles that browsers scroll smoothly, in a file below a megabyte."""
 
 _WIDTH, _HEIGHT = 1200, 680
 _DENSE: Final = 2  # pixels of a moment: rectangles have no edges
@@ -52,13 +52,13 @@ text.top { fill: #1d4ed8 }
 
 
 def timeline(recording: Recording, *, title: str | None = None) -> str:
-    """The recording as SVG text.
+    """Return the recording as SVG text.
 
     A tensor is a rectangle. It extends from left to right over the tensor's moments, and upwards
-    over its bytes. Its colour is for the op that wrote it first, or for its type if no op is known.
-    Under the pointer it tells op, type, bytes, moments and the Python line that made it. The thin
-    line is the number of bytes in use. One dashed line is the most bytes in use at any moment,
-    which is a lower bound for any placement; the other is the highest address. Of very many
+    over its bytes. Its colour is that of the op that wrote it first, or of its type if no op is
+    known. Under the pointer it shows op, type, bytes, moments and the line of Python that made it.
+    The thin line is the number of bytes in use. One dashed line is the most bytes in use at any
+    moment, which is a lower bound for any placement; the other is the highest address. Of very many
     tensors only the largest are drawn.
     """
     used = recording.used()
@@ -113,7 +113,7 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
 
 
 def _unit(nbytes: int) -> tuple[int, str]:
-    """The unit for so many bytes, and its name."""
+    """Return a unit for a number of bytes, and its name."""
     for power, name in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if nbytes >= 2 << power:
             return 1 << power, name
@@ -121,7 +121,7 @@ def _unit(nbytes: int) -> tuple[int, str]:
 
 
 def _largest(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
-    """The lifetimes to draw: the largest, in the order they came."""
+    """Return the lifetimes to draw: the largest, in the order they came."""
     if len(lifetimes) <= MOST_RECTANGLES:
         return list(lifetimes)
     by_area = sorted(lifetimes, key=_area, reverse=True)[:MOST_RECTANGLES]
@@ -133,12 +133,13 @@ def _area(lifetime: Lifetime) -> int:
 
 
 def _kind(lifetime: Lifetime) -> str:
-    """What decides the colour: the op, or the type where no op is known."""
+    """Return the kind that decides the colour: the op, or the type if no op is known."""
     return lifetime.op or str(lifetime.type)
 
 
 def _colours(lifetimes: Sequence[Lifetime]) -> dict[str, str]:
-    """A colour for each of the kinds that take up most bytes for longest; the rest are grey."""
+    """Assign colours to the kinds with the largest areas of bytes times moments; others are
+    grey."""
     area: dict[str, int] = {}
     for each in lifetimes:
         area[_kind(each)] = area.get(_kind(each), 0) + _area(each)
@@ -150,7 +151,7 @@ def _colours(lifetimes: Sequence[Lifetime]) -> dict[str, str]:
 
 
 def _tensors(lifetimes: Sequence[Lifetime], colours: dict[str, str], x: Scale, y: Scale) -> str:
-    """A group of rectangles for each colour."""
+    """Return a group of rectangles for each colour."""
     groups: dict[str, list[str]] = {colour: [] for colour in colours.values()}
     for each in lifetimes:
         left, above = max(x(each.start), _LEFT), y(each.offset + each.nbytes)
@@ -186,8 +187,8 @@ def _resets(recording: Recording, x: Scale) -> str:
 
 
 def _envelope(heights: Sequence[int]) -> tuple[Sequence[int], int]:
-    """The highest point of each stretch of moments, and how many moments a stretch has: one, or as
-    many as it takes that the line hides no colours."""
+    """Return the highest point of each stretch of moments, and the stretch's length: 1, or as many
+    moments as keep the line from hiding colours."""
     stretch = 1
     while sum(abs(a - b) for a, b in itertools.pairwise(heights)) > _MOST_INK * (_GROUND - _TOP):
         heights = [min(heights[i : i + 2]) for i in range(0, len(heights), 2)]  # pixels go down
@@ -196,7 +197,7 @@ def _envelope(heights: Sequence[int]) -> tuple[Sequence[int], int]:
 
 
 def _used(heights: Sequence[int], stretch: int, first: int, x: Scale) -> str:
-    """The bytes in use, as a staircase. It has only the steps that are large enough to see."""
+    """Return the bytes in use as a staircase, with the steps that are large enough to see."""
     steps: list[str] = []
     before = -1
     for i, height in enumerate(heights):
@@ -208,21 +209,21 @@ def _used(heights: Sequence[int], stretch: int, first: int, x: Scale) -> str:
 
 
 def _level(y: float, kind: str, label: str, lower: float) -> str:
-    """A dashed line across the plot, with its label `lower` pixels below it."""
+    """Return a dashed line across the plot, with its label `lower` pixels below it."""
     line = f'<path class="level {kind}" d="M{_LEFT} {px(y)}H{_RIGHT_END}"/>'
     at = _RIGHT_END - 6, y + lower, label
     return line + text(*at, "halo right") + text(*at, f"{kind} right")
 
 
 def _legend_width(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> int:
-    """Width of the legend, such that no label is cut that is not very long."""
+    """Return the width of the legend, which cuts only very long labels."""
     labels = [kind for kind, colour in colours.items() if colour != _OTHER]
     longest = max(map(width_of, labels), default=0) + width_of(f"{len(lifetimes):,}")
     return max(_RIGHT, min(round(longest) + 68, _WIDEST_LEGEND))
 
 
 def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str], width: int, line: str) -> str:
-    """A column of coloured squares, each with an op and the number of its tensors."""
+    """Return a column of coloured squares, each with an op and the number of its tensors."""
     counts = Counter(map(_kind, lifetimes))
     rows = [(colour, kind, counts[kind]) for kind, colour in colours.items() if colour != _OTHER]
     rest = [counts[kind] for kind, colour in colours.items() if colour == _OTHER]
@@ -253,7 +254,7 @@ def plot(arena: Arena, path: str | Path, *, title: str | None = None) -> None:
 
 
 def _arena_html(arena: Arena) -> str:
-    """What notebooks show of an arena: its picture, and its report."""
+    """Return the HTML of an arena for notebooks: its picture and its report."""
     recording = arena.recording.so_far() if arena.recording is not None else snapshot(arena)
     text = report(arena)
     drawn = html.picture(timeline(recording), text) if recording.lifetimes else ""

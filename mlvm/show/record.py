@@ -1,6 +1,6 @@
-"""Recordings of arenas while they work: what lives where and when, and which op made it.
+"""Recordings of arenas at work: the place, the lifetime and the op of each tensor.
 
-An arena that nobody records pays nothing for it.
+An arena without a recording pays nothing for it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from mlvm.core.observe import observed
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array
-from mlvm.show.calls import OfPrograms, writes_in
+from mlvm.show.calls import ProgramCache, writes_in
 
 COPIED_IN: Final = "copied in"
-"""Stands for the op of a tensor whose first value came from outside the VM."""
+"""Name in place of an op for a tensor whose first value came from outside the VM."""
 
 
 @contextmanager
@@ -34,9 +34,8 @@ def record(arena: Arena, *, most: int | None = None) -> Iterator[Recording]:
         batch.plot("step.svg")
 
     A tensor that exists before the block is there from the first moment on; one that exists after
-    it is there to the last. With `most`, of the tensors that have ended only about the latest so
-    many are kept; the recording says how many are forgotten, and the most bytes that were in use.
-    Recordings of an arena may lie within each other.
+    it is there to the last. With `most`, the recording keeps about the latest `most` ended tensors,
+    the number of the others, and the most bytes in use. Recordings of an arena may be nested.
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with ml.record(arena) as recording, arena: y = ml.ones(16)
@@ -52,8 +51,8 @@ def record(arena: Arena, *, most: int | None = None) -> Iterator[Recording]:
 
 
 class _Watcher:
-    """Notes in a recording when an arena's tensors are made and end, and what writes them. It does
-    not keep the arena alive, nor its VM."""
+    """Watcher of an arena: writes the start, the end and the first writer of each tensor into a
+    recording. It keeps neither the arena nor its VM alive."""
 
     def __init__(self, arena: Arena, most: int | None, *, programs: bool = False) -> None:
         self.recording = Recording(arena.name, times=[time.perf_counter()], vm=arena.vm.name)
@@ -69,7 +68,7 @@ class _Watcher:
         self._ended: weakref.finalize[Any, Arena] | None = None
 
     def start(self, arena: Arena) -> None:
-        """Begin to note, with the tensors that exist already, and have been written."""
+        """Begin with the tensors that exist already and have been written."""
         self._noted = arena.note_lines()
         present = arena.live()
         while present:  # a for loop's variable would keep the last one alive
@@ -84,7 +83,7 @@ class _Watcher:
         self._ended.atexit = False
 
     def stop(self) -> None:
-        """End it: the tensors that live now end at the last moment."""
+        """End the recording: tensors that still live end at the last moment."""
         arena, writes = self._arena(), self._writes()
         if writes is not None:
             writes.tell_no_more(self.written)
@@ -98,7 +97,7 @@ class _Watcher:
         self._finish()
 
     def _arena_ended(self) -> None:
-        """What can be done of it anywhere, as the garbage collector may be who ends an arena."""
+        """Finish without locks of a VM: the garbage collector may end an arena anywhere."""
         writes = self._writes()
         if writes is not None:
             writes.drop(self.written)
@@ -115,8 +114,8 @@ class _Watcher:
         recording = self.recording
         with self._lock:
             self._begin(tensor, recording.next_moment(), tensor.arena)
-            kept, most = len(recording.lifetimes) - len(self._living), self._most
-            if most is not None and kept > 2 * most:
+            ended, most = len(recording.lifetimes) - len(self._living), self._most
+            if most is not None and ended > 2 * most:
                 recording.forget(most)
 
     def ending(self, tensor: Allocation) -> None:
@@ -182,10 +181,11 @@ class _Watcher:
 
 @contextmanager
 def record_all(*, most: int | None = None, programs: bool = False) -> Iterator[list[Recording]]:
-    """Record every arena made inside the block from its first moment on; yields a list of the
-    recordings, which are complete after it. No arena is kept for it; programs are if asked.
+    """Record every arena made inside the block from its first moment on. Yield the list of
+    recordings, which are complete after the block. It keeps no arena alive, and programs only with
+    `programs`.
 
-    An arena of a VM that stands for another, while a function is captured, is left out."""
+    Arenas of the abstract VM of a trace are left out."""
     watchers: list[_Watcher] = []
     recordings: list[Recording] = []
 
@@ -206,7 +206,7 @@ def record_all(*, most: int | None = None, programs: bool = False) -> Iterator[l
 
 
 def snapshot(arena: Arena) -> Recording:
-    """What lives in the arena now, as a recording of one moment."""
+    """Return the live tensors of the arena as a recording of one moment."""
     recording = Recording(arena.name, arena.capacity)
     for tensor in arena.live():
         region = tensor.region
@@ -221,44 +221,44 @@ def snapshot(arena: Arena) -> Recording:
 # --- who writes what -----------------------------------------------------------------
 
 Written: TypeAlias = Callable[[TensorHandle, str, Program | None, int | None], None]
-"""Is told the handle that was written, the op, and the program and the pc of the call."""
+"""Listener to writes: takes the handle, the op, and the program and pc of the call."""
 
 
 class _Writes:
-    """Tells listeners which op a launch on one VM writes a handle with, and what is copied in.
+    """Observer of one VM that reports writes by launches and copies from outside to listeners.
 
     For any number of listeners the VM has one layer around `launch` and one around `write`.
     """
 
     def __init__(self, vm: VMProtocol) -> None:
         self._vm = weakref.ref(vm)
-        self._known = OfPrograms(writes_in)
-        self._told: list[Written] = []
+        self._writes_of = ProgramCache(writes_in)
+        self._listeners: list[Written] = []
         self._lock = threading.Lock()
         self._observing: AbstractContextManager[None] | None = None
 
     def tell(self, written: Written) -> None:
-        """Call `written` for every write from here on."""
+        """Add a listener."""
         with self._lock:
             vm = self._vm()
             if self._observing is None and vm is not None:
                 self._observing = observed(vm, launch=self._launched, write=self._copied_in)
                 self._observing.__enter__()
-            self._told.append(written)
+            self._listeners.append(written)
 
     def tell_no_more(self, written: Written) -> None:
-        """Do not call it any more, and observe the VM no longer if there is nobody to tell."""
+        """Remove a listener, and the layers with the last one."""
         self.drop(written)
         with self._lock:
-            if not self._told and self._observing is not None:
+            if not self._listeners and self._observing is not None:
                 self._observing.__exit__(None, None, None)
                 self._observing = None
-                self._known.clear()  # which keeps the programs
+                self._writes_of.clear()  # which keeps the programs
 
     def drop(self, written: Written) -> None:
-        """Do not call it any more; takes no lock. Idempotent."""
+        """Remove a listener without a lock. Idempotent."""
         with suppress(ValueError):
-            self._told.remove(written)
+            self._listeners.remove(written)
 
     def _launched(
         self,
@@ -268,12 +268,12 @@ class _Writes:
         **options: Any,
     ) -> list[Array]:
         outputs = proceed(program, args, **options)
-        for number, (name, pc) in self._known[program].items():
-            for written in self._told.copy() if number < len(args) else ():
+        for number, (name, pc) in self._writes_of[program].items():
+            for written in self._listeners.copy() if number < len(args) else ():
                 written(args[number], name, program, pc)
         return outputs
 
     def _copied_in(self, proceed: Callable[..., None], handle: TensorHandle, array: Array) -> None:
         proceed(handle, array)
-        for written in self._told.copy():
+        for written in self._listeners.copy():
             written(handle, COPIED_IN, None, None)

@@ -1,4 +1,4 @@
-"""What an arena holds, as a table."""
+"""Reports of an arena's tensors as tables."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mlvm.core.types import TensorType
 
 
 def report(arena: Arena, *, holders: int = 8) -> str:
-    """A table of an arena's sizes, and of so many of its largest holders. If the arena has been
-    recorded, another lists what lived when most bytes were in use.
+    """Return a table of an arena's sizes and of its `holders` largest tensors. For a recorded
+    arena, another table lists the tensors at the moment when most bytes were in use.
 
-    Holders of one type made on one line share a row. Lines are known in arenas of fixed capacity,
+    Tensors of one type made on one line share a row. Lines are known in arenas of fixed capacity,
     and while an arena is recorded.
     """
     live = arena.holders()
@@ -37,7 +37,7 @@ def report(arena: Arena, *, holders: int = 8) -> str:
 
 
 def report_of(recording: Recording, *, holders: int = 8) -> str:
-    """A table of what was recorded of an arena, which may have ended."""
+    """Return a table of a recording, whose arena may have ended."""
     rows = [
         ("arena", recording.arena),
         ("on", recording.vm),
@@ -55,7 +55,7 @@ def _rows(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _recorded(recording: Recording, holders: int) -> list[str]:
-    """When most bytes were in use, and a table of what lived then, as far as that is kept."""
+    """Return the moment when most bytes were in use, and a table of the tensors at that moment."""
     recording = recording.so_far()
     used = recording.used()
     most = max(used)
@@ -75,7 +75,7 @@ def _recorded(recording: Recording, holders: int) -> list[str]:
 
 
 def forgotten_of(recording: Recording, when: str = "") -> str:
-    """What is to be said of a recording that has forgotten something."""
+    """Describe the forgotten tensors of a recording."""
     return (
         f"{recording.forgotten:,} tensors that ended by moment {recording.first:,} are forgotten; "
         f"since then at most {max(recording.used()):,} bytes in use{when}"
@@ -83,7 +83,7 @@ def forgotten_of(recording: Recording, when: str = "") -> str:
 
 
 def _largest(tensors: Sequence[tuple[TensorType, str, str, int]], most: int) -> list[str]:
-    """A table of the tensors by bytes, with a row for those of one type, op and line."""
+    """Return a table of the tensors by bytes, with a row for those of one type, op and line."""
     groups: dict[tuple[TensorType, str, str], list[int]] = {}
     for type, op, line, nbytes in tensors:
         groups.setdefault((type, op, line), []).append(nbytes)
@@ -101,12 +101,12 @@ def _largest(tensors: Sequence[tuple[TensorType, str, str, int]], most: int) -> 
 
 
 def short(line: str) -> str:
-    """A line with its path relative to the current directory, if it lies below that."""
+    """Return a line with its path relative to the current directory, if it lies below that."""
     return line.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
 def table(cells: Sequence[Sequence[str]], *, right: int) -> list[str]:
-    """Lines of columns as wide as needed, the first `right` of them flush right."""
+    """Return lines of columns as wide as needed, the first `right` of them flush right."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(

@@ -1,8 +1,8 @@
 """Scalars of a training on disk: as CSV, and as the event files that TensorBoard reads.
 
 An event file is a row of records (TensorFlow's TFRecord: length, checksum, bytes, checksum), each a
-protobuf message `Event` of tensorflow/core/util/event.proto. Of both only what scalars need is
-written here: TensorBoard itself is a hundred times as much.
+protobuf message `Event` of tensorflow/core/util/event.proto. Only the parts that scalars need are
+written here: TensorBoard itself is a hundred times as large.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _numbers = count()
 
 
 class ScalarLog:
-    """Writes scalars into a folder: those of each group as rows of GROUP.csv, and all as an event
+    """Log of scalars in a folder: those of each group as rows of GROUP.csv, and all as an event
     file, in which TensorBoard finds `group/name`.
 
         with ml.ScalarLog("runs/1") as log:
@@ -32,8 +32,7 @@ class ScalarLog:
                 log.add("train", step, loss=train_step(x, y), rate=optimizer.rate)
 
     and then `tensorboard --logdir runs`. A row is on disk when `add` returns. Rows of earlier logs
-    in the folder stay, but for those from step `purge_step` on: a training that is resumed, or
-    begins anew, writes them again.
+    in the folder stay, except from step `purge_step` on: a resumed training writes these again.
 
     Raises `OSError`, and `ArgumentError` for a purge_step that is no int from 0 on.
 
@@ -100,7 +99,7 @@ class ScalarLog:
         return self.folder / f"{group}.csv"
 
     def _header(self, group: str, names: list[str]) -> list[str]:
-        """The names of a group's columns: of the file that there is, or a new one of these."""
+        """Return the columns of a group: of its file, or `names` for a new one."""
         if not isinstance(group, str) or not group or group != Path(group).name:
             raise ArgumentError(f"add: a group names a file, which {brief(group)} does not")
         file = self._file(group)
@@ -138,15 +137,15 @@ def _append(file: Path, *rows: Iterable[object]) -> None:
 
 
 def _purge(file: Path, step: int) -> None:
-    """Leave the rows before that step, and none of a file that is another's."""
+    """Delete the rows from that step on. A file without steps is another program's and stays."""
     header, *rows = _rows(file) or [[]]
     if header[:1] == ["step"]:
-        kept = [row for row in rows if row[0].isdecimal() and int(row[0]) < step]
-        if kept:
-            beside = file.with_name(f"{file.name}.{os.getpid()}")
-            beside.unlink(missing_ok=True)
-            _append(beside, header, *kept)
-            beside.replace(file)  # a process that ends before has lost nothing
+        earlier = [row for row in rows if row[0].isdecimal() and int(row[0]) < step]
+        if earlier:
+            temporary = file.with_name(f"{file.name}.{os.getpid()}")
+            temporary.unlink(missing_ok=True)
+            _append(temporary, header, *earlier)
+            temporary.replace(file)  # a process that ends before has lost nothing
         else:
             file.unlink()
 
@@ -155,11 +154,11 @@ def _purge(file: Path, step: int) -> None:
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*encoded, number])
 
 
 def _key(field: int, wire: int) -> bytes:
@@ -189,20 +188,20 @@ def _text(field: int, text: str) -> bytes:
 
 
 def _table() -> list[int]:
-    """Of CRC-32C (Castagnoli), which zlib does not have."""
-    found = []
+    """Return the table of CRC-32C (Castagnoli), which zlib does not have."""
+    entries = []
     for number in range(256):
         for _ in range(8):
             number = number >> 1 ^ (0x82F63B78 if number & 1 else 0)
-        found.append(number)
-    return found
+        entries.append(number)
+    return entries
 
 
 _TABLE: Final = _table()
 
 
 def _checksum(data: bytes) -> bytes:
-    """The CRC-32C, masked as TFRecord has it."""
+    """Return the CRC-32C, masked as in TFRecord."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]

@@ -1,4 +1,4 @@
-"""Scripts that are run to be looked at."""
+"""Runs of Python scripts under observation."""
 
 from __future__ import annotations
 
@@ -19,29 +19,32 @@ INTERRUPTED: Final = 130
 
 
 class ScriptFailed(MlvmError):
-    """A script ended with an error; the text says which, and on what line. `said` is what Python
-    says then, such as the traceback, and `status` the exit status."""
+    """A script ended with an error. The text has the error and its line.
 
-    def __init__(self, text: str, said: str, status: int) -> None:
+    output: text that Python prints, such as the traceback
+    status: exit status
+    """
+
+    def __init__(self, text: str, output: str, status: int) -> None:
         super().__init__(text)
-        self.said = said
+        self.output = output
         self.status = status
 
 
 def run_script(file: Path, arguments: Sequence[str] = ()) -> None:
-    """Run a Python script with its arguments, as `python FILE ...` does. What it changed of the
-    current directory is undone. Raises `ScriptFailed`."""
+    """Run a Python script with its arguments, as `python FILE ...` does, then restore the current
+    directory. Raises `ScriptFailed`."""
     before, path, directory = sys.argv, sys.path, Path.cwd()
     sys.argv, sys.path = [os.fspath(file), *arguments], [os.fspath(file.parent), *path]
     try:
         runpy.run_path(os.fspath(file), run_name="__main__")
     except SystemExit as end:
         if end.code:
-            said, status = ("", end.code) if isinstance(end.code, int) else (f"{end.code}\n", 1)
-            raise ScriptFailed(f"{file}: it ended with {end.code!r}", said, status) from None
+            output, status = ("", end.code) if isinstance(end.code, int) else (f"{end.code}\n", 1)
+            raise ScriptFailed(f"{file}: it ended with {end.code!r}", output, status) from None
     except KeyboardInterrupt as error:
-        said = _traceback(file, error)
-        raise ScriptFailed(f"{file}: it was interrupted", said, INTERRUPTED) from error
+        output = _traceback(file, error)
+        raise ScriptFailed(f"{file}: it was interrupted", output, INTERRUPTED) from error
     except Exception as error:
         raise ScriptFailed(_what_happened(file, error), _traceback(file, error), 1) from error
     finally:
@@ -51,7 +54,7 @@ def run_script(file: Path, arguments: Sequence[str] = ()) -> None:
 
 
 def _in_script(file: Path, error: BaseException) -> TracebackType | None:
-    """The traceback from the first frame of the script on."""
+    """Return the traceback from the first frame of the script on."""
     place = error.__traceback__
     while place is not None and place.tb_frame.f_code.co_filename != os.fspath(file):
         place = place.tb_next
@@ -59,13 +62,13 @@ def _in_script(file: Path, error: BaseException) -> TracebackType | None:
 
 
 def _traceback(file: Path, error: BaseException) -> str:
-    """What `python FILE` says of the error."""
+    """Return the traceback that `python FILE` prints."""
     shown = traceback.TracebackException(type(error), error, _in_script(file, error))
     return "".join(shown.format())
 
 
 def _what_happened(file: Path, error: Exception) -> str:
-    """The error, and the innermost line of the script that led to it."""
+    """Return the error, and the innermost line of the script that led to it."""
     line = error.lineno if isinstance(error, SyntaxError) else None
     place = _in_script(file, error)
     while place is not None:

@@ -1,4 +1,4 @@
-"""What happens in a process while it is looked at: arenas, functions of VMs, waits for queues."""
+"""Sessions: recordings of a process's arenas, calls of VMs and waits for queues."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from mlvm.show.record import record_all
 from mlvm.show.trace import Latest, Trace
 
 MOST_TENSORS: Final = 20_000
-"""At most so many of each arena that have ended are kept, and at least half: the latest."""
+"""Most ended tensors of each arena in a session: the latest, and at least half as many."""
 
 MOST_SPANS: Final = 100_000
-"""So many of each VM are kept, and so many waits, the latest."""
+"""Most spans of each VM, and most waits, in a session: the latest."""
 
 
 class Wait(NamedTuple):
-    """A thread has waited for `what` of a queue, between two times in nanoseconds of
-    `time.perf_counter_ns`."""
+    """A thread's wait for `what` of a queue.
+
+    began, ended: nanoseconds of `time.perf_counter_ns`
+    """
 
     queue: str
     what: str
@@ -39,7 +41,8 @@ class Wait(NamedTuple):
 
 
 class Session:
-    """What was recorded, between two times in nanoseconds of `time.perf_counter_ns`."""
+    """Recording of a process between the times `began` and `ended`, in nanoseconds of
+    `time.perf_counter_ns`."""
 
     def __init__(self) -> None:
         self.recordings: list[Recording] = []
@@ -50,8 +53,8 @@ class Session:
 
 @contextmanager
 def all_recorded() -> Iterator[Session]:
-    """Record every arena that is made inside the block, every VM that it is made on, and every wait
-    for a queue tensor. No arena and no VM is kept for it."""
+    """Record every arena that is made inside the block, its VM, and every wait for a queue tensor.
+    It keeps no arena and no VM alive."""
     session, listened = Session(), list[weakref.ref[_Listened]]()
 
     def begin(arena: Arena) -> None:
@@ -81,23 +84,23 @@ def all_recorded() -> Iterator[Session]:
 
 
 class _Listened:
-    """What listens to one VM for a session. It is the VM's own, and so ends with it."""
+    """Listener to one VM for a session. It belongs to the VM and ends with it."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self.session: Session | None = None
         self._layers = ExitStack()
 
     def start(self, vm: VMProtocol, session: Session) -> Trace:
-        """Time what the VM runs, or, of one elsewhere, the calls that it answers."""
-        self.session, seen = session, Trace(vm.name, most=MOST_SPANS)
+        """Time the functions of a VM of this process, or the calls of another VM."""
+        self.session, trace = session, Trace(vm.name, most=MOST_SPANS)
         if isinstance(vm, VM):
-            instrument = _Instrument(vm, seen)
+            instrument = _Instrument(vm, trace)
             self._layers.callback(instrument.stop)
-            layers = observed(vm, launch=seen.launching, instrumented=instrument.beside)
+            layers = observed(vm, launch=trace.launching, instrumented=instrument.share)
         else:
-            layers = observed(vm, **seen.layers())
+            layers = observed(vm, **trace.layers())
         self._layers.enter_context(layers)
-        return seen
+        return trace
 
     def stop(self) -> None:
         self.session = None
@@ -105,13 +108,13 @@ class _Listened:
 
 
 class _Instrument:
-    """A trace that is a VM's instrument, and shares the VM with one that a script has itself."""
+    """A trace as a VM's instrument, beside an instrument of the script."""
 
-    def __init__(self, vm: VM, seen: Trace) -> None:
-        self._seen = seen
+    def __init__(self, vm: VM, trace: Trace) -> None:
+        self._trace = trace
         self._alone = vm.instrumented  # without the layer that comes around it
         self._own = ExitStack()
-        self._own.enter_context(self._alone(seen))
+        self._own.enter_context(self._alone(trace))
         self._is_shared = self._has_ended = False
 
     def stop(self) -> None:
@@ -119,11 +122,11 @@ class _Instrument:
         self._own.close()
 
     @contextmanager
-    def beside(
+    def share(
         self, proceed: Callable[[Instrument], AbstractContextManager[None]], another: Instrument
     ) -> Iterator[None]:
-        """The layer around `instrumented`. Raises `MachineError` for a second one of the script's,
-        as always."""
+        """Run both instruments: the layer around `instrumented`. Raises `MachineError` for a second
+        one of the script, as without a session."""
         if self._is_shared:
             with proceed(another):
                 yield
@@ -131,12 +134,12 @@ class _Instrument:
         self._is_shared = True
         self._own.close()
         try:
-            with proceed(_Both(self._seen, another)):
+            with proceed(_Both(self._trace, another)):
                 yield
         finally:
             self._is_shared = False
             if not self._has_ended:
-                self._own.enter_context(self._alone(self._seen))
+                self._own.enter_context(self._alone(self._trace))
 
 
 class _Both:
@@ -150,10 +153,10 @@ class _Both:
         self, name: str, params: Sequence[Value], attributes: Attributes
     ) -> Sequence[Value] | None:
         self._first.before(name, params, attributes)
-        given = self._second.before(name, params, attributes)
-        if given is not None:
-            self._first.after(name, params, attributes, given)
-        return given
+        results = self._second.before(name, params, attributes)
+        if results is not None:
+            self._first.after(name, params, attributes, results)
+        return results
 
     def after(
         self, name: str, params: Sequence[Value], attributes: Attributes, results: Sequence[Value]

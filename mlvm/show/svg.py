@@ -1,9 +1,9 @@
-"""What pictures share: the SVG document, texts, scales with round ticks, and axes.
+"""Parts of pictures: the SVG document, texts, scales with round ticks, and axes.
 
 The elements have classes, and each picture's style sheet says how these look. `axis` and `grid` are
 lines, and `soft` is a number or label of an axis. `middle` and `right` name the point of a text
-that lies at its coordinates. Pictures keep to what browsers, editors and converters draw alike: a
-background of their own, and no variables, media queries or transforms.
+that lies at its coordinates. Pictures use only features that browsers, editors and converters draw
+alike: they have a background, and no variables, media queries or transforms.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Final
 
 _SIZE: Final = 13  # of letters, in pixels
 _WIDEST: Final = 0.62
-"""What a letter of text takes on average, in a wide font: DejaVu Sans; as a part of its size."""
+"""Average width of a letter in a wide font, DejaVu Sans, as a part of its size."""
 
 _NO_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What is no character of XML 1.0 (section 2.2)."""
+"""Characters that XML 1.0 does not have (section 2.2)."""
 
 
-# Tableau's ten and two more, told apart on white and on black, for these; then twelve for all else.
+# Tableau's ten and two more, distinct on white and on black, for these ops; twelve for all others.
 _COMMON: Final = (
     *("add", "parameter", "multiply", "matmul", "gelu", "relu"),
     *("layer_norm", "softmax", "conv2d", "batch_contract", "sum", "copied in"),
@@ -41,15 +41,16 @@ MOST_COLOURED: Final = 12
 
 
 def home_colour(kind: str) -> int:
-    """The number of the colour that an op or a kind of tensor has in all pictures. A common one has
-    it alone; others may share theirs."""
+    """Return the number of a kind's colour in all pictures. A common kind has its colour alone;
+    others may share one."""
     if kind in _COMMON:
         return _COMMON.index(kind)
     return len(_COMMON) + zlib.crc32(kind.encode(errors="replace")) % len(_COMMON)
 
 
 def colours_of(ranked: Sequence[str]) -> dict[str, str]:
-    """Colours of the first `MOST_COLOURED` kinds. Of two that share one the later has the next."""
+    """Return the colours of the first `MOST_COLOURED` kinds. Of two with one colour the later takes
+    the next."""
     colours: dict[str, str] = {}
     for kind in ranked[:MOST_COLOURED]:
         number = home_colour(kind)
@@ -68,7 +69,7 @@ class Scale:
     start: float
     stop: float
     whole: bool = False
-    """Whether only whole numbers are ticks."""
+    """True if only whole numbers are ticks."""
 
     def __call__(self, value: float) -> float:
         return self.start + (value - self.low) / self._span * (self.stop - self.start)
@@ -91,8 +92,8 @@ class Scale:
 
 
 def document(width: int, height: int, style: str, *parts: str) -> str:
-    """A picture of that size in pixels, its parts painted one over another on white. What no XML
-    may have, such as control characters in names, is replaced by U+FFFD."""
+    """Return a picture of that size in pixels, with its parts painted in order on white. Characters
+    that XML does not have, such as control characters in names, become U+FFFD."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" font-family="sans-serif" font-size="{_SIZE}">'
@@ -103,22 +104,23 @@ def document(width: int, height: int, style: str, *parts: str) -> str:
 
 
 def px(value: float) -> str:
-    """A number of pixels, to one decimal place, as short as possible."""
+    """Return a number of pixels, to one decimal place, as short as possible."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def width_of(content: str, size: int = _SIZE) -> float:
-    """How many pixels a text of that size takes at most, as far as that can be told."""
+    """Estimate the width of a text of that size, in pixels, from above."""
     return sum(map(_width, content)) * size
 
 
 def _width(letter: str) -> float:
-    """As a part of its size: 1 for the wide letters of East Asia (Unicode Annex 11)."""
+    """Return the width as a part of the size: 1 for the wide letters of East Asia (Unicode Annex
+    11)."""
     return 1.0 if unicodedata.east_asian_width(letter) in "WF" else _WIDEST
 
 
 def fitted(content: str, width: float, size: int = _SIZE) -> str:
-    """The text, cut where it would be wider."""
+    """Cut the text to that width in pixels."""
     if width_of(content, size) <= width:
         return content
     ends = accumulate(map(_width, content), initial=_WIDEST)  # with the sign for the rest
@@ -127,7 +129,7 @@ def fitted(content: str, width: float, size: int = _SIZE) -> str:
 
 
 def text(x: float, y: float, content: str, kind: str = "", attributes: str = "") -> str:
-    """A text of that class or those classes, with further attributes as they stand in SVG."""
+    """Return a text of one or more classes, with further attributes in SVG's syntax."""
     named = f' class="{kind}"' if kind else ""
     more = f" {attributes}" if attributes else ""
     place = f'x="{px(x)}" y="{px(y)}"'
@@ -135,8 +137,8 @@ def text(x: float, y: float, content: str, kind: str = "", attributes: str = "")
 
 
 def axes(x: Scale, y: Scale, x_label: str, y_label: str) -> str:
-    """Grid lines across with the numbers of `y`, ticks below with those of `x`, and the labels:
-    that of `y` is above it.
+    """Draw horizontal grid lines with the numbers of `y`, ticks below with those of `x`, and the
+    labels, that of `y` at the top.
 
     The plotting area lies between the scales' `start` and `stop`; `y` starts at its bottom.
     """

@@ -1,7 +1,7 @@
-"""A trace of what ran when, in the Trace Event Format that Perfetto and Chrome read.
+"""Profiles of a VM over time, in the Trace Event Format that Perfetto and Chrome read.
 
-On a VM of this process it has every function that ran. Of a VM elsewhere it has the calls that this
-process made: how long each took here, and how many bytes went and came.
+On a VM of this process a profile has every function. Of a remote VM it has the calls of this
+process, with their time here and the bytes sent and received.
 """
 
 from __future__ import annotations
@@ -26,17 +26,22 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array
 from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
-from mlvm.show.calls import OfPrograms, calls_in, is_straight
+from mlvm.show.calls import ProgramCache, calls_in, is_straight
 
 _CALLS: Final = (
     *("alloc_tensor", "dealloc_tensor", "read", "write", "launch"),
     *("alloc_storage", "dealloc_storage", "tensor_from_storage", "swap"),
 )
-"""The calls of the protocol that have to do with what a VM holds or runs."""
+"""The calls of the protocol that allocate, move or compute."""
 
 
 class Span(NamedTuple):
-    """What ran on a thread between two times in nanoseconds of `time.perf_counter_ns`."""
+    """A call on a thread.
+
+    began, ended: nanoseconds of `time.perf_counter_ns`
+    program: program that was launched, or that the call is of
+    place: place in Python of that launch
+    """
 
     name: str
     thread: int
@@ -44,18 +49,17 @@ class Span(NamedTuple):
     ended: int
     about: dict[str, Any]
     program: Program | None = None
-    """What was launched, or what the call is of."""
+
     pc: int | None = None
     place: Place | None = None
-    """Where in Python that was launched."""
 
 
 T = TypeVar("T")
 
 
 class Latest(Generic[T]):
-    """The last `most` of the items added, in their order; so many before them are `forgotten`.
-    Threads may add to it."""
+    """Queue of the last `most` items added; `forgotten` counts the items before them. It is
+    thread-safe."""
 
     def __init__(self, most: int | None = None) -> None:
         self.forgotten = 0
@@ -75,9 +79,12 @@ class Latest(Generic[T]):
 
 
 class Trace:
-    """An instrument that times every function; each thread that runs them has a row. Its `layers`
-    time calls of a VM, and its `launching` tells the programs of functions. Of very many `spans`
-    the last `most` are kept; `rows` has the names of threads."""
+    """Instrument that times every function. Its `layers` time calls of a VM, and its `launching`
+    notes the programs of functions.
+
+    spans: calls, the last `most` of them
+    rows: names of the threads that made them
+    """
 
     def __init__(self, vm: str, *, most: int | None = None) -> None:
         self.vm = vm
@@ -85,7 +92,7 @@ class Trace:
         self.rows: dict[int, str] = {}
         self._start = time.perf_counter_ns()
         self._began = threading.local()
-        self._calls = OfPrograms(_in_order)
+        self._calls = ProgramCache(_in_order)
 
     def before(self, name: str, params: Sequence[Value], attributes: Attributes) -> None:
         stack = self._began.__dict__.setdefault("stack", [])
@@ -107,11 +114,11 @@ class Trace:
         self._note(name, entry[1], ended, about, *self._origin(name))
 
     def waited(self, what: str, began: int) -> None:
-        """A thread has waited for the VM's device since then."""
+        """Note that a thread has waited for the VM's device since `began`."""
         self._note(f"wait: {what}", began, time.perf_counter_ns(), {})
 
     def layers(self) -> dict[str, Layer]:
-        """What to observe a VM with."""
+        """Return the layers with which to observe a VM."""
 
         def layer(name: str) -> Layer:
             def timed(proceed: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -134,7 +141,7 @@ class Trace:
     def launching(
         self, proceed: Callable[..., list[Array]], program: Program, *args: Any, **options: Any
     ) -> list[Array]:
-        """A layer around `launch` of a VM of this process. One of several calls has a span."""
+        """Wrap `launch` of a VM of this process. A launch of several calls has a span."""
         ncalls, in_order = self._calls[program]
         outer = getattr(self._began, "launch", None)
         self._began.launch = program, iter(in_order)
@@ -148,8 +155,8 @@ class Trace:
                 self._note("launch", began, ended, {}, program, None, user_place())
 
     def _origin(self, name: str) -> tuple[Program | None, int | None, Place | None]:
-        """The program that the launch on this thread is of, the pc of its next call if that is of
-        the name, and where in Python it was launched."""
+        """Return the program of this thread's launch, the pc of its next call if that has the name,
+        and the place in Python of the launch."""
         launch = getattr(self._began, "launch", None)
         if launch is None:
             return None, None, None
@@ -167,7 +174,7 @@ class Trace:
         pc: int | None = None,
         place: Place | None = None,
     ) -> None:
-        """Note what ran on this thread between these two times in nanoseconds."""
+        """Note a call on this thread between two times in nanoseconds."""
         thread = threading.current_thread()
         row = threading.get_ident()
         self.rows[row] = thread.name if thread.name.startswith(f"{self.vm}_") else self.vm
@@ -197,7 +204,7 @@ class Trace:
 
 
 def _in_order(program: Program) -> tuple[int, list[tuple[int, str]]]:
-    """How many calls main has, and these where they run in their order."""
+    """Return the number of main's calls, and the calls if they run in their order."""
     calls = calls_in(program)
     return len(calls), calls if is_straight(program) else []
 
@@ -210,33 +217,33 @@ def trace(
     VM's device its time. Of a VM that is not of this process it has the calls of the protocol, with
     the time that they take here.
 
-    Raises `ArgumentError` for what names no file, and `OSError` at the start if the file cannot
-    be written.
+    Raises `ArgumentError` unless `path` is a path, and `OSError` at the start if the file cannot be
+    written.
     """
     if not isinstance(path, (str, os.PathLike)):
-        given = "" if path is None else f", not {brief(path)}"
+        path_text = "" if path is None else f", not {brief(path)}"
         raise ArgumentError(
-            f'trace takes the path of the file to write{given}: with vm.trace("trace.json")'
+            f'trace takes the path of the file to write{path_text}: with vm.trace("trace.json")'
         )
     return _traced(vm, path)
 
 
 @contextmanager
 def _traced(vm: VMProtocol, path: str | os.PathLike[str]) -> Iterator[None]:
-    seen = Trace(vm.name)
+    tracer = Trace(vm.name)
 
     def waited(name: str, what: str, began: float) -> None:
         if name == vm.name:
-            seen.waited(what, round(began * 1e9))
+            tracer.waited(what, round(began * 1e9))
 
     with open(path, "w", encoding="utf-8") as file:
         on_wait.append(waited)
         try:
-            with vm.instrumented(seen) if isinstance(vm, VM) else observed(vm, **seen.layers()):
+            with vm.instrumented(tracer) if isinstance(vm, VM) else observed(vm, **tracer.layers()):
                 yield
         finally:
             on_wait.remove(waited)
-            seen.write(file)
+            tracer.write(file)
 
 
 LocalVM.trace = trace
