@@ -1,4 +1,4 @@
-"""Which samples make up each batch of a data set, and how the batch is made from them.
+"""Batches of a data set: the choice of their samples, and their construction.
 
 Both are functions of seed, epoch and position alone, so any worker can make any batch.
 """
@@ -20,7 +20,7 @@ from mlvm.input.padding import Padding, longest_of
 from mlvm.input.sampling import Indices, SampleRandom, order
 
 _NARROWED: Final = {f64: f32, c128: c64}
-"""What numpy and pandas give by themselves, and the default dtypes that it becomes on entering."""
+"""Default dtypes of numpy and pandas, and the dtypes to which a batch narrows them."""
 
 
 _SCANNED: Final = 256
@@ -30,7 +30,7 @@ _SCANNED: Final = 256
 class Transform(Protocol):
     """A change of each batch: from its arrays and random numbers to arrays of as many rows.
 
-    Each sample has random numbers of its own, which depend on seed, epoch and sample alone.
+    The random numbers of a sample depend on seed, epoch and sample alone.
 
         >>> class Numbers:
         ...     def __len__(self): return 10
@@ -64,18 +64,18 @@ class Schedule(NamedTuple):
     drop_last: bool
 
     def at(self, epoch: int, start: int) -> Batch | None:
-        """The batch that begins at position `start` of the epoch, or else the first of the next
-        epoch. None if there is neither."""
-        left = self.length - start
-        if left < (self.batch_size if self.drop_last else 1):
-            epoch, start, left = epoch + 1, 0, self.length
+        """Return the batch at position `start` of the epoch, or else the first batch of the next
+        epoch. None after the last epoch."""
+        remaining = self.length - start
+        if remaining < (self.batch_size if self.drop_last else 1):
+            epoch, start, remaining = epoch + 1, 0, self.length
         if self.epochs is not None and epoch >= self.epochs:
             return None
-        return Batch(epoch, start, start + min(left, self.batch_size))
+        return Batch(epoch, start, start + min(remaining, self.batch_size))
 
     @property
     def batches(self) -> int:
-        """How many batches an epoch has."""
+        """Number of batches of an epoch."""
         whole, rest = divmod(self.length, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
@@ -83,23 +83,23 @@ class Schedule(NamedTuple):
         return self.at(batch.epoch, batch.stop)
 
     def starting(self, first: Batch | None) -> Iterator[Batch]:
-        """The batch `first` and all batches after it. Without `first` there are none."""
+        """Yield the batch `first` and all batches after it. Without `first` there are none."""
         while first is not None:
             yield first
             first = self.after(first)
 
     def sizes(self, first: Batch) -> set[int]:
-        """The sizes of `first` and of all batches after it."""
-        found = {min(self.batch_size, self.length - first.start)}
+        """Return the sizes of `first` and of all batches after it."""
+        sizes = {min(self.batch_size, self.length - first.start)}
         for start in (first.start, 0):
             whole, rest = divmod(self.length - start, self.batch_size)
-            found |= {self.batch_size} if whole else set()
-            found |= {rest} if rest and not self.drop_last else set()
-        return found
+            sizes |= {self.batch_size} if whole else set()
+            sizes |= {rest} if rest and not self.drop_last else set()
+        return sizes
 
 
 class Recipe:
-    """How a batch is made. It is what a worker process is sent."""
+    """Recipe of batches: data set, transform and options. Worker processes receive it."""
 
     def __init__(
         self,
@@ -121,27 +121,26 @@ class Recipe:
         self._order: tuple[int, Indices] | None = None  # of the epoch asked for last
 
     def with_seed(self, seed: int) -> Recipe:
-        """The same recipe with other random numbers."""
+        """Return the same recipe with other random numbers."""
         other = copy.copy(self)
         other.seed, other._order = seed, None
         return other
 
     def indices(self, batch: Batch) -> Indices:
-        """The numbers of the batch's samples, i64[B]."""
+        """Return the numbers of the batch's samples, i64[B]."""
         if not self.shuffle:
             return np.arange(batch.start, batch.stop)
-        known = self._order
-        if known is None or known[0] != batch.epoch:
-            known = batch.epoch, order(self.length, seed=self.seed, epoch=batch.epoch)
-            self._order = known
-        return known[1][batch.start : batch.stop]
+        entry = self._order
+        if entry is None or entry[0] != batch.epoch:
+            entry = batch.epoch, order(self.length, seed=self.seed, epoch=batch.epoch)
+            self._order = entry
+        return entry[1][batch.start : batch.stop]
 
     def types(self) -> tuple[TensorType, ...]:
-        """The types of a batch of one sample, under the names that batches have. They are found by
-        making the batch of sample 0."""
-        made = self._made(0, np.zeros(1, np.int64), self._longest())
+        """Build the batch of sample 0, and return its types under the names of its columns."""
+        arrays = self._build(0, np.zeros(1, np.int64), self._longest())
         types = []
-        for name, x in zip(getattr(made, "_fields", range(len(made))), made, strict=True):
+        for name, x in zip(getattr(arrays, "_fields", range(len(arrays))), arrays, strict=True):
             try:
                 types.append(TensorType(self._entering(x), x.shape))
             except DTypeError as error:
@@ -150,7 +149,7 @@ class Recipe:
                 raise PipelineError(
                     f"samples are what no tensor holds, in column {name!r}: {error}{hint}"
                 ) from None
-        return with_parts(made, types)
+        return with_parts(arrays, types)
 
     def _longest(self) -> list[int | None] | None:
         """Return the largest length of a batch by column; reads all samples if it depends on them.
@@ -169,8 +168,7 @@ class Recipe:
         return [self.padding.rounded(length) for length in longest]
 
     def _entering(self, array: Array) -> DType:
-        """The dtype that an array has in a batch: of floats it is `dtype`, or else none wider than
-        the default."""
+        """Return the dtype of an array in a batch: for floats `dtype`, or at most the default."""
         own = DType.of(array.dtype)
         if self.dtype is None:
             return _NARROWED.get(own, own)
@@ -179,11 +177,11 @@ class Recipe:
         return promote(self.dtype, c64) if own.is_inexact else own
 
     def fill(self, batch: Batch, slot: Sequence[Array]) -> list[Shape]:
-        """Make the batch in the arrays of `slot`, in the beginning of their memory where it is
-        padded to less; return its shapes. An error is raised with a note that names the sample."""
+        """Make the batch in the arrays of `slot`; a shorter padded batch uses the beginning of
+        their memory. Return its shapes. A note on an error names the sample."""
         indices = self.indices(batch)
         try:
-            arrays = self._made(batch.epoch, indices)
+            arrays = self._build(batch.epoch, indices)
             if len(arrays) != len(slot):
                 raise PipelineError(
                     f"samples differ: this batch has {len(arrays)} arrays, the first sample "
@@ -200,14 +198,14 @@ class Recipe:
                 if array.dtype == place.dtype:
                     np.copyto(place, array)
                 else:
-                    with np.errstate(all="ignore"):  # out of range is what `astype` makes of it
+                    with np.errstate(all="ignore"):  # out-of-range values convert as in `astype`
                         convert(place, array)
             return [array.shape for array in arrays]
         except Exception as error:
             error.add_note(self._culprit(batch, indices, error))
             raise
 
-    def _made(
+    def _build(
         self, epoch: int, indices: Indices, lengths: Sequence[int | None] | None = None
     ) -> Arrays:
         try:
@@ -233,10 +231,11 @@ class Recipe:
         return arrays
 
     def _culprit(self, batch: Batch, indices: Indices, error: Exception) -> str:
-        """Text that names the first sample to raise such an error alone, or all if none does."""
+        """Return text that names the first sample to raise such an error alone, or all if none
+        does."""
         for position, index in enumerate(indices, batch.start):
             try:
-                self._made(batch.epoch, np.array([index]))
+                self._build(batch.epoch, np.array([index]))
             except type(error):
                 return f"at sample {index}, position {position} of epoch {batch.epoch}"
             except Exception:
@@ -255,7 +254,8 @@ def _beginning(place: Array, shape: Shape) -> Array:
 
 
 def _checked(arrays: tuple[Any, ...], rows: int, source: str) -> Arrays:
-    """The arrays, unchanged. Raises `PipelineError` unless they are a batch of `rows` samples."""
+    """Return the arrays, unchanged. Raises `PipelineError` unless they are a batch of `rows`
+    samples."""
     if not arrays:
         raise PipelineError(f"the {source} gives a tuple of arrays, not {brief(arrays)}")
     for array in arrays:

@@ -1,5 +1,5 @@
-"""What a pipeline takes for a data set: arrays, columns, samples by number, and a `Dataset`, which
-gives the arrays of many samples at once. The others become one here.
+"""Data sets of a pipeline: arrays, columns, samples by number, and a `Dataset`, which returns the
+arrays of many samples at once. The others are converted to one here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlvm.input.sampling import Indices
 Arrays: TypeAlias = tuple[Array, ...]
 
 _IN_MEMORY: Final = ("__array_interface__", "__dlpack__", "to_numpy")
-"""One of these has what is an array in memory: a file that looks like one has none of them."""
+"""Attributes of arrays in memory. Files that resemble arrays have none of them."""
 
 
 @runtime_checkable
@@ -39,40 +39,46 @@ class Dataset(Protocol):
     def __getitem__(self, indices: Indices, /) -> Arrays: ...
 
 
-def as_dataset(given: Any, *, ragged: bool = False) -> Dataset:
+def as_dataset(source: Any, *, ragged: bool = False) -> Dataset:
     """Return the data set that a user means. If `ragged`, samples may differ in length: a batch
     then has lists of arrays in place of arrays.
 
     1. An array is one column. A tuple is one of columns; so are a dict and a frame, whose batches
        are named tuples.
-    2. Anything else has a length and samples by number: either of many at once, by an array of
-       their numbers, or one by one. Both are tried, and where they say the same it is the first.
+    2. Any other object has a length and samples by number: many at once, by an array of numbers, or
+       one by one. Both are tried, and the first is used if they agree.
 
-    Raises `PipelineError` for what is none of these, and what sample 0 raises.
+    Raises `PipelineError` for any other object, and the errors of sample 0.
     """
-    if isinstance(given, (_Columns, _Samples)):
-        return given
-    if isinstance(given, Mapping):
-        return _Columns(given.values(), tuple(map(str, given)), ragged)
-    if hasattr(given, "columns") and _is_in_memory(given):
-        names = tuple(map(str, given.columns))
-        return _Columns([given[name] for name in given.columns], names, ragged)
-    if isinstance(given, tuple):
-        return _Columns(given, getattr(given, "_fields", ()), ragged)
-    if _is_in_memory(given):
-        return _Columns([given], ragged=ragged)
-    if ragged and isinstance(given, list) and given and not isinstance(given[0], (tuple, Mapping)):
-        return _Columns([given], ragged=True)
-    if not isinstance(given, Dataset):
+    if isinstance(source, (_Columns, _Samples)):
+        return source
+    if isinstance(source, Mapping):
+        return _Columns(source.values(), tuple(map(str, source)), ragged)
+    if hasattr(source, "columns") and _is_in_memory(source):
+        names = tuple(map(str, source.columns))
+        return _Columns([source[name] for name in source.columns], names, ragged)
+    if isinstance(source, tuple):
+        return _Columns(source, getattr(source, "_fields", ()), ragged)
+    if _is_in_memory(source):
+        return _Columns([source], ragged=ragged)
+    if (
+        ragged
+        and isinstance(source, list)
+        and source
+        and not isinstance(source[0], (tuple, Mapping))
+    ):
+        return _Columns([source], ragged=True)
+    if not isinstance(source, Dataset):
         raise PipelineError(
-            f"a dataset has a length and samples by number, unlike a {type(given).__name__}; a "
+            f"a dataset has a length and samples by number, unlike a {type(source).__name__}; a "
             f"tuple or a dict of arrays is one, too"
         )
-    return given if _takes_arrays(given, ragged) else _Samples(given, ragged)
+    return source if _takes_arrays(source, ragged) else _Samples(source, ragged)
 
 
 def length_of(dataset: Dataset) -> int:
-    """How many samples there are. Raises `PipelineError` for none, and for what is no length."""
+    """Return the number of samples. Raises `PipelineError` for an empty data set, or an invalid
+    length."""
     try:
         length = operator.index(len(dataset))
     except (TypeError, ValueError) as error:
@@ -82,25 +88,25 @@ def length_of(dataset: Dataset) -> int:
     return length
 
 
-def parts_of(given: object) -> tuple[Any, ...]:
-    """The columns of a sample, or of a batch: a tuple as it is, a dict as a named tuple."""
-    if isinstance(given, Mapping):
-        named: tuple[Any, ...] = _named(tuple(map(str, given)))(*given.values())
+def parts_of(value: object) -> tuple[Any, ...]:
+    """Return the columns of a sample or a batch: a tuple unchanged, a dict as a named tuple."""
+    if isinstance(value, Mapping):
+        named: tuple[Any, ...] = _named(tuple(map(str, value)))(*value.values())
         return named
-    if isinstance(given, tuple):
-        return given
-    return tuple(given) if isinstance(given, list) else (given,)
+    if isinstance(value, tuple):
+        return value
+    return tuple(value) if isinstance(value, list) else (value,)
 
 
 def with_parts(like: tuple[Any, ...], parts: Sequence[Any]) -> tuple[Any, ...]:
-    """A tuple of these parts, with the names of the one that is like it."""
+    """Return a tuple of these parts, with the field names of `like`."""
     make: Callable[[Sequence[Any]], tuple[Any, ...]] = getattr(like, "_make", tuple)
     return make(parts)
 
 
 @lru_cache(maxsize=64)
 def _named(names: tuple[str, ...]) -> Any:
-    """As pandas' `itertuples` has it: a name that is none in Python is that of its place."""
+    """Make a named tuple; as in pandas' `itertuples`, an invalid name becomes its position."""
     return namedtuple("Batch", names, rename=True)
 
 
@@ -122,22 +128,25 @@ class _Columns:
 
     def __getitem__(self, indices: Indices) -> Arrays:
         arrays = [x[indices] for x in self._columns]
-        taken = [x if isinstance(x, np.ndarray) else _only(x) for x in arrays]
-        return parts_of(dict(zip(self._names, taken, strict=True)) if self._names else tuple(taken))
+        columns = [x if isinstance(x, np.ndarray) else _only(x) for x in arrays]
+        return parts_of(
+            dict(zip(self._names, columns, strict=True)) if self._names else tuple(columns)
+        )
 
 
 def _in_order(row: tuple[Any, ...], first: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The parts of a sample in the order of the first one's names."""
-    names, wanted = getattr(row, "_fields", None), getattr(first, "_fields", None)
-    if names == wanted:
+    """Return the parts of a sample in the order of the first one's names."""
+    names, order = getattr(row, "_fields", None), getattr(first, "_fields", None)
+    if names == order:
         return row
-    if names is None or wanted is None or {*names} != {*wanted}:
-        raise PipelineError(f"samples differ: they have parts {brief(wanted)} and {brief(names)}")
-    return with_parts(first, [getattr(row, name) for name in wanted])
+    if names is None or order is None or {*names} != {*order}:
+        raise PipelineError(f"samples differ: they have parts {brief(order)} and {brief(names)}")
+    return with_parts(first, [getattr(row, name) for name in order])
 
 
 class _Samples:
-    """Samples one by one, which are stacked: each is an array or a number, or several of them."""
+    """Data set of single samples, which are stacked. A sample is an array or a number, or several
+    of them."""
 
     def __init__(self, samples: Any, ragged: bool = False) -> None:
         self._samples = samples
@@ -169,19 +178,19 @@ class _Samples:
 
 
 def _takes_arrays(dataset: Any, ragged: bool) -> bool:
-    """Whether the data set takes an array of indices, and gives the samples that it gives one by
-    one. One that gives neither takes arrays: what is wrong is told when it is used."""
-    indices = np.arange(min(2, length_of(dataset)))[::-1]  # which a file may take in order alone
+    """Return whether the data set takes an array of indices, with the same samples as one by one.
+    One that fails both ways counts as taking arrays: its use raises the error."""
+    indices = np.arange(min(2, length_of(dataset)))[::-1]  # files often take ascending ones only
     error: Exception | None = None
     together = one_by_one = None
     try:
         together = parts_of(dataset[indices])
-    except Exception as found:
-        error = found
+    except Exception as failure:
+        error = failure
     try:
         one_by_one = _Samples(dataset, ragged)[indices]
-    except Exception as found:
-        if together is None and isinstance(error, TypeError) and not isinstance(found, TypeError):
+    except Exception as failure:
+        if together is None and isinstance(error, TypeError) and not isinstance(failure, TypeError):
             raise
     if one_by_one is None:
         return True
@@ -202,21 +211,21 @@ def _is_in_memory(x: object) -> bool:
     return any(hasattr(x, name) for name in _IN_MEMORY)
 
 
-def _column(given: Any, ragged: bool) -> Any:
+def _column(column: Any, ragged: bool) -> Any:
     array = None
-    if isinstance(given, list) or _is_in_memory(given):
+    if isinstance(column, list) or _is_in_memory(column):
         try:
-            array = _array(given)
+            array = _array(column)
         except PipelineError:  # rows of many lengths
-            if not ragged or not isinstance(given, list):
+            if not ragged or not isinstance(column, list):
                 raise
-            return Ragged(given)
+            return Ragged(column)
         if ragged and array.dtype.hasobject and array.ndim == 1:
             return Ragged(array)
     if array is None:
-        return as_dataset(given, ragged=ragged)
+        return as_dataset(column, ragged=ragged)
     if not array.ndim:
-        raise PipelineError(f"a column is an array of a row for each sample, not {brief(given)}")
+        raise PipelineError(f"a column is an array of a row for each sample, not {brief(column)}")
     return array
 
 

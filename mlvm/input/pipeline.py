@@ -5,8 +5,8 @@
             for images, labels in pipeline:
                 ...
 
-Which samples are in which batch, and what random numbers a transform finds, is a function of
-seed, epoch and index alone: any number of workers gives the same bits.
+The samples of a batch and the random numbers of a transform are functions of seed, epoch and index
+alone: any number of workers gives the same bits.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from mlvm.input.queue import QueueTensor
 from mlvm.input.workers import Crew
 
 _SEEDS: Final = 2**64
-_IN_USE: Final = 2  # slots for batches that were got: the last one, and one that is held longer
+_IN_USE: Final = 2  # slots for batches in use: the last one, and an earlier one
 
 
 class PipelineState(TypedDict):
-    """Where a pipeline stands: the next batch begins at position `next_index` of the order of
-    `epoch`, both from 0. It is JSON.
+    """Position of a pipeline: the next batch begins at `next_index` in the order of `epoch`, both
+    from 0. It is JSON.
 
         >>> class Numbers:
         ...     def __len__(self): return 10
@@ -53,8 +53,8 @@ class PipelineState(TypedDict):
 
 
 class PipelineStats(NamedTuple):
-    """How many batches were got, and the seconds that each side has waited: the consumer for
-    batches, all producers together for free slots.
+    """Number of batches that were got, and the seconds of waiting: of the consumer for batches, and
+    of all producers together for free slots.
 
         >>> class Numbers:
         ...     def __len__(self): return 10
@@ -73,21 +73,21 @@ class PipelineStats(NamedTuple):
 class Pipeline(Generic[A]):
     """Batches of `dataset` as tensors on `vm`, in order, for one thread at a time.
 
-    A `for` goes over one epoch, of `len(pipeline)` batches, and the next `for` over the next one.
-    After `epochs` of them it raises `ShutDown`; None is without end. After a `for` that was left
-    before its end, the next one gives its batches again, from its first one on. `get` knows no
-    epochs: it gives one batch after the other. It goes on from any place, and so does a `for` after
+    A `for` iterates over one epoch, of `len(pipeline)` batches, and the next `for` over the next
+    epoch. After `epochs` of them it raises `ShutDown`; None means without end. After a `for` that
+    ended early, the next one repeats its batches from the first on. `get` ignores epochs: it
+    returns one batch after the other. It continues from any position, and so does a `for` after
     `get` or `restore`.
 
     `shuffle` gives each epoch its own random order, and `transform(arrays, random)` changes the
     arrays of each batch. Both follow `seed`; by default that of `ml.random.seed` at the first
-    batch, or 0. What is left over after the last whole batch of an epoch is a smaller
-    batch, or nothing with `drop_last`.
+    batch, or 0. The samples after the last whole batch of an epoch are a smaller batch; `drop_last`
+    drops them.
 
-    `dataset` is an array, a tuple of arrays with a row for each sample, or a dict or frame of them,
-    whose batches are named tuples; a list or whatever else has samples by number, each an array, a
-    number, or a tuple or dict of these; or a `Dataset`, which gives many samples at once. Arrays of
-    f64 become f32 on entering, the default; `dtype` is another for all floats.
+    `dataset` is an array, a tuple of arrays with a row for each sample, or a dict or frame of
+    arrays, whose batches are named tuples. It may be a list, or any object with samples by number,
+    each an array, a number, or a tuple or dict of these; or a `Dataset`, which returns many samples
+    at once. Arrays of f64 become f32 by default; `dtype` is the dtype of all floats.
 
     Samples that differ in length are padded along their first axis: `pad` is the value, or values
     by name or position of a column, such as `{"tokens": 0, "labels": -100}`. `pad_to` decides the
@@ -95,11 +95,11 @@ class Pipeline(Generic[A]):
     of some lengths, such as `[64, 128, 256]`. One number is the length of all batches. Without
     explicit lengths all samples are read once for theirs. A transform gets padded arrays.
 
-    `workers` threads make batches ahead; with `processes`, each does so in a process of its own,
-    started by spawn. Without workers, `get` makes its batch itself. `prefetch` batches (by default
-    2 for each worker) are made ahead. The first `get` makes slots of memory: for these batches,
-    and for two that are in use. A batch is in use until its tensors die, or until the end of the
-    `with arena:` in which it was got.
+    `workers` threads make batches ahead; with `processes`, each uses a separate process, started by
+    spawn. Without workers, `get` makes its batch itself. `prefetch` batches (by default 2 for each
+    worker) are made ahead. The first `get` makes slots of memory: for these batches, and for two
+    that are in use. A batch is in use until its tensors die, or until the end of the `with arena:`
+    in which it was got.
 
     Raises `PipelineError` for impossible options, for a missing `vm`, and for a dataset that is
     empty or gives no arrays. Other errors of `dataset` or `transform` on the first sample are
@@ -150,10 +150,10 @@ class Pipeline(Generic[A]):
             raise PipelineError(f"{name}: a transform is a function, not {brief(transform)}")
         self._has_seed = seed is not None
         seed = self._integer("seed", seed or 0, 0, _SEEDS)
-        wanted = None if dtype is None else self._float(dtype)
+        float_dtype = None if dtype is None else self._float(dtype)
         padding = self._padding(pad, pad_to)
         self._recipe = Recipe(
-            dataset, transform, shuffle=shuffle, seed=seed, dtype=wanted, padding=padding
+            dataset, transform, shuffle=shuffle, seed=seed, dtype=float_dtype, padding=padding
         )
         self._schedule = Schedule(
             self._recipe.length,
@@ -178,17 +178,17 @@ class Pipeline(Generic[A]):
         self._producers_waited = 0.0  # by crews that have ended
 
     def get(self, timeout: float | None = None) -> tuple[A, ...]:
-        """The next batch. If making it failed, this call and all later ones raise the error.
+        """Return the next batch. If making it failed, this call and all later ones raise the error.
 
-        Raises `ShutDown` after the last epoch and after `close`, `QueueEmpty` when there is none
-        within `timeout` seconds, and `PipelineError` when all slots are in use, or in another
-        process than the pipeline was made in.
+        Raises `ShutDown` after the last epoch and after `close`, and `QueueEmpty` if there is no
+        batch within `timeout` seconds. Raises `PipelineError` if all slots are in use, or in a
+        process that did not make the pipeline.
         """
         return self._take(timeout, None)
 
     def peek(self) -> tuple[A, ...]:
-        """The batch that the next `get` returns, made on this thread in memory of its own. Raises
-        `ShutDown` as `get` does, and what the dataset or the transform raises."""
+        """Return the batch that the next `get` returns, made on this thread in separate memory.
+        Raises `ShutDown` as `get` does, and errors of the dataset or the transform."""
         batch = self._coming()
         types = [type.with_shape((batch.size, *type.shape[1:])) for type in self._types]
         queue = QueueTensor(self._vm, types, 1, name=f"{self.name} peek", single_threaded=True)
@@ -198,9 +198,9 @@ class Pipeline(Generic[A]):
         return with_parts(self._types, queue.get(kind=self._kind))
 
     def __iter__(self) -> Iterator[tuple[A, ...]]:
-        """The batches of this epoch that `get` has not taken. After a `for` that was left before
-        the end of its epoch, these are that `for`'s batches from its first one on. Raises
-        `ShutDown` after the last epoch, and what `get` raises."""
+        """Yield the batches of this epoch that `get` has not returned. After a `for` that ended
+        early, repeat the batches of that `for`. Raises `ShutDown` after the last epoch, and the
+        errors of `get`."""
         coming, first = self._coming(), self._first
         if first is None or first.epoch != coming.epoch:
             self._loops += 1
@@ -219,13 +219,13 @@ class Pipeline(Generic[A]):
             yield self._take(None, first)
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
+        """Return the number of batches of an epoch."""
         return self._schedule.batches
 
     # --- where it stands ---
 
     def state(self) -> PipelineState:
-        """What `restore` needs to go on after the batch that was got last."""
+        """Return the state with which `restore` continues after the last batch that was got."""
         self._settle_seed()
         if self._next is not None:
             epoch, start = self._next.epoch, self._next.start
@@ -234,10 +234,10 @@ class Pipeline(Generic[A]):
         return PipelineState(epoch=epoch, next_index=start, seed=self._recipe.seed)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from where this pipeline, or another with the same options, was at `state`.
+        """Continue from a state of this pipeline, or of another one with the same options.
 
-        Batches made ahead are made anew. Raises `PipelineError` for what is no state, and for a
-        state that this dataset and these epochs do not have; the pipeline is then unchanged.
+        Batches made ahead are dropped. Raises `PipelineError` for an invalid state, and for one
+        beyond this dataset or these epochs; the pipeline is then unchanged.
         """
         self._require_usable()
         if not isinstance(state, Mapping) or set(state) != set(PipelineState.__annotations__):
@@ -253,7 +253,7 @@ class Pipeline(Generic[A]):
         self._recipe, self._has_seed, self._next, self._first = recipe, True, batch, None
 
     def stats(self) -> PipelineStats:
-        """How long either side has waited so far."""
+        """Return the number of batches, and the times of waiting so far."""
         waited = self._producers_waited + (self._crew.producers_waited if self._crew else 0.0)
         return PipelineStats(self._batches, self._consumer_waited, waited)
 
@@ -332,7 +332,7 @@ class Pipeline(Generic[A]):
         return named
 
     def _start(self, first: Batch) -> Crew:
-        """Slots for the batches from `first` on, and workers that fill them."""
+        """Make slots for the batches from `first` on, and start the workers that fill them."""
         self._settle_seed()
         queues = {}
         for size in sorted(self._schedule.sizes(first)):
@@ -372,7 +372,7 @@ class Pipeline(Generic[A]):
                 self._close.detach()
 
     def _coming(self) -> Batch:
-        """The batch that comes next. Raises `ShutDown` if there is none, or after `close`."""
+        """Return the next batch. Raises `ShutDown` after the last one, or after `close`."""
         self._require_usable()
         if self._next is None:
             raise ShutDown(
@@ -398,8 +398,8 @@ class Pipeline(Generic[A]):
 
     def _float(self, dtype: object) -> DType:
         with suppress(DTypeError):
-            if (found := DType.of(dtype)).is_float:
-                return found
+            if (parsed := DType.of(dtype)).is_float:
+                return parsed
         raise PipelineError(f"{self.name}: dtype is that of floats, not {brief(dtype)}")
 
     def _integer(self, name: str, value: Any, low: int, below: int | None = None) -> int:

@@ -9,9 +9,9 @@
 
 Names, order and errors are those of CPython's `queue`; close and cancel those of TensorFlow's
 `FIFOQueue`. On a VM of this process no byte moves from `reserve` to `get`, and no call takes the
-VM's lock: producers fill slots while a program waits inside `queue.get` (see `queue_get`). To a VM
-elsewhere the producer writes an element when it commits, ahead of the consumer; to one on a device
-too, from pinned memory, and without waiting for it.
+VM's lock. So producers fill slots while a program waits inside `queue.get` (see `queue_get`). To a
+remote VM the producer writes an element when it commits, ahead of the consumer. To a VM on a device
+it writes from pinned memory, without waiting for the copy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from mlvm.input.slots import Claim, Ring, SingleThreadedRing, Slot, SlotArena
 A = TypeVar("A", bound=Allocation, default=Allocation)
 
 _LONGEST: Final = 1e8
-"""Seconds that count as forever: three years. Much longer ones raise OverflowError."""
+"""Longest timeout in seconds, three years: far longer ones raise OverflowError."""
 
 
 class QueueStats(NamedTuple):
@@ -59,15 +59,14 @@ class QueueStats(NamedTuple):
 class QueueTensor:
     """A queue of elements, each a tensor of every type in `types`, in `maxsize` slots.
 
-    Any number of threads may put and get. Elements come out in the order in which `put` or
-    `commit` completed. `get` returns tensors over the slot itself, which the consumer may write
-    to. The slot is free again when all of them have ended. A tensor ends when nobody refers to it
-    or a view of it, by `arena.free`, or, if it was got inside `with batch:`, when that arena is
-    reset.
+    Any number of threads may put and get. Elements come out in the order in which `put` or `commit`
+    completed. `get` returns tensors over the slot itself, which the consumer may write to. The slot
+    is free again when all of them have ended. A tensor ends with the last reference to it or a view
+    of it, by `arena.free`, or, if it was got inside `with batch:`, when that arena is reset.
 
-    `arena` shows the slots as memory of the VM; `memory.slots` are the arrays that producers fill.
-    With `shared` they can be handed to other processes (see `SlotMemory`). `handle` is the queue's
-    name in programs, which take elements themselves on a VM of this process.
+    `arena` has the slots as memory of the VM; `memory.slots` are the arrays that producers fill.
+    With `shared` other processes can use them (see `SlotMemory`). `handle` names the queue in
+    programs, which take elements directly on a VM of this process.
 
     A `single_threaded` queue has no locks: a call that would wait raises at once.
 
@@ -134,11 +133,11 @@ class QueueTensor:
                 np.copyto(slot, array)
 
     def put_nowait(self, arrays: Sequence[Array]) -> None:
-        """`put`, or at once `QueueFull`."""
+        """Put without waiting; raise `QueueFull` if no slot is free."""
         self.put(arrays, 0)
 
     def reserve(self, timeout: float | None = None) -> Reservation:
-        """A free slot to fill, once there is one. Raises as `put` does.
+        """Wait for a free slot to fill. Raises the errors of `put`.
 
         with q.reserve() as (images, labels):
             images[...] = 0
@@ -160,9 +159,9 @@ class QueueTensor:
         return Reservation(self, claim, slot)
 
     def close(self) -> None:
-        """Take no more elements. From now on `put`, `reserve` and `commit` raise `ShutDown`, and
-        so does `get` when the queue is drained. Threads that wait are woken. Idempotent: where an
-        interrupt ended a `close`, another one does the rest."""
+        """Accept no more elements. From now on `put`, `reserve` and `commit` raise `ShutDown`, and
+        so does `get` when the queue is drained. Waiting threads wake. Idempotent: after an
+        interrupted `close`, another one completes it."""
         for marks in (self._end, self.arena.end):
             with suppress(IndexError), self._lock:  # it is closed already
                 marks.pop().give_back()
@@ -180,20 +179,21 @@ class QueueTensor:
     # --- consumers ---
 
     def get(self, timeout: float | None = None, kind: type[A] = Allocation) -> tuple[A, ...]:  # type: ignore[assignment]
-        """The next element's tensors, once there is one.
+        """Wait for the next element, and return its tensors.
 
         Raises `QueueEmpty` after `timeout` seconds, `ShutDown` when the queue is closed and
-        drained, the error of `cancel` after `cancel`. Without a timeout it also raises
-        `QueueEmpty` when the calling thread holds all slots, and would wait for itself.
+        drained, the error of `cancel` after `cancel`. Without a timeout it also raises `QueueEmpty`
+        if the calling thread holds all slots, and would wait for itself.
         """
         return self.arena.lend(self.next_slot(timeout), kind)
 
     def get_nowait(self, kind: type[A] = Allocation) -> tuple[A, ...]:  # type: ignore[assignment]
-        """`get`, or at once `QueueEmpty`."""
+        """Get without waiting; raise `QueueEmpty` if no element waits."""
         return self.get(0, kind)
 
     def next_slot(self, timeout: float | None = None) -> Claim:
-        """The claim to the next element's slot, for `arena.lend`. Raises as `get` does."""
+        """Wait for the next element; return the claim to its slot, for `arena.lend`. Raises the
+        errors of `get`."""
         try:
             claim = self._take(self._waiting, timeout)
         except queue.Empty:
@@ -201,11 +201,11 @@ class QueueTensor:
         if claim.slot is None or self._error is not None:
             claim.give_back()
             raise self._ended()
-        self._out += 1  # at once, as `arena` has it
+        self._out += 1  # the arena counts it from now on, too
         return claim
 
     def __iter__(self) -> Iterator[tuple[Allocation, ...]]:
-        """Element after element, till the queue is closed and drained."""
+        """Yield elements until the queue is closed and drained."""
         while True:
             try:
                 yield self.get()
@@ -215,37 +215,37 @@ class QueueTensor:
     # --- what can be seen ---
 
     def qsize(self) -> int:
-        """How many elements wait to be got."""
+        """Return the number of waiting elements."""
         return max(self._waiting.qsize() - self.closed, 0)
 
     def empty(self) -> bool:
-        """Whether no element waits."""
+        """Return whether no element waits."""
         return self.qsize() == 0
 
     def full(self) -> bool:
-        """Whether no slot is free: each has an element, is being filled, or is lent as tensors."""
+        """Return whether no slot is free: each has an element, is being filled, or is lent as
+        tensors."""
         return not self.arena.free_slots()
 
     @property
     def in_programs(self) -> bool:
-        """Whether programs may take elements themselves: the VM is one of this process, and so
-        is its memory."""
+        """True if programs may take elements: the VM and its memory are of this process."""
         return self.arena.lender is not None
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed or cancelled."""
+        """True after `close` or `cancel`."""
         return not self._end
 
     def stats(self) -> QueueStats:
-        """How many elements went through so far, and how long either side waited."""
+        """Return the numbers of elements, and the times of waiting so far."""
         with self._lock:
             return QueueStats(self._in, self._out, self._producers_waited, self._consumers_waited)
 
     def emit(self, builder: ProgramBuilder, *, raises: bool = False) -> None:
         """Append the instructions that get an element: ( -- t1 .. tn ok ), see `queue_get`; with
-        `raises` ( -- t1 .. tn ), and `ShutDown` at the end. Raises `ArenaError` if the VM has
-        memory of its own."""
+        `raises` ( -- t1 .. tn ), and `ShutDown` at the end. Raises `ArenaError` if the VM's memory
+        is not this process's."""
         if not self.in_programs:
             raise ArenaError(
                 f"queue {self.name!r}: programs take elements in this process's memory, and "
@@ -263,16 +263,17 @@ class QueueTensor:
 
     def _check(self, arrays: Sequence[Array]) -> None:
         if not isinstance(arrays, (tuple, list)) or len(arrays) != len(self.types):
-            given = f"{len(arrays)}" if isinstance(arrays, (tuple, list)) else brief(arrays)
+            count = f"{len(arrays)}" if isinstance(arrays, (tuple, list)) else brief(arrays)
             raise ArenaError(
                 f"an element of queue {self.name!r} is a tuple of {len(self.types)} arrays, "
-                f"not {given}"
+                f"not {count}"
             )
         for i, (array, type) in enumerate(zip(arrays, self.types, strict=True)):
             check_array(array, type, f"queue {self.name!r}, array {i} is {type}")
 
     def _take(self, ring: Ring, timeout: float | None) -> Claim:
-        """The ring's next claim, one without a slot at its end. Raises `queue.Empty`."""
+        """Wait for the ring's next claim; at its end, for one without a slot. Raises
+        `queue.Empty`."""
         if timeout is not None and not _is_seconds(timeout):
             raise ArenaError(f"a timeout is None or seconds >= 0, not {timeout!r}")
         with suppress(queue.Empty):
@@ -296,8 +297,8 @@ class QueueTensor:
             return ring.get(timeout=None if timeout is None else min(timeout, _LONGEST))
         finally:
             waited = time.perf_counter() - began
-            for told in on_wait.copy():
-                told(self.name, "a free slot" if ring is self._free else "an element", began)
+            for listener in on_wait.copy():
+                listener(self.name, "a free slot" if ring is self._free else "an element", began)
             with self._lock:
                 if ring is self._free:
                     self._producers_waited += waited
@@ -305,7 +306,7 @@ class QueueTensor:
                     self._consumers_waited += waited
 
     def _is_all_mine(self) -> bool:
-        """Whether the calling thread holds all slots, and would wait for itself."""
+        """Return whether the calling thread holds all slots, and would wait for itself."""
         me = threading.get_ident()
         return all(slot.lent_to == me for slot in self.arena.slots)
 
@@ -330,13 +331,13 @@ class QueueTensor:
             raise self._ended()
 
     def _ended(self) -> BaseException:
-        """The error of a queue that was cancelled, or closed."""
+        """Return the error of a cancelled or closed queue."""
         if self._error is not None:
             return self._error.with_traceback(self._traceback)
         return ShutDown(f"queue {self.name!r} is closed")
 
     def _state(self) -> str:
-        """Where the slots are, as text."""
+        """Describe the state of the slots."""
         waiting, free = self.qsize(), self.arena.free_slots()
         lent = sum(slot.lent_to != 0 for slot in self.arena.slots)
         mine = " by this thread" if self._is_all_mine() else ""
@@ -363,7 +364,7 @@ class Reservation:
         self.arrays = queue.memory.slots[slot.index]
 
     def resize(self, shapes: Sequence[Shape]) -> None:
-        """Let the element's tensors have these shapes, over the beginning of each part's memory."""
+        """Give the element's tensors these shapes, over the beginning of each part's memory."""
         claim, types = self._claim, self._queue.types
         assert claim is not None  # it is being filled
         if any(shape != type.shape for shape, type in zip(shapes, types, strict=True)):
@@ -371,11 +372,11 @@ class Reservation:
             claim.types = tuple([type.with_shape(shape) for type, shape in sized])
 
     def commit(self) -> None:
-        """Let the element join the queue; from here on the memory is the consumer's.
+        """Append the element to the queue; from here on the memory is the consumer's.
 
-        Raises `ShutDown` or `cancel`'s error if the queue has ended meanwhile, and `ArenaError`
-        for a reservation that has been committed or cancelled. A VM elsewhere may fail to take the
-        element: then the queue is cancelled with that error, which is raised here, too.
+        Raises `ShutDown` or `cancel`'s error if the queue has ended meanwhile, and `ArenaError` for
+        a reservation that was committed or cancelled. If a remote VM fails to take the element, the
+        queue is cancelled with that error, which is raised here, too.
         """
         claim, self._claim = self._claim, None
         if claim is None:

@@ -2,8 +2,8 @@
 
     queue.get  ( q -- t1 .. tn ok )      q: the queue's handle, an Int or a one-element Tensor
 
-It waits for an element and leaves its tensors and 1. When the queue is closed and drained it
-leaves empty tensors and 0, so that the stack has one height on both paths:
+It waits for an element and pushes its tensors and 1. When the queue is closed and drained it pushes
+empty tensors and 0, so that the stack has one height on both paths:
 
     next:
         push_int 7                 ; images = QueueTensor(...); images.handle is 7
@@ -17,13 +17,12 @@ leaves empty tensors and 0, so that the stack has one height on both paths:
         pop 2
         halt
 
-`cfunc 1 2 {"raises": true}` leaves only the tensors, and raises `ShutDown` at the end.
-`cfunc 1 3 {"wait": false}` does not wait: where no element is there it leaves 0, too. The tensors
-lie in the slot itself. The slot is free again when the program has no more use for them and no
-worker reads them.
+`cfunc 1 2 {"raises": true}` pushes only the tensors, and raises `ShutDown` at the end. `cfunc 1 3
+{"wait": false}` does not wait: without an element it pushes 0, too. The tensors share the slot's
+memory. The slot is free again when neither the program nor a worker uses them.
 
-While a program waits, its launch has the VM's lock, which a producer must not need then. Who
-launches may wait before the launch instead, without the lock: `taken_ahead`.
+While a program waits, its launch holds the VM's lock, which a producer must not need then. A caller
+may wait before the launch instead, without the lock: `taken_ahead`.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ NAME: Final = "queue.get"
 
 
 class Queue(Protocol):
-    """What a program needs of a queue tensor."""
+    """Interface of a queue tensor for programs."""
 
     name: str
     types: tuple[TensorType, ...]
@@ -62,16 +61,16 @@ class Queue(Protocol):
 
 
 class Queues(weakref.WeakValueDictionary[StorageHandle, Queue]):
-    """The queues that the programs of one VM may take from, by their handles. `ahead` has what was
-    taken for a program, by thread and queue."""
+    """The queues of one VM's programs, by their handles. `claims` has elements that were taken
+    before a launch, by thread and queue."""
 
     def __init__(self, vm: VMProtocol) -> None:
         super().__init__()
-        self.ahead: dict[tuple[int, StorageHandle], Claim] = {}
+        self.claims: dict[tuple[int, StorageHandle], Claim] = {}
 
 
 def register(vm: LocalVMProtocol, queue: Queue) -> None:
-    """Make the queue known to the VM's programs by its handle, for as long as it lives."""
+    """Register the queue for the VM's programs by its handle, for as long as it lives."""
     queues = vm.attached(Queues)
     vm.register(NAME, partial(_get, queues), nparams=1)
     queues[queue.handle] = queue
@@ -79,17 +78,17 @@ def register(vm: LocalVMProtocol, queue: Queue) -> None:
 
 @contextmanager
 def taken_ahead(queue: Queue) -> Iterator[None]:
-    """Wait for the queue's next element. Inside the block it is what the first program of this
-    thread gets that takes from the queue. If there was none, it is used up. Raises as the queue's
-    `get` does."""
+    """Take the queue's next element. Inside the block this thread's first program that takes from
+    the queue gets it. Without such a program the element is dropped. Raises the errors of the
+    queue's `get`."""
     vm, mine = queue.arena.lender, (get_ident(), queue.handle)
     assert vm is not None  # or no program takes from it
-    ahead = vm.attached(Queues).ahead
+    claims = vm.attached(Queues).claims
     try:
-        ahead[mine] = queue.next_slot()
+        claims[mine] = queue.next_slot()
         yield
     finally:
-        claim = ahead.pop(mine, None)
+        claim = claims.pop(mine, None)
         if claim is not None:
             claim.give_back()
 
@@ -100,7 +99,7 @@ def _get(queues: Queues, frame: Frame) -> None:
     if others or not isinstance(raises, bool) or not isinstance(wait, bool):
         raise ArgumentError("the attributes are raises and wait, true or false").at(NAME, ())
     queue = _named(frame.param(0), queues)
-    claim = queues.ahead.pop((get_ident(), queue.handle), None)
+    claim = queues.claims.pop((get_ident(), queue.handle), None)
     try:
         claim = claim or queue.next_slot(None if wait else 0)
     except (ShutDown, QueueEmpty) as error:
@@ -119,8 +118,8 @@ def _get(queues: Queues, frame: Frame) -> None:
 
 
 class _Memory:
-    """The owner of a tensor's memory, for numpy. Every array over that memory keeps it alive, and
-    so the tensor and its slot."""
+    """Owner of a tensor's memory, for numpy. Every array over that memory keeps it alive, and with
+    it the tensor and its slot."""
 
     __slots__ = ("__array_interface__", "tensor")
 
@@ -130,7 +129,7 @@ class _Memory:
 
 
 def _named(handle: Value, queues: Queues) -> Queue:
-    """The queue of that handle."""
+    """Return the queue with that handle."""
     if isinstance(handle, np.ndarray) and handle.size == 1 and handle.dtype.kind in "iu":
         handle = int(handle.item())
     if not isinstance(handle, int):

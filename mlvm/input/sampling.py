@@ -1,8 +1,8 @@
-"""The random choices of an input pipeline: which sample comes when, and how it is changed.
+"""The random choices of an input pipeline: the order of samples, and the numbers of transforms.
 
-Each is a hash of (seed, epoch, index of the sample), so it does not depend on how many workers
-there are, on what was drawn before, or on which samples share a batch. The hash, and the stream of
-numbers that it starts, are SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+Each is a hash of (seed, epoch, index of the sample). So it does not depend on the number of
+workers, on earlier draws, or on the other samples of a batch. The hash, and the stream of numbers
+that it starts, are SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
 Generators", OOPSLA 2014). They are computed for all samples of a batch at once.
 """
 
@@ -26,7 +26,7 @@ _MASK: Final = 2**64 - 1
 
 
 def _mix(words: Words) -> Words:
-    """SplitMix64's bijection of 64 bits. Every bit of the result depends on all bits."""
+    """Apply SplitMix64's bijection of 64 bits. Every bit of the result depends on all bits."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
@@ -41,18 +41,18 @@ def _start(purpose: int, seed: int, epoch: int) -> np.uint64:
 
 
 def _hash(purpose: int, seed: int, epoch: int, indices: Indices) -> Words:
-    """A word for each index."""
+    """Hash each index to a word."""
     scattered = _mix(indices.astype(np.uint64) + np.uint64(1))
     return _mix(scattered + _start(purpose, seed, epoch))
 
 
 def order(size: int, *, seed: int, epoch: int) -> Indices:
-    """The numbers 0 .. size-1 in the random order of that epoch: i64[size]."""
+    """Return the numbers 0 .. size-1 in the random order of that epoch: i64[size]."""
     return np.argsort(_hash(_ORDER, seed, epoch, np.arange(size)), kind="stable")
 
 
 class SampleRandom:
-    """Random numbers for the samples of a batch. Each sample has a stream of its own.
+    """Random numbers for the samples of a batch, with one stream for each sample.
 
     `indices`, i64[B], are the numbers of the samples. A draw returns an array [B, *shape], a row
     from each stream. Row b depends on `indices[b]`, seed, epoch and the draws before, never on the
@@ -76,7 +76,7 @@ class SampleRandom:
         return _hash(_SAMPLE, *self._of)
 
     def bits(self, shape: tuple[int, ...] = ()) -> Words:
-        """64 random bits each: u64[B, *shape]."""
+        """Draw 64 random bits each: u64[B, *shape]."""
         count = int(np.prod(shape))
         steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
         drawn = _mix(self._words[:, None] + steps)
@@ -84,7 +84,7 @@ class SampleRandom:
         return drawn.reshape(len(self), *shape)
 
     def uniform(self, low: float = 0.0, high: float = 1.0, shape: tuple[int, ...] = ()) -> Doubles:
-        """Evenly distributed over low <= u < high, from 53 bits: f64[B, *shape].
+        """Draw numbers evenly distributed over low <= u < high, from 53 bits: f64[B, *shape].
 
         Raises `ArgumentError` unless low <= high.
         """
@@ -94,13 +94,13 @@ class SampleRandom:
         return low + (high - low) * unit
 
     def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> Indices:
-        """Integers low <= i < high: i64[B, *shape]. Raises `ArgumentError` unless low < high."""
+        """Draw integers low <= i < high: i64[B, *shape]. Raises `ArgumentError` unless low < high."""
         if not low < high:
             raise ArgumentError(f"low = {low} must be less than high = {high}")
         return low + np.floor(self.uniform(0, high - low, shape)).astype(np.int64)
 
     def normal(self, shape: tuple[int, ...] = ()) -> NDArray[np.float32]:
-        """Standard normal values, by Box and Muller (1958): f32[B, *shape]."""
+        """Draw standard normal values, by Box and Muller (1958): f32[B, *shape]."""
         count = int(np.prod(shape))
         words = self.bits((-(-count // 2),))
         # Two 32-bit halves make two values; the first half is never zero.
@@ -111,7 +111,7 @@ class SampleRandom:
         return values[:, :count].reshape(len(self), *shape)
 
     def beta(self, alpha: float, beta: float) -> Doubles:
-        """Beta-distributed, by Jöhnk (Metrika, 1964): f64[B].
+        """Draw beta-distributed numbers, by Jöhnk (Metrika, 1964): f64[B].
 
         Raises `ArgumentError` unless 0 < alpha, beta <= 1: above 1, many draws are rejected.
         """

@@ -1,6 +1,6 @@
 """The memory of a queue's slots: private to this process, or shared with others.
 
-How shared memory is made, `mlvm.machines.shared_memory` says.
+`mlvm.machines.shared_memory` makes the shared memory.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from mlvm.machines.shared_memory import Source, new_source
 
 
 class SlotMemory:
-    """`maxsize` slots one after the other. Each has a tensor of every type, aligned to 64 bytes.
+    """Memory of `maxsize` slots in a row. Each has a tensor of every type, aligned to 64 bytes.
 
-    `slots[k]` are the arrays of slot k. `data` is the whole memory as a u8 array. A slot has
-    `slot_nbytes` bytes; `offsets` tell where in a slot its tensors begin. Shared memory may be an
-    argument of a `multiprocessing.Process`, started in any way: its `slots[k]` are the same bytes.
-    Other memory is what `zeros` makes. Raises `OutOfMemory`.
+    Shared memory may be an argument of a `multiprocessing.Process`, started in any way; it has the
+    same bytes there. Other memory is allocated by `zeros`. Raises `OutOfMemory`.
+
+    slots: arrays of each slot
+    data: the whole memory, u8
+    slot_nbytes: bytes of a slot
+    offsets: offset of each tensor in a slot, bytes
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class SlotMemory:
 
 
 def _attach(types: tuple[TensorType, ...], maxsize: int, source: Any) -> SlotMemory:
-    """The same memory in another process."""
+    """Map the memory in another process."""
     if not isinstance(source, str):
         source = source.detach()
     return SlotMemory(types, maxsize, _source=source)

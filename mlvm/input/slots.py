@@ -1,7 +1,7 @@
-"""The slots of a queue tensor, and the arena they lie in.
+"""The slots of a queue tensor, and their arena.
 
-Producers fill slots in memory of this process. A VM of this process has the same memory. Any other
-VM has memory of its own for each slot, to which an element is written once it is complete.
+Producers fill slots in memory of this process. A VM of this process uses the same memory. Any other
+VM has separate memory for each slot, to which a complete element is written.
 
 A slot is free, being filled, waiting, or lent to a consumer as tensors. Its tensors are
 allocations like any other. When the last of them ends, in any way and on any thread, the slot
@@ -9,9 +9,9 @@ returns to the ring of free slots. The garbage collector may end a tensor in the
 call. So no lock is taken, and rings are `SimpleQueue`s, whose `put` may interrupt any of their
 calls.
 
-Ctrl-C may end any call between two lines, too. So a slot has one `Claim`. Who refers to that has
-the slot: a ring, a reservation, a call, or the slot itself while it is lent. A step hands the claim
-over by one call in C. A claim that an interrupted call was the last to refer to goes back.
+Ctrl-C may end any call between two lines, too. So a slot has one `Claim`. The owner of the claim
+owns the slot: a ring, a reservation, a call, or the slot itself while it is lent. A step moves the
+claim by one call in C. A claim whose last reference was in an interrupted call goes back.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Ring(Protocol):
 
 
 class SingleThreadedRing:
-    """A ring without locks, in which nobody waits."""
+    """Ring without locks, whose calls never wait."""
 
     def __init__(self) -> None:
         self._claims: deque[Claim] = deque()
@@ -65,11 +65,13 @@ class SingleThreadedRing:
 
 
 class Slot:
-    """Memory for one element. `lent_to` is the thread that got its tensors, 0 if they have ended.
+    """Memory for one element.
 
-    `loan` are the tensors, if they were got inside `with arena:`, and end with its reset.
-    `lent` has the regions of tensors that have not ended, and a list of the claim while it is lent.
-    Both are new for each borrower: a thread that is late with an earlier one changes nothing.
+    lent_to: thread that got its tensors, 0 after their end
+    loan: the tensors, if they were got inside `with arena:` and end with its reset
+    lent: regions of live tensors, and a list of the claim while the slot is lent
+
+    `lent` is new for each borrower: a late thread of an earlier borrower changes nothing.
     """
 
     __slots__ = ("_borrower", "index", "lent", "loan", "parts")
@@ -86,12 +88,13 @@ class Slot:
         return self._borrower if self.lent[1] else _NOBODY
 
     def lend(self, claim: Claim) -> None:
-        """Be lent to the calling thread, whose tensors are there."""
+        """Lend the slot to the calling thread, which has allocated its tensors."""
         self._borrower = get_ident()
         self.lent = {region for region, _ in self.parts}, [claim]
 
     def settle(self) -> None:
-        """Be free if all tensors have ended. Of two threads that end them one takes the claim."""
+        """Free the slot if all tensors have ended. Of two threads that end them, one takes the
+        claim."""
         living, claims = self.lent
         if living or not claims:
             return
@@ -103,7 +106,7 @@ class Slot:
             claim.give_back()
 
     def sweep(self) -> None:
-        """Be free if all tensors are gone, also one whose end was interrupted."""
+        """Free the slot if all tensors are gone, including one whose end was interrupted."""
         living, _ = self.lent
         for region in living.copy():
             tensor = region.holder() if region.holder is not None else None
@@ -115,9 +118,11 @@ class Slot:
 class Claim:
     """Right to a slot, or mark of a queue's end.
 
-    One that is dropped goes back to `home`, the ring of free slots for a slot's, as long as that is
-    there. `element` has the slot's regions while it is being filled, or waits. `types` are those of
-    an element that is smaller than the slot, else empty.
+    A dropped claim returns to its ring while that exists.
+
+    home: ring to which it returns; for a slot's claim the ring of free slots
+    element: tensors over the slot's regions while it is being filled, or waits
+    types: types of an element that is smaller than the slot, else empty
     """
 
     __slots__ = ("element", "home", "slot", "types")
@@ -129,7 +134,7 @@ class Claim:
         self.types: tuple[TensorType, ...] = ()
 
     def give_back(self) -> None:
-        """Put the claim into its ring. The caller refers to it alone."""
+        """Put the claim into its ring. The caller must have the only reference."""
         self.element, self.types = (), ()
         ring = self.home()
         if ring is not None:
@@ -142,7 +147,7 @@ class Claim:
 
 
 class Loan:
-    """A slot's tensors, got inside `with host:`. It does not keep them."""
+    """Weak references to a slot's tensors that were got inside `with host:`."""
 
     __slots__ = ("_references", "host")
 
@@ -151,7 +156,7 @@ class Loan:
         self._references = [weakref.ref(tensor) for tensor in tensors]
 
     def end(self, why: str) -> None:
-        """End those that still live."""
+        """End the tensors that still live."""
         for reference in self._references:
             tensor = reference()
             if tensor is not None:
@@ -159,26 +164,27 @@ class Loan:
 
 
 class _Bin(list[Region]):
-    """The bin of a slot's regions. It keeps none, and frees the slot when the last has come."""
+    """Bin of a slot's regions. It stores none, and frees the slot when the last one arrives."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
 
     def append(self, region: Region) -> None:
-        living, _ = self._slot.lent  # before the look: of this borrower, or of an earlier one
-        if region.tensor() is None:  # else one has ended that an interrupted call had made
+        living, _ = self._slot.lent  # read first: of this borrower, or of an earlier one
+        if region.tensor() is None:  # else a tensor of an interrupted call has ended
             living.discard(region)
             self._slot.settle()
 
 
 class SlotArena(Arena):
-    """The arena of a queue tensor's slots. Its tensors are those that were got and still live, and
-    one for each part of a slot that is being filled or waits.
+    """Arena of a queue tensor's slots. Its tensors are the live ones of consumers, and one for each
+    part of a slot that is being filled or waits.
 
-    Nothing else is allocated here. `end` has the mark that `close` puts into the free ring.
-    Its bytes return to the VM when queue and tensors are gone.
-    `local` is the VM if it is of this process; so is `lender` if it has the slots' own memory. To
-    any other elements are copied.
+    Nothing else is allocated here. The memory returns to the VM when queue and tensors are gone.
+
+    end: mark that `close` puts into the free ring
+    local: the VM if it is of this process, else None
+    lender: the VM if it uses the slots' own memory, else None, and elements are copied to it
     """
 
     def __init__(self, vm: VMProtocol, name: str, memory: SlotMemory, free: Ring) -> None:
@@ -197,12 +203,12 @@ class SlotArena(Arena):
             free.put(Claim(slot, home))
 
     def free_slots(self) -> int:
-        """The number of free slots."""
+        """Return the number of free slots."""
         free = self._free()
         return 0 if free is None else max(free.qsize() - (not self.end), 0)
 
     def begin(self, claim: Claim, slot: Slot) -> None:
-        """Wait until nobody uses the slot's memory, which a producer is about to fill."""
+        """Wait until the slot's memory, which a producer is about to fill, is no longer in use."""
         if self.local is not None:
             self.local.make_writable(
                 [each for region, _ in slot.parts for each in [*region.handles.values()]]
@@ -211,8 +217,9 @@ class SlotArena(Arena):
         self._name(claim.element, "full slot")
 
     def complete(self, claim: Claim, slot: Slot) -> None:
-        """Have the VM see what the producer has filled in. Raises what `write` does, and what went
-        wrong elsewhere before: then nothing may have been written."""
+        """Copy a filled element to the VM, if that has separate memory. Raises the errors of
+        `write`, and earlier errors of a remote VM, after which the element may not have been
+        written."""
         if self.lender is None:
             arrays = self._memory.slots[slot.index]
             for (region, type), array in zip(self._parts(claim, slot), arrays, strict=True):
@@ -223,7 +230,7 @@ class SlotArena(Arena):
                 self.vm.synchronize()
 
     def lend(self, claim: Claim, kind: type[A]) -> tuple[A, ...]:
-        """The slot's tensors, for the thread that calls, and the arena that it is in."""
+        """Allocate the slot's tensors for the calling thread and its current arena."""
         slot = claim.slot
         assert slot is not None  # a claim without one ends the queue
         claim.element = ()
@@ -240,7 +247,7 @@ class SlotArena(Arena):
         return tensors
 
     def handles(self, slot: Slot) -> list[TensorHandle]:
-        """A handle for each part of a slot in which no tensor lives."""
+        """Return a handle for each part of a slot without live tensors."""
         return [region.handles.get(type) or self._view(region, type) for region, type in slot.parts]
 
     @staticmethod

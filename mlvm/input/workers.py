@@ -28,7 +28,7 @@ from mlvm.input.queue import QueueTensor, Reservation
 from mlvm.input.slot_memory import SlotMemory
 from mlvm.machines.failure import Failure
 
-_POLL: Final = 0.05  # seconds between looks at a silent process, and at whether to go on
+_POLL: Final = 0.05  # seconds between checks of a silent process, and of `closing`
 _GRACE: Final = 1.0  # seconds that a process has to end by itself
 _PATIENCE: Final = 10.0  # seconds that `close` waits for threads in a data set's own code
 
@@ -36,11 +36,11 @@ Fill = Callable[[Batch, Reservation], None]
 
 
 class Crew:
-    """Makes `batches` one after the other, each in a slot of the queue of its size.
+    """Workers that make `batches` in order, each in a slot of the queue of its size.
 
-    `failure` is what ended the work early, once the queues are closed. `ready` is False as it
-    begins and ends, and while a batch is taken. `producers_waited` is the time in seconds that all
-    workers together have waited for a free slot.
+    failure: error that ended the work early, after the queues are closed
+    ready: False during start and end, and while a batch is taken
+    producers_waited: time of all workers' waits for free slots, seconds
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Crew:
         self.failure: Exception | None = None
         self.ready = False
         self.producers_waited = 0.0
-        self.closing = False  # and no Event, whose lock an interrupted `set` may keep
+        self.closing = False  # no Event: an interrupted `set` may keep its lock
         self._pid = os.getpid()
         self._recipe = recipe
         self._numbered = enumerate(batches)
@@ -61,7 +61,7 @@ class Crew:
         self._threads: list[threading.Thread] = []
 
     def start(self, workers: int, *, processes: bool, name: str) -> None:
-        """Start that many threads, with `processes` each with a process of its own."""
+        """Start the threads, with `processes` each with a separate process."""
         if processes and os.name == "posix":
             resource_tracker.ensure_running()  # it unblocks signals that these threads block
         for i in range(workers):
@@ -75,9 +75,9 @@ class Crew:
     def close(self) -> None:
         """End the work and the workers; batches in the queues are lost. Idempotent.
 
-        A thread that is still in the data set's or the transform's code after ten seconds is
-        left to end by itself, with a `RuntimeWarning`. A forked child has none of the threads, and
-        leaves the parent's slots and processes alone.
+        A thread that is still in the data set's or the transform's code after ten seconds goes on
+        until it ends, with a `RuntimeWarning`. A forked child has none of the threads, and leaves
+        the parent's slots and processes alone.
         """
         if os.getpid() != self._pid:
             return
@@ -126,7 +126,7 @@ class Crew:
             raise WorkerDied(f"a worker was ended by {error!r}") from error
 
     def _step(self, fill: Fill) -> bool:
-        """Claim a batch, make it and settle it. False when nothing is left to do."""
+        """Claim a batch, make it and settle it. Return False if no batch remains."""
         began = time.perf_counter()
         with self._claiming:
             number, batch = next(self._numbered, (0, None))
@@ -174,7 +174,7 @@ class Crew:
                         self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """End the work early: readers get what is in the queues, and then the error."""
+        """End the work early: readers get the elements of the queues, and then the error."""
         self.failure = error
         for queue in self.queues.values():
             queue.close()
@@ -188,10 +188,10 @@ class _Closing(Exception):
 
 
 class _WorkerProcess:
-    """A process that makes batches in shared slots, for the thread that calls `fill`.
+    """Process that makes batches in shared slots for the thread that calls `fill`.
 
-    It starts with the first batch, and ends when its connection does: by `end`, or with this
-    process, however that ends. Raises `WorkerDied` when it is gone.
+    It starts with the first batch, and ends with its connection: by `end`, or when this process
+    ends. `fill` raises `WorkerDied` after its end.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class _WorkerProcess:
 
 
 def _serve(recipe: Recipe, slots: Mapping[int, SlotMemory], connection: Connection) -> None:
-    """The life of a worker process."""
+    """Serve batches in a worker process until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with connection, suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
