@@ -1,7 +1,7 @@
 """A BERT-like encoder (Devlin et al., arXiv 1810.04805), which guesses hidden symbols.
 
-Where BERT learns a vector for each position, queries and keys are turned by theirs (RoFormer, Su et
-al., arXiv 2104.09864): what stands next to a symbol is then found within hundreds of steps.
+BERT learns a vector for each position. Here queries and keys are rotated by theirs (RoFormer, Su et
+al., arXiv 2104.09864), so that the model finds neighbours within hundreds of steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the commands share: an error is one line on the terminal, and an exit status."""
+"""Runner of the commands: an error is one line on the terminal, and an exit status."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ class Generator:
         top_k: int | None = None,
         end: bytes | None = None,
     ) -> bytes:
-        """The prompt and what follows it, up to and with the byte `end`, or as long as the model
-        can. The same arguments give the same bytes.
+        """Continue a prompt up to and with the byte `end`, or to the model's length. Return the
+        prompt and its continuation. The same arguments give the same bytes.
 
         Raises `OptionError` for a prompt that is empty or leaves no room, and for other options
         that are out of range.
@@ -156,12 +156,12 @@ def _run_llama(file: Path, prompt: str, *, seed: int, temperature: float, **opti
 
 
 def escaped_but_lines(text: str) -> str:
-    """The text as a terminal may have it."""
+    """Escape control characters for a terminal, except newlines and tabs."""
     return "\n".join("\t".join(map(escaped, line.split("\t"))) for line in text.split("\n"))
 
 
-def _run(given: argparse.Namespace) -> None:
-    options = vars(given)
+def _run(arguments: argparse.Namespace) -> None:
+    options = vars(arguments)
     file = options.pop("file")
     if (file is None) == ("weights" not in options):
         raise OptionError("name a FILE of models.train, or --weights FILE.gguf")
@@ -181,8 +181,8 @@ def _run(given: argparse.Namespace) -> None:
     text = generator(prompt, **options)  # without the time of the recording
     seconds = time.perf_counter() - began
     print(text.decode(errors="replace"))
-    made = len(text) - len(prompt)
-    say(f"{made} bytes; {made / seconds:.0f} a second")
+    count = len(text) - len(prompt)
+    say(f"{count} bytes; {count / seconds:.0f} a second")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

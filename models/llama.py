@@ -35,8 +35,8 @@ class LlamaConfig(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> LlamaConfig:
-        """What the metadata of a GGUF file says. Raises `WeightsError` for another architecture,
-        and for sizes that are missing or impossible."""
+        """Read the configuration from a GGUF file's metadata. Raises `WeightsError` for another
+        architecture, and for sizes that are missing or impossible."""
         kind = metadata.get("general.architecture")
         if kind != "llama":
             raise ml.errors.WeightsError(f"the model is {kind!r}; models.llama reads 'llama'")
@@ -72,8 +72,8 @@ class LlamaConfig(NamedTuple):
 
 
 class Weights:
-    """Tensors by their names in GGUF files, made layers of. Raises `WeightsError` for one that is
-    missing or has another shape than it must have."""
+    """Builder of layers from tensors by their names in GGUF files. Raises `WeightsError` for a
+    missing tensor, and for one of a wrong shape."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -89,8 +89,8 @@ class Weights:
             n in (None, own) for n, own in zip(shape, x.shape, strict=True)
         )
         if not fits:
-            wanted = ", ".join("any" if n is None else str(n) for n in shape)
-            raise ml.errors.WeightsError(f"{name} must be [{wanted}], not {x.type}")
+            expected = ", ".join("any" if n is None else str(n) for n in shape)
+            raise ml.errors.WeightsError(f"{name} must be [{expected}], not {x.type}")
         return x
 
     def linear(self, name: str, inputs: int, outputs: int | None) -> Layer:
@@ -113,7 +113,7 @@ class Weights:
 
 
 class Dense(nn.Module):
-    """y = x weight^T + bias, with the weight [outputs, inputs], as files have it."""
+    """Linear layer y = x weight^T + bias, built from the files' weight [outputs, inputs]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.kernel, self.bias = ml.copy(weight.mT), bias
@@ -124,7 +124,7 @@ class Dense(nn.Module):
 
 
 class Rows(nn.Module):
-    """A row for each integer."""
+    """Embedding: a row for each integer."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
@@ -134,7 +134,7 @@ class Rows(nn.Module):
 
 
 class Attention(nn.Module):
-    """Each of [T, width] sees itself and all before it, also those that the cache has."""
+    """Causal attention over [T, width] and the cache before it."""
 
     def __init__(self, weights: Weights, name: str, config: LlamaConfig) -> None:
         self.config, dim = config, config.head_dim
@@ -145,7 +145,7 @@ class Attention(nn.Module):
         self.out = weights.linear(f"{name}.attn_output", wide, config.width)
 
     def __call__(
-        self, x: Tensor, cache: tuple[Tensor, Tensor], at: Tensor, turns: Turns, seen: Tensor
+        self, x: Tensor, cache: tuple[Tensor, Tensor], at: Tensor, turns: Turns, mask: Tensor
     ) -> Tensor:
         config, length = self.config, x.shape[0]
         shared, dim = config.num_kv_heads, config.head_dim
@@ -160,14 +160,15 @@ class Attention(nn.Module):
         rows = ml.reshape(ml.permute_dims(query, (1, 2, 0, 3)), (shared, each * length, dim))
         scores = rows @ keys * (1 / math.sqrt(dim))
         scores = ml.reshape(scores, (shared, each, length, keys.shape[2]))
-        weights = ml.softmax(ml.where(seen, scores, -math.inf), axis=-1)
+        weights = ml.softmax(ml.where(mask, scores, -math.inf), axis=-1)
         mixed = ml.reshape(weights, (shared, each * length, keys.shape[2])) @ values
         mixed = ml.permute_dims(ml.reshape(mixed, (shared, each, length, dim)), (2, 0, 1, 3))
         return self.out(ml.reshape(mixed, (length, config.num_heads * dim)))
 
     def _turned(self, x: Tensor, turns: Turns) -> Tensor:
-        """Neighbouring features of x[T, ..., head_dim], turned. The files' rows are in that order.
-        Here the pairs come apart, in queries and keys alike, which their products do not see."""
+        """Rotate pairs of neighbouring features of x[T, ..., head_dim], the order of the files'
+        rows. The result has all first features, then all second ones: in queries and keys alike, so
+        their products stay the same."""
         turned, rest = x[..., : self.config.rope_dim], x[..., self.config.rope_dim :]
         pairs = ml.reshape(turned, (*turned.shape[:-1], self.config.rope_dim // 2, 2))
         first, second = pairs[..., 0], pairs[..., 1]
@@ -196,22 +197,22 @@ class Block(nn.Module):
         self.mlp = Mlp(weights, name, config)
 
     def __call__(
-        self, x: Tensor, cache: tuple[Tensor, Tensor], at: Tensor, turns: Turns, seen: Tensor
+        self, x: Tensor, cache: tuple[Tensor, Tensor], at: Tensor, turns: Turns, mask: Tensor
     ) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cache, at, turns, seen)
+        x = x + self.attention(self.attention_norm(x), cache, at, turns, mask)
         return x + self.mlp(self.mlp_norm(x))
 
 
 Turns = tuple[Tensor, Tensor]
 """Cosines and sines of positions."""
 Cache = list[tuple[Tensor, Tensor]]
-"""For each block keys f32[num_kv_heads, head_dim, length], and values with the last two axes the
-other way."""
+"""For each block keys f32[num_kv_heads, head_dim, length], and values f32[num_kv_heads, length,
+head_dim]."""
 
 
 class Llama(nn.Module):
-    """Tokens i64[T], which stand at positions `at` .. at + T - 1 -> logits f32[num_tokens] of the
-    one that follows. The cache has all before them, and gets what these add, in place."""
+    """Tokens i64[T] at positions `at` .. at + T - 1 -> logits f32[num_tokens] of the next one. The
+    cache has keys and values of earlier positions; those of these tokens are added in place."""
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor]) -> None:
         weights = Weights(tensors)
@@ -228,7 +229,7 @@ class Llama(nn.Module):
         self.rates = nn.buffer(rates)
 
     def init_cache(self, length: int) -> Cache:
-        """Room for so many positions."""
+        """Allocate a cache for `length` positions."""
         heads, dim = self.config.num_kv_heads, self.config.head_dim
         return [
             (ml.zeros((heads, dim, length)), ml.zeros((heads, length, dim))) for _ in self.blocks
@@ -248,8 +249,8 @@ class Llama(nn.Module):
         shape = (tokens.shape[0], 1, 1, self.config.rope_dim // 2)
         both = (ml.cos(angles), ml.sin(angles))
         cos, sin = (ml.astype(ml.reshape(x, shape), ml.float32) for x in both)
-        seen = ml.arange(cache[0][0].shape[2]) <= ml.expand_dims(positions, axis=1)
+        mask = ml.arange(cache[0][0].shape[2]) <= ml.expand_dims(positions, axis=1)
         x = self.tokens(tokens)
-        for block, known in zip(self.blocks, cache, strict=True):
-            x = block(x, known, at, (cos, sin), seen)
+        for block, block_cache in zip(self.blocks, cache, strict=True):
+            x = block(x, block_cache, at, (cos, sin), mask)
         return x

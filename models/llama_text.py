@@ -63,12 +63,12 @@ class LlamaText:
         length: int | None = None,
         until_end: bool = True,
     ) -> Iterator[int]:
-        """The tokens that follow the prompt, until the one that ends a text (if `until_end`), or
-        `length` of them, or the end of what the model was trained for. With a temperature of 0 each
-        is the likeliest; else the same seed gives the same ones.
+        """Generate the tokens after the prompt, until the end token (if `until_end`), `length`
+        tokens, or the model's context length. With a temperature of 0 each is the likeliest; else
+        the same seed gives the same tokens.
 
-        Raises `OptionError` for a prompt without tokens, or of too many, and for other options that
-        are out of range.
+        Raises `OptionError` for a prompt without tokens, or with too many, and for other options
+        that are out of range.
         """
         config = self.model.config
         if not 0 < len(prompt) < config.context:
@@ -99,7 +99,7 @@ class LlamaText:
                     room = max(_ROOM, 2 * room)
                 cache = self._room(cache, min(room, self.model.config.context))
             with self.batch:
-                found = self.step(
+                drawn = self.step(
                     ml.asarray(np.array(tokens)),
                     cache,
                     ml.asarray(np.int64(at)),
@@ -107,25 +107,25 @@ class LlamaText:
                     ml.asarray(temperature) if temperature else None,
                     top_k,
                 )
-                token = int(found)
+                token = int(drawn)
             yield token
             if token == end:
                 return
             at, tokens = at + len(tokens), [token]
 
     def _room(self, cache: Cache, length: int) -> Cache:
-        """A cache of that length which begins as the other."""
+        """Copy a cache into a longer one."""
         old = [(keys.numpy(), values.numpy()) for keys, values in cache]
         self.cached.reset()
         with self.cached.allocating():
-            made = self.model.init_cache(length)
-            for (keys, values), (old_keys, old_values) in zip(made, old, strict=False):
+            larger = self.model.init_cache(length)
+            for (keys, values), (old_keys, old_values) in zip(larger, old, strict=False):
                 keys[..., : old_keys.shape[2]] = old_keys
                 values[:, : old_values.shape[1]] = old_values
-        return made
+        return larger
 
     def text(self, prompt: str, **options: object) -> Iterator[str]:
-        """What follows the text, piece by piece; the options are those of `generate`."""
+        """Continue a text, piece by piece; the options are those of `generate`."""
         decoder = Decoder(self.tokenizer)
         for token in self.generate(self.tokenizer.encode(prompt), **options):  # type: ignore[arg-type]
             yield decoder(token)

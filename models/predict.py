@@ -1,4 +1,4 @@
-"""Say what images show, with published weights or those of a training: `python -m models.predict
+"""Classify images with published weights or those of a training: `python -m models.predict
 --help`."""
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ _STYLE: Final = " text { fill: #222 } .right { text-anchor: end }"
 
 
 class Guess(NamedTuple):
-    """A class, and how likely the model holds it to be, 0 to 1."""
+    """Class with its probability, 0 to 1."""
 
     name: str
     probability: float
 
 
 class Classifier:
-    """A model with these weights, for images in files. `classes` names what it tells apart, unless
-    the weights do; else the names are numbers. An image is scaled and cut to the model's size, and
-    its brightness x from 0 to 1 becomes (x - mean) / std, with numbers for all channels or each.
+    """Classifier of images in files by a model with these weights. `classes` are names of its
+    classes, by default those of the weights, or numbers. An image is scaled and cut to the model's
+    size. Its brightness x from 0 to 1 becomes (x - mean) / std, with one number or one for each
+    channel.
 
-    Raises `OptionError` for as many classes, means or deviations as do not fit, and `WeightsError`
-    as `weights.Pretrained.build` does, and for weights that say nothing but NaN.
+    Raises `OptionError` for a wrong number of classes, means or deviations, and `WeightsError` as
+    `weights.Pretrained.build` does, and for weights whose results are NaN.
     """
 
     def __init__(
@@ -77,20 +78,23 @@ class Classifier:
         return ml.softmax(self.model(images), axis=-1)
 
     def __call__(self, image: NDArray[np.uint8], top: int) -> list[Guess]:
-        """The likeliest classes of u8[H,W,C] of the model's size, at most `top`, best first."""
+        """Return the likeliest classes of u8[H,W,C] of the model's size, at most `top`, best
+        first."""
         scaled = (image / np.float32(255) - self._mean) / self._std
         with self.batch:
-            found = self.probabilities(ml.asarray(scaled[None].astype(np.float32))).numpy()[0]
-        if not np.isfinite(found).all():
+            probabilities = self.probabilities(ml.asarray(scaled[None].astype(np.float32))).numpy()[
+                0
+            ]
+        if not np.isfinite(probabilities).all():
             raise ml.errors.WeightsError(
                 f"{self.file} makes no probabilities of an image: it has NaN, or numbers too large"
             )
-        best = np.argsort(-found, kind="stable")[:top]
-        return [Guess(self.classes[i], float(found[i])) for i in best]
+        best = np.argsort(-probabilities, kind="stable")[:top]
+        return [Guess(self.classes[i], float(probabilities[i])) for i in best]
 
 
 def read_classes(file: Path) -> list[str]:
-    """The names of classes, one a line, in UTF-8. Raises `DataError` for a file that cannot be
+    """Read names of classes, one a line, in UTF-8. Raises `DataError` for a file that cannot be
     read, or is no text."""
     with parsing(file) as stream:
         lines = stream.read().decode("utf-8-sig").split("\n")
@@ -113,7 +117,8 @@ def on_terminal(image: NDArray[np.uint8]) -> str:
 
 
 def drawn(rows: Sequence[tuple[str, NDArray[np.uint8], Sequence[Guess]]]) -> str:
-    """An SVG picture with a row for each image: the image, and a bar for each of its classes."""
+    """Return an SVG picture with a row for each image: the image, and a bar for each of its
+    classes."""
     side, bar, line = 160, 26, 32
     height = max(side + 40, 60 + line * max(len(guesses) for _, _, guesses in rows))
     parts = [f'<rect width="720" height="{height * len(rows)}" fill="white"/>']

@@ -1,9 +1,8 @@
-"""Texts as tokens and back, as the metadata of a GGUF file has it: SentencePiece's merging by
-scores, of the `llama` kind, and byte-pair encoding by ranks, of the `gpt2` kind (Sennrich et al.,
-arXiv 1508.07909).
+"""Tokenizers of GGUF files: SentencePiece's merging by scores, of the kind `llama`, and byte-pair
+encoding by ranks, of the kind `gpt2` (Sennrich et al., arXiv 1508.07909).
 
-A text that an encoder of the kind has made tokens of is the same here, but for the letters of
-scripts that Python's `re` and Unicode's classes take for different kinds.
+Their tokens are those of the original encoders, except for scripts whose letters Python's `re` and
+Unicode class differently.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ _LLAMA3: Final = (
     rf" ?{_OTHER}+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _WORDS: Final = {"llama-bpe": _LLAMA3, "llama3": _LLAMA3}
-"""What byte-pair encoding does not merge across, by the name of the way to split a text."""
+"""Pieces within which byte-pair encoding merges, by the name of the split."""
 _LISTS: Final[Mapping[str, set[type]]] = {
     "tokens": {str},
     "token_type": {int},
     "merges": {str},
     "scores": {float, int},
 }
-"""What the lists of the metadata have."""
+"""Types of the elements of the metadata's lists."""
 
 
 def _letters_of_bytes() -> dict[int, str]:
-    """The letter that stands for each byte in GPT-2's vocabulary."""
+    """Return the letter that stands for each byte in GPT-2's vocabulary."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
     letters = {byte: chr(byte) for byte in shown}
@@ -61,10 +60,10 @@ class Tokenizer:
             raise ml.errors.WeightsError(f"the tokenizer is {self.kind!r}; llama and gpt2 are read")
         count = len(self.tokens)
         for name, kinds in _LISTS.items():
-            given = value(name, [])
-            if type(given) is not list or not {*map(type, given)} <= kinds:
-                told = " or ".join(sorted(kind.__name__ for kind in kinds))
-                raise ml.errors.WeightsError(f"the tokenizer's {name} must be a list of {told}")
+            entries = value(name, [])
+            if type(entries) is not list or not {*map(type, entries)} <= kinds:
+                expected = " or ".join(sorted(kind.__name__ for kind in kinds))
+                raise ml.errors.WeightsError(f"the tokenizer's {name} must be a list of {expected}")
         self.kinds: Sequence[int] = value("token_type", [_NORMAL] * count)
         self.bos, self.eos = value("bos_token_id"), value("eos_token_id")
         for token in (self.bos, self.eos):
@@ -90,22 +89,22 @@ class Tokenizer:
             raise ml.errors.WeightsError(f"the tokenizer's lists contradict each other: {sizes}")
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, behind the one that begins a text if the file asks for it."""
+        """Encode a text, after the token of a text's beginning if the file has the option."""
         begin = [self.bos] if self.adds_bos else []
         if self.kind == "llama":
             prefix = _SPACE if self._adds_space and text else ""
             pieces = self._merged([*(prefix + text.replace(" ", _SPACE))])
             return [*begin, *(i for piece in pieces for i in self._of_piece(piece))]
-        found = list(begin)
+        ids = list(begin)
         for word in self._words.findall(text):
             letters = [self._letters[byte] for byte in word.encode("utf-8", "surrogatepass")]
             for piece in self._merged(letters):
                 parts = [piece] if piece in self._ids else piece
-                found += [self._ids[part] for part in parts if part in self._ids]
-        return found
+                ids += [self._ids[part] for part in parts if part in self._ids]
+        return ids
 
     def data(self, token: int) -> bytes:
-        """The bytes that a token stands for; of those that control none."""
+        """Return the bytes of a token; control tokens have none."""
         if not 0 <= token < len(self.tokens) or self.kinds[token] == _CONTROL:
             return b""
         text = self.tokens[token]
@@ -118,15 +117,15 @@ class Tokenizer:
         return text.encode("utf-8", "surrogatepass")
 
     def _rank(self, left: str, right: str) -> float | None:
-        """How late a pair is merged; None if never."""
+        """Return the rank of a pair, lower ones being merged first; None if it is never merged."""
         if self.kind == "llama":
             score = self._ranks.get(left + right)
             return None if score is None else -score
         return self._merges.get((left, right))
 
     def _merged(self, pieces: list[str]) -> Iterator[str]:
-        """The pieces that are left when neighbours were merged, the best pair first, and of equal
-        ones the first."""
+        """Merge neighbours, the best pair first, and of equal pairs the leftmost; return the
+        pieces."""
         before = [*range(-1, len(pieces) - 1)]
         after = [*range(1, len(pieces)), -1]
         heap: list[tuple[float, int, str, str]] = []
@@ -155,7 +154,7 @@ class Tokenizer:
         return (piece for piece in pieces if piece)
 
     def _of_piece(self, piece: str) -> list[int]:
-        """The token of a piece, or those of its bytes."""
+        """Return the token of a piece, or those of its bytes."""
         if piece in self._ids:
             return [self._ids[piece]]
         unknown = self.kinds.index(_UNKNOWN) if _UNKNOWN in self.kinds else 0
@@ -163,8 +162,7 @@ class Tokenizer:
 
 
 class Decoder:
-    """The text of tokens, given one after the other: letters of several tokens come when they are
-    whole."""
+    """Incremental decoder of tokens: a letter of several tokens is returned when it is complete."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -174,5 +172,5 @@ class Decoder:
         return self._decode(self._tokenizer.data(token))
 
     def end(self) -> str:
-        """What is left: letters that never became whole."""
+        """Return the text of incomplete letters at the end."""
         return self._decode(b"", True)

@@ -30,7 +30,7 @@ class Block(nn.Module):
         return self.think(x + self.attention(self.norm[0](x), is_causal=True))
 
     def step(self, x: Tensor, cache: Known, position: Tensor) -> tuple[Tensor, Known]:
-        """The same for one place [N, 1, width], given what is known of those before."""
+        """Apply the block at one position [N, 1, width], with a cache of the positions before."""
         mixed, cache = self.attention(self.norm[0](x), cache=cache, position=position)
         return self.think(x + mixed), cache
 
@@ -68,16 +68,17 @@ class Transformer(nn.Module):
         return self.head(self.norm(x))
 
     def init_cache(self, batch: int) -> Cache:
-        """Room for keys and values of `length` places."""
+        """Allocate a cache of keys and values for `length` positions."""
         return [block.attention.init_cache(batch, self.length) for block in self.block]
 
     def step(self, tokens: Tensor, cache: Cache, position: Tensor) -> tuple[Tensor, Cache]:
-        """One symbol i64[N], at that position -> logits [N, num_symbols], and the cache with it."""
+        """Apply the model to one symbol i64[N] at that position -> logits [N, num_symbols], and the
+        extended cache."""
         x = ml.expand_dims(self.tokens(tokens) + self.positions(position), axis=1)
         after = []
-        for block, known in zip(self.block, cache, strict=True):
-            x, known = block.step(x, known, position)
-            after.append(known)
+        for block, block_cache in zip(self.block, cache, strict=True):
+            x, block_cache = block.step(x, block_cache, position)
+            after.append(block_cache)
         return self.head(self.norm(x[:, 0])), after
 
 
@@ -91,11 +92,11 @@ def generate(
     end: Tensor,
     top_k: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Go on from a prompt, symbol by symbol, until `end` is drawn or the model's length is reached.
+    """Continue a prompt, symbol by symbol, until `end` is drawn or the model's length is reached.
 
     `prompt` i64[length] has `prompt_length` symbols, one or more, and zeros after them. Returns all
-    symbols i64[length], and how many they are. A symbol is drawn with the probabilities
-    softmax(logits / temperature), f32[] above 0, or among the `top_k` likeliest alone.
+    symbols i64[length], and their number. A symbol is drawn with the probabilities softmax(logits /
+    temperature), f32[] above 0, or among the `top_k` likeliest alone.
     """
 
     def unfinished(state: tuple[Tensor, ...]) -> Tensor:
@@ -117,8 +118,8 @@ def generate(
 
 
 def sample(logits: Tensor, top_k: int | None, key: Tensor) -> Tensor:
-    """The number of one of the logits f[n], drawn with probabilities softmax(logits), or among the
-    `top_k` largest alone."""
+    """Draw an index of logits f[n] with probabilities softmax(logits), or among the `top_k` largest
+    alone."""
     if top_k is None:
         return ml.random.categorical(logits, key=key)
     largest, numbers = ml.topk(logits, top_k)

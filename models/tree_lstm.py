@@ -34,39 +34,39 @@ class TreeLstm(nn.Module):
     def __call__(self, words: Tensor, nodes: Tensor) -> State:
         return self.at_root(self.at_leaf(words), nodes)
 
-    def at_root(self, known: State, nodes: Tensor) -> State:
-        """The state at the root, given those of all words."""
+    def at_root(self, leaves: State, nodes: Tensor) -> State:
+        """Compute the state at the root from those of all words."""
 
         @ml.function
         def state(nodes: tuple[Tensor, ...], node: Tensor) -> State:
             word, left, right = nodes
 
             def at_word() -> State:
-                (h, c), i = known, word[node]
+                (h, c), i = leaves, word[node]
                 return h[i], c[i]
 
             def at_children() -> State:
                 return self.at_node(state(nodes, left[node]), state(nodes, right[node]))
 
-            found: State = ml.cond(left[node] < 0, at_word, at_children)
-            return found
+            root_state: State = ml.cond(left[node] < 0, at_word, at_children)
+            return root_state
 
         return state(ml.unstack(nodes, axis=1), ml.zeros((), dtype=ml.int64))
 
-    def at_roots(self, known: State, trees: Tensor) -> State:
-        """The states at the roots of trees i64[N,n,3], f[N, hidden] each: all nodes whose children
-        are known, of whichever trees, are one product."""
-        roots: State = ml.batch(lambda nodes: self.at_root(known, nodes))(trees)
+    def at_roots(self, leaves: State, trees: Tensor) -> State:
+        """Compute the states at the roots of trees i64[N,n,3], f[N, hidden] each. Nodes of all
+        trees whose children are complete share one product."""
+        roots: State = ml.batch(lambda nodes: self.at_root(leaves, nodes))(trees)
         return roots
 
     def at_leaf(self, words: Tensor) -> State:
-        """The states of words: f[n, features] -> f[n, hidden] each."""
+        """Compute the states of words: f[n, features] -> f[n, hidden] each."""
         i, o, u = ml.split(self.leaf(words), 3, axis=-1)
         c = ml.sigmoid(i) * ml.tanh(u)
         return ml.sigmoid(o) * ml.tanh(c), c
 
     def at_node(self, left: State, right: State) -> State:
-        """The state above two states."""
+        """Compute the state of a node from those of its two children."""
         gates = self.node(ml.concat([left[0], right[0]]))
         i, f_left, f_right, o, u = ml.split(gates, 5)
         c = ml.sigmoid(i) * ml.tanh(u)
@@ -96,5 +96,5 @@ class TreeClassifier(nn.Module):
         self.head = nn.Linear(hidden, num_classes, key=keys[2])
 
     def __call__(self, trees: Tensor) -> Tensor:
-        known = self.encoder.at_leaf(self.embedding.embedding)  # of every symbol
-        return self.head(self.encoder.at_roots(known, trees)[0])
+        leaves = self.encoder.at_leaf(self.embedding.embedding)  # of every symbol
+        return self.head(self.encoder.at_roots(leaves, trees)[0])

@@ -1,9 +1,9 @@
-"""Published weights of the Mixer and of the Vision Transformer, and our own: read by their names.
+"""Published weights of the Mixer and of the Vision Transformer, and those of our trainings.
 
 The files are google-research's `.npz` (github.com/google-research/vision_transformer), timm's
-safetensors (github.com/huggingface/pytorch-image-models), what `ml.save` writes of one of these
-models, and checkpoints of `python -m models.train`. Which model of what size it is, their names
-and shapes tell.
+safetensors (github.com/huggingface/pytorch-image-models), files of `ml.save` with one of these
+models, and checkpoints of `python -m models.train`. The model and its size are inferred from names
+and shapes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ Arrays: TypeAlias = dict[str, Array]
 Shape: TypeAlias = tuple[int, int, int]
 
 DESCRIPTION: Final = "mlvm.model"
-"""The text in a file's metadata, JSON, that says what names and shapes do not: see `described`."""
+"""Key of a text in a file's metadata, JSON, with facts that names and shapes lack: see
+`described`."""
 
 KINDS: Final[dict[str, Callable[..., nn.Module]]] = {
     "mlp_mixer": mlp_mixer.MlpMixer,
@@ -59,8 +60,8 @@ _LATER: Final = [
     (r"(/encoderblock_[0-9]+/)MultiHeadDotProductAttention_0/", rf"\1{_ATTENTION}/"),
     (r"(/encoderblock_[0-9]+/)MlpBlock_0/", r"\1MlpBlock_3/"),
 ]
-"""Names that the same code gives under later versions of flax, which count each kind of layer by
-itself, and big_vision's: patterns, and what the published files have."""
+"""Names by later versions of flax, which count each kind of layer separately, and big_vision's:
+patterns, and the names in the published files."""
 _MOST_NAMED: Final = 8  # names in an error
 _BF16: Final = np.dtype("V2")  # what numpy writes for it
 Named: TypeAlias = tuple[str, str, Array]
@@ -69,10 +70,15 @@ Named: TypeAlias = tuple[str, str, Array]
 
 @dataclass(frozen=True)
 class Pretrained:
-    """Weights, in the official names and layouts, and the model that they are of: its name, as
-    `models.train` has it, and what it is built with. `variant` is its name in the paper, and
-    `classes` are names of what it tells apart; None where the file does not say. `heads_guessed` is
-    whether neither the file nor a published variant says how many heads there are."""
+    """Weights, in the official names and layouts, and their model.
+
+    layout: layout of the file
+    model: name of the model in `models.train`
+    options: arguments of the model
+    variant: its name in the paper, or None
+    classes: names of the classes, None if the file lacks them
+    heads_guessed: True if neither the file nor a published variant has the number of heads
+    """
 
     file: Path
     layout: Literal["official", "timm", "mlvm"]
@@ -100,8 +106,8 @@ class Pretrained:
         num_classes: int,
         classes: Sequence[str] | None = None,
     ) -> list[str]:
-        """What `build` makes otherwise for such images and so many classes, as text; and what else
-        a head means that is kept, if its classes have other names now. Raises what `build` does for
+        """Describe the changes that `build` makes for such images and classes; and the new meaning
+        of a head that stays, if its classes have other names. Raises the errors of `build` for
         images that do not fit."""
         _require_fitting(self, image_shape)
         texts = []
@@ -126,12 +132,12 @@ class Pretrained:
         *,
         key: Tensor | None = None,
     ) -> nn.Module:
-        """The model with these weights, in the current arena; for other images and classes, if
-        they are given. A head for another number of classes is a new one; position embeddings of a
-        ViT for another size are interpolated, as the official code does.
+        """Build the model with these weights, in the current arena; for other images and classes,
+        if they are given. A head for another number of classes is new; position embeddings of a ViT
+        for another size are interpolated as in the official code.
 
-        Raises `WeightsError`, which names what is missing, unknown, or of another shape, and
-        `ShapeError` for what is no shape of an image, or is not tiled by the patches.
+        Raises `WeightsError`, which lists missing and unknown names and wrong shapes, and
+        `ShapeError` for an image whose shape is invalid, or is not tiled by the patches.
         """
         image_shape = self.image_shape if image_shape is None else image_shape
         height, width, channels = _require_fitting(self, image_shape)
@@ -157,7 +163,7 @@ class Pretrained:
         return model
 
     def _grid(self, image_shape: Sequence[int]) -> tuple[int, int]:
-        """How many patches there are down and across."""
+        """Return the numbers of patches down and across."""
         patch = self.options["patch_size"]
         return image_shape[0] // patch, image_shape[1] // patch
 
@@ -169,25 +175,24 @@ def read(
     approximate: bool | None = None,
     image_size: tuple[int, int] | None = None,
 ) -> Pretrained:
-    """The weights in that file. A ViT of timm does not say how many heads it has: unless they are
-    given they are the published ones for its width, or those of 64 features each. The GELU is by
-    tanh in the official code and here, and exact in timm's, unless `approximate` says otherwise.
-    Images are square unless the file, or `image_size`, (height, width), says otherwise.
+    """Read the weights of a file. A ViT of timm lacks its number of heads: by default it is the
+    published one for its width, or that of 64 features each. The GELU is by tanh in the official
+    code and here, and exact in timm's; `approximate` overrides it. Images are square unless the
+    file, or `image_size`, (height, width), says otherwise.
 
     Raises `OSError` for a file that cannot be read; `WeightsError` for one that is damaged, or of
-    another model, and for heads and sizes that it cannot have. Names that do not fit are found when
-    the model is built.
+    another model, and for impossible heads and sizes. Wrong names raise when the model is built.
     """
     file = Path(file)
     recognise = partial(
         _recognised, file, num_heads=num_heads, approximate=approximate, image_size=image_size
     )
     try:
-        found = recognise(*_arrays(file, recognise))
-        arrays = {name: _f32(name, x) for name, x in found.arrays.items()}
+        pretrained = recognise(*_arrays(file, recognise))
+        arrays = {name: _f32(name, x) for name, x in pretrained.arrays.items()}
     except WeightsError as error:
         raise WeightsError(escaped(f"{file}: {error}")) from None
-    return replace(found, arrays=arrays)
+    return replace(pretrained, arrays=arrays)
 
 
 def _recognised(
@@ -199,7 +204,7 @@ def _recognised(
     approximate: bool | None,
     image_size: tuple[int, int] | None,
 ) -> Pretrained:
-    """What these are weights of, by names, shapes and texts alone."""
+    """Infer the model from names, shapes and texts."""
     layout: Literal["official", "timm", "mlvm"]
     layout = "mlvm" if metadata.keys() & {DESCRIPTION, checkpoint.TRAINING} else "official"
     if num_heads is not None and ("patch_embed.proj.weight" not in arrays or num_heads < 1):
@@ -251,16 +256,16 @@ def described(
     *,
     approximate: bool | None = None,
 ) -> dict[str, str]:
-    """Metadata for `ml.save(file, model, metadata)` of a Mixer or ViT: the (height, width,
-    channels) that it is for, names of its classes, and which GELU it has."""
-    told: dict[str, Any] = {"image_shape": [*image_shape], "classes": classes and [*classes]}
-    told |= {} if approximate is None else {"approximate": approximate}
-    return {DESCRIPTION: json.dumps(told)}
+    """Return metadata for `ml.save(file, model, metadata)` of a Mixer or ViT: its (height, width,
+    channels), the names of its classes, and the form of its GELU."""
+    description: dict[str, Any] = {"image_shape": [*image_shape], "classes": classes and [*classes]}
+    description |= {} if approximate is None else {"approximate": approximate}
+    return {DESCRIPTION: json.dumps(description)}
 
 
 def interpolated(positions: Array, old: tuple[int, int], new: tuple[int, int]) -> Array:
-    """Position embeddings f32[1, 1 + h w, D] of a class token and a grid, for another grid:
-    linearly, with the corners where they were, as `interpolate_posembed` of the official code."""
+    """Interpolate position embeddings f32[1, 1 + h w, D] of a class token and a grid linearly to
+    another grid. Corners stay in place, as in `interpolate_posembed` of the official code."""
     token, grid = positions[:, :1], positions[0, 1:].reshape(*old, -1)
     down, across = (_weights(*sizes) for sizes in zip(old, new, strict=True))
     grid = np.einsum("ih,jw,hwd->ijd", down, across, grid)
@@ -269,7 +274,7 @@ def interpolated(positions: Array, old: tuple[int, int], new: tuple[int, int]) -
 
 
 def _weights(old: int, new: int) -> Array:
-    """f64[new, old]: how much of each old point there is in a new one."""
+    """Return f64[new, old]: the weight of each old point in a new one."""
     places = np.linspace(0, old - 1, new)
     weights: Array = np.maximum(0, 1 - np.abs(places[:, None] - np.arange(old)))
     return weights
@@ -281,8 +286,8 @@ def _weights(old: int, new: int) -> Array:
 def _arrays(
     file: Path, recognise: Callable[[Arrays, dict[str, str]], object]
 ) -> tuple[Arrays, dict[str, str]]:
-    """Arrays by name, and texts by name; of a checkpoint those of the model. What must be unpacked
-    is only when `recognise` has nothing against its names and shapes."""
+    """Read arrays and texts by name; from a checkpoint those of the model. Packed arrays are
+    unpacked only after `recognise` accepts their names and shapes."""
     with opened(file) as stream:
         start = stream.read(4)
     if start == b"PK\3\4":
@@ -329,7 +334,7 @@ def _members(
 
 
 def _announced(name: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> Array:
-    """Zeros, which take no room, of the shape that a `.npy` file announces."""
+    """Return zeros without memory, in the shape that a `.npy` file announces."""
     if stream.read(len(format.MAGIC_PREFIX)) != format.MAGIC_PREFIX:
         raise DataError(
             f"it is no .npz of arrays: {name!r} is none; save what PyTorch has pickled as "
@@ -340,8 +345,8 @@ def _announced(name: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> Array:
     shape, _, dtype = read(stream)
     if dtype.kind != "f" and dtype != _BF16:
         raise DataError(f"{name} is {dtype}, and weights are floats")
-    left = member.file_size - stream.tell()
-    if min(shape, default=0) < 0 or dtype.itemsize * math.prod(shape) != left:
+    nbytes = member.file_size - stream.tell()
+    if min(shape, default=0) < 0 or dtype.itemsize * math.prod(shape) != nbytes:
         raise DataError(f"it is corrupt: {name} has no {dtype} of shape {shape}")
     return np.broadcast_to(np.zeros((), dtype), shape)
 
@@ -355,7 +360,7 @@ def _read(name: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> Array:
 
 
 def _unique(named: Iterable[Named]) -> Arrays:
-    """Arrays by name. Raises `WeightsError` where two would have the same."""
+    """Collect arrays by name. Raises `WeightsError` for two of one name."""
     arrays: Arrays = {}
     owns: dict[str, str] = {}
     for own, name, array in named:
@@ -366,35 +371,36 @@ def _unique(named: Iterable[Named]) -> Arrays:
 
 
 def _f32(name: str, array: Array) -> Array:
-    """Raises `WeightsError` for what are no floats, and for numbers beyond f32."""
+    """Convert an array to f32. Raises `WeightsError` for a dtype that is no float, and for numbers
+    beyond f32."""
     if array.dtype.kind != "f":
         raise WeightsError(f"{name} is {array.dtype}, and weights are floats")
     if array.dtype == np.float32:
         return np.asarray(array, np.float32)
     with np.errstate(over="ignore"):
-        found = array.astype(np.float32)
-    if (np.isinf(found) & np.isfinite(array)).any():
+        converted = array.astype(np.float32)
+    if (np.isinf(converted) & np.isfinite(array)).any():
         raise WeightsError(f"{name} is {array.dtype}, and has numbers that are too large for f32")
-    return found
+    return converted
 
 
 def _description(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """What `described` said. Raises `WeightsError` for another text."""
+    """Parse the text of `described`. Raises `WeightsError` for any other text."""
     try:
-        found = dict(json.loads(metadata.get(DESCRIPTION, "{}")))
-        shape, classes = found.get("image_shape"), found.get("classes")
+        description = dict(json.loads(metadata.get(DESCRIPTION, "{}")))
+        shape, classes = description.get("image_shape"), description.get("classes")
         if shape is not None:
             height, width, channels = shape
             if not all(type(n) is int and n > 0 for n in shape):
                 raise ValueError
-            found["image_shape"] = height, width, channels
+            description["image_shape"] = height, width, channels
         if classes is not None and not all(isinstance(each, str) for each in [*classes]):
             raise ValueError
-        if not isinstance(found.get("approximate", True), bool):
+        if not isinstance(description.get("approximate", True), bool):
             raise ValueError
     except (ValueError, TypeError, RecursionError):
         raise WeightsError(f"its metadata {DESCRIPTION!r} is no description of a model") from None
-    return found
+    return description
 
 
 # --- timm's names --------------------------------------------------------------------
@@ -436,7 +442,7 @@ _TIMM_VIT: Final = [
 
 
 def _from_timm(arrays: Arrays, num_heads: int | None) -> Iterator[Named]:
-    """timm's arrays under the official names, in the official layouts; others as they are."""
+    """Convert timm's arrays to the official names and layouts; others stay unchanged."""
     is_vit = "patch_embed.proj.weight" in arrays
     if is_vit:
         heads = num_heads or _heads(_shape(arrays, "patch_embed.proj.weight", 4)[0])
@@ -444,14 +450,14 @@ def _from_timm(arrays: Arrays, num_heads: int | None) -> Iterator[Named]:
         module, _, kind = name.rpartition(".")
         path = _official(_TIMM_VIT if is_vit else _TIMM, module)
         if is_vit and name in ("cls_token", "pos_embed"):
-            found = {"cls" if name == "cls_token" else _POSITIONS: array}
+            official_arrays = {"cls" if name == "cls_token" else _POSITIONS: array}
         elif path is None or kind not in ("weight", "bias"):
-            found = {name: array}
+            official_arrays = {name: array}
         elif is_vit and path.endswith(("/qkv", "/out")):
-            found = _of_heads(path, kind, array, heads)
+            official_arrays = _of_heads(path, kind, array, heads)
         else:
-            found = _plain(path, kind, array)
-        yield from ((name, official, x) for official, x in found.items())
+            official_arrays = _plain(path, kind, array)
+        yield from ((name, official, x) for official, x in official_arrays.items())
 
 
 def _official(rules: list[tuple[str, str]], module: str) -> str | None:
@@ -463,7 +469,8 @@ def _official(rules: list[tuple[str, str]], module: str) -> str | None:
 
 
 def _plain(path: str, kind: str, array: Array) -> Arrays:
-    """PyTorch has [out, in] and [out, in, height, width]; a norm's weight is a scale."""
+    """Convert a layer's array: PyTorch has [out, in] and [out, in, height, width], and a norm's
+    weight is a scale."""
     if kind == "bias":
         return {f"{path}/bias": array}
     if array.ndim < 2:
@@ -472,7 +479,7 @@ def _plain(path: str, kind: str, array: Array) -> Arrays:
 
 
 def _of_heads(path: str, kind: str, array: Array, heads: int) -> Arrays:
-    """Query, key and value of one matrix each, and the heads in an axis of their own."""
+    """Split query, key and value, with the heads as a separate axis."""
     block, _, name = path.rpartition("/")
     wrong = WeightsError(f"{path} of {array.shape} is not that of {heads} heads")
     if array.ndim != (2 if kind == "weight" else 1) or 0 in array.shape:
@@ -493,7 +500,7 @@ def _of_heads(path: str, kind: str, array: Array, heads: int) -> Arrays:
 
 
 def _heads(width: int) -> int:
-    """How many heads published models of that width have."""
+    """Return the number of heads of published models of that width."""
     for _, hidden_size, _, _, num_heads in vit.VARIANTS.values():
         if hidden_size == width:
             return num_heads
@@ -502,10 +509,10 @@ def _heads(width: int) -> int:
     return width // 64
 
 
-# --- what names and shapes tell ------------------------------------------------------
+# --- inference from names and shapes --------------------------------------------------
 
 Guess: TypeAlias = tuple[dict[str, Any], int, int]
-"""What a model is built with, its patches, and the channels of its images."""
+"""Arguments of a model, the number of its patches, and the channels of its images."""
 
 
 def _mixer(arrays: Arrays) -> Guess:
@@ -547,7 +554,7 @@ def _shape(arrays: Arrays, name: str, ndim: int) -> tuple[int, ...]:
 
 
 def _count(arrays: Arrays, pattern: str) -> int:
-    """How many blocks there are: the highest number and one."""
+    """Return the number of blocks: the highest number plus one."""
     matches = (re.fullmatch(pattern, name) for name in arrays)
     numbers = {int(match[1]) for match in matches if match is not None}
     if not numbers:
@@ -560,26 +567,26 @@ def _count(arrays: Arrays, pattern: str) -> int:
 def _square(model: str, tokens: int, patch: int, channels: int) -> Shape:
     side = math.isqrt(max(tokens, 0))
     if side < 1 or side**2 != tokens:
-        beside = " beside its class token" if model == "vit" else ""
+        class_token = " beside its class token" if model == "vit" else ""
         raise WeightsError(
-            f"its {tokens} patches{beside} are those of no square image, and it names no other"
+            f"its {tokens} patches{class_token} are those of no square image, and it names no other"
         )
     return patch * side, patch * side, channels
 
 
 def _require_patches(image_shape: Shape, tokens: int, patch: int, channels: int) -> None:
-    """Raise for images that these are no weights for, whoever says that they are."""
-    height, width, given = image_shape
+    """Raise for images whose patches do not match the weights."""
+    height, width, image_channels = image_shape
     fits = height > 0 and width > 0 and not height % patch and not width % patch
-    if not fits or height // patch * (width // patch) != tokens or given != channels:
+    if not fits or height // patch * (width // patch) != tokens or image_channels != channels:
         raise WeightsError(
             f"its {tokens} patches of {patch} x {patch} x {channels} are those of no image of "
-            f"{height} x {width} x {given}"
+            f"{height} x {width} x {image_channels}"
         )
 
 
 def _require_known(model: str, arrays: Arrays) -> None:
-    """Raise for names that no model of this kind has, of whatever size."""
+    """Raise for names that no model of this kind has, of any size."""
     unknown = [name for name in arrays if not re.fullmatch(_KNOWN[model], name)]
     if unknown:
         raise WeightsError(f"it has what no {model} has: {_listed(unknown)}")
@@ -591,39 +598,40 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _require_fitting(weights: Pretrained, image_shape: Sequence[int]) -> Shape:
-    """The (height, width, channels). Raises for images that the weights cannot be used for."""
-    (height, width, channels), given = weights.image_shape, tuple(image_shape)
+    """Check an image's shape and return it, (height, width, channels). Raises if it does not fit
+    the weights."""
+    (height, width, channels), shape = weights.image_shape, tuple(image_shape)
     patch = weights.options["patch_size"]
-    if len(given) != 3 or not all(isinstance(n, int) and n > 0 for n in given):
-        raise ml.errors.ShapeError(f"an image has (height, width, channels), not {given}")
-    if given[0] % patch or given[1] % patch:
-        raise ml.errors.ShapeError(f"{patch} x {patch} patches do not tile {given[0]} x {given[1]}")
-    if given[2] != channels:
+    if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise ml.errors.ShapeError(f"an image has (height, width, channels), not {shape}")
+    if shape[0] % patch or shape[1] % patch:
+        raise ml.errors.ShapeError(f"{patch} x {patch} patches do not tile {shape[0]} x {shape[1]}")
+    if shape[2] != channels:
         raise WeightsError(
-            f"{weights.file} is for images of {channels} channels, not of {given[2]}"
+            f"{weights.file} is for images of {channels} channels, not of {shape[2]}"
         )
-    if weights.model == "mlp_mixer" and given != weights.image_shape:
+    if weights.model == "mlp_mixer" and shape != weights.image_shape:
         raise WeightsError(
-            f"{weights.file} is for images of {height} x {width}, not of {given[0]} x {given[1]}: "
+            f"{weights.file} is for images of {height} x {width}, not of {shape[0]} x {shape[1]}: "
             f"a Mixer has weights for each patch"
         )
-    return given
+    return shape
 
 
 def _require_all(
     file: Path, expected: Mapping[str, tuple[int, ...]], arrays: Mapping[str, Array]
 ) -> None:
-    """Raise unless there are just these names, each of its shape."""
+    """Raise unless names and shapes are exactly the expected ones."""
     wrong = [
         f"{name} is {arrays[name].shape}, not {shape}"
         for name, shape in expected.items()
         if name in arrays and arrays[name].shape != shape
     ]
-    found = {
+    differences = {
         "missing": [name for name in expected if name not in arrays],
         "unknown": [name for name in arrays if name not in expected],
         "of another shape": wrong,
     }
-    texts = [f"{what}: {_listed(names)}" for what, names in found.items() if names]
+    texts = [f"{what}: {_listed(names)}" for what, names in differences.items() if names]
     if texts:
         raise WeightsError(escaped(f"{file} does not fit its model; {'; '.join(texts)}"))

@@ -1,8 +1,8 @@
 """Changes of training images at random, for `ml.Pipeline(transform=...)`.
 
-Each takes the arrays of a batch, images f32[B,H,W,C] first, and the random numbers of its
-samples, and returns the arrays anew. What happens to an image depends on its own numbers alone,
-but for `Mixup`, which also takes its neighbour in the batch.
+Each takes the arrays of a batch, images f32[B,H,W,C] first, and the random numbers of its samples,
+and returns new arrays. An image depends on its own numbers alone, but for `Mixup`, which also takes
+its neighbour in the batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Doubles: TypeAlias = NDArray[np.float64]
 
 
 class Chain:
-    """One transform after the other."""
+    """Transforms applied in order."""
 
     def __init__(self, *transforms: ml.Transform) -> None:
         self.transforms = transforms
@@ -35,7 +35,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Flip:
-    """Left and right exchanged, with that probability."""
+    """Exchange of left and right, with that probability."""
 
     probability: float = 0.5
 
@@ -48,7 +48,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Crop:
-    """A piece of the image's own size, from anywhere in it with `padding` black pixels around.
+    """Random piece of the image, of its own size, with `padding` black pixels around.
 
     Raises `DataError` for a negative padding.
     """
@@ -86,9 +86,10 @@ class Normalise:
 
 @dataclass(frozen=True)
 class Mixup:
-    """Each image mixed with the next of its batch, and their labels alike, which become
-    f32[B,num_classes]: lambda of its own and 1 - lambda of the other, with lambda from
-    Beta(alpha, alpha) (Zhang et al., arXiv 1710.09412).
+    """Mixup of each image with the next of its batch (Zhang et al., arXiv 1710.09412).
+
+    The share of the image is lambda, drawn from Beta(alpha, alpha), that of the next one
+    1 - lambda. Labels are mixed alike and become f32[B,num_classes].
 
     Raises `DataError` unless 0 < alpha <= 1.
     """
@@ -130,7 +131,7 @@ class Distort:
         return (images, *rest)
 
     def draw(self, random: ml.SampleRandom) -> tuple[Doubles, Doubles]:
-        """A distortion for each image, as `looked_up` takes them: matrices and shifts."""
+        """Return a distortion for each image, as `looked_up` takes them: matrices and shifts."""
         turn, shear, down, right, high, wide = random.uniform(-1, 1, (6,)).T * np.array(
             [[self.turn], [self.shear], [self.shift], [self.shift], [self.scale], [self.scale]]
         )
@@ -163,8 +164,8 @@ def looked_up(images: Images, matrices: Doubles, shifts: Doubles) -> Images:
     def around(down: int, right: int) -> Images:
         neighbour = corner + np.array([[down], [right]])
         row, column = np.clip(neighbour, -1, size).swapaxes(0, 1) + 1
-        found: Images = framed[image, row, column]  # [N, H * W, C]
-        return found
+        pixel: Images = framed[image, row, column]  # [N, H * W, C]
+        return pixel
 
     upper = around(0, 0) + share[:, 1] * (around(0, 1) - around(0, 0))
     lower = around(1, 0) + share[:, 1] * (around(1, 1) - around(1, 0))

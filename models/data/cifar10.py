@@ -22,7 +22,7 @@ _RECORD = 1 + _SIDE * _SIDE * _CHANNELS
 
 
 def load(folder: Path) -> DataSet:
-    """The data set in that folder. Raises `DataError` for a missing or corrupt file."""
+    """Return the data set in that folder. Raises `DataError` for a missing or corrupt file."""
     train = _images(np.concatenate([_records(folder / name) for name in TRAIN_FILES]))
     test = _images(_records(folder / TEST_FILE))
     augment = Chain(Crop(padding=4), Flip())
@@ -30,7 +30,7 @@ def load(folder: Path) -> DataSet:
 
 
 def _records(file: Path) -> Bytes:
-    """A file's images with their labels: u8[N,3073]."""
+    """Return a file's images with their labels: u8[N,3073]."""
     with reading(file, HOMEPAGE) as source:
         content = np.frombuffer(source.stream.read(), np.uint8)
         if content.size % _RECORD:

@@ -1,4 +1,4 @@
-"""What the data sets have in common: samples with labels, those to train on and those to test on.
+"""Interface of the data sets: labelled samples for training and for tests.
 
 Images leave every data set as f32[B,H,W,C] with values from `BLACK` to `WHITE`, symbols of texts
 and trees as i64[B, ...] with values 0 .. num_symbols - 1. Labels are i64[B], or i64[B,T] where
@@ -22,7 +22,7 @@ Indices: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8]
 
 Kind: TypeAlias = Literal["images", "text", "masked text", "sequences", "trees"]
-"""What the samples of a data set are, and so which models it is for."""
+"""Kind of the samples, which decides the models that a data set is for."""
 
 BLACK, WHITE = -1.0, 1.0  # the values of a channel
 NO_LABEL = -1  # of a sample, or a symbol of one, that counts for nothing
@@ -41,10 +41,13 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class DataSet:
-    """Labelled samples of one `shape`: (H, W, C) of images. Those that are made of symbols have
-    `num_symbols` different ones. `augment` changes training samples at random, as far as they
-    still show the same thing; None leaves them as they are. `classes` are the classes' names, where
-    the data set has them."""
+    """Labelled samples of one shape.
+
+    shape: shape of a sample; (H, W, C) of images
+    augment: random changes of training samples that keep their labels valid, or None
+    num_symbols: number of different symbols, of samples made of symbols
+    classes: names of the classes, or None
+    """
 
     name: str
     train: Examples
@@ -58,7 +61,7 @@ class DataSet:
 
 
 class Column(Protocol):
-    """What `LabelledImages` needs of an array, which may lie in a file."""
+    """Interface of an array, in memory or in a file, for `LabelledImages`."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -70,11 +73,11 @@ class Column(Protocol):
 class LabelledImages:
     """Images and their labels in two arrays of one length, or in files of arrays.
 
-    Images [N,H,W,C] of u8 with values 0 .. white are scaled as they are asked for; those of
-    f32 are taken as they are. Labels [N] are integers.
+    Images [N,H,W,C] of u8 with values 0 .. white are scaled when they are read; those of f32 stay
+    unchanged. Labels [N] are integers.
 
-    Raises `DataError` for arrays of other kinds, for none, and for labels out of range; whoever
-    reads a file adds its name.
+    Raises `DataError` for arrays of other kinds, for empty ones, and for labels out of range; a
+    reader of a file adds its name.
     """
 
     def __init__(
@@ -110,7 +113,7 @@ class LabelledImages:
 
 
 def scaled(images: Bytes, white: int = 255) -> Images:
-    """Brightness 0 .. white as f32 from `BLACK` to `WHITE`."""
+    """Scale brightness 0 .. white to f32 from `BLACK` to `WHITE`."""
     result: Images = np.multiply(images, np.float32((WHITE - BLACK) / white), dtype=np.float32)
     result += np.float32(BLACK)
     return result

@@ -15,7 +15,7 @@ NUM_CLASSES = 10
 
 
 def load(seed: int = 0) -> DataSet:
-    """The digits shuffled with that seed; the last 360 are the test set."""
+    """Return the digits shuffled with that seed; the last 360 are the test set."""
     with np.load(FILE) as file:
         order = np.random.Generator(np.random.PCG64(seed)).permutation(len(file["labels"]))
         images, labels = file["images"][order, :, :, None], file["labels"][order]

@@ -21,7 +21,7 @@ _MOST_DEFLATED = 1032  # times smaller is the best that gzip's compression can d
 
 
 def opened(file: Path) -> BufferedReader:
-    """The file, open for reading. Raises `OSError`, also for a pipe or a device, which may have no
+    """Open a file for reading. Raises `OSError`, also for a pipe or a device, which may have no
     end."""
     try:
         regular = stat.S_ISREG(file.stat().st_mode)
@@ -34,10 +34,10 @@ def opened(file: Path) -> BufferedReader:
 
 @contextmanager
 def parsing(file: Path) -> Iterator[BufferedReader]:
-    """The file, open for a parser of somebody else's.
+    """Open a file for a parser of another library.
 
-    Raises `DataError`, which names the file, for one that cannot be read, and for whatever the
-    parser inside runs into; a `DataError` from inside passes as it is.
+    Raises `DataError`, which names the file, for a file that cannot be read, and for any error of
+    the parser inside; a `DataError` from inside passes unchanged.
     """
     try:
         with opened(file) as stream:
@@ -51,7 +51,7 @@ def parsing(file: Path) -> Iterator[BufferedReader]:
 
 
 class Source(NamedTuple):
-    """The bytes of a file, unpacked, and the most that there can be of them."""
+    """Unpacked bytes of a file, and a bound on their number."""
 
     stream: BufferedIOBase
     most: int
@@ -59,10 +59,10 @@ class Source(NamedTuple):
 
 @contextmanager
 def reading(file: Path, homepage: str) -> Iterator[Source]:
-    """The file, open for reading; one whose name ends in .gz is unpacked as it is read.
+    """Open a file for reading; one whose name ends in .gz is unpacked on the fly.
 
-    Raises `DataError`, which says where to get the file, for one that cannot be read; a
-    `DataError` inside is one about this file.
+    Raises `DataError`, which says where to get the file, for a file that cannot be read, and for a
+    `DataError` inside.
     """
     try:
         with opened(file) as stream:
@@ -80,4 +80,4 @@ def reading(file: Path, homepage: str) -> Iterator[Source]:
         reason = str(error)
     else:
         return
-    raise DataError(f"{file} is corrupt: {reason}; get it anew from {homepage}")
+    raise DataError(f"{file} is corrupt: {reason}; get it again from {homepage}")

@@ -21,7 +21,7 @@ from models.data.files import parsing
 Shape: TypeAlias = tuple[int, int, int]
 
 SHAPE: Final = (64, 64, 3)
-"""(height, width, channels), unless told otherwise."""
+"""Default (height, width, channels)."""
 FORMATS: Final = [
     "AVIF",
     "BMP",
@@ -35,19 +35,18 @@ FORMATS: Final = [
     "TIFF",
     "WEBP",
 ]
-"""What is read, by Pillow's names. It knows more, some of which other programs read for it."""
+"""Formats that are read, by Pillow's names. Others of Pillow's run other programs."""
 MOST_PIXELS = 1 << 26  # of an image, before it is scaled
 _FEW_PIXELS: Final = 1 << 22
 _PIXELS_PER_BYTE: Final = 32  # of the file, more than any photograph has
-_BITS: Final = 258  # the tag of TIFF that says how many a grey value has
+_BITS: Final = 258  # the tag of TIFF with the bits of a grey value
 
 
 class ImageFolder:
     """The images below a folder, each labelled with the number of the class it lies in.
 
-    They are f32[B,*shape], as `pixels` has them. Raises `DataError` for a folder that holds none,
-    for a file that is no image, and for channels that are neither 1 nor 3, `MissingExtra` without
-    Pillow.
+    They are f32[B,*shape], made by `pixels`. Raises `DataError` for a folder without images, for a
+    file that is no image, and for channels that are neither 1 nor 3, `MissingExtra` without Pillow.
     """
 
     def __init__(self, folder: Path, classes: list[str], shape: Shape = SHAPE) -> None:
@@ -56,16 +55,16 @@ class ImageFolder:
         self.shape = shape
         extensions = pillow_image().registered_extensions()
         suffixes = {suffix for suffix, kind in extensions.items() if kind in FORMATS}
-        found = [
+        files = [
             (file, label)
             for label, name in enumerate(classes)
             for file in sorted((folder / name).rglob("*"))
             if file.suffix.lower() in suffixes
         ]
-        if not found:
+        if not files:
             raise DataError(f"there are no images in {folder}/CLASS, of {', '.join(FORMATS)}")
-        self.files = [file for file, _ in found]
-        self._labels: Labels = np.array([label for _, label in found], np.int64)
+        self.files = [file for file, _ in files]
+        self._labels: Labels = np.array([label for _, label in files], np.int64)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -76,7 +75,8 @@ class ImageFolder:
 
 
 def load(folder: Path, shape: Shape = SHAPE) -> DataSet:
-    """The images below `folder/train` and `folder/test`, in that shape: height, width, channels.
+    """Load the images below `folder/train` and `folder/test`, in that shape: height, width,
+    channels.
 
     Raises `DataError` for missing folders, classes without images included.
     """
@@ -100,9 +100,9 @@ def _sorted(folder: Path) -> list[Path]:
 
 
 def pixels(file: Path, shape: Shape) -> Bytes:
-    """The image as u8[*shape], of 3 channels or of 1: upright, as its EXIF data say, on white where
-    it is transparent, scaled so that it covers the size, and cut about the middle. 16 bits become
-    8.
+    """Read an image as u8[*shape], of 3 channels or of 1. It is turned upright by its EXIF data,
+    put on white where it is transparent, scaled to cover the size, and cut around the middle. 16
+    bits become 8.
 
     Raises `DataError` for a file that is no image, and for one whose brightness may be any number,
     as floats; `MissingExtra` without Pillow.

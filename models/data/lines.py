@@ -1,8 +1,8 @@
-"""Lines of source as they are, and with two neighbouring words exchanged: which is which?
+"""Lines of source code, unchanged or with two neighbouring words exchanged, to be told apart.
 
-Every line is there in both forms, with the same words, so that whoever counts words or letters is
-right half of the time: what tells the two apart is their order. Some pairs are in no order at all,
-such as the names of an import, so nobody is always right.
+Every line occurs in both forms, with the same words. So counts of words or letters are right half
+of the time: only the order differs. Some pairs have no order, such as the names of an import, so no
+model is always right.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _WORD: Final = re.compile(r"\w+")
 
 
 def load(seed: int = 0) -> DataSet:
-    """Lines in both forms, label 1 for the exchanged one. `seed` decides which lines are held
-    out, and which words are exchanged. Raises `DataError` where Python has no sources."""
+    """Load lines in both forms, label 1 for the exchanged one. `seed` decides which lines are held
+    out, and which words are exchanged. Raises `DataError` if Python has no sources."""
     random = np.random.Generator(np.random.PCG64(seed))
     text = standard_library(MOST).decode(errors="ignore").splitlines()
     lines = list(dict.fromkeys(line.strip() for line in text))
-    known = set(lines)
+    originals = set(lines)
     pairs = []
     for i in random.permutation(len(lines)):
         line = lines[i]
         if SHORTEST <= len(line) <= LENGTH and line.isascii() and not line.startswith("#"):
             twin = exchanged(line, random)
-            if twin is not None and twin not in known:
+            if twin is not None and twin not in originals:
                 pairs.append((line, twin))
         if len(pairs) == NUM_LINES:
             break
@@ -54,7 +54,7 @@ def load(seed: int = 0) -> DataSet:
 
 
 def exchanged(line: str, random: np.random.Generator) -> str | None:
-    """The line with two neighbouring words exchanged, chosen at random; None if all are alike."""
+    """Exchange two neighbouring words, chosen at random; return None if all are equal."""
     words = list(_WORD.finditer(line))
     different = [i for i in range(len(words) - 1) if words[i][0] != words[i + 1][0]]
     if not different:

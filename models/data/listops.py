@@ -1,9 +1,9 @@
 """ListOps (Nangia and Bowman, arXiv 1804.06028): nested lists of digits, to be evaluated.
 
 `[MAX 2 9 [MIN 4 7 ] 0 ]` is 9. The grammar and its probabilities are those of the published
-generator; expressions longer than `MOST_SYMBOLS` and lone digits are drawn again. A tree has two
-branches at every inner node, as there: an operator takes its arguments one by one, and the bracket
-last: ((((MAX 2) 9) ...) ]).
+generator; expressions longer than `MOST_SYMBOLS` and lone digits are drawn again. As in that
+generator, every inner node has two branches: an operator takes its arguments one by one, and the
+bracket last: ((((MAX 2) 9) ...) ]).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from models.data.dataset import Array, DataSet, Indices, Labels
 
 OPERATORS: Final = ("MIN", "MAX", "MED", "SM")
 SYMBOLS: Final = (*map(str, range(10)), *(f"[{name}" for name in OPERATORS), "]")
-"""What a leaf can be, by its number. A digit's number is the digit."""
+"""Symbols of leaves, by their numbers. A digit's number is the digit."""
 END: Final = SYMBOLS.index("]")
 VALUE_P: Final = 0.25  # of an operator where there might be a digit
 MAX_ARGS: Final = 5
@@ -33,14 +33,14 @@ Expression: TypeAlias = "int | tuple[int, list[Expression]]"
 
 
 def load(seed: int = 0, count: int = NUM_TREES, held_out: int = HELD_OUT) -> DataSet:
-    """So many different trees, each labelled with its value. `seed` decides what they are."""
+    """Generate `count` different trees from `seed`, each labelled with its value."""
     random = np.random.Generator(np.random.PCG64(seed))
-    found: dict[str, Expression] = {}
-    while len(found) < count:
+    by_text: dict[str, Expression] = {}
+    while len(by_text) < count:
         expression = generate(random)
         if isinstance(expression, tuple) and len(symbols(expression)) <= MOST_SYMBOLS:
-            found[" ".join(SYMBOLS[i] for i in symbols(expression))] = expression
-    expressions = list(found.values())
+            by_text[" ".join(SYMBOLS[i] for i in symbols(expression))] = expression
+    expressions = list(by_text.values())
     train, test = expressions[:-held_out], expressions[-held_out:]
     shape = (MOST_NODES, 3)
     return DataSet(
@@ -49,7 +49,7 @@ def load(seed: int = 0, count: int = NUM_TREES, held_out: int = HELD_OUT) -> Dat
 
 
 def generate(random: np.random.Generator, depth: int = 1) -> Expression:
-    """An expression, drawn as the published generator does."""
+    """Draw an expression as the published generator does."""
     if depth >= MAX_DEPTH or random.random() > VALUE_P:
         return int(random.integers(10))
     count = int(random.integers(2, MAX_ARGS + 1))
@@ -58,7 +58,7 @@ def generate(random: np.random.Generator, depth: int = 1) -> Expression:
 
 
 def value(expression: Expression) -> int:
-    """What the expression is: 0 .. 9. A median between two digits is rounded down."""
+    """Evaluate the expression: 0 .. 9. A median between two digits is rounded down."""
     if isinstance(expression, int):
         return expression
     operator, arguments = expression
@@ -75,7 +75,7 @@ def value(expression: Expression) -> int:
 
 
 def symbols(expression: Expression) -> list[int]:
-    """The expression as it is written."""
+    """Return the symbols of the expression in their order."""
     if isinstance(expression, int):
         return [expression]
     operator, arguments = expression
@@ -83,10 +83,11 @@ def symbols(expression: Expression) -> list[int]:
 
 
 def nodes(expression: Expression) -> Array:
-    """The tree: i64[MOST_NODES,3], a row (symbol, left, right) for each node, the root first.
+    """Return the tree: i64[MOST_NODES,3], a row (symbol, left, right) for each node, the root
+    first.
 
-    A leaf has no children, an inner node no symbol of its own; what is missing is `NO_CHILD`, or
-    symbol 0. Rows after the last node are leaves that nobody refers to.
+    A leaf has `NO_CHILD` for children, an inner node the symbol 0. Rows after the last node are
+    leaves without a parent.
     """
     rows = np.full((MOST_NODES, 3), (0, NO_CHILD, NO_CHILD))
     count = 0
@@ -102,7 +103,7 @@ def nodes(expression: Expression) -> Array:
         return here
 
     def _branch(here: int, parts: list[Expression]) -> None:
-        """The node `here` has all parts but the last on its left."""
+        """Fill the node `here`: all parts but the last are on its left."""
         nonlocal count
         *before, last = parts
         if len(before) == 1:
@@ -117,7 +118,7 @@ def nodes(expression: Expression) -> Array:
 
 
 class Trees:
-    """The trees of expressions, with their values: i64[B, MOST_NODES, 3] and i64[B]."""
+    """Trees of expressions with their values: i64[B, MOST_NODES, 3] and i64[B]."""
 
     def __init__(self, expressions: list[Expression]) -> None:
         self._nodes = np.stack([nodes(each) for each in expressions]).astype(np.int8)

@@ -1,7 +1,7 @@
-"""Arrays in `.npy` and `.npz` files that may be larger than memory: only what is asked for is read.
+"""Arrays in `.npy` and `.npz` files that may be larger than memory: only indexed parts are read.
 
-numpy itself maps `.npy` files alone. A member of an `.npz`, which is a zip archive of them, can be
-mapped as well if it is stored as it is, as `np.savez` does and `np.savez_compressed` does not.
+numpy maps `.npy` files alone. An `.npz` is a zip archive of these. Its members can be mapped as
+well if they are stored uncompressed, by `np.savez` and not `np.savez_compressed`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, lengths
 
 
 class MappedArray:
-    """An array in a file, from byte `offset` on, of which `x[indices]` reads a copy.
+    """Array in a file, from byte `offset` on; `x[indices]` reads a copy.
 
-    It is pickled as the file's name, so another process maps the file for itself. Raises
-    `DataError` for a file that is missing or too short, also when it is unpickled.
+    A pickle has the file's name, so another process maps the file, too. Raises `DataError` for a
+    file that is missing or too short, also when it is unpickled.
     """
 
     def __init__(
         self, file: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, order: Order
     ) -> None:
-        self._given = (file, dtype, shape, offset, order)
+        self._spec = (file, dtype, shape, offset, order)
         try:
             self._array = np.memmap(file, dtype, "r", offset, shape, order)
         except (OSError, ValueError, OverflowError) as error:
@@ -46,11 +46,11 @@ class MappedArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._given[2]
+        return self._spec[2]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self._given[1]
+        return self._spec[1]
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -59,17 +59,18 @@ class MappedArray:
         return np.array(self._array[indices])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MappedArray, self._given
+        return MappedArray, self._spec
 
 
 def open_npy(file: Path) -> MappedArray:
-    """The array of a `.npy` file. Raises `DataError` for a file that is missing or corrupt."""
+    """Return the array of a `.npy` file. Raises `DataError` for a file that is missing or
+    corrupt."""
     with parsing(file) as stream:
         return _described(file, stream, 0, os.fstat(stream.fileno()).st_size)
 
 
 def open_npz(file: Path) -> dict[str, MappedArray]:
-    """The arrays of an `.npz` file by name.
+    """Return the arrays of an `.npz` file by name.
 
     Raises `DataError` for a file that is missing or corrupt, and for members that are compressed,
     encrypted, or no files in the archive's folder.
@@ -102,7 +103,7 @@ def _member(file: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> MappedArr
 
 
 def _described(file: Path, stream: IO[bytes], start: int, size: int) -> MappedArray:
-    """The array in the `.npy` file that has `size` bytes from byte `start` of the stream on."""
+    """Map the array of the `.npy` file in `size` bytes from byte `start` of the stream on."""
     stream.seek(start)
     head = io.BytesIO(stream.read(min(size, _MOST_HEADER)))
     version = format.read_magic(head)

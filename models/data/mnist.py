@@ -21,7 +21,7 @@ NUM_CLASSES = 10
 
 
 def load(folder: Path) -> DataSet:
-    """The data set in that folder. Raises `DataError` for a missing or corrupt file."""
+    """Return the data set in that folder. Raises `DataError` for a missing or corrupt file."""
     train, test = _load_part(folder, "train"), _load_part(folder, "t10k")
     if train.image_shape != test.image_shape:
         raise DataError(
@@ -40,13 +40,13 @@ def _load_part(folder: Path, part: str) -> LabelledImages:
 
 
 def _find(folder: Path, name: str) -> Path:
-    """The file of that name, or else the compressed one if there is one."""
+    """Return the path of that file, or of its compressed form if only that exists."""
     plain, compressed = folder / name, folder / f"{name}.gz"
     return compressed if compressed.exists() and not plain.exists() else plain
 
 
 def _idx(source: Source, ndim: int) -> Bytes:
-    """The array in an IDX file of u8 with that many dimensions. Raises `DataError`."""
+    """Read the u8 array of an IDX file with `ndim` dimensions. Raises `DataError`."""
     magic, size = bytes([0, 0, 8, ndim]), 4 + 4 * ndim
     header = source.stream.read(size)
     if header[:4] != magic or len(header) < size:

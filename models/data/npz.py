@@ -1,4 +1,4 @@
-"""Images of one's own in an `.npz` file, which may be larger than memory.
+"""A user's images in an `.npz` file, which may be larger than memory.
 
 Its arrays are `train_images` and `test_images`, u8 [N,H,W,C] from black to white or f32 from
 -1 to 1, and `train_labels` and `test_labels`, integers [N]. Write it with `np.savez`.
@@ -15,12 +15,12 @@ PARTS = ("train", "test")
 
 
 def load(file: Path) -> DataSet:
-    """The data set in that file. Raises `DataError` for a missing or corrupt file."""
+    """Return the data set in that file. Raises `DataError` for a missing or corrupt file."""
     arrays = open_npz(file)
     missing = {f"{part}_{what}" for part in PARTS for what in ("images", "labels")} - set(arrays)
     if missing:
-        given = ", ".join(arrays) or "none"
-        raise DataError(f"{file} has no array {', '.join(sorted(missing))}; it has {given}")
+        names = ", ".join(arrays) or "none"
+        raise DataError(f"{file} has no array {', '.join(sorted(missing))}; it has {names}")
     num_classes = 1 + max(int(arrays[f"{part}_labels"][:].max(initial=0)) for part in PARTS)
     parts = []
     for part in PARTS:

@@ -25,7 +25,7 @@ HELD_OUT: Final = 0.05  # share of the text, at its end, that is for the test
 
 
 def load(file: Path | None = None) -> DataSet:
-    """Windows of the text, each byte labelled with the one that follows it.
+    """Load windows of the text, each byte labelled with the next one.
 
     Raises `DataError` for a file that is missing or too short.
     """
@@ -34,9 +34,9 @@ def load(file: Path | None = None) -> DataSet:
 
 
 def load_masked(file: Path | None = None) -> DataSet:
-    """Windows of the text of which some bytes are hidden, and have what they were as a label.
+    """Load windows of the text with some hidden bytes, whose labels are their values.
 
-    Raises what `load` does.
+    Raises the errors of `load`.
     """
     train, test = _parts(file)
     return DataSet(
@@ -52,8 +52,8 @@ def load_masked(file: Path | None = None) -> DataSet:
 
 
 def standard_library(most: int = MOST) -> bytes:
-    """The modules of the standard library that are single files, one after the other by name, cut
-    off after `most` bytes. Those that begin with an underscore are left out.
+    """Read the single-file modules of the standard library in the order of their names, up to
+    `most` bytes. Names with a leading underscore are left out.
 
     Raises `DataError` for an interpreter that has none.
     """
@@ -67,7 +67,7 @@ def standard_library(most: int = MOST) -> bytes:
 
 
 def _parts(file: Path | None) -> tuple[Bytes, Bytes]:
-    """The text to train on and the text to test on."""
+    """Return the text to train on and the text to test on."""
     text = standard_library() if file is None else _content(file)
     held_out = round(len(text) * HELD_OUT)
     if held_out <= LENGTH:

@@ -1,6 +1,6 @@
-"""A training's tensors and texts in one file, as `ml.save` writes it.
+"""Checkpoints: a training's tensors and texts in one file, in the format of `ml.save`.
 
-A CRC-32 of the bytes of the tensors is among the texts, so that damage is noticed.
+The texts have a CRC-32 of the tensors' bytes, so that damage is noticed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mlvm.eager.files import safetensors
 
 TRAINING: Final = "mlvm.training"
 PIPELINE: Final = "mlvm.pipeline"
-"""The texts of a training: its options, and how far its batches have come."""
+"""Keys of a training's texts: its options, and the position of its pipeline."""
 _CHECKSUM: Final = "mlvm.crc32"
 
 
@@ -26,17 +26,17 @@ class CheckpointError(ml.errors.MlvmError, ValueError):
 
 
 class Checkpoint(NamedTuple):
-    """What a file holds: tensors by name, and texts by name."""
+    """Contents of a file: tensors by name, and texts by name."""
 
     tensors: dict[str, NDArray[Any]]
     metadata: dict[str, str]
 
 
 def save(file: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
-    """Write the file, in one step: a reader finds the old one or the new one, whatever happens.
+    """Write the file atomically: a reader sees the old one or the new one.
 
-    Raises `OSError`, and leaves nothing behind then; `CheckpointError` for a dtype that the
-    format does not have.
+    Raises `OSError`, and then leaves no file behind; `CheckpointError` for a dtype that the format
+    does not have.
     """
     try:
         types = {name: safetensors.type_of(array) for name, array in tensors.items()}
@@ -50,7 +50,7 @@ def save(file: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str,
 
 
 def load(file: Path) -> Checkpoint:
-    """What the file holds. Raises `OSError`, and `CheckpointError` for a file that is damaged."""
+    """Read a file. Raises `OSError`, and `CheckpointError` for a damaged file."""
     try:
         opened = safetensors.WeightsFile(file)
         metadata = dict(opened.metadata)

@@ -1,4 +1,4 @@
-"""The models that can be trained, and what each is trained on."""
+"""The models that can be trained, with their data sets."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ from models.vit import VisionTransformer
 
 
 class Choice(NamedTuple):
-    """A model: the `kind` of data that it is for, the data set that it gets unless told otherwise,
-    and how it is built for a data set, with a random key."""
+    """Model to train.
+
+    kind: kind of its data sets
+    data: default data set
+    build: function of a data set and a random key that builds the model
+    """
 
     kind: Kind
     data: str

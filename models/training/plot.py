@@ -83,7 +83,7 @@ def _point(x: float, y: float, color: str, hover: str) -> str:
 
 
 def _legend(colors: Mapping[str, str]) -> str:
-    """A row of coloured squares with their meaning, below the title."""
+    """Draw a row of coloured squares with their meaning, below the title."""
     parts, x = [], float(_LEFT)
     for label, color in colors.items():
         parts.append(f'<rect x="{x:.1f}" y="49" width="12" height="12" fill="{color}"/>')

@@ -10,7 +10,7 @@ from models.command import say
 
 
 class Progress:
-    """Shows how far a training of `epochs` has come; nothing at all if `quiet`."""
+    """Display of a training's progress; empty if `quiet`."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -19,23 +19,23 @@ class Progress:
         self._began = 0.0
 
     def say(self, text: str) -> None:
-        """Something that is to be known before the work begins."""
+        """Print a message before the work begins."""
         if not self._quiet:
             say(text)
 
     def begin(self, epochs: int, steps: int, done: int = 0) -> None:
-        """The work begins: so many epochs, and so many steps in all, of which some are done."""
+        """Begin the work, of `epochs` epochs and `steps` steps, of which `done` are done."""
         self._epochs, self._began = epochs, time.perf_counter()
         if not self._quiet and sys.stderr.isatty():
             self._bar = _bar(steps, done)
 
     def step(self) -> None:
-        """A step is done."""
+        """Count a step."""
         if self._bar is not None:
             self._bar.update()
 
     def epoch(self, number: int, loss: float, accuracy: float) -> None:
-        """An epoch is done, with that mean loss and test accuracy."""
+        """Show a finished epoch with its mean loss and test accuracy."""
         state = f"loss {loss:.4f}  test accuracy {100 * accuracy:5.2f} %"
         if self._bar is not None:
             self._bar.set_postfix_str(state)
@@ -45,7 +45,7 @@ class Progress:
             print(f"epoch {number:{width}}/{self._epochs}  {state}  {seconds:6.1f} s", flush=True)
 
     def end(self) -> None:
-        """The work is over, or given up."""
+        """End the display."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -1,8 +1,8 @@
 """Train a model: `python -m models.train --help`, or `train(...)` from Python.
 
-Everything is derived from the seed: which samples are held out, the parameters at the start, the
-order of the samples and how each is distorted. The same call gives the same numbers to the last
-bit, on one kind of processor with one number of BLAS threads.
+Everything is derived from the seed: the samples held out, the initial parameters, the order of the
+samples and their distortions. The same call gives the same numbers to the last bit, on one kind of
+processor with one number of BLAS threads.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Diverged(ml.errors.MlvmError, ArithmeticError):
 
 
 class Options(NamedTuple):
-    """What decides the outcome of a training, but for how the members of a group round."""
+    """Options that decide the outcome of a training, up to the rounding of a group."""
 
     model: str
     data: str
@@ -59,11 +59,14 @@ class Options(NamedTuple):
 
 
 class Result(TypedDict):
-    """What a training run gave: `test_accuracy` is the share of labels guessed right, `test_loss`
-    their mean cross-entropy in nats, `train_loss` has the mean loss of each epoch
-    (without those that overflowed in f16), `input_wait_share` is how much of the time of all steps
-    went into waiting for their batches. Where nothing was left to do for the checkpoint resumed,
-    `step_ms_median` is None."""
+    """Result of a training.
+
+    test_accuracy: share of labels that are predicted right
+    test_loss: mean cross-entropy of the test, nats
+    train_loss: mean loss of each epoch, without steps that overflowed in f16
+    step_ms_median: time of a step; None if the checkpoint had all steps
+    input_wait_share: share of the steps' time that was spent waiting for batches
+    """
 
     model: str
     data: str
@@ -102,25 +105,27 @@ def train(
     """Train a model of `MODELS` on the data set that `data` names, by default its own, and test it.
 
     With a `dtype` of "f16" or "bf16" ("float16", "bfloat16") the model computes in that, and its
-    weights stay f32.
-    `workers` threads prepare the batches; their number changes no result. The members of `group`,
-    such as "threads:2" (see `ml.parallel.group`), share every batch, and with `shard` the optimizer
-    and the weights (see `ml.parallel.data_parallel`). How many members there are changes how
-    results are rounded, and where they meet changes nothing. Without a group, `vm` is where to
-    train, such as `ml.connect(address)`: batches are made here, and written there ahead of each
-    step, and no bit of the result depends on where that is. After every `save_every` steps, by
-    default those of an epoch, and at the end, all that is needed to go on is written to the file
-    `save`. `resume`, such a file of a training with the same options, with any group, is gone on
-    from: the outcome is that of a training that was never interrupted. True is the file `save`, if
-    it is there: so a training that is started again goes on, and begins the first time. `init`, a
-    file that `models.weights` reads, has a Mixer or a ViT to begin with: images of a folder get
-    the size and channels that it is for, and what else differs is told aloud: a head for
-    another number of classes is a new one, and the position embeddings of a ViT are
-    interpolated for images of another size. With `plot`, a folder, loss.svg and step_memory.svg
-    are written there. With `log`, a folder, the loss and the learning rate of each step are
-    written there, and those of each epoch with its test, as `ml.ScalarLog` writes scalars. In a
-    group of MPI or TCP all its processes call this with the same arguments, get the same
-    result, and the first one alone writes and shows progress.
+    weights stay f32. `workers` threads prepare the batches; their number changes no result.
+
+    The members of `group`, such as "threads:2" (see `ml.parallel.group`), share every batch, and
+    with `shard` the optimizer and the weights (see `ml.parallel.data_parallel`). The number of
+    members changes the rounding of results; the transport changes nothing. In a group of MPI or TCP
+    all processes call this function with the same arguments and get the same result; only the first
+    one writes files and shows progress. Without a group, `vm` is the VM of the training, such as
+    `ml.connect(address)`. Batches are made here and written there ahead of each step; no bit of the
+    result depends on the VM.
+
+    After every `save_every` steps, by default those of an epoch, and at the end, a checkpoint is
+    written to the file `save`. `resume` continues from such a file of a training with the same
+    options, with any group; the outcome is that of an uninterrupted training. True means the file
+    `save`, if it exists.
+
+    `init`, a file that `models.weights` reads, has the initial weights of a Mixer or a ViT. Images
+    of a folder get its size and channels. Other differences are printed: a head for another number
+    of classes is new, and position embeddings of a ViT are interpolated to images of another size.
+
+    The folder `plot` receives loss.svg and step_memory.svg. The folder `log` receives loss and
+    learning rate of each step, and the test of each epoch, as an `ml.ScalarLog`.
 
     Raises `OptionError`, `DataError`, `CheckpointError`, `WeightsError`, `Diverged`, `OSError` for
     a file, and `ShapeError` for images that the model cannot take.
@@ -260,7 +265,8 @@ def train(
 
 
 def _mean(losses: Sequence[float]) -> float:
-    """The mean of the losses that are finite; nan if none is. Under a loss scale one may not be."""
+    """Return the mean of the finite losses, nan if there is none. A loss scale may make some
+    infinite."""
     finite = [loss for loss in losses if math.isfinite(loss)]
     return statistics.fmean(finite) if finite else math.nan
 
@@ -287,8 +293,8 @@ def _require_possible(options: Options, workers: int, save_every: int | None) ->
 def opened(
     group: ml.parallel.AnyGroup | str | None,
 ) -> AbstractContextManager[ml.parallel.AnyGroup | None]:
-    """The group, made here if it is a text, for as long as it is used. Raises `OptionError` for a
-    text that names none."""
+    """Open the group that a text names, for the block; another group is returned unchanged. Raises
+    `OptionError` for an unknown text."""
     if not isinstance(group, str):
         return nullcontext(group)
     try:
@@ -298,15 +304,15 @@ def opened(
 
 
 def speaks(group: ml.parallel.AnyGroup | None) -> bool:
-    """Whether this process writes files and shows progress: of several, the first."""
+    """Return whether this process writes files and shows progress, as the first of a group does."""
     return getattr(group, "rank", 0) == 0
 
 
 def _connected(
     address: str | None, secret_file: Path | None, tls: Path | bool, device: str
 ) -> AbstractContextManager[ml.RemoteVM | ml.VM | None]:
-    """A VM of the server there, or on the device, for as long as it is used. Raises `OptionError`,
-    and what `ml.connect` and `ml.VM` raise."""
+    """Open a VM of that server, or on the device, for the block. Raises `OptionError`, and the
+    errors of `ml.connect` and `ml.VM`."""
     if address is None:
         if secret_file is not None or tls:
             raise OptionError("a secret and TLS are for a server: see --vm")
@@ -327,7 +333,7 @@ def _save(
     pipeline: ml.Pipeline,
     losses: list[float],
 ) -> None:
-    """Write all that the rest of the training depends on, and what its result will tell."""
+    """Write a checkpoint: all state of the training, and the losses for its result."""
     metadata = {
         checkpoint.TRAINING: json.dumps(options._asdict()),
         checkpoint.PIPELINE: json.dumps(pipeline.state()),
@@ -339,8 +345,8 @@ def _save(
 def _resumed(
     file: Path, options: Options, steps: int, trainer: Trainer, pipeline: ml.Pipeline
 ) -> list[float]:
-    """Put trainer and pipeline where they were when the file was written; the losses till then.
-    An epoch has so many steps.
+    """Restore trainer and pipeline from a checkpoint; return the losses so far. An epoch has
+    `steps` steps.
 
     Raises `CheckpointError` for a file that is not of such a training.
     """
@@ -352,12 +358,12 @@ def _resumed(
     except (KeyError, ValueError, TypeError, RecursionError):
         raise CheckpointError(f"{file} was not written by a training") from None
     now = options._asdict()
-    then = {**Options._field_defaults, **then}  # what there was no option for
+    then = {**Options._field_defaults, **then}  # files before an option have its default
     differing = [name for name in now if then.get(name) != now[name]]
     if differing:
         begin = " (init begins anew with its weights)" if options.model in weights.KINDS else ""
-        was, wanted = (", ".join(f"{k} {x.get(k)}" for k in differing) for x in (then, now))
-        raise CheckpointError(f"{file} is of a training with {was}, not {wanted}{begin}")
+        was, options_now = (", ".join(f"{k} {x.get(k)}" for k in differing) for x in (then, now))
+        raise CheckpointError(f"{file} is of a training with {was}, not {options_now}{begin}")
     try:
         pipeline.restore(position)
         done = position["epoch"] * steps + position["next_index"] / options.batch_size
@@ -487,8 +493,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         address, secret_file = options.pop("vm", None), options.pop("secret_file", None)
         group = options.get("group")
         if group is not None and (address is not None or options.get("device", "cpu") != "cpu"):
-            given = "--device" if address is None else "--vm"
-            raise OptionError(f"{given} is one VM, and --group {group} makes its own: give one")
+            option = "--device" if address is None else "--vm"
+            raise OptionError(f"{option} is one VM, and --group {group} makes its own: give one")
         if "shard" in options and group is None:
             raise OptionError("--shard is for a --group, whose members have a part each")
         where = _connected(

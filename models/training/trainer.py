@@ -1,4 +1,4 @@
-"""A model in training: its parameters, its optimizer, and the memory that they work in."""
+"""A model in training: parameters, optimizer and memory."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ WARMUP: Final = 0.1  # share of the steps in which the learning rate rises
 
 
 class Score(NamedTuple):
-    """The share of labels that a model guesses right, and its mean cross-entropy, in nats."""
+    """Share of labels that a model predicts right, and its mean cross-entropy in nats."""
 
     accuracy: float
     loss: float
 
 
 class ArenaReport(TypedDict):
-    """Bytes an arena holds, and the most it had in use at once."""
+    """Capacity of an arena, and the most that was in use at once, bytes."""
 
     name: str
     capacity: int
@@ -45,10 +45,10 @@ class Replica:
     """A model and its optimizer, AdamW under a cosine schedule, on one VM, alone or as a member of
     a group. Members call the same methods together.
 
-    With `init`, a file that `models.weights` reads, the model begins with the weights in it. With
-    "f16" or "bf16" for `dtype` a step computes in that, for f16 under a loss scale; weights, the
-    optimizer's state and the loss are f32 all the same. What lasts is in the arena `weights`; each
-    step works in `batch`, which it leaves empty, and in the scratch memory of its program.
+    With `init`, a file that `models.weights` reads, the model begins with its weights. With "f16"
+    or "bf16" for `dtype` a step computes in that dtype, for f16 under a loss scale; weights, the
+    optimizer's state and the loss stay f32. The arena `weights` has all state between steps. A step
+    uses `batch`, which is empty after it, and the scratch memory of its program.
     """
 
     def __init__(
@@ -110,23 +110,23 @@ class Replica:
         return ml.argmax(logits, axis=-1), losses
 
     def step(self, samples: Tensor | Array, labels: Tensor | Array) -> float:
-        """Improve the model by one batch; its loss before is returned."""
+        """Improve the model by one batch; return the loss before it."""
+
         with self.batch:
             return float(self.improve(samples, labels))
 
     def rate(self) -> float:
-        """The learning rate of the next step."""
+        """Return the learning rate of the next step."""
         with self.batch:
             return self.optimizer.rate
 
     def loss_scale(self) -> float:
-        """The factor under which the next loss is taken: 1 without a loss scale. A step whose loss
-        is not finite has changed nothing else, while that is more than 1."""
+        """Return the factor of the next loss: 1 without a loss scale. While it exceeds 1, a step
+        with an infinite loss changes nothing but the factor."""
         return 1.0 if self.scale is None else float(self.scale.value)
 
     def test(self, batch_size: int) -> Score | None:
-        """How the model does on the samples that were held out, in its mode for that. Of members
-        with equal weights the first alone finds out."""
+        """Test the model in evaluation mode. Of members with equal weights only the first does."""
         if ml.parallel.rank() and not isinstance(self.model.parameters(), ml.parallel.Parts):
             return None
         correct, loss, count = 0, 0.0, 0
@@ -141,8 +141,8 @@ class Replica:
         return Score(correct / count, loss / count)
 
     def state(self) -> dict[str, Array]:
-        """All that later steps depend on, by name: parameters, buffers, optimizer, random keys.
-        The tensors are whole ones, which the first member has; other members return nothing."""
+        """Return the state of later steps by name: parameters, buffers, optimizer, random keys. The
+        first member returns whole tensors, other members nothing."""
         with self.batch:
             tensors = self._tensors()
             if ml.parallel.rank():
@@ -164,9 +164,9 @@ class Replica:
             return ml.random.state()
 
     def load_state(self, arrays: Mapping[str, Array]) -> None:
-        """Go on from what `state` returned, of a replica of the same model.
+        """Restore the result of `state` of a replica of the same model.
 
-        Raises `CheckpointError` for arrays of another, and changes nothing then.
+        Raises `CheckpointError` for arrays of another model, and changes nothing then.
         """
         with self.batch:
             own = {name: (x.dtype.numpy, x.shape) for name, x in self._tensors().items()}
@@ -176,9 +176,9 @@ class Replica:
             names = ", ".join(sorted(arrays.keys() ^ own.keys()))
             raise CheckpointError(f"missing or unknown: {names}")
         for name, (dtype, shape) in own.items():
-            given = arrays[name]
-            if (given.dtype, given.shape) != (dtype, shape):
-                raise CheckpointError(f"{name} is {dtype} {shape}, not {given.dtype} {given.shape}")
+            array = arrays[name]
+            if (array.dtype, array.shape) != (dtype, shape):
+                raise CheckpointError(f"{name} is {dtype} {shape}, not {array.dtype} {array.shape}")
         self.model.load_state(_below("model/", arrays))
         self.optimizer.load_state(_below("optimizer/", arrays))
         if self.scale is not None:
@@ -187,7 +187,7 @@ class Replica:
             ml.random.set_state(arrays["random"])
 
     def consumed(self) -> int:
-        """The bytes that the VMs of all members hold."""
+        """Return the bytes that the VMs of all members hold."""
         own = round(self.vm.consumed_size_in_mib() * 2**20)
         with self.batch:
             total = ml.full((), float(own), dtype=ml.float64)
@@ -195,7 +195,7 @@ class Replica:
             return int(total)
 
     def memory(self) -> list[ArenaReport]:
-        """What this member's arenas hold, and the plan of its step."""
+        """Report this member's arenas, and the plan of its step."""
         planned = self.improve.plan.nbytes if self.improve.signatures else 0
         return [
             *[
@@ -213,7 +213,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Making:
-    """Makes the replica of a member. In another process that loads the data set itself."""
+    """Maker of a member's replica. In another process it loads the data set again."""
 
     model: str
     data: str
@@ -237,20 +237,20 @@ class Making:
             init=self.init,
             dtype=self.dtype,
         )
-        return partial(_asked, replica)
+        return partial(_call, replica)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "dataset": None}
 
 
-def _asked(replica: Replica, *rows: Any, do: str = "step", **options: Any) -> Any:
+def _call(replica: Replica, *rows: Any, do: str = "step", **options: Any) -> Any:
     return getattr(replica, do)(*rows, **options)
 
 
 class Trainer:
-    """A model in training: one replica, or one with each member of a group, which share every
-    batch. The first member speaks for all. Batches come in on `vm`, where the one replica is, too:
-    by default a VM of this process."""
+    """A model in training: one replica, or one on each member of a group, which share every batch.
+    Results are the first member's. Batches arrive on `vm`, which also has the single replica: by
+    default a VM of this process."""
 
     def __init__(
         self,
@@ -271,11 +271,11 @@ class Trainer:
         return self._ask(samples, labels)  # type: ignore[no-any-return]
 
     def rate(self) -> float:
-        """The learning rate of the next step."""
+        """Return the learning rate of the next step."""
         return self._ask(do="rate")  # type: ignore[no-any-return]
 
     def loss_scale(self) -> float:
-        """The factor under which the next loss is taken: 1 without a loss scale."""
+        """Return the factor of the next loss: 1 without a loss scale."""
         return self._ask(do="loss_scale")  # type: ignore[no-any-return]
 
     def test(self, batch_size: int) -> Score:
@@ -285,11 +285,11 @@ class Trainer:
         return self._ask(do="state")  # type: ignore[no-any-return]
 
     def load_state(self, arrays: Mapping[str, Array]) -> None:
-        """Go on from what `state` returned. Raises what `Replica.load_state` does."""
+        """Restore the result of `state`. Raises the errors of `Replica.load_state`."""
         self._ask(do="load_state", arrays=arrays)
 
     def consumed(self) -> int:
-        """The bytes that the VMs hold."""
+        """Return the bytes that the VMs hold."""
         here = 0 if self._alone else round(self.vm.consumed_size_in_mib() * 2**20)
         return here + int(self._ask(do="consumed"))
 

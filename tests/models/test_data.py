@@ -102,7 +102,7 @@ def test_mnist_missing(mnist: Path) -> None:
 )
 def test_mnist_corrupt(mnist: Path, file: str, content: bytes, reason: str) -> None:
     (mnist / file).write_bytes(content)
-    with pytest.raises(DataError, match=rf"idx.-ubyte is corrupt: .*{reason}.*; get it anew from"):
+    with pytest.raises(DataError, match=rf"idx.-ubyte is corrupt: .*{reason}.*; get it again from"):
         load(f"mnist:{mnist}")
 
 
