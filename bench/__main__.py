@@ -1,7 +1,7 @@
 """Run one benchmark, or all: mlvm beside what is installed of numpy, PyTorch, JAX and others.
 
-The last lines say of each ratio whether what was wanted is met. docs/performance.md has what was
-found, and says how to read it."""
+The last lines compare each ratio with its target. docs/performance.md has the results, and
+docs/measuring.md the method."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ SUITES = {
 
 
 def main() -> int:
-    """The exit status: 0, 1 for a contender that failed, 2 for bad usage, 130 for Ctrl-C. What was
-    measured before one failed, or before Ctrl-C, is told and written all the same."""
+    """Return the exit status: 0, 1 for a contender that failed, 2 for bad usage, 130 for Ctrl-C.
+    Results measured before a failure or Ctrl-C are printed and written all the same."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("benchmark", choices=[*SUITES, "all"])
     parser.add_argument("--quick", action="store_true", help="few and short rounds")

@@ -1,10 +1,10 @@
-"""Many inputs at once of programs whose course depends on their input: trees and sentences.
+"""Batches of inputs for programs whose control flow depends on the input: trees and sentences.
 
-The Tree-LSTM and the LSTM of the suite `dynamic`, on 64 inputs of other shapes, and on one tree.
-`us_per_token` is the time of all inputs by their words. `mlvm-batch` runs them as one `ml.batch`,
-`mlvm-alone` one after the other, each as one captured program; first the bits are compared, which
-are the same. `jax-vmap` is `jax.vmap` over inputs padded to the longest, `jax-alone` each input by
-itself, compiled for its shape before it is timed. `dynet` is DyNet 2 with `autobatch`, of the
+The Tree-LSTM and the LSTM of the suite `dynamic`, on 64 inputs of different shapes, and on one
+tree. `us_per_token` is the time of all inputs by their words. `mlvm-batch` runs them as one
+`ml.batch`, `mlvm-alone` one after the other, each as one captured program; their bits are compared
+first. `jax-vmap` is `jax.vmap` over inputs padded to the longest, `jax-alone` runs each input
+alone, compiled for its shape before it is timed. `dynet` is DyNet 2 with `autobatch`, of the
 package `dyNET38` (Neubig et al., arXiv 1705.07860), as its users write it.
 """
 
@@ -22,7 +22,7 @@ from bench.harness import Contender, Prepare, Round, Suite, microseconds
 
 
 def _some(count: int, most: int) -> tuple[int, ...]:
-    """So many sizes up to one, always the same."""
+    """Draw `count` sizes up to the largest, always the same ones."""
     return tuple(map(int, np.random.default_rng(2).integers(5, most + 1, size=count)))
 
 
@@ -41,7 +41,7 @@ RUNS: Final = {"one tree": 20}
 
 
 def preparing(make: Callable[[Any], Run]) -> Prepare:
-    """A `prepare` of all cases. `make(size)` gives what a round runs."""
+    """Return a `prepare` of all cases. `make(size)` gives what a round runs."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
         cases = QUICK if quick else CASES
@@ -63,7 +63,7 @@ def preparing(make: Callable[[Any], Run]) -> Prepare:
 
 
 def batch(size: Any) -> Run:
-    """All inputs as one batch, whose results have the bits of each input alone."""
+    """Return all inputs as one batch, whose results have the bits of each input alone."""
     from bench.mlvm_dynamic import batched
 
     run, alone = batched(size), mlvm_alone(size)

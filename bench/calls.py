@@ -1,4 +1,4 @@
-"""What a call of a captured function costs, above what it computes: it computes next to nothing.
+"""Cost of a call of a captured function that computes next to nothing.
 
 `add` is `x + x` on f32[3]. `tree` adds two of 54 tensors, f32[3] each, that are given as a dict.
 `momentum` and `adamw` are steps of an optimizer on 60 parameters, f32[4] each, whose gradients are
@@ -23,7 +23,7 @@ BETAS, EPS, DECAY = (0.9, 0.999), 1e-8, 0.01
 
 
 def rounds(quick: bool, **calls: Callable[[], object]) -> Mapping[str, Round]:
-    """A round for each call, which has run before."""
+    """Return a round for each call, which has run before."""
     times = 20 if quick else 4000
 
     def round_of(call: Callable[[], object]) -> Round:

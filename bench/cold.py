@@ -55,7 +55,8 @@ GPT: Final = FAMILIES["transformer training"]
 
 
 def sizes(case: str) -> tuple[Size, Size]:
-    """The sizes of the first result and of the second; those of `onnx` stand in its files."""
+    """Return the sizes of the first result and of the second; those of `onnx` stand in its
+    files."""
     assert isinstance(BERT, BertSize)
     assert isinstance(GPT, TransformerSize)
     pairs: dict[str, tuple[Size, Size]] = {
@@ -164,7 +165,7 @@ LIBRARIES: Final = {
 
 
 def preparing(library: str) -> Prepare:
-    """A `prepare` whose rounds start processes of a library."""
+    """Return a `prepare` whose rounds start processes of a library."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
         cases = [c for c in LIBRARIES[library].cases if not quick or c in QUICK]
@@ -207,13 +208,13 @@ def main(library: str, case: str, *files: str) -> None:
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder that lives as long as this process."""
+    """Return a folder that lives as long as this process."""
     return tempfile.TemporaryDirectory()
 
 
 @cache
 def _files(case: str) -> list[str]:
-    """The ONNX files of a case: written once, in a process that saves them."""
+    """Return the ONNX files of a case: written once, in a process that saves them."""
     if case != "onnx":
         return []
     files = [str(Path(_folder().name) / f"{batch}.onnx") for batch in ONNX_BATCHES]

@@ -45,7 +45,7 @@ class Layer(NamedTuple):
         return 2 * places * math.prod(self.kernel)
 
     def attributes(self) -> dict[str, Any]:
-        """Those of the op."""
+        """Return those of the op."""
         axes = len(self.window)
         return {
             "stride": (self.stride,) * axes,
@@ -89,7 +89,7 @@ ROUND_US: Final = 3000
 
 
 def operands(layer: Layer) -> tuple[Array, Array, Array]:
-    """x, kernel and the cotangent of the result."""
+    """Return x, kernel and the cotangent of the result."""
     rng = np.random.default_rng(0)
     places = [-(-n // layer.stride) for n in layer.image]
     shapes = (1, *layer.image, layer.inputs), layer.kernel, (1, *places, layer.outputs)
@@ -98,7 +98,7 @@ def operands(layer: Layer) -> tuple[Array, Array, Array]:
 
 
 def reference(layer: Layer, back: bool) -> tuple[Array, ...]:
-    """The same by numpy, in f64."""
+    """Return the same by numpy, in f64."""
     from mlvm.core.ops import windows
 
     x, kernel, g = (each.astype(np.float64) for each in operands(layer))
@@ -114,7 +114,7 @@ def reference(layer: Layer, back: bool) -> tuple[Array, ...]:
 
 
 def preparing(make: Callable[[Layer, bool], tuple[Work, Read]]) -> Prepare:
-    """A `prepare` of all cases."""
+    """Return a `prepare` of all cases."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
         layers = QUICK if quick else LAYERS
@@ -122,8 +122,8 @@ def preparing(make: Callable[[Layer, bool], tuple[Work, Read]]) -> Prepare:
         @lru_cache
         def ready(name: str, back: bool) -> tuple[Work, int, float]:
             work, read = make(layers[name], back)
-            found = read(work())
-            pairs = zip(found, reference(layers[name], back), strict=True)
+            outputs = read(work())
+            pairs = zip(outputs, reference(layers[name], back), strict=True)
             error = max(float(np.abs(y - z).max() / np.abs(z).max()) for y, z in pairs)
             once = min(microseconds(work) for _ in range(3))
             return work, max(1, round(ROUND_US / once)), error
@@ -157,14 +157,14 @@ def mlvm(layer: Layer, back: bool) -> tuple[Work, Read]:
         return ml.vjp(convolve, x, kernel)[1](g)
 
     captured: Any = ml.capture(both) if back else ml.capture(convolve)
-    given = (x, kernel, g) if back else (x, kernel)
+    operand_list = (x, kernel, g) if back else (x, kernel)
 
     def work() -> Any:
         results.reset()
         with results.allocating():
-            return captured(*given)
+            return captured(*operand_list)
 
-    return work, lambda made: tuple([each.numpy() for each in (made if back else [made])])
+    return work, lambda outputs: tuple([each.numpy() for each in (outputs if back else [outputs])])
 
 
 def torch(layer: Layer, back: bool, last: bool) -> tuple[Work, Read]:
@@ -178,10 +178,10 @@ def torch(layer: Layer, back: bool, last: bool) -> tuple[Work, Read]:
     x, kernel, g = operands(layer)
     first, inner = (0, axes + 1, *range(1, axes + 1)), (axes + 1, axes, *range(axes))
     x, g = (np.ascontiguousarray(each.transpose(first)) for each in (x, g))
-    given = [
+    tensors = [
         torch.from_numpy(each) for each in (x, np.ascontiguousarray(kernel.transpose(inner)), g)
     ]
-    images, weights, cotangent = [each.contiguous(memory_format=memory) for each in given]
+    images, weights, cotangent = [each.contiguous(memory_format=memory) for each in tensors]
     places = [layer.stride] * axes, list(layer.padding), [layer.dilation] * axes
     rest = (False, [0] * axes, layer.groups)
 
@@ -193,17 +193,17 @@ def torch(layer: Layer, back: bool, last: bool) -> tuple[Work, Read]:
                 )[:2]
             return [torch.ops.aten.convolution(images, weights, None, *places, *rest)]
 
-    def read(made: Any) -> tuple[Array, ...]:
-        images = np.moveaxis(made[0].numpy(), 1, -1)
+    def read(results: Any) -> tuple[Array, ...]:
+        images = np.moveaxis(results[0].numpy(), 1, -1)
         if not back:
             return (images,)
-        kernels = made[1].numpy()
+        kernels = results[1].numpy()
         return images, kernels.transpose(*range(2, axes + 2), 1, 0)
 
     return work, read
 
 
-_EACH: Final = [f"{name}, {way}" for name in LAYERS for way in ("forward", "back")]
+_EACH: Final = [f"{name}, {direction}" for name in LAYERS for direction in ("forward", "back")]
 TARGETS: Final = {case: 1.2 if case.startswith("depthwise") else 0.95 for case in _EACH}
 
 SUITE = Suite(

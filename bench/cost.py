@@ -1,10 +1,9 @@
-"""What a data-parallel step costs on paper: `python -m bench.cost --help` prints a table.
+"""Model of a data-parallel step's cost: `python -m bench.cost --help` prints a table.
 
 The time to pass a message of b bytes is latency + b / bandwidth, as in Hockney's model (Parallel
-Computing 20, 1994), where a member's link carries all that it sends, and `overhead` is what each
-message costs the processor that sends it (LogP: Culler et al., PPoPP 1993). Members compute alike,
-nothing else uses their links, and the network between them has room for all at once: so the model
-says what is possible at best.
+Computing 20, 1994), where a member's link carries all that it sends. `overhead` is the time of each
+message on the sending processor (LogP: Culler et al., PPoPP 1993). Members compute alike, nothing
+else uses their links, and the network between them never saturates. So the model is a lower bound.
 """
 
 from __future__ import annotations
@@ -20,12 +19,16 @@ from mlvm.parallel.messages import RING
 Shard: TypeAlias = Literal["optimizer", "all"]
 
 BACKWARD: Final = 2 / 3
-"""The share of a step's computation in its way back: two products for each one of the way there."""
+"""Share of the backward pass in a step: two products for each one of the forward pass."""
 
 
 class Link(NamedTuple):
-    """What connects a member with the others: bytes a second that it sends, seconds until the first
-    byte is there, and seconds of work for each message."""
+    """Connection of a member with the others.
+
+    bandwidth: sent bytes per second
+    latency: seconds until the first byte arrives
+    overhead: seconds of work for each message
+    """
 
     bandwidth: float
     latency: float
@@ -36,15 +39,15 @@ class Link(NamedTuple):
 
 
 def meeting_time(members: int, link: Link) -> float:
-    """The time in which the members find out what all call: a message from each in each round, and
-    in each round twice as many know."""
+    """Return the time of a barrier in which the members compare their calls: a message from each in
+    each round, and twice the known members after each round."""
     return (members - 1).bit_length() * (link.latency + link.overhead)
 
 
 def sent_by_all_reduce(nbytes: float, members: int) -> float:
-    """The bytes that a member sends at most: of what is small all members' but one, along with the
-    meeting; then its part of everyone's, and the result of its own to all; round the ring, totals
-    and results."""
+    """Return the most bytes that a member sends. Small tensors: those of all members but one, along
+    with the barrier. Larger ones: a part to each member, then its result to all. In the ring:
+    totals and results."""
     others = members - 1
     if is_small(int(nbytes), members):
         return others * nbytes
@@ -54,27 +57,28 @@ def sent_by_all_reduce(nbytes: float, members: int) -> float:
 
 
 def exchange_time(nbytes: float, members: int, link: Link) -> float:
-    """The time in which each member sends every other one its part of so many bytes, and gets as
-    many: a message to each, all under way at once."""
+    """Return the time in which each member sends every other one its part of `nbytes`, and receives
+    as many: a message to each, all at once."""
     others = members - 1
     sent = others / members * nbytes
     return link.latency + others * link.overhead + sent / link.bandwidth
 
 
 def _goes_by_parts(nbytes: float, members: int) -> bool:
-    """Whether what is combined is no longer small, and not large enough for the ring."""
+    """Return whether a tensor is combined by parts: too large for one message, too small for the
+    ring."""
     return not is_small(int(nbytes), members) and nbytes < RING * members
 
 
 def all_reduce_time(nbytes: float, members: int, link: Link) -> float:
-    """The time of an `all_reduce`."""
+    """Return the time of an `all_reduce`."""
     if _goes_by_parts(nbytes, members):
         return meeting_time(members, link) + 2 * exchange_time(nbytes, members, link)
     return _round_time(nbytes, members, link, 2 * (members - 1), sent_by_all_reduce)
 
 
 def reduce_scatter_time(nbytes: float, members: int, link: Link) -> float:
-    """The time of a `reduce_scatter` of so many bytes."""
+    """Return the time of a `reduce_scatter` of `nbytes`."""
     if _goes_by_parts(nbytes, members):
         return meeting_time(members, link) + exchange_time(nbytes, members, link)
 
@@ -85,7 +89,7 @@ def reduce_scatter_time(nbytes: float, members: int, link: Link) -> float:
 
 
 def all_gather_time(nbytes: float, members: int, link: Link) -> float:
-    """The time of an `all_gather` to so many bytes."""
+    """Return the time of an `all_gather` to `nbytes`."""
 
     def sent(nbytes: float, members: int) -> float:
         return (members - 1) / members * nbytes
@@ -100,8 +104,8 @@ def _round_time(
     hops: int,
     sent: Callable[[float, int], float],
 ) -> float:
-    """The time of what goes round in blocks, which make so many hops: the first one is there after
-    all of them, the others follow as fast as the link that sends most."""
+    """Return the time of blocks that pass `hops` links of a ring. The first block arrives after all
+    hops, the others at the rate of the busiest link."""
     if members == 1:
         return 0.0
     meeting = meeting_time(members, link)
@@ -113,9 +117,8 @@ def _round_time(
 
 
 def ring_time(nbytes: float, members: int, link: Link) -> float:
-    """The time of an `all_reduce` round a ring in any order, for comparison (Patarasuk and Yuan, J.
-    Parallel Distrib. Comput. 69, 2009): as many bytes, in 2 (members - 1) steps one after the
-    other."""
+    """Return the time of an `all_reduce` by a plain ring, for comparison (Patarasuk and Yuan, J.
+    Parallel Distrib. Comput. 69, 2009): as many bytes, in 2 (members - 1) steps in order."""
     if members == 1:
         return 0.0
     steps = 2 * (members - 1)
@@ -137,13 +140,13 @@ def step_time(
     tensors: int = 1,
     bucket: float = BUCKET_NBYTES,
 ) -> float:
-    """Seconds of a step of `data_parallel`, of which each member computes for `compute` seconds and
-    has `nbytes` of gradients in so many `tensors`.
+    """Return the seconds of a step of `data_parallel`, of which each member computes for `compute`
+    seconds and has `nbytes` of gradients in `tensors` tensors.
 
-    Gradients come one bucket after the other as the way back goes on, and their all_reduces run
-    beside it, one after the other. So do the reduce_scatters with `shard="optimizer"`, and the
-    all_gather of the weights follows the update. With "all" each tensor is gathered on the way
-    there and scattered on the way back, and nothing runs beside that.
+    Gradients come one bucket after the other as the backward pass goes on, and their all_reduces
+    overlap it, one after the other. So do the reduce_scatters with `shard="optimizer"`, and the
+    all_gather of the weights follows the update. With "all" each tensor is gathered in the forward
+    pass and scattered in the backward pass, without overlap.
     """
     if members == 1:
         return compute
@@ -154,19 +157,19 @@ def step_time(
         return compute + tensors * both
     buckets = max(1, -(-int(nbytes) // int(bucket)))
     size = nbytes / buckets
-    beside = all_reduce_time if shard is None else reduce_scatter_time
+    overlapped = all_reduce_time if shard is None else reduce_scatter_time
     done = 0.0
     for i in range(buckets):
         ready = compute * (1 - BACKWARD + BACKWARD * (i + 1) / buckets)
-        done = max(done, ready) + beside(size, members, link)
+        done = max(done, ready) + overlapped(size, members, link)
     return done if shard is None else done + buckets * all_gather_time(size, members, link)
 
 
 def table(
     compute: float, nbytes: float, link: Link, members: Sequence[int]
 ) -> list[tuple[int, float, float, float]]:
-    """For each number of members: the seconds of a step, those round a ring in one piece after the
-    way back, and the share of the step in which a member computes."""
+    """For each number of members: the seconds of a step, those of a plain ring after the backward
+    pass, and the share of the step in which a member computes."""
     rows = []
     for n in members:
         step = step_time(compute, nbytes, n, link.bandwidth, link.latency, overhead=link.overhead)

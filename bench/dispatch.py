@@ -1,11 +1,11 @@
-"""What one eager op costs: `a + b` on f32[4,4], with and without its gradient.
+"""Cost of one eager op: `a + b` on f32[4,4], with and without its gradient.
 
-`add` is one eager `a + b`; for mlvm also the kernel alone as Python calls it (`kernel_us`), and a
-launch of the program of one addition (`launch_us`), which eager calls of a native VM do without.
-`add_taped` is an add while a tape records it. `add_backward` is a chain of adds to a tensor that
-needs a gradient, then a sum and the gradient, divided by the length of the chain. `add_captured`
-is one add of a chain of 1000 adds, which mlvm has captured and launches as one program. The others
-run the chain eagerly. A round ends when its results are computed.
+`add` is one eager `a + b`. For mlvm there are also the kernel alone as Python calls it
+(`kernel_us`), and a launch of the program of one addition (`launch_us`), which eager calls of a
+native VM avoid. `add_taped` is an add while a tape records it. `add_backward` is a chain of adds to
+a tensor that needs a gradient, then a sum and the gradient, divided by the length of the chain.
+`add_captured` is one add of a chain of 1000 adds, which mlvm has captured and launches as one
+program. The others run the chain eagerly. A round ends when its results are computed.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def prepare_mlvm(quick: bool) -> Mapping[str, Round]:
 
 
 def kernel_of_add(arrays: Sequence[Any]) -> Callable[[], object]:
-    """The kernel that a VM runs, called on these arrays: that in C, or else numpy's."""
+    """Return the kernel that a VM runs, called on these arrays: that in C, or else numpy's."""
     from mlvm.core.op import OPS
     from mlvm.core.types import TensorType
     from mlvm.machines.native import extension
@@ -130,23 +130,23 @@ def kernel_of_add(arrays: Sequence[Any]) -> Callable[[], object]:
 
 
 def operands() -> tuple[Any, Any]:
-    """Two arrays of type f32[4,4]."""
+    """Return two arrays of type f32[4,4]."""
     x, y = np.random.default_rng(0).standard_normal((2, 4, 4), dtype=np.float32)
     return x, y
 
 
 def adds(quick: bool) -> int:
-    """How many adds are one round."""
+    """Return the number of adds in a round."""
     return 200 if quick else 5000
 
 
 def chains(quick: bool) -> int:
-    """How many chains are one round."""
+    """Return the number of chains in a round."""
     return 1 if quick else 10
 
 
 def chain(x: Any, b: Any, length: int = CHAIN) -> Any:
-    """x + b + b + ..., an add after the other."""
+    """Return x + b + b + ..., an add after the other."""
     for _ in range(length):
         x = x + b
     return x

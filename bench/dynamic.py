@@ -1,15 +1,15 @@
-"""What programs take whose course depends on their input, beside PyTorch and JAX.
+"""Time of programs whose control flow depends on the input, beside PyTorch and JAX.
 
-The families are those of the Nimble paper (Shen et al., MLSys 2021, arXiv 2006.03031): an LSTM on
-sentences of any length, a Tree-LSTM on trees of any shape, BERT's encoder, one input at a time;
-then training steps of an LSTM and of a transformer, and symbols that a transformer makes one by
-one. `us_per_token` is the time of all inputs of a family, one after the other, by their words.
+The families are those of the Nimble paper (Shen et al., MLSys 2021, arXiv 2006.03031). An LSTM runs
+on sentences of any length, a Tree-LSTM on trees of any shape, and BERT's encoder, one input at a
+time. Then come training steps of an LSTM and of a transformer, and generation by a transformer.
+`us_per_token` is the time of all inputs of a family, one after the other, by their words.
 
 All contenders have the same weights, and none is timed before its results are those of
 `dynamic_sizes.reference`; generation is compared with the likeliest symbols, and timed with drawn
-ones. What a contender compiles for each length it does before it is timed. mlvm records one
-program for all inputs of a family, and refuses to be timed with a second one. `torch-cells` is an
-LSTM as a loop over `nn.LSTMCell`; `torch-compiled` compiles the cells, and whole models elsewhere.
+ones. Contenders compile for each length before they are timed. mlvm records one program for all
+inputs of a family; a second one is an error. `torch-cells` is an LSTM as a loop over `nn.LSTMCell`;
+`torch-compiled` compiles the cells, and whole models elsewhere.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ TOLERANCE: Final = 1e-4
 def preparing(
     make: Callable[..., Run], takes: Callable[[Size], bool] = lambda size: True
 ) -> Prepare:
-    """A `prepare` of the cases that the contender takes. `make(size, greedy=...)` gives what a
-    round runs."""
+    """Return a `prepare` of the cases that the contender takes. `make(size, greedy=...)` gives what
+    a round runs."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
         cases = QUICK if quick else CASES
@@ -71,14 +71,14 @@ def preparing(
 def check(outputs: Outputs, expected: Outputs) -> None:
     """Raise `ValueError` unless the first results are the expected ones. Of symbols there may be
     more than are expected."""
-    for i, (got, wanted) in enumerate(zip(outputs, expected, strict=False)):
-        if wanted.dtype.kind == "i":
-            if not np.array_equal(got[: len(wanted)], wanted):
-                raise ValueError(f"input {i}: symbols {got[: len(wanted)]} in place of {wanted}")
+    for i, (got, exact) in enumerate(zip(outputs, expected, strict=False)):
+        if exact.dtype.kind == "i":
+            if not np.array_equal(got[: len(exact)], exact):
+                raise ValueError(f"input {i}: symbols {got[: len(exact)]} in place of {exact}")
             continue
-        if got.shape != wanted.shape:
-            raise ValueError(f"input {i}: a result {got.shape} in place of {wanted.shape}")
-        error = float(np.abs(got - wanted).max() / np.abs(wanted).max())
+        if got.shape != exact.shape:
+            raise ValueError(f"input {i}: a result {got.shape} in place of {exact.shape}")
+        error = float(np.abs(got - exact).max() / np.abs(exact).max())
         if not error <= TOLERANCE:
             raise ValueError(
                 f"input {i}: a result is off by {error:.1e} of the largest, "

@@ -1,4 +1,4 @@
-"""What the suite `dynamic` runs: sizes, weights and inputs of each family, and what comes out.
+"""Sizes, weights, inputs and reference results of each family of the suite `dynamic`.
 
 Weights and inputs are noise, always the same, under names that all contenders read. A dense map is
 x @ kernel + bias with a kernel [in, out]. `REFERENCES` compute by numpy alone, in f64.
@@ -20,7 +20,7 @@ EPS: Final = 1e-6  # of every layer norm
 
 
 class LstmSize(NamedTuple):
-    """Sentences of so many words, one after the other, through an LSTM: its last state."""
+    """Sentences of these lengths, one after the other, through an LSTM: its last state."""
 
     features: int
     hidden: int
@@ -33,7 +33,7 @@ class LstmSize(NamedTuple):
 
 
 class TreeSize(NamedTuple):
-    """Random binary trees of so many words, through a Tree-LSTM: the root's state."""
+    """Random binary trees with these numbers of words, through a Tree-LSTM: the root's state."""
 
     features: int
     hidden: int
@@ -45,7 +45,7 @@ class TreeSize(NamedTuple):
 
 
 class BertSize(NamedTuple):
-    """Sentences of so many words, through BERT's encoder: all its outputs."""
+    """Sentences of these lengths, through BERT's encoder: all its outputs."""
 
     layers: int
     width: int
@@ -95,16 +95,16 @@ class GenerationSize(NamedTuple):
     heads: int
     symbols: int
     prompt: int
-    made: int
+    new_symbols: int
 
     @property
     def tokens(self) -> int:
-        return self.made
+        return self.new_symbols
 
     @property
     def length(self) -> int:
-        """How many positions there are."""
-        return self.prompt + self.made
+        """The number of positions."""
+        return self.prompt + self.new_symbols
 
 
 Size = LstmSize | TreeSize | BertSize | LstmTrainingSize | TransformerSize | GenerationSize
@@ -139,12 +139,12 @@ CHECKED_SYMBOLS: Final = 32
 
 
 def weights_of(size: Size) -> dict[str, Array]:
-    """The weights that a model of that size begins with, f32 by name."""
+    """Return the weights that a model of that size begins with, f32 by name."""
     random = np.random.default_rng(0)
-    made: dict[str, Array] = {}
+    weights: dict[str, Array] = {}
 
     def noise(name: str, *shape: int, scale: float) -> None:
-        made[name] = (random.standard_normal(shape) * scale).astype(np.float32)
+        weights[name] = (random.standard_normal(shape) * scale).astype(np.float32)
 
     def dense(name: str, inner: int, outer: int) -> None:
         noise(f"{name}/kernel", inner, outer, scale=inner**-0.5)
@@ -152,7 +152,7 @@ def weights_of(size: Size) -> dict[str, Array]:
 
     def norm(name: str, width: int) -> None:
         noise(f"{name}/scale", width, scale=0.1)
-        made[f"{name}/scale"] += 1
+        weights[f"{name}/scale"] += 1
         noise(f"{name}/bias", width, scale=0.1)
 
     def lstm(name: str, features: int, hidden: int) -> None:
@@ -185,7 +185,7 @@ def weights_of(size: Size) -> dict[str, Array]:
                 dense(f"block_{i}/mlp_1", mlp, width)
                 norm(f"block_{i}/norm_0", width)
                 norm(f"block_{i}/norm_1", width)
-    return made
+    return weights
 
 
 class Tree(NamedTuple):
@@ -198,7 +198,7 @@ class Tree(NamedTuple):
 
 
 def inputs_of(size: Size) -> list[Any]:
-    """What is run one after the other: sentences f32[length, features], trees, a batch and its
+    """Return the inputs of a family: sentences f32[length, features], trees, a batch and its
     labels, or a prompt."""
     random = np.random.default_rng(1)
 
@@ -223,7 +223,8 @@ def inputs_of(size: Size) -> list[Any]:
 
 
 def random_tree(leaves: int, random: np.random.Generator) -> Array:
-    """The nodes of a tree whose words are split at a random place, and again on either side."""
+    """Return the nodes of a tree whose words are split at a random place, and again on either
+    side."""
     rows: list[list[int]] = []
 
     def add(first: int, last: int) -> int:
@@ -238,13 +239,12 @@ def random_tree(leaves: int, random: np.random.Generator) -> Array:
     return np.array(rows, np.int64)
 
 
-# --- what comes out ------------------------------------------------------------------
+# --- reference results ---------------------------------------------------------------
 
 
 def reference(size: Size) -> list[Array]:
-    """What is computed for each of the first inputs, as far as takes no more than seconds: the last
-    state, the root's state, all outputs, the loss before the first step, or the first symbols that
-    greedy generation makes."""
+    """Compute the results of the first inputs. These are the last state, the root's state, all
+    outputs, the loss before the first step, or the first symbols of greedy generation."""
     weights = {name: values.astype(np.float64) for name, values in weights_of(size).items()}
     compute: Callable[[Any, Weights, Any], Array] = REFERENCES[type(size)]
     return [compute(size, weights, each) for each in inputs_of(size)[:CHECKED]]
@@ -274,8 +274,8 @@ def _softmax(x: Array) -> Array:
 
 
 def _lstm(weights: Weights, name: str, xs: Array) -> Array:
-    """All states [T, ..., hidden] of inputs [T, ..., features], from zeros on. The gates are input,
-    forget, new and output, in this order."""
+    """Compute all states [T, ..., hidden] of inputs [T, ..., features], from zeros on. The gates
+    are input, forget, new and output, in this order."""
     hidden = weights[f"{name}/recurrent"].shape[0]
     h = c = np.zeros((*xs.shape[1:-1], hidden))
     states = []
@@ -296,8 +296,8 @@ def _last_state(size: LstmSize, weights: Weights, xs: Array) -> Array:
 
 
 def _root(size: TreeSize, weights: Weights, tree: Tree) -> Array:
-    """The gates are input, output and new at a leaf; input, forget left, forget right, output and
-    new at an inner node (Tai et al., arXiv 1503.00075, eqs. 9 to 14)."""
+    """Compute the root's state. The gates are input, output and new at a leaf; input, forget left,
+    forget right, output and new at an inner node (Tai et al., arXiv 1503.00075, eqs. 9 to 14)."""
 
     def state(node: int) -> tuple[Array, Array]:
         word, left, right = tree.nodes[node]
@@ -351,7 +351,7 @@ def _gelu(x: Array) -> Array:
 
 
 def _gelu_tanh(x: Array) -> Array:
-    """The gelu of GPT-2."""
+    """Apply the GELU of GPT-2."""
     y: Array = x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     return y
 
@@ -385,7 +385,7 @@ def _transformer_loss(size: TransformerSize, weights: Weights, batch: Sequence[A
 
 def _greedy(size: GenerationSize, weights: Weights, prompt: Array) -> Array:
     tokens = prompt
-    for _ in range(min(size.made, CHECKED_SYMBOLS)):
+    for _ in range(min(size.new_symbols, CHECKED_SYMBOLS)):
         best = np.argmax(_logits(size, weights, tokens)[-1])
         tokens = np.append(tokens, best)
     return tokens[size.prompt :]

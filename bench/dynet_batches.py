@@ -1,4 +1,4 @@
-"""DyNet's side of the suite `batches`: a graph of all inputs, which DyNet batches by itself."""
+"""DyNet's side of the suite `batches`: a graph of all inputs, which DyNet batches automatically."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ Run = Callable[[], list[Any]]
 
 
 def running(size: TreeSize | LstmSize) -> Run:
-    """What a round runs: the graph is built anew, as its shape may be another each time."""
+    """Return a round's function, which builds the graph each time, since its shape may differ."""
     dy = _dynet()
     params = dy.ParameterCollection()
-    _kept.append(params)
+    _keepalive.append(params)
 
     def parameters(weights: Weights) -> dict[str, Any]:
         """Matrices are transposed: DyNet multiplies columns."""
         return {name: params.parameters_from_numpy(w.T) for name, w in weights.items()}
 
-    known, inputs = parameters(weights_of(size)), inputs_of(size)
+    tensors, inputs = parameters(weights_of(size)), inputs_of(size)
     build = _root if isinstance(size, TreeSize) else _last_state
 
     def run() -> list[Any]:
         dy.renew_cg()
-        made = [build(dy, known, each) for each in inputs]
-        dy.forward(made)
-        return [np.asarray(x.npvalue()) for x in made]
+        outputs = [build(dy, tensors, each) for each in inputs]
+        dy.forward(outputs)
+        return [np.asarray(x.npvalue()) for x in outputs]
 
     return run
 
 
-_kept: list[Any] = []  # the process ends with an error when a collection of parameters dies
+_keepalive: list[Any] = []  # the process ends with an error when a collection of parameters dies
 
 
 @cache
@@ -45,8 +45,8 @@ def _dynet() -> Any:
     return importlib.import_module("dynet")
 
 
-def _affine(dy: Any, known: Any, name: str, x: Any) -> Any:
-    return dy.affine_transform([known[f"{name}/bias"], known[f"{name}/kernel"], x])
+def _affine(dy: Any, params: Any, name: str, x: Any) -> Any:
+    return dy.affine_transform([params[f"{name}/bias"], params[f"{name}/kernel"], x])
 
 
 def _parts(dy: Any, gates: Any, count: int) -> list[Any]:
@@ -54,16 +54,16 @@ def _parts(dy: Any, gates: Any, count: int) -> list[Any]:
     return [dy.pick_range(gates, k * width, (k + 1) * width) for k in range(count)]
 
 
-def _root(dy: Any, known: Any, tree: Tree) -> Any:
+def _root(dy: Any, params: Any, tree: Tree) -> Any:
     def state(node: int) -> Any:
         word, left, right = map(int, tree.nodes[node])
         if left < 0:
-            gates = _affine(dy, known, "leaf", dy.inputTensor(tree.words[word]))
+            gates = _affine(dy, params, "leaf", dy.inputTensor(tree.words[word]))
             i, o, u = _parts(dy, gates, 3)
             c = dy.cmult(dy.logistic(i), dy.tanh(u))
         else:
             (h_left, c_left), (h_right, c_right) = state(left), state(right)
-            gates = _affine(dy, known, "node", dy.concatenate([h_left, h_right]))
+            gates = _affine(dy, params, "node", dy.concatenate([h_left, h_right]))
             i, f_left, f_right, o, u = _parts(dy, gates, 5)
             c = dy.cmult(dy.logistic(i), dy.tanh(u))
             c = c + dy.cmult(dy.logistic(f_left), c_left) + dy.cmult(dy.logistic(f_right), c_right)
@@ -72,12 +72,12 @@ def _root(dy: Any, known: Any, tree: Tree) -> Any:
     return state(0)[0]
 
 
-def _last_state(dy: Any, known: Any, words: Any) -> Any:
-    w_input, w_hidden = known["lstm_0/input"], known["lstm_0/recurrent"]
+def _last_state(dy: Any, params: Any, words: Any) -> Any:
+    w_input, w_hidden = params["lstm_0/input"], params["lstm_0/recurrent"]
     width = w_hidden.dim()[0][1]
     h = c = dy.zeros(width)
     for x in words:
-        sums = [known["lstm_0/bias"], w_input, dy.inputTensor(x), w_hidden, h]
+        sums = [params["lstm_0/bias"], w_input, dy.inputTensor(x), w_hidden, h]
         i, f, g, o = _parts(dy, dy.affine_transform(sums), 4)
         c = dy.cmult(dy.logistic(f), c) + dy.cmult(dy.logistic(i), dy.tanh(g))
         h = dy.cmult(dy.logistic(o), dy.tanh(c))

@@ -1,4 +1,4 @@
-"""What a measurement ran on: machine, Python, numpy, BLAS and its kernel, mlvm's kernels, threads.
+"""Environment of a measurement: machine, Python, numpy, BLAS, mlvm's kernels, threads.
 
 The BLAS kernel is chosen when the library loads, so `environment` asks a process that was
 started as the contenders are: `python -m bench.environment` prints it as JSON.
@@ -22,7 +22,7 @@ from bench.harness import ROOT, SIMD, Contender, child_environment, installed_ve
 
 
 def environment(contenders: Iterable[Contender]) -> dict[str, Any]:
-    """The machine and its software, and the version and threads of each contender.
+    """Return the machine and its software, and the version and threads of each contender.
 
     `load` is how many processes wanted a core in the last minute. Timings under load say little.
     """
@@ -42,7 +42,7 @@ def environment(contenders: Iterable[Contender]) -> dict[str, Any]:
 
 
 def describe(facts: dict[str, Any]) -> str:
-    """What `environment` found, in a few lines."""
+    """Format an environment in a few lines."""
     blas = facts["blas"]
     contenders = [
         f"{name} {version} ({count_of(facts['threads'][name], 'library thread')})"
@@ -65,7 +65,7 @@ def count_of(number: int, noun: str) -> str:
 
 
 def has_avx512() -> bool:
-    """Whether contenders have AVX-512, on which matrix products are faster than on AVX2."""
+    """Return whether contenders have AVX-512, on which matrix products are faster than on AVX2."""
     return os.environ.get(SIMD) != "avx2" and "avx512f" in (_cpuinfo("flags") or "").split()
 
 
@@ -94,7 +94,7 @@ def _cpu_model() -> str:
 
 
 def _cpuinfo(name: str) -> str | None:
-    """What /proc/cpuinfo has under that name for the first core, if there is such a file."""
+    """Read a field of the first core from /proc/cpuinfo, if there is such a file."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
@@ -104,7 +104,8 @@ def _cpuinfo(name: str) -> str | None:
 
 
 def _openblas_kernel() -> str | None:
-    """The kernel set (`SkylakeX`, `Haswell`) that OpenBLAS has picked; None for another BLAS."""
+    """Return the kernel set (`SkylakeX`, `Haswell`) that OpenBLAS has picked; None for another
+    BLAS."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return None

@@ -1,8 +1,8 @@
-"""What a token of a Llama of 100 million weights in few bits takes, beside llama.cpp.
+"""Time of a token of a Llama with 100 million weights of few bits, beside llama.cpp.
 
 `token_ms` is the time of one token behind those before it, at temperature 0: the median of a round.
 Both read one file. llama.cpp quantises activations to eight bits, by groups of 32; here they stay
-f32. So the tokens part sooner or later, and their work does not.
+f32. So the tokens differ after a while, but the work for each is the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Generate = Callable[[], Tokens]
 
 
 def preparing(make: Callable[[Path], Generate]) -> Prepare:
-    """A `prepare` of each format, with `quick` of a small model."""
+    """Return a `prepare` of each format, with `quick` of a small model."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
         folder = tempfile.TemporaryDirectory()

@@ -34,7 +34,7 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, x: Array, format: str) -> Blocks:
-        """Numbers in F32, F16, Q4_0 or Q8_0."""
+        """Return numbers in F32, F16, Q4_0 or Q8_0."""
         x = np.ascontiguousarray(x, np.float32)
         if format in ("F32", "F16"):
             data = x.astype(np.float32 if format == "F32" else np.float16).reshape(-1)
@@ -116,7 +116,8 @@ class LlamaSize(NamedTuple):
 
 
 def llama(size: LlamaSize, format: str, seed: int = 0) -> tuple[dict[str, Any], dict[str, Blocks]]:
-    """The metadata and the tensors of a Llama with random weights, in blocks of that format."""
+    """Return the metadata and the tensors of a Llama with random weights, in blocks of that
+    format."""
     rng = np.random.default_rng(seed)
     narrow = size.width // size.heads * size.kv_heads
 

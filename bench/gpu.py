@@ -1,4 +1,4 @@
-"""What one eager op and a training step of an MLP-Mixer cost on a device, beside PyTorch on a GPU.
+"""Cost of an eager op and of a training step of an MLP-Mixer on a device, beside PyTorch on a GPU.
 
 `add` is one eager `a + b` on f32[4,4]; a round launches many, and waits for the last. The other
 cases are sizes of `bench.sizes`; `step_ms` is the time of one step as in `bench.mixer`, which ends
@@ -7,10 +7,10 @@ device that MLVM_DEVICE names, opencl:0 unless it is set; `processor` is a captu
 processor, with two threads. Where a package or a device is missing, a contender says so and
 measures nothing.
 
-`launch` is what the host's thread takes for one kernel, till it is enqueued: of those of a captured
-step of size tiny, with all that mlvm does for the call, and of `pyopencl` alone, which enqueues one
-kernel again and again. `device_mib` is the most memory of the device that was taken at once, and
-`plan_mib` what of it is the plan of a captured step, one buffer.
+`launch` is the host's time to enqueue one kernel. For mlvm it is a captured step of size tiny by
+its kernels, with all work for the call; for `pyopencl` one kernel, enqueued repeatedly.
+`device_mib` is the peak of the device's memory, and `plan_mib` the part of a captured step's plan,
+one buffer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEVICE = os.environ.get("MLVM_DEVICE", "opencl:0")
 
 
 def gpu_vm() -> Any:
-    """A VM on the device. Raises an `MlvmError` that says why there is none."""
+    """Return a VM on the device. Raises an `MlvmError` that says why there is none."""
     import mlvm.eager as ml
 
     return ml.VM("bench", device=DEVICE)
@@ -59,18 +59,20 @@ def prepare_mlvm(quick: bool, *, captured: bool) -> Mapping[str, Round]:
         say(f"gpu: mlvm has no device, skipped: {error}")
         return {}
 
-    made: list[Training] = []  # that of the size that is measured
+    current: list[Training] = []  # that of the size that is measured
 
     def step_of(size: MixerSize) -> Step:
-        made[:] = [Training(size, gpu_vm())]
-        return made[0].replay if captured else made[0].eager
+        current[:] = [Training(size, gpu_vm())]
+        return current[0].replay if captured else current[0].eager
 
     def of_size(timed: Round) -> Mapping[str, float]:
         times = timed()
-        [training] = made
+        [training] = current
         memory: Any = training.vm.memory
-        told = {**times, "device_mib": memory.peak / 2**20}
-        return {**told, "plan_mib": training.captured.plan.nbytes / 2**20} if captured else told
+        metrics = {**times, "device_mib": memory.peak / 2**20}
+        return (
+            {**metrics, "plan_mib": training.captured.plan.nbytes / 2**20} if captured else metrics
+        )
 
     rounds: dict[str, Round] = {
         case: partial(of_size, timed) for case, timed in preparing(step_of)(quick).items()
@@ -107,7 +109,7 @@ def launches(training: Any) -> Round:
 
 
 def prepare_pyopencl(quick: bool) -> Mapping[str, Round]:
-    """What pyopencl takes to enqueue a kernel that does nothing."""
+    """Time how long pyopencl takes to enqueue an empty kernel."""
     from mlvm.machines.gpu.opencl import opencl_module
 
     try:

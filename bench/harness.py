@@ -1,9 +1,9 @@
 """Time contenders side by side: each in its own process, their rounds interleaved.
 
-A `Suite` names its contenders. A `Contender` prepares, in a child process of its own
-(`bench.child`), one function per case; each call of it is one timed round and returns
-metrics, such as `{"us_per_op": 0.8}`. The children stay alive and are asked for one round
-at a time, A B C A B C, so that a slow spell of the machine falls on all of them alike.
+A `Suite` names its contenders. A `Contender` prepares, in a separate child process (`bench.child`),
+one function per case; each call of it is one timed round and returns metrics, such as
+`{"us_per_op": 0.8}`. The children stay alive and run one round at a time, A B C A B C. So a slow
+phase of the machine affects all of them alike.
 
 A metric is a cost, where less is better, or a rate, where more is better. A ratio is
 median(theirs) / median(ours) of a cost and the inverse of that for a rate, so a ratio above 1 is
@@ -71,7 +71,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class Suite:
-    """What one subcommand measures; the module `module` holds it as `SUITE`.
+    """Suite of one subcommand; the module `module` has it as `SUITE`.
 
     `units` has the unit of each metric. The metrics in `rates` are rates, the others costs. All
     contenders are compared with those in `ours`. `targets` has the smallest ratio to accept by
@@ -124,7 +124,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a contest ended in one case.
+    """Outcome of a contest in one case.
 
     `ours` and `theirs` are the best ones; those that were not measured are `absent`.
     """
@@ -140,14 +140,15 @@ class Outcome:
 
 
 def microseconds(work: Callable[[], object]) -> float:
-    """How many microseconds the call takes."""
+    """Time the call in microseconds."""
     start = time.perf_counter()
     work()
     return (time.perf_counter() - start) * 1e6
 
 
 def installed_version(package: str) -> str | None:
-    """The version, "checkout" for a package on the path that is not installed, None if absent."""
+    """Return the version, "checkout" for a package on the path that is not installed, None if
+    absent."""
     if importlib.util.find_spec(package) is None:
         return None
     try:
@@ -157,7 +158,8 @@ def installed_version(package: str) -> str | None:
 
 
 def if_native(prepare: Prepare) -> Prepare:
-    """That `prepare`, but without native kernels to share among threads it says so and no more."""
+    """Wrap a `prepare` that needs native kernels: without them it prints a message and prepares
+    nothing."""
 
     def prepare_if_native(quick: bool) -> Mapping[str, Round]:
         from mlvm.machines.native import extension
@@ -185,8 +187,8 @@ SIMD: Final = "BENCH_SIMD"
 
 
 def child_environment(threads: int) -> dict[str, str]:
-    """The environment variables of a contender: BLAS picks its own kernels, on `threads` threads,
-    and mlvm its own, unless `--simd` says which.
+    """Return the environment variables of a contender: BLAS picks its own kernels, on `threads`
+    threads, and mlvm its own, unless `--simd` says which.
 
     NPROC sizes XLA's thread pool.
     """
@@ -243,12 +245,12 @@ class Child:
             self._process.wait()
 
     def cases(self) -> list[str]:
-        """The names of the cases it has prepared. Raises `BenchError`."""
+        """Return the names of the cases it has prepared. Raises `BenchError`."""
         cases: list[str] = self._receive("preparing")
         return cases
 
     def round(self, case: str) -> dict[str, float]:
-        """The metrics of one timed round. Raises `BenchError`."""
+        """Return the metrics of one timed round. Raises `BenchError`."""
         doing = f"timing {case!r}"
         try:
             self._pipe.send(case)
@@ -315,7 +317,7 @@ def run(suite: Suite, *, quick: bool = False, records: list[Record] | None = Non
 def summarize(
     suite: Suite, case: str, contender: str, samples: Sequence[Mapping[str, float]]
 ) -> list[Record]:
-    """One record for each metric of the rounds of one contender in one case."""
+    """Return one record for each metric of the rounds of one contender in one case."""
     records = []
     for metric in samples[0]:
         values = [sample[metric] for sample in samples]
@@ -335,8 +337,8 @@ def summarize(
 
 
 def ratios(suite: Suite, records: Sequence[Record]) -> list[Ratio]:
-    """Each contender's median over each of ours, where both have the case and the metric, and
-    ours is not 0."""
+    """Return each contender's median over each of ours, where both have the case and the metric,
+    and ours is not 0."""
     medians = {(r.case, r.metric, r.contender): r.median for r in records}
     return [
         Ratio(
@@ -353,9 +355,9 @@ def ratios(suite: Suite, records: Sequence[Record]) -> list[Ratio]:
 
 
 def outcomes(suite: Suite, records: Sequence[Record]) -> list[Outcome]:
-    """Each contest in each case that someone of either side has, ours not at a cost of 0; and the
-    geometric mean of its cases, where one is asked for."""
-    found: list[Outcome] = []
+    """Return each contest's outcome in each case that both sides have, ours with a cost above 0;
+    and the geometric mean of its cases, if it has a target."""
+    results: list[Outcome] = []
     for contest in suite.contests:
         costs: dict[str, dict[str, float]] = {}
         for r in records:
@@ -369,7 +371,7 @@ def outcomes(suite: Suite, records: Sequence[Record]) -> list[Outcome]:
                 continue
             our_best, their_best = (min(names, key=by_name.__getitem__) for names in (ours, theirs))
             everyone = (*contest.ours, *contest.theirs)
-            found.append(
+            results.append(
                 Outcome(
                     contest=contest.name,
                     case=case,
@@ -381,17 +383,17 @@ def outcomes(suite: Suite, records: Sequence[Record]) -> list[Outcome]:
                     absent=tuple(name for name in everyone if name not in by_name),
                 )
             )
-        own = [outcome for outcome in found if outcome.contest == contest.name]
+        own = [outcome for outcome in results if outcome.contest == contest.name]
         if own and contest.mean is not None:
             mean = statistics.geometric_mean([outcome.ratio for outcome in own])
-            told = replace(own[0], case="geometric mean", ratio=mean, target=contest.mean)
-            found.append(replace(told, ours="of ours", theirs="of each", absent=()))
-    return found
+            summary = replace(own[0], case="geometric mean", ratio=mean, target=contest.mean)
+            results.append(replace(summary, ours="of ours", theirs="of each", absent=()))
+    return results
 
 
 def table(suite: Suite, records: Sequence[Record]) -> str:
-    """The records as text, a line each, with the ratios to ours, targets and limits beside. Then a
-    line for each outcome of a contest."""
+    """Return the records as text, a line each, with the ratios to ours, targets and limits beside.
+    Then a line for each outcome of a contest."""
     ratio_of = {(r.case, r.metric, r.ours, r.theirs): r.ratio for r in ratios(suite, records)}
     rows = [(*_HEADER, *(f"over {ours}" for ours in suite.ours), "limit")]
     for r in records:
@@ -409,7 +411,7 @@ def table(suite: Suite, records: Sequence[Record]) -> str:
         )
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     lines = ["  ".join(cells).rstrip() for cells in zip(*map(_aligned, columns), strict=True)]
-    return "\n".join([*lines, *map(_told, outcomes(suite, records))])
+    return "\n".join([*lines, *map(_outcome_line, outcomes(suite, records))])
 
 
 _HEADER = ("case", "contender", "metric", "median", "min", "max", "runs")
@@ -425,7 +427,7 @@ def _judged(ratio: float | None, target: float | None) -> str:
     return f"{ratio:.2f} (>= {target:.2f} {'met' if ratio >= target else 'missed'})"
 
 
-def _told(outcome: Outcome) -> str:
+def _outcome_line(outcome: Outcome) -> str:
     absent = f", without {', '.join(outcome.absent)}" if outcome.absent else ""
     return (
         f"{outcome.contest}, {outcome.case}: best {outcome.ours}, fastest peer {outcome.theirs}"
@@ -441,12 +443,13 @@ def _within(record: Record, limit: float | None) -> str:
 
 
 def _aligned(column: Sequence[str]) -> list[str]:
-    """The cells at one width. They stand at the right if the first below the header is a number."""
+    """Pad the cells to one width. They are right-aligned if the first below the header is a
+    number."""
     width = max(map(len, column))
     numbers = column[1].replace(",", "").replace(".", "").isdigit()
     return [cell.rjust(width) if numbers else cell.ljust(width) for cell in column]
 
 
 def say(text: str) -> None:
-    """A progress line, on stderr."""
+    """Print a progress line on stderr."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What a forward pass of an MLP-Mixer takes, captured, beside PyTorch and ONNX Runtime.
+"""Time of a captured forward pass of an MLP-Mixer, beside PyTorch and ONNX Runtime.
 
 `pass_ms` is the time from images to logits. All contenders have the same weights, and none is timed
 before its logits are those of `reference`. ONNX Runtime runs what `torch.onnx` exports.
@@ -42,7 +42,7 @@ TOLERANCE: Final = 1e-4
 
 
 def preparing(make: Callable[[MixerSize, Params], Forward]) -> Prepare:
-    """A `prepare` of all cases, with `quick` of the smallest."""
+    """Return a `prepare` of all cases, with `quick` of the smallest."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
         @lru_cache(maxsize=1)  # made when the case's rounds begin, and the one before forgotten
@@ -85,7 +85,7 @@ def params_of(size: MixerSize) -> dict[str, Array]:
 
 
 def reference(size: MixerSize, params: Params, images: Array) -> Array:
-    """The logits by numpy alone, in f64."""
+    """Return the logits by numpy alone, in f64."""
     weights = {name: values.astype(np.float64) for name, values in params.items()}
     patch, grid = size.patch_size, size.image_shape[0] // size.patch_size
 

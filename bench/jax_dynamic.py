@@ -35,7 +35,7 @@ Params = dict[str, Any]
 
 
 def running(size: Size, *, greedy: bool = False) -> Run:
-    """What a round of that size runs. `greedy` generation takes the likeliest symbols."""
+    """Return a round's function for that size. `greedy` generation takes the likeliest symbols."""
     match size:
         case LstmSize():
             return _each(size, partial(_last_state, size), inputs_of(size))
@@ -52,7 +52,7 @@ def running(size: Size, *, greedy: bool = False) -> Run:
 
 
 def _each(size: Size, forward: Callable[..., Any], inputs: list[Any]) -> Run:
-    """The forward pass of each input; each shape is compiled once."""
+    """Return the forward pass of each input; each shape is compiled once."""
     params = jax.tree.map(jnp.asarray, weights_of(size))
     inputs = [jax.tree.map(jnp.asarray, each) for each in inputs]
     compiled = jax.jit(forward)
@@ -63,8 +63,8 @@ def _each(size: Size, forward: Callable[..., Any], inputs: list[Any]) -> Run:
 
 
 def _lstm(params: Params, name: str, xs: Any) -> Any:
-    """All states [T, ..., hidden] of inputs [T, ..., features]; what the inputs add to the gates is
-    one product."""
+    """Return all states [T, ..., hidden] of inputs [T, ..., features]; what the inputs add to the
+    gates is one product."""
     recurrent = params[f"{name}/recurrent"]
     added = xs @ params[f"{name}/input"] + params[f"{name}/bias"]
 
@@ -93,8 +93,8 @@ def _classify(params: Params, xs: Any) -> Any:
 
 
 def in_order(tree: Tree) -> tuple[Array, Array]:
-    """The words, and where a row of states finds its two children: first the states of the words,
-    then those of the inner nodes, each after its children."""
+    """Return the words, and where a row of states finds its two children: first the states of the
+    words, then those of the inner nodes, each after its children."""
     leaves = len(tree.words)
     children: list[list[int]] = []
 
@@ -114,7 +114,7 @@ def _root(params: Params, tree: tuple[Any, Any]) -> Any:
 
 
 def _states(params: Params, words: Any, children: Any) -> Any:
-    """All leaves are one product; then a loop goes over the inner nodes."""
+    """Compute the states of a tree: all leaves as one product, then the inner nodes in a loop."""
     i, o, u = jnp.split(_dense(params, "leaf", words), 3, axis=-1)
     c = jax.nn.sigmoid(i) * jnp.tanh(u)
     h = jax.nn.sigmoid(o) * jnp.tanh(c)
@@ -136,7 +136,7 @@ def _states(params: Params, words: Any, children: Any) -> Any:
 
 
 def padded_together(size: Any) -> Run:
-    """All inputs at once, by `vmap`, padded to the longest."""
+    """Return all inputs at once, by `vmap`, padded to the longest."""
     params = jax.tree.map(jnp.asarray, weights_of(size))
     inputs = inputs_of(size)
 
@@ -146,7 +146,7 @@ def padded_together(size: Any) -> Run:
         return jnp.asarray(np.stack([np.pad(x, pad) for x, pad in zip(rows, pads, strict=True)]))
 
     if isinstance(size, LstmSize):
-        given = [stacked(inputs), jnp.asarray(size.lengths)]
+        arguments = [stacked(inputs), jnp.asarray(size.lengths)]
         forward: Callable[..., Any] = _padded_last_state
     else:
         words, children = zip(*[in_order(tree) for tree in inputs], strict=True)
@@ -156,10 +156,10 @@ def padded_together(size: Any) -> Run:
             np.where(each < len(leaves), each, each - len(leaves) + most)
             for leaves, each in zip(words, children, strict=True)
         ]
-        given = [stacked(list(words)), stacked(moved), jnp.asarray(list(map(len, children)))]
+        arguments = [stacked(list(words)), stacked(moved), jnp.asarray(list(map(len, children)))]
         forward = _padded_root
-    compiled = jax.jit(jax.vmap(forward, in_axes=(None, *[0] * len(given))))
-    return lambda: list(np.asarray(compiled(params, *given)))
+    compiled = jax.jit(jax.vmap(forward, in_axes=(None, *[0] * len(arguments))))
+    return lambda: list(np.asarray(compiled(params, *arguments)))
 
 
 def _padded_last_state(params: Params, words: Any, length: Any) -> Any:
@@ -184,7 +184,7 @@ def _norm(params: Params, name: str, x: Any) -> Any:
 
 
 def _heads(size: Any, params: Params, name: str, x: Any) -> tuple[Any, Any, Any]:
-    """Queries, keys and values, [..., T, heads, width / heads] each."""
+    """Return queries, keys and values, [..., T, heads, width / heads] each."""
     shape = (*x.shape[:-1], size.heads, size.width // size.heads)
     query, key, value = (
         _dense(params, f"{name}/{part}", x).reshape(shape) for part in ("query", "key", "value")
@@ -213,21 +213,21 @@ def _logits(size: TransformerSize | GenerationSize, params: Params, tokens: Any)
 def _decode(
     size: TransformerSize | GenerationSize, params: Params, tokens: Any
 ) -> tuple[Any, list[Any]]:
-    """Symbols [...,T] -> logits [...,T,symbols], and keys and values of each block."""
+    """Return symbols [...,T] -> logits [...,T,symbols], and keys and values of each block."""
     x = params["tokens"][tokens] + params["positions"][: tokens.shape[-1]]
-    known = []
+    cache = []
     for i in range(size.layers):
         name = f"block_{i}"
         heads = _heads(size, params, name, _norm(params, f"{name}/norm_0", x))
-        known.append(heads[1:])
+        cache.append(heads[1:])
         mixed = jax.nn.dot_product_attention(*heads, is_causal=True).reshape(x.shape)
         x = x + _dense(params, f"{name}/out", mixed)
         x = x + _mlp(params, name, _norm(params, f"{name}/norm_1", x), approximate=True)
-    return _dense(params, "head", _norm(params, "norm", x)), known
+    return _dense(params, "head", _norm(params, "norm", x)), cache
 
 
 def _step(size: GenerationSize, params: Params, token: Any, cache: Any, position: Any) -> Any:
-    """The logits [symbols] after one more symbol, and the cache with its keys and values."""
+    """Return the logits [symbols] after one more symbol, and the cache with its keys and values."""
     x = (params["tokens"][token] + params["positions"][position])[None]
     mask = (jnp.arange(size.length) <= position)[None, None]
     after = []
@@ -244,8 +244,8 @@ def _step(size: GenerationSize, params: Params, token: Any, cache: Any, position
 
 
 def _generating(size: GenerationSize, *, greedy: bool) -> Run:
-    """Symbols after the prompt, all in one program; the likeliest ones with `greedy`, else drawn
-    among the `TOP_K` likeliest."""
+    """Return symbols after the prompt, all in one program; the likeliest ones with `greedy`, else
+    drawn among the `TOP_K` likeliest."""
     params = jax.tree.map(jnp.asarray, weights_of(size))
     [prompt] = inputs_of(size)
     state = [jax.random.key(0)]
@@ -257,9 +257,9 @@ def _generating(size: GenerationSize, *, greedy: bool) -> Run:
         return symbols[jax.random.categorical(key, likely / TEMPERATURE)]
 
     def generate(params: Params, prompt: Any, key: Any) -> Any:
-        logits, known = _decode(size, params, prompt)
-        more = ((0, size.made), (0, 0), (0, 0))
-        cache = [(jnp.pad(keys, more), jnp.pad(values, more)) for keys, values in known]
+        logits, prompt_cache = _decode(size, params, prompt)
+        more = ((0, size.new_symbols), (0, 0), (0, 0))
+        cache = [(jnp.pad(keys, more), jnp.pad(values, more)) for keys, values in prompt_cache]
         following, key, first = jax.random.split(key, 3)
 
         def body(carry: Any, position: Any) -> Any:
@@ -287,7 +287,7 @@ def _generating(size: GenerationSize, *, greedy: bool) -> Run:
 
 
 def _training(size: LstmTrainingSize | TransformerSize, forward: Callable[..., Any]) -> Run:
-    """One step of SGD with momentum, and the loss before."""
+    """Return one step of SGD with momentum, and the loss before."""
     [(samples, labels)] = inputs_of(size)
     samples, labels = jnp.asarray(samples), jnp.asarray(labels)
     params = jax.tree.map(jnp.asarray, weights_of(size))

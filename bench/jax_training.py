@@ -14,8 +14,8 @@ Params = dict[str, Any]
 
 
 def training(size: MixerSize, params: Params, dtype: Any = jnp.float32) -> Callable[[], float]:
-    """A function that trains on the batch once and returns the loss before. `params` are the first
-    parameters, under the names of `models.mlp_mixer`; the model computes in `dtype`."""
+    """Return a function that trains on the batch once and returns the loss before. `params` are the
+    first parameters, under the names of `models.mlp_mixer`; the model computes in `dtype`."""
     images, labels = map(jnp.asarray, batch_of(size))
     state = [jax.tree.map(jnp.array, params), jax.tree.map(jnp.zeros_like, params)]
 

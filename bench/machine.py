@@ -1,10 +1,10 @@
-"""What the machine's own steps cost, beside Lua's and CPython's as a scale, and futures.
+"""Cost of the machine's instructions, beside Lua's and CPython's as a scale, and futures.
 
-`instruction` is one instruction of a long straight program; for Lua and CPython one round of
-an empty loop. `call` is a call of an empty function of the same language and its return,
-`cfunc_python` one of an empty Python function from the machine (or from Lua), `cfunc_c` one of
-an empty C function (for CPython, a built-in). `futures` is two independent chains of products
-of f32[1024,1024], each with one BLAS thread: on a VM with two workers, and with none.
+`instruction` is one instruction of a long straight program; for Lua and CPython one iteration of an
+empty loop. `call` is a call of an empty function of the same language and its return.
+`cfunc_python` is a call of an empty Python function from the machine (or from Lua), `cfunc_c` that
+of an empty C function (for CPython, a built-in). `futures` is two independent chains of products of
+f32[1024,1024], each with one BLAS thread: on a VM with two workers, and with none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LENGTH = 4  # products in a chain
 
 
 def times(quick: bool) -> int:
-    """How many instructions or calls are one round."""
+    """Return the number of instructions or calls in a round."""
     return 1_000 if quick else 20_000
 
 
@@ -91,7 +91,7 @@ def futures_round(vm: Any) -> Round:
 
 
 def compiled(folder: Path) -> Path | None:
-    """The library of the C example, which has an empty function; None without a compiler."""
+    """Return the library of the C example, which has an empty function; None without a compiler."""
     from mlvm.machines.c_functions import include_dir
 
     compiler = shutil.which("cc")

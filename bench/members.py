@@ -1,4 +1,4 @@
-"""What the members of a group do in `bench.scaling`, wherever they are: train, or sum up a tensor.
+"""Work of a group's members in `bench.scaling`, on any transport: train, or sum up a tensor.
 
 As a program of MPI processes it takes the names of cases from the first one's input, and answers
 with metrics in JSON:
@@ -26,7 +26,7 @@ REPEAT: Final = 4
 
 
 def trainer(size: MixerSize, rank: int, vm: ml.VM) -> Callable[[int], None]:
-    """A function that takes so many captured steps on a batch of that size, the member's own."""
+    """Return a function that runs a number of captured steps on the member's batch of that size."""
     training = Training(size, vm)
 
     def train(steps: int) -> None:
@@ -37,7 +37,8 @@ def trainer(size: MixerSize, rank: int, vm: ml.VM) -> Callable[[int], None]:
 
 
 def reducer(rank: int, vm: ml.VM) -> Callable[[], None]:
-    """A function that sums up a tensor of `REDUCED_BYTES` over all members, `REPEAT` times."""
+    """Return a function that sums up a tensor of `REDUCED_BYTES` over all members, `REPEAT`
+    times."""
     with ml.Arena(vm, "operand").allocating():
         x = ml.ones((REDUCED_BYTES // 4,))
 
@@ -52,11 +53,11 @@ def training_rounds(group: AnyGroup, quick: bool) -> Mapping[str, Round]:
     """Rounds of both kinds of scaling: a member has its part of the batch, or as much as all."""
 
     @lru_cache(maxsize=1)
-    def kept(size: MixerSize) -> Callable[..., object]:
+    def member_trainer(size: MixerSize) -> Callable[..., object]:
         return group.keep(partial(trainer, size))
 
     def timed(size: MixerSize, times: int) -> Mapping[str, float]:
-        train = kept(size)
+        train = member_trainer(size)
         elapsed = microseconds(lambda: train([times] * group.size))
         return {"image_ms": elapsed / 1e3 / (times * size.batch * group.size)}
 
@@ -70,7 +71,7 @@ def training_rounds(group: AnyGroup, quick: bool) -> Mapping[str, Round]:
 
 
 def reducing_rounds(group: AnyGroup, quick: bool) -> Mapping[str, Round]:
-    """The round of `all_reduce`."""
+    """Return the round of `all_reduce`."""
     reduce = group.keep(reducer)
     return {"all_reduce 64 MiB": per_gib(reduce)}
 
@@ -85,7 +86,7 @@ ROUNDS: Final = {"replay": training_rounds, "all_reduce": reducing_rounds}
 
 
 def main(what: str, quick: str) -> None:
-    """The life of an MPI process."""
+    """Serve cases in an MPI process until its input ends."""
     with MpiGroup() as group:
         rounds = ROUNDS[what](group, quick == "1")
         is_first = group.rank == 0

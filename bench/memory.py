@@ -7,8 +7,8 @@ it is captured, in its scratch. `bytes_after_warmup` is what the VM has taken si
 steps. `peak_over_import_bytes` is how much the peak of the process has grown since its imports: by
 weights, momentum, gradients, images and all else.
 
-Each round is a process of its own, `python -m bench.memory CONTENDER CASE`, which prints its
-metrics as JSON: the peak of a process never goes down.
+Each round is a new process, `python -m bench.memory CONTENDER CASE`, which prints its metrics as
+JSON: the peak of a process never goes down.
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ def mlvm_replay(size: Size) -> Metrics:
 
 
 def train(step: Callable[[], object], vm: VM, imported: int) -> Metrics:
-    """The metrics of steps on the VM. `imported` is the peak of the process after its imports."""
+    """Return the metrics of steps on the VM. `imported` is the peak of the process after its
+    imports."""
     repeat(step, WARM_UP)
-    held = vm.consumed_size_in_mib()
+    consumed = vm.consumed_size_in_mib()
     repeat(step, STEPS)
     return {
-        "bytes_after_warmup": (vm.consumed_size_in_mib() - held) * 2**20,
+        "bytes_after_warmup": (vm.consumed_size_in_mib() - consumed) * 2**20,
         "peak_over_import_bytes": peak() - imported,
     }
 
@@ -98,8 +99,8 @@ def repeat(step: Callable[[], object], times: int) -> None:
 
 
 def peak() -> int:
-    """The most bytes of memory that this process has had, on Linux. The peak of `getrusage` would
-    count the parent's memory at the fork."""
+    """Return the most bytes of memory that this process has had, on Linux. The peak of `getrusage`
+    would count the parent's memory at the fork."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -107,7 +108,7 @@ def peak() -> int:
 
 
 def preparing(contender: str) -> Prepare:
-    """A `prepare` of all cases, with `quick` of the smallest alone."""
+    """Return a `prepare` of all cases, with `quick` of the smallest alone."""
 
     def measure(case: str) -> Metrics:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a training step of an MLP-Mixer takes, at the sizes of `bench.sizes`, beside others.
+"""Time of a training step of an MLP-Mixer, at the sizes of `bench.sizes`, beside others.
 
 `step_ms` is the time of one step: forward, cross-entropy, backward, SGD with momentum. All
 contenders compute the same numbers. `matmuls-alone` is the floor: only the step's products, by
@@ -34,7 +34,8 @@ Product = tuple[Array, Array, Array]  # the factors, and where their product goe
 
 
 def preparing(make: Callable[[MixerSize], Step]) -> Prepare:
-    """A `prepare` of all sizes, with `quick` of the smallest. `make` gives a step of a size."""
+    """Return a `prepare` of all sizes, with `quick` of the smallest. `make` gives a step of a
+    size."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
         @lru_cache(maxsize=1)  # a size is made when its rounds begin, and the one before forgotten
@@ -130,7 +131,7 @@ def matmuls(size: MixerSize) -> Step:
 
 
 def products_of(size: MixerSize) -> list[Product]:
-    """The products of a step; a weight's gradient is one product over the whole batch."""
+    """Return the products of a step; a weight's gradient is one product over the whole batch."""
     tokens, hidden = size.patches, size.hidden_dim
     rows = size.batch * tokens
     stem, stem_gradient, _ = dense(rows, size.patch_features, hidden)  # images need no gradient
@@ -144,7 +145,7 @@ def products_of(size: MixerSize) -> list[Product]:
 
 
 def dense(rows: int, inner: int, outer: int) -> list[Product]:
-    """x @ w, and the gradients of w and of x."""
+    """Return x @ w, and the gradients of w and of x."""
     x, w, y = noise(rows, inner), noise(inner, outer), noise(rows, outer)
     return [(x, w, y), (x.T, y, np.empty_like(w)), (y, w.T, np.empty_like(x))]
 

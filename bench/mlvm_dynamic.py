@@ -43,7 +43,7 @@ BUCKETS = tuple(range(8, 129, 8))  # lengths that BERT and trees have a branch f
 
 
 class Family:
-    """Inputs that one function takes, on a VM of its own."""
+    """Function and inputs of a family, on a separate VM."""
 
     def __init__(self, size: Size, *, captured: bool, greedy: bool, fuse: bool) -> None:
         self.size = size
@@ -55,7 +55,7 @@ class Family:
         self.captured = ml.capture(self.function, fuse=fuse) if captured else None
 
     def run(self) -> Outputs:
-        """What comes out of each input."""
+        """Compute the result of each input."""
         call = self.captured or self.function
         outputs = []
         for arguments, real in zip(self.inputs, self.real, strict=True):
@@ -68,7 +68,7 @@ class Family:
 
 
 def running(size: Size, *, captured: bool, greedy: bool = False, fuse: bool = True) -> Run:
-    """What a round of that size runs. `greedy` generation takes the likeliest symbols."""
+    """Return a round's function for that size. `greedy` generation takes the likeliest symbols."""
     return Family(size, captured=captured, greedy=greedy, fuse=fuse).run
 
 
@@ -105,7 +105,7 @@ def _prepared(size: Size, greedy: bool) -> Prepared:
 
 
 def _padded(rows: Array, length: int) -> Array:
-    """The rows, and zeros to make them so many."""
+    """Pad rows with zeros to the given number."""
     return np.pad(rows, ((0, length - len(rows)), *[(0, 0)] * (rows.ndim - 1)))
 
 
@@ -118,18 +118,18 @@ def _first(length: int) -> Callable[[Array], Array]:
 
 
 def batched(size: TreeSize | LstmSize) -> Run:
-    """What a round runs that computes all inputs of a family as one batch."""
+    """Return a round's function that computes all inputs of a family as one batch."""
     vm = ml.VM("bench")
     weights, memory = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
     make = _trees if isinstance(size, TreeSize) else _sentences
     with weights.allocating():
         fn, arguments = make(size)
-        given = list(map(ml.asarray, arguments))
+        tensors = list(map(ml.asarray, arguments))
     captured = ml.capture(fn)
 
     def run() -> Outputs:
         with memory:
-            return list(captured(*given).numpy())
+            return list(captured(*tensors).numpy())
 
     return run
 
@@ -166,8 +166,8 @@ def _sentences(size: Any) -> Batched:
         return h
 
     def lasts(words: Tensor, lengths: Tensor) -> Tensor:
-        found: Tensor = ml.batch(last)((words, lengths))
-        return found
+        states: Tensor = ml.batch(last)((words, lengths))
+        return states
 
     return lasts, [
         np.stack([_padded(xs, longest) for xs in inputs_of(size)]),
@@ -179,7 +179,8 @@ def _sentences(size: Any) -> Batched:
 
 
 class Lstm(nn.Module):
-    """Words f[longest, features], of which so many count -> the last layer's state f[hidden]."""
+    """Words f[longest, features], of which the first `length` count -> the last layer's state
+    f[hidden]."""
 
     def __init__(self, size: LstmSize) -> None:
         weights = weights_of(size)
@@ -211,29 +212,30 @@ def tree_lstm_of(size: TreeSize) -> TreeLstm:
 
 
 class Trees(nn.Module):
-    """Words f[longest, features], of which so many count, and nodes i64[n,3] -> the root's state
-    f[hidden]; the words are looked at in the first of the buckets that they fit into."""
+    """Words f[longest, features], of which the first `length` count, and nodes i64[n,3] -> the
+    root's state f[hidden]. The words are encoded in the smallest of the buckets that they fit
+    into."""
 
     def __init__(self, size: TreeSize) -> None:
         self.encoder = tree_lstm_of(size)
         self.buckets = _buckets(max(size.leaves))
 
     def __call__(self, words: Tensor, length: Tensor, nodes: Tensor) -> Tensor:
-        def known(bucket: int) -> Any:
+        def bucket_state(bucket: int) -> Any:
             more = ((0, len(words) - bucket), (0, 0))
             return tuple(ml.pad(state, more) for state in self.encoder.at_leaf(words[:bucket]))
 
-        root: Tensor = self.encoder.at_root(_bucketed(known, length, self.buckets), nodes)[0]
+        root: Tensor = self.encoder.at_root(_bucketed(bucket_state, length, self.buckets), nodes)[0]
         return root
 
 
 def _buckets(longest: int) -> list[int]:
-    """The `BUCKETS` for so many words or less."""
+    """Return the `BUCKETS` for at most `longest` words."""
     return [*(bucket for bucket in BUCKETS if bucket < longest), longest]
 
 
 def _bucketed(run: Callable[[int], Any], length: Tensor, buckets: list[int]) -> Any:
-    """What `run` gives for the first bucket that so many words fit into."""
+    """Apply `run` to the smallest bucket that `length` words fit into."""
     index = sum(
         (ml.astype(length > bucket, ml.int64) for bucket in buckets[:-1]),
         ml.zeros((), dtype=ml.int64),
@@ -242,8 +244,8 @@ def _bucketed(run: Callable[[int], Any], length: Tensor, buckets: list[int]) -> 
 
 
 class Encoder(nn.Module):
-    """Words f[longest, width], of which so many count -> f[longest, width]; the first ones are
-    encoded, in the first of the `BUCKETS` that they fit into."""
+    """Words f[longest, width], of which the first `length` count -> f[longest, width]. They are
+    encoded in the smallest of the `BUCKETS` that they fit into."""
 
     def __init__(self, size: BertSize, longest: int) -> None:
         weights = weights_of(size)

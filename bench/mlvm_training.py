@@ -65,8 +65,8 @@ def loss_and_grads(
 
 
 def training_on(vms: int, size: Size, *, captured: bool) -> Callable[[], float]:
-    """A function that trains once on the batch, which so many VMs share, and returns the loss
-    before."""
+    """Return a function that trains once on the batch, which `members` VMs share, and returns the
+    loss before."""
 
     def make_step(vm: ml.VM) -> Callable[..., float]:
         training = Training(size, vm)
@@ -84,7 +84,7 @@ def training_on(vms: int, size: Size, *, captured: bool) -> Callable[[], float]:
 
 
 def vm_of(threads: int) -> ml.VM:
-    """A VM whose kernels share so many threads."""
+    """Return a VM whose kernels share `threads` threads."""
     return ml.VM("bench", threads=threads)
 
 

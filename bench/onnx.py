@@ -1,9 +1,9 @@
-"""What a call of published ONNX models takes, beside ONNX Runtime, at one thread and at two.
+"""Time of a call of published ONNX models, beside ONNX Runtime, with one thread and with two.
 
 `call_ms` is the time from inputs to outputs, `load_ms` that from a file's bytes to the first
-results: loading, planning and one call. `peak_mib` is by how much a process grows that does only
-this. The models are those inside of wheels in the folder `ONNX_WHEELS`, `build/wheels` without
-it. No contender is timed before its results are those of the first.
+results: loading, planning and one call. `peak_mib` is the growth of a process that does only this.
+The models are those inside of wheels in the folder `ONNX_WHEELS`, by default `build/wheels`. No
+contender is timed before its results are those of the first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROUND: Final = 0.05  # seconds that a round lasts at least
 
 
 def ours(model: str | bytes, feed: Mapping[str, Any], threads: int) -> Run:
-    """A model of mlvm, captured."""
+    """Return a model of mlvm, captured."""
     import mlvm.eager as ml
 
     vm = ml.VM("bench", threads=threads)
@@ -43,14 +43,14 @@ def ours(model: str | bytes, feed: Mapping[str, Any], threads: int) -> Run:
 
     def run() -> list[Any]:
         with batch:
-            made = captured(**inputs)
-            return [np.asarray(y) for y in (made if isinstance(made, tuple) else (made,))]
+            outputs = captured(**inputs)
+            return [np.asarray(y) for y in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
     return run
 
 
 def onnxruntime(model: str | bytes, feed: Mapping[str, Any], threads: int) -> Run:
-    """A session of ONNX Runtime."""
+    """Return a session of ONNX Runtime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -65,7 +65,7 @@ MAKERS: Final = {"mlvm": ours, "onnxruntime": onnxruntime}
 
 
 def preparing(maker: str, threads: int) -> Prepare:
-    """A `prepare` of all models, with `quick` of one."""
+    """Return a `prepare` of all models, with `quick` of one."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
         names = [*places()]
@@ -73,8 +73,8 @@ def preparing(maker: str, threads: int) -> Prepare:
             say(how_to_get())
         return {name: partial(timed, name) for name in names[: 1 if quick else None]}
 
-    @lru_cache(maxsize=1)  # made when the case's rounds begin, and the one before forgotten
-    def made(name: str) -> tuple[Run, int, dict[str, float]]:
+    @lru_cache(maxsize=1)  # prepared when a case's rounds begin; the case before is dropped
+    def prepared(name: str) -> tuple[Run, int, dict[str, float]]:
         data = read(places()[name])
         feed = operands(name, data)
         _imported(maker)
@@ -87,7 +87,7 @@ def preparing(maker: str, threads: int) -> Prepare:
         return run, times, once
 
     def timed(name: str) -> Mapping[str, float]:
-        run, times, once = made(name)
+        run, times, once = prepared(name)
         return {"call_ms": microseconds(lambda: [run() for _ in range(times)]) / times / 1e3} | once
 
     def peak(name: str) -> float:
@@ -118,7 +118,7 @@ def _imported(maker: str) -> None:
 
 
 def _memory(name: str) -> float:
-    """A line of what Linux tells of this process, in MiB."""
+    """Read a line of Linux's status of this process, in MiB."""
     status = Path("/proc/self/status").read_text()
     return int(re.findall(rf"{name}:\s*(\d+) kB", status)[0]) / 1024
 

@@ -38,38 +38,38 @@ _STATES: Final = {"state": (2, 1, 128), "h": (1, 1, 128), "c": (1, 1, 128)}
 
 
 def places(folder: Path = FOLDER) -> dict[str, tuple[Path, str]]:
-    """The wheel of each ONNX file in a folder's wheels, and its name there."""
-    found = {}
+    """Return the wheel of each ONNX file in a folder's wheels, and its name there."""
+    by_name = {}
     for wheel in sorted(folder.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             for name in sorted(archive.namelist()):
                 if name.endswith(".onnx"):
                     short = f"{wheel.name.partition('-')[0]}/{name.rpartition('/')[2]}"
-                    found[short] = wheel, name
-    return found
+                    by_name[short] = wheel, name
+    return by_name
 
 
 def read(place: tuple[Path, str]) -> bytes:
-    """The bytes of a file in a wheel."""
+    """Return the bytes of a file in a wheel."""
     with zipfile.ZipFile(place[0]) as archive:
         return archive.read(place[1])
 
 
 def models(folder: Path = FOLDER) -> Iterator[tuple[str, bytes]]:
-    """The ONNX files in the wheels of a folder, by name."""
+    """Yield the ONNX files in the wheels of a folder, by name."""
     for name, place in places(folder).items():
         yield name, read(place)
 
 
 def how_to_get(folder: Path = FOLDER) -> str:
-    """What to do where there are none."""
+    """Return a hint for a folder without models."""
     return f"there are no models: pip download --no-deps -d {folder} {NAMES}"
 
 
 def operands(name: str, data: bytes) -> dict[str, Any]:
     """Inputs for a model, drawn at random. The sampling rate is 16 kHz."""
     rng = np.random.default_rng(0)
-    found: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     graph = decode(memoryview(data)).graph
     for each in graph.input:
         if each.name in {constant.name for constant in graph.initializer}:
@@ -77,14 +77,14 @@ def operands(name: str, data: bytes) -> dict[str, Any]:
         kind = kind_of(each)
         shape: Any = kind.shape or ()
         if each.name == "sr":
-            found[each.name] = np.asarray(16000, np.int64)
+            inputs[each.name] = np.asarray(16000, np.int64)
             continue
         if not all(isinstance(n, int) for n in shape):
-            known = [size for part, size in _IMAGES.items() if part in name]
-            shape = _STATES.get(each.name) or (known[0] if known else (1, 576))
+            sizes = [size for part, size in _IMAGES.items() if part in name]
+            shape = _STATES.get(each.name) or (sizes[0] if sizes else (1, 576))
         dtype: DType = dtype_of(kind.number, each.name)
         if dtype.is_integer:
-            found[each.name] = rng.integers(0, 256, shape).astype(dtype.numpy)
+            inputs[each.name] = rng.integers(0, 256, shape).astype(dtype.numpy)
         else:
-            found[each.name] = rng.standard_normal(shape).astype(np.float32)
-    return found
+            inputs[each.name] = rng.standard_normal(shape).astype(np.float32)
+    return inputs

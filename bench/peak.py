@@ -1,9 +1,10 @@
 """The share of this processor's peak that products, convolutions, GELU and training steps reach.
 
 One thread. `us` is the time of one call. The contender `peak` reports a lower bound of that time,
-by the roofline model (Williams et al., CACM 52, 2009): flops over the peak rate of multiply-adds,
-or bytes over the rate of a copy in a working set of that size, whichever is larger. `peak.c`
-measures both rates in the same rounds. So the ratio `over mlvm` is the share reached, at most 1.
+by the roofline model (Williams et al., CACM 52, 2009). It is flops over the peak rate of
+multiply-adds, or bytes over the rate of a copy in a working set of that size, whichever is larger.
+`peak.c` measures both rates in the same rounds. So the ratio `over mlvm` is the share reached, at
+most 1.
 
 Bytes are those of operands and results, once each; GELU counts bytes alone. A step counts the
 products of its dense layers, so activations, norms and the optimizer count as lost.
@@ -48,7 +49,7 @@ class Work(NamedTuple):
 
 
 def works() -> dict[str, Work]:
-    """Each case, with its floating-point operations and bytes."""
+    """Return each case, with its floating-point operations and bytes."""
     cases = {}
     for name, shape in products.CASES.items():
         m, k, n = shape.rows, shape.inner, shape.columns
@@ -67,14 +68,14 @@ def works() -> dict[str, Work]:
 
 
 def chosen(quick: bool) -> dict[str, Work]:
-    """The cases of a run: the quick ones take less than a millisecond each."""
+    """Return the cases of a run: the quick ones take less than a millisecond each."""
     return {
         name: w for name, w in works().items() if not quick or (w.flops < 1e6 and w.nbytes < 2e6)
     }
 
 
 def prepare_mlvm(quick: bool) -> Mapping[str, Round]:
-    """A round of each case on one thread of mlvm."""
+    """Return a round of each case on one thread of mlvm."""
 
     @lru_cache(maxsize=1)  # one case at a time is in memory
     def call_of(case: str) -> tuple[Call, int]:
@@ -104,7 +105,7 @@ def _call_of(case: str) -> Call:
 
 
 def _gelu(elements: int) -> Call:
-    """A program that applies GELU to a tensor, into another one."""
+    """Return a program that applies GELU to a tensor, into another one."""
     from mlvm.arena.arena import Arena
     from mlvm.core.program.assembly import assemble
     from mlvm.core.types import TensorType
@@ -121,7 +122,7 @@ def _gelu(elements: int) -> Call:
 
 
 def prepare_peak(quick: bool) -> Mapping[str, Round]:
-    """The lower bound of each case, from rates that are measured in each round."""
+    """Return the lower bound of each case, from rates that are measured in each round."""
     library = _library()
     if library is None:
         say("peak: no C compiler (cc), so the processor's rates are unknown")
@@ -157,7 +158,8 @@ def _library() -> ctypes.CDLL | None:
 
 
 def targets() -> dict[str, float]:
-    """The shares asked for: 0.90 of products of 512 and more rows, 0.80 of the step `cifar`."""
+    """Return the shares asked for: 0.90 of products of 512 and more rows, 0.80 of the step
+    `cifar`."""
     large = {f"product {name}": 0.9 for name, shape in products.CASES.items() if shape.rows >= 512}
     return {**large, "step cifar": 0.8} if has_avx512() else {"step cifar": 0.8}
 

@@ -5,9 +5,9 @@ first operand lies transposed in memory. `us` is the time of one, `error` the la
 from f64's, in units of 1e-7 of the largest element. The shapes are layers, and their gradients, of
 a recurrent network, of BERT, of Mixers and of a convolutional network, from one row to 12544.
 
-`mlvm` is an eager call, which makes its result anew, as JAX's does; numpy and PyTorch write into
-the same array each time. So does `mlvm-machine`, by a program of many products, launched once: a
-product as a captured step has it. The better of the two counts in the contest.
+`mlvm` is an eager call, which allocates its result, as JAX's does; numpy and PyTorch write into the
+same array each time. So does `mlvm-machine`, a program of many products launched once, as in a
+captured step. The better of the two counts in the contest.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Shape(NamedTuple):
         }
 
     def turned(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """The factors, of what lies in memory."""
+        """Return the factors, of what lies in memory."""
         return (x.T if self.transposed[0] == "T" else x, y.T if self.transposed[1] == "T" else y)
 
 
@@ -74,22 +74,22 @@ SHAPES: Final = (
 )
 CASES: Final = {f"{each.transposed} {each[1]}x{each[2]}x{each[3]}": each for each in SHAPES}
 ROUND_US: Final = 2e4
-"""What a round takes, roughly, at 50 flops a nanosecond."""
+"""Rough time of a round at 50 flops a nanosecond."""
 
 
 def preparing(make: Callable[[Shape], tuple[Multiply, Callable[[Any], Array]]]) -> Prepare:
-    """A `prepare` of all shapes, with `quick` of the small ones. `make` gives the product, and what
-    makes an array of it."""
+    """Return a `prepare` of all shapes, with `quick` of the small ones. `make` gives the product,
+    and what makes an array of it."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
         @lru_cache(maxsize=1)
-        def made(case: str) -> tuple[Multiply, float]:
+        def prepared(case: str) -> tuple[Multiply, float]:
             shape = CASES[case]
             multiply, array = make(shape)
             return multiply, error_of(shape, array(multiply(1)))
 
         def timed(case: str) -> Mapping[str, float]:
-            multiply, error = made(case)
+            multiply, error = prepared(case)
             us = 1 + 2 * math.prod(CASES[case][1:]) / 5e4
             times = max(1, round(ROUND_US / us / (20 if quick else 1)))
             return {"us": microseconds(lambda: multiply(times)) / times, "error": error}
@@ -101,14 +101,14 @@ def preparing(make: Callable[[Shape], tuple[Multiply, Callable[[Any], Array]]]) 
 
 
 def error_of(shape: Shape, product: Array) -> float:
-    """How far off the product is, in units of 1e-7 of its largest element."""
+    """Return the error of the product, in units of 1e-7 of its largest element."""
     x, y = shape.turned(*[operand.astype(np.float64) for operand in shape.operands])
     exact = x @ y
     return float(np.abs(product - exact).max() / np.abs(exact).max() * 1e7)
 
 
 def repeated(multiply: Callable[[], object]) -> Multiply:
-    """One product after the other, each a call from Python."""
+    """Return one product after the other, each a call from Python."""
 
     def repeat(times: int) -> object:
         for _ in range(times - 1):

@@ -1,4 +1,4 @@
-"""What passes through a queue tensor: elements of 4 KiB, 1 MiB and 64 MiB, and the digits.
+"""Throughput of a queue tensor: elements of 4 KiB, 1 MiB and 64 MiB, and the digits.
 
 A producer copies an element from a dataset in memory, larger than the caches, and a consumer
 gets it: `mlvm-put` by `put`, `mlvm-reserve` by filling the slot itself, `queue.Queue` by putting
@@ -81,8 +81,8 @@ def prepare_reserve(quick: bool) -> Mapping[str, Round]:
     )
 
     def digits() -> dict[str, float]:
-        wanted = epochs(quick) * (len(Digits()) // BATCH)
-        return {"batches_per_s": rate(lambda: exhaust(pipeline.get, wanted), wanted)}
+        count = epochs(quick) * (len(Digits()) // BATCH)
+        return {"batches_per_s": rate(lambda: exhaust(pipeline.get, count), count)}
 
     return {**element_rounds(element, quick), "digits": digits}
 
@@ -171,8 +171,8 @@ def queue_tensor(types: list[str]) -> Any:
 
 
 def element_rounds(element: Callable[[Any], Transfer], quick: bool) -> dict[str, Round]:
-    """A round for each size of elements. `element(data)` makes the function that transfers one
-    element of `data`."""
+    """Return a round for each size of elements. `element(data)` makes the function that transfers
+    one element of `data`."""
 
     def round_of(nbytes: int, count: int) -> Round:
         data = dataset(nbytes, quick)
@@ -189,12 +189,12 @@ def element_rounds(element: Callable[[Any], Transfer], quick: bool) -> dict[str,
 
 
 def dataset(nbytes: int, quick: bool) -> Any:
-    """Elements of so many bytes, a row each; with `quick` few, which caches may hold."""
+    """Return elements of `nbytes` bytes, a row each; with `quick` few, which caches may hold."""
     return np.ones((max(DATASET // nbytes // (32 if quick else 1), 1), nbytes), np.uint8)
 
 
 def count(most: int, quick: bool) -> int:
-    """How many elements are one round."""
+    """Return the number of elements in a round."""
     return max(most // 25, 1) if quick else most
 
 
@@ -203,7 +203,8 @@ def per_element(elements_per_s: float, nbytes: int) -> dict[str, float]:
 
 
 def fits_shared_memory(nbytes: int) -> bool:
-    """Whether /dev/shm, where worker processes of PyTorch leave tensors, has so many bytes."""
+    """Return whether /dev/shm, which PyTorch's worker processes use for tensors, has `nbytes`
+    bytes."""
     folder = Path("/dev/shm")
     return not folder.exists() or shutil.disk_usage(folder).free >= nbytes
 
@@ -212,7 +213,7 @@ def fits_shared_memory(nbytes: int) -> bool:
 
 
 def digits_arrays() -> tuple[Any, Any]:
-    """The images as f32[1797,64] in 0 .. 1, and the labels."""
+    """Return the images as f32[1797,64] in 0 .. 1, and the labels."""
     from models.data.digits import FILE
 
     with np.load(FILE) as file:
@@ -265,7 +266,7 @@ def epochs(quick: bool) -> int:
 
 
 def rate(work: Callable[[], object], count: int) -> float:
-    """How many things a second a call does that does `count` things."""
+    """Return the rate, per second, of a call that does `count` things."""
     start = time.perf_counter()
     work()
     return count / (time.perf_counter() - start)

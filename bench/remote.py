@@ -1,5 +1,5 @@
-"""What it costs that a VM is elsewhere: the same work on a VM of this process, and on one of a
-server's on this host, by a unix socket and by TCP.
+"""Cost of a remote VM: the same work on a VM of this process, and on a server's VM on this host, by
+a unix socket and by TCP.
 
 `round trip` is a call that does nothing. `write` and `read` move a tensor of 64 MiB. `add` is one
 eager `a + b` on f32[4,4], in a long row of them, the last of which is read. `mixer eager` and
@@ -36,7 +36,7 @@ def local() -> Any:
 
 
 def elsewhere(listen: Callable[[Path], str]) -> Any:
-    """A VM of a server that is started here, and ends with this process."""
+    """Return a VM of a server that is started here, and ends with this process."""
     import mlvm.eager as ml
 
     folder = Path(tempfile.mkdtemp(prefix="mlvm-bench-"))

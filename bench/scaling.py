@@ -1,5 +1,6 @@
-"""What a second core gives: two VMs of a group, a thread (`2vm`), process (`2p`) or MPI process
-(`2mpi`) each, or one VM whose kernels share two threads (`2t`), beside one VM on one thread.
+"""Speedup by a second core: two VMs of a group, a thread (`2vm`), process (`2p`) or MPI process
+(`2mpi`) each, or one VM whose kernels share two threads (`2t`). They are compared with one VM on
+one thread.
 
 `image_ms` is the time of a training step for each image of its batch: `strong` has the batch of
 one thread for both, `weak` as many images for each of them as the one has. `gib_ms` is the
@@ -24,7 +25,8 @@ Step = Callable[[], object]
 
 
 def preparing(cores: int, make: Callable[[MixerSize], Step]) -> Prepare:
-    """A `prepare` of both kinds of scaling at all sizes, with `quick` at the smallest alone."""
+    """Return a `prepare` of both kinds of scaling at all sizes, with `quick` at the smallest
+    alone."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
         @lru_cache(maxsize=1)
@@ -71,7 +73,7 @@ def mlvm_replay_2vm(size: MixerSize) -> Step:
 
 
 def in_processes(what: str) -> Prepare:
-    """A `prepare` for two members that are processes."""
+    """Return a `prepare` for two members that are processes."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
         from bench.members import ROUNDS
@@ -83,7 +85,8 @@ def in_processes(what: str) -> Prepare:
 
 
 def under_mpi(what: str) -> Prepare:
-    """A `prepare` for two members that are MPI processes, which are told what to time."""
+    """Return a `prepare` for two members that are MPI processes, which receive the names of
+    cases."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
         command = [sys.executable, "-m", "mlvm", "mpirun", "-n", "2", "-m", "bench.members"]

@@ -29,7 +29,7 @@ class MixerSize(NamedTuple):
 
     @property
     def patches(self) -> int:
-        """How many patches an image has: the tokens."""
+        """The number of patches of an image: the tokens."""
         height, width, _ = self.image_shape
         return height * width // self.patch_size**2
 
@@ -64,7 +64,8 @@ CASES: Final[dict[str, Size]] = {
 
 
 def batch_of(size: Size) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """The images, f32[batch, height, width, channels], and labels, i64[batch]: always the same."""
+    """Return the images, f32[batch, height, width, channels], and labels, i64[batch]: always the
+    same."""
     rng = np.random.default_rng(0)
     images = rng.standard_normal((size.batch, *size.image_shape), np.float32)
     return images, rng.integers(size.num_classes, size=size.batch)

@@ -37,8 +37,8 @@ Run = Callable[[], Outputs]
 def running(
     size: Size, *, greedy: bool = False, compiled: bool = False, cells: bool = False
 ) -> Run:
-    """What a round of that size runs. `greedy` generation takes the likeliest symbols. With `cells`
-    an LSTM is a loop over `nn.LSTMCell`."""
+    """Return a round's function for that size. `greedy` generation takes the likeliest symbols.
+    With `cells` an LSTM is a loop over `nn.LSTMCell`."""
     torch.manual_seed(0)
     match size:
         case LstmSize():
@@ -56,7 +56,7 @@ def running(
 
 
 def _each(forward: Callable[[Any], Tensor], inputs: Iterable[Any]) -> Run:
-    """The forward pass of each input, without gradients."""
+    """Return the forward pass of each input, without gradients."""
 
     def run() -> Outputs:
         with torch.inference_mode():
@@ -167,7 +167,8 @@ class TreeLstm(nn.Module):
 
 
 def _tree(size: TreeSize, *, compiled: bool) -> Run:
-    """The tree lies in Python's own lists, and the recursion is Python's, as is usual."""
+    """Compute the root's state: the tree is in Python's lists, and the recursion is Python's, as
+    usual."""
     model = TreeLstm(size)
     at_leaf, at_node = model.at_leaf, model.at_node
     if compiled:
@@ -190,7 +191,7 @@ def _tree(size: TreeSize, *, compiled: bool) -> Run:
 
 
 def dense_of(weights: Weights, *names: str) -> nn.Linear:
-    """The dense maps of these names side by side, as one."""
+    """Return the dense maps of these names side by side, as one."""
     kernel = np.concatenate([weights[f"{name}/kernel"] for name in names], axis=1)
     bias = np.concatenate([weights[f"{name}/bias"] for name in names])
     layer = nn.Linear(*kernel.shape)
@@ -222,7 +223,7 @@ class Block(nn.Module):
         self.norm_0, self.norm_1 = (norm_of(weights, f"{name}/norm_{i}") for i in range(2))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, [N,heads,T,width / heads] each."""
+        """Return queries, keys and values, [N,heads,T,width / heads] each."""
         n, t, width = x.shape
         qkv = self.qkv(x).view(n, t, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
@@ -272,7 +273,8 @@ class Transformer(nn.Module):
         return self.head(self.norm(x))
 
     def prefill(self, tokens: Tensor, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """The logits [symbols] after a prompt [1,T], whose keys and values go into the cache."""
+        """Return the logits [symbols] after a prompt [1,T], whose keys and values go into the
+        cache."""
         length = tokens.shape[1]
         x = self.tokens(tokens) + self.positions[:length]
         for block, (keys, values) in zip(self.blocks, cache, strict=True):
@@ -284,35 +286,36 @@ class Transformer(nn.Module):
         return self.head(self.norm(x[:, -1]))[0]
 
     def step(self, token: Tensor, cache: list[tuple[Tensor, Tensor]], position: int) -> Tensor:
-        """The logits [symbols] after one more symbol [1,1], which is at that position."""
+        """Return the logits [symbols] after one more symbol [1,1], which is at that position."""
         x = self.tokens(token) + self.positions[position]
         for block, (keys, values) in zip(self.blocks, cache, strict=True):
             query, key, value = block.split(block.norm_0(x))
             keys[:, :, position], values[:, :, position] = key[:, :, 0], value[:, :, 0]
-            known = keys[:, :, : position + 1], values[:, :, : position + 1]
-            x = x + block.join(F.scaled_dot_product_attention(query, *known))
+            past = keys[:, :, : position + 1], values[:, :, : position + 1]
+            x = x + block.join(F.scaled_dot_product_attention(query, *past))
             x = x + block.mlp(block.norm_1(x))
         return self.head(self.norm(x[:, -1]))[0]
 
     def masked_step(
         self, token: Tensor, cache: list[tuple[Tensor, Tensor]], position: Tensor
     ) -> Tensor:
-        """The same with a position [1] and shapes that never change: one compilation for all."""
+        """Compute `step` for a position [1] with shapes that never change: one compilation for
+        all."""
         x = self.tokens(token) + self.positions[position]
         for block, (keys, values) in zip(self.blocks, cache, strict=True):
             query, key, value = block.split(block.norm_0(x))
             keys.index_copy_(2, position, key)
             values.index_copy_(2, position, value)
-            known = (torch.arange(keys.shape[2]) <= position)[None]
-            mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=known)
+            mask = (torch.arange(keys.shape[2]) <= position)[None]
+            mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
             x = x + block.join(mixed)
             x = x + block.mlp(block.norm_1(x))
         return self.head(self.norm(x[:, -1]))[0]
 
 
 def _generating(size: GenerationSize, *, compiled: bool, greedy: bool) -> Run:
-    """Symbols after the prompt, one at a time, with keys and values kept; the likeliest ones with
-    `greedy`, else drawn among the `TOP_K` likeliest."""
+    """Return symbols after the prompt, one at a time, with keys and values kept; the likeliest ones
+    with `greedy`, else drawn among the `TOP_K` likeliest."""
     model = Transformer(size).eval()
     shape = (1, size.heads, size.length, size.width // size.heads)
     cache = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(size.layers)]
@@ -330,11 +333,11 @@ def _generating(size: GenerationSize, *, compiled: bool, greedy: bool) -> Run:
 
     def run() -> Outputs:
         with torch.inference_mode():
-            made = [choose(model.prefill(prompt, cache))]
+            symbols = [choose(model.prefill(prompt, cache))]
             for i in range(size.prompt, size.length - 1):
                 position: Any = torch.tensor([i]) if compiled else i
-                made.append(choose(step(made[-1][None], cache, position)))
-            return [torch.cat(made).numpy()]
+                symbols.append(choose(step(symbols[-1][None], cache, position)))
+            return [torch.cat(symbols).numpy()]
 
     return run
 
@@ -343,7 +346,7 @@ def _generating(size: GenerationSize, *, compiled: bool, greedy: bool) -> Run:
 
 
 def _training(size: LstmTrainingSize | TransformerSize, model: nn.Module, *, compiled: bool) -> Run:
-    """One step of SGD with momentum, and the loss before."""
+    """Return one step of SGD with momentum, and the loss before."""
     [(samples, labels)] = inputs_of(size)
     samples, labels = _tensor(samples), _tensor(labels)
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=MOMENTUM, foreach=True)

@@ -95,8 +95,8 @@ def training(
     device: str = "cpu",
     bf16: bool = False,
 ) -> Callable[[], float]:
-    """A function that trains the model on the batch once and returns the loss before. `bf16`: under
-    `torch.autocast`."""
+    """Return a function that trains the model on the batch once and returns the loss before.
+    `bf16`: under `torch.autocast`."""
     model = model.to(device)
     images, labels = (torch.from_numpy(x).to(device) for x in batch_of(size))
     images = images.permute(0, 3, 1, 2).contiguous()
@@ -115,7 +115,7 @@ def training(
 
 
 def compiles() -> bool:
-    """Whether torch.compile finds a compiler that works."""
+    """Return whether torch.compile finds a compiler that works."""
     try:
         torch.compile(lambda x: x + 1)(torch.zeros(3))
     except Exception:  # PyTorch documents none of its many kinds

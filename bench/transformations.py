@@ -1,4 +1,4 @@
-"""What transformations of functions cost, beside `torch.func` and JAX.
+"""Cost of transformations of functions, beside `torch.func` and JAX.
 
 The function is the loss of a classifier of dense layers. The cases:
 
@@ -10,8 +10,8 @@ The function is the loss of a classifier of dense layers. The cases:
                             a loop of such products, which `linearize` makes of the gradient, and
                             the losses' derivatives in that direction
 
-All contenders have the same weights and examples, and none is timed before its results are those
-of numpy in f64, or for the loop those of the others' formula there. `us` is one call.
+All contenders have the same weights and examples. None is timed before its results are those of
+numpy in f64, for the loop by the others' formula. `us` is one call.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def data(size: Size) -> tuple[list[Array], list[Array], Array, Array]:
 
 
 def forward(params: list[Array], ts: list[Array], xs: Array, labels: Array) -> Any:
-    """Losses of the examples and their gradients one by one, along a complex step: the imaginary
-    parts are derivatives in the direction of `ts` (Squire and Trapp, SIAM Review 40, 1998)."""
+    """Return losses of the examples and their gradients one by one, along a complex step: the
+    imaginary parts are derivatives in the direction of `ts` (Squire and Trapp, SIAM Review 40,
+    1998)."""
     h = 1e-30
     ps = [p.astype(np.complex128) + 1j * h * t for p, t in zip(params, ts, strict=True)]
     inputs, x = [], xs.astype(np.complex128)
@@ -112,12 +113,14 @@ def reference(case: str, size: Size) -> list[Array]:
     return [losses.imag / h]
 
 
-def check(made: list[Array], expected: list[Array]) -> None:
+def check(results: list[Array], expected: list[Array]) -> None:
     """Raise `ValueError` unless these are the expected results."""
-    for i, (got, wanted) in enumerate(zip(made, expected, strict=True)):
-        error = float(np.abs(got - wanted).max() / np.abs(wanted).max())
-        if got.shape != wanted.shape or not error <= TOLERANCE:
-            raise ValueError(f"result {i}: {got.shape}, off by {error:.1e} of {wanted.shape}")
+    for i, (got, reference_value) in enumerate(zip(results, expected, strict=True)):
+        error = float(np.abs(got - reference_value).max() / np.abs(reference_value).max())
+        if got.shape != reference_value.shape or not error <= TOLERANCE:
+            raise ValueError(
+                f"result {i}: {got.shape}, off by {error:.1e} of {reference_value.shape}"
+            )
 
 
 # --- contenders ------------------------------------------------------------------------

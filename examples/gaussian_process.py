@@ -22,17 +22,17 @@ class GaussianProcess(nn.Module):
         )
 
     def kernel(self, a, b):
-        """f64[n, m] of places f64[n] and f64[m]."""
+        """Return f64[n, m] of places f64[n] and f64[m]."""
         distance = (a[:, None] - b) / ml.exp(self.log_length)
         return ml.exp(2 * self.log_height - distance**2 / 2)
 
     def factor(self, x):
-        """The lower Cholesky factor of what the values at x vary by, noise and all."""
+        """Return the lower Cholesky factor of what the values at x vary by, noise and all."""
         noise = ml.exp(2 * self.log_noise) * ml.eye(len(x), dtype=ml.float64)
         return ml.linalg.cholesky(self.kernel(x, x) + noise)
 
     def __call__(self, x, y, at):
-        """Mean and standard deviation of the function there, having seen y at x."""
+        """Return mean and standard deviation of the function there, having seen y at x."""
         factor, across = self.factor(x), self.kernel(x, at)
         mean = across.T @ ml.linalg.cholesky_solve(factor, y)
         explained = ml.linalg.solve_triangular(factor, across, lower=True)
@@ -41,7 +41,7 @@ class GaussianProcess(nn.Module):
 
 
 def loss_of(process, x, y):
-    """-log p(y | x) for each point."""
+    """Return -log p(y | x) for each point."""
     factor = process.factor(x)
     white = ml.linalg.solve_triangular(factor, y, lower=True)
     log_density = ml.sum(white**2) / 2 + ml.sum(ml.log(ml.diagonal(factor)))

@@ -72,7 +72,7 @@ def train(model, text, steps, rng):
 
 
 def write(model, prompt, length, temperature=0.7):
-    """The prompt i64[letters] and what follows it, i64[length] together."""
+    """Return the prompt i64[letters] and what follows it, i64[length] together."""
 
     @ml.capture
     def written(letters):

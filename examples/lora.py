@@ -48,7 +48,7 @@ class LoRA(nn.Module):
         return self.linear(x) + self.scale * (x @ self.down @ self.up)
 
     def merged(self):
-        """The linear map that both are together."""
+        """Return the linear map that both are together."""
         self.linear.kernel += self.scale * (self.down @ self.up)
         return self.linear
 

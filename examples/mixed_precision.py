@@ -17,7 +17,7 @@ from mlvm.eager import nn
 
 
 def train(dtype, images, labels, steps):
-    """The model, its losses, and how many updates were left out."""
+    """Return the model, its losses, and how many updates were left out."""
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3, key=ml.random.key(0)),
         ml.relu,

@@ -16,7 +16,8 @@ STEP = 0.05
 
 
 def integrate(speed, start, steps):
-    """The places f[steps, ..., 2] that follow the start f[..., 2], one after each STEP of time."""
+    """Return the places f[steps, ..., 2] that follow the start f[..., 2], one after each STEP of
+    time."""
 
     @ml.checkpoint
     def turn(x):
@@ -34,7 +35,7 @@ def integrate(speed, start, steps):
 
 
 def spiral(x):
-    """The law that is to be found, dx/dt of f[..., 2] (section 5.1 of the authors' code)."""
+    """Return the law that is to be found, dx/dt of f[..., 2] (section 5.1 of the authors' code)."""
     return x**3 @ ml.asarray([[-0.1, 2.0], [-2.0, -0.1]])
 
 

@@ -56,7 +56,7 @@ class Agent(nn.Module):
 
 
 def chosen(logits, actions):
-    """The logarithms of the probabilities of those actions."""
+    """Return the logarithms of the probabilities of those actions."""
     return ml.take_along_axis(ml.log_softmax(logits), actions[:, None], axis=1)[:, 0]
 
 

@@ -15,7 +15,7 @@ from mlvm.eager import nn
 
 
 def make_step(vm):
-    """A model and its step, made in each actor."""
+    """Return a model and its step, made in each actor."""
     weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
     with weights.allocating():
         model = nn.Linear(8, 1, key=ml.random.key(0))
@@ -35,7 +35,7 @@ def make_step(vm):
 
 
 def losses(group, steps):
-    """The loss before each step of training by the members of the group."""
+    """Return the loss before each step of training by the members of the group."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((64, 8), np.float32)
     y = x @ rng.standard_normal((8, 1), np.float32)

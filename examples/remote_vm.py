@@ -23,7 +23,7 @@ from mlvm.eager import nn
 
 @contextmanager
 def served(secret_file):
-    """The address of a server that ends with the block."""
+    """Return the address of a server that ends with the block."""
     command = [sys.executable, "-m", "mlvm", "serve", "--listen", "127.0.0.1:0"]
     command += ["--secret-file", secret_file, "--log", "json"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
@@ -35,7 +35,7 @@ def served(secret_file):
 
 
 def train(vm, steps):
-    """The losses, and the weights, of training on that VM."""
+    """Return the losses, and the weights, of training on that VM."""
     rng = np.random.default_rng(0)
     weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
     with weights.allocating():

@@ -18,7 +18,7 @@ NUMBERS = ["rooms", "area", "age"]
 
 
 def houses(n):
-    """A table of prices of houses in four quarters: a frame, or a dict of its columns."""
+    """Return a table of prices of houses in four quarters: a frame, or a dict of its columns."""
     rng = np.random.default_rng(0)
     columns = {
         "rooms": rng.integers(1, 8, n),
@@ -49,7 +49,7 @@ class Prices(nn.Module):
 
 
 def train_on_table(steps):
-    """Losses of guessing prices."""
+    """Return losses of guessing prices."""
     table = houses(2000)
     numbers = np.stack([table[name] for name in NUMBERS], axis=1)
     mean, deviation = numbers.mean(axis=0), numbers.std(axis=0)
@@ -73,7 +73,7 @@ def train_on_table(steps):
 
 
 def mean_of_memmap(file, rows):
-    """Mean of the columns of an array that is mapped, not read: a batch at a time."""
+    """Return mean of the columns of an array that is mapped, not read: a batch at a time."""
     written = np.lib.format.open_memmap(file, mode="w+", dtype=np.float64, shape=(rows, 16))
     written[:] = np.arange(16) + np.random.default_rng(0).normal(size=(rows, 16))
     written.flush()

@@ -22,7 +22,8 @@ def loss_and_gradients(model, images, labels):
 
 
 def make_step(vm):
-    """A model and its step, made in each process. A function that goes there is a file's own."""
+    """Return a model and its step, made in each process. A function that goes there is a file's
+    own."""
     weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
     with weights.allocating():
         first = nn.Linear(64, 64, key=ml.random.key(0))  # the same key, so the same weights
@@ -46,7 +47,7 @@ def make_step(vm):
 
 
 def train(group, steps):
-    """The losses of training with the members of a group."""
+    """Return the losses of training with the members of a group."""
     with np.load(Path(__file__).parents[1] / "models" / "data" / "digits.npz") as file:
         images, labels = (file["images"].reshape(-1, 64) / 16).astype(np.float32), file["labels"]
     rng = np.random.default_rng(0)

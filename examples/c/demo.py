@@ -42,7 +42,7 @@ def loss(x: ml.Tensor) -> ml.Tensor:
 
 
 def layer(x: ml.Tensor, w: ml.Tensor, b: ml.Tensor) -> ml.Tensor:
-    """The pattern that `dense` of the library replaces."""
+    """Return the pattern that `dense` of the library replaces."""
     return ml.relu(x @ w + b)
 
 
