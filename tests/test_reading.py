@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from docs import reading
@@ -13,6 +15,14 @@ def test_the_places_are_where_the_page_says() -> None:
     assert len(reading.places(TEXT)) > 30
     assert TEXT.count("(lines ") == len(reading.places(TEXT))
     assert reading.renumbered(TEXT) == TEXT, "run: python -m docs.reading"
+
+
+def test_the_decisions_are_made_in_functions_that_exist() -> None:
+    rows = re.findall(r"^\| .+ \| (.+) \|$", TEXT, re.MULTILINE)
+    named = [each for row in rows for each in re.findall(r"`(mlvm/[\w/]+\.\w+)`, `([\w.]+)`", row)]
+    assert len(named) > 12
+    for file, name in named:
+        assert reading.lines_of(file, name)
 
 
 def test_the_walks_visit_at_most_3000_lines() -> None:

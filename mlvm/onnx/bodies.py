@@ -939,7 +939,7 @@ def _avg_pool2d(b: Body) -> str:
     return _images(b, "AveragePool", kernel_shape=list(b.window), count_include_pad=1)
 
 
-class _Place(NamedTuple):
+class _WindowElement(NamedTuple):
     """Element of a window, with the slice of the padded images that reads it for all windows."""
 
     i: int
@@ -951,16 +951,16 @@ class _Place(NamedTuple):
 
 def _window_places(
     b: Body, shape: Sequence[int], grid: Sequence[int], window: Sequence[int]
-) -> list[_Place]:
+) -> list[_WindowElement]:
     length, step, (down, along) = (shape[0], *grid, shape[3]), (1, *b.stride, 1), b.dilation
     return [
-        _Place(i, j, (0, i * down, j * along, 0), length, step)
+        _WindowElement(i, j, (0, i * down, j * along, 0), length, step)
         for i in range(window[0])
         for j in range(window[1])
     ]
 
 
-def _added_up(b: Body, parts: Iterable[tuple[_Place, str]]) -> str:
+def _added_up(b: Body, parts: Iterable[tuple[_WindowElement, str]]) -> str:
     """Sum the contributions of all elements of the windows to the images, and cut off the
     padding."""
     shape = [n + sum(p) for n, p in zip(b.out.shape, [(0, 0), *b.padding, (0, 0)], strict=True)]
@@ -992,7 +992,7 @@ def _patches(b: Body) -> str:
 
 @body("unpatches")
 def _unpatches(b: Body) -> str:
-    def part(at: _Place) -> str:
+    def part(at: _WindowElement) -> str:
         first, length = [0, 0, 0, at.i, at.j, 0], [*at.length[:3], 1, 1, at.length[3]]
         return b.reshaped(b.sliced("x0", first, length, [1] * 6), at.length)
 

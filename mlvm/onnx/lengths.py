@@ -33,7 +33,7 @@ Formula = tuple[tuple[tuple[str, ...], int], ...]
 Node = dict[str, Any]
 
 
-class Open(NamedTuple):
+class OpenAxis(NamedTuple):
     """Open axis: its length is `times` the named one."""
 
     name: str
@@ -43,7 +43,7 @@ class Open(NamedTuple):
         return self.name if self.times == 1 else f"{self.times}*{self.name}"
 
 
-OpenAxes = dict[str, dict[int, Open]]
+OpenAxes = dict[str, dict[int, OpenAxis]]
 """Open axes by the name of an input and the axis."""
 
 
@@ -72,7 +72,7 @@ def open_axes(
             if type(axis) is not int or not -len(shape) <= axis < len(shape):
                 raise refuse(f"{name} is {inputs[name]}, it has no axis {axis!r}")
             axis %= len(shape)
-            length = Open(match[2], int(match[1] or 1))
+            length = OpenAxis(match[2], int(match[1] or 1))
             if shape[axis] % length.times:
                 raise refuse(f"axis {axis} of {name} is {shape[axis]}, which is no {length}")
             axes_of_inputs.setdefault(name, {})[axis] = length
@@ -108,7 +108,7 @@ def samples_of(axes: OpenAxes, inputs: Mapping[str, TensorType]) -> list[Sizes]:
     return samples
 
 
-def resized(type: TensorType, axes: Mapping[int, Open], sizes: Sizes) -> TensorType:
+def resized(type: TensorType, axes: Mapping[int, OpenAxis], sizes: Sizes) -> TensorType:
     """Return the type with its open axes at these sizes."""
     shape = [
         axes[i].times * sizes[axes[i].name] if i in axes else n for i, n in enumerate(type.shape)

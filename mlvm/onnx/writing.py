@@ -330,7 +330,7 @@ class _Graph:
     ) -> None:
         """Add a node whose results have these names and types."""
         self.model.types.update(outputs)
-        node = {"op_type": op, "input": list(inputs), "output": list(outputs)}
+        node: dict[str, Any] = {"op_type": op, "input": list(inputs), "output": list(outputs)}
         name = {"name": self.model.name(f"{op}/{next(iter(outputs), 'node')}"), **more}
         node["attributes"] = attributes or {}
         self.nodes.append(_node(node) | name | ({"doc_string": str(line)} if line else {}))
