@@ -21,30 +21,9 @@ from mlvm.onnx.limits import limit
 from mlvm.onnx.wire import Message
 
 STRING: Final = 8
+_DTYPES: Final = "f32 u8 i8 u16 i16 i32 i64 - bool f16 f64 u32 u64 c64 c128 bf16"
 DTYPES: Final = {
-    number: DType.named(name)
-    for number, name in enumerate(
-        [
-            "f32",
-            "u8",
-            "i8",
-            "u16",
-            "i16",
-            "i32",
-            "i64",
-            "-",
-            "bool",
-            "f16",
-            "f64",
-            "u32",
-            "u64",
-            "c64",
-            "c128",
-            "bf16",
-        ],
-        1,
-    )
-    if name != "-"
+    number: DType.named(name) for number, name in enumerate(_DTYPES.split(), 1) if name != "-"
 }
 """The dtype of each number of `TensorProto.DataType`."""
 

@@ -36,6 +36,7 @@ from mlvm.core.types import (
     u64,
 )
 from mlvm.onnx.arrays import DTYPES, NAMES
+from mlvm.onnx.ops.elementwise import PAIRS
 
 OPSET: Final = 20
 """The version of ONNX's ops that files are written for (https://onnx.ai/onnx/operators)."""
@@ -290,57 +291,31 @@ def body(*names: str) -> Callable[[_Rule], _Rule]:
 # --- one node -----------------------------------------------------------------------------
 
 
-def _pairs(text: str) -> Iterable[list[str]]:
-    return (each.split() for each in text.split(","))
+_FORMS: Final[dict[str, Callable[[Body, str], str]]] = {
+    "result": lambda b, op: b(op, *b.operands()),
+    "floats": lambda b, op: b(op if b.out.dtype.is_inexact else "Identity", *b.operands()),
+    "operands": lambda b, op: b(op, *b.operands(common_dtype(b.types))),
+    "bool": lambda b, op: b(op, *b.operands(bool_)),
+    "bits": lambda b, op: b(
+        op.removeprefix("Bitwise") if b.out.dtype is bool_ else op, *b.operands()
+    ),
+}
+"""Nodes of ops with one counterpart, by the form of their row in `PAIRS`."""
 
 
-for _name, _op in _pairs(
-    """abs Abs, acos Acos, acosh Acosh, asin Asin, asinh Asinh, atan Atan, atanh Atanh, cos Cos,
-    cosh Cosh, erf Erf, exp Exp, log Log, negative Neg, reciprocal Reciprocal, relu Relu, sigmoid
-    Sigmoid, sign Sign, sin Sin, sinh Sinh, sqrt Sqrt, tan Tan, tanh Tanh, add Add, subtract Sub,
-    multiply Mul, maximum Max, minimum Min, pow Pow, real Identity, conj Identity"""
+def _pair(form: str, op: str) -> _Rule:
+    return lambda b: _FORMS[form](b, op)
+
+
+for _each in PAIRS:
+    if _each.form != "load":
+        BODIES[_each.function] = _pair(_each.form, _each.name)
+
+for _name, _op in (
+    *(("maximum", "Max"), ("minimum", "Min"), ("pow", "Pow"), ("relu", "Relu")),
+    *(("real", "Identity"), ("conj", "Identity")),
 ):
-    BODIES[_name] = lambda b, op=_op: b(op, *b.operands())  # type: ignore[misc]
-
-for _name, _op in (("ceil", "Ceil"), ("floor", "Floor"), ("round", "Round")):
-    BODIES[_name] = lambda b, op=_op: b(  # type: ignore[misc]
-        op if b.out.dtype.is_inexact else "Identity", *b.operands()
-    )
-
-for _name, _op in _pairs(
-    "equal Equal, greater Greater, less Less, greater_equal GreaterOrEqual, less_equal LessOrEqual"
-):
-
-    def _compared(b: Body, op: str = _op) -> str:
-        return b(op, *b.operands(common_dtype(b.types)))
-
-    BODIES[_name] = _compared
-
-for _name, _op in (("and", "And"), ("or", "Or"), ("xor", "Xor")):
-    BODIES[f"logical_{_name}"] = lambda b, op=_op: b(op, *b.operands(bool_))  # type: ignore[misc]
-    BODIES[f"bitwise_{_name}"] = lambda b, op=_op: b(  # type: ignore[misc]
-        op if b.out.dtype is bool_ else f"Bitwise{op}", *b.operands()
-    )
-
-
-@body("copy")
-def _copy(b: Body) -> str:
-    return b("Identity", "x0")
-
-
-@body("not_equal")
-def _not_equal(b: Body) -> str:
-    return b("Not", b("Equal", *b.operands(common_dtype(b.types))))
-
-
-@body("logical_not")
-def _logical_not(b: Body) -> str:
-    return b("Not", b.operand(0, bool_))
-
-
-@body("bitwise_invert")
-def _invert(b: Body) -> str:
-    return b("Not" if b.out.dtype is bool_ else "BitwiseNot", "x0")
+    BODIES[_name] = _pair("result", _op)
 
 
 @body("bitwise_left_shift")
@@ -348,16 +323,6 @@ def _left_shift(b: Body) -> str:
     unsigned = DType.named(f"u{b.out.dtype.itemsize * 8}")
     shifted = b("BitShift", *[b.cast(x, unsigned) for x in b.names], direction="LEFT")
     return b.cast(shifted, b.out.dtype)
-
-
-@body("divide")
-def _divide(b: Body) -> str:
-    return b("Div", *b.operands())
-
-
-@body("where")
-def _where(b: Body) -> str:
-    return b("Where", b.operand(0, bool_), b.operand(1, b.out.dtype), b.operand(2, b.out.dtype))
 
 
 @body("isnan")
@@ -370,39 +335,72 @@ def _isinf(b: Body) -> str:
     return b("IsInf", b.operand(0, None if b.types[0].dtype in (f32, f64) else f32))
 
 
-@body("isfinite")
-def _isfinite(b: Body) -> str:
-    return b("Not", b("Or", _isnan(b), _isinf(b)))
-
-
 CASTS: Final = "astype", "unpack"
 
 
-@body(*CASTS)
-def _astype(b: Body) -> str:
-    return b.cast("x0", b.out.dtype)
-
-
-BODIES["softmax"] = lambda b: b("Softmax", "x0", axis=b.axis)
-BODIES["log_softmax"] = lambda b: b("LogSoftmax", "x0", axis=b.axis)
-
-
-@body("gelu")
-def _gelu(b: Body) -> str:
-    return b("Gelu", "x0", approximate="tanh" if b.approximate else "none")
+BODIES.update(
+    {
+        "copy": lambda b: b("Identity", "x0"),
+        "not_equal": lambda b: b("Not", b("Equal", *b.operands(common_dtype(b.types)))),
+        "logical_not": lambda b: b("Not", b.operand(0, bool_)),
+        "bitwise_invert": lambda b: b("Not" if b.out.dtype is bool_ else "BitwiseNot", "x0"),
+        "divide": lambda b: b("Div", *b.operands()),
+        "where": lambda b: b(
+            "Where", b.operand(0, bool_), b.operand(1, b.out.dtype), b.operand(2, b.out.dtype)
+        ),
+        "isfinite": lambda b: b("Not", b("Or", _isnan(b), _isinf(b))),
+        "astype": lambda b: b.cast("x0", b.out.dtype),
+        "unpack": lambda b: b.cast("x0", b.out.dtype),
+        "gelu": lambda b: b("Gelu", "x0", approximate="tanh" if b.approximate else "none"),
+        "square": lambda b: b("Mul", "x0", "x0"),
+        "rsqrt": lambda b: b("Reciprocal", b("Sqrt", "x0")),
+        "erfc": lambda b: b("Sub", b.number(1.0), b("Erf", "x0")),
+        "log1p": lambda b: _log1p_of(b, "x0"),
+        "log2": lambda b: b("Div", b("Log", "x0"), b.number(math.log(2))),
+        "log10": lambda b: b("Div", b("Log", "x0"), b.number(math.log(10))),
+        "signbit": lambda b: b.is_negative("x0"),
+        "remainder": lambda b: _remainder_of(b, *b.operands()),
+        "reshape": lambda b: b.reshaped("x0", b.out.shape),
+        "broadcast_to": lambda b: b("Expand", "x0", b.array(list(b.out.shape))),
+        "full": lambda b: b("Expand", "x0", b.array(list(b.out.shape))),
+        "permute_dims": lambda b: b("Transpose", "x0", perm=axes_of(b.axes, b.out.ndim)),
+        "concat": lambda b: b("Concat", *b.operands(), axis=b.axis),
+        "slice": lambda b: b.sliced("x0", b.start, b.length, b.step),
+        "embed": lambda b: b.embedded("x0", b.types[0].shape, b.shape, b.start, b.step),
+        "pad": lambda b: b.padded("x0", b.widths, b.value),
+        "take": lambda b: b("Gather", "x0", b.positions(1), axis=b.axis),
+        "scatter_add": lambda b: _scattered(
+            b, _zeros(b), "x0", 1, axes_of(b.axis, b.out.ndim)[0], "add"
+        ),
+        "index_add": lambda b: _scattered(b, "x0", "x1", 2, axes_of(b.axis, b.out.ndim)[0], "add"),
+        "cumulative_sum": lambda b: b("CumSum", b.operand(0, b.out.dtype), b.array(b.axis or 0)),
+        "matmul": lambda b: b(
+            "MatMul", _swapped(b, 0, b.transpose_x), _swapped(b, 1, b.transpose_y)
+        ),
+        "layer_norm": lambda b: b("LayerNormalization", *b.names, axis=-1, epsilon=float(b.eps)),
+        "layer_norm_normalize": lambda b: _normalized(b, "x0")[0],
+        "conv2d": lambda b: _images(b, "Conv", _filters(b), group=b.groups),
+        "max_pool2d": lambda b: _images(b, "MaxPool", kernel_shape=list(b.window)),
+        "avg_pool2d": lambda b: _images(
+            b, "AveragePool", kernel_shape=list(b.window), count_include_pad=1
+        ),
+        "dequantize": lambda b: _dequantized(b, "x0", "x1", b.types[0].shape, b.types[1].shape),
+        "integer_matmul": lambda b: b("MatMulInteger", "x0", b("Transpose", "x1", perm=[1, 0])),
+        "det": lambda b: b("Det", "x0"),
+        "softmax": lambda b: b("Softmax", "x0", axis=b.axis),
+        "log_softmax": lambda b: b("LogSoftmax", "x0", axis=b.axis),
+        "tril": lambda b: b("Trilu", "x0", b.array(b.k), upper=0),
+        "triu": lambda b: b("Trilu", "x0", b.array(b.k), upper=1),
+        "argmax": lambda b: _extreme(b, "ArgMax"),
+        "argmin": lambda b: _extreme(b, "ArgMin"),
+        "sort": lambda b: _sorted(b, 0),
+        "argsort": lambda b: _sorted(b, 1),
+    }
+)
+"""Ops that are one expression."""
 
 
 # --- elementwise --------------------------------------------------------------------------
-
-
-@body("square")
-def _square(b: Body) -> str:
-    return b("Mul", "x0", "x0")
-
-
-@body("rsqrt")
-def _rsqrt(b: Body) -> str:
-    return b("Reciprocal", b("Sqrt", "x0"))
 
 
 @body("multiply_add")
@@ -424,11 +422,6 @@ def _trunc(b: Body) -> str:
     return b("Mul", b("Sign", "x0"), b("Floor", b("Abs", "x0")))
 
 
-@body("erfc")
-def _erfc(b: Body) -> str:
-    return b("Sub", b.number(1.0), b("Erf", "x0"))
-
-
 @body("expm1")
 def _expm1(b: Body) -> str:
     """tanh(x / 2) (exp(x) + 1), which loses nothing near 0."""
@@ -444,21 +437,6 @@ def _log1p_of(b: Body, x: str) -> str:
     plain = b("Or", b("Equal", rest, b.number(0.0)), b("IsInf", rest))
     exact = b("Mul", b("Log", u), b("Div", x, b("Where", plain, one, rest)))
     return b("Where", plain, b("Where", b("IsInf", rest), b("Log", u), x), exact)
-
-
-@body("log1p")
-def _log1p(b: Body) -> str:
-    return _log1p_of(b, "x0")
-
-
-@body("log2")
-def _log2(b: Body) -> str:
-    return b("Div", b("Log", "x0"), b.number(math.log(2)))
-
-
-@body("log10")
-def _log10(b: Body) -> str:
-    return b("Div", b("Log", "x0"), b.number(math.log(10)))
 
 
 @body("logaddexp")
@@ -477,11 +455,6 @@ def _hypot(b: Body) -> str:
     plain = b("Or", b("Equal", most, zero), b("Equal", most, infinite))
     ratio = b("Div", b("Min", *sides), b("Where", plain, b.number(1.0), most))
     return b("Mul", most, b("Sqrt", b("Add", b("Mul", ratio, ratio), b.number(1.0))))
-
-
-@body("signbit")
-def _signbit(b: Body) -> str:
-    return b.is_negative("x0")
 
 
 @body("copysign")
@@ -516,11 +489,6 @@ def _remainder_of(b: Body, x: str, y: str) -> str:
     return b("Where", differs_in_sign, b("Add", remainder, y), remainder)
 
 
-@body("remainder")
-def _remainder(b: Body) -> str:
-    return _remainder_of(b, *b.operands())
-
-
 @body("floor_divide")
 def _floor_divide(b: Body) -> str:
     x, y = b.operands()
@@ -552,26 +520,6 @@ def _gelu_slope(b: Body) -> str:
 # --- shapes -------------------------------------------------------------------------------
 
 
-@body("reshape")
-def _reshape(b: Body) -> str:
-    return b.reshaped("x0", b.out.shape)
-
-
-@body("broadcast_to", "full")
-def _expand(b: Body) -> str:
-    return b("Expand", "x0", b.array(list(b.out.shape)))
-
-
-@body("permute_dims")
-def _transpose(b: Body) -> str:
-    return b("Transpose", "x0", perm=axes_of(b.axes, b.out.ndim))
-
-
-@body("concat")
-def _concat(b: Body) -> str:
-    return b("Concat", *b.operands(), axis=b.axis)
-
-
 @body("flip")
 def _flip(b: Body) -> str:
     axes, shape = axes_of(b.axis, b.out.ndim), b.out.shape
@@ -596,16 +544,6 @@ def _roll(b: Body) -> str:
     return b.reshaped(x, b.out.shape) if b.axis is None else x
 
 
-@body("slice")
-def _slice(b: Body) -> str:
-    return b.sliced("x0", b.start, b.length, b.step)
-
-
-@body("embed")
-def _embed(b: Body) -> str:
-    return b.embedded("x0", b.types[0].shape, b.shape, b.start, b.step)
-
-
 @body("slice_add")
 def _slice_add(b: Body) -> str:
     added = b.embedded("x1", b.types[1].shape, b.out.shape, b.start, b.step)
@@ -626,21 +564,7 @@ def _slice_set(b: Body) -> str:
     return placed if inside is None else b("Where", inside, placed, "x0")
 
 
-@body("pad")
-def _pad(b: Body) -> str:
-    return b.padded("x0", b.widths, b.value)
-
-
-BODIES["tril"] = lambda b: b("Trilu", "x0", b.array(b.k), upper=0)
-BODIES["triu"] = lambda b: b("Trilu", "x0", b.array(b.k), upper=1)
-
-
 # --- positions ----------------------------------------------------------------------------
-
-
-@body("take")
-def _take(b: Body) -> str:
-    return b("Gather", "x0", b.positions(1), axis=b.axis)
 
 
 @body("take_along_axis")
@@ -690,16 +614,6 @@ def _zeros(b: Body) -> str:
     return b("Expand", b.number(0.0), shape)
 
 
-@body("scatter_add")
-def _scatter_add(b: Body) -> str:
-    return _scattered(b, _zeros(b), "x0", 1, axes_of(b.axis, b.out.ndim)[0], "add")
-
-
-@body("index_add")
-def _index_add(b: Body) -> str:
-    return _scattered(b, "x0", "x1", 2, axes_of(b.axis, b.out.ndim)[0], "add")
-
-
 @body("index_reduce")
 def _index_reduce(b: Body) -> str:
     by = {"multiply": "mul", "minimum": "min", "maximum": "max"}[b.by]
@@ -741,11 +655,11 @@ def _dynamic_update(b: Body) -> str:
 
 # --- reductions ---------------------------------------------------------------------------
 
-for _name, _op in _pairs("sum Sum, mean Mean, max Max, min Min, prod Prod"):
+for _name in ("sum", "mean", "max", "min", "prod"):
 
-    def _reduce(b: Body, op: str = _op) -> str:
+    def _reduce(b: Body, op: str = f"Reduce{_name.title()}") -> str:
         axes = axes_of(b.axis, b.types[0].ndim)
-        return b.reduced(f"Reduce{op}", b.operand(0, b.out.dtype), axes, b.keepdims)
+        return b.reduced(op, b.operand(0, b.out.dtype), axes, b.keepdims)
 
     BODIES[_name] = _reduce
 
@@ -776,11 +690,6 @@ def _var(b: Body) -> str:
     return b("Div", total, b.number(count - b.correction))
 
 
-@body("cumulative_sum")
-def _cumulative_sum(b: Body) -> str:
-    return b("CumSum", b.operand(0, b.out.dtype), b.array(b.axis or 0))
-
-
 def _extreme(b: Body, op: str) -> str:
     x = b.types[0]
     flat = b.reshaped("x0", [x.size]) if b.axis is None else "x0"
@@ -788,17 +697,9 @@ def _extreme(b: Body, op: str) -> str:
     return b.reshaped(index, b.out.shape) if b.axis is None else index
 
 
-BODIES["argmax"] = lambda b: _extreme(b, "ArgMax")
-BODIES["argmin"] = lambda b: _extreme(b, "ArgMin")
-
-
 def _sorted(b: Body, which: int) -> str:
     n = b.array([b.out.shape[b.axis]])
     return b.several(2, "TopK", "x0", n, axis=b.axis, largest=int(b.descending))[which]
-
-
-BODIES["sort"] = lambda b: _sorted(b, 0)
-BODIES["argsort"] = lambda b: _sorted(b, 1)
 
 
 # --- products and networks ----------------------------------------------------------------
@@ -809,11 +710,6 @@ def _swapped(b: Body, i: int, transpose: bool) -> str:
     if not transpose:
         return x
     return b("Transpose", x, perm=[*range(ndim - 2), ndim - 1, ndim - 2])
-
-
-@body("matmul")
-def _matmul(b: Body) -> str:
-    return b("MatMul", _swapped(b, 0, b.transpose_x), _swapped(b, 1, b.transpose_y))
 
 
 @body("batch_contract")
@@ -828,16 +724,6 @@ def _normalized(b: Body, x: str) -> tuple[str, str]:
     variance = b.reduced("ReduceMean", b("Mul", centered, centered), [-1], True)
     inverse = b("Reciprocal", b("Sqrt", b("Add", variance, b.number(b.eps))))
     return b("Mul", centered, inverse), inverse
-
-
-@body("layer_norm")
-def _layer_norm(b: Body) -> str:
-    return b("LayerNormalization", *b.names, axis=-1, epsilon=float(b.eps))
-
-
-@body("layer_norm_normalize")
-def _layer_norm_normalize(b: Body) -> str:
-    return _normalized(b, "x0")[0]
 
 
 @body("layer_norm_scale_vjp")
@@ -897,11 +783,6 @@ def _filters(b: Body) -> str:
     return b("Transpose", "x1", perm=[axes + 1, axes, *range(axes)])
 
 
-@body("conv2d")
-def _conv2d(b: Body) -> str:
-    return _images(b, "Conv", _filters(b), group=b.groups)
-
-
 @body("conv_transpose2d")
 def _conv_transpose2d(b: Body) -> str:
     rest = [  # rows that no window has reached
@@ -927,16 +808,6 @@ def _conv2d_kernel_vjp(b: Body) -> str:
     how = _sliding(b) | {"strides": list(b.dilation), "dilations": list(b.stride)}
     y = b("Transpose", b("Conv", x, g, group=b.groups, **how), perm=[*(i + 2 for i in axes), 0, 1])
     return b.sliced(y, [0] * b.out.ndim, b.out.shape, [1] * b.out.ndim)
-
-
-@body("max_pool2d")
-def _max_pool2d(b: Body) -> str:
-    return _images(b, "MaxPool", kernel_shape=list(b.window))
-
-
-@body("avg_pool2d")
-def _avg_pool2d(b: Body) -> str:
-    return _images(b, "AveragePool", kernel_shape=list(b.window), count_include_pad=1)
 
 
 class _WindowElement(NamedTuple):
@@ -1025,11 +896,6 @@ def _dequantized(b: Body, x: str, scale: str, shape: Sequence[int], scales: Sequ
     return b.reshaped(b("Add", b("Mul", y, scale), offset), shape)
 
 
-@body("dequantize")
-def _dequantize(b: Body) -> str:
-    return _dequantized(b, "x0", "x1", b.types[0].shape, b.types[1].shape)
-
-
 @body("dequantize_rows")
 def _dequantize_rows(b: Body) -> str:
     table = b.cast("x1", f32) if b.types[1].dtype.is_storage else "x1"  # few gather four bits
@@ -1042,16 +908,6 @@ def _dequantize_rows(b: Body) -> str:
 def _quantized_matmul(b: Body) -> str:
     weights = _dequantized(b, "x1", "x2", b.types[1].shape, b.types[2].shape)
     return b("MatMul", "x0", b("Transpose", weights, perm=[1, 0]))
-
-
-@body("integer_matmul")
-def _integer_matmul(b: Body) -> str:
-    return b("MatMulInteger", "x0", b("Transpose", "x1", perm=[1, 0]))
-
-
-@body("det")
-def _det(b: Body) -> str:
-    return b("Det", "x0")
 
 
 @body("integer_conv2d")

@@ -25,16 +25,9 @@ REFUSALS: Final = (
     *(ArithmeticError, MemoryError),
 )
 """Errors that an op raises for operands and attributes that it does not take."""
-_DRAWS: Final = frozenset(
-    [
-        "RandomNormal",
-        "RandomUniform",
-        "RandomNormalLike",
-        "RandomUniformLike",
-        "Multinomial",
-        "Bernoulli",
-        "Dropout",
-    ]
+_DRAWS: Final = (
+    *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike"),
+    *("Multinomial", "Bernoulli", "Dropout"),
 )
 
 

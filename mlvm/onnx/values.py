@@ -84,6 +84,15 @@ def tensor(value: Value) -> Tensor:
     return value if type(value) is Tensor else ml.asarray(value)
 
 
+def in_memory(value: Value) -> tuple[Tensor, tuple[int, ...]]:
+    """Return a value's tensor with the axes in their order in memory, and that order: axis i of the
+    value is axis `order[i]` of the tensor."""
+    if type(value) is PermutedTensor:
+        return value.x, value.axes
+    x = tensor(value)
+    return x, tuple(range(x.ndim))
+
+
 def to_host(value: Value, what: str) -> Any:
     """Read the value as an array. Raises `CaptureError` for a tensor in a captured function."""
     if value is None or isinstance(value, np.ndarray):

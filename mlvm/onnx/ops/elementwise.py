@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -15,33 +17,52 @@ from mlvm.onnx.few import rounded, wrapped
 from mlvm.onnx.table import TABLE, Call, Op, op
 from mlvm.onnx.values import PermutedTensor, Value, tensor
 
-_SAME: Final = """Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor Log Neg:negative
-    Not:logical_not Round Sign Sin Sinh Sqrt Tan Tanh IsNaN:isnan BitwiseNot:bitwise_invert
-    Add Sub:subtract Mul:multiply And:logical_and Or:logical_or Xor:logical_xor Equal:equal
-    Greater:greater GreaterOrEqual:greater_equal Less:less LessOrEqual:less_equal
-    BitwiseAnd:bitwise_and BitwiseOr:bitwise_or BitwiseXor:bitwise_xor Where:where Reciprocal
-    Sigmoid Mish Softsign:soft_sign"""
-"""Ops that the standard or `mlvm.eager` has, and their names there."""
-
-
-_OF_TWO: Final = """
-    Add Sub Mul And Or Xor Equal Greater GreaterOrEqual Less LessOrEqual
-    BitwiseAnd BitwiseOr BitwiseXor
+_PAIRS: Final = """
+result 1: Abs Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Log Neg:negative Reciprocal Sigmoid
+    Sign Sin Sinh Sqrt Tan Tanh
+result 2: Add Sub:subtract Mul:multiply
+floats 1: Ceil Floor Round
+operands 2: Equal Greater GreaterOrEqual:greater_equal Less LessOrEqual:less_equal
+bool 2: And:logical_and Or:logical_or Xor:logical_xor
+bits 2: BitwiseAnd:bitwise_and BitwiseOr:bitwise_or BitwiseXor:bitwise_xor
+load 1: BitwiseNot:bitwise_invert IsNaN:isnan Mish Not:logical_not Softsign:soft_sign
+load 3: Where
 """
-"""Those of two operands."""
 
 
-def _enter(name: str, function: str) -> None:
-    def run(at: Call, *xs: Any) -> Any:
-        return getattr(at.xp, function)(*xs)
+class Pair(NamedTuple):
+    """Op of ONNX that is one op of mlvm.
 
-    least = 3 if name == "Where" else 2 if name in _OF_TWO.split() else 1
-    TABLE[name] = Op(run, "elementwise", (), {}, least)
+    name: its name in ONNX
+    function: its name in mlvm
+    least: number of its operands
+    form: dtype in which `save` writes the operands, or "load" if it writes the op otherwise
+    """
+
+    name: str
+    function: str
+    least: int
+    form: str
 
 
-for _each in _SAME.split():
-    _name, _, _function = _each.partition(":")
-    _enter(_name, _function or _name.lower())
+def _pairs() -> Iterator[Pair]:
+    for line in _PAIRS.replace("\n    ", " ").strip().split("\n"):
+        head, _, names = line.partition(": ")
+        form, count = head.split()
+        for name, _, function in (each.partition(":") for each in names.split()):
+            yield Pair(name, function or name.lower(), int(count), form)
+
+
+PAIRS: Final = tuple(_pairs())
+"""Ops with one counterpart: `load` and `save` read the same rows."""
+
+
+def _enter(function: str) -> Callable[..., Any]:
+    return lambda at, *xs: getattr(at.xp, function)(*xs)
+
+
+for _each in PAIRS:
+    TABLE[_each.name] = Op(_enter(_each.function), "elementwise", (), {}, _each.least)
 
 
 def is_float(x: Any) -> bool:
@@ -92,24 +113,11 @@ def bit_shift(at: Call, x: Any, y: Any) -> Any:
     return (at.xp.bitwise_left_shift if is_left else at.xp.bitwise_right_shift)(x, y)
 
 
-@op("Max", "elementwise")
-def maximum(at: Call, x: Any, *xs: Any) -> Any:
-    return reduce(at.xp.maximum, xs, x)
-
-
-@op("Min", "elementwise")
-def minimum(at: Call, x: Any, *xs: Any) -> Any:
-    return reduce(at.xp.minimum, xs, x)
-
-
-@op("Sum", "elementwise")
-def sum(at: Call, *xs: Any) -> Any:
-    return reduce(at.xp.add, xs)
-
-
-@op("Mean", "elementwise")
-def mean(at: Call, *xs: Any) -> Any:
-    return reduce(at.xp.add, xs) / len(xs)
+@op("Max Min Sum Mean", "elementwise")
+def combine(at: Call, x: Any, *xs: Any) -> Any:
+    names = {"Max": at.xp.maximum, "Min": at.xp.minimum}
+    total = reduce(names.get(at.node.type, at.xp.add), xs, x)
+    return total / (1 + len(xs)) if at.node.type == "Mean" else total
 
 
 @op("Clip", "elementwise")
@@ -135,19 +143,34 @@ def is_inf(at: Call, x: Any) -> Any:
 # --- activations --------------------------------------------------------------------------
 
 
-@op("LeakyRelu", "elementwise")
-def leaky_relu(at: Call, x: Any) -> Any:
-    return ml.leaky_relu(tensor(x), at.get("alpha", 0.01))
+ACTIVATIONS: Final[dict[str, tuple[Callable[..., Any], tuple[float, ...]]]] = {
+    "Affine": (lambda x, a, b: x * a + b, (1.0, 0.0)),
+    "Celu": (ml.celu, (1.0,)),
+    "Clip": (ml.clip, (-math.inf, math.inf)),
+    "Elu": (ml.elu, (1.0,)),
+    "HardSigmoid": (lambda x, a, b: ml.clip(x * a + b, 0.0, 1.0), (0.2, 0.5)),
+    "LeakyRelu": (ml.leaky_relu, (0.01,)),
+    "Relu": (ml.relu, ()),
+    "ScaledTanh": (lambda x, a, b: ml.tanh(x * b) * a, (1.0, 1.0)),
+    "Sigmoid": (ml.sigmoid, ()),
+    "Softplus": (ml.softplus, ()),
+    "Softsign": (ml.soft_sign, ()),
+    "Tanh": (ml.tanh, ()),
+    "ThresholdedRelu": (lambda x, a: ml.where(ml.greater(x, a), x, ml.zeros_like(x)), (1.0,)),
+}
+"""Activations of tensors by ONNX's names, and the defaults of their parameters alpha and beta."""
 
 
-@op("Elu", "elementwise")
-def elu(at: Call, x: Any) -> Any:
-    return ml.elu(tensor(x), at.get("alpha", 1.0))
+def activation(name: str, params: Sequence[float] = ()) -> Callable[[Any], Any]:
+    """Return an activation with its parameters; missing ones have their defaults."""
+    function, defaults = ACTIVATIONS[name]
+    return lambda x: function(x, *params, *defaults[len(params) :])
 
 
-@op("Celu", "elementwise")
-def celu(at: Call, x: Any) -> Any:
-    return ml.celu(tensor(x), at.get("alpha", 1.0))
+@op("Celu Elu LeakyRelu Softplus", "elementwise")
+def activated(at: Call, x: Any) -> Any:
+    params = map(at.get, ("alpha", "beta"), ACTIVATIONS[at.node.type][1])
+    return activation(at.node.type, [*params])(tensor(x))
 
 
 @op("Selu", "elementwise")
@@ -186,11 +209,6 @@ def swiglu(at: Call, *xs: Any) -> Any:
         gate, up = xs[:2]
     alpha = at.get("alpha", 1.0)
     return (ml.silu(gate) if alpha == 1.0 else gate * ml.sigmoid(gate * alpha)) * up
-
-
-@op("Softplus", "elementwise")
-def softplus(at: Call, x: Any) -> Any:
-    return ml.softplus(tensor(x))
 
 
 @op("Gelu com.microsoft.Gelu", "elementwise")

@@ -14,7 +14,7 @@ from mlvm.core.types import Array
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.ops.neural import channels_last, channels_second
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import PermutedTensor, Value, bounded, ints, tensor
+from mlvm.onnx.values import Value, bounded, in_memory, ints, permuted, tensor
 
 
 @op("Resize Upsample", "raw", host=[1, 2, 3])
@@ -52,13 +52,11 @@ def resize(at: Call, x: Value, *operands: Any) -> Value:
     is_cropped = at.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     if counts == [*x.shape] and not is_cropped:
         return x
-    order = x.axes if type(x) is PermutedTensor else None
-    y = x.x if type(x) is PermutedTensor else tensor(x)
+    y, order = in_memory(x)
     is_nearest = mode == "nearest"
     for place, axis in enumerate(which):
         n, k = x.shape[axis], counts[axis]
-        stored = order[axis] if order else axis
-        region = None
+        stored, region = order[axis], None
         if is_cropped and roi is not None and len(roi):
             region = float(roi[place]), float(roi[place + len(which)])
         if k == n and region is None and (by[axis] == 1.0 or at.get("antialias", 0)):
@@ -80,7 +78,7 @@ def resize(at: Call, x: Value, *operands: Any) -> Value:
             y = _weighted(y, matrix, stored)
     if is_cropped:
         y = _outside(at, y, x.shape, counts, which, roi, order)
-    return y if order is None else PermutedTensor(y, order)
+    return permuted(y, order)
 
 
 def _weighted(x: Any, matrix: Array, axis: int) -> Any:
@@ -187,7 +185,7 @@ def _outside(at: Call, y: Any, shape: Any, counts: Any, which: Any, roi: Any, or
         n, k = shape[axis], counts[axis]
         low, high = float(roi[i]), float(roi[i + len(which)])
         place = _cropped(n, k, low, high)
-        stored = order[axis] if order else axis
+        stored = order[axis]
         outside = (place < 0) | (place > n - 1)
         beyond = beyond | outside.reshape([-1 if j == stored else 1 for j in range(len(shape))])
     value = at.get("extrapolation_value", 0.0)

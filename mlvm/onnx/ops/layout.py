@@ -18,6 +18,7 @@ from mlvm.onnx.values import (
     Value,
     are_known,
     bounded,
+    in_memory,
     ints,
     inverse,
     ordered,
@@ -61,9 +62,8 @@ def transpose(at: Call, x: Value) -> Value:
         raise ModelError(f"perm is {list(axes)}, and there are {x.ndim} axes")
     if isinstance(x, np.ndarray):
         return np.transpose(x, axes)
-    if type(x) is PermutedTensor:
-        return permuted(x.x, [x.axes[axis] for axis in axes])
-    return permuted(x, axes)
+    y, order = in_memory(x)
+    return permuted(y, [order[axis] for axis in axes])
 
 
 @op("Reshape", host=[1])
@@ -132,9 +132,8 @@ def split(at: Call, x: Value, sizes: Value = None) -> Value:
     ends = np.cumsum(lengths).tolist()[:-1]
     if is_known(x):
         return tuple(np.split(x, ends, axis=axis))
-    if type(x) is PermutedTensor:
-        return tuple(PermutedTensor(y, x.axes) for y in ml.split(x.x, ends, axis=x.axes[axis]))
-    return tuple(ml.split(tensor(x), ends, axis=axis))
+    y, order = in_memory(x)
+    return tuple(permuted(part, order) for part in ml.split(y, ends, axis=order[axis]))
 
 
 @op("Slice", "raw", host=[1, 2, 3, 4])
@@ -159,9 +158,8 @@ def slice_(
         index[axis] = slice(start, None if end < 0 else end, each)
     if is_known(x):
         return x[tuple(index)]
-    if type(x) is PermutedTensor:
-        return PermutedTensor(x.x[tuple(index[axis] for axis in inverse(x.axes))], x.axes)
-    return tensor(x)[tuple(index)]
+    y, order = in_memory(x)
+    return permuted(y[tuple(index[axis] for axis in inverse(order))], order)
 
 
 @op("Expand", host=[1])
@@ -229,10 +227,8 @@ def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = Non
         options: Any = {"constant_values": fill} if mode == "constant" else {}
         pad_by: Any = np.pad
         return pad_by(x, widths, names[mode], **options)
-    order = None
-    if type(x) is PermutedTensor:
-        order, widths, x = x.axes, [widths[axis] for axis in inverse(x.axes)], x.x
-    x = tensor(x)
+    x, order = in_memory(x)
+    widths = [widths[axis] for axis in inverse(order)]
     if min(min(each) for each in widths) < 0:
         cut = tuple(
             slice(max(-low, 0), n - max(-high, 0))
@@ -240,7 +236,7 @@ def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = Non
         )
         x, widths = x[cut], [(max(low, 0), max(high, 0)) for low, high in widths]
     y = ml.pad(x, widths, fill) if mode == "constant" else _bordered(x, widths, mode)
-    return y if order is None else PermutedTensor(y, order)
+    return permuted(y, order)
 
 
 def _bordered(x: Any, widths: Any, mode: str) -> Any:

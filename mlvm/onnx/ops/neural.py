@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,9 @@ from mlvm.core.errors import ModelError
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import Array, DType, Shape
 from mlvm.eager.tensor import primitives
+from mlvm.onnx.ops.elementwise import activation
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import PermutedTensor, Value, Weight, ordered, permuted, tensor
+from mlvm.onnx.values import PermutedTensor, Value, Weight, in_memory, ordered, permuted, tensor
 
 Sides = list[tuple[int, int]]
 
@@ -72,16 +72,6 @@ def _laid(at: Call, w: Value) -> Any:
     return ml.permute_dims(w, (*range(2, w.ndim), 1, 0))
 
 
-_FUSED: dict[str, Callable[..., Any]] = {
-    "Relu": ml.relu,
-    "Sigmoid": ml.sigmoid,
-    "Tanh": ml.tanh,
-    "LeakyRelu": lambda x, slope=0.01: ml.leaky_relu(x, slope),
-    "Clip": lambda x, low=-math.inf, high=math.inf: ml.clip(x, low, high),
-    "HardSigmoid": lambda x, a=0.2, b=0.5: ml.clip(x * a + b, 0.0, 1.0),
-}
-
-
 @op("Conv com.microsoft.FusedConv", "raw", packed={1: _kernel})
 def conv(at: Call, x: Value, w: Value, b: Value = None, z: Value = None) -> Value:
     kernel, x = _laid(at, w), channels_last(x)
@@ -92,7 +82,7 @@ def conv(at: Call, x: Value, w: Value, b: Value = None, z: Value = None) -> Valu
     if z is not None:
         y = y + channels_last(z)
     if at.get("activation"):
-        y = _FUSED[at["activation"]](y, *at.get("activation_params", []))
+        y = activation(at["activation"], at.get("activation_params", ()))(y)
     return channels_second(y)
 
 
@@ -296,9 +286,8 @@ def batch_normalization(
 ) -> Value:
     eps = at.get("epsilon", 1e-5)
     gamma, beta, middle, spread = (tensor(v) for v in (scale, bias, mean, var))
-    axes = x.axes if type(x) is PermutedTensor else None
-    y = x.x if type(x) is PermutedTensor else tensor(x)
-    channel = axes[1] if axes else 1
+    y, axes = in_memory(x)
+    channel = axes[1] if y.ndim > 1 else 1
     shape = [1] * y.ndim
     if y.ndim > 1:
         shape[channel] = y.shape[channel]
@@ -317,7 +306,7 @@ def batch_normalization(
     shift = beta - ml.astype(middle, gamma.dtype) * by
     normal: Value = y * ml.astype(ml.reshape(by, tuple(shape)), y.dtype)
     normal = normal + ml.astype(ml.reshape(shift, tuple(shape)), y.dtype)
-    normal = normal if axes is None else PermutedTensor(normal, axes)
+    normal = permuted(normal, axes)
     return (normal, *running) if running else normal
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.core.rules import normalize_axis
+from mlvm.core.types import Array
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.table import Call, op
@@ -92,17 +93,21 @@ def _scattered(flat: Any, places: Any, updates: Any, how: str) -> Any:
     return primitives.index_reduce(flat, updates, places, by=by)
 
 
+def _scattered_on_host(x: Array, index: tuple[Array, ...], updates: Array, how: str) -> Array:
+    """Replace elements of a copy of x at `index`, or combine them with `updates`."""
+    y = x.copy()
+    if how == "none":
+        y[index] = updates
+    else:
+        getattr(np, _COMBINE[how]).at(y, index, updates)
+    return y
+
+
 @op("ScatterND")
 def scatter_nd(at: Call, x: Any, indices: Any, updates: Any) -> Any:
     how, depth = at.get("reduction", "none"), indices.shape[-1]
     if at.is_host:
-        y = x.copy()
-        at_axes = tuple(np.moveaxis(indices, -1, 0))
-        if how == "none":
-            y[at_axes] = updates
-        else:
-            getattr(np, _COMBINE[how]).at(y, at_axes, updates)
-        return y
+        return _scattered_on_host(x, tuple(np.moveaxis(indices, -1, 0)), updates, how)
     inner = x.shape[depth:]
     places = ml.reshape(flat_places(ml, indices, x.shape[:depth]), (-1,))
     flat = ml.reshape(x, (math.prod(x.shape[:depth]), *inner))
@@ -116,13 +121,8 @@ def scatter_elements(at: Call, x: Any, indices: Any, updates: Any) -> Any:
     indices = positive(at.xp, indices, x.shape[axis])
     grid = [*np.indices(indices.shape, sparse=True)]
     if at.is_host:
-        y = x.copy()
         grid[axis] = indices
-        if how == "none":
-            y[tuple(grid)] = updates
-        else:
-            getattr(np, _COMBINE[how]).at(y, tuple(grid), updates)
-        return y
+        return _scattered_on_host(x, tuple(grid), updates, how)
     strides = [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
     rest = np.asarray(
         sum(g * s for i, (g, s) in enumerate(zip(grid, strides, strict=False)) if i != axis)

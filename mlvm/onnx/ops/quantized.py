@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from mlvm.core.types import Array, DType, i8, i32, u8
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.arrays import FLOATS, INTEGERS, NAMES, dtype_of, is_array
 from mlvm.onnx.few import rounded
+from mlvm.onnx.ops.elementwise import ACTIVATIONS, activation
 from mlvm.onnx.ops.neural import averaged, channels_last, channels_second, convolved, sides
 from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import (
@@ -23,6 +23,7 @@ from mlvm.onnx.values import (
     alike,
     are_known,
     bounded,
+    in_memory,
     permuted,
     tensor,
 )
@@ -55,13 +56,6 @@ def _bytes(dtype: DType) -> bool:
     return dtype in (i8, u8)
 
 
-def _as_it_lies(x: Value, axis: int) -> tuple[Any, int, Callable[[Any], Value]]:
-    """Return x in its order in memory, the axis there, and a function that restores the order."""
-    if type(x) is not PermutedTensor:
-        return x, axis, lambda y: y
-    return x.x, x.axes[axis], lambda y: PermutedTensor(y, x.axes)
-
-
 def _along(v: Value, x: Any, axis: int, dtype: DType) -> Any:
     """Shape a scale or zero of x, or of each position of its axis, to broadcast with x."""
     values = ml.zeros((), dtype=dtype) if v is None else ml.astype(tensor(v), dtype)
@@ -79,9 +73,10 @@ def quantize_linear(at: Call, x: Value, scale: Value, zero: Value = None) -> Val
     axis, block = at.get("axis", 1), at.get("block_size", 0)
     axis %= max(x.ndim, 1)
     if xp is ml and not block and number in (2, 3):
-        x, axis, back = _as_it_lies(x if type(x) is PermutedTensor else tensor(x), axis)
-        by, dtype = _along(scale, x, axis, ml.float32), dtype_of(number, "it")
-        return back(primitives.quantize_linear(_float(ml, x), by, _along(zero, x, axis, dtype)))
+        x, order = in_memory(x)
+        axis, dtype = order[axis] if order else 0, dtype_of(number, "it")
+        by, add = _along(scale, x, axis, ml.float32), _along(zero, x, axis, dtype)
+        return permuted(primitives.quantize_linear(_float(ml, x), by, add), order)
     x, scale, zero = (_either(xp, v) for v in (x, scale, zero))
     by = _float(xp, _spread(xp, scale, x.shape, axis, block))
     add = _spread(xp, zero, x.shape, axis, block)
@@ -104,10 +99,10 @@ def dequantize_linear(at: Call, x: Value, scale: Value, zero: Value = None) -> V
     dtype = dtype_of(number, "it") if number else DType.of(scale.dtype)
     own = DType.of(x.dtype)
     if xp is ml and not block and (_bytes(own) or own is i32):
-        x, axis, back = _as_it_lies(x if type(x) is PermutedTensor else tensor(x), axis)
-        by = _along(scale, x, axis, ml.float32)
-        y = primitives.dequantize_linear(x, by, _along(zero, x, axis, own))
-        return back(ml.astype(y, dtype))
+        x, order = in_memory(x)
+        axis = order[axis] if order else 0
+        by, add = _along(scale, x, axis, ml.float32), _along(zero, x, axis, own)
+        return permuted(ml.astype(primitives.dequantize_linear(x, by, add), dtype), order)
     x, scale, zero = (_either(xp, v) for v in (x, scale, zero))
     by = _spread(xp, scale, x.shape, axis, block)
     add = _spread(xp, zero, x.shape, axis, block)
@@ -126,10 +121,9 @@ def _either(xp: Any, v: Value) -> Any:
 
 @op("DynamicQuantizeLinear", "raw")
 def dynamic_quantize_linear(at: Call, x: Value) -> Value:
-    if type(x) is not PermutedTensor:
-        return ml.dynamic_quantize_linear(tensor(x))
-    q, scale, zero = ml.dynamic_quantize_linear(x.x)
-    return PermutedTensor(q, x.axes), scale, zero
+    y, order = in_memory(x)
+    q, scale, zero = ml.dynamic_quantize_linear(y)
+    return permuted(q, order), scale, zero
 
 
 _ONE: Final = np.ones((), np.float32)
@@ -362,17 +356,13 @@ def qlinear_mul(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy
     return _quantized(y * by + add, _ONE, None, DType.of(a.dtype))
 
 
-_UNARY: Final[dict[str, Callable[[Call, Any], Any]]] = {
-    "Sigmoid": lambda at, x: ml.sigmoid(x),
-    "LeakyRelu": lambda at, x: ml.leaky_relu(x, at.get("alpha", 0.01)),
-}
-
-
 @op("com.microsoft.QLinearSigmoid com.microsoft.QLinearLeakyRelu", "raw")
 def qlinear_unary(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value = None) -> Value:
-    q, _, back = _as_it_lies(x if type(x) is PermutedTensor else tensor(x), 0)
-    y = _UNARY[at.node.type.removeprefix("com.microsoft.QLinear")](at, _floats(q, sx, zx))
-    return back(_quantized(y, sy, zy, q.dtype))
+    q, order = in_memory(x)
+    name = at.node.type.removeprefix("com.microsoft.QLinear")
+    params = [at.get("alpha", alpha) for alpha in ACTIVATIONS[name][1]]
+    y = activation(name, params)(_floats(q, sx, zx))
+    return permuted(_quantized(y, sy, zy, q.dtype), order)
 
 
 @op("com.microsoft.QLinearSoftmax", "tensors")

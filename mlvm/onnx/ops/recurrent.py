@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from mlvm.core.errors import ModelError
 from mlvm.core.ops.recurrent import Cell
 from mlvm.core.types import Array
 from mlvm.eager.nn.recurrent import recurrence
+from mlvm.onnx.ops.elementwise import ACTIVATIONS, activation
 from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import Value, Weight, tensor, to_host
 
@@ -23,42 +23,24 @@ _PLAIN: dict[str, tuple[list[str], Cell]] = {
     "LSTM": (["sigmoid", "tanh", "tanh"], "lstm"),
 }
 _FEW: int = 4  # steps that are written one after the other
-_ACTIVATIONS: dict[str, Callable[..., Any]] = {
-    "sigmoid": lambda x, *_: ml.sigmoid(x),
-    "tanh": lambda x, *_: ml.tanh(x),
-    "relu": lambda x, *_: ml.relu(x),
-    "affine": lambda x, a=1.0, b=0.0: x * a + b,
-    "leakyrelu": lambda x, a=0.01, *_: ml.leaky_relu(x, a),
-    "thresholdedrelu": lambda x, a=1.0, *_: ml.where(ml.greater(x, a), x, ml.zeros_like(x)),
-    "scaledtanh": lambda x, a=1.0, b=1.0: ml.tanh(x * b) * a,
-    "hardsigmoid": lambda x, a=0.2, b=0.5: ml.clip(x * a + b, 0.0, 1.0),
-    "elu": lambda x, a=1.0, *_: ml.elu(x, a),
-    "softsign": lambda x, *_: ml.soft_sign(x),
-    "softplus": lambda x, *_: ml.softplus(x),
-}
-
-
-def _called(function: Callable[..., Any], extra: list[float], x: Any) -> Any:
-    return function(x, *extra)
+_NAMES: dict[str, str] = {name.lower(): name for name in ACTIVATIONS}
 
 
 def _activations(at: Call, default: list[str], direction: int) -> list[Callable[[Any], Any]]:
     names = at.get("activations") or default * 2
     each = len(default)
     alphas, betas = [*at.get("activation_alpha", [])], [*at.get("activation_beta", [])]
-    takes_alpha = ("affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu")
     functions: list[Callable[[Any], Any]] = []
     for name in names:
-        low = name.lower()
-        if low not in _ACTIVATIONS:
+        if name.lower() not in _NAMES:
             raise ModelError(f"it has the unknown activation {name}")
-        extra = []
-        if low in takes_alpha and alphas:
+        known = _NAMES[name.lower()]
+        count, extra = len(ACTIVATIONS[known][1]), []
+        if count and alphas:
             extra.append(alphas.pop(0))
-            if low in ("affine", "scaledtanh", "hardsigmoid") and betas:
+            if count > 1 and betas:
                 extra.append(betas.pop(0))
-        function = _ACTIVATIONS[low]
-        functions.append(partial(_called, function, extra))
+        functions.append(activation(known, extra))
     return functions[direction * each : (direction + 1) * each]
 
 

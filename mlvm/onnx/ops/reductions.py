@@ -12,8 +12,9 @@ import mlvm.eager as ml
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_known
+from mlvm.onnx.ops.elementwise import activation
 from mlvm.onnx.table import TABLE, Call, Op, op
-from mlvm.onnx.values import PermutedTensor, Value, ints, permuted, tensor
+from mlvm.onnx.values import PermutedTensor, Value, in_memory, ints, permuted, tensor
 
 Reduce = Callable[[Any, Any, tuple[int, ...], bool], Any]
 
@@ -94,12 +95,11 @@ def _enter(name: str, function: Reduce) -> None:
         keep = bool(at.get("keepdims", 1))
         if is_known(x):
             return np.asarray(function(np, x, tuple(chosen), keep))
-        if type(x) is not PermutedTensor:
-            return function(ml, tensor(x), tuple(chosen), keep)
-        y = function(ml, x.x, tuple(sorted(x.axes[axis] for axis in chosen)), keep)
+        y, order = in_memory(x)
+        y = function(ml, y, tuple(sorted(order[axis] for axis in chosen)), keep)
         if keep:
-            return permuted(y, x.axes)
-        rest = [x.axes[axis] for axis in range(x.ndim) if axis not in chosen]
+            return permuted(y, order)
+        rest = [order[axis] for axis in range(x.ndim) if axis not in chosen]
         return permuted(y, [sorted(rest).index(axis) for axis in rest])
 
     TABLE[name] = Op(run, "raw", (1,), {}, 1)
@@ -129,9 +129,8 @@ def softmax(at: Call, x: Value) -> Value:
         rows = math.prod(shape[: axis % x.ndim])
         y = function[name](ml.reshape(tensor(x), (rows, -1)), axis=-1)
         return ml.reshape(y, shape)
-    if type(x) is PermutedTensor:
-        return PermutedTensor(function[name](x.x, axis=x.axes[axis]), x.axes)
-    return function[name](tensor(x), axis=axis)
+    y, order = in_memory(x)
+    return permuted(function[name](y, axis=order[axis]), order)
 
 
 def _hardmax(x: Any, axis: int) -> Any:
@@ -227,7 +226,5 @@ def gemm(at: Call, x: Value, y: Value, c: Value = None) -> Value:
     if c is not None:
         product = product + (tensor(c) if beta == 1.0 else tensor(c) * beta)
     if at.get("activation"):
-        product = {"Relu": ml.relu, "Sigmoid": ml.sigmoid, "Tanh": ml.tanh}[at["activation"]](
-            product
-        )
+        product = activation(at["activation"])(product)
     return product
