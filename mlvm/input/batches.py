@@ -147,7 +147,7 @@ class Recipe:
                 texts = "; texts are numbered by np.unique(texts, return_inverse=True)[1]"
                 hint = texts if x.dtype.kind in "OSTU" else ""
                 raise PipelineError(
-                    f"samples are what no tensor holds, in column {name!r}: {error}{hint}"
+                    f"no tensor has the dtype of samples in column {name!r}: {error}{hint}"
                 ) from None
         return with_parts(arrays, types)
 
@@ -193,7 +193,7 @@ class Recipe:
                 if array.shape != place.shape or self._entering(array).numpy != place.dtype:
                     raise PipelineError(
                         f"samples differ: this batch has {array.dtype} {array.shape} where the "
-                        f"first sample told {place.dtype} {place.shape}"
+                        f"first sample has {place.dtype} {place.shape}"
                     )
                 if array.dtype == place.dtype:
                     np.copyto(place, array)

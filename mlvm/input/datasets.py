@@ -70,8 +70,8 @@ def as_dataset(source: Any, *, ragged: bool = False) -> Dataset:
         return _Columns([source], ragged=True)
     if not isinstance(source, Dataset):
         raise PipelineError(
-            f"a dataset has a length and samples by number, unlike a {type(source).__name__}; a "
-            f"tuple or a dict of arrays is one, too"
+            f"expected a dataset with a length and samples by number, or a tuple or dict of "
+            f"arrays, got a {type(source).__name__}"
         )
     return source if _takes_arrays(source, ragged) else _Samples(source, ragged)
 
@@ -82,7 +82,7 @@ def length_of(dataset: Dataset) -> int:
     try:
         length = operator.index(len(dataset))
     except (TypeError, ValueError) as error:
-        raise PipelineError(f"the dataset's length is none: {error}") from error
+        raise PipelineError(f"expected a dataset with a length: {error}") from error
     if not length:
         raise PipelineError("the dataset has no samples")
     return length
@@ -116,11 +116,11 @@ class _Columns:
     def __init__(self, columns: Any, names: tuple[str, ...] = (), ragged: bool = False) -> None:
         self._names = names
         if len(set(names)) < len(names):
-            raise PipelineError(f"the dataset has columns of one name among {brief(list(names))}")
+            raise PipelineError(f"expected columns of different names, got {brief(list(names))}")
         self._columns = [_column(each, ragged) for each in columns]
         lengths = list(dict.fromkeys(map(len, self._columns)))
         if len(lengths) != 1:
-            raise PipelineError(f"the dataset has columns of {brief(lengths)} samples")
+            raise PipelineError(f"expected columns of one length, got {brief(lengths)}")
         self._length = lengths[0]
 
     def __len__(self) -> int:
@@ -225,23 +225,23 @@ def _column(column: Any, ragged: bool) -> Any:
     if array is None:
         return as_dataset(column, ragged=ragged)
     if not array.ndim:
-        raise PipelineError(f"a column is an array of a row for each sample, not {brief(column)}")
+        raise PipelineError(f"expected a column with a row for each sample, got {brief(column)}")
     return array
 
 
 def _only(arrays: object) -> Any:
     parts = parts_of(arrays)
     if len(parts) != 1:
-        raise PipelineError(f"a column is one array, and this dataset in one gives {len(parts)}")
+        raise PipelineError(f"expected a column of one array, got a dataset of {len(parts)}")
     return parts[0] if isinstance(parts[0], list) else _array(parts[0])
 
 
 def _array(x: Any) -> Array:
     if isinstance(x, np.ma.MaskedArray):
-        raise PipelineError("a masked array has values that are none; fill them: x.filled(0)")
+        raise PipelineError("expected an array without masked values; fill them: x.filled(0)")
     try:
         return np.asarray(x)
     except Exception as error:
         raise PipelineError(
-            f"numpy makes no array of this {type(x).__name__} of the dataset: {error}"
+            f"numpy cannot convert a {type(x).__name__} of the dataset: {error}"
         ) from error

@@ -32,7 +32,9 @@ class Padding:
     def __init__(self, values: Pad, to: PadTo) -> None:
         several = values.values() if isinstance(values, Mapping) else [values]
         if not all(isinstance(value, bool) or is_real(value) for value in several):
-            raise PipelineError(f"pad is a number, or numbers by column, not {brief(values)}")
+            raise PipelineError(
+                f"pad: expected a number, or numbers by column, got {brief(values)}"
+            )
         self.values = dict(values) if isinstance(values, Mapping) else values
         self.powers = to == "powers of two"
         self.lengths: tuple[int, ...] = ()
@@ -44,7 +46,7 @@ class Padding:
                 pass
             if not self.lengths or self.lengths[0] < 1:
                 raise PipelineError(
-                    f"pad_to is 'longest', 'powers of two', or lengths >= 1, not {brief(to)}"
+                    f"pad_to: expected 'longest', 'powers of two', or lengths >= 1, got {brief(to)}"
                 )
 
     def __str__(self) -> str:

@@ -147,7 +147,7 @@ class Pipeline(Generic[A]):
         default = max(1, 2 * self._workers)
         self._prefetch = default if prefetch is None else self._integer("prefetch", prefetch, 1)
         if transform is not None and not callable(transform):
-            raise PipelineError(f"{name}: a transform is a function, not {brief(transform)}")
+            raise PipelineError(f"{name}: expected a function as transform, got {brief(transform)}")
         self._has_seed = seed is not None
         seed = self._integer("seed", seed or 0, 0, _SEEDS)
         float_dtype = None if dtype is None else self._float(dtype)
@@ -242,7 +242,7 @@ class Pipeline(Generic[A]):
         self._require_usable()
         if not isinstance(state, Mapping) or set(state) != set(PipelineState.__annotations__):
             names = ", ".join(PipelineState.__annotations__)
-            raise PipelineError(f"{self.name}: a state has {names}, unlike {brief(state)}")
+            raise PipelineError(f"{self.name}: expected a state with {names}, got {brief(state)}")
         epochs = self._schedule.epochs
         below = None if epochs is None else epochs + 1
         epoch = self._integer("epoch", state["epoch"], 0, below)
@@ -298,7 +298,7 @@ class Pipeline(Generic[A]):
         }
 
     def _default_vm(self) -> VMProtocol:
-        raise PipelineError(f"{self.name}: which vm are the batches for?")
+        raise PipelineError(f"{self.name}: expected vm=, the VM of the batches")
 
     def _default_seed(self) -> int:
         return 0
@@ -357,8 +357,8 @@ class Pipeline(Generic[A]):
         except QueueFull:
             self._stop()
             raise PipelineError(
-                f"{self.name}: all slots are in use by tensors that are referred to; copy what "
-                f"is kept, or give a larger prefetch"
+                f"{self.name}: all slots are in use by live tensors; copy those that you keep, or "
+                f"give a larger prefetch"
             ) from None
 
     def _stop(self) -> None:
@@ -400,7 +400,7 @@ class Pipeline(Generic[A]):
         with suppress(DTypeError):
             if (parsed := DType.of(dtype)).is_float:
                 return parsed
-        raise PipelineError(f"{self.name}: dtype is that of floats, not {brief(dtype)}")
+        raise PipelineError(f"{self.name}: expected a float dtype, got {brief(dtype)}")
 
     def _integer(self, name: str, value: Any, low: int, below: int | None = None) -> int:
         try:
@@ -409,5 +409,7 @@ class Pipeline(Generic[A]):
             number = low - 1
         if number < low or (below is not None and number >= below):
             limit = f">= {low}" if below is None else f"in {low} .. {below - 1}"
-            raise PipelineError(f"{self.name}: {name} is an integer {limit}, not {brief(value)}")
+            raise PipelineError(
+                f"{self.name}: expected {name} as an integer {limit}, got {brief(value)}"
+            )
         return number

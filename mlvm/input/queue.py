@@ -92,11 +92,13 @@ class QueueTensor:
         shared: bool = False,
     ) -> None:
         if vm.stands_for is not vm:
-            raise ArenaError(f"queue {name!r} is made outside of a captured function")
+            raise ArenaError(f"make queue {name!r} outside of the captured function")
         if isinstance(types, str) or not isinstance(types, Sequence) or not types:
-            raise ArenaError(f"queue {name!r}: types is a list of types, not {brief(types)}")
+            raise ArenaError(f"queue {name!r}: expected a list of types, got {brief(types)}")
         if isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 1:
-            raise ArenaError(f"queue {name!r}: maxsize is an int >= 1, not {brief(maxsize)}")
+            raise ArenaError(
+                f"queue {name!r}: expected maxsize as an int >= 1, got {brief(maxsize)}"
+            )
         self.vm = vm
         self.name = name
         self.types = tuple([_as_type(type) for type in types])
@@ -170,7 +172,9 @@ class QueueTensor:
         """End at once. Elements are dropped; every call that waits or comes later raises `error`.
         Only the first error counts. Raises `ArenaError` if `error` is no exception."""
         if not isinstance(error, BaseException):
-            raise ArenaError(f"queue {self.name!r} is cancelled by an exception, not {error!r}")
+            raise ArenaError(
+                f"queue {self.name!r}: expected an exception to cancel with, got {error!r}"
+            )
         with self._lock:
             if self._error is None:
                 self._error, self._traceback = error, error.__traceback__
@@ -265,8 +269,8 @@ class QueueTensor:
         if not isinstance(arrays, (tuple, list)) or len(arrays) != len(self.types):
             count = f"{len(arrays)}" if isinstance(arrays, (tuple, list)) else brief(arrays)
             raise ArenaError(
-                f"an element of queue {self.name!r} is a tuple of {len(self.types)} arrays, "
-                f"not {count}"
+                f"queue {self.name!r}: expected an element of {len(self.types)} arrays, a tuple, "
+                f"got {count}"
             )
         for i, (array, type) in enumerate(zip(arrays, self.types, strict=True)):
             check_array(array, type, f"queue {self.name!r}, array {i} is {type}")
@@ -275,7 +279,7 @@ class QueueTensor:
         """Wait for the ring's next claim; at its end, for one without a slot. Raises
         `queue.Empty`."""
         if timeout is not None and not _is_seconds(timeout):
-            raise ArenaError(f"a timeout is None or seconds >= 0, not {timeout!r}")
+            raise ArenaError(f"expected a timeout of None or seconds >= 0, got {timeout!r}")
         with suppress(queue.Empty):
             return ring.get_nowait()
         for slot in self.arena.slots:
@@ -403,7 +407,7 @@ def _as_type(type: TensorType | str) -> TensorType:
     if isinstance(type, str):
         return TensorType.parse(type)
     if not isinstance(type, TensorType):
-        raise DTypeError(f"a type is a TensorType, or text such as f32[2,3], not {brief(type)}")
+        raise DTypeError(f"expected a TensorType, or a text such as f32[2,3], got {brief(type)}")
     return type
 
 

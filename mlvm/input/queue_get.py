@@ -133,10 +133,10 @@ def _named(handle: Value, queues: Queues) -> Queue:
     if isinstance(handle, np.ndarray) and handle.size == 1 and handle.dtype.kind in "iu":
         handle = int(handle.item())
     if not isinstance(handle, int):
-        raise MachineError(f"{NAME} takes a queue's handle, an Int, not {describe([handle])}")
+        raise MachineError(f"{NAME}: expected a queue's handle, an Int, got {describe([handle])}")
     queue = queues.get(handle)
     if queue is None:
         raise HandleError(
-            f"{NAME}: {handle} is the handle of no queue tensor of this VM that lives"
+            f"{NAME}: expected the handle of a live queue tensor of this VM, got {handle}"
         )
     return queue

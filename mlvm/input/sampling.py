@@ -94,7 +94,10 @@ class SampleRandom:
         return low + (high - low) * unit
 
     def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> Indices:
-        """Draw integers low <= i < high: i64[B, *shape]. Raises `ArgumentError` unless low < high."""
+        """Draw integers low <= i < high: i64[B, *shape].
+
+        Raises `ArgumentError` unless low < high.
+        """
         if not low < high:
             raise ArgumentError(f"low = {low} must be less than high = {high}")
         return low + np.floor(self.uniform(0, high - low, shape)).astype(np.int64)

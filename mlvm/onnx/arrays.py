@@ -84,7 +84,7 @@ def dtype_of(number: int, what: str) -> DType:
     if number in INTEGERS:
         return DType.of(INTEGERS[number][1])
     if number == STRING:
-        raise ModelError(f"{what} has strings, which no tensor has")
+        raise ModelError(f"{what} has strings, which are not supported")
     raise ModelError(f"{what} has the unknown dtype {number}")
 
 
@@ -106,13 +106,15 @@ class Files:
         name, root = places.get("location", ""), self.folder
         if root is None:
             raise ModelError(
-                f"{tensor.name} lies in {name!r}, and bytes have no folder beside them"
+                f"{tensor.name} has external data in {name!r}; load the model from its file"
             )
         if "\0" in name:
-            raise ModelError(f"{tensor.name} lies in {name!r}, which names no file")
+            raise ModelError(f"{tensor.name}: expected a file of external data, got {name!r}")
         path = Path(os.path.realpath(root / name))
         if not name or not path.is_relative_to(os.path.realpath(root)):
-            raise ModelError(f"{tensor.name} lies in {name!r}, outside of the model's folder")
+            raise ModelError(
+                f"{tensor.name} has external data outside of the model's folder: {name!r}"
+            )
         try:
             data = self._opened.get(path)
             if data is None:
@@ -120,10 +122,10 @@ class Files:
             start = int(places.get("offset", 0))
             length = int(places.get("length", size))
         except (OSError, ValueError) as error:
-            raise ModelError(f"{tensor.name} is not to be read from {name!r}: {error}") from None
+            raise ModelError(f"cannot read {tensor.name} from {name!r}: {error}") from None
         if start < 0 or length != size or start + length > len(data):
             raise ModelError(
-                f"{tensor.name} takes {size} bytes, and has {length} at {start} of {name!r}, which "
+                f"{tensor.name}: expected {size} bytes, got {length} at {start} of {name!r}, which "
                 f"has {len(data)}"
             )
         return data[start : start + length]
@@ -168,7 +170,7 @@ def array_of(tensor: Message, files: Files) -> Array:
         raw = tensor.raw_data
     if raw is not None:
         if len(raw) != nbytes:
-            raise ModelError(f"{what} has {len(raw)} bytes, and takes {nbytes} for {list(shape)}")
+            raise ModelError(f"{what}: expected {nbytes} bytes for {list(shape)}, got {len(raw)}")
         stored = np.uint8 if number not in DTYPES else dtype.numpy.newbyteorder("<")
         flat = np.frombuffer(raw, stored)
     else:
@@ -198,7 +200,7 @@ def _listed(tensor: Message, number: int, dtype: DType, count: int, what: str) -
     array = np.asarray(values, None if len(values) else np.int64)
     count *= 2 if dtype.kind == "complex" else 1
     if len(array) != count:
-        raise ModelError(f"{what} has {len(array)} values, and takes {count}")
+        raise ModelError(f"{what}: expected {count} values, got {len(array)}")
     if dtype.kind == "complex":
         return array.view(dtype.numpy)
     if number in (10, 16):

@@ -150,9 +150,7 @@ class Graph:
             scope.update(zip(node.outputs, results, strict=False))
             for name in node.outputs[len(results) :]:
                 if name and name not in node.last:
-                    raise ModelError(
-                        f"{node} makes {len(results)} results, and {name!r} is asked for"
-                    )
+                    raise ModelError(f"{node} has {len(results)} results, and {name!r} is read")
             for name in node.last:
                 scope.pop(name, None)
         return [scope[name] for name in self.outputs]
@@ -204,7 +202,7 @@ class Builder:
         self._count = 0
         for domain, version in self.opsets.items():
             if domain in _OURS and not 1 <= version < _NEWEST:
-                raise ModelError(f"it is written for opset {version}, which there is not")
+                raise ModelError(f"expected an opset from 1 to {_NEWEST - 1}, got {version}")
 
     def graph(
         self, message: Message, constants: Mapping[str, Array], names: frozenset[str]
@@ -253,7 +251,7 @@ class Builder:
         graph.constants = {name: here[name] for name in graph.outputs if name in here}
         missing = [x for x in outputs if x not in defined]
         if missing:
-            raise ModelError(f"nothing makes the output {missing[0]!r}")
+            raise ModelError(f"no node computes the output {missing[0]!r}")
         return graph
 
     def _nodes(
@@ -273,10 +271,10 @@ class Builder:
             what = f"{message.op_type} {message.name!r}"
             for name in message.input:
                 if name and name not in defined:
-                    raise ModelError(f"{what} asks for {name!r}, which no node before it makes")
+                    raise ModelError(f"{what} reads {name!r}, which no earlier node computes")
             for name in message.output:
                 if name and name in defined:
-                    raise ModelError(f"{what} makes {name!r}, which there is before")
+                    raise ModelError(f"{what} computes {name!r}, which exists already")
                 defined.add(name)
             own = own_op(message)
             if own is not None:
@@ -301,10 +299,10 @@ class Builder:
                 TABLE.get(message.op_type) if key.startswith("com.microsoft.nchwc") else None
             )
             if op is None:
-                raise ModelError(f"the node {message.name!r} is a {key}, which mlvm does not run")
+                raise ModelError(f"the node {message.name!r}: the op {key} is not supported")
             if len(message.input) < op.least:
                 count = len(message.input)
-                raise ModelError(f"{what} has {count} operands, and takes {op.least} at least")
+                raise ModelError(f"{what}: expected at least {op.least} operands, got {count}")
             values = {}
             for attribute in message.attribute:
                 if attribute.ref_attr_name:
@@ -479,14 +477,12 @@ def kind_of(value: Message) -> Kind:
         elif type.optional_type is not None:
             type, container = type.optional_type.elem_type, container or "optional"
         else:
-            raise ModelError(
-                f"{value.name!r} is a map or a sparse tensor, which mlvm does not take"
-            )
+            raise ModelError(f"{value.name!r} is a map or a sparse tensor, which is not supported")
     if type is None or type.tensor_type is None:
         return Kind(container, 0, None)
     declared = type.tensor_type
     if declared.elem_type == 8:
-        raise ModelError(f"{value.name!r} has strings, which no tensor has")
+        raise ModelError(f"{value.name!r} has strings, which are not supported")
     shape = None
     if declared.shape is not None:
         shape = tuple(

@@ -32,9 +32,8 @@ class Limit:
         """Raise `OutOfMemory` for more bytes than are left."""
         if nbytes > self.remaining:
             raise OutOfMemory(
-                f"{nbytes:,} bytes are asked for; {self.what} may allocate {self.most:,}, of which "
-                f"{max(self.remaining, 0):,} are left; a larger `limit` of the model allows a call "
-                "more"
+                f"cannot allocate {nbytes:,} bytes: {self.what} may allocate {self.most:,}, and "
+                f"{max(self.remaining, 0):,} remain; set a larger `limit` of the model for calls"
             )
 
     @contextmanager

@@ -216,7 +216,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
         with uncollected():
             message = decode(data)
             if message.graph is None or not message.opset_import:
-                raise ModelError("it is no ONNX file: it has no graph, or no opset")
+                raise ModelError("expected an ONNX file, got a message without a graph or an opset")
             most = Limit("loading", _LEAST[0], _TIMES[0])
             most.enter(len(data))
             with most.holding():
@@ -236,7 +236,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             refusal.add_note(note)
         raise refusal from None
     except RecursionError:
-        raise ModelError(f"{what}: its graphs lie too deep in each other") from None
+        raise ModelError(f"{what}: its graphs are nested too deeply") from None
 
 
 def _warn_of_training(graph: Graph, what: str) -> None:

@@ -80,7 +80,7 @@ class Call:
         try:
             return self.node.attributes[name]
         except KeyError:
-            raise ModelError(f"it has no attribute {name!r}") from None
+            raise ModelError(f"the attribute {name!r} is missing") from None
 
     @property
     def opset(self) -> int:

@@ -101,7 +101,7 @@ def to_host(value: Value, what: str) -> Any:
         return np.asarray(tensor(value))
     except CaptureError:
         raise CaptureError(
-            f"{what} must be known where the function is captured: give numbers, not a tensor"
+            f"{what}: expected numbers where the function is captured, got a tensor"
         ) from None
 
 
@@ -120,7 +120,7 @@ def bounded(shape: Sequence[int], is_host: bool = True) -> tuple[int, ...]:
     `OutOfMemory` for more bytes than the limit, and `ModelError` for negative lengths."""
     shape, most = tuple(int(n) for n in shape), limit.get()
     if any(n < 0 for n in shape):
-        raise ModelError(f"no tensor has the shape {list(shape)}")
+        raise ModelError(f"expected lengths >= 0, got the shape {list(shape)}")
     if is_host and most is not None:
         most.check(math.prod(shape) * _WIDEST)
     return shape

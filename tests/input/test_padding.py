@@ -100,8 +100,8 @@ def test_a_transform_gets_padded_arrays_and_peek_takes_nothing() -> None:
     ("dataset", "options", "message"),
     [
         (COLUMNS, {"pad_to": 8}, "pad_to needs a value"),
-        (COLUMNS, {"pad": "0"}, "pad is a number"),
-        (COLUMNS, {"pad": 0, "pad_to": "shortest"}, "pad_to is 'longest', 'powers of two'"),
+        (COLUMNS, {"pad": "0"}, "pad: expected a number"),
+        (COLUMNS, {"pad": 0, "pad_to": "shortest"}, "pad_to: expected 'longest', 'powers of two'"),
         (COLUMNS, {"pad": 0, "pad_to": []}, "or lengths >= 1"),
         (COLUMNS, {"pad": {"token": 0}}, "the columns are 'tokens', 'labels', 'length'"),
         (COLUMNS, {"pad": {"tokens": 0}}, "pad={'labels': 0} pads them"),

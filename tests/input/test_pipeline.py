@@ -311,7 +311,7 @@ def test_the_eager_pipeline_takes_the_vm_of_the_current_arena() -> None:
         assert batches.get()[0].arena.vm is vm
     with ml.Pipeline(Numbers(), 5) as batches:
         assert batches.get()[0].arena.vm is ml.default_vm()
-    refuses(PipelineError, "which vm", Pipeline, Numbers(), 5)
+    refuses(PipelineError, "expected vm=", Pipeline, Numbers(), 5)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -515,17 +515,17 @@ def test_the_end_of_the_last_epoch(epochs: int) -> None:
 
 @cases(
     "options, reason",
-    ({"batch_size": 0}, "batch_size is an integer >= 1, not 0"),
-    ({"batch_size": -3}, "batch_size is an integer >= 1, not -3"),
-    ({"batch_size": 2.5}, "batch_size is an integer >= 1, not 2.5"),
-    ({"epochs": -1}, "epochs is an integer >= 0"),
-    ({"workers": -1}, "workers is an integer >= 0"),
-    ({"prefetch": 0}, "prefetch is an integer >= 1"),
-    ({"seed": -1}, "seed is an integer in 0"),
-    ({"seed": "one"}, "seed is an integer in 0"),
-    ({"transform": 3}, "a transform is a function, not 3"),
+    ({"batch_size": 0}, "expected batch_size as an integer >= 1, got 0"),
+    ({"batch_size": -3}, "expected batch_size as an integer >= 1, got -3"),
+    ({"batch_size": 2.5}, "expected batch_size as an integer >= 1, got 2.5"),
+    ({"epochs": -1}, "expected epochs as an integer >= 0"),
+    ({"workers": -1}, "expected workers as an integer >= 0"),
+    ({"prefetch": 0}, "expected prefetch as an integer >= 1"),
+    ({"seed": -1}, "expected seed as an integer in 0"),
+    ({"seed": "one"}, "expected seed as an integer in 0"),
+    ({"transform": 3}, "expected a function as transform, got 3"),
     ({"batch_size": 24, "drop_last": True}, "23 samples make no batch of 24"),
-    ({"dataset": 3}, "a dataset has a length"),
+    ({"dataset": 3}, "expected a dataset with a length"),
 )
 def test_impossible_options_are_refused(options: dict[str, Any], reason: str) -> None:
     given: dict[str, Any] = {"dataset": Numbers(), "batch_size": 5} | options

@@ -459,11 +459,11 @@ def test_an_impossible_queue_is_refused(
 
 @cases(
     "arrays, refused, message",
-    ((), ArenaError, "a tuple of 2 arrays, not 0"),
-    (pair(1)[:1], ArenaError, "a tuple of 2 arrays, not 1"),
-    ((*pair(1), pair(1)[0]), ArenaError, "not 3"),
-    (np.zeros((2, 2, 3)), ArenaError, "a tuple of 2 arrays, not array"),
-    (None, ArenaError, "not None"),
+    ((), ArenaError, "an element of 2 arrays, a tuple, got 0"),
+    (pair(1)[:1], ArenaError, "an element of 2 arrays, a tuple, got 1"),
+    ((*pair(1), pair(1)[0]), ArenaError, "got 3"),
+    (np.zeros((2, 2, 3)), ArenaError, "an element of 2 arrays, a tuple, got array"),
+    (None, ArenaError, "got None"),
     (
         ([[1.0]], pair(1)[1]),
         DTypeError,
@@ -496,7 +496,7 @@ def test_a_timeout_is_seconds(vm: VM, timeout: Any) -> None:
         lambda: q.put(pair(1), timeout),
     ]
     for call in calls:
-        refuses(ArenaError, "a timeout is None or seconds >= 0", call)
+        refuses(ArenaError, "expected a timeout of None or seconds >= 0", call)
     assert not q.full()
 
 
@@ -509,7 +509,7 @@ def test_an_endless_timeout(vm: VM) -> None:
 @pytest.mark.parametrize("error", [None, "no", OSError])
 def test_only_an_exception_cancels(vm: VM, error: Any) -> None:
     q = QueueTensor(vm, PAIR, 1)
-    refuses(ArenaError, "is cancelled by an exception", q.cancel, error)
+    refuses(ArenaError, "expected an exception to cancel with", q.cancel, error)
     q.put(pair(1))
 
 

@@ -244,11 +244,15 @@ def test_a_program_that_does_not_wait_goes_on_without_an_element(vm: VM) -> None
     (
         'push_int 0\n push_str "queue.get"\n cfunc 1 2',
         HandleError,
-        "0 is the handle of no queue",
+        "expected the handle of a live queue tensor of this VM, got 0",
     ),
-    ('push_str "q"\n push_str "queue.get"\n cfunc 1 2', MachineError, "an Int, not Str"),
-    ('load_arg 0\n push_str "queue.get"\n cfunc 1 2', MachineError, r"an Int, not f64\[2\]"),
-    ('load_arg 1\n push_str "queue.get"\n cfunc 1 2', HandleError, "-1 is the handle"),
+    ('push_str "q"\n push_str "queue.get"\n cfunc 1 2', MachineError, "an Int, got Str"),
+    ('load_arg 0\n push_str "queue.get"\n cfunc 1 2', MachineError, r"an Int, got f64\[2\]"),
+    (
+        'load_arg 1\n push_str "queue.get"\n cfunc 1 2',
+        HandleError,
+        "queue tensor of this VM, got -1",
+    ),
     ('push_str "queue.get"\n cfunc 0 2', MachineError, "takes 1 parameters"),
     ('push_int {q}\n push_str "queue.get"\n cfunc 1 1', MachineError, "left 2 results where 1"),
     (
@@ -280,7 +284,9 @@ def test_a_queue_that_is_gone_is_named(vm: VM) -> None:
     q = QueueTensor(vm, ["f32[2]"], 1)
     program = sums(f"push_int {q.handle}")
     del q
-    refuses(HandleError, "is the handle of no queue tensor of this VM", vm.launch, program)
+    refuses(
+        HandleError, "expected the handle of a live queue tensor of this VM", vm.launch, program
+    )
 
 
 def test_a_program_that_keeps_all_slots_does_not_wait_for_itself(vm: VM) -> None:

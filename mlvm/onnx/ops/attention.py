@@ -207,7 +207,7 @@ def rotary_embedding(at: Call, x: Any, cos: Any, sin: Any, places: Any = None) -
         cos, sin = (ml.reshape(ml.take(c, flat, axis=0), (*places.shape, -1)) for c in (cos, sin))
     width = at.get("rotary_embedding_dim", 0) or x.shape[-1]
     if cos.shape[-1] * 2 != width:
-        raise ModelError(f"caches of {cos.shape[-1]} are none for {width} features")
+        raise ModelError(f"expected caches of {width // 2} columns, got {cos.shape[-1]}")
     cos, sin = ml.expand_dims(cos, axis=2), ml.expand_dims(sin, axis=2)
     y = rotated(x, cos, sin, width, bool(at.get("interleaved", 0)))
     return ml.reshape(y, shape) if is_flat else ml.permute_dims(y, (0, 2, 1, 3))
@@ -238,7 +238,7 @@ def multi_head_attention(at: Call, q: Value, k: Value = None, v: Value = None, b
                          past_v: Value = None) -> Value:  # fmt: skip
     count = at["num_heads"]
     if k is None or v is None or q.ndim != 3 or k.ndim != 3:
-        raise ModelError("packed queries, keys and values are not run")
+        raise ModelError("packed queries, keys and values are not supported")
     q, k, v = tensor(q), tensor(k), tensor(v)
     if bias is not None:
         own = tensor(bias)
@@ -252,7 +252,7 @@ def multi_head_attention(at: Call, q: Value, k: Value = None, v: Value = None, b
     scores = scores if added is None else scores + tensor(added)
     if mask is not None:
         if mask.ndim != 2:
-            raise ModelError("a mask of keys is [N, T]")
+            raise ModelError(f"expected a mask of keys [N, T], got {mask.ndim} axes")
         hidden = ml.equal(tensor(mask), 0)
         scores = scores + ml.expand_dims(_bias(ml.logical_not(hidden), q.dtype), axis=(1, 2))
     if at.get("unidirectional", 0):

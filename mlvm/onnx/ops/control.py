@@ -70,7 +70,9 @@ def loop(at: Call, most: Value = None, condition: Value = None, *state: Value) -
         results = frame.call(body, [np.asarray(turn, np.int64), np.asarray(True), *values])
         goes_on = _decided(results[0])
         if goes_on is None:
-            raise CaptureError("a loop goes on as a tensor says, and its state changes its shape")
+            raise CaptureError(
+                "a loop whose condition is a tensor has a state that changes its shape"
+            )
         values = results[1 : 1 + carried]
         for column, value in zip(rows, results[1 + carried :], strict=True):
             column.append(value)
@@ -115,7 +117,7 @@ def _recorded(
     frame, body = at.scope, at["body"]
     if stack_count:
         raise CaptureError(
-            "a loop stacks its results, and how many turns it takes is a tensor: give a number"
+            "a loop stacks its results, and its trip count is a tensor: give a number"
         )
     limit = tensor(np.asarray(_MOST_TURNS, np.int64) if most is None else most)
     start = tensor(np.asarray(True) if condition is None else condition)
@@ -173,7 +175,7 @@ def _batched(at: Call, operands: Any) -> Value:
     body, count = at["body"], at["num_scan_inputs"]
     lengths, rest = operands[0], [tensor(x) for x in operands[1:]]
     if lengths is not None:
-        raise ModelError("a Scan of opset 8 has lengths of its sequences")
+        raise ModelError("lengths of sequences in a Scan of opset 8 are not supported")
     samples = []
     for i in range(rest[0].shape[0]):
         samples.append(_scan(at, at.scope, body, [x[i] for x in rest], count))

@@ -46,9 +46,9 @@ def resize(at: Call, x: Value, *operands: Any) -> Value:
             by[axis] = ratio
             counts[axis] = math.floor(np.float32(x.shape[axis]) * ratio)
     else:
-        raise ModelError("it has neither scales nor sizes")
+        raise ModelError("expected scales or sizes, got neither")
     if min(counts) < 0 or math.prod(counts) > 1 << 40:
-        raise ModelError(f"no image has the shape {counts}")
+        raise ModelError(f"the result would have the shape {counts}")
     is_cropped = at.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     if counts == [*x.shape] and not is_cropped:
         return x
@@ -115,7 +115,7 @@ def weights(at: Call, n: int, k: int, scale: Any, region: tuple[float, float] | 
         "half_pixel": lambda: (out + half) / scale - half,
     }
     if how not in places:
-        raise ModelError(f"it reads by {how!r}, which is unknown")
+        raise ModelError(f"the coordinate transformation {how!r} is unknown")
     place = np.asarray(places["asymmetric" if is_old else how](), np.float32)
     matrix = np.zeros((k, n))
     rows = np.arange(k)

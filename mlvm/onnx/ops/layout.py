@@ -42,7 +42,7 @@ def constant(at: Call) -> Value:
             return np.asarray(value, np.float32)
         if name.startswith("value_int"):
             return np.asarray(value, np.int64)
-    raise ModelError("it is a constant of strings, or of nothing")
+    raise ModelError("expected a constant of numbers, got strings or nothing")
 
 
 @op("Shape", "raw")
@@ -59,7 +59,7 @@ def size(at: Call, x: Value) -> Value:
 def transpose(at: Call, x: Value) -> Value:
     axes = tuple(at.get("perm") or reversed(range(x.ndim)))
     if sorted(axes) != list(range(x.ndim)):
-        raise ModelError(f"perm is {list(axes)}, and there are {x.ndim} axes")
+        raise ModelError(f"expected perm to order {x.ndim} axes, got {list(axes)}")
     if isinstance(x, np.ndarray):
         return np.transpose(x, axes)
     y, order = in_memory(x)
@@ -95,7 +95,7 @@ def unsqueeze(at: Call, x: Any, axes: Any = None) -> Any:
     ndim = x.ndim + len(chosen)
     placed = {axis + ndim if axis < 0 else axis for axis in chosen}
     if len(placed) != len(chosen) or not placed <= {*range(ndim)}:
-        raise ModelError(f"axes are {list(chosen)}, and the result has {ndim}")
+        raise ModelError(f"expected distinct axes of {ndim}, got {list(chosen)}")
     rest = iter(x.shape)
     return at.xp.reshape(x, tuple(1 if i in placed else next(rest) for i in range(ndim)))
 
@@ -124,11 +124,11 @@ def split(at: Call, x: Value, sizes: Value = None) -> Value:
         named = len(at.node.outputs)
         count = at.get("num_outputs", named)
         if count != named:
-            raise ModelError(f"{count} parts are asked for, and {named} have names")
+            raise ModelError(f"expected {named} parts, one for each output, got {count}")
         each = -(-length // count)
         lengths = [min(each, length - each * i) for i in range(count)]
     if sum(lengths) != length or min(lengths, default=0) < 0:
-        raise ModelError(f"parts of {lengths} are none of {length}")
+        raise ModelError(f"expected parts that add up to {length}, got {lengths}")
     ends = np.cumsum(lengths).tolist()[:-1]
     if is_known(x):
         return tuple(np.split(x, ends, axis=axis))
@@ -148,7 +148,9 @@ def slice_(
     index = [slice(None)] * x.ndim
     for start, end, axis, each in zip(first, last, which, step, strict=True):
         if each == 0 or not -x.ndim <= axis < x.ndim:
-            raise ModelError(f"there is no slice of step {each} on axis {axis} of {x.ndim}")
+            raise ModelError(
+                f"expected a step other than 0 on one of {x.ndim} axes, got {each} on axis {axis}"
+            )
         length = x.shape[axis]
         if each > 0:
             index[axis] = slice(*slice(start, end, each).indices(length))

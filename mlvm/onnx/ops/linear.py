@@ -47,7 +47,7 @@ def _transformed(at: Call, scores: Tensor) -> Tensor:
         return ml.softmax(scores, axis=-1)
     if how == "LOGISTIC":
         return ml.sigmoid(scores)
-    raise ModelError(f"the scores are transformed by {how}, which mlvm does not do")
+    raise ModelError(f"the transformation of scores {how} is not supported")
 
 
 @op("ai.onnx.ml.LinearRegressor", "tensors")
@@ -59,7 +59,7 @@ def linear_regressor(at: Call, x: Tensor) -> Tensor:
 def linear_classifier(at: Call, x: Tensor) -> tuple[Any, Tensor]:
     labels = at.get("classlabels_ints")
     if not labels:
-        raise ModelError("its classes are strings, which no tensor has")
+        raise ModelError("classes that are strings are not supported")
     scores = _scores(at, x, len(at["coefficients"]) // x.shape[-1])
     if scores.shape[-1] == 1:  # of two classes
         scores = ml.concat([-scores, scores], axis=-1)

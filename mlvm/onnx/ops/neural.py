@@ -90,7 +90,7 @@ def convolved(at: Call, x: Any, kernel: Any, axes: int) -> Any:
     """Convolve x, channels last, by a kernel, with the strides, padding and dilation of the
     call."""
     if axes > 3 or x.ndim != axes + 2:
-        raise ModelError(f"it has {axes} axes of places; there are convolutions of 1 to 3")
+        raise ModelError(f"expected 1 to 3 spatial axes, got {axes}")
     strides, dilation = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
     span = [(k - 1) * d + 1 for k, d in zip(kernel.shape, dilation, strict=False)]
     function: Any = (ml.conv1d, ml.conv2d, ml.conv3d)[axes - 1]
@@ -147,7 +147,7 @@ def pooled(
 ) -> Any:
     """Pool x, channels last, by "max" or "avg". The padding is the smallest value, or zeros."""
     if len(window) > 3:
-        raise ModelError(f"it has {len(window)} axes of places; there are pools of 1 to 3")
+        raise ModelError(f"expected 1 to 3 spatial axes, got {len(window)}")
     function = getattr(ml, f"{how}_pool{len(window)}d")
     return function(
         x, **_options(window=window, stride=strides, padding=padding, dilation=dilation)
@@ -316,7 +316,7 @@ def group_normalization(at: Call, x: Value, scale: Value, bias: Value) -> Value:
     n, c, *places = x.shape
     groups = at.get("num_groups", c)
     if groups < 1 or c % groups:
-        raise ModelError(f"{c} channels are not {groups} groups")
+        raise ModelError(f"expected a number of groups that divides {c} channels, got {groups}")
     inner = ml.astype(ml.reshape(x, (n, groups, -1)), ml.float32)
     middle = ml.mean(inner, axis=-1, keepdims=True)
     spread = ml.var(inner, axis=-1, keepdims=True)

@@ -22,7 +22,9 @@ def positive(xp: Any, indices: Any, length: int) -> Any:
     checked."""
     if isinstance(indices, np.ndarray):
         if indices.size and not (-length <= indices.min() and indices.max() < length):
-            raise ModelError(f"there are indices out of range, of {length} places")
+            raise ModelError(
+                f"expected indices of {length} positions, got {indices.min()} to {indices.max()}"
+            )
         return np.where(indices < 0, indices + length, indices)
     return xp.where(xp.less(indices, 0), indices + length, indices)
 
@@ -161,7 +163,7 @@ def top_k(at: Call, x: Any, k: Any = None) -> Any:
     count = at["k"] if k is None else int(k.reshape(-1)[0])
     axis, xp = normalize_axis(at.get("axis", -1), x.ndim), at.xp
     if not 0 <= count <= x.shape[axis]:
-        raise ModelError(f"the first {count} of {x.shape[axis]} are asked for")
+        raise ModelError(f"expected k up to {x.shape[axis]}, got {count}")
     descending = bool(at.get("largest", 1))
     if at.is_host:
         key = np.flip(x, axis) if descending else x
@@ -256,7 +258,7 @@ def non_max_suppression(
 def tf_idf(at: Call, x: Any) -> Any:
     pool = at.get("pool_int64s")
     if pool is None:
-        raise ModelError("it counts strings, which no tensor has")
+        raise ModelError("strings are not supported")
     starts, columns = at["ngram_counts"], at["ngram_indexes"]
     weights, mode = at.get("weights"), at["mode"]
     low, high, skips = at["min_gram_length"], at["max_gram_length"], at["max_skip_count"]

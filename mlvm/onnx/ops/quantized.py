@@ -417,7 +417,7 @@ def _rows_of_bits(node: Any, w: Array) -> Array:
     bits = node.attributes.get("bits", 4)
     has_zeros = len(node.inputs) > 3 and (is_array(node.inputs[3]) or bool(node.inputs[3]))
     if bits not in (2, 4, 8):
-        raise ModelError(f"{node} has weights of {bits} bits")
+        raise ModelError(f"{node}: expected weights of 2, 4 or 8 bits, got {bits}")
     signs = sum(1 << i for i in range(bits - 1, 8, bits))
     rows = w.reshape(len(w), -1) ^ np.uint8(0 if has_zeros else signs)
     return rows.view(DType.named(f"{'u' if has_zeros else 'i'}{bits}").numpy)
@@ -428,9 +428,9 @@ def matmul_nbits(at: Call, x: Value, w: Value, scales: Value, zeros: Value = Non
                  groups: Value = None, bias: Value = None) -> Value:  # fmt: skip
     k, n, block, bits = at["K"], at["N"], at["block_size"], at.get("bits", 4)
     if groups is not None:
-        raise ModelError("its weights are in groups of their own (g_idx)")
+        raise ModelError("weights in reordered groups (g_idx) are not supported")
     if type(at.node.inputs[1]) is not Weight:
-        raise ModelError("its weights are none of the file")
+        raise ModelError("expected weights that are constants of the file")
     x, count = tensor(x), -(-k // block)
     wide = ml.astype(x, ml.float32)
     if count * block > k:

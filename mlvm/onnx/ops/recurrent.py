@@ -33,7 +33,7 @@ def _activations(at: Call, default: list[str], direction: int) -> list[Callable[
     functions: list[Callable[[Any], Any]] = []
     for name in names:
         if name.lower() not in _NAMES:
-            raise ModelError(f"it has the unknown activation {name}")
+            raise ModelError(f"the activation {name} is unknown")
         known = _NAMES[name.lower()]
         count, extra = len(ACTIVATIONS[known][1]), []
         if count and alphas:
