@@ -255,7 +255,7 @@ def no_file(i: Any) -> object:
         "no tensor has the dtype of samples in column 'text'",
     ),
     ([None, None], PipelineError, "no tensor has the dtype of samples in column 0"),
-    (np.ma.masked_array(X, X > 0), PipelineError, "a masked array"),
+    (np.ma.masked_array(X, X > 0), PipelineError, "without masked values"),
     ({1: X, "1": Y}, PipelineError, "columns of different names"),
     (Missing(no_file), FileNotFoundError, "1.png"),
     (Missing(lambda i: {}[i]), KeyError, "1"),
