@@ -67,11 +67,14 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     result = [1] * ndim
     for shape in shapes:
         for i, n in enumerate(shape, ndim - len(shape)):
-            if n != 1 and result[i] not in (1, n):
-                raise ShapeError(
-                    f"shapes do not broadcast: axis {i - ndim} has lengths {result[i]} and {n}"
-                )
-            if n != 1:
+            length = result[i]
+            if type(length) is int and length == 1:  # an open length is not compared beside it
+                result[i] = n
+            elif (type(n) is not int or n != 1) and n != length and n != 1:
+                if length != 1:
+                    raise ShapeError(
+                        f"shapes do not broadcast: axis {i - ndim} has lengths {length} and {n}"
+                    )
                 result[i] = n
     return tuple(result)
 
