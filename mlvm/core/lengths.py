@@ -15,6 +15,15 @@ class Length:
         """Return whether the trace goes on, in which formulas with it are recorded."""
         raise NotImplementedError
 
+    @property
+    def present(self) -> Any:
+        """The value that it has now, which counts as seen by nobody."""
+        raise NotImplementedError
+
+    def formula(self) -> int:
+        """Return the number by which `Formulas` of the native machine compute it."""
+        raise NotImplementedError
+
     def open_type(self, dtype: Any, shape: Sequence[int]) -> Any:
         """Return the one `TensorType` of the trace with that dtype and shape."""
         raise NotImplementedError

@@ -33,7 +33,7 @@ from mlvm.core.machine.link import Code, bind, link, nargs_of, recheck_calls
 from mlvm.core.machine.run import Run, Scheduler
 from mlvm.core.machine.verify import verify
 from mlvm.core.memory import HOST, Memory
-from mlvm.core.program.program import Program
+from mlvm.core.program.program import Program, Variant
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, check_array, check_out
@@ -379,6 +379,8 @@ class VM(Identity):
         """The program linked for these arguments' types, and their arrays; both remembered."""
         if not args:
             self._store.require_open()
+        if isinstance(program, Variant):
+            return self._bind_variant(program, args)
         entries = [self._store.entry(handle) for handle in args]
         types = tuple([entry.type for entry in entries])
         linked = self._linked.get(id(program))
@@ -408,7 +410,21 @@ class VM(Identity):
         self._store.caches[id(program)] = linked.bound
         return code, operands
 
-    def _remember(self, program: Program) -> _Linked:
+    def _bind_variant(
+        self, program: Variant, args: tuple[TensorHandle, ...]
+    ) -> tuple[Code, tuple[Array, ...]]:
+        """As `_bind`, for a program that the loop in C has made ready but for its integers."""
+        operands = tuple([self._store.entry(handle).array for handle in args])
+        bind_variant = self._run.bind_variant  # type: ignore[attr-defined]
+        code: Code = bind_variant(program, operands, self.functions, self._workspace)
+        linked = self._linked.get(id(program)) or self._remember(program, len(args))
+        if len(linked.bound) >= _FEW:
+            linked.bound.clear()
+        linked.bound[args] = code, operands
+        self._store.caches[id(program)] = linked.bound
+        return code, operands
+
+    def _remember(self, program: Program, nargs: int | None = None) -> _Linked:
         """A new entry for the program, forgotten when the program dies."""
         key, me = id(program), weakref.ref(self)
 
@@ -418,8 +434,11 @@ class VM(Identity):
                 vm._linked.pop(key, None)
                 vm._store.caches.pop(key, None)
 
-        size = sum(len(function.code) for function in program.functions.values())
-        linked = _Linked(size, nargs_of(program), weakref.ref(program, forget))
+        if nargs is None:
+            size = sum(len(function.code) for function in program.functions.values())
+            linked = _Linked(size, nargs_of(program), weakref.ref(program, forget))
+        else:
+            linked = _Linked(nargs, nargs, weakref.ref(program, forget))
         self._linked[key] = linked
         return linked
 

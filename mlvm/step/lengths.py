@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mlvm.core.lengths import Length
-from mlvm.core.program.program import Instruction
+from mlvm.core.program.program import Instruction, Opcode
 from mlvm.core.types import DType, TensorType
 from mlvm.step.compile import Planned
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Turns, Use, Value
@@ -275,14 +275,25 @@ def _canonical(immediates: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([MappingProxyType(x) if type(x) is dict else x for x in immediates])
 
 
+class Site(NamedTuple):
+    """A call of a straight program: a function's name, its frozen attributes, and the numbers and
+    frozen types of the arguments that it takes."""
+
+    name: str
+    attributes: Any
+    arguments: tuple[int, ...]
+    types: tuple[Any, ...]
+
+
 class PlannedTemplate:
     """Template of planned programs: a step that was planned at bounds of its lengths.
 
+    planned: the program at the bounds.
     places: the numbers of all places in it.
     """
 
     def __init__(self, planned: Planned) -> None:
-        self._planned = planned
+        self.planned = planned
         self._code = {
             name: {
                 pc: each
@@ -305,16 +316,44 @@ class PlannedTemplate:
         """Drop what the trace has made of types: the lifetimes are those at these values."""
         at_bounds = Substitution(lambda part: at(frozen(part), largest))
         lifetimes = tuple(
-            [replace(each, type=at_bounds.type(each.type)) for each in self._planned.lifetimes]
+            [replace(each, type=at_bounds.type(each.type)) for each in self.planned.lifetimes]
         )
         planned = self.at(largest)
         assert planned is not None  # it has just the bytes of the plan
-        self._planned = replace(planned, lifetimes=lifetimes)
+        self.planned = replace(planned, lifetimes=lifetimes)
+
+    def type_of(self, argument: int) -> Any:
+        """Return the frozen type of an argument."""
+        return self._types.get(argument) or self.planned.arguments[argument].type
+
+    def scratch_types(self) -> list[tuple[OpenType, int]]:
+        """Return the open types of temporaries, each with the bytes that it has in the plan."""
+        return [(self._types[i], nbytes) for i, nbytes in self._sizes.items()]
+
+    def sites(self) -> list[Site] | None:
+        """Return the calls of a straight program; None for another."""
+        main = self.planned.program.main
+        sites: list[Site] = []
+        loads: list[int] = []
+        name = ""
+        for pc, (opcode, immediates) in enumerate(main.code):
+            if opcode is Opcode.load_arg:
+                loads.append(immediates[0])
+            elif opcode is Opcode.push_str:
+                name = immediates[0]
+            elif opcode is Opcode.cfunc and immediates[:2] == (len(loads), 0):
+                [*rest] = self._code["main"].get(pc, immediates)[2:]
+                types = tuple(map(self.type_of, loads))
+                sites.append(Site(name, rest[0] if rest else {}, tuple(loads), types))
+                loads = []
+            elif opcode is not Opcode.halt:
+                return None
+        return sites
 
     def at(self, values: Sequence[Any]) -> Planned | None:
         """Return the program for these values, in the memory of the plan; None where a tensor would
         be larger than at the bounds."""
-        planned = self._planned
+        planned = self.planned
         arguments = list(planned.arguments)
         types: dict[Any, TensorType] = {}
         for i, type in self._types.items():

@@ -146,7 +146,7 @@ class Fused(WritesInto):
 
     def __init__(self, kernels: Kernels = NO_KERNELS) -> None:
         self.kernel = kernels.get(self.name, fused.run)
-        self._kernels = kernels
+        self.kernels = kernels
         self._chains: WeakValueDictionary[str, fused.Chain] = WeakValueDictionary()
 
     def bind(self, attributes: Attributes) -> Attributes:
@@ -156,7 +156,7 @@ class Fused(WritesInto):
             return attributes
         key = repr(attributes)
         try:
-            chain = self._chains.get(key) or fused.parse(attributes, self._kernels)
+            chain = self._chains.get(key) or fused.parse(attributes, self.kernels)
             return {"chain": self._chains.setdefault(key, chain)}
         except ArgumentError as error:
             raise ArgumentError(str(error)).at(self.name, ()) from error.__cause__

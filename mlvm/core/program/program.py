@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, final
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -99,7 +99,6 @@ class Function(NamedTuple):
     code: tuple[Instruction, ...]
 
 
-@final
 class Program:
     """Functions, of which `main` is the entry, and a pool of constants.
 
@@ -198,6 +197,37 @@ class Program:
     def __repr__(self) -> str:
         lengths = ", ".join(f"{f.name}: {len(f.code)}" for f in self.functions.values())
         return f"<Program {lengths}; {len(self.constants)} constants>"
+
+
+class Variant(Program):
+    """Program that is another one with other integers.
+
+    patched: what makes it ready to run, without the program itself, on VMs with a loop in C.
+    values: the integers, as that takes them.
+    types: the types of a launch's arguments.
+    """
+
+    __slots__ = ("_full", "_make", "patched", "values")
+
+    def __init__(
+        self, make: Callable[[], tuple[Program, Sequence[TensorType]]], patched: Any, values: Any
+    ) -> None:
+        self._make, self.patched, self.values = make, patched, values
+        self._full: tuple[Program, Sequence[TensorType]] | None = None
+        self.written = patched.written
+
+    def full(self) -> tuple[Program, Sequence[TensorType]]:
+        """Return the program as any other, and the types of its arguments."""
+        self._full = self._full or self._make()
+        return self._full
+
+    @property
+    def functions(self) -> dict[str, Function]:  # type: ignore[override]
+        return self.full()[0].functions
+
+    @property
+    def constants(self) -> dict[str, Array]:  # type: ignore[override]
+        return self.full()[0].constants
 
 
 def is_int(value: object) -> bool:

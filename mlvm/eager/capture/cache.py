@@ -12,6 +12,7 @@ Callers: `Captured`, from any thread.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
@@ -27,7 +28,8 @@ from mlvm.eager.capture.trace import TracedCall
 from mlvm.eager.tensor.constants import scalar_array
 from mlvm.eager.tensor.number import is_same
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.update import make_exclusive
+from mlvm.eager.tensor.update import live_tapes, make_exclusive
+from mlvm.machines.native.extension import EXTENSION
 from mlvm.step.compile import Planned
 from mlvm.step.replacement import Replaced
 
@@ -77,6 +79,22 @@ class CacheEntry:
         launch = Launch(planned, call, hoisted)
         self.variants = Variants(launch, compile_unhoisted if hoisted else None)
 
+    def at(
+        self,
+        call: TracedCall,
+        signature: Signature,
+        launch: Launch,
+        compile_unhoisted: Callable[[], Planned],
+    ) -> CacheEntry:
+        """Return the entry of another launch, for a call that differs by lengths alone."""
+        other = copy.copy(self)
+        other.outcome, other.numbers = call.outcome, call.numbers
+        other.scalars = ScalarInputs(signature.numbers, other.numbers.values, [])
+        other.input_types = tuple([x.type for x in signature.inputs])
+        other.fast_paths = 0
+        other.variants = Variants(launch, compile_unhoisted if launch.hoisted else None)
+        return other
+
     @property
     def launch(self) -> Launch:
         """The first program, which takes hoisted values if there are any."""
@@ -122,9 +140,12 @@ class CacheEntry:
     def make_exclusive(self, inputs: Sequence[Tensor]) -> bool:
         """Give each input and state that a launch updates memory that nothing else needs. Return
         whether one has moved: then the call may have another signature."""
+        updates, states = self.launch.updates, self.launch.states
+        updated = [(inputs if role == "input" else states)[i] for role, i in updates]
+        if EXTENSION is not None and not live_tapes and EXTENSION.exclusive(updated):
+            return False
         is_moved = False
-        for role, i in self.launch.updates:
-            x = (inputs if role == "input" else self.launch.states)[i].root
+        for x in [each.root for each in updated]:
             if isinstance(x, Tensor):
                 before = x.region
                 make_exclusive(x)

@@ -158,12 +158,12 @@ class Captured(Generic[P, R]):
                 entry, scalars = match
             if not (entry.launch.updates and entry.make_exclusive(signature.inputs)):
                 break
-        self._last = entry
+        is_repeated, self._last = self._last is entry, entry
         if loop:
             return self._launch_in_loop(entry, arena, scalars, signature)
         launch, tensors, inputs = entry.variants.select(), signature.tensors, signature.inputs
         result = self._launch(entry, launch, arena, scalars, tensors, inputs)
-        if EXTENSION is not None and match is not None:
+        if EXTENSION is not None and match is not None and (is_repeated or not named):
             self._fast_path.add(entry, signature, arena.vm, args, kwargs)
         return result
 
@@ -415,21 +415,29 @@ class Captured(Generic[P, R]):
             return None
         call, template = opened.call, opened.template
         compiler, hoist = self._compiler(call, vm)
-        planned = None
         if not self._replace and not debug.is_watched(vm):
-            planned = opened.planned(lengths, values)
-            if planned is None:
+            plans = opened.plans(lengths, values)
+            if not plans:
                 opened.plan(lengths, values, partial(compiler, hoist=hoist))
                 values = opened.values(signature, lengths)
-                planned = None if values is None else opened.planned(lengths, values)
-            if values is None:
-                return None
-        if planned is not None:
+                if values is None:
+                    return None
+                plans = opened.plans(lengths, values)
 
             def compile_unhoisted() -> Planned:
                 return compiler(template.flow(values))
 
-            return self._entry(planned, call.at(values), signature, vm, compile_unhoisted)
+            for plan in plans:
+                entry = plan.at(values, call, signature, compile_unhoisted)
+                if entry is not None:
+                    return entry
+                planned = plan.template.at(values)
+                if planned is not None:
+                    at_call = call.at(values)
+                    entry = self._entry(planned, at_call, signature, vm, compile_unhoisted)
+                    if plan.entry is None:
+                        plan.begin(entry, opened.numbers, values, vm)
+                    return entry
         call, replaced = self._replacing(call.at(values, template.flow(values)))
         compiled = partial(compiler, call.flow)
         entry = self._entry(compiled(hoist=hoist), call, signature, vm, compiled)

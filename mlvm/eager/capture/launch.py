@@ -26,9 +26,9 @@ from mlvm.core.collecting import uncollected
 from mlvm.core.errors import HandleError, MlvmError
 from mlvm.core.locks import new_lock
 from mlvm.core.observe import explaining
-from mlvm.core.program.program import Program
+from mlvm.core.program.program import Program, Variant
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
-from mlvm.core.types import Array
+from mlvm.core.types import Array, TensorType
 from mlvm.eager.capture.hoisted import Hoisted, as_type, is_shared
 from mlvm.eager.capture.trace import TracedCall
 from mlvm.eager.recording import debug
@@ -70,6 +70,7 @@ class Scratch:
 
     def reserve(self, vm: VMProtocol, launch: Launch) -> tuple[TensorHandle, ...]:
         """Return the handles of the program's temporaries. The caller has the lock."""
+        launch = launch.owner or launch
         nbytes = launch.planned.plan.nbytes
         if self.storage is None or nbytes > self.nbytes:
             self.release(vm)
@@ -139,11 +140,13 @@ class Launch:
     operands: role, number and type of each tensor that it is launched on, before temporaries.
     has_temporaries: whether scratch memory follows these.
     storage, temporaries: the scratch memory of the last launch, and the handles there.
+    owner: the launch with whose temporaries it runs, if these are not its own.
+    program: the program; that of `planned`, or a variant.
     """
 
     def __init__(self, planned: Planned, call: TracedCall, hoisted: Hoisted | None) -> None:
         record = call.record
-        self.planned, self.hoisted = planned, hoisted
+        self.hoisted = hoisted
         self.states = [*record.outside.states, *(hoisted.made if hoisted is not None else ())]
         written = {use.value.home for each in call.flow.calls for use in each.outs}
         self.updates = [
@@ -152,11 +155,21 @@ class Launch:
             if home and home.role in ("input", "state")
         ]
         self.queues = record.outside.queues
+        self.owner: Launch | None = None
         self._held_queues = [x for x in record.outside.keepalive if isinstance(x, QueueTensor)]
-        self._use_arguments()
+        self._use(planned)
 
-    def _use_arguments(self) -> None:
-        arguments = self.planned.arguments
+    @property
+    def planned(self) -> Planned:
+        """The program and its plan."""
+        self._planned = self._planned or self._make_planned()
+        return self._planned
+
+    def _use(self, planned: Planned) -> None:
+        self._planned: Planned | None = planned
+        self._make_planned: Callable[[], Any] = lambda: planned
+        self.program, self.note_line = planned.program, planned.note_line
+        arguments = planned.arguments
         self.operands = [
             (k, a.place, a.type)
             for k, role in enumerate(_ROLES)
@@ -173,8 +186,23 @@ class Launch:
     def with_program(self, planned: Planned) -> Launch:
         """Return a launch of another program, which takes no hoisted values, on the same."""
         other = copy.copy(self)
-        other.planned, other.hoisted = planned, None
-        other._use_arguments()
+        other.hoisted = other.owner = None
+        other._use(planned)
+        return other
+
+    def variant(
+        self,
+        program: Variant,
+        operands: list[tuple[int, int, TensorType]],
+        owner: Launch,
+        make_planned: Callable[[], Any],
+    ) -> Launch:
+        """Return a launch of a variant of the program on operands of these types, with the
+        temporaries of the owner."""
+        other = copy.copy(self)
+        other.storage, other.temporaries, other._looped = None, (), None
+        other.program, other.operands, other.owner = program, operands, owner
+        other._planned, other._make_planned = None, make_planned
         return other
 
     def looped(self) -> Program:
@@ -202,20 +230,20 @@ class Launch:
                 operands = scratch, scalars, vm, inputs, outputs, pattern, program
                 self.run(*operands, is_ahead=True)
             return
-        program = program or self.planned.program
+        program = program or self.program
         if self.queues:
             inputs = [*inputs, *[x for queue in self.queues for x in queue.get(kind=Tensor)]]
         tensors = inputs, outputs, self.states  # as _ROLES
         used: Sequence[Allocation] = ()
         hoisted = self.hoisted
-        explains: Callable[[Exception], None] = self.planned.note_line
-        token = explaining.set(self.planned.note_line)
+        explains: Callable[[Exception], None] = self.note_line
+        token = explaining.set(self.note_line)
         try:
             with scratch.lock, _UNLOCKED if hoisted is None else vm.lock:
                 if hoisted is not None:
                     explains = hoisted.note_line
                     hoisted.refresh()
-                    explains = self.planned.note_line
+                    explains = self.note_line
                 temporaries = scratch.reserve(vm, self) if self.has_temporaries else ()
                 handles = None
                 if pattern is not None:

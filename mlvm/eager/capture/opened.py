@@ -12,22 +12,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
 
 from mlvm.core.locks import new_lock
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.cache import CacheEntry
 from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.capture.guards.signature import Signature
-from mlvm.eager.capture.launch import ScalarInputs
+from mlvm.eager.capture.launch import Launch, ScalarInputs
 from mlvm.eager.capture.lengths import Axis, OpenLength, may_open
+from mlvm.eager.capture.patched import NotPatched, PatchedProgram
 from mlvm.eager.capture.trace import TracedCall
 from mlvm.eager.recording.lines import user_line
-from mlvm.eager.tensor.number import is_same
+from mlvm.eager.tensor.number import Numbers, is_same
 from mlvm.eager.tensor.warn import warn_at
-from mlvm.step.compile import Planned
+from mlvm.step.compile import ROLES, Planned
 from mlvm.step.flow import Flow
-from mlvm.step.lengths import PlannedTemplate
+from mlvm.step.lengths import PlannedTemplate, at
 
 MOST_PROGRAMS: Final = 32
 """Programs of one trace that are kept."""
@@ -44,12 +47,52 @@ _LEAST: Final = 2
 """The least length that is open: for 0 and 1 the type rules make exceptions."""
 
 
-class _Plan(NamedTuple):
-    """A planned template, the bounds of its lengths, and its guards: values, by place."""
+class _Plan:
+    """A planned template, the bounds of its lengths, and its guards: values, by place.
 
-    template: PlannedTemplate
-    bounds: tuple[int, ...]
-    guards: Mapping[int, Any]
+    entry: that of the first call, which was bound as any program.
+    patched: what makes the programs of later calls; None where each is bound.
+    owner: the launch with whose temporaries these run.
+    """
+
+    def __init__(
+        self, template: PlannedTemplate, bounds: tuple[int, ...], guards: Mapping[int, Any]
+    ) -> None:
+        self.template, self.bounds, self.guards = template, bounds, guards
+        self.entry: CacheEntry | None = None
+        self.patched: PatchedProgram | None = None
+        self.owner: Launch | None = None
+        roles = [each.role for each in template.planned.arguments]
+        self.operands = [
+            (k, each.place, template.type_of(i))
+            for k, role in enumerate(ROLES[:3])
+            for i, each in enumerate(template.planned.arguments)
+            if roles[i] == role
+        ]
+
+    def begin(self, entry: CacheEntry, numbers: Numbers, values: Sequence[Any], vm: Any) -> None:
+        """Take the entry of the first call, and prepare those of others."""
+        self.entry = entry
+        with suppress(NotPatched):
+            self.patched = PatchedProgram(self.template, numbers, values, vm)
+            self.owner = entry.launch.with_program(self.template.planned)
+
+    def at(
+        self,
+        values: Sequence[Any],
+        call: TracedCall,
+        signature: Signature,
+        compile_unhoisted: Callable[[], Planned],
+    ) -> CacheEntry | None:
+        """Return the entry of a call with these values; None where it is to be bound as any."""
+        entry, patched = self.entry, self.patched
+        program = None if patched is None else patched.variant(values)
+        if program is None or entry is None or self.owner is None:
+            return None
+        operands = [(k, place, at(type, values)) for k, place, type in self.operands]
+        make = partial(self.template.at, values)
+        launch = entry.launch.variant(program, operands, self.owner, make)
+        return entry.at(call.at(values), signature, launch, compile_unhoisted)
 
 
 class OpenTrace:
@@ -71,7 +114,7 @@ class OpenTrace:
         self.args = signature.numbers
         self.lock = new_lock()
         self._open = tuple(lengths)
-        self._numbers = call.numbers
+        self.numbers = call.numbers
         self._entries: OrderedDict[tuple[int, ...], list[CacheEntry]] = OrderedDict()
         self._plans: list[_Plan] = []
         self._bounds = (0,) * len(lengths)
@@ -105,18 +148,16 @@ class OpenTrace:
         """Return the values of all formulas for a call of these lengths; None where a guard does
         not hold."""
         numbers = [signature.numbers[i] for i in self.call.free]
-        return self._numbers.again([*numbers, *lengths])
+        return self.numbers.again([*numbers, *lengths])
 
-    def planned(self, lengths: Sequence[int], values: Sequence[Any]) -> Planned | None:
-        """Return the program for these values, if a plan is for them."""
-        for each in self._plans:
-            if all(n <= most for n, most in zip(lengths, each.bounds, strict=True)) and all(
-                is_same(values[place], value) for place, value in each.guards.items()
-            ):
-                planned = each.template.at(values)
-                if planned is not None:
-                    return planned
-        return None
+    def plans(self, lengths: Sequence[int], values: Sequence[Any]) -> list[_Plan]:
+        """Return the plans that are for these values."""
+        return [
+            each
+            for each in self._plans
+            if all(n <= most for n, most in zip(lengths, each.bounds, strict=True))
+            and all(is_same(values[place], value) for place, value in each.guards.items())
+        ]
 
     def plan(
         self, lengths: Sequence[int], values: Sequence[Any], compiled: Callable[[Flow], Planned]
@@ -132,9 +173,9 @@ class OpenTrace:
             ]
         )
         try:
-            with self._numbers.planning(bounds, values) as (placeholders, guards):
+            with self.numbers.planning(bounds, values) as (placeholders, guards):
                 planned = PlannedTemplate(compiled(self.template.flow(placeholders)))
-                planned.fix_lifetimes(self._numbers.at_bounds())
+                planned.fix_lifetimes(self.numbers.at_bounds())
         except Exception:  # the compiler, given plain ints, raises it again or does not
             self._is_pinned = True
             return
@@ -144,7 +185,8 @@ class OpenTrace:
         used = self.template.places | self.call.places()
         for each in self._plans:
             used |= each.template.places | each.guards.keys()
-        self._numbers.prune(used)
+            used.update(() if each.patched is None else each.patched.inputs)
+        self.numbers.prune(used)
 
     def find(
         self, lengths: tuple[int, ...], signature: Signature
@@ -171,7 +213,7 @@ class OpenTrace:
 
     def pinned(self) -> list[Axis]:
         """Return the axes whose very size Python code has seen."""
-        numbers = self._numbers
+        numbers = self.numbers
         places = numbers.sources(set(numbers.pins))
         first = numbers.given - numbers.lengths
         return [
@@ -180,7 +222,7 @@ class OpenTrace:
 
     def warn_of_pins(self, name: str) -> None:
         """Warn of the first line of Python that saw the value of an open length."""
-        numbers = self._numbers
+        numbers = self.numbers
         first = numbers.given - numbers.lengths
         for place, line in numbers.pins.items():
             for each in numbers.sources({place}):

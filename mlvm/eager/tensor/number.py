@@ -90,6 +90,8 @@ class Numbers:
         self.tensors: dict[tuple[int, Any], Any] = {}
         self.vm = vm
         self.closed = False
+        self.formulas: Any = None  # of the native machine, in a fork
+        self._numbers_of: dict[int, int] = {}  # the formulas' numbers, by place
         self._constants: set[int] = set()
         self._places: dict[Any, int] = {}  # of constants and results, by what they are
         self._made: list[weakref.ref[Number]] = []
@@ -249,6 +251,8 @@ class Numbers:
             values = self.values if self.largest is None else self._largest()
             sizes = tuple([values[n.place] if type(n) is Number else n for n in lengths])
             known = self.types[tuple(key)] = TensorType.opened(dtype, tuple(lengths), sizes)
+            if self.formulas is not None:
+                known.nbytes = known.size * dtype.itemsize
         return known
 
     @contextmanager
@@ -292,6 +296,57 @@ class Numbers:
             self.types.clear()
             self._made.clear()
             _current.reset(token)
+
+    def fork(self, values: Sequence[Any] | None = None) -> Numbers:
+        """Return numbers that begin with these, and record what is computed of them apart."""
+        other = copy.copy(self)
+        other.values = [*(values or self.values)[: len(self.values)]]
+        steps = {(fn, operands): place for place, fn, operands in self.steps}
+        known = {key: place for key, place in steps.items() if type(other.values[place]) is int}
+        other._places = known | {k: n for k, n in self._places.items() if n < len(other.values)}
+        other.steps, other.seen, other.pins, other.types, other._made = [], {}, {}, {}, []
+        other._constants, other._numbers_of = {*self._constants}, {**self._numbers_of}
+        other._polynomials = {**self._polynomials}
+        other._by_polynomial = {**self._by_polynomial}
+        return other
+
+    def fork_for(self, formulas: Any) -> tuple[Numbers, list[int]]:
+        """Return a fork in which these formulas compute what kernels need, and the places of the
+        formulas' inputs."""
+        computed = {place for place, _, _ in self.steps} | {*range(self.given)}
+        inputs = [place for place in sorted(computed) if type(self.values[place]) is int]
+        other = self.fork()
+        other.formulas = formulas
+        other._numbers_of = {place: formulas.input() for place in inputs}
+        return other, inputs
+
+    @contextmanager
+    def planning_kernels(self) -> Iterator[list[Any]]:
+        """Inside the block, a fork records. It gets what stands for the values."""
+        token = _current.set(self)
+        self.closed = False
+        try:
+            yield [self._number(i) if type(x) is int else x for i, x in enumerate(self.values)]
+        finally:
+            self.closed = True
+            self.types.clear()
+            _current.reset(token)
+
+    def formula(self, place: int) -> int:
+        """Return the formulas' number for what is at that place."""
+        number = self._numbers_of.get(place)
+        if number is None:
+            if place in self._constants:
+                value = self.values[place]
+                most = 1 << 62
+                value = max(-most, min(value, most)) if isinstance(value, int) else value
+                number = self.formulas.constant(value)
+            else:
+                fn, operands = next((f, x) for n, f, x in self.steps if n == place)
+                numbers = [self.formula(each) for each in operands]
+                number = self.formulas.step(fn.__name__, numbers[0], numbers[-1])
+            self._numbers_of[place] = number
+        return number
 
     def at_bounds(self) -> list[Any]:
         """Return the values at the bounds, while types are planned."""
@@ -426,6 +481,13 @@ class Number(Length):
     def is_open(self) -> bool:
         is_length = self._numbers.lengths > 0 and type(self._value) is int
         return is_length and self.recorded is not None
+
+    @property
+    def present(self) -> Any:
+        return self._value
+
+    def formula(self) -> int:
+        return self._numbers.formula(self.place)
 
     def open_type(self, dtype: DType, shape: Sequence[int]) -> TensorType:
         return self._numbers.type_of(dtype, shape)

@@ -74,10 +74,11 @@ class NativeKernel:
         if key not in self._calls:
             if len(self._calls) >= _MOST_CALLS:
                 self._calls.clear()
-            self._calls[key] = self._plan(types, attributes)
+            self._calls[key] = self.plan(types, attributes)
         return self._calls[key]
 
-    def _plan(self, types: Types, attributes: Attributes) -> KernelCall | None:
+    def plan(self, types: Types, attributes: Attributes) -> KernelCall | None:
+        """Plan the call, which is not cached: lengths of the types may be open."""
         if not self._fit(types, attributes):
             return None
         if self.op.name in ROWS | SUMS and any(map(is_half, types)):
@@ -160,15 +161,19 @@ class NativeFused:
         else:
             plan.run(self._pool, params)
 
+    def plan(self, types: Types, attributes: Attributes) -> KernelCall | None:
+        """Plan the call, which is not cached: lengths of the types may be open."""
+        links = attributes["chain"].links
+        is_native = all(isinstance(attributes["chain"].kernel(x.op), NativeKernel) for x in links)
+        return _HEADED.get(links[0].op.name, chain_call)(links, types) if is_native else None
+
     def plan_for(self, chain: Chain, types: Types) -> KernelCall | Parts:
         """Return the call of a chain for parameters of these types, or its parts."""
         key, plans = tuple(types), self._plans.setdefault(chain, {})
         if key not in plans:
             if len(plans) >= MOST_LAYOUTS:
                 plans.clear()
-            native = all(isinstance(chain.kernel(link.op), NativeKernel) for link in chain.links)
-            prepare = _HEADED.get(chain.links[0].op.name, chain_call)
-            plans[key] = (native and prepare(chain.links, types)) or Parts(chain, types)
+            plans[key] = self.plan(types, {"chain": chain}) or Parts(chain, types)
         return plans[key]
 
 

@@ -21,11 +21,12 @@ from mlvm.core.machine import link
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import OUT, Fused, OpFresh, OpInto, Value, WritesInto
 from mlvm.core.machine.functions import Binding, FunctionTable
-from mlvm.core.machine.fused import Chain
+from mlvm.core.machine.fused import Chain, Workspace
 from mlvm.core.machine.link import CallDetails, Code, Step
 from mlvm.core.machine.run import Scheduler, State
+from mlvm.core.machine.verify import verify
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
-from mlvm.core.program.program import STAR
+from mlvm.core.program.program import STAR, Function, Variant
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.native._native import ANYWHERE, FastPath, KernelCall, Pool, Program, steps
@@ -211,6 +212,8 @@ class NativeLoop:
         """Run as `mlvm.core.machine.run.run`, which takes programs that are watched or
         scheduled."""
         watched = functions.instrument is not None or scheduler is not None
+        if isinstance(main.prepared, Patched):
+            return self._run_patched(main.prepared, watched, store, functions, max_steps, scheduler)
         if watched or (max_steps is not None and max_steps < 0):
             return reference.run(main, operands, store, functions, max_steps, scheduler)
         prepared = main.prepared
@@ -235,6 +238,74 @@ class NativeLoop:
             raise error
         finally:  # else the error would keep itself alive by its traceback
             del ended, error, state
+
+    def _run_patched(
+        self,
+        patched: Patched,
+        watched: bool,
+        store: FreeStore,
+        functions: FunctionTable,
+        *more: Any,
+    ) -> list[Value]:
+        """Run a variant of a program that is prepared but for its integers. Whatever is out of the
+        ordinary is done by the program that it stands for."""
+        program = None if watched or more[0] is not None else patched.activate(functions)
+        if program is None:
+            return self(*patched.full(functions), store, functions, *more)
+        self._helper = self._helper or Helper(store)
+        ended = program.run(self._pool, self._helper, patched.operands, -1)
+        if ended is None:
+            return []
+        main, operands = patched.full(functions)
+        state, error = _state(ended, [main])
+        if error is not None:
+            raise reference.explain(error, state) if isinstance(error, Exception) else error
+        return reference.run(main, operands, store, functions, state=state)
+
+    def bind_variant(
+        self,
+        program: Variant,
+        operands: tuple[Array, ...],
+        functions: FunctionTable,
+        workspace: Workspace,
+    ) -> Code:
+        """Return code that runs a variant of a program on these arrays."""
+        function = Function("main", 0, STAR, ())
+        return Code(function, [], [], [], prepared=Patched(program, operands, workspace))
+
+
+class Patched:
+    """Variant of a program, on the arrays of a launch."""
+
+    __slots__ = ("__weakref__", "_full", "operands", "variant", "workspace")
+
+    def __init__(self, variant: Variant, operands: tuple[Array, ...], workspace: Workspace) -> None:
+        self.variant, self.operands, self.workspace = variant, operands, workspace
+        self._full: tuple[int, Code, tuple[Array, ...]] | None = None
+
+    def activate(self, functions: FunctionTable) -> Program | None:
+        """Return the program in C, with the variant's integers, on these arrays; None if it has to
+        be linked as any other."""
+        program: Program | None = self.variant.patched.activate(self, int(functions.version))
+        return program
+
+    def full(self, functions: FunctionTable) -> tuple[Code, tuple[Array, ...]]:
+        """Return the linked program, and the arrays as its types."""
+        if self._full is None or self._full[0] != int(functions.version):
+            program, types = self.variant.full()
+            arrays = tuple(map(_array_as, self.operands, types))
+            code = link.link(program, functions, verify(program, functions, types))
+            code = link.bind(code, arrays, self.workspace, checked=True)
+            self._full = int(functions.version), code, arrays
+        return self._full[1:]
+
+
+def _array_as(array: Array, type: TensorType) -> Array:
+    """Return an array's memory from its beginning on, as another type."""
+    if array.dtype == type.dtype.numpy and array.shape == type.array_shape:
+        return array
+    memory = array.reshape(-1).view(np.uint8)[: type.nbytes]
+    return memory.view(type.dtype.numpy).reshape(type.array_shape)
 
 
 def _state(ended: tuple[Any, ...], codes: list[Code]) -> tuple[State, BaseException | None]:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.errors import MachineError
+from mlvm.core.lengths import Length
 from mlvm.core.op import OPS, Attributes
 from mlvm.core.types import TensorType
 from mlvm.machines.native import _native
@@ -84,4 +85,37 @@ def kernel_call(
     if not integers.keys() <= {*names}:
         raise MachineError(f"calls of {kernel} have the integers {names}, not {[*integers]}")
     ints = [*[integers.get(name, 0) for name in names], *rest]
-    return KernelCall(kernel, nparams, ints, floats, units, work, scratch, shared, children, rows)
+    patches: list[int] = []
+
+    def present(slot: int, number: Any) -> Any:
+        """Return the number; of a formula its present value, which each launch writes anew."""
+        if not issubclass(type(number), Length):
+            return number
+        patches.extend((slot, number.formula()))
+        return number.present
+
+    fields = units, work, scratch, shared
+    units, work, scratch, shared = [present(-1 - i, x) for i, x in enumerate(fields)]
+    floats = [present(-5 - i, x) for i, x in enumerate(floats)]
+    ints = [present(i, x) for i, x in enumerate(ints)]
+    parts = list(map(unwrapped, children))
+    call = KernelCall(
+        kernel, nparams, ints, floats, units, work, scratch, shared, parts, rows, patches
+    )
+    return OpenCall(call, kernel, *fields) if patches else call  # type: ignore[return-value]
+
+
+class OpenCall(NamedTuple):
+    """A call with formulas of lengths, for the planner of another call that runs it."""
+
+    call: KernelCall
+    kernel: str
+    units: int
+    work: float
+    scratch: int
+    shared: int
+
+
+def unwrapped(call: KernelCall | OpenCall) -> KernelCall:
+    """Return the call itself."""
+    return call.call if isinstance(call, OpenCall) else call

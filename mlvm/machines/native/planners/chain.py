@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -178,7 +179,7 @@ def _axes(shape: Shape, shapes: Sequence[Shape]) -> tuple[list[int], list[list[i
     strides = []
     for i in range(len(shapes)):
         own = [n if pattern[i] else 1 for n, pattern in zip(lengths, patterns, strict=True)]
-        steps = [*accumulate(reversed(own[1:]), int.__mul__, initial=1)][::-1] if own else [0]
+        steps = [*accumulate(reversed(own[1:]), operator.mul, initial=1)][::-1] if own else [0]
         strides.append(
             [n if pattern[i] else 0 for n, pattern in zip(steps, patterns, strict=False)] or [0]
         )

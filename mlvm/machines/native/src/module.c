@@ -3,14 +3,15 @@
 #include "language/guards.h"
 #include "language/posts.h"
 #include "machine/call.h"
+#include "machine/formulas.h"
 #include "machine/host.h"
 #include "machine/lanes.h"
 #include "machine/loop.h"
 #include "machine/records.h"
 #include "machine/value.h"
 
-static int (*const parts[])(PyObject *) = {call_init,  value_init, host_init,     loop_init,  records_init,
-                                           lanes_init, posts_init, dispatch_init, guards_init};
+static int (*const parts[])(PyObject *) = {call_init,    value_init, host_init,  loop_init,     records_init,
+                                           lanes_init,   posts_init, dispatch_init, guards_init, formulas_init};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                         "_native",

@@ -62,15 +62,15 @@ static int find_rows(KernelCallObject *self, PyObject *names)
 
 static PyObject *kernel_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"kernel",  "nparams", "ints",  "floats", "units", "work",
-                            "scratch", "shared",  "parts", "rows",   NULL};
+    static char *names[] = {"kernel",  "nparams", "ints",  "floats", "units",   "work",
+                            "scratch", "shared",  "parts", "rows",   "patches", NULL};
     const char *kernel;
     int nparams;
-    PyObject *ints = NULL, *reals = NULL, *parts = NULL, *rows = NULL;
+    PyObject *ints = NULL, *reals = NULL, *parts = NULL, *rows = NULL, *patches = NULL;
     long long units = 1, scratch = 0, shared = 0;
     double work = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "si|OOLdLLOO:KernelCall", names, &kernel, &nparams,
-                                     &ints, &reals, &units, &work, &scratch, &shared, &parts, &rows))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "si|OOLdLLOOO:KernelCall", names, &kernel, &nparams,
+                                     &ints, &reals, &units, &work, &scratch, &shared, &parts, &rows, &patches))
         return NULL;
     const KernelEntry *entry = find_kernel(kernel);
     if (!entry)
@@ -87,6 +87,8 @@ static PyObject *kernel_call_new(PyTypeObject *type, PyObject *args, PyObject *k
     if (ints && !(self->call.ints = self->ints = numbers_of(ints, 0, &self->nints)))
         goto failed;
     if (reals && !(self->call.floats = self->floats = numbers_of(reals, 1, &self->nfloats)))
+        goto failed;
+    if (patches && !(self->patches = numbers_of(patches, 0, &self->npatches)))
         goto failed;
     if (parts) {
         self->parts = PySequence_Tuple(parts);
@@ -123,6 +125,7 @@ static void kernel_call_dealloc(KernelCallObject *self)
     PyMem_Free(self->floats);
     PyMem_Free(self->children);
     PyMem_Free(self->rows);
+    PyMem_Free(self->patches);
     Py_XDECREF(self->parts);
     free_object((PyObject *)self);
 }

@@ -16,8 +16,12 @@ typedef struct {
     PyObject *parts; /* a tuple that keeps the children */
     const KernelCall **children;
     const RowEntry **rows;
-    Py_ssize_t nints, nfloats, nrows;
+    int64_t *patches; /* pairs of a slot and the number of a formula */
+    Py_ssize_t nints, nfloats, nrows, npatches;
 } KernelCallObject;
+
+/* Slots of patches: integers by their number, and these; then floats, downwards. */
+enum { UNITS = -1, WORK = -2, SCRATCH = -3, SHARED = -4, FLOATS = -5 };
 
 typedef struct {
     PyObject_HEAD Pool *pool;

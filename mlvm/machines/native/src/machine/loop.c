@@ -866,7 +866,94 @@ int program_run_straight(PyObject *object, PoolObject *pool)
     return refused != 0;
 }
 
-static PyMethodDef program_methods[] = {{"run", (PyCFunction)(void (*)(void))program_run, METH_FASTCALL,
+/* open_program(rows, nargs, version): a straight program of calls of which only the numbers of their
+ * arguments are known, a tuple for each; `activate` makes it ready to run. */
+static PyObject *open_program(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *rows, *version;
+    char *address;
+    Py_ssize_t nargs;
+    if (!PyArg_ParseTuple(args, "O!nO", &PyList_Type, &rows, &nargs, &version) ||
+        address_of(version, &address, NULL))
+        return NULL;
+    ProgramObject *self = (ProgramObject *)object_of(program_type);
+    if (!self)
+        return NULL;
+    Py_ssize_t count = PyList_Size(rows), nplaces = 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        nplaces += PyTuple_Size(PyList_GetItem(rows, i));
+    self->version = (const int64_t *)address;
+    self->straight = 1;
+    self->nbound = (int)count;
+    self->arguments = PyTuple_New(0);
+    self->kept = PyList_New(0);
+    self->functions = PyMem_Calloc(1, sizeof *self->functions);
+    self->bound = PyMem_Calloc((size_t)count + 1, sizeof *self->bound);
+    self->addresses = PyMem_Calloc((size_t)nargs + 1, sizeof *self->addresses);
+    self->places = PyMem_Calloc((size_t)nplaces + 1, sizeof *self->places);
+    Step *steps = PyMem_Calloc((size_t)count + 1, sizeof *steps);
+    if (!self->functions || !self->bound || !self->addresses || !self->places || !steps) {
+        PyMem_Free(steps);
+        PyErr_NoMemory();
+        goto failed;
+    }
+    self->nfunctions = 1;
+    self->naddresses = (uint32_t)nargs;
+    self->functions[0] = (Function){.steps = steps, .count = (int)count + 1};
+    for (Py_ssize_t i = 0; i <= count; i++)
+        steps[i].code = i < count ? RUN : HALT;
+    if (!self->arguments || !self->kept || types_init(&self->types) || keep(self, version))
+        goto failed;
+    uint32_t *next = self->places;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *row = PyList_GetItem(rows, i);
+        self->bound[i].places = next;
+        for (Py_ssize_t k = 0; k < PyTuple_Size(row); k++) {
+            Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(row, k));
+            if (number < 0 || number >= nargs) {
+                PyErr_BadArgument();
+                goto failed;
+            }
+            *next++ = (uint32_t)number;
+        }
+    }
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+/* program.activate(calls, operands): have an opened program run these calls, a list, on a launch's arrays.
+ * The caller keeps both for as long. */
+static PyObject *program_activate(ProgramObject *self, PyObject *args)
+{
+    PyObject *calls, *operands;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &calls, &PyTuple_Type, &operands))
+        return NULL;
+    if (PyList_Size(calls) != self->nbound || PyTuple_Size(operands) < (Py_ssize_t)self->naddresses)
+        return PyErr_Format(PyExc_TypeError, "activate takes %d calls and %u arrays", self->nbound,
+                            self->naddresses);
+    for (uint32_t i = 0; i < self->naddresses; i++)
+        if (address_of(PyTuple_GetItem(operands, i), &self->addresses[i], NULL))
+            return NULL;
+    self->scratch = self->shared = 0;
+    self->work = 0;
+    for (int i = 0; i < self->nbound; i++) {
+        PyObject *object = PyList_GetItem(calls, i);
+        if (!is_kernel_call(object))
+            return PyErr_Format(PyExc_TypeError, "activate takes calls of kernels");
+        const KernelCall *call = self->bound[i].call = &((KernelCallObject *)object)->call;
+        self->scratch = call->scratch > self->scratch ? call->scratch : self->scratch;
+        self->shared = call->shared > self->shared ? call->shared : self->shared;
+        self->work += call->work;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef program_methods[] = {{"activate", (PyCFunction)program_activate, METH_VARARGS,
+                                         "activate(calls, operands): see opened.py."},
+                                        {"run", (PyCFunction)(void (*)(void))program_run, METH_FASTCALL,
                                          "run(pool, helper, operands, left): see loop.py."},
                                         {NULL, NULL, 0, NULL}};
 static PyMemberDef program_members[] = {
@@ -895,6 +982,7 @@ static PyObject *get_steps(PyObject *module, PyObject *unused)
 
 static PyMethodDef loop_functions[] = {
     {"steps", get_steps, METH_NOARGS, "The numbers of the steps that the loop knows."},
+    {"open_program", open_program, METH_VARARGS, "A straight program whose calls are set later."},
     {NULL, NULL, 0, NULL}};
 
 int loop_init(PyObject *module)

@@ -1,0 +1,142 @@
+"""Programs that are bound once for all lengths: integers of their kernels are formulas.
+
+In: a planned template, its numbers, and a VM whose loop is in C. Out: a `PatchedProgram`, which
+makes a `Variant` for the values of a launch: a program whose integers are written when it runs.
+A straight program of native kernels has one; any other is verified and bound for each length.
+A site has alternatives: kernel calls, each with the guards under which its planner makes it.
+Callers: `OpenTrace`, which has its lock; `NativeLoop`, which has the lock of the VM.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from mlvm.core.machine.callee import Fused, OpInto
+from mlvm.core.machine.functions import FunctionTable
+from mlvm.core.machine.fused import parse
+from mlvm.core.program.program import Program, Variant
+from mlvm.core.types import TensorType
+from mlvm.eager.tensor.number import Numbers
+from mlvm.machines.native.extension import EXTENSION
+from mlvm.step.lengths import OpenType, Place, PlannedTemplate, Site, at
+
+_MOST_ALTERNATIVES: Final = 64
+
+
+class _Alternative(NamedTuple):
+    """A kernel call, and the guards of formulas under which it is valid: numbers and values."""
+
+    guards: tuple[float, ...]
+    call: Any
+
+
+class NotPatched(Exception):
+    """Raised for a program that is bound for each length as any other."""
+
+
+class PatchedProgram:
+    """Program of a template on one VM.
+
+    inputs: the places of the values that its formulas take.
+    written: as `Program.written`.
+    """
+
+    def __init__(
+        self, template: PlannedTemplate, numbers: Numbers, values: Sequence[Any], vm: Any
+    ) -> None:
+        sites = template.sites()
+        if EXTENSION is None or sites is None or not getattr(vm, "_pool", None):
+            raise NotPatched
+        self._template = template
+        self._functions: FunctionTable = vm.functions
+        self._version = int(vm.functions.version)
+        self._formulas = EXTENSION.Formulas()
+        self._numbers, self.inputs = numbers.fork_for(self._formulas)
+        self.written = template.planned.program.written
+        self._sites: dict[Any, tuple[Site, list[_Alternative]]] = {}
+        self._order: list[Any] = []
+        for site in sites:
+            key = site.name, repr(site.attributes), site.types
+            self._sites.setdefault(key, (site, []))
+            self._order.append(key)
+        self._limits: dict[OpenType, int] = {}
+        for type, nbytes in template.scratch_types():
+            self._limits[type] = min(self._limits.get(type, nbytes), nbytes)
+        self._active: weakref.ref[object] | None = None
+        rows, nargs = [site.arguments for site in sites], len(template.planned.arguments)
+        self._program = EXTENSION.open_program(rows, nargs, vm.functions.version)
+        for site, alternatives in self._sites.values():
+            self._add(site, alternatives, values)
+
+    def variant(self, values: Sequence[Any]) -> Variant | None:
+        """Return the program for these values of formulas; None where a tensor would be larger than
+        in the plan."""
+        for type, nbytes in self._limits.items():
+            sizes = [values[n.number] if isinstance(n, Place) else n for n in type.shape]
+            if math.prod(sizes) * type.dtype.itemsize > nbytes:
+                return None
+        inputs = [values[place] for place in self.inputs]
+        return Variant(partial(self._full, [*values]), self, (inputs, values))
+
+    def _full(self, values: Sequence[Any]) -> tuple[Program, Sequence[TensorType]]:
+        planned = self._template.at(values)
+        assert planned is not None
+        return planned.program, [each.type for each in planned.arguments]
+
+    def activate(self, patched: Any, version: int) -> Any:
+        """Write the integers of a variant, and the addresses of its arrays; return the program in
+        C. Returns None where no planner makes a call of one. The caller has the VM's lock."""
+        if version != self._version:
+            return None
+        if self._active is not None and self._active() is patched:
+            return self._program
+        self._active = None
+        inputs, values = patched.variant.values
+        formulas = self._formulas
+        formulas.evaluate(inputs)
+        hold, calls = formulas.hold, {}
+        for key, (site, alternatives) in self._sites.items():
+            for guards, call in alternatives:
+                if hold(guards):
+                    calls[key] = call
+                    break
+            else:
+                try:
+                    calls[key] = self._add(site, alternatives, values)
+                except NotPatched:
+                    return None
+                formulas.evaluate(inputs)
+        formulas.write([*calls.values()])
+        self._program.activate([calls[key] for key in self._order], patched.operands)
+        self._active = weakref.ref(patched)
+        return self._program
+
+    def _add(self, site: Site, alternatives: list[_Alternative], values: Sequence[Any]) -> Any:
+        """Plan the call of a site at these values as formulas. Raises `NotPatched`."""
+        callee = self._functions.binding(site.name).callee
+        plan = getattr(getattr(callee, "kernel", None), "plan", None)
+        if plan is None or not isinstance(callee, (Fused, OpInto)):
+            raise NotPatched
+        numbers = self._numbers.fork(values)
+        call = None
+        with suppress(Exception), numbers.planning_kernels() as placeholders:
+            types = [at(type, placeholders) for type in site.types]
+            attributes = at(site.attributes, placeholders)
+            if isinstance(callee, Fused):
+                attributes = {"chain": parse(attributes, callee.kernels)}
+            else:
+                attributes = callee.bind(attributes)
+            call = plan(types, attributes)
+            call = getattr(call, "call", call)
+            guards = [(numbers.formula(n), numbers.values[n]) for n in numbers.seen]
+        if call is None:
+            raise NotPatched
+        if len(alternatives) >= _MOST_ALTERNATIVES:
+            alternatives.clear()
+        alternatives.insert(0, _Alternative(tuple([x for pair in guards for x in pair]), call))
+        return call

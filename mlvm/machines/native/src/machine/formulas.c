@@ -1,0 +1,271 @@
+/* Integers of kernel calls as formulas of lengths.
+ *
+ * In:       inputs, constants and steps, added one by one; each has the next number. Values of inputs.
+ * Out:      the values of all numbers; by these the integers of calls are written.
+ * Must hold: a call whose integers are written does not run meanwhile: the caller has the VM's lock.
+ * Callers:  `mlvm/machines/native/opened.py`.
+ */
+#include "formulas.h"
+
+#include "call.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Python's operators, by their names in `operator`. */
+#define OPERATORS(X)                                                                                  \
+    X(add) X(sub) X(mul) X(floordiv) X(mod) X(truediv) X(neg) X(pos) X(abs) X(truth) X(lt) X(le) X(eq) \
+        X(ne) X(gt) X(ge)
+#define NAME(name) AS_##name,
+enum Operator { OPERATORS(NAME) INPUT, CONSTANT };
+
+typedef struct {
+    int operator, a, b;
+} Formula;
+
+/* An integer, or a real; UNDEFINED where Python raises an error. */
+typedef struct {
+    enum { INTEGRAL, REAL, UNDEFINED } kind;
+    int64_t integer;
+    double real;
+} Number;
+
+typedef struct {
+    PyObject_HEAD Formula *formulas;
+    Number *numbers;
+    Py_ssize_t count, room, inputs;
+} FormulasObject;
+
+static PyTypeObject *formulas_type;
+
+static PyObject *append(FormulasObject *self, Formula formula, Number number)
+{
+    if (self->count == self->room) {
+        Py_ssize_t room = 2 * self->room + 64;
+        Formula *formulas = PyMem_Realloc(self->formulas, (size_t)room * sizeof *formulas);
+        if (!formulas)
+            return PyErr_NoMemory();
+        self->formulas = formulas;
+        Number *numbers = PyMem_Realloc(self->numbers, (size_t)room * sizeof *numbers);
+        if (!numbers)
+            return PyErr_NoMemory();
+        self->numbers = numbers;
+        self->room = room;
+    }
+    self->formulas[self->count] = formula;
+    self->numbers[self->count] = number;
+    return PyLong_FromSsize_t(self->count++);
+}
+
+static int number_of(PyObject *object, Number *number)
+{
+    *number = (Number){INTEGRAL, 0, 0};
+    if (PyFloat_Check(object)) {
+        number->kind = REAL;
+        number->real = PyFloat_AsDouble(object);
+    } else
+        number->integer = PyLong_AsLongLong(object);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *formulas_input(FormulasObject *self, PyObject *unused)
+{
+    (void)unused;
+    if (self->inputs != self->count)
+        return PyErr_Format(PyExc_TypeError, "inputs come before all other numbers");
+    self->inputs++;
+    return append(self, (Formula){INPUT, 0, 0}, (Number){UNDEFINED, 0, 0});
+}
+
+static PyObject *formulas_constant(FormulasObject *self, PyObject *value)
+{
+    Number number;
+    return number_of(value, &number) ? NULL : append(self, (Formula){CONSTANT, 0, 0}, number);
+}
+
+static PyObject *formulas_step(FormulasObject *self, PyObject *args)
+{
+    static const char *const names[] = {
+#define QUOTED(name) #name,
+        OPERATORS(QUOTED)};
+    const char *name;
+    int a, b;
+    if (!PyArg_ParseTuple(args, "sii", &name, &a, &b))
+        return NULL;
+    if (a < 0 || b < 0 || a >= self->count || b >= self->count)
+        return PyErr_Format(PyExc_IndexError, "a step is of numbers before it");
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
+        if (!strcmp(name, names[i]))
+            return append(self, (Formula){i, a, b}, (Number){UNDEFINED, 0, 0});
+    return PyErr_Format(PyExc_LookupError, "%s is no operator of formulas", name);
+}
+
+static Number integral(int64_t value)
+{
+    return (Number){INTEGRAL, value, 0};
+}
+
+static Number of_integers(int operator, int64_t a, int64_t b)
+{
+    switch (operator) {
+    case AS_add: return integral(a + b);
+    case AS_sub: return integral(a - b);
+    case AS_mul: return integral(a * b);
+    case AS_floordiv: return b ? integral(a / b - (a % b && (a % b < 0) != (b < 0))) : (Number){UNDEFINED, 0, 0};
+    case AS_mod: return b ? integral(a % b + (a % b && (a % b < 0) != (b < 0) ? b : 0)) : (Number){UNDEFINED, 0, 0};
+    case AS_truediv: return b ? (Number){REAL, 0, (double)a / (double)b} : (Number){UNDEFINED, 0, 0};
+    case AS_neg: return integral(-a);
+    case AS_pos: return integral(a);
+    case AS_abs: return integral(a < 0 ? -a : a);
+    case AS_truth: return integral(a != 0);
+    case AS_lt: return integral(a < b);
+    case AS_le: return integral(a <= b);
+    case AS_eq: return integral(a == b);
+    case AS_ne: return integral(a != b);
+    case AS_gt: return integral(a > b);
+    case AS_ge: return integral(a >= b);
+    default: return (Number){UNDEFINED, 0, 0};
+    }
+}
+
+static Number of_reals(int operator, double a, double b)
+{
+    switch (operator) {
+    case AS_add: return (Number){REAL, 0, a + b};
+    case AS_sub: return (Number){REAL, 0, a - b};
+    case AS_mul: return (Number){REAL, 0, a * b};
+    case AS_truediv: return b != 0 ? (Number){REAL, 0, a / b} : (Number){UNDEFINED, 0, 0};
+    case AS_neg: return (Number){REAL, 0, -a};
+    case AS_pos: return (Number){REAL, 0, a};
+    case AS_abs: return (Number){REAL, 0, fabs(a)};
+    case AS_truth: return integral(a != 0);
+    case AS_lt: return integral(a < b);
+    case AS_le: return integral(a <= b);
+    case AS_eq: return integral(a == b);
+    case AS_ne: return integral(a != b);
+    case AS_gt: return integral(a > b);
+    case AS_ge: return integral(a >= b);
+    default: return (Number){UNDEFINED, 0, 0};
+    }
+}
+
+static double real_of(const Number *number)
+{
+    return number->kind == REAL ? number->real : (double)number->integer;
+}
+
+/* formulas.evaluate(values): compute all numbers for these values of the inputs. */
+static PyObject *formulas_evaluate(FormulasObject *self, PyObject *values)
+{
+    if (!PyList_Check(values) || PyList_Size(values) != self->inputs)
+        return PyErr_Format(PyExc_TypeError, "formulas of %zd inputs take a list of as many", self->inputs);
+    for (Py_ssize_t i = 0; i < self->inputs; i++)
+        if (number_of(PyList_GetItem(values, i), &self->numbers[i]))
+            return NULL;
+    for (Py_ssize_t i = self->inputs; i < self->count; i++) {
+        Formula formula = self->formulas[i];
+        if (formula.operator == CONSTANT)
+            continue;
+        const Number *a = &self->numbers[formula.a], *b = &self->numbers[formula.b];
+        if (a->kind == UNDEFINED || b->kind == UNDEFINED)
+            self->numbers[i].kind = UNDEFINED;
+        else if (a->kind == INTEGRAL && b->kind == INTEGRAL)
+            self->numbers[i] = of_integers(formula.operator, a->integer, b->integer);
+        else
+            self->numbers[i] = of_reals(formula.operator, real_of(a), real_of(b));
+    }
+    Py_RETURN_NONE;
+}
+
+/* formulas.hold(guards) -> bool: whether numbers have these values; guards are (number, value, ...). */
+static PyObject *formulas_hold(FormulasObject *self, PyObject *guards)
+{
+    if (!PyTuple_Check(guards))
+        return PyErr_Format(PyExc_TypeError, "guards are a tuple");
+    for (Py_ssize_t i = 0; i + 1 < PyTuple_Size(guards); i += 2) {
+        Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GetItem(guards, i));
+        Number wanted;
+        if (number_of(PyTuple_GetItem(guards, i + 1), &wanted) || place < 0 || place >= self->count)
+            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "no number %zd", place);
+        const Number *present = &self->numbers[place];
+        if (present->kind != wanted.kind || present->integer != wanted.integer ||
+            (wanted.kind == REAL && present->real != wanted.real))
+            Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+static int write_call(const FormulasObject *self, KernelCallObject *call)
+{
+    for (Py_ssize_t i = 0; i + 1 < call->npatches; i += 2) {
+        int64_t slot = call->patches[i], place = call->patches[i + 1];
+        if (place < 0 || place >= self->count || slot >= call->nints || self->numbers[place].kind == UNDEFINED)
+            return PyErr_SetString(PyExc_IndexError, "a patch of a call is of no number"), -1;
+        const Number *number = &self->numbers[place];
+        if (slot >= 0)
+            call->ints[slot] = number->integer;
+        else if (slot == UNITS)
+            call->call.units = number->integer;
+        else if (slot == WORK)
+            call->call.work = real_of(number);
+        else if (slot == SCRATCH)
+            call->call.scratch = number->integer;
+        else if (slot == SHARED)
+            call->call.shared = number->integer;
+        else if (FLOATS - slot < call->nfloats)
+            call->floats[FLOATS - slot] = real_of(number);
+    }
+    for (Py_ssize_t i = 0; call->parts && i < PyTuple_Size(call->parts); i++)
+        if (write_call(self, (KernelCallObject *)PyTuple_GetItem(call->parts, i)))
+            return -1;
+    return 0;
+}
+
+/* formulas.write(calls): write the integers of the calls. */
+static PyObject *formulas_write(FormulasObject *self, PyObject *calls)
+{
+    if (!PyList_Check(calls))
+        return PyErr_Format(PyExc_TypeError, "calls are a list");
+    for (Py_ssize_t i = 0; i < PyList_Size(calls); i++) {
+        PyObject *call = PyList_GetItem(calls, i);
+        if (!is_kernel_call(call))
+            return PyErr_Format(PyExc_TypeError, "calls are of kernels");
+        if (write_call(self, (KernelCallObject *)call))
+            return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *formulas_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    return PyArg_ParseTuple(args, ":Formulas") && !kwargs ? object_of(type) : NULL;
+}
+
+static void formulas_dealloc(FormulasObject *self)
+{
+    PyMem_Free(self->formulas);
+    PyMem_Free(self->numbers);
+    free_object((PyObject *)self);
+}
+
+static PyMethodDef formulas_methods[] = {
+    {"input", (PyCFunction)formulas_input, METH_NOARGS, "Add an input; return its number."},
+    {"constant", (PyCFunction)formulas_constant, METH_O, "Add a constant; return its number."},
+    {"step", (PyCFunction)formulas_step, METH_VARARGS, "Add an operator's result; return its number."},
+    {"evaluate", (PyCFunction)formulas_evaluate, METH_O, "Compute all numbers, for values of the inputs."},
+    {"hold", (PyCFunction)formulas_hold, METH_O, "Return whether numbers have these values."},
+    {"write", (PyCFunction)formulas_write, METH_O, "Write the integers of kernel calls."},
+    {NULL, NULL, 0, NULL}};
+static PyType_Slot formulas_slots[] = {{Py_tp_new, formulas_new},
+                                       {Py_tp_dealloc, formulas_dealloc},
+                                       {Py_tp_methods, formulas_methods},
+                                       {Py_tp_doc, "Formulas of lengths."},
+                                       {0, NULL}};
+static PyType_Spec formulas_spec = {"mlvm.machines.native._native.Formulas", sizeof(FormulasObject), 0,
+                                    Py_TPFLAGS_DEFAULT, formulas_slots};
+
+int formulas_init(PyObject *module)
+{
+    formulas_type = add_type(module, "Formulas", &formulas_spec);
+    return formulas_type ? 0 : -1;
+}
