@@ -159,15 +159,20 @@ class Launch:
         self._held_queues = [x for x in record.outside.keepalive if isinstance(x, QueueTensor)]
         self._use(planned)
 
+    _planned: Planned | None
+    _make_planned: Callable[[], Planned | None]
+    program: Program
+
     @property
     def planned(self) -> Planned:
         """The program and its plan."""
-        self._planned = self._planned or self._make_planned()
-        return self._planned
+        planned = self._planned or self._make_planned()
+        assert planned is not None  # its values are within the plan
+        self._planned = planned
+        return planned
 
     def _use(self, planned: Planned) -> None:
-        self._planned: Planned | None = planned
-        self._make_planned: Callable[[], Any] = lambda: planned
+        self._planned, self._make_planned = planned, lambda: planned
         self.program, self.note_line = planned.program, planned.note_line
         arguments = planned.arguments
         self.operands = [
@@ -195,7 +200,7 @@ class Launch:
         program: Variant,
         operands: list[tuple[int, int, TensorType]],
         owner: Launch,
-        make_planned: Callable[[], Any],
+        make_planned: Callable[[], Planned | None],
     ) -> Launch:
         """Return a launch of a variant of the program on operands of these types, with the
         temporaries of the owner."""
