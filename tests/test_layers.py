@@ -63,19 +63,19 @@ ROOMS = [
 Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
-    "mlvm/core": 6_920,
+    "mlvm/core": 7_000,
     "mlvm/machines": 1_780,
-    "mlvm/machines/native": 2_820,
+    "mlvm/machines/native": 2_910,
     "mlvm/machines/gpu": 3_270,
     "mlvm/machines/standalone": 1_320,
     "mlvm/machines/remote": 3_930,
     "mlvm/arena": 1_340,
     "mlvm/show": 1_680,
     "mlvm/input": 1_420,
-    "mlvm/step": 2_820,
+    "mlvm/step": 3_160,
     "mlvm/parallel": 3_200,
     "mlvm/eager": 860,
-    "mlvm/eager/tensor": 1_810,
+    "mlvm/eager/tensor": 2_120,
     "mlvm/eager/functions": 4_780,
     "mlvm/eager/recording": 940,
     "mlvm/eager/autodiff": 2_300,
@@ -86,7 +86,7 @@ BUDGET = {
     "mlvm/eager/optim": 1_250,
     "mlvm/eager/files": 880,
     "mlvm/eager/interop": 440,
-    "mlvm/eager/capture": 2_290,
+    "mlvm/eager/capture": 3_250,
     "mlvm/onnx": 6_110,
     "mlvm": 520,
     "models": 3_470,
@@ -260,7 +260,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(lines_without_examples(file.read_text()) for file in files) < 5375
+    assert sum(lines_without_examples(file.read_text()) for file in files) < 5440
 
 
 def lines_without_examples(source: str) -> int:

@@ -16,6 +16,7 @@ from mlvm.core.errors import ArgumentError, MlvmError, ShapeError
 from mlvm.eager import nn
 from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.tensor.polynomials import added, atom, constant_of, divided, multiplied, polynomial
+from mlvm.machines.native.extension import EXTENSION
 from tests.fuzz import lengths as fuzz
 
 N = {"x": ("n", None)}
@@ -207,6 +208,45 @@ def test_without_a_bound_the_plan_doubles() -> None:
         step(matrix(n))
         plans.append(step.plan.nbytes)
     assert plans[0] == plans[1] == plans[2] < plans[3] == plans[4]
+
+
+def attend(x: ml.Tensor) -> ml.Tensor:
+    """A product, a chain on its rows, and others whose kernels depend on the length."""
+    y = ml.gelu(x @ ml.ones((4, 32)) + 1.0)
+    scores = ml.softmax(y @ ml.matrix_transpose(y) / x.shape[0], axis=-1)
+    return ml.concat([ml.cumulative_sum(scores @ y, axis=0), y[1:]])
+
+
+@pytest.mark.skipif(EXTENSION is None, reason="the loop in Python binds each length")
+def test_a_program_of_native_kernels_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ml.use(ml.VM(native=True)):
+        step = ml.capture(attend, lengths=N, at_most={"n": 700})
+        assert same(step, attend, matrix(600))
+        expected = {n: attend(matrix(n)).numpy() for n in (5, 7, 3, 90, 33, 700, 6, 5)}
+        monkeypatch.setattr("mlvm.core.vm.verify", None)
+        monkeypatch.setattr("mlvm.core.vm.link", None)
+        for n, wanted in expected.items():
+            assert np.array_equal(step(matrix(n)).numpy(), wanted), n
+
+
+def test_an_error_of_a_kernel_names_the_types_of_its_length() -> None:
+    table = ml.ones((3, 2))
+    step = ml.capture(lambda x: ml.take(table, x, axis=0) * 2.0, lengths={"x": ("n",)})
+    for n in (4, 6):
+        step(ml.zeros((n,), dtype=ml.int64))
+    with pytest.raises(MlvmError, match=r"i64\[5\]"):
+        step(ml.full((5,), 3, dtype=ml.int64))
+    assert step(ml.zeros((5,), dtype=ml.int64)).shape == (5, 2)
+
+
+def test_a_function_registered_between_lengths() -> None:
+    vm = ml.VM()
+    with ml.use(vm):
+        step = ml.capture(attend, lengths=N, at_most={"n": 40})
+        for n in (9, 12, 7, 30):
+            assert same(step, attend, matrix(n))
+            vm.register(f"other_{n}", lambda frame: None)
+            assert same(step, attend, matrix(n))
 
 
 def test_programs_forgotten_give_their_memory_back() -> None:
