@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+import textwrap
 import types
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ import griffe
 from mlvm.eager.tensor import primitives
 
 _EXAMPLE: Final = re.compile(r"^ *>>> .*\n?(?:^.*\S.*\n?)*", re.MULTILINE)
+
+_REFUSES: Final = re.compile(r"^ *Refuses:\n((?:^ +\S.*\n?)+)", re.MULTILINE)
 
 
 class Docstrings(griffe.Extension):
@@ -27,6 +30,7 @@ class Docstrings(griffe.Extension):
         text = obj.docstring.value
         if obj.parent is not None and obj.parent.path == primitives.__name__:
             text = getattr(primitives, obj.name).__doc__
+        text = _REFUSES.sub(_fenced_refusals, text)
         obj.docstring.value = _EXAMPLE.sub(_fenced, text)
 
 
@@ -38,6 +42,11 @@ def _assigned_docstring(path: str) -> str | None:
         return None
     text = value.__doc__ if isinstance(value, type | types.FunctionType) else None
     return inspect.cleandoc(text) if text else None
+
+
+def _fenced_refusals(block: re.Match[str]) -> str:
+    """Return a block of wrong calls as a heading and fenced code."""
+    return f"Refuses:\n\n```python\n{textwrap.dedent(block[1]).rstrip()}\n```\n"
 
 
 def _fenced(example: re.Match[str]) -> str:

@@ -29,6 +29,7 @@ from hypothesis import is_hypothesis_test, settings
 
 from mlvm.core.op import OPS
 from mlvm.core.vm import VM
+from tests import leftovers
 from tests.wired import connect_to, elsewhere, on_device, raising_late
 
 
@@ -82,6 +83,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give examples all the time they take; put VMs where the options say."""
+    if not config.pluginmanager.is_registered(leftovers):  # -p tests.leftovers
+        config.pluginmanager.register(leftovers)
     config.addinivalue_line("markers", "local(reason): needs a VM of this process")
     config.addinivalue_line("markers", "processor(reason): needs a VM on a processor")
     # An eighth of hypothesis' examples: the suite is to take five minutes on two cores. Elsewhere

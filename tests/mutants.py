@@ -1,10 +1,10 @@
-"""The share of small defects that tests find: `python -m tests.mutants --count 60 --seed 0`.
+"""The share of small defects that tests find: `python -m tests.mutants --sample 60 --seed 0`.
 
 Each mutant is the package with one place changed: a comparison, a sum or product, a truth value or
 an integer. The tests of the room run on a copy of the checkout until the first failure. Prints a
 line a survivor, with the command that shows it, and the share found in each room.
 
-    python -m tests.mutants --room gradients --count 100
+    python -m tests.mutants --room gradients --sample 100
     python -m tests.mutants --show 17 --seed 0      # print mutant 17 and run nothing
 """
 
@@ -146,12 +146,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--room", action="append", choices=ROOMS, help="only this one (repeatable)")
-    parser.add_argument("--count", type=int, default=400, metavar="N")
+    parser.add_argument("--sample", type=int, default=400, metavar="N", help="mutants in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--show", type=int, metavar="I", help="print the Ith mutant alone")
     parser.add_argument("--seconds", type=float, default=600, help="for the tests of one mutant")
     args = parser.parse_args()
-    drawn = chosen(args.room or [*ROOMS], args.count, args.seed)
+    drawn = chosen(args.room or [*ROOMS], args.sample, args.seed)
     if args.show is not None:
         print(drawn[args.show])
         return 0

@@ -317,6 +317,13 @@ class Arena(ArenaFields):
         >>> with arena: y = ml.sum(ml.ones(16))
         >>> arena.used, arena.high_water
         (0, 128)
+
+    Refuses:
+        ml.Arena(vm, "a", capacity=-1)  # ArenaError
+        ml.Arena(5, "a")  # ArenaError
+        busy.mark()  # ArenaBusy
+        tight.alloc(x.type)  # ArenaOverflow
+        ml.Arena(vm, "a", capacity=2**60)  # OutOfMemory
     """
 
     report: ClassVar[Callable[..., str]]
@@ -381,6 +388,10 @@ class Arena(ArenaFields):
         """A tensor of that type, its bytes undefined; in `region`, if one is given.
 
         Raises `ArenaOverflow` when a fixed capacity does not suffice, `ArenaError` after close.
+
+        Refuses:
+            closed.alloc(x.type)  # ArenaError
+            tight.alloc(x.type)  # ArenaOverflow
         """
         if region is None:
             try:
@@ -407,6 +418,10 @@ class Arena(ArenaFields):
         """Another tensor over the same bytes, of a type of the same size. It keeps `base` alive.
 
         Raises `StaleTensor`, or `ArenaError` for a type of other size or a base of another arena.
+
+        Refuses:
+            v.arena.view(v, x.type)  # ArenaError
+            stale.arena.view(stale, stale.type)  # StaleTensor
         """
         self._require_own(base)
         root = base.root
@@ -440,6 +455,11 @@ class Arena(ArenaFields):
         It starts a life of its own: no gradient flows through it. Raises `StaleTensor`,
         `ArenaError` for a tensor of another VM, `ArenaBusy` while another thread is inside this
         arena, and what `alloc` raises.
+
+        Refuses:
+            vm_arena.keep(v)  # ArenaError
+            vm_arena.keep(freed)  # StaleTensor
+            busy.keep(in_busy)  # ArenaBusy
         """
         if not isinstance(tensor, Allocation):
             raise errors.ArenaError(
@@ -467,6 +487,10 @@ class Arena(ArenaFields):
         """Give the tensor's bytes back now; it is stale from here on.
 
         Raises `StaleTensor`, or `ArenaError` for a view or a tensor of another arena.
+
+        Refuses:
+            vm_arena.free(v)  # ArenaError
+            vm_arena.free(freed)  # StaleTensor
         """
         self._require_own(tensor)
         if tensor.base is not None and tensor.base.region is not None:
@@ -476,14 +500,22 @@ class Arena(ArenaFields):
 
     def reset(self) -> None:
         """End every tensor of the arena. Its memory and remembered views stay. Raises `ArenaBusy`
-        while another thread is inside."""
+        while another thread is inside.
+
+        Refuses:
+            busy.reset()  # ArenaBusy
+        """
         with self._lock:
             self._require_turn()
             self._end_all("its arena was reset")
 
     def mark(self) -> Mark:
         """This point in the arena's life. `rewind` goes back to it, any number of times. Raises
-        `ArenaBusy` while another thread is inside."""
+        `ArenaBusy` while another thread is inside.
+
+        Refuses:
+            busy.mark()  # ArenaBusy
+        """
         with self._lock:
             self._require_turn()
             self._marks_made += 1
@@ -502,6 +534,10 @@ class Arena(ArenaFields):
 
         Raises `ArenaError` for a mark of another arena, or one that a reset or a rewind to an
         earlier mark has ended; `ArenaBusy` while another thread is inside.
+
+        Refuses:
+            busy.rewind(begun)  # ArenaBusy
+            vm_arena.rewind(closed_mark)  # ArenaError
         """
         if not isinstance(mark, Mark) or mark.arena is not self:
             whose = f"one of arena {mark.arena.name!r}" if isinstance(mark, Mark) else repr(mark)
@@ -530,7 +566,11 @@ class Arena(ArenaFields):
 
     def close(self) -> None:
         """End every tensor and give all memory back to the VM. Idempotent. Raises `ArenaBusy` while
-        another thread is inside."""
+        another thread is inside.
+
+        Refuses:
+            busy.close()  # ArenaBusy
+        """
         with self._lock:
             if not self.closed:
                 self._require_turn()
@@ -565,7 +605,11 @@ class Arena(ArenaFields):
     @contextmanager
     def allocating(self) -> Iterator[Arena]:
         """Allocate results here, and reset nothing at the end: for weights. Raises `ArenaBusy`
-        while another thread is inside."""
+        while another thread is inside.
+
+        Refuses:
+            within(busy.allocating(), list)  # ArenaBusy
+        """
         block = results_in(self)
         self._enter(block)
         try:

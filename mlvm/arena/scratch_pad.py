@@ -35,6 +35,10 @@ class ScratchPad(Arena):
         ...     floats += ml.ones(2, device=pad.vm)
         ...     print(words.tolist())
         [1065353216, 1065353216]
+
+    Refuses:
+        ml.ScratchPad(vm, -1)  # ArenaError
+        ml.ScratchPad(vm, 2**60)  # OutOfMemory
     """
 
     _placement: Chosen
@@ -58,6 +62,11 @@ class ScratchPad(Arena):
 
         Raises `ArenaError` for one that leaves the pad or is not aligned, and after close;
         `ShapeError` or `DTypeError` for text that is no type.
+
+        Refuses:
+            pad.tensor("f32[99]", 0)  # ArenaError
+            pad.tensor("f99[2]", 0)  # DTypeError
+            pad.tensor("f32[-2]", 0)  # ShapeError
         """
         if isinstance(type, str):
             type = TensorType.parse(type)

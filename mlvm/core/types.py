@@ -222,6 +222,10 @@ class TensorType:
         >>> type = ml.TensorType("f32", (2, 3))
         >>> type, type.size, type.nbytes
         (f32[2,3], 6, 24)
+
+    Refuses:
+        ml.TensorType("f99")  # DTypeError
+        ml.TensorType("f32", (-1,))  # ShapeError
     """
 
     __slots__ = ("__weakref__", "array_shape", "dtype", "nbytes", "ndim", "shape", "size")
@@ -277,7 +281,11 @@ class TensorType:
     @staticmethod
     def opened(dtype: DType, shape: Shape, sizes: Shape) -> TensorType:
         """Return a new type of a trace, whose shape has open lengths; `sizes` are the present
-        values. Only `nbytes` is that of the present values. Raises `ShapeError`."""
+        values. Only `nbytes` is that of the present values. Raises `ShapeError`.
+
+        Refuses:
+            ml.TensorType.opened(ml.float32, (2,), (-2,))  # ShapeError
+        """
         self = object.__new__(TensorType)
         self.dtype, self.shape, self.ndim = dtype, shape, len(shape)
         self.size, self.array_shape = math.prod(shape), shape
@@ -292,7 +300,12 @@ class TensorType:
     @staticmethod
     def of(array: Array) -> TensorType:
         """The type of a numpy array. Raises `DTypeError` for a dtype mlvm does not have, and
-        `ShapeError` for one item of several elements."""
+        `ShapeError` for one item of several elements.
+
+        Refuses:
+            ml.TensorType.of(np.asarray(["text"]))  # DTypeError
+            ml.TensorType.of(np.zeros((), ml.int4.numpy))  # ShapeError
+        """
         dtype, shape = DType.of(array.dtype), array.shape
         if dtype.per_byte > 1 and shape:
             shape = (*shape[:-1], shape[-1] * dtype.per_byte)
@@ -300,7 +313,12 @@ class TensorType:
 
     @staticmethod
     def parse(text: str) -> TensorType:
-        """Read what `str` writes: `f32[2,3]`. Raises `ShapeError` or `DTypeError`."""
+        """Read what `str` writes: `f32[2,3]`. Raises `ShapeError` or `DTypeError`.
+
+        Refuses:
+            ml.TensorType.parse("f99[2]")  # DTypeError
+            ml.TensorType.parse("f32[-2]")  # ShapeError
+        """
         match = _TYPE_TEXT.fullmatch(text.strip())
         if match is None:
             raise ShapeError(f"{text!r} is not a type; write one like f32[2,3] or i64[]")
@@ -315,7 +333,11 @@ class TensorType:
         raise TypeError("x.type is a value, and converts nothing; write x.astype(dtype)")
 
     def with_shape(self, shape: Sequence[int]) -> TensorType:
-        """The type of that shape and this dtype. Raises `ShapeError`."""
+        """The type of that shape and this dtype. Raises `ShapeError`.
+
+        Refuses:
+            v.type.with_shape((-2,))  # ShapeError
+        """
         return TensorType(self.dtype, shape)
 
     def with_dtype(self, dtype: DType) -> TensorType:

@@ -113,12 +113,20 @@ class VM(Identity):
             return self._store.alloc_tensor(type)
 
     def dealloc_tensor(self, handle: TensorHandle) -> None:
-        """End the handle, and its storage unless it is a view. Raises `HandleError`."""
+        """End the handle, and its storage unless it is a view. Raises `HandleError`.
+
+        Refuses:
+            vm.dealloc_tensor(99)  # HandleError
+        """
         with self._lock:
             self._store.dealloc_tensor(handle)
 
     def type_of(self, handle: TensorHandle) -> TensorType:
-        """The type of the tensor. Raises `HandleError`."""
+        """The type of the tensor. Raises `HandleError`.
+
+        Refuses:
+            vm.type_of(99)  # HandleError
+        """
         return self._store.entry(handle).type
 
     def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
@@ -126,6 +134,12 @@ class VM(Identity):
 
         Raises `HandleError`, or `DTypeError`, `ShapeError` and `ArgumentError` for an `out` of
         another type or one that is read-only.
+
+        Refuses:
+            vm.read(vm.alloc_tensor(v.type), np.broadcast_to(array[:1], (2,)))  # ArgumentError
+            vm.read(vm.alloc_tensor(v.type), np.ones(2))  # DTypeError
+            vm.read(99)  # HandleError
+            vm.read(vm.alloc_tensor(v.type), array[:1])  # ShapeError
         """
         with self._lock:
             if out is None:
@@ -139,6 +153,11 @@ class VM(Identity):
         """Copy an array of the tensor's own dtype and shape into it.
 
         Raises `HandleError`, or `DTypeError` and `ShapeError` for an array of another type.
+
+        Refuses:
+            vm.write(vm.alloc_tensor(v.type), np.ones(2))  # DTypeError
+            vm.write(99, array)  # HandleError
+            vm.write(vm.alloc_tensor(v.type), array[:1])  # ShapeError
         """
         with self._lock:
             entry = self._store.entry(handle)
@@ -152,6 +171,9 @@ class VM(Identity):
         """The tensor's own memory as an array, without a copy, valid until the next launch.
 
         Only a VM of this process can lend it. Raises `HandleError`.
+
+        Refuses:
+            vm.borrow(99)  # HandleError
         """
         return self.array_of(handle).view()
 
@@ -188,19 +210,32 @@ class VM(Identity):
         Before each write the caller calls `make_writable`. The storage keeps the array. Raises
         `ShapeError` or `DTypeError` for any other array, `HandleError` for memory that is a storage
         of this VM already.
+
+        Refuses:
+            vm.storage_over(array)  # DTypeError
+            vm.storage_over(bytes_of_vm)  # HandleError
+            vm.storage_over(np.ones((2, 2), np.uint8))  # ShapeError
         """
         with self._lock:
             return self._store.storage_over(memory)
 
     def make_writable(self, handles: Sequence[TensorHandle]) -> None:
         """Wait until no worker uses the tensors, whose memory the caller is about to overwrite.
-        A running launch is not waited for. With workers it raises `HandleError`."""
+        A running launch is not waited for. With workers it raises `HandleError`.
+
+        Refuses:
+            ml.VM(workers=1).make_writable([99])  # HandleError
+        """
         if self._scheduler is not None:
             for handle in handles:
                 self._scheduler.overwrite(self._store.entry(handle).array)
 
     def dealloc_storage(self, handle: StorageHandle) -> None:
-        """End the storage and every tensor in it. Raises `HandleError`."""
+        """End the storage and every tensor in it. Raises `HandleError`.
+
+        Refuses:
+            vm.dealloc_storage(99)  # HandleError
+        """
         with self._lock:
             self._store.dealloc_storage(handle)
 
@@ -210,6 +245,10 @@ class VM(Identity):
         """A tensor that views the storage from byte `offset` on; nothing is copied.
 
         Raises `HandleError`, or `ShapeError` if it leaves the storage or is not aligned.
+
+        Refuses:
+            vm.tensor_from_storage(99, v.type, 0)  # HandleError
+            vm.tensor_from_storage(vm.alloc_storage(4), v.type, 0)  # ShapeError
         """
         if not isinstance(type, TensorType) or not isinstance(offset, int):
             raise ShapeError(f"a view is of a TensorType at an int, not of {type!r} at {offset!r}")
@@ -225,6 +264,9 @@ class VM(Identity):
 
         Both VMs count the whole storage it lies in, and see each other's writes: whoever shares
         takes care of the order. Raises `HandleError`.
+
+        Refuses:
+            vm.share(99, dry)  # HandleError
         """
         if not isinstance(other, VM):
             raise HandleError(f"a tensor is shared with a VM of this process, not with {other!r}")
@@ -267,7 +309,11 @@ class VM(Identity):
             self._forget_links()
 
     def remove(self, name: str) -> None:
-        """Take the function of that name out of the table. Raises `UnknownFunction`."""
+        """Take the function of that name out of the table. Raises `UnknownFunction`.
+
+        Refuses:
+            vm.remove("nothing")  # UnknownFunction
+        """
         with self._lock:
             self.functions.remove(name)
             self._forget_links()
@@ -275,7 +321,11 @@ class VM(Identity):
     @contextmanager
     def instrumented(self, instrument: Instrument) -> Iterator[None]:
         """Inside the block the instrument is called before and after each function, and may give
-        results in its place. Raises `MachineError` inside another such block."""
+        results in its place. Raises `MachineError` inside another such block.
+
+        Refuses:
+            within(vm.instrumented(v), lambda: within(vm.instrumented(v), v.item))  # MachineError
+        """
         with self._lock:
             if self.functions.instrument is not None:
                 raise MachineError(f"{self.name} has an instrument already")
@@ -304,7 +354,11 @@ class VM(Identity):
             self._attached.clear()
 
     def require_open(self) -> None:
-        """Raise `MachineError` if the VM was closed."""
+        """Raise `MachineError` if the VM was closed.
+
+        Refuses:
+            closed_vm.require_open()  # MachineError
+        """
         self._store.require_open()
 
     def quiesce(self) -> None:
@@ -322,7 +376,12 @@ class VM(Identity):
         A launch on a busy VM waits. A program is verified once for each combination of argument
         types. Raises `HandleError`, errors of `verify`, ops and host functions, and `LimitExceeded`
         after `max_steps` instructions. After an error the VM holds as many bytes as before, and
-        completed writes stay."""
+        completed writes stay.
+
+        Refuses:
+            vm.launch(returning, [99])  # HandleError
+            vm.launch(endless_program, max_steps=9)  # LimitExceeded
+        """
         with self._lock:
             self.depth = depth = self.depth + 1
             try:

@@ -10,6 +10,10 @@ there. What every function raises is not said again: `DTypeError` for what is no
 or list, and for an unknown dtype, `ArgumentError` for an argument of a wrong kind,
 `StaleTensor` for a tensor whose memory has ended, `HandleError` for one of another VM, and
 `ArenaOverflow` or `OutOfMemory` where the result does not fit.
+
+A block `Refuses` lists wrong calls with the error of each. In it v is f32[2], x and half are
+f32[4,4], ints is i64[2], sequences is f32[1,4,2], images is f32[1,4,4,2], volumes is
+f32[1,2,2,2,2], key is a random key, vm is another VM, and stale is a tensor of an ended arena.
 """
 
 import sys as _sys

@@ -117,6 +117,10 @@ class Pipeline(Generic[A]):
         1 [0, 1, 2, 3]
         1 [4, 5, 6, 7]
         1 [8, 9]
+
+    Refuses:
+        ml.Pipeline([1.0], 0)  # PipelineError
+        list(ml.Pipeline([1.0], 1, epochs=0))  # ShutDown
     """
 
     _kind: type[A] = Allocation  # type: ignore[assignment]
@@ -183,12 +187,21 @@ class Pipeline(Generic[A]):
         Raises `ShutDown` after the last epoch and after `close`, and `QueueEmpty` if there is no
         batch within `timeout` seconds. Raises `PipelineError` if all slots are in use, or in a
         process that did not make the pipeline.
+
+        Refuses:
+            batches.get()  # ShutDown
+            slow.get(timeout=0.0)  # QueueEmpty
+            [greedy.get() for _ in range(9)]  # PipelineError
         """
         return self._take(timeout, None)
 
     def peek(self) -> tuple[A, ...]:
         """Return the batch that the next `get` returns, made on this thread in separate memory.
-        Raises `ShutDown` as `get` does, and errors of the dataset or the transform."""
+        Raises `ShutDown` as `get` does, and errors of the dataset or the transform.
+
+        Refuses:
+            batches.peek()  # ShutDown
+        """
         batch = self._coming()
         types = [type.with_shape((batch.size, *type.shape[1:])) for type in self._types]
         queue = QueueTensor(self._vm, types, 1, name=f"{self.name} peek", single_threaded=True)
@@ -238,6 +251,9 @@ class Pipeline(Generic[A]):
 
         Batches made ahead are dropped. Raises `PipelineError` for an invalid state, and for one
         beyond this dataset or these epochs; the pipeline is then unchanged.
+
+        Refuses:
+            greedy.restore({"epoch": 0})  # PipelineError
         """
         self._require_usable()
         if not isinstance(state, Mapping) or set(state) != set(PipelineState.__annotations__):

@@ -79,6 +79,12 @@ class QueueTensor:
         >>> x, label = queue.get()
         >>> x.tolist(), int(label), queue.qsize()
         ([1.0, 1.0], 7, 0)
+
+    Refuses:
+        ml.QueueTensor(vm, ["f32[2]"], 0)  # ArenaError
+        ml.QueueTensor(vm, ["f99[2]"], 1)  # DTypeError
+        ml.QueueTensor(vm, ["f32[1125899906842624]"], 4)  # OutOfMemory
+        ml.QueueTensor(vm, ["f32[-2]"], 1)  # ShapeError
     """
 
     def __init__(
@@ -128,6 +134,13 @@ class QueueTensor:
 
         Raises `QueueFull` after `timeout` seconds, `ShutDown` after `close`, the error of `cancel`
         after `cancel`; `ArenaError`, `DTypeError` or `ShapeError` for arrays that do not fit.
+
+        Refuses:
+            queue.put([array, array])  # ArenaError
+            queue.put([array.astype(np.int64)])  # DTypeError
+            queue.put([array[:1]])  # ShapeError
+            full.put([array], timeout=0.0)  # QueueFull
+            shut.put([array])  # ShutDown
         """
         self._check(arrays)
         with self.reserve(timeout) as slots:
@@ -135,7 +148,11 @@ class QueueTensor:
                 np.copyto(slot, array)
 
     def put_nowait(self, arrays: Sequence[Array]) -> None:
-        """Put without waiting; raise `QueueFull` if no slot is free."""
+        """Put without waiting; raise `QueueFull` if no slot is free.
+
+        Refuses:
+            full.put_nowait([array])  # QueueFull
+        """
         self.put(arrays, 0)
 
     def reserve(self, timeout: float | None = None) -> Reservation:
@@ -163,14 +180,22 @@ class QueueTensor:
     def close(self) -> None:
         """Accept no more elements. From now on `put`, `reserve` and `commit` raise `ShutDown`, and
         so does `get` when the queue is drained. Waiting threads wake. Idempotent: after an
-        interrupted `close`, another one completes it."""
+        interrupted `close`, another one completes it.
+
+        Refuses:
+            shut.put([array])  # ShutDown
+        """
         for marks in (self._end, self.arena.end):
             with suppress(IndexError), self._lock:  # it is closed already
                 marks.pop().give_back()
 
     def cancel(self, error: BaseException) -> None:
         """End at once. Elements are dropped; every call that waits or comes later raises `error`.
-        Only the first error counts. Raises `ArenaError` if `error` is no exception."""
+        Only the first error counts. Raises `ArenaError` if `error` is no exception.
+
+        Refuses:
+            queue.cancel("text")  # ArenaError
+        """
         if not isinstance(error, BaseException):
             raise ArenaError(
                 f"queue {self.name!r}: expected an exception to cancel with, got {error!r}"
@@ -188,11 +213,19 @@ class QueueTensor:
         Raises `QueueEmpty` after `timeout` seconds, `ShutDown` when the queue is closed and
         drained, the error of `cancel` after `cancel`. Without a timeout it also raises `QueueEmpty`
         if the calling thread holds all slots, and would wait for itself.
+
+        Refuses:
+            queue.get(timeout=0.0)  # QueueEmpty
+            shut.get()  # ShutDown
         """
         return self.arena.lend(self.next_slot(timeout), kind)
 
     def get_nowait(self, kind: type[A] = Allocation) -> tuple[A, ...]:  # type: ignore[assignment]
-        """Get without waiting; raise `QueueEmpty` if no element waits."""
+        """Get without waiting; raise `QueueEmpty` if no element waits.
+
+        Refuses:
+            queue.get_nowait()  # QueueEmpty
+        """
         return self.get(0, kind)
 
     def next_slot(self, timeout: float | None = None) -> Claim:
@@ -249,7 +282,11 @@ class QueueTensor:
     def emit(self, builder: ProgramBuilder, *, raises: bool = False) -> None:
         """Append the instructions that get an element: ( -- t1 .. tn ok ), see `queue_get`; with
         `raises` ( -- t1 .. tn ), and `ShutDown` at the end. Raises `ArenaError` if the VM's memory
-        is not this process's."""
+        is not this process's.
+
+        Refuses:
+            far.emit(None)  # ArenaError
+        """
         if not self.in_programs:
             raise ArenaError(
                 f"queue {self.name!r}: programs take elements in this process's memory, and "

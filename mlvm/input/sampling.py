@@ -87,6 +87,9 @@ class SampleRandom:
         """Draw numbers evenly distributed over low <= u < high, from 53 bits: f64[B, *shape].
 
         Raises `ArgumentError` unless low <= high.
+
+        Refuses:
+            draws.uniform(1.0, 0.0)  # ArgumentError
         """
         if not low <= high:
             raise ArgumentError(f"low = {low} must not be above high = {high}")
@@ -97,6 +100,9 @@ class SampleRandom:
         """Draw integers low <= i < high: i64[B, *shape].
 
         Raises `ArgumentError` unless low < high.
+
+        Refuses:
+            draws.integers(2, 2)  # ArgumentError
         """
         if not low < high:
             raise ArgumentError(f"low = {low} must be less than high = {high}")
@@ -117,6 +123,9 @@ class SampleRandom:
         """Draw beta-distributed numbers, by Jöhnk (Metrika, 1964): f64[B].
 
         Raises `ArgumentError` unless 0 < alpha, beta <= 1: above 1, many draws are rejected.
+
+        Refuses:
+            draws.beta(2.0, 1.0)  # ArgumentError
         """
         if not (0 < alpha <= 1 and 0 < beta <= 1):
             raise ArgumentError(

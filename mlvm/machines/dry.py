@@ -25,6 +25,9 @@ class DryVM(LocalVM):
     >>> with ml.Arena(ml.DryVM("dry"), "weights").allocating(): x = ml.ones((100_000, 1_000))
     >>> x.nbytes
     400000000
+
+    Refuses:
+        ml.DryVM().read(5)  # HandleError
     """
 
     def _new_store(self) -> FreeStore:
@@ -34,7 +37,11 @@ class DryVM(LocalVM):
         self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
         """Verify the program for the arguments' types. Raises `HandleError` for one that leaves
-        outputs, as their values are not known."""
+        outputs, as their values are not known.
+
+        Refuses:
+            dry.launch(returning, [dry.alloc_tensor(v.type)])  # HandleError
+        """
         with self._lock:
             handles = tuple(args)
             self._bind(program, handles)
@@ -47,13 +54,22 @@ class DryVM(LocalVM):
         """Return None: no launch is run."""
 
     def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
-        """Raise `HandleError`: there are no bytes to read."""
+        """Raise `HandleError`: there are no bytes to read.
+
+        Refuses:
+            dry.borrow(99)  # HandleError
+            dry.read(dry.alloc_tensor(v.type))  # HandleError
+        """
         raise HandleError(f"{self.name} is a dry VM: {self.type_of(handle)} has no bytes to read")
 
     borrow = read
 
     def storage_over(self, memory: Array) -> StorageHandle:
-        """Raise `HandleError`: there are no bytes to write to."""
+        """Raise `HandleError`: there are no bytes to write to.
+
+        Refuses:
+            dry.storage_over(bytes_of_vm)  # HandleError
+        """
         raise HandleError(f"{self.name} is a dry VM: it has no use for bytes")
 
     def write(self, handle: TensorHandle, array: Array) -> None:

@@ -51,6 +51,10 @@ class LocalVM(VM):
         >>> vm = ml.VM("mine")
         >>> ml.ones(2, device=vm).device.name
         'mine'
+
+    Refuses:
+        ml.VM(threads=2, native=False)  # MachineError
+        ml.VM(kernels={"nothing": None})  # UnknownFunction
     """
 
     fast_path: FastPath | None
@@ -167,6 +171,9 @@ class LocalVM(VM):
         """Register the C functions that a shared library lists, and return their names.
 
         `mlvm.h` says how a library lists them. If it raises `LibraryError`, none is registered.
+
+        Refuses:
+            vm.register_library("none.so")  # LibraryError
         """
         from mlvm.machines.c_functions import load_library
 

@@ -134,6 +134,9 @@ class AnyGroup(ABC):
         their next collective, and the group can run again. The same holds for Ctrl-C. Raises
         `GroupError` if members call different collectives, one ends while others wait for it, all
         wait, or the group is closed or running.
+
+        Refuses:
+            members(lambda rank, vm: rank or ml.parallel.barrier())  # GroupError
         """
         return self._each([self.carried(fn)] * self.size)
 
@@ -259,6 +262,9 @@ class Group(AnyGroup):
 
         >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: float(ml.ones(4).sum()))
         [4.0, 4.0]
+
+    Refuses:
+        ml.parallel.Group(0)  # GroupError
     """
 
     def __init__(

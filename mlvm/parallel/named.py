@@ -24,6 +24,9 @@ def group(name: str, *, timeout: float | None = None) -> AnyGroup:
 
         >>> with ml.parallel.group("threads:3") as group: group.run(lambda rank, vm: rank * rank)
         [0, 1, 4]
+
+    Refuses:
+        ml.parallel.group("friends")  # GroupError
     """
     kind, colon, count = name.partition(":")
     if kind == "mpi" and not colon:

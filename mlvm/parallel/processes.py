@@ -68,6 +68,9 @@ class ProcessGroup(AnyGroup):
 
     A member that dies or is late ends the others and the group. Raises `GroupError` if the size or
     cores are invalid, or a process does not start; `MissingExtra` without threadpoolctl.
+
+    Refuses:
+        ml.parallel.ProcessGroup(0)  # GroupError
     """
 
     def __init__(

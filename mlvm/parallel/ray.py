@@ -35,6 +35,9 @@ class RayGroup(AnyGroup):
     for another longer than `timeout` seconds at a stretch.
 
     Raises `MissingExtra` without ray; `GroupError` if the size is invalid.
+
+    Refuses:
+        ml.parallel.RayGroup(0)  # GroupError
     """
 
     def __init__(self, size: int, *, timeout: float | None = None, **options: Any) -> None:

@@ -98,6 +98,11 @@ class TcpGroup(MessageGroup):
     >>> with ml.parallel.TcpGroup(0, 1, "127.0.0.1:0", secret="between you and me") as group:
     ...     group.run(lambda rank, vm: ml.parallel.size())
     [1]
+
+    Refuses:
+        ml.parallel.TcpGroup(2, 2, ":1")  # GroupError
+        ml.parallel.TcpGroup(0, 2, ":1", secret="short")  # AccessRefused
+        ml.parallel.TcpGroup(0, 2, "unix:x")  # AddressError
     """
 
     def __init__(

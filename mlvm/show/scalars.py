@@ -43,6 +43,9 @@ class ScalarLog:
         ...     print((pathlib.Path(folder) / "train.csv").read_text(), end="")
         step,loss,rate
         1,0.5,0.25
+
+    Refuses:
+        ml.ScalarLog("nowhere", purge_step=-1)  # ArgumentError
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, purge_step: int | None = None) -> None:
@@ -66,6 +69,9 @@ class ScalarLog:
 
         Raises `ArgumentError` for other names, none, a step that is no int from 0 on, and a
         group that is no file's name; `OSError`, and `ValueError` after `close`.
+
+        Refuses:
+            ml.ScalarLog.add(None, "train", -1, loss=1.0)  # ArgumentError
         """
         number = _step(step)
         if not scalars:

@@ -219,6 +219,9 @@ def trace(
 
     Raises `ArgumentError` unless `path` is a path, and `OSError` at the start if the file cannot be
     written.
+
+    Refuses:
+        vm.trace()  # ArgumentError
     """
     if not isinstance(path, (str, os.PathLike)):
         path_text = "" if path is None else f", not {brief(path)}"

@@ -455,7 +455,7 @@ def test_a_block_closes_a_vm_and_a_closed_one_has_no_arena() -> None:
     with LocalVM("block") as vm:
         arena = Arena(vm, "batch")
         arena.alloc(TensorType(f32, (2,)))
-    with pytest.raises(MachineError, match="block.* was closed"):
+    with pytest.raises(MachineError, match=r"block.* was closed"):
         Arena(vm, "another")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import math
+import os
 import pickle
 import tempfile
 import tomllib
@@ -39,7 +40,8 @@ def cases() -> list[Case]:
     """The cases of the installed `onnx`, made once and pickled beside other temporary files."""
     import onnx
 
-    file = Path(tempfile.gettempdir()) / f"mlvm-onnx-{onnx.__version__}.pickle"
+    folder = os.environ.get("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # of all runs
+    file = Path(folder) / f"mlvm-onnx-{onnx.__version__}.pickle"
     if not file.exists():
         made = list(_made())
         draft = file.with_suffix(".draft")

@@ -43,6 +43,9 @@ def disassemble(program: Program) -> str:
 
         >>> ml.disassemble(ml.program_of(ml.sin, ml.zeros(2))).split()[-5:]
         ['"sin.out"', 'cfunc', '2', '0', 'halt']
+
+    Refuses:
+        ml.disassemble(5)  # ProgramError
     """
     if not isinstance(program, Program):
         raise ProgramError(f"disassemble: expected a Program, got {brief(program)}")

@@ -256,6 +256,11 @@ def value_and_grad(
         >>> params = {"w": ml.ones(2), "b": ml.ones(1)}
         >>> ml.value_and_grad(lambda p: ml.sum(p["w"] * p["b"]), where="b")(params)
         (Tensor(2., f32[]), {'b': Tensor([2.], f32[1])})
+
+    Refuses:
+        ml.value_and_grad(ml.sum, where="w")(x)  # ArgumentError
+        ml.value_and_grad(ml.sum)(ints)  # DTypeError
+        ml.value_and_grad(lambda x: x)(v)  # GradientError
     """
     return collecting(fn, argnums, has_aux=has_aux, holomorphic=holomorphic, where=where)
 
@@ -377,6 +382,10 @@ def vjp(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
         >>> (y, z), pull = ml.vjp(lambda x: (x * 2.0, x * x), ml.asarray(3.0))
         >>> pull((1.0, 1.0))
         (Tensor(8., f32[]),)
+
+    Refuses:
+        ml.vjp(ml.sin, ints)  # DTypeError
+        ml.vjp(ml.sin, v)[1](x)  # GradientError
     """
     _require_function(fn)
     session = _Session(primals)

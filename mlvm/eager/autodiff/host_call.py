@@ -62,6 +62,13 @@ def call(
         >>> vm.register("softclip", lambda frame: frame.push(np.tanh(frame.param(0))))
         >>> with ml.use(vm): ml.call("softclip", ml.zeros(2))
         Tensor([0., 0.], f32[2])
+
+    Refuses:
+        ml.call("doubled", v, how=object())  # ArgumentError
+        ml.call("doubled", 1.0)  # DTypeError
+        ml.grad(lambda x: ml.sum(ml.call("doubled", x)))(v)  # GradientError
+        ml.call("doubled", stale)  # StaleTensor
+        ml.call("nothing")  # UnknownFunction
     """
     if not isinstance(name, str):
         raise UnknownFunction(f"a function is called by its name, a str, not {name!r}")

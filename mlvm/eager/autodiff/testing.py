@@ -51,6 +51,11 @@ def check_gradients(
     differentiate, and what `fn` and `grad` raise.
 
         >>> ml.testing.check_gradients(lambda x: ml.sum(ml.sin(x)), ml.asarray([1.0, 2.0]))
+
+    Refuses:
+        ml.testing.check_gradients(ml.sum, v, order=0)  # ArgumentError
+        ml.testing.check_gradients(ml.sum, ints)  # GradientError
+        ml.testing.check_gradients(ml.relu, ml.zeros(1))  # GradientMismatch
     """
     if not isinstance(order, int) or order < 1:
         raise ArgumentError(f"check_gradients: order must be an int >= 1, given {order!r}")
@@ -78,6 +83,11 @@ def replacement(
         >>> vm = ml.VM("mine")
         >>> vm.register("relu2", lambda frame: frame.push(np.maximum(frame.param(0), 0)))
         >>> with ml.use(vm): ml.testing.replacement(ml.relu, "relu2", ml.TensorType("f32", (2, 3)))
+
+    Refuses:
+        ml.testing.replacement(ml.relu, "relu", 3)  # ArgumentError
+        ml.testing.replacement(ml.exp, "sin", ml.TensorType("f32", (2,)))  # CheckFailed
+        ml.testing.replacement(ml.relu, "none", ml.TensorType("f32", (2,)))  # UnknownFunction
     """
     rng = np.random.default_rng(0)
     for type in types:

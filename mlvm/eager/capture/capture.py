@@ -120,6 +120,10 @@ class Captured(Generic[P, R]):
 
         Raises `ShutDown` if not one element was left, and `ProgramError` unless the function
         begins by taking an element, and does so once.
+
+        Refuses:
+            drained.drain()  # ShutDown
+            ml.capture(ml.sum).drain(v)  # ProgramError
         """
         return self._call(args, kwargs, loop=True)  # type: ignore[no-any-return]
 
@@ -219,24 +223,40 @@ class Captured(Generic[P, R]):
 
     @property
     def planned(self) -> Planned:
-        """The last call's program with its plan. Raises `CaptureError` before the first call."""
+        """The last call's program with its plan. Raises `CaptureError` before the first call.
+
+        Refuses:
+            ml.capture(ml.sum).planned  # CaptureError
+        """
         return self._last_entry().variants.last.planned
 
     @property
     def program(self) -> Program:
-        """The last call's program. Raises `CaptureError` before the first call."""
+        """The last call's program. Raises `CaptureError` before the first call.
+
+        Refuses:
+            ml.capture(ml.sum).program  # CaptureError
+        """
         return self.planned.program
 
     @property
     def plan(self) -> Plan:
         """The last call's plan: where its intermediates lie, and how many bytes they take. Raises
-        `CaptureError` before the first call."""
+        `CaptureError` before the first call.
+
+        Refuses:
+            ml.capture(ml.sum).plan  # CaptureError
+        """
         return self.planned.plan
 
     @property
     def replaced(self) -> dict[str, list[Replaced]]:
         """The calls of host functions that `replace` has put into the last call's program: by name,
-        a list of places. Raises `CaptureError` before the first call."""
+        a list of places. Raises `CaptureError` before the first call.
+
+        Refuses:
+            ml.capture(ml.sum).replaced  # CaptureError
+        """
         return {name: list(places) for name, places in self._last_entry().replaced.items()}
 
     @property
@@ -247,7 +267,11 @@ class Captured(Generic[P, R]):
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the scratch memory of the last call's program as SVG: what lies where, and when.
-        Raises `CaptureError` before the first call, and `OSError`."""
+        Raises `CaptureError` before the first call, and `OSError`.
+
+        Refuses:
+            ml.capture(ml.sum).plot("step.svg")  # CaptureError
+        """
         name = getattr(self.fn, "__name__", "").strip("_<>")
         title = f"Memory of {name or 'a captured function'}"
         Path(path).write_text(timeline(self.planned.recording(), title=title), encoding="utf-8")
@@ -265,7 +289,12 @@ class Captured(Generic[P, R]):
         """Write the last call's program, its plan and the state as it is now to a file, which
         `python -m mlvm run` takes. Where weights change before each call, and a second program
         computes nothing ahead, it is the first. Raises `CaptureError` before the first call,
-        `ArgumentError` for a name that ends in ".onnx" or ".safetensors", and `OSError`."""
+        `ArgumentError` for a name that ends in ".onnx" or ".safetensors", and `OSError`.
+
+        Refuses:
+            ml.capture(ml.sum).save("step.mlvm")  # CaptureError
+            ml.capture(ml.sum).save("step.onnx")  # ArgumentError
+        """
         if Path(path).suffix in (".onnx", ".safetensors"):
             raise ArgumentError(
                 f"{path}: Captured.save writes a planned step, such as step.mlvm; a function as "
@@ -586,6 +615,12 @@ def capture(
         >>> step = ml.capture(lambda x: ml.sum(x * x))
         >>> step(ml.ones(3)), step(ml.zeros(3))
         (Tensor(3., f32[]), Tensor(0., f32[]))
+
+    Refuses:
+        ml.capture(hoist="no")  # ArgumentError
+        ml.capture(lambda x: float(x))(ml.ones(()))  # CaptureError
+        ml.grad(ml.capture(ml.sum))(v)  # GradientError
+        ml.capture(ml.sum, lengths={"x": ("n",)}, at_most={"n": 1})(v)  # ShapeError
     """
     _require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
     if fn is None:
@@ -665,6 +700,10 @@ def measure(
 
         >>> ml.measure(lambda x: ml.sum(ml.sort(x)), ml.zeros(1000)).plan.nbytes
         4032
+
+    Refuses:
+        ml.measure(ml.sum, v, fuse="no")  # ArgumentError
+        ml.measure(lambda x: float(x), ml.TensorType("f32"))  # CaptureError
     """
     _require_bools("measure", fuse=fuse, recompute=recompute, hoist=hoist)
     recorder.refuse_captured("a function is measured")

@@ -42,6 +42,10 @@ def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) 
 
         >>> ml.cond(ml.asarray(True), ml.negative, ml.abs, ml.asarray([1.0, -2.0]))
         Tensor([-1.,  2.], f32[2])
+
+    Refuses:
+        ml.cond(True, 1, 2)  # DTypeError
+        ml.cond(v, ml.sin, ml.cos, v)  # ShapeError
     """
     thunks = _bind("cond", (true_fun, false_fun), operands)
     if isinstance(pred, Tensor) and blocks.is_recorded():
@@ -59,6 +63,10 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
 
         >>> ml.switch(ml.asarray(1), [ml.sin, ml.negative], ml.asarray([1.0]))
         Tensor([-1.], f32[1])
+
+    Refuses:
+        ml.switch(0, [])  # ArgumentError
+        ml.switch(0.5, [ml.sin], v)  # DTypeError
     """
     if callable(branches):
         raise DTypeError("switch: expected a list of branches: switch(index, [f, g], x)")

@@ -34,6 +34,11 @@ def check(condition: Tensor | bool | np.bool_, message: str) -> None:
         >>> try: step(x)
         ... except ml.errors.CheckFailed as error: print(error)
         x is above 1
+
+    Refuses:
+        ml.check(True, 3)  # ArgumentError
+        ml.check(False, "never")  # CheckFailed
+        ml.check(v, "floats")  # DTypeError
     """
     if not isinstance(message, str):
         raise ArgumentError(f"check: expected a str as message, got {brief(message)}")

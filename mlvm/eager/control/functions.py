@@ -83,6 +83,9 @@ def function(fn: Callable[P, R]) -> Function[P, R]:
         >>> half = ml.function(lambda n: ml.cond(n < 1.0, lambda n: n, lambda n: half(n / 2.0), n))
         >>> half(ml.asarray(5.0))
         Tensor(0.625, f32[])
+
+    Refuses:
+        ml.capture(lambda x: ml.function(lambda x: x * ml.random.normal())(x))(v)  # CaptureError
     """
     return Function(fn)
 

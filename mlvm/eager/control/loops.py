@@ -68,6 +68,10 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
 
         >>> ml.while_loop(lambda x: x < 100.0, lambda x: x * 3.0, ml.asarray(1.0))
         Tensor(243., f32[])
+
+    Refuses:
+        ml.while_loop(lambda x: True, lambda x: x > 0.0, v)  # DTypeError
+        ml.while_loop(lambda x: x > 0.0, lambda x: x, v)  # ShapeError
     """
     state = as_tree(init_val)
     body_fun = checkpointed(body_fun) if checkpoint else body_fun
@@ -110,6 +114,10 @@ def fori_loop(
 
         >>> ml.fori_loop(0, 3, lambda i, x: x * 2.0, ml.ones(2))
         Tensor([8., 8.], f32[2])
+
+    Refuses:
+        ml.fori_loop(0.0, 3, lambda i, x: x, v)  # DTypeError
+        ml.fori_loop(0, 3, lambda i, x: ml.sum(x), v)  # ShapeError
     """
     state = as_tree(init_val)
     body_fun = checkpointed(body_fun) if checkpoint else body_fun
@@ -166,6 +174,12 @@ def scan(
         >>> xs = ml.asarray([1.0, 2.0, 3.0])
         >>> ml.scan(lambda total, x: (total + x, total), ml.asarray(0.0), xs)
         (Tensor(6., f32[]), Tensor([0., 1., 3.], f32[3]))
+
+    Refuses:
+        ml.scan(lambda s, x: (s, x * float(x)), v, v[:0])  # CaptureError
+        ml.scan(lambda s, x: (s > 0, x), v, v)  # DTypeError
+        ml.scan(lambda s, x: (s, x), v, v, length=ml.asarray(9))  # OperandValueError
+        ml.scan(lambda s, x: (s, x), v, v, length=3)  # ShapeError
     """
     state, rows = as_tree(init), as_tree(xs)
     f = checkpointed(f) if checkpoint else f

@@ -110,6 +110,13 @@ def save(
         >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
         >>> sorted(ml.load("layer.safetensors"))
         ['bias', 'kernel']
+
+    Refuses:
+        ml.save("x", {"x": len})  # DTypeError
+        ml.save("x", {"x": ml.ones(1)}, where="y")  # ArgumentError
+        ml.save("x", {"x/y": 1, "x": {"y": ml.ones(1), "z": 1}})  # PathError
+        ml.save("x", {"x": stale})  # StaleTensor
+        ml.save("x", {"x": ml.ones(2, dtype="c128")})  # WeightsError
     """
     path = _path(file, "save")
     if path.suffix in _OTHERS:
@@ -201,6 +208,12 @@ def load(
         >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
         >>> ml.load("layer.safetensors", into=ml.nn.Linear(2, 3)).bias
         Tensor([0., 0., 0.], f32[3])
+
+    Refuses:
+        ml.load("layer", into=ml.nn.Linear(2, 3, dtype="f64"))  # DTypeError
+        ml.load("layer", into=ml.nn.Dropout(0.5))  # PathError
+        ml.load("layer", into=ml.nn.Linear(2, 4))  # ShapeError
+        ml.load("damaged")  # WeightsError
     """
     refuse_captured("a file is loaded", "; load it outside")
     path = _path(file, "load")

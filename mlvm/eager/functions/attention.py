@@ -49,6 +49,10 @@ def scaled_dot_product_attention(
         >>> q = ml.ones((1, 2, 5, 4))
         >>> ml.scaled_dot_product_attention(q, q, q, is_causal=True).type
         f32[1,2,5,4]
+
+    Refuses:
+        ml.scaled_dot_product_attention(x, x, x, dropout=2.0)  # ArgumentError
+        ml.scaled_dot_product_attention(x, x, x, x)  # DTypeError
     """
     types = (type_of(query), type_of(key), type_of(value))
     if min(type.ndim for type in types) < 2:
@@ -163,6 +167,11 @@ def sinusoidal_encoding(
 
         >>> ml.sinusoidal_encoding(ml.arange(5), 8).type
         f32[5,8]
+
+    Refuses:
+        ml.sinusoidal_encoding(ints, 3)  # ArgumentError
+        ml.sinusoidal_encoding(ints, 4, base="x")  # ArgumentError
+        ml.sinusoidal_encoding(ints, 4, dtype="i64")  # DTypeError
     """
     angles = _angles(positions, features, base)
     if not DType.of(dtype).is_float:
@@ -188,6 +197,10 @@ def rotary_encoding(
 
         >>> ml.rotary_encoding(ml.ones((1, 2, 5, 4)), ml.arange(5)).type
         f32[1,2,5,4]
+
+    Refuses:
+        ml.rotary_encoding(ml.ones((5, 3)))  # ArgumentError
+        ml.rotary_encoding(ml.ones((5, 4), dtype="i64"))  # DTypeError
     """
     if type_of(x).ndim < 2:
         raise ShapeError("takes [..., time, features]")

@@ -41,6 +41,10 @@ def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
 
         >>> ml.einsum("ij,j->i", ml.ones((2, 3)), ml.arange(3))
         Tensor([3., 3.], f32[2])
+
+    Refuses:
+        ml.einsum("ij,jk->ik", x)  # ArgumentError
+        ml.einsum("i,i->", bools, bools)  # DTypeError
     """
     types = [type_of(x) for x in operands]
     if not isinstance(subscripts, str):

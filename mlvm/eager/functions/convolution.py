@@ -49,6 +49,9 @@ def conv2d(
 
         >>> ml.conv2d(ml.ones((1, 4, 4, 3)), ml.ones((3, 3, 3, 8))).type
         f32[1,2,2,8]
+
+    Refuses:
+        ml.conv2d(images, ml.ones((2, 2, 2, 3)), groups=0)  # ArgumentError
     """
     steps, dilations, sides = _arguments(x, kernel, 2, stride, padding, dilation)
     return _conv(x, kernel, steps, sides, dilations, groups)
@@ -73,6 +76,9 @@ def conv1d(
 
         >>> ml.conv1d(ml.ones((1, 4, 3)), ml.ones((3, 3, 8))).type
         f32[1,2,8]
+
+    Refuses:
+        ml.conv1d(sequences, ml.ones((2, 2, 3)), stride=0)  # ArgumentError
     """
     steps, dilations, sides = _arguments(x, kernel, 1, stride, padding, dilation)
     images, window = expand_dims(x, axis=1), expand_dims(kernel, axis=0)
@@ -100,6 +106,9 @@ def conv3d(
 
         >>> ml.conv3d(ml.ones((1, 4, 4, 4, 3)), ml.ones((3, 3, 3, 3, 8))).type
         f32[1,2,2,2,8]
+
+    Refuses:
+        ml.conv3d(volumes, ml.ones((2, 2, 2, 2, 3)), dilation=0)  # ArgumentError
     """
     steps, dilations, sides = _arguments(x, kernel, 3, stride, padding, dilation)
     return _conv(x, kernel, steps, sides, dilations, groups)
@@ -133,6 +142,10 @@ def conv_transpose2d(
 
         >>> ml.conv_transpose2d(ml.ones((1, 4, 4, 3)), ml.ones((2, 2, 8, 3)), stride=2).type
         f32[1,8,8,8]
+
+    Refuses:
+        ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)), padding="most")  # ArgumentError
+        ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)), padding=((1, 1),))  # ArgumentError
     """
     return _transposed(x, kernel, 2, stride, padding, dilation, groups)
 
@@ -157,6 +170,9 @@ def conv_transpose1d(
 
         >>> ml.conv_transpose1d(ml.ones((1, 4, 3)), ml.ones((2, 8, 3)), stride=2).type
         f32[1,8,8]
+
+    Refuses:
+        ml.conv_transpose1d(sequences, ml.ones((2, 3, 2)), stride=0)  # ArgumentError
     """
     return _transposed(x, kernel, 1, stride, padding, dilation, groups)
 
@@ -181,6 +197,9 @@ def conv_transpose3d(
 
         >>> ml.conv_transpose3d(ml.ones((1, 2, 2, 2, 3)), ml.ones((2, 2, 2, 8, 3)), stride=2).type
         f32[1,4,4,4,8]
+
+    Refuses:
+        ml.conv_transpose3d(volumes, ml.ones((2, 2, 2, 3, 2)), stride=0)  # ArgumentError
     """
     return _transposed(x, kernel, 3, stride, padding, dilation, groups)
 

@@ -93,6 +93,12 @@ def asarray(
         Tensor([1., 2.], f32[2])
         >>> ml.asarray([1, 2], dtype=ml.float32)
         Tensor([1., 2.], f32[2])
+
+    Refuses:
+        ml.asarray([1.0], copy=False)  # CopyRefused
+        ml.asarray("text")  # DTypeError
+        ml.asarray([300], dtype="u8")  # OperandValueError
+        ml.asarray([[1.0], [1.0, 2.0]])  # ShapeError
     """
     target = None if dtype is None else DType.of(dtype)
     with placed(device):
@@ -150,6 +156,11 @@ def full(
         >>> ml.full((2, 2), 7.0)
         Tensor([[7., 7.],
                 [7., 7.]], f32[2,2])
+
+    Refuses:
+        ml.full(2, 1.5, dtype="i64")  # DTypeError
+        ml.full(2, 300, dtype="u8")  # OperandValueError
+        ml.full(-2, 1.0)  # ShapeError
     """
     return _filled(shape, fill_value, dtype, device)
 
@@ -194,6 +205,10 @@ def zeros(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
         >>> ml.zeros((2, 2), dtype=ml.int64)
         Tensor([[0, 0],
                 [0, 0]], i64[2,2])
+
+    Refuses:
+        ml.zeros(2, dtype="f99")  # DTypeError
+        ml.zeros(-2)  # ShapeError
     """
     return _described(shape, 0, dtype, device)
 
@@ -208,6 +223,10 @@ def ones(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
         >>> ml.ones((2, 2))
         Tensor([[1., 1.],
                 [1., 1.]], f32[2,2])
+
+    Refuses:
+        ml.ones(2, dtype="f99")  # DTypeError
+        ml.ones(-2)  # ShapeError
     """
     return _described(shape, 1, dtype, device)
 
@@ -220,6 +239,10 @@ def empty(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
 
         >>> ml.empty((2, 3)).shape
         (2, 3)
+
+    Refuses:
+        ml.empty(2, dtype="f99")  # DTypeError
+        ml.empty(-2)  # ShapeError
     """
     return _described(shape, 0, dtype, device)
 
@@ -243,6 +266,11 @@ def full_like(
 
         >>> ml.full_like(ml.zeros(2), 7.0)
         Tensor([7., 7.], f32[2])
+
+    Refuses:
+        ml.full_like(ints, 1.5)  # DTypeError
+        ml.full_like(ml.ones(2, dtype="u8"), 300)  # OperandValueError
+        ml.full_like(v, v)  # ShapeError
     """
     type, where = type_of(x), x.arena.vm if device is None else device
     target = type.dtype if dtype is None else dtype
@@ -257,6 +285,9 @@ def zeros_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> 
 
         >>> ml.zeros_like(ml.ones(2))
         Tensor([0., 0.], f32[2])
+
+    Refuses:
+        ml.zeros_like(v, dtype="f99")  # DTypeError
     """
     return _like(x, 0, dtype, device)
 
@@ -269,6 +300,9 @@ def ones_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> T
 
         >>> ml.ones_like(ml.zeros(2))
         Tensor([1., 1.], f32[2])
+
+    Refuses:
+        ml.ones_like(v, dtype="f99")  # DTypeError
     """
     return _like(x, 1, dtype, device)
 
@@ -281,6 +315,9 @@ def empty_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> 
 
         >>> ml.empty_like(ml.ones(3)).type
         f32[3]
+
+    Refuses:
+        ml.empty_like(v, dtype="f99")  # DTypeError
     """
     return _like(x, 0, dtype, device)
 
@@ -310,6 +347,11 @@ def arange(
         Tensor([0, 1, 2], i64[3])
         >>> ml.arange(1.0, 2.0, 0.5)
         Tensor([1. , 1.5], f32[2])
+
+    Refuses:
+        ml.arange(0, 3, 0)  # ArgumentError
+        ml.arange(300, dtype="u8")  # ArgumentError
+        ml.arange(3, dtype="bool")  # DTypeError
     """
     first, end = (0, start) if stop is None else (start, stop)
     whole = all(isinstance(value, (int, np.integer)) for value in (first, end, step))
@@ -337,6 +379,11 @@ def linspace(
 
         >>> ml.linspace(0.0, 1.0, 5)
         Tensor([0.  , 0.25, 0.5 , 0.75, 1.  ], f32[5])
+
+    Refuses:
+        ml.linspace(0.0, 1.0, -1)  # ArgumentError
+        ml.linspace(0.0, 1j, 3, dtype="f32")  # ArgumentError
+        ml.linspace(0.0, 1.0, 3, dtype="i64")  # DTypeError
     """
     is_complex = isinstance(start, complex) or isinstance(stop, complex)
     target = DEFAULTS[complex if is_complex else float] if dtype is None else DType.of(dtype)
@@ -372,6 +419,10 @@ def eye(
         >>> ml.eye(2)
         Tensor([[1., 0.],
                 [0., 1.]], f32[2,2])
+
+    Refuses:
+        ml.eye(2, dtype="f99")  # DTypeError
+        ml.eye(-2)  # ShapeError
     """
     n_rows = integer(n_rows, "n_rows")
     columns = n_rows if n_cols is None else integer(n_cols, "n_cols")

@@ -103,6 +103,9 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
 
         >>> ml.take(ml.asarray([10, 20, 30]), ml.asarray([2, 0]))
         Tensor([30, 10], i64[2])
+
+    Refuses:
+        ml.take(x, ints)  # ArgumentError
     """
     if axis is None:
         if type_of(x).ndim != 1:
@@ -123,6 +126,9 @@ def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
         >>> ml.take_along_axis(ml.asarray([[1, 2], [3, 4]]), ml.asarray([[1], [0]]), axis=1)
         Tensor([[2],
                 [3]], i64[2,1])
+
+    Refuses:
+        ml.take_along_axis(ml.ones(0), ints)  # PositionRefused
     """
     [along] = axes_of(axis, x)
     if type_of(indices).ndim == x.ndim and indices.shape != x.shape:
@@ -154,6 +160,9 @@ def dynamic_update(
 
         >>> ml.dynamic_update(ml.zeros(4), ml.ones(()), ml.asarray(2))
         Tensor([0., 0., 1., 0.], f32[4])
+
+    Refuses:
+        ml.dynamic_update(v, ml.ones(()), 9)  # OperandValueError
     """
     types = (type_of(x), type_of(update))
     if not isinstance(start, (Tensor, int, np.integer)):
@@ -173,6 +182,9 @@ def round(x: Tensor, /, decimals: int = 0, *, out: Tensor | None = None) -> Tens
 
         >>> ml.round(ml.asarray([0.126, 2.5]), 2), ml.round(ml.asarray([0.126, 2.5]))
         (Tensor([0.13, 2.5 ], f32[2]), Tensor([0., 2.], f32[2]))
+
+    Refuses:
+        ml.round(ints, 1)  # DTypeError
     """
     places = integer(decimals, "decimals")
     if not places:
@@ -250,6 +262,10 @@ def one_hot(x: Tensor, /, num_classes: int, *, dtype: object = f32) -> Tensor:
         >>> ml.one_hot(ml.asarray([2, 0]), 3)
         Tensor([[0., 0., 1.],
                 [1., 0., 0.]], f32[2,3])
+
+    Refuses:
+        ml.one_hot(ints, -1)  # ArgumentError
+        ml.one_hot(ints, 1)  # PositionRefused
     """
     return op.one_hot(x, num_classes=num_classes, dtype=DType.of(dtype))
 
@@ -308,6 +324,9 @@ def unravel_index(indices: Tensor, /, shape: Sequence[int]) -> tuple[Tensor, ...
 
         >>> ml.unravel_index(ml.asarray([0, 5]), (2, 3))
         (Tensor([0, 1], i64[2]), Tensor([0, 2], i64[2]))
+
+    Refuses:
+        ml.unravel_index(v, (2, 3))  # DTypeError
     """
     require("integer", type_of(indices))
     coordinates: list[Tensor] = []
@@ -339,6 +358,9 @@ def positive(x: Tensor, /) -> Tensor:
 
         >>> ml.positive(ml.asarray([1.0, -2.0]))
         Tensor([ 1., -2.], f32[2])
+
+    Refuses:
+        ml.positive("text")  # DTypeError
     """
     require("numeric", type_of(x))
     return alias_of(x)
@@ -353,6 +375,9 @@ def stop_gradient(x: Tensor) -> Tensor:
 
         >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))
         Tensor(3., f32[])
+
+    Refuses:
+        ml.stop_gradient("text")  # DTypeError
     """
     type_of(x)
     on = current_capture.get()

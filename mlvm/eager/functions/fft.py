@@ -85,6 +85,9 @@ def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backwa
 
         >>> ml.fft.fft(ml.asarray([1 + 0j, 0, 0, 0]))
         Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
+
+    Refuses:
+        ml.fft.fft(v, norm="none")  # ArgumentError
     """
     x, along = _fitted_along(floating(x), n, axis)
     return op.fft(x, axes=(along,), norm=norm)
@@ -100,6 +103,9 @@ def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
         >>> ml.fft.ifft(ml.asarray([4 + 0j, 0, 0, 0]))
         Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
+
+    Refuses:
+        ml.fft.ifft(v, norm="none")  # ArgumentError
     """
     x, along = _fitted_along(floating(x), n, axis)
     return op.ifft(x, axes=(along,), norm=norm)
@@ -118,6 +124,9 @@ def fftn(
 
         >>> ml.fft.fftn(ml.ones((2, 3), dtype=ml.complex64)).type
         c64[2,3]
+
+    Refuses:
+        ml.fft.fftn(x, s=(1,), axes=(0, 1))  # ArgumentError
     """
     x = floating(x)
     along, lengths = _lengths(x, s, axes)
@@ -136,6 +145,9 @@ def ifftn(
 
         >>> ml.fft.ifftn(ml.ones((2, 3), dtype=ml.complex64)).type
         c64[2,3]
+
+    Refuses:
+        ml.fft.ifftn(x, s=(1,), axes=(0, 1))  # ArgumentError
     """
     x = floating(x)
     along, lengths = _lengths(x, s, axes)
@@ -156,6 +168,9 @@ def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
         >>> ml.fft.rfft(ml.ones(4))
         Tensor([4.+0.j, 0.+0.j, 0.+0.j], c64[3])
+
+    Refuses:
+        ml.fft.rfft(v, norm="none")  # ArgumentError
     """
     x, along = _fitted_along(_real(x), n, axis)
     return op.rfft(x, axis=along, norm=norm)
@@ -171,6 +186,10 @@ def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
 
         >>> ml.fft.irfft(ml.asarray([4 + 0j, 0, 0]))
         Tensor([1., 1., 1., 1.], f32[4])
+
+    Refuses:
+        ml.fft.irfft(v, norm="none")  # ArgumentError
+        ml.fft.irfft(ml.ones(0))  # ShapeError
     """
     return _irfft(floating(x), n, axis, norm)
 
@@ -197,6 +216,9 @@ def rfftn(
 
         >>> ml.fft.rfftn(ml.ones((2, 4))).type
         c64[2,3]
+
+    Refuses:
+        ml.fft.rfftn(x, s=(1,), axes=(0, 1))  # ArgumentError
     """
     x = _real(x)
     along, lengths = _lengths(x, s, axes)
@@ -219,6 +241,9 @@ def irfftn(
 
         >>> ml.fft.irfftn(ml.ones((2, 3), dtype=ml.complex64)).type
         f32[2,4]
+
+    Refuses:
+        ml.fft.irfftn(x, s=(1,), axes=(0, 1))  # ArgumentError
     """
     x = floating(x)
     along, lengths = _lengths(x, s, axes)
@@ -241,6 +266,9 @@ def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
         >>> ml.fft.hfft(ml.ones(3, dtype=ml.complex64)).type
         f32[4]
+
+    Refuses:
+        ml.fft.hfft(v, norm="none")  # ArgumentError
     """
     return _irfft(conj(floating(x)), n, axis, _other_way(norm))
 
@@ -255,6 +283,9 @@ def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
 
         >>> ml.fft.ihfft(ml.ones(4)).type
         c64[3]
+
+    Refuses:
+        ml.fft.ihfft(v, norm="none")  # ArgumentError
     """
     x, along = _fitted_along(_real(x), n, axis)
     return conj(op.rfft(x, axis=along, norm=_other_way(norm)))
@@ -281,6 +312,11 @@ def fftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = No
 
         >>> ml.fft.fftfreq(4)
         Tensor([ 0.  ,  0.25, -0.5 , -0.25], f32[4])
+
+    Refuses:
+        ml.fft.fftfreq(0)  # ArgumentError
+        ml.fft.fftfreq(4, "x")  # ArgumentError
+        ml.fft.fftfreq(4, dtype="i64")  # DTypeError
     """
     return _frequencies(False, n, d, dtype, device)
 
@@ -295,6 +331,10 @@ def rfftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = N
 
         >>> ml.fft.rfftfreq(4)
         Tensor([0.  , 0.25, 0.5 ], f32[3])
+
+    Refuses:
+        ml.fft.rfftfreq(4, 0.0)  # ArgumentError
+        ml.fft.rfftfreq(4, dtype="i64")  # DTypeError
     """
     return _frequencies(True, n, d, dtype, device)
 

@@ -57,6 +57,9 @@ def interpolate(
         >>> x = ml.reshape(ml.asarray([1.0, 2.0]), (1, 2, 1))
         >>> ml.interpolate(x, 4, mode="linear")[0, :, 0]
         Tensor([1.  , 1.25, 1.75, 2.  ], f32[4])
+
+    Refuses:
+        ml.interpolate(images)  # ArgumentError
     """
     require("float", type_of(x))
     if x.ndim < 3 or 0 in x.shape[1:-1]:
@@ -167,6 +170,9 @@ def grid_sample(
         >>> x = ml.reshape(ml.arange(4.0), (1, 2, 2, 1))
         >>> ml.grid_sample(x, [[[[0.0, 0.0], [0.5, -0.5]]]])[0, 0, :, 0]
         Tensor([1.5, 1. ], f32[2])
+
+    Refuses:
+        ml.grid_sample(images, ml.ones((1, 2, 2, 2)), mode="most")  # ArgumentError
     """
     require("float", type_of(x), type_of(grid))
     axes = x.ndim - 2
@@ -245,6 +251,9 @@ def pixel_shuffle(x: Tensor, factor: int, /) -> Tensor:
         >>> ml.pixel_shuffle(ml.reshape(ml.arange(4), (1, 1, 1, 4)), 2)[0, :, :, 0]
         Tensor([[0, 1],
                 [2, 3]], i64[2,2])
+
+    Refuses:
+        ml.pixel_shuffle(images, 0)  # ArgumentError
     """
     r = _factor(x, factor)
     n, height, width, channels = x.shape
@@ -265,6 +274,9 @@ def pixel_unshuffle(x: Tensor, factor: int, /) -> Tensor:
 
         >>> ml.pixel_unshuffle(ml.reshape(ml.arange(4), (1, 2, 2, 1)), 2)[0, 0, 0]
         Tensor([0, 1, 2, 3], i64[4])
+
+    Refuses:
+        ml.pixel_unshuffle(images, 0)  # ArgumentError
     """
     r = _factor(x, factor)
     n, height, width, channels = x.shape

@@ -204,6 +204,10 @@ def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[Ints] = 2) -> Tens
         >>> ml.tensordot(ml.ones((2, 3)), ml.ones((3, 4)), axes=1)
         Tensor([[3., 3., 3., 3.],
                 [3., 3., 3., 3.]], f32[2,4])
+
+    Refuses:
+        ml.tensordot(x, x, axes=((5,), (0,)))  # AxisRefused
+        ml.linalg.tensordot(x, x, axes=((5,), (0,)))  # AxisRefused
     """
     types = type_of(x1), type_of(x2)
     first, second = _contracted(axes, types)
@@ -255,6 +259,11 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
 
         >>> ml.linalg.cross(ml.asarray([1.0, 0.0, 0.0]), ml.asarray([0.0, 1.0, 0.0]))
         Tensor([0., 0., 1.], f32[3])
+
+    Refuses:
+        ml.cross(ml.ones(()), ml.ones(3))  # AxisRefused
+        ml.cross(ml.ones(0), ml.ones(3))  # ShapeError
+        ml.cross(ml.ones(3, dtype="bool"), ml.ones(3, dtype="bool"))  # DTypeError
     """
     axis = _common_axis(x1, x2, axis)
     if x1.shape[axis] != 3 or x2.shape[axis] != 3:
@@ -278,6 +287,9 @@ def matrix_power(x: Tensor, n: int, /) -> Tensor:
         >>> ml.linalg.matrix_power(ml.asarray([[2.0, 0.0], [0.0, 4.0]]), 3)
         Tensor([[ 8.,  0.],
                 [ 0., 64.]], f32[2,2])
+
+    Refuses:
+        ml.linalg.matrix_power(ml.zeros((2, 2)), -1)  # LinAlgError
     """
     x, n = floating(x), integer(n, "n")
     type = _matrices(x)
@@ -323,6 +335,9 @@ def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
 
         >>> ml.linalg.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor(13., f32[])
+
+    Refuses:
+        ml.linalg.trace(x, dtype="bool")  # DTypeError
     """
     target = None if dtype is None else DType.of(dtype).name
     return op.sum(diagonal(x, offset=offset), axis=-1, dtype=target)
@@ -343,6 +358,9 @@ def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
         >>> ml.linalg.cholesky(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor([[2., 0.],
                 [0., 3.]], f32[2,2])
+
+    Refuses:
+        ml.linalg.cholesky(ml.zeros((2, 2)))  # LinAlgError
     """
     return op.cholesky(floating(x), upper=upper)
 
@@ -359,6 +377,9 @@ def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
         >>> q, r = ml.linalg.qr(ml.ones((3, 2)))
         >>> q.type, r.type
         (f32[3,2], f32[2,2])
+
+    Refuses:
+        ml.linalg.qr(x, mode="r")  # ArgumentError
     """
     x = floating(x)
     return QRResult(*cut(op.qr(x, mode=mode), *qr_shapes((x.shape[-2], x.shape[-1]), mode)))
@@ -389,6 +410,9 @@ def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
 
         >>> ml.linalg.solve(ml.asarray([[2.0, 0.0], [0.0, 4.0]]), ml.asarray([2.0, 4.0]))
         Tensor([1., 1.], f32[2])
+
+    Refuses:
+        ml.linalg.solve(ml.zeros((4, 4)), x)  # LinAlgError
     """
     return op.solve(floating(x1), floating(x2))
 
@@ -407,6 +431,9 @@ def solve_triangular(
 
         >>> ml.linalg.solve_triangular(ml.asarray([[2.0, 1.0], [0.0, 4.0]]), ml.asarray([4.0, 8.0]))
         Tensor([1., 2.], f32[2])
+
+    Refuses:
+        ml.linalg.solve_triangular(ml.zeros((2, 2)), v)  # LinAlgError
     """
     return op.solve_triangular(floating(x1), floating(x2), lower=lower, unit_diagonal=unit_diagonal)
 
@@ -422,6 +449,9 @@ def cholesky_solve(x1: Tensor, x2: Tensor, /, *, upper: bool = False) -> Tensor:
         >>> factor = ml.linalg.cholesky(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         >>> ml.linalg.cholesky_solve(factor, ml.asarray([4.0, 18.0]))
         Tensor([1., 2.], f32[2])
+
+    Refuses:
+        ml.linalg.cholesky_solve(ml.zeros((2, 2)), v)  # LinAlgError
     """
     x1 = floating(x1)
     _matrices(x1)
@@ -479,6 +509,9 @@ def lu_solve(factors: tuple[Tensor, Tensor], x2: Tensor, /) -> Tensor:
         >>> factors = ml.linalg.lu_factor(ml.asarray([[1.0, 2.0], [4.0, 4.0]]))
         >>> ml.linalg.lu_solve(factors, ml.asarray([3.0, 8.0]))
         Tensor([1., 1.], f32[2])
+
+    Refuses:
+        ml.linalg.lu_solve(ml.linalg.lu_factor(ml.ones((2, 2))), v)  # LinAlgError
     """
     both, order = factors
     type, right = _matrices(both), floating(x2)
@@ -521,6 +554,9 @@ def det(x: Tensor, /) -> Tensor:
 
         >>> ml.linalg.det(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
         Tensor(8., f32[])
+
+    Refuses:
+        ml.grad(lambda x: ml.sum(ml.grad(ml.linalg.det)(x)))(ml.zeros((2, 2)))  # LinAlgError
     """
     return op.det(floating(x))
 
@@ -554,6 +590,10 @@ def pinv(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
         >>> ml.linalg.pinv(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
         Tensor([[0.5 , 0.  ],
                 [0.  , 0.25]], f32[2,2])
+
+    Refuses:
+        ml.linalg.pinv(nans)  # LinAlgError
+        ml.linalg.pinv(x, rtol=v)  # ShapeError
     """
     x = floating(x)
     return op.pinv(x, _tolerance(rtol, _matrices(x)))
@@ -588,6 +628,9 @@ def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> Lst
 
         >>> ml.linalg.lstsq(ml.asarray([[2.0], [0.0]]), ml.asarray([4.0, 1.0]))[0]
         Tensor([2.], f32[1])
+
+    Refuses:
+        ml.linalg.lstsq(nans, ml.ones(2))  # LinAlgError
     """
     x1, x2 = floating(x1), floating(x2)
     right = shapes.expand_dims(x2, axis=-1) if x2.ndim == 1 else x2
@@ -680,6 +723,9 @@ def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
         >>> u, s, vh = ml.linalg.svd(ml.ones((3, 2)), full_matrices=False)
         >>> u.type, s.type, vh.type
         (f32[3,2], f32[2], f32[2,2])
+
+    Refuses:
+        ml.linalg.svd(nans)  # LinAlgError
     """
     x = floating(x)
     packed = op.svd(x, full_matrices=full_matrices)
@@ -696,6 +742,9 @@ def svdvals(x: Tensor, /) -> Tensor:
 
         >>> ml.linalg.svdvals(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor([9., 4.], f32[2])
+
+    Refuses:
+        ml.linalg.svdvals(nans)  # LinAlgError
     """
     return op.svdvals(floating(x))
 
@@ -711,6 +760,9 @@ def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
 
         >>> ml.linalg.matrix_rank(ml.ones((3, 3)))
         Tensor(1, i64[])
+
+    Refuses:
+        ml.linalg.matrix_rank(nans)  # LinAlgError
     """
     x = floating(x)
     tolerance = _tolerance(rtol, _matrices(x))
@@ -736,6 +788,9 @@ def vector_norm(
 
         >>> ml.linalg.vector_norm(ml.asarray([3.0, 4.0]))
         Tensor(5., f32[])
+
+    Refuses:
+        ml.linalg.vector_norm(v, ord="nuc")  # ArgumentError
     """
     x = floating(x)
     if not is_real(ord):
@@ -784,6 +839,10 @@ def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro")
 
         >>> ml.linalg.matrix_norm(ml.asarray([[3.0, 0.0], [0.0, 4.0]]))
         Tensor(5., f32[])
+
+    Refuses:
+        ml.linalg.matrix_norm(x, ord=3)  # ArgumentError
+        ml.linalg.matrix_norm(nans, ord="nuc")  # LinAlgError
     """
     x = floating(x)
     _matrices(x)
@@ -813,6 +872,10 @@ def norm(x: Tensor, /, ord: NormOrder = None, axis: Axis = None, keepdims: bool 
 
         >>> ml.linalg.norm(ml.asarray([3.0, 4.0]))
         Tensor(5., f32[])
+
+    Refuses:
+        ml.linalg.norm(x, ord=3)  # ArgumentError
+        ml.linalg.norm(ml.ones((2, 2, 2)), ord=2)  # ShapeError
     """
     type_of(x)
     if axis is None and ord is None:

@@ -37,6 +37,9 @@ def mean_squared_error(
 
         >>> ml.mean_squared_error(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor(4.625, f32[])
+
+    Refuses:
+        ml.mean_squared_error(x, half, reduction="most")  # ArgumentError
     """
     _require_pair(predictions, targets)
     return reduced(op.square(predictions - targets), reduction)
@@ -53,6 +56,9 @@ def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
 
         >>> ml.l1(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.5, 3. ], f32[2])
+
+    Refuses:
+        ml.l1(x, half, reduction="most")  # ArgumentError
     """
     _require_pair(predictions, targets)
     return reduced(op.abs(predictions - targets), reduction)
@@ -72,6 +78,9 @@ def huber(
 
         >>> ml.huber(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.125, 2.5  ], f32[2])
+
+    Refuses:
+        ml.huber(x, half, delta=0.0)  # ArgumentError
     """
     _require_pair(predictions, targets)
     limit = _positive(delta, "delta")
@@ -94,6 +103,9 @@ def smooth_l1(
 
         >>> ml.smooth_l1(ml.asarray([0.5, 3.0]), ml.zeros(2), beta=2.0)
         Tensor([0.0625, 2.    ], f32[2])
+
+    Refuses:
+        ml.smooth_l1(x, half, beta=0.0)  # ArgumentError
     """
     beta = _positive(beta, "beta")
     return huber(predictions, targets, delta=beta, reduction=reduction) / beta
@@ -123,6 +135,9 @@ def binary_cross_entropy_with_logits(
 
         >>> ml.binary_cross_entropy_with_logits(ml.asarray([0.0, 9.0]), ml.asarray([1.0, 1.0]))
         Tensor([6.9314718e-01, 1.2340219e-04], f32[2])
+
+    Refuses:
+        ml.binary_cross_entropy_with_logits(x, half, reduction="most")  # ArgumentError
     """
     type = _require_pair(logits, targets)
     positive = targets * op.logaddexp(-logits, 0.0)
@@ -152,6 +167,9 @@ def binary_cross_entropy(
 
         >>> ml.binary_cross_entropy(ml.asarray([0.5, 0.0]), ml.asarray([1.0, 0.0]))
         Tensor([0.6931472, 0.       ], f32[2])
+
+    Refuses:
+        ml.binary_cross_entropy(half, half, reduction="most")  # ArgumentError
     """
     _require_pair(predictions, targets)
     losses = -targets * _log(predictions) - (1.0 - targets) * _log(1.0 - predictions)
@@ -181,6 +199,9 @@ def kl_divergence(
 
         >>> ml.kl_divergence(ml.log(ml.asarray([0.5, 0.5])), ml.asarray([1.0, 0.0]))
         Tensor(0.6931472, f32[])
+
+    Refuses:
+        ml.kl_divergence(x, half, reduction="most")  # ArgumentError
     """
     type = _require_pair(log_predictions, targets)
     if not type.ndim:
@@ -214,6 +235,10 @@ def nll(
 
         >>> ml.nll(ml.log(ml.asarray([[0.5, 0.5], [0.25, 0.75]])), ml.asarray([1, 0]))
         Tensor([0.6931472, 1.3862944], f32[2])
+
+    Refuses:
+        ml.nll(x, ml.asarray([0, 1, 2, 3]), reduction="most")  # ArgumentError
+        ml.nll(x, ml.asarray([0, 1, 2, 9]))  # OperandValueError
     """
     require("float", type_of(log_predictions))
     require("integer", type_of(labels))
@@ -261,6 +286,10 @@ def softmax_cross_entropy(
 
         >>> ml.softmax_cross_entropy(ml.asarray([[0.0, 0.0], [9.0, 0.0]]), ml.asarray([1, 0]))
         Tensor([6.931472e-01, 1.233740e-04], f32[2])
+
+    Refuses:
+        ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 3]), label_smoothing=2.0)  # ArgumentError
+        ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 9]))  # OperandValueError
     """
     if type_of(logits).dtype.is_integer and type_of(labels).dtype.is_float:
         raise DTypeError("takes the logits first and then the labels: they change places")
@@ -312,6 +341,9 @@ def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1
 
         >>> ml.cosine_similarity(ml.asarray([3.0, 4.0]), ml.asarray([3.0, 0.0]))
         Tensor(0.6, f32[])
+
+    Refuses:
+        ml.cosine_similarity(x, half, eps=0.0)  # ArgumentError
     """
     require("float", type_of(x), type_of(y))
     least = _positive(eps, "eps") ** 2
@@ -343,6 +375,9 @@ def cosine_embedding(
         >>> x, y = ml.asarray([[1.0, 0.0], [1.0, 0.0]]), ml.asarray([[0.0, 1.0], [1.0, 0.0]])
         >>> ml.cosine_embedding(x, y, ml.asarray([1, -1]))
         Tensor([1., 1.], f32[2])
+
+    Refuses:
+        ml.cosine_embedding(x, half, ml.ones(4), reduction="most")  # ArgumentError
     """
     type = _require_pair(x, y)
     if not type.ndim or type_of(targets).shape != type.shape[:-1]:
@@ -377,6 +412,9 @@ def triplet_margin(
         >>> x = ml.asarray([[0.0, 0.0]])
         >>> ml.triplet_margin(x, x + 1.0, x + 2.0, margin=2.0)
         Tensor([0.5857864], f32[1])
+
+    Refuses:
+        ml.triplet_margin(x, half, half, p=0.0)  # ArgumentError
     """
     type = _require_pair(anchor, positive)
     _require_pair(anchor, negative)
@@ -418,6 +456,9 @@ def margin_ranking(
 
         >>> ml.margin_ranking(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([1.0]), margin=0.5)
         Tensor([2.5], f32[1])
+
+    Refuses:
+        ml.margin_ranking(x, half, half, reduction="most")  # ArgumentError
     """
     _require_pair(x, y)
     _require_pair(x, targets)
@@ -436,6 +477,9 @@ def hinge(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "no
 
         >>> ml.hinge(ml.asarray([0.5, 3.0]), ml.asarray([-1.0, 1.0]))
         Tensor([1.5, 0. ], f32[2])
+
+    Refuses:
+        ml.hinge(x, half, reduction="most")  # ArgumentError
     """
     _require_pair(predictions, targets)
     return reduced(op.maximum(1.0 - targets * predictions, 0.0), reduction)
@@ -464,6 +508,9 @@ def poisson_nll(
 
         >>> ml.poisson_nll(ml.asarray([0.0, 1.0]), ml.asarray([2.0, 1.0]))
         Tensor([1.       , 1.7182817], f32[2])
+
+    Refuses:
+        ml.poisson_nll(x, half, reduction="most")  # ArgumentError
     """
     type = _require_pair(predictions, targets)
     if log_input:
@@ -499,6 +546,9 @@ def gaussian_nll(
 
         >>> ml.gaussian_nll(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([4.0]))
         Tensor([1.1931472], f32[1])
+
+    Refuses:
+        ml.gaussian_nll(x, half, half, eps=0.0)  # ArgumentError
     """
     _require_pair(predictions, targets)
     _require_pair(predictions, variances)

@@ -190,7 +190,11 @@ METHODS: Final[dict[str, Callable[..., Any] | _OfOp]] = {
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """Transpose a matrix. Raises `NoTranspose` unless x has two dimensions."""
+    """Transpose a matrix. Raises `NoTranspose` unless x has two dimensions.
+
+    Refuses:
+        v.T  # NoTranspose
+    """
     if x.ndim != 2:
         raise NoTranspose("T is for 2 dimensions; mT swaps the last two").at("T", (x.type,))
     return transposed(x)

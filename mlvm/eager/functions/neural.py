@@ -31,6 +31,11 @@ def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
 
         >>> ml.dropout(ml.ones(3), 0.0)
         Tensor([1., 1., 1.], f32[3])
+
+    Refuses:
+        ml.dropout(v, 1.0)  # ArgumentError
+        ml.dropout(v, 0.5, key=v)  # ShapeError
+        ml.dropout(ml.ones((4, 4), dtype="bool"), 0.5)  # DTypeError
     """
     if rate == 0:
         return alias_of(x)
@@ -64,6 +69,11 @@ def embedding_bag(
         >>> ml.embedding_bag(rows, [0, 1, 1], [0, 1], mode="sum")
         Tensor([[1., 2.],
                 [6., 8.]], f32[2,2])
+
+    Refuses:
+        ml.embedding_bag(ml.ones((1, 2)), ints)  # PositionRefused
+        ml.embedding_bag(x, ints, mode="most")  # ArgumentError
+        ml.embedding_bag(x, x)  # DTypeError
     """
     require("float", type_of(embedding))
     if mode not in ("sum", "mean", "max"):

@@ -43,6 +43,9 @@ def max_pool2d(
 
         >>> ml.max_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[3.0]]]]
+
+    Refuses:
+        ml.max_pool2d(images, 0)  # ArgumentError
     """
     return _pooled(op.max_pool2d, x, 2, window, stride, padding, dilation)
 
@@ -65,6 +68,9 @@ def avg_pool2d(
 
         >>> ml.avg_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[1.5]]]]
+
+    Refuses:
+        ml.avg_pool2d(images, 0)  # ArgumentError
     """
     return _pooled(op.avg_pool2d, x, 2, window, stride, padding, dilation)
 
@@ -87,6 +93,9 @@ def max_pool1d(
 
         >>> ml.max_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
         [[[1.0], [3.0]]]
+
+    Refuses:
+        ml.max_pool1d(sequences, 0)  # ArgumentError
     """
     return _pooled(op.max_pool2d, x, 1, window, stride, padding, dilation)
 
@@ -109,6 +118,9 @@ def avg_pool1d(
 
         >>> ml.avg_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
         [[[0.5], [2.5]]]
+
+    Refuses:
+        ml.avg_pool1d(sequences, 0)  # ArgumentError
     """
     return _pooled(op.avg_pool2d, x, 1, window, stride, padding, dilation)
 
@@ -131,6 +143,9 @@ def max_pool3d(
 
         >>> ml.max_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[7.0]]]]]
+
+    Refuses:
+        ml.max_pool3d(volumes, 0)  # ArgumentError
     """
     return _pooled(op.max_pool2d, x, 3, window, stride, padding, dilation)
 
@@ -154,6 +169,9 @@ def avg_pool3d(
 
         >>> ml.avg_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[3.5]]]]]
+
+    Refuses:
+        ml.avg_pool3d(volumes, 0)  # ArgumentError
     """
     return _pooled(op.avg_pool2d, x, 3, window, stride, padding, dilation)
 
@@ -171,6 +189,9 @@ def adaptive_avg_pool(x: Tensor, size: Ints) -> Tensor:
 
         >>> ml.adaptive_avg_pool(ml.reshape(ml.arange(4.0), (1, 4, 1)), 2).tolist()
         [[[0.5], [2.5]]]
+
+    Refuses:
+        ml.adaptive_avg_pool(images, 0)  # ArgumentError
     """
     return _adapted(op.mean, x, size)
 
@@ -185,6 +206,9 @@ def adaptive_max_pool(x: Tensor, size: Ints) -> Tensor:
 
         >>> ml.adaptive_max_pool(ml.reshape(ml.arange(4.0), (1, 4, 1)), 2).tolist()
         [[[1.0], [3.0]]]
+
+    Refuses:
+        ml.adaptive_max_pool(images, 0)  # ArgumentError
     """
     return _adapted(op.max, x, size)
 

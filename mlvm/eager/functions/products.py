@@ -95,6 +95,9 @@ def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
 
         >>> ml.cdist(ml.asarray([[0.0, 0.0]]), ml.asarray([[3.0, 4.0], [0.0, 1.0]]))
         Tensor([[5., 1.]], f32[1,2])
+
+    Refuses:
+        ml.cdist(x, x, -1.0)  # ArgumentError
     """
     for each in (x1, x2):
         require("numeric", type_of(each))
@@ -121,6 +124,9 @@ def diagonal(x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tens
 
         >>> ml.diagonal(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor([4., 9.], f32[2])
+
+    Refuses:
+        ml.diagonal(x, 0, 0, 5)  # AxisRefused
     """
     if type_of(x).ndim < 2:
         raise ShapeError(f"needs matrices, in 2 dimensions or more; x has {x.ndim}")
@@ -140,6 +146,10 @@ def trace(
 
         >>> ml.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor(13., f32[])
+
+    Refuses:
+        ml.trace(x, 0, 0, 5)  # AxisRefused
+        ml.trace(x, dtype="bool")  # DTypeError
     """
     target = None if dtype is None else DType.of(dtype).name
     return op.sum(diagonal(x, offset=offset, axis1=axis1, axis2=axis2), axis=-1, dtype=target)
@@ -178,6 +188,9 @@ def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tens
 
         >>> ml.tril_indices(2)
         (Tensor([0, 1, 1], i64[3]), Tensor([0, 0, 1], i64[3]))
+
+    Refuses:
+        ml.tril_indices(-1)  # ArgumentError
     """
     return _indices(n, integer(k, "k"), m, below=True)
 
@@ -191,6 +204,9 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tens
 
         >>> ml.triu_indices(2)
         (Tensor([0, 0, 1], i64[3]), Tensor([0, 1, 1], i64[3]))
+
+    Refuses:
+        ml.triu_indices(2, 0, -1)  # ArgumentError
     """
     return _indices(n, integer(k, "k"), m, below=False)
 

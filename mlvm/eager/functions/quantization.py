@@ -48,6 +48,10 @@ def quantize_groups(
         >>> q, scale = ml.quantize_groups(ml.asarray([1.1, -2.0, 30.0, 70.0]), "i4", group=2)
         >>> q, ml.dequantize(q, scale).type
         (Tensor([ 4, -7,  3,  7], i4[4]), f32[4])
+
+    Refuses:
+        ml.quantize_groups(v, "f32")  # DTypeError
+        ml.quantize_groups(ml.ones(6), group=4)  # ShapeError
     """
     target, type = require_quantized(dtype), type_of(x)
     if type.dtype is not f32:
@@ -96,6 +100,11 @@ def quantize_linear(
         >>> zero = ml.asarray(2, dtype="u8")
         >>> ml.quantize_linear(ml.asarray([0.0, 1.3, -3.0]), ml.asarray(0.5), zero)
         Tensor([2, 5, 0], u8[3])
+
+    Refuses:
+        ml.quantize_linear(v, v, axis=3)  # AxisRefused
+        ml.quantize_linear(v, ml.ones(()), dtype="f32")  # DTypeError
+        ml.quantize_linear(v, ml.ones(7), axis=0)  # ShapeError
     """
     target = require_quantized(dtype if zero_point is None else zero_point.dtype)
     scale = _along(x, scale, axis)
@@ -123,6 +132,11 @@ def dequantize_linear(
         >>> zero = ml.asarray(2, dtype="u8")
         >>> ml.dequantize_linear(ml.asarray([2, 5], dtype="u8"), ml.asarray(0.5), zero)
         Tensor([0. , 1.5], f32[2])
+
+    Refuses:
+        ml.dequantize_linear(v, v, axis=3)  # AxisRefused
+        ml.dequantize_linear(ml.ones(3, dtype="c64"), ml.ones(()))  # DTypeError
+        ml.dequantize_linear(v, ml.ones(7), axis=0)  # ShapeError
     """
     if x.dtype in (i8, u8, i32) and scale.dtype is f32:
         own = constant(0, x.dtype) if zero_point is None else _along(x, zero_point, axis)
@@ -144,6 +158,10 @@ def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
         >>> ml.dynamic_quantize_linear(ml.asarray([0.0, 255.0]))[0]
         Tensor([  0, 255], u8[2])
+
+    Refuses:
+        ml.dynamic_quantize_linear(ml.ones(2, dtype="c64"))  # DTypeError
+        ml.dynamic_quantize_linear(ml.ones(0))  # ShapeError
     """
     zero = constant(0.0, f32)
     low, high = op.minimum(op.min(x), zero), op.maximum(op.max(x), zero)

@@ -66,6 +66,9 @@ def key(seed: int) -> Tensor:
 
         >>> ml.random.key(0).type
         u64[2]
+
+    Refuses:
+        ml.random.key(-1)  # OperandValueError
     """
     return from_array(_words(seed, 0))
 
@@ -80,6 +83,9 @@ def split(key: Tensor, n: int = 2) -> Tensor:
 
         >>> ml.random.split(ml.random.key(0), 3).type
         u64[3,2]
+
+    Refuses:
+        ml.random.split(key, -1)  # ArgumentError
     """
     return op.split_key(key, n=n)
 
@@ -93,6 +99,9 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
 
         >>> ml.random.fold_in(ml.random.key(0), 7).type
         u64[2]
+
+    Refuses:
+        ml.random.fold_in(key, 1.5)  # DTypeError
     """
     return op.fold_in(key, asarray(data))
 
@@ -289,6 +298,9 @@ def seed(seed: int) -> None:
         >>> ml.random.seed(0)
         >>> bool(ml.all(x == ml.random.normal(3)))
         True
+
+    Refuses:
+        ml.random.seed(-1)  # OperandValueError
     """
     set_state(_words(seed, 1))  # first, as a captured function refuses it
     if is_vm_chosen():
@@ -324,6 +336,9 @@ def set_state(state: Array | Tensor) -> None:
         >>> ml.random.set_state(state)
         >>> bool(ml.all(x == ml.random.normal(3)))
         True
+
+    Refuses:
+        ml.random.set_state(np.zeros(3))  # ShapeError
     """
     if isinstance(state, Tensor):
         state = state.numpy()
@@ -383,6 +398,10 @@ def normal(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) 
 
         >>> ml.random.normal((2, 3), key=ml.random.key(0)).type
         f32[2,3]
+
+    Refuses:
+        ml.random.normal(2, dtype="i64")  # DTypeError
+        ml.random.normal(2, key=v)  # ShapeError
     """
     return op.normal(_or_next(key), shape=integers(shape, "shape"), dtype=DType.of(dtype))
 
@@ -405,6 +424,11 @@ def uniform(
 
         >>> ml.random.uniform((2, 3), low=-1.0, key=ml.random.key(0)).type
         f32[2,3]
+
+    Refuses:
+        ml.random.uniform(2, low=2.0, high=1.0)  # ArgumentError
+        ml.random.uniform(2, dtype="i64")  # DTypeError
+        ml.random.uniform(-2)  # ShapeError
     """
     if not (is_real(low) and is_real(high) and low < high and math.isfinite(high - low)):
         raise ArgumentError(
@@ -427,6 +451,11 @@ def bernoulli(shape: Ints = (), p: Tensor | float = 0.5, *, key: Tensor | None =
 
         >>> ml.random.bernoulli(4, 1.0, key=ml.random.key(0))
         Tensor([ True,  True,  True,  True], bool[4])
+
+    Refuses:
+        ml.random.bernoulli(3, 2.0)  # OperandValueError
+        ml.random.bernoulli(2, ml.ones(2, dtype="bool"))  # DTypeError
+        ml.random.bernoulli(2, ml.ones(0))  # ShapeError
     """
     if not isinstance(p, Tensor):
         if not is_real(p):
@@ -448,6 +477,11 @@ def randint(
 
         >>> ml.random.randint(5, low=0, high=2, key=ml.random.key(0)).type
         i64[5]
+
+    Refuses:
+        ml.random.randint(2, low=3, high=1)  # ArgumentError
+        ml.random.randint(2, low=0, high=2, dtype="f32")  # DTypeError
+        ml.random.randint(-2, low=0, high=2)  # ShapeError
     """
     return op.randint(
         _or_next(key), low=low, high=high, shape=integers(shape, "shape"), dtype=DType.of(dtype)
@@ -463,6 +497,10 @@ def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
 
         >>> ml.sort(ml.random.permutation(4, key=ml.random.key(0)))
         Tensor([0, 1, 2, 3], i64[4])
+
+    Refuses:
+        ml.random.permutation(-1)  # ArgumentError
+        ml.random.permutation(ml.ones(()))  # ShapeError
     """
     if not isinstance(x, Tensor):
         return op.permutation(_or_next(key), n=x)
@@ -525,6 +563,14 @@ def choice(
 
         >>> ml.random.choice(10, 3, replace=False, key=ml.random.key(0)).type
         i64[3]
+
+    Refuses:
+        ml.random.choice(2, 2, p=-v)  # OperandValueError
+        ml.random.choice(0, 2)  # ArgumentError
+        ml.random.choice(v, 1, axis="x")  # ArgumentError
+        ml.random.choice(v, 2, axis=1)  # AxisRefused
+        ml.random.choice(2, 2, p=ints)  # DTypeError
+        ml.random.choice(3, 2, p=v)  # ShapeError
     """
     if isinstance(a, Tensor):
         n = a.shape[normalize_axis(integer(axis, "axis"), a.ndim)]
@@ -585,6 +631,11 @@ def truncated_normal(
 
         >>> ml.random.truncated_normal(-1.0, 1.0, 3, key=ml.random.key(0)).type
         f32[3]
+
+    Refuses:
+        ml.random.truncated_normal(1.0, -1.0, 2)  # ArgumentError
+        ml.random.truncated_normal(-1.0, 1.0, 2, dtype="i64")  # DTypeError
+        ml.random.truncated_normal(v, 3.0, 3)  # ShapeError
     """
     bounds = lower, upper
     if not any(isinstance(x, Tensor) for x in bounds) and not (
@@ -616,6 +667,10 @@ def exponential(shape: Ints = (), *, key: Tensor | None = None, dtype: object = 
 
         >>> ml.random.exponential((2, 3), key=ml.random.key(0)).type
         f32[2,3]
+
+    Refuses:
+        ml.random.exponential(2, dtype="i64")  # DTypeError
+        ml.random.exponential(-2)  # ShapeError
     """
     u, target = _uniform(shape, key, dtype)
     return rounded(-op.log1p(-u), target)
@@ -630,6 +685,10 @@ def laplace(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32)
 
         >>> ml.random.laplace((2, 3), key=ml.random.key(0)).type
         f32[2,3]
+
+    Refuses:
+        ml.random.laplace(2, dtype="i64")  # DTypeError
+        ml.random.laplace(-2)  # ShapeError
     """
     u, target = _uniform(shape, key, dtype)
     side = op.maximum(2.0 * u - 1.0, float(np.finfo(u.dtype.numpy.name).epsneg) - 1.0)
@@ -645,6 +704,10 @@ def gumbel(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) 
 
         >>> ml.random.gumbel((2, 3), key=ml.random.key(0)).type
         f32[2,3]
+
+    Refuses:
+        ml.random.gumbel(2, dtype="i64")  # DTypeError
+        ml.random.gumbel(-2)  # ShapeError
     """
     target = DType.of(dtype)
     return rounded(_gumbel(integers(shape, "shape"), _wide_dtype(target), key), target)
@@ -659,6 +722,10 @@ def cauchy(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) 
 
         >>> ml.random.cauchy((2, 3), key=ml.random.key(0)).type
         f32[2,3]
+
+    Refuses:
+        ml.random.cauchy(2, dtype="i64")  # DTypeError
+        ml.random.cauchy(-2)  # ShapeError
     """
     u, target = _uniform(shape, key, dtype)
     return rounded(op.tan((u - 0.5) * math.pi), target)
@@ -673,6 +740,10 @@ def rademacher(shape: Ints = (), *, key: Tensor | None = None, dtype: object = i
 
         >>> ml.random.rademacher((2, 3), key=ml.random.key(0)).type
         i64[2,3]
+
+    Refuses:
+        ml.random.rademacher(2, dtype="u8")  # DTypeError
+        ml.random.rademacher(-2)  # ShapeError
     """
     target = DType.of(dtype)
     if target.kind not in ("signed", "float"):
@@ -694,6 +765,11 @@ def gamma(
 
         >>> ml.random.gamma(2.0, (2, 3), key=ml.random.key(0)).type
         f32[2,3]
+
+    Refuses:
+        ml.random.gamma(-1.0)  # OperandValueError
+        ml.random.gamma(1.0, dtype="i64")  # DTypeError
+        ml.random.gamma(v, 3)  # ShapeError
     """
     [a], drawn = _parameters(shape, a=a)
     return op.gamma(_or_next(key), a, shape=drawn, dtype=DType.of(dtype))
@@ -717,6 +793,11 @@ def beta(
 
         >>> ml.random.beta(2.0, 3.0, (2, 3), key=ml.random.key(0)).type
         f32[2,3]
+
+    Refuses:
+        ml.random.beta(-1.0, 1.0)  # OperandValueError
+        ml.random.beta(1.0, 1.0, dtype="i64")  # DTypeError
+        ml.random.beta(v, 1.0, 3)  # ShapeError
     """
     both, drawn = _parameters(shape, a=a, b=b)
     target = DType.of(dtype)
@@ -737,6 +818,9 @@ def dirichlet(
 
         >>> ml.random.dirichlet(ml.asarray([1.0, 2.0, 3.0]), 2, key=ml.random.key(0)).type
         f32[2,3]
+
+    Refuses:
+        ml.random.dirichlet(v * 0.0)  # OperandValueError
     """
     type = _float_type(alpha, "alpha")
     if not type.ndim:
@@ -757,6 +841,11 @@ def student_t(
 
         >>> ml.random.student_t(3.0, (2, 3), key=ml.random.key(0)).type
         f32[2,3]
+
+    Refuses:
+        ml.random.student_t(-1.0)  # OperandValueError
+        ml.random.student_t(1.0, dtype="i64")  # DTypeError
+        ml.random.student_t(v, 3)  # ShapeError
     """
     [df], drawn = _parameters(shape, df=df)
     target = DType.of(dtype)
@@ -786,6 +875,11 @@ def poisson(
 
         >>> ml.random.poisson(4.0, (2, 3), key=ml.random.key(0)).type
         i64[2,3]
+
+    Refuses:
+        ml.random.poisson(-1.0)  # OperandValueError
+        ml.random.poisson(1.0, dtype="f32")  # DTypeError
+        ml.random.poisson(v, 3)  # ShapeError
     """
     [rate], drawn = _parameters(shape, rate=rate)
     return op.poisson(_or_next(key), rate, shape=drawn, dtype=DType.of(dtype))
@@ -810,6 +904,11 @@ def binomial(
 
         >>> ml.random.binomial(10, 0.5, (2, 3), key=ml.random.key(0)).type
         i64[2,3]
+
+    Refuses:
+        ml.random.binomial(-1, 0.5)  # OperandValueError
+        ml.random.binomial(1, 0.5, dtype="f32")  # DTypeError
+        ml.random.binomial(ml.ones(0, dtype="i64"), half[0, :2])  # ShapeError
     """
     trials = n if isinstance(n, Tensor) else full((), integer(n, "n"), dtype=i64)
     [p], p_shape = _parameters(None, p=p)
@@ -837,6 +936,10 @@ def multinomial(
 
         >>> ml.random.multinomial(10, ml.asarray([0.5, 0.5]), 3, key=ml.random.key(0)).type
         i64[3,2]
+
+    Refuses:
+        ml.random.multinomial(-1, v)  # OperandValueError
+        ml.random.multinomial(1, v, dtype="f32")  # DTypeError
     """
     trials = n if isinstance(n, Tensor) else full((), integer(n, "n"), dtype=i64)
     type = _float_type(p, "p")

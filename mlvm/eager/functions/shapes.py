@@ -110,6 +110,9 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
 
         >>> ml.permute_dims(ml.zeros((2, 3, 4)), (2, 0, 1)).shape
         (4, 2, 3)
+
+    Refuses:
+        ml.permute_dims(x, (0,))  # ArgumentError
     """
     order = integers(axes, "axes")
     result = inferred(one_op("permute_dims", axes=order), x)
@@ -135,7 +138,11 @@ def matrix_transpose(x: Tensor, /) -> Tensor:
 
 
 def transposed(x: Tensor) -> Tensor:
-    """Swap the last two axes: `x.mT`. Raises `NoTranspose` if x has fewer than two dimensions."""
+    """Swap the last two axes: `x.mT`. Raises `NoTranspose` if x has fewer than two dimensions.
+
+    Refuses:
+        v.mT  # NoTranspose
+    """
     shape, ndim = x.type.shape, x.type.ndim
     if ndim < 2:
         raise NoTranspose("mT is for 2 dimensions or more").at("mT", (x.type,))
@@ -157,6 +164,10 @@ def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
         >>> ml.flatten(ml.zeros((2, 3, 4)), 1).shape
         (2, 12)
+
+    Refuses:
+        ml.flatten(x, 1, 0)  # ArgumentError
+        ml.flatten(x, 9)  # AxisRefused
     """
     if not type_of(x).ndim:
         return reshape(x, -1)
@@ -178,6 +189,9 @@ def moveaxis(
 
         >>> ml.moveaxis(ml.zeros((2, 3, 4)), 0, -1).shape
         (3, 4, 2)
+
+    Refuses:
+        ml.moveaxis(x, (0, 1), (0,))  # ArgumentError
     """
     sources, destinations = axes_of(source, x), axes_of(destination, x)
     if len(sources) != len(destinations):
@@ -196,6 +210,9 @@ def swapaxes(x: Tensor, /, axis1: int, axis2: int) -> Tensor:
 
         >>> ml.swapaxes(ml.zeros((2, 3, 4)), 0, 2).shape
         (4, 3, 2)
+
+    Refuses:
+        ml.swapaxes(x, 0, 9)  # AxisRefused
     """
     [i], [j] = axes_of(axis1, x), axes_of(axis2, x)
     return moveaxis(x, (i, j), (j, i)) if i != j else alias_of(x)
@@ -228,6 +245,9 @@ def broadcast_shapes(*shapes: Ints) -> Shape:
 
         >>> ml.broadcast_shapes((3, 1), (4,))
         (3, 4)
+
+    Refuses:
+        ml.broadcast_shapes((2,), (3,))  # ShapeError
     """
     lengths = [integers(shape, "a shape") for shape in shapes]
     try:
@@ -262,6 +282,9 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Ten
         Tensor([[0, 1],
                 [0, 1],
                 [0, 1]], i64[3,2])
+
+    Refuses:
+        ml.meshgrid(v, indexing="yx")  # ArgumentError
     """
     types = [type_of(x) for x in arrays]
     if indexing not in ("xy", "ij"):
@@ -286,6 +309,9 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
         >>> ml.concat([ml.zeros((1, 2)), ml.ones((1, 2))], axis=0)
         Tensor([[0., 0.],
                 [1., 1.]], f32[2,2])
+
+    Refuses:
+        ml.concat([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])  # DTypeError
     """
     xs = tuple(arrays)
     if axis is None:
@@ -307,6 +333,9 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
         >>> ml.stack([ml.zeros(2), ml.ones(2)])
         Tensor([[0., 0.],
                 [1., 1.]], f32[2,2])
+
+    Refuses:
+        ml.stack([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])  # DTypeError
     """
     operands = list(arrays)
     like, widest = next((x for x in operands if isinstance(x, Tensor)), None), widest_of(operands)
@@ -333,6 +362,9 @@ def vstack(arrays: Iterable[Tensor], /) -> Tensor:
         >>> ml.vstack([ml.zeros(2), ml.ones(2)])
         Tensor([[0., 0.],
                 [1., 1.]], f32[2,2])
+
+    Refuses:
+        ml.vstack([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])  # DTypeError
     """
     xs = _operands(arrays)
     return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in xs])
@@ -348,6 +380,9 @@ def hstack(arrays: Iterable[Tensor], /) -> Tensor:
         >>> ml.hstack([ml.zeros((2, 1)), ml.ones((2, 1))])
         Tensor([[0., 1.],
                 [0., 1.]], f32[2,2])
+
+    Refuses:
+        ml.hstack([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])  # DTypeError
     """
     xs = [reshape(x, -1) if not x.ndim else x for x in _operands(arrays)]
     return concat(xs, axis=min(1, xs[0].ndim - 1))
@@ -362,6 +397,9 @@ def split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Tensor]:
 
         >>> ml.split(ml.arange(6), 3)
         [Tensor([0, 1], i64[2]), Tensor([2, 3], i64[2]), Tensor([4, 5], i64[2])]
+
+    Refuses:
+        ml.split(v, 3)  # ShapeError
     """
     [along] = axes_of(axis, x)
     length = x.shape[along]
@@ -410,6 +448,9 @@ def tile(x: Tensor, repetitions: Ints, /) -> Tensor:
 
         >>> ml.tile(ml.asarray([1, 2]), (2,))
         Tensor([1, 2, 1, 2], i64[4])
+
+    Refuses:
+        ml.tile(v, -1)  # ArgumentError
     """
     times, lengths = counts_of(repetitions, "repetitions"), type_of(x).shape
     ndim = max(len(times), len(lengths))
@@ -432,6 +473,11 @@ def repeat(x: Tensor, repeats: Ints | Tensor, /, axis: int | None = None) -> Ten
 
         >>> ml.repeat(ml.asarray([1, 2]), 2)
         Tensor([1, 1, 2, 2], i64[4])
+
+    Refuses:
+        ml.repeat(v, -1)  # ArgumentError
+        ml.repeat(v, v)  # DTypeError
+        ml.repeat(v, ml.asarray([1, 2, 3]))  # ShapeError
     """
     if axis is None:
         x, axis = reshape(x, type_of(x).size), 0
@@ -471,6 +517,9 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...], axis: Axis = None) -> Tenso
 
         >>> ml.roll(ml.asarray([1, 2, 3]), 1)
         Tensor([3, 1, 2], i64[3])
+
+    Refuses:
+        ml.roll(v, (1, 2), 0)  # ArgumentError
     """
     return op.roll(x, shift=shift, axis=axis)
 
@@ -485,6 +534,9 @@ def rot90(x: Tensor, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
         >>> ml.rot90(ml.asarray([[1, 2], [3, 4]]))
         Tensor([[2, 4],
                 [1, 3]], i64[2,2])
+
+    Refuses:
+        ml.rot90(x, 1, (0,))  # ArgumentError
     """
     several = axes_of(axes, x, name="axes")
     if len(several) != 2:
@@ -525,6 +577,12 @@ def pad(
         Tensor([0., 1., 2., 0.], f32[4])
         >>> ml.pad(ml.asarray([1.0, 2.0, 3.0]), (0, 2), mode="reflect")
         Tensor([1., 2., 3., 2., 1.], f32[5])
+
+    Refuses:
+        ml.pad(x, (1, 2, 3))  # ArgumentError
+        ml.pad(ints, 1, 0.5)  # ArgumentError
+        ml.pad(x, 1, mode="odd")  # ArgumentError
+        ml.pad(x[:0], 1, mode="edge")  # ShapeError
     """
     ndim = type_of(x).ndim
     if isinstance(widths, int):

@@ -33,6 +33,10 @@ def hanning(n: int, *, periodic: bool = False, dtype: object = f32) -> Tensor:
 
         >>> ml.hanning(4, periodic=True)
         Tensor([0. , 0.5, 1. , 0.5], f32[4])
+
+    Refuses:
+        ml.hanning(-1)  # ArgumentError
+        ml.hanning(2, dtype="i64")  # DTypeError
     """
     return _cosine(n, 0.5, periodic, dtype)
 
@@ -46,6 +50,10 @@ def hamming(n: int, *, periodic: bool = False, dtype: object = f32) -> Tensor:
 
         >>> ml.hamming(4, periodic=True)
         Tensor([0.08, 0.54, 1.  , 0.54], f32[4])
+
+    Refuses:
+        ml.hamming(-1)  # ArgumentError
+        ml.hamming(2, dtype="i64")  # DTypeError
     """
     return _cosine(n, 0.54, periodic, dtype)
 
@@ -85,6 +93,9 @@ def stft(
 
         >>> ml.stft(ml.ones((2, 100)), 16, window=ml.hanning(16, periodic=True)).type
         c64[2,9,26]
+
+    Refuses:
+        ml.stft(v, 0)  # ArgumentError
     """
     size, hop = _sizes(n_fft, hop_length)
     require("numeric", type_of(x))
@@ -133,6 +144,10 @@ def istft(
         >>> w = ml.hanning(16, periodic=True)
         >>> bool(ml.allclose(ml.istft(ml.stft(x, 16, window=w), 16, window=w), x, atol=1e-5))
         True
+
+    Refuses:
+        ml.istft(x * 1j, 0)  # ArgumentError
+        ml.istft(x, 4)  # DTypeError
     """
     size, hop = _sizes(n_fft, hop_length)
     if type_of(x).dtype.kind != "complex":

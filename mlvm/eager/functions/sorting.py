@@ -85,6 +85,9 @@ def topk(x: Tensor, /, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
 
         >>> ml.topk(ml.asarray([1.0, 5.0, 3.0]), 2)
         (Tensor([5., 3.], f32[2]), Tensor([1, 2], i64[2]))
+
+    Refuses:
+        ml.topk(v, 9)  # ArgumentError
     """
     [along] = axes_of(axis, x)
     [count] = counts_of(integer(k, "k"), "k")
@@ -111,6 +114,11 @@ def searchsorted(
 
         >>> ml.searchsorted(ml.asarray([1.0, 3.0, 5.0]), ml.asarray([0.0, 3.0, 9.0]))
         Tensor([0, 1, 3], i64[3])
+
+    Refuses:
+        ml.searchsorted(v, v, side="mid")  # ArgumentError
+        ml.searchsorted(v, v, sorter=ml.full(v.size, 9))  # PositionRefused
+        ml.searchsorted(v, v, sorter=ml.arange(v.size + 1))  # ShapeError
     """
     x1 = _ordered(x1)
     x2 = _ordered(as_operand(x2, x1))
@@ -317,6 +325,9 @@ def unique(
         >>> ml.unique(ml.asarray([[1, 2], [0, 5], [1, 2]]), axis=0)
         Tensor([[0, 5],
                 [1, 2]], i64[2,2])
+
+    Refuses:
+        ml.unique(x * 1j, axis=0)  # DTypeError
     """
     if axis is None:
         groups = _Sorted(x, equal_nan)
@@ -410,6 +421,9 @@ def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
 
         >>> ml.isin(ml.asarray([1, 2, 3]), ml.asarray([2, 5]))
         Tensor([False,  True, False], bool[3])
+
+    Refuses:
+        ml.isin(1, 2)  # DTypeError
     """
     if not isinstance(x1, Tensor):
         if not isinstance(x2, Tensor):

@@ -76,6 +76,9 @@ def array_equal(x: Tensor, y: Tensor, /, equal_nan: bool = False) -> Tensor:
 
         >>> ml.array_equal(ml.asarray([1, 2]), ml.asarray([1, 2, 3]))
         Tensor(False, bool[])
+
+    Refuses:
+        ml.array_equal(ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64"))  # DTypeError
     """
     if type_of(x).shape != type_of(y).shape:
         return full((), False)
@@ -126,6 +129,9 @@ def lerp(x: Tensor, y: Operand, weight: Operand, /) -> Tensor:
 
         >>> ml.lerp(ml.asarray([0.0, 10.0]), 20.0, 0.25)
         Tensor([ 5. , 12.5], f32[2])
+
+    Refuses:
+        ml.lerp(ml.ones(0), v, v)  # ShapeError
     """
     require("inexact", type_of(x))
     return between(x, as_operand(y, x), as_operand(weight, x))
@@ -141,6 +147,9 @@ def fmod(x: Tensor, y: Operand, /) -> Tensor:
 
         >>> ml.fmod(ml.asarray([7, -7]), 3)
         Tensor([ 1, -1], i64[2])
+
+    Refuses:
+        ml.fmod(ml.ones(0), x)  # ShapeError
     """
     require("real", type_of(x))
     y = as_operand(y, x)
@@ -188,6 +197,9 @@ def polygamma(n: int, x: Tensor, /) -> Tensor:
 
         >>> ml.polygamma(1, ml.asarray([1.0]))
         Tensor([1.644934], f32[1])
+
+    Refuses:
+        ml.polygamma(-1, v)  # ArgumentError
     """
     type_of(x)
     return op.polygamma(x, n=integer(n, "n"))

@@ -61,6 +61,9 @@ def quantile(
 
         >>> ml.quantile(ml.asarray([3.0, 1.0, 2.0]), 0.25)
         Tensor(1.5, f32[])
+
+    Refuses:
+        ml.quantile(v, 1.5)  # ArgumentError
     """
     return _quantile(x, q, 1.0, axis, method, keepdims)
 
@@ -136,6 +139,9 @@ def percentile(
 
         >>> ml.percentile(ml.asarray([3.0, 1.0, 2.0]), 25.0)
         Tensor(1.5, f32[])
+
+    Refuses:
+        ml.percentile(v, 101.0)  # ArgumentError
     """
     return _quantile(x, q, 100.0, axis, method, keepdims)
 
@@ -402,6 +408,10 @@ def bincount(
 
         >>> ml.bincount(ml.asarray([1, 3, 1]))
         Tensor([0, 2, 0, 1], i64[4])
+
+    Refuses:
+        ml.bincount(ints, minlength=-1)  # ArgumentError
+        ml.bincount(ints, length=1)  # PositionRefused
     """
     require("integer", type_of(x))
     if x.ndim != 1:
@@ -465,6 +475,10 @@ def histogram(
         >>> counts, edges = ml.histogram(ml.asarray([0.0, 1.0, 1.5, 4.0]), 2)
         >>> counts, edges
         (Tensor([3, 1], i64[2]), Tensor([0., 2., 4.], f32[3]))
+
+    Refuses:
+        ml.histogram(v, 0)  # ArgumentError
+        ml.histogram(v, ml.ones(1))  # ShapeError
     """
     require("real", type_of(x))
     if weights is not None and type_of(weights).shape != x.shape:

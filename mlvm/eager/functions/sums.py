@@ -48,6 +48,10 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
         >>> ml.outer(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
         Tensor([[3., 4.],
                 [6., 8.]], f32[2,2])
+
+    Refuses:
+        ml.linalg.outer(ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64"))  # DTypeError
+        ml.linalg.outer(ml.ones(()), v)  # ShapeError
     """
     types = type_of(x), type_of(y)
     if types[0].ndim != 1 or types[1].ndim != 1:
@@ -77,6 +81,10 @@ def diff(
 
         >>> ml.diff(ml.asarray([1.0, 4.0, 9.0]))
         Tensor([3., 5.], f32[2])
+
+    Refuses:
+        ml.diff(v, n=-1)  # ArgumentError
+        ml.diff(v, prepend=x)  # ShapeError
     """
     [along] = axes_of(axis, x)
     [times] = counts_of(integer(n, "n"), "n")
@@ -119,6 +127,9 @@ def cumulative_sum(
 
         >>> ml.cumulative_sum(ml.asarray([1.0, 2.0, 3.0]))
         Tensor([1., 3., 6.], f32[3])
+
+    Refuses:
+        ml.cumulative_sum(v, dtype="bool")  # DTypeError
     """
     target = None if dtype is None else DType.of(dtype)
     x = _counted(x)
@@ -156,6 +167,9 @@ def cumulative_prod(
 
         >>> ml.cumulative_prod(ml.asarray([1.0, 2.0, 3.0]))
         Tensor([1., 2., 6.], f32[3])
+
+    Refuses:
+        ml.cumulative_prod(v, dtype="bool")  # DTypeError
     """
     target = None if dtype is None else DType.of(dtype).name
     x = in_single(_counted(x))
@@ -236,6 +250,9 @@ def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -
 
         >>> ml.trapezoid(ml.asarray([1.0, 2.0, 3.0]))
         Tensor(4., f32[])
+
+    Refuses:
+        ml.trapezoid(ml.ones(0), v)  # ShapeError
     """
     require("numeric", type_of(y))
     [along] = axes_of(axis, y)

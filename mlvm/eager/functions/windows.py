@@ -111,6 +111,9 @@ def unfold(
 
         >>> ml.unfold(ml.ones((1, 4, 4, 3)), 2).type
         f32[1,3,3,2,2,3]
+
+    Refuses:
+        ml.unfold(images, 0)  # ArgumentError
     """
     size = require_places(x, 2)
     shape, steps, dilations = (
@@ -148,6 +151,9 @@ def fold(
         Tensor([[ 0.,  2.,  2.],
                 [ 6., 16., 10.],
                 [ 6., 14.,  8.]], f32[3,3])
+
+    Refuses:
+        ml.fold(ml.ones((1, 2, 2, 2, 2, 1)), 0)  # ArgumentError
     """
     if type_of(windows).ndim != 6:
         raise ShapeError(f"windows have 6 axes (N, OH, OW, KH, KW, C), not {windows.ndim}")

@@ -172,6 +172,10 @@ def from_dlpack(
         >>> import numpy as np
         >>> ml.from_dlpack(np.ones(2))
         Tensor([1., 1.], f64[2])
+
+    Refuses:
+        ml.from_dlpack(np.ones(2), copy=False)  # CopyRefused
+        ml.from_dlpack(5)  # NoExchange
     """
     if isinstance(x, Tensor):
         return asarray(x, device=device, copy=copy)

@@ -36,6 +36,9 @@ class LeakyReLU(Module):
 
         >>> ml.nn.LeakyReLU()(ml.asarray([-1.0]))
         Tensor([-0.01], f32[1])
+
+    Refuses:
+        ml.nn.LeakyReLU("1")  # ArgumentError
     """
 
     def __init__(self, negative_slope: float = 0.01) -> None:
@@ -53,6 +56,9 @@ class ELU(Module):
 
         >>> ml.nn.ELU()(ml.asarray([2.0]))
         Tensor([2.], f32[1])
+
+    Refuses:
+        ml.nn.ELU("1")  # ArgumentError
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
@@ -141,6 +147,9 @@ class Softmax(Module):
 
         >>> ml.nn.Softmax()(ml.asarray([0.0, 0.0]))
         Tensor([0.5, 0.5], f32[2])
+
+    Refuses:
+        ml.nn.Softmax(9)(v)  # AxisRefused
     """
 
     def __init__(self, axis: int = -1) -> None:
@@ -158,6 +167,9 @@ class CELU(Module):
 
         >>> ml.nn.CELU()(ml.asarray([2.0]))
         Tensor([2.], f32[1])
+
+    Refuses:
+        ml.nn.CELU(0.0)  # ArgumentError
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
@@ -203,6 +215,9 @@ class GLU(Module):
 
         >>> ml.nn.GLU()(ml.asarray([1.0, 0.0]))
         Tensor([0.5], f32[1])
+
+    Refuses:
+        ml.nn.GLU(9)(v)  # AxisRefused
     """
 
     def __init__(self, axis: int = -1) -> None:
@@ -221,6 +236,9 @@ class PReLU(Module):
 
         >>> ml.nn.PReLU(2)(ml.asarray([-1.0, 2.0]))
         Tensor([-0.25,  2.  ], f32[2])
+
+    Refuses:
+        ml.nn.PReLU(0)  # ArgumentError
     """
 
     slope: Tensor  # [] or [channels]
@@ -280,6 +298,9 @@ class Hardtanh(Module):
 
         >>> ml.nn.Hardtanh()(ml.asarray([-3.0, 0.5]))
         Tensor([-1. ,  0.5], f32[2])
+
+    Refuses:
+        ml.nn.Hardtanh("1")  # ArgumentError
     """
 
     def __init__(self, min: float = -1.0, max: float = 1.0) -> None:
@@ -310,6 +331,9 @@ class LogSoftmax(Module):
 
         >>> ml.nn.LogSoftmax()(ml.asarray([0.0, 0.0]))
         Tensor([-0.6931472, -0.6931472], f32[2])
+
+    Refuses:
+        ml.nn.LogSoftmax(9)(v)  # AxisRefused
     """
 
     def __init__(self, axis: int = -1) -> None:
@@ -353,6 +377,9 @@ class Softshrink(Module):
 
         >>> ml.nn.Softshrink()(ml.asarray([2.0]))
         Tensor([1.5], f32[1])
+
+    Refuses:
+        ml.nn.Softshrink("1")  # ArgumentError
     """
 
     def __init__(self, limit: float = 0.5) -> None:
@@ -370,6 +397,9 @@ class Hardshrink(Module):
 
         >>> ml.nn.Hardshrink()(ml.asarray([2.0]))
         Tensor([2.], f32[1])
+
+    Refuses:
+        ml.nn.Hardshrink("1")  # ArgumentError
     """
 
     def __init__(self, limit: float = 0.5) -> None:

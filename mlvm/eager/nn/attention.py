@@ -42,6 +42,9 @@ class MultiHeadAttention(Module):
 
         >>> ml.nn.MultiHeadAttention(16, 4)(ml.ones((2, 5, 16)), is_causal=True).type
         f32[2,5,16]
+
+    Refuses:
+        ml.nn.MultiHeadAttention(4, 3)  # ArgumentError
     """
 
     query: Linear | Any

@@ -115,6 +115,9 @@ class Conv2d(_Convolution):
 
         >>> ml.nn.Conv2d(3, 8, 3)(ml.ones((2, 6, 6, 3))).type
         f32[2,6,6,8]
+
+    Refuses:
+        ml.nn.Conv2d(2, 3, 2, groups=5)  # ArgumentError
     """
 
     _axes = 2
@@ -135,6 +138,9 @@ class Conv1d(_Convolution):
 
         >>> ml.nn.Conv1d(3, 8, 3)(ml.ones((2, 6, 3))).type
         f32[2,6,8]
+
+    Refuses:
+        ml.nn.Conv1d(2, 3, 2, groups=5)  # ArgumentError
     """
 
     _axes = 1
@@ -157,6 +163,9 @@ class Conv3d(_Convolution):
 
         >>> ml.nn.Conv3d(3, 8, 3)(ml.ones((2, 6, 6, 6, 3))).type
         f32[2,6,6,6,8]
+
+    Refuses:
+        ml.nn.Conv3d(2, 3, 0)  # ArgumentError
     """
 
     _axes = 3
@@ -180,6 +189,9 @@ class ConvTranspose2d(_Convolution):
 
         >>> ml.nn.ConvTranspose2d(3, 8, 2, stride=2)(ml.ones((2, 6, 6, 3))).type
         f32[2,12,12,8]
+
+    Refuses:
+        ml.nn.ConvTranspose2d(2, 3, 0)  # ArgumentError
     """
 
     _axes = 2
@@ -200,6 +212,9 @@ class ConvTranspose1d(_Convolution):
 
         >>> ml.nn.ConvTranspose1d(3, 8, 2, stride=2)(ml.ones((2, 6, 3))).type
         f32[2,12,8]
+
+    Refuses:
+        ml.nn.ConvTranspose1d(2, 3, 0)  # ArgumentError
     """
 
     _axes = 1
@@ -220,6 +235,9 @@ class ConvTranspose3d(_Convolution):
 
         >>> ml.nn.ConvTranspose3d(3, 8, 2, stride=2)(ml.ones((2, 3, 3, 3, 3))).type
         f32[2,6,6,6,8]
+
+    Refuses:
+        ml.nn.ConvTranspose3d(2, 3, 0)  # ArgumentError
     """
 
     _axes = 3

@@ -49,6 +49,10 @@ def ctc(
         >>> even = ml.log(ml.full((3, 1, 2), 0.5))
         >>> ml.exp(-ml.ctc(even, [[1]], [3], [1]))
         Tensor([0.75], f32[1])
+
+    Refuses:
+        ml.ctc(ml.zeros((4, 1, 2)), [[1]], [3], [1], blank=2)  # ArgumentError
+        ml.ctc(ml.zeros((4, 1, 2)), [[5]], [3], [1])  # PositionRefused
     """
     require("float", type_of(log_predictions))
     require("integer", type_of(labels), type_of(lengths), type_of(label_lengths))

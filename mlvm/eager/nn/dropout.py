@@ -18,6 +18,10 @@ class Dropout(Module):
 
         >>> ml.nn.Dropout(0.5).eval()(ml.ones(3))
         Tensor([1., 1., 1.], f32[3])
+
+    Refuses:
+        ml.nn.Dropout(1.0)  # ArgumentError
+        ml.nn.Dropout(0.5)(ml.ones((4, 4), dtype="bool"))  # DTypeError
     """
 
     def __init__(self, rate: float) -> None:

@@ -60,6 +60,10 @@ def zeros(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Ten
         >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.zeros).kernel
         Tensor([[0., 0., 0.],
                 [0., 0., 0.]], f32[2,3])
+
+    Refuses:
+        ml.nn.init.zeros(-2)  # ShapeError
+        ml.nn.init.zeros(2, dtype="i64")  # DTypeError
     """
     return creation.zeros(shape, dtype=require_float("zeros", dtype))
 
@@ -73,6 +77,10 @@ def ones(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Tens
 
         >>> ml.nn.Linear(2, 3, bias_init=ml.nn.init.ones).bias
         Tensor([1., 1., 1.], f32[3])
+
+    Refuses:
+        ml.nn.init.ones(-2)  # ShapeError
+        ml.nn.init.ones(2, dtype="i64")  # DTypeError
     """
     return creation.ones(shape, dtype=require_float("ones", dtype))
 
@@ -88,6 +96,11 @@ def constant(
 
         >>> ml.nn.Linear(2, 3, bias_init=ml.nn.init.constant(0.5)).bias
         Tensor([0.5, 0.5, 0.5], f32[3])
+
+    Refuses:
+        ml.nn.init.constant("1", 2)  # ArgumentError
+        ml.nn.init.constant(1.0, -2)  # ShapeError
+        ml.nn.init.constant(1.0, 2, dtype="i64")  # DTypeError
     """
     return creation.full(shape, _number(value, "value"), dtype=require_float("constant", dtype))
 
@@ -108,6 +121,11 @@ def normal(
 
         >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.normal(std=0.02)).kernel.type
         f32[2,3]
+
+    Refuses:
+        ml.nn.init.normal(2, dtype="i64")  # DTypeError
+        ml.nn.init.normal(2, key=v)  # ShapeError
+        ml.nn.init.normal(2, std="1")  # ArgumentError
     """
     drawn = random.normal(shape, key=key, dtype=require_float("normal", dtype))
     return _moved(drawn, mean, std)
@@ -129,6 +147,11 @@ def uniform(
 
         >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.uniform(low=-0.1, high=0.1)).kernel.type
         f32[2,3]
+
+    Refuses:
+        ml.nn.init.uniform(2, dtype="i64")  # DTypeError
+        ml.nn.init.uniform(2, key=v)  # ShapeError
+        ml.nn.init.uniform(2, low=2.0)  # ArgumentError
     """
     kind = require_float("uniform", dtype)
     return random.uniform(shape, low=low, high=high, key=key, dtype=kind)
@@ -155,6 +178,11 @@ def truncated_normal(
         >>> narrow = ml.nn.init.truncated_normal(std=0.02)
         >>> ml.max(ml.abs(ml.nn.Embedding(5, 3, embedding_init=narrow).embedding)) <= 0.04
         Tensor(True, bool[])
+
+    Refuses:
+        ml.nn.init.truncated_normal(2, dtype="i64")  # DTypeError
+        ml.nn.init.truncated_normal(2, key=v)  # ShapeError
+        ml.nn.init.truncated_normal(2, lower=3.0)  # ArgumentError
     """
     kind = require_float("truncated_normal", dtype)
     return _moved(random.truncated_normal(lower, upper, shape, key=key, dtype=kind), mean, std)
@@ -170,6 +198,11 @@ def lecun_normal(shape: Ints, *, key: Tensor | None = None, dtype: object = f32)
 
         >>> ml.nn.init.lecun_normal((2, 3)).type
         f32[2,3]
+
+    Refuses:
+        ml.nn.init.lecun_normal((2, 2), dtype="i64")  # DTypeError
+        ml.nn.init.lecun_normal((2, 2), key=v)  # ShapeError
+        ml.nn.init.lecun_normal(2)  # ArgumentError
     """
     return _of_variance("lecun_normal", shape, 1 / _fans(shape)[0], key, dtype)
 
@@ -183,6 +216,11 @@ def lecun_uniform(shape: Ints, *, key: Tensor | None = None, dtype: object = f32
 
         >>> ml.nn.init.lecun_uniform((2, 3)).type
         f32[2,3]
+
+    Refuses:
+        ml.nn.init.lecun_uniform((2, 2), dtype="i64")  # DTypeError
+        ml.nn.init.lecun_uniform((2, 2), key=v)  # ShapeError
+        ml.nn.init.lecun_uniform(2)  # ArgumentError
     """
     return _of_variance("lecun_uniform", shape, 1 / _fans(shape)[0], key, dtype)
 
@@ -200,6 +238,11 @@ def xavier_normal(
 
         >>> ml.nn.init.xavier_normal((2, 3)).type
         f32[2,3]
+
+    Refuses:
+        ml.nn.init.xavier_normal((2, 2), dtype="i64")  # DTypeError
+        ml.nn.init.xavier_normal((2, 2), key=v)  # ShapeError
+        ml.nn.init.xavier_normal(2)  # ArgumentError
     """
     variance = 2 * _number(gain, "gain") ** 2 / sum(_fans(shape))
     return _of_variance("xavier_normal", shape, variance, key, dtype)
@@ -217,6 +260,11 @@ def xavier_uniform(
 
         >>> ml.nn.init.xavier_uniform((2, 3)).type
         f32[2,3]
+
+    Refuses:
+        ml.nn.init.xavier_uniform((2, 2), dtype="i64")  # DTypeError
+        ml.nn.init.xavier_uniform((2, 2), key=v)  # ShapeError
+        ml.nn.init.xavier_uniform(2)  # ArgumentError
     """
     variance = 2 * _number(gain, "gain") ** 2 / sum(_fans(shape))
     return _of_variance("xavier_uniform", shape, variance, key, dtype)
@@ -240,6 +288,11 @@ def kaiming_normal(
 
         >>> ml.nn.Conv2d(3, 8, 3, kernel_init=ml.nn.init.kaiming_normal).kernel.type
         f32[3,3,3,8]
+
+    Refuses:
+        ml.nn.init.kaiming_normal((2, 2), dtype="i64")  # DTypeError
+        ml.nn.init.kaiming_normal((2, 2), key=v)  # ShapeError
+        ml.nn.init.kaiming_normal(2)  # ArgumentError
     """
     variance = _kaiming(shape, negative_slope, mode)
     return _of_variance("kaiming_normal", shape, variance, key, dtype)
@@ -262,6 +315,11 @@ def kaiming_uniform(
 
         >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.kaiming_uniform(mode="fan_out")).kernel.type
         f32[2,3]
+
+    Refuses:
+        ml.nn.init.kaiming_uniform((2, 2), dtype="i64")  # DTypeError
+        ml.nn.init.kaiming_uniform((2, 2), key=v)  # ShapeError
+        ml.nn.init.kaiming_uniform(2)  # ArgumentError
     """
     variance = _kaiming(shape, negative_slope, mode)
     return _of_variance("kaiming_uniform", shape, variance, key, dtype)
@@ -282,6 +340,11 @@ def orthogonal(
         >>> q = ml.nn.init.orthogonal((3, 2))
         >>> ml.all(ml.abs(q.T @ q - ml.eye(2)) < 1e-5)
         Tensor(True, bool[])
+
+    Refuses:
+        ml.nn.init.orthogonal((2, 2), dtype="i64")  # DTypeError
+        ml.nn.init.orthogonal((2, 2), key=v)  # ShapeError
+        ml.nn.init.orthogonal(2)  # ArgumentError
     """
     kind, lengths = require_float("orthogonal", dtype), _kernel(shape)
     rows, columns = math.prod(lengths[:-1]), lengths[-1]

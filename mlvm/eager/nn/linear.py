@@ -25,6 +25,10 @@ class Linear(Module):
         >>> layer = ml.nn.Linear(3, 2)
         >>> layer(ml.ones((5, 3))).type
         f32[5,2]
+
+    Refuses:
+        ml.nn.Linear(0, 2)  # ArgumentError
+        ml.nn.Linear(4, 2, dtype=ml.float16)(ml.ones(4))  # DTypeError
     """
 
     kernel: Tensor  # [in_features, out_features]
@@ -75,6 +79,11 @@ class Bilinear(Module):
 
         >>> ml.nn.Bilinear(3, 4, 2)(ml.ones((5, 3)), ml.ones((5, 4))).type
         f32[5,2]
+
+    Refuses:
+        ml.nn.Bilinear(0, 2, 3)  # ArgumentError
+        ml.nn.Bilinear(4, 4, 2, dtype=ml.float16)(x, x)  # DTypeError
+        ml.nn.Bilinear(4, 4, 3)(v, v)  # ShapeError
     """
 
     kernel: Tensor  # [in_features, other_features, out_features]
@@ -124,6 +133,10 @@ class Embedding(Module):
 
         >>> ml.nn.Embedding(10, 4)(ml.asarray([[1, 2, 3]])).type
         f32[1,3,4]
+
+    Refuses:
+        ml.nn.Embedding(0, 3)  # ArgumentError
+        ml.nn.Embedding(1, 3)(ints)  # PositionRefused
     """
 
     embedding: Tensor  # [num_embeddings, features]
@@ -159,6 +172,11 @@ class EmbeddingBag(Embedding):
 
         >>> ml.nn.EmbeddingBag(10, 4)(ml.asarray([[1, 2, 3]])).type
         f32[1,4]
+
+    Refuses:
+        ml.nn.EmbeddingBag(0, 3)  # ArgumentError
+        ml.nn.EmbeddingBag(1, 3)(ints)  # PositionRefused
+        ml.nn.EmbeddingBag(5, 3)(ints[0])  # ShapeError
     """
 
     def __init__(

@@ -120,6 +120,9 @@ class Module(Node):
             >>> model = ml.nn.Sequential(ml.nn.Linear(2, 3), ml.nn.Linear(3, 1))
             >>> list(model.freeze("layers_0").named_parameters()), len(model.state())
             (['layers_1/kernel', 'layers_1/bias'], 4)
+
+        Refuses:
+            model.freeze("x")  # ArgumentError
         """
         freeze(self, where, frozen=True)
         return self
@@ -150,6 +153,9 @@ class Module(Node):
             >>> half = ml.nn.Linear(2, 3).astype(ml.bfloat16)
             >>> half(ml.ones((1, 2), dtype=ml.bfloat16)).type
             bf16[1,3]
+
+        Refuses:
+            ml.nn.Linear(2, 2).astype(ml.int32)  # DTypeError
         """
         target = DType.of(dtype)
         if not target.is_float:
@@ -192,6 +198,11 @@ class Module(Node):
         Nothing is written unless all fit. Raises `PathError` if paths are missing or unknown;
         `DTypeError` if a dtype is wrong, or `arrays` is not a mapping to arrays; `ShapeError` if a
         shape is wrong.
+
+        Refuses:
+            model.load_parameters({"kernel": np.eye(2), "bias": bias})  # DTypeError
+            model.load_parameters({"bias": bias})  # PathError
+            model.load_parameters({"kernel": bias, "bias": bias})  # ShapeError
         """
         self._load(self.named_parameters(), arrays, "parameter")
 
@@ -275,6 +286,9 @@ def buffer(x: T) -> T:
     keeps the new value. Inside an arena that is reset after the step, update it in place as above.
 
     Raises `DTypeError` if x is not a Module and holds no tensor.
+
+    Refuses:
+        ml.nn.buffer(5)  # DTypeError
     """
     if isinstance(x, Module):
         return x if x._buffer_of is not None else buffer_of(x)

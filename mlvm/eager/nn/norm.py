@@ -26,6 +26,9 @@ class LayerNorm(Module):
 
         >>> ml.nn.LayerNorm(3)(ml.asarray([[1.0, 2.0, 3.0]]))
         Tensor([[-1.224744,  0.      ,  1.224744]], f32[1,3])
+
+    Refuses:
+        ml.nn.LayerNorm(4, eps=0.0)  # ArgumentError
     """
 
     scale: Tensor  # [features]
@@ -50,6 +53,9 @@ class RMSNorm(Module):
 
         >>> ml.nn.RMSNorm(2)(ml.asarray([[1.0, 1.0]]))
         Tensor([[0.9999995, 0.9999995]], f32[1,2])
+
+    Refuses:
+        ml.nn.RMSNorm(4, eps=0.0)  # ArgumentError
     """
 
     scale: Tensor  # [features]
@@ -75,6 +81,9 @@ class GroupNorm(Module):
 
         >>> ml.nn.GroupNorm(2, 4)(ml.ones((1, 3, 3, 4))).type
         f32[1,3,3,4]
+
+    Refuses:
+        ml.nn.GroupNorm(3, 4)  # ArgumentError
     """
 
     scale: Tensor  # [channels]
@@ -126,6 +135,9 @@ class InstanceNorm(GroupNorm):
 
         >>> ml.nn.InstanceNorm(4)(ml.ones((1, 3, 3, 4))).type
         f32[1,3,3,4]
+
+    Refuses:
+        ml.nn.InstanceNorm(0)  # ArgumentError
     """
 
     def __init__(self, channels: int, *, eps: float = 1e-5, dtype: object = f32) -> None:
@@ -148,6 +160,9 @@ class BatchNorm(Module):
 
         >>> ml.nn.BatchNorm(3)(ml.ones((8, 3))).type
         f32[8,3]
+
+    Refuses:
+        ml.nn.BatchNorm(0)  # ArgumentError
     """
 
     scale: Tensor  # [channels]

@@ -49,6 +49,9 @@ class MaxPool1d(_Pool):
 
         >>> ml.nn.MaxPool1d(2)(ml.ones((1, 4, 3))).type
         f32[1,2,3]
+
+    Refuses:
+        ml.nn.MaxPool1d(0)  # ArgumentError
     """
 
     _axes = 1
@@ -64,6 +67,9 @@ class MaxPool2d(_Pool):
 
         >>> ml.nn.MaxPool2d(2)(ml.ones((1, 4, 4, 3))).type
         f32[1,2,2,3]
+
+    Refuses:
+        ml.nn.MaxPool2d(0)  # ArgumentError
     """
 
     _axes = 2
@@ -79,6 +85,9 @@ class MaxPool3d(_Pool):
 
         >>> ml.nn.MaxPool3d(2)(ml.ones((1, 4, 4, 4, 3))).type
         f32[1,2,2,2,3]
+
+    Refuses:
+        ml.nn.MaxPool3d(0)  # ArgumentError
     """
 
     _axes = 3
@@ -94,6 +103,9 @@ class AvgPool1d(_Pool):
 
         >>> ml.nn.AvgPool1d(2)(ml.ones((1, 4, 3))).type
         f32[1,2,3]
+
+    Refuses:
+        ml.nn.AvgPool1d(0)  # ArgumentError
     """
 
     _axes = 1
@@ -109,6 +121,9 @@ class AvgPool2d(_Pool):
 
         >>> ml.nn.AvgPool2d(2)(ml.ones((1, 4, 4, 3))).type
         f32[1,2,2,3]
+
+    Refuses:
+        ml.nn.AvgPool2d(0)  # ArgumentError
     """
 
     _axes = 2
@@ -124,6 +139,9 @@ class AvgPool3d(_Pool):
 
         >>> ml.nn.AvgPool3d(2)(ml.ones((1, 4, 4, 4, 3))).type
         f32[1,2,2,2,3]
+
+    Refuses:
+        ml.nn.AvgPool3d(0)  # ArgumentError
     """
 
     _axes = 3
@@ -152,6 +170,9 @@ class AdaptiveAvgPool(_AdaptivePool):
 
         >>> ml.nn.AdaptiveAvgPool(2)(ml.ones((1, 5, 7, 3))).type
         f32[1,2,2,3]
+
+    Refuses:
+        ml.nn.AdaptiveAvgPool(0)  # ArgumentError
     """
 
     _function = staticmethod(pooling.adaptive_avg_pool)
@@ -167,6 +188,9 @@ class AdaptiveMaxPool(_AdaptivePool):
 
         >>> ml.nn.AdaptiveMaxPool(2)(ml.ones((1, 5, 7, 3))).type
         f32[1,2,2,3]
+
+    Refuses:
+        ml.nn.AdaptiveMaxPool(0)  # ArgumentError
     """
 
     _function = staticmethod(pooling.adaptive_max_pool)

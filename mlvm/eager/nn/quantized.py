@@ -43,6 +43,10 @@ class QuantizedLinear(Module):
         >>> q, scale = ml.quantize_groups(ml.asarray([[1.0, 2.0], [3.0, -1.0]]))
         >>> ml.nn.QuantizedLinear(q, scale)(ml.ones((1, 2))).shape
         (1, 2)
+
+    Refuses:
+        ml.nn.QuantizedLinear(v, v)  # ShapeError
+        ml.nn.QuantizedLinear(few[1], few[1], dynamic=True)  # DTypeError
     """
 
     weight: Tensor  # [out_features, in_features]
@@ -82,11 +86,16 @@ class QuantizedLinear(Module):
 
 class QuantizedEmbedding(Module):
     """Row of dequantize(embedding, scale) for each integer: i[...] -> f32[..., features], by
-    `dequantize_rows`. Raises `OperandValueError` if an integer is out of range.
+    `dequantize_rows`. Raises `OperandValueError` if an integer is out of range, `DTypeError` for
+    indices of another dtype.
 
         >>> q, scale = ml.quantize_groups(ml.asarray([[1.0, 2.0], [3.0, -1.0]]))
         >>> ml.nn.QuantizedEmbedding(q, scale)(ml.asarray([1, 1, 0])).shape
         (3, 2)
+
+    Refuses:
+        ml.nn.QuantizedEmbedding(*few)([5])  # OperandValueError
+        ml.nn.QuantizedEmbedding(*few)([0.5])  # DTypeError
     """
 
     embedding: Tensor  # [num_embeddings, features]
@@ -123,6 +132,11 @@ def quantize(
         >>> small = ml.quantize(model, "i4", group=32)
         >>> small.layers[0].weight.type, small(ml.ones((1, 64))).shape
         (i4[32,64], (1, 4))
+
+    Refuses:
+        ml.quantize(ml.nn.LayerNorm(3))  # ArgumentError
+        ml.quantize(ml.nn.Linear(2, 3), "f32")  # DTypeError
+        ml.quantize(ml.nn.Linear(6, 3), group=4)  # ShapeError
     """
     if dynamic and (group is not None or quantization.require_quantized(dtype) is not i8):
         raise ArgumentError("dynamic is for i8 with one scale a row: leave out group")
@@ -262,6 +276,9 @@ def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> Quant
         >>> model = ml.nn.Linear(64, 4)
         >>> ml.quantization_errors(model, ml.quantize(model, "i8"), ml.ones((1, 64))).rows[0].weight
         i8[4,64]
+
+    Refuses:
+        ml.quantization_errors(ml.nn.Linear(2, 3), ml.nn.Linear(2, 3))  # ArgumentError
     """
     before, pairs = dict(_linear_layers(model)), {}
     for path, layer in named_nodes(quantized):

@@ -121,7 +121,12 @@ class _Cell(Module):
 
     def required_state(self, layer: str, state: Any, *batch: int) -> Any:
         """Return the state as tensors. Raises `ShapeError` or `DTypeError` unless it has the types
-        of `initial_state(*batch)`."""
+        of `initial_state(*batch)`.
+
+        Refuses:
+            cell.required_state("GRUCell", ml.ones((1, 2), dtype="i64"), 1)  # DTypeError
+            cell.required_state("GRUCell", ml.ones((3, 2)), 1)  # ShapeError
+        """
         type = TensorType(self.bias.dtype, (*batch, self.hidden_size))
         parts = [state] if self.STATES == 1 else state
         if isinstance(parts, (list, tuple)):
@@ -164,6 +169,10 @@ class RNNCell(_Cell):
 
         >>> ml.nn.RNNCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
         f32[2,8]
+
+    Refuses:
+        ml.nn.RNNCell(0, 8)  # ArgumentError
+        ml.nn.RNNCell(4, 8)(x, ml.ones((4, 8), dtype="i64"))  # DTypeError
     """
 
     GATES = 1
@@ -209,6 +218,9 @@ class LSTMCell(_Cell):
         >>> h, c = ml.nn.LSTMCell(4, 8)(ml.ones((2, 4)), (ml.zeros((2, 8)), ml.zeros((2, 8))))
         >>> h.type
         f32[2,8]
+
+    Refuses:
+        ml.nn.LSTMCell(0, 8)  # ArgumentError
     """
 
     GATES = 4
@@ -232,6 +244,9 @@ class GRUCell(_Cell):
 
         >>> ml.nn.GRUCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
         f32[2,8]
+
+    Refuses:
+        ml.nn.GRUCell(0, 8)  # ArgumentError
     """
 
     GATES = 3
@@ -370,6 +385,9 @@ class RNN(_Recurrent):
         >>> outputs, h = ml.nn.RNN(4, 8)(ml.ones((5, 2, 4)))
         >>> outputs.type, h.type
         (f32[5,2,8], f32[1,2,8])
+
+    Refuses:
+        ml.nn.RNN(2, 8, num_layers=0)  # ArgumentError
     """
 
     CELL = RNNCell
@@ -421,6 +439,9 @@ class LSTM(_Recurrent):
         >>> outputs, (h, c) = ml.nn.LSTM(4, 8)(ml.ones((5, 2, 4)))
         >>> outputs.type, h.type
         (f32[5,2,8], f32[1,2,8])
+
+    Refuses:
+        ml.nn.LSTM(2, 8, dropout=1.0)  # ArgumentError
     """
 
     CELL = LSTMCell
@@ -442,6 +463,9 @@ class GRU(_Recurrent):
         >>> outputs, h = ml.nn.GRU(4, 8)(ml.ones((5, 2, 4)))
         >>> outputs.type, h.type
         (f32[5,2,8], f32[1,2,8])
+
+    Refuses:
+        ml.nn.GRU(2, 0)  # ArgumentError
     """
 
     CELL = GRUCell

@@ -15,7 +15,8 @@ class Sequential(Module):
     """Layers in sequence, as arguments or in one list; each is a Module or a function of one
     tensor.
 
-    x: an input of the first layer; the result is that of the last. Raises what the layers raise.
+    x: of the shape that the first layer takes; the result is that of the last. Raises what the
+    layers raise.
 
         >>> model = ml.nn.Sequential(ml.nn.Linear(3, 8), ml.gelu, ml.nn.Linear(8, 2))
         >>> model(ml.ones((5, 3))).type

@@ -25,6 +25,9 @@ class Upsample(Module):
 
         >>> ml.nn.Upsample(scale=2, mode="bilinear")(ml.ones((1, 4, 4, 3))).type
         f32[1,8,8,3]
+
+    Refuses:
+        ml.nn.Upsample()  # ArgumentError
     """
 
     def __init__(
@@ -55,6 +58,10 @@ class PixelShuffle(Module):
 
         >>> ml.nn.PixelShuffle(2)(ml.ones((1, 4, 4, 12))).type
         f32[1,8,8,3]
+
+    Refuses:
+        ml.nn.PixelShuffle(0)  # ArgumentError
+        ml.nn.PixelShuffle(2)(images)  # ShapeError
     """
 
     def __init__(self, factor: int) -> None:
@@ -73,6 +80,9 @@ class PixelUnshuffle(PixelShuffle):
 
         >>> ml.nn.PixelUnshuffle(2)(ml.ones((1, 8, 8, 3))).type
         f32[1,4,4,12]
+
+    Refuses:
+        ml.nn.PixelUnshuffle(0)  # ArgumentError
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -87,6 +97,9 @@ class Flatten(Module):
 
         >>> ml.nn.Flatten()(ml.ones((2, 4, 4, 3))).type
         f32[2,48]
+
+    Refuses:
+        ml.nn.Flatten(-1)  # ArgumentError
     """
 
     def __init__(self, start: int = 1) -> None:

@@ -96,6 +96,9 @@ def summary(model: Module, *inputs: Any, **named: Any) -> Summary:
                 32    128           160  f32[5,8]    layers_0: Linear
                 18     72            40  f32[5,2]    layers_2: Linear
         a call needs 448 bytes besides
+
+    Refuses:
+        ml.nn.Sequential(lambda x: x * x.item()).summary(ml.ones(()))  # CaptureError
     """
     outputs: Outputs = {}
     match inputs:  # the shape of x, as torchinfo takes it

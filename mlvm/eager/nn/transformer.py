@@ -110,6 +110,9 @@ class TransformerEncoderLayer(_TransformerLayer):
 
         >>> ml.nn.TransformerEncoderLayer(16, 4)(ml.ones((2, 5, 16))).type
         f32[2,5,16]
+
+    Refuses:
+        ml.nn.TransformerEncoderLayer(4, 3)  # ArgumentError
     """
 
     _parts = 2
@@ -145,6 +148,12 @@ class TransformerDecoderLayer(_TransformerLayer):
         >>> layer = ml.nn.TransformerDecoderLayer(16, 4)
         >>> layer(ml.ones((2, 5, 16)), ml.ones((2, 7, 16))).type
         f32[2,5,16]
+
+    Refuses:
+        ml.nn.TransformerDecoderLayer(2, 1)(
+            ml.ones((1, 4, 2), dtype="c64"), sequences)  # DTypeError
+        ml.nn.TransformerDecoderLayer(4, 2)(x, x)  # ShapeError
+        ml.nn.TransformerDecoderLayer(4, 3)  # ArgumentError
     """
 
     _parts = 3

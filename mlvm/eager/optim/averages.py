@@ -56,6 +56,9 @@ class EMA:
         Tensor([1., 1.], f32[2])
         >>> w
         Tensor([4., 4.], f32[2])
+
+    Refuses:
+        ml.optim.EMA({})  # ArgumentError
     """
 
     def __init__(self, params: Tree, decay: float = 0.999, *, warmup: bool = False) -> None:
@@ -79,7 +82,12 @@ class EMA:
     def update(self) -> None:
         """Take the parameters as they are now into the averages. Raises as `Optimizer.update` does
         for parameters of other paths or types, `ArgumentError` inside `swapped()`, and
-        `GradientError` inside a differentiated function."""
+        `GradientError` inside a differentiated function.
+
+        Refuses:
+            within(swapped.swapped(), swapped.update)  # ArgumentError
+            ml.grad(lambda x: (swapped.update(), x)[1])(ml.ones(()))  # GradientError
+        """
         params = self._checked("update")
         part: float | Tensor = 1 - self.decay
         if self.warmup:
@@ -156,6 +164,9 @@ class MultiSteps:
         (Tensor(False, bool[]), Tensor(True, bool[]))
         >>> w
         Tensor([-1.5, -1.5], f32[2])
+
+    Refuses:
+        ml.optim.MultiSteps(None, 2)  # ArgumentError
     """
 
     def __init__(self, optimizer: Optimizer, every: int) -> None:

@@ -74,6 +74,9 @@ def global_norm(tree: Tree) -> Tensor:
 
         >>> ml.optim.global_norm({"w": ml.asarray([3.0, 4.0])})
         Tensor(5., f32[])
+
+    Refuses:
+        ml.optim.global_norm({"w": 5})  # DTypeError
     """
     whole, pieces = parted(tree)
     parts = [op.sum(op.square(widened(x))) for x in whole]
@@ -93,6 +96,9 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
 
         >>> ml.optim.clip_by_global_norm({"w": ml.asarray([3.0, 4.0])}, 1.0)["w"]
         Tensor([0.6, 0.8], f32[2])
+
+    Refuses:
+        ml.optim.clip_by_global_norm({"w": v}, 0.0)  # ArgumentError
     """
     if not number_in("clip_by_global_norm", "max_norm", max_norm, 0):
         raise ArgumentError("clip_by_global_norm: max_norm must be positive, given 0")
@@ -137,6 +143,9 @@ class LossScale:
         (Tensor(True, bool[]), Tensor([2.], f32[1]), Tensor(8., f32[]))
         >>> scale.update(optimizer, {"w": ml.asarray([ml.inf])}), w, scale.value
         (Tensor(False, bool[]), Tensor([2.], f32[1]), Tensor(4., f32[]))
+
+    Refuses:
+        ml.optim.LossScale(0.5)  # ArgumentError
     """
 
     def __init__(
@@ -166,7 +175,11 @@ class LossScale:
 
     def scale(self, loss: Tensor) -> Tensor:
         """Multiply the loss by the factor; a half-precision loss becomes f32, as f16 would
-        overflow. Raises `DTypeError` if the loss is not a tensor of floats."""
+        overflow. Raises `DTypeError` if the loss is not a tensor of floats.
+
+        Refuses:
+            ml.optim.LossScale().scale(1.0)  # DTypeError
+        """
         if not isinstance(loss, Tensor) or not loss.dtype.is_float:
             actual = loss.type if isinstance(loss, Tensor) else brief(loss)
             raise DTypeError(f"LossScale.scale: a loss is a tensor of floats, not {actual}")
@@ -175,7 +188,11 @@ class LossScale:
 
     def unscale(self, grads: Tree) -> Tree:
         """Divide each gradient of a tree by the factor; half-precision ones become f32, as they
-        would underflow. Raises `DTypeError` if a leaf is not a tensor."""
+        would underflow. Raises `DTypeError` if a leaf is not a tensor.
+
+        Refuses:
+            ml.optim.LossScale().unscale({"w": 1.0})  # DTypeError
+        """
         for leaf in leaves(grads):
             if not isinstance(leaf, Tensor):
                 raise DTypeError(f"LossScale.unscale: gradients are tensors, not {brief(leaf)}")
@@ -189,7 +206,11 @@ class LossScale:
     def update(self, optimizer: Optimizer, grads: Tree) -> Tensor:
         """Update the parameters from unscaled gradients if all are finite, and adapt the factor;
         return whether they were: bool[]. Otherwise parameters and the optimizer's state do not
-        change, nor does `count`. Raises `DTypeError` if it is not an optimizer."""
+        change, nor does `count`. Raises `DTypeError` if it is not an optimizer.
+
+        Refuses:
+            ml.optim.LossScale().update(None, {})  # DTypeError
+        """
         if not callable(getattr(optimizer, "update", None)):
             raise DTypeError(
                 "LossScale.update: takes an optimizer, then gradients; it was given "
@@ -230,6 +251,9 @@ def all_finite(tree: Tree) -> Tensor:
 
         >>> ml.optim.all_finite({"w": ml.ones(2), "b": ml.asarray([ml.nan])})
         Tensor(False, bool[])
+
+    Refuses:
+        ml.optim.all_finite({"w": 5})  # DTypeError
     """
     whole, pieces = parted(tree)
     parts = [op.all(op.isfinite(x)) for x in whole]

@@ -43,6 +43,9 @@ class Lamb(Adam):
         >>> optimizer.update({"w": ml.ones(2)})
         >>> w
         Tensor([0.5, 0.5], f32[2])
+
+    Refuses:
+        ml.optim.Lamb(v, -1.0)  # ArgumentError
     """
 
     eps: Positive = 1e-6
@@ -89,6 +92,9 @@ class Adafactor(Optimizer):
         >>> optimizer.update({"w": ml.ones((3, 4))})
         >>> w[0], {path: x.type for path, x in optimizer.state().items() if path != "count"}
         (Tensor([0.5, 0.5, 0.5, 0.5], f32[4]), {'row_mean/w': f32[3], 'column_mean/w': f32[4]})
+
+    Refuses:
+        ml.optim.Adafactor(v, -1.0)  # ArgumentError
     """
 
     decay_rate: Positive = 0.8
@@ -165,6 +171,9 @@ class Muon(AdamW):
         >>> ml.sign(w)
         Tensor([[-1.,  0.],
                 [ 0.,  1.]], f32[2,2])
+
+    Refuses:
+        ml.optim.Muon(v, -1.0)  # ArgumentError
     """
 
     weight_decay: Positive = 0.1
@@ -232,6 +241,9 @@ class LBFGS(Optimizer):
         ...     optimizer.update({"w": w * ml.asarray([1.0, 10.0])})
         >>> ml.all(ml.abs(w) < 1e-3)
         Tensor(True, bool[])
+
+    Refuses:
+        ml.optim.LBFGS(v, -1.0)  # ArgumentError
     """
 
     history_size: Count = 10

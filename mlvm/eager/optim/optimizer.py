@@ -187,6 +187,11 @@ class Optimizer(_OfFields):
         >>> optimizer.update({"w": ml.ones(2), "b": ml.ones(1)})
         >>> w, params["b"], int(optimizer.count)
         (Tensor([0.5, 0.5], f32[2]), Tensor([0.75], f32[1]), 1)
+
+    Refuses:
+        ml.optim.SGD(v, 0.1, groups=[("w", {})])  # ArgumentError
+        ml.optim.SGD(ints, 0.1)  # DTypeError
+        ml.optim.SGD([v, ml.ones(2, device=vm)], 0.1)  # HandleError
     """
 
     if TYPE_CHECKING:
@@ -322,6 +327,16 @@ class Optimizer(_OfFields):
         on another VM; `GradientError` inside a differentiated function; `ArgumentError` if a
         hyperparameter needs state that was not created. `ArenaOverflow` in the middle leaves the
         later parameters unchanged.
+
+        Refuses:
+            sgd.update({"w": ints})  # DTypeError
+            ml.grad(lambda x: sgd.update({"w": x}))(v)  # GradientError
+            sgd.update({"b": v})  # PathError
+            sgd.update({"w": x})  # ShapeError
+            sgd.update({"w": stale_here})  # StaleTensor
+            within(tight_here, lambda: sgd.update({"w": v}))  # ArenaOverflow
+            changed.update({"w": v})  # ArgumentError
+            within(vm_arena, lambda: sgd.update({"w": v}))  # HandleError
         """
         hypers = [self._hyper(group) for group in self.groups]
         gradients = self._checked(grads)
@@ -387,6 +402,11 @@ class Optimizer(_OfFields):
 
         Nothing is written unless all fit: raises `PathError` for paths that are missing or
         unknown, `DTypeError` for a wrong dtype, `ShapeError` for a wrong shape.
+
+        Refuses:
+            sgd.load_state({"count": np.ones(())})  # DTypeError
+            sgd.load_state({})  # PathError
+            sgd.load_state({"count": array})  # ShapeError
         """
         self._layout.load_state(self._own_state(), arrays)
 

@@ -39,6 +39,9 @@ class SGD(Optimizer):
         >>> optimizer.update({"w": ml.ones(2)})
         >>> w
         Tensor([0.5, 0.5], f32[2])
+
+    Refuses:
+        ml.optim.SGD(v, -1.0)  # ArgumentError
     """
 
     momentum: Fraction = 0.0
@@ -84,6 +87,9 @@ class RMSProp(Optimizer):
         >>> optimizer.update({"w": ml.ones(2)})
         >>> w
         Tensor([0.5, 0.5], f32[2])
+
+    Refuses:
+        ml.optim.RMSProp(v, -1.0)  # ArgumentError
     """
 
     alpha: Fraction = 0.99
@@ -134,6 +140,9 @@ class Adagrad(Optimizer):
         >>> optimizer.update({"w": ml.ones(2)})
         >>> w
         Tensor([0.5, 0.5], f32[2])
+
+    Refuses:
+        ml.optim.Adagrad(v, -1.0)  # ArgumentError
     """
 
     eps: Positive = 1e-10
@@ -168,6 +177,9 @@ class Adadelta(Optimizer):
         >>> optimizer.update({"w": ml.full(2, 3**0.5)})
         >>> w.round()
         Tensor([0., 0.], f32[2])
+
+    Refuses:
+        ml.optim.Adadelta(v, -1.0)  # ArgumentError
     """
 
     rho: Fraction = 0.9
@@ -205,6 +217,9 @@ class Lion(Optimizer):
         >>> optimizer.update({"w": ml.ones(2)})
         >>> w
         Tensor([0.5, 0.5], f32[2])
+
+    Refuses:
+        ml.optim.Lion(v, -1.0)  # ArgumentError
     """
 
     betas: tuple[Fraction, Fraction] = (0.9, 0.99)
@@ -244,6 +259,9 @@ class Adam(Optimizer):
         >>> optimizer.update({"w": ml.ones(2)})
         >>> w
         Tensor([0.5, 0.5], f32[2])
+
+    Refuses:
+        ml.optim.Adam(v, -1.0)  # ArgumentError
     """
 
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
@@ -279,6 +297,9 @@ class AdamW(Adam):
         >>> optimizer.update({"w": ml.ones(2)})
         >>> w
         Tensor([0.5, 0.5], f32[2])
+
+    Refuses:
+        ml.optim.AdamW(v, -1.0)  # ArgumentError
     """
 
     weight_decay: Positive = 0.01
@@ -303,6 +324,9 @@ class Adamax(Optimizer):
         >>> optimizer.update({"w": ml.ones(2)})
         >>> w
         Tensor([0.5, 0.5], f32[2])
+
+    Refuses:
+        ml.optim.Adamax(v, -1.0)  # ArgumentError
     """
 
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
@@ -338,6 +362,9 @@ class NAdam(Adam):
         >>> optimizer.update({"w": ml.ones(2)})
         >>> w
         Tensor([0.5, 0.5], f32[2])
+
+    Refuses:
+        ml.optim.NAdam(v, -1.0)  # ArgumentError
     """
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
@@ -370,6 +397,9 @@ class RAdam(Adam):
         >>> optimizer.update({"w": ml.ones(2)})
         >>> w
         Tensor([0.5, 0.5], f32[2])
+
+    Refuses:
+        ml.optim.RAdam(v, -1.0)  # ArgumentError
     """
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:

@@ -74,6 +74,9 @@ def constant(rate: float) -> Schedule:
 
         >>> ml.optim.constant(0.1)(5)
         Tensor(0.1, f32[])
+
+    Refuses:
+        ml.optim.constant(-1.0)  # ArgumentError
     """
     rate = number_in("constant", "rate", rate, 0)
     return lambda count: creation.full((), rate, dtype=f32)
@@ -91,6 +94,9 @@ def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 
         >>> rate = ml.optim.cosine(1.0, total_steps=100)
         >>> rate(0), rate(100)
         (Tensor(1., f32[]), Tensor(0., f32[]))
+
+    Refuses:
+        ml.optim.cosine(1.0, 0)  # ArgumentError
     """
     peak = number_in("cosine", "peak", peak, 0)
     final = number_in("cosine", "final", final, 0)
@@ -120,6 +126,9 @@ def cosine_restarts(
         >>> rate = ml.optim.cosine_restarts(1.0, 10, factor=2)
         >>> rate(0), rate(10), rate(20)
         (Tensor(1., f32[]), Tensor(1., f32[]), Tensor(0.5, f32[]))
+
+    Refuses:
+        ml.optim.cosine_restarts(1.0, 0)  # ArgumentError
     """
     peak = number_in("cosine_restarts", "peak", peak, 0)
     final = number_in("cosine_restarts", "final", final, 0)
@@ -150,6 +159,9 @@ def exponential(initial: float, decay_rate: float, transition_steps: int = 1) ->
 
         >>> ml.optim.exponential(1.0, 0.5)(3)
         Tensor(0.125, f32[])
+
+    Refuses:
+        ml.optim.exponential(1.0, -1.0)  # ArgumentError
     """
     initial = number_in("exponential", "initial", initial, 0)
     decay_rate = number_in("exponential", "decay_rate", decay_rate, 0)
@@ -168,6 +180,9 @@ def step(initial: float, decay_rate: float, step_size: int) -> Schedule:
         >>> rate = ml.optim.step(1.0, 0.5, step_size=10)
         >>> rate(9), rate(10)
         (Tensor(1., f32[]), Tensor(0.5, f32[]))
+
+    Refuses:
+        ml.optim.step(1.0, 0.5, 0)  # ArgumentError
     """
     initial = number_in("step", "initial", initial, 0)
     decay_rate = number_in("step", "decay_rate", decay_rate, 0)
@@ -186,6 +201,9 @@ def warmup(schedule: float | Schedule, warmup_steps: int, initial: float = 0.0) 
         >>> rate = ml.optim.warmup(ml.optim.exponential(1.0, 0.5), warmup_steps=4)
         >>> rate(1), rate(4), rate(5)
         (Tensor(0.25, f32[]), Tensor(1., f32[]), Tensor(0.5, f32[]))
+
+    Refuses:
+        ml.optim.warmup(1.0, 0)  # ArgumentError
     """
     initial = number_in("warmup", "initial", initial, 0)
     steps = number_in("warmup", "warmup_steps", warmup_steps, 1)
@@ -222,6 +240,9 @@ class Plateau:
         >>> for loss in [3.0, 2.0, 2.0, 2.0]: rate.update(loss)
         >>> rate
         <Plateau: Tensor(0.5, f32[])>
+
+    Refuses:
+        ml.optim.Plateau(-1.0)  # ArgumentError
     """
 
     def __init__(
@@ -301,6 +322,9 @@ def one_cycle(
         >>> rate = ml.optim.one_cycle(1.0, total_steps=100)
         >>> rate(0), rate(30)
         (Tensor(0.04, f32[]), Tensor(1., f32[]))
+
+    Refuses:
+        ml.optim.one_cycle(1.0, 0)  # ArgumentError
     """
     peak = number_in("one_cycle", "peak", peak, 0)
     number_in("one_cycle", "total_steps", total_steps, 1)

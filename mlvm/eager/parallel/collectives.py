@@ -53,6 +53,9 @@ def rank(axis_name: str | None = None) -> int | Tensor:
 
     >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.rank())
     [0, 1]
+
+    Refuses:
+        ml.parallel.rank("nobody")  # ArgumentError
     """
     return place_of(current_arena().vm)[0] if axis_name is None else axis_of(axis_name)[1]
 
@@ -65,6 +68,9 @@ def size(axis_name: str | None = None) -> int:
 
     >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.size())
     [2, 2]
+
+    Refuses:
+        ml.parallel.size("nobody")  # ArgumentError
     """
     return place_of(current_arena().vm)[1] if axis_name is None else axis_of(axis_name)[0]
 
@@ -103,6 +109,12 @@ def all_reduce(
         ...     return x - mean
         >>> ml.vmap(centered, axis_name="batch")(ml.asarray([1.0, 2.0, 6.0]))
         Tensor([-2., -1.,  3.], f32[3])
+
+    Refuses:
+        ml.parallel.all_reduce(v, "most")  # ArgumentError
+        ml.parallel.all_reduce(bools)  # DTypeError
+        ml.grad(lambda x: [x * x, ml.parallel.all_reduce(x)])(v)  # GradientError
+        ml.parallel.all_reduce(stale)  # StaleTensor
     """
     if axis_name is None:
         _in_place("all_reduce", tree, op=op, timeout=timeout)
@@ -140,6 +152,9 @@ def all_reduce_wait(tree: Tree) -> None:
         ...     return x.tolist()
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[2.0, 2.0], [2.0, 2.0]]
+
+    Refuses:
+        members(lambda *_: ml.parallel.all_reduce_wait(ml.ones(2)))  # GroupError
     """
     _in_place("all_reduce.wait", tree)
 
@@ -158,6 +173,9 @@ def broadcast(
         ...     return x.tolist()
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[2.0, 2.0], [2.0, 2.0]]
+
+    Refuses:
+        ml.parallel.broadcast(v, root=5)  # ArgumentError
     """
     if axis_name is None:
         _in_place("broadcast", tree, root=root, timeout=timeout)
@@ -180,6 +198,9 @@ def all_gather(x: Tensor, *, axis_name: str | None = None, timeout: float | None
         ...     return ml.parallel.all_gather(x).tolist()
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 2.0, 2.0]]
+
+    Refuses:
+        members(lambda rank, vm: ml.parallel.all_gather(ml.ones(2 + rank)))  # GroupError
     """
     if axis_name is not None:
         rows = _gathered(x, axis_name)
@@ -200,6 +221,10 @@ def reduce_scatter(
         ...     return ml.parallel.reduce_scatter(ml.arange(4.0)).tolist()
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[0.0, 2.0], [4.0, 6.0]]
+
+    Refuses:
+        ml.parallel.reduce_scatter(ml.ones(()))  # ShapeError
+        members(lambda rank, vm: ml.parallel.reduce_scatter(ml.ones(3)))  # ShapeError
     """
     if axis_name is not None:
         lanes, number = axis_of(axis_name)
@@ -241,6 +266,9 @@ def all_gather_wait(y: Tensor, x: Tensor) -> None:
         ...     return y.tolist()
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[0.0, 1.0], [0.0, 1.0]]
+
+    Refuses:
+        members(lambda *_: ml.parallel.all_gather_wait(*two()))  # GroupError
     """
     _ended("all_gather", y, x)
 
@@ -277,6 +305,9 @@ def reduce_scatter_wait(y: Tensor, x: Tensor) -> None:
         ...     return y.tolist()
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[0.0], [1.0]]
+
+    Refuses:
+        members(lambda *_: ml.parallel.reduce_scatter_wait(*two()))  # GroupError
     """
     _ended("reduce_scatter", y, x)
 
@@ -292,6 +323,9 @@ def send(x: Tensor, to: int, *, timeout: float | None = None) -> None:
         ...     return ml.parallel.recv(2, source=1, dtype=ml.float32).tolist()
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[1.0, 1.0], None]
+
+    Refuses:
+        ml.parallel.send(v, to=0)  # ArgumentError
     """
     _require_untracked("send", x)
     _own(x)
@@ -308,6 +342,9 @@ def recv(shape: Ints, *, source: int, dtype: object, timeout: float | None = Non
         ...     return ml.parallel.recv(2, source=1, dtype=ml.float32).tolist()
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[1.0, 1.0], None]
+
+    Refuses:
+        ml.parallel.recv(2, source=0, dtype="f32")  # ArgumentError
     """
     lengths = integers(shape, "shape")
     of = DType.of(dtype)

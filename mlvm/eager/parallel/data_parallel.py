@@ -72,6 +72,9 @@ def value_and_grad(
         ...     return loss_and_grad(ml.ones(2) * rank)[1].tolist()
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[1.0, 1.0], [1.0, 1.0]]
+
+    Refuses:
+        ml.parallel.value_and_grad(lambda x: x)(v)  # GradientError
     """
     alone = collecting(fn, argnums, has_aux=has_aux, where=where)
     differentiated = collecting(fn, argnums, has_aux=has_aux, where=where, collect=_Buckets)
@@ -196,6 +199,10 @@ def data_parallel(
         >>> with ml.parallel.Group(2) as group:
         ...     ml.parallel.data_parallel(make_step, group)(ml.ones(6))
         3.0
+
+    Refuses:
+        ml.parallel.data_parallel(lambda vm: None, None, shard="most")  # ArgumentError
+        ml.parallel.data_parallel(lambda vm: None, group)(ml.ones(3))  # ShapeError
     """
     if shard not in (None, "optimizer", "all"):
         raise ArgumentError(

@@ -49,6 +49,10 @@ class autocast(ContextDecorator):
         ...     y = layer(x)
         ...     y.dtype, ml.softmax(y).dtype, layer.kernel.dtype
         (bf16, f32, f32)
+
+    Refuses:
+        ml.autocast("float32")  # DTypeError
+        ml.autocast("bfloat16")(ml.nn.Linear)  # ArgumentError
     """
 
     def __new__(cls, *args: object, **given: object) -> autocast:

@@ -128,6 +128,9 @@ class use:
         >>> with ml.use(ml.VM("there")): x = ml.ones(2)
         >>> x.device.name
         'there'
+
+    Refuses:
+        ml.use("cpu")  # MachineError
     """
 
     def __init__(self, vm: VMProtocol) -> None:

@@ -55,6 +55,10 @@ def isdtype(dtype: object, kind: object) -> bool:
 
         >>> ml.isdtype(ml.float32, "real floating")
         True
+
+    Refuses:
+        ml.isdtype(ml.float32, "odd")  # ArgumentError
+        ml.isdtype("f99", "bool")  # DTypeError
     """
     given = DType.of(dtype)
     if isinstance(kind, tuple):
@@ -77,6 +81,9 @@ def result_type(*arrays_and_dtypes: object) -> DType:
 
         >>> ml.result_type(ml.int64, ml.float32)
         f32
+
+    Refuses:
+        ml.result_type(ml.uint64, ml.int64)  # DTypeError
     """
     if not arrays_and_dtypes:
         raise DTypeError("result_type takes 1 tensor or dtype, or more")
@@ -103,6 +110,9 @@ def can_cast(source: object, to: object, /) -> bool:
 
         >>> ml.can_cast(ml.int64, ml.float32)
         True
+
+    Refuses:
+        ml.can_cast(ml.float32, "f99")  # DTypeError
     """
     wanted = DType.of(to)
     try:
@@ -117,6 +127,9 @@ def finfo(type: object, /) -> FloatInfo:
 
         >>> ml.finfo(ml.float32).eps
         1.1920928955078125e-07
+
+    Refuses:
+        ml.finfo(ml.int64)  # DTypeError
     """
     dtype = _dtype_of(type)
     if not dtype.is_inexact:
@@ -134,6 +147,9 @@ def iinfo(type: object, /) -> IntInfo:
 
     >>> ml.iinfo(ml.int64).max
     9223372036854775807
+
+    Refuses:
+        ml.iinfo(ml.float32)  # DTypeError
     """
     dtype = _dtype_of(type)
     if not dtype.is_integer:

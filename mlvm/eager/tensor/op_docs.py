@@ -50,9 +50,13 @@ def described(op: Op) -> str:
         said = _of_two(op)
     else:
         return op.doc
-    prose, *examples = re.split(r"\n\n(?= *>>>)", op.doc)
-    examples = [textwrap.indent(textwrap.dedent(each), "    ") for each in examples]
+    prose, *examples = re.split(r"\n\n(?= *>>>|Refuses:)", op.doc)
+    examples = [each if each.startswith("Refuses:") else _indented(each) for each in examples]
     return "\n\n".join([prose, textwrap.fill(said, _WIDTH), *examples])
+
+
+def _indented(example: str) -> str:
+    return textwrap.indent(textwrap.dedent(example), "    ")
 
 
 def _of_one(op: Op) -> str:
@@ -80,8 +84,8 @@ def _of_reduction(op: Op) -> str:
 
 
 def _dtype_error(allowed: str) -> str:
-    others = "what is no tensor, array or list" if allowed == _ANY else "other dtypes"
-    return f"`DTypeError` for {others}"
+    wrong = "x is not a tensor, array or list" if allowed == _ANY else "x has another dtype"
+    return f"`DTypeError` if {wrong}"
 
 
 def _dtypes(op: Op, its: str) -> tuple[str, str]:

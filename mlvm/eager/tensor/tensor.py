@@ -61,6 +61,9 @@ class Tensor(Methods, Allocation):
         >>> x = ml.asarray([[1.0, 2.0]])
         >>> x.shape, x.dtype, x.sum()
         ((1, 2), f32, Tensor(3., f32[]))
+
+    Refuses:
+        stale + 1.0  # StaleTensor
     """
 
     __slots__ = ()
@@ -121,20 +124,33 @@ class Tensor(Methods, Allocation):
 
     def numpy(self) -> Array:
         """A copy as a numpy array; of bf16, which numpy does not have, in f32, and of
-        few bits in i8, u8 or f32. Raises `StaleTensor`."""
+        few bits in i8, u8 or f32. Raises `StaleTensor`.
+
+        Refuses:
+            stale.numpy()  # StaleTensor
+        """
         note_read(self)
         return half.shown(values_of(self))
 
     def item(self) -> Any:
         """The one element as a Python scalar. Raises `ShapeError` for more or fewer, and
-        `GradientError` where a gradient goes through x."""
+        `GradientError` where a gradient goes through x.
+
+        Refuses:
+            v.item()  # ShapeError
+            ml.grad(lambda x: x * x.item())(ml.asarray(1.0))  # GradientError
+        """
         array = self._one()
         self._require_untracked()
         return array.item()
 
     def tolist(self) -> Any:
         """The elements as nested lists of Python scalars; of a 0-d tensor the scalar alone. Raises
-        `GradientError` where a gradient goes through x."""
+        `GradientError` where a gradient goes through x.
+
+        Refuses:
+            ml.grad(lambda x: ml.sum(x * x.tolist()))(v)  # GradientError
+        """
         array = self.numpy()
         self._require_untracked()
         return array.tolist()

@@ -133,6 +133,14 @@ def batch(fn: Callable[[Any], Any]) -> Batch:
         >>> logs = ml.function(lambda x: ml.cond(x < 1.0, lambda: 0, lambda: 1 + logs(x / 2)))
         >>> ml.batch(logs)([ml.asarray(1.0), ml.asarray(100.0)])
         [Tensor(1, i64[]), Tensor(7, i64[])]
+
+    Refuses:
+        ml.batch(ml.sin)([v], 1)  # ArgumentError
+        ml.batch(lambda x: float(x))([ml.ones(())])  # CaptureError
+        ml.batch(ml.sin)([v, ml.arange(3)])  # DTypeError
+        ml.grad(lambda v: ml.grad(lambda v: ml.batch(ml.sin)([v[0]])[0])(v)[0])(v)  # GradientError
+        ml.batch(deeper)([ml.ones(())])  # LimitExceeded
+        ml.batch(ml.sin)([ml.ones((1, 2)), ml.ones((1, 3))])  # ShapeError
     """
     if not callable(fn):
         raise DTypeError(f"batch: expected a function, got {brief(fn)}")

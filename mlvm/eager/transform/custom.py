@@ -317,6 +317,10 @@ class custom_vjp(_CustomFunction[P, R]):
         >>> clipped.defvjp(lambda x: (x, None), lambda _, g: (ml.clip(g, -1.0, 1.0),))
         >>> ml.grad(lambda x: clipped(x) * 5.0)(ml.asarray(3.0))
         Tensor(1., f32[])
+
+    Refuses:
+        ml.custom_vjp(3)  # GradientError
+        ml.custom_vjp(lambda x: x)(v)  # GradientError
     """
 
     _defines = "defvjp(fwd, bwd)"
@@ -384,6 +388,10 @@ class custom_jvp(_CustomFunction[P, R]):
         ...     return absolute(x), ml.where(x >= 0.0, t, -t)
         >>> ml.grad(absolute)(ml.asarray(0.0))
         Tensor(1., f32[])
+
+    Refuses:
+        ml.custom_jvp(3)  # GradientError
+        ml.custom_jvp(lambda x: x)(v)  # GradientError
     """
 
     _defines = "defjvp(rule)"

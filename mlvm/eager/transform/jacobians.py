@@ -60,6 +60,10 @@ def jacfwd(
         >>> ml.jacfwd(lambda x: x * x)(ml.asarray([1.0, 2.0]))
         Tensor([[2., 0.],
                 [0., 4.]], f32[2,2])
+
+    Refuses:
+        ml.jacfwd(ml.sin)(ints)  # DTypeError
+        ml.jacfwd(ml.floor)(v)  # GradientError
     """
     several, requested = not isinstance(argnums, int), as_argnums(argnums)
 
@@ -114,6 +118,10 @@ def jacrev(
 
         >>> ml.jacrev(lambda x: ml.sum(x * x, axis=1))(ml.asarray([[1.0, 2.0]]))
         Tensor([[[2., 4.]]], f32[1,1,2])
+
+    Refuses:
+        ml.jacrev(lambda x: x + 0j)(v)  # DTypeError
+        ml.jacrev(ml.floor)(v)  # GradientError
     """
     several, requested = not isinstance(argnums, int), as_argnums(argnums)
 
@@ -175,6 +183,9 @@ def hessian(
         >>> ml.hessian(lambda x: ml.sum(x**3))(ml.asarray([1.0, 2.0]))
         Tensor([[ 6.,  0.],
                 [ 0., 12.]], f32[2,2])
+
+    Refuses:
+        ml.hessian(ml.sin)(ints)  # DTypeError
     """
     options: Any = {"has_aux": has_aux, "holomorphic": holomorphic}
     return jacfwd(jacrev(fn, argnums, **options), argnums, **options)
@@ -200,6 +211,9 @@ def hvp(
         >>> x, v = ml.asarray([1.0, 2.0]), ml.asarray([1.0, 0.0])
         >>> ml.hvp(lambda x: ml.sum(x**3), (x,), (v,))
         Tensor([6., 0.], f32[2])
+
+    Refuses:
+        ml.hvp(ml.sin, (v,), (v,))  # GradientError
     """
     return jvp(grad(fn, argnums), primals, tangents)[1]
 

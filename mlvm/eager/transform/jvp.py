@@ -500,6 +500,12 @@ def jvp(
         (Tensor([0.], f32[1]), Tensor([2.], f32[1]))
         >>> ml.jvp(lambda x, y: x * y, (2.0, 3.0), (1.0, None))
         (Tensor(6., f32[]), Tensor(3., f32[]))
+
+    Refuses:
+        ml.jvp(ml.sin, (v,), (x, x))  # DTypeError
+        ml.jvp(ml.sin, (v,), (v[:1],))  # ShapeError
+        ml.jvp(ml.floor, (v,), (v,))  # GradientError
+        ml.jvp(lambda x: x * float(x[0]), (v,), (v,))  # CaptureError
     """
     for name, trees in (("primals", primals), ("tangents", tangents)):
         if not isinstance(trees, (tuple, list)):
@@ -528,6 +534,9 @@ def linearize(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> 
         >>> y, forward = ml.linearize(ml.sin, ml.asarray([0.0]))
         >>> forward(ml.asarray([2.0]))
         Tensor([2.], f32[1])
+
+    Refuses:
+        ml.linearize(ml.floor, v)  # GradientError
     """
     traced_fn = TracedFunction(fn, primals, "linearize", has_aux)
     value, aux, structure, linear = linearized(traced_fn)

@@ -71,6 +71,12 @@ def vmap(
         >>> ml.vmap(ml.grad(lambda row: ml.sum(row * row)))(x)
         Tensor([[2., 4.],
                 [6., 8.]], f32[2,2])
+
+    Refuses:
+        ml.vmap(ml.add)(v, v[:1])  # ShapeError
+        ml.vmap(ml.abs, 5)(v)  # AxisRefused
+        ml.vmap(ml.abs, None)(v)  # ArgumentError
+        ml.vmap(float)(v)  # CaptureError
     """
     if not callable(fn):
         raise DTypeError(f"vmap: expected a function, got {brief(fn)}")

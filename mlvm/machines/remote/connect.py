@@ -77,6 +77,11 @@ def connect(
         ...     with ml.connect(str(server.address), secret="between you and me") as vm, ml.use(vm):
         ...         print(type(vm).__name__, ml.ones(2) + 1.0)
         RemoteVM Tensor([2., 2.], f32[2])
+
+    Refuses:
+        ml.connect(":1", secret="short")  # AccessRefused
+        ml.connect("nowhere")  # AddressError
+        ml.connect("unix:nowhere")  # ConnectionLost
     """
     for seconds in (call_timeout, retry):
         if seconds is not None and (not is_real(seconds) or not seconds > 0):

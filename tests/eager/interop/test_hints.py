@@ -582,6 +582,7 @@ def test_a_call_as_another_library_has_it() -> None:
     ]
     for text, call in wrong:
         refuses(ml.errors.ArgumentError, text, call)
-    refuses(ml.errors.DTypeError, "a list of branches: switch", lambda: m.switch(0, abs, abs, ml.ones(2)))
+    branches = "a list of branches: switch"
+    refuses(ml.errors.DTypeError, branches, lambda: m.switch(0, abs, abs, ml.ones(2)))
     text = re.escape('ml.TensorType("f32", (2, 4))')
     refuses(ml.errors.CaptureError, text, lambda: ml.measure(ml.sin, "f32[2,4]"))

@@ -35,9 +35,9 @@ class RecompilationWarning(UserWarning):
     from call to call. The text says what.
 
         >>> import warnings
-        >>> step = ml.capture(lambda x: x + x)
+        >>> step = ml.capture(lambda x, name: x + len(name))
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
-        ...     for n in range(1, 9): _ = step(ml.ones(n))
+        ...     for n in range(8): _ = step(ml.ones(2), "x" * n)
         >>> caught[0].category.__name__
         'RecompilationWarning'
     """

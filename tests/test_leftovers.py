@@ -1,0 +1,67 @@
+"""Runs of tests that leave something behind fail; interrupted ones leave nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.brief import cases
+from tests.leftovers import ROOT
+
+HEAD = "import subprocess, sys, tempfile, time\nfrom pathlib import Path\n"
+LEAVING = {
+    "process": "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(30)'])",
+    "temporary file": "tempfile.mkstemp()",
+    "shared memory": "Path('/dev/shm/mlvm-left-by-a-test').touch()",
+}
+GROUP = """
+import mlvm.eager as ml
+def test_members_wait():
+    with ml.VM(workers=2), ml.parallel.ProcessGroup(2):
+        Path('ready').touch()
+        time.sleep(60)
+"""
+
+
+def started(folder: Path, body: str) -> subprocess.Popen[str]:
+    (folder / "test_it.py").write_text(HEAD + body)
+    options = ["-p", "tests.leftovers", "-p", "no:cacheprovider", "-c", os.devnull, "test_it.py"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="looks at processes by /proc")
+@cases("kind", *LEAVING)
+def test_a_run_that_leaves_something_fails(kind: str, tmp_path: Path) -> None:
+    run = started(tmp_path, f"def test_it(): {LEAVING[kind]}\n")
+    output, _ = run.communicate(timeout=60)
+    for pid in re.findall(r"  process (\d+):", output):
+        os.kill(int(pid), signal.SIGKILL)
+    Path("/dev/shm/mlvm-left-by-a-test").unlink(missing_ok=True)
+    assert run.returncode == 1
+    assert "1 passed" in output
+    assert f"  {kind}" in output
+
+
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
+    run = started(tmp_path, GROUP)
+    while not (tmp_path / "ready").exists():
+        assert run.poll() is None, run.communicate()[0]
+        time.sleep(0.05)
+    time.sleep(0.2)
+    run.send_signal(signal.SIGINT)
+    output, _ = run.communicate(timeout=60)
+    assert run.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "left behind" not in output, output
