@@ -554,7 +554,7 @@ class PipelineError(MlvmError, ValueError):
 
     >>> try: ml.Pipeline([1.0], batch_size=0)
     ... except ml.errors.PipelineError as error: print(error)
-    pipeline: batch_size is an integer >= 1, not 0
+    pipeline: expected batch_size as an integer >= 1, got 0
     """
 
 
