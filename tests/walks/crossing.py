@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "complex128": 1e-12, "complex64"
 
 
 def crossed(
-    is_suited: Callable[[str, Case], object] = lambda name, case: True,
+    is_suited: Callable[[str, Any], object] = lambda name, case: True,
     *,
-    cases: Mapping[str, Sequence[Case]] = CASES,
+    cases: Mapping[str, Sequence[Any]] = CASES,
     first: bool = False,
 ) -> pytest.MarkDecorator:
     """Run the test for the `name` and `case` of each suited case; with `first`, of one an op."""

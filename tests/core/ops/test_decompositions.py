@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import numpy as np
 import pytest
 
 from mlvm.core.errors import (
-    ArgumentError,
-    DTypeError,
     LinAlgError,
     OperandValueError,
-    ShapeError,
 )
 from mlvm.core.op import OPS
 from mlvm.core.types import Array, TensorType
@@ -200,38 +194,6 @@ def test_no_result(name: str, operands: list[Array], reason: str) -> None:
     caught = refuses(LinAlgError, reason, evaluate, name, *operands)
     assert isinstance(caught, np.linalg.LinAlgError)
     assert isinstance(caught, OperandValueError)
-
-
-@cases(
-    "name, types, attributes, error, message",
-    ("inv", ["f32[2]"], {}, ShapeError, "inv(f32[2]): needs matrices, in 2 dimensions"),
-    ("det", ["f32[2,3]"], {}, ShapeError, "needs square matrices, not 2 by 3"),
-    ("eigh", ["f32[2,3]"], {}, ShapeError, "needs square matrices"),
-    ("det_vjp", ["f32[]", "f32[3,2,2]"], {}, ShapeError, "g must be f32[3], as det(x) is"),
-    ("cholesky", ["i64[2,2]"], {}, DTypeError, "dtype i64 is not allowed"),
-    ("svd", ["bool[2,2]"], {}, DTypeError, "dtype bool is not allowed"),
-    ("solve", ["f32[2,2]", "f32[]"], {}, ShapeError, "needs 1 dimension or more"),
-    (
-        "solve",
-        ["f32[2,2]", "f32[3]"],
-        {},
-        ShapeError,
-        "2 equations have a right-hand side of 3",
-    ),
-    ("solve", ["f32[2,2]", "f32[2,3,1]"], {}, ShapeError, "right-hand side of 3 rows"),
-    ("solve", ["f32[2,2,2]", "f32[3,2,1]"], {}, ShapeError, "do not broadcast"),
-    ("solve", ["f32[2,2]", "i32[2]"], {}, DTypeError, "dtype i32 is not allowed"),
-    ("qr", ["f32[2,2]"], {"mode": "r"}, ArgumentError, "was given 'r'"),
-    ("svd", ["f32[2,2]"], {"full_matrices": 1}, ArgumentError, "full_matrices"),
-    ("pinv", ["f32[2,2]", "f32[3]"], {}, ShapeError, "rtol of shape (3,) does not broadcast"),
-    ("pinv", ["f32[2,2]", "i64[]"], {}, DTypeError, "dtype i64 is not allowed"),
-)
-def test_refused(
-    name: str, types: list[str], attributes: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    op = OPS[name]
-    with pytest.raises(error, match=re.escape(message)):
-        op.infer([TensorType.parse(each) for each in types], op.bind(attributes))
 
 
 @cases(

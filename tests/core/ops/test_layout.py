@@ -1,8 +1,7 @@
-"""Layout ops: transposes of each other, edges, order, and what they refuse."""
+"""Layout ops: transposes of each other, edges, order, and refusals."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ShapeError
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
 from mlvm.core.types import Array
 from tests.brief import cases, refuses
 from tests.cases.evaluate import evaluate
@@ -177,66 +176,7 @@ def test_of_nothing(name: str, attributes: dict[str, Any]) -> None:
     assert evaluate(name, np.zeros((0, 3)), **attributes).shape == (0, 3)
 
 
-# --- what they refuse -----------------------------------------------------------------
-
-WINDOW: dict[str, Any] = {"start": (0, 0), "length": (2, 3), "step": (1, 1)}
-
-
-@cases(
-    "name, attributes, error, message",
-    ("reshape", {"shape": (4,)}, ShapeError, "6 elements do not fill the shape (4,) of 4"),
-    ("reshape", {"shape": (-1, 2)}, ShapeError, "integers >= 0"),
-    ("reshape", {"shape": 6}, ArgumentError, "shape: tuple[int, ...] was given 6"),
-    ("permute_dims", {"axes": (0, 0)}, ArgumentError, "names an axis twice"),
-    ("permute_dims", {"axes": (0,)}, ArgumentError, "each of the 2 dimensions"),
-    ("permute_dims", {"axes": (0, 2)}, ArgumentError, "axis 2 is out of range"),
-    ("broadcast_to", {"shape": (3,)}, ShapeError, "(2, 3) does not broadcast to (3,)"),
-    ("broadcast_to", {"shape": (2, 2, 4)}, ShapeError, "axis -1 has lengths 3 and 4"),
-    ("broadcast_to", {"shape": (2, 1)}, ShapeError, "does not broadcast"),
-    ("concat", {"axis": 2}, ArgumentError, "axis 2 is out of range"),
-    ("flip", {"axis": -3}, ArgumentError, "axis -3 is out of range"),
-    ("roll", {"shift": (1, 2)}, ArgumentError, "as many axes, not axis None"),
-    ("roll", {"shift": (1, 2), "axis": 0}, ArgumentError, "as many axes, not axis 0"),
-    ("pad", {"widths": ((1, 1),)}, ArgumentError, "1 pairs for 2 dimensions"),
-    ("pad", {"widths": ((1, 1), (0, -1))}, ArgumentError, "must be >= 0"),
-    ("slice", {**WINDOW, "step": (1, 0)}, ArgumentError, "the step of axis 1 must not be 0"),
-    ("slice", {**WINDOW, "start": (0,)}, ArgumentError, "not 1, 2 and 2"),
-    (
-        "slice",
-        {**WINDOW, "start": (0, 1)},
-        ArgumentError,
-        "axis 1 of length 3 has no 3 elements from 1 by 1",
-    ),
-    ("slice", {**WINDOW, "step": (1, -1)}, ArgumentError, "no 3 elements from 0 by -1"),
-    ("slice", {**WINDOW, "start": (-1, 0)}, ArgumentError, "no 2 elements from -1 by 1"),
-    ("slice", {**WINDOW, "length": (-1, 0)}, ArgumentError, "no -1 elements"),
-    (
-        "embed",
-        {"shape": (2, 4), "start": (0, 0), "step": (1, 2)},
-        ArgumentError,
-        "axis 1 of length 4 has no 3 elements from 0 by 2",
-    ),
-    ("embed", {"shape": (2,), "start": (0,), "step": (1,)}, ArgumentError, "1, 2 and 1"),
-    ("sort", {"axis": 2}, ArgumentError, "axis 2 is out of range"),
-    ("argsort", {"axis": -3}, ArgumentError, "axis -3 is out of range"),
-    ("astype", {"dtype": "float32"}, DTypeError, "no dtype 'float32'"),
-)
-def test_refused(
-    name: str, attributes: dict[str, Any], error: type[MlvmError], message: str
-) -> None:
-    refuses(error, re.escape(message), evaluate, name, np.zeros((2, 3)), **attributes)
-
-
-@cases(
-    "xs, error, message",
-    ([], ShapeError, "takes 1 tensor or more, was given none"),
-    ([np.zeros(())], ArgumentError, "axis 0 is out of range for 0 dimensions"),
-    ([np.zeros((2, 3)), np.zeros((2, 4))], ShapeError, "equal but for axis 0"),
-    ([np.zeros((2, 3)), np.zeros(3)], ShapeError, "equal but for axis 0"),
-    ([np.zeros(3, np.uint64), np.zeros(3, int)], DTypeError, "u64 and i64 do not promote"),
-)
-def test_concat_refuses(xs: list[Array], error: type[MlvmError], message: str) -> None:
-    refuses(error, message, evaluate, "concat", *xs)
+# --- refusals --------------------------------------------------------------------------
 
 
 @cases(

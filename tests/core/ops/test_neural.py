@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlvm.core.errors import ArgumentError, DTypeError, OperandValueError, ShapeError
+from mlvm.core.errors import ArgumentError, OperandValueError
 from mlvm.core.ops.blocks import BLOCK_SIZE
 from mlvm.core.ops.erf import write_erf
 from mlvm.core.ops.windows import Padding, Pair, resolve_padding
@@ -276,105 +276,26 @@ def test_valid_and_explicit_padding() -> None:
 
 # --- errors ---------------------------------------------------------------------------
 
-X = np.zeros((2, 3))
-IMAGE = np.zeros((1, 4, 5, 3))
-LABELS = np.array([0, 2])
-WINDOW: dict[str, Any] = {"window": (2, 2), "stride": (1, 1), "padding": NONE}
-UNPATCHES: dict[str, Any] = {"shape": (1, 4, 5, 3), "stride": (1, 1), "padding": NONE}
-EPS = {"eps": 1e-6}
 
-
-@pytest.mark.parametrize(
-    ("error", "message", "name", "inputs", "attributes"),
-    [
-        (DTypeError, "must be float", "relu", (LABELS,), {}),
-        (DTypeError, "must be float", "gelu", (LABELS,), {}),
-        (ArgumentError, "given 1", "gelu", (X,), {"approximate": 1}),
-        (DTypeError, "must be float", "gelu_slope", (LABELS,), {"approximate": True}),
-        (ArgumentError, "axis 2", "softmax", (X,), {"axis": 2}),
-        (ArgumentError, "axis -1", "log_softmax", (np.float64(1),), {}),
-        (ShapeError, "labels must have", "softmax_cross_entropy", (X, LABELS[:1]), {}),
-        (ShapeError, "labels must have", "softmax_cross_entropy", (np.float64(1), 0), {}),
-        (DTypeError, "must be integer", "softmax_cross_entropy", (X, X[:, 0]), {}),
-        (
-            OperandValueError,
-            r"label 3 at position \(1,\) is none of the 3 classes",
-            "softmax_cross_entropy",
-            (X, np.array([0, 3])),
-            {},
-        ),
-        (
-            OperandValueError,
-            r"label -1 at position \(0,\) is none of the 3 classes",
-            "softmax_cross_entropy_vjp",
-            (X[:, 0], X, np.array([-1, 3])),
-            {},
-        ),
-        (ShapeError, "cotangent", "softmax_cross_entropy_vjp", (X, X, LABELS), {}),
-        (ArgumentError, "eps must be >= 0, not -1", "layer_norm_normalize", (X,), {"eps": -1}),
-        (ArgumentError, "not nan", "layer_norm_normalize", (X,), {"eps": np.nan}),
-        (ShapeError, "scalar has no last axis", "layer_norm_normalize", (1.0,), EPS),
-        (ShapeError, r"\(3,\), not \(2,\)", "layer_norm", (X, X[0], X[:, 0]), EPS),
-        (DTypeError, "f64, f32", "layer_norm", (X, X[0].astype("f4"), X[0]), EPS),
-        (ShapeError, "cotangent", "layer_norm_vjp", (X[0], X, X[0]), EPS),
-        (ShapeError, "cotangent", "layer_norm_scale_vjp", (X[0], X), EPS),
-        (ArgumentError, "rate must be in", "dropout", (X, KEY), {"rate": 1.0}),
-        (ArgumentError, "not nan", "dropout", (X, KEY), {"rate": np.nan}),
-        (ShapeError, "a key is", "dropout", (X, KEY[:1]), {"rate": 0.5}),
-        (ShapeError, "4 axes", "patches", (X,), WINDOW),
-        (
-            ShapeError,
-            "7 x 2, larger than the padded image, which is 6 x 5",
-            "patches",
-            (IMAGE,),
-            {**WINDOW, "window": (7, 2), "padding": ((1, 1), (0, 0))},
-        ),
-        (ShapeError, "not 0 x 2", "max_pool2d", (IMAGE,), {**WINDOW, "window": (0, 2)}),
-        (ArgumentError, "stride", "avg_pool2d", (IMAGE,), {**WINDOW, "stride": (1, 0)}),
-        (
-            ArgumentError,
-            "padding must be >= 0",
-            "max_pool2d",
-            (IMAGE,),
-            {**WINDOW, "padding": ((0, 0), (1, -1))},
-        ),
-        (ArgumentError, "given 'SAME'", "max_pool2d", (IMAGE,), {**WINDOW, "padding": "SAME"}),
-        (DTypeError, "must be float", "max_pool2d", (IMAGE.astype("i4"),), WINDOW),
-        (ShapeError, "6 axes", "unpatches", (IMAGE,), UNPATCHES),
-        (ShapeError, "patches of an image", "unpatches", (np.zeros((1,) * 6),), UNPATCHES),
-        (ShapeError, "kernel has 4 axes", "conv2d", (IMAGE, X), {"padding": NONE}),
-        (ShapeError, "4 axes", "conv2d", (X, IMAGE), {"padding": NONE}),
-        (
-            ShapeError,
-            "x has 3 channels, but the kernel takes 2",
-            "conv2d",
-            (IMAGE, np.zeros((1, 1, 2, 4))),
-            {"padding": NONE},
-        ),
-        (
-            ShapeError,
-            "but the kernel takes 3; the axis of channels is the last: moveaxis",
-            "conv2d",
-            (np.zeros((2, 3, 4, 4), "f"), np.zeros((1, 1, 3, 4), "f")),
-            {"padding": NONE},
-        ),
-        (
-            DTypeError,
-            "f64, f32",
-            "conv2d",
-            (IMAGE, np.zeros((1, 1, 3, 4), "f4")),
-            {"padding": NONE},
-        ),
-    ],
-)
-def test_bad_input_is_refused(
-    error: type[Exception],
-    message: str,
-    name: str,
-    inputs: tuple[Any, ...],
-    attributes: dict[str, Any],
-) -> None:
-    refuses(error, message, evaluate, name, *inputs, **attributes)
+def test_labels_are_classes() -> None:
+    x = np.zeros((2, 3))
+    refuses(
+        OperandValueError,
+        r"label 3 at position \(1,\) is none of the 3 classes",
+        evaluate,
+        "softmax_cross_entropy",
+        x,
+        np.array([0, 3]),
+    )
+    refuses(
+        OperandValueError,
+        r"label -1 at position \(0,\) is none of the 3 classes",
+        evaluate,
+        "softmax_cross_entropy_vjp",
+        x[:, 0],
+        x,
+        np.array([-1, 0]),
+    )
 
 
 def test_unknown_padding_is_refused() -> None:

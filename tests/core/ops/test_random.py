@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import ArgumentError, DTypeError, OperandValueError, ShapeError
+from mlvm.core.errors import OperandValueError, ShapeError
 from mlvm.core.types import Array
-from tests.brief import cases
+from tests.brief import cases, refuses
 from tests.cases.evaluate import evaluate
 from tests.threads import in_threads
 
@@ -174,33 +174,7 @@ def test_what_is_no_key_is_refused(
         evaluate(name, key, *inputs, **attributes)
 
 
-@cases(
-    "error, message, name, inputs, attributes",
-    (ArgumentError, "n = -1", "permutation", (), {"n": -1}),
-    (ArgumentError, "n = -2", "split_key", (), {"n": -2}),
-    (ArgumentError, "low = 7 .* high = 7", "randint", (), {**_SEVEN, "low": 7}),
-    (ArgumentError, "256 .*u8", "randint", (), {**_SEVEN, "high": 257, "dtype": "u8"}),
-    (ArgumentError, "-1 .*u16", "randint", (), {**_SEVEN, "low": -1, "dtype": "u16"}),
-    (ArgumentError, "given 7.5", "randint", (), {**_SEVEN, "high": 7.5}),
-    (ArgumentError, "'shape' is missing", "normal", (), {}),
-    (DTypeError, "f32 is not allowed", "randint", (), {**_SEVEN, "dtype": "f32"}),
-    (DTypeError, "i32 is not allowed", "normal", (), {**_DRAW, "dtype": "i32"}),
-    (DTypeError, "no dtype 'f8'", "uniform", (), {**_DRAW, "dtype": "f8"}),
-    (ShapeError, "-1", "normal", (), {"shape": (-1,)}),
-    (ShapeError, "does not broadcast", "bernoulli", ([0.5] * 3,), {"shape": (3, 1)}),
-    (ShapeError, "do not broadcast", "bernoulli", ([0.5] * 3,), {"shape": (4,)}),
-    (DTypeError, "must be float", "bernoulli", (1,), _DRAW),
-    (OperandValueError, "1.5 is not a probability", "bernoulli", ([0.5, 1.5],), _DRAW),
-    (OperandValueError, "nan is not a probability", "bernoulli", (np.nan,), _DRAW),
-    (DTypeError, "must be integer", "fold_in", (1.0,), {}),
-    (ShapeError, "must be a scalar", "fold_in", ([1, 2],), {}),
-)
-def test_bad_input_is_refused(
-    error: type[Exception],
-    message: str,
-    name: str,
-    inputs: tuple[Any, ...],
-    attributes: dict[str, Any],
-) -> None:
-    with pytest.raises(error, match=message):
-        evaluate(name, KEY, *inputs, **attributes)
+@cases("chance", [0.5, 1.5], [0.5, np.nan])
+def test_a_probability_is_between_0_and_1(chance: list[float]) -> None:
+    message = f"{chance[1]} is not a probability"
+    refuses(OperandValueError, message, evaluate, "bernoulli", KEY, chance, shape=(2,))
