@@ -48,7 +48,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Crop:
-    """Random piece of the image, of its own size, with `padding` black pixels around.
+    """Random crop to the image's size, after `padding` black pixels are put around it.
 
     Raises `DataError` for a negative padding.
     """

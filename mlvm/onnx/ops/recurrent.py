@@ -34,13 +34,13 @@ def _activations(at: Call, default: list[str], direction: int) -> list[Callable[
     for name in names:
         if name.lower() not in _NAMES:
             raise ModelError(f"the activation {name} is unknown")
-        known = _NAMES[name.lower()]
-        count, extra = len(ACTIVATIONS[known][1]), []
+        label = _NAMES[name.lower()]
+        count, extra = len(ACTIVATIONS[label][1]), []
         if count and alphas:
             extra.append(alphas.pop(0))
             if count > 1 and betas:
                 extra.append(betas.pop(0))
-        functions.append(activation(known, extra))
+        functions.append(activation(label, extra))
     return functions[direction * each : (direction + 1) * each]
 
 
