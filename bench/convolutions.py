@@ -45,7 +45,7 @@ class Layer(NamedTuple):
         return 2 * places * math.prod(self.kernel)
 
     def attributes(self) -> dict[str, Any]:
-        """Return those of the op."""
+        """Return the attributes of the op."""
         axes = len(self.window)
         return {
             "stride": (self.stride,) * axes,

@@ -73,7 +73,7 @@ def train_on_table(steps):
 
 
 def mean_of_memmap(file, rows):
-    """Return mean of the columns of an array that is mapped, not read: a batch at a time."""
+    """Return the mean of the columns of an array that is mapped, not read: a batch at a time."""
     written = np.lib.format.open_memmap(file, mode="w+", dtype=np.float64, shape=(rows, 16))
     written[:] = np.arange(16) + np.random.default_rng(0).normal(size=(rows, 16))
     written.flush()
