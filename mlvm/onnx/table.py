@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from inspect import signature
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -60,6 +60,12 @@ def op(
         return run
 
     return enter
+
+
+def enter_all(kind: Kind, functions: Mapping[str, Function]) -> None:
+    """Enter functions of one kind under their names."""
+    for names, run in functions.items():
+        op(names, kind)(run)
 
 
 class Call:

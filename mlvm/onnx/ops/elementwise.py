@@ -14,7 +14,7 @@ from mlvm.core.ops import half
 from mlvm.core.types import DType, bool_
 from mlvm.onnx.arrays import DTYPES, FLOATS, INTEGERS, dtype_of
 from mlvm.onnx.few import rounded, wrapped
-from mlvm.onnx.table import TABLE, Call, Op, op
+from mlvm.onnx.table import TABLE, Call, Op, enter_all, op
 from mlvm.onnx.values import PermutedTensor, Value, tensor
 
 _PAIRS: Final = """
@@ -80,16 +80,6 @@ def div(at: Call, x: Any, y: Any) -> Any:
     is_cut = xp.not_equal(quotient * y, x)
     negative = xp.not_equal(xp.less(x, 0), xp.less(y, 0))
     return quotient + xp.astype(xp.logical_and(is_cut, negative), quotient.dtype)
-
-
-@op("Relu", "elementwise")
-def relu(at: Call, x: Any) -> Any:
-    return np.maximum(x, 0).astype(x.dtype) if at.is_host else ml.relu(x)
-
-
-@op("Mod", "elementwise")
-def mod(at: Call, x: Any, y: Any) -> Any:
-    return at.xp.fmod(x, y) if at.get("fmod", 0) else at.xp.remainder(x, y)
 
 
 @op("Pow", "elementwise")
@@ -179,20 +169,10 @@ def selu(at: Call, x: Any) -> Any:
     return ml.elu(tensor(x), alpha) * gamma
 
 
-@op("ThresholdedRelu", "elementwise")
-def thresholded_relu(at: Call, x: Any) -> Any:
-    return at.xp.where(at.xp.greater(x, at.get("alpha", 1.0)), x, at.xp.zeros_like(x))
-
-
 @op("HardSigmoid", "elementwise")
 def hard_sigmoid(at: Call, x: Any) -> Any:
     line = x * at.get("alpha", 0.2) + at.get("beta", 0.5)
     return _same(at, at.xp.clip(line, 0.0, 1.0), x)
-
-
-@op("HardSwish", "elementwise")
-def hard_swish(at: Call, x: Any) -> Any:
-    return x * _same(at, at.xp.clip(x * (1 / 6) + 0.5, 0.0, 1.0), x)
 
 
 @op("Swish com.microsoft.QuickGelu", "elementwise")
@@ -211,11 +191,6 @@ def swiglu(at: Call, *xs: Any) -> Any:
     return (ml.silu(gate) if alpha == 1.0 else gate * ml.sigmoid(gate * alpha)) * up
 
 
-@op("Gelu com.microsoft.Gelu", "elementwise")
-def gelu(at: Call, x: Any) -> Any:
-    return ml.gelu(tensor(x), approximate=at.get("approximate", "none") == "tanh")
-
-
 @op("com.microsoft.FastGelu com.microsoft.BiasGelu", "elementwise")
 def fast_gelu(at: Call, x: Any, bias: Any = None) -> Any:
     x = tensor(x) if bias is None else tensor(x) + bias
@@ -229,21 +204,29 @@ def shrink(at: Call, x: Any) -> Any:
     return _same(at, xp.where(xp.less(x, -limit), x + bias, above), x)
 
 
-@op("PRelu", "elementwise")
-def prelu(at: Call, x: Any, slope: Any) -> Any:
-    return at.xp.where(at.xp.less(x, 0), x * slope, x)
-
-
 def _same(at: Call, y: Any, x: Any) -> Any:
     return y if y.dtype == x.dtype else at.xp.astype(y, x.dtype)
 
 
+enter_all(
+    "elementwise",
+    {
+        "Relu": lambda at, x: np.maximum(x, 0).astype(x.dtype) if at.is_host else ml.relu(x),
+        "Mod": lambda at, x, y: at.xp.fmod(x, y) if at.get("fmod", 0) else at.xp.remainder(x, y),
+        "ThresholdedRelu": lambda at, x: at.xp.where(
+            at.xp.greater(x, at.get("alpha", 1.0)), x, at.xp.zeros_like(x)
+        ),
+        "HardSwish": lambda at, x: x * _same(at, at.xp.clip(x * (1 / 6) + 0.5, 0.0, 1.0), x),
+        "Gelu com.microsoft.Gelu": lambda at, x: ml.gelu(
+            tensor(x), approximate=at.get("approximate", "none") == "tanh"
+        ),
+        "PRelu": lambda at, x, slope: at.xp.where(at.xp.less(x, 0), x * slope, x),
+        "Cast": lambda at, x: converted(at, x, at["to"]),
+    },
+)
+
+
 # --- dtypes -------------------------------------------------------------------------------
-
-
-@op("Cast", "elementwise")
-def cast(at: Call, x: Any) -> Any:
-    return converted(at, x, at["to"])
 
 
 @op("CastLike", "raw")

@@ -12,7 +12,7 @@ from mlvm.core.errors import ModelError
 from mlvm.core.ops.half import widened
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_known
-from mlvm.onnx.table import Call, op
+from mlvm.onnx.table import Call, enter_all, op
 from mlvm.onnx.values import (
     PermutedTensor,
     Value,
@@ -27,10 +27,19 @@ from mlvm.onnx.values import (
     tensor,
 )
 
-
-@op("Identity com.microsoft.nchwc.ReorderInput", "raw")
-def identity(at: Call, x: Value) -> Value:
-    return x
+enter_all(
+    "raw",
+    {
+        "Identity com.microsoft.nchwc.ReorderInput": lambda at, x: x,
+        "Size": lambda at, x: np.asarray(math.prod(x.shape), np.int64),
+        "SequenceConstruct": lambda at, *xs: ([*xs],),
+        "SequenceEmpty": lambda at: ([],),
+        "SequenceLength": lambda at, xs: np.asarray(len(xs), np.int64),
+        "Optional": lambda at, x=None: (x,),
+        "OptionalHasElement": lambda at, x=None: np.asarray(x is not None),
+        "OptionalGetElement": lambda at, x: (x,),
+    },
+)
 
 
 @op("Constant", "raw")
@@ -48,11 +57,6 @@ def constant(at: Call) -> Value:
 @op("Shape", "raw")
 def shape(at: Call, x: Value) -> Value:
     return np.asarray(x.shape[slice(at.get("start", 0), at.get("end"))], np.int64)
-
-
-@op("Size", "raw")
-def size(at: Call, x: Value) -> Value:
-    return np.asarray(math.prod(x.shape), np.int64)
 
 
 @op("Transpose", "raw")
@@ -313,21 +317,6 @@ def reverse_sequence(at: Call, x: Any, lengths: Any) -> Any:
 # --- lists and what may be there ----------------------------------------------------------
 
 
-@op("SequenceConstruct", "raw")
-def sequence_construct(at: Call, *xs: Value) -> Value:
-    return ([*xs],)
-
-
-@op("SequenceEmpty", "raw")
-def sequence_empty(at: Call) -> Value:
-    return ([],)
-
-
-@op("SequenceLength", "raw")
-def sequence_length(at: Call, xs: Value) -> Value:
-    return np.asarray(len(xs), np.int64)
-
-
 @op("SequenceAt", "raw", host=[1])
 def sequence_at(at: Call, xs: Value, position: Any) -> Value:
     return xs[int(position.reshape(-1)[0])]
@@ -371,18 +360,3 @@ def split_to_sequence(at: Call, x: Value, sizes: Any = None) -> Value:
     if sizes is None and not at.get("keepdims", 1):
         parts = [xp.squeeze(part, axis=axis) for part in parts]
     return (parts,)
-
-
-@op("Optional", "raw")
-def optional(at: Call, x: Value = None) -> Value:
-    return (x,)
-
-
-@op("OptionalHasElement", "raw")
-def optional_has_element(at: Call, x: Value = None) -> Value:
-    return np.asarray(x is not None)
-
-
-@op("OptionalGetElement", "raw")
-def optional_get_element(at: Call, x: Value) -> Value:
-    return (x,)
