@@ -68,6 +68,9 @@ class Plan(NamedTuple):
         ahead = f"; {self.ahead:,} bytes are computed ahead" if self.ahead else ""
         return f"{self.nbytes:,} bytes, {bound}{unfused}, by {self.order}{ahead}"
 
+    def __repr__(self) -> str:
+        return f"<Plan of {len(self.offsets):,} blocks: {self}>"
+
 
 def plan(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> Plan:
     """Offsets, multiples of `alignment`, for blocks whose sizes are rounded up to it.

@@ -205,7 +205,7 @@ class IndexRefused(OpError, IndexError):
 
 
 class NotFinite(OpError, FloatingPointError):
-    """A result is nan or infinite, inside `ml.debug.nans`.
+    """A result is nan or infinite, or an integer is divided by 0, inside `ml.debug.nans`.
 
     >>> with ml.debug.nans():
     ...     try: ml.log(ml.asarray([1.0, -1.0]))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, MachineError
+from mlvm.core.errors import ArgumentError, MachineError, brief
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
@@ -89,6 +89,10 @@ class LocalVM(VM):
         native: bool | None = None,
         kernels: Kernels = NO_KERNELS,
     ) -> None:
+        if not isinstance(name, str | None):
+            raise MachineError(
+                f"VM: expected a name, got {brief(name)}; options are named: VM(threads=2)"
+            )
         if name is not None and _DEVICE.fullmatch(name):
             device = name if ":" in name else "opencl:0"
             raise MachineError(f'{name!r} names a device, not a VM: write VM(device="{device}")')

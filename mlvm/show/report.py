@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlvm.arena.arena import Arena
+from mlvm.arena.planner import Plan
 from mlvm.arena.recording import Recording
 from mlvm.core.types import TensorType
+from mlvm.show import html
 
 
 def report(arena: Arena, *, holders: int = 8) -> str:
@@ -117,4 +119,16 @@ def table(cells: Sequence[Sequence[str]], *, right: int) -> list[str]:
     ]
 
 
+def plan_table(plan: Plan, *others: tuple[str, str]) -> str:
+    """Return the sizes of a plan as an HTML table, below other rows of bytes and meanings."""
+    rows = [
+        (f"{plan.nbytes:,}", f"captured, in a plan of {len(plan.offsets):,} blocks"),
+        (f"{plan.lower_bound:,}", "lower bound of the plan"),
+        (f"{plan.unfused or plan.lower_bound:,}", "unfused"),
+        (f"{plan.ahead:,}", "hoisted values"),
+    ]
+    return html.table(("bytes", ""), (*others, *rows), right=1)
+
+
 Arena.report = report
+Plan._repr_html_ = plan_table  # type: ignore[attr-defined]

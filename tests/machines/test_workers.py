@@ -248,6 +248,8 @@ def test_a_vm_has_no_negative_workers() -> None:
 def test_a_vm_says_which_options_it_takes() -> None:
     options: dict[str, Any] = {"num_threads": 2}
     refuses(ArgumentError, "no num_threads=; there are .* threads", VM, **options)
+    number: Any = 2
+    refuses(MachineError, r"expected a name, got 2; .* VM\(threads=2\)", VM, number)
 
 
 def test_workers_end_with_their_vm() -> None:

@@ -121,7 +121,8 @@ def divide(out: Array, x: Array, y: Array) -> None:
 @pointwise(infer=_real)
 def floor_divide(out: Array, x: Array, y: Array) -> None:
     """The floor of x / y, elementwise. An integer divided by zero gives 0: nothing is checked
-    in a tensor of divisors; `ml.check(y != 0, "y")` does. The operator x // 0 raises.
+    in a tensor of divisors, but inside `ml.debug.nans()`, and by `ml.check(y != 0, "y")`. The
+    operator x // 0 raises.
 
     Infinities are those of x / y, as in the Python Array API standard: inf // 1.0 is inf, and
     -1.0 // inf is -0.0.
@@ -142,7 +143,8 @@ def floor_divide(out: Array, x: Array, y: Array) -> None:
 @pointwise(infer=_real)
 def remainder(out: Array, x: Array, y: Array) -> None:
     """x - floor(x / y) * y, elementwise, with the sign of y. An integer and zero give 0: nothing is
-    checked in a tensor of divisors; `ml.check(y != 0, "y")` does. The operator x % 0 raises.
+    checked in a tensor of divisors, but inside `ml.debug.nans()`, and by `ml.check(y != 0, "y")`.
+    The operator x % 0 raises.
 
     >>> ml.remainder([7, -7], 3)
     Tensor([1, 2], i64[2])

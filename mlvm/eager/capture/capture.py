@@ -59,6 +59,7 @@ from mlvm.machines import residuals
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.show import html
 from mlvm.show.picture import timeline
+from mlvm.show.report import plan_table
 from mlvm.step.compile import Planned, compile_flow, no_loop
 from mlvm.step.fusion import policy_of
 from mlvm.step.hoist import Hoist
@@ -673,14 +674,7 @@ class Measured(NamedTuple):
         return f"eagerly, in an arena: {self.arena:,} bytes\ncaptured: {self.plan}"
 
     def _repr_html_(self) -> str:
-        rows = [
-            (f"{self.arena:,}", "eagerly, in an arena"),
-            (f"{self.plan.nbytes:,}", "captured, in a plan"),
-            (f"{self.plan.lower_bound:,}", "lower bound of the plan"),
-            (f"{self.plan.unfused or 0:,}", "unfused"),
-            (f"{self.plan.ahead:,}", "hoisted values"),
-        ]
-        return html.table(("bytes", ""), rows, right=1)
+        return plan_table(self.plan, (f"{self.arena:,}", "eagerly, in an arena"))
 
 
 def measure(

@@ -39,7 +39,8 @@ _watched: Final[dict[VMProtocol, LocalVM | None]] = {}
 
 class nans(ContextDecorator):
     """Inside the block the first launch whose result has a nan or an infinity raises `NotFinite`,
-    with the op, the operands' types, where the first such element is, and the line.
+    with the op, the operands' types, where the first such element is, and the line. So does an
+    integer that is divided by 0, of which the quotient is 0 outside of the block.
 
     It is about these VMs, or the current one. What an op copies counts nothing, nor does an
     infinity that an operand has already, as a mask of -inf: it is looked for where it is computed.
@@ -186,6 +187,8 @@ class _Watch:
 
     def before(self, name: str, params: Sequence[Value], attributes: Attributes) -> None:
         count = _written(name, attributes)
+        if name.removesuffix(OUT) in ("floor_divide", "remainder"):
+            self._require_divisors(params[-1])
         operands = [self._bad(x) for x in params[count:]]
         over = self._memory.read(params[0]) if count == 1 and is_tensor(params[0]) else None
         stack: list[_Started] = vars(self._local).setdefault("stack", [])
@@ -206,6 +209,13 @@ class _Watch:
             if started.over is not None and is_tensor(params[0]):
                 self._memory.write(params[0], started.over)
             raise NotFinite(f"the result, {type}, is {bad}; {_told(started.operands)}")
+
+    def _require_divisors(self, x: Value) -> None:
+        """Raise `NotFinite` for an integer of 0."""
+        if is_tensor(x) and TensorType.of(x).dtype.is_integer:
+            places = np.argwhere(self._memory.read(x) == 0)
+            if len(places):
+                raise NotFinite(f"integers have no quotient by 0, which is at {places[0].tolist()}")
 
     def _bad(self, x: Value) -> _Bad | None:
         if not is_tensor(x) or not TensorType.of(x).dtype.is_inexact:

@@ -170,8 +170,11 @@ def test_measured_memory_in_a_notebook() -> None:
     measured = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", [1000]))
     texts = seen(measured).texts
     assert texts[texts.index("eagerly, in an arena") - 1] == f"{measured.arena:,}"
-    assert "captured, in a plan" in texts
-    assert f"{measured.plan.nbytes:,}" in texts
+    plan = measured.plan
+    row = texts.index(f"captured, in a plan of {len(plan.offsets)} blocks")
+    assert texts[row - 1] == f"{plan.nbytes:,}"
+    assert seen(plan).texts[1:] == texts[row - 1 :]  # below the same head
+    assert repr(plan) == f"<Plan of {len(plan.offsets)} blocks: {plan}>"
 
 
 def test_a_tensor_in_a_notebook() -> None:

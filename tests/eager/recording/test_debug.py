@@ -59,6 +59,14 @@ def test_a_block_says_what_it_is() -> None:
     (lambda x: ml.log((x - x).astype(ml.complex64)), r"c64\[3\], is \(-inf\+0j\) at \[0\]"),
     (lambda x: ml.full(3, ml.inf) - ml.full(3, ml.inf), r"is nan at \[0\]; operand 0 is inf at \["),
     (lambda x: ml.full(3, ml.nan) + 1.0, r"is nan at \[0\]; operand 0 is nan at \[0\]"),
+    (
+        lambda x: 7 // ml.asarray([1, 0]),
+        r"floor_divide\(i64\[\], i64\[2\]\): integers have no quotient by 0, which is at \[1\]",
+    ),
+    (
+        lambda x: ml.capture(lambda n: n % ml.zeros_like(n))(ml.asarray([[5]])),
+        r"remainder\(i64\[1,1\], i64\[1,1\]\): .* which is at \[0, 0\]",
+    ),
 )
 def test_the_launch_that_makes_it_raises(make: Callable[[Tensor], Tensor], message: str) -> None:
     x = ml.asarray([2.0, -1.0, 3.0])
