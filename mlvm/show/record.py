@@ -127,7 +127,7 @@ class _Watcher:
         with self._lock:
             if region is not None and region in self._living:
                 lifetime, _ = self._living[region]
-                self._living[region] = lifetime, self._watched(tensor, region)
+                self._living[region] = lifetime, self._watched(tensor, region, lifetime)
 
     def named(self, tensor: Allocation, name: tuple[str, str]) -> None:
         with self._lock:
@@ -165,16 +165,24 @@ class _Watcher:
         lifetime = Lifetime(tensor.type, *where, op, place, path=path)
         self.recording.lifetimes.append(lifetime)
         self._unwritten[tensor.handle] = lifetime
-        self._living[region] = lifetime, self._watched(tensor, region)
+        earlier = self._living.get(region)
+        if earlier is not None:  # of another thread, which returns a region before it says so
+            earlier[0].end = moment
+        self._living[region] = lifetime, self._watched(tensor, region, lifetime)
 
-    def _watched(self, tensor: Allocation, region: Region) -> weakref.ref[Allocation]:
-        return weakref.ref(tensor, lambda _: self._end(region))
+    def _watched(
+        self, tensor: Allocation, region: Region, lifetime: Lifetime
+    ) -> weakref.ref[Allocation]:
+        return weakref.ref(tensor, lambda _: self._end(region, lifetime))
 
-    def _end(self, region: Region) -> None:
+    def _end(self, region: Region, lifetime: Lifetime | None = None) -> None:
+        """End the lifetime in a region, but not that of a later tensor there."""
         with self._lock:
-            entry = self._living.pop(region, None)
-            if entry is not None:
-                entry[0].end = self.recording.next_moment()
+            entry = self._living.get(region)
+            if entry is None or (lifetime is not None and lifetime is not entry[0]):
+                return
+            del self._living[region]
+            entry[0].end = self.recording.next_moment()
             for handle in region.handles.values() if self._unwritten else ():
                 self._unwritten.pop(handle, None)
 

@@ -418,3 +418,24 @@ def test_a_report_lists_only_the_largest(arena: Arena) -> None:
     assert len(rows) == 1 + 8 + 1
     assert rows[-1].split() == ["256", "4", "others"]
     del held
+
+
+def test_a_region_in_use_again_before_its_tensor_is_gone(arena: Arena) -> None:
+    """Another thread takes a region as soon as a finalizer has returned it."""
+    later: list[Allocation] = []
+
+    class Reborn(Allocation):
+        __slots__ = ()
+
+        def __del__(self) -> None:
+            super().__del__()
+            later.append(arena.alloc(SMALL, Allocation))
+
+    with record(arena) as recording:
+        arena.alloc(SMALL, Reborn)
+        other = arena.alloc(LARGE, Allocation)
+        later.clear()
+        del other
+    assert [(x.start, x.end) for x in recording.lifetimes] == [(1, 2), (2, 4), (3, 5)]
+    assert recording.used() == [0, 64, 64, 256, 192, 0]
+    assert recording.high_water == 256

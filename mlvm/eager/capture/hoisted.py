@@ -34,7 +34,7 @@ class Hoisted:
         self.vm, self.ahead, self.note_line = vm, ahead, ahead.planned.note_line
         self._states = _states_of(ahead, states)
         self.sources = [*self._states.values()]
-        self._arena = Arena(vm, f"ahead of {name}", capacity=ahead.nbytes)
+        self._arena = Arena(vm, f"ahead of {name.lstrip('_')}", capacity=ahead.nbytes)
         self.made = [self._arena.alloc(type, Tensor) for type in ahead.types]
         for x in self.made:
             x.tape = None
