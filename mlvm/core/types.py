@@ -295,7 +295,7 @@ class TensorType:
     @property
     def is_open(self) -> bool:
         """Whether a length of the shape is open: the type belongs to a trace."""
-        return type(self.size) is not int
+        return not _INT.issuperset(map(type, self.shape))  # the size may be 0 for all lengths
 
     @staticmethod
     def of(array: Array) -> TensorType:

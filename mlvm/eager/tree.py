@@ -46,7 +46,7 @@ from mlvm.core.errors import (
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.eager.tensor.operands import NUMBERS, is_array
-from mlvm.eager.tensor.reading import write
+from mlvm.eager.tensor.reading import note_read, values_of, write
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tensor.values import array_of
@@ -794,17 +794,22 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
     """
     if not isinstance(arrays, Mapping):
         raise DTypeError(f"arrays come by path, in a mapping, not in a {type(arrays).__name__}")
-    copied = {path: array_for(path, array, what) for path, array in arrays.items()}
+    others = {path: array for path, array in arrays.items() if array is not tensors.get(path)}
+    copied = {path: array_for(path, array, what) for path, array in others.items()}
     for path, array in copied.items():
         if path in tensors:
             copied[path] = exactly(array, tensors[path].dtype)
-    types = {path: TensorType.of(array) for path, array in copied.items()}
+    types = {
+        path: TensorType.of(copied[path]) if path in copied else x.type
+        for path, x in arrays.items()
+    }
     require_types({path: x.type for path, x in tensors.items()}, types, what)
     require_live(tensors.values())
-    for path, x in tensors.items():
+    for path, array in copied.items():
+        x = tensors[path]
         make_exclusive(x)
         x.tape = None
-        write(x, copied[path])
+        write(x, array)
 
 
 def array_for(path: str, array: Any, what: str) -> Array:
@@ -813,6 +818,9 @@ def array_for(path: str, array: Any, what: str) -> Array:
     if not hasattr(array, "__array__") and not hasattr(array, "__dlpack__"):
         raise DTypeError(f"{what} {path!r} must be an array, not a {type(array).__name__}")
     try:
+        if isinstance(array, Tensor) and array.dtype.is_storage:
+            note_read(array)
+            return values_of(array)  # numpy has no such dtype, and copies out a wider one
         return array_of(array)
     except DTypeError as error:
         raise DTypeError(f"{what} {path!r}: {error.reason}") from None

@@ -227,6 +227,8 @@ class Recipe:
         if self.transform is not None:
             random = SampleRandom(self.seed, epoch, indices)
             changed = parts_of(self.transform(arrays, random))
+            if type(changed) is tuple and len(changed) == len(arrays):
+                changed = with_parts(arrays, changed)
             arrays = _checked(changed, len(indices), "transform")
         return arrays
 

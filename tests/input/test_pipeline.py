@@ -652,3 +652,20 @@ def test_close_after_an_interrupted_start(monkeypatch: pytest.MonkeyPatch) -> No
         patch.setattr(threading.Thread, "start", start)
         refuses(KeyboardInterrupt, "", batches.get)
     batches.close()
+
+
+def test_a_transform_keeps_the_names_of_columns() -> None:
+    columns = {"image": np.arange(4.0), "label": np.arange(4)}
+
+    def made(transform: Any) -> Any:
+        with Pipeline(columns, 2, vm=VM(), transform=transform) as batches:
+            return batches.get()
+
+    def doubled(arrays: Any, random: SampleRandom) -> Any:
+        return arrays.image * 2, arrays.label
+
+    batch = made(doubled)
+    assert batch._fields == ("image", "label")
+    assert batch.image.arena.vm.read(batch.image.handle).tolist() == [0.0, 2.0]
+    assert made(lambda arrays, _: {"a": arrays[0], "b": arrays[1]})._fields == ("a", "b")
+    assert type(made(lambda arrays, _: (*arrays, arrays[0]))) is tuple

@@ -121,6 +121,17 @@ def test_the_line_that_sees_a_length_is_named() -> None:
     assert caught[0].lineno == fn.__code__.co_firstlineno + 1
 
 
+def test_an_open_tensor_without_elements() -> None:
+    def fn(x: Any) -> Any:
+        rest = x[:, 4:]
+        return ml.concat([x * 2, rest] if rest.size else [x * 2], axis=1)
+
+    step = ml.capture(fn, lengths=N)
+    for n in (4, 6, 3, 9):
+        assert same(step, step.fn, matrix(n))
+    assert step.signatures == 1
+
+
 def test_a_length_kept_elsewhere_is_never_stale() -> None:
     kept: list[Any] = []
 

@@ -176,6 +176,18 @@ def test_a_file_is_read_by_its_parts(tmp_path: Path) -> None:
     refuses(ArgumentError, "no tensor is meant by 'x'; there are: ", ml.load, file, where="x")
 
 
+def test_a_part_of_a_model_of_few_bits(tmp_path: Path) -> None:
+    layer, other = (ml.nn.Linear(64, 8, key=ml.random.key(seed)) for seed in (0, 1))
+    model, another = (ml.quantize(x, "i4") for x in (layer, other))
+    ml.save(tmp_path / "bias", model, where="bias")
+    weight = another.weight.numpy()
+    ml.load(tmp_path / "bias", into=another, where="bias")
+    np.testing.assert_array_equal(another.weight.numpy(), weight)
+    another.load_state(model.state())
+    np.testing.assert_array_equal(another.weight.numpy(), model.weight.numpy())
+    assert another.weight.dtype is ml.int4
+
+
 def test_a_part_of_a_model_is_saved(tmp_path: Path) -> None:
     file, model = tmp_path / "head", Net(ml.random.key(0))
     ml.save(file, model, where="head")
