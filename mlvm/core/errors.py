@@ -59,6 +59,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import sys
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -71,7 +72,7 @@ _BRIEF: Final = 100
 _CALLED_FROM: Final = "called from "
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 _NUMPY: Final = str(Path(np.__file__).parent)
-_NOBODYS: Final = (_PACKAGE, _NUMPY, contextlib.__file__, "<frozen")
+_NOBODYS: Final = (_PACKAGE, _NUMPY, contextlib.__file__, threading.__file__, "<frozen")
 OURS: Final[dict[str, bool]] = {}  # by the name of a file: is it one of mlvm's?
 
 
@@ -623,8 +624,8 @@ Place: TypeAlias = tuple[CodeType, int]
 
 
 def user_place() -> Place | None:
-    """The innermost place in Python that led here outside of mlvm, numpy and `contextlib`, which
-    are no lines of the user. Takes half a microsecond."""
+    """Return the innermost place in Python that led here outside of mlvm, numpy, `contextlib` and
+    `threading`, which are no lines of the user. Takes half a microsecond."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -439,3 +440,12 @@ def test_a_region_in_use_again_before_its_tensor_is_gone(arena: Arena) -> None:
     assert [(x.start, x.end) for x in recording.lifetimes] == [(1, 2), (2, 4), (3, 5)]
     assert recording.used() == [0, 64, 64, 256, 192, 0]
     assert recording.high_water == 256
+
+
+def test_what_a_thread_of_ours_makes_has_no_line_of_pythons() -> None:
+    arena = Arena(VM(), "batch", capacity=4096)
+    with record(arena) as recording:
+        thread = Thread(target=arena.alloc, args=(SMALL, Allocation))
+        thread.start()
+        thread.join()
+    assert [x.line for x in recording.lifetimes] == [""]
