@@ -310,7 +310,8 @@ def test_the_command_line(folder: Path) -> None:
     assert [round(x, 3) for x in left()] == [14, 55.8, 6.4]
     assert run("--weights", "state", "--out", ".", "two.npy", "i.npy")[0] == 0
     assert round(left(), 3) == 5.0
-    assert run("--steps", "2", "--out", "made/deeper", "along.npy", "zero")[0] == 0
+    inside = "--steps", "2", "--out", "made/deeper", "--save", "made/deeper/state"
+    assert run(*inside, "along.npy", "zero")[0] == 0
     assert np.load(folder / "made/deeper/0.npy").shape == (2,)
     before = (folder / "state").read_bytes()
     assert run("--save", "state", "x.npy", "turned.npy")[0] == 1  # before anything is written

@@ -230,7 +230,7 @@ class OpenTrace:
                     message = (
                         f"{name} sees the value of an open length, {numbers.values[each]}, where "
                         f"Python needs an int: each size gets a program of its own. Compute with "
-                        f"tensors, or with sizes as they are, or capture with lengths=False."
+                        f"tensors, or with sizes as they are, or pad to one size."
                     )
                     warn_at(line or user_line(), message, RecompilationWarning)
                     return

@@ -118,7 +118,8 @@ def batch(fn: Callable[[Any], Any]) -> Batch:
     results are stacked: [n, ...]. `count` is then the number of inputs, the first rows, and may be
     known at run time only. The other rows of results are zeros.
 
-    `fn` is called once or twice, to be traced for one lane. It may use tensors from outside, such
+    `fn` is called once or twice, to be traced for one lane, by each eager call; a captured call is
+    some thirty times as fast: `ml.capture(ml.batch(fn))`. `fn` may use tensors from outside, such
     as weights, but not update them, nor draw from the global random keys. Gradients go to the
     inputs, and to tensors from outside; the backward pass runs the lanes again. The contributions
     of lanes to the gradient of a weight are added lane by lane, in the order of calls that run one
@@ -133,6 +134,9 @@ def batch(fn: Callable[[Any], Any]) -> Batch:
         >>> logs = ml.function(lambda x: ml.cond(x < 1.0, lambda: 0, lambda: 1 + logs(x / 2)))
         >>> ml.batch(logs)([ml.asarray(1.0), ml.asarray(100.0)])
         [Tensor(1, i64[]), Tensor(7, i64[])]
+        >>> captured = ml.capture(ml.batch(logs))
+        >>> captured(ml.asarray([1.0, 100.0])), captured
+        (Tensor([1, 7], i64[2]), <captured logs, 1 program>)
 
     Refuses:
         ml.batch(ml.sin)([v], 1)  # ArgumentError

@@ -202,11 +202,11 @@ static int run(const Options *options, char **names, int count)
     }
     if (options->weights && read_file(options->weights, &weights))
         return 1;
+    if (options->out) /* first, as `save` may be in it */
+        make_folder(options->out);
     FILE *save = options->save ? fopen(options->save, "ab") : NULL; /* what is there stays */
     if (options->save && (!save || fclose(save)))
         return complain(options->save, strerror(errno));
-    if (options->out)
-        make_folder(options->out);
     for (int i = 0; options->out && i < STEP_NOUTPUTS; i++) {
         const TensorSpec *told = &step_output_specs[i];
         if (!(files[i] = open_output(options->out, i, told->dtype, told->shape, options->steps)))
