@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import copy
 import io
+import json
 import math
 import os
 import pickle
@@ -102,6 +103,7 @@ def ours() -> dict[str, Any]:
         "copy": copy,
         "einops": einops,
         "f": lambda v: (v * v).sum(),
+        "json": json,
         "gradients": {"kernel": ml.ones((3, 2)), "bias": ml.ones(2)},
         "key": ml.random.key(0),
         "loss": ml.asarray(0.5),

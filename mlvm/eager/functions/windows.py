@@ -52,7 +52,7 @@ def sides_of(padding: Any, span: Shape, stride: Shape, size: Shape) -> tuple[Pai
     """Return the padding, (before, after) for each axis. Raises `ArgumentError` if it is
     invalid."""
     if isinstance(padding, str):
-        return resolve_padding(padding, span, stride, size)
+        return resolve_padding(padding.upper(), span, stride, size)
     return numbers_of(padding, len(size))
 
 

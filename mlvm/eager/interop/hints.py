@@ -117,8 +117,9 @@ def _of_places(
     bounds = ", low=..., high=..." if "low" in names else ""
     ints = [x for x in args if isinstance(x, int)]
     missing_bounds = function == "randint" and not keywords.keys() & {"low", "high"}
-    if function == "autocast" and ("device_type" in keywords or (args and "dtype" in keywords)):
-        return 'is for any device: ml.autocast("bfloat16")'
+    has_dtype = "dtype" in keywords
+    if function == "autocast" and ("device_type" in keywords or bool(args) is has_dtype):
+        return 'takes a dtype, and is for any device: ml.autocast("bfloat16")'
     if function in ("empty", "ones", "zeros") and 1 < len(ints) == len(args):
         return f"the shape is one argument: write {function}({(*ints,)})"
     if function.startswith("Conv") and len(args) > 3:

@@ -134,8 +134,8 @@ def _size(value: Any) -> int:
 def checked_padding(layer: str, padding: Any, axes: int) -> Any:
     """Return the padding: "SAME", "VALID", (before, after) of a sequence, or one such pair for each
     axis. Raises `ArgumentError` if it is none of these."""
-    if padding in ("SAME", "VALID"):
-        return padding
+    if isinstance(padding, str) and padding.upper() in ("SAME", "VALID"):
+        return padding.upper()
     try:
         sides = numbers_of(padding, axes)
     except ArgumentError as error:

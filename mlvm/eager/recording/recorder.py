@@ -822,7 +822,9 @@ class Recorder:
         reference = region.holder if region is not None else None
         holder = reference() if reference is not None else None
         if reference is None or holder is None:
-            raise _refused(f"a tensor that is in no arena of {self.name} (handle {handle}) is used")
+            raise _refused(
+                f"a tensor of another VM, or in no arena of {self.name} (handle {handle}), is used"
+            )
         if id(reference) in self.memory.references:
             return self.placeholders.aliases.get(id(reference), reference)
         if isinstance(holder.arena, ScratchPad):
