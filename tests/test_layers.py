@@ -70,7 +70,7 @@ BUDGET = {
     "mlvm/machines/standalone": 1_320,
     "mlvm/machines/remote": 3_930,
     "mlvm/arena": 1_340,
-    "mlvm/show": 1_680,
+    "mlvm/show": 1_700,
     "mlvm/input": 1_420,
     "mlvm/step": 3_160,
     "mlvm/parallel": 3_200,
