@@ -178,7 +178,8 @@ def test_a_file_is_read_by_its_parts(tmp_path: Path) -> None:
 
 def test_a_part_of_a_model_of_few_bits(tmp_path: Path) -> None:
     layer, other = (ml.nn.Linear(64, 8, key=ml.random.key(seed)) for seed in (0, 1))
-    model, another = (ml.quantize(x, "i4") for x in (layer, other))
+    quantized: list[Any] = [ml.quantize(x, "i4") for x in (layer, other)]
+    model, another = quantized
     ml.save(tmp_path / "bias", model, where="bias")
     weight = another.weight.numpy()
     ml.load(tmp_path / "bias", into=another, where="bias")
