@@ -321,7 +321,11 @@ def test_keys_of_a_file_of_one_vm_are_for_all(tmp_path: Path, rows: int) -> None
         r"tensor 'model/kernel' is f32\[2,4\], given f32\[2,3\]",
     ),
     ({"array": np.zeros(3)}, ShapeError, r"tensor 'array' is f64\[3\], given f64\[2\]"),
-    ({"batches": ml.Pipeline(Points(), 8, vm=ml.VM(), epochs=0)}, PipelineError, "epoch as an integer"),
+    (
+        {"batches": ml.Pipeline(Points(), 8, vm=ml.VM(), epochs=0)},
+        PipelineError,
+        "epoch as an integer",
+    ),
 )
 def test_a_structure_that_differs_is_refused_and_stays_as_it_is(
     tmp_path: Path, change: dict[str, Any], error: type[Exception], text: str
