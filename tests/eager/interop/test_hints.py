@@ -582,7 +582,6 @@ def test_a_call_as_another_library_has_it() -> None:
     ]
     for text, call in wrong:
         refuses(ml.errors.ArgumentError, text, call)
-    branches = "a list of branches: switch"
-    refuses(ml.errors.DTypeError, branches, lambda: m.switch(0, abs, abs, ml.ones(2)))
+    refuses(ml.errors.DTypeError, "list of branches", lambda: m.switch(0, abs, abs, ml.ones(2)))
     text = re.escape('ml.TensorType("f32", (2, 4))')
     refuses(ml.errors.CaptureError, text, lambda: ml.measure(ml.sin, "f32[2,4]"))
