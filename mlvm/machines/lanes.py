@@ -141,7 +141,7 @@ class Lanes:
 
         try:
             linked = Linked(self.program, self.types, self.segments)
-            return NativeLanes(linked, self._part_of, self._grow)
+            return NativeLanes(linked, self._part_of, self._grow, self._keep)
         except MachineError:
             return None
 
@@ -171,6 +171,12 @@ class Lanes:
         if old is not None:
             vm.dealloc_tensor(old)
         return self._rows[nbytes][1]
+
+    def _keep(self, nbytes: int) -> None:
+        """Count bytes beside tensors, where the VM has limits."""
+        vm = self._vm()
+        assert vm is not None
+        vm.keep(nbytes)
 
     def bound(self, name: str, count: int) -> _Bound:
         bound = self._bound.get((name, count))

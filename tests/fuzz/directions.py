@@ -5,9 +5,10 @@
 A program is one of `transformations`. Over it goes a stack of `grad`, `vjp`, `jvp`, `linearize`,
 `jacfwd`, `jacrev`, products with Hessians, functions with rules of their own, `vmap` and `capture`
 (`jit`). A program with a `while_loop` has those that go forward. What it makes is the same to the
-bit where it is captured. Where JAX is installed, what it makes of the program is expected, computed
-by NumPy (see `jaxprs`); without it, what finite differences say of one derivative more. A program
-that differs is printed with the number that makes it again, and the exit status is 1.
+bit where it is captured; with `--autocast` only that is looked at, in bf16. Where JAX is installed,
+what it makes of the program is expected, computed by NumPy (see `jaxprs`); without it, what finite
+differences say of one derivative more. A program that differs is printed with the number that makes
+it again, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.types import Array
-from tests.fuzz.transformations import HERE, Library, Program, jax_library
+from tests.fuzz.transformations import HERE, Library, Program, jax_library, leaves
 
 Fn = Callable[..., Any]
 
@@ -190,20 +191,35 @@ def special(program: Program, args: list[Array]) -> list[Array]:
     return [np.where(rng.random(x.shape) < 0.3, rng.choice(values, x.shape), x) for x in args]
 
 
+IN_F32 = HERE._replace(
+    asarray=lambda x: ml.asarray(x, dtype=ml.float32),
+    computed=lambda fn, args: leaves(fn(*[ml.asarray(x, dtype=ml.float32) for x in args])),
+)
+
+
 def differs(
-    program: Program, other: Library | None, module: Any, *, specials: bool = False
+    program: Program,
+    other: Library | None,
+    module: Any,
+    *,
+    specials: bool = False,
+    autocast: bool = False,
 ) -> str | None:
     """What the program makes otherwise here than there, or captured than eagerly."""
     args, levels = arguments(program), stack_of(program)
-    fn = transformed(HERE, ml, program, levels)
+    here = IN_F32 if autocast else HERE
+    fn = transformed(here, ml, program, levels)
+    fn = ml.autocast("bfloat16")(fn) if autocast else fn
     step = ml.capture(fn)
     for values in ([special(program, args)] if specials else []) + [args]:
-        found = HERE.computed(fn, values)
-        captured = HERE.computed(step, values)
+        found = here.computed(fn, values)
+        captured = here.computed(step, values)
         for ours, theirs in zip(found, captured, strict=True):
             if not np.array_equal(ours, theirs, equal_nan=True):
                 given = [x.tolist() for x in values]
                 return f"captured: {theirs.tolist()}\nnot {ours.tolist()}\nof {given}"
+    if autocast:
+        return None
     if other is None:
         return None if any("custom" in kind for kind in levels) else _slope_differs(fn, args)
     expected = other.computed(transformed(other, module, program, levels), args)
@@ -240,14 +256,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--special", action="store_true", help="nan, infinities, zeros, captured")
     parser.add_argument("--slopes", action="store_true", help="finite differences, also beside JAX")
+    parser.add_argument("--autocast", action="store_true", help="in bf16, captured and eagerly")
     options = parser.parse_args(argv)
-    jax = None if options.slopes else jax_library()
+    jax = None if options.slopes or options.autocast else jax_library()
     module = None if jax is None else importlib.import_module("jax")
     wrong = 0
     for number in range(options.seed, options.seed + options.programs):
         program = Program(number)
         try:
-            difference = differs(program, jax, module, specials=options.special)
+            difference = differs(
+                program, jax, module, specials=options.special, autocast=options.autocast
+            )
         except Exception as error:  # what a program raises is what it is looked for
             difference = f"{type(error).__name__}: {error}"
         if difference is not None:
@@ -256,7 +275,7 @@ def main(argv: list[str] | None = None) -> int:
             print(difference)
         if (number - options.seed) % 50 == 49:
             print(f"{number - options.seed + 1} programs", flush=True)
-    there = "JAX" if jax else "finite differences"
+    there = "JAX" if jax else "nothing else" if options.autocast else "finite differences"
     print(f"{options.programs} programs captured, and beside {there}, {wrong} wrong")
     return 1 if wrong else 0
 

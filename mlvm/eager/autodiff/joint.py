@@ -12,11 +12,13 @@ from typing import Any, Final, TypeAlias
 
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.tape import (
+    Conditional,
     CotangentAccumulator,
     MultiOutputVjp,
     Node,
     OperandVjp,
     Tape,
+    added,
     taping,
 )
 from mlvm.eager.functions.creation import full
@@ -26,7 +28,8 @@ from mlvm.eager.tensor.tensor import Tensor
 Closures: TypeAlias = dict[int, TensorType]
 """Outer nodes that receive cotangents: their types by their numbers."""
 
-Cotangents: TypeAlias = Sequence[Tensor | None]
+Cotangents: TypeAlias = Sequence[Any]
+"""Tensors; None for an absent cotangent, or `Conditional`."""
 Saved: TypeAlias = Sequence[Tensor]
 Sums: TypeAlias = Sequence[Any]
 """Arguments of a backward pass: cotangents of the results, saved tensors, and sums
@@ -137,7 +140,7 @@ def plus(held: Any, part: Any) -> Any:
     """
     record: Any = current_capture.get()
     if not isinstance(part, Tensor) or part.dtype.is_inexact or record is None:
-        return held + part
+        return added(held, part)
     total: Tensor = record.summed(held, part)
     tape = taping()
     if tape is not None:
@@ -145,6 +148,8 @@ def plus(held: Any, part: Any) -> Any:
     return total
 
 
-def or_zeros(g: Tensor | None, type: TensorType) -> Tensor:
-    """Return g, or zeros of that type for None."""
+def or_zeros(g: Any, type: TensorType) -> Tensor:
+    """Return g, with zeros of that type for an absent one."""
+    if isinstance(g, Conditional):
+        return Conditional.cleaned(g)
     return full(type.shape, 0, dtype=type.dtype) if g is None else g

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, NoReturn, TypeAlias
 
 from mlvm.arena.arena import scope
 from mlvm.core.errors import GradientError
@@ -108,6 +108,52 @@ class Tracked(NamedTuple):
     node: int
 
 
+class Conditional:
+    """Cotangent that exists only where a condition holds; elsewhere its value means nothing.
+
+    Captured branches and loops have such ones. They stand for None, which eager code has there.
+
+    x: the value.
+    present: the condition, a bool[]; for the stack of a loop, a bool for each row.
+    is_clean: True if x is zero where the condition does not hold.
+    """
+
+    __slots__ = ("is_clean", "present", "type", "x")
+
+    added: ClassVar[Callable[[Any, Any], Any]]
+    """Add cotangents of which one or both are conditional; bound by `control.branches`."""
+    cleaned: ClassVar[Callable[[Conditional], Tensor]]
+    """Return the value, with zeros for an absent one; bound by `control.branches`."""
+
+    def __init__(self, x: Any, present: Tensor, *, is_clean: bool = False) -> None:
+        self.x, self.present, self.is_clean = x, present, is_clean
+        self.type: TensorType = x.type
+
+    def through(self, rule: Rule, saved: Sequence[Tensor]) -> Any:
+        """Apply a vjp's rule to the value."""
+        part = rule(self.x, *saved)
+        if not isinstance(part, (Tensor, Sparse)):
+            return rule(self)  # one of several results, on its way to their node
+        if self.present.shape:  # its rows are no longer those of the part
+            return rule(Conditional.cleaned(self), *saved)
+        if isinstance(part, Sparse):
+            part = apply(part.alone, *part.operands)
+        return Conditional(part, self.present)
+
+
+class Begun(Conditional):
+    """Sum of zeros, on which another cotangent stands as it does on none."""
+
+    __slots__ = ()
+
+
+def added(held: Any, part: Any) -> Any:
+    """Add two cotangents, or an update of some elements to a cotangent."""
+    if isinstance(held, Conditional) or isinstance(part, Conditional):
+        return Conditional.added(held, part)
+    return held + part
+
+
 class CotangentAccumulator(dict[int, Any]):
     """Cotangents of the backward pass, by the number of the node that receives them."""
 
@@ -120,6 +166,7 @@ class CotangentAccumulator(dict[int, Any]):
     def apply_vjps(self, node: Node, g: Any, wanted: Container[int] | None = None) -> None:
         """Accumulate the cotangents of a node's operands, or of the `wanted` ones among them."""
         vjps, origins, saved = node
+        conditional = g if isinstance(g, Conditional) else None
         if not isinstance(vjps, tuple):
             totals = vjps.apply(g, saved, [self.get(origin) for origin in origins])
             for origin, total in zip(origins, totals, strict=True):
@@ -130,13 +177,14 @@ class CotangentAccumulator(dict[int, Any]):
         for (type, rule, needs), origin in zip(vjps, origins, strict=True):
             if wanted is not None and origin not in wanted:
                 continue
-            part = rule(g, *map(saved.__getitem__, needs))
+            values = map(saved.__getitem__, needs)
+            part = rule(g, *values) if conditional is None else conditional.through(rule, [*values])
             held = self.get(origin)
             if isinstance(part, Sparse):
                 if held is None:
                     self[origin] = apply(part.alone, *part.operands)
                 elif not isinstance(held, Tensor):
-                    self[origin] = held + part
+                    self[origin] = added(held, part)
                 elif (
                     self._recorded
                     or origin not in self._owned
@@ -148,11 +196,16 @@ class CotangentAccumulator(dict[int, Any]):
                 self._owned.add(origin)
             else:
                 if part.type is not type:
-                    part = sum_to(part, type)
+                    is_tensor = isinstance(part, Tensor)
+                    part = (
+                        sum_to(part, type)
+                        if is_tensor
+                        else Conditional(sum_to(part.x, type), part.present)
+                    )
                 if held is None:
                     self[origin] = part
                 else:
-                    self[origin] = held + part
+                    self[origin] = added(held, part)
                     self._owned.add(origin)
             del part, held
 
@@ -306,6 +359,10 @@ class Tape:
                 for number in dict.fromkeys(watched):
                     final(number, None, CotangentAccumulator())
             return [None] * len(watched)
+
+        def whole(g: Any) -> Tensor | None:
+            return Conditional.cleaned(g) if isinstance(g, Conditional) else g
+
         wanted = self._dependents(watched, start) if keep else None
         last = {} if final is None else self._last_uses(watched, start)
         for index in range(len(self.nodes) - 1, start - 1, -1):
@@ -314,12 +371,12 @@ class Tape:
                 pending.apply_vjps(node, g, wanted)
             if final is not None and index in last:
                 for number in last.pop(index):
-                    final(number, pending.pop(number, None), pending)
+                    final(number, whole(pending.pop(number, None)), pending)
         if final is not None:
             for number in last.pop(-1):
-                final(number, pending.pop(number, None), pending)
+                final(number, whole(pending.pop(number, None)), pending)
             return []
-        return [pending.get(origin) for origin in watched]
+        return [whole(pending.get(origin)) for origin in watched]
 
     def _last_uses(self, watched: Sequence[int], start: int) -> dict[int, list[int]]:
         """Group watched nodes by the last backward node that adds to them, -1 for none."""

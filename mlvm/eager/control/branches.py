@@ -11,8 +11,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
+from mlvm.core.types import Shape, TensorType, bool_
 from mlvm.eager.autodiff.joint import Closures, Cotangents, Saved, Sums, add_node, or_zeros, seed
-from mlvm.eager.autodiff.tape import CotangentAccumulator, taping
+from mlvm.eager.autodiff.rows import Sparse
+from mlvm.eager.autodiff.tape import Begun, Conditional, CotangentAccumulator, taping
 from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.state import (
@@ -24,7 +26,10 @@ from mlvm.eager.control.state import (
     require_integer,
     tensors,
 )
-from mlvm.eager.tensor.apply import alias_of
+from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.shapes import broadcast_to, reshape
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import alias_of, apply
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Tree, with_leaves
@@ -194,26 +199,129 @@ class _Branch(NamedTuple):
 def _vjp(vjps: list[_Branch], closures: Closures, gs: Cotangents, saved: Saved, sums: Sums) -> Sums:
     """Return the cotangents of the tensors that the branches use from outside.
 
-    They continue the sums `sums` before.
+    They continue the sums `sums` before. One that a branch does not reach has none there.
     """
     [pred], rest = blocks.split(saved, 1)
     output_gs, residual_gs = blocks.split(gs, len(vjps[0].outputs))
     cells, others = blocks.split_cells(closures, sums)
     before = {number: h for number, h in others.items() if h is not None}
+    sides: list[Callable[[], list[Any]]] = []
+    reached: list[set[int]] = []
 
-    def back(side: _Branch, values: Tensors, outside: Tensors, residual_gs: Cotangents) -> Tensors:
+    def back(side: _Branch, values: Tensors, outside: Tensors, residual_gs: Cotangents) -> Any:
         segment = side.segment
         inside = {segment.key(x): y for x, y in zip(segment.inside, values, strict=True)}
         pending = CotangentAccumulator()
         pending.update({**cells, **before})
         seed(pending, segment.tape, [*side.outputs, *segment.inside], [*output_gs, *residual_gs])
         segment.walk(pending, inside, outside)
-        return [or_zeros(pending.get(number), closures[number]) for number in others]
+        return [pending.get(number) for number in numbers]
 
-    thunks: list[Callable[[], Tensors]] = []
     for side in vjps:
-        inside, outside, rest = blocks.split(rest, len(side.residuals), len(side.segment.outside))
+        segment = side.segment
+        inside, outside, rest = blocks.split(rest, len(side.residuals), len(segment.outside))
         its_own, residual_gs = blocks.split(residual_gs, len(side.residuals))
-        thunks.append(partial(back, side, inside, outside, its_own))
-    totals = {**cells, **dict(zip(others, _branch([], pred, thunks), strict=True))}
-    return [totals[number] for number in closures]
+        sides.append(partial(back, side, inside, outside, its_own))
+        pairs = zip([*side.outputs, *segment.inside], [*output_gs, *its_own], strict=True)
+        ends = [y.node for y, g in pairs if g is not None and y.tape is segment.tape]
+        reached.append({*before, *segment.reached(ends)})
+    numbers = [number for number in others if any(number in each for each in reached)]
+    partly = [k for k, n in enumerate(numbers) if not all(n in each for each in reached)]
+    totals = either(pred, sides, [closures[n] for n in numbers], partly)
+    found = {**cells, **dict(zip(numbers, totals, strict=True))}
+    return [found.get(number) for number in closures]
+
+
+def either(
+    pred: Tensor,
+    sides: Sequence[Callable[[], Sequence[Any]]],
+    types: Sequence[TensorType],
+    partly: Sequence[int] = (),
+) -> list[Any]:
+    """Record two branches whose results are cotangents of these types, which may be absent.
+
+    A result that is absent in one branch, or is conditional there, is `Conditional`. `partly` has
+    the positions of those for which this is known; the recording begins again with others. The
+    number of a record is 0 where it is absent.
+    """
+    shapes: dict[int, Shape] = {k: () for k in partly if types[k].dtype.is_inexact}
+    unclean: set[int] = set()
+
+    def recorded(side: Callable[[], Sequence[Any]]) -> Tensors:
+        parts = side()
+        new = {
+            k: g.present.shape if isinstance(g, Conditional) else shapes.get(k, ())
+            for k, g in enumerate(parts)
+            if types[k].dtype.is_inexact and (g is None or isinstance(g, Conditional))
+        }
+        if any(k not in shapes or len(shapes[k]) < len(shape) for k, shape in new.items()):
+            shapes.update({k: max(shape, shapes.get(k, ()), key=len) for k, shape in new.items()})
+            raise blocks.RetryBlocks
+        unclean.update(
+            k for k, g in enumerate(parts) if isinstance(g, Conditional) and not g.is_clean
+        )
+        values = [
+            g.x if isinstance(g, Conditional) else or_zeros(g, type)
+            for g, type in zip(parts, types, strict=True)
+        ]
+        return values + [present(parts[k], shape) for k, shape in shapes.items()]
+
+    results = _branch([], pred, [partial(recorded, side) for side in sides])
+    flags = dict(zip(shapes, results[len(types) :], strict=True))
+    return [
+        Conditional(x, flags[k], is_clean=k not in unclean) if k in flags else x
+        for k, x in enumerate(results[: len(types)])
+    ]
+
+
+def present(g: Any, shape: Shape = ()) -> Tensor:
+    """Return the condition under which a cotangent is present; for a shape, of each row."""
+    with taped(None):
+        if not isinstance(g, Conditional):
+            return full(shape, g is not None, dtype=bool_)
+        own: Tensor = g.present
+        if own.ndim > len(shape):
+            return op.any(own, axis=tuple(range(len(shape), own.ndim)))
+        return broadcast_to(reshape(own, own.shape + (1,) * (len(shape) - own.ndim)), shape)
+
+
+def _added(held: Any, part: Any) -> Any:
+    """Add two cotangents of which one or both are conditional (see `Conditional`)."""
+    if not isinstance(held, (Tensor, Conditional)):  # a cell
+        either(part.present, [lambda: [held + part.x][:0], list], [])
+        return held
+    if isinstance(part, Sparse):
+        part = apply(part.alone, *part.operands)
+    x, y = [g.x if isinstance(g, Conditional) else g for g in (held, part)]
+    one, other = [g.present if isinstance(g, Conditional) else None for g in (held, part)]
+    if one is other:
+        return Conditional(x + y, held.present, is_clean=held.is_clean and part.is_clean)
+    both = x + y
+    if isinstance(held, Begun):
+        return both if other is None else Conditional(_chosen(other, both, x), other)
+    if one is None or other is None:
+        return _chosen(other, both, x) if one is None else _chosen(one, both, y)
+    with taped(None):
+        shape = max(one.shape, other.shape, key=len)
+        either_one = op.logical_or(present(held, shape), present(part, shape))
+    return Conditional(_chosen(one, _chosen(other, both, x), y), either_one)
+
+
+def _chosen(pred: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Return x where the condition holds, y elsewhere; the other one has no cotangent.
+
+    For a condition of rows the other row has one of zeros.
+    """
+    if pred.shape:
+        return op.where(reshape(pred, pred.shape + (1,) * (x.ndim - pred.ndim)), x, y)
+    [chosen] = _branch([], pred, [lambda: [x], lambda: [y]])
+    return chosen
+
+
+def _cleaned(g: Conditional) -> Tensor:
+    x: Tensor = g.x
+    return x if g.is_clean else _chosen(g.present, x, full(x.shape, 0, dtype=x.dtype))
+
+
+Conditional.added = staticmethod(_added)
+Conditional.cleaned = staticmethod(_cleaned)

@@ -365,7 +365,7 @@ def _vjp(
         residual_gs = [
             g
             for each in record_g
-            for g in records.pull(each, [x.type for _, x in tracked_residuals])
+            for g in records.pull_cotangents(each, [x.type for _, x in tracked_residuals])
         ]
         for (k, x), g in zip(tracked_residuals, residual_gs, strict=False):
             seed(pending, segment.tape, [x], [g if k in vjp.used else None])

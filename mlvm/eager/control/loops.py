@@ -19,10 +19,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from mlvm.core.errors import CaptureError, DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros, seed
-from mlvm.eager.autodiff.tape import CotangentAccumulator, taping
+from mlvm.eager.autodiff.tape import Begun, Conditional, CotangentAccumulator, taping
 from mlvm.eager.control import blocks, records
 from mlvm.eager.control.blocks import Tensors
-from mlvm.eager.control.branches import switch
+from mlvm.eager.control.branches import present
 from mlvm.eager.control.checkpoint import checkpoint as checkpointed
 from mlvm.eager.control.state import (
     Body,
@@ -366,12 +366,15 @@ def _scan(
     reverse: bool = False,
     stacked: bool = True,
     continued: int = 0,
+    residual_rows: Container[int] = (),
 ) -> tuple[Tensors, Tensors]:
     """Record a loop with a trip count, through the rows of `xs`.
 
     Results have `total` rows, a bound on the trip count, if that is known. Later updates of `xs`
     and `trip_count` by the body have no effect. For the first `continued` of `xs`, the backward
     pass adds to cotangents row by row, as eager iterations do. For the others it adds the total.
+    Those of `residual_rows` are residuals of another loop, or their cotangents: each row has a
+    cotangent of its own, or none.
     """
     xs = blocks.aliases(xs)
     trip_count = untracked(trip_count) if isinstance(trip_count, Tensor) else trip_count
@@ -382,7 +385,8 @@ def _scan(
     def more(i: Tensor, _: Tensors) -> Tensor:
         return i >= 0 if reverse else i < count
 
-    return _loop(more, body, init, xs, first, trip_count, total, reverse, stacked, continued)
+    rest = (trip_count, total, reverse, stacked, continued, residual_rows)
+    return _loop(more, body, init, xs, first, *rest)
 
 
 def _loop(
@@ -396,6 +400,7 @@ def _loop(
     reverse: bool = False,
     stacked: bool = False,
     continued: int = 0,
+    residual_rows: Container[int] = (),
 ) -> tuple[Tensors, Tensors]:
     """Record a loop, numbered from `first` on, that runs while `more`.
 
@@ -403,7 +408,7 @@ def _loop(
     """
     tape = taping()
     tracked = [tape is not None and x.tape is tape for x in init]
-    rest = (first, trip_count, total, reverse, stacked, continued)
+    rest = (first, trip_count, total, reverse, stacked, continued, residual_rows)
     return _recorded_loop(tracked, [], more, body, init, xs, *rest)
 
 
@@ -421,6 +426,7 @@ def _recorded_loop(
     reverse: bool,
     stacked: bool,
     continued: int,
+    residual_rows: Container[int],
 ) -> tuple[Tensors, Tensors]:
     """Record the loop.
 
@@ -503,7 +509,20 @@ def _recorded_loop(
         count = record.released(i) if trip_count is None else trip_count
         number = [] if last is None else [record.released(last)]
         ncontinued = 0 if isinstance(count, Tensor) else continued  # one iteration a row
-        vjp = _LoopVjp(segment, params, rows, i, after, ys, residuals, set(), count, total, reverse)
+        vjp = _LoopVjp(
+            segment,
+            params,
+            rows,
+            i,
+            after,
+            ys,
+            residuals,
+            set(),
+            count,
+            total,
+            reverse,
+            residual_rows,
+        )
         saved = [*xs, *stacks, *number, *segment.outside]
         if isinstance(count, Tensor):
             saved.append(count)
@@ -538,6 +557,7 @@ class _LoopVjp(NamedTuple):
     trip_count: Tensor | int
     total: int | None
     reverse: bool
+    residual_rows: Container[int]
 
 
 def _vjp(vjp: _LoopVjp, cotangents: Cotangents, saved: Saved, sums: Sums) -> Sums:
@@ -545,6 +565,19 @@ def _vjp(vjp: _LoopVjp, cotangents: Cotangents, saved: Saved, sums: Sums) -> Sum
 
     `sums` has the sums so far of the closures, then of the `xs` that are continued (see
     `_scan`).
+    """
+    return _backward(set(), vjp, cotangents, saved, sums)
+
+
+@blocks.retry_blocks
+def _backward(
+    partly: set[int], vjp: _LoopVjp, cotangents: Cotangents, saved: Saved, sums: Sums
+) -> Sums:
+    """Record the backward pass.
+
+    `partly` has the positions, among the active parts of the state and the closures, of those that
+    have a cotangent in some iterations only. Each has a condition beside it, as part of the state.
+    A later recording adds to it.
     """
     segment, trip_count = vjp.segment, vjp.trip_count
     sums, so_far = blocks.split(sums, len(segment.closures))
@@ -566,24 +599,48 @@ def _vjp(vjp: _LoopVjp, cotangents: Cotangents, saved: Saved, sums: Sums) -> Sum
     are_tracked = [x.tape is tape for x in vjp.residuals]
     recorded = [(k, x) for k, x in enumerate(vjp.residuals, 1) if x.tape is tape and of_record]
     ends = [*ys, *stacked, *[x for k, x in recorded if k in vjp.used]]
-    patterns, period = _activity(vjp, [k for k, g in enumerate(of_state) if g is not None], ends)
-    active = sorted({k for each, _ in patterns for k in each})
-    reached = {number for _, each in patterns for number in each}
+    row_gs = [g for g in (*out_gs, *residual_gs) if g is not None]
+    activity = _activity(vjp, [k for k, g in enumerate(of_state) if g is not None], ends)
+    active, reached = activity.parts, activity.reached
     tracked = [k for k, x in enumerate(vjp.rows) if x.tape is tape and x.node in reached]
     continued = {k: g for k, g in enumerate(so_far) if g is not None and k in tracked}
     active_params, tracked_rows = [vjp.params[k] for k in active], [vjp.rows[k] for k in tracked]
-    init = [or_zeros(of_state[k], vjp.params[k].type) for k in active]
     cells, closures = blocks.split_cells(segment.closures, sums)
     closures = {n: h for n, h in closures.items() if h is not None or n in reached}
-    init += [or_zeros(h, segment.closures[number]) for number, h in closures.items()]
-    init += numbers
+    held = [*[of_state[k] for k in active], *closures.values()]
+    sum_types = [*[x.type for x in active_params], *[segment.closures[n] for n in closures]]
+    if activity.differs:
+        first = {k for k, n in enumerate(closures, len(active)) if n not in activity.first}
+        partly |= {k for k, part in enumerate(active) if part in activity.partly}
+        partly |= {k for k in first if held[k] is None}
+    partly |= {k for k, h in enumerate(held) if isinstance(h, Conditional)}
+    is_exact = bool(partly) or any(isinstance(g, Conditional) for g in row_gs)
+    partly |= {k for k, h in enumerate(held[: len(active)]) if h is None and is_exact}
+    partly &= {k for k, type in enumerate(sum_types) if type.dtype.is_inexact}  # no record number
+    conditional = sorted(partly)
+    begun = [k for k, h in enumerate(held) if h is None and sum_types[k].dtype.is_inexact]
+
+    def is_scalar(g: Any) -> bool:
+        """Return whether a cotangent has one condition for all of it."""
+        return isinstance(g, Conditional) and not g.present.shape
+
+    init = [
+        h.x if is_scalar(h) else or_zeros(h, type) for h, type in zip(held, sum_types, strict=True)
+    ]
+    init += [*numbers, *[present(held[k]) for k in conditional]]
+    residual_rows = {
+        k
+        for k, x in zip(tracked, tracked_rows, strict=True)
+        if k in vjp.residual_rows and x.dtype.is_inexact
+    }
+    wider = set[int]()
 
     def iterate(i: Tensor, state: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
-        xrows, residuals, out_gs, of_stacked, before = blocks.split(
-            rows, nrows, len(stacks), len(ys), len(stacked)
+        xrows, residuals, row_values, of_rows_present, before = blocks.split(
+            rows, nrows, len(stacks), len(row_gs), len(by_row)
         )
-        parts, totals, places = blocks.split(state, len(active), len(closures))
-        of_recorded: Tensors = []
+        totals, places, conditions = blocks.split(state, len(held), len(numbers))
+        of_recorded: list[Any] = []
         if places:
             types = [records.NUMBER, *[x.root.type for x in vjp.residuals]]
             places[0], *residuals = records.pull(
@@ -591,60 +648,118 @@ def _vjp(vjp: _LoopVjp, cotangents: Cotangents, saved: Saved, sums: Sums) -> Sum
             )
         if of_record:
             types = [records.NUMBER, *[x.type for _, x in recorded]]
-            places[1], *of_recorded = records.pull(places[1], types)
+            places[1], *of_recorded = records.pull_cotangents(places[1], types)
         inside = {segment.key(x): row for x, row in zip(vjp.residuals, residuals, strict=True)}
         inside |= {segment.key(x): row for x, row in zip(vjp.rows, xrows, strict=True)}
         inside[id(vjp.i)] = i
-        gs = [g if k in vjp.used else None for (k, _), g in zip(recorded, of_recorded, strict=True)]
-
-        def back(now_active: list[int]) -> Tensors:
-            pending = CotangentAccumulator()
-            pending.update(cells)
-            pending.update(zip(closures, totals, strict=True))
-            pending.update((vjp.rows[k].node, g) for k, g in zip(continued, before, strict=True))
-            ends = [*ys, *[vjp.after[k] for k in active], *stacked, *[x for _, x in recorded]]
-            of_after = [g if k in now_active else None for k, g in zip(active, parts, strict=True)]
-            seed(pending, segment.tape, ends, [*out_gs, *of_after, *of_stacked, *gs])
-            segment.walk(pending, inside, outside)
-            after = [or_zeros(pending.get(x.node), x.type) for x in active_params]
-            after += [pending[number] for number in closures]
-            return after + [or_zeros(pending.get(x.node), x.type) for x in tracked_rows]
-
-        if len(patterns) == 1:
-            values = back(active)
-        else:
-            number = trip_count - 1 - i if reverse else i
-            if period > 1:
-                first = len(patterns) - period
-                number = op.where(number < first, number, first + (number - first) % period)
-            values = switch(number, [partial(back, each) for each, _ in patterns])
-        after, of_rows = blocks.split(values, len(active) + len(closures))
-        return [*after, *places], of_rows
+        sums: list[Any] = [*totals]
+        for k in begun:
+            if k >= len(active):
+                sums[k] = Begun(totals[k], i, is_clean=True)
+        for k, condition in zip(conditional, conditions, strict=True):
+            sums[k] = Conditional(totals[k], condition)
+        gs: list[Any] = [*row_values]
+        for k, condition in zip(by_row, of_rows_present, strict=True):
+            gs[k] = Conditional(gs[k], condition)
+        for k, g in enumerate(row_gs):
+            if is_scalar(g):
+                gs[k] = Conditional(gs[k], g.present)
+        gs += [
+            g if k in vjp.used else None for (k, _), g in zip(recorded, of_recorded, strict=True)
+        ]
+        of_parts, of_closures = sums[: len(active)], sums[len(active) :]
+        pending = CotangentAccumulator()
+        pending.update(cells)
+        pending.update(zip(closures, of_closures, strict=True))
+        pending.update((vjp.rows[k].node, g) for k, g in zip(continued, before, strict=True))
+        after = [*ys, *[vjp.after[k] for k in active], *stacked, *[x for _, x in recorded]]
+        seed(pending, tape, after, [*gs[: len(ys)], *of_parts, *gs[len(ys) :]])
+        segment.walk(pending, inside, outside)
+        parts = [pending.get(x.node) for x in active_params]
+        parts += [pending[number] for number in closures]
+        wider.update(
+            k
+            for k, g in enumerate(parts)
+            if k not in partly
+            and sum_types[k].dtype.is_inexact
+            and (isinstance(g, Conditional) or (g is None and is_exact))
+        )
+        values = [
+            g.x if k in partly and is_scalar(g) else or_zeros(g, sum_types[k])
+            for k, g in enumerate(parts)
+        ]
+        of_rows = [pending.get(x.node) for x in tracked_rows]
+        own = [g for k, g in zip(tracked, of_rows, strict=True) if k in residual_rows]
+        results = [or_zeros(g, x.type) for g, x in zip(of_rows, tracked_rows, strict=True)]
+        results += [present(g, g.present.shape if isinstance(g, Conditional) else ()) for g in own]
+        return [*values, *places, *[present(parts[k]) for k in conditional]], results
 
     reverse = not vjp.reverse
-    row_gs = [g for g in (*out_gs, *residual_gs) if g is not None]
-    rows = [*xs, *stacks, *row_gs, *continued.values()]
+    by_row = [k for k, g in enumerate(row_gs) if isinstance(g, Conditional) and g.present.shape]
+    rows = [*xs, *stacks, *[g.x if isinstance(g, Conditional) else g for g in row_gs]]
+    rows += [row_gs[k].present for k in by_row] + [*continued.values()]
     n = nrows + len(stacks)
-    finals, of_xs = _scan(iterate, init, rows, trip_count, vjp.total, reverse=reverse, continued=n)
-    parts: list[Tensor | None] = [None] * (nstate + nrows)
-    for k, g in zip(active, finals, strict=False):
+    finals, of_xs = _scan(
+        iterate,
+        init,
+        rows,
+        trip_count,
+        vjp.total,
+        reverse=reverse,
+        continued=n,
+        residual_rows={*range(nrows, n), *range(n + len(ys), n + len(row_gs))},
+    )
+    if wider:
+        partly |= wider
+        raise blocks.RetryBlocks
+    of_rows, rows_present = blocks.split(of_xs, len(tracked))
+    totals: list[Any] = [*finals[: len(held)]]
+    if isinstance(trip_count, Tensor):  # it may be zero, and then there are no cotangents
+        with taped(None):
+            has_run = op.greater(trip_count, 0)
+        of_rows = [
+            Conditional(g, has_run, is_clean=True) if g.dtype.is_inexact else g for g in of_rows
+        ]
+        for k in begun:
+            totals[k] = Conditional(totals[k], has_run, is_clean=True)
+    for k, condition in zip(conditional, finals[len(held) + len(numbers) :], strict=True):
+        totals[k] = Conditional(finals[k], condition)
+    parts: list[Any] = [None] * (nstate + nrows)
+    for k, g in zip(active, totals, strict=False):
         parts[k] = g
-    for k, g in zip(tracked, of_xs, strict=True):
+    for k, g in zip(tracked, of_rows, strict=True):
         parts[nstate + k] = g
-    totals = {**cells, **dict(zip(closures, finals[len(active) :], strict=False))}
-    return [*parts, *[totals.get(number) for number in segment.closures]]
+    for k, condition in zip(sorted(residual_rows), rows_present, strict=True):
+        g = of_xs[tracked.index(k)]
+        parts[nstate + k] = Conditional(g, condition, is_clean=True)
+    of_closures = {**cells, **dict(zip(closures, totals[len(active) :], strict=False))}
+    return [*parts, *[of_closures.get(number) for number in segment.closures]]
 
 
-def _activity(
-    vjp: _LoopVjp, active: list[int], ys: Tensors
-) -> tuple[list[tuple[list[int], set[int]]], int]:
-    """Return the activity of backward iterations, and the period in which the last ones recur.
+class _Activity(NamedTuple):
+    """Activity of the backward iterations: where cotangents are.
 
-    The activity of an iteration has two parts. The first is the parts of the state whose new values
-    have a cotangent, at first `active`. The second is the nodes that cotangents reach from these
-    and from `outputs`. The others have none, as eagerly: a rule might turn zeros into nan. Where
-    all iterations reach the same nodes, zeros change no value, and one activity is enough. The
-    number of a record has a cotangent in each iteration, which pushes a record of cotangents.
+    parts: parts of the state whose new values have a cotangent in some iteration.
+    partly: those that have none in another one.
+    reached: nodes that cotangents reach in some iteration.
+    first: nodes that they reach in the first one.
+    differs: True if iterations reach different nodes. If not, zeros for an absent part change no
+        value.
+    """
+
+    parts: list[int]
+    partly: set[int]
+    reached: set[int]
+    first: set[int]
+    differs: bool
+
+
+def _activity(vjp: _LoopVjp, active: list[int], ys: Tensors) -> _Activity:
+    """Return the activity, which begins with cotangents of the parts `active` and of `ys`.
+
+    A part without a cotangent in an iteration has none, as eagerly: a rule might turn zeros into
+    nan. The number of a record has a cotangent in each iteration, which pushes a record of
+    cotangents.
     """
     tape = vjp.segment.tape
 
@@ -661,13 +776,14 @@ def _activity(
         union = more
     numbers = {k for k in union if not vjp.params[k].dtype.is_inexact}
     active = sorted({*active, *numbers})
-    patterns: list[tuple[list[int], set[int]]] = []
-    while active not in (earlier := [parts for parts, _ in patterns]):
-        patterns.append((active, reach(active)))
+    patterns: list[list[int]] = []
+    while active not in patterns:
+        patterns.append(active)
         active = before(active, numbers)
-    if all(nodes == reach(union) for _, nodes in patterns):
-        return [(union, reach(union))], 1
-    return patterns, len(patterns) - earlier.index(active)
+    reached, first = reach(union), reach(patterns[0])
+    partly = {k for k in union if not all(k in each for each in patterns)}
+    differs = any(reach(each) != reached for each in patterns)
+    return _Activity(union, partly, reached, first, differs)
 
 
 def _assign(variables: Tensors, values: Tensors) -> None:

@@ -9,29 +9,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from mlvm.core.errors import GradientError
-from mlvm.core.types import Shape, TensorType, i64
+from mlvm.core.types import Shape, TensorType, f32, i64
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros
-from mlvm.eager.autodiff.tape import taping
+from mlvm.eager.autodiff.tape import Conditional, taping
 from mlvm.eager.control.blocks import Tensors, is_tracked, recorder
-from mlvm.eager.functions.shapes import broadcast_to
+from mlvm.eager.control.branches import present
+from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.elements import astype
+from mlvm.eager.functions.shapes import broadcast_to, concat, reshape
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 
 NUMBER = TensorType(i64)
 
 
-def push(xs: Sequence[Tensor]) -> Tensor:
-    """Save copies of floats and record numbers in a new record; return its number."""
+def push(xs: Sequence[Tensor], ntracked: int | None = None) -> Tensor:
+    """Save copies of floats and record numbers in a new record; return its number.
+
+    Only the first `ntracked` have cotangents, by default all.
+    """
     number, tape = recorder().push(xs), taping()
     if tape is not None and any(is_tracked(x, tape) for x in xs):
-        add_node(tape, [number], xs, {}, [], partial(_pull_gs, [x.type for x in xs]))
+        types = [x.type for x in xs[:ntracked]]
+        add_node(tape, [number], xs, {}, [], partial(_pull_gs, types, len(xs) - len(types)))
     return number
 
 
-def _pull_gs(types: Sequence[TensorType], gs: Cotangents, saved: Saved, sums: Sums) -> Sums:
+def _pull_gs(
+    types: Sequence[TensorType], nothers: int, gs: Cotangents, saved: Saved, sums: Sums
+) -> Sums:
     [g] = gs
-    return [None] * len(types) if g is None else pull(g, types)
+    parts = [None] * len(types) if g is None else pull_cotangents(g, types)
+    return [*parts, *[None] * nothers]
+
+
+def pull_cotangents(number: Tensor, types: Sequence[TensorType]) -> list[Any]:
+    """Return the tensors of a record of cotangents, each with the condition that it is present."""
+    counts_type = TensorType(f32, (*number.shape, len(types)))
+    *gs, counts = pull(number, [*types, counts_type], [True] * len(types) + [False])
+    if number.shape:
+        return gs
+    return [
+        Conditional(g, op.greater(counts[k], 0.0), is_clean=True) if g.dtype.is_inexact else g
+        for k, g in enumerate(gs)
+    ]
 
 
 def pull(
@@ -71,11 +96,19 @@ def _push_gs(
 ) -> Sums:
     if used is not None:
         used.update(k for k, g in enumerate(gs) if g is not None)
-    pairs = zip(gs, results, strict=True)
-    number = push([or_zeros(g, x.type) for g, x in pairs if x is not None])
+    pairs = [(g, x.type) for g, x in zip(gs, results, strict=True) if x is not None]
+    with taped(None):
+        counts = concat([full((1,), 0, dtype=f32), *[_count(g) for g, _ in pairs]])[1:]
+    values = [or_zeros(g, type) for g, type in pairs]
+    number = push([*values, broadcast_to(counts, (*shape, len(pairs)))], len(pairs))
     if not shape:
         return [number]
     tape = taping()
     if tape is not None and number.tape is tape:
         raise GradientError("a third derivative through the residuals of a batch is not supported")
     return [broadcast_to(number, shape)]
+
+
+def _count(g: Any) -> Tensor:
+    """Return 1 for a cotangent that is present, else 0."""
+    return astype(reshape(present(g), (1,)), f32)

@@ -10,12 +10,15 @@ Callers: users; `jacobians`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast, overload
 
 from mlvm.core.errors import CaptureError, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.forward import tangent_of
 from mlvm.eager.autodiff.grad import as_pair
+from mlvm.eager.autodiff.joint import or_zeros
+from mlvm.eager.autodiff.tape import Conditional
 from mlvm.eager.control import blocks, branches, functions, loops, records
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checking import check
@@ -55,11 +58,15 @@ class NoTangent(NamedTuple):
     error: GradientError
 
 
-Tangent: TypeAlias = "Tensor | NoTangent | None"
+Tangent: TypeAlias = "Tensor | Conditional | NoTangent | None"
 
 
 class Dual(NamedTuple):
-    """Value x and tangent t; None means zero."""
+    """Value x and tangent t.
+
+    None means zero. After a captured branch a tangent may be `Conditional`: eager code has None in
+    the other branch.
+    """
 
     x: Tensor
     t: Tangent
@@ -88,7 +95,12 @@ def _tangent(dual: Dual) -> Tensor:
     """Return the tangent as a tensor. Raises the error of `NoTangent`."""
     if isinstance(dual.t, NoTangent):
         raise dual.t.error
-    return full(dual.x.shape, 0, dtype=dual.x.dtype) if dual.t is None else dual.t
+    return or_zeros(dual.t, dual.x.type)
+
+
+def _settled(dual: Dual) -> Dual:
+    """Replace a conditional tangent by one with zeros."""
+    return Dual(dual.x, _tangent(dual)) if isinstance(dual.t, Conditional) else dual
 
 
 def _packed(duals: Sequence[Dual], kinds: Kinds) -> Tensors:
@@ -106,11 +118,20 @@ def _unpacked(xs: Sequence[Tensor], kinds: Kinds) -> Duals:
     ]
 
 
-def _abstract_kinds(fn: Callable[[], Duals]) -> Kinds | None:
-    """Return the kinds of the function's results without running it, or None if not known yet."""
+def _abstract_kinds(partly: set[int], fn: Callable[[], Duals]) -> Kinds | None:
+    """Return the kinds of the function's results without running it, or None if not known yet.
+
+    Adds the positions of conditional tangents to `partly`.
+    """
     kinds: list[Kinds] = []
+
+    def run() -> None:
+        duals = fn()
+        partly.update(k for k, each in enumerate(duals) if isinstance(each.t, Conditional))
+        kinds.append(_kinds(duals))
+
     try:
-        blocks.abstract_eval(lambda: kinds.append(_kinds(fn())))
+        blocks.abstract_eval(run)
     except blocks.UnknownResults:
         return None
     return kinds[-1]
@@ -138,7 +159,11 @@ class JvpInterpreter:
     def reshape(self, x: Dual, type: TensorType) -> Dual:
         if x.x.type is type:
             return x
-        t = reshape(x.t, type.shape) if isinstance(x.t, Tensor) else x.t
+        t = x.t
+        if isinstance(t, Conditional):
+            t = Conditional(reshape(t.x, type.shape), t.present, is_clean=t.is_clean)
+        elif isinstance(t, Tensor):
+            t = reshape(t, type.shape)
         return Dual(reshape(x.x, type.shape), t)
 
     def stop_gradient(self, x: Dual) -> Dual:
@@ -152,26 +177,61 @@ class JvpInterpreter:
             return Dual(out, None)
         if isinstance(kind, NoTangent):
             return Dual(out, kind)
-        ts = [x.t if isinstance(x.t, Tensor) else None for x in xs]
+        ts = [None if isinstance(x.t, NoTangent) else x.t for x in xs]
         try:
-            return Dual(out, tangent_of(call, operands, ts, out))
+            return Dual(out, self._tangent_of(call, operands, ts, out))
         except GradientError as error:
             return Dual(out, NoTangent(error))
+
+    def _tangent_of(
+        self, call: OneOp, operands: Sequence[Tensor], ts: Sequence[Any], out: Tensor
+    ) -> Any:
+        """Return the tangent of a call, of which some operands' tangents may be conditional.
+
+        A conditional tangent takes part only where it is present: a rule might turn zeros into nan.
+        """
+        conditional = [t for t in ts if isinstance(t, Conditional)]
+        if not conditional:
+            return None if all(t is None for t in ts) else tangent_of(call, operands, ts, out)
+        present = conditional[0].present
+        with_it, without = [
+            [instead(t) if isinstance(t, Conditional) and t.present is present else t for t in ts]
+            for instead in (lambda t: t.x, lambda t: None)
+        ]
+        one = self._tangent_of(call, operands, with_it, out)
+        other = self._tangent_of(call, operands, without, out)
+        if isinstance(one, Tensor) and other is None:
+            return Conditional(one, present)
+        return branches.either(present, [lambda: [one], lambda: [other]], [out.type])[0]
 
     # --- control flow -----------------------------------------------------------------
 
     def cond(self, pred: Dual, branch_fns: Sequence[Callable[[], Duals]]) -> Duals:
         if not blocks.is_recorded():
             return branch_fns[0 if bool(pred.x) else 1]()
-        each = [kinds for kinds in map(_abstract_kinds, branch_fns) if kinds is not None]
+        partly: set[int] = set()
+        each = [
+            kinds
+            for kinds in map(partial(_abstract_kinds, partly), branch_fns)
+            if kinds is not None
+        ]
         if not each:
             raise blocks.UnknownResults
-        kinds = tuple([_joined(*column) for column in zip(*each, strict=True)])
+        columns = [*zip(*each, strict=True)]
+        kinds = tuple([_joined(*column) for column in columns])
+        partly |= {k for k, column in enumerate(columns) if not all(column)}
+        conditional = sorted(k for k in partly if kinds[k] is True)
 
-        def packed(branch: Callable[[], Duals]) -> Callable[[], Tensors]:
-            return lambda: _packed(branch(), kinds)
+        def packed(branch: Callable[[], Duals]) -> Tensors:
+            duals = branch()
+            conditions = [branches.present(duals[k].t) for k in conditional]
+            return [*conditions, *_packed(duals, kinds)]
 
-        return _unpacked(branches.cond(pred.x, *map(packed, branch_fns)), kinds)
+        xs = branches.cond(pred.x, *[partial(packed, branch) for branch in branch_fns])
+        duals = _unpacked(xs[len(conditional) :], kinds)
+        for k, condition in zip(conditional, xs, strict=False):
+            duals[k] = Dual(duals[k].x, Conditional(duals[k].t, condition, is_clean=True))
+        return duals
 
     def while_loop(
         self, test: Callable[[Duals], Dual], body: Callable[[Duals], Duals], state: Duals
@@ -229,7 +289,7 @@ class JvpInterpreter:
                 after, rows = iterate(_unpacked(_packed(state, kinds), kinds))
                 return [*after, *rows]
 
-            after = _abstract_kinds(try_iteration)
+            after = _abstract_kinds(set(), try_iteration)
             if after is None:
                 break
             more = tuple([_joined(was, now) for was, now in zip(kinds, after, strict=False)])
@@ -268,7 +328,9 @@ class JvpInterpreter:
         """Compute the tangents by the rule, if there are any."""
         kinds = _kinds(args)
         refused = next((kind for kind in kinds if isinstance(kind, NoTangent)), None)
-        captured_kinds = _abstract_kinds(lambda: body([Dual(each.x, None) for each in args])) or ()
+        args = [*map(_settled, args)]
+        nothing = [Dual(each.x, None) for each in args]
+        captured_kinds = _abstract_kinds(set(), lambda: body(nothing)) or ()
         if any(captured_kinds):
             raise rule.captured_error("tensor")
         xs = [each.x for each in args]
@@ -309,7 +371,7 @@ class JvpInterpreter:
         before = self.record_kinds.get(types, (False,) * len(xs))
         self.record_kinds[types] = tuple(map(_joined, before, _kinds(xs)))
         if blocks.is_recorded():
-            pairs = [(x, Dual(x.x, x.t if isinstance(x.t, Tensor) else None)) for x in xs]
+            pairs = [(x, Dual(x.x, None) if isinstance(x.t, NoTangent) else x) for x in xs]
             each = [(x.x, _tangent(d)) if self._follows(x.x.type) else (x.x,) for x, d in pairs]
             return Dual(records.push([x for part in each for x in part]), None)
         self.records.append(xs)

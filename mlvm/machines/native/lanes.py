@@ -102,8 +102,10 @@ class NativeLanes:
         linked: Linked,
         part: Callable[..., tuple[object, Sequence[Array], Sequence[Array]]],
         grow: Callable[[int, int, int], Array],
+        keep: Callable[[int], None],
     ) -> None:
         self._part, self._grow, self._steps = part, grow, linked.steps
+        self._keep, self._nbytes = keep, 0  # of frames, which stay for the next run
         self._names = [*linked.runs, *linked.sites]
         flat = Flat(linked)
         size = flat.size
@@ -145,12 +147,21 @@ class NativeLanes:
         ):
             raise MachineError("results have other bytes than the program leaves")
         addresses = [_ints([_address(x) for x in xs]) for xs in arrays]
-        self.lanes.run(pool, self, count, *addresses)
+        self._keep(self._nbytes)
+        try:
+            self.lanes.run(pool, self, count, *addresses)
+        finally:
+            self._keep(-self._nbytes)
 
     # --- callbacks ------------------------------------------------------------------------
 
     def check_signals(self) -> None:
         """Do nothing: on entry Python switches threads and raises their exceptions for this one."""
+
+    def keep(self, nbytes: int) -> None:
+        """Account for more bytes of frames. Raises `OutOfMemory` where a VM has limits."""
+        self._keep(nbytes)
+        self._nbytes += nbytes
 
     def grow(self, size: int, used: int, more: int) -> tuple[int, int]:
         data = self._grow(self._sizes[size], used, more)

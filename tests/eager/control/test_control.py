@@ -700,3 +700,62 @@ EVERYWHERE: dict[str, Way] = {
 def test_no_cotangent_is_no_zero_in_any_iteration(case: str, wrap: Way) -> None:
     fn, expected = NO_COTANGENTS[case]
     assert float(wrap(ml.grad(fn))(ml.asarray(1.0))) == pytest.approx(expected)
+
+
+@cases("wrap", ml.capture, EVERYWHERE["vmap"], ids=["captured", "vmap"])
+@pytest.mark.parametrize("case", [*NO_COTANGENTS, "squared"])
+def test_no_cotangent_is_no_zero_in_second_gradients(case: str, wrap: Way) -> None:
+    fn, _ = NO_COTANGENTS.get(case, (squared, 0))
+    second = ml.grad(ml.grad(fn))
+    x = ml.asarray(1.0)
+    assert float(wrap(second)(x)) == pytest.approx(float(second(x)), nan_ok=False)
+
+
+def squared(x: ml.Tensor) -> ml.Tensor:
+    """Sum of cubes of the state of a scan, whose last state is nan, and unread."""
+    return ml.sum(ml.scan(lambda c, r: (ml.sqrt(c - x), c * c * c), x, ml.ones(2))[1])
+
+
+def log_in_one_branch(x: ml.Tensor) -> Any:
+    y = ml.log(x)
+    return ml.cond(x > 0, lambda: y, lambda: 2 * x)
+
+
+def log_in_a_branch_of_a_branch(x: ml.Tensor) -> Any:
+    y = ml.log(x)
+    return ml.cond(x < 1, lambda: ml.cond(x > 0, lambda: y * x, lambda: 2 * x), lambda: y)
+
+
+def log_in_some_iterations(x: ml.Tensor) -> Any:
+    y = ml.log(x)
+    rows = ml.asarray([0.0, 0.0, -1.0])
+    return ml.scan(lambda c, r: (ml.cond(r > 0, lambda: c * y, lambda: 2 * c), c), x, rows)[0] / 4
+
+
+def log_in_a_loop_of_no_iterations(x: ml.Tensor) -> Any:
+    y = ml.log(x)
+    return ml.fori_loop(0, ml.astype(x, "i64"), lambda i, s: s * y, 2 * x)
+
+
+def log_added_in_one_branch(x: ml.Tensor) -> Any:
+    """Two cotangents for one tensor: one of any call, one of a branch."""
+    y = x - 1
+    z = ml.log(y + 1)
+    return ml.cond(x > 0, lambda: z, lambda: x) + y
+
+
+@cases("wrap", *EVERYWHERE.values(), ids=[*EVERYWHERE])
+@cases(
+    "fn",
+    log_in_one_branch,
+    log_in_a_branch_of_a_branch,
+    log_in_some_iterations,
+    log_in_a_loop_of_no_iterations,
+    log_added_in_one_branch,
+)
+def test_a_branch_that_is_not_taken_has_no_cotangent(fn: Callable[..., Any], wrap: Way) -> None:
+    """What it reads may be infinite; zeros would make nan of that."""
+    x = ml.asarray(0.0)
+    assert float(wrap(ml.grad(fn))(x)) == 2.0
+    if wrap is not EVERYWHERE["batch"]:
+        assert float(wrap(ml.grad(ml.grad(fn)))(x)) == 0.0

@@ -339,3 +339,21 @@ def test_linearize_is_of_the_values_that_there_were(way: str) -> None:
     w = ml.ones(3, dtype=ml.float64)
     for made in (after(w), ml.capture(after)(w), ml.grad(lambda w: ml.sum(after(w)))(w)):
         np.testing.assert_allclose(made.numpy(), (X * V * 2.0).numpy())
+
+
+@cases("wrap", lambda fn: fn, ml.capture, ids=["eager", "captured"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_branch_that_is_not_taken_has_no_tangent(wrap: Callable[..., Any], nested: bool) -> None:
+    """Zeros would be nan beside the infinities after it."""
+
+    def fn(x: ml.Tensor, y: ml.Tensor) -> Any:
+        one, two = (lambda: y * 1.0), (lambda: ml.ones(()))
+        branch = (lambda: ml.cond(y > 5, one, two)) if nested else two
+        z = ml.cond(x > 0, branch, one)
+        return ml.sqrt(z - 1.0) * 3.0 + x * ml.log(z - 1.0) * 0 + ml.sqrt(z - 1.0) * x
+
+    step = wrap(lambda x, y: ml.jvp(fn, (x, y), (None, ml.ones(()))))
+    _, tangent = step(ml.asarray(1.0), ml.asarray(2.0))
+    assert float(tangent) == 0.0
+    _, tangent = step(ml.asarray(-1.0), ml.asarray(2.0))
+    assert float(tangent) == pytest.approx(1.0)

@@ -19,6 +19,9 @@ from tests.fuzz.trying import time_limit
 SECONDS: Final = 60
 """For one program; more counts as a hang."""
 
+ON_DEVICE: Final = 10
+"""Factor of that time on a device, whose driver compiles the kernels."""
+
 CUTTING_SECONDS: Final = 120
 """For cutting one program down."""
 
@@ -28,7 +31,7 @@ MOST_REFUSED: Final = 0.05
 
 def outcome_of(source: Source, skip: Collection[Kind] = (), device: str | None = None) -> str:
     """What came of a program, in a few words. Raises `Found`, and what else it fails with."""
-    with warnings.catch_warnings(), time_limit(SECONDS):
+    with warnings.catch_warnings(), time_limit(SECONDS * (ON_DEVICE if device else 1)):
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", ml.NoEffectWarning)  # random losses may use no parameter
         return require_same(built_by(source.text()), skip=skip, device=device)
