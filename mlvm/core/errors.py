@@ -546,7 +546,7 @@ class CallTimeout(MlvmError, TimeoutError):
     ...         vm.call_timeout = 0.1
     ...         try: vm.launch(for_ever, max_steps=10**15)
     ...         except ml.errors.CallTimeout as error: print(str(error).rpartition(": ")[2])
-    a call takes longer than the 0.1 seconds it is allowed
+    a call takes longer than its timeout of 0.1 seconds
     """
 
 
@@ -588,8 +588,8 @@ class AddressError(MlvmError, ValueError):
     """An address is written wrongly, or must not be listened on so.
 
     >>> try: ml.connect('nowhere')
-    ... except ml.errors.AddressError as error: print(str(error).partition(';')[0])
-    'nowhere' is no address
+    ... except ml.errors.AddressError as error: print(error)
+    an address: expected HOST:PORT, [IPV6]:PORT, :PORT (this host alone) or unix:PATH, got 'nowhere'
     """
 
 

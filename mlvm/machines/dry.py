@@ -50,7 +50,7 @@ class DryVM(LocalVM):
                 raise HandleError(f"{self.name} is a dry VM: it has no values to return")
             return []
 
-    def known_launches(self) -> None:
+    def launch_cache(self) -> None:
         """Return None: no launch is run."""
 
     def read(self, handle: TensorHandle, out: Array | None = None) -> Array:

@@ -22,7 +22,7 @@ from mlvm.machines.wire import NATIVE
 if TYPE_CHECKING:
     from mlvm.core.machine.functions import Instrument
     from mlvm.machines.native._native import FastPath, Pool
-    from mlvm.machines.native.known import KnownLaunches
+    from mlvm.machines.native.launch_cache import LaunchCache
 
 
 _DEVICE: Final = re.compile(r"(opencl|cuda)(:\d+)*|gpu")
@@ -153,13 +153,13 @@ class LocalVM(VM):
     def __repr__(self) -> str:
         return f"<{self.__class__.__name__} {self.name!r}>"
 
-    def known_launches(self) -> KnownLaunches | None:
+    def launch_cache(self) -> LaunchCache | None:
         """Make a table of the launches of one client, for a native VM without workers."""
         if self._pool is None:
             return None
-        from mlvm.machines.native.known import KnownLaunches
+        from mlvm.machines.native.launch_cache import LaunchCache
 
-        return KnownLaunches(self, self._pool)
+        return LaunchCache(self, self._pool)
 
     def _forget_links(self) -> None:
         super()._forget_links()

@@ -47,7 +47,14 @@ from mlvm.core.errors import (
 )
 from mlvm.core.program.encoding import Kind, Writer, open_message
 from mlvm.core.types import Array
-from mlvm.machines.remote.address import TcpAddress, connect, kept, listen, parse_address, tune
+from mlvm.machines.remote.address import (
+    TcpAddress,
+    closing_on_error,
+    connect,
+    listen,
+    parse_address,
+    tune,
+)
 from mlvm.machines.remote.admission import Admission
 from mlvm.machines.remote.handshake import BUSY, Hello, admit, check_secret, greet
 from mlvm.machines.remote.log import Log
@@ -408,7 +415,7 @@ class _Meet(NamedTuple):
             nonce = secrets.token_bytes(32)
             hello = Hello("group", str(self.size), f"{self.rank} {here} {nonce.hex()}", True)
             try:
-                with kept(connect(address, min(remaining, _SHAKE))) as sock:
+                with closing_on_error(connect(address, min(remaining, _SHAKE))) as sock:
                     about = greet(
                         sock, self.secret, hello, time.monotonic() + min(remaining, _SHAKE)
                     )
@@ -435,7 +442,7 @@ class _Meet(NamedTuple):
 
         def admitted(sock: socket.socket) -> None:
             """Handle a connection on its thread, so that a silent one delays no other."""
-            with suppress(MlvmError, OSError, ValueError), kept(sock):
+            with suppress(MlvmError, OSError, ValueError), closing_on_error(sock):
                 nonce = secrets.token_bytes(32)
                 offers: list[tuple[int, int, bytes]] = []
 

@@ -197,7 +197,7 @@ def test_who_does_not_know_the_secret_or_the_size_stays_out() -> None:
 @pytest.mark.parametrize("first", ["joins", "is refused"])
 @cases(
     "secret, size, text",
-    ("another secret of them", 3, "the secret is another"),
+    ("another secret of them", 3, "the secret is wrong"),
     (SECRET, 4, "this group has 3 members, not 4"),
 )
 def test_every_member_says_who_was_refused(secret: str, size: int, text: str, first: str) -> None:

@@ -197,7 +197,7 @@ class GpuVM(LocalVM):
             f"register Python functions, which get copies"
         )
 
-    def known_launches(self) -> None:
+    def launch_cache(self) -> None:
         """None: each launch is Python's."""
 
 

@@ -1,4 +1,4 @@
-"""Where a server listens: `HOST:PORT`, `[::1]:PORT`, `:PORT` of this host alone, or `unix:PATH`."""
+"""Addresses of servers: `HOST:PORT`, `[::1]:PORT`, `:PORT` of this host alone, or `unix:PATH`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _ALIVE: Final = {
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 30_000,
 }
-"""A peer of which nothing is heard for half a minute is gone."""
+"""Keep-alive options: a connection whose peer is silent for half a minute is lost."""
 
 
 @dataclass(frozen=True)
 class TcpAddress:
-    """A host by name or number, and a port; 0 is any that is free."""
+    """A host by name or number, and a port; 0 stands for any free port."""
 
     host: str
     port: int
@@ -53,25 +53,25 @@ Address: TypeAlias = TcpAddress | UnixAddress
 
 
 def parse_address(text: str) -> Address:
-    """The address that a text spells. Raises `AddressError`."""
+    """Parse an address. Raises `AddressError`."""
     if not isinstance(text, str):
-        raise AddressError(f"an address is a text such as {_FORMS}, not {text!r}")
+        raise AddressError(f"an address: expected a str such as {_FORMS}, got {text!r}")
     if text.startswith(_UNIX):
         path = text[len(_UNIX) :]
         if not path or "\0" in path:
-            raise AddressError(f"{text!r} names no file; write unix:PATH")
+            raise AddressError(f"an address: expected unix:PATH, got {text!r}")
         if len(os.fsencode(path)) > _LONGEST_PATH:
-            raise AddressError(f"{text!r}: the path has more than {_LONGEST_PATH} bytes")
+            raise AddressError(f"{text!r}: a path has at most {_LONGEST_PATH} bytes")
         return UnixAddress(path)
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not port.isascii() or not port.isdigit() or (":" in host and not bracketed):
-        raise AddressError(f"{text!r} is no address; write {_FORMS}")
+        raise AddressError(f"an address: expected {_FORMS}, got {text!r}")
     if int(port) > 65535:
         raise AddressError(f"{text!r}: a port is at most 65535")
     host = host[1:-1] if bracketed else host
     if any(each.isspace() or each == "\0" for each in host):
-        raise AddressError(f"{text!r} is no address; write {_FORMS}")
+        raise AddressError(f"an address: expected {_FORMS}, got {text!r}")
     return TcpAddress(host or "127.0.0.1", int(port))
 
 
@@ -79,16 +79,17 @@ def parse_address(text: str) -> Address:
 
 
 def listen(address: Address, *, public: bool) -> socket.socket:
-    """A socket that listens there. Without `public`, only where other hosts cannot come from.
+    """Open a socket that listens at the address. Without `public`, other hosts must not reach it.
 
-    The file of a unix socket is for its owner alone, in a directory that only the owner can write
-    to; a file that nobody listens on any more is replaced. Raises `AddressError` and `OSError`.
+    The file of a unix socket is readable by its owner alone, in a directory that only the owner
+    can write to. The file of a server that has ended is replaced. Raises `AddressError` and
+    `OSError`.
     """
     if isinstance(address, UnixAddress):
         return _listen_unix(address)
     family, kind, protocol, _, place = _resolve(address)[0]
     _check_public(address, place, public)
-    with _listening(address), kept(socket.socket(family, kind, protocol)) as sock:
+    with _refusing(address), closing_on_error(socket.socket(family, kind, protocol)) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -98,8 +99,8 @@ def listen(address: Address, *, public: bool) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _listening(address: Address) -> Iterator[None]:
-    """What the system refuses in the block is an `AddressError`."""
+def _refusing(address: Address) -> Iterator[None]:
+    """Raise an `AddressError` in place of an `OSError` of the block."""
     try:
         yield
     except OSError as error:
@@ -107,8 +108,8 @@ def _listening(address: Address) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept(sock: socket.socket) -> Iterator[socket.socket]:
-    """The socket, which an error in the block closes."""
+def closing_on_error(sock: socket.socket) -> Iterator[socket.socket]:
+    """Close the socket if the block raises."""
     try:
         yield sock
     except BaseException:
@@ -118,16 +119,16 @@ def kept(sock: socket.socket) -> Iterator[socket.socket]:
 
 def _resolve(address: TcpAddress) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise AddressError(f"no host {address.host!r}: {why}") from None
-    return found  # type: ignore[return-value]
+    return infos  # type: ignore[return-value]
 
 
 def adopt(sock: socket.socket, *, public: bool) -> Address:
-    """Where a socket listens that somebody else has opened. Without `public`, it has to be where
-    other hosts cannot come from. Raises `AddressError`."""
+    """Return the address of a listening socket that another program has opened. Without `public`,
+    other hosts must not reach it. Raises `AddressError`."""
     place = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         return UnixAddress(os.fsdecode(place))
@@ -145,13 +146,13 @@ def _check_public(address: TcpAddress, place: tuple[object, ...], public: bool) 
 
 
 def _listen_unix(address: UnixAddress) -> socket.socket:
-    with _listening(address):
+    with _refusing(address):
         home = Path(address.path).absolute().parent.stat()
     if home.st_uid != os.getuid() or home.st_mode & 0o022:
         must = "its directory must be yours, and others must not be able to write to it"
         raise AddressError(f"cannot listen on {address}: {must}")
     _remove_stale(address)
-    with _listening(address), kept(socket.socket(socket.AF_UNIX)) as sock:
+    with _refusing(address), closing_on_error(socket.socket(socket.AF_UNIX)) as sock:
         os.fchmod(sock.fileno(), 0o600)  # Linux gives the file the socket's own mode
         sock.bind(address.path)
         os.chmod(address.path, 0o600)
@@ -160,13 +161,13 @@ def _listen_unix(address: UnixAddress) -> socket.socket:
 
 
 def _remove_stale(address: UnixAddress) -> None:
-    """Remove the file of a server that has gone. Raises `AddressError` for any other file."""
+    """Remove the file of a server that has ended. Raises `AddressError` for any other file."""
     try:
         if not stat.S_ISSOCK(os.lstat(address.path).st_mode):
-            raise AddressError(f"cannot listen on {address}: a file of that name is there")
+            raise AddressError(f"cannot listen on {address}: a file of that name exists")
     except FileNotFoundError:
         return
-    with _listening(address), socket.socket(socket.AF_UNIX) as probe:
+    with _refusing(address), socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1)
         try:
             probe.connect(address.path)
@@ -174,24 +175,24 @@ def _remove_stale(address: UnixAddress) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(address.path)
             return
-    raise AddressError(f"cannot listen on {address}: another server does")
+    raise AddressError(f"cannot listen on {address}: another server listens there")
 
 
-def address_of(sock: socket.socket, asked: Address) -> Address:
-    """Where a socket listens: as `asked`, but for the port if any was to do."""
-    if isinstance(asked, UnixAddress):
-        return asked
-    return TcpAddress(asked.host, sock.getsockname()[1])
+def address_of(sock: socket.socket, requested: Address) -> Address:
+    """Return the address of a listening socket: `requested`, with the actual port in place of 0."""
+    if isinstance(requested, UnixAddress):
+        return requested
+    return TcpAddress(requested.host, sock.getsockname()[1])
 
 
 # --- connect --------------------------------------------------------------------------
 
 
 def connect(address: Address, timeout: float) -> socket.socket:
-    """A socket that is connected. Raises `ConnectionError`, `TimeoutError` or another `OSError`,
-    and `AddressError` for a host that is none."""
+    """Connect to an address. Raises `ConnectionError`, `TimeoutError` or another `OSError`, and
+    `AddressError` for an unknown host."""
     if isinstance(address, UnixAddress):
-        with kept(socket.socket(socket.AF_UNIX)) as sock:
+        with closing_on_error(socket.socket(socket.AF_UNIX)) as sock:
             sock.settimeout(timeout)
             sock.connect(address.path)
             return sock
@@ -200,7 +201,7 @@ def connect(address: Address, timeout: float) -> socket.socket:
 
 
 def tune(sock: socket.socket) -> None:
-    """Send small messages at once, and notice a peer that is gone without a word."""
+    """Send small messages at once, and detect a peer that vanished without closing."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -213,10 +214,10 @@ def tune(sock: socket.socket) -> None:
 
 
 def peer_of(sock: socket.socket) -> str:
-    """Who is at the other end, for logs: host and port, or process and user."""
+    """Describe the peer for logs: host and port, or process and user."""
     if sock.family == socket.AF_UNIX:
-        found = credentials(sock)
-        return f"{_UNIX}pid {found[0]}, uid {found[1]}" if found else _UNIX
+        peer = credentials(sock)
+        return f"{_UNIX}pid {peer[0]}, uid {peer[1]}" if peer else _UNIX
     try:
         place = sock.getpeername()
     except OSError as error:
@@ -225,8 +226,7 @@ def peer_of(sock: socket.socket) -> str:
 
 
 def credentials(sock: socket.socket) -> tuple[int, int] | None:
-    """Process and user at the other end of a unix socket, as the system says; None where it does
-    not."""
+    """Return process and user of the peer of a unix socket; None where the system cannot tell."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None or sock.family != socket.AF_UNIX:
         return None

@@ -1,9 +1,9 @@
-"""Who may prove who they are: connections that have not, which take no place of a client's.
+"""Admission of connections that are not authenticated yet (strangers), apart from the clients.
 
-There are places for so many, of which one peer (a host, or a user at a unix socket) has a share at
-most. Where there is none left, the oldest of that peer has to go if it has had its moment, which is
-short for one that has said nothing; else the new one is refused, and told to come again. So
-strangers of one peer keep no other out, and those that say nothing keep nobody out.
+Their number is limited, and so is the share of one peer (a host, or a user at a unix socket). At a
+limit, the oldest stranger of the largest peer is closed if it has had a minimum time, which is
+shorter before its first bytes. Else the new connection is refused, and the client tries again. So
+the strangers of one peer keep no other peer out, and silent ones keep no connection out.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from mlvm.machines.remote.log import Log
 
 MOST_STRANGERS: Final = 96
 MOST_OF_PEER: Final = 64
-_MOMENT: Final = 0.25  # seconds that a stranger has, however many others come
+_MOMENT: Final = 0.25  # seconds that a stranger has at least
 _MOMENT_OF_SILENCE: Final = 0.05
-_LINGERS: Final = 0.2  # seconds for a refused one to read why
+_LINGERS: Final = 0.2  # seconds for a refused client to read the reason
 _MOST_LINGERING: Final = 256
 _LINES: Final = 20  # of the log a second
 
@@ -39,7 +39,7 @@ class _Stranger:
 
 
 class Admission:
-    """The strangers of a server. Any thread uses it. Under TLS (not `plain`) nobody is told why.
+    """The strangers of a server; thread-safe. Under TLS (not `plain`) a refusal has no reason.
     `sweep` ends those that have stayed longer than `seconds`."""
 
     def __init__(self, log: Log, *, plain: bool, seconds: float = math.inf) -> None:
@@ -61,73 +61,72 @@ class Admission:
             return list(self._strangers)
 
     def enter(self, sock: socket.socket) -> bool:
-        """Whether a connection that has come now has a place. One that has none is told, and is
-        not the caller's any more."""
+        """Admit a new connection and return True, or refuse it and take it from the caller."""
         now, peer = time.monotonic(), _peer_of(sock)
         with self._lock:
-            of_peer = [each for each, it in self._strangers.items() if it.peer == peer]
-            gone = None
+            of_peer = [sock for sock, it in self._strangers.items() if it.peer == peer]
+            evicted = None
             if len(of_peer) >= MOST_OF_PEER:
-                gone = self._done_with(of_peer, now)
+                evicted = self._oldest_expired(of_peer, now)
             elif len(self._strangers) >= MOST_STRANGERS:
                 counts = Counter(it.peer for it in self._strangers.values())
                 [(most, _)] = counts.most_common(1)
-                gone = self._done_with(
-                    [each for each, it in self._strangers.items() if it.peer == most], now
+                evicted = self._oldest_expired(
+                    [sock for sock, it in self._strangers.items() if it.peer == most], now
                 )
             else:
                 self._strangers[sock] = _Stranger(peer, now)
                 return True
-            if gone is not None:
-                del self._strangers[gone]
+            if evicted is not None:
+                del self._strangers[evicted]
                 self._strangers[sock] = _Stranger(peer, now)
-        if gone is not None:
-            self._tell(gone)
-            _shut(gone)
+        if evicted is not None:
+            self._send_busy(evicted)
+            _shut(evicted)
             return True
-        self._tell(sock)
+        self._send_busy(sock)
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_WR)
         self.note(peer, handshake.BUSY)
         self._lingering.append((now + _LINGERS, sock))
         return False
 
-    def _done_with(self, among: list[socket.socket], now: float) -> socket.socket | None:
-        """The one that has to go for another, if any has had its moment."""
+    def _oldest_expired(self, candidates: list[socket.socket], now: float) -> socket.socket | None:
+        """Return the candidate that makes room for another, if one has had its minimum time."""
 
-        def waits(each: socket.socket) -> float:
-            it = self._strangers[each]
+        def waits(sock: socket.socket) -> float:
+            it = self._strangers[sock]
             return it.since + (_MOMENT if it.spoke else _MOMENT_OF_SILENCE)
 
-        oldest = min(among, key=waits, default=None)
+        oldest = min(candidates, key=waits, default=None)
         return oldest if oldest is not None and waits(oldest) < now else None
 
-    def _tell(self, sock: socket.socket) -> None:
-        """Send why, if it goes at once."""
+    def _send_busy(self, sock: socket.socket) -> None:
+        """Send the reason, if that needs no waiting."""
         if self._plain:
             with contextlib.suppress(OSError):
                 sock.send(handshake.refusal(handshake.BUSY), getattr(socket, "MSG_DONTWAIT", 0))
 
-    def spoke(self, sock: socket.socket) -> None:
-        """It has begun to say who it is."""
+    def note_first_bytes(self, sock: socket.socket) -> None:
+        """Note that the handshake of a stranger has begun."""
         with self._lock:
             if sock in self._strangers:
                 self._strangers[sock].spoke = True
 
-    def becomes(self, sock: socket.socket, other: socket.socket) -> None:
-        """The same connection, by another object."""
+    def replace(self, sock: socket.socket, other: socket.socket) -> None:
+        """Replace the socket object of a connection."""
         with self._lock:
             stranger = self._strangers.pop(sock, None)
             self._strangers[other] = stranger or _Stranger("", time.monotonic())
 
     def leave(self, sock: socket.socket) -> None:
-        """It is none any more. Idempotent."""
+        """Forget a connection that is authenticated or closed. Idempotent."""
         with self._lock:
             self._strangers.pop(sock, None)
 
     def sweep(self, *, last: bool = False) -> bool:
-        """Close those that have had the time to read why they are refused, or, at the `last`, all.
-        Whether any are left."""
+        """Close refused connections that had time to read the reason, or all if this is the `last`
+        call. Return whether any remain."""
         present = time.monotonic()
         with self._lock:
             strangers = self._strangers.items()
@@ -142,7 +141,7 @@ class Admission:
         return bool(self._lingering)
 
     def note(self, peer: str, reason: str) -> None:
-        """Log that somebody was refused: so many lines a second, which tell of how many others."""
+        """Log a refusal, at most `_LINES` a second; a line counts the omitted ones before it."""
         now = time.monotonic()
         with self._lock:
             self.refused += 1
@@ -156,19 +155,19 @@ class Admission:
 
 
 def _shut(sock: socket.socket) -> None:
-    """End a connection whose thread sees the end."""
+    """Shut down a connection; the thread that serves it reads the end."""
     with contextlib.suppress(OSError, ValueError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _peer_of(sock: socket.socket) -> str:
-    """Host or user at the other end."""
+    """Return the host or user of the peer."""
     with contextlib.suppress(OSError, ValueError):
         if sock.family == socket.AF_UNIX:
-            found = addresses.credentials(sock)
-            return f"uid {found[1]}" if found else "unix"
+            peer = addresses.credentials(sock)
+            return f"uid {peer[1]}" if peer else "unix"
         host = ipaddress.ip_address(sock.getpeername()[0].partition("%")[0])
-        if host.version == 6:  # whoever has one address of these has them all
+        if host.version == 6:  # a peer has all addresses of a /64 network
             return str(ipaddress.ip_network((host, 64), strict=False))
         return str(host)
     return "unknown"

@@ -1,4 +1,4 @@
-"""The VM that a server lends: a `LocalVM` that keeps to limits."""
+"""The VM of a server's client: a `LocalVM` under limits."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.watchdog import Watchdog
 
 _PER_ARRAY: Final = 224  # bytes of an array, beside its elements
-_PER_HANDLE: Final = 440  # of a tensor or storage, with what is known of it
+_PER_HANDLE: Final = 440  # of a tensor or storage, with its entry
 _PER_VALUE: Final = 56  # on a stack
 _PER_FRAME: Final = 128
-_LOOK: Final = 0.05  # seconds between two looks whether a client waits
+_LOOK: Final = 0.05  # seconds between two checks that the client still waits
 
 
 class BoundedVM(LocalVM):
-    """A VM that takes no more than `limits` allow. It raises `OutOfMemory` and `LimitExceeded`, and
-    goes on.
+    """A VM under `limits`. A call beyond one raises `OutOfMemory` or `LimitExceeded`, and the VM
+    remains usable.
 
-    `launches` counts them. `client.is_gone`, of each thread, tells whether nobody waits for its
-    launches any more: then they end.
+    limits: what its client may use
+    launches: number of launches, also of those that failed
+    client.is_gone: per thread, tells whether its client has hung up; then its launches end
     """
 
     def __init__(
@@ -45,21 +46,21 @@ class BoundedVM(LocalVM):
         self._watchdog = watchdog
         self._careful: Careful | None = None
         super().__init__(name, checked=True, **options)
-        self.fast_path = None  # the short way of eager calls, which would pass the limits by
+        self.fast_path = None  # the fast path of eager calls ignores the limits
         most = limits.launch_bytes // _PER_VALUE
         self.functions.max_results = min(self.functions.max_results, most)
-        self._made = _Made(limits.launch_bytes, native=self.native)
+        self._live = _LiveBytes(limits.launch_bytes, native=self.native)
         assert isinstance(self._store, _BoundedStore)
-        self._store.made = self._made
+        self._store.live = self._live
         for name in list(self.functions):
             callee = self.functions.binding(name).callee
             if isinstance(callee, OpFresh):
-                self.functions.register(name, _BoundedFresh(callee, self._made))
+                self.functions.register(name, _BoundedFresh(callee, self._live))
         self._unbounded = self._run
         self._run = self._bounded
 
-    def let_several_in(self) -> None:
-        """Several clients use it from now on, in a thread each."""
+    def allow_several_clients(self) -> None:
+        """Let several clients use the VM from now on, in a thread each."""
         self._lock = Turns(self._lock, self.client)  # type: ignore[assignment]
 
     def _new_store(self) -> FreeStore:
@@ -68,8 +69,8 @@ class BoundedVM(LocalVM):
     def launch(
         self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
-        """As `LocalVM.launch`. Raises also `LimitExceeded` for one that takes too long or too many
-        instructions, and `OutOfMemory` for one that makes too much."""
+        """Launch as `LocalVM.launch` does. Raises also `LimitExceeded` for too long a launch or too
+        many instructions, and `OutOfMemory` for too large results."""
         self.launches += 1
         most = self.limits.launch_steps
         if max_steps is None or (isinstance(max_steps, int) and max_steps > most):
@@ -87,20 +88,20 @@ class BoundedVM(LocalVM):
                 self._scheduler = scheduler
                 self._linked.pop(id(program), None)  # it is linked for this scheduler
 
-    # --- bytes that should have been written ---
+    # --- tensors without a valid value ---
 
     def spoil(self, handle: TensorHandle, error: Exception) -> None:
-        """The tensor should have been written, and was not, by that error: who reads it gets it,
-        until it is written again. Raises `HandleError`."""
+        """Have reads of the tensor raise the error that kept it from being written, until its next
+        write. Raises `HandleError`."""
         with self._lock:
             array = self._store.entry(handle).array
             if self._careful is None:
                 self._careful = Careful()
             self._careful.spoil(array, error)
-            self._store.clear_caches()  # what is in them is run without a look
+            self._store.clear_caches()  # cached launches are not checked
 
     def _needs_care(self, program: Program, args: Sequence[TensorHandle]) -> bool:
-        """Whether the launch may read what should have been written."""
+        """Return whether the launch may read a spoiled tensor."""
         if self._careful is None or not self._careful.is_needed():
             self._careful = None
             return False
@@ -132,25 +133,25 @@ class BoundedVM(LocalVM):
     # --- limits ---
 
     def _bind(self, program: Program, args: tuple[TensorHandle, ...]) -> Any:
-        """As `VM` does, watched, as a program may take long to verify."""
+        """Bind as `VM` does, under the watchdog, as verifying a program may take long."""
         if self.depth > 1:
             return super()._bind(program, args)
         with self._watchdog.watch(self.limits.launch_seconds, self.client.is_gone):
             return super()._bind(program, args)
 
     def _bounded(self, *args: Any) -> list[Value]:
-        """The machine's loop, watched, unless it runs within a launch that is."""
+        """Run the machine's loop under the watchdog, unless it is nested in a watched launch."""
         if self.depth > 1:
             return self._unbounded(*args)
         with self._watchdog.watch(self.limits.launch_seconds, self.client.is_gone):
             try:
-                self._made.begin()
+                self._live.begin()
                 return self._unbounded(*args)
             finally:
-                self._made.end()
+                self._live.end()
 
     def keep(self, nbytes: int) -> None:
-        self._made.keep(nbytes)
+        self._live.keep(nbytes)
 
     def _outputs(self, stack: list[Value]) -> list[Array]:
         nbytes = sum(x.nbytes + _PER_ARRAY for x in stack if not isinstance(x, (int, str)))
@@ -161,7 +162,7 @@ class BoundedVM(LocalVM):
 
 
 class Turns:
-    """The lock of a VM that several clients use. A thread waits for it as long as its client does:
+    """Lock of a VM that several clients use. A thread waits for it until its client hangs up:
     then it raises `LimitExceeded`."""
 
     def __init__(self, lock: Any, client: _Client) -> None:
@@ -172,31 +173,31 @@ class Turns:
         if not self.acquire(blocking=False):
             while not self.acquire(timeout=_LOOK):
                 if self._client.is_gone():
-                    raise LimitExceeded("the client of this call is gone")
+                    raise LimitExceeded("the client of this call has hung up")
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
 
 class _Client(threading.local):
-    """Who waits for the launches of a thread."""
+    """The client of each thread: whether it has hung up."""
 
     def __init__(self) -> None:
         self.is_gone: Callable[[], bool | str] = lambda: False
 
 
 class _BoundedStore(FreeStore):
-    """A store of so many bytes and handles at most, which no watchdog interrupts."""
+    """A store with limits of bytes and handles, which no watchdog interrupts."""
 
     def __init__(self, limits: Limits, watchdog: Watchdog) -> None:
         super().__init__()
-        self.made: _Made | None = None
+        self.live: _LiveBytes | None = None
         self._limits = limits
         self._watchdog = watchdog
 
     def hold_stack(self, values: int, frames: int) -> None:
-        if self.made is not None:
-            self.made.check(_PER_VALUE * values + _PER_FRAME * frames)
+        if self.live is not None:
+            self.live.check(_PER_VALUE * values + _PER_FRAME * frames)
 
     def new_storage(self, nbytes: int) -> Storage:
         self._check(nbytes)
@@ -211,8 +212,8 @@ class _BoundedStore(FreeStore):
         names = _PER_HANDLE * (len(self._entries) + len(self._storages))
         if self.consumed + names + nbytes > self._limits.held_bytes:
             total = self.consumed + names
-            held = f"the VM holds {total:,}, and the limit is {self._limits.held_bytes:,}"
-            raise OutOfMemory(f"{nbytes:,} more bytes: {held}")
+            usage = f"the VM uses {total:,}, and the limit is {self._limits.held_bytes:,}"
+            raise OutOfMemory(f"{nbytes:,} more bytes: {usage}")
 
     def _name(self, entry: Entry) -> Handle:
         self._check_handles()
@@ -225,12 +226,13 @@ class _BoundedStore(FreeStore):
     def _check_handles(self) -> None:
         if len(self._entries) + len(self._storages) >= self._limits.handles:
             count = f"{self._limits.handles:,} tensors and storages"
-            raise LimitExceeded(f"the VM has {count}, the most that it may")
+            raise LimitExceeded(f"the VM has {count}, the limit")
         self._check(_PER_HANDLE)
 
 
-class _Made:
-    """The bytes that a launch has made and that still live. The loop in C counts its own."""
+class _LiveBytes:
+    """Counter of the bytes that a launch has allocated and that are alive. The loop in C counts
+    its own."""
 
     def __init__(self, most: int, *, native: bool) -> None:
         self.most = most
@@ -250,14 +252,14 @@ class _Made:
         self._limit_native(-1)
 
     def check(self, nbytes: int) -> None:
-        """Raise `OutOfMemory` for so many bytes more than there may be."""
-        made = self._bytes + self._limit_native(None)
-        if made + nbytes > self.most:
-            held = f"the launch has made {made:,}, and the limit is {self.most:,}"
-            raise OutOfMemory(f"{nbytes:,} more bytes: {held}")
+        """Raise `OutOfMemory` if `nbytes` more exceed the limit."""
+        total = self._bytes + self._limit_native(None)
+        if total + nbytes > self.most:
+            usage = f"the launch uses {total:,}, and the limit is {self.most:,}"
+            raise OutOfMemory(f"{nbytes:,} more bytes: {usage}")
 
     def keep(self, nbytes: int) -> None:
-        """Count bytes that a host function keeps, or gives back."""
+        """Count bytes that a host function retains, or releases if negative."""
         if nbytes > 0:
             self.check(nbytes)
         self._bytes = max(self._bytes + nbytes, 0)
@@ -277,11 +279,11 @@ class _Made:
 
 
 class _BoundedFresh(OpFresh):
-    """An op that makes its result, if the launch may make so much."""
+    """An op that allocates its result, within the launch's limit."""
 
-    def __init__(self, callee: OpFresh, made: _Made) -> None:
+    def __init__(self, callee: OpFresh, live: _LiveBytes) -> None:
         super().__init__(callee.op, callee.fill)
-        self._made = made
+        self._live = live
 
     def call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
         type = self.op.infer([TensorType.of(x) for x in params], attributes)
@@ -289,9 +291,9 @@ class _BoundedFresh(OpFresh):
             nbytes = sum(max(x.nbytes, 8 * x.ndim * x.size) for x in params)
         else:
             nbytes = type.nbytes
-        self._made.check(nbytes + _PER_ARRAY)
+        self._live.check(nbytes + _PER_ARRAY)
         results = super().call(params, attributes)
         for array in results:
             if not isinstance(array, (int, str)):
-                self._made.add(array)
+                self._live.add(array)
         return results

@@ -16,36 +16,36 @@ _ROOM: Final = 1 << 16
 _MOST_SOCKETS: Final = 8
 _CLOSED_BY_EXEC: Final[int] = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _PATIENCE: Final = struct.pack("@ll", 10, 0)
-"""Seconds that the other end may take to make room for a message."""
+"""Send timeout (struct timeval): the other end reads a message within 10 seconds."""
 
 
-class Told(NamedTuple):
-    """A message: what it says, and the sockets that came with it."""
+class Message(NamedTuple):
+    """A received message: its JSON object, and the sockets that came with it."""
 
     facts: dict[str, Any]
     sockets: list[socket.socket]
 
 
 class Channel:
-    """One end of a connection within this host. Any thread tells, one listens."""
+    """One end of a connection within this host. Any thread sends, one listens."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
-        self._telling = threading.Lock()
+        self._sending = threading.Lock()
         self._data = b""
         self._sockets: list[socket.socket] = []
 
     @staticmethod
     def pair() -> tuple[Channel, Channel]:
-        """Two channels, each the other's end."""
+        """Create two channels, each the other's end."""
         one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return Channel(one), Channel(two)
 
-    def tell(self, facts: dict[str, Any], *sockets: socket.socket) -> bool:
-        """Send a message. Returns whether there is anybody to hear it."""
+    def send(self, facts: dict[str, Any], *sockets: socket.socket) -> bool:
+        """Send a message. Return False if the other end is closed."""
         data = json.dumps({**facts, "sockets": len(sockets)}).encode() + b"\n"
-        with self._telling:
+        with self._sending:
             try:
                 descriptors = [each.fileno() for each in sockets]
                 sent = socket.send_fds(self.socket, [data], descriptors) if sockets else 0
@@ -55,7 +55,7 @@ class Channel:
                 return False
         return True
 
-    def listen(self) -> Told | None:
+    def listen(self) -> Message | None:
         """Wait for the next message; None at the end of the channel."""
         while not self.has_message():
             if not self.receive():
@@ -64,14 +64,14 @@ class Channel:
         facts = json.loads(line)
         count = facts.pop("sockets")
         sockets, self._sockets = self._sockets[:count], self._sockets[count:]
-        return Told(facts, sockets)
+        return Message(facts, sockets)
 
     def has_message(self) -> bool:
-        """Whether `listen` has something without waiting."""
+        """Return whether `listen` would return a message without waiting."""
         return b"\n" in self._data
 
     def receive(self) -> bool:
-        """Wait for bytes. Returns whether there are any more."""
+        """Wait for bytes. Return False at the end of the channel."""
         try:
             data, descriptors, _, _ = socket.recv_fds(
                 self.socket, _ROOM, _MOST_SOCKETS, _CLOSED_BY_EXEC
@@ -83,7 +83,7 @@ class Channel:
         return bool(data)
 
     def close(self) -> None:
-        """End the channel; who listens at the other end hears it. Idempotent."""
+        """End the channel, for the listener at the other end too. Idempotent."""
         self.end()
         self.abandon()
 

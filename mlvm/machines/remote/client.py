@@ -1,9 +1,9 @@
-"""`RemoteVM`: a VM on the other side of a connection.
+"""`RemoteVM`: a VM at the other end of a connection.
 
-A call that has a result waits for it. The others are posts, for which nobody waits. They are
-gathered, and sent a few dozen at a time, or at once after a pause. If a post fails, what was posted
-after it is not done. The next call that waits raises the error, which names the line of Python that
-made the post.
+A call that has a result waits for it. A call without a result is a post, which does not wait. Posts
+are sent a few dozen at a time, or at once after a pause. If a post fails, the server skips the
+posts after it. The next call that waits raises the error, which names the line of Python that made
+the post.
 """
 
 from __future__ import annotations
@@ -35,25 +35,30 @@ from mlvm.machines.wire import WireVM, read_answer, read_error, write_call
 if TYPE_CHECKING:
     from mlvm.machines.native._native import FastPath, Outbox
 
-_FAREWELL: Final = 0.2  # seconds that the server's last words may take
+_FAREWELL: Final = 0.2  # seconds to wait for the server's reason for a lost connection
 _MOST_BLAMED: Final = 64
 _MOST_UNCONFIRMED: Final = 1 << 13
-"""Posts whose lines are remembered. Then the client waits for the server."""
+"""Posts whose lines are remembered; at this number the client waits for the server."""
 
 
 class _Posted(NamedTuple):
-    """Where a post came from, and who can say more about its error."""
+    """Origin of a post: its line, and a function that explains its error."""
 
     place: Place | None
     explain: Callable[[Exception], object]
 
 
 class _Sent(NamedTuple):
-    """What was handed to the stream: so many posts, of which so many were taken from the outbox,
-    so many calls, and the places of the last posts, of which the server has said nothing yet."""
+    """Counters of what was added to the stream.
+
+    posts: number of posts
+    dequeued: number of those that came from the outbox
+    calls: number of calls
+    places: origins of the last posts, those that the server has not confirmed
+    """
 
     posts: int
-    taken: int
+    dequeued: int
     calls: int
     places: list[Place | _Posted | None]
 
@@ -61,11 +66,11 @@ class _Sent(NamedTuple):
 class RemoteVM(WireVM):
     """A VM at the other end of a stream. `mlvm.eager.connect` makes one.
 
-    Any number of threads may use it. After `close`, or once the connection is lost, every call but
-    those that free raises `ConnectionLost`; so does every call in a forked process, where nothing
-    touches the connection of its parent. `where` is what that error calls the VM, if not by its
-    name alone. `shared` says that others may make handles on it, too. `interrupt` ends the launches
-    of messages up to a number, which Ctrl-C and a timeout want.
+    Thread-safe. After `close`, or once the connection is lost, every call except deallocations
+    raises `ConnectionLost`; so does every call in a forked process, as the connection is its
+    parent's. `where` describes the VM in that error, by default by its name. `shared` says that
+    other clients allocate on the VM, too. `interrupt(n)` ends the launches of messages up to number
+    n; Ctrl-C and timeouts call it.
 
         >>> from mlvm.machines.remote.server import Server
         >>> with Server("127.0.0.1:0", secret="between you and me") as server:
@@ -87,9 +92,9 @@ class RemoteVM(WireVM):
         self._stream = stream
         self._interrupt = interrupt
         self.call_timeout: float | None = None
-        """Seconds that a call which waits may take; None is any number. One that takes longer
-        raises `CallTimeout`, and its launch is ended; one that cannot even be sent loses the
-        connection. It may be changed at any time."""
+        """Timeout in seconds of a call that waits, or None. On a timeout the launch is ended and
+        the call raises `CallTimeout`; a call that cannot be sent in time loses the connection. It
+        may be changed at any time."""
         self._timeout: float | None = None
         self.shared = shared
         self._live: set[int] = set()
@@ -97,14 +102,16 @@ class RemoteVM(WireVM):
         self._sending = threading.RLock()  # `_lock` is for calls that wait, and taken before it
         self._outbox = new_outbox()
         stream.add((), _Sent(0, 0, 0, []))
-        self._allocs: dict[int, str] = {}  # calls by number, whose answers are handles
-        self._blamed: dict[int, Place | _Posted | None] = {}  # by the number of a post that failed
+        self._allocs: dict[
+            int, str
+        ] = {}  # by number of a call, the name of an unanswered allocation
+        self._blamed: dict[int, Place | _Posted | None] = {}  # by number of a failed post
         self._lost: str | None = None
         self._where = where or name or "the VM"
         self.name = name or self._call("name")
         self._where = where or self.name
         self.fast_path = None if EXTENSION is None else open_post_path(self)
-        """The short way of eager calls: see `native.loop.open_fast_path`."""
+        """The fast path of eager calls: see `native.loop.open_fast_path`."""
         _vms.add(self)
 
     # --- calls ---
@@ -153,16 +160,16 @@ class RemoteVM(WireVM):
             return super().launch(program, args, max_steps=max_steps)
         try:
             body = launch_struct(len(args)).pack(loaded.number, *args)
-        except (TypeError, StructError):  # it says what is wrong with them
+        except (TypeError, StructError):  # the slow path raises a typed error
             return super().launch(program, args)
         self._require(args)
         self._add_post(HEADER.pack(MAGIC, VERSION, Kind.launch.value, len(body)) + body)
         return []
 
     def close(self, *, wait: bool = True) -> None:
-        """Wait until all that was called is done, and end the connection, and with it all that was
-        made on the VM. Idempotent. Raises the error of a call that did not wait, or
-        `ConnectionLost` if nobody knows whether all is done. Without `wait` what is not is lost."""
+        """Wait for all posts, and end the connection and all allocations on the VM. Idempotent.
+        Raises the error of a post, or `ConnectionLost` if posts may be lost. Without `wait`,
+        unfinished posts are lost."""
         try:
             if wait and self._lost is None:
                 self._finish()
@@ -170,7 +177,7 @@ class RemoteVM(WireVM):
             self._end("it was closed")
 
     def _finish(self) -> None:
-        """Wait for the posts that do not merely free, and send these."""
+        """Wait for the posts; mere deallocations are sent without waiting."""
         with self._sending:
             self._add_to_stream()
             waits = any(place is not None for place in self._stream.note.places)
@@ -181,18 +188,18 @@ class RemoteVM(WireVM):
                 self.flush()
 
     def _end(self, why: str) -> None:
-        """No call goes to the server any more."""
+        """Let no call go to the server from now on."""
         if self._lost is None:
             self._lost = why
         if self.fast_path is not None:
-            self.fast_path.instrumented = True  # eager calls take the long way, which raises
+            self.fast_path.instrumented = True  # eager calls take the slow path, which raises
         self._stream.close()
 
     def _leave_to_parent(self) -> None:
-        """In a forked process: the connection is the parent's, and no thread holds a lock."""
+        """Leave the connection to the parent, in a forked process, where no thread holds a lock."""
         self._lock, self._sending = threading.RLock(), threading.RLock()
         self._lost = self._lost or "this process was forked, and the connection is its parent's"
-        self._stream.socket.close()  # the descriptor alone: what is shut down is so for both
+        self._stream.socket.close()  # the descriptor alone: a shutdown would reach the parent
         self._end(self._lost)
 
     def __enter__(self) -> Self:
@@ -212,7 +219,7 @@ class RemoteVM(WireVM):
         return f"<RemoteVM {self._where!r}{state}>"
 
     def _require(self, handles: Sequence[int]) -> None:
-        """Raise `HandleError` at once for a handle that was not made here, or has ended."""
+        """Raise `HandleError` at once for a handle that is another client's, or was freed."""
         if self.shared:
             return
         try:
@@ -223,7 +230,7 @@ class RemoteVM(WireVM):
         self.require_open()
         handle = next(each for each in handles if each not in self._live)
         raise HandleError(
-            f"handle {brief(handle)} names nothing on {self.name}: it is another's, or has ended"
+            f"handle {brief(handle)} names nothing on {self.name}: another client's, or freed"
         )
 
     # --- posts ---
@@ -234,14 +241,14 @@ class RemoteVM(WireVM):
         if not rest:
             self._add_post(bytes(first))
             return
-        with self._sending:  # memory of the caller's, who may change it: it is sent now
+        with self._sending:  # sent now, as the caller may change the memory
             self._add_to_stream((first, *rest), user_place())
             self._flush()
         self._confirm()
 
     def _post_freeing(self, name: str, handle: int) -> None:
-        """A post that is not sent now: the garbage collector may have come in the middle of
-        anything. Nothing is left to be freed of a VM that is lost."""
+        """Queue a deallocation. It is not sent now, as the garbage collector may call this in the
+        middle of another call. On a lost VM there is nothing to free."""
         if self._lost is None:
             [message] = _parts_of(Kind.post, name, (handle,))
             self._outbox.add(bytes(message), None)
@@ -252,14 +259,14 @@ class RemoteVM(WireVM):
             self.flush()
 
     def flush(self) -> None:
-        """Send what was posted. This waits only after thousands of posts without an answer."""
+        """Send the queued posts. This waits only after thousands of posts without an answer."""
         with self._sending:
             self._add_to_stream()
             self._flush()
         self._confirm()
 
     def _confirm(self) -> None:
-        """Wait for the server, if very much was posted since it last said anything."""
+        """Wait for the server, if too many posts are unconfirmed."""
         if len(self._stream.note.places) > _MOST_UNCONFIRMED or self._stream.is_full:
             self.synchronize()
 
@@ -272,23 +279,23 @@ class RemoteVM(WireVM):
     def _add_to_stream(
         self, message: Sequence[Buffer] = (), *places: Place | None, calls: int = 0
     ) -> None:
-        """Hand what was posted to the stream, and then a message. `places` has that of the message,
-        if it is a post. The caller holds the lock for sending."""
+        """Move the queued posts to the stream, and then add a message. `places` has the place of
+        the message, if it is a post. The caller holds `_sending`."""
         self.require_open()
         sent: _Sent = self._stream.note
         if not self._outbox and not places:
-            added = _Sent(sent.posts, sent.taken, sent.calls + calls, sent.places)
+            added = _Sent(sent.posts, sent.dequeued, sent.calls + calls, sent.places)
             self._stream.add(message, added)
             return
-        posts, new = self._outbox.take(sent.taken)
-        count, taken = sent.posts + len(new) + len(places), sent.taken + len(new)
-        added = _Sent(count, taken, sent.calls + calls, [*sent.places, *new, *places])
+        posts, new = self._outbox.take(sent.dequeued)
+        count, dequeued = sent.posts + len(new) + len(places), sent.dequeued + len(new)
+        added = _Sent(count, dequeued, sent.calls + calls, [*sent.places, *new, *places])
         self._stream.add([posts, *message] if posts else message, added)
 
     # --- answers ---
 
     def _call(self, name: str, *args: Any) -> Any:
-        message = _parts_of(Kind.call, name, args) if args else _alone(name)
+        message = _parts_of(Kind.call, name, args) if args else _message_without_args(name)
         with self._lock:
             deadline = None
             if self.call_timeout is not None or self._timeout is not None:
@@ -309,15 +316,15 @@ class RemoteVM(WireVM):
             return self._result_of(name, kind, reader, sent)
 
     def _deadline(self) -> float | None:
-        """When the answer to a call has to be there."""
-        if self.call_timeout != self._timeout:  # for what is on its way, and stops there
+        """Return the deadline of a call's answer, or None."""
+        if self.call_timeout != self._timeout:  # also for a message that is partly sent or received
             self._timeout = self.call_timeout
             self._stream.set_timeouts(self._timeout or 0.0, self._timeout or 0.0)
         return None if self._timeout is None else time.monotonic() + self._timeout
 
     def _receive(self, deadline: float | None) -> tuple[Kind, Received]:
-        """The next answer. If it does not come in time, or an interrupt comes before it, the
-        launches that it waits for are ended. Raises `CallTimeout`, `ConnectionLost`."""
+        """Receive the next answer. At the deadline, or on an interrupt, end the launches that it
+        waits for. Raises `CallTimeout`, `ConnectionLost`."""
         try:
             if deadline is None or self._stream.is_coming(deadline):
                 return self._stream.receive()
@@ -326,12 +333,12 @@ class RemoteVM(WireVM):
                 self._end_launches()
             raise
         self._end_launches()
-        took = f"a call takes longer than the {self.call_timeout:g} seconds it is allowed"
+        took = f"a call takes longer than its timeout of {self.call_timeout:g} seconds"
         raise CallTimeout(f"{self._where}: {took}")
 
     def _end_launches(self) -> None:
-        """Have the server end the launches of all that was sent, if it owes an answer. Raises
-        `ConnectionLost` if it does not hear."""
+        """Have the server end the launches of all sent messages, if it owes an answer. Raises
+        `ConnectionLost` if it does not react."""
         sent: _Sent = self._stream.note
         waits = self._stream.received < sent.calls and not self._stream.is_lost
         if self._interrupt is not None and waits:
@@ -341,8 +348,8 @@ class RemoteVM(WireVM):
                 raise ConnectionLost(str(error)) from None
 
     def _settle(self, deadline: float | None) -> None:
-        """Receive the answers to calls that were interrupted, and give up what they made. An answer
-        may be the error of a post, which the server tells only once: it is raised."""
+        """Receive the answers to calls that were interrupted, and free their allocations. If an
+        answer is the error of a post, raise it, as the server sends it only once."""
         self.require_open()
         while self._stream.received < self._stream.note.calls:
             with self._sending:
@@ -352,23 +359,23 @@ class RemoteVM(WireVM):
             if kind is Kind.answer and name:
                 self._post_freeing(name.replace("alloc", "dealloc"), reader.integer())
             elif kind is Kind.error:
-                told = read_error(reader)
-                if POSTED_AT in vars(told):
-                    raise self._explained(told, self._stream.note)
+                error = read_error(reader)
+                if POSTED_AT in vars(error):
+                    raise self._located(error, self._stream.note)
 
     def _result_of(self, name: str, kind: Kind, reader: Received, sent: _Sent) -> Any:
-        """The result of the call of that name. Raises the error that came in its place."""
+        """Decode the answer to a call. Raises the error that it may be."""
         try:
             result = read_answer(kind, reader, name)
         except ConnectionLost as error:
             raise self._give_up(error) from None
         except Exception as error:
-            raise self._explained(error, sent) from None
+            raise self._located(error, sent) from None
         self._forget_places(sent)
         return result
 
     def _forget_places(self, sent: _Sent) -> None:
-        """The server has answered for all that was sent until then: forget its places."""
+        """Forget the places of posts that an answer confirms: those up to `sent`."""
         if not sent.places:
             return
         with self._sending:
@@ -376,9 +383,9 @@ class RemoteVM(WireVM):
             later = min(now.posts - sent.posts, len(now.places))
             self._stream.add((), now._replace(places=now.places[len(now.places) - later :]))
 
-    def _explained(self, error: Exception, sent: _Sent) -> Exception:
-        """The error of an answer to what was sent until then. It names the line here that led to
-        it, and no line of the server's."""
+    def _located(self, error: Exception, sent: _Sent) -> Exception:
+        """Return the error of an answer, with the line of this process that caused it in place of
+        the server's lines. `sent` are the counters at the answered call."""
         self._forget_places(sent)
         posted = vars(error).pop(POSTED_AT, None)
         place: Place | _Posted | None = user_place()
@@ -386,7 +393,7 @@ class RemoteVM(WireVM):
             if isinstance(error, errors.MlvmError):
                 error.late = True
             index = posted - (sent.posts - len(sent.places))
-            place = self._blamed.get(posted)  # if it has been told before
+            place = self._blamed.get(posted)  # if it was raised before
             if 0 <= index < len(sent.places):
                 place = self._blamed[posted] = sent.places[index]
                 while len(self._blamed) > _MOST_BLAMED:
@@ -409,25 +416,25 @@ class RemoteVM(WireVM):
             raise ConnectionLost(f"{self._where}: {self._lost}")
 
     def _give_up(self, error: object) -> ConnectionLost:
-        """The connection is lost: the error for whoever asks for anything now."""
+        """Mark the connection as lost, and return the error to raise."""
         self._stream.renounce()
         if self._lost is None:
             self._end(self._farewell() or str(error))
         return ConnectionLost(f"{self._where}: {self._lost}")
 
     def _farewell(self) -> str | None:
-        """Why the server has ended the connection, if it has said so."""
+        """Return the server's reason for ending the connection, if it sent one."""
         mine: list[bool] = []
         try:
             mine.extend(map(self._lock.acquire, (False,)))  # in one step, as `stream` says
-            if mine[0]:  # else another thread hears it
+            if mine[0]:  # else another thread receives it
                 with suppress(errors.MlvmError, OSError):
                     self._stream.set_timeouts(_FAREWELL, _FAREWELL)
                     while True:
                         kind, reader = self._stream.receive()
-                        told = read_error(reader) if kind is Kind.error else None
-                        if isinstance(told, ConnectionLost):
-                            return str(told)
+                        last_words = read_error(reader) if kind is Kind.error else None
+                        if isinstance(last_words, ConnectionLost):
+                            return str(last_words)
         finally:
             if mine == [True]:  # no call, after which Ctrl-C might come
                 self._lock.release()
@@ -439,7 +446,7 @@ _vms: Final = weakref.WeakSet[RemoteVM]()
 
 @atexit.register
 def _close_all() -> None:
-    """What was called is done before the process ends, or its error is told."""
+    """Finish all posts before the process ends, or report their errors."""
     with ExitStack() as stack:
         for vm in list(_vms):
             stack.callback(vm.close)
@@ -455,25 +462,25 @@ if hasattr(os, "register_at_fork"):
 
 
 def _parts_of(kind: Kind, name: str, args: Sequence[Any]) -> list[Buffer]:
-    """A call as the pieces of a message of that kind."""
+    """Encode a call as the pieces of a message."""
     writer = Outgoing()
     write_call(writer, name, args)
     return writer.parts(kind)
 
 
 @cache
-def _alone(name: str) -> list[Buffer]:
-    """The message of a call without arguments."""
+def _message_without_args(name: str) -> list[Buffer]:
+    """Encode a call without arguments."""
     return [bytes(part) for part in _parts_of(Kind.call, name, ())]
 
 
 def new_outbox() -> PythonOutbox | Outbox:
-    """An outbox, in C if the extension is here."""
+    """Create an outbox, in C if the extension is available."""
     return PythonOutbox() if EXTENSION is None else EXTENSION.Outbox(errors.OURS, user_place)
 
 
 def open_post_path(vm: RemoteVM) -> FastPath:
-    """The short way of eager calls to that VM. It does not keep the VM alive."""
+    """Open the fast path of eager calls to a VM, without keeping the VM alive."""
     of_vm = weakref.ref(vm)
 
     def prepare(program: Program, *_: object) -> int | None:

@@ -1,4 +1,4 @@
-"""`python -m mlvm serve | ping | top`: their options, and what they do."""
+"""The commands `python -m mlvm serve | ping | top` and their options."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from mlvm.machines.remote.server import Server
 
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _PINGS: Final = 1000
-_LOOK: Final = 0.05  # seconds between two looks whether a signal came
+_LOOK: Final = 0.05  # seconds between two checks for signals
 
 REPEATED: Final[Any] = {"action": "append", "default": []}
-"""What `add_argument` takes for an option that may be given several times."""
+"""Arguments of `add_argument` for an option that may be repeated."""
 
-Commands = Any  # what `add_subparsers` returns has no public name
+Commands = Any  # the result type of `add_subparsers` has no public name
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the three commands to a parser's."""
+    """Add the three commands to a parser's subparsers."""
     _add_serve(commands)
     for name, text in (
         ("ping", "ask a server what it is, and how long a message takes"),
@@ -138,32 +138,32 @@ _SECONDS: Final[Any] = {"type": _seconds, "metavar": "S"}
 
 
 def serve(options: argparse.Namespace, version: str) -> None:
-    """Serve until a signal. Raises what `Server` raises."""
+    """Serve until a signal. Raises the errors of `Server`."""
     log = Log(options.log)
-    given = inherited_socket() if options.listen == LISTEN else None
-    if given is not None:
-        private = given.family == socket.AF_UNIX
+    inherited = inherited_socket() if options.listen == LISTEN else None
+    if inherited is not None:
+        private = inherited.family == socket.AF_UNIX
     else:
         private = isinstance(parse_address(options.listen), UnixAddress)
     secret: str | bytes | None = find_secret(None, options.secret_file)
-    made = secret is None and not private
-    if made:
+    is_new_secret = secret is None and not private
+    if is_new_secret:
         secret = make_secret()
-        print(f"secret: {secret}", flush=True)  # on stdout: no log ever has it
+        print(f"secret: {secret}", flush=True)  # on stdout: the log never has it
     if options.processes is None:
         options.processes = 0 if private else options.connections
-    came: list[int] = []  # no Event: the thread that a signal interrupts may be holding its lock
+    signals: list[int] = []  # no Event: the interrupted thread may hold its lock
 
     def on_signal(number: int, _: FrameType | None) -> None:
-        came.append(number)
+        signals.append(number)
 
-    signals = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
-    before = {each: signal.signal(each, on_signal) for each in signals}
+    handled = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+    before = {each: signal.signal(each, on_signal) for each in handled}
     try:
         limits = Limits(**{each.name: getattr(options, each.name) for each in fields(Limits)})
         with ExitStack() as stack:
             server = Server(
-                given or options.listen,
+                inherited or options.listen,
                 secret=secret,
                 certificate=options.certificate,
                 key=options.key,
@@ -182,16 +182,16 @@ def serve(options: argparse.Namespace, version: str) -> None:
                 stack.callback(page.close)
                 log.event("metrics", address=page.address)
             notify("READY=1", f"STATUS=listens on {server.address}")
-            while signal.SIGTERM not in came and signal.SIGINT not in came:
-                if came:
-                    came.clear()
-                    _reload(server, log, secret if made else None, options)
+            while signal.SIGTERM not in signals and signal.SIGINT not in signals:
+                if signals:
+                    signals.clear()
+                    _reload(server, log, secret if is_new_secret else None, options)
                 time.sleep(_LOOK)
             notify("STOPPING=1")
-            came[:] = [each for each in came if each != signal.SIGHUP]
+            signals[:] = [each for each in signals if each != signal.SIGHUP]
             closing = threading.Thread(target=server.close, args=(options.grace,), daemon=True)
             closing.start()
-            while closing.is_alive() and len(came) < 2:
+            while closing.is_alive() and len(signals) < 2:
                 time.sleep(_LOOK)
     finally:
         for each, handler in before.items():
@@ -201,7 +201,7 @@ def serve(options: argparse.Namespace, version: str) -> None:
 def _reload(
     server: Server, log: Log, secret: str | bytes | None, options: argparse.Namespace
 ) -> None:
-    """Read secret and certificate again. What cannot be read leaves all as it is."""
+    """Read secret and certificate again. If either cannot be read, change nothing."""
     notify("RELOADING=1")
     try:
         server.reload(secret or find_secret(None, options.secret_file))
@@ -220,7 +220,7 @@ def _observer(options: argparse.Namespace) -> Observer:
 
 
 def ping(options: argparse.Namespace, version: str) -> None:
-    """Print what the server is and how long a message takes. Raises what `Observer` raises."""
+    """Print the server's version, machine and latency. Raises the errors of `Observer`."""
     start = time.perf_counter()
     with _observer(options) as observer:
         connected = time.perf_counter() - start
@@ -238,7 +238,7 @@ def ping(options: argparse.Namespace, version: str) -> None:
 
 
 def top(options: argparse.Namespace) -> None:
-    """Print what the server is doing, until it is interrupted. Raises what `Observer` raises."""
+    """Print the server's status until interrupted. Raises the errors of `Observer`."""
     clear = sys.stdout.isatty() and not options.json and not options.once
     with _observer(options) as observer:
         before: dict[Any, tuple[float, int]] = {}
@@ -258,22 +258,23 @@ def top(options: argparse.Namespace) -> None:
 def _rates(
     status: Mapping[str, Any], before: dict[Any, tuple[float, int]], now: float
 ) -> Callable[[Any], float]:
-    """Launches a second by the client's number, None for all, since the last look or, the first
-    time, since they began. `before` has the last look, and gets this one."""
-    found = {None: (status["seconds"], status["launches"])}
+    """Return a function of a client's number, or of None for all clients: launches a second since
+    the previous status, or since the client connected. `before` has the previous totals by client,
+    and is updated."""
+    totals = {None: (status["seconds"], status["launches"])}
     for each in status["clients"]:
-        found[each["client"]] = each["seconds"], each["launches"]
+        totals[each["client"]] = each["seconds"], each["launches"]
     rates: dict[Any, float] = {}
-    for key, (seconds, launches) in found.items():
+    for key, (seconds, launches) in totals.items():
         then, count = before.get(key, (now - seconds, 0))
         rates[key] = (launches - count) / max(now - then, 1e-9)
     before.clear()
-    before.update({key: (now, launches) for key, (_, launches) in found.items()})
+    before.update({key: (now, launches) for key, (_, launches) in totals.items()})
     return rates.__getitem__
 
 
 def table(status: Mapping[str, Any], rate: Callable[[Any], float]) -> str:
-    """The status for people: a line of totals, then one for each client and each shared VM."""
+    """Format the status as text: a line of totals, then one for each client and shared VM."""
     lines = [
         f"up {status['seconds']:.0f} s, {len(status['clients'])} clients "
         f"({status['admitted']} admitted, {status['refused']} refused), "

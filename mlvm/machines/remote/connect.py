@@ -1,4 +1,4 @@
-"""The client's way to a server: `connect` for a VM, `Observer` for what `ping` and `top` show."""
+"""Connections to a server: `connect` for a VM, `Observer` for its status."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from mlvm.machines.remote.tls import client_context
 from mlvm.machines.remote.users import own_secret
 
 _MOST_STATUS: Final = 1 << 22
-_PATIENCE: Final = 2.0  # seconds in which a server hears that a launch is to end
+_PATIENCE: Final = 2.0  # seconds to ask a server to end a launch
 _MOST_CUTS: Final = 10
-_PAUSE: Final = 0.05  # seconds, at most, till a server that is busy is asked again
+_PAUSE: Final = 0.05  # seconds at most between two attempts at a busy server
 
 Tls = bool | str | os.PathLike[str] | ssl.SSLContext
-"""Whether a connection is encrypted, and what is trusted then: see `connect`."""
+"""Encryption of a connection and trusted certificates: see `connect`."""
 
 
 def connect(
@@ -53,24 +53,25 @@ def connect(
     call_timeout: float | None = None,
     retry: float | None = None,
 ) -> RemoteVM:
-    """A VM of the server at `address`, which `python -m mlvm serve` has started; a VM like any
-    other: `with ml.connect(address) as vm, ml.use(vm):`, or `ml.Arena(vm, ...)`.
+    """Connect to a server that `python -m mlvm serve` has started, and return a VM on it. It is a
+    VM like any other: `with ml.connect(address) as vm, ml.use(vm):`, or `ml.Arena(vm, ...)`.
 
     `address` is HOST:PORT, [IPV6]:PORT, :PORT (this host) or unix:PATH. The server's secret is
-    given as `secret`, in the private file `secret_file`, or in the one that the environment's
-    MLVM_SECRET_FILE names; a unix socket of one's own needs none. It is never sent, and the server
-    has to prove that it knows it, too. `tls` is True for a certificate that the system trusts, the
-    PEM file of the certificates to trust, or an `ssl.SSLContext`. Without TLS others on the way can
-    read and change what passes.
+    `secret`, in the private file `secret_file`, or in the file that the environment variable
+    MLVM_SECRET_FILE names; a unix socket of the same user needs none. The secret is never sent, and
+    the server proves that it knows the secret, too. `tls` is True to trust the system's
+    certificates, the PEM file of the certificates to trust, or an `ssl.SSLContext`. Without TLS,
+    the network between can read and change the data.
 
-    The VM is the client's own, and ends with the connection; `vm` names one that the server shares.
-    `name` is what errors and the server's log call it. `timeout` is for connecting, in seconds.
-    A call that waits longer than `call_timeout` ends its launch and raises `CallTimeout`; so does
-    Ctrl-C, as `KeyboardInterrupt`. The VM can be used on. A connection that is lost is tried again
-    for `retry` seconds, if given: the VM lives on, and each call is made once.
+    The VM belongs to this client, and ends with the connection; `vm` names one that the server
+    shares. `name` is the VM's name in errors and in the server's log. `timeout` is for connecting,
+    in seconds. A call that waits longer than `call_timeout` seconds ends its launch and raises
+    `CallTimeout`; Ctrl-C does so with `KeyboardInterrupt`. The VM stays usable. With `retry`, a
+    lost connection is replaced within that many seconds: the VM survives, and each call is
+    performed once.
 
-    Raises `AddressError`, `AccessRefused` with the reason, or `ConnectionLost` if no server is
-    there, or it is there no more, which each later call may raise, too.
+    Raises `AddressError`, `AccessRefused` with the reason, or `ConnectionLost` if no server
+    answers. Later calls raise `ConnectionLost` if the server has gone.
 
         >>> from mlvm.machines.remote.server import Server
         >>> with Server("127.0.0.1:0", secret="between you and me") as server:
@@ -85,20 +86,22 @@ def connect(
     """
     for seconds in (call_timeout, retry):
         if seconds is not None and (not is_real(seconds) or not seconds > 0):
-            raise MachineError(f"a timeout is a number of seconds above 0, not {seconds!r}")
-    way = _Way(address, secret, secret_file, tls)
-    connection, about = way.open(Hello("lease" if retry else "vm", vm or "", name or ""), timeout)
+            raise MachineError(f"ml.connect: expected a timeout in seconds > 0, got {seconds!r}")
+    endpoint = _Endpoint(address, secret, secret_file, tls)
+    connection, about = endpoint.open(
+        Hello("lease" if retry else "vm", vm or "", name or ""), timeout
+    )
     key = str(about.get("key", ""))
 
     def interrupt(last: int) -> None:
-        way.open(Hello("interrupt", key, str(last)), min(timeout, _PATIENCE))[0].close()
+        endpoint.open(Hello("interrupt", key, str(last)), min(timeout, _PATIENCE))[0].close()
 
-    def reconnect(left: float) -> socket.socket:
-        sock = way.open(Hello("resume", key), min(timeout, left))[0]
+    def reconnect(remaining: float) -> socket.socket:
+        sock = endpoint.open(Hello("resume", key), min(timeout, remaining))[0]
         sock.settimeout(None)
         return sock
 
-    with addresses.kept(connection) as sock:
+    with addresses.closing_on_error(connection) as sock:
         sock.settimeout(None)
         where = f"{name or about.get('vm', 'vm')} at {address}"
         shared = bool(about.get("shared"))
@@ -109,8 +112,8 @@ def connect(
 
 
 @dataclass(frozen=True)
-class _Way:
-    """How to get to a server, any number of times."""
+class _Endpoint:
+    """A server's address and the client's credentials, for any number of connections."""
 
     address: str
     secret: str | bytes | None
@@ -118,16 +121,16 @@ class _Way:
     tls: Tls
 
     def open(self, hello: Hello, timeout: float) -> tuple[socket.socket, dict[str, Any]]:
-        """A connection that both sides have accepted, and what the server says of itself."""
+        """Open an authenticated connection. Return it and the server's description of itself."""
         if not is_real(timeout) or not timeout > 0:
-            raise MachineError(f"a timeout is a number of seconds above 0, not {timeout!r}")
+            raise MachineError(f"ml.connect: expected a timeout in seconds > 0, got {timeout!r}")
         for text in (hello.vm, hello.name):
             if not isinstance(text, str) or len(text) > MOST_NAME:
                 most = f"at most {MOST_NAME} characters"
-                raise MachineError(f"a name is a str of {most}, not {text!r}")
+                raise MachineError(f"ml.connect: expected a name of {most}, got {text!r}")
         place = addresses.parse_address(self.address)
-        found = find_secret(self.secret, self.secret_file)
-        shared = None if found is None else own_secret(found)
+        secret = find_secret(self.secret, self.secret_file)
+        shared = None if secret is None else own_secret(secret)
         deadline = time.monotonic() + timeout
         cuts = 0
         while True:
@@ -138,11 +141,11 @@ class _Way:
                 is_busy = 0 < cuts < _MOST_CUTS or str(error) == BUSY
                 if not is_busy or time.monotonic() > deadline - _PAUSE:
                     raise
-            time.sleep(random.uniform(0, _PAUSE))  # not all at once
+            time.sleep(random.uniform(0, _PAUSE))  # random: clients do not retry at once
 
 
 class _Cut(ConnectionLost):
-    """The server has ended the connection before it said anything: under TLS it can say nothing."""
+    """The server has closed the connection without a reason: under TLS it cannot send one."""
 
 
 def _try(
@@ -180,8 +183,10 @@ def _secure(sock: socket.socket, host: str, tls: Tls, deadline: float) -> socket
 
 
 class Observer:
-    """A connection without a VM, for what the server says of itself: `about`, its versions and
-    machine. Takes what `connect` takes, and raises it."""
+    """A connection without a VM, for a server's status. Takes and raises as `connect` does.
+
+    about: versions and machine of the server, by name
+    """
 
     def __init__(
         self,
@@ -193,18 +198,18 @@ class Observer:
         timeout: float = 10.0,
     ) -> None:
         self._timeout = timeout
-        way = _Way(address, secret, secret_file, tls)
-        self._socket, about = way.open(Hello("status"), timeout)
+        endpoint = _Endpoint(address, secret, secret_file, tls)
+        self._socket, about = endpoint.open(Hello("status"), timeout)
         self.about = {"format": VERSION, **about}
 
     def ping(self) -> float:
-        """The seconds that a message takes to the server and back. Raises `ConnectionLost`."""
+        """Measure the seconds of a message to the server and back. Raises `ConnectionLost`."""
         start = time.perf_counter()
         self._ask(b"ping")
         return time.perf_counter() - start
 
     def status(self) -> dict[str, Any]:
-        """As `Server.status`. Raises `ConnectionLost`."""
+        """Return `Server.status()` of the server. Raises `ConnectionLost`."""
         status: dict[str, Any] = json.loads(self._ask(b""))
         return status
 

@@ -1,15 +1,14 @@
-"""Who is at the other end: what passes on a connection before the first call.
+"""Authentication of both ends of a connection, before the first call.
 
-    client  hello      nonce, whether it has a secret, what it wants
+    client  hello      nonce, has_secret, request
     server  challenge  nonce
     client  proof      HMAC(secret, "client", all that passed)
-    server  welcome    what it is; HMAC(secret, "server", all that passed)
+    server  welcome    its description; HMAC(secret, "server", all that passed)
 
-The HMAC (RFC 2104, SHA-256) of each side covers both nonces, the versions and wishes of both, the
-side that it is from and, under TLS, the channel (RFC 5929). So the secret itself is never sent,
-each side proves that it knows it, and what was heard on one connection is of no use on another. In
-place of a challenge or welcome there may be `refused`, with a reason; its layout is the same in all
-versions.
+The HMAC (RFC 2104, SHA-256) of each side covers both nonces, both versions, the request, the side
+that sends it and, under TLS, the channel (RFC 5929). So the secret itself is never sent, each side
+proves that it knows the secret, and a recorded connection is useless on another. In place of a
+challenge or welcome there may be `refused`, with a reason; its layout is the same in all versions.
 docs/wire.md has the bytes.
 """
 
@@ -32,21 +31,21 @@ from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Reader, Writer
 
 NONCE: Final = 32
 MOST_NAME: Final = 200
-"""Characters of what a client or a VM is called."""
+"""Most characters of the name of a client or VM."""
 LEAST_SECRET: Final = 16
-"""Bytes that a secret has at least: who listens to a handshake could try all shorter ones."""
+"""Least bytes of a secret: an eavesdropper of a handshake could try all shorter ones."""
 
 BUSY: Final = "too many connections come at once: try again"
-"""The reason for which a client comes again by itself."""
+"""The reason after which a client tries again by itself."""
 
 _LEAST_DIFFERENT: Final = 5  # bytes of a secret
 _MOST_REASON: Final = 500  # characters
-_MOST: Final = 4096  # bytes of a message from who has not proved anything
+_MOST: Final = 4096  # bytes of a message from an unauthenticated peer
 _TLS_RECORD: Final = b"\x16\x03"
 
 
 class Greeting(Enum):
-    """The kinds of message of this file, as `Kind` has those that follow."""
+    """Kinds of messages of the handshake; `Kind` has those after it."""
 
     hello = 16
     challenge = 17
@@ -58,8 +57,15 @@ class Greeting(Enum):
 
 @dataclass(frozen=True)
 class Hello:
-    """What a client says first. `wants`: a `vm`, its own or the shared one of the name `vm`, or
-    `status`. `name` is for the server's log."""
+    """First message of a client: its request.
+
+    wants: "vm", "lease" (a VM that survives a lost connection), "status", "interrupt" or "resume"
+    vm: name of a shared VM, empty for an own one; for "interrupt" and "resume" the client's key
+    name: the client's name in the server's log; for "interrupt" the number of a message
+    has_secret: the client will prove that it knows a secret
+    nonce: `NONCE` random bytes
+    user: user of the secret, which the server learns from the proof
+    """
 
     wants: str = "vm"
     vm: str = ""
@@ -67,7 +73,6 @@ class Hello:
     has_secret: bool = False
     nonce: bytes = b""
     user: str = ""
-    """Whose secret it is, which the proof shows."""
 
 
 # --- messages ---------------------------------------------------------------------------
@@ -79,13 +84,13 @@ class _Body(Writer):
 
 
 def pack(kind: Greeting, body: bytes = b"", version: int = VERSION) -> bytes:
-    """A message of the handshake."""
+    """Encode a message of the handshake."""
     return HEADER.pack(MAGIC, version, kind.value, len(body)) + body
 
 
 def receive(sock: socket.socket, deadline: float, most: int = _MOST) -> tuple[int, int, bytes]:
-    """The version, kind and whole bytes of the next message, received by `deadline` of
-    `time.monotonic`. Raises `ConnectionLost`, `EncodingError`."""
+    """Receive the next message by `deadline` of `time.monotonic`. Return its version, its kind and
+    all its bytes. Raises `ConnectionLost`, `EncodingError`."""
     header = _exactly(sock, HEADER.size, deadline)
     magic, version, kind, length = HEADER.unpack(header)
     if magic != MAGIC:
@@ -103,10 +108,10 @@ def _exactly(sock: socket.socket, n: int, deadline: float) -> bytes:
 
 
 def _some(sock: socket.socket, most: int, deadline: float, flags: int = 0) -> bytes:
-    """Some bytes, at least one, by the deadline. Raises `ConnectionLost`."""
-    while (left := deadline - time.monotonic()) > 0:
+    """Receive at least one byte by the deadline. Raises `ConnectionLost`."""
+    while (remaining := deadline - time.monotonic()) > 0:
         try:
-            sock.settimeout(left)
+            sock.settimeout(remaining)
             data = sock.recv(most, flags)
         except TimeoutError:
             continue
@@ -119,7 +124,7 @@ def _some(sock: socket.socket, most: int, deadline: float, flags: int = 0) -> by
 
 
 def send(sock: socket.socket, message: bytes, deadline: float) -> None:
-    """Send by the deadline. Raises `ConnectionLost`."""
+    """Send a message by the deadline. Raises `ConnectionLost`."""
     try:
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
         sock.sendall(message)
@@ -128,32 +133,32 @@ def send(sock: socket.socket, message: bytes, deadline: float) -> None:
 
 
 def refusal(reason: str) -> bytes:
-    """The message that says why nothing follows."""
+    """Encode the message that refuses a connection, with the reason."""
     writer = _Body()
     writer.text(plain(reason))
     return pack(Greeting.refused, writer.body())
 
 
 def plain(text: str, most: int = _MOST_REASON) -> str:
-    """A text of another's, cut short, without what a terminal would obey."""
+    """Cut a text of the peer short, and replace characters that control a terminal."""
     shown = "".join([each if each.isprintable() else "?" for each in text[:most]])
     return shown if len(text) <= most else f"{shown}..."
 
 
-# --- what both sides compute ------------------------------------------------------------
+# --- secrets and proofs ------------------------------------------------------------------
 
 
 def check_secret(secret: str | bytes) -> bytes:
-    """The secret as bytes. Raises `AccessRefused` for one that could be guessed."""
+    """Return the secret as bytes. Raises `AccessRefused` for one that could be guessed."""
     if not isinstance(secret, (str, bytes)):
-        raise AccessRefused(f"a secret is a str or bytes, not a {type(secret).__name__}")
+        raise AccessRefused(f"a secret: expected a str or bytes, got a {type(secret).__name__}")
     data = secret.encode() if isinstance(secret, str) else secret
     if len(data) < LEAST_SECRET:
         raise AccessRefused(f"a secret has at least {LEAST_SECRET} bytes; this one has {len(data)}")
     if len(data.strip(b" \t\r\n\v\f\0")) < LEAST_SECRET or len(set(data)) < _LEAST_DIFFERENT:
         raise AccessRefused(
-            f"this is no secret: without the blanks at its ends it has fewer than {LEAST_SECRET} "
-            f"bytes, or it has fewer than {_LEAST_DIFFERENT} different ones"
+            f"a secret: expected {LEAST_SECRET} bytes, not counting blanks at its ends, of which "
+            f"{_LEAST_DIFFERENT} differ; got an easier one to guess"
         )
     return data
 
@@ -166,12 +171,12 @@ def _proof(secret: bytes | None, side: bytes, *heard: bytes) -> bytes:
 
 
 def _channel(sock: socket.socket) -> bytes:
-    """What only the two ends of this TLS connection share; nothing without TLS."""
+    """Return the channel binding of a TLS connection; empty without TLS."""
     if not isinstance(sock, ssl.SSLSocket):
         return b""
     binding = sock.get_channel_binding("tls-unique")
     if not binding:
-        raise AccessRefused("this TLS connection has no channel to bind the secret to")
+        raise AccessRefused("this TLS connection has no channel binding")
     return binding
 
 
@@ -210,19 +215,19 @@ def greet(
         reader.end()
         about: dict[str, Any] = Reader(body, 0).mapping()
     except EncodingError as error:
-        raise AccessRefused(f"the server's welcome is none: {error}") from None
+        raise AccessRefused(f"the server's welcome cannot be read: {error}") from None
     if not hmac.compare_digest(mac, _proof(secret, b"server", *heard, proof, body)):
         raise AccessRefused("the server does not know the secret")
     return about
 
 
 def _expect(sock: socket.socket, kind: Greeting, deadline: float) -> bytes:
-    """The server's next message, of that kind."""
+    """Receive the server's next message, of that kind. Raises `AccessRefused`."""
     try:
-        version, given, message = receive(sock, deadline)
+        version, number, message = receive(sock, deadline)
     except EncodingError as error:
-        raise AccessRefused(f"what answers is no mlvm server, or speaks TLS: {error}") from None
-    if given == Greeting.refused.value:
+        raise AccessRefused(f"no mlvm server answers there, or it speaks TLS: {error}") from None
+    if number == Greeting.refused.value:
         try:
             reason = plain(Reader(message, HEADER.size).text())
         except EncodingError:
@@ -230,8 +235,8 @@ def _expect(sock: socket.socket, kind: Greeting, deadline: float) -> bytes:
         raise AccessRefused(reason)
     if version != VERSION:
         raise AccessRefused(_versions(version, "server"))
-    if given != kind.value:
-        raise AccessRefused(f"the server sent {given} in place of {kind.name} ({kind.value})")
+    if number != kind.value:
+        raise AccessRefused(f"expected {kind.name} ({kind.value}) from the server, got {number}")
     return message
 
 
@@ -239,7 +244,7 @@ def _expect(sock: socket.socket, kind: Greeting, deadline: float) -> bytes:
 
 
 def speaks_tls(sock: socket.socket, deadline: float) -> bool | None:
-    """Whether the client's first bytes are TLS's; None if they are neither its nor mlvm's."""
+    """Return whether the client's first bytes are of TLS; None if neither of TLS nor of mlvm."""
     while True:
         start = _some(sock, 4, deadline, socket.MSG_PEEK)
         if start.startswith(_TLS_RECORD):
@@ -248,7 +253,7 @@ def speaks_tls(sock: socket.socket, deadline: float) -> bool | None:
             return False
         if not MAGIC.startswith(start) and not _TLS_RECORD.startswith(start):
             return None
-        time.sleep(0.01)  # the rest is on its way
+        time.sleep(0.01)  # until the rest arrives
 
 
 def admit(
@@ -259,12 +264,12 @@ def admit(
     decide: Callable[[Hello], Mapping[str, object]],
     deadline: float,
 ) -> None:
-    """Go through the handshake as the server. The client is told why it is refused.
+    """Perform the handshake as the server. A refused client receives the reason.
 
-    `secrets_of` has those of users by name. Who is `trusted` needs no secret, but one that it has
-    is proved both ways. When the client has proved what it has to, `decide` on what it wants: the
-    function returns what the client is told of the server, or raises `AccessRefused`. Raises
-    `AccessRefused`, `ConnectionLost`, `EncodingError`.
+    `secrets_of` has the secrets of users by name. A `trusted` client needs no secret; if it has
+    one, both sides prove it. `decide` then grants the client's request: it returns the server's
+    description for the client, or raises `AccessRefused`. Raises `AccessRefused`,
+    `ConnectionLost`, `EncodingError`.
     """
     version, kind, first = receive(sock, deadline)
     if version != VERSION:
@@ -276,7 +281,7 @@ def admit(
         raise _refused(sock, "this server has no secret: connect without one", deadline)
     if not hello.has_secret and not trusted:
         raise _refused(sock, "a secret is required (secret_file=, --secret-file)", deadline)
-    known: Mapping[str, bytes | None] = (secrets_of or {}) if hello.has_secret else {"": None}
+    candidates: Mapping[str, bytes | None] = (secrets_of or {}) if hello.has_secret else {"": None}
     writer = _Body()
     writer.blob(secrets.token_bytes(NONCE))
     challenge = pack(Greeting.challenge, writer.body())
@@ -285,17 +290,17 @@ def admit(
     version, kind, proof = receive(sock, deadline)
     if kind != Greeting.proof.value or version != VERSION:
         raise EncodingError(f"expected a proof ({Greeting.proof.value}), got {kind}")
-    given = proof[HEADER.size :]
-    found = [
+    mac = proof[HEADER.size :]
+    users = [
         user
-        for user, secret in known.items()
-        if hmac.compare_digest(given, _proof(secret, b"client", *heard))
+        for user, secret in candidates.items()
+        if hmac.compare_digest(mac, _proof(secret, b"client", *heard))
     ]
-    if not found:
-        raise _refused(sock, "the secret is another", deadline)
-    shared = known[found[0]]
+    if not users:
+        raise _refused(sock, "the secret is wrong", deadline)
+    shared = candidates[users[0]]
     try:
-        about = decide(replace(hello, user=found[0]))
+        about = decide(replace(hello, user=users[0]))
     except AccessRefused as error:
         raise _refused(sock, str(error), deadline) from None
     writer, described = _Body(), _Body()
@@ -318,6 +323,6 @@ def _read_hello(message: bytes) -> Hello:
 
 
 def _refused(sock: socket.socket, reason: str, deadline: float) -> AccessRefused:
-    """The error, of which the client has been told."""
+    """Send a refusal to the client, and return the error to raise."""
     send(sock, refusal(reason), deadline)
     return AccessRefused(reason)

@@ -1,9 +1,9 @@
 """A client's stream that outlives its connection: `ml.connect(..., retry=)`.
 
-Messages are numbered by their order. What the server may not have received is kept. When the
-connection is lost another one takes its place: the server says how many messages have come, the
-others are sent again, and it repeats its last answer. So each message is done once, whatever was
-lost, and nobody above notices.
+Messages are numbered by their order. Messages that the server has not confirmed are retained. A new
+connection replaces a lost one: the server says how many messages it has received, the client sends
+the others again, and the server repeats its last answer. So each message is performed once, and
+callers do not notice.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from mlvm.core.errors import AccessRefused, ConnectionLost, MlvmError
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
-from mlvm.machines.remote.address import kept as kept_open
+from mlvm.machines.remote.address import closing_on_error
 from mlvm.machines.remote.stream import Buffer, Incoming, Received, Sending, Stream
 from mlvm.machines.remote.watchdog import has_hung_up
 
 GOODBYE: Final = HEADER.pack(MAGIC, VERSION, Kind.goodbye.value, 0)
-"""What ends a lease at once. A connection that ends without it may come again."""
+"""The message that ends a lease at once. Without it, the client may connect again."""
 
-_MOST_KEPT: Final = 1 << 26  # bytes
+_MOST_UNCONFIRMED: Final = 1 << 26  # bytes
 _PAUSES: Final = 0.02, 0.5
-"""Seconds between two attempts: the first ones, and the most."""
-_LEAST: Final = 0.001  # seconds to wait for a server that has let the client in
+"""Seconds between two attempts: at first, and at most."""
+_LEAST: Final = 0.001  # seconds to wait for a server that has admitted the client
 
 
 class Noted(Protocol):
-    """What a client notes with its messages: how many of them were calls, and were not."""
+    """Counters that a client adds with its messages: calls and posts so far."""
 
     @property
     def calls(self) -> int: ...
@@ -40,12 +40,12 @@ class Noted(Protocol):
     def posts(self) -> int: ...
 
 
-class _Late(Exception):
-    """Nobody waits for another connection any longer."""
+class _DeadlinePassed(Exception):
+    """The caller's deadline has passed without a new connection."""
 
 
-class _Kept(NamedTuple):
-    """Messages `first` to `last`. The answer to that `call` says that they have come."""
+class _Unconfirmed(NamedTuple):
+    """Messages `first` to `last`, as bytes. The answer to call number `call` confirms them."""
 
     first: int
     last: int
@@ -54,17 +54,17 @@ class _Kept(NamedTuple):
 
 
 class _Leased(Sending):
-    """What is on its way, and what the server may not have received."""
+    """Bytes to send, and the messages that the server has not confirmed."""
 
-    __slots__ = ("kept",)
+    __slots__ = ("unconfirmed",)
 
-    def __init__(self, parts: Sequence[Buffer], note: Any, kept: list[_Kept]) -> None:
+    def __init__(self, parts: Sequence[Buffer], note: Any, unconfirmed: list[_Unconfirmed]) -> None:
         super().__init__(parts, note)
-        self.kept = kept
+        self.unconfirmed = unconfirmed
 
 
 class LeasedStream(Stream):
-    """A stream on a socket, or on another that `reconnect` gives within so many seconds after it.
+    """A stream whose socket `reconnect` replaces when it is lost, within `seconds`.
 
     One thread sends and one receives, as with any stream. Either may find the connection lost.
     """
@@ -75,15 +75,15 @@ class LeasedStream(Stream):
         self._seconds = seconds
         self._timeouts = 0.0, 0.0
         self._sends = threading.RLock()
-        self._receives = threading.RLock()  # taken after `_sends`
-        self._connection = 0  # a number, to tell a lost one from the next
+        self._receives = threading.RLock()  # acquired after `_sends`
+        self._connection = 0  # its number, by which a thread sees that another has reconnected
         self._closed = False
 
     @property
     def is_full(self) -> bool:
         sending = self._sending
-        kept = sending.kept if isinstance(sending, _Leased) else []
-        return sum(len(each) for entry in kept for each in entry.data) > _MOST_KEPT
+        unconfirmed = sending.unconfirmed if isinstance(sending, _Leased) else []
+        return sum(len(each) for entry in unconfirmed for each in entry.data) > _MOST_UNCONFIRMED
 
     def set_timeouts(self, receive: float, send: float) -> None:
         super().set_timeouts(receive, send)
@@ -92,16 +92,21 @@ class LeasedStream(Stream):
     def add(self, parts: Sequence[Buffer], note: Any = None) -> None:
         with self._sends:
             before = self._sending
-            kept = before.kept if isinstance(before, _Leased) else []
-            kept = [each for each in kept if each.call > self.received]
+            unconfirmed = before.unconfirmed if isinstance(before, _Leased) else []
+            unconfirmed = [each for each in unconfirmed if each.call > self.received]
             if parts and note is not None:
-                data = [bytes(each) for each in parts]  # whose memory it is may change it
+                data = [
+                    bytes(each) for each in parts
+                ]  # a copy, as the caller may change the memory
                 was: Noted | None = before.note
                 first, last = _messages(was) + 1, _messages(note)
                 has_call = note.calls > (0 if was is None else was.calls)
-                kept = [*kept, _Kept(first, last, note.calls + (not has_call), data)]
+                unconfirmed = [
+                    *unconfirmed,
+                    _Unconfirmed(first, last, note.calls + (not has_call), data),
+                ]
                 parts = data
-            self._sending = _Leased([*before.rest(), *parts], note, kept)
+            self._sending = _Leased([*before.rest(), *parts], note, unconfirmed)
 
     @property
     def is_lost(self) -> bool:
@@ -115,7 +120,7 @@ class LeasedStream(Stream):
             try:
                 self._resume(connection, ConnectionLost("the connection is lost"), deadline)
                 self.flush()
-            except _Late:
+            except _DeadlinePassed:
                 return False
         return False
 
@@ -139,7 +144,7 @@ class LeasedStream(Stream):
                 self.flush()
 
     def _receive_whole(self) -> tuple[Kind, Received]:
-        """The next message, once all of it is here: half of one counts as none."""
+        """Receive a whole message; half a message counts as none."""
         count = self.received
         try:
             kind, reader = super().receive()
@@ -149,16 +154,16 @@ class LeasedStream(Stream):
             raise
 
     def _resume(self, connection: int, error: ConnectionLost, until: float = math.inf) -> None:
-        """Go on with another connection, unless another thread has seen to it. Raises
-        `ConnectionLost` if there is none, and `_Late` if there is none yet at the time `until`."""
+        """Replace the connection, unless another thread has done so. Raises `ConnectionLost` if
+        that fails, and `_DeadlinePassed` at the time `until`."""
         with suppress(OSError):
             self.socket.shutdown(SHUT_RDWR)  # wakes the other thread
         with self._sends, self._receives:
             if connection != self._connection:
                 return
-            fresh, arrived = self._again(error, until)
-            note, kept = self._sending.note, getattr(self._sending, "kept", [])
-            rest = _Leased(_after(kept, arrived), note, kept)
+            fresh, arrived = self._open_stream(error, until)
+            note, unconfirmed = self._sending.note, getattr(self._sending, "unconfirmed", [])
+            rest = _Leased(_messages_after(unconfirmed, arrived), note, unconfirmed)
             at = fresh._at._replace(messages=self.received, incoming=None)
             before = self.socket
             # No call comes between these lines, so no interrupt does.
@@ -166,39 +171,40 @@ class LeasedStream(Stream):
             self._at, self._sending, self._connection = at, rest, connection + 1
             before.close()
 
-    def _again(self, error: ConnectionLost, until: float) -> tuple[Stream, int]:
-        """A stream on a new connection, which begins with the next answer, and how many messages
-        have come to the server. Raises `ConnectionLost`, and `_Late` at the time `until`.
+    def _open_stream(self, error: ConnectionLost, until: float) -> tuple[Stream, int]:
+        """Open a stream on a new connection, which begins with the next answer. Return it and the
+        number of messages that the server has received. Raises `ConnectionLost`, and
+        `_DeadlinePassed` at the time `until`.
 
-        A server that is busy with a launch says nothing till that ends. So it is asked again and
-        again whether it knows this client still, each time for as long as a server is looked for.
+        A server that is busy with a launch answers when the launch ends. So each time that it
+        admits this client, the deadline for reaching it starts again.
         """
         deadline = time.monotonic() + self._seconds
         pause, most = _PAUSES
         while not self._closed and (now := time.monotonic()) < deadline:
             if now > until:
-                raise _Late
+                raise _DeadlinePassed
             try:
-                with kept_open(self._reconnect(min(deadline, until) - now)) as sock:
+                with closing_on_error(self._reconnect(min(deadline, until) - now)) as sock:
                     now = time.monotonic()
                     waits = max(min(self._seconds, until - now), _LEAST)
                     deadline = now + waits + self._seconds
-                    return self._greeted(sock, waits)
+                    return self._synchronized(sock, waits)
             except AccessRefused as refused:
-                raise ConnectionLost(f"{error}; it does not go on: {refused}") from None
+                raise ConnectionLost(f"{error}; reconnecting was refused: {refused}") from None
             except (MlvmError, OSError):
                 time.sleep(max(min(pause, deadline - now, until - now), 0.0))
                 pause = min(2 * pause, most)
         self._closed = True
         raise error
 
-    def _greeted(self, sock: socket, seconds: float) -> tuple[Stream, int]:
-        """As `_again`, if the server says that much in so many seconds."""
+    def _synchronized(self, sock: socket, seconds: float) -> tuple[Stream, int]:
+        """Receive the server's counters on a new connection, as `_open_stream` returns them."""
         fresh = Stream(sock)
         fresh.set_timeouts(seconds, seconds)
         _, reader = fresh.receive()
         arrived, answered = reader.integer(), reader.integer()
-        if 0 < answered <= self.received:  # what it repeats is here
+        if 0 < answered <= self.received:  # its repeated answer was received before
             _, repeated = fresh.receive()
             if isinstance(repeated, Incoming):
                 repeated.skip()
@@ -219,9 +225,11 @@ class LeasedStream(Stream):
 
 
 def _is_over(sock: socket) -> bool:
-    """Whether the other side has hung up, and all that it said was received."""
+    """Return whether the peer has hung up, and all its bytes were received."""
     try:
-        return has_hung_up(sock) and not socket.recv(sock, 1, MSG_PEEK)  # also where it is TLS's
+        return has_hung_up(sock) and not socket.recv(
+            sock, 1, MSG_PEEK
+        )  # the plain socket, also under TLS
     except OSError:
         return True
 
@@ -230,10 +238,10 @@ def _messages(note: Noted | None) -> int:
     return 0 if note is None else note.posts + note.calls
 
 
-def _after(kept: Sequence[_Kept], arrived: int) -> list[bytes]:
-    """The messages after that number."""
+def _messages_after(unconfirmed: Sequence[_Unconfirmed], arrived: int) -> list[bytes]:
+    """Return the bytes of the messages after number `arrived`."""
     rest: list[bytes] = []
-    for each in kept:
+    for each in unconfirmed:
         if each.first > arrived:
             rest += each.data
         elif each.last > arrived:

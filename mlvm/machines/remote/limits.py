@@ -1,4 +1,4 @@
-"""What one client may take of a server: bytes, steps, time, connections."""
+"""Limits of one client of a server: bytes, steps, time, connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _limit(default: float, meaning: str) -> Any:
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """The limits of a server; each is an option of `python -m mlvm serve`. Raises `MachineError`
-    for one that is no number above 0."""
+    for a value that is not a number above 0."""
 
     message_bytes: int = _limit(_GIB, "a message, such as one array that is written")
     program_bytes: int = _limit(_GIB // 4, "all programs that a client has loaded, as bytes")
@@ -44,5 +44,5 @@ class Limits:
             whole = isinstance(each.default, int)
             kinds = int if whole else (int, float)
             if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
-                what = "a whole number" if whole else "a number"
-                raise MachineError(f"{each.name} is {what} above 0, not {value!r}")
+                expected = "an integer" if whole else "a number"
+                raise MachineError(f"{each.name}: expected {expected} above 0, got {value!r}")

@@ -25,7 +25,7 @@ class Log:
         self._lock = threading.Lock()
 
     def event(self, event: str, /, **facts: object) -> None:
-        """Write one line. A stream that is gone is no error of the server's."""
+        """Write one line. A closed stream silences the log; it is no error."""
         if self._style == "none":
             return
         now = time.time()
@@ -43,7 +43,7 @@ class Log:
 
 
 def _plain(value: object) -> str:
-    """The value on one line, and without blanks unless it is in quotes."""
+    """Format a value on one line, in quotes if it has blanks."""
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
     if text and text.isascii() and text.isprintable() and not set(text) & set(' "='):
         return text

@@ -1,4 +1,4 @@
-"""What a server counts, as the text that Prometheus reads, and the page that it is on.
+"""Counters of a server in the text format of Prometheus, and the HTTP page that has them.
 
 The text format is 0.0.4: https://prometheus.io/docs/instrumenting/exposition_formats.
 """
@@ -18,40 +18,43 @@ from mlvm.machines.remote.log import Log
 BUCKETS: Final = 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0
 """The upper bounds of a histogram's buckets in seconds, but for the last one, which has none."""
 
-_LOOK: Final = 0.05  # seconds between two looks whether the page is to end
+_LOOK: Final = 0.05  # seconds between two checks whether the page is closed
 _PATIENCE: Final = 5.0  # seconds that a reader of the page may take
 
 
 class Metrics:
-    """What happened: limits that were hit, by the name of their error, and how long things took, by
-    their name. One thread at a time changes it."""
+    """Counters and histograms. One thread at a time changes them.
+
+    limits: number of calls beyond a limit, by the name of their error
+    seconds: by kind of event, the total seconds, then the number of events in each bucket
+    """
 
     def __init__(self) -> None:
         self.limits: Counter[str] = Counter()
-        self.seconds: dict[str, list[float]] = {}  # the sum, then the count in each bucket
+        self.seconds: dict[str, list[float]] = {}
 
-    def took(self, what: str, seconds: float) -> None:
-        """That took so long."""
+    def observe(self, what: str, seconds: float) -> None:
+        """Count an event of `seconds` in the histogram of its kind."""
         histogram = self.seconds.get(what)
         if histogram is None:
             histogram = self.seconds[what] = [0.0] * (len(BUCKETS) + 2)
         histogram[0] += seconds
         histogram[1 + bisect_left(BUCKETS, seconds)] += 1
 
-    def add(self, told: Mapping[str, Any]) -> None:
-        """Count what another one has told, too."""
-        self.limits.update(told["limits"])
-        for what, counts in told["seconds"].items():
+    def add(self, snapshot: Mapping[str, Any]) -> None:
+        """Add the counts of another `to_json`."""
+        self.limits.update(snapshot["limits"])
+        for what, counts in snapshot["seconds"].items():
             mine = self.seconds.get(what, [0.0] * len(counts))
             self.seconds[what] = [a + b for a, b in zip(mine, counts, strict=True)]
 
-    def told(self) -> dict[str, Any]:
-        """What happened, as JSON may have it."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the counters as a JSON object."""
         return {"limits": dict(self.limits), "seconds": dict(self.seconds)}
 
 
 def page_of(status: Mapping[str, Any]) -> str:
-    """The status of a server, which has its metrics, as Prometheus reads it."""
+    """Format the status of a server, with its metrics, for Prometheus."""
     return "".join(f"{line}\n" for line in _lines(status))
 
 
@@ -88,19 +91,19 @@ def _head(name: str, kind: str, text: str) -> Iterator[str]:
 
 
 class Watched(Protocol):
-    """A server, as its page sees it."""
+    """Interface of a server to its metrics page."""
 
     def status(self) -> Mapping[str, Any]: ...
-    def lets_in(self) -> bool: ...
+    def admits(self) -> bool: ...
 
 
 class MetricsPage:
     """`/metrics` and `/healthz` of a server by HTTP, at an address of their own; `with` ends it.
 
-    There is no secret: who can reach the address can read them. So it is of this host alone, unless
-    it is `public`. Its readers have places of their own, as strangers of the server have (see
-    `admission`), and a few seconds each. `/healthz` is 200 as long as the server lets clients in,
-    and 503 after. Raises `AddressError`.
+    There is no secret: everyone who reaches the address can read them. So the address must be of
+    this host alone, unless `public`. The number of readers is limited as that of strangers is (see
+    `admission`), and each has a few seconds. `/healthz` is 200 as long as the server admits
+    clients, and 503 after. Raises `AddressError`.
     """
 
     def __init__(self, server: Watched, address: str, *, public: bool = False) -> None:
@@ -133,11 +136,11 @@ class MetricsPage:
             timeout = _PATIENCE
 
             def do_GET(self) -> None:
-                readers.spoke(self.connection)
+                readers.note_first_bytes(self.connection)
                 if self.path == "/metrics":
                     self.answer(200, page_of(server.status()), "; version=0.0.4")
                 elif self.path == "/healthz":
-                    healthy = server.lets_in()
+                    healthy = server.admits()
                     self.answer(200 if healthy else 503, "ok\n" if healthy else "draining\n")
                 else:
                     self.answer(404, "there are /metrics and /healthz\n")
@@ -156,9 +159,9 @@ class MetricsPage:
             def log_message(self, *_: object) -> None:
                 pass
 
-        asked = addresses.parse_address(address)
-        sock = addresses.listen(asked, public=public)
-        self.address = addresses.address_of(sock, asked)
+        requested = addresses.parse_address(address)
+        sock = addresses.listen(requested, public=public)
+        self.address = addresses.address_of(sock, requested)
         self._http = Page(("", 0), Handler, bind_and_activate=False)
         self._http.socket.close()
         self._http.socket = sock
@@ -172,6 +175,6 @@ class MetricsPage:
         self.close()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         self._http.shutdown()
         self._http.server_close()

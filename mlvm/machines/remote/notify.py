@@ -1,4 +1,4 @@
-"""What systemd and a service tell each other: a socket that was opened, and how the service does.
+"""The protocols of systemd: sockets that it opens for a service, and the state of the service.
 
 Both protocols are environment variables: sd_listen_fds(3) and sd_notify(3).
 """
@@ -16,33 +16,33 @@ from mlvm.core.errors import AddressError
 LISTEN: Final = "systemd"
 """The address of a socket that systemd has opened."""
 
-_FIRST: Final = 3  # the number of the first descriptor that is handed over
+_FIRST: Final = 3  # the first descriptor that systemd passes
 
 
 def inherited_socket() -> socket.socket:
-    """The socket that systemd has opened for this process. Raises `AddressError` if it is not one
-    alone, or does not listen."""
+    """Return the socket that systemd has opened for this process. Raises `AddressError` unless it
+    is exactly one, and listens."""
     count = os.environ.pop("LISTEN_FDS", "0")
     if os.environ.pop("LISTEN_PID", "") != str(os.getpid()) or count != "1":
-        raise AddressError("--listen systemd takes one socket of a .socket unit (LISTEN_FDS=1)")
+        raise AddressError("--listen systemd: expected one socket of a .socket unit (LISTEN_FDS=1)")
     try:
         sock = socket.socket(fileno=_FIRST)
     except OSError as error:
-        raise AddressError(f"what systemd has handed over is no socket: {error}") from None
+        raise AddressError(f"LISTEN_FDS=1: descriptor {_FIRST} is not a socket: {error}") from None
     if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         sock.close()
-        raise AddressError("the socket of systemd does not listen: Accept=no and ListenStream=")
+        raise AddressError("the socket of systemd does not listen: set Accept=no and ListenStream=")
     os.set_inheritable(_FIRST, False)
     sock.setblocking(True)
     return sock
 
 
 def notify(*facts: str) -> None:
-    """Tell systemd, if it wants to know: "READY=1", "RELOADING=1", "STOPPING=1", "STATUS=..."."""
+    """Send facts to systemd, if it listens, such as "READY=1", "STOPPING=1" or "STATUS=..."."""
     path = os.environ.get("NOTIFY_SOCKET")
     if not path:
         return
-    said = [*facts, f"MONOTONIC_USEC={time.monotonic_ns() // 1000}"]
+    lines = [*facts, f"MONOTONIC_USEC={time.monotonic_ns() // 1000}"]
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.connect(f"\0{path[1:]}" if path.startswith("@") else path)
-        sock.send("\n".join(said).encode())
+        sock.send("\n".join(lines).encode())

@@ -1,4 +1,4 @@
-"""What a client is about to send, in Python: where the C extension is here it has the same in C."""
+"""Queue of messages that a client will send, in Python; the C extension has the same in C."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ PAUSE: Final = 100e-6
 class PythonOutbox:
     """Messages to send, numbered from 0, and the place in Python that each comes from.
 
-    Any thread adds, at any time; one takes. What `take` shows is here until the next `take` says
-    that it is done: who is interrupted between takes it again. The length is what no `take` has
-    shown.
+    Any thread adds, at any time; one takes. The messages of a `take` remain until the next `take`
+    reports them done, so an interrupted caller takes them again. The length counts messages that no
+    `take` has returned.
     """
 
     def __init__(self) -> None:
         self._messages: list[tuple[bytes, Any]] = []
         self._first = self._shown = 0
-        self._taken = 0.0
+        self._last_take = 0.0
 
     def __len__(self) -> int:
         return len(self._messages) - self._shown
 
     def add(self, message: bytes, place: Any, /) -> bool:
-        """Add a message. Returns whether it is time to send what is here."""
+        """Add a message. Return whether the queue should be sent now."""
         self._messages.append((message, place))
-        return len(self) >= GATHERED or time.monotonic() - self._taken > PAUSE
+        return len(self) >= GATHERED or time.monotonic() - self._last_take > PAUSE
 
     def take(self, done: int, /) -> tuple[bytes, list[Any]]:
-        """Forget the messages before number `done`. All others, one after the other, and the place
-        of each."""
+        """Forget the messages before number `done`. Return the others as one text of bytes, and the
+        place of each."""
         count = done - self._first
         if count not in (0, self._shown):
             raise ValueError(f"messages before {self._first} are done, not {done}")
@@ -42,5 +42,5 @@ class PythonOutbox:
             self._first, self._shown, self._messages[:count] = done, 0, []
         shown = self._messages.copy()
         self._shown = len(shown)
-        self._taken = time.monotonic()
+        self._last_take = time.monotonic()
         return b"".join([message for message, _ in shown]), [place for _, place in shown]

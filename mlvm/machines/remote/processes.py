@@ -1,10 +1,10 @@
-"""A process for each client, so that none can take the memory or the interpreter of another.
+"""A process for each client, so that clients share neither memory nor the interpreter's lock.
 
-The server lets a client in, and hands the connection on to a process that was forked for it, or for
-the shared VM that it wants; the bytes of a plain connection then never pass through the server. A
-process may have so much memory and no more, and if it ends, whyever, its clients are told.
+The server admits a client, and passes the connection to a process that was forked for it, or for
+its shared VM. The bytes of a plain connection then never pass through the server. The memory of a
+process is limited. If it ends early, its clients receive the reason.
 
-The state of a TLS connection cannot be handed on. So the server decrypts, and relays the bytes.
+The state of a TLS connection cannot be passed on. So the server decrypts, and relays the bytes.
 """
 
 from __future__ import annotations
@@ -31,36 +31,44 @@ from mlvm.machines.remote.metrics import Metrics
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
 _PATIENCE: Final = 20.0  # seconds that the nursery may take to start
-_MOMENT: Final = 0.1  # seconds in which the processes say what they are doing
+_MOMENT: Final = 0.1  # seconds to wait for the status of the processes
 _ROOM: Final = 1 << 18
 
 
 class Process:
-    """A process of one client, or of a shared VM. `status` is what it has said of itself last."""
+    """A process of one client, or of a shared VM.
+
+    name: name of its VM
+    channel: the server's end of the channel to it
+    status: its last answer to "status", as `Server.status`
+    metrics: its last counters, as `Metrics.to_json`
+    status_pending: a request for the status is not answered
+    ended: why the process has ended, or None
+    """
 
     def __init__(self, name: str, channel: Channel) -> None:
         self.name = name
         self.channel = channel
         self.status: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
-        self.asked = False
+        self.status_pending = False
         self.ended: str | None = None
         self._lock = threading.Lock()
         self._serving: dict[int, _Serving] = {}
 
-    def tell(self, do: str, *sockets: socket.socket, **facts: Any) -> bool:
-        """Have it do something. Returns whether it is still there."""
-        return self.channel.tell({"do": do, **facts}, *sockets)
+    def send(self, do: str, *sockets: socket.socket, **facts: Any) -> bool:
+        """Send a request to the process. Return False if it has ended."""
+        return self.channel.send({"do": do, **facts}, *sockets)
 
     def begin(self, number: int, sock: socket.socket, facts: Mapping[str, Any]) -> None:
-        """Hand a connection to it."""
+        """Pass a client's connection to the process."""
         with self._lock:
             self._serving[number] = _Serving()
-        self.tell("serve", sock, client=number, **facts)
+        self.send("serve", sock, client=number, **facts)
 
     def wait(self, number: int) -> tuple[int, float, str | None]:
-        """Wait till it has served that client. Returns how many launches there were, their seconds,
-        and why the process has ended if it could not serve it to the end."""
+        """Wait until the process has served a client. Return the number of launches, their
+        seconds, and the reason if the process has ended before the client."""
         with self._lock:
             serving = self._serving[number]
             if self.ended is not None:
@@ -68,19 +76,19 @@ class Process:
         serving.over.wait()
         with self._lock:
             del self._serving[number]
-        if serving.told is None:
+        if serving.result is None:
             return 0, 0.0, self.ended or "its process has ended"
-        return (*serving.told, None)
+        return (*serving.result, None)
 
     def served(self, number: int, launches: int, seconds: float) -> None:
-        """A client has gone."""
+        """Note that a client has left, with its launches and seconds."""
         with self._lock:
             serving = self._serving[number]
-            serving.told = launches, seconds
+            serving.result = launches, seconds
             serving.over.set()
 
     def end(self, reason: str) -> None:
-        """The process is no more."""
+        """Note that the process has ended."""
         with self._lock:
             self.ended = self.ended or reason
             for each in self._serving.values():
@@ -89,18 +97,18 @@ class Process:
 
 
 class _Serving:
-    """A client that a process serves; its launches and their seconds, once it has gone."""
+    """State of a client that a process serves: its launches and their seconds at the end."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
-        self.told: tuple[int, float] | None = None
+        self.result: tuple[int, float] | None = None
 
 
 class Processes:
-    """The processes of a server: `most` of clients, and one for each `shared` VM. `log` is told of
-    what happens there.
+    """The processes of a server: at most `most` of clients, and one for each `shared` VM. They
+    write events to `log`.
 
-    Raises `MachineError` for what cannot be told to a process, or if none can be started.
+    Raises `MachineError` for options that are not JSON, or if no process can be started.
     """
 
     def __init__(
@@ -124,7 +132,7 @@ class Processes:
         self._lock = threading.RLock()
         self._living: list[Process] = []
         self._ended = Metrics()
-        self._told = threading.Condition()
+        self._status_received = threading.Condition()
         self._selector = selectors.DefaultSelector()
         self._closed = False
         self._nursery: subprocess.Popen[bytes] | None = None
@@ -141,9 +149,9 @@ class Processes:
 
     # --- start ---
 
-    def of(self, shared: str, name: str, nice: int) -> Process:
-        """The process of that shared VM, or a new one for a client whose VM has the `name`, which
-        is so `nice` to others. Raises `AccessRefused`."""
+    def process_for(self, shared: str, name: str, nice: int) -> Process:
+        """Return the process of a shared VM, or fork one for a client whose VM has the `name`, with
+        niceness `nice`. Raises `AccessRefused`."""
         with self._lock:
             if shared:
                 if self._shared[shared].ended is not None:
@@ -151,7 +159,7 @@ class Processes:
                 return self._shared[shared]
             count = sum(each.name not in self._shared for each in self._living)
             if count >= self._most:
-                raise AccessRefused(f"{count} processes of clients run, the most that may be")
+                raise AccessRefused(f"{count} processes of clients run, the limit")
             try:
                 return self._fork(name, shared=False, nice=nice)
             except MachineError as error:
@@ -165,13 +173,13 @@ class Processes:
             assert self._to_nursery is not None
             self._living.append(process)
             self._selector.register(ours.socket, selectors.EVENT_READ, process)
-            asked = {"name": name, "shared": shared, "nice": nice}
-            self._to_nursery.tell(asked, theirs.socket)
+            request = {"name": name, "shared": shared, "nice": nice}
+            self._to_nursery.send(request, theirs.socket)
         theirs.abandon()
         return process
 
     def _start_nursery(self) -> None:
-        """Start the process that all others are forked from, if it is not there."""
+        """Start the process that all others are forked from, if it does not run."""
         if self._nursery is not None and self._nursery.poll() is None:
             return
         if self._to_nursery is not None:
@@ -193,42 +201,42 @@ class Processes:
             theirs.abandon()
         self._to_nursery.socket.settimeout(_PATIENCE)
         try:
-            started = self._to_nursery.tell(self._settings) and self._to_nursery.listen()
+            started = self._to_nursery.send(self._settings) and self._to_nursery.listen()
         except TypeError as error:
-            raise MachineError(f"options that no process can be told: {error}") from None
+            raise MachineError(f"options of a VM in a process: expected JSON: {error}") from None
         if not started:
             raise MachineError("the process that others are forked from does not start")
         self._to_nursery.socket.settimeout(None)
 
-    # --- what they say ---
+    # --- messages of the processes ---
 
     def _listen(self) -> None:
-        """Hear all processes, until the last one is gone after `close`."""
+        """Handle messages of all processes, until the last one has ended after `close`."""
         while not self._closed or self._living:
             for key, _ in self._selector.select(_MOMENT):
                 process: Process = key.data
                 alive = process.channel.receive()
-                while process.channel.has_message() and (told := process.channel.listen()):
-                    self._heed(process, told.facts)
+                while process.channel.has_message() and (message := process.channel.listen()):
+                    self._handle(process, message.facts)
                 if not alive:
-                    self._bury(process)
+                    self._remove(process)
         self._selector.close()
 
-    def _heed(self, process: Process, facts: dict[str, Any]) -> None:
+    def _handle(self, process: Process, facts: dict[str, Any]) -> None:
         if "event" in facts:
             self._log(facts["event"], **facts["facts"])
         elif "gone" in facts:
             process.metrics = facts["metrics"]
             process.served(facts["gone"], facts["launches"], facts["seconds"])
         elif "status" in facts:
-            with self._told:
-                process.status, process.asked = facts["status"], False
+            with self._status_received:
+                process.status, process.status_pending = facts["status"], False
                 process.metrics = process.status["metrics"]
-                self._told.notify_all()
+                self._status_received.notify_all()
         elif "ended" in facts:
             process.ended = how_it_ended(facts["ended"])
 
-    def _bury(self, process: Process) -> None:
+    def _remove(self, process: Process) -> None:
         self._selector.unregister(process.channel.socket)
         with self._lock:
             self._living.remove(process)
@@ -237,35 +245,37 @@ class Processes:
         process.end("its process has ended")
 
     def metrics(self) -> dict[str, Any]:
-        """What happened in all processes, also in those that have ended."""
+        """Add up the metrics of all processes, also of those that have ended."""
         with self._lock:
             metrics = Metrics()
-            for told in (self._ended.told(), *[each.metrics for each in self._living]):
-                if told:
-                    metrics.add(told)
-        return metrics.told()
+            for counts in (self._ended.to_json(), *[each.metrics for each in self._living]):
+                if counts:
+                    metrics.add(counts)
+        return metrics.to_json()
 
     def statuses(self) -> list[dict[str, Any]]:
-        """What each process is doing, as `Server.status` says it. One that is too busy to say has
-        its last words repeated."""
+        """Return the status of each process, as `Server.status`; of a busy one, its previous
+        status."""
         with self._lock:
             living = list(self._living)
         for each in living:
-            if not each.asked:
-                each.asked = True
-                each.tell("status")
-        with self._told:
-            self._told.wait_for(lambda: not any(each.asked for each in living), _MOMENT)
+            if not each.status_pending:
+                each.status_pending = True
+                each.send("status")
+        with self._status_received:
+            self._status_received.wait_for(
+                lambda: not any(each.status_pending for each in living), _MOMENT
+            )
         return [each.status for each in living if each.status]
 
     # --- the end ---
 
-    def tell(self, do: str, **facts: Any) -> None:
-        """Have all processes do something."""
+    def send_all(self, do: str, **facts: Any) -> None:
+        """Send a request to all processes."""
         with self._lock:
             living = list(self._living)
         for each in living:
-            each.tell(do, **facts)
+            each.send(do, **facts)
 
     def close(self) -> None:
         """End all processes, and wait for them."""
@@ -285,7 +295,7 @@ class Processes:
 
 
 def how_it_ended(status: int | str) -> str:
-    """Why a process has ended, by its exit status, or the error that kept it from starting."""
+    """Describe why a process has ended, by its exit status or the error of its start."""
     if isinstance(status, str):
         return f"no process can be started for it: {status}"
     if status >= 0:
@@ -301,8 +311,9 @@ def how_it_ended(status: int | str) -> str:
 
 
 def relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
-    """Pass the bytes of each to the other until one of them ends. At the end of `plain` all that it
-    said has been passed on; when the client hangs up, what the process has not read is dropped."""
+    """Relay the bytes of each socket to the other until one ends. At the end of `plain` all its
+    bytes have been relayed; when the client hangs up, bytes that the process has not read are
+    dropped."""
     secure.setblocking(False)
     plain.setblocking(False)
     hung_up = getattr(select, "POLLRDHUP", 0)
@@ -310,12 +321,12 @@ def relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
     inward, outward = _Direction(secure, plain, rooms[0]), _Direction(plain, secure, rooms[1])
     while True:
         moved = inward.move() | outward.move()
-        if inward.ended or (outward.ended and not outward.left):
+        if inward.ended or (outward.ended and not outward.pending):
             return
         if moved:
             continue
-        full = bool(inward.left)
-        to_client = bool(outward.left) * select.POLLOUT
+        full = bool(inward.pending)
+        to_client = bool(outward.pending) * select.POLLOUT
         poll = select.poll()
         poll.register(secure, (hung_up if full else select.POLLIN) | to_client)
         if not outward.ended:  # it would always be ready
@@ -329,37 +340,37 @@ _WAITS: Final = BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError
 
 
 class _Direction:
-    """Bytes on their way from one socket to another."""
+    """Relay of bytes from one socket to another."""
 
     def __init__(self, source: socket.socket, sink: socket.socket, room: bytearray) -> None:
         self._source = source
         self._sink = sink
         self._room = memoryview(room)
-        self.left = memoryview(b"")
+        self.pending = memoryview(b"")
         self.ended = False
 
     def move(self) -> bool:
-        """Pass on what can be without waiting. Returns whether there was anything."""
+        """Relay bytes without waiting. Return whether there were any."""
         moved = False
         with suppress(*_WAITS):
-            if not self.left and not self.ended:
+            if not self.pending and not self.ended:
                 try:
                     count = self._source.recv_into(self._room)
                 except _WAITS:
                     raise
                 except OSError:
                     count = 0
-                self.left, self.ended, moved = self._room[:count], not count, True
-            while self.left:
-                self.left = self.left[self._send() :]
+                self.pending, self.ended, moved = self._room[:count], not count, True
+            while self.pending:
+                self.pending = self.pending[self._send() :]
                 moved = True
         return moved
 
     def _send(self) -> int:
-        """How many bytes were taken: all, where nobody is there to take them."""
+        """Send pending bytes. Return their number: all, if the receiver has closed."""
         try:
-            return self._sink.send(self.left)
+            return self._sink.send(self.pending)
         except _WAITS:
             raise
         except OSError:
-            return len(self.left)
+            return len(self.pending)

@@ -1,4 +1,4 @@
-"""The server: it listens, lets clients in, and lends each a VM for as long as it is connected."""
+"""The server: it admits clients, and lends each a VM for as long as the client is connected."""
 
 from __future__ import annotations
 
@@ -48,41 +48,41 @@ _MOST_OBSERVERS: Final = 64
 
 _QUOTAS: Final = "user_bytes", "user_launches", "user_seconds"
 _MAKING: Final = "alloc_tensor", "alloc_storage", "load_program", "launch", "write"
-_LOOK_AT_QUOTAS: Final = 0.5  # seconds between two looks
+_LOOK_AT_QUOTAS: Final = 0.5  # seconds between two checks
 
-_LAST_WORDS: Final = 0.2  # seconds after which a process that has ended is known to have
+_LAST_WORDS: Final = 0.2  # seconds until the end of a process is noticed
 _INTERRUPTED: Final = "the client has ended this launch"
 
 _MOST_OBJECTS: Final = 1 << 26
-"""Bytes of Python's objects that a message may become, other than a program, elements and texts."""
+"""Most bytes of Python objects of a decoded message, except a program, elements and texts."""
 
-_LOOK: Final = 0.1  # seconds between two looks for connections that are to be closed
+_LOOK: Final = 0.1  # seconds between two sweeps of refused connections
 
 _FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 def _unprepared(vm: LocalVM) -> None:
-    """What is done with each new VM if nobody says."""
+    """Prepare a new VM by default: do nothing."""
 
 
 class Server:
-    """Lends VMs at an address; `with` closes it at the end.
+    """Server of VMs at an address; a context manager that closes it.
 
-    Each client has a VM of its own, or one of the `shared` names. When its connection ends, however
-    it ends, all that it has made is freed. A client proves that it knows the `secret`, but for one
-    of the server's own user at a unix socket. `certificate` and `key` are PEM files, for TLS;
-    without, an address that other hosts can reach has to be `insecure`.
+    Each client has its own VM, or one of the `shared` names. When its connection ends, the server
+    frees all tensors and storages of the client. A client proves that it knows the `secret`, except
+    a client of the server's own user at a unix socket. `certificate` and `key` are PEM files for
+    TLS. Without TLS, an address that other hosts can reach requires `insecure`.
 
-    With `processes`, each client has a process of its own, and each shared VM has one: so many at
-    most. They share neither memory nor the interpreter's lock, and may take `process_bytes` each.
-    `address` may also be a socket that listens already.
+    `processes` is the most processes of clients: each client has its own, and so has each shared
+    VM; 0 is one process for all. They share neither memory nor the interpreter's lock, and may use
+    `process_bytes` each. `address` may also be a listening socket.
 
-    `options` are those of `LocalVM` (`threads`, `native`, ...). `prepare` is called with each VM
-    that is made, as to register functions; `libraries` are shared libraries with functions in C.
-    `about` is told to clients.
+    `options` are those of `LocalVM` (`threads`, `native`, ...). `prepare` is called with each new
+    VM, for example to register functions; `libraries` are shared libraries with functions in C.
+    Clients receive the values of `about`.
 
     Raises `AddressError`, `AccessRefused` for a secret that is missing or could be guessed, and
-    what making a VM raises.
+    the errors of creating a VM.
 
         >>> from mlvm.machines.remote.server import Server
         >>> with Server("127.0.0.1:0", secret="between you and me") as server:
@@ -110,14 +110,14 @@ class Server:
     ) -> None:
         public = insecure or certificate is not None
         if isinstance(address, socket.socket):
-            asked: addresses.Address | None = addresses.adopt(address, public=public)
+            requested: addresses.Address | None = addresses.adopt(address, public=public)
         else:
-            asked = None if address is None else addresses.parse_address(address)
+            requested = None if address is None else addresses.parse_address(address)
         self._users = None if secret is None else users_of(handshake.check_secret(secret))
-        if self._users is None and isinstance(asked, addresses.TcpAddress):
-            raise AccessRefused(f"a server at {asked} needs a secret")
+        if self._users is None and isinstance(requested, addresses.TcpAddress):
+            raise AccessRefused(f"a server at {requested} needs a secret")
         if key is not None and certificate is None:
-            raise errors.AddressError(f"the key {key} is of no use without its certificate")
+            raise errors.AddressError(f"key={key!r} needs certificate= too")
         self._files = certificate, key
         self._context = server_context(certificate, key) if certificate is not None else None
         self._limits = limits or Limits()
@@ -133,41 +133,41 @@ class Server:
         self._clients: dict[int, _Client] = {}
         self._started = time.monotonic()
         self._draining = False
-        self._launches = 0  # of clients that have gone
+        self._launches = 0  # of clients that have left
         self._metrics = Metrics()  # of these, and of handshakes
         self._accounts = Accounts(self._limits)
         self._admitted = 0
         for name in shared:
             if not name or shared.count(name) > 1 or len(name) > handshake.MOST_NAME:
-                given = errors.brief(list(shared))
+                shown = errors.brief(list(shared))
                 most = handshake.MOST_NAME
                 raise errors.MachineError(
-                    f"shared VMs have names of their own, of {most} characters at most, not {given}"
+                    f"shared=: expected distinct names of 1 to {most} characters, got {shown}"
                 )
         self._processes: Processes | None = None
         self._names = list(shared)
         self.shared = {} if processes else {name: self.make_vm(name) for name in shared}
         for vm in self.shared.values():
-            vm.let_several_in()
-        if asked is None:  # in the process of a client
+            vm.allow_several_clients()
+        if requested is None:  # this is a process of a client
             return
-        sample = self.make_vm("sample")  # what cannot be made is known now
+        sample = self.make_vm("sample")  # invalid options raise now
         of_vm = {"native": sample.native, "threads": sample.threads}
         self._about = {"format": VERSION, "pid": os.getpid(), **of_vm, **(about or {})}
         sample.close()
         if processes:
             if prepare is not _unprepared:
-                raise errors.MachineError("`prepare` is for VMs of this process: use libraries")
+                raise errors.MachineError("prepare= does not apply with processes=: use libraries=")
             rest = self._limits, libraries, self._options, self._log.event
             self._processes = Processes(processes, shared, *rest)
         self._inode: tuple[int, int] | None = None
         opened = address if isinstance(address, socket.socket) else None
-        self._socket = opened or addresses.listen(asked, public=public)
-        self.address: addresses.Address = addresses.address_of(self._socket, asked)
-        """Where it listens, with the port that was free if 0 was asked for."""
-        if isinstance(asked, addresses.UnixAddress) and opened is None:
-            found = os.stat(asked.path)
-            self._inode = found.st_dev, found.st_ino
+        self._socket = opened or addresses.listen(requested, public=public)
+        self.address: addresses.Address = addresses.address_of(self._socket, requested)
+        """The address, with the actual port in place of 0."""
+        if isinstance(requested, addresses.UnixAddress) and opened is None:
+            status = os.stat(requested.path)
+            self._inode = status.st_dev, status.st_ino
         tls = self._context is not None
         self._log.event("listening", address=self.address, tls=tls, **self._about)
         if any(getattr(self._limits, name) < getattr(Limits(), name) for name in _QUOTAS):
@@ -176,8 +176,8 @@ class Server:
         self._accepting.start()
 
     def reload(self, secret: str | bytes | None) -> None:
-        """Let clients in by this secret from now on, and by what is in the certificate's files now.
-        Those that are in stay. Raises `AccessRefused` and `AddressError`, and changes nothing."""
+        """Replace the secret, and read the certificate's files again, for new connections. Raises
+        `AccessRefused` and `AddressError`, and changes nothing then."""
         users = None if secret is None else users_of(handshake.check_secret(secret))
         if users is None and isinstance(self.address, addresses.TcpAddress):
             raise AccessRefused(f"a server at {self.address} needs a secret")
@@ -199,10 +199,10 @@ class Server:
         self._prepare(vm)
         return vm
 
-    # --- the end --------------------------------------------------------------------------
+    # --- shutdown -------------------------------------------------------------------------
 
     def close(self, grace: float = 0.0) -> None:
-        """Let nobody in any more, let launches that run finish for `grace` seconds, and end all
+        """Admit no more clients, wait `grace` seconds for running launches, and end all
         connections. Idempotent."""
         with self._lock:
             first, self._draining = not self._draining, True
@@ -216,11 +216,11 @@ class Server:
         self.drain()
         self._wait(grace)
         self.stop("the server stops")
-        self._wait(0.5)  # they say so to their clients
+        self._wait(0.5)  # for the answers to their clients
         with self._lock:
             admitted = [each.socket for each in self._clients.values()]
-            left = [*self._strangers.sockets(), *self._observers, *admitted]
-        for sock in left:
+            open_sockets = [*self._strangers.sockets(), *self._observers, *admitted]
+        for sock in open_sockets:
             _shut(sock, socket.SHUT_RDWR)
         self._wait(1.0)
         if first:
@@ -232,23 +232,23 @@ class Server:
             self._log.event("stopped", launches=launches)
 
     def drain(self) -> None:
-        """End each connection once what has arrived is done."""
+        """End each connection once its received messages are performed."""
         with self._lock:
             self._draining = True
             clients = list(self._clients.values())
         for client in clients:
             client.drain()
         if self._processes is not None:
-            self._processes.tell("drain")
+            self._processes.send_all("drain")
 
     def stop(self, reason: str) -> None:
-        """End all launches, and those that come."""
+        """End all launches, and later ones at once."""
         self._watchdog.stop(reason)
         if self._processes is not None:
-            self._processes.tell("stop", reason=reason)
+            self._processes.send_all("stop", reason=reason)
 
     def _wait(self, seconds: float) -> None:
-        """Wait till there are no clients, for so long at most."""
+        """Wait until there are no clients, at most `seconds`."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with self._lock:
@@ -260,11 +260,11 @@ class Server:
         """Remove a unix socket's file, if it is still this server's."""
         if isinstance(self.address, addresses.UnixAddress):
             with contextlib.suppress(OSError):
-                found = os.stat(self.address.path)
-                if (found.st_dev, found.st_ino) == self._inode:
+                status = os.stat(self.address.path)
+                if (status.st_dev, status.st_ino) == self._inode:
                     os.unlink(self.address.path)
 
-    # --- who comes ------------------------------------------------------------------------
+    # --- new clients ----------------------------------------------------------------------
 
     def _accept(self) -> None:
         try:
@@ -310,8 +310,10 @@ class Server:
             if isinstance(sock, ssl.SSLSocket):
                 sock.do_handshake()
             client = _Client(peer, sock, self._limits.lease_seconds)
-            found = addresses.credentials(sock)
-            trusted = found is not None and found[1] == os.getuid()  # a process of the same user's
+            credentials = addresses.credentials(sock)
+            trusted = (
+                credentials is not None and credentials[1] == os.getuid()
+            )  # a process of the same user's
             decide = partial(self._decide, client)
             handshake.admit(sock, self._users, trusted=trusted, decide=decide, deadline=deadline)
         except (MlvmError, OSError) as error:
@@ -320,7 +322,7 @@ class Server:
             self._log_error(error, peer)
         else:
             with self._lock:
-                self._metrics.took("handshake", time.monotonic() - begun)
+                self._metrics.observe("handshake", time.monotonic() - begun)
             self._serve(client)
         finally:
             if client is not None and client.number:
@@ -332,10 +334,10 @@ class Server:
                 _part(sock if client is None else client.socket)
 
     def _secure(self, sock: socket.socket, deadline: float) -> socket.socket:
-        """The connection, with TLS to be begun if that is what is spoken here. Raises
-        `AccessRefused`."""
+        """Wrap the connection in TLS if the server has a certificate. Raises `AccessRefused` if
+        the client does not agree."""
         tls = handshake.speaks_tls(sock, deadline)
-        self._strangers.spoke(sock)
+        self._strangers.note_first_bytes(sock)
         if tls is None:
             raise AccessRefused("the client speaks neither this protocol nor TLS")
         if self._context is None:
@@ -347,18 +349,18 @@ class Server:
             handshake.send(sock, handshake.refusal(reason), deadline)
             raise AccessRefused(reason)
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
-        wrap = self._context.wrap_socket  # which takes the descriptor over
+        wrap = self._context.wrap_socket  # it takes over the descriptor
         secured = wrap(sock, server_side=True, do_handshake_on_connect=False)
-        self._strangers.becomes(sock, secured)
+        self._strangers.replace(sock, secured)
         return secured
 
     def _decide(self, client: _Client, hello: handshake.Hello) -> dict[str, object]:
-        """Give a client that has proved who it is its VM, and a number. Returns what it is told.
-        Raises `AccessRefused`."""
+        """Grant an authenticated client's request: give it a number and a VM. Return the
+        description for the client. Raises `AccessRefused`."""
         if hello.wants == "status":
             with self._lock:
                 if len(self._observers) >= _MOST_OBSERVERS:
-                    raise AccessRefused(f"{_MOST_OBSERVERS} others watch already")
+                    raise AccessRefused(f"{_MOST_OBSERVERS} observers are connected, the limit")
                 self._strangers.leave(client.socket)
                 self._observers.add(client.socket)
             return self._about
@@ -369,7 +371,9 @@ class Server:
             self._strangers.leave(client.socket)
             return self._about
         if hello.wants not in ("vm", "lease"):
-            raise AccessRefused(f"a vm or the status is to be had, not {hello.wants[:50]!r}")
+            raise AccessRefused(
+                f"expected a request for a vm or the status, got {hello.wants[:50]!r}"
+            )
         if hello.vm and hello.vm not in self._names:
             names = sorted(self._names) or "none"
             raise AccessRefused(f"no shared VM {hello.vm[:50]!r}; there are {names}")
@@ -378,10 +382,10 @@ class Server:
                 raise AccessRefused("the server stops")
             count = len(self._clients)
             if count >= self._limits.connections:
-                raise AccessRefused(f"{count} clients are connected, the most that may be")
+                raise AccessRefused(f"{count} clients are connected, the limit")
             own = sum(each.user == hello.user for each in self._clients.values())
             if own >= self._limits.user_connections:
-                raise AccessRefused(f"{own} clients of yours are connected, the most that may be")
+                raise AccessRefused(f"{own} clients of this user are connected, the limit")
             if reason := self._accounts.over(hello.user):
                 raise AccessRefused(reason)
             client.user = hello.user
@@ -394,7 +398,7 @@ class Server:
         client.vm_name = hello.vm or f"vm{client.number}"
         if self._processes is not None:
             nice = niceness(own) if client.user else 0
-            client.process = self._processes.of(hello.vm, client.vm_name, nice)
+            client.process = self._processes.process_for(hello.vm, client.vm_name, nice)
         else:
             client.vm = self.shared[hello.vm] if hello.vm else self.make_vm(client.vm_name)
         return {**self._about, "vm": client.vm_name, "shared": not client.own, "key": client.key}
@@ -407,23 +411,23 @@ class Server:
         return self._about
 
     def _number_of(self, hello: handshake.Hello) -> int:
-        """The client of this user's that has the key `hello.vm`. Raises `AccessRefused`."""
+        """Return the number of the user's client with key `hello.vm`. Raises `AccessRefused`."""
         whose = hello.user, hello.vm
         with self._lock:
-            found = [n for n, each in self._clients.items() if (each.user, each.key) == whose]
-        if not found:
-            raise AccessRefused("no client has that key (any more)")
-        return found[0]
+            numbers = [n for n, each in self._clients.items() if (each.user, each.key) == whose]
+        if not numbers:
+            raise AccessRefused("no connected client has that key")
+        return numbers[0]
 
     def interrupt(self, client: int, last: int) -> None:
         """End the launches of the client of that number, up to its message `last`."""
         with self._lock:
-            found = self._clients.get(client)
-        if found is not None:
-            found.interrupt(last)
+            entry = self._clients.get(client)
+        if entry is not None:
+            entry.interrupt(last)
 
     def _serve(self, client: _Client) -> None:
-        """Do what a client wants who has been let in."""
+        """Serve an admitted client by its request."""
         try:
             if client.resumes:
                 self.resume(client.resumes, client.socket)
@@ -440,15 +444,15 @@ class Server:
         except (MlvmError, OSError) as error:
             client.reason = _text(error)
         except Exception as error:
-            client.reason = "an error of the server's"
+            client.reason = "an error of the server"
             self._log_error(error, client.peer)
 
     def _hand_on(self, client: _Client, process: Process) -> None:
-        """Have the process serve the client, and wait till it has."""
+        """Have the process serve the client, and wait for the end."""
         facts = {"peer": client.peer, "name": client.name, "leased": client.leased}
         _pass_on(client.socket, lambda sock: process.begin(client.number, sock, facts))
-        # What the process said last has gone. If it is there still, it waits for the client, who is
-        # to hear that; if not, the client is told why.
+        # All bytes of the process are relayed. If it still runs, it waits for the client, which
+        # must read the end of the connection; if it has ended, the client receives the reason.
         hears = threading.Timer(_LAST_WORDS, _shut, (client.socket, socket.SHUT_WR))
         if isinstance(client.socket, ssl.SSLSocket):
             hears.start()
@@ -460,22 +464,22 @@ class Server:
             self._part_from(Stream(client.socket), ended)
 
     def resume(self, client: int, sock: socket.socket) -> None:
-        """Have the client of that number go on with another connection, if it is still there."""
+        """Replace the connection of a client, if the client is still connected."""
         with self._lock:
-            found = self._clients.get(client)
-        if found is None or not found.go_on_with(sock):
+            entry = self._clients.get(client)
+        if entry is None or not entry.go_on_with(sock):
             sock.close()
-        elif found.process is not None:
-            process = found.process
-            _pass_on(sock, lambda given: process.tell("resume", given, client=client))
+        elif entry.process is not None:
+            process = entry.process
+            _pass_on(sock, lambda passed: process.send("resume", passed, client=client))
             if isinstance(sock, ssl.SSLSocket):
                 _shut(sock, socket.SHUT_WR)
 
     def lend(
         self, sock: socket.socket, vm: BoundedVM, client: int, peer: str, name: str, leased: bool
     ) -> tuple[int, float]:
-        """Serve a client that another process has let in; how many launches it has made, and the
-        seconds that these took of a processor."""
+        """Serve a client that another process has admitted. Return the number of its launches, and
+        their processor seconds."""
         lent = _Client(peer, sock, self._limits.lease_seconds)
         lent.number, lent.name, lent.leased = client, name, leased
         lent.vm, lent.own = vm, vm.name not in self.shared
@@ -489,7 +493,7 @@ class Server:
         return lent.launches, lent.seconds
 
     def _lend(self, client: _Client, vm: BoundedVM) -> str:
-        """Perform what the client calls till its connection ends; why it ended."""
+        """Perform the client's calls until its connection ends, and return why it ended."""
         limits = self._limits
         vm.client.is_gone = client.is_gone
         session = client.session = _BoundedSession(vm, limits, self._watchdog, client)
@@ -510,17 +514,17 @@ class Server:
                         raise
         except ConnectionLost as error:
             return self._part_from(stream, "the server stops" if self._draining else str(error))
-        except (EncodingError, LimitExceeded) as error:  # what follows cannot be told apart
+        except (EncodingError, LimitExceeded) as error:  # the next message cannot be found
             with contextlib.suppress(MlvmError, OSError):
                 stream.send([encode_error(error)])
             return _text(error)
         finally:
             client.end()
-            vm.client.is_gone = lambda: False  # what follows has to be done
+            vm.client.is_gone = lambda: False  # freeing must not be interrupted
             self._clear_up(vm, session)
 
     def _clear_up(self, vm: BoundedVM, session: Session) -> None:
-        """Free what the client of a session has made; later, if another's launch runs meanwhile."""
+        """Free a client's tensors; in another thread, if a launch of another client runs."""
         if not vm._lock.acquire(blocking=False):
             _thread("clear up", session.close).start()
             return
@@ -530,13 +534,13 @@ class Server:
             vm._lock.release()
 
     def _part_from(self, stream: Stream, reason: str) -> str:
-        """Tell a client that may be there why its connection ends."""
+        """Send a client, if it is still connected, why its connection ends."""
         with contextlib.suppress(MlvmError, OSError):
             stream.send([encode_error(ConnectionLost(reason))])
         return reason
 
     def _free(self, client: _Client) -> None:
-        """Give up a client that has gone, and all that it had."""
+        """Forget a client that has left, and close its own VM."""
         if client.session is not None:
             client.launches, client.seconds = client.session.launches, client.session.seconds
         own = client.vm if client.own else None
@@ -550,43 +554,43 @@ class Server:
                 self._accounts.spend(client.user, client.number, client.launches, client.seconds)
                 self._accounts.leave(client.number)
                 if client.session is not None:
-                    self._metrics.add(client.session.metrics.told())
-        if client.process is not None:  # which has logged it
+                    self._metrics.add(client.session.metrics.to_json())
+        if client.process is not None:  # the process has logged it
             if client.own:
                 client.process.channel.end()
             return
-        seconds, left = time.monotonic() - client.since, _nbytes(own) if own is not None else 0
+        seconds, nbytes = time.monotonic() - client.since, _nbytes(own) if own is not None else 0
         facts = {"client": client.number, "reason": client.reason, "seconds": seconds}
-        self._log.event("disconnected", **facts, launches=client.launches, left=left)
+        self._log.event("disconnected", **facts, launches=client.launches, left=nbytes)
 
     def _log_error(self, error: Exception, peer: str) -> None:
-        """Log what should not have happened."""
+        """Log an unexpected error."""
         place = traceback.extract_tb(error.__traceback__)[-1:]
         where = [f"{each.filename}:{each.lineno}" for each in place]
         self._log.event("error", peer=peer, error=repr(error), at=" ".join(where))
 
-    # --- what it is doing -----------------------------------------------------------------
+    # --- status ---------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What `python -m mlvm top` shows: totals, and a dictionary for each client and each
-        shared VM."""
+        """Return totals, and a dictionary for each client and each shared VM, as
+        `python -m mlvm top` shows them."""
         now = time.monotonic()
-        far = [] if self._processes is None else self._processes.statuses()
-        told = {each["client"]: each for status in far for each in status["clients"]}
+        remote_statuses = [] if self._processes is None else self._processes.statuses()
+        remote = {each["client"]: each for status in remote_statuses for each in status["clients"]}
         with self._lock:
             living = self._clients.values()
             clients = [
-                {**each.status(now), **told.get(each.number, {}), "user": each.user}
+                {**each.status(now), **remote.get(each.number, {}), "user": each.user}
                 for each in living
             ]
-            gone = self._launches
+            launches = self._launches
             metrics = Metrics()
             for each in (self._metrics, *[each.session.metrics for each in living if each.session]):
-                metrics.add(each.told())
+                metrics.add(each.to_json())
             strangers = len(self._strangers)
         vms = self.shared.items()
         shared = [{"vm": n, "bytes": _nbytes(vm), "launches": vm.launches} for n, vm in vms]
-        shared += [each for status in far for each in status["shared"]]
+        shared += [each for status in remote_statuses for each in status["shared"]]
         if self._processes is not None:
             metrics.add(self._processes.metrics())
         own = [each for each in clients if each["vm"] not in self._names]
@@ -596,26 +600,26 @@ class Server:
             "refused": self._strangers.refused,
             "strangers": strangers,
             "bytes": sum(each["bytes"] for each in [*own, *shared]),
-            "launches": gone + sum(each["launches"] for each in clients),
+            "launches": launches + sum(each["launches"] for each in clients),
             "clients": clients,
             "shared": shared,
-            "metrics": metrics.told(),
+            "metrics": metrics.to_json(),
         }
 
     def _watch_quotas(self) -> None:
-        """Have clients whose user has taken too much do nothing more till that is over."""
+        """Refuse calls of clients whose user exceeds a quota, until it no longer does."""
         while not self._draining:
             status = self.status()
-            held: Counter[str] = Counter()
+            nbytes: Counter[str] = Counter()
             with self._lock:
                 for each in status["clients"]:
-                    if each["client"] not in self._clients:  # all that it took is counted
+                    if each["client"] not in self._clients:  # its usage is counted already
                         continue
-                    held[each["user"]] += each["bytes"] * (each["vm"] not in self._names)
+                    nbytes[each["user"]] += each["bytes"] * (each["vm"] not in self._names)
                     self._accounts.spend(
                         each["user"], each["client"], each["launches"], each["cpu_seconds"]
                     )
-                self._accounts.hold(held)
+                self._accounts.set_bytes(nbytes)
                 clients = list(self._clients.values())
                 reasons = {each.user: self._accounts.over(each.user) for each in clients}
             for client in clients:
@@ -623,18 +627,18 @@ class Server:
             time.sleep(_LOOK_AT_QUOTAS)
 
     def refuse(self, client: int, reason: str | None) -> None:
-        """Let the client of that number make nothing more, for that reason, or go on."""
+        """Refuse allocations and launches of a client for a reason, or allow them (None)."""
         with self._lock:
-            found = self._clients.get(client)
-        if found is not None:
-            found.refuse(reason)
+            entry = self._clients.get(client)
+        if entry is not None:
+            entry.refuse(reason)
 
-    def lets_in(self) -> bool:
-        """Whether clients may come."""
+    def admits(self) -> bool:
+        """Return whether the server accepts clients."""
         return not self._draining and self._accepting.is_alive()
 
     def _tell_status(self, sock: socket.socket) -> None:
-        """Answer each request with the status, or with the same bytes if it has some."""
+        """Answer each request with the status, or with the request's own bytes if it has some."""
         while not self._draining:
             deadline = time.monotonic() + self._limits.handshake_seconds
             try:
@@ -643,31 +647,33 @@ class Server:
                 return
             asks = handshake.Greeting.status
             if kind != asks.value:
-                raise EncodingError(f"a status is asked for by {asks.value}, not {kind}")
+                raise EncodingError(f"expected a status request ({asks.value}), got {kind}")
             body = message[HEADER.size :] or json.dumps(self.status()).encode()
             handshake.send(sock, handshake.pack(asks, body), deadline)
 
 
 class _Client:
-    """A connection; it has a number once it was let in, and a VM if it wants one."""
+    """A connection; it has a number once admitted, and a VM if it requested one.
+
+    leased: the client may reconnect within the server's `lease_seconds`
+    resumes: the number of the client that this connection continues
+    key: a secret of this client alone, with which it may end its launches
+    """
 
     def __init__(self, peer: str, sock: socket.socket, lease_seconds: float) -> None:
         self.peer = peer
         self.socket = sock
         self.leased = False
-        """Whether the client may come again, on another connection, within `lease_seconds`."""
         self.resumes = 0
-        """The number of the client that goes on with this connection."""
         self._lease_seconds = lease_seconds
         self._change = threading.Condition()
         self._fresh: socket.socket | None = None
-        self._lost: float | None = None  # since when
+        self._lost: float | None = None  # time of `monotonic`
         self._refusal: str | None = None
         self._over = False
         self.number = 0
         self.name = ""
         self.key = ""
-        """What this client alone knows: who has it may end its launches."""
         self.vm: BoundedVM | None = None
         self.vm_name = ""
         self.process: Process | None = None
@@ -682,7 +688,7 @@ class _Client:
         self._draining = False
 
     def drain(self) -> None:
-        """End the connection once what has arrived is done."""
+        """End the connection once its received messages are performed."""
         with self._change:
             self._draining = True
             self._change.notify_all()
@@ -690,18 +696,18 @@ class _Client:
             _shut(self.socket, socket.SHUT_RD)
 
     def refuse(self, reason: str | None) -> None:
-        """Let it make nothing more, for that reason, or go on."""
+        """Refuse allocations and launches for a reason, or allow them (None)."""
         if reason == self._refusal:
             return
         self._refusal = reason
         if self.process is not None:
-            self.process.tell("refuse", client=self.number, reason=reason)
+            self.process.send("refuse", client=self.number, reason=reason)
         elif self.session is not None:
             self.session.refusal = reason
 
     def go_on_with(self, sock: socket.socket) -> bool:
-        """Use another connection in place of the one that is lost, though nobody may have noticed
-        here. Returns whether anybody does."""
+        """Replace the lost connection, whose loss may not be noticed here yet. Return False if the
+        client's lease is over."""
         with self._change:
             if self._over or not self.leased:
                 return False
@@ -720,9 +726,9 @@ class _Client:
         self.socket, self._fresh, self._lost = sock, None, None
 
     def comes_again(self) -> bool:
-        """Wait for another connection; whether one has come in time."""
+        """Wait for another connection. Return whether one came in time."""
         with self._change:
-            if not self._draining:  # a client that is there, and was silent for too long, hears it
+            if not self._draining:  # a client that was silent for too long reads the end
                 _shut(self.socket, socket.SHUT_RDWR)
             self._change.wait_for(lambda: self._fresh or self._draining, self._lease_seconds)
             self._over = self._fresh is None
@@ -731,22 +737,22 @@ class _Client:
             return not self._over
 
     def end(self) -> None:
-        """Its connection has ended for good: use no other one."""
+        """End the lease: accept no other connection."""
         with self._change:
             self._over = True
             if self._fresh is not None:
                 self._fresh.close()
 
     def interrupt(self, last: int) -> None:
-        """End the launches of its messages up to that one."""
+        """End the launches of its messages up to number `last`."""
         if self.process is not None:
-            self.process.tell("interrupt", client=self.number, last=last)
+            self.process.send("interrupt", client=self.number, last=last)
         elif self.session is not None:
             self.session.last = max(self.session.last, last)
 
     def is_gone(self) -> bool | str:
-        """Whether the client has hung up, or why it wants no launch any more. A connection that is
-        drained looks as one that was hung up."""
+        """Return whether the client has hung up, or why its launch must end. A drained connection
+        looks as if the client had hung up, and does not count."""
         if self.session is not None and self.session.is_interrupted():
             return _INTERRUPTED
         if self._draining or not has_hung_up(self.socket):
@@ -776,7 +782,7 @@ class _Client:
 
 
 class _BoundedSession(Session):
-    """A session whose programs are of so many bytes at most, and are not verified for ever."""
+    """A session under limits: of the bytes of programs and of the time to verify them."""
 
     def __init__(self, vm: BoundedVM, limits: Limits, watchdog: Watchdog, client: _Client) -> None:
         super().__init__(vm, own=client.own)
@@ -786,30 +792,30 @@ class _BoundedSession(Session):
         self._client = client
         self.metrics = Metrics()
         self.refusal: str | None = None
-        """Why the client may make nothing more."""
+        """Why allocations and launches are refused, or None."""
         self._clock: int = time.pthread_getcpuclockid(threading.get_ident())
         self.last = 0
-        """The message up to which launches are ended."""
-        self._arriving = Allowance(0)  # for the program that is read
+        """The number of the message up to which launches are ended."""
+        self._arriving = Allowance(0)  # of the program that is being decoded
         self._sizes: dict[int, int] = {}
 
     def heed(self, error: Exception) -> None:
-        """Count limits that were hit. End the connection where not a limit but memory itself was at
-        its end: nobody knows what order the process is in."""
+        """Count exceeded limits. End the connection if the process itself has no memory left: its
+        state may be inconsistent."""
         if isinstance(error, (LimitExceeded, OutOfMemory)):
             self.metrics.limits[type(error).__name__] += 1
         if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
             self.leased = False
             most = f"{self._limits.process_bytes:,}"
-            raise ConnectionLost(f"its process has used up the {most} bytes that it may take")
+            raise ConnectionLost(f"its process has no memory left; the limit is {most} bytes")
 
     @property
     def seconds(self) -> float:
-        """A processor's, of the thread that made this and serves the client."""
+        """Processor seconds of the thread that created this session and serves the client."""
         return time.clock_gettime(self._clock)
 
     def is_interrupted(self) -> bool:
-        """Whether the client wants no launch of the present message any more."""
+        """Return whether the client has ended the launch of the current message."""
         return self.messages <= self.last
 
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
@@ -825,12 +831,12 @@ class _BoundedSession(Session):
         try:
             return super().handle(kind, reader)
         finally:
-            self.metrics.took(kind._name_, time.perf_counter() - begun)
+            self.metrics.observe(kind._name_, time.perf_counter() - begun)
 
-    def run_known(self, stream: Stream) -> int:
+    def run_cached(self, stream: Stream) -> int:
         if self.messages < self.last or self.refusal is not None:
             return 0
-        count = super().run_known(stream)
+        count = super().run_cached(stream)
         self._bounded.launches += count
         return count
 
@@ -843,8 +849,8 @@ class _BoundedSession(Session):
         size = reader.remaining if name == "load_program" else 0
         loaded, most = self._client.program_bytes, self._limits.program_bytes
         if loaded + size > most:
-            held = f"{loaded:,} are loaded, and the limit is {most:,}"
-            raise LimitExceeded(f"{size:,} more bytes of programs: {held}")
+            usage = f"{loaded:,} are loaded, and the limit is {most:,}"
+            raise LimitExceeded(f"{size:,} more bytes of programs: {usage}")
         if size:
             reader.allowance = self._arriving = Allowance(most - loaded - size)
         with self._watchdog.watch(self._limits.launch_seconds, self._client.is_gone):
@@ -866,7 +872,7 @@ class _BoundedSession(Session):
 
 
 def _pass_on(sock: socket.socket, hand: Callable[[socket.socket], object]) -> None:
-    """Hand a connection to another process. What is encrypted is decrypted here till it ends."""
+    """Pass a connection to another process; this process decrypts for it under TLS."""
     if not isinstance(sock, ssl.SSLSocket):
         hand(sock)
         return
@@ -874,7 +880,7 @@ def _pass_on(sock: socket.socket, hand: Callable[[socket.socket], object]) -> No
     with ours:
         with theirs:
             hand(theirs)
-        with contextlib.suppress(ValueError):  # another connection has taken the place of this
+        with contextlib.suppress(ValueError):  # another connection has replaced this one
             relay(sock, ours)
 
 
@@ -891,8 +897,8 @@ def _shut(sock: socket.socket, how: int) -> None:
 
 
 def _part(sock: socket.socket) -> None:
-    """Close, but let the other side read what was sent last: a close with bytes unread would take
-    that from it."""
+    """Close a connection so that the peer can read the last bytes: closing with unread bytes would
+    discard them."""
     with contextlib.suppress(OSError, ValueError):
         _shut(sock, socket.SHUT_WR)
         deadline = time.monotonic() + 0.5

@@ -1,10 +1,10 @@
-"""The server's end of one client: it performs the client's calls, and frees what the client made.
+"""The server's end of a connection: it performs a client's calls, and frees the client's tensors.
 
-A `call` is answered. A `post` or `launch` is not: if it fails, what follows is passed over, but for
-what frees, until the next call; the answer to that is the error. What was to be made by it, or by
-what was passed over, has no value: who reads it gets that error, too. What was to be updated keeps
-its value. So a program that goes wrong never goes on with wrong values, and a client that waits for
-nothing loses no error.
+A `call` is answered. A `post` or `launch` is not: if one fails, the session skips the messages
+after it, except deallocations, until the next call, whose answer is the error. Tensors that a
+failed or skipped message should have overwritten have no value: reading one raises the error, too.
+Tensors that it should have updated retain their value. So a program never continues with wrong
+values, and a client that does not wait receives every error.
 """
 
 from __future__ import annotations
@@ -28,27 +28,30 @@ from mlvm.machines.remote.stream import Buffer, Incoming, Outgoing, Received, St
 from mlvm.machines.wire import CALLS, WireServer, encode_error, read_args, read_name
 
 POSTED_AT: Final = "posted"
-"""The part of an error that tells the number of the post that failed, counted from 0."""
+"""The attribute of an error that has the number of the failed post, from 0."""
 
 _MOST_HANDLES: Final = 1 << 16
-"""In the message of a launch. Each takes four times its bytes once it is read."""
+"""Most handles in the message of a launch. A decoded handle takes four times its bytes."""
 
-_FEW_TENSORS: Final = 1024  # handles after which a session looks which have ended
+_FEW_TENSORS: Final = 1024  # handles after which a session drops those that were freed
 
 _FREEING: Final = frozenset({"dealloc_tensor", "dealloc_storage", "drop_program", "load_program"})
 
 
 @lru_cache(maxsize=256)
 def launch_struct(nhandles: int) -> struct.Struct:
-    """A `launch`: the number of the program, and the handles of its arguments."""
+    """Return the layout of a `launch`: the program's number, and the handles of its arguments."""
     return struct.Struct(f"<{1 + nhandles}Q")
 
 
 class Session(WireServer):
-    """Performs one client's calls on a VM, which is the client's `own`, or which others use too.
+    """Session of one client on a VM, which is the client's `own`, or shared.
 
-    `launches` counts the programs that it has launched, `messages` what has come. It is `busy` from
-    a message, but a launch that was made before, until the answer.
+    launches: number of launches
+    messages: number of received messages
+    busy: a message is being performed; False during launches from the cache
+    answers: number of sent answers
+    leased: the client may resume on another connection
     """
 
     def __init__(self, vm: VM, *, own: bool = True) -> None:
@@ -58,7 +61,6 @@ class Session(WireServer):
         self.busy = False
         self.answers = 0
         self.leased = False
-        """Whether the client may go on with another connection."""
         self._last_answer: list[bytes] = []
         self._own = own
         self._tensors: set[int] = set()
@@ -66,21 +68,21 @@ class Session(WireServer):
         self._storages: set[int] = set()
         self._posts = 0
         self._failed: Exception | None = None
-        self._known = vm.known_launches() if isinstance(vm, LocalVM) else None
+        self._launch_cache = vm.launch_cache() if isinstance(vm, LocalVM) else None
 
     def serve(self, stream: Stream, stops: Callable[[], bool] = lambda: False) -> None:
-        """Perform what comes until the connection ends, or after an answer if it `stops` then.
+        """Perform messages until the connection ends, or until `stops` is true after an answer.
         Raises `ConnectionLost` at the end of the connection, and `EncodingError` or `LimitExceeded`
-        for bytes that no client sends."""
+        for an invalid message."""
         while True:
-            if self.run_known(stream):
+            if self.run_cached(stream):
                 continue
             kind, reader = stream.receive()
             if kind is Kind.goodbye:
                 self.leased = False
                 raise ConnectionLost("the client has ended its lease")
             if self.leased and isinstance(reader, Incoming):
-                reader = reader.arrived()  # half a message is none
+                reader = reader.arrived()  # half a message counts as none
             self.busy = True
             self.messages += 1
             answer = self.handle(kind, reader)
@@ -94,28 +96,28 @@ class Session(WireServer):
             self.busy = False
 
     def resume(self, stream: Stream) -> None:
-        """Go on with another connection: say what has come and gone, and repeat the last answer,
-        which may have been lost. Raises `ConnectionLost`."""
+        """Resume on another connection: send the numbers of messages and answers, and repeat the
+        last answer, which may have been lost. Raises `ConnectionLost`."""
         writer = Outgoing()
         writer.integer(self.messages)
         writer.integer(self.answers)
         stream.send([*writer.parts(Kind.answer), *self._last_answer])
 
-    def run_known(self, stream: Stream) -> int:
-        """Wait for messages, and run those at the beginning that are launches which were made
-        before. Returns how many. Raises `ConnectionLost`."""
-        if self._known is None or self._failed is not None:
+    def run_cached(self, stream: Stream) -> int:
+        """Wait for messages, and run the first ones as long as they are launches in the cache.
+        Return their number. Raises `ConnectionLost`."""
+        if self._launch_cache is None or self._failed is not None:
             return 0
         stream.wait()
-        count = stream.run(self._known.run)
+        count = stream.run(self._launch_cache.run)
         self._posts += count
         self.messages += count
         self.launches += count
         return count
 
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
-        """The answer to a message, if it is to have one. Raises `EncodingError` for a message that
-        is no call."""
+        """Perform a message, and return the answer to a call. Raises `EncodingError` for a message
+        of another kind."""
         if kind in (Kind.launch, Kind.post):
             self._posts += 1
             try:
@@ -142,7 +144,7 @@ class Session(WireServer):
             return [encode_error(error)]
 
     def heed(self, error: Exception) -> None:
-        """What a call has raised, before it is told. If this raises, the connection ends."""
+        """Note the error of a call before the client receives it. Raising ends the connection."""
 
     def _fail(self, error: Exception) -> None:
         self.heed(error)
@@ -152,18 +154,18 @@ class Session(WireServer):
             self._failed = error
 
     def _spoil(self, error: Exception, handles: Iterable[int]) -> None:
-        """Tensors of these handles have no value, by that error."""
+        """Mark tensors as without a value, because of an error."""
         if self._own:
             vars(error).setdefault(POSTED_AT, self._posts - 1)
         for handle in handles:
-            with suppress(HandleError):  # it names nothing
+            with suppress(HandleError):  # an unknown handle
                 self._keep_from_reading(handle, error)
 
     def _keep_from_reading(self, handle: int, error: Exception) -> None:
-        """Have whoever reads the tensor get the error, as long as nothing is written to it."""
+        """Have reads of the tensor raise the error until the next write to it."""
 
-    def _made_by(self, program: Program, args: Sequence[int]) -> set[int]:
-        """Which of the arguments a launch gives a value that does not depend on what they had."""
+    def _overwritten_by(self, program: Program, args: Sequence[int]) -> set[int]:
+        """Return the arguments that a launch overwrites without reading their values."""
         uses = uses_of(program, self.vm.functions, len(args))
         return {args[i] for i in uses.makes if i < len(args)} - {
             args[i] for i in uses.reads if i < len(args)
@@ -171,23 +173,23 @@ class Session(WireServer):
 
     def _launch_from(self, reader: Received) -> None:
         if reader.remaining % 8 or not reader.remaining:
-            raise reader.error("a launch is 8 bytes for its program and each handle")
+            raise reader.error("a launch: expected 8 bytes for the program and each handle")
         if reader.remaining > 8 * _MOST_HANDLES:
-            raise LimitExceeded(f"a launch has less than {_MOST_HANDLES:,} arguments")
+            raise LimitExceeded(f"a launch has at most {_MOST_HANDLES - 1:,} arguments")
         body = reader.rest()
         number, *handles = launch_struct(len(body) // 8 - 1).unpack(body)
         program, args = self.program(number), tuple(handles)
         if self._failed is not None:
-            self._spoil(self._failed, self._made_by(program, args))
+            self._spoil(self._failed, self._overwritten_by(program, args))
             return
         self.launches += 1
         try:
             self.vm.launch(program, args)
         except Exception as error:
-            self._spoil(error, self._made_by(program, args))
+            self._spoil(error, self._overwritten_by(program, args))
             raise
-        if self._known is not None:
-            self._known.learn(bytes(body), program, args)
+        if self._launch_cache is not None:
+            self._launch_cache.add(bytes(body), program, args)
 
     def _post_from(self, reader: Received) -> None:
         name = read_name(reader)
@@ -197,18 +199,18 @@ class Session(WireServer):
             self._spoil(self._failed, [reader.integer()])
 
     def _perform_from(self, reader: Received, name: str) -> Any:
-        """Make the call whose arguments follow."""
+        """Decode the arguments, and perform the call."""
         if name == "write" and self._own and isinstance(reader, Incoming):
             return self._write_from(reader)
         args = read_args(reader, name)
         if name == "read" and self._own:
-            return self.vm.borrow(*args)  # is sent before the next call
+            return self.vm.borrow(*args)  # it is sent before the next call
         return self.perform(name, args)
 
     def perform(self, name: str, args: list[Any]) -> Any:
-        """Make the call, and remember what it made or ended."""
-        if name in ("load_program", "drop_program") and self._known is not None:
-            self._known.forget(args[0])
+        """Perform the call, and track allocations and deallocations."""
+        if name in ("load_program", "drop_program") and self._launch_cache is not None:
+            self._launch_cache.forget(args[0])
         self.launches += name == "launch"
         result = super().perform(name, args)
         match name:
@@ -226,7 +228,7 @@ class Session(WireServer):
         return result
 
     def _write_from(self, reader: Incoming) -> None:
-        """A `write` whose elements go straight from the socket to the tensor."""
+        """Receive the elements of a `write` directly into the tensor."""
         handle, type = reader.integer(), reader.type()
         own = self.vm.type_of(handle)
         check_array(
@@ -244,7 +246,7 @@ class Session(WireServer):
             raise reader.error("a bool is 0 or 1")
 
     def close(self) -> None:
-        """Free all that the client has made and not ended itself."""
+        """Free all tensors and storages that the client has not freed itself."""
         for handle in self._tensors:
             self._free(self.vm.dealloc_tensor, handle)
         for handle in self._storages:
@@ -254,11 +256,11 @@ class Session(WireServer):
         self._programs.clear()
 
     def _is_alive(self, handle: int) -> bool:
-        with suppress(HandleError):  # it ended with its storage
+        with suppress(HandleError):  # freed with its storage
             self.vm.type_of(handle)
             return True
         return False
 
     def _free(self, dealloc: Any, handle: int) -> None:
-        with suppress(HandleError):  # it ended with its storage, or by another client's hand
+        with suppress(HandleError):  # freed with its storage, or by another client
             dealloc(handle)

@@ -1,11 +1,11 @@
-"""Whole messages over a socket: what docs/wire.md calls a message, sent and received.
+"""Messages over a socket; docs/wire.md has their format.
 
-Small messages are received into one buffer, many at a time. The elements of a large array go from
-their memory to the socket, and from the socket to memory of their own; there is no copy between.
+Small messages are received into one buffer, many at a time. The elements of a large array are sent
+from their memory, and received into new memory, without a copy between.
 
-An interrupt may come between any two lines of Python. So how far the bytes have got is told by a
-deque of one number, which the call that moves them fills in the same step, `extend(map(...))`, and
-how far the messages have got by one tuple.
+An interrupt may come between any two lines of Python. So the number of bytes sent or received is in
+a deque of length 1, which the call that moves the bytes updates in the same step,
+`extend(map(...))`. The position in the messages is one tuple.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from mlvm.machines.remote.watchdog import has_hung_up
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 LARGE: Final = 1 << 16
-"""A message of more bytes than that is received piece by piece."""
+"""A message of more bytes is received piece by piece."""
 
 _ROOM: Final = 1 << 18
-_AHEAD: Final = 1 << 14  # of a large message, for the fields that are no elements
+_AHEAD: Final = 1 << 14  # bytes of a large message read at once, for fields before the elements
 _MOST_PARTS: Final = 256  # of one system call; Linux takes 1024
 _SLOWEST: Final = 1 << 20  # bytes a second of a large message
 _MOMENT: Final = 100e-6
-"""Seconds that a receiver asks again and again, and lets others run between, before it sleeps."""
+"""Seconds that a receiver polls, yielding the processor, before it sleeps."""
 
 _AT_ONCE: Final[int] = getattr(socket, "MSG_DONTWAIT", 0)
 _KINDS: Final = {kind.value: kind for kind in Kind}
@@ -47,8 +47,8 @@ _KINDS: Final = {kind.value: kind for kind in Kind}
 class Stream:
     """The messages of a connected socket. One thread at a time sends, and one receives.
 
-    `max_message` is the most bytes that a message from the other side may have behind its header;
-    None is any number. A timeout of the socket counts as a lost connection.
+    max_message: most bytes of a received message after its header, or None
+    A timeout of the socket counts as a lost connection.
     """
 
     def __init__(self, sock: socket.socket, max_message: int | None = None) -> None:
@@ -60,17 +60,17 @@ class Stream:
         self._sending = Sending((), None)
         self._patience: tuple[float, float] | None = None
         self._waited = False
-        self._until: float | None = None  # the message that is received is to be whole
+        self._until: float | None = None  # deadline of the message that is being received
         self._spins = hasattr(os, "sched_yield") and not isinstance(sock, ssl.SSLSocket)
 
     @property
     def received(self) -> int:
-        """How many messages `receive` has returned."""
+        """The number of messages that `receive` has returned."""
         return self._at.messages
 
     def is_coming(self, deadline: float) -> bool:
-        """Wait until something can be received, or until that time of `time.monotonic`; whether it
-        can."""
+        """Wait until bytes can be received, or until `deadline` of `time.monotonic`. Return whether
+        they can."""
         if self._at.incoming is not None or self.has_received():
             return True
         if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
@@ -80,8 +80,8 @@ class Stream:
         return bool(poll.poll(max(deadline - time.monotonic(), 0.0) * 1e3))
 
     def set_timeouts(self, receive: float, send: float) -> None:
-        """Lose the connection when a message has not come, or has not gone, after so many seconds,
-        and one more for each of its MiB; 0 is any number. They count from when it is waited for."""
+        """Lose the connection when receiving or sending a message takes more than these seconds,
+        and one more for each of its MiB; 0 is no timeout. The time begins with the wait for it."""
         self._patience = (receive, send) if receive or send else None
         self._until = None
         if not self._spins:
@@ -94,38 +94,38 @@ class Stream:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is kept to be sent again that the server should be asked what has come,
-        as a `LeasedStream` keeps it."""
+        """True if a `LeasedStream` retains too many unconfirmed bytes: the client should wait for
+        the server's confirmation."""
         return False
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing will be received any more: the other side has hung up, and does not come
-        again, as that of a `LeasedStream` may."""
+        """True if nothing more can be received: the peer has hung up, and a `LeasedStream` does
+        not reconnect."""
         return has_hung_up(self.socket)
 
     def renounce(self) -> None:
-        """Ask for no other connection when this one is lost, as a `LeasedStream` does."""
+        """Do not reconnect when the connection is lost (a `LeasedStream` does)."""
 
     # --- send ---
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Send whole messages, given in pieces. Raises `ConnectionLost`."""
+        """Send whole messages, in pieces. Raises `ConnectionLost`."""
         self.add(parts)
         self.flush()
 
     @property
     def note(self) -> Any:
-        """What the sender noted with the last message that it added."""
+        """The `note` of the last `add`."""
         return self._sending.note
 
     def add(self, parts: Sequence[Buffer], note: Any = None) -> None:
-        """Have whole messages sent by the next `flush`. The note is changed in the same step."""
+        """Queue whole messages for the next `flush`, and set `note` in the same step."""
         before = self._sending.rest()
         self._sending = Sending([*before, *parts] if before else parts, note)
 
     def flush(self) -> None:
-        """Send what was added. If it is interrupted, the rest goes with the next flush. Raises
+        """Send the queued messages. After an interrupt, the next flush sends the rest. Raises
         `ConnectionLost`."""
         sending = self._sending
         until = None
@@ -136,8 +136,7 @@ class Stream:
             while batch := sending.rest():
                 if until is not None:
                     if time.monotonic() > until:
-                        text = "the connection is lost: a message was not taken in time"
-                        raise ConnectionLost(text)
+                        raise ConnectionLost("sending a message took too long")
                     batch = _lowest(batch, _ROOM)
                 sending.sent.extend(map(sending.sent[0].__add__, map(send, (batch[:_MOST_PARTS],))))
         except OSError as error:
@@ -146,11 +145,11 @@ class Stream:
     # --- receive ---
 
     def receive(self) -> tuple[Kind, Received]:
-        """The next message: its kind, and a reader of what follows its header, good until the
-        next call.
+        """Receive the next message. Return its kind, and a reader of the bytes after its header,
+        which is valid until the next call.
 
         Raises `ConnectionLost` at the end of the connection, `EncodingError` for bytes that are no
-        message, `LimitExceeded` for too long a one.
+        message, `LimitExceeded` for too long a message.
         """
         if self._at.incoming is not None:
             self._at.incoming.skip()
@@ -162,9 +161,9 @@ class Stream:
         magic, version, number, length = HEADER.unpack_from(self._buffer, start)
         kind = _KINDS.get(number)
         if magic != MAGIC or version != VERSION or kind is None:
-            given = bytes(self._buffer[start : start + 8])
+            start_bytes = bytes(self._buffer[start : start + 8])
             raise EncodingError(
-                f"a message starts with {MAGIC!r}, version {VERSION} and a kind, not with {given!r}"
+                f"a message: expected {MAGIC!r}, version {VERSION} and a kind, got {start_bytes!r}"
             )
         if self.max_message is not None and length > self.max_message:
             raise LimitExceeded(f"a message of {length:,} bytes; the limit is {self.max_message:,}")
@@ -181,43 +180,42 @@ class Stream:
         return kind, Received(self._buffer[start : start + length], 0)
 
     def run(self, launches: Callable[[memoryview, int, int], tuple[int, int]]) -> int:
-        """Have `launches(buffer, start, end)` take messages off what was received. Returns how many
-        it says that it took."""
+        """Let `launches(buffer, start, end)` consume received messages. Return their number."""
         start, count, incoming = self._at
         if incoming is not None:
             return 0
-        start, taken = launches(self._buffer, start, self._end[0])
-        self._at = _At(start, count + taken, None)
-        if taken:
+        start, consumed = launches(self._buffer, start, self._end[0])
+        self._at = _At(start, count + consumed, None)
+        if consumed:
             self._waited = False
-        return taken
+        return consumed
 
     def has_received(self) -> bool:
-        """Whether there are bytes that were received and not handed out."""
+        """Return whether the buffer has unread bytes."""
         return self._at.start != self._end[0]
 
     def wait(self) -> None:
-        """Wait until there are bytes that were not handed out. Raises `ConnectionLost`."""
+        """Wait until the buffer has unread bytes. Raises `ConnectionLost`."""
         if self._at.incoming is None and not self.has_received():
             self._begin()
             self._fill(1)
             self._waited = True  # for the message that `receive` returns
 
     def _begin(self) -> None:
-        """A message is waited for from now on, if none was."""
+        """Start the timeout of the next message, unless it runs already."""
         if self._patience is not None and not self._waited:
             self._until = time.monotonic() + self._patience[0]
         self._waited = False
 
     def _fill(self, n: int) -> int:
-        """Receive until the buffer has n bytes, and return where they begin. It has fewer now."""
+        """Receive until the buffer has n unread bytes, which it has not yet. Return their start."""
         start = self._at.start
-        if start + n > _ROOM:  # the next message begins at the beginning again
-            left = memoryview(bytes(self._buffer[start : self._end[0]]))
+        if start + n > _ROOM:  # move the unread bytes to the start of a new buffer
+            rest = memoryview(bytes(self._buffer[start : self._end[0]]))
             fresh = memoryview(bytearray(_ROOM))
-            fresh[: len(left)] = left
+            fresh[: len(rest)] = rest
             # No call comes between these lines, so no interrupt does.
-            end, at = deque((len(left),), 1), self._at._replace(start=0)
+            end, at = deque((len(rest),), 1), self._at._replace(start=0)
             self._buffer, self._end, self._at = fresh, end, at
             start = 0
         while (end_now := self._end[0]) - start < n:
@@ -225,10 +223,10 @@ class Stream:
         return start
 
     def receive_into(self, place: deque[int], room: memoryview) -> None:
-        """Receive some bytes; `place` goes on by their number."""
+        """Receive some bytes into `room`, and add their number to `place`."""
         before = place[0]
         if self._until is not None and time.monotonic() > self._until:
-            raise ConnectionLost("the connection is lost: a message was not whole in time")
+            raise ConnectionLost("the connection is lost: receiving a message took too long")
         receive = self.socket.recv_into
         try:
             if not self._spins or not self._spin(place, room):
@@ -239,8 +237,8 @@ class Stream:
             raise ConnectionLost("the other side has closed the connection")
 
     def _spin(self, place: deque[int], room: memoryview) -> bool:
-        """Receive what comes in the next moment, without going to sleep: to be woken takes longer
-        than most answers. Returns whether something has come, which may be the end."""
+        """Poll for bytes for `_MOMENT`, as waking up takes longer than most answers. Return whether
+        bytes or the end of the connection were received."""
         add, receive = place[0].__add__, self.socket.recv_into
         until = time.perf_counter() + _MOMENT
         while True:
@@ -253,33 +251,37 @@ class Stream:
             os.sched_yield()
 
     def take_received(self, most: int) -> memoryview:
-        """So many of the bytes in the buffer, or all there are."""
+        """Consume at most `most` unread bytes of the buffer, and return them."""
         start = self._at.start
         end = min(start + most, self._end[0])
         self._at = self._at._replace(start=end)
         return self._buffer[start:end]
 
     def close(self) -> None:
-        """Close the socket. Who waits for it in another thread is woken. Idempotent."""
+        """Close the socket, and wake a thread that waits for it. Idempotent."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
 
 def _lowest(parts: Sequence[Buffer], most: int) -> list[Buffer]:
-    """The first so many bytes of the pieces: a system call that sends them comes back in time."""
-    found: list[Buffer] = []
+    """Return the first `most` bytes of the pieces, which one system call sends in time."""
+    batch: list[Buffer] = []
     for part in parts:
         if most <= 0:
             break
-        found.append(part if len(part) <= most else memoryview(part)[:most])
+        batch.append(part if len(part) <= most else memoryview(part)[:most])
         most -= len(part)
-    return found
+    return batch
 
 
 class _At(NamedTuple):
-    """Where in the buffer the bytes begin that were not handed out, how many messages were, and the
-    last of them if it is still arriving."""
+    """Position of the receiver.
+
+    start: offset of the first unread byte of the buffer
+    messages: number of messages returned
+    incoming: the last message, if it is still arriving
+    """
 
     start: int
     messages: int
@@ -287,7 +289,7 @@ class _At(NamedTuple):
 
 
 class Sending:
-    """Pieces on their way, how many of their bytes are sent, and what the sender notes."""
+    """Pieces to send, the number of bytes that were sent, and the sender's note."""
 
     __slots__ = ("nbytes", "note", "parts", "sent")
 
@@ -298,7 +300,7 @@ class Sending:
         self.sent = deque((0,), 1)
 
     def rest(self) -> Sequence[Buffer]:
-        """The pieces that are not sent."""
+        """Return the pieces that are not sent."""
         sent = self.sent[0]
         if not sent and self.nbytes:
             return self.parts
@@ -312,7 +314,7 @@ class Sending:
 
 
 class Outgoing(Writer):
-    """A writer of a message in pieces, some of which are the memory of large arrays."""
+    """Writer of a message in pieces, some of which are the memory of large arrays."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,7 +329,7 @@ class Outgoing(Writer):
         self._data = bytearray()
 
     def parts(self, kind: Kind) -> list[Buffer]:
-        """All that was written, behind a header."""
+        """Return the pieces, with the header first."""
         pieces = [*self._pieces, self._data]
         length = sum(map(len, pieces)) - HEADER.size
         HEADER.pack_into(pieces[0], 0, MAGIC, VERSION, kind.value, length)
@@ -335,24 +337,24 @@ class Outgoing(Writer):
 
 
 class Received(Reader):
-    """A reader of what follows a message's header."""
+    """Reader of a message's bytes after the header."""
 
     def rest(self) -> memoryview:
-        """All bytes that are left."""
+        """Return all unread bytes."""
         return self._take(self.remaining)
 
 
 class Incoming(Received):
-    """A reader of a large message that is still arriving.
+    """Reader of a large message that is still arriving.
 
-    If it is interrupted, the rest of the message cannot be told from the next one, and the
+    After an interrupt, the rest of the message cannot be told from the next one, and the
     connection is lost.
     """
 
     def __init__(self, stream: Stream, length: int) -> None:
         super().__init__(b"", 0)
         self._stream = stream
-        self._length = self._arriving = length  # the latter are not in `_data`
+        self._length = self._arriving = length  # `_arriving` counts bytes that are not in `_data`
         self._whole = True
 
     def error(self, reason: str) -> EncodingError:
@@ -363,7 +365,7 @@ class Incoming(Received):
         return self._end - self._at + self._arriving
 
     def skip(self) -> None:
-        """Pass over what is left of the message."""
+        """Skip the rest of the message."""
         if not self._whole:
             raise ConnectionLost("the connection was interrupted in the middle of a message")
         room = np.empty(min(self.remaining, _ROOM), np.uint8)
@@ -371,21 +373,21 @@ class Incoming(Received):
             self.read_into(room[: self.remaining])
 
     def arrived(self) -> Received:
-        """A reader of the whole message, once all of it has come."""
+        """Receive the whole message, and return a reader of it."""
         data = np.empty(self.remaining, np.uint8)
         self.read_into(data)
         return Received(data.data, 0)
 
     def read_into(self, out: Array) -> None:
-        """Take so many bytes off as the u8 array has."""
+        """Read bytes to fill the u8 array `out`."""
         room = out.data
         self._whole = False
         here = min(self._end - self._at, len(room))
         room[:here] = self._data[self._at : self._at + here]
         self._at += here
-        taken = self._stream.take_received(len(room) - here)
-        room[here : here + len(taken)] = taken
-        place = deque([here + len(taken)], maxlen=1)
+        chunk = self._stream.take_received(len(room) - here)
+        room[here : here + len(chunk)] = chunk
+        place = deque([here + len(chunk)], maxlen=1)
         while place[0] < len(room):
             self._stream.receive_into(place, room[place[0] :])
         self._arriving -= len(room) - here
@@ -393,7 +395,7 @@ class Incoming(Received):
 
     def _elements(self, n: int) -> Array:
         if n > self.remaining:
-            raise self.error(f"expected {n} bytes; {self.remaining} are left")
+            raise self.error(f"expected {n} bytes, got {self.remaining}")
         out = np.empty(n, np.uint8)
         self.read_into(out)
         return out
@@ -403,13 +405,13 @@ class Incoming(Received):
             return super()._take(n)
         if n >= _AHEAD:
             return self._elements(n).data
-        ahead = np.empty(min(self.remaining, _AHEAD), np.uint8)
-        self.read_into(ahead)
-        self._data, self._at, self._end = ahead.data, 0, len(ahead)
+        prefix = np.empty(min(self.remaining, _AHEAD), np.uint8)
+        self.read_into(prefix)
+        self._data, self._at, self._end = prefix.data, 0, len(prefix)
         return super()._take(n)
 
 
 def _lost(error: OSError) -> ConnectionLost:
     slow = isinstance(error, (TimeoutError, BlockingIOError))
-    why = "nothing was heard in time" if slow else error.strerror
+    why = "timeout" if slow else error.strerror
     return ConnectionLost(f"the connection is lost: {why or error}")

@@ -17,7 +17,7 @@ class SecureSocket(ssl.SSLSocket):
     """A TLS socket that takes a message in pieces, as a plain one does."""
 
     def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
-        """Send some of the bytes; how many."""
+        """Send some of the bytes, and return their number."""
         record = bytearray()
         for each in buffers:
             piece = memoryview(each).cast("B")
@@ -30,9 +30,9 @@ class SecureSocket(ssl.SSLSocket):
 
 
 def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
-    """The context of a server with a certificate and its key, as PEM files; the key may be in the
-    certificate's. Raises `AddressError` for files that are none, `AccessRefused` for a key that
-    others can read."""
+    """Create the context of a server from the PEM files of a certificate and its key; the key may
+    be in the certificate's file. Raises `AddressError` for unusable files, `AccessRefused` for a
+    key that others can read."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         with open(key or certificate, "rb") as file:
@@ -48,9 +48,9 @@ def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
 
 
 def client_context(tls: bool | str | os.PathLike[str] | ssl.SSLContext) -> ssl.SSLContext:
-    """The context of a client: True trusts what the system trusts, a path the certificates in that
-    PEM file, and a context is used as it is, but for the class of its sockets. Raises
-    `AddressError` for a file without certificates."""
+    """Create the context of a client. True trusts the system's certificates, a path those in the
+    PEM file; a context is used except for the class of its sockets. Raises `AddressError` for a
+    file without certificates."""
     if isinstance(tls, ssl.SSLContext):
         return _prepared(tls)
     try:
@@ -67,4 +67,4 @@ def _prepared(context: ssl.SSLContext) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted; a server has nobody to ask for its password")
+    raise ValueError("the key is encrypted: a server cannot ask for its password")

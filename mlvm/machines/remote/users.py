@@ -1,4 +1,4 @@
-"""The users of a server, each with a secret, and what each may take of it."""
+"""The users of a server: their secrets and quotas."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _HOUR: Final = 3600.0
 _MINUTE: Final = 60.0
 _LINE: Final = re.compile(rb"([A-Za-z][\w.-]{0,31}):(\S+)")
 _STEP: Final = 1.25
-"""How much more of a processor a process has than one whose niceness is one more, about."""
+"""Ratio of processor time between processes whose niceness differs by one, about."""
 
 
 def users_of(secret: bytes) -> dict[str, bytes]:
-    """The secrets of users by their names: of lines `name:secret`, or else one of nobody's name.
-    Raises `AccessRefused` for a name that comes twice, or a secret that could be guessed."""
+    """Parse the secrets of users by name: lines `name:secret`, or one secret of the user "".
+    Raises `AccessRefused` for a name that occurs twice, or a secret that could be guessed."""
     lines = [line.strip() for line in secret.splitlines() if line.strip()]
-    found = [_LINE.fullmatch(line) for line in lines]
-    if not all(found):
+    matches = [_LINE.fullmatch(line) for line in lines]
+    if not all(matches):
         return {"": check_secret(secret)}
     users: dict[str, bytes] = {}
-    for match in filter(None, found):
+    for match in filter(None, matches):
         name = match[1].decode()
         if name in users:
             raise AccessRefused(f"two secrets are of the user {name!r}")
@@ -37,7 +37,7 @@ def users_of(secret: bytes) -> dict[str, bytes]:
 
 
 def own_secret(secret: bytes) -> bytes:
-    """A client's secret, which may have its user's name before it. Raises `AccessRefused` for the
+    """Parse a client's secret, which may follow its user's name. Raises `AccessRefused` for the
     secrets of several users."""
     users = users_of(secret)
     if len(users) > 1:
@@ -46,17 +46,20 @@ def own_secret(secret: bytes) -> bytes:
 
 
 def niceness(others: int) -> int:
-    """How nice a process has to be whose user has so many already, so that the more one user has,
-    the less each adds: half of the first one's share, then a third, ..."""
+    """Return the niceness of a new process whose user has `others` already: a user's second
+    process gets half the processor share of the first, the next a third, ..."""
     return min(19, round(math.log(others + 1, _STEP)))
 
 
 @dataclass
 class _User:
-    """What a user's clients have taken: the bytes that they hold, and launches and seconds by the
-    minute of the last hour."""
+    """Usage of a user's clients.
 
-    held: int = 0
+    nbytes: bytes of their tensors and storages
+    minutes: launches and processor seconds by minute of `monotonic`, for the last hour
+    """
+
+    nbytes: int = 0
     minutes: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def spend(self, launches: int, seconds: float, now: float) -> None:
@@ -66,51 +69,50 @@ class _User:
 
     def last_hour(self, now: float) -> tuple[int, float]:
         first = (now - _HOUR) // _MINUTE
-        self.minutes = {each: taken for each, taken in self.minutes.items() if each > first}
-        taken = self.minutes.values()
-        return sum(launches for launches, _ in taken), sum(seconds for _, seconds in taken)
+        self.minutes = {each: spent for each, spent in self.minutes.items() if each > first}
+        spent = self.minutes.values()
+        return sum(launches for launches, _ in spent), sum(seconds for _, seconds in spent)
 
 
 class Accounts:
-    """Holds users to their quotas. One thread at a time uses it.
+    """Usage and quotas of users. One thread at a time uses it.
 
-    What is counted is what a server has seen of its clients: the launches and seconds that each
-    has had since it came, and the bytes that it holds.
+    A server reports the launches and seconds of each client since it connected, and its bytes.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._users: dict[str, _User] = {}
-        self._seen: dict[int, tuple[int, float]] = {}
+        self._totals: dict[int, tuple[int, float]] = {}
 
     def spend(self, user: str, client: int, launches: int, seconds: float) -> None:
-        """A client has had so many launches and seconds since it came."""
-        before = self._seen.get(client, (0, 0.0))
-        self._seen[client] = launches, seconds
+        """Record a client's launches and seconds since it connected."""
+        before = self._totals.get(client, (0, 0.0))
+        self._totals[client] = launches, seconds
         new = launches - before[0], seconds - before[1]
         self._users.setdefault(user, _User()).spend(*new, monotonic())
 
-    def hold(self, held: Mapping[str, int]) -> None:
-        """Users hold so many bytes now, all others none."""
+    def set_bytes(self, nbytes: Mapping[str, int]) -> None:
+        """Record the bytes of users by name; users without an entry have none."""
         for name, user in self._users.items():
-            user.held = held.get(name, 0)
+            user.nbytes = nbytes.get(name, 0)
 
     def leave(self, client: int) -> None:
-        """A client is gone."""
-        self._seen.pop(client, None)
+        """Forget a client that has left."""
+        self._totals.pop(client, None)
 
     def over(self, user: str) -> str | None:
-        """Why the user has to wait or to give something up; None if it need not."""
-        found = self._users.get(user)
-        if found is None:
+        """Return how the user exceeds a quota, or None."""
+        account = self._users.get(user)
+        if account is None:
             return None
-        limits, (launches, seconds) = self._limits, found.last_hour(monotonic())
-        for what, taken, most in (
-            ("bytes", found.held, limits.user_bytes),
+        limits, (launches, seconds) = self._limits, account.last_hour(monotonic())
+        for what, usage, most in (
+            ("bytes", account.nbytes, limits.user_bytes),
             ("launches in an hour", launches, limits.user_launches),
             ("seconds of a processor in an hour", seconds, limits.user_seconds),
         ):
-            if taken > most:
+            if usage > most:
                 who = f"the user {user!r} has" if user else "you have"
-                return f"{who} taken {taken:,.0f} {what}, and the quota is {most:,.0f}"
+                return f"{who} used {usage:,.0f} {what}, and the quota is {most:,.0f}"
         return None

@@ -1,8 +1,8 @@
-"""Ends launches that take too long, or whose client is gone: an error raised in their thread.
+"""Watchdog of launches that take too long, or whose client has hung up: raises in their thread.
 
-Python raises it between two bytecodes, and the loop in C where it looks at signals. A kernel that
-runs is not interrupted. The error could be swallowed, as by a finalizer in which it comes; so it is
-raised again until the launch has ended.
+Python raises the error between two bytecodes, and the loop in C where it checks signals. A running
+kernel is not interrupted. A finalizer could swallow the error; so it is raised again until the
+launch has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 from mlvm.core.errors import LimitExceeded, notes_of
 
-_EVERY: Final = 0.02  # seconds between two looks
+_EVERY: Final = 0.02  # seconds between two checks
 _AGAIN: Final = 0.2
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -26,11 +26,11 @@ _raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]
 
 
 class Stopped(LimitExceeded):
-    """What is raised in the thread of a launch. It leaves a watch as a `LimitExceeded`."""
+    """The error raised in the thread of a launch. `watch` turns it into a `LimitExceeded`."""
 
 
 class Watch:
-    """One launch in the thread that made this."""
+    """A watched launch of the current thread."""
 
     def __init__(self, seconds: float, is_gone: Callable[[], bool | str]) -> None:
         self.thread = threading.get_ident()
@@ -41,21 +41,20 @@ class Watch:
         self.raised = 0.0
 
     def verdict(self, now: float) -> str | None:
-        """Why the launch has to end, if it has to."""
+        """Return why the launch must end, or None."""
         if now > self.deadline:
-            return f"the launch takes longer than the {self.seconds:g} seconds it is allowed"
-        gone = self.is_gone()
-        if gone is True:
-            return "the client of this launch is gone"
-        return gone or None
+            return f"the launch takes longer than its limit of {self.seconds:g} seconds"
+        reason = self.is_gone()
+        return "the client of this launch has hung up" if reason is True else reason or None
 
 
 class Watchdog:
-    """A thread that looks at all launches in progress, as long as there are any."""
+    """A thread that checks all launches in progress, as long as there are any."""
 
     def __init__(self) -> None:
         self.masked = threading.RLock()
-        """Held, it lets no launch be ended: whoever holds it changes what must stay whole."""
+        """While a thread holds this lock, no launch is ended: the holder changes state that must
+        stay consistent."""
         self._watches: dict[int, Watch] = {}
         self._thread: threading.Thread | None = None
         self._stop: str | None = None
@@ -64,8 +63,8 @@ class Watchdog:
     def watch(
         self, seconds: float, is_gone: Callable[[], bool | str] = lambda: False
     ) -> Iterator[None]:
-        """Inside the block, which this thread may be in once, raise `LimitExceeded` after so many
-        seconds, or when the client `is_gone`, or for the reason that this gives."""
+        """Raise `LimitExceeded` inside the block after `seconds`, or when `is_gone` returns True or
+        a reason. A thread may not nest the block."""
         watch = Watch(seconds, is_gone)
         try:
             try:
@@ -79,11 +78,11 @@ class Watchdog:
                 limit.add_note(note)
             limit.function, limit.pc, limit.step = error.function, error.pc, error.step
             raise limit from None
-        if watch.reason is not None:  # it came too late, or something has swallowed it
+        if watch.reason is not None:  # the error came too late, or was swallowed
             raise LimitExceeded(watch.reason)
 
     def stop(self, reason: str) -> None:
-        """End all launches, and those that come."""
+        """End all launches, and later ones at once."""
         self._stop = reason
 
     def _begin(self, watch: Watch) -> None:
@@ -94,8 +93,8 @@ class Watchdog:
                 self._thread.start()
 
     def _end(self, watch: Watch) -> None:
-        """After this nothing is raised any more. What is on its way has to be met, not taken back:
-        Python 3.11 would go on looking for it, and under a profiler for ever."""
+        """End a watch; afterwards nothing is raised. A pending error must be caught, not withdrawn:
+        Python 3.11 would keep looking for it, and under a profiler for ever."""
         met = False
         while True:
             try:
@@ -104,7 +103,7 @@ class Watchdog:
                 if not watch.raised or met:
                     return
                 met = True
-                _raise_in(watch.thread, Stopped)  # in place of the one that may be on its way
+                _raise_in(watch.thread, Stopped)  # replaces a pending one
                 while True:
                     pass
             except Stopped:
@@ -129,7 +128,7 @@ class Watchdog:
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Whether the other end has closed the connection."""
+    """Return whether the peer has closed the connection."""
     try:
         poll = select.poll()
         poll.register(sock, getattr(select, "POLLRDHUP", 0))

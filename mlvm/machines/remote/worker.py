@@ -1,10 +1,10 @@
-"""The other side of `processes`: a nursery, and the processes of clients that are forked from it.
+"""The child side of `processes`: a nursery, and the processes of clients that it forks.
 
     python -m mlvm.machines.remote.worker DESCRIPTOR
 
-The nursery has one thread and no client, so it may fork at any time, and what it forks has imported
-all already. A forked process is a `Server` that listens nowhere: clients come to it, already let
-in, through its channel. It ends with its channel, thus with the server.
+The nursery has one thread and no client, so it may fork at any time, and a forked process has all
+modules. A forked process is a `Server` that does not listen: its channel brings admitted clients.
+It ends with its channel, thus with the server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 from typing import Any, Final
 
 from mlvm.machines.local import LocalVM
-from mlvm.machines.remote.channel import Channel, Told
+from mlvm.machines.remote.channel import Channel, Message
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.server import Server
@@ -30,39 +30,39 @@ from mlvm.machines.remote.server import Server
 _GRACE: Final = 1.0  # seconds
 
 _FIRST_TO_GO: Final = 500
-"""What the system adds to a process's badness when it has no memory left: the server stays."""
+"""oom_score_adj of a client's process: out of memory, the system kills it before the server."""
 
 
 def main() -> None:
-    """Fork a process for each socket that comes, until the server is gone."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server says when to end
+    """Fork a process for each socket that the server sends, until the server ends."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server ends this process
         signal.signal(number, signal.SIG_IGN)
     server = Channel(socket.socket(fileno=int(sys.argv[1])))
     settings = server.listen()
     if settings is None:
         return
-    woken, wakes = os.pipe()
-    os.set_blocking(wakes, False)
-    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     LocalVM("sample", native=settings.facts["options"].get("native")).close()  # imports the rest
-    gc.freeze()  # what is there now stays one copy for all
+    gc.freeze()  # existing objects stay shared by all processes
     children: dict[int, Channel] = {}
     poll = select.poll()
     poll.register(server.socket, select.POLLIN)
-    poll.register(woken, select.POLLIN)
-    server.tell({"ready": os.getpid()})
+    poll.register(wake_read, select.POLLIN)
+    server.send({"ready": os.getpid()})
     while True:
         ready = dict(poll.poll())
-        if woken in ready:
-            os.read(woken, 4096)
-            _bury(children)
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+            _report_ended(children)
         if server.socket.fileno() not in ready:
             continue
         if not server.receive():
             break
-        while server.has_message() and (asked := server.listen()) is not None:
-            channel = Channel(asked.sockets[0])
+        while server.has_message() and (request := server.listen()) is not None:
+            channel = Channel(request.sockets[0])
             child = _fork(channel)
             if child is None:
                 continue
@@ -71,63 +71,63 @@ def main() -> None:
                 continue
             for each in (server, *children.values()):
                 each.abandon()
-            os.close(woken)
-            os.close(wakes)
-            _be_process(channel, settings.facts, asked.facts)
+            os.close(wake_read)
+            os.close(wake_write)
+            _run_process(channel, settings.facts, request.facts)
     _end(children)
 
 
 def _fork(channel: Channel) -> int | None:
-    """As `os.fork`; None where the system has no more processes, which the channel is told."""
+    """Fork as `os.fork` does; None, and a message to the channel, if the system refuses."""
     try:
         return os.fork()
     except OSError as error:
-        channel.tell({"ended": error.strerror})
+        channel.send({"ended": error.strerror})
         channel.close()
         return None
 
 
-def _bury(children: dict[int, Channel]) -> None:
-    """Tell the server of each child that has ended: after all that it has told itself."""
+def _report_ended(children: dict[int, Channel]) -> None:
+    """Report each child that has ended to the server, after the child's own messages."""
     for child, channel in list(children.items()):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            channel.tell({"ended": os.waitstatus_to_exitcode(status)})
+            channel.send({"ended": os.waitstatus_to_exitcode(status)})
             channel.close()
             del children[child]
 
 
 def _end(children: dict[int, Channel]) -> None:
-    """Wait for the children, which end with the server, and kill those that are too busy to."""
+    """Wait for the children, which end with the server, and kill those that are too busy."""
     deadline = time.monotonic() + _GRACE
     while children and time.monotonic() < deadline:
-        _bury(children)
+        _report_ended(children)
         time.sleep(0.01)
     for child in children:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
 
-def _be_process(channel: Channel, settings: dict[str, Any], asked: dict[str, Any]) -> None:
-    """The life of a forked process."""
+def _run_process(channel: Channel, settings: dict[str, Any], request: dict[str, Any]) -> None:
+    """Run a forked process to its end."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         limits = Limits(**settings["limits"])
-        os.nice(asked["nice"])
+        os.nice(request["nice"])
         _bound_memory(limits.process_bytes)
-        _Process(channel, limits, settings, asked).run()
+        _Process(channel, limits, settings, request).run()
         status = 0
     except BaseException as error:
-        channel.tell({"event": "error", "facts": {"vm": asked["name"], "error": repr(error)}})
+        channel.send({"event": "error", "facts": {"vm": request["name"], "error": repr(error)}})
     finally:
         os._exit(status)
 
 
 def _bound_memory(most: int) -> None:
-    """Let this process have so many bytes more than it has now, and be the first to go where the
-    system has none."""
+    """Limit this process to `most` bytes more than it has now, and mark it as the first to be
+    killed when the system has no memory."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(_FIRST_TO_GO))
     with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as file:
@@ -136,68 +136,68 @@ def _bound_memory(most: int) -> None:
 
 
 class _Process:
-    """Serves one VM: to one client, whose own it is, or to all that come."""
+    """Server of one VM: an own one of one client, or a shared one."""
 
     def __init__(
         self,
         channel: Channel,
         limits: Limits,
         settings: dict[str, Any],
-        asked: dict[str, Any],
+        request: dict[str, Any],
     ) -> None:
         self._channel = channel
-        name = asked["name"]
-        self._shared = asked["shared"]
+        name = request["name"]
+        self._shared = request["shared"]
         self._server = Server(
             None,
             limits=limits,
             shared=[name] * self._shared,
             libraries=settings["libraries"],
             options=settings["options"],
-            log=_ToldLog(channel),
+            log=_ChannelLog(channel),
         )
         self._vm = self._server.shared.get(name) or self._server.make_vm(name)
 
     def run(self) -> None:
-        """Do what the server tells, until the channel ends, or the client whose VM this is goes."""
-        while (told := self._channel.listen()) is not None:
-            match told.facts.pop("do"):
+        """Handle requests until the channel ends, or the only client leaves."""
+        while (message := self._channel.listen()) is not None:
+            match message.facts.pop("do"):
                 case "serve":
-                    threading.Thread(target=self._serve, args=(told,), daemon=True).start()
+                    threading.Thread(target=self._serve, args=(message,), daemon=True).start()
                 case "status":
-                    self._channel.tell({"status": self._server.status()})
+                    self._channel.send({"status": self._server.status()})
                 case "resume":
-                    self._server.resume(told.facts["client"], told.sockets[0])
+                    self._server.resume(message.facts["client"], message.sockets[0])
                 case "refuse":
-                    self._server.refuse(**told.facts)
+                    self._server.refuse(**message.facts)
                 case "interrupt":
-                    self._server.interrupt(**told.facts)
+                    self._server.interrupt(**message.facts)
                 case "drain":
                     self._server.drain()
                 case "stop":
-                    self._server.stop(told.facts["reason"])
+                    self._server.stop(message.facts["reason"])
 
-    def _serve(self, told: Told) -> None:
-        launches, seconds = self._server.lend(told.sockets[0], self._vm, **told.facts)
-        gone = {"gone": told.facts["client"], "launches": launches, "seconds": seconds}
-        self._channel.tell({**gone, "metrics": self._server.status()["metrics"]})
+    def _serve(self, message: Message) -> None:
+        launches, seconds = self._server.lend(message.sockets[0], self._vm, **message.facts)
+        result = {"gone": message.facts["client"], "launches": launches, "seconds": seconds}
+        self._channel.send({**result, "metrics": self._server.status()["metrics"]})
         if not self._shared:
             os._exit(0)
 
 
-class _ToldLog(Log):
-    """A log that the server writes."""
+class _ChannelLog(Log):
+    """A log that sends its events to the server."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
         self._channel = channel
 
     def event(self, event: str, /, **facts: object) -> None:
-        told = {
+        plain = {
             name: fact if isinstance(fact, (str, int, float)) else str(fact)
             for name, fact in facts.items()
         }
-        self._channel.tell({"event": event, "facts": told})
+        self._channel.send({"event": event, "facts": plain})
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def test_handles_of_others_are_refused_at_once(served: Served) -> None:
     for handle in (theirs, 0, -1, 2**70):
         refuses(HandleError, "", vm.launch, ADD_INTO, (x, x, handle))
     vm.dealloc_tensor(x)
-    refuses(HandleError, "another's, or has ended", vm.launch, ADD_INTO, (x, x, x))
+    refuses(HandleError, "another client's, or freed", vm.launch, ADD_INTO, (x, x, x))
     storage = vm.alloc_storage(64)
     view = vm.tensor_from_storage(storage, PAIR, 0)
     vm.dealloc_storage(storage)
@@ -198,7 +198,7 @@ def test_eager_code_has_the_bits_of_a_local_vm(served: Served) -> None:
 
 
 @native
-def test_known_launches_are_forgotten_when_handles_name_others() -> None:
+def test_cached_launches_are_forgotten_when_handles_name_others() -> None:
     """The table of launches that are run by the bytes of their messages."""
     served = Served(LocalVM("there", native=True))
     vm = served.vm

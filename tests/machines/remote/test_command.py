@@ -155,14 +155,14 @@ def test_launches_a_second_are_those_since_the_last_look() -> None:
 
 @cases(
     "arguments, message",
-    (["serve", "--listen", "nowhere"], "is no address"),
+    (["serve", "--listen", "nowhere"], "an address: expected"),
     (["serve", "--listen", "0.0.0.0:0"], "--insecure"),
     (["serve", "--listen", ":0", "--secret-file", "/no/such"], "/no/such: No such file"),
     (["serve", "--listen", ":0", "--certificate", "/no/such"], "no certificate"),
-    (["serve", "--listen", ":0", "--key", "key.pem"], "key.pem is of no use without"),
+    (["serve", "--listen", ":0", "--key", "key.pem"], "needs certificate="),
     (["serve", "--listen", ":0", "--library", "/no/such.so"], "/no/such.so"),
     (["ping", "unix:/no/such/socket"], "no server at unix:/no/such/socket"),
-    (["top", "x"], "is no address"),
+    (["top", "x"], "an address: expected"),
 )
 def test_what_cannot_be_is_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]

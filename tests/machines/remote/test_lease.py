@@ -22,7 +22,7 @@ from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.client import RemoteVM, _Sent
-from mlvm.machines.remote.lease import LeasedStream, _after, _Kept
+from mlvm.machines.remote.lease import LeasedStream, _messages_after, _Unconfirmed
 from mlvm.machines.remote.server import _Client
 from mlvm.machines.remote.stream import Stream
 from tests.brief import refuses
@@ -213,7 +213,11 @@ def test_a_lease_ends() -> None:
         assert server.status()["bytes"] == 0
         begun = time.monotonic()
         for _ in range(2):
-            refuses(ConnectionLost, "it does not go on: no client has that key", vm.synchronize)
+            refuses(
+                ConnectionLost,
+                "was refused: no connected client has that key",
+                vm.synchronize,
+            )
         assert time.monotonic() - begun < 2
 
 
@@ -256,14 +260,14 @@ def test_interrupts_while_a_connection_comes_again() -> None:
 
 
 def test_much_that_may_be_lost_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlvm.machines.remote.lease._MOST_KEPT", 10_000)
+    monkeypatch.setattr("mlvm.machines.remote.lease._MOST_UNCONFIRMED", 10_000)
     with Served() as server, server.vm(retry=1.0) as vm:
         x = vm.alloc_tensor(TensorType("u8", (4000,)))
         for n in range(20):
             vm.write(x, np.full(4000, n, np.uint8))
             vm.flush()
-            kept: list[_Kept] = vm._stream._sending.kept  # type: ignore[attr-defined]
-            assert sum(len(data) for each in kept for data in each.data) < 16_000
+            unconfirmed: list[_Unconfirmed] = vm._stream._sending.unconfirmed  # type: ignore[attr-defined]
+            assert sum(len(data) for each in unconfirmed for data in each.data) < 16_000
 
 
 def test_messages_are_sent_again_from_any_one_on() -> None:
@@ -274,15 +278,15 @@ def test_messages_are_sent_again_from_any_one_on() -> None:
     stream.add([b"".join(messages[:3])], _Sent(3, 3, 0, []))
     stream.add([b"".join(messages[3:5]), messages[5]], _Sent(5, 5, 1, []))
     stream.add([b"".join(messages[6:])], _Sent(8, 8, 1, []))
-    kept: list[_Kept] = stream._sending.kept  # type: ignore[attr-defined]
+    unconfirmed: list[_Unconfirmed] = stream._sending.unconfirmed  # type: ignore[attr-defined]
     for arrived in range(10):
-        assert b"".join(_after(kept, arrived)) == b"".join(messages[arrived:])
+        assert b"".join(_messages_after(unconfirmed, arrived)) == b"".join(messages[arrived:])
     stream.flush()
     assert theirs.recv(1 << 12) == b"".join(messages)
     theirs.sendall(framed(Kind.answer)(b""))
     stream.receive()
     stream.add((), _Sent(8, 8, 1, []))
-    assert [each.first for each in stream._sending.kept] == [7]  # type: ignore[attr-defined]
+    assert [each.first for each in stream._sending.unconfirmed] == [7]  # type: ignore[attr-defined]
     stream.close()
     theirs.close()
 
@@ -291,7 +295,7 @@ def test_a_seconds_of_no_retry_is_no_lease() -> None:
     with Served() as server:
         assert type(server.vm()._stream) is Stream
         for seconds in (0, -1.0, "1"):
-            refuses(MachineError, "number of seconds above 0", server.vm, retry=seconds)
+            refuses(MachineError, "timeout in seconds > 0", server.vm, retry=seconds)
 
 
 def test_eager_code_does_not_notice(server: Served) -> None:

@@ -106,9 +106,9 @@ def test_what_a_server_does_is_on_a_page(processes: int) -> None:
 def test_what_two_have_counted_is_added() -> None:
     one, two = Metrics(), Metrics()
     for metrics, seconds in ((one, 1e-6), (one, 0.5), (two, 0.5), (two, 1e3)):
-        metrics.took("call", seconds)
+        metrics.observe("call", seconds)
         metrics.limits["OutOfMemory"] += 1
-    one.add(json.loads(json.dumps(two.told())))
+    one.add(json.loads(json.dumps(two.to_json())))
     assert one.limits == {"OutOfMemory": 4}
     assert one.seconds["call"] == [pytest.approx(1001.000001), 1, 0, 0, 0, 0, 2, 0, 0, 1]
     assert two.seconds["call"][1] == 0
@@ -248,12 +248,12 @@ def test_what_is_no_socket_of_systemd_is_refused(monkeypatch: pytest.MonkeyPatch
     for pid, count in (("", "1"), ("1", "1"), (str(os.getpid()), "2")):
         monkeypatch.setenv("LISTEN_PID", pid)
         monkeypatch.setenv("LISTEN_FDS", count)
-        refuses(AddressError, "takes one socket", inherited_socket)
+        refuses(AddressError, "expected one socket", inherited_socket)
     with Served() as server:
         sock = socket.create_server(("0.0.0.0", 0))
         with sock:
             refuses(AddressError, "--insecure", Served, sock)
-        assert server.lets_in()
+        assert server.admits()
 
 
 def test_systemd_is_told_where_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

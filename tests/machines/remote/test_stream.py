@@ -106,9 +106,9 @@ def test_an_array_passes_without_a_copy(ends: tuple[Stream, Stream]) -> None:
     (b"", ConnectionLost, "has closed the connection"),
     (message(b"abc")[:-1], ConnectionLost, "has closed the connection"),
     (message(bytes(LARGE + 1))[:-1], ConnectionLost, "has closed the connection"),
-    (b"HTTP/1.1 200 OK\r\n", EncodingError, "a message starts with b'MLVM'"),
-    (struct.pack("<4sHHQ", b"MLVM", 2, 2, 0), EncodingError, "a message starts with"),
-    (struct.pack("<4sHHQ", b"MLVM", 1, 99, 0), EncodingError, "a message starts with"),
+    (b"HTTP/1.1 200 OK\r\n", EncodingError, "expected b'MLVM'"),
+    (struct.pack("<4sHHQ", b"MLVM", 2, 2, 0), EncodingError, "a message: expected"),
+    (struct.pack("<4sHHQ", b"MLVM", 1, 99, 0), EncodingError, "a message: expected"),
     (struct.pack("<4sHHQ", b"MLVM", 1, 2, 2**63), LimitExceeded, "the limit is 1,000,000"),
 )
 def test_what_is_no_message(sent: bytes, error: type[Exception], text: str) -> None:
@@ -122,8 +122,8 @@ def test_what_is_no_message(sent: bytes, error: type[Exception], text: str) -> N
 
 def test_silence_is_a_lost_connection(ends: tuple[Stream, Stream]) -> None:
     ends[0].set_timeouts(0.05, 0.05)
-    refuses(ConnectionLost, "nothing was heard in time", ends[0].receive)
-    refuses(ConnectionLost, "nothing was heard in time", ends[0].send, [bytes(100 << 20)])
+    refuses(ConnectionLost, "is lost: timeout", ends[0].receive)
+    refuses(ConnectionLost, "is lost: timeout", ends[0].send, [bytes(100 << 20)])
 
 
 def test_close_wakes_who_waits(ends: tuple[Stream, Stream]) -> None:
@@ -229,7 +229,11 @@ def test_a_message_that_comes_byte_by_byte_has_a_deadline(size: int) -> None:
                     ours.send(bytes([byte]))
 
         dripping, begun = start(drip), time.monotonic()
-        refuses(ConnectionLost, "not whole in time", lambda: receiver.receive()[1].rest())
+        refuses(
+            ConnectionLost,
+            "receiving a message took",
+            lambda: receiver.receive()[1].rest(),
+        )
         assert time.monotonic() - begun < 2.0
         over.set()
         dripping.result(PATIENCE)
@@ -248,7 +252,7 @@ def test_an_answer_that_is_read_bit_by_bit_has_a_deadline(monkeypatch: pytest.Mo
                     ours.recv(2000)
 
         sipping, begun = start(sip), time.monotonic()
-        refuses(ConnectionLost, "not taken in time", sender.send, [bytes(1 << 22)])
+        refuses(ConnectionLost, "sending a message took too long", sender.send, [bytes(1 << 22)])
         assert time.monotonic() - begun < 5.0
         over.set()
         sipping.result(PATIENCE)

@@ -21,7 +21,7 @@ from mlvm.core.errors import (
     MachineError,
 )
 from mlvm.machines.remote.client import RemoteVM
-from mlvm.machines.remote.connect import _Way
+from mlvm.machines.remote.connect import _Endpoint
 from mlvm.machines.remote.handshake import Hello
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.stream import Stream
@@ -94,7 +94,7 @@ def test_a_call_that_takes_too_long_ends_its_launch(server: Served) -> None:
     begun = time.monotonic()
     with client(server) as (vm, x):
         vm.call_timeout = 0.1
-        with pytest.raises(CallTimeout, match=r"longer than the 0\.1 seconds") as caught:
+        with pytest.raises(CallTimeout, match=r"longer than its timeout of 0\.1 seconds") as caught:
             vm.launch(FOR_EVER, max_steps=10**15)
         assert isinstance(caught.value, TimeoutError)
         vm.call_timeout = None
@@ -121,10 +121,14 @@ def test_no_other_launch_is_ended(server: Served) -> None:
 
 
 def test_who_has_no_key_ends_nothing(server: Served) -> None:
-    way = _Way(str(server.address), SECRET, None, server._context is not None and CERTIFICATE)
+    way = _Endpoint(str(server.address), SECRET, None, server._context is not None and CERTIFICATE)
     for key, last in (("", "1"), ("0" * 32, "1")):
         refuses(
-            AccessRefused, "no client has that key", way.open, Hello("interrupt", key, last), 5.0
+            AccessRefused,
+            "no connected client has",
+            way.open,
+            Hello("interrupt", key, last),
+            5.0,
         )
 
 
@@ -135,13 +139,16 @@ def test_a_server_that_stops_is_lost_in_time(said: bytes) -> None:
     def interrupt(last: int) -> None:
         raise refused
 
-    for refused in (AccessRefused("no client has that key"), ConnectionLost("nobody is there")):
+    for refused in (
+        AccessRefused("no connected client has"),
+        ConnectionLost("no server there"),
+    ):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             vm = RemoteVM(Stream(ours), "far", interrupt=interrupt)
             vm.call_timeout = 0.05
             theirs.send(said)
-            why = "nothing was heard in time" if said else str(refused)
+            why = "is lost: timeout" if said else str(refused)
             for _ in range(2):
                 refuses(ConnectionLost, f"far: .*{why}", vm.synchronize)
 
@@ -149,4 +156,4 @@ def test_a_server_that_stops_is_lost_in_time(said: bytes) -> None:
 def test_timeouts_are_numbers_above_0() -> None:
     for seconds in (0, -1.0, "1", float("nan")):
         with Served() as server:
-            refuses(MachineError, "number of seconds above 0", server.vm, call_timeout=seconds)
+            refuses(MachineError, "timeout in seconds > 0", server.vm, call_timeout=seconds)

@@ -12,7 +12,7 @@ import pytest
 from mlvm.core.errors import AccessRefused, LimitExceeded
 from mlvm.core.program.assembly import assemble
 from mlvm.machines.remote.client import RemoteVM
-from mlvm.machines.remote.connect import _Way
+from mlvm.machines.remote.connect import _Endpoint
 from mlvm.machines.remote.handshake import Hello
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.users import Accounts, niceness, own_secret, users_of
@@ -50,15 +50,15 @@ def test_each_user_proves_a_secret_of_its_own() -> None:
     few = limits(user_connections=2)
     with Served(secret=FILE, limits=few) as server:
         alices = [of(server, "alice") for _ in range(2)]
-        refuses(AccessRefused, "2 clients of yours are connected", of, server, "alice")
+        refuses(AccessRefused, "2 clients of this user are connected", of, server, "alice")
         of(server, "bob")
         server.vm(secret=users_of(FILE)["bob"])  # the name need not be said
         seen = [each["user"] for each in server.status()["clients"]]
         assert seen == ["alice", "alice", "bob", "bob"]
         for wrong in ("carol:the-secret-of-carol", "alice-the-secret-of-alice"):
-            refuses(AccessRefused, "the secret is another", server.vm, secret=wrong)
+            refuses(AccessRefused, "the secret is wrong", server.vm, secret=wrong)
         server.reload(b"carol:the-secret-of-carol")
-        refuses(AccessRefused, "the secret is another", of, server, "bob")
+        refuses(AccessRefused, "the secret is wrong", of, server, "bob")
         server.vm(secret="carol:the-secret-of-carol")
         alices[0].synchronize()
 
@@ -67,10 +67,14 @@ def test_a_users_lease_is_no_other_users() -> None:
     with Served(secret=FILE, limits=limits(lease_seconds=20.0)) as server:
         of(server, "alice", retry=5.0)
         [lease] = server._clients.values()
-        way = _Way(str(server.address), users_of(FILE)["bob"], None, False)
+        way = _Endpoint(str(server.address), users_of(FILE)["bob"], None, False)
         for wants in ("resume", "interrupt"):
             refuses(
-                AccessRefused, "no client has that key", way.open, Hello(wants, lease.key, "1"), 5
+                AccessRefused,
+                "no connected client has",
+                way.open,
+                Hello(wants, lease.key, "1"),
+                5,
             )
 
 
@@ -90,7 +94,7 @@ def test_what_a_client_took_is_counted_once_though_it_goes_meanwhile() -> None:
         vm.synchronize()
         server.status = goes_meanwhile  # type: ignore[method-assign]
         assert over.wait(PATIENCE)
-        wait_for(lambda: not server._accounts._seen)
+        wait_for(lambda: not server._accounts._totals)
         assert server._accounts._users[""].last_hour(time.monotonic())[0] == 1
 
 
@@ -119,7 +123,7 @@ def test_a_user_who_holds_too_much_has_to_give_something_up(processes: int) -> N
         one, two, other = of(server, "alice"), of(server, "alice"), of(server, "bob")
         kept = one.alloc_storage(800)
         two.alloc_storage(800)
-        told = "the user 'alice' has taken 1,600 bytes, and the quota is 1,000"
+        told = "the user 'alice' has used 1,600 bytes, and the quota is 1,000"
         wait_for(lambda: is_refused(one, told) and is_refused(two, told))
         other.alloc_storage(800)
         one.dealloc_storage(kept)
@@ -176,7 +180,7 @@ def test_an_hour_later_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None
     now += 1800
     accounts.spend("alice", 1, 9, 1.0)  # since it came
     assert accounts.over("alice") == (
-        "the user 'alice' has taken 11 launches in an hour, and the quota is 10"
+        "the user 'alice' has used 11 launches in an hour, and the quota is 10"
     )
     assert accounts.over("bob") is None
     now += 1900

@@ -20,7 +20,7 @@ from mlvm.machines.native.loop import call_of
 _MOST: Final = 1 << 16
 
 
-class KnownLaunches:
+class LaunchCache:
     """Cache of the launches of one client of a VM, whose kernels share the threads of `pool`."""
 
     def __init__(self, vm: VM, pool: Pool) -> None:
@@ -28,7 +28,7 @@ class KnownLaunches:
         self._lock = vm._lock
         self._pool = pool
         self._bound: dict[bytes, Bound] = {}
-        self._programs: set[bytes] = set()  # the numbers of those that may be there
+        self._programs: set[bytes] = set()  # numbers of the programs in the cache
         self._version = -1
 
     def run(self, buffer: memoryview, start: int, end: int) -> tuple[int, int]:
@@ -42,12 +42,12 @@ class KnownLaunches:
                 self._clear()
             return run_launches(self._pool, buffer, start, end, self._bound)
 
-    def learn(self, body: bytes, program: Program, args: tuple[TensorHandle, ...]) -> None:
+    def add(self, body: bytes, program: Program, args: tuple[TensorHandle, ...]) -> None:
         """Add the launch with this body, if it is one call of a native kernel on its arguments."""
         with self._lock:
             linked = self._vm._linked.get(id(program))
             code, _ = linked.bound.get(args, (None, ())) if linked is not None else (None, ())
-            self._learn(body, code)
+            self._add(body, code)
 
     def forget(self, number: int) -> None:
         """Drop the launches of the program with that number, which is now another or none."""
@@ -59,7 +59,7 @@ class KnownLaunches:
         self._bound.clear()
         self._programs.clear()
 
-    def _learn(self, body: bytes, code: Code | None) -> None:
+    def _add(self, body: bytes, code: Code | None) -> None:
         steps = code.steps if code is not None else ()
         if len(steps) != 2 or steps[0][0] != CALL_ON_ARGS or steps[1][0] != HALT:
             return
