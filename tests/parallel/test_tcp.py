@@ -183,7 +183,7 @@ def test_who_does_not_know_the_secret_or_the_size_stays_out() -> None:
     address = free_address()
     first = partial(TcpGroup, 0, 2, address, secret=SECRET, start=0.4)
     for other, text in (
-        (partial(TcpGroup, 1, 2, address, secret="another secret of them"), "the secret is anoth"),
+        (partial(TcpGroup, 1, 2, address, secret="another secret of them"), "the secret is wro"),
         (partial(TcpGroup, 1, 3, address, secret=SECRET), "this group has 2 members, not 3"),
     ):
         waits, refused = both(first, other)
