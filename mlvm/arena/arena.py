@@ -1,18 +1,18 @@
 """Arenas: named memory for tensors that live and end together.
 
-An arena takes storages from its VM, carves them into regions, and hands the regions out again
-and again (see `placement`). A step that allocates as the step before gets the same addresses, and
-the views remembered there: in steady state nothing is allocated.
+An arena takes storages from its VM, carves them into regions, and reuses the regions (see
+`placement`). A step that allocates as the step before gets the same addresses, and the views that
+were created there: in steady state nothing is allocated.
 
-One thread at a time enters an arena, and resets it. Its tensors are read on any thread, and die on
-any. So `alloc` and the end of a tensor suit threads, and take no lock, which would cost as much as
-all they do. Instead, whoever takes `tensor.region` away ends the tensor. CPython (3.11 and later,
-with its global lock) lets another thread in only at a call or a loop; the lines marked `at once`
-have neither. All that is rare takes the arena's lock. A thread that has this lock calls no VM: a
-launch may call Python that waits for the lock.
+One thread at a time enters an arena, and resets it. Any thread may read its tensors and end them.
+So `alloc` and the end of a tensor are thread-safe, without a lock, which would cost as much as they
+do. The thread that removes `tensor.region` ends the tensor. CPython (3.11 and later, with its
+global lock) switches threads only at a call or a loop; the lines marked `at once` have neither.
+Rare operations take the arena's lock. A thread that holds this lock calls no VM: a launch may call
+Python that waits for the lock.
 
-A region keeps its handles: the next tensor there has the handle of the last. So whoever has read a
-tensor looks whether it still lives, and drops what was read if not.
+A region retains its handles: the next tensor there has the handle of the last. So after reading a
+tensor, the reader checks that it is still alive, and drops the value if not.
 """
 
 from __future__ import annotations
@@ -50,8 +50,11 @@ A = TypeVar("A", bound="Allocation", default="Allocation")
 class Allocation(AllocationFields):
     """A typed tensor in an arena, until it dies, is freed, or its arena is reset.
 
-    `handle` names it in `arena.vm`. A view has a `base` that it keeps alive, and no region
-    of its own. A stale one has handle 0, and its root's `ended` says why.
+    arena: its arena
+    handle: its name in `arena.vm`; 0 if stale
+    region: its memory; None for a view, and after its end
+    base: for a view, the tensor that owns the bytes, which it keeps alive
+    ended: why it has ended
     """
 
     __slots__ = ()
@@ -64,29 +67,29 @@ class Allocation(AllocationFields):
     ended: str
 
     def prepare(self) -> None:
-        """What a subclass sets up in a tensor that its arena makes for itself."""
+        """Initialize a tensor that the arena itself allocates; for subclasses."""
 
     @property
     def root(self) -> Allocation:
-        """What owns the bytes: the base of a view, else the allocation itself."""
+        """The owner of the bytes: the base of a view, else the allocation itself."""
         base = self.base  # once: an update by another thread may take it away
         return self if base is None else base
 
     def views(self) -> list[Allocation]:
-        """The views of it that are alive."""
+        """Return its views that are alive."""
         region = self.region
         return _alive(region.views if region is not None else None)
 
     def _settle(self) -> None:
-        """Be the one that its region, if it has one, belongs to."""
+        """Become the holder of its region, if it has one."""
         region = self.region
         if region is not None:
-            reference, place = weakref.ref(self), region.made_at
+            reference, place = weakref.ref(self), region.allocated_at
             region.holder = reference
             region.noted = (reference, place) if place is not None else None
 
     def stale(self) -> errors.StaleTensor:
-        """The error for using this allocation after its end."""
+        """Return the error for using this allocation after its end."""
         why = getattr(self.root, "ended", "its arena was closed")
         text = f"this {self.type} of arena {self.arena.name!r} ended: {why}"
         return errors.StaleTensor(f"{text}; read it or copy it before")
@@ -96,13 +99,13 @@ V = TypeVar("V")
 
 
 def _alive(entries: weakref.WeakValueDictionary[int, V] | None) -> list[V]:
-    """Those that are alive. Another thread may add one meanwhile, so they are copied at once."""
+    """Return the live values. The references are copied at once, as another thread may add some."""
     references = entries.valuerefs() if entries else ()
     return [one for reference in references if (one := reference()) is not None]
 
 
 def stale_of(tensors: Iterable[Allocation]) -> errors.StaleTensor | None:
-    """The error for the first of these tensors that has ended, if one has."""
+    """Return the error for the first of these tensors that has ended, or None."""
     for x in tensors:
         if x.handle == STALE or x.arena.closed:
             return x.stale()
@@ -110,10 +113,10 @@ def stale_of(tensors: Iterable[Allocation]) -> errors.StaleTensor | None:
 
 
 def exchange(x: Allocation, new: Allocation) -> None:
-    """Let `x` have the memory of `new`, of the same type, which nobody else knows; `new` gets that
-    of `x`. The views of `x` become views of `new`: they see the same bytes as before."""
+    """Exchange the memory of `x` and `new`, of the same type; only the caller may refer to `new`.
+    The views of `x` become views of `new`: they see the same bytes as before."""
     region, base = x.region, x.base
-    known = (base if base is not None else x).region
+    owner = (base if base is not None else x).region
     x.region, x.base, x.arena, x.handle, new.region, new.base, new.arena, new.handle = (
         *(new.region, new.base, new.arena, new.handle),
         *(region, base, x.arena, x.handle),
@@ -129,7 +132,7 @@ def exchange(x: Allocation, new: Allocation) -> None:
             moved(tensor.region)
         for watcher in tensor.arena._watchers.copy():
             watcher.moved(tensor)
-    views = known.views if known is not None else None
+    views = owner.views if owner is not None else None
     if base is not None and views is not None:
         views.pop(id(x), None)
         views[id(new)] = new
@@ -139,7 +142,7 @@ def exchange(x: Allocation, new: Allocation) -> None:
 
 
 def rebase(view: Allocation, base: Allocation) -> None:
-    """Let a view be one of another base, in the bytes of that. Raises `StaleTensor`."""
+    """Make a view one of another base, in the bytes of that base. Raises `StaleTensor`."""
     twin = base.arena.view(base, view.type)
     old = view.root.region
     view.base, view.arena, view.handle = twin.base, twin.arena, twin.handle
@@ -151,17 +154,17 @@ def rebase(view: Allocation, base: Allocation) -> None:
 
 
 class Guest(Protocol):
-    """Tensors in other memory that an arena's reset ends too. What is got from a queue inside
-    `with arena:` is one."""
+    """Interface of tensors in other memory that an arena's reset ends too, such as those of a queue
+    inside `with arena:`."""
 
     def end(self, why: str) -> None: ...
 
 
 class Watcher(Protocol):
-    """Is told of an arena's tensors: of each one made, each one ended before it dies, each one that
-    has moved into a region of another, each that gets a name, and each reset of the arena."""
+    """Listener for events of an arena: allocations, ends of tensors, moves into another region,
+    names and resets."""
 
-    def made(self, tensor: Allocation) -> None: ...
+    def allocated(self, tensor: Allocation) -> None: ...
     def ending(self, tensor: Allocation) -> None: ...
     def moved(self, tensor: Allocation) -> None: ...
     def named(self, tensor: Allocation, name: Name) -> None: ...
@@ -170,12 +173,12 @@ class Watcher(Protocol):
 
 Name: TypeAlias = tuple[str, str]
 _names: Final[weakref.WeakKeyDictionary[Region, tuple[object, Name]]] = weakref.WeakKeyDictionary()
-"""Of regions whose tensor has a name: the reference to that tensor, and the name."""
+"""By region whose tensor has a name: the reference to that tensor, and the name."""
 
 
 def set_name(tensor: Allocation, kind: str, path: str = "") -> None:
-    """Name a tensor in pictures and reports, which else tell its op: what kind of tensor it is,
-    which decides its colour, and which one, such as a parameter's path."""
+    """Name a tensor in pictures and reports, which show its op by default. The kind decides its
+    colour; the path tells tensors of a kind apart, such as a parameter's path."""
     root = tensor.root
     region = root.region
     if region is not None:
@@ -185,13 +188,13 @@ def set_name(tensor: Allocation, kind: str, path: str = "") -> None:
 
 
 def name_at(region: Region) -> Name:
-    """The kind and the path of the tensor that lives in the region, or nothing twice."""
+    """Return the kind and path of the tensor in the region, or two empty texts."""
     holder, name = _names.get(region, (None, ("", "")))
     return name if holder is region.holder else ("", "")
 
 
 class Holder(NamedTuple):
-    """A live tensor: its size in the arena, and the Python line that made it, if noted."""
+    """A live tensor: its size in the arena, and the Python line that allocated it, if noted."""
 
     nbytes: int
     type: TensorType
@@ -202,7 +205,7 @@ class Holder(NamedTuple):
 
 
 class Mark:
-    """A point in an arena's life to rewind to. It refers to the tensors that lived then."""
+    """A point to which an arena can rewind. It refers to the tensors alive at that point."""
 
     __slots__ = ("__weakref__", "_living", "_number", "arena")
 
@@ -213,7 +216,7 @@ class Mark:
 
 
 class Regions(weakref.WeakValueDictionary[TensorHandle, Region]):
-    """The regions of all arenas of one VM, by every handle that views them."""
+    """The regions of all arenas of one VM, by each of their handles."""
 
     data: dict[TensorHandle, weakref.ref[Region]]  # as the base class has it
 
@@ -222,13 +225,13 @@ class Regions(weakref.WeakValueDictionary[TensorHandle, Region]):
         _vms[id(vm)] = vm
         self._once = weakref.WeakValueDictionary[int, Region]()
         self.on_moved: Callable[[Region], None] | None = None
-        """Called with each region that a tensor has left, or come to, in an exchange."""
+        """Called with each region of a tensor that `exchange` has moved."""
 
     def add(self, handle: TensorHandle, region: Region) -> None:
         self[handle] = self._once[id(region)] = region
 
     def once(self) -> list[Region]:
-        """Each region once, however many handles view it."""
+        """Return each region once, regardless of its number of handles."""
         return _alive(self._once)
 
 
@@ -236,22 +239,22 @@ _vms: Final = weakref.WeakValueDictionary[int, VMProtocol]()
 
 
 def vms() -> list[VMProtocol]:
-    """The VMs that have arenas."""
-    found = [reference() for reference in _vms.valuerefs()]  # other threads make some meanwhile
-    return [vm for vm in found if vm is not None]
+    """Return the VMs that have arenas."""
+    alive = [reference() for reference in _vms.valuerefs()]  # others may add some
+    return [vm for vm in alive if vm is not None]
 
 
 def regions(vm: VMProtocol) -> Regions:
-    """The `Regions` of the VM."""
+    """Return the `Regions` of a VM."""
     return vm.attached(Regions)
 
 
 scope: ContextVar[Arena | None] = ContextVar("scope", default=None)
-"""The arena that a thread or task allocates results in: that of the last block it began."""
+"""The arena of a thread's or task's results: that of its innermost block."""
 
 
 class results_in:
-    """A block in which results are allocated in an arena; see `Arena.hosting`."""
+    """Context manager that allocates results in an arena; see `Arena.hosting`."""
 
     __slots__ = ("arena", "resets", "thread")
 
@@ -269,7 +272,7 @@ class results_in:
 
 
 _blocks: ContextVar[tuple[results_in, ...]] = ContextVar("blocks", default=())
-"""The blocks that a thread or task is in, the innermost last."""
+"""The open blocks of a thread or task, the innermost last."""
 
 
 def _set_blocks(blocks: tuple[results_in, ...]) -> None:
@@ -278,39 +281,40 @@ def _set_blocks(blocks: tuple[results_in, ...]) -> None:
 
 
 _arenas: Final = weakref.WeakValueDictionary[int, "Arena"]()
-_kept: Final[list[Arena]] = []
+_alive_at_fork: Final[list[Arena]] = []
 
 if hasattr(os, "register_at_fork"):
-    # A forked process drops what only other threads knew before it frees the locks that they had.
+    # A forked process drops references of other threads before it frees the locks that they hold.
     os.register_at_fork(
-        before=lambda: _kept.extend(_alive(_arenas)),
-        after_in_parent=_kept.clear,
-        after_in_child=_kept.clear,
+        before=lambda: _alive_at_fork.extend(_alive(_arenas)),
+        after_in_parent=_alive_at_fork.clear,
+        after_in_child=_alive_at_fork.clear,
     )
 
 on_made: Final[list[Callable[[Arena], None]]] = []
-"""Functions called with each new arena, such as one that records it from its first moment on."""
+"""Callbacks with each new arena, for example to record it from its first moment on."""
 
 
 class Arena(ArenaFields):
     """Memory of a VM under a name. `with arena:` allocates in it, and resets it at the end.
 
-    `used` bytes are taken now, `high_water` is the most there ever were, `capacity` is what
-    the arena holds of its VM. Sizes are in bytes, each tensor's rounded up to 64.
+    used: bytes of live tensors; each tensor's size is rounded up to 64
+    high_water: the most bytes in use so far
+    capacity: bytes of the storages that the arena has of its VM
 
-    With `capacity` the arena takes so many bytes at the start and never grows. It notes the Python
-    line of each allocation, and names the largest when the capacity does not suffice. Without
-    `capacity` it grows by chunks; with `trims` it first gives empty chunks back, once they outweigh
-    what is in use.
+    With `capacity` the arena allocates that many bytes at the start and never grows. It notes the
+    Python line of each allocation, and names the largest when the capacity does not suffice.
+    Without `capacity` it grows by chunks; with `trims` it first frees empty chunks, once they
+    outweigh the bytes in use.
 
-    It hands a region out again to the next tensor of its size. For a size that it has no region
-    of, it merges free neighbours. A growing arena merges only regions that a few resets left
-    unused, and only once it holds twice what it ever needed.
+    A region is reused by the next tensor of its size. If there is no region of a size, free
+    neighbours are merged. A growing arena merges only regions unused for a few resets, and only
+    once its capacity is twice its high water.
 
     One thread at a time is inside `with arena:` or `arena.allocating()`. Another that enters,
     marks, rewinds, resets or closes it meanwhile gets `ArenaBusy`. Any thread may read its tensors.
 
-    Raises `ArenaError` for an impossible capacity, `OutOfMemory` for one that the VM does not have.
+    Raises `ArenaError` for an impossible capacity, `OutOfMemory` if the VM has less memory.
     An op whose result does not fit a fixed capacity raises `ArenaOverflow`.
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
@@ -338,16 +342,16 @@ class Arena(ArenaFields):
     ) -> None:
         if not hasattr(vm, "tensor_from_storage"):
             raise errors.ArenaError(
-                f"an arena is memory of a VM, not of {errors.brief(vm)}; its name comes second: "
+                f"ml.Arena: expected a VM, got {errors.brief(vm)}; its name comes second: "
                 'ml.Arena(ml.VM(), "weights")'
             )
         if not name:
-            raise errors.ArenaError('an arena has a name: ml.Arena(vm, "weights")')
+            raise errors.ArenaError('ml.Arena: expected a name: ml.Arena(vm, "weights")')
         if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
-            raise errors.ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity!r}")
+            raise errors.ArenaError(f"arena {name!r}: expected a capacity >= 0, got {capacity!r}")
         vm.require_open()
         self.vm = vm
-        regions(vm)  # from now on it is among `vms`
+        regions(vm)  # adds it to `vms`
         self.fast_path = getattr(vm, "fast_path", None)  # of a native VM
         self.name = name
         self.used = 0
@@ -366,7 +370,7 @@ class Arena(ArenaFields):
         self._inside: list[results_in] = []
         self._marks: weakref.WeakValueDictionary[int, Mark] = weakref.WeakValueDictionary()
         self._marks_made = 0
-        # Not the VM itself: this arena may be attached to it, and it must be free to die.
+        # A weak reference: this arena may be attached to the VM, and must not keep it alive.
         chunks = self._placement.chunks
         self._close = weakref.finalize(self, _dealloc, weakref.ref(vm), chunks)
         self._close.atexit = False
@@ -385,7 +389,7 @@ class Arena(ArenaFields):
         kind: type[A] = Allocation,  # type: ignore[assignment]
         region: Region | None = None,
     ) -> A:
-        """A tensor of that type, its bytes undefined; in `region`, if one is given.
+        """Allocate a tensor, its bytes undefined; in `region`, if passed.
 
         Raises `ArenaOverflow` when a fixed capacity does not suffice, `ArenaError` after close.
 
@@ -415,7 +419,7 @@ class Arena(ArenaFields):
         return tensor
 
     def view(self, base: Allocation, type: TensorType, kind: type[A] = Allocation) -> A:  # type: ignore[assignment]
-        """Another tensor over the same bytes, of a type of the same size. It keeps `base` alive.
+        """Create a tensor over the same bytes, of a type of the same size. It keeps `base` alive.
 
         Raises `StaleTensor`, or `ArenaError` for a type of other size or a base of another arena.
 
@@ -430,7 +434,7 @@ class Arena(ArenaFields):
             raise root.stale()
         if type.nbytes != base.type.nbytes:
             raise errors.ArenaError(
-                f"a view of {base.type} has as many bytes; {type} has {type.nbytes}"
+                f"a view of {base.type}: expected a type of {base.type.nbytes} bytes, got {type}"
             )
         tensor = _new(kind)
         tensor.region = None
@@ -440,7 +444,7 @@ class Arena(ArenaFields):
         tensor.handle = region.handles.get(type) or self._view(region, type)
         views = region.views
         if views is None:
-            with self._lock:  # threads may view one tensor
+            with self._lock:  # several threads may view one tensor
                 views = region.views = region.views or weakref.WeakValueDictionary()
         views[id(tensor)] = tensor
         if root.region is not region:  # another thread has ended or moved it meanwhile
@@ -448,11 +452,11 @@ class Arena(ArenaFields):
         return tensor
 
     def keep(self, tensor: A) -> A:
-        """A copy of a tensor, from any arena of the same VM, in this one; of the same kind.
+        """Copy a tensor of any arena of the same VM into this one; the copy has its class.
 
             best = weights.keep(loss)  # survives the reset of the arena that `loss` is in
 
-        It starts a life of its own: no gradient flows through it. Raises `StaleTensor`,
+        No gradient flows through the copy. Raises `StaleTensor`,
         `ArenaError` for a tensor of another VM, `ArenaBusy` while another thread is inside this
         arena, and what `alloc` raises.
 
@@ -484,7 +488,7 @@ class Arena(ArenaFields):
         return copy
 
     def free(self, tensor: Allocation) -> None:
-        """Give the tensor's bytes back now; it is stale from here on.
+        """Free the tensor's bytes now; the tensor becomes stale.
 
         Raises `StaleTensor`, or `ArenaError` for a view or a tensor of another arena.
 
@@ -494,11 +498,13 @@ class Arena(ArenaFields):
         """
         self._require_own(tensor)
         if tensor.base is not None and tensor.base.region is not None:
-            raise errors.ArenaError("free the base of a view")
+            raise errors.ArenaError("free: expected a base, got a view: free its base")
         if not self._end(tensor, "it was freed"):
             raise tensor.stale()
 
     def reset(self) -> None:
+        """End every tensor of the arena. Its memory and handles stay. Raises `ArenaBusy` while
+        another thread is inside."""
         """End every tensor of the arena. Its memory and remembered views stay. Raises `ArenaBusy`
         while another thread is inside.
 
@@ -510,6 +516,8 @@ class Arena(ArenaFields):
             self._end_all("its arena was reset")
 
     def mark(self) -> Mark:
+        """Mark this point, to which `rewind` returns any number of times. Raises `ArenaBusy` while
+        another thread is inside."""
         """This point in the arena's life. `rewind` goes back to it, any number of times. Raises
         `ArenaBusy` while another thread is inside.
 
@@ -530,7 +538,7 @@ class Arena(ArenaFields):
         return mark
 
     def rewind(self, mark: Mark) -> None:
-        """End every tensor allocated since the mark, and the marks made since.
+        """End every tensor allocated since the mark, and all later marks.
 
         Raises `ArenaError` for a mark of another arena, or one that a reset or a rewind to an
         earlier mark has ended; `ArenaBusy` while another thread is inside.
@@ -541,13 +549,11 @@ class Arena(ArenaFields):
         """
         if not isinstance(mark, Mark) or mark.arena is not self:
             whose = f"one of arena {mark.arena.name!r}" if isinstance(mark, Mark) else repr(mark)
-            raise errors.ArenaError(f"arena {self.name!r} rewinds to its own marks, not to {whose}")
+            raise errors.ArenaError(f"arena {self.name!r}: expected a mark of it, got {whose}")
         with self._lock:
             self._require_turn()
             if self._marks.get(mark._number) is not mark:
-                raise errors.ArenaError(
-                    f"arena {self.name!r} was reset, or rewound past this mark, since"
-                )
+                raise errors.ArenaError(f"arena {self.name!r} was reset or rewound past this mark")
             for number in list(self._marks):
                 if number > mark._number:
                     self._marks.pop(number, None)
@@ -558,13 +564,15 @@ class Arena(ArenaFields):
             self._placement.tidy()
 
     def trim(self) -> None:
-        """Give storages in which no tensor lives back to the VM; a fixed capacity stays."""
+        """Return storages without live tensors to the VM; a fixed capacity stays."""
         if self.grows:
             with self._lock:
                 self._placement.release()
             self._give_back()
 
     def close(self) -> None:
+        """End every tensor and return all memory to the VM. Idempotent. Raises `ArenaBusy` while
+        another thread is inside."""
         """End every tensor and give all memory back to the VM. Idempotent. Raises `ArenaBusy` while
         another thread is inside.
 
@@ -581,7 +589,7 @@ class Arena(ArenaFields):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True after `close`."""
         return not self._close.alive
 
     # --- where results go ---
@@ -590,12 +598,12 @@ class Arena(ArenaFields):
         return self._enter(results_in(self, resets=True))
 
     def __exit__(self, *_: object) -> None:
-        """Leave the arena. A thread that finalizes another's generator ends the generator's stay
-        only: it goes on allocating where it did."""
+        """Leave the arena. A thread that finalizes another thread's generator closes only the
+        generator's block; its own scope stays."""
         mine = [block for block in _blocks.get() if block.arena is self and block.resets]
         if mine:
             mine[-1].__exit__()
-        with self._lock:  # whoever enters meanwhile waits for the reset
+        with self._lock:  # a thread that enters meanwhile waits for the reset
             stays = [block for block in self._inside if block.resets]
             if stays:
                 self._inside.remove(mine[-1] if mine and mine[-1] in stays else stays[-1])
@@ -620,8 +628,8 @@ class Arena(ArenaFields):
                 self._inside = [each for each in self._inside if each is not block]
 
     def hosting(self) -> results_in:
-        """A block in which results are allocated here, without entering the arena: for what has its
-        place here, such as a tensor that moves, whichever thread is inside."""
+        """Return a block that allocates results here without entering the arena: for memory that
+        belongs here, such as a moved tensor's, regardless of the thread inside."""
         return results_in(self)
 
     def _enter(self, block: results_in) -> Arena:
@@ -634,65 +642,64 @@ class Arena(ArenaFields):
         return not self._inside or self._inside[0].thread is threading.current_thread()
 
     def _require_turn(self) -> None:
-        """Raise `ArenaBusy` while another thread is inside. The lock is held. A thread that has
-        ended is not inside, nor is one of the process that this one was forked from."""
+        """Raise `ArenaBusy` while another thread is inside. The caller holds the lock. A thread
+        that has ended is not inside, nor is a thread of the parent of a forked process."""
         if not self._is_my_turn():
             self._inside = [block for block in self._inside if block.thread.is_alive()]
         if not self._is_my_turn():
             raise errors.ArenaBusy(
                 f"arena {self.name!r} is entered by thread {self._inside[0].thread.name!r}; it "
-                f"serves one thread at a time: give each an arena of its own"
+                f"serves one thread at a time: give each its own arena"
             )
 
-    # --- what can be seen ---
+    # --- inspection ---
 
     def note_lines(self, noted: bool = True) -> bool:
-        """Start or stop noting the Python line of each allocation. Returns whether they were
-        noted before."""
+        """Start or stop noting the Python line of each allocation. Return the previous setting."""
         before, self._notes_lines = self._notes_lines, noted
         self._choose_reference()
         return before
 
     def watch(self, watcher: Watcher) -> None:
-        """Tell the watcher of this arena's tensors from here on."""
+        """Call the watcher for each event of this arena from now on."""
         self._watchers.append(watcher)
         self._choose_reference()
 
     def unwatch(self, watcher: Watcher) -> None:
-        """Tell the watcher no more."""
+        """Stop calling the watcher."""
         self._watchers.remove(watcher)
         self._choose_reference()
 
     def _choose_reference(self) -> None:
-        """Choose how `alloc` refers to a new tensor. What nobody wants to know costs nothing."""
+        """Choose how `alloc` refers to a new tensor, so that unused events cost nothing."""
         if self._watchers:
-            self._refer = _tell
+            self._refer = _notify
         else:
-            self._refer = _note if self._notes_lines else weakref.ref
+            self._refer = _note_line if self._notes_lines else weakref.ref
 
     @property
     def capacity(self) -> int:
-        """The bytes that the arena holds of its VM."""
+        """The bytes of the arena's storages."""
         return sum(chunk.nbytes for chunk in self.chunks())
 
     def chunks(self) -> list[Chunk]:
-        """The storages that the arena holds of its VM, in the order they came."""
+        """Return the arena's storages, oldest first."""
         return self._placement.chunks.copy()
 
     def live(self) -> list[Allocation]:
-        """The tensors that hold a region now, in order of address."""
+        """Return the tensors that have a region, in order of address."""
         by_address = sorted(self._regions(), key=lambda region: (region.storage, region.offset))
         return [tensor for region in by_address if (tensor := region.tensor()) is not None]
 
     def holders(self) -> list[Holder]:
-        """What the live tensors take up and where they were made, the largest first."""
-        found = [
+        """Return size and origin of the live tensors, the largest first."""
+        holders = [
             Holder(region.nbytes, tensor.type, errors.line_of(place) if place is not None else None)
             for region in self._regions()
             if (tensor := region.tensor()) is not None
-            for place in [region.made_at]
+            for place in [region.allocated_at]
         ]
-        return sorted(found, key=lambda holder: holder.nbytes, reverse=True)
+        return sorted(holders, key=lambda holder: holder.nbytes, reverse=True)
 
     def __repr__(self) -> str:
         return (
@@ -706,16 +713,17 @@ class Arena(ArenaFields):
         return Reuse(grows=self.grows)
 
     def _regions(self) -> list[Region]:
-        return self._placement.regions.copy()  # which other threads may change
+        return self._placement.regions.copy()  # other threads may change the list
 
     def _require_own(self, tensor: Allocation) -> None:
         if tensor.arena is not self:
             raise errors.ArenaError(
-                f"arena {self.name!r} was given a {tensor.type} of arena {tensor.arena.name!r}"
+                f"arena {self.name!r}: expected a tensor of it, got a {tensor.type} of arena "
+                f"{tensor.arena.name!r}"
             )
 
     def _view(self, region: Region, type: TensorType) -> TensorHandle:
-        """The region's handle for a type that it had none for. Raises `ArenaError` after close."""
+        """Create the region's handle for a new type. Raises `ArenaError` after close."""
         try:
             new = self.vm.tensor_from_storage(region.storage, type, region.offset)
         except errors.HandleError:
@@ -725,7 +733,7 @@ class Arena(ArenaFields):
         self.views_created += 1
         regions(self.vm).add(new, region)
         handle = region.handles.setdefault(type, new)
-        if handle != new:  # another thread made one
+        if handle != new:  # another thread has created one
             self._dealloc(new)
         return handle
 
@@ -739,12 +747,12 @@ class Arena(ArenaFields):
             placement.resets = reset = placement.resets + 1
             for region in self._regions():
                 holder = region.holder
-                if holder is region.seen or holder is None:
+                if holder is region.holder_at_reset or holder is None:
                     continue
                 tensor = holder()
                 if tensor is not None:
                     self._end(tensor, why)
-                region.seen = holder
+                region.holder_at_reset = holder
                 region.last = reset
             placement.tidy()
         for guest in guests:
@@ -753,10 +761,10 @@ class Arena(ArenaFields):
             watcher.was_reset()
 
     def _end(self, tensor: Allocation, why: str) -> bool:
-        """End the tensor and its views; whether it had not ended yet.
+        """End the tensor and its views. Return False if it had ended.
 
-        A tensor that the garbage collector is about to finalize is not reached here. It keeps its
-        region until its `__del__`.
+        A tensor that the garbage collector is about to finalize is not reached here; its `__del__`
+        returns its region.
         """
         if tensor.region is None:
             return False
@@ -771,7 +779,7 @@ class Arena(ArenaFields):
         tensor.handle = STALE
         for view in _alive(views):
             view.handle = STALE
-        region.bin.append(region)  # whoever gets it now finds the tensor stale
+        region.bin.append(region)  # from here on another tensor may get it
         return True
 
     def _dealloc(self, handle: TensorHandle) -> None:
@@ -783,12 +791,12 @@ class Arena(ArenaFields):
         return errors.ArenaError(f"arena {self.name!r} is closed")
 
     def _find(self, type: TensorType) -> Region:
-        """A region for a type whose bin is empty."""
+        """Return a region for a type whose bin is empty."""
         nbytes = rounded(type.nbytes)
         while True:
             with self._lock:
                 if self.closed:
-                    raise self._closed() from None  # nor of the bin that was empty
+                    raise self._closed() from None  # hides the IndexError of the bin
                 thrifty = not self.grows or self.capacity > 2 * self.high_water
                 region = self._placement.find(type, thrifty=thrifty)
                 if region is None:
@@ -803,11 +811,11 @@ class Arena(ArenaFields):
             self._add_chunk(max(nbytes, self.capacity // 4, SMALLEST_CHUNK))
 
     def _overflow(self, type: TensorType, nbytes: int) -> errors.ArenaOverflow:
-        left, gap = self.capacity - self.used, self._placement.largest_gap()
-        pieces = f", in pieces of at most {gap:,}" if gap < left else ""
+        unused, gap = self.capacity - self.used, self._placement.largest_gap()
+        pieces = f", in pieces of at most {gap:,}" if gap < unused else ""
         largest = "; ".join(map(str, self.holders()[:_LARGEST]))
         return errors.ArenaOverflow(
-            f"arena {self.name!r}: {type} asks for {nbytes:,} bytes; {left:,} of "
+            f"arena {self.name!r}: {type} asks for {nbytes:,} bytes; {unused:,} of "
             f"{self.capacity:,} are left{pieces}"
             + (f"; the largest holders are {largest}" if largest else "")
         )
@@ -815,11 +823,11 @@ class Arena(ArenaFields):
     def _add_chunk(self, nbytes: int) -> None:
         nbytes = rounded(nbytes)
         self._placement.chunks.append(Chunk(self.vm.alloc_storage(nbytes), nbytes))
-        if self.closed:  # meanwhile, maybe before the chunk was there
+        if self.closed:  # another thread closed it, maybe before the chunk was added
             self.close()
 
     def _give_back(self) -> None:
-        """Give back to the VM what the placement has dropped."""
+        """Return handles and storages that the placement has dropped to the VM."""
         placement = self._placement
         while (handle := pop(placement.handles)) is not None:
             self._dealloc(handle)
@@ -827,23 +835,23 @@ class Arena(ArenaFields):
             self.vm.dealloc_storage(storage)
 
 
-def _note(tensor: Allocation) -> weakref.ref[Allocation]:
-    """Note the line that made a new tensor in its region. Returns a reference to the tensor."""
+def _note_line(tensor: Allocation) -> weakref.ref[Allocation]:
+    """Note the line that allocated a tensor in its region. Return a reference to the tensor."""
     reference, region = weakref.ref(tensor), tensor.region
     if region is not None:
         region.noted = reference, errors.user_place()
     return reference
 
 
-def _tell(tensor: Allocation) -> weakref.ref[Allocation]:
-    """Tell the watchers of its arena of a new tensor, and return a reference to it. No method: an
-    arena that refers to itself would not die as soon as nobody needs it."""
+def _notify(tensor: Allocation) -> weakref.ref[Allocation]:
+    """Call the watchers of its arena with a new tensor, and return a reference to it. This is not a
+    method: an arena that referred to itself would be freed only by the garbage collector."""
     region, arena = tensor.region, tensor.arena
-    reference = (_note if arena._notes_lines else weakref.ref)(tensor)
+    reference = (_note_line if arena._notes_lines else weakref.ref)(tensor)
     if region is not None:
-        region.holder = reference  # watchers ask for the place that made it
+        region.holder = reference  # watchers read its line
     for watcher in arena._watchers.copy():
-        watcher.made(tensor)
+        watcher.allocated(tensor)
     return reference
 
 

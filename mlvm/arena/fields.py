@@ -1,5 +1,5 @@
-"""What allocations, regions and arenas hold: slots; structs in C where the extension is here, so
-that the short way of an eager call (`language/dispatch.c`) reads and writes them without Python.
+"""Slots of allocations, regions and arenas. With the extension they are structs in C, which the
+fast path of eager calls (`language/dispatch.c`) reads and writes without Python.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from mlvm.machines.native.extension import EXTENSION
 
 
 class _AllocationSlots:
-    """Of an `Allocation`. The last two belong to whoever derives from it."""
+    """Slots of an `Allocation`. The last two are for subclasses."""
 
     __slots__ = (
         *("__weakref__", "arena", "base", "ended", "handle", "region", "type"),
@@ -21,10 +21,10 @@ class _AllocationSlots:
     region: Any
 
     def __del__(self) -> None:
-        """Whoever takes the region away ends the tensor. `language/dispatch.c` says the same."""
+        """End the tensor, as in `language/dispatch.c`: the thread that removes the region does."""
         try:
             region, self.region = self.region, None  # at once
-        except AttributeError:  # one that no arena has made
+        except AttributeError:  # not created by an arena
             return
         if region is not None:
             self.arena.used -= region.nbytes  # at once
@@ -32,20 +32,20 @@ class _AllocationSlots:
 
 
 class _RegionSlots:
-    """Of a `Region`."""
+    """Slots of a `Region`."""
 
     __slots__ = (
         *("__weakref__", "storage", "offset", "nbytes", "bin", "number", "handles"),
-        *("holder", "seen", "last", "noted", "views"),
+        *("holder", "holder_at_reset", "last", "noted", "views"),
     )
 
 
 class _ArenaSlots:
-    """Of an `Arena`, which has others besides."""
+    """Slots of an `Arena`, which has others too."""
 
 
 class _CallSlots:
-    """Of a `OneOp`, which has others besides."""
+    """Slots of a `OneOp`, which has others too."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
-"""Loans: memory of tensors that somebody outside of the arenas reads.
+"""Loans: memory of tensors that code outside of the arenas reads.
 
-A region whose tensor ends goes back to its bin, and from there to the next tensor. While it is
-lent, its bin is a `_Waiting`: the region gets to the bin that it came from only after the last loan
-has ended. So neither a reset nor the end of the tensor changes what the borrower sees.
+A region whose tensor ends returns to its bin, for the next tensor. While it is lent, its bin is a
+`_Waiting`: the region returns to its own bin only after the last loan has ended. So neither a reset
+nor the end of the tensor changes the bytes that the borrower sees.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _lock: Final = new_lock()  # a loan may end in a garbage collection inside of it
 
 
 class _Waiting(list[Region]):
-    """The bin of a region that is lent; `own` is the bin that it came from."""
+    """The bin of a lent region; `own` is its previous bin."""
 
     def __init__(self, own: list[Region]) -> None:
         super().__init__()
@@ -33,7 +33,8 @@ class _Waiting(list[Region]):
 
 
 class Loan:
-    """The memory of a tensor, which no other tensor gets before `end`. Raises `StaleTensor`."""
+    """A loan of a tensor's memory, which no other tensor gets before `end`. Raises
+    `StaleTensor`."""
 
     def __init__(self, tensor: Allocation) -> None:
         region = self._region = tensor.root.region
@@ -45,7 +46,7 @@ class Loan:
             region.bin.loans += 1
 
     def end(self) -> None:
-        """Give the memory back. Idempotent."""
+        """End the loan. Idempotent."""
         with _lock:
             region, self._region = self._region, None
             if region is None or not isinstance(region.bin, _Waiting):
@@ -58,8 +59,8 @@ class Loan:
 
 
 def can_lend(tensor: Allocation) -> bool:
-    """Whether the tensor's memory is its own for as long as its arena says: that of a scratch pad
-    or a queue's slot is not."""
+    """Return whether the tensor's memory can be lent: that of a scratch pad or of a queue's slot
+    cannot, as its tensors may overlap."""
     region = tensor.root.region
     bin = region.bin if region is not None else None
     return isinstance(tensor.arena._placement, Reuse) and (

@@ -1,12 +1,12 @@
-"""Where an arena puts a tensor: the chunks it holds, and the regions carved from them.
+"""Placement of tensors in an arena: its chunks, and the regions carved from them.
 
-`Reuse` hands a region out again and again. A region that comes back waits in the bin of its size;
-`tidy` puts each bin in the order in which its regions were made. So a step that allocates as the
-step before finds the same addresses. `Chosen` puts a tensor where its maker says.
+`Reuse` reuses regions. A free region waits in the bin of its size; `tidy` sorts each bin by the age
+of its regions. So a step that allocates as the step before gets the same addresses. `Chosen` puts a
+tensor at the caller's offset.
 
-A placement only keeps the books: it calls no VM. Its methods run under the arena's lock. Without
-the lock, threads take a region by `bin.pop()` and return it by `bin.append(region)`, which are
-atomic. So a region that is in no bin belongs to somebody.
+A placement calls no VM. Its methods run under the arena's lock. Without the lock, threads take a
+region by `bin.pop()` and return it by `bin.append(region)`, which are atomic. So a region that is
+in no bin has an owner.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from mlvm.core.types import ALIGNMENT, TensorType
 T = TypeVar("T")
 
 IDLE: Final = 3
-"""After so many resets without a use, a region of a growing arena may be merged or given back.
-Steps of a few kinds, such as training and evaluation, can take turns before that happens."""
+"""Resets without a use after which a region of a growing arena may be merged or freed. So steps of
+a few kinds, such as training and evaluation, may alternate."""
 
 _NUMBER: Final = attrgetter("number")
 
 
 def rounded(nbytes: int) -> int:
-    """What that many bytes take up: the next multiple of 64."""
+    """Round a size up to a multiple of `ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 Reference: TypeAlias = weakref.ref[Any]
-"""Refers to a tensor. Only the arena knows its class."""
+"""A reference to a tensor, whose class only the arena knows."""
 
 
 class Region(RegionFields):
-    """A piece of a storage, and the tensors ever viewed there. Its size never changes.
+    """A piece of a storage, of a fixed size, and the handles of tensors there.
 
-    `number` counts regions in the order of their making. `holder` refers to the last tensor that
-    had the region; that tensor may have ended. `seen` is the holder at the last reset, and `last`
-    the number of the last reset that found a new one. `noted` is a holder and the Python place
-    that made it, if lines are noted.
+    number: index in order of creation
+    holder: reference to the last tensor of the region, which may have ended
+    holder_at_reset: the holder at the last reset
+    last: number of the last reset at which the holder had changed
+    noted: a holder and the Python place that allocated it, if lines are noted
     """
 
     __slots__ = ()
@@ -59,21 +60,21 @@ class Region(RegionFields):
         self.number = number
         self.handles: dict[TensorType, TensorHandle] = {}
         self.holder: Reference | None = None
-        self.seen: Reference | None = None
+        self.holder_at_reset: Reference | None = None
         self.last = 0
         self.noted: tuple[Reference, Place | None] | None = None
         self.views: weakref.WeakValueDictionary[int, Any] | None = None
 
     @property
-    def made_at(self) -> Place | None:
-        """The Python place that made the holder, if it was noted."""
+    def allocated_at(self) -> Place | None:
+        """The Python place that allocated the holder, if noted."""
         noted = self.noted
         return noted[1] if noted is not None and noted[0] is self.holder else None
 
     def tensor(self) -> Any:
-        """The tensor that lives here now, or None."""
+        """Return the live tensor of the region, or None."""
         holder = self.holder
-        if holder is None or holder is self.seen:
+        if holder is None or holder is self.holder_at_reset:
             return None
         tensor = holder()
         return tensor if tensor is not None and tensor.region is self else None
@@ -91,11 +92,12 @@ class Chunk:
 
 
 class Placement:
-    """What both placements share. `regions` lists every region, `resets` counts resets.
+    """Base class of placements.
 
-    `bins` has the bin of each type that was placed before, if the placement has bins. `handles`
-    and `storages` belonged to regions and chunks that are gone; the arena gives them back to its
-    VM.
+    regions: every region
+    resets: number of resets
+    bins: the bin of each type that was placed before, if the placement has bins
+    handles, storages: of dropped regions and chunks; the arena returns them to its VM
     """
 
     def __init__(self, *, grows: bool) -> None:
@@ -109,32 +111,33 @@ class Placement:
         self._numbers = 0
 
     def find(self, type: TensorType, *, thrifty: bool) -> Region | None:
-        """A region for a type, which the caller then owns; None if the chunks have no room for it.
+        """Return a region for a type, owned by the caller; None if the chunks have no room for it.
 
         If `thrifty`, free neighbours are merged to make room.
         """
         raise NotImplementedError
 
     def tidy(self) -> None:
-        """Let the same requests find the same regions as after the last `tidy`."""
+        """Sort the bins, so that the same requests get the same regions as after the last
+        `tidy`."""
 
     def release(self, *, idle: bool = False) -> None:
-        """Drop the chunks in which nothing lives; if `idle`, only those long unused."""
+        """Drop the chunks without live tensors; if `idle`, only those long unused."""
         raise NotImplementedError
 
     def largest_gap(self) -> int:
-        """The most bytes that one request can have."""
+        """Return the most bytes that one request can get."""
         raise NotImplementedError
 
     def clear(self) -> None:
-        """Forget every region and chunk."""
+        """Drop every region and chunk."""
         self.regions.clear()
         self.bins.clear()
         for chunk in [*self.chunks]:
             self._drop_chunk(chunk)
 
     def _tail(self, nbytes: int) -> Chunk | None:
-        """A chunk that still has so many bytes to carve."""
+        """Return a chunk with `nbytes` uncarved bytes, or None."""
         return next((c for c in self.chunks if c.nbytes - c.carved >= nbytes), None)
 
     def _make(self, chunk: Chunk, offset: int, nbytes: int, bin: list[Region]) -> Region:
@@ -150,7 +153,7 @@ class Placement:
 
 
 class Reuse(Placement):
-    """Regions by size, handed out again last in, first out.
+    """Regions by size, reused last in, first out.
 
     A request may find neither a region of its size nor room to carve one. Then free neighbours are
     merged: in a fixed arena any, in a growing one only those long unused, because a repeated step
@@ -180,7 +183,7 @@ class Reuse(Placement):
 
     def tidy(self) -> None:
         for bin in list(self._sizes.values()):
-            bin.sort(key=_NUMBER, reverse=True)  # all in C: no thread sees it half sorted
+            bin.sort(key=_NUMBER, reverse=True)  # one call in C: other threads see it sorted
 
     def release(self, *, idle: bool = False) -> None:
         free = self._free(idle=idle)
@@ -204,35 +207,35 @@ class Reuse(Placement):
 
     def clear(self) -> None:
         for bin in self._sizes.values():
-            bin.clear()  # a thread in `alloc` may have found the bin already
+            bin.clear()  # a thread in `alloc` may hold the bin already
         super().clear()
         self._sizes.clear()
 
     def _free(self, *, idle: bool) -> set[int]:
-        """The ids of the regions in bins; if `idle`, only of those long unused."""
+        """Return the ids of the regions in bins; if `idle`, only of those long unused."""
         waiting = [region for bin in list(self._sizes.values()) for region in bin.copy()]
         if not idle:
             return {id(region) for region in waiting}
         return {
             id(region)
             for region in waiting
-            if region.holder is region.seen and self.resets - region.last >= IDLE
+            if region.holder is region.holder_at_reset and self.resets - region.last >= IDLE
         }
 
     def _inside(self, chunk: Chunk) -> list[Region]:
-        """The chunk's regions in order of address."""
+        """Return the chunk's regions in order of address."""
         inside = [region for region in self.regions if region.storage == chunk.storage]
         return sorted(inside, key=lambda region: (region.offset, region.nbytes))
 
     def _merge(self, nbytes: int, *, idle: bool) -> bool:
-        """Merge the first free neighbours that have so many bytes together; whether there were
+        """Merge the first free neighbours of at least `nbytes` together. Return whether there were
         any. They become a region of that size and one of the rest. At the end of a chunk they
-        become bytes to carve again."""
+        become uncarved bytes."""
         free = self._free(idle=idle)
         for chunk in self.chunks:
             run: list[Region] = []
             for region in self._inside(chunk):
-                if not region.nbytes:  # in nobody's way, and maybe inside of a merged one
+                if not region.nbytes:  # of no size, and maybe inside of a merged one
                     continue
                 run = [*run, region] if id(region) in free else []
                 have = sum(region.nbytes for region in run)
@@ -248,7 +251,7 @@ class Reuse(Placement):
         return False
 
     def _drop(self, run: list[Region]) -> bool:
-        """Forget these regions, unless a thread has just taken one of them."""
+        """Drop these regions, unless another thread has just taken one of them."""
         for i, region in enumerate(run):
             try:
                 region.bin.remove(region)
@@ -258,12 +261,12 @@ class Reuse(Placement):
                 return False
         for region in run:
             self.handles.extend(region.handles.values())
-        gone = set(run)
-        self.regions[:] = [region for region in self.regions if region not in gone]
+        dropped = set(run)
+        self.regions[:] = [region for region in self.regions if region not in dropped]
         return True
 
     def _put(self, chunk: Chunk, offset: int, nbytes: int) -> None:
-        """A new region in the bin of its size, to be handed out after those already there."""
+        """Add a new region to the bin of its size, to be used after those already there."""
         bin = self._sizes.setdefault(nbytes, [])
         bin.insert(0, self._make(chunk, offset, nbytes, bin))
 
@@ -281,7 +284,7 @@ class Chosen(Placement):
         self._handles: dict[int, dict[TensorType, TensorHandle]] = {}
 
     def at(self, offset: int, nbytes: int) -> Region:
-        """A region of so many bytes from that offset on."""
+        """Return a region of `nbytes` at the offset."""
         bin = self._places.setdefault((offset, nbytes), [])
         region = pop(bin)
         if region is None:
@@ -296,7 +299,7 @@ class Chosen(Placement):
 
 
 def pop(waiting: list[T]) -> T | None:
-    """Take the last item out of a list, atomically; None if it is empty."""
+    """Remove and return the last item of a list, atomically; None if it is empty."""
     try:
         return waiting.pop()
     except IndexError:

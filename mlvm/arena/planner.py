@@ -1,4 +1,4 @@
-"""Where tensors of known lifetimes go in one storage, which is to be small.
+"""Planner of offsets for tensors of known lifetimes in one small storage.
 
 `plan` places blocks one after the other. Each goes into the smallest gap between the blocks that
 are already placed and live at the same time: best fit, as in XLA's heap simulator
@@ -23,10 +23,10 @@ from mlvm.core.types import ALIGNMENT
 _LARGEST: Final = 2**62
 _PLAIN: Final = 2**48
 _PAGE: Final = 2**12
-"""Sizes and moments below the first, and alignments up to the second, need no second look."""
+"""Sizes and moments below the first, and alignments up to the second, need no slow check."""
 _RETRIES: Final = 50
 _PLACEMENTS: Final = 20_000
-"""How often all blocks may be placed again after the orders, and how many blocks in all."""
+"""Limits of the search after the orders: of placements of all blocks, and of placed blocks."""
 
 _IMPROVED: Final = ", improved"
 
@@ -34,7 +34,7 @@ Ints = NDArray[np.int64]
 
 
 class Block(NamedTuple):
-    """Bytes that are needed in the moments `start` .. `end - 1`."""
+    """Bytes in use in the moments `start` .. `end - 1`."""
 
     nbytes: int
     start: int
@@ -44,14 +44,18 @@ class Block(NamedTuple):
 class Plan(NamedTuple):
     """An offset for each block, in bytes, such that blocks alive at once never overlap.
 
-    `nbytes` holds them all. No plan is smaller than `lower_bound`. `order` is the order of
-    placement that gave this plan. Prints as `12,345 bytes, lower bound 12,000 (1.03), by size`.
+    offsets: of the blocks, in bytes
+    nbytes: size of the storage
+    lower_bound: the largest total of bytes alive at once; no plan is smaller
+    order: the order of placement that gave this plan
+    unfused: of a captured step, the lower bound of its recorded calls, or None
+    ahead: of a captured step, bytes of hoisted values, which are not in `nbytes`
 
-    The plan of a captured step knows what the step as recorded needs, `unfused`: the largest total
-    of bytes alive at once when all its calls whose results are read run one by one and once, in
-    the better of two orders, theirs and that of `mlvm.step.order`. An operand that ends lends its
-    place there too. It prints as `..., lower bound 12,000 (1.03), unfused 15,000, by size`. What it
-    has computed `ahead` of its calls takes so many bytes besides.
+    Prints as `12,345 bytes, lower bound 12,000 (1.03), unfused 15,000, by size`.
+
+    For `unfused` all calls whose results are read run one by one and once, in the better of two
+    orders, theirs and that of `mlvm.step.order`. An operand whose life ends may lend its place
+    there, too.
     """
 
     offsets: tuple[int, ...]
@@ -73,10 +77,10 @@ class Plan(NamedTuple):
 
 
 def plan(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> Plan:
-    """Offsets, multiples of `alignment`, for blocks whose sizes are rounded up to it.
+    """Plan offsets, multiples of `alignment`, for blocks whose sizes are rounded up to it.
 
     The same blocks always get the same plan. Raises `ArenaError` for a negative size, a block
-    that ends before it starts, an alignment below 1, or what is no integer.
+    that ends before it starts, an alignment below 1, or a value that is not an integer.
     """
     size, start, end = _columns(blocks, alignment)
     bound = _largest_total(size, start, end)
@@ -88,7 +92,7 @@ def plan(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> Plan:
 
 
 def lower_bound(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> int:
-    """The largest total of bytes alive at once, sizes rounded up to the alignment.
+    """Return the largest total of bytes alive at once, sizes rounded up to the alignment.
 
     Raises `ArenaError` as `plan` does.
     """
@@ -96,9 +100,9 @@ def lower_bound(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> int:
 
 
 def _columns(blocks: Sequence[Block], alignment: int) -> tuple[Ints, Ints, Ints]:
-    """Sizes, starts and ends of the blocks, after a check of each."""
+    """Check the blocks. Return their sizes, starts and ends."""
     if not isinstance(alignment, int) or alignment < 1:
-        raise ArenaError(f"an alignment is a number of bytes >= 1, not {alignment!r}")
+        raise ArenaError(f"plan: expected an alignment >= 1, got {alignment!r}")
     columns = _whole(blocks) if alignment <= _PAGE else None
     if columns is not None:
         size, start, end = columns
@@ -110,23 +114,23 @@ def _columns(blocks: Sequence[Block], alignment: int) -> tuple[Ints, Ints, Ints]
             nbytes, start, end = map(operator.index, block)
         except (TypeError, ValueError):
             raise ArenaError(
-                f"block {i}: expected integers nbytes, start, end; given {block!r}"
+                f"block {i}: expected integers nbytes, start, end, got {block!r}"
             ) from None
         if nbytes < 0:
-            raise ArenaError(f"block {i}: its size is >= 0 bytes, not {nbytes:,}")
+            raise ArenaError(f"block {i}: expected a size >= 0, got {nbytes:,}")
         if end < start:
-            raise ArenaError(f"block {i}: it ends at {end}, before it starts at {start}")
+            raise ArenaError(f"block {i}: expected end >= start, got start {start}, end {end}")
         nbytes = -(-nbytes // alignment) * alignment
         total += nbytes
         if total > _LARGEST or max(-start, end) > _LARGEST:
-            raise ArenaError(f"block {i}: sizes, their sum and moments stay below 2**62")
+            raise ArenaError(f"block {i}: the limit of sizes, their sum and moments is 2**62")
         rows.append((nbytes, start, end))
     columns = np.array(rows, np.int64).reshape(-1, 3).T.copy()
     return columns[0], columns[1], columns[2]
 
 
 def _whole(blocks: Sequence[Block]) -> Ints | None:
-    """Sizes, starts and ends of blocks that are plainly right and not large: most are."""
+    """Check the blocks at once; None if they need the slow check. Return their columns."""
     try:
         rows = np.array(blocks)
     except (TypeError, ValueError, OverflowError):
@@ -140,18 +144,18 @@ def _whole(blocks: Sequence[Block]) -> Ints | None:
 
 
 def _largest_total(size: Ints, start: Ints, end: Ints) -> int:
-    """Over time, the largest sum of the sizes of the blocks alive."""
+    """Return the largest sum over time of the sizes of the blocks alive."""
     moments = np.concatenate([end, start])  # at the same moment, ends come first
     change = np.concatenate([-size, size])[np.argsort(moments, kind="stable")]
     return int(np.cumsum(change).max(initial=0))
 
 
 def _best(size: Ints, start: Ints, end: Ints, bound: int) -> tuple[str, Ints]:
-    """The name of the best order, and the offsets that it gives.
+    """Return the name of the best order, and the offsets that it gives.
 
     If none meets the bound, each order is improved, the best one first: the blocks that end highest
-    are moved to the front, and all blocks are placed again. This repeats until an order comes
-    again, and as often as the limits allow.
+    are moved to the front, and all blocks are placed again. This repeats until an order
+    recurs, or a limit is reached.
     """
     tried: list[tuple[int, str, Ints, Ints]] = []
     for name, sequence in _orders(size, start, end):
@@ -160,25 +164,25 @@ def _best(size: Ints, start: Ints, end: Ints, bound: int) -> tuple[str, Ints]:
         if tried[-1][0] == bound:
             return name, offsets
     tried.sort(key=lambda each: each[0])
-    height, best, _, kept = tried[0]
-    left = min(_RETRIES, _PLACEMENTS // len(size))
-    seen: set[bytes] = set()
+    height, best, _, placed_best = tried[0]
+    retries = min(_RETRIES, _PLACEMENTS // len(size))
+    tried_orders: set[bytes] = set()
     for _, name, sequence, offsets in tried:
-        while left and height > bound:
+        while retries and height > bound:
             highest = (offsets + size)[sequence] == _height(offsets, size)
             sequence = np.concatenate([sequence[highest], sequence[~highest]])
-            if sequence.tobytes() in seen:
+            if sequence.tobytes() in tried_orders:
                 break
-            seen.add(sequence.tobytes())
-            left -= 1
+            tried_orders.add(sequence.tobytes())
+            retries -= 1
             offsets = _place(sequence, size, start, end)
             if _height(offsets, size) < height:
-                height, best, kept = _height(offsets, size), f"{name}{_IMPROVED}", offsets
-    return best, kept
+                height, best, placed_best = _height(offsets, size), f"{name}{_IMPROVED}", offsets
+    return best, placed_best
 
 
 def _orders(size: Ints, start: Ints, end: Ints) -> Iterator[tuple[str, Ints]]:
-    """Names of orders, and the blocks' indices in them. Ties are broken by size, then use."""
+    """Yield names of orders, and the blocks' indices in them. Ties are broken by size, then use."""
     life = end - start
     keys = {
         "size": (-size, -life, start),
@@ -193,7 +197,7 @@ def _orders(size: Ints, start: Ints, end: Ints) -> Iterator[tuple[str, Ints]]:
 
 
 def _breadth(size: Ints, start: Ints, end: Ints) -> Ints:
-    """For each block the largest total of bytes alive at a moment of its life."""
+    """Return for each block the largest total of bytes alive at a moment of its life."""
     moments = np.sort(np.concatenate([start, end]))
     moments = moments[np.diff(moments, prepend=moments[:1] - 1) > 0]  # np.unique imports np.ma
     first, last = np.searchsorted(moments, start), np.searchsorted(moments, end)
@@ -205,7 +209,7 @@ def _breadth(size: Ints, start: Ints, end: Ints) -> Ints:
 
 
 def _place(sequence: Ints, size: Ints, start: Ints, end: Ints) -> Ints:
-    """Place the blocks in that sequence, each by best fit: their offsets.
+    """Place the blocks in that sequence, each by best fit, and return their offsets.
 
     A gap lies between two blocks that live at the same time as the one to place. Of gaps equally
     small, the lowest is taken; a block that fits into none goes on top.

@@ -1,4 +1,4 @@
-"""A recording as data: which tensors lived in an arena, where and when."""
+"""Recordings: the tensors of an arena, with offsets and lifetimes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from mlvm.core.types import TensorType
 
 @dataclass(slots=True)
 class Lifetime:
-    """A tensor's stay in an arena: at bytes `offset` .. `offset + nbytes - 1`, in the moments
-    `start` .. `end - 1`.
+    """A tensor's lifetime in an arena.
 
-    `nbytes` is its size in the arena. `op` names what wrote it first, or the kind of a tensor that
-    has a name, and `path` which one of these it is. `place` is where in Python it was made, or that
-    line as text. All are there as far as they are known. Where programs are kept, `program` is the
-    one whose launch wrote it first, and `pc` the place of that call in its main.
+    offset, nbytes: its bytes in the arena
+    start, end: it lives in the moments `start` .. `end - 1`
+    op: the op that wrote it first, or the kind of a named tensor; empty if unknown
+    place: the Python place that allocated it, or that line as text; None if unknown
+    program, pc: the program whose launch wrote it first, and the call in its main, if recorded
+    path: which tensor of its kind it is
     """
 
     type: TensorType
@@ -41,23 +42,25 @@ class Lifetime:
 
     @property
     def line(self) -> str:
-        """The Python line that made it, as `file:line`, or nothing."""
+        """The Python line that allocated it, as `file:line`, or an empty text."""
         return self.place or "" if not isinstance(self.place, tuple) else line_of(self.place)
 
 
 @dataclass
 class Recording:
-    """The tensors that lived in an arena while it was recorded, in the order they came.
+    """The tensors that lived in an arena while it was recorded, in order of allocation.
 
-    Each allocation and each end of a tensor makes a new moment. `first` is the first recorded
-    moment, `moments` the number after the last. `resets` are the moments at which the arena was
-    reset. Offsets are as if the arena's storages lay end to end, in the order they came, also those
-    that it gave back. `capacity` is the most that the arena held of its VM at once. `times` are the
-    seconds of `time.perf_counter` at which the moments since `first` began, if they were taken.
+    Each allocation and each end of a tensor begins a new moment. Offsets are as if the arena's
+    storages lay end to end, oldest first, also those that it has freed. Of very many tensors only
+    the latest may be retained.
 
-    Of very many tensors only the latest may be kept. `forgotten` is the number of the others, and
-    `high_before` the most bytes that were in use before `first`. `merged` recordings of several
-    arenas are one.
+    capacity: the largest capacity of the arena, bytes
+    first, moments: the first recorded moment, and the number after the last
+    resets: moments at which the arena was reset
+    times: `time.perf_counter` at the beginning of each moment since `first`, if recorded
+    arenas: number of arenas, of a recording that `merged` returned
+    forgotten: number of tensors that were dropped
+    high_before: the most bytes in use before `first`
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with ml.record(arena) as recording, arena: y = ml.sum(ml.ones(16))
@@ -80,17 +83,17 @@ class Recording:
     _extent: int = 0
 
     def offset(self, region: Region, chunks: Sequence[Chunk]) -> int:
-        """Where the region is when the arena's storages, `chunks`, lie end to end."""
+        """Return the region's offset when the arena's storages, `chunks`, lie end to end."""
         if region.storage not in self._offsets:
             for chunk in chunks:
                 if chunk.storage not in self._offsets:
                     self._offsets[chunk.storage] = self._extent
                     self._extent += chunk.nbytes
-            self.hold(chunks)
+            self.note_capacity(chunks)
         return self._offsets[region.storage] + region.offset
 
-    def hold(self, chunks: Sequence[Chunk]) -> None:
-        """Note how much the arena holds now."""
+    def note_capacity(self, chunks: Sequence[Chunk]) -> None:
+        """Update `capacity` with the arena's storages."""
         self.capacity = max(self.capacity, sum(chunk.nbytes for chunk in chunks))
 
     def next_moment(self) -> int:
@@ -101,14 +104,14 @@ class Recording:
         return self.moments - 1
 
     def so_far(self) -> Recording:
-        """A copy in which the tensors that live now end at the last moment."""
+        """Return a copy in which the live tensors end at the last moment."""
         now = [
             replace(x) if x.end != x.start else replace(x, end=self.moments) for x in self.lifetimes
         ]
         return replace(self, lifetimes=now, resets=self.resets.copy(), times=self.times.copy())
 
     def used(self) -> list[int]:
-        """The bytes in use at each moment since `first`."""
+        """Return the bytes in use at each moment since `first`."""
         change = [0] * (self.moments - self.first + 1)
         for lifetime in self.lifetimes:
             end = lifetime.end if lifetime.end != lifetime.start else self.moments
@@ -118,12 +121,12 @@ class Recording:
 
     @property
     def high_water(self) -> int:
-        """The most bytes that were in use at any moment, also of what is forgotten: a lower bound
-        for any placement."""
+        """The most bytes in use at any moment, dropped tensors included: a lower bound for any
+        placement."""
         return max([self.high_before, *self.used()])
 
     def forget(self, most: int) -> None:
-        """Forget the tensors that have ended, but for the last `most` of them."""
+        """Drop the tensors that have ended, except the last `most` of them."""
         ended = [lifetime.end for lifetime in self.lifetimes if lifetime.end != lifetime.start]
         if len(ended) > most:
             used, before, count = self.used(), self.first, len(self.lifetimes)
@@ -138,27 +141,26 @@ class Recording:
 
 
 def merged_if_many(recordings: Sequence[Recording], most: int) -> list[Recording]:
-    """The recordings, with fewer of one name. Where more than `most` are of arenas of one name, on
-    VMs of one name, they become one. A recording that has forgotten something stays by itself, as
-    it does not tell how much was in use at the moments of others."""
+    """Merge recordings of arenas of one name on VMs of one name, if there are more than `most`. A
+    recording with dropped tensors is not merged, as its use at the moments of others is unknown."""
     groups: dict[tuple[str, str], list[Recording]] = {}
     for each in recordings:
         if not each.forgotten and each.times:
             groups.setdefault((each.arena, each.vm), []).append(each)
     many = {key: group for key, group in groups.items() if len(group) > most}
     inside = {id(each) for group in many.values() for each in group}
-    found: list[Recording] = []
+    merged_recordings: list[Recording] = []
     for each in recordings:
         group = many.pop((each.arena, each.vm), []) if id(each) in inside else [each]
-        found += [merged(group)] if len(group) > 1 else group
-    return found
+        merged_recordings += [merged(group)] if len(group) > 1 else group
+    return merged_recordings
 
 
 def merged(recordings: Sequence[Recording]) -> Recording:
-    """One recording of what several have, with the moments of all in the order of their `times`.
+    """Merge recordings into one, with the moments of all in the order of their `times`.
 
-    All are complete, and none has forgotten anything. Arenas that have tensors at the same time lie
-    above each other. Others may have the same offsets.
+    All are complete, without dropped tensors. Arenas that have tensors at the same time lie above
+    each other. Others may have the same offsets.
     """
     order = sorted(
         (seconds, i, moment)
@@ -179,7 +181,7 @@ def merged(recordings: Sequence[Recording]) -> Recording:
             replace(
                 x,
                 start=moment_of[i, x.start],
-                end=moment_of.get((i, x.end), len(order)),  # one that stays does so to the last
+                end=moment_of.get((i, x.end), len(order)),  # a live tensor ends at the last
             )
             for x in each.lifetimes
         ]
@@ -194,7 +196,7 @@ def merged(recordings: Sequence[Recording]) -> Recording:
 
 
 class _Stay(NamedTuple):
-    """What lived in one arena between its first moment and its last."""
+    """The tensors of one arena between its first moment and its last."""
 
     first: int
     last: int
@@ -203,10 +205,10 @@ class _Stay(NamedTuple):
 
 
 def _lay_apart(stays: Sequence[_Stay]) -> int:
-    """Move the tensors of each arena above those of arenas that are there at the same time. Returns
-    the most bytes that the arenas held at once."""
+    """Move the tensors of each arena above those of arenas at the same time. Return the largest
+    total capacity of the arenas."""
     capacity = 0
-    there: list[tuple[int, int, _Stay]] = []  # from that offset to that, the lowest first
+    there: list[tuple[int, int, _Stay]] = []  # start and end of its offsets, the lowest first
     for stay in sorted(stays, key=lambda each: each.first):
         there = [each for each in there if each[2].last > stay.first]
         extent, base = max(x.offset + x.nbytes for x in stay.lifetimes), 0

@@ -1,4 +1,4 @@
-"""Scratch pads: memory in which the caller says where each tensor lies."""
+"""Scratch pads: memory in which the caller chooses the offset of each tensor."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class ScratchPad(Arena):
 
     Tensors may overlap, and several programs may share a pad. Hazards: a write through one
     tensor changes every tensor over those bytes. No tape notices it, so a gradient may be computed
-    from a saved operand that has changed. A new tensor finds whatever bytes are there, and a dying
-    one leaves its bytes as they are; none protects its bytes from the next. A launch whose result
-    would overwrite an operand while it reads it is refused, but not by a VM with `checked=False`.
+    from a saved operand that has changed. A new tensor has the bytes that are there, and the end of
+    a tensor does not change its bytes. A launch whose result would overwrite an operand while it
+    reads it is refused, but not by a VM with `checked=False`.
 
-    It is an arena that places nothing by itself: results are not allocated in it, and leaving
+    It is an arena without a placement of its own: results are not allocated in it, and leaving
     `with pad:` closes it. `used` counts bytes once for each live tensor over them. A tensor must
     lie inside the pad, at a multiple of its elements' size. With `raw` only the VM checks that.
 
-    Raises `ArenaError` for a negative size, `OutOfMemory` for one that the VM does not have.
+    Raises `ArenaError` for a negative size, `OutOfMemory` if the VM has less memory.
 
         >>> with ml.ScratchPad(ml.VM("mine"), 4096) as pad:
         ...     words, floats = pad.tensor("u32[2]", 0), pad.tensor("f32[2]", 0)
@@ -47,7 +47,7 @@ class ScratchPad(Arena):
         self, vm: VMProtocol, nbytes: int, *, name: str = "scratch", raw: bool = False
     ) -> None:
         if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0:
-            raise ArenaError(f"scratch pad {name!r}: it has >= 0 bytes, not {nbytes!r}")
+            raise ArenaError(f"scratch pad {name!r}: expected a size >= 0, got {nbytes!r}")
         super().__init__(vm, name, capacity=nbytes)
         self.nbytes = nbytes
         self.raw = raw
@@ -58,8 +58,10 @@ class ScratchPad(Arena):
         offset: int,
         kind: type[A] = Allocation,  # type: ignore[assignment]
     ) -> A:
-        """A tensor of that type, or type's text, over the bytes from `offset` on.
+        """Create a tensor of a type, or of a type's text, over the bytes from `offset` on.
 
+        Raises `ArenaError` if it exceeds the pad or is not aligned, and after close; `ShapeError`
+        or `DTypeError` for text that is no type.
         Raises `ArenaError` for one that leaves the pad or is not aligned, and after close;
         `ShapeError` or `DTypeError` for text that is no type.
 
@@ -91,15 +93,15 @@ class ScratchPad(Arena):
 
     def _find(self, type: TensorType) -> Region:
         raise ArenaError(
-            f"scratch pad {self.name!r} places nothing by itself; ask for "
+            f"scratch pad {self.name!r} does not choose offsets: call "
             f"tensor({str(type)!r}, offset), or allocate in an arena"
         ) from None
 
     def _check(self, type: TensorType, offset: Any) -> None:
         if not isinstance(type, TensorType):
-            raise ArenaError(f"scratch pad {self.name!r}: a TensorType is wanted, not {type!r}")
+            raise ArenaError(f"scratch pad {self.name!r}: expected a TensorType, got {type!r}")
         if not isinstance(offset, int) or isinstance(offset, bool):
-            raise ArenaError(f"scratch pad {self.name!r}: an offset is an int, not {offset!r}")
+            raise ArenaError(f"scratch pad {self.name!r}: expected an int offset, got {offset!r}")
         if offset < 0 or offset + type.nbytes > self.nbytes:
             raise ArenaError(
                 f"scratch pad {self.name!r}: {type} at offset {offset} needs bytes {offset} to "

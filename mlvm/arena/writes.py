@@ -1,9 +1,9 @@
-"""Who has written to memory that something else was computed from.
+"""Watches: counters of writes to tensors from which other values were computed.
 
-A `Watch` counts the writes to some tensors of a VM, whoever made them: an eager update, another
-captured function, a load, a program that was launched by hand. All of them pass the VM's `launch`,
-`write`, `swap` and `borrow`, around which the first watch of a VM puts layers. What is written by
-the short way of eager calls is new memory, which nobody watches.
+A `Watch` counts the writes to some tensors of a VM, of any origin: an eager update, another
+captured function, a load, a program launched by hand. All of them pass the VM's `launch`, `write`,
+`swap` and `borrow`, around which the first watch of a VM puts layers. The fast path of eager calls
+writes only to new memory, which has no watch.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from mlvm.machines.checks import CHECK
 
 
 class Watch:
-    """Whether somebody has written to tensors of a VM, or they have moved, since `begin`.
+    """Counter of writes to tensors of a VM, and of their moves, since `begin`.
 
-    `changes` counts. Who compares it, and uses what was computed from the tensors, holds the VM's
-    `lock` meanwhile: then no write comes between."""
+    changes: the count. To use values computed from the tensors, hold the VM's `lock` while
+    comparing
+        it: then no write comes between.
+    """
 
     def __init__(self, vm: VMProtocol) -> None:
         self.changes = 0
         self._writes = vm.attached(_Writes)
 
     def begin(self, tensors: Iterable[Allocation]) -> None:
-        """Watch these tensors, where they are now, and no others."""
+        """Watch these tensors, in their current memory, and no others."""
         self._writes.watch(self, [x.root.region for x in tensors])
 
 
 class _Writes:
-    """The watches of one VM, by the regions that they are about."""
+    """The watches of one VM, by watched region."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self._regions = regions(vm)
@@ -48,7 +50,7 @@ class _Writes:
         self._of: weakref.WeakKeyDictionary[Watch, list[Region]] = weakref.WeakKeyDictionary()
         self._regions.on_moved = self._moved
         self._quiet: dict[tuple[int, Sequence[TensorHandle]], Program] = {}
-        """Launches that write to nothing that is watched now."""
+        """Launches that write to no watched region."""
 
         def launch(
             proceed: Callable[..., list[Array]],
@@ -81,19 +83,19 @@ class _Writes:
         others = [name for name in ("write", "swap", "borrow", "share") if hasattr(vm, name)]
         observe(vm, launch=of_updates(launch), **dict.fromkeys(others, touching))
 
-    def watch(self, watch: Watch, found: Iterable[Region | None]) -> None:
-        now = [region for region in found if region is not None]
+    def watch(self, watch: Watch, watched: Iterable[Region | None]) -> None:
+        now = [region for region in watched if region is not None]
         if self._of.get(watch) == now:
             return
         self._quiet.clear()
         before = self._of.pop(watch, ())
         self._of[watch] = now
-        for region in {*before, *now}:  # another set at once, as a move counts without the lock
+        for region in {*before, *now}:  # a new set, as moves count without the lock
             others = [each for each in self._watches.get(region, ()) if each is not watch]
             self._watches[region] = weakref.WeakSet([*others, watch] if region in now else others)
 
     def _launched(self, program: Program, args: Sequence[TensorHandle]) -> bool:
-        """Count what the launch has written to. Returns whether nothing of it is watched."""
+        """Count the launch's writes. Return whether none is to a watched region."""
         if not isinstance(program, Program):  # the launch has raised
             return False
         numbers = written(program)
@@ -103,15 +105,15 @@ class _Writes:
         return not self._written([args[i] for i in numbers if i < len(args)])
 
     def _written(self, handles: Iterable[object]) -> bool:
-        """Count the writes to these. Returns whether one of them is watched."""
-        known, found = self._regions.data, False  # most handles are of none of them
+        """Count writes to these tensors. Return whether one of them is watched."""
+        by_handle, is_watched = self._regions.data, False  # most handles are of no region
         for handle in handles:
-            reference = known.get(handle) if isinstance(handle, int) else None
+            reference = by_handle.get(handle) if isinstance(handle, int) else None
             region = None if reference is None else reference()
             if region is not None:
-                found = found or bool(self._watches.get(region))
+                is_watched = is_watched or bool(self._watches.get(region))
                 self._moved(region)
-        return found
+        return is_watched
 
     def _moved(self, region: Region) -> None:
         self._count(self._watches.get(region, ()))
@@ -124,35 +126,35 @@ class _Writes:
 _MOST_QUIET: Final = 64
 
 _ELSEWHERE: Final = -1
-"""Stands for a tensor that is no argument: one that a program names by its handle."""
+"""The number for a tensor that is no argument: one that a program names by its handle."""
 
 _READS_ONLY: Final = frozenset({CHECK, residuals.BEGIN, residuals.END})
 
 
 def written(program: Program) -> frozenset[int] | None:
-    """The numbers of the arguments that a launch of the program may write to; None if it may write
-    to any tensor. What cannot be told counts as written."""
+    """Return the numbers of the arguments that a launch of the program may write to; None if it may
+    write to any tensor. An unknown access counts as a write."""
     if not hasattr(program, "written"):
-        found: set[int] = set()
+        numbers: set[int] = set()
         for function in program.functions.values():
-            found |= _written_in(function, program)
-        program.written = None if _ELSEWHERE in found else frozenset(found)
+            numbers |= _written_in(function, program)
+        program.written = None if _ELSEWHERE in numbers else frozenset(numbers)
     return program.written
 
 
 def leave_out(program: Program, numbers: Iterable[int]) -> None:
-    """Say that these arguments of the program are memory in which no tensor of an arena lies."""
-    found = written(program)
-    program.written = found if found is None else found.difference(numbers)
+    """Note that these arguments of the program are memory without tensors of an arena."""
+    arguments = written(program)
+    program.written = arguments if arguments is None else arguments.difference(numbers)
 
 
 def _written_in(function: Function, program: Program) -> set[int]:
-    """What one function writes to. Its code is read once, from the first instruction to the last,
-    with a stack of names and of the arguments that each value may be."""
+    """Return the numbers of the arguments that one function may write to. Its code is read once,
+    from first to last, with a stack of names and of the arguments that each value may be."""
     labels = {pc for each in function.code for pc in _labels(each)}
     stack: list[str | set[int]] = []
     lower: set[int] = set()  # what may lie below
-    found: set[int] = set()
+    numbers: set[int] = set()
 
     def anything() -> set[int]:
         return lower.union(*[each for each in stack if isinstance(each, set)])
@@ -176,8 +178,8 @@ def _written_in(function: Function, program: Program) -> set[int]:
                 popped(1)
                 stack.append({_ELSEWHERE})
             case Opcode.store_global, _:
-                found.add(_ELSEWHERE)
-            case Opcode.get, (int() as i,):  # whoever passes a parameter counts it
+                numbers.add(_ELSEWHERE)
+            case Opcode.get, (int() as i,):  # the caller counts its arguments
                 stack.append(anything() if i >= 0 else set())
             case Opcode.set, _:
                 lower = lower.union(*popped(1))
@@ -189,14 +191,14 @@ def _written_in(function: Function, program: Program) -> set[int]:
                 top = stack.pop() if stack else lower
                 row = [anything()] if nparams == STAR else popped(nparams)
                 first = _count_written(top, rest) if isinstance(top, str) else None
-                found.update(*(row if nparams == STAR else row[:first]))
+                numbers.update(*(row if nparams == STAR else row[:first]))
                 stack += [set().union(*row)] * (1 if nresults == STAR else nresults)
             case Opcode.call, (str() as name,):
                 callee = program.functions[name]
                 passed = set().union(*popped(callee.nparams))
-                found |= passed
+                numbers |= passed
                 stack += [passed] * (1 if callee.nresults == STAR else int(callee.nresults))
-    return found
+    return numbers
 
 
 def _labels(instruction: Instruction) -> Iterator[int]:
@@ -205,7 +207,7 @@ def _labels(instruction: Instruction) -> Iterator[int]:
 
 
 def _count_written(name: str, rest: Sequence[Any]) -> int | None:
-    """How many of its first parameters a host function may write to; None is all of them."""
+    """Return the number of first parameters that a host function may write to; None for all."""
     if name == Fused.name:
         return int(rest[0]["outputs"])
     if name.removesuffix(OUT) in OPS:

@@ -356,7 +356,7 @@ class ArenaError(MlvmError, ValueError):
 
     >>> try: ml.Arena(ml.VM(), 'batch', capacity=-1)
     ... except ml.errors.ArenaError as error: print(error)
-    arena 'batch': a capacity is >= 0 bytes, not -1
+    arena 'batch': expected a capacity >= 0, got -1
     """
 
 

@@ -93,7 +93,7 @@ class _Watcher:
             arena.unwatch(self)
             arena.note_lines(self._noted)
             arena.recording = self.recording
-            self.recording.hold(arena.chunks())
+            self.recording.note_capacity(arena.chunks())
         self._finish()
 
     def _arena_ended(self) -> None:
@@ -110,7 +110,7 @@ class _Watcher:
             self._living.clear()
             self._unwritten.clear()
 
-    def made(self, tensor: Allocation) -> None:
+    def allocated(self, tensor: Allocation) -> None:
         recording = self.recording
         with self._lock:
             self._begin(tensor, recording.next_moment(), tensor.arena)
@@ -159,7 +159,7 @@ class _Watcher:
         if region is None:
             return
         offset = self.recording.offset(region, arena.chunks())
-        place = region.made_at
+        place = region.allocated_at
         op, path = name_at(region)
         where = offset, region.nbytes, moment, moment
         lifetime = Lifetime(tensor.type, *where, op, place, path=path)
@@ -219,7 +219,7 @@ def snapshot(arena: Arena) -> Recording:
     for tensor in arena.live():
         region = tensor.region
         if region is not None:
-            offset, place = recording.offset(region, arena.chunks()), region.made_at
+            offset, place = recording.offset(region, arena.chunks()), region.allocated_at
             op, path = name_at(region)
             lifetime = Lifetime(tensor.type, offset, region.nbytes, 0, 1, op, place, path=path)
             recording.lifetimes.append(lifetime)

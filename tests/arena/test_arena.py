@@ -206,7 +206,7 @@ def test_bytes_given_back_are_handed_out_again() -> None:
 
 
 def test_a_negative_capacity_is_refused(vm: VM) -> None:
-    with pytest.raises(ArenaError, match="arena 'batch': a capacity is >= 0 bytes, not -1"):
+    with pytest.raises(ArenaError, match="arena 'batch': expected a capacity >= 0, got -1"):
         Arena(vm, "batch", capacity=-1)
     assert consumed(vm) == 0
 
@@ -256,7 +256,7 @@ def test_an_allocation_that_fails_halfway_gives_its_region_back(
 def test_an_arena_takes_only_its_own_tensors(vm: VM) -> None:
     mine, other = Arena(vm, "mine"), Arena(vm, "other")
     tensor = mine.alloc(ROW)
-    text = r"arena 'other' was given a f32\[16\] of arena 'mine'"
+    text = r"arena 'other': expected a tensor of it, got a f32\[16\] of arena 'mine'"
     refuses(ArenaError, text, other.free, tensor)
     refuses(ArenaError, text, other.view, tensor, WORDS)
     assert (mine.used, other.used, other.views_created) == (64, 0, 0)
@@ -267,7 +267,7 @@ def test_a_view_has_as_many_bytes_and_keeps_its_base() -> None:
     base = arena.alloc(ROW)
     view = arena.view(arena.view(base, WORDS), ROW)
     assert (view.base, view.handle) == (base, base.handle)
-    with pytest.raises(ArenaError, match=r"a view of f32\[16\] has as many bytes; u8\[3\] has 3"):
+    with pytest.raises(ArenaError, match=r"f32\[16\]: expected a type of 64 bytes, got u8\[3\]"):
         arena.view(view, TensorType("u8", (3,)))
     del base
     assert arena.used == 64

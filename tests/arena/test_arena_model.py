@@ -202,7 +202,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         group = data.draw(st.sampled_from([g for g in self.groups if g.base is not None]))
         assert group.base is not None
         for view in group.views:
-            refuses(ArenaError, "free the base of a view", self.arena.free, view)
+            refuses(ArenaError, "expected a base, got a view: free its base", self.arena.free, view)
         self.arena.free(group.base)
         self.end(group, "it was freed")
 

@@ -157,11 +157,11 @@ def test_a_plan_prints_its_size_beside_the_bound() -> None:
 
 @cases(
     "blocks, message",
-    ([Block(64, 0, 1), Block(-1, 0, 1)], "block 1: its size is >= 0 bytes, not -1"),
-    ([Block(64, 5, 3)], "block 0: it ends at 3, before it starts at 5"),
-    ([Block(2**61, 0, 1)] * 3, "block 2: sizes, their sum and moments stay below 2**62"),
-    ([Block(1, 0, 2**70)], "block 0: sizes, their sum and moments stay below 2**62"),
-    ([(64, 0)], "block 0: expected integers nbytes, start, end; given (64, 0)"),
+    ([Block(64, 0, 1), Block(-1, 0, 1)], "block 1: expected a size >= 0, got -1"),
+    ([Block(64, 5, 3)], "block 0: expected end >= start, got start 5, end 3"),
+    ([Block(2**61, 0, 1)] * 3, "block 2: the limit of sizes, their sum and moments is 2**62"),
+    ([Block(1, 0, 2**70)], "block 0: the limit of sizes, their sum and moments is 2**62"),
+    ([(64, 0)], "block 0: expected integers nbytes, start, end, got (64, 0)"),
     ([Block(1.5, 0, 1)], "given Block(nbytes=1.5, start=0, end=1)"),  # type: ignore[arg-type]
     ([None], "given None"),
 )
@@ -173,5 +173,5 @@ def test_bad_blocks_are_refused(blocks: list[Block], message: str) -> None:
 
 @pytest.mark.parametrize("alignment", [0, -64, 1.5])
 def test_bad_alignments_are_refused(alignment: int) -> None:
-    with pytest.raises(ArenaError, match="an alignment is a number of bytes >= 1"):
+    with pytest.raises(ArenaError, match="expected an alignment >= 1"):
         plan([], alignment=alignment)

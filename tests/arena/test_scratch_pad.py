@@ -120,7 +120,7 @@ def test_tensors_at_one_place_have_one_handle_each_type() -> None:
 def test_a_pad_gives_no_tensor_a_place_by_itself() -> None:
     vm = ml.VM()
     pad = ml.ScratchPad(vm, 4096)
-    text = r"places nothing by itself; ask for tensor\('f32\[4\]', offset\)"
+    text = r"does not choose offsets: call tensor\('f32\[4\]', offset\)"
     with pad.allocating(), pytest.raises(ArenaError, match=text):
         ml.zeros(4)
     assert (pad.used, pad.live()) == (0, [])
@@ -131,8 +131,8 @@ def test_a_pad_gives_no_tensor_a_place_by_itself() -> None:
     ("f32[4]", 1, r"f32\[4\] at offset 1 is not aligned to its elements of 4 bytes"),
     ("f32[4]", 52, r"f32\[4\] at offset 52 needs bytes 52 to 68 of 64"),
     ("f32[4]", -4, r"needs bytes -4 to 12 of 64"),
-    ("f32[4]", 1.0, r"an offset is an int, not 1\.0"),
-    (None, 0, r"a TensorType is wanted, not None"),
+    ("f32[4]", 1.0, r"expected an int offset, got 1\.0"),
+    (None, 0, r"expected a TensorType, got None"),
 )
 def test_what_does_not_fit_is_refused(type: Any, offset: Any, text: str) -> None:
     pad = ScratchPad(VM(), 64)
@@ -151,4 +151,4 @@ def test_a_raw_pad_leaves_it_to_the_vm(vm: VM) -> None:
 
 @pytest.mark.parametrize("nbytes", [-1, 1.5, None, True])
 def test_a_pad_has_a_number_of_bytes(nbytes: Any) -> None:
-    refuses(ArenaError, "it has >= 0 bytes", ScratchPad, VM(), nbytes)
+    refuses(ArenaError, "expected a size >= 0", ScratchPad, VM(), nbytes)

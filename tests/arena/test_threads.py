@@ -383,7 +383,7 @@ def test_of_marks_made_by_several_threads_each_is_known_or_passed() -> None:
                 arena.reset()
 
     in_threads(work, range(4))
-    assert passed <= {"arena 'shared' was reset, or rewound past this mark, since"}
+    assert passed <= {"arena 'shared' was reset or rewound past this mark"}
     arena.reset()
     assert arena.used == 0
 

@@ -63,7 +63,7 @@ typedef struct {
     long long generation;        /* counts changes of the function table */
     char observed, instrumented; /* then the slow path is taken */
     Place *places;
-    int64_t room, taken;
+    int64_t room, occupied;
 } FastPath;
 
 static PyTypeObject *arena_type, *call_type, *fast_path_type;
@@ -186,12 +186,19 @@ static PyMemberDef allocation_members[] = {OBJECT_FIELD(Allocation, region),
                                            OBJECT_FIELD(Allocation, node),
                                            WEAKREFS(Allocation),
                                            {NULL, 0, 0, 0, NULL}};
-static PyMemberDef region_members[] = {
-    OBJECT_FIELD(Region, storage), OBJECT_FIELD(Region, offset),  OBJECT_FIELD(Region, bin),
-    OBJECT_FIELD(Region, number),  OBJECT_FIELD(Region, handles), OBJECT_FIELD(Region, holder),
-    OBJECT_FIELD(Region, seen),    OBJECT_FIELD(Region, last),    OBJECT_FIELD(Region, noted),
-    OBJECT_FIELD(Region, views),   NUMBER_FIELD(Region, nbytes),  WEAKREFS(Region),
-    {NULL, 0, 0, 0, NULL}};
+static PyMemberDef region_members[] = {OBJECT_FIELD(Region, storage),
+                                       OBJECT_FIELD(Region, offset),
+                                       OBJECT_FIELD(Region, bin),
+                                       OBJECT_FIELD(Region, number),
+                                       OBJECT_FIELD(Region, handles),
+                                       OBJECT_FIELD(Region, holder),
+                                       OBJECT_FIELD(Region, holder_at_reset),
+                                       OBJECT_FIELD(Region, last),
+                                       OBJECT_FIELD(Region, noted),
+                                       OBJECT_FIELD(Region, views),
+                                       NUMBER_FIELD(Region, nbytes),
+                                       WEAKREFS(Region),
+                                       {NULL, 0, 0, 0, NULL}};
 static PyMemberDef arena_members[] = {OBJECT_FIELD(Arena, fast_path),
                                       {"_bins", T_OBJECT_EX, offsetof(Arena, bins), 0, NULL},
                                       {"_refer", T_OBJECT_EX, offsetof(Arena, refer), 0, NULL},
@@ -295,7 +302,7 @@ static PyObject *types_of(Allocation *const *operands, int count)
 static void fill_cache(Call *call, FastPath *fast_path, Allocation *const *operands, int count)
 {
     Entry *entry = entry_of(call, operands, count);
-    Entry found = {.fast_path = fast_path->number, .generation = fast_path->generation};
+    Entry fresh = {.fast_path = fast_path->number, .generation = fast_path->generation};
     PyObject *types = entry ? types_of(operands, count) : NULL;
     PyObject *answer = types ? PyObject_CallFunctionObjArgs(resolve, (PyObject *)call, types,
                                                             (PyObject *)fast_path, NULL)
@@ -303,18 +310,18 @@ static void fill_cache(Call *call, FastPath *fast_path, Allocation *const *opera
     PyObject *run = NULL, *out = NULL;
     if (answer && PyArg_ParseTuple(answer, "OO", &run, &out)) {
         for (int i = 0; i < count; i++) {
-            found.types[i] = PyTuple_GetItem(types, i);
-            Py_INCREF(found.types[i]);
+            fresh.types[i] = PyTuple_GetItem(types, i);
+            Py_INCREF(fresh.types[i]);
         }
         if (is_kernel_call(run)) {
             Py_INCREF(run);
-            found.call = (KernelCallObject *)run;
+            fresh.call = (KernelCallObject *)run;
         } else if (PyLong_Check(run)) {
-            found.program = PyLong_AsLongLong(run);
+            fresh.program = PyLong_AsLongLong(run);
         }
         Py_INCREF(out);
-        found.out = out;
-        replace_entry(entry, found);
+        fresh.out = out;
+        replace_entry(entry, fresh);
     }
     Py_XDECREF(types);
     Py_XDECREF(answer);
@@ -397,9 +404,9 @@ static PyObject *fast_path_forget(FastPath *self, PyObject *unused)
 static PyObject *fast_path_forget_places(FastPath *self, PyObject *unused)
 {
     (void)unused;
-    if (self->taken)
+    if (self->occupied)
         memset(self->places, 0, sizeof *self->places * (size_t)self->room);
-    self->taken = 0;
+    self->occupied = 0;
     Py_RETURN_NONE;
 }
 
@@ -436,20 +443,20 @@ static void enlarge(FastPath *self)
 static void find_address(FastPath *self, PyObject *handle)
 {
     long long number = PyLong_AsLongLong(handle); /* the tensor may end meanwhile, and its handle */
-    PyObject *found = PyObject_CallFunctionObjArgs(self->find, handle, self, NULL);
+    PyObject *answer = PyObject_CallFunctionObjArgs(self->find, handle, self, NULL);
     PyObject *array, *type;
     char *address;
-    if (found && found != Py_None && number > 0 && PyArg_ParseTuple(found, "OO", &array, &type) &&
+    if (answer && answer != Py_None && number > 0 && PyArg_ParseTuple(answer, "OO", &array, &type) &&
         !address_of(array, &address, NULL)) {
-        if (2 * (self->taken + 1) > self->room)
+        if (2 * (self->occupied + 1) > self->room)
             enlarge(self);
         Place *place = find_place(self->places, self->room, number);
-        if (!place->handle && 2 * (self->taken + 1) <= self->room) {
+        if (!place->handle && 2 * (self->occupied + 1) <= self->room) {
             *place = (Place){number, address, type};
-            self->taken++;
+            self->occupied++;
         }
     }
-    Py_XDECREF(found);
+    Py_XDECREF(answer);
     clear_nonfatal_error();
 }
 
@@ -525,9 +532,9 @@ static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast
         for (int i = 0; flags && i < count; i++)
             PyTuple_SetItem(flags, i, PyBool_FromLong(mask >> i & 1));
         PyObject *key = flags ? PyTuple_Pack(2, types, flags) : NULL;
-        PyObject *known = key ? PyDict_GetItemWithError(templates, key) : NULL;
-        if (known && entry_holds(entry, fast_path, operands, count))
-            set(&entry->templates[mask], known);
+        PyObject *shared = key ? PyDict_GetItemWithError(templates, key) : NULL;
+        if (shared && entry_holds(entry, fast_path, operands, count))
+            set(&entry->templates[mask], shared);
         Py_XDECREF(key);
         Py_XDECREF(flags);
         Py_XDECREF(templates);
@@ -547,9 +554,9 @@ static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast
         return 0;
     }
     PyObject *nodes = PyObject_GetAttr(tape, nodes_name);
-    PyObject *kept = nsaves ? PyObject_GetAttr(tape, kept_name) : NULL;
+    PyObject *kept_ids = nsaves ? PyObject_GetAttr(tape, kept_name) : NULL;
     PyObject *origins = PyTuple_New(ntracked), *saved = PyTuple_New(nsaves), *node = NULL;
-    int failed = !nodes || !origins || !saved || (nsaves && !kept);
+    int failed = !nodes || !origins || !saved || (nsaves && !kept_ids);
     for (Py_ssize_t i = 0; !failed && i < ntracked; i++) {
         PyObject *origin = operands[PyLong_AsLong(PyTuple_GetItem(tracked, i))]->node;
         failed = !origin;
@@ -564,7 +571,7 @@ static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast
         Py_INCREF((PyObject *)value);
         PyTuple_SetItem(saved, i, (PyObject *)value);
         PyObject *id = PyLong_FromVoidPtr(root);
-        failed = !id || PySet_Add(kept, id);
+        failed = !id || PySet_Add(kept_ids, id);
         Py_XDECREF(id);
     }
     if (!failed) {
@@ -583,7 +590,7 @@ static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast
     Py_XDECREF(origins);
     Py_XDECREF(saved);
     Py_XDECREF(nodes);
-    Py_XDECREF(kept);
+    Py_XDECREF(kept_ids);
     return failed ? -1 : 0;
 }
 
@@ -799,10 +806,10 @@ static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
     if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
         return PyErr_Format(PyExc_TypeError, "tensor is no subclass of AllocationFields");
     tensor_class = (PyTypeObject *)tensor;
-    PyObject *kept[] = {tensor,        tape,    slow,        get_scope,     get_current_tape,
-                        default_arena, resolve, raise_stale, weak_reference};
-    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
-        Py_INCREF(kept[i]); /* for as long as the process */
+    PyObject *permanent[] = {tensor,        tape,    slow,        get_scope,     get_current_tape,
+                             default_arena, resolve, raise_stale, weak_reference};
+    for (size_t i = 0; i < sizeof permanent / sizeof *permanent; i++)
+        Py_INCREF(permanent[i]); /* for as long as the process */
     tape_class = (PyTypeObject *)tape;
     Py_RETURN_NONE;
 }

@@ -11,8 +11,8 @@ typedef struct {
 } Allocation;
 
 typedef struct {
-    PyObject_HEAD PyObject *storage, *offset, *bin, *number, *handles, *holder, *seen, *last, *noted,
-        *views;
+    PyObject_HEAD PyObject *storage, *offset, *bin, *number, *handles, *holder, *holder_at_reset, *last,
+        *noted, *views;
     long long nbytes;
     PyObject *weakrefs;
 } Region;
