@@ -1,8 +1,8 @@
 """One way to listen to a VM: layers around its methods, for recorders, reports, listings and tests.
 
-A layer is called in the method's place and gets the method, `proceed`, as its first argument; it
-may call it, change what goes in and comes out, or not call it at all. The latest layer is the
-outermost. A VM without layers pays nothing.
+A layer is called in place of a method, with the method as its first argument, `proceed`. It may
+call `proceed`, change arguments and results, or not call it at all. The latest layer is the
+outermost. A VM without layers has no overhead.
 """
 
 from __future__ import annotations

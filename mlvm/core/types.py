@@ -103,7 +103,8 @@ class DType:
 
     @property
     def is_storage(self) -> bool:
-        """Whether it is for storage alone, to be converted and multiplied: `mlvm.core.ops.few`."""
+        """True for a dtype of storage, which is only converted and multiplied:
+        `mlvm.core.ops.few`."""
         return self.kind == "storage"
 
     @property
@@ -116,7 +117,7 @@ class DType:
 
     @property
     def is_inexact(self) -> bool:
-        """Whether it is float or complex, and so has gradients."""
+        """True for float and complex dtypes, which have gradients."""
         return self.kind in ("float", "complex")
 
     @property
@@ -294,7 +295,7 @@ class TensorType:
 
     @property
     def is_open(self) -> bool:
-        """Whether a length of the shape is open: the type belongs to a trace."""
+        """True if a length of the shape is open: the type belongs to a trace."""
         return not _INT.issuperset(map(type, self.shape))  # the size may be 0 for all lengths
 
     @staticmethod

@@ -97,7 +97,7 @@ class VM(Identity):
 
     @property
     def on_host(self) -> bool:
-        """Whether tensors lie in this process's memory, so that they can be lent and borrowed."""
+        """True if tensors are in this process's memory, so that they can be lent and borrowed."""
         return self.memory is HOST
 
     @property

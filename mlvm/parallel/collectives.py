@@ -6,8 +6,8 @@ tensors in place, with one barrier. A collective with a result has the two forms
 `all_gather` ( x -- y ) and `all_gather.out` ( y x -- ).
 
 `all_reduce.start` ( x1..xn -- ) and `all_reduce.wait` ( x1..xn -- ), with the same tensors, are the
-two halves of `all_reduce`, and so are `all_gather.start` and `all_gather.wait` ( y x -- ) of
-`all_gather.out`, and those of `reduce_scatter`. In between the program continues, and must not
+two halves of `all_reduce`. So are `all_gather.start` and `all_gather.wait` ( y x -- ) those of
+`all_gather.out`, and likewise of `reduce_scatter`. In between the program continues, and must not
 touch the tensors; a thread of the member communicates. Collectives are matched in the order of the
 calls, started ones, too, so started and blocking calls of different members match.
 

@@ -37,7 +37,7 @@ def launch(
 
     If one fails or is killed, all are ended and restarted, up to `restarts` times; a script resumes
     from its last checkpoint. With several `nodes`, each host runs this command with its number
-    `node`, `address` is a HOST:PORT of the first one that all reach, and the secret is in
+    `node`. Then `address` is a HOST:PORT of the first host that all reach, and the secret is in
     MLVM_SECRET or MLVM_SECRET_FILE.
 
     Raises `GroupError` if a number is invalid, or an address or a secret is missing.

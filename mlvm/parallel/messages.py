@@ -7,9 +7,10 @@ Before any data moves, the members exchange descriptions of their calls, in ceil
 each (Bruck et al., IEEE Trans. Parallel and Distributed Systems 8, 1997): first to the member
 before, then to the one two before, then four. Small data travels with them, and each member
 combines all of it. For medium data, each member combines its part from all others, and sends the
-result to all. Large data goes round a ring in blocks, many in flight at once: from the first member
-to the last, each adding its part, and the result round again. That takes a hop for each member, and
-only the last member of a host sends to another host. All three ways add elements in order of rank.
+result to all. Large data passes along a ring in blocks, many in flight at once. Each member from
+the first to the last adds its part, and the result passes along the ring again. That takes a hop
+for each member, and only the last member of a host sends to another host. All three ways add
+elements in order of rank.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _PATIENCE: Final = 1.0  # seconds to wait for a member before it is asked whethe
 _LOOK: Final = 0.05  # seconds to wait for a message before a look at what else may be
 _AHEAD: Final = 8  # blocks on their way to a member, before the next one is made
 RING: Final = 1 << 20
-"""Bytes for each member from which on data goes round the ring."""
+"""Least bytes for each member of data that passes along the ring."""
 
 _HEAD: Final = struct.Struct("<QIIBB6x16s")  # run, number, part, kind, is_pair, digest
 

@@ -1,6 +1,6 @@
 """Groups of processes of this host.
 
-Each process has a VM of its own. It is forked by a server that has imported mlvm once, so the 32nd
+Each process has its own VM. It is forked by a server that has imported mlvm once, so the 32nd
 takes no longer than the first. It receives tasks through a connection, and ends with it: when the
 group is closed, or this process ends. The members communicate through a board in shared memory,
 which has no name and vanishes with them.

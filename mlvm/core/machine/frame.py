@@ -1,4 +1,4 @@
-"""The frame: what a host function in Python sees of the machine."""
+"""The frame: parameters and results of a host function in Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from mlvm.core.types import Array, TensorType
 
 
 class Frame:
-    """What a host function sees of the machine: its parameters, and where results go."""
+    """Interface of a host function to the machine: its parameters, attributes and results.
+
+    attributes: of the call
+    results: the values pushed so far
+    """
 
     __slots__ = ("_lent", "_memory", "_name", "_params", "attributes", "results")
 
@@ -30,13 +34,13 @@ class Frame:
 
     @property
     def nparams(self) -> int:
-        """How many parameters the call has."""
+        """The number of parameters of the call."""
         return len(self._params)
 
     def param(self, i: int) -> Value:
-        """Parameter i, from 0: an array (the tensor's own memory), an int or a str.
+        """Return parameter i, from 0: an array (the tensor's own memory), an int or a str.
 
-        Raises `MachineError` when there is none of that number.
+        Raises `MachineError` if i is out of range.
         """
         if not isinstance(i, int) or not 0 <= i < len(self._params):
             raise MachineError(f"{self._name}: no parameter {i!r}; the call has {self.nparams}")
@@ -47,17 +51,18 @@ class Frame:
         return value
 
     def new_tensor(self, type: TensorType) -> Array:
-        """A tensor of zeros, which is a result once it is pushed."""
+        """Create a tensor of zeros, to be pushed as a result."""
         if not isinstance(type, TensorType):
-            raise MachineError(f"{self._name}: a tensor is of a TensorType, not {type!r}")
+            raise MachineError(f"{self._name}: expected a TensorType, got {type!r}")
         array = self._memory.new(type)
         self._lent.append(array)
         return array
 
     def push(self, value: Value) -> None:
-        """Leave a result. A parameter or new tensor is pushed as it is, any other array copied.
+        """Push a result. A parameter or new tensor is pushed without a copy, any other array
+        copied.
 
-        Raises `MachineError` for what is no array, int or str.
+        Raises `MachineError` unless it is an array, int or str.
         """
         if isinstance(value, np.generic):  # what numpy makes of arithmetic on scalars
             value = np.asarray(value)

@@ -1,12 +1,12 @@
-"""`fused`: a chain of ops on one shape, run block by block, so that what passes between them
-never leaves the cache.
+"""`fused`: a chain of ops on one shape, run block by block, so that intermediate results stay in
+the cache.
 
     push_str "fused"
     cfunc 4 0 {"chain": [["add", -1, 2, 3], ["tanh", 0, -1], ["sum", 1, 0, {"axis": 0}]],
                "outputs": 2}
 
-The first `outputs` parameters are written. A link of the chain is an op, where its result goes,
-its operands, and its attributes if it has any; a number from 0 on is a parameter, one below 0 a
+The first `outputs` parameters are written. A link of the chain is an op, the target of its result,
+its operands, and its attributes if it has any. A number >= 0 is a parameter, a negative one a
 temporary. The ops are elementwise (`Op.links`) on the chain's shape; a product (`HEADS`) may come
 first, a reduction may end in a parameter. The results have the bits that the ops give one by one.
 """

@@ -1,6 +1,8 @@
-"""Elements of few bits, which tensors store and ops convert: i4, u4, i2 and u2, two or four to a
-byte, the first in the lowest bits; f8e4m3 and f8e5m2 (Micikevicius et al., "FP8 Formats for Deep
-Learning", arXiv 2209.05433), and f4e2m1 (OCP Microscaling Formats, 2023), two to a byte.
+"""Elements of few bits, which tensors store and ops convert.
+
+The integers i4, u4, i2 and u2 are packed two or four to a byte, the first in the lowest bits. The
+floats are f8e4m3 and f8e5m2 (Micikevicius et al., "FP8 Formats for Deep Learning", arXiv
+2209.05433), and f4e2m1 (OCP Microscaling Formats, 2023), two to a byte.
 
 Integers are unpacked as i8 and u8, floats as f32, which has all of their values.
 """

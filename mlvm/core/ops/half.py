@@ -1,10 +1,10 @@
 """Floats of 16 bits, f16 (IEEE 754 binary16) and bf16 (the upper half of an f32): tensors store
 them, and ops compute with them in f32.
 
-An op with a half among its operands, or as its result, runs the kernel that f32 has: its half
-operands are widened, which is exact, and the result is rounded once, to nearest even. So sums and
-products are accumulated in f32. Integers that promote to a half are rounded to it before. What only
-moves elements moves those of 16 bits as they are.
+An op with a half among its operands, or as its result, runs the kernel of f32. Its half operands
+are widened, which is exact, and the result is rounded once, to nearest even. So sums and products
+are accumulated in f32. Integers that promote to a half are rounded to it before. Ops that only move
+elements move the 16 bits.
 
 numpy has f16, and no bf16: the dtype of our arrays of these is one that it stores, and refuses to
 compute with.

@@ -1,8 +1,8 @@
 """Products with weights of few bits, and conversions to and from these dtypes.
 
-A weight is quantised in groups along its last axis: w = scale q, with q[..., k] of few bits or of
-bytes, and scale f32[..., groups], each for k / groups elements. Or w = scale q + offset; then the
-scale is f32[..., groups, 2], pairs of scale and offset.
+A weight is quantised in groups along its last axis: w = scale q. Here
+q[..., k] has few bits or bytes, and scale is f32[..., groups], one for k / groups elements. Or
+w = scale q + offset; then the scale is f32[..., groups, 2], pairs of scale and offset.
 """
 
 from __future__ import annotations
