@@ -179,10 +179,10 @@ DEVICE f32 odd_f32(f64 x) {
  * the value lies in the operand, and the value, of floats the bits of an f64. Of several the first to come
  * is told. */
 #define REFUSALS TENSOR(i64, refused)
-DEVICE void refuse(GLOBAL i64 *told, i64 at, i64 value) {
-    if (ATOMIC_SWAP((GLOBAL i32 *)told, 0, 1) == 0) {
-        told[1] = at;
-        told[2] = value;
+DEVICE void refuse(GLOBAL i64 *report, i64 at, i64 value) {
+    if (ATOMIC_SWAP((GLOBAL i32 *)report, 0, 1) == 0) {
+        report[1] = at;
+        report[2] = value;
     }
 }
 #define REFUSE(at, value) refuse((GLOBAL i64 *)(refused_memory + refused_at), at, (i64)(value))

@@ -60,18 +60,18 @@ typedef PASTE(float, LANES) lanes;
 FUNCTIONS_OF_VECTORS(lanes)
 DEVICE lanes load_lanes(const GLOBAL f32 *x, int count) {
     if (count == LANES) return PASTE(vload, LANES)(0, x);
-    f32 found[LANES];
-    for (int j = 0; j < LANES; j++) found[j] = x[j < count ? j : 0];
-    return PASTE(vload, LANES)(0, found);
+    f32 parts[LANES];
+    for (int j = 0; j < LANES; j++) parts[j] = x[j < count ? j : 0];
+    return PASTE(vload, LANES)(0, parts);
 }
 DEVICE void store_lanes(GLOBAL f32 *x, lanes v, int count) {
     if (count == LANES) {
         PASTE(vstore, LANES)(v, 0, x);
         return;
     }
-    f32 made[LANES];
-    PASTE(vstore, LANES)(v, 0, made);
-    for (int j = 0; j < count; j++) x[j] = made[j];
+    f32 parts[LANES];
+    PASTE(vstore, LANES)(v, 0, parts);
+    for (int j = 0; j < count; j++) x[j] = parts[j];
 }
 #endif
 

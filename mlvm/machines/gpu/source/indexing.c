@@ -207,11 +207,11 @@ KERNEL void add_few(TENSOR(T, out), TENSOR(T, x), TENSOR(T, updates), TENSOR(I, 
     POINTER(I, indices);
     const i64 at = ITEM(0);
     if (at >= total) return;
-    const i64 inner = at % behind, wanted = at / behind % length, outer = at / behind / length;
+    const i64 inner = at % behind, target = at / behind % length, outer = at / behind / length;
     COMPUTED(T) sum = ADDS ? LOAD(T, x, at) : 0;
     for (i64 i = 0; i < count; i++) {
         FIND(along ? (outer * count + i) * (behind / along) + inner / along : i, -length)
-        if (place == wanted) sum = TOGETHER(sum, LOAD(T, updates, (outer * count + i) * behind + inner));
+        if (place == target) sum = TOGETHER(sum, LOAD(T, updates, (outer * count + i) * behind + inner));
     }
     STORE(T, out, at, sum);
 }

@@ -22,7 +22,7 @@ KERNEL void panels(TENSOR(T, out), TENSOR(T, x), TENSOR(T, y),
     if (at >= down * across * splits * batch) return;
     const i64 row = at % down * HIGH;
     at /= down;
-    const i64 wanted = at % across * WIDE, column = wanted + WIDE <= n ? wanted : n - WIDE; /* the last overlaps */
+    const i64 first = at % across * WIDE, column = first + WIDE <= n ? first : n - WIDE; /* the last overlaps */
     at /= across;
     const i64 split = at % splits, result = at / splits;
     V sums[HIGH][PARTS];
@@ -49,13 +49,13 @@ KERNEL void panels(TENSOR(T, out), TENSOR(T, x), TENSOR(T, y),
     out += (split * batch + result) * m * n + column;
     UNROLL for (int i = 0; i < HIGH; i++) {
         if (row + i >= m) break;
-        if (column == wanted) {
+        if (column == first) {
             UNROLL for (int j = 0; j < PARTS; j++)
                 PASTE(vstore, LANES)(sums[i][j], 0, out + (row + i) * n + j * LANES);
         } else {
-            T made[WIDE];
-            UNROLL for (int j = 0; j < PARTS; j++) PASTE(vstore, LANES)(sums[i][j], 0, made + j * LANES);
-            for (i64 j = wanted - column; j < WIDE; j++) out[(row + i) * n + j] = made[j];
+            T parts[WIDE];
+            UNROLL for (int j = 0; j < PARTS; j++) PASTE(vstore, LANES)(sums[i][j], 0, parts + j * LANES);
+            for (i64 j = first - column; j < WIDE; j++) out[(row + i) * n + j] = parts[j];
         }
     }
 }

@@ -187,8 +187,8 @@ KERNEL void product(TENSOR(T, out), TENSOR(X, x), TENSOR(Y, y),
     out += split * batch * m * n + result * out_result;
 #endif
     UNROLL for (int i = 0; i < HIGH; i++) {
-        COMPUTED(A) made[WIDE];
-        UNROLL for (int j = 0; j < PARTS; j++) WIDE_STORE(sums[i][j], made + j * LANES);
+        COMPUTED(A) parts[WIDE];
+        UNROLL for (int j = 0; j < PARTS; j++) WIDE_STORE(sums[i][j], parts + j * LANES);
         i64 to = row + high + i;
         int is_there = to < m;
 #ifdef PHASES
@@ -200,6 +200,6 @@ KERNEL void product(TENSOR(T, out), TENSOR(X, x), TENSOR(Y, y),
 #endif
         if (is_there)
             for (int j = 0; j < WIDE && column + wide + j < n; j++)
-                STORE(T, out, to * out_row + column + wide + j, made[j]);
+                STORE(T, out, to * out_row + column + wide + j, parts[j]);
     }
 }

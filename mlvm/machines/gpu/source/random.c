@@ -10,7 +10,7 @@ typedef struct {
 DEVICE Block philox(u64 key, u64 other, u64 low, u64 high, u64 purpose)
 {
     u64 a = low, b = high, c = 0, d = purpose;
-    Block made;
+    Block block;
     for (int i = 0; i < 10; i++) {
         const u64 first = HIGH_PRODUCT(0xD2E7470EE14C6C93ul, a), second = HIGH_PRODUCT(0xCA5A826395121157ul, c);
         const u64 low_first = 0xD2E7470EE14C6C93ul * a, low_second = 0xCA5A826395121157ul * c;
@@ -21,11 +21,11 @@ DEVICE Block philox(u64 key, u64 other, u64 low, u64 high, u64 purpose)
         key += 0x9E3779B97F4A7C15ul;
         other += 0xBB67AE8584CAA73Bul;
     }
-    made.w[0] = a;
-    made.w[1] = b;
-    made.w[2] = c;
-    made.w[3] = d;
-    return made;
+    block.w[0] = a;
+    block.w[1] = b;
+    block.w[2] = c;
+    block.w[3] = d;
+    return block;
 }
 
 #define BLOCK(number) philox(key[0], key[1], (u64)(number) + 1, 0, 0)
@@ -88,8 +88,8 @@ KERNEL void dropout(TENSOR(T, out), TENSOR(T, x), TENSOR(u64, key), const i64 to
     POINTER(T, x);
     POINTER(u64, key);
     EIGHT {
-        const int kept = !(UNIT_F32(HALF_WORD(block, i)) < rate);
-        STORE(T, out, first + i, kept ? LOAD(T, x, first + i) * scale : 0);
+        const int is_kept = !(UNIT_F32(HALF_WORD(block, i)) < rate);
+        STORE(T, out, first + i, is_kept ? LOAD(T, x, first + i) * scale : 0);
     }
 }
 

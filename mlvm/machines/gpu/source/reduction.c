@@ -15,10 +15,10 @@ DEVICE Choice load_choice(const GLOBAL Choice *x, i64 i) { return x[i]; }
 #define store_choice(x, i, v) ((x)[i] = (v))
 #define NOTHING choice(0, -1)
 DEVICE Choice choice(COMPUTED(CHOOSES) value, i64 place) {
-    Choice made;
-    made.value = value;
-    made.place = place;
-    return made;
+    Choice result;
+    result.value = value;
+    result.place = place;
+    return result;
 }
 DEVICE Choice chosen(Choice a, Choice b) {
     if (a.place < 0 || b.place < 0) return a.place < 0 ? b : a;

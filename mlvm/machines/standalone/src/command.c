@@ -208,8 +208,8 @@ static int run(const Options *options, char **names, int count)
     if (options->save && (!save || fclose(save)))
         return complain(options->save, strerror(errno));
     for (int i = 0; options->out && i < STEP_NOUTPUTS; i++) {
-        const TensorSpec *told = &step_output_specs[i];
-        if (!(files[i] = open_output(options->out, i, told->dtype, told->shape, options->steps)))
+        const TensorSpec *spec = &step_output_specs[i];
+        if (!(files[i] = open_output(options->out, i, spec->dtype, spec->shape, options->steps)))
             return 1;
     }
     struct step step;
@@ -228,24 +228,24 @@ static int run(const Options *options, char **names, int count)
     double best = 1e30, begun = now();
     long steps = options->steps ? options->steps : 1;
     for (long number = 0; number < steps; number++) {
-        const void *given[STEP_NINPUTS + 1];
-        const void *left[STEP_NOUTPUTS + 1];
+        const void *sources[STEP_NINPUTS + 1];
+        const void *results[STEP_NOUTPUTS + 1];
         struct step_inputs from;
         struct step_outputs to;
         for (int i = 0; i < STEP_NINPUTS; i++) {
             size_t nbytes = step_input_specs[i].nbytes;
             size_t there = nbytes ? inputs[i].nbytes / nbytes : 1;
-            given[i] = inputs[i].bytes + (size_t)number % there * nbytes;
+            sources[i] = inputs[i].bytes + (size_t)number % there * nbytes;
         }
-        memcpy(&from, given, STEP_NINPUTS * sizeof *given);
+        memcpy(&from, sources, STEP_NINPUTS * sizeof *sources);
         double before = now();
         if (step_run(&step, &from, &to))
             return complain("error", step_error(&step));
         double took = now() - before;
         best = took < best ? took : best;
-        memcpy(left, &to, STEP_NOUTPUTS * sizeof *left);
+        memcpy(results, &to, STEP_NOUTPUTS * sizeof *results);
         for (int i = 0; options->out && i < STEP_NOUTPUTS; i++)
-            if (fwrite(left[i], 1, step_output_specs[i].nbytes, files[i]) != step_output_specs[i].nbytes)
+            if (fwrite(results[i], 1, step_output_specs[i].nbytes, files[i]) != step_output_specs[i].nbytes)
                 return complain(options->out, strerror(errno));
     }
     double all = now() - begun;

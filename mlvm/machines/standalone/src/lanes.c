@@ -49,8 +49,8 @@ static void *resize(Lanes *lanes, void *old, size_t had, size_t nbytes)
 static void *zeros(Running *r, int64_t count, size_t size)
 {
     r->last = NULL;
-    void *made = resize(&r->lanes, NULL, 0, ((size_t)count + 1) * size);
-    return made ? memset(made, 0, ((size_t)count + 1) * size) : NULL;
+    void *memory = resize(&r->lanes, NULL, 0, ((size_t)count + 1) * size);
+    return memory ? memset(memory, 0, ((size_t)count + 1) * size) : NULL;
 }
 
 static int grow(Lanes *lanes, int64_t size, int64_t count)

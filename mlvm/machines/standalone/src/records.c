@@ -93,10 +93,10 @@ const char *records_read(const Records *records, const Value *params, int64_t co
     int64_t n = count - 1, number;
     memcpy(&number, params[n].as.tensor->address, sizeof number);
     const Record *record = record_of(records, number);
-    int found = !number || (record && n <= record->nparts);
-    for (int64_t i = 0; number && found && i < n; i++)
-        found = record->parts[i].type == params[i].as.tensor->type;
-    if (!found)
+    int is_match = !number || (record && n <= record->nparts);
+    for (int64_t i = 0; number && is_match && i < n; i++)
+        is_match = record->parts[i].type == params[i].as.tensor->type;
+    if (!is_match)
         return WRONG;
     for (int64_t i = 0; i < n; i++) {
         const Tensor *out = params[i].as.tensor;

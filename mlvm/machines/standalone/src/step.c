@@ -254,17 +254,17 @@ static size_t parts(Running *r, char *at)
 
 static const char *checked_weights(const unsigned char *weights, size_t nbytes)
 {
-    uint64_t told[3];
+    uint64_t header[3];
     if ((uintptr_t)weights % 16)
         return "the weights do not lie at a multiple of 16 bytes";
     if (nbytes < HEADER)
         return "these are no weights: too few bytes";
-    memcpy(told, weights, sizeof told);
+    memcpy(header, weights, sizeof header);
     if (memcmp(weights, "MLVMSTEP", 8))
         return "these are no weights: they do not begin with MLVMSTEP";
-    if (told[1] != built.fingerprint)
+    if (header[1] != built.fingerprint)
         return "these are the weights of another step";
-    if (told[2] != built.weights || nbytes != built.weights)
+    if (header[2] != built.weights || nbytes != built.weights)
         return "these weights are not whole";
     return NULL;
 }
@@ -304,7 +304,7 @@ int step_init_for(struct step *step, void *memory, const void *weights, size_t n
     r->m.version = &r->m.version_seen;
     r->m.room = built.values;
     r->m.frames_room = built.frames;
-    r->m.left = -1;
+    r->m.steps_left = -1;
     for (uint32_t i = 0; i < built.nstates; i++) {
         const State *state = &built.states[i];
         if (state->copied && state->nbytes)
@@ -336,8 +336,8 @@ static int explain(Running *r)
     const Place *place = &built.places[r->m.function][r->m.pc];
     char why[sizeof step->error];
     memcpy(why, step->error, sizeof why);
-    const char *said = why[0] ? why : "the op refuses the values that it is given";
-    return fail(step, "%s: %s, at %s", built.ops[place->op], said, built.lines[place->line]);
+    const char *reason = why[0] ? why : "the op refuses the values that it is given";
+    return fail(step, "%s: %s, at %s", built.ops[place->op], reason, built.lines[place->line]);
 }
 
 /* Pointer i of the struct: it has nothing else. */
@@ -354,11 +354,11 @@ int step_run(struct step *step, const struct step_inputs *inputs, struct step_ou
     step->error[0] = 0;
     for (uint32_t i = 0; i < built.ninputs; i++) {
         const Input *input = &built.inputs[i];
-        const void *given = inputs ? pointer_in(inputs, i) : NULL;
-        if (!given && input->nbytes)
+        const void *source = inputs ? pointer_in(inputs, i) : NULL;
+        if (!source && input->nbytes)
             return fail(step, "input %u is NULL", (unsigned)i);
         if (input->copied && input->nbytes)
-            memcpy(step->memory + input->at, given, input->nbytes);
+            memcpy(step->memory + input->at, source, input->nbytes);
     }
     for (uint32_t i = 0; i < built.narguments; i++)
         if (built.arguments[i].where == IN_INPUT)
@@ -381,10 +381,10 @@ int step_run(struct step *step, const struct step_inputs *inputs, struct step_ou
         return explain(r);
     for (uint32_t i = 0; outputs && i < built.noutputs; i++) {
         const Address *output = &built.outputs[i];
-        const void *found = output->where == IN_INPUT    ? pointer_in(inputs, output->at)
-                            : output->where == IN_MEMORY ? (const void *)(step->memory + output->at)
-                                                         : (const void *)(r->weights + output->at);
-        memcpy((char *)outputs + i * sizeof found, &found, sizeof found);
+        const void *address = output->where == IN_INPUT    ? pointer_in(inputs, output->at)
+                              : output->where == IN_MEMORY ? (const void *)(step->memory + output->at)
+                                                           : (const void *)(r->weights + output->at);
+        memcpy((char *)outputs + i * sizeof address, &address, sizeof address);
     }
     return 0;
 }
@@ -413,12 +413,12 @@ int step_save(const struct step *step, void *state, size_t nbytes)
 {
     const Running *r = running_of(step);
     unsigned char *to = state;
-    uint64_t told[3] = {0, built.fingerprint, built.weights};
+    uint64_t header[3] = {0, built.fingerprint, built.weights};
     if (!state || nbytes < built.weights)
         return -1;
-    memcpy(told, "MLVMSTEP", 8);
+    memcpy(header, "MLVMSTEP", 8);
     memset(to, 0, built.weights);
-    memcpy(to, told, sizeof told);
+    memcpy(to, header, sizeof header);
     for (uint32_t i = 0; i < built.nstates; i++) {
         const State *x = &built.states[i];
         if (x->nbytes)

@@ -10,12 +10,12 @@
 enum { SPINS = 20000 };
 
 typedef struct {
-    struct step_threads seen;
+    struct step_threads public;
     void (*share)(void *job, int index);
     void *job;
     int count;
     atomic_uint number; /* of the job */
-    atomic_int next, left;
+    atomic_int next, running;
     pthread_mutex_t mutex;
     pthread_cond_t wake;
 } Crew;
@@ -29,20 +29,20 @@ static void *serve(void *argument)
 {
     Member *member = argument;
     Crew *crew = member->crew;
-    unsigned seen = 0;
+    unsigned last_number = 0;
     for (;;) {
-        for (int spins = 0; atomic_load(&crew->number) == seen && spins < SPINS; spins++)
+        for (int spins = 0; atomic_load(&crew->number) == last_number && spins < SPINS; spins++)
             ;
-        if (atomic_load(&crew->number) == seen) {
+        if (atomic_load(&crew->number) == last_number) {
             pthread_mutex_lock(&crew->mutex);
-            while (atomic_load(&crew->number) == seen)
+            while (atomic_load(&crew->number) == last_number)
                 pthread_cond_wait(&crew->wake, &crew->mutex);
             pthread_mutex_unlock(&crew->mutex);
         }
-        seen = atomic_load(&crew->number);
+        last_number = atomic_load(&crew->number);
         if (member->index < crew->count)
             crew->share(crew->job, member->index);
-        atomic_fetch_sub(&crew->left, 1);
+        atomic_fetch_sub(&crew->running, 1);
     }
     return NULL;
 }
@@ -53,13 +53,13 @@ static void run(void *context, void (*share)(void *job, int index), void *job, i
     crew->share = share;
     crew->job = job;
     crew->count = count;
-    atomic_store(&crew->left, crew->seen.count - 1);
+    atomic_store(&crew->running, crew->public.count - 1);
     pthread_mutex_lock(&crew->mutex);
     atomic_fetch_add(&crew->number, 1);
     pthread_cond_broadcast(&crew->wake);
     pthread_mutex_unlock(&crew->mutex);
     share(job, 0);
-    while (atomic_load(&crew->left))
+    while (atomic_load(&crew->running))
         sched_yield();
 }
 
@@ -74,14 +74,14 @@ const struct step_threads *step_threads(int count)
     }
     pthread_mutex_init(&crew->mutex, NULL);
     pthread_cond_init(&crew->wake, NULL);
-    crew->seen = (struct step_threads){1, crew, run};
+    crew->public = (struct step_threads){1, crew, run};
     for (int i = 1; i < count; i++) {
         pthread_t thread;
         members[i] = (Member){crew, i};
         if (pthread_create(&thread, NULL, serve, &members[i]))
             break;
         pthread_detach(thread);
-        crew->seen.count = i + 1;
+        crew->public.count = i + 1;
     }
-    return &crew->seen;
+    return &crew->public;
 }

@@ -34,14 +34,14 @@ static PyTypeObject *checklist_type, *pattern_type;
 static PyObject *dict_name;
 
 /* Whether a new reference is to the value; gives it up. Whatever was raised is forgotten. */
-static int is_value(PyObject *found, PyObject *missing, PyObject *value)
+static int is_value(PyObject *object, PyObject *missing, PyObject *value)
 {
-    if (!found && PyErr_ExceptionMatches(PyExc_Exception)) {
+    if (!object && PyErr_ExceptionMatches(PyExc_Exception)) {
         PyErr_Clear();
         return value == missing;
     }
-    Py_XDECREF(found);
-    return found ? found == value : -1;
+    Py_XDECREF(object);
+    return object ? object == value : -1;
 }
 
 /* Whether iterating gives the very objects of a tuple. */
@@ -91,15 +91,15 @@ static int holds_container(const Read *read)
 
 static int holds_read(const Checklist *self, const Read *read)
 {
-    PyObject *owner = read->owner, *name = read->name, *value = read->value, *found;
+    PyObject *owner = read->owner, *name = read->name, *value = read->value, *current;
     descrgetfunc get;
     switch (read->kind) {
     case ITEM:
     case UNREAD:
-        found = PyDict_GetItemWithError(owner, name);
-        if (!found && PyErr_Occurred())
+        current = PyDict_GetItemWithError(owner, name);
+        if (!current && PyErr_Occurred())
             return clear_nonfatal_error() ? -1 : 0;
-        return (found ? found : self->missing) == value;
+        return (current ? current : self->missing) == value;
     case CLASS: return (PyObject *)Py_TYPE(owner) == value;
     case ENTRY: return is_value(PyObject_GetItem(owner, name), self->missing, value);
     case ATTRIBUTE: return is_value(PyObject_GetAttr(owner, name), NULL, value);
@@ -108,9 +108,9 @@ static int holds_read(const Checklist *self, const Read *read)
         get = (descrgetfunc)PyType_GetSlot(Py_TYPE(name), Py_tp_descr_get);
         return get ? is_value(get(name, owner, (PyObject *)Py_TYPE(owner)), self->missing, value) : 0;
     case EQUAL:
-        found = PyObject_CallFunctionObjArgs(name, owner, NULL);
-        int same = found ? PyObject_RichCompareBool(found, value, Py_EQ) : -1;
-        Py_XDECREF(found);
+        current = PyObject_CallFunctionObjArgs(name, owner, NULL);
+        int same = current ? PyObject_RichCompareBool(current, value, Py_EQ) : -1;
+        Py_XDECREF(current);
         return same < 0 ? (clear_nonfatal_error() ? -1 : 0) : same;
     default: return holds_container(read);
     }
@@ -149,9 +149,9 @@ static PyObject *checklist_new(PyTypeObject *type, PyObject *args, PyObject *kwa
             goto failed;
         while (read->kind < KINDS && strcmp(kind, kinds[read->kind]))
             read->kind++;
-        int held = read->kind == KEYS || read->kind == VALUES || read->kind == ITEMS;
+        int needs_tuple = read->kind == KEYS || read->kind == VALUES || read->kind == ITEMS;
         int of_dict = read->kind == ITEM || read->kind == UNREAD;
-        if (read->kind == KINDS || (held && !PyTuple_Check(read->value)) ||
+        if (read->kind == KINDS || (needs_tuple && !PyTuple_Check(read->value)) ||
             (of_dict && !PyDict_Check(read->owner))) {
             PyErr_Format(PyExc_TypeError, "no such read: %s", kind);
             goto failed;
@@ -275,14 +275,14 @@ static int fits_tensor(const Pattern *self, const Part *part, PyObject *value, P
     for (int i = 0; i < 2; i++)
         if (bsearch(&its[i], self->apart, (size_t)self->napart, sizeof(void *), by_address))
             return 0;
-    Py_ssize_t seen = PyList_Size(tensors), held = PyList_Size(inputs);
-    if (part->count < seen)
+    Py_ssize_t ntensors = PyList_Size(tensors), ninputs = PyList_Size(inputs);
+    if (part->count < ntensors)
         return PyList_GetItem(tensors, part->count) == value;
     if (!is_new(self, (uintptr_t)x | 1))
         return 0;
     if (PyList_Append(tensors, value))
         return -1;
-    if (part->place < held)
+    if (part->place < ninputs)
         return root_of((Allocation *)PyList_GetItem(inputs, part->place)) == root;
     if (!is_new(self, (uintptr_t)root))
         return 0;
@@ -301,7 +301,7 @@ static int is_plain(PyObject *value, PyObject *expected)
 }
 
 /* Whether a value fits the parts from `*at` on, which then is behind them. Runs no Python. */
-static int fits(const Pattern *self, Py_ssize_t *at, PyObject *value, PyObject *given, PyObject *tensors,
+static int fits(const Pattern *self, Py_ssize_t *at, PyObject *value, PyObject *numbers, PyObject *tensors,
                 PyObject *inputs)
 {
     const Part *part = &self->part[(*at)++];
@@ -310,19 +310,19 @@ static int fits(const Pattern *self, Py_ssize_t *at, PyObject *value, PyObject *
     int same = 1;
     switch (part->kind) {
     case TENSOR: return fits_tensor(self, part, value, tensors, inputs);
-    case NUMBER: return part->place < PyList_Size(given) && PyList_GetItem(given, part->place) == value;
+    case NUMBER: return part->place < PyList_Size(numbers) && PyList_GetItem(numbers, part->place) == value;
     case PLAIN: return is_plain(value, part->object);
     case LIST:
         if (!PyList_CheckExact(value) || PyList_Size(value) != part->count)
             return 0;
         for (Py_ssize_t i = 0; i < part->count && same > 0; i++)
-            same = fits(self, at, PyList_GetItem(value, i), given, tensors, inputs);
+            same = fits(self, at, PyList_GetItem(value, i), numbers, tensors, inputs);
         return same;
     case TUPLE:
         if (!PyTuple_CheckExact(value) || PyTuple_Size(value) != part->count)
             return 0;
         for (Py_ssize_t i = 0; i < part->count && same > 0; i++)
-            same = fits(self, at, PyTuple_GetItem(value, i), given, tensors, inputs);
+            same = fits(self, at, PyTuple_GetItem(value, i), numbers, tensors, inputs);
         return same;
     default:
         if (!PyDict_CheckExact(value) || PyDict_Size(value) != part->count)
@@ -330,7 +330,7 @@ static int fits(const Pattern *self, Py_ssize_t *at, PyObject *value, PyObject *
         for (Py_ssize_t i = 0; i < part->count && same > 0; i++)
             same = PyDict_Next(value, &place, &key, &each) &&
                            is_plain(key, PyTuple_GetItem(part->object, i))
-                       ? fits(self, at, each, given, tensors, inputs)
+                       ? fits(self, at, each, numbers, tensors, inputs)
                        : 0;
         return same;
     }
@@ -452,9 +452,9 @@ static PyObject *pattern_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     }
     qsort(self->apart, (size_t)n, sizeof(void *), by_address);
     self->nuses = nuses, self->napart = n;
-    PyObject *kept[] = {tensor_class, arena_class, parts, uses, states, apart};
-    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
-        Py_INCREF(kept[i]);
+    PyObject *references[] = {tensor_class, arena_class, parts, uses, states, apart};
+    for (size_t i = 0; i < sizeof references / sizeof *references; i++)
+        Py_INCREF(references[i]);
     self->tensor_class = tensor_class, self->arena_class = arena_class, self->parts = parts;
     self->uses = uses, self->states = states, self->kept = apart;
     return (PyObject *)self;

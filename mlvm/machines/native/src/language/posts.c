@@ -81,10 +81,10 @@ static PyObject *user_place(Outbox *self)
     while (frame && frame != Py_None) {
         PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
         PyObject *file = PyObject_GetAttr(code, filename_name);
-        PyObject *known = file ? PyDict_GetItemWithError(self->ours, file) : NULL;
+        PyObject *is_ours = file ? PyDict_GetItemWithError(self->ours, file) : NULL;
         Py_XDECREF(file);
-        if (known != Py_True) {
-            PyObject *offset = known ? PyObject_GetAttr(frame, lasti_name) : NULL;
+        if (is_ours != Py_True) {
+            PyObject *offset = is_ours ? PyObject_GetAttr(frame, lasti_name) : NULL;
             if (offset)
                 place = PyTuple_Pack(2, code, offset);
             else if (!PyErr_Occurred())
@@ -180,15 +180,15 @@ static PyObject *outbox_take(Outbox *self, PyObject *argument)
     int64_t size = self->size;
     PyObject *places = PyList_GetSlice(self->places, 0, count);
     PyObject *data = places ? PyBytes_FromStringAndSize(self->data, (Py_ssize_t)size) : NULL;
-    PyObject *taken = data ? PyTuple_Pack(2, data, places) : NULL;
+    PyObject *result = data ? PyTuple_Pack(2, data, places) : NULL;
     Py_XDECREF(data);
     Py_XDECREF(places);
-    if (taken) {
+    if (result) {
         self->shown = size;
         self->shown_count = count;
         self->emptied = now();
     }
-    return taken;
+    return result;
 }
 
 /* how many messages `take` has not shown */
@@ -290,17 +290,17 @@ static PyObject *run_launches(PyObject *module, PyObject *args)
             (uint64_t)(end - start - HEADER) < body)
             break;
         PyObject *key = PyBytes_FromStringAndSize(message + HEADER, (Py_ssize_t)body);
-        Bound *found = key ? (Bound *)PyDict_GetItemWithError(bound, key) : NULL;
+        Bound *entry = key ? (Bound *)PyDict_GetItemWithError(bound, key) : NULL;
         Py_XDECREF(key);
-        if (!found || Py_TYPE((PyObject *)found) != bound_type) {
+        if (!entry || Py_TYPE((PyObject *)entry) != bound_type) {
             failed = PyErr_Occurred() != NULL;
             break;
         }
         char *p[MOST_HANDLES + 1];
-        memcpy(p, found->addresses, sizeof found->addresses);
-        Py_INCREF((PyObject *)found);
-        int refused = run_in_pool((PoolObject *)pool, &found->call->call, p);
-        Py_DECREF((PyObject *)found);
+        memcpy(p, entry->addresses, sizeof entry->addresses);
+        Py_INCREF((PyObject *)entry);
+        int refused = run_in_pool((PoolObject *)pool, &entry->call->call, p);
+        Py_DECREF((PyObject *)entry);
         failed = refused < 0;
         if (refused)
             break;

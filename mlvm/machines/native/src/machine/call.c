@@ -12,9 +12,9 @@ static PyTypeObject *kernel_call_type, *pool_type;
 /* --- KernelCall --- */
 
 /* Memory with the numbers of a sequence, as int64_t or as double; NULL with an exception set. */
-static void *numbers_of(PyObject *given, int reals, Py_ssize_t *how_many)
+static void *numbers_of(PyObject *sequence, int reals, Py_ssize_t *how_many)
 {
-    PyObject *list = PySequence_List(given);
+    PyObject *list = PySequence_List(sequence);
     if (!list)
         return NULL;
     Py_ssize_t count = *how_many = PyList_Size(list);
@@ -160,11 +160,11 @@ static PyObject *kernel_call_described(KernelCallObject *self, PyObject *unused)
     PyObject *ints = PyList_New(0), *reals = PyList_New(0), *rows = PyList_New(0);
     PyObject *parts = self->parts ? Py_NewRef(self->parts) : PyTuple_New(0);
     PyObject *item;
-#define FILL(list, count, made)                            \
-    for (Py_ssize_t i = 0; list && i < (count); i++) {     \
-        if (!(item = (made)) || PyList_Append(list, item)) \
-            Py_CLEAR(list);                                \
-        Py_XDECREF(item);                                  \
+#define FILL(list, count, new_item)                            \
+    for (Py_ssize_t i = 0; list && i < (count); i++) {         \
+        if (!(item = (new_item)) || PyList_Append(list, item)) \
+            Py_CLEAR(list);                                    \
+        Py_XDECREF(item);                                      \
     }
     FILL(ints, self->nints, PyLong_FromLongLong(self->ints[i]))
     FILL(reals, self->nfloats, PyFloat_FromDouble(self->floats[i]))
@@ -351,10 +351,10 @@ static PyObject *get_kernels(PyObject *module, PyObject *unused)
     const char *file, *const *names;
     for (int i = 0; kernels && (entry = nth_kernel(i, &file, &names)); i++) {
         PyObject *integers = tuple_of_names(names);
-        PyObject *known = integers ? Py_BuildValue("sN", file, integers) : NULL;
-        if (!known || PyDict_SetItemString(kernels, entry->name, known))
+        PyObject *description = integers ? Py_BuildValue("sN", file, integers) : NULL;
+        if (!description || PyDict_SetItemString(kernels, entry->name, description))
             Py_CLEAR(kernels);
-        Py_XDECREF(known);
+        Py_XDECREF(description);
     }
     return kernels;
 }

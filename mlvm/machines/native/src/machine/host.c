@@ -18,21 +18,21 @@ static int fill_numbers(Host *host, PyObject *numbers)
         PyObject *value;
         if (!PyArg_ParseTuple(PyTuple_GetItem(numbers, i), "yO", &number->name, &value))
             return -1;
-        number->known = value != Py_None;
-        if (number->known)
+        number->has_value = value != Py_None;
+        if (number->has_value)
             number->value = PyFloat_AsDouble(value);
     }
     return PyErr_Occurred() ? -1 : 0;
 }
 
-Host *host_new(PyObject *given)
+Host *host_new(PyObject *spec)
 {
     Host *host = PyMem_Calloc(1, sizeof *host);
     if (!host)
         return (Host *)PyErr_NoMemory();
     unsigned long long address, owner;
     PyObject *numbers;
-    if (!PyArg_ParseTuple(given, "OOOiiKyO!K", &host->call, &host->attributes, &host->asked, &host->nparams,
+    if (!PyArg_ParseTuple(spec, "OOOiiKyO!K", &host->call, &host->attributes, &host->helper, &host->nparams,
                           &host->nresults, &address, &host->text, &PyTuple_Type, &numbers, &owner) ||
         fill_numbers(host, numbers)) {
         host_free(host);
@@ -53,15 +53,15 @@ void host_free(Host *host)
 /* --- frames --- */
 
 /* A tensor that the function has made. */
-typedef struct Made {
-    mlvm_tensor seen;
+typedef struct NewTensor {
+    mlvm_tensor public;
     Tensor *tensor;
-    struct Made *next;
-} Made;
+    struct NewTensor *next;
+} NewTensor;
 
 struct Frame {
-    mlvm_frame seen; /* what C has the address of */
-    Frame *next;     /* of all there are */
+    mlvm_frame public; /* what C has the address of */
+    Frame *next;       /* of all there are */
     Frame *next_idle;
     Types *types; /* of the launch that has it */
     mlvm_value *values;
@@ -75,7 +75,7 @@ struct Frame {
     const Value *params;
     int64_t nparams, nresults;
     Value *results;
-    Made *made;
+    NewTensor *new_tensors;
     PyObject *failure; /* the first exception of a callback */
 };
 
@@ -83,10 +83,10 @@ static _Atomic(Frame *) frames;
 static Frame *idle; /* needs the interpreter lock */
 
 /* The frame of that address with its mutex, or NULL if no call has it. */
-static Frame *entered(const mlvm_frame *seen)
+static Frame *entered(const mlvm_frame *public)
 {
     Frame *frame = frames;
-    while (frame && &frame->seen != seen)
+    while (frame && &frame->public != public)
         frame = frame->next;
     if (!frame)
         return NULL;
@@ -121,20 +121,20 @@ static void fail(Frame *frame)
 static PyObject *ask(Frame *frame, const char *method, const char *format, ...)
 {
     pthread_mutex_lock(&frame->mutex);
-    PyObject *asked = frame->running ? frame->host->asked : NULL;
-    Py_XINCREF(asked);
+    PyObject *helper = frame->running ? frame->host->helper : NULL;
+    Py_XINCREF(helper);
     pthread_mutex_unlock(&frame->mutex);
-    if (!asked)
+    if (!helper)
         return NULL;
     va_list values;
     va_start(values, format);
     PyObject *args = Py_VaBuildValue(format, values);
     va_end(values);
-    PyObject *function = args ? PyObject_GetAttrString(asked, method) : NULL;
+    PyObject *function = args ? PyObject_GetAttrString(helper, method) : NULL;
     PyObject *answer = function ? PyObject_CallObject(function, args) : NULL;
     Py_XDECREF(function);
     Py_XDECREF(args);
-    Py_DECREF(asked);
+    Py_DECREF(helper);
     if (!answer)
         fail(frame);
     return answer;
@@ -148,9 +148,9 @@ static int find_number(const Host *host, const char *name, double *value)
     for (Py_ssize_t i = 0; i < host->nnumbers; i++) {
         const struct Number *number = &host->numbers[i];
         if (!strcmp(number->name, name)) {
-            if (number->known)
+            if (number->has_value)
                 *value = number->value;
-            return number->known;
+            return number->has_value;
         }
     }
     for (; *name; name++)
@@ -159,14 +159,14 @@ static int find_number(const Host *host, const char *name, double *value)
     return 1;
 }
 
-static int answer_number(mlvm_frame *seen, const char *name, double *value)
+static int answer_number(mlvm_frame *public, const char *name, double *value)
 {
-    Frame *frame = entered(seen);
+    Frame *frame = entered(public);
     if (!frame)
         return 1;
-    int found = name && value && find_number(frame->host, name, value);
+    int is_number = name && value && find_number(frame->host, name, value);
     pthread_mutex_unlock(&frame->mutex);
-    if (found)
+    if (is_number)
         return 0;
     PyGILState_STATE lock = PyGILState_Ensure();
     PyObject *answer = ask(frame, "number", "(yi)", name, value != NULL);
@@ -177,24 +177,24 @@ static int answer_number(mlvm_frame *seen, const char *name, double *value)
 }
 
 /* A new tensor of the call, or NULL without memory. The mutex is held. */
-static Made *make(Frame *frame, const Type *type)
+static NewTensor *make(Frame *frame, const Type *type)
 {
-    Made *made = malloc(sizeof *made);
-    Tensor *tensor = made ? tensor_zeros(type) : NULL;
+    NewTensor *new_tensor = malloc(sizeof *new_tensor);
+    Tensor *tensor = new_tensor ? tensor_zeros(type) : NULL;
     if (!tensor) {
-        free(made);
+        free(new_tensor);
         return NULL;
     }
-    made->seen = (mlvm_tensor){.data = tensor->address,
-                               .nbytes = type->nbytes,
-                               .size = type->size,
-                               .shape = type->shape,
-                               .dtype = type->dtype,
-                               .ndim = type->ndim};
-    made->tensor = tensor;
-    made->next = frame->made;
-    frame->made = made;
-    return made;
+    new_tensor->public = (mlvm_tensor){.data = tensor->address,
+                                       .nbytes = type->nbytes,
+                                       .size = type->size,
+                                       .shape = type->shape,
+                                       .dtype = type->dtype,
+                                       .ndim = type->ndim};
+    new_tensor->tensor = tensor;
+    new_tensor->next = frame->new_tensors;
+    frame->new_tensors = new_tensor;
+    return new_tensor;
 }
 
 static PyObject *lengths_of(int ndim, const int64_t *shape)
@@ -210,10 +210,10 @@ static PyObject *lengths_of(int ndim, const int64_t *shape)
 }
 
 /* The type is not at hand, or there is none. */
-static Made *ask_and_make(Frame *frame, int dtype, int ndim, const int64_t *shape)
+static NewTensor *ask_and_make(Frame *frame, int dtype, int ndim, const int64_t *shape)
 {
     PyGILState_STATE lock = PyGILState_Ensure();
-    Made *made = NULL;
+    NewTensor *new_tensor = NULL;
     PyObject *lengths = ndim > 0 && ndim <= PyBUF_MAX_NDIM && shape ? lengths_of(ndim, shape)
                                                                     : Py_BuildValue("");
     PyObject *type = lengths ? ask(frame, "new_tensor", "(iiN)", dtype, ndim, lengths) : NULL;
@@ -223,43 +223,43 @@ static Made *ask_and_make(Frame *frame, int dtype, int ndim, const int64_t *shap
         pthread_mutex_lock(&frame->mutex);
         Types *types = frame->running ? frame->types : NULL;
         pthread_mutex_unlock(&frame->mutex);
-        int kept = types && !types_keep(types, type);
+        int is_retained = types && !types_keep(types, type);
         if (PyErr_Occurred())
             fail(frame);
         pthread_mutex_lock(&frame->mutex);
-        if (kept && frame->running && frame->types == types)
-            made = make(frame, &((TypeObject *)type)->type);
+        if (is_retained && frame->running && frame->types == types)
+            new_tensor = make(frame, &((TypeObject *)type)->type);
         pthread_mutex_unlock(&frame->mutex);
-        if (kept && !made)
+        if (is_retained && !new_tensor)
             Py_XDECREF(ask(frame, "no_memory", "(O)", ((TypeObject *)type)->tensor_type));
         Py_DECREF(type);
     }
     PyGILState_Release(lock);
-    return made;
+    return new_tensor;
 }
 
-static mlvm_tensor *answer_new_tensor(mlvm_frame *seen, int32_t dtype, int32_t ndim, const int64_t *shape)
+static mlvm_tensor *answer_new_tensor(mlvm_frame *public, int32_t dtype, int32_t ndim, const int64_t *shape)
 {
-    Frame *frame = entered(seen);
+    Frame *frame = entered(public);
     if (!frame)
         return NULL;
     TypeObject *type = NULL;
     if (ndim >= 0 && ndim <= PyBUF_MAX_NDIM && (shape || !ndim))
         type = types_find(frame->types, dtype, ndim, shape);
-    Made *made = type ? make(frame, &type->type) : NULL;
+    NewTensor *new_tensor = type ? make(frame, &type->type) : NULL;
     pthread_mutex_unlock(&frame->mutex);
-    if (!made)
-        made = ask_and_make(frame, dtype, ndim, shape);
-    return made ? &made->seen : NULL;
+    if (!new_tensor)
+        new_tensor = ask_and_make(frame, dtype, ndim, shape);
+    return new_tensor ? &new_tensor->public : NULL;
 }
 
 /* The tensor that C knows by that pointer, whatever it may be; NULL if there is none. */
-static Tensor *find_tensor(const Frame *frame, const mlvm_tensor *seen)
+static Tensor *find_tensor(const Frame *frame, const mlvm_tensor *public)
 {
-    for (const Made *made = frame->made; made; made = made->next)
-        if (&made->seen == seen)
-            return made->tensor;
-    uintptr_t offset = (uintptr_t)seen - (uintptr_t)frame->values;
+    for (const NewTensor *new_tensor = frame->new_tensors; new_tensor; new_tensor = new_tensor->next)
+        if (&new_tensor->public == public)
+            return new_tensor->tensor;
+    uintptr_t offset = (uintptr_t) public - (uintptr_t)frame->values;
     if (offset % sizeof(mlvm_value) || offset / sizeof(mlvm_value) >= (uintptr_t)frame->nparams)
         return NULL;
     Value param = frame->params[offset / sizeof(mlvm_value)];
@@ -290,19 +290,19 @@ static int fail_without_memory(Frame *frame)
     return 1;
 }
 
-static int answer_push(mlvm_frame *seen, const mlvm_tensor *tensor)
+static int answer_push(mlvm_frame *public, const mlvm_tensor *tensor)
 {
-    Frame *frame = entered(seen);
+    Frame *frame = entered(public);
     if (!frame)
         return 1;
-    Tensor *found = find_tensor(frame, tensor);
-    int failed = found && add_result(frame, (Value){.kind = TENSOR, .as.tensor = found});
-    if (found && !failed)
-        found->references++;
+    Tensor *its_tensor = find_tensor(frame, tensor);
+    int failed = its_tensor && add_result(frame, (Value){.kind = TENSOR, .as.tensor = its_tensor});
+    if (its_tensor && !failed)
+        its_tensor->references++;
     pthread_mutex_unlock(&frame->mutex);
     if (failed)
         return fail_without_memory(frame);
-    if (found)
+    if (its_tensor)
         return 0;
     PyGILState_STATE lock = PyGILState_Ensure();
     Py_XDECREF(ask(frame, "no_tensor", "()"));
@@ -310,9 +310,9 @@ static int answer_push(mlvm_frame *seen, const mlvm_tensor *tensor)
     return 1;
 }
 
-static int answer_push_int(mlvm_frame *seen, int64_t integer)
+static int answer_push_int(mlvm_frame *public, int64_t integer)
 {
-    Frame *frame = entered(seen);
+    Frame *frame = entered(public);
     if (!frame)
         return 1;
     int failed = add_result(frame, (Value){.kind = INTEGER, .as.integer = integer});
@@ -320,9 +320,9 @@ static int answer_push_int(mlvm_frame *seen, int64_t integer)
     return failed ? fail_without_memory(frame) : 0;
 }
 
-static int answer_push_str(mlvm_frame *seen, const char *text)
+static int answer_push_str(mlvm_frame *public, const char *text)
 {
-    Frame *frame = entered(seen);
+    Frame *frame = entered(public);
     if (!frame)
         return 1;
     pthread_mutex_unlock(&frame->mutex);
@@ -345,9 +345,9 @@ static int answer_push_str(mlvm_frame *seen, const char *text)
     return !pushed;
 }
 
-static int answer_error(mlvm_frame *seen, const char *message)
+static int answer_error(mlvm_frame *public, const char *message)
 {
-    Frame *frame = entered(seen);
+    Frame *frame = entered(public);
     if (!frame)
         return 1;
     pthread_mutex_unlock(&frame->mutex);
@@ -357,14 +357,14 @@ static int answer_error(mlvm_frame *seen, const char *message)
     return 1;
 }
 
-void *frame_owner(mlvm_frame *seen)
+void *frame_owner(mlvm_frame *public)
 {
-    return ((Frame *)(void *)seen)->host->owner;
+    return ((Frame *)(void *)public)->host->owner;
 }
 
-void frame_fail(mlvm_frame *seen)
+void frame_fail(mlvm_frame *public)
 {
-    fail((Frame *)(void *)seen);
+    fail((Frame *)(void *)public);
 }
 
 /* --- a call --- */
@@ -374,12 +374,12 @@ static Frame *frame_new(void)
     Frame *frame = calloc(1, sizeof *frame);
     if (!frame)
         return (Frame *)PyErr_NoMemory();
-    frame->seen = (mlvm_frame){.number = answer_number,
-                               .new_tensor = answer_new_tensor,
-                               .push = answer_push,
-                               .push_int = answer_push_int,
-                               .push_str = answer_push_str,
-                               .error = answer_error};
+    frame->public = (mlvm_frame){.number = answer_number,
+                                 .new_tensor = answer_new_tensor,
+                                 .push = answer_push,
+                                 .push_int = answer_push_int,
+                                 .push_str = answer_push_str,
+                                 .error = answer_error};
     pthread_mutex_init(&frame->mutex, NULL);
     frame->next = frames; /* only whoever has the lock adds one */
     frames = frame;
@@ -450,9 +450,9 @@ int frame_enter(Frame *frame, const Host *host, const Value *params, int64_t cou
     for (int64_t i = 0; i < count; i++)
         if (show(&frame->values[i], params[i]))
             return 1;
-    frame->seen.nparams = count;
-    frame->seen.params = frame->values;
-    frame->seen.attributes = host->text;
+    frame->public.nparams = count;
+    frame->public.params = frame->values;
+    frame->public.attributes = host->text;
     pthread_mutex_lock(&frame->mutex);
     frame->host = host;
     frame->params = params;
@@ -466,16 +466,16 @@ int frame_enter(Frame *frame, const Host *host, const Value *params, int64_t cou
 int frame_run(Frame *frame)
 {
     const Host *host = frame->host;
-    frame->status = host->function(&frame->seen);
+    frame->status = host->function(&frame->public);
     pthread_mutex_lock(&frame->mutex);
     frame->running = 0;
     pthread_mutex_unlock(&frame->mutex);
-    while (frame->made) {
-        Made *made = frame->made;
-        frame->made = made->next;
-        if (!--made->tensor->references)
-            tensor_free(made->tensor);
-        free(made);
+    while (frame->new_tensors) {
+        NewTensor *new_tensor = frame->new_tensors;
+        frame->new_tensors = new_tensor->next;
+        if (!--new_tensor->tensor->references)
+            tensor_free(new_tensor->tensor);
+        free(new_tensor);
     }
     int miscounted = host->nresults != MLVM_ANY && host->nresults != frame->nresults;
     return frame->failure || frame->status || miscounted ? -1 : 0;
@@ -491,7 +491,7 @@ void frame_raise(Frame *frame)
 {
     PyObject *failure = frame->failure;
     frame->failure = NULL;
-    PyObject *never = PyObject_CallMethod(frame->host->asked, "end", "OiL", failure ? failure : Py_None,
+    PyObject *never = PyObject_CallMethod(frame->host->helper, "end", "OiL", failure ? failure : Py_None,
                                           frame->status, (long long)frame->nresults);
     if (never) /* `end` says what is wrong */
         PyErr_SetString(PyExc_SystemError, "a call in C has failed without a reason");
@@ -505,7 +505,7 @@ void frame_raise(Frame *frame)
 /* --- a call from Python --- */
 
 typedef struct {
-    PyObject_HEAD PyObject *given; /* what `host` borrows from */
+    PyObject_HEAD PyObject *spec; /* what `host` borrows from */
     Host *host;
     Types types;
     int running; /* calls, of which each may have values of these types */
@@ -514,15 +514,15 @@ typedef struct {
 static PyObject *caller_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"host", NULL};
-    PyObject *given;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:Caller", names, &PyTuple_Type, &given))
+    PyObject *spec;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:Caller", names, &PyTuple_Type, &spec))
         return NULL;
     Caller *self = (Caller *)object_of(type);
     if (!self)
         return NULL;
-    Py_INCREF(given);
-    self->given = given;
-    if (types_init(&self->types) || !(self->host = host_new(given)))
+    Py_INCREF(spec);
+    self->spec = spec;
+    if (types_init(&self->types) || !(self->host = host_new(spec)))
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -531,7 +531,7 @@ static void caller_dealloc(Caller *self)
 {
     host_free(self->host);
     types_clear(&self->types);
-    Py_XDECREF(self->given);
+    Py_XDECREF(self->spec);
     free_object((PyObject *)self);
 }
 
@@ -549,10 +549,10 @@ static PyObject *list_of_results(Frame *frame)
     return list;
 }
 
-static PyObject *call_on(Caller *self, Frame *frame, const Value *params, PyObject *given)
+static PyObject *call_on(Caller *self, Frame *frame, const Value *params, PyObject *args_list)
 {
-    if (frame_enter(frame, self->host, params, PyList_Size(given)))
-        return PyObject_CallMethod(self->host->asked, "refuse", "(O)", given);
+    if (frame_enter(frame, self->host, params, PyList_Size(args_list)))
+        return PyObject_CallMethod(self->host->helper, "refuse", "(O)", args_list);
     int failed;
     Py_BEGIN_ALLOW_THREADS failed = frame_run(frame);
     Py_END_ALLOW_THREADS if (!failed) return list_of_results(frame);
@@ -564,30 +564,31 @@ static PyObject *call_on(Caller *self, Frame *frame, const Value *params, PyObje
 static PyObject *caller_call(Caller *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"params", NULL};
-    PyObject *given, *results = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Caller", names, &given))
+    PyObject *args_list, *results = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Caller", names, &args_list))
         return NULL;
-    given = PySequence_List(given);
-    Py_ssize_t count = given ? PyList_Size(given) : 0, known = 0;
-    Value *params = given ? PyMem_Calloc((size_t)count + 1, sizeof *params) : NULL;
+    args_list = PySequence_List(args_list);
+    Py_ssize_t count = args_list ? PyList_Size(args_list) : 0, nvalues = 0;
+    Value *params = args_list ? PyMem_Calloc((size_t)count + 1, sizeof *params) : NULL;
     if (!self->running && types_count(&self->types) > MOST_KEPT)
         types_forget(&self->types);
     Frame *frame = params ? frame_take(&self->types) : NULL;
-    if (given && !params)
+    if (args_list && !params)
         PyErr_NoMemory();
     Py_INCREF((PyObject *)self);
     self->running++;
-    while (frame && known < count &&
-           !value_of(&self->types, self->host->asked, PyList_GetItem(given, known), &params[known]))
-        known++;
-    if (frame && known == count)
-        results = call_on(self, frame, params, given);
+    while (
+        frame && nvalues < count &&
+        !value_of(&self->types, self->host->helper, PyList_GetItem(args_list, nvalues), &params[nvalues]))
+        nvalues++;
+    if (frame && nvalues == count)
+        results = call_on(self, frame, params, args_list);
     if (frame)
         frame_give(frame);
-    while (known)
-        drop_value(params[--known]);
+    while (nvalues)
+        drop_value(params[--nvalues]);
     PyMem_Free(params);
-    Py_XDECREF(given);
+    Py_XDECREF(args_list);
     self->running--;
     Py_DECREF((PyObject *)self);
     return results;

@@ -12,21 +12,21 @@
  * keeps. */
 typedef struct {
     PyObject *call, *attributes; /* what does it in Python, and with which attributes */
-    PyObject *asked;             /* the `HostCall` */
+    PyObject *helper;            /* the `HostCall` */
     int nparams, nresults;       /* what it is held to; MLVM_ANY for any number */
     mlvm_function function;      /* NULL: it is in Python */
     const char *text;            /* the attributes as JSON */
     struct Number {
         const char *name;
         double value;
-        int known; /* else it is no number */
-    } * numbers;   /* the attributes by name */
+        int has_value; /* else it is no number */
+    } * numbers;       /* the attributes by name */
     Py_ssize_t nnumbers;
     void *owner; /* what the function works on besides, if it is one of our own */
 } Host;
 
 /* Returns NULL with an exception set. */
-Host *host_new(PyObject *given);
+Host *host_new(PyObject *spec);
 void host_free(Host *host);
 
 /* What a call works with. Frames are never freed: C may have kept the address of one, whose
@@ -54,8 +54,8 @@ void frame_raise(Frame *frame);
 
 /* For functions of our own, of the call that has this frame: its owner; and to fail with the exception
  * that is set, with the lock held. */
-void *frame_owner(mlvm_frame *seen);
-void frame_fail(mlvm_frame *seen);
+void *frame_owner(mlvm_frame *public);
+void frame_fail(mlvm_frame *public);
 
 /* Add what this file has to the module. Returns 0, or -1 with an exception set. */
 int host_init(PyObject *module);

@@ -40,20 +40,20 @@ static void *resize(Lanes *lanes, void *old, size_t had, size_t nbytes)
             return NULL;
         Py_DECREF(done);
     }
-    void *made = realloc(old, nbytes);
-    if (!made)
+    void *memory = realloc(old, nbytes);
+    if (!memory)
         PyErr_NoMemory();
-    return made;
+    return memory;
 }
 
 static int grow(Lanes *lanes, int64_t size, int64_t count)
 {
     Rows *rows = &lanes->rows[size];
     long long address, room;
-    PyObject *found = PyObject_CallMethod(object_of_lanes(lanes)->helper, "grow", "LLL", (long long)size,
-                                          (long long)rows->used, (long long)count);
-    int failed = !found || !PyArg_ParseTuple(found, "LL", &address, &room);
-    Py_XDECREF(found);
+    PyObject *answer = PyObject_CallMethod(object_of_lanes(lanes)->helper, "grow", "LLL", (long long)size,
+                                           (long long)rows->used, (long long)count);
+    int failed = !answer || !PyArg_ParseTuple(answer, "LL", &address, &room);
+    Py_XDECREF(answer);
     if (failed)
         return -1;
     rows->data = (char *)(intptr_t)address;
@@ -67,13 +67,13 @@ static int prepare(Lanes *lanes, int64_t number, int64_t k)
     const LanesObject *self = object_of_lanes(lanes);
     Segment *segment = &lanes->segments[number];
     Part *part = &segment->parts[k];
-    PyObject *found = PyObject_CallMethod(self->helper, "part", "LL", (long long)number,
-                                          (long long)segment->counts[k]);
+    PyObject *answer = PyObject_CallMethod(self->helper, "part", "LL", (long long)number,
+                                           (long long)segment->counts[k]);
     PyObject *program, *operands, *results;
-    if (!found ||
-        !PyArg_ParseTuple(found, "OO!O!", &program, &PyTuple_Type, &operands, &PyTuple_Type, &results) ||
+    if (!answer ||
+        !PyArg_ParseTuple(answer, "OO!O!", &program, &PyTuple_Type, &operands, &PyTuple_Type, &results) ||
         PyTuple_Size(operands) != segment->nins || PyTuple_Size(results) != segment->nouts) {
-        Py_XDECREF(found);
+        Py_XDECREF(answer);
         if (!PyErr_Occurred())
             PyErr_BadArgument();
         return -1;
@@ -88,7 +88,7 @@ static int prepare(Lanes *lanes, int64_t number, int64_t k)
         Py_INCREF(program);
         part->program = program;
     }
-    Py_DECREF(found);
+    Py_DECREF(answer);
     part->prepared = !PyErr_Occurred();
     return -!part->prepared;
 }
@@ -335,21 +335,21 @@ static char **addresses(PyObject *array, int64_t wanted)
 static PyObject *lanes_run(LanesObject *object, PyObject *args)
 {
     Lanes *self = &object->lanes;
-    PyObject *pool, *helper, *given[4];
+    PyObject *pool, *helper, *lists[4];
     long long count;
     char **of[4] = {NULL};
-    if (!PyArg_ParseTuple(args, "OOLOOOO", &pool, &helper, &count, &given[0], &given[1], &given[2],
-                          &given[3]))
+    if (!PyArg_ParseTuple(args, "OOLOOOO", &pool, &helper, &count, &lists[0], &lists[1], &lists[2],
+                          &lists[3]))
         return NULL;
     if (!is_pool(pool) || object->helper)
         return PyErr_Format(PyExc_TypeError, "run takes a pool, and is not called within itself");
     int64_t sums = 0;
     for (int64_t i = 0; i < self->nsites; i++)
         sums = self->sites[i].sum < sums ? sums : self->sites[i].sum + 1;
-    const int64_t wanted[] = {self->nparams, self->nreturned, sums, self->nshared};
+    const int64_t counts[] = {self->nparams, self->nreturned, sums, self->nshared};
     int failed = 0;
     for (int i = 0; i < 4; i++)
-        failed |= !(of[i] = addresses(given[i], wanted[i]));
+        failed |= !(of[i] = addresses(lists[i], counts[i]));
     if (!failed) {
         memcpy(self->shared, of[3], sizeof *self->shared * (size_t)self->nshared);
         object->helper = helper;

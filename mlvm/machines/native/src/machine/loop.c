@@ -48,7 +48,7 @@ typedef struct {
     uint32_t naddresses;
     int64_t scratch, shared;
     double work;
-    PyObject *kept; /* a list of all Python objects that steps refer to */
+    PyObject *keepalive; /* a list of all Python objects that steps refer to */
     Types types;
     int running;            /* launches within each other */
     int has_c;              /* whether it calls functions in C */
@@ -63,7 +63,7 @@ static PyObject *name_check_signals, *name_load, *name_perform, *name_store;
 
 static int keep(ProgramObject *self, PyObject *object)
 {
-    return PyList_Append(self->kept, object);
+    return PyList_Append(self->keepalive, object);
 }
 
 /* Room for the addresses of all RUN steps. Returns 0, or -1 with an exception set. */
@@ -136,10 +136,10 @@ static int fill_push(ProgramObject *self, Step *step, PyObject *value, PyObject 
     return keep(self, value);
 }
 
-static int fill_step(ProgramObject *self, Step *step, PyObject *given)
+static int fill_step(ProgramObject *self, Step *step, PyObject *spec)
 {
     PyObject *first, *second;
-    if (!PyArg_ParseTuple(given, "iiOO", &step->code, &step->number, &first, &second))
+    if (!PyArg_ParseTuple(spec, "iiOO", &step->code, &step->number, &first, &second))
         return -1;
     switch (step->code) {
     case RUN: return fill_run(self, step, first, second);
@@ -191,11 +191,10 @@ static int *numbers(PyObject *list, Py_ssize_t count)
     return values;
 }
 
-static int fill_function(ProgramObject *self, Function *function, PyObject *given)
+static int fill_function(ProgramObject *self, Function *function, PyObject *spec)
 {
     PyObject *steps, *starts, *ends;
-    if (!PyArg_ParseTuple(given, "O!O!O!", &PyList_Type, &steps, &PyList_Type, &starts, &PyList_Type,
-                          &ends))
+    if (!PyArg_ParseTuple(spec, "O!O!O!", &PyList_Type, &steps, &PyList_Type, &starts, &PyList_Type, &ends))
         return -1;
     Py_ssize_t count = PyList_Size(steps);
     if (PyList_Size(starts) != count || PyList_Size(ends) != count)
@@ -247,9 +246,9 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->arguments = arguments;
     self->version = (const int64_t *)address;
     self->straight = 1;
-    self->kept = PyList_New(0);
+    self->keepalive = PyList_New(0);
     self->functions = PyMem_Calloc((size_t)count + 1, sizeof *self->functions);
-    if (!self->kept || types_init(&self->types) || keep(self, version))
+    if (!self->keepalive || types_init(&self->types) || keep(self, version))
         goto failed;
     if (!self->functions) {
         PyErr_NoMemory();
@@ -272,15 +271,15 @@ failed:
 static int program_traverse(ProgramObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)self));
-    Py_VISIT(self->kept);
-    Py_VISIT(self->types.kept);
+    Py_VISIT(self->keepalive);
+    Py_VISIT(self->types.keepalive);
     return 0;
 }
 
 /* It may be part of a cycle: a host function refers to its VM, which keeps its programs. */
 static int program_clear(ProgramObject *self)
 {
-    Py_CLEAR(self->kept);
+    Py_CLEAR(self->keepalive);
     return 0;
 }
 
@@ -327,7 +326,7 @@ static void program_dealloc(ProgramObject *self)
     PyMem_Free(self->bound);
     PyMem_Free(self->addresses);
     PyMem_Free(self->places);
-    Py_XDECREF(self->kept);
+    Py_XDECREF(self->keepalive);
     types_clear(&self->types);
     Py_XDECREF(self->arguments);
     free_object((PyObject *)self);
@@ -374,23 +373,23 @@ static void drop_last(Machine *machine, Value value)
         tensor_free(value.as.tensor);
         return;
     }
-    int held = !m->saved;
+    int has_lock = !m->saved;
     hold(m);
     if (value.kind == TENSOR)
         tensor_free(value.as.tensor);
     else
         Py_DECREF((PyObject *)value.as.object);
-    if (!held)
+    if (!has_lock)
         release(m);
 }
 
 static void keep_object(Machine *machine, Value value)
 {
     Launch *m = (Launch *)machine;
-    int held = !m->saved;
+    int has_lock = !m->saved;
     hold(m);
     Py_INCREF((PyObject *)value.as.object);
-    if (!held)
+    if (!has_lock)
         release(m);
 }
 
@@ -490,7 +489,7 @@ static int call_back(Launch *m, const Step *step, int64_t first)
     Py_ssize_t count = PyList_Size(results);
     const Host *host = callee_of(step)->host;
     if (host && host->nresults != MLVM_ANY && host->nresults != count)
-        Py_XDECREF(PyObject_CallMethod(host->asked, "end", "Oin", Py_None, 0, count));
+        Py_XDECREF(PyObject_CallMethod(host->helper, "end", "Oin", Py_None, 0, count));
     for (Py_ssize_t i = 0; !PyErr_Occurred() && i < count; i++)
         push_object(m, PyList_GetItem(results, i));
     Py_DECREF(results);
@@ -534,18 +533,18 @@ static int call_c(Launch *m, const Step *step, int64_t first)
         frame_raise(m->frame);
         return -1;
     }
-    int64_t left;
-    const Value *results = frame_results(m->frame, &left);
-    if (make_room(&m->m, left)) {
+    int64_t nresults;
+    const Value *results = frame_results(m->frame, &nresults);
+    if (make_room(&m->m, nresults)) {
         hold(m);
-        for (int64_t i = 0; i < left; i++)
+        for (int64_t i = 0; i < nresults; i++)
             drop_value(results[i]);
         return PyErr_NoMemory(), -1;
     }
-    if (left)
-        memcpy(m->m.stack + m->m.top, results, sizeof *results * (size_t)left);
-    m->m.top += left;
-    replace_below(&m->m, first, left);
+    if (nresults)
+        memcpy(m->m.stack + m->m.top, results, sizeof *results * (size_t)nresults);
+    m->m.top += nresults;
+    replace_below(&m->m, first, nresults);
     return 0;
 }
 
@@ -566,19 +565,19 @@ static const Case *new_case(Launch *m, Step *step, const Value *params, int coun
     if (!answer)
         return NULL;
     PyObject *call, *out, *over;
-    Case found = {.count = count};
+    Case resolved = {.count = count};
     int bad = !PyArg_ParseTuple(answer, "OOO!", &call, &out, &PyTuple_Type, &over);
-    found.nwrites = bad ? 0 : (int)PyTuple_Size(over);
-    bad = bad || found.nwrites > count;
-    for (int i = 0; !bad && i < found.nwrites; i++)
-        found.over[i] = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GetItem(over, i));
+    resolved.nwrites = bad ? 0 : (int)PyTuple_Size(over);
+    bad = bad || resolved.nwrites > count;
+    for (int i = 0; !bad && i < resolved.nwrites; i++)
+        resolved.over[i] = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GetItem(over, i));
     bad = bad || PyErr_Occurred();
     if (!bad && call != Py_None) {
-        const KernelCall *its = found.call = &((KernelCallObject *)call)->call;
+        const KernelCall *its = resolved.call = &((KernelCallObject *)call)->call;
         bad = !is_kernel_call(call);
         if (!bad && out != Py_None) {
             bad = !is_type(out) || types_keep(&m->program->types, out);
-            found.out = &((TypeObject *)out)->type;
+            resolved.out = &((TypeObject *)out)->type;
         }
         if (!bad && pool_reserve(m->pool->pool, its->scratch, its->shared))
             PyErr_NoMemory(), bad = 1;
@@ -592,12 +591,12 @@ static const Case *new_case(Launch *m, Step *step, const Value *params, int coun
         return NULL;
     }
     for (int i = 0; i < count; i++)
-        found.types[i] = params[i].as.tensor->type;
+        resolved.types[i] = params[i].as.tensor->type;
     unsigned place = callee_of(step)->next_case++ % MOST_CASES;
     PyObject *old = (int)place < step->ncases ? object_of_call(step->cases[place].call) : NULL;
     if (step->ncases < MOST_CASES)
         step->ncases++;
-    ((Case *)step->cases)[place] = found;
+    ((Case *)step->cases)[place] = resolved;
     Py_XDECREF(old);
     return &step->cases[place];
 }
@@ -616,10 +615,10 @@ static const Case *resolve(Machine *machine, const Step *step, const Value *para
 {
     Launch *m = (Launch *)machine;
     hold(m);
-    const Case *found = new_case(m, (Step *)step, params, count);
-    if (found)
+    const Case *resolved = new_case(m, (Step *)step, params, count);
+    if (resolved)
         release(m);
-    return found;
+    return resolved;
 }
 
 static Tensor *make_tensor(Machine *machine, const Type *type)
@@ -747,7 +746,7 @@ static PyObject *state_of(Launch *m)
     }
     if (stack && frames)
         state = Py_BuildValue("OOiiiiLiO", stack, frames, m->m.function, m->m.pc, m->m.base, m->m.nparams,
-                              (long long)m->m.left, m->m.since, error ? error : Py_None);
+                              (long long)m->m.steps_left, m->m.since, error ? error : Py_None);
     Py_XDECREF(stack);
     Py_XDECREF(frames);
     Py_XDECREF(type);
@@ -764,7 +763,7 @@ static Machine machine_of(const ProgramObject *program, const PoolObject *pool)
                      .addresses = program->addresses,
                      .version = program->version,
                      .version_seen = *program->version,
-                     .left = -1};
+                     .steps_left = -1};
 }
 
 static int lend_arguments(Launch *m, PyObject *operands)
@@ -788,11 +787,11 @@ static int lend_arguments(Launch *m, PyObject *operands)
 static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 4 || !is_pool(args[0]) || !PyTuple_Check(args[2]) ||
-        PyTuple_Size(args[2]) < PyTuple_Size(self->arguments) || !self->kept)
+        PyTuple_Size(args[2]) < PyTuple_Size(self->arguments) || !self->keepalive)
         return PyErr_Format(PyExc_TypeError, "run takes a pool, a helper, operands, left");
     Launch m = {.program = self, .pool = (PoolObject *)args[0], .helper = args[1]};
     m.m = machine_of(self, m.pool);
-    m.m.left = PyLong_AsLongLong(args[3]);
+    m.m.steps_left = PyLong_AsLongLong(args[3]);
     PyObject *result = NULL;
     if (PyErr_Occurred())
         return NULL;
@@ -800,7 +799,7 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
         return PyErr_NoMemory();
     m.releases = self->work >= WORTH_RELEASING;
     Py_INCREF((PyObject *)self); /* a host function may forget the program */
-    if (self->straight && m.m.left < 0) {
+    if (self->straight && m.m.steps_left < 0) {
         release(&m);
         m.m.pc = run_straight(&m);
         hold(&m);

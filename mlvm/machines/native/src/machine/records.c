@@ -30,7 +30,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD PyObject *more; /* gives an array of so many bytes */
-    PyObject *kept;               /* a list of these arrays */
+    PyObject *keepalive;          /* a list of these arrays */
     Chunk *chunks;
     Record **records;
     int64_t nchunks, room, count;
@@ -57,7 +57,8 @@ static int grow(Records *self, int64_t nbytes)
     self->chunks = chunks;
     Chunk *chunk = &chunks[self->nchunks];
     PyObject *array = PyObject_CallFunction(self->more, "L", (long long)size);
-    int failed = !array || address_of(array, &chunk->address, NULL) || PyList_Append(self->kept, array);
+    int failed = !array || address_of(array, &chunk->address, NULL) ||
+                 PyList_Append(self->keepalive, array);
     Py_XDECREF(array);
     if (failed)
         return -1;
@@ -174,14 +175,14 @@ static int read_record(mlvm_frame *frame)
         return refuse(frame);
     memcpy(&number, frame->params[n].tensor.data, sizeof number);
     const Record *record = record_of(frame_owner(frame), number);
-    int found = !number || (record && n <= record->nparts);
-    for (int64_t i = 0; number && found && i < n; i++)
-        found = fits(record, &record->parts[i], &frame->params[i].tensor);
-    if (!found) {
-        char told[100];
-        snprintf(told, sizeof told, "no record %lld of %lld such tensors is there", (long long)number,
+    int is_match = !number || (record && n <= record->nparts);
+    for (int64_t i = 0; number && is_match && i < n; i++)
+        is_match = fits(record, &record->parts[i], &frame->params[i].tensor);
+    if (!is_match) {
+        char message[100];
+        snprintf(message, sizeof message, "no record %lld of %lld such tensors is there", (long long)number,
                  (long long)n);
-        return frame->error(frame, told);
+        return frame->error(frame, message);
     }
     for (int64_t i = 0; i < n; i++) {
         const mlvm_tensor *t = &frame->params[i].tensor;
@@ -206,7 +207,7 @@ static PyObject *records_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     Py_INCREF(more);
     self->more = more;
-    if (!(self->kept = PyList_New(0)))
+    if (!(self->keepalive = PyList_New(0)))
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -216,7 +217,7 @@ static void records_dealloc(Records *self)
     free(self->chunks);
     free(self->records);
     Py_XDECREF(self->more);
-    Py_XDECREF(self->kept);
+    Py_XDECREF(self->keepalive);
     free_object((PyObject *)self);
 }
 

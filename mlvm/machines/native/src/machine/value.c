@@ -55,26 +55,26 @@ static PyType_Spec type_spec = {"mlvm.machines.native._native.Type", sizeof(Type
 
 int types_init(Types *types)
 {
-    types->kept = PyDict_New();
-    return types->kept ? 0 : -1;
+    types->keepalive = PyDict_New();
+    return types->keepalive ? 0 : -1;
 }
 
 void types_clear(Types *types)
 {
-    Py_CLEAR(types->kept);
+    Py_CLEAR(types->keepalive);
 }
 
 void types_forget(Types *types)
 {
     for (int i = 0; i < MOST_RECENT; i++)
         types->recent[i] = NULL;
-    if (types->kept)
-        PyDict_Clear(types->kept);
+    if (types->keepalive)
+        PyDict_Clear(types->keepalive);
 }
 
 Py_ssize_t types_count(const Types *types)
 {
-    return PyDict_Size(types->kept);
+    return PyDict_Size(types->keepalive);
 }
 
 static int place_of(int dtype, int ndim, const int64_t *shape)
@@ -87,24 +87,24 @@ static int place_of(int dtype, int ndim, const int64_t *shape)
 
 int types_keep(Types *types, PyObject *object)
 {
-    if (PyDict_SetItem(types->kept, object, Py_None))
+    if (PyDict_SetItem(types->keepalive, object, Py_None))
         return -1;
-    TypeObject *kept = (TypeObject *)object;
-    const Type *type = &kept->type;
-    types->recent[place_of(type->dtype, type->ndim, type->shape)] = kept;
+    TypeObject *added = (TypeObject *)object;
+    const Type *type = &added->type;
+    types->recent[place_of(type->dtype, type->ndim, type->shape)] = added;
     return 0;
 }
 
 TypeObject *types_find(const Types *types, int dtype, int ndim, const int64_t *shape)
 {
-    TypeObject *found = types->recent[place_of(dtype, ndim, shape)];
-    const Type *type = found ? &found->type : NULL;
+    TypeObject *recent_type = types->recent[place_of(dtype, ndim, shape)];
+    const Type *type = recent_type ? &recent_type->type : NULL;
     if (!type || type->dtype != dtype || type->ndim != ndim)
         return NULL;
     for (int i = 0; i < ndim; i++)
         if (type->shape[i] != shape[i])
             return NULL;
-    return found;
+    return recent_type;
 }
 
 /* The code of elements that the buffer protocol describes so, or -1. */
@@ -155,8 +155,8 @@ TypeObject *types_of_array(const Types *types, PyObject *array)
 /* A tensor, and what counts for it here. */
 typedef struct {
     Tensor tensor;
-    int holders;  /* of one with an array: this tensor and the array; needs the lock */
-    int64_t made; /* bytes that count as made by the launch */
+    int holders;     /* of one with an array: this tensor and the array; needs the lock */
+    int64_t counted; /* its bytes in the count of the launch */
 } Block;
 
 typedef struct {
@@ -166,17 +166,17 @@ typedef struct {
 
 static PyTypeObject *type_type, *memory_type;
 
-static _Thread_local int64_t most_made = -1, made;
+static _Thread_local int64_t most_made = -1, allocated;
 
 void limit_made(int64_t most)
 {
     most_made = most;
-    made = 0;
+    allocated = 0;
 }
 
 int64_t get_made(void)
 {
-    return most_made < 0 ? 0 : made;
+    return most_made < 0 ? 0 : allocated;
 }
 
 int is_limited(void)
@@ -186,14 +186,14 @@ int is_limited(void)
 
 static int may_make(int64_t nbytes)
 {
-    return most_made < 0 || nbytes <= most_made - made;
+    return most_made < 0 || nbytes <= most_made - allocated;
 }
 
 int count_made(int64_t nbytes)
 {
     if (!may_make(nbytes))
         return 0;
-    made += nbytes;
+    allocated += nbytes;
     return 1;
 }
 
@@ -201,7 +201,7 @@ int count_made(int64_t nbytes)
  * counts for less than it did, but never for less than nothing. */
 static void free_block(Block *block)
 {
-    made = made > block->made ? made - block->made : 0;
+    allocated = allocated > block->counted ? allocated - block->counted : 0;
     free(block);
 }
 
@@ -239,8 +239,8 @@ static Tensor *tensor_in(void *memory, const Type *type)
         return NULL;
     Block *block = memory;
     memset(block, 0, sizeof *block);
-    block->made = type->nbytes + (int64_t)sizeof *block;
-    made += block->made;
+    block->counted = type->nbytes + (int64_t)sizeof *block;
+    allocated += block->counted;
     uintptr_t behind = (uintptr_t)(block + 1);
     block->tensor = (Tensor){
         .references = 1, .type = type, .address = (char *)(block + 1) + (-behind & (ALIGNMENT - 1))};
@@ -328,19 +328,19 @@ int is_type(PyObject *object)
 /* --- values --- */
 
 /* The type of an array, kept by `types`. NULL with an exception set. */
-static TypeObject *type_of(Types *types, PyObject *asked, PyObject *array)
+static TypeObject *type_of(Types *types, PyObject *helper, PyObject *array)
 {
-    TypeObject *known = types_of_array(types, array);
-    if (known)
-        return known;
-    PyObject *type = PyObject_CallMethod(asked, "type_of", "(O)", array);
+    TypeObject *cached = types_of_array(types, array);
+    if (cached)
+        return cached;
+    PyObject *type = PyObject_CallMethod(helper, "type_of", "(O)", array);
     if (type && (!is_type(type) || types_keep(types, type)))
         Py_CLEAR(type);
     Py_XDECREF(type);
     return (TypeObject *)type;
 }
 
-int value_of(Types *types, PyObject *asked, PyObject *object, Value *value)
+int value_of(Types *types, PyObject *helper, PyObject *object, Value *value)
 {
     int overflow = 1;
     if (PyLong_Check(object))
@@ -352,7 +352,7 @@ int value_of(Types *types, PyObject *asked, PyObject *object, Value *value)
         value->kind = OBJECT;
         value->as.object = object;
     } else {
-        TypeObject *type = type_of(types, asked, object);
+        TypeObject *type = type_of(types, helper, object);
         value->kind = TENSOR;
         if (!type || !(value->as.tensor = tensor_of(object, type)))
             return -1;
@@ -381,14 +381,14 @@ void drop_value(Value value)
 static PyObject *set_limit_made(PyObject *module, PyObject *most)
 {
     (void)module;
-    int64_t made = get_made();
+    int64_t nbytes = get_made();
     if (most != Py_None) {
         long long value = PyLong_AsLongLong(most);
         if (value == -1 && PyErr_Occurred())
             return NULL;
         limit_made(value);
     }
-    return PyLong_FromLongLong(made);
+    return PyLong_FromLongLong(nbytes);
 }
 
 static PyObject *get_dtypes(PyObject *module, PyObject *unused)

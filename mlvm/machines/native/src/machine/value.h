@@ -24,7 +24,7 @@ static inline TypeObject *object_of_type(const Type *type)
 
 /* The types that a program has met, and keeps. */
 typedef struct {
-    PyObject *kept;                            /* a dict */
+    PyObject *keepalive;                       /* a dict */
     _Atomic(TypeObject *) recent[MOST_RECENT]; /* some of them, each in the place that its hash says */
 } Types;
 
@@ -83,7 +83,7 @@ int is_type(PyObject *object);
 
 /* The value that Python has as this object: a new reference. `asked` is an object whose method `type_of`
  * has the Type of an array, which the types keep. Returns 0, or -1 with an exception set. */
-int value_of(Types *types, PyObject *asked, PyObject *object, Value *value);
+int value_of(Types *types, PyObject *helper, PyObject *object, Value *value);
 
 /* The value as Python has it: a new reference, or NULL with an exception set. */
 PyObject *object_of_value(Value value);

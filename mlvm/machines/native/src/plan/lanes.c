@@ -86,11 +86,11 @@ static int64_t integer_at(const char *p, int64_t nbytes, int64_t is_signed)
  * error. `s` has the register, its size of rows, and whether it is signed. */
 static int64_t place(Lanes *self, int64_t frame, const int64_t *s, int64_t length, int64_t count)
 {
-    int64_t given = integer_at(lane_row(self, s[1], *lane_register(self, frame, s[0])),
+    int64_t index = integer_at(lane_row(self, s[1], *lane_register(self, frame, s[0])),
                                self->rows[s[1]].nbytes, s[2]);
-    int64_t at = given < 0 ? given + length : given;
+    int64_t at = index < 0 ? index + length : index;
     if (at < 0 || at > length - count)
-        return self->runner->refuse(self, "index", given, length);
+        return self->runner->refuse(self, "index", index, length);
     return at;
 }
 
@@ -225,14 +225,14 @@ static int give_back(Lanes *self, const List *frames)
 /* Keep those frames for which `stays` holds; the others wait at `other`, if that is not -1. */
 static int part_ways(Lanes *self, List *frames, const char *stays, int64_t other)
 {
-    int64_t kept = 0;
+    int64_t remaining = 0;
     for (int64_t i = 0; i < frames->count; i++) {
         if (stays[i])
-            frames->of[kept++] = frames->of[i];
+            frames->of[remaining++] = frames->of[i];
         else if (other >= 0 && wait_at(self, other, &frames->of[i], 1))
             return -1;
     }
-    frames->count = kept;
+    frames->count = remaining;
     return 0;
 }
 
@@ -268,17 +268,17 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
             break;
         }
         case STEP_const: { /* to, number, size */
-            int64_t *found = &self->row_of_shared[s[1]];
-            if (*found < 0) {
-                int64_t made = more_rows(self, s[2], 1);
-                if (made < 0)
+            int64_t *shared_row = &self->row_of_shared[s[1]];
+            if (*shared_row < 0) {
+                int64_t row = more_rows(self, s[2], 1);
+                if (row < 0)
                     return -1;
-                *found = made;
+                *shared_row = row;
                 if (self->rows[s[2]].nbytes)
-                    memcpy(lane_row(self, s[2], made), self->shared[s[1]], (size_t)self->rows[s[2]].nbytes);
+                    memcpy(lane_row(self, s[2], row), self->shared[s[1]], (size_t)self->rows[s[2]].nbytes);
             }
             for (int64_t i = 0; i < count; i++)
-                *lane_register(self, of[i], s[0]) = *found;
+                *lane_register(self, of[i], s[0]) = *shared_row;
             break;
         }
         case STEP_take: { /* to, of, size of all rows, length, size of one; index */
@@ -304,11 +304,11 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
                 if (at < 0)
                     return -1;
                 if (*to < 0) {
-                    int64_t made = more_rows(self, s[2], 1);
-                    if (made < 0)
+                    int64_t row = more_rows(self, s[2], 1);
+                    if (row < 0)
                         return -1;
-                    *to = made;
-                    memset(lane_row(self, s[2], made), 0, (size_t)self->rows[s[2]].nbytes);
+                    *to = row;
+                    memset(lane_row(self, s[2], row), 0, (size_t)self->rows[s[2]].nbytes);
                 }
                 size_t nbytes = (size_t)self->rows[s[4]].nbytes;
                 if (nbytes)
@@ -538,12 +538,12 @@ static int run_between(Lanes *self, int64_t count, char *const *args, char *cons
             to = gather(self, to, self->returned[i].size, lane_register(self, f, self->returned[i].number),
                         1);
     }
-    int64_t said = 0;
+    int64_t pending = 0;
     for (int64_t i = 0; i < self->nsites; i++)
-        said += self->sites[i].frames.count;
-    if (said && order_frames(self, count))
+        pending += self->sites[i].frames.count;
+    if (pending && order_frames(self, count))
         return -1;
-    for (int64_t i = 0; said && i < self->nsites; i++)
+    for (int64_t i = 0; pending && i < self->nsites; i++)
         if (add_up(self, &self->sites[i], sums[self->sites[i].sum]))
             return -1;
     return 0;

@@ -63,28 +63,28 @@ void replace_below(Machine *m, int64_t first, int64_t count)
 static const Case *find_case(const Step *step, const Value *params, int count)
 {
     for (int i = 0; i < step->ncases; i++) {
-        const Case *known = &step->cases[i];
+        const Case *entry = &step->cases[i];
         int j = 0;
-        while (j < count && known->types[j] == params[j].as.tensor->type)
+        while (j < count && entry->types[j] == params[j].as.tensor->type)
             j++;
-        if (j == count && known->count == count)
-            return known;
+        if (j == count && entry->count == count)
+            return entry;
     }
     return NULL;
 }
 
 /* Whether a result would overwrite an operand, another result, or a constant. */
-static int collides(const Case *known, const Value *params, int count)
+static int collides(const Case *entry, const Value *params, int count)
 {
-    for (int i = 0; i < known->nwrites; i++) {
+    for (int i = 0; i < entry->nwrites; i++) {
         const Tensor *out = params[i].as.tensor;
         if (out->constant)
             return 1;
-        for (int j = 0; known->over[i] != OVER_ANYTHING && j < count; j++) {
+        for (int j = 0; entry->over[i] != OVER_ANYTHING && j < count; j++) {
             const Tensor *x = params[j].as.tensor;
             if (j != i && out->address < x->address + x->type->nbytes &&
                 x->address < out->address + out->type->nbytes &&
-                (out->address != x->address || !(known->over[i] >> j & 1)))
+                (out->address != x->address || !(entry->over[i] >> j & 1)))
                 return 1;
         }
     }
@@ -103,23 +103,23 @@ static int call_function(Machine *m, const Step *step, int64_t first)
     for (int i = 0; i < count; i++)
         if (count > MOST_TYPES || params[i].kind != TENSOR)
             return runner->call(m, step, first);
-    const Case *known = find_case(step, params, count);
-    if (!known && !(known = runner->resolve(m, step, params, count)))
+    const Case *entry = find_case(step, params, count);
+    if (!entry && !(entry = runner->resolve(m, step, params, count)))
         return -1;
-    if (!known->call || collides(known, params, count))
+    if (!entry->call || collides(entry, params, count))
         return runner->call(m, step, first);
     char *p[MOST_TYPES + 2]; /* the result's, the parameters', shared bytes */
     Tensor *out = NULL;
-    if (known->out) {
-        out = runner->make(m, known->out);
+    if (entry->out) {
+        out = runner->make(m, entry->out);
         if (!out)
             return 1;
         p[0] = out->address;
     }
     for (int i = 0; i < count; i++)
         p[i + (out != NULL)] = params[i].as.tensor->address;
-    m->worked += (int64_t)known->call->work;
-    if (pool_run(m->pool, known->call, p)) {
+    m->worked += (int64_t)entry->call->work;
+    if (pool_run(m->pool, entry->call, p)) {
         if (out)
             runner->drop(m, (Value){.kind = TENSOR, .as.tensor = out});
         return 1;
@@ -172,11 +172,11 @@ static int truth(const Machine *m, Value value)
 /* Count the instructions of the steps since .. pc - 1. Returns whether too few are left. */
 static int spend(Machine *m, const Function *function, int pc)
 {
-    if (m->left >= 0) {
-        int64_t taken = function->ends[pc - 1] - function->starts[m->since] + 1;
-        if (taken > m->left)
+    if (m->steps_left >= 0) {
+        int64_t nsteps = function->ends[pc - 1] - function->starts[m->since] + 1;
+        if (nsteps > m->steps_left)
             return 1;
-        m->left -= taken;
+        m->steps_left -= nsteps;
     }
     return 0;
 }

@@ -41,7 +41,7 @@ typedef struct {
  * kernel on parameters with addresses that are known, and BACK, a call of what is no kernel, with no
  * parameters and no results. Python has their numbers from here. */
 /* clang-format off */
-#define STEPS(X)                                                                         \
+#define STEPS(X)                                                                          \
     X(UNKNOWN) X(HALT) X(LOAD_ARG) X(CALL) X(PUSH) X(GET) X(SET) X(JUMP_IF_FALSE) X(JUMP) \
     X(CALL_FUNCTION) X(RETURN) X(POP) X(LOAD_GLOBAL) X(STORE_GLOBAL) X(RUN) X(BACK)
 /* clang-format on */
@@ -121,8 +121,8 @@ struct Machine {
     int64_t depth, frames_room;
     Tensor *arguments;
     int function, pc, base, nparams, since;
-    int64_t left;   /* instructions that the launch may still take; -1: any number */
-    int64_t worked; /* nanoseconds of estimated work since the clock was read */
+    int64_t steps_left; /* instructions that the launch may still take; -1: any number */
+    int64_t worked;     /* nanoseconds of estimated work since the clock was read */
 };
 
 /* Run until `halt`: returns 1. Returns 0 where another goes on: `function` and `pc` say with which

@@ -165,9 +165,9 @@ static void stay_on_processor(int index)
     cpu_set_t allowed, one;
     if (sched_getaffinity(0, sizeof allowed, &allowed))
         return;
-    int left = index % CPU_COUNT(&allowed);
+    int skip = index % CPU_COUNT(&allowed);
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-        if (CPU_ISSET(cpu, &allowed) && !left--) {
+        if (CPU_ISSET(cpu, &allowed) && !skip--) {
             CPU_ZERO(&one);
             CPU_SET(cpu, &one);
             pthread_setaffinity_np(pthread_self(), sizeof one, &one);
@@ -182,13 +182,13 @@ static void *serve(void *argument)
 {
     Member *member = argument;
     Pool *pool = member->pool;
-    unsigned seen = atomic_load_explicit(&member->done, memory_order_relaxed);
+    unsigned last_number = atomic_load_explicit(&member->done, memory_order_relaxed);
     if (pool->pinned)
         stay_on_processor(member->index);
     for (;;) {
         unsigned number;
         int spins = 0;
-        while ((number = atomic_load_explicit(&pool->number, memory_order_acquire)) == seen) {
+        while ((number = atomic_load_explicit(&pool->number, memory_order_acquire)) == last_number) {
             if (atomic_load_explicit(&pool->ending, memory_order_relaxed))
                 return NULL;
             if (++spins < SPINS) {
@@ -197,17 +197,17 @@ static void *serve(void *argument)
             }
             pthread_mutex_lock(&pool->mutex);
             atomic_fetch_add(&pool->sleeping, 1);
-            while (atomic_load(&pool->number) == seen && !atomic_load(&pool->ending))
+            while (atomic_load(&pool->number) == last_number && !atomic_load(&pool->ending))
                 pthread_cond_wait(&pool->wake, &pool->mutex);
             atomic_fetch_sub(&pool->sleeping, 1);
             pthread_mutex_unlock(&pool->mutex);
             spins = 0;
         }
-        seen = number;
+        last_number = number;
         if (!begin_share(member, number))
             continue;
         do_share(member, member->scratch);
-        atomic_store_explicit(&member->done, seen, memory_order_release);
+        atomic_store_explicit(&member->done, last_number, memory_order_release);
     }
 }
 
@@ -236,8 +236,8 @@ static int start(Pool *pool)
         atomic_store(&pool->members[i].begun, number);
         atomic_store(&pool->members[i].done, number);
         if (pthread_create(&pool->members[i].thread, NULL, serve, &pool->members[i])) {
-            for (int left = i; left < pool->threads; left++)
-                free(pool->members[left].scratch);
+            for (int k = i; k < pool->threads; k++)
+                free(pool->members[k].scratch);
             pool->threads = i; /* as many as the system grants */
         }
     }

@@ -10,7 +10,7 @@
 enum { ASKED = 1, AVX2 = 2, AVX512 = 4, AVX512_BF16 = 8, AVX512_VNNI = 16, TILES = 32 };
 
 /* What the processor says itself, and the system of the registers that it saves. */
-static unsigned asked(void)
+static unsigned detect(void)
 {
     unsigned ebx = 0, ecx = 0, edx = 0, saved = 0, more = 0, vnni = 0, sizes = 0, rows = 0, unused;
     __get_cpuid(1, &unused, &unused, &ecx, &unused);
@@ -19,28 +19,28 @@ static unsigned asked(void)
     __get_cpuid_count(7, 0, &unused, &ebx, &vnni, &edx);
     __get_cpuid_count(7, 1, &more, &unused, &unused, &unused);
     const unsigned all = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
-    unsigned found = ASKED;
+    unsigned features = ASKED;
     if ((saved & 0x6) != 0x6 || !(ecx & bit_FMA) || !(ebx & bit_AVX2))
-        return found;
-    found |= AVX2;
+        return features;
+    features |= AVX2;
     if ((saved & 0xe6) != 0xe6 || (ebx & all) != all)
-        return found;
+        return features;
     /* AMX-BF16, AMX-TILE; palette 1: 8 registers of 16 rows of 64 bytes; XTILECFG, XTILEDATA */
     if (!(~edx & (1u << 22 | 1u << 24)) && __get_cpuid_count(0x1D, 1, &unused, &sizes, &rows, &unused) &&
         sizes == (8u << 16 | 64) && (rows & 0xFFFF) == 16 && (saved >> 17 & 3) == 3)
-        found |= TILES;
-    return found | AVX512 | (more & 1 << 5 ? AVX512_BF16 : 0) | (vnni & 1 << 11 ? AVX512_VNNI : 0);
+        features |= TILES;
+    return features | AVX512 | (more & 1 << 5 ? AVX512_BF16 : 0) | (vnni & 1 << 11 ? AVX512_VNNI : 0);
 }
 
 /* Not `__builtin_cpu_supports`: it says no to all where a compiler's runtime library leaves it out, as
  * that of `zig cc`. The processor is asked once: in a virtual machine that takes microseconds. */
 static unsigned features(void)
 {
-    static atomic_uint found;
-    unsigned known = atomic_load_explicit(&found, memory_order_relaxed);
-    if (!known)
-        atomic_store_explicit(&found, known = asked(), memory_order_relaxed);
-    return known;
+    static atomic_uint cached;
+    unsigned features = atomic_load_explicit(&cached, memory_order_relaxed);
+    if (!features)
+        atomic_store_explicit(&cached, features = detect(), memory_order_relaxed);
+    return features;
 }
 #endif
 

@@ -232,10 +232,10 @@ VNNI SPECIALIZED void few_tile(uint32_t *out, int64_t out_row, const Side *side,
         less = _mm_mullo_epi32(less, _mm_set1_epi32((int)side->x_zero));
     }
     UNROLL_FOR (int r = 0; r < many; r++) {
-        __m128i found = totals(sums[r][0], sums[r][b], sums[r][c], sums[r][d]);
-        found = _mm_sub_epi32(found, _mm_set1_epi32((int)side->of_x[i + r]));
-        found = _mm_sub_epi32(found, less);
-        _mm_mask_storeu_epi32(out + r * out_row, columns > 1 ? 15 : 1, found);
+        __m128i total = totals(sums[r][0], sums[r][b], sums[r][c], sums[r][d]);
+        total = _mm_sub_epi32(total, _mm_set1_epi32((int)side->of_x[i + r]));
+        total = _mm_sub_epi32(total, less);
+        _mm_mask_storeu_epi32(out + r * out_row, columns > 1 ? 15 : 1, total);
     }
 }
 
@@ -284,8 +284,8 @@ VNNI static void copy_panels(uint32_t *to, const uint8_t *y, int64_t k, int64_t 
     const __m512i lanes = _mm512_mullo_epi32(
         _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32((int)k));
     for (int v = 0; v < PANELS; v++) {
-        const int64_t left = columns - v * PANEL;
-        const __mmask16 mask = left >= PANEL ? 0xFFFF : left > 0 ? (__mmask16)((1u << left) - 1) : 0;
+        const int64_t rest = columns - v * PANEL;
+        const __mmask16 mask = rest >= PANEL ? 0xFFFF : rest > 0 ? (__mmask16)((1u << rest) - 1) : 0;
         const uint8_t *from = y + v * PANEL * k;
         uint32_t *panel = to + v * PANEL;
         __m512i sum = _mm512_setzero_si512();
@@ -293,7 +293,7 @@ VNNI static void copy_panels(uint32_t *to, const uint8_t *y, int64_t k, int64_t 
         for (; j + PANEL <= whole; j += PANEL) {
             __m512i square[PANEL];
             UNROLL_FOR (int c = 0; c < PANEL; c++)
-                square[c] = c < left ? _mm512_xor_si512(_mm512_loadu_si512(from + c * k + 4 * j), turns)
+                square[c] = c < rest ? _mm512_xor_si512(_mm512_loadu_si512(from + c * k + 4 * j), turns)
                                      : _mm512_setzero_si512();
             turn_square(square);
             UNROLL_FOR (int i = 0; i < PANEL; i++) {
@@ -308,7 +308,7 @@ VNNI static void copy_panels(uint32_t *to, const uint8_t *y, int64_t k, int64_t 
                 quad = _mm512_maskz_xor_epi32(mask, quad, turns);
             } else {
                 uint32_t last[PANEL] = {0};
-                for (int64_t c = 0; c < PANEL && c < left; c++) {
+                for (int64_t c = 0; c < PANEL && c < rest; c++) {
                     memcpy(last + c, from + c * k + 4 * j, (size_t)(k % 4));
                     last[c] ^= turn & (0xFFFFFFFFu >> (32 - 8 * (k % 4)));
                 }
@@ -345,12 +345,12 @@ VNNI SPECIALIZED void panel_tile(uint32_t *out, int64_t out_row, const Side *sid
         }
     }
     UNROLL_FOR (int v = 0; v < vectors; v++) {
-        const int64_t left = columns - v * PANEL;
-        const __mmask16 mask = left >= PANEL ? 0xFFFF : (__mmask16)((1u << left) - 1);
+        const int64_t rest = columns - v * PANEL;
+        const __mmask16 mask = rest >= PANEL ? 0xFFFF : (__mmask16)((1u << rest) - 1);
         UNROLL_FOR (int r = 0; r < rows; r++) {
-            __m512i found = _mm512_sub_epi32(sums[r][v], _mm512_set1_epi32((int)side->of_x[i + r]));
-            found = _mm512_sub_epi32(found, _mm512_loadu_si512(panels + v * PANEL));
-            _mm512_mask_storeu_epi32(out + r * out_row + v * PANEL, mask, found);
+            __m512i total = _mm512_sub_epi32(sums[r][v], _mm512_set1_epi32((int)side->of_x[i + r]));
+            total = _mm512_sub_epi32(total, _mm512_loadu_si512(panels + v * PANEL));
+            _mm512_mask_storeu_epi32(out + r * out_row + v * PANEL, mask, total);
         }
     }
 }

@@ -93,13 +93,13 @@ static char *spread(const int64_t *n, const int64_t *strides, int64_t size, cons
 /* How many elements the piece that begins at element `at` has, before `end`. */
 static int64_t piece_at(const int64_t *n, int64_t at, int64_t end)
 {
-    int64_t length = n[REST + n[NAXES] - 1], left = end - at;
+    int64_t length = n[REST + n[NAXES] - 1], rest = end - at;
     int64_t column = n[NAXES] == 1 ? 0 : at % length, most = n[PIECE];
     if (n[NAXES] > 1 && (column || length > most)) /* no further than this row */
         most = length - column < most ? length - column : most;
-    else if (n[NAXES] > 1 && left >= length) /* whole rows */
-        left -= left % length;
-    return left < most ? left : most;
+    else if (n[NAXES] > 1 && rest >= length) /* whole rows */
+        rest -= rest % length;
+    return rest < most ? rest : most;
 }
 
 static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)

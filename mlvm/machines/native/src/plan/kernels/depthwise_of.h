@@ -149,8 +149,8 @@ static void OF(line)(const Line *line)
     for (int64_t channel = 0; channel < line->channels; channel += BLOCK) {
         int64_t end = least(channel + BLOCK, line->channels);
         for (int64_t place = 0; place < line->places;) {
-            int64_t left = line->places - place, places = most;
-            if (left < places) /* some of these once more */
+            int64_t rest = line->places - place, places = most;
+            if (rest < places) /* some of these once more */
                 place = line->places - places;
             int64_t first = line->column + place * line->stride;
             int64_t last = first + (places - 1) * line->stride;
@@ -215,23 +215,23 @@ static int OF(depthwise)(const KernelCall *call, char *const *p, int64_t begin, 
 static inline int64_t OF(reaching)(int64_t at, int64_t taps, int64_t stride, int64_t apart, int64_t *first,
                                    int64_t *step, int64_t *window, int64_t *back)
 {
-    int64_t found = 0;
+    int64_t nruns = 0;
     *first = *step = *window = *back = 0;
     for (int64_t j = 0; j < taps; j++) {
         int64_t from = at - j * apart;
         if ((from % stride + stride) % stride)
             continue;
         from = from >= 0 ? from / stride : -(-from / stride);
-        if (found == 0) {
+        if (nruns == 0) {
             *first = j;
             *window = from;
-        } else if (found == 1) {
+        } else if (nruns == 1) {
             *step = j - *first;
             *back = from - *window;
         }
-        found++;
+        nruns++;
     }
-    return found;
+    return nruns;
 }
 
 /* The result is an image; windows of it are what is read, which HEIGHT and WIDTH count. A unit is a row

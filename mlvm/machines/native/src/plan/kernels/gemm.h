@@ -594,14 +594,14 @@ static void OF(add_block)(T *total, const T *x, const S *y, int64_t y_k, int64_t
     }
 #endif
     _Alignas(64) T sum[OF(AT_ONCE)];
-    const int64_t whole = columns / LANES * LANES, left = columns - whole;
+    const int64_t whole = columns / LANES * LANES, rest = columns - whole;
     memset(sum, 0, (size_t)((columns + LANES - 1) / LANES * LANES) * sizeof(T));
     if (whole)
         OF(add_rows)(sum, x, y, y_k, columns, k);
     else
         OF(add_narrow)(sum, x, y, y_k, columns, k);
-    if (whole && left)
-        memmove(sum + whole, sum + whole + LANES - left, (size_t)left * sizeof(T));
+    if (whole && rest)
+        memmove(sum + whole, sum + whole + LANES - rest, (size_t)rest * sizeof(T));
     for (int64_t j = 0; j < columns; j++)
         total[j] += sum[j];
 }
@@ -745,7 +745,7 @@ typedef struct {
     const S *x;
     int64_t k;
     _Alignas(64) T end[OF(DOT)];
-    _Alignas(64) OF(Lane) kept[OF(DOT)];
+    _Alignas(64) OF(Lane) masks[OF(DOT)];
 } OF(FactorOf);
 #define Factor OF(FactorOf)
 
@@ -755,7 +755,7 @@ SPECIALIZED void OF(dot)(T *out, const Factor *factor, const S *y, int64_t y_col
 {
     enum { VECTORS = OF(DOT) / LANES };
     V sum[4][VECTORS];
-    int64_t l = 0, left = factor->k % OF(DOT), whole = factor->k - left;
+    int64_t l = 0, rest = factor->k % OF(DOT), whole = factor->k - rest;
     UNROLL_FOR (int j = 0; j < columns; j++)
         UNROLL_FOR (int v = 0; v < VECTORS; v++)
             sum[j][v] = (V){0};
@@ -766,15 +766,15 @@ SPECIALIZED void OF(dot)(T *out, const Factor *factor, const S *y, int64_t y_col
             UNROLL_FOR (int j = 0; j < columns; j++)
                 sum[j][v] = OF(FMA)(row, OF(take_run)(y + j * y_column + at), sum[j][v]);
         }
-    if (left)
+    if (rest)
         UNROLL_FOR (int j = 0; j < columns; j++) {
             _Alignas(64) S copy[OF(DOT) * PACK] = {0};
             const S *from = y + j * y_column + l * PACK;
             if (!beyond)
-                from = memcpy(copy, from, (size_t)(left * PACK) * sizeof(S));
+                from = memcpy(copy, from, (size_t)(rest * PACK) * sizeof(S));
             UNROLL_FOR (int v = 0; v < VECTORS; v++) {
                 OF(Mask) bits = (OF(Mask))OF(take_run)(from + v * LANES * PACK);
-                bits &= *(const OF(Mask) *)(factor->kept + v * LANES);
+                bits &= *(const OF(Mask) *)(factor->masks + v * LANES);
                 sum[j][v] = OF(FMA)(OF(load)(factor->end + v * LANES), (V)bits, sum[j][v]);
             }
         }
@@ -791,10 +791,10 @@ static void OF(dots)(const int64_t *n, const S *x, const S *y, T *total, int64_t
             const S *b = y + group * n[Y_GROUP] + first;
             Factor a = {.x = x + group * n[X_GROUP] + first, .k = least(n[K] - first, LONGEST) / PACK};
             const int beyond = y_column >= OF(DOT) * PACK;
-            int64_t left = a.k % OF(DOT), j = 0;
-            for (int64_t i = 0; i < left; i++) {
-                a.end[i] = OF(unit)(a.x + (a.k - left + i) * PACK, 1);
-                a.kept[i] = -1;
+            int64_t rest = a.k % OF(DOT), j = 0;
+            for (int64_t i = 0; i < rest; i++) {
+                a.end[i] = OF(unit)(a.x + (a.k - rest + i) * PACK, 1);
+                a.masks[i] = -1;
             }
             for (; j + 4 <= columns; j += 4)
                 OF(dot)(total + j, &a, b + j * y_column, y_column, 4, beyond && j + 4 < columns);

@@ -175,7 +175,7 @@ static void places(int64_t at[CHUNK], const char *x, int64_t kind, int64_t first
         const int64_t *n = call->ints, count = n[COUNT], length = n[LENGTH];                   \
         if (!in_range(p[2], n[KIND], count, -length, length))                                  \
             return 1;                                                                          \
-        int64_t at[CHUNK], held = -1;                                                          \
+        int64_t at[CHUNK], batch = -1;                                                         \
         int64_t row = begin * n[PIECE], last = least(end * n[PIECE], n[BEFORE] * count);       \
         while (row < last) {                                                                   \
             int64_t b = row / count, i = row % count, first = i - i % CHUNK;                   \
@@ -183,8 +183,8 @@ static void places(int64_t at[CHUNK], const char *x, int64_t kind, int64_t first
             int64_t stop = least(first + filled, i + last - row);                              \
             const Element##size *in = (const Element##size *)p[1] + b * length;                \
             Element##size *out = (Element##size *)p[0] + b * count;                            \
-            if (first != held)                                                                 \
-                places(at, p[2], n[KIND], held = first, filled, length);                       \
+            if (first != batch)                                                                \
+                places(at, p[2], n[KIND], batch = first, filled, length);                      \
             row += stop - i;                                                                   \
             for (; i < stop; i++)                                                              \
                 out[i] = in[at[i - first]];                                                    \
@@ -461,27 +461,27 @@ static int mask_scatter(const KernelCall *call, char *const *p, int64_t begin, i
     (void)scratch;
     const int64_t *n = call->ints, width = n[BEHIND], count = n[COUNT];
     int64_t first = least(begin * n[PIECE], count), last = least(end * n[PIECE], count);
-    int64_t before = count_true(p[2], first), left = n[UPDATES] - before;
-    if (count_true(p[2] + first, count - first) != left)
+    int64_t before = count_true(p[2], first), rest = n[UPDATES] - before;
+    if (count_true(p[2] + first, count - first) != rest)
         return 1;
     const char *in = p[1] + before * width, *mask = p[2] + first;
     char *out = p[0] + first * width;
-    if (!left)
+    if (!rest)
         memset(out, 0, (size_t)((last - first) * width));
     else if (width == 1)
-        masked_1((Element1 *)out, (const Element1 *)in, mask, last - first, left);
+        masked_1((Element1 *)out, (const Element1 *)in, mask, last - first, rest);
     else if (width == 2)
-        masked_2((Element2 *)out, (const Element2 *)in, mask, last - first, left);
+        masked_2((Element2 *)out, (const Element2 *)in, mask, last - first, rest);
     else if (width == 4)
-        masked_4((Element4 *)out, (const Element4 *)in, mask, last - first, left);
+        masked_4((Element4 *)out, (const Element4 *)in, mask, last - first, rest);
     else if (width == 8)
-        masked_8((Element8 *)out, (const Element8 *)in, mask, last - first, left);
+        masked_8((Element8 *)out, (const Element8 *)in, mask, last - first, rest);
     else
         for (int64_t i = 0; i < last - first; i++, out += width)
-            if (mask[i] && left) {
+            if (mask[i] && rest) {
                 copy_run(out, in, width);
                 in += width;
-                left--;
+                rest--;
             } else {
                 memset(out, 0, (size_t)width);
             }

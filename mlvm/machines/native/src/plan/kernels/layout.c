@@ -22,13 +22,13 @@ static inline int walk(const KernelCall *call, char *const *p, int64_t begin, in
     const int64_t *n = call->ints, *axes = n + AXES;
     const int naxes = (int)n[NAXES];
     const int64_t apart = (int64_t)((intptr_t)p[1] - (intptr_t)p[0]);
-    int64_t at[MOST_AXES + 1], left = begin;
+    int64_t at[MOST_AXES + 1], rest = begin;
     char *out = p[0] + n[OUT_AT];
     const char *in = (n[READS] ? p[n[READS]] : (const char *)&n[VALUE]) + n[IN_AT];
     for (int i = naxes - 1; i >= 0; i--) {
         const int64_t *axis = axes + 3 * i;
-        at[i] = left ? left % axis[0] : 0;
-        left = left ? left / axis[0] : 0;
+        at[i] = rest ? rest % axis[0] : 0;
+        rest = rest ? rest / axis[0] : 0;
         out += at[i] * axis[1];
         in += at[i] * axis[2];
     }

@@ -49,10 +49,10 @@ static int64_t POSITION(row)(const X *x, int64_t n)
             best = extreme, i = k;
     }
     for (; i + STEP < n; i += STEP) {
-        int found = 0;
+        int has_match = 0;
         for (int j = 0; j < STEP; j++)
-            found |= IS_IT(x[i + j]);
-        if (found)
+            has_match |= IS_IT(x[i + j]);
+        if (has_match)
             break;
     }
     return i + POSITION(first)(x + i, n - i < STEP ? (int)(n - i) : STEP, best);

@@ -62,9 +62,9 @@ typedef struct {
 /* The j-th element of each word. */
 static inline V element(W words, Element of, int j)
 {
-    int left = 32 - of.bits * (j + 1), right = 32 - of.bits;
-    W found = of.kind ? (words << left) >> right : (W)(((U)words << left) >> right);
-    return __builtin_convertvector(found, V);
+    int shift_left = 32 - of.bits * (j + 1), right = 32 - of.bits;
+    W values = of.kind ? (words << shift_left) >> right : (W)(((U)words << shift_left) >> right);
+    return __builtin_convertvector(values, V);
 }
 
 #if defined(__AVX512F__)
@@ -111,16 +111,16 @@ typedef struct {
     int pairs; /* whether there are offsets */
 } Weights;
 
-static inline void load_words(W *to, const char *from, int64_t left)
+static inline void load_words(W *to, const char *from, int64_t rest)
 {
 #if defined(__AVX512F__)
-    __mmask64 mask = left >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << left) - 1;
+    __mmask64 mask = rest >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << rest) - 1;
     to[0] = (W)_mm512_maskz_loadu_epi8(mask, from);
 #else
     char some[4 * WORDS];
-    if (left < 4 * WORDS) {
+    if (rest < 4 * WORDS) {
         memset(some, 0, sizeof some);
-        memcpy(some, from, (size_t)left);
+        memcpy(some, from, (size_t)rest);
         from = some;
     }
     EACH_PART to[part] = *(const LooseW *)(from + part * (int)sizeof(W));
@@ -280,8 +280,8 @@ static void lay_out_words(int32_t *to, const char *weights, int64_t rows, const 
 static void lay_out_scales(float *to, const float *scale, int64_t rows, const Weights *w)
 {
     int64_t numbers = w->groups * (1 + w->pairs);
-    int64_t wanted = w->words < WORDS ? w->chunks * WORDS / w->words * (1 + w->pairs) : numbers;
-    for (int64_t i = 0; i < wanted; i++)
+    int64_t count = w->words < WORDS ? w->chunks * WORDS / w->words * (1 + w->pairs) : numbers;
+    for (int64_t i = 0; i < count; i++)
         for (int64_t r = 0; r < COLUMNS; r++)
             *to++ = i < numbers ? scale[(r < rows ? r : rows - 1) * numbers + i] : 0;
 }
@@ -345,7 +345,7 @@ SPECIALIZED void panel_tile(float *out, const float *const *x, const float *weig
 /* Sums, [WORDS, COLUMNS] of which each is `apart` from the next, as `total` adds them. */
 static void total_columns(float *out, const float *sums, int64_t apart, int64_t columns)
 {
-    float found[COLUMNS];
+    float results[COLUMNS];
     EACH_ACROSS
     {
         V s[WORDS];
@@ -355,9 +355,9 @@ static void total_columns(float *out, const float *sums, int64_t apart, int64_t 
             s[i] += s[i + 8];
         UNROLL_FOR (int i = 0; i < 4; i++)
             s[i] += s[i + 4];
-        *(LooseV *)(found + across * LANES) = (s[0] + s[2]) + (s[1] + s[3]);
+        *(LooseV *)(results + across * LANES) = (s[0] + s[2]) + (s[1] + s[3]);
     }
-    memcpy(out, found, (size_t)columns * sizeof(float));
+    memcpy(out, results, (size_t)columns * sizeof(float));
 }
 
 SPECIALIZED void many_rows(const KernelCall *call, char *const *p, int64_t first, int64_t last,
@@ -438,10 +438,10 @@ SPECIALIZED int product(const KernelCall *call, char *const *p, int64_t begin, i
                 for (; i < count; i++)
                     tile(to + i * n[N], n[N], laid + i * x_row, x_row, row, &w, 4, 1, of);
             }
-            for (int64_t left = i; left < count; left++)
+            for (int64_t row_at = i; row_at < count; row_at++)
                 for (int64_t each = 0; each < rows; each++)
-                    tile(to + left * n[N] + each, n[N], laid + left * x_row, x_row, row + each, &w, 1, 1,
-                         of);
+                    tile(to + row_at * n[N] + each, n[N], laid + row_at * x_row, x_row, row + each, &w, 1,
+                         1, of);
         }
     }
     return 0;

@@ -121,8 +121,8 @@ DRAWS(uniform_f64, 1, 1, use_uniform_f64)
         const float rate = (float)call->floats[0];                                                    \
         T *out = (T *)p[0] + at;                                                                      \
         for (int64_t i = 0; i < count; i++) {                                                         \
-            T kept = x[i] * scale;                                                                    \
-            out[i] = unit_f32(halves(words)[i]) < rate ? 0 : kept;                                    \
+            T scaled = x[i] * scale;                                                                  \
+            out[i] = unit_f32(halves(words)[i]) < rate ? 0 : scaled;                                  \
         }                                                                                             \
     }                                                                                                 \
     DRAWS(name, 2, 2, use_##name)
@@ -181,34 +181,34 @@ static int raw(const KernelCall *call, char *const *p, int64_t begin, int64_t en
 typedef struct {
     uint64_t words[DRAW_UNIT];
     const char *key;
-    int64_t drawn, left; /* words that were drawn; bytes of them that were not taken */
-    int64_t wanted;      /* words, roughly, that are still to be drawn */
+    int64_t drawn, unread; /* words that were drawn; bytes of them that were not taken */
+    int64_t expected;      /* words, roughly, that are still to be drawn */
 } Stream;
 
-static Stream stream_of(const char *key, int64_t wanted)
+static Stream stream_of(const char *key, int64_t expected)
 {
     Stream stream;
     stream.key = key;
-    stream.drawn = stream.left = 0;
-    stream.wanted = wanted;
+    stream.drawn = stream.unread = 0;
+    stream.expected = expected;
     return stream;
 }
 
 /* The next `size` bytes, of which all that are taken have as many. */
 static inline uint64_t take_word(Stream *stream, int64_t size)
 {
-    if (!stream->left) {
-        int64_t count = least((stream->wanted + 11) / 8 * 8, DRAW_UNIT);
+    if (!stream->unread) {
+        int64_t count = least((stream->expected + 11) / 8 * 8, DRAW_UNIT);
         count = count < 8 ? 8 : count;
         uint64_t *end = stream->words + DRAW_UNIT;
         draw(end - count, stream->drawn, count, stream->key, 0, 0);
         stream->drawn += count;
-        stream->wanted -= count;
-        stream->left = count * 8;
+        stream->expected -= count;
+        stream->unread = count * 8;
     }
     uint64_t word = 0;
-    memcpy(&word, (const char *)(stream->words + DRAW_UNIT) - stream->left, (size_t)size);
-    stream->left -= size;
+    memcpy(&word, (const char *)(stream->words + DRAW_UNIT) - stream->unread, (size_t)size);
+    stream->unread -= size;
     return word;
 }
 

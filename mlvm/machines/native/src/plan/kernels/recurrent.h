@@ -46,8 +46,8 @@ static inline void take_turns(const KernelCall *call, char *const *p, int64_t be
         const int64_t turn = done / all;
         for (int64_t i = own; i < own + shares; i++) {
             int64_t share = i % shares, first = all * share / shares, last = all * (share + 1) / shares;
-            int64_t taken = turn;
-            if (first == last || !__atomic_compare_exchange_n(shared + TAKEN + first, &taken, turn + 1, 0,
+            int64_t current = turn;
+            if (first == last || !__atomic_compare_exchange_n(shared + TAKEN + first, &current, turn + 1, 0,
                                                               __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
                 continue;
             take(call, p, first, last, scratch, turn);

@@ -171,40 +171,40 @@ static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin,
 
 /* The way back. Of each cell the cotangents of its sums, from that of the state; what goes to the state
  * before without the product takes the place of that. */
-static void OF(pull_lstm)(T *made, T *h, T *c, const T *sums, int64_t apart, const T *before,
+static void OF(pull_lstm)(T *cotangents, T *h, T *c, const T *sums, int64_t apart, const T *before,
                           const T *after, int64_t gate, int64_t count)
 {
     INDEPENDENT_FOR (int64_t j = 0; j < count; j++) {
         T i = SIGMOID(sums[j]), f = SIGMOID(sums[apart + j]), g = TANH_(sums[2 * apart + j]);
         T o = SIGMOID(sums[3 * apart + j]), y = TANH_(after[j]);
         T d = c[j] + h[j] * o * (1 - y * y);
-        made[j] = d * g * i * (1 - i);
-        made[gate + j] = d * before[j] * f * (1 - f);
-        made[2 * gate + j] = d * i * (1 - g * g);
-        made[3 * gate + j] = h[j] * y * o * (1 - o);
+        cotangents[j] = d * g * i * (1 - i);
+        cotangents[gate + j] = d * before[j] * f * (1 - f);
+        cotangents[2 * gate + j] = d * i * (1 - g * g);
+        cotangents[3 * gate + j] = h[j] * y * o * (1 - o);
         c[j] = d * f;
         h[j] = 0;
     }
 }
 
-static void OF(pull_gru)(T *made, T *h, const T *sums, int64_t apart, const T *p, const T *before,
+static void OF(pull_gru)(T *cotangents, T *h, const T *sums, int64_t apart, const T *p, const T *before,
                          int64_t gate, int64_t count)
 {
     INDEPENDENT_FOR (int64_t j = 0; j < count; j++) {
         T r = SIGMOID(sums[j]), z = SIGMOID(sums[apart + j]), q = sums[2 * apart + j];
         T n = TANH_(p[j] + r * q), d = h[j] * (1 - z) * (1 - n * n);
-        made[j] = d;
-        made[gate + j] = d * q * r * (1 - r);
-        made[2 * gate + j] = h[j] * (before[j] - n) * z * (1 - z);
-        made[3 * gate + j] = d * r;
+        cotangents[j] = d;
+        cotangents[gate + j] = d * q * r * (1 - r);
+        cotangents[2 * gate + j] = h[j] * (before[j] - n) * z * (1 - z);
+        cotangents[3 * gate + j] = d * r;
         h[j] = h[j] * z;
     }
 }
 
-static void OF(pull_one)(T *made, T *h, const T *after, int64_t count, int relu)
+static void OF(pull_one)(T *cotangents, T *h, const T *after, int64_t count, int relu)
 {
     INDEPENDENT_FOR (int64_t j = 0; j < count; j++) {
-        made[j] = relu ? (after[j] > 0 ? h[j] : 0) : h[j] * (1 - after[j] * after[j]);
+        cotangents[j] = relu ? (after[j] > 0 ? h[j] : 0) : h[j] * (1 - after[j] * after[j]);
         h[j] = 0;
     }
 }
@@ -241,7 +241,7 @@ static void OF(recurrence_vjp_turn)(const KernelCall *call, char *const *p, int6
         T *h = carried + at, *to = out + (t * rows + i) * width + first;
         const T *x = states + (n[BACKWARD] ? t + 1 : t) * all + at;
         const T *y = states + (n[BACKWARD] ? t : t + 1) * all + at;
-        const T *kept = states + parts * apart + t * all + at;
+        const T *sums = states + parts * apart + t * all + at;
         for (int64_t j = 0; j < count; j++)
             h[j] += g[t * all + at + j];
         if (t >= integer_at(p[6], n[LENGTHS], i)) {
@@ -251,8 +251,8 @@ static void OF(recurrence_vjp_turn)(const KernelCall *call, char *const *p, int6
         }
         const T *in = (const T *)p[3] + (t * rows + i) * of[K] + first;
         switch (n[CELL]) {
-        case LSTM: OF(pull_lstm)(to, h, h + all, kept, apart, x + apart, y + apart, hidden, count); break;
-        case GRU: OF(pull_gru)(to, h, kept, apart, in + 2 * hidden, x, hidden, count); break;
+        case LSTM: OF(pull_lstm)(to, h, h + all, sums, apart, x + apart, y + apart, hidden, count); break;
+        case GRU: OF(pull_gru)(to, h, sums, apart, in + 2 * hidden, x, hidden, count); break;
         default: OF(pull_one)(to, h, y, count, n[CELL] == RELU);
         }
     }

@@ -106,7 +106,7 @@ static inline A REDUCE(short_row)(const X *x, int64_t n, A c)
 OUT_OF_LINE int REDUCE(row_unless_nan)(A *out, const X *x, int64_t n)
 {
     A s[LANES], nan[LANES];
-    int found = 0;
+    int has_nan = 0;
     for (int j = 0; j < LANES; j++)
         s[j] = IDENTITY, nan[j] = 0;
     for (int64_t k = 0; k < n - n % LANES; k += LANES)
@@ -116,11 +116,11 @@ OUT_OF_LINE int REDUCE(row_unless_nan)(A *out, const X *x, int64_t n)
             nan[j] = r != r ? r : nan[j];
         }
     for (int j = 0; j < LANES; j++)
-        found |= nan[j] != nan[j];
+        has_nan |= nan[j] != nan[j];
     REDUCE_REST(s, x, n)
     FOLD_LANES(s, LANES)
     *out = s[0];
-    return !found;
+    return !has_nan;
 }
 #endif
 
@@ -130,9 +130,9 @@ OUT_OF_LINE A REDUCE(row)(const X *x, int64_t n, A c)
     if (n <= 2 * LANES)
         return REDUCE(short_row)(x, n, c);
 #ifdef UNLESS_NAN
-    A found;
-    if (REDUCE(row_unless_nan)(&found, x, n))
-        return found;
+    A result;
+    if (REDUCE(row_unless_nan)(&result, x, n))
+        return result;
 #endif
     A s[LANES];
     const int64_t whole = n - n % LANES;

@@ -18,11 +18,11 @@ enum { SHORT_ROW = 64, DIGITS = 256 };
     static void insert_##bits(Record##bits *r, int64_t n)                \
     {                                                                    \
         for (int64_t i = 1; i < n; i++) {                                \
-            const Record##bits taken = r[i];                             \
+            const Record##bits record = r[i];                            \
             int64_t j = i;                                               \
-            for (; j > 0 && r[j - 1].key > taken.key; j--)               \
+            for (; j > 0 && r[j - 1].key > record.key; j--)              \
                 r[j] = r[j - 1];                                         \
-            r[j] = taken;                                                \
+            r[j] = record;                                               \
         }                                                                \
     }                                                                    \
     static const Record##bits *sorted_##bits(Record##bits *r, int64_t n) \

@@ -44,9 +44,9 @@ static inline Turn turn_f64(double x)
     return (Turn){r - bend, upper + (((1 - upper) - half) + (z * (z * c) - r * low)), bits_f64(shifted)};
 }
 
-static inline Turn turn_f32(float given)
+static inline Turn turn_f32(float angle)
 {
-    double x = given, shifted = MAD_F64(x, TWO_BY_PI, 0x1.8p52), n = shifted - 0x1.8p52;
+    double x = angle, shifted = MAD_F64(x, TWO_BY_PI, 0x1.8p52), n = shifted - 0x1.8p52;
     double r = (x - n * PI_1) - n * PI_2_TO_4, z = r * r;
     double s = poly3_f64(z, -0x15555554cbac77.0p-55, 0x111110896efbb2.0p-59, -0x1a00f9e2cae774.0p-65,
                          0x16cd878c3b46a7.0p-71);
