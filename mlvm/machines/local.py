@@ -97,15 +97,19 @@ class LocalVM(VM):
             device = name if ":" in name else "opencl:0"
             raise MachineError(f'{name!r} names a device, not a VM: write VM(device="{device}")')
         if device != "cpu":
-            raise MachineError(f"a {self.__class__.__name__} is on the cpu, not on {device!r}")
+            raise MachineError(
+                f"{self.__class__.__name__}(): expected device='cpu', got {device!r}"
+            )
         if not isinstance(workers, int) or workers < 0:
-            raise MachineError(f"a VM has workers >= 0, not {workers!r}")
+            raise MachineError(f"VM(): expected workers >= 0, got {workers!r}")
         if not isinstance(threads, int) or not 1 <= threads <= extension.MOST_THREADS:
-            raise MachineError(f"a VM has 1 to {extension.MOST_THREADS} threads, not {threads!r}")
+            raise MachineError(
+                f"VM(): expected 1 to {extension.MOST_THREADS} threads, got {threads!r}"
+            )
         if native not in (None, True, False) or isinstance(threads, bool):
             raise MachineError(
-                f"a VM has native True, False or None and a number of threads, "
-                f"not {native!r} and {threads!r}"
+                f"VM(): expected native True, False or None and a number of threads, "
+                f"got {native!r} and {threads!r}"
             )
         native = extension.is_native(native)
         run: Run = reference.run
@@ -118,8 +122,8 @@ class LocalVM(VM):
             run = NativeLoop(pool)
         elif threads > 1:
             raise MachineError(
-                f"{threads} threads share the work of native kernels, and this VM has none "
-                f"({extension.why_not()}); BLAS has threads of its own (OPENBLAS_NUM_THREADS)"
+                f"VM(): threads={threads} needs native kernels, and this VM has none "
+                f"({extension.why_not()}); for BLAS set OPENBLAS_NUM_THREADS"
             )
         super().__init__(name, checked=checked, kernels=kernels, run=run)
         self._equip(native=native, threads=threads)

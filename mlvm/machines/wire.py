@@ -60,13 +60,13 @@ def _write_handle(writer: Writer, handle: TensorHandle | StorageHandle) -> None:
 
 def _write_type(writer: Writer, type: TensorType) -> None:
     if not isinstance(type, TensorType):
-        raise errors.ShapeError(f"a tensor is of a TensorType, not {brief(type)}")
+        raise errors.ShapeError(f"expected a TensorType, got {brief(type)}")
     writer.type(type)
 
 
 def _write_nbytes(writer: Writer, nbytes: int) -> None:
     if not isinstance(nbytes, int) or not 0 <= nbytes <= MAX_NBYTES:
-        raise errors.ShapeError(f"a storage has 0 to {MAX_NBYTES} bytes, not {brief(nbytes)}")
+        raise errors.ShapeError(f"a storage: expected 0 to {MAX_NBYTES} bytes, got {brief(nbytes)}")
     writer.integer(nbytes)
 
 
@@ -84,14 +84,16 @@ def _write_program(writer: Writer, program: Program | bytes) -> None:
 def _read_limit(reader: Reader) -> int | None:
     limit = reader.value()
     if limit is not None and not isinstance(limit, int):
-        raise reader.error(f"a limit is an integer or none, not {limit!r}")
+        raise reader.error(f"a limit: expected an integer or none, got {limit!r}")
     return limit
 
 
 def _read_estimate(reader: Reader) -> Estimate:
     numbers = reader.sequence(Reader.integer)
     if len(numbers) != len(Estimate._fields):
-        raise reader.error(f"an estimate has {len(Estimate._fields)} numbers, not {len(numbers)}")
+        raise reader.error(
+            f"an estimate: expected {len(Estimate._fields)} numbers, got {len(numbers)}"
+        )
     return Estimate(*numbers)
 
 
@@ -466,7 +468,7 @@ class WireVM(Identity):
         try:
             handles = tuple(args)
         except TypeError:
-            raise HandleError(f"launch takes tensor handles, not {brief(args)}") from None
+            raise HandleError(f"launch: expected tensor handles, got {brief(args)}") from None
         number = self.loaded(program).number
         return list(self._call("launch", number, handles, max_steps))
 

@@ -112,7 +112,7 @@ def test_without_the_extension_there_is_no_native_vm_and_no_second_thread(
 ) -> None:
     with pytest.raises(MissingExtra, match="it was not built; it is compiled when mlvm is"):
         LocalVM(native=True)
-    with pytest.raises(MachineError, match="2 threads share the work of native kernels"):
+    with pytest.raises(MachineError, match="threads=2 needs native kernels"):
         LocalVM(threads=2)
     monkeypatch.setenv("MLVM_NATIVE", "1")
     with pytest.raises(MissingExtra):
@@ -143,7 +143,7 @@ def test_several_threads_for_the_default_vm_need_the_extension(
     not_built: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLVM_THREADS", "2")
-    refuses(MachineError, "2 threads share the work of native", _make_default_vm)
+    refuses(MachineError, "threads=2 needs native", _make_default_vm)
 
 
 def test_a_setting_that_says_nothing_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

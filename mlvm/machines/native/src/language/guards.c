@@ -1,9 +1,9 @@
-/* Whether a call of a captured function is one that is known, told by one walk over flat lists.
+/* Guards of a captured function, checked by one walk over flat lists.
  *
- * `Checklist` compares what the function found around it with what is there now, as `_holds` in
- * mlvm/eager/capture/guards/read.py does. `Pattern` compares a call's arguments with those of a
- * known call, as `Signature` in signature.py does, and gives their tensors. Both only say yes or no:
- * Python finds out why, and what then.
+ * `Checklist` compares the state that the function has read with the present state, as `_holds` in
+ * mlvm/eager/capture/guards/read.py does. `Pattern` compares a call's arguments with those of a cache
+ * entry, as `Signature` in signature.py does, and returns their tensors. Both only say yes or no: Python
+ * determines the reason. The interpreter lock is held throughout.
  */
 #include "guards.h"
 
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- what is around a function --- */
+/* --- the state that a function has read --- */
 
 enum Kind { ITEM, ENTRY, ATTRIBUTE, CLASS, FIELDS, SLOT, KEYS, VALUES, ITEMS, UNREAD, EQUAL, KINDS };
 
@@ -203,7 +203,7 @@ static PyType_Slot checklist_slots[] = {
     {Py_tp_traverse, checklist_traverse},
     {Py_tp_clear, checklist_clear},
     {Py_tp_methods, checklist_methods},
-    {Py_tp_doc, "Checklist(missing, reads): what a look at a function has found."},
+    {Py_tp_doc, "Checklist(missing, reads): the state that a function has read."},
     {0, NULL}};
 static PyType_Spec checklist_spec = {"mlvm.machines.native._native.Checklist", sizeof(Checklist), 0,
                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, checklist_slots};

@@ -1,9 +1,9 @@
-/* Launches as messages, and messages as launches.
+/* Eager calls to a remote VM: launches as messages, and messages as launches.
  *
- * Of a VM elsewhere an eager call is a few bytes: `Outbox` gathers them, with the line of Python that
- * each came from. The server finds a message that it has met in a table, and runs what stands there:
- * `run_launches`. docs/wire.md has the layout of a message, and mlvm/machines/remote/ all else: what is
- * written here in C is what an eager loop does a million times.
+ * On the client, `Outbox` gathers the messages of eager calls, with the line of Python that each came
+ * from. On the server, `run_launches` finds a message in a cache, and runs its kernel call without Python.
+ * docs/wire.md has the layout of a message. mlvm/machines/remote/ has all other calls; these two are in C
+ * because an eager loop runs them at each op. The interpreter lock is held throughout.
  */
 #include "posts.h"
 
@@ -72,8 +72,8 @@ static void outbox_dealloc(Outbox *self)
     free_object((PyObject *)self);
 }
 
-/* The innermost place in Python outside of mlvm, as `user_place` in mlvm/core/errors.py finds it. A new
- * reference; NULL with an exception set. */
+/* The innermost place in Python outside of mlvm, as `user_place` in mlvm/core/errors.py. A new reference;
+ * NULL with an exception set. */
 static PyObject *user_place(Outbox *self)
 {
     PyObject *frame = (PyObject *)PyEval_GetFrame(), *place = NULL;
@@ -107,7 +107,7 @@ static PyObject *user_place(Outbox *self)
 
 static Py_ssize_t outbox_length(Outbox *self);
 
-/* Room for so many bytes more; NULL with an exception set. */
+/* Make room for nbytes more. NULL with an exception set. */
 static char *extend(Outbox *self, int64_t nbytes)
 {
     if (!self->data || self->size + nbytes > self->room) {
@@ -175,7 +175,7 @@ static PyObject *outbox_take(Outbox *self, PyObject *argument)
     } else if (done != self->first) {
         return PyErr_Format(PyExc_ValueError, "messages before %lld are done, not %lld", self->first, done);
     }
-    /* The garbage collector may come with what is made here, and a finalizer add a message. */
+    /* These allocations may run the garbage collector, and a finalizer may add a message. */
     Py_ssize_t count = PyList_Size(self->places);
     int64_t size = self->size;
     PyObject *places = PyList_GetSlice(self->places, 0, count);
@@ -191,7 +191,7 @@ static PyObject *outbox_take(Outbox *self, PyObject *argument)
     return result;
 }
 
-/* how many messages `take` has not shown */
+/* The number of messages that `take` has not returned. */
 static Py_ssize_t outbox_length(Outbox *self)
 {
     return PyList_Size(self->places) - (Py_ssize_t)self->shown_count;
@@ -233,7 +233,7 @@ static PyObject *bound_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!:Bound", names, &call, &PyTuple_Type, &arrays))
         return NULL;
     if (!is_kernel_call(call) || PyTuple_Size(arrays) >= MOST_HANDLES)
-        return PyErr_Format(PyExc_TypeError, "a KernelCall is wanted, and less than %d arrays",
+        return PyErr_Format(PyExc_TypeError, "Bound: expected a KernelCall and less than %d arrays",
                             MOST_HANDLES);
     Bound *self = (Bound *)object_of(type);
     if (!self)
@@ -268,7 +268,7 @@ static PyType_Spec bound_spec = {"mlvm.machines.native._native.Bound", sizeof(Bo
 /* run_launches(pool, buffer, start, end, bound) -> start, count
  *
  * Run the launches that begin at `start`, as long as their bodies are in the dict `bound`. What is
- * not there, or is refused by its kernel, or is no launch, is left to Python. */
+ * not there, or is refused by its kernel, or is no launch, remains for Python. */
 static PyObject *run_launches(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -279,7 +279,7 @@ static PyObject *run_launches(PyObject *module, PyObject *args)
         return NULL;
     if (!is_pool(pool) || start < 0 || end > buffer.len) {
         PyBuffer_Release(&buffer);
-        return PyErr_Format(PyExc_TypeError, "a Pool is wanted, and a part of the buffer");
+        return PyErr_Format(PyExc_TypeError, "run_launches: expected a Pool, and a part of the buffer");
     }
     int failed = 0;
     while (end - start >= HEADER) {
@@ -313,7 +313,7 @@ static PyObject *run_launches(PyObject *module, PyObject *args)
 
 static PyMethodDef posts_functions[] = {
     {"run_launches", (PyCFunction)run_launches, METH_VARARGS,
-     "run_launches(pool, buffer, start, end, bound): run the launches that are known."},
+     "run_launches(pool, buffer, start, end, bound): run the launches in the cache."},
     {NULL, NULL, 0, NULL}};
 
 int posts_init(PyObject *module)

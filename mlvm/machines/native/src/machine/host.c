@@ -52,7 +52,7 @@ void host_free(Host *host)
 
 /* --- frames --- */
 
-/* A tensor that the function has made. */
+/* A tensor that the function has created. */
 typedef struct NewTensor {
     mlvm_tensor public;
     Tensor *tensor;
@@ -209,7 +209,7 @@ static PyObject *lengths_of(int ndim, const int64_t *shape)
     return lengths;
 }
 
-/* The type is not at hand, or there is none. */
+/* Create a tensor of a type that is not cached, with the interpreter lock. */
 static NewTensor *ask_and_make(Frame *frame, int dtype, int ndim, const int64_t *shape)
 {
     PyGILState_STATE lock = PyGILState_Ensure();
@@ -253,7 +253,7 @@ static mlvm_tensor *answer_new_tensor(mlvm_frame *public, int32_t dtype, int32_t
     return new_tensor ? &new_tensor->public : NULL;
 }
 
-/* The tensor that C knows by that pointer, whatever it may be; NULL if there is none. */
+/* The tensor of a pointer that C passes, which may be any; NULL if there is none. */
 static Tensor *find_tensor(const Frame *frame, const mlvm_tensor *public)
 {
     for (const NewTensor *new_tensor = frame->new_tensors; new_tensor; new_tensor = new_tensor->next)

@@ -1,7 +1,12 @@
-/* Lanes as a Python object: see plan/lanes.h.
+/* Lanes as a Python object, around the scheduler of plan/lanes.c.
  *
- * Python makes the code and the rows of arguments. During a run it is called for memory of more rows, for
- * programs at their first use, and for errors.
+ * In:       the code that native/lanes.py encodes; for a run the addresses of arguments, results, sums and
+ *           shared arrays, and a helper.
+ * Out:      rows of results, written to the caller's memory; or an exception.
+ * Must hold: the arrays stay alive during the run; a run is not called within itself.
+ * Callers:  native/lanes.py. The helper is called for memory of more rows, for a segment's program at its
+ *           first use, and for errors.
+ * Locks:    the interpreter lock, and the VM's lock of the launch.
  */
 #include "lanes.h"
 
