@@ -87,9 +87,9 @@ def segments_of(program: Program) -> dict[str, Segment]:
             )
             parts.parts[int(rows)] = Part(function, head["nbytes"])
     if not all(min(each.parts) == 1 for each in segments.values()):
-        raise MachineError("a segment has no part for one row")
+        raise MachineError("lanes: a segment needs a part for one row")
     if any(each.sum >= 0 and len(each.outs) != 1 for each in segments.values()):
-        raise MachineError("a segment that adds to a sum has one result, the sum")
+        raise MachineError("lanes: a segment that adds to a sum must have one result, the sum")
     return segments
 
 
@@ -97,7 +97,7 @@ def _head(function: Function, name: str) -> Mapping[str, Any]:
     """Return the attributes of the host call `name`, with which the function begins."""
     first, second, *_ = function.code
     if first != Instruction(Opcode.push_str, (name,)) or second.opcode is not Opcode.cfunc:
-        raise MachineError(f"{function.name} does not begin with {name}")
+        raise MachineError(f"lanes: expected {function.name} to begin with {name}")
     head: Mapping[str, Any] = second.immediates[2]
     return head
 
@@ -185,12 +185,12 @@ class Linked:
             todo += dict.fromkeys([name for _, name, _ in self._calls if name not in todo])
         self.params = [(i, type.nbytes) for i, type in enumerate(self.args)]
         if missing := set(todo) - self._results.keys():
-            raise MachineError(f"{min(missing)} of lanes never returns")
+            raise MachineError(f"lanes: {min(missing)} never returns")
         for step, name, outs in self._calls:
             step[1] = self._entries[name]
             step[3] = list(zip(outs, self._results[name], strict=True))
         if self.steps[-1][0] not in ("return", "jump"):
-            raise MachineError("the steps of lanes have no end")
+            raise MachineError("lanes: expected return or jump at the end of a function")
         heavy = set(map(id, self._waiting))
         self.heavy = [pc for pc, step in enumerate(self.steps) if id(step) in heavy]
         sizes = [nbytes for _, nbytes in self.params]
@@ -199,7 +199,7 @@ class Linked:
         self.lent -= self._local_sizes  # an unwritten local is zero
         registers = [to for step in self.steps for to in _result_registers(step)]
         if not all(0 <= to < self.width for to in registers):
-            raise MachineError("a result of lanes has no slot")
+            raise MachineError("lanes: a result has no slot")
 
     # --- a function ---
 
@@ -208,7 +208,9 @@ class Linked:
         self.types = [*map(TensorType.parse, (*head["params"], *head["locals"]))]
         self.nparams = len(head["params"])
         if self.nparams != function.nparams:
-            raise MachineError(f"{function.name} has {function.nparams} parameters, not as it says")
+            raise MachineError(
+                f"lanes: parameters of {function.name} differ from its types"
+            )
         self._local_sizes.update([type.nbytes for type in self.types[self.nparams :]])
         self.stack: list[_Symbol] = []
         self.awaited: set[int] = set()
@@ -228,16 +230,16 @@ class Linked:
                 self._end_block()
                 of = self.types[at]
                 if of.size != 1:
-                    raise MachineError(f"a condition of lanes is {of}")
+                    raise MachineError(f"lanes: expected a condition of one element, got {of}")
                 jumps.append((self._emit("split", at, of.nbytes, of.dtype.name, -1), immediates[0]))
             elif opcode in _HANDLERS:
                 _HANDLERS[opcode](self, function, *immediates)
             else:
-                raise MachineError(f"lanes have no step for {opcode.text}")
+                raise MachineError(f"lanes: {opcode.text} is not supported")
         for step, label in jumps:
             step[-1] = self.labels[label]
             if step[-1] < 0:
-                raise MachineError("a jump of lanes goes nowhere")
+                raise MachineError("lanes: a jump has no target")
         self.width = max(self.width, len(self.types))
 
     def _register(self, type: TensorType) -> int:
@@ -257,7 +259,7 @@ class Linked:
         """End a basic block: frames may arrive here from elsewhere, or leave."""
         self._join()
         if self.stack:
-            raise MachineError("a frame of lanes jumps with values on its stack")
+            raise MachineError("lanes: a jump needs an empty stack")
 
     def _settle(self, *registers: int) -> None:
         """Wait for the calls whose results these registers receive."""
@@ -266,7 +268,7 @@ class Linked:
 
     def _pop(self, count: int) -> list[_Symbol]:
         if count > len(self.stack):
-            raise MachineError("a frame of lanes has too few values")
+            raise MachineError("lanes: the stack has too few values")
         at = len(self.stack) - count
         popped = self.stack[at:]
         del self.stack[at:]
@@ -279,7 +281,7 @@ class Linked:
             self._settle(at)
             return int(at)
         if any(each.kind in ("register", "copy") and each.at == to for each in self.stack):
-            raise MachineError("a slot of lanes changes while its value is on the stack")
+            raise MachineError("lanes: a slot changes while its value is on the stack")
         if kind == "result" and step is self.steps[-1] and to >= 0:
             if to in self.awaited:
                 self.steps.pop()
@@ -302,7 +304,7 @@ class Linked:
             self._settle(at, to)
             self._emit("dup", to, at, self.types[to].nbytes)
         else:
-            raise MachineError("a value of lanes has no slot")
+            raise MachineError("lanes: a value has no slot")
         return to
 
     def _operand(self) -> int:
@@ -332,7 +334,7 @@ class Linked:
     def _slot(self, i: int) -> int:
         at = self.nparams + i
         if not 0 <= at < len(self.types):
-            raise MachineError("a frame of lanes has no such slot")
+            raise MachineError("lanes: a slot is out of range")
         return at
 
     def _set(self, function: Function, i: int) -> None:
@@ -342,7 +344,7 @@ class Linked:
     def _load(self, function: Function, i: int) -> None:
         at = i - len(self.args)
         if not 0 <= at < len(self.shared):
-            raise MachineError("a function of lanes loads an argument that is not shared")
+            raise MachineError("lanes: a function loads an argument that is not shared")
         self.stack.append(_Symbol("shared", at, self.shared[at]))
 
     def _push_str(self, function: Function, name: str) -> None:
@@ -352,7 +354,7 @@ class Linked:
         callee = self.program.functions[name]
         args = self._operands(callee.nparams)
         if callee.nresults == STAR:
-            raise MachineError(f"{name} has any number of results")
+            raise MachineError(f"lanes: expected a fixed number of results of {name}")
         nresults = int(callee.nresults)
         segment = self.segments.get(name)
         if segment is not None:
@@ -370,7 +372,7 @@ class Linked:
         results = self._operands(n)
         self._join()
         if self._results.setdefault(function.name, results) != results:
-            raise MachineError(f"{function.name} of lanes returns at two places")
+            raise MachineError(f"lanes: {function.name} returns at two places")
         if function.name == ROW:
             self.returned = [(at, self.types[at].nbytes) for at in results]
         self._emit("return")
@@ -381,7 +383,7 @@ class Linked:
         [name] = self._pop(1)
         handler = _CALLS.get(name.at)
         if handler is None or name.kind != "name":
-            raise MachineError(f"lanes have no step for {name.at}")
+            raise MachineError(f"lanes: {name.at} is not supported")
         handler(self, nparams, attributes)
 
     def _copy(self, nparams: int, attributes: Mapping[str, Any]) -> None:
@@ -396,7 +398,7 @@ class Linked:
         x, index = self._pop(2)
         of, by = x.type, index.type
         if attributes["axis"] != 0 or by.size != 1:
-            raise MachineError("lanes take one row")
+            raise MachineError("lanes: take: expected one row")
         nbytes = of.nbytes // max(of.shape[0], 1)
         row = self._place(x), self._place(index), of.shape[0], nbytes, by.dtype.numpy.str
         step = self._emit("take", -1, *row)
@@ -405,7 +407,7 @@ class Linked:
     def _put(self, nparams: int, attributes: Mapping[str, Any]) -> None:
         to, x, value, index = self._pop(4)
         if to != x or to.kind != "register" or attributes["axis"] != 0:
-            raise MachineError("lanes replace rows in place")
+            raise MachineError("lanes: expected rows to be replaced in place")
         sizes, at = self._place(value), self._place(index)
         self._settle(to.at)
         length, rows = to.type.shape[0], value.type.shape[0]
@@ -433,7 +435,7 @@ class Linked:
         if not 0 <= site < len(self.sites) or len(operands) != len(
             self.segments[self.sites[site]].ins
         ):
-            raise MachineError("there is no such sum of lanes")
+            raise MachineError("lanes: a sum is out of range or has other operands")
         self._emit("add", site, operands)
 
     def _check(self, nparams: int, attributes: Mapping[str, Any]) -> None:

@@ -208,7 +208,7 @@ class Lanes:
         args, shared_types, nsums = self.types.args, self.shared_types, self.types.sums
         nresults = len(arrays) - nsums - 1 - len(args) - len(shared_types)
         if nresults < 0:
-            raise OperandValueError(f"the program takes more than {len(arrays)} operands")
+            raise OperandValueError(f"lanes: the program takes more than {len(arrays)} operands")
         results, sums = arrays[:nresults], arrays[nresults : nresults + nsums]
         number, *xs = arrays[nresults + nsums :]
         count, xs, ws = int(number), xs[: len(args)], xs[len(args) :]
@@ -217,7 +217,7 @@ class Lanes:
             or any(type.nbytes > w.nbytes for w, type in zip(ws, shared_types, strict=True))
             or any(site.outs[0] != sums[site.sum].nbytes for _, site in self.sites)
         ):
-            raise MachineError("operands have other bytes than the program takes")
+            raise MachineError("lanes: the sizes of operands differ from the program's types")
         places = [x.__array_interface__ for x in ws]
         if places != self._places:
             self._places, self.shared = places, [*ws, *self.hoisted]
@@ -227,7 +227,7 @@ class Lanes:
             shared = self._shared_of(self.segments[FIRST])
             self.bound(FIRST, 1).run(shared, self.hoisted, self.scratch)
         if not 0 <= count <= min(map(len, (*xs, *results)), default=0):
-            raise OperandValueError(f"there are not as many as {count} lanes")
+            raise OperandValueError(f"lanes: the operands have less than {count} rows")
         vm = self._vm()
         assert vm is not None
         for y in results:
@@ -318,11 +318,10 @@ def register(vm: VM) -> None:
         machine = reference()
         assert machine is not None  # it runs a program
         if machine.memory is not HOST:
-            raise MachineError("lanes run where tensors lie in a process's memory")
+            raise MachineError("lanes: expected a VM of this process's memory, on the host")
         if "code" in frame.attributes:
             raise MachineError(
-                "this was saved before programs for rows were programs (mlvm 0.1 and before): "
-                "capture and save it again"
+                "lanes: this program was saved by mlvm 0.1 or before: capture and save it again"
             )
         text = str(frame.attributes.get("program", ""))
         arrays = list(filter(is_tensor, [frame.param(i) for i in range(frame.nparams)]))
@@ -345,7 +344,7 @@ def register(vm: VM) -> None:
         except MlvmError:
             raise
         except (AttributeError, IndexError, KeyError, ValueError, TypeError) as error:
-            raise MachineError(f"this is no program for rows: {error!r}") from error
+            raise MachineError(f"lanes: no program for rows: {error!r}") from error
 
     def begin(frame: Frame) -> None:
         lanes = _running(running)
@@ -370,5 +369,5 @@ def register(vm: VM) -> None:
 
 def _running(running: Sequence[Lanes]) -> Lanes:
     if not running:
-        raise MachineError("this is called by programs for rows")
+        raise MachineError("lanes: this function is only called by programs for rows")
     return running[-1]
