@@ -368,8 +368,8 @@ class ArenaBusy(ArenaError, RuntimeError):
     ...     with ml.Arena(ml.VM(), "batch") as batch, ThreadPoolExecutor(1) as other:
     ...         other.submit(batch.reset).result()
     ... except ml.errors.ArenaBusy as error: print(error)
-    arena 'batch' is entered by thread 'MainThread'; it serves one thread at a time: give each an \
-arena of its own
+    arena 'batch' is entered by thread 'MainThread'; it serves one thread at a time: give each its \
+own arena
     """
 
 

@@ -208,9 +208,7 @@ class Linked:
         self.types = [*map(TensorType.parse, (*head["params"], *head["locals"]))]
         self.nparams = len(head["params"])
         if self.nparams != function.nparams:
-            raise MachineError(
-                f"lanes: parameters of {function.name} differ from its types"
-            )
+            raise MachineError(f"lanes: parameters of {function.name} differ from its types")
         self._local_sizes.update([type.nbytes for type in self.types[self.nparams :]])
         self.stack: list[_Symbol] = []
         self.awaited: set[int] = set()

@@ -5,9 +5,9 @@
 runs p, a program for one row (`lane_link`), on the first n rows of each x and all of each w. Row i
 of each o is the result of row i; each s is a sum over all rows.
 
-The definition is `run.py`, row by row. In C all frames that wait at one place run its step in one
-go: the scheduler gathers the operands' rows, runs a program for that number of rows, and appends
-its results as new rows (Radul et al., arXiv 1910.11141; Neubig et al., arXiv 1705.07860).
+The definition is `run.py`, row by row. In C all frames that wait at one place run its step
+together. The scheduler gathers the operands' rows, runs a program for that number of rows, and
+appends its results as new rows (Radul et al., arXiv 1910.11141; Neubig et al., arXiv 1705.07860).
 
 Programs for rows call these, too. Each call of one of their functions has a number, from 0 on:
 

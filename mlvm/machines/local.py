@@ -35,18 +35,18 @@ class LocalVM(VM):
     needs a value. `checked=False` is the raw machine: programs are not verified, arrays written
     are not compared with the tensor's type, and a mistake does whatever numpy makes of it.
 
-    `native` says whether kernels and loop are those in C, which were compiled when mlvm was
-    installed, or the reference ones in Python and numpy. None is the former if they are there (see
+    `native` chooses kernels and loop in C, which were compiled when mlvm was installed, or the
+    reference ones in Python and numpy. None is C if it was compiled (see
     `mlvm.machines.native.extension`). `threads` share the work of a native kernel; no bit of a
-    result depends on how many they are. They are `pinned` to a processor each if asked.
-    `kernels`, by op name, take the place of all others.
+    result depends on their number. With `pinned` each has a processor. `kernels`, by op name,
+    replace all others.
 
     On a `device` such as "opencl:0" all of these but `checked` and `kernels` are refused; see
     `mlvm.machines.gpu`.
 
-    Raises `MissingExtra` for a native machine that was not built, `MachineError` for impossible
-    numbers of workers and threads, for several threads without such a machine, and for a device
-    that there is not or that stands where the name does, `UnknownFunction` for a kernel of no op.
+    Raises `MissingExtra` for a native machine that was not built. Raises `MachineError` for
+    impossible numbers of workers and threads, several threads without a native machine, an unknown
+    device, and a device in place of the name. Raises `UnknownFunction` for a kernel of no op.
 
         >>> vm = ml.VM("mine")
         >>> ml.ones(2, device=vm).device.name

@@ -140,9 +140,9 @@ def verify(
     With `arg_types` (one for each launch argument) the operands of every op are checked too.
     With `by_type` functions are followed for each combination of parameter types, not only of
     kinds, so that their cost is known.
-    Raises `ProgramError` for a malformed program, `UnknownFunction` for a name that the table
-    lacks, the op's own `OpError` for operands it refuses, and `LimitExceeded` for calls that leave
-    more values than `functions.max_results`; each says where."""
+    Raises `ProgramError` for a malformed program, `UnknownFunction` for an unknown name, and the
+    op's own `OpError` for operands. Raises `LimitExceeded` for calls that leave more values than
+    `functions.max_results`. Each error has the place."""
     return _Verifier(program, functions, arg_types, by_type).run()
 
 

@@ -1,8 +1,8 @@
 """Discrete Fourier transforms along some axes; the kernels are numpy's, which are pocketfft.
 
-The lengths are those of the operand: `mlvm.eager.fft` cuts and pads before. The transform of
-n elements has n as the product of the lengths of all axes, and is divided by nothing ("backward"),
-by sqrt(n) ("ortho") or by n ("forward"); an inverse one by n, sqrt(n) or nothing.
+The lengths are those of the operand: `mlvm.eager.fft` cuts and pads before. In what
+follows n is the product of the lengths of all axes. A transform is divided by 1 ("backward"),
+sqrt(n) ("ortho") or n ("forward"); an inverse transform by n, sqrt(n) or 1.
 
 f32 and c64 are transformed in that precision. A transform of n elements counts as 5 n log2(n) flops
 (Van Loan, Computational frameworks for the fast Fourier transform, 1992), of real ones as half.
@@ -24,7 +24,7 @@ from mlvm.core.types import Array, TensorType, c64, promote
 Norm = Literal["backward", "ortho", "forward"]
 
 OTHER_WAY: Final[dict[str, Norm]] = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
-"""The norm with which the inverse transform divides by what the transform divides by with this."""
+"""By norm of a transform, the norm with which the inverse transform has the same divisor."""
 
 # --- type rules ----------------------------------------------------------------------
 

@@ -137,8 +137,8 @@ def recurrence(
 
     h is the first part, c the second. `state` stands before the first step; with `reverse` the last
     row comes first, and `state` stands behind it. A kernel may be of halves beside f32: h may be
-    rounded to it, and sums are f32. With `keep` more parts follow, each step's sums for the way
-    back; they are 0 where a sequence has ended.
+    rounded to it, and sums are f32. With `keep` more parts follow, each step's sums for the
+    backward pass; they are 0 where a sequence has ended.
     """
     time, step, parts = len(projected), _STEPS[cell], PARTS[cell]
     out[:parts, time if reverse else 0] = state

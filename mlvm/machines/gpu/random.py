@@ -1,4 +1,4 @@
-"""Random draws with the bits that the processor draws: Philox4x64-10 and numpy's ways from its
+"""Random draws with the bits of the processor's: Philox4x64-10, and numpy's conversions of its
 words to numbers.
 
 The generator is a function of a key and a counter: all blocks are made at once.

@@ -1,8 +1,8 @@
 """Lowering of ops that Python runs as several kernels to these kernels in sequence.
 
-Floats of 16 bits are widened before an op and narrowed behind it (`mlvm.core.ops.half`), an f32
-beside an f64 is converted first, and a chain runs in parts where a link has no row function
-(`mlvm.machines.native.kernels`). Converted operands lie in temporaries outside of the plan.
+Floats of 16 bits are widened before an op and narrowed after it (`mlvm.core.ops.half`). An f32
+beside an f64 is converted first. A chain runs in parts where a link has no row function
+(`mlvm.machines.native.kernels`). Converted operands are in temporaries outside of the plan.
 """
 
 from __future__ import annotations
