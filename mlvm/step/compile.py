@@ -40,7 +40,7 @@ from mlvm.step.flow import (
 )
 from mlvm.step.fusion import REFERENCE, FusionPolicy, chain_of, fused, joined, with_slopes
 from mlvm.step.halves import in_halves
-from mlvm.step.hoist import Hoist, hoisted
+from mlvm.step.hoist import Hoist, split_flow
 from mlvm.step.order import earlier_where_it_frees
 from mlvm.step.recompute import recomputed
 from mlvm.step.schedule import Placed, Run, Schedule, placed
@@ -62,7 +62,7 @@ class Planned:
     those pcs at which an element is taken from a queue.
     `lifetimes` are those of what lies in the scratch memory, in moments of a unit of calls each;
     `moments` has the pc in main of each moment's call.
-    `ahead` makes the last of its states, of the others alone, when one of these has changed.
+    `hoisted` computes the last of its states of the others, when one of these has changed.
     """
 
     program: Program
@@ -72,18 +72,18 @@ class Planned:
     lifetimes: tuple[Lifetime, ...]
     takes: tuple[int, ...] = ()
     moments: tuple[int, ...] = ()
-    ahead: Ahead | None = None
+    hoisted: HoistedPart | None = None
 
     def recording(self) -> Recording:
-        """What lies where in the scratch memory, and when, for a picture."""
+        """Return the live ranges and offsets in the scratch memory, for a picture."""
         moments = max((each.end for each in self.lifetimes), default=1)
         return Recording("captured", self.plan.nbytes, moments, list(self.lifetimes))
 
     def with_states_used(
         self, results: Sequence[Location]
     ) -> tuple[Planned, list[Location], list[int]]:
-        """The step with no state but those that it uses itself, and what was made ahead; its
-        results; and the numbers that its states had."""
+        """Return the step without its hoisted part and without states that it does not use; its
+        results; and the former numbers of its states."""
         used = {place for role, place, _ in (*self.arguments, *results) if role == "state"}
         numbers = {place: number for number, place in enumerate(sorted(used))}
 
@@ -93,7 +93,7 @@ class Planned:
                 for each in row
             ]
 
-        step = replace(self, arguments=tuple(renumbered(self.arguments)), ahead=None)
+        step = replace(self, arguments=tuple(renumbered(self.arguments)), hoisted=None)
         return step, renumbered(results), list(numbers)
 
     @property
@@ -113,50 +113,49 @@ class Planned:
             error.add_note(f"recorded at {line}" + (f", in {layer}" if layer else ""))
 
     def looped(self) -> Program:
-        """The program, which begins by taking an element from a queue, again and again until no
-        element waits there.
+        """Return the program in a loop, which ends when no element waits in its queue.
 
-        Raises `ProgramError` for one that does not begin so, or takes from a queue once more.
+        Raises `ProgramError` unless the program takes one element, first of all.
         """
         if self.takes != (_AT_START,):
             raise no_loop(len(self.takes))
         code = self.program.main.code
         _, nresults, _ = code[2].immediates
-        ahead, body = code[:2], _moved(code[3:-1], 1)
-        start = [*ahead, Instruction(Opcode.cfunc, (1, nresults + 1, {"wait": False}))]
+        operands, body = code[:2], _moved(code[3:-1], 1)
+        start = [*operands, Instruction(Opcode.cfunc, (1, nresults + 1, {"wait": False}))]
         end = len(start) + 1 + len(body) + 1
         leave, again = Instruction(Opcode.jump_if_false, (end,)), Instruction(Opcode.jump, (0,))
         after = [Instruction(Opcode.pop, (nresults,)), Instruction(Opcode.halt)]
         return Program.straight([*start, leave, *body, again, *after])
 
 
-class Ahead(NamedTuple):
-    """What makes states of other states: its outputs, of these `types`, are the states of another
-    program behind those that it reads."""
+class HoistedPart(NamedTuple):
+    """The hoisted part of a step: a program that computes states of other states. Its outputs, of
+    these `types`, are the step's states behind those that it reads."""
 
     planned: Planned
     types: tuple[TensorType, ...]
 
     @property
     def nbytes(self) -> int:
-        """The bytes that its outputs take up in an arena."""
+        """Bytes of its outputs in an arena."""
         return sum(rounded(type.nbytes) for type in self.types)
 
 
 def no_loop(takes: int) -> ProgramError:
-    """The error for a step that takes so many elements, and is to be looped."""
+    """Return the error for a loop over a step that takes that many elements."""
     return ProgramError(
         f"a loop is over one queue, taken from at the start; this takes {takes} times"
     )
 
 
 def _moved(code: Sequence[Instruction], by: int) -> list[Instruction]:
-    """The instructions so many places further on: jumps go there too."""
+    """Return the instructions moved by that many places; jumps follow."""
     return [each.jumping(lambda pc: pc + by) for each in code]
 
 
 def _reshaped(type: TensorType) -> list[Instruction]:
-    """What makes of the tensor on top one of that shape."""
+    """Return the code that reshapes the tensor on top."""
     name = Instruction(Opcode.push_str, ("reshape",))
     return [name, Instruction(Opcode.cfunc, (1, 1, {"shape": type.shape}))]
 
@@ -173,26 +172,27 @@ def compile_flow(
     policy: FusionPolicy = REFERENCE,
     hoist: Hoist | None = None,
 ) -> Planned:
-    """The step as a program with its plan.
+    """Compile the step to a program with its plan.
 
     With `fuse` calls may run as chains that suit a machine's `policy`, with `recompute` cheap ones
-    may run again. Of all that is allowed, what has the smallest plan is done; so neither makes a
-    plan larger. With `hoist` what depends on states alone is left to a program `ahead`.
+    may run again. Of the allowed programs the one with the smallest plan is chosen, so neither
+    option makes a plan larger. With `hoist` values that depend on states alone are computed by a
+    separate program, the hoisted part.
     """
     options = _Options(fuse, recompute, policy)
     flow = without_moves(Flow(without_dead_calls(flow), flow.results))
     if policy.halves:
         flow = Flow(in_halves(flow), flow.results)
-    parts = None if hoist is None else hoisted(flow, hoist, panels=policy.panels)
-    if parts is None:
+    split = None if hoist is None else split_flow(flow, hoist, panels=policy.panels)
+    if split is None:
         planned = _compiled(flow, options)
     else:
-        ahead = Ahead(_compiled(parts.ahead, options), parts.types)
-        planned = _compiled(parts.rest, options)
-        plan = planned.plan._replace(ahead=ahead.nbytes)
-        planned = replace(planned, plan=plan, ahead=ahead)
-    for told in on_planned.copy():
-        told(planned)
+        part = HoistedPart(_compiled(split.hoisted, options), split.types)
+        planned = _compiled(split.rest, options)
+        plan = planned.plan._replace(ahead=part.nbytes)
+        planned = replace(planned, plan=plan, hoisted=part)
+    for observer in on_planned.copy():
+        observer(planned)
     return planned
 
 

@@ -1,8 +1,8 @@
-"""What a step computes of its states alone, taken out of it: a program of its own makes it once.
+"""Hoisting: calls of a step that depend on its states alone become a separate program.
 
-Such calls give the same at each launch, for as long as nobody writes to the states: a weight that
-is converted, transposed or dequantized, a batch norm's factor, a mask. The step then reads what
-they make as further states. The same ops run on the same operands, so no bit changes.
+Such calls have the same results at each launch, until a write to the states: a weight that is
+converted, transposed or dequantized, a batch norm's factor, a mask. The step reads the results as
+further states. The same ops run on the same operands, so no bit changes.
 """
 
 from __future__ import annotations
@@ -17,68 +17,67 @@ from mlvm.step.flow import Block, Call, Flow, Home, Use, Value
 from mlvm.step.panels import packing
 
 LARGER: Final = 4
-"""What is kept has at most so many times the bytes of the states it depends on: a weight of u8 is
-kept as f32, and one of four bits is not."""
+"""The most bytes of a hoisted value, times those of the states that it depends on: a weight of u8
+is hoisted as f32, one of four bits is not."""
 
 SMALL: Final = 1 << 14
-"""Bytes that are kept whatever they depend on."""
+"""Bytes of a value that is hoisted whatever it depends on."""
 
 
 class Hoist(NamedTuple):
-    """What may be taken out of a step: what depends on its `states`, so many of them, but for those
-    that are `varying`, by number."""
+    """Limits of hoisting: values may depend on `states`, numbered from 0, but on no `varying`."""
 
     states: int
     varying: Container[int] = frozenset()
 
 
-class Hoisted(NamedTuple):
-    """A step in two: `ahead` makes its outputs, of these `types`, of the states alone; `rest` has
-    each of them as a state, numbered behind the others."""
+class SplitFlow(NamedTuple):
+    """A step in two: `hoisted` has outputs of these `types`, which depend on states alone; `rest`
+    reads each of them as a state, numbered behind the others."""
 
-    ahead: Flow
+    hoisted: Flow
     rest: Flow
     types: tuple[TensorType, ...]
 
 
-def hoisted(flow: Flow, hoist: Hoist, *, panels: bool = False) -> Hoisted | None:
-    """The step in two, or None where nothing can be taken out of it. With `panels`, products get
-    their weights packed (`mlvm.step.panels`)."""
+def split_flow(flow: Flow, hoist: Hoist, *, panels: bool = False) -> SplitFlow | None:
+    """Split the step in two; None where it has no call to hoist. With `panels`, products get their
+    weights packed (`mlvm.step.panels`)."""
     steady = _steady(flow, hoist)
-    maker = _pure(flow, steady)
+    producers = _pure(flow, steady)
     if panels:
-        flow = Flow(_Packer(steady, maker).calls(flow.calls), flow.results)
-    if not maker:
+        flow = Flow(_Packer(steady, producers).calls(flow.calls), flow.results)
+    if not producers:
         return None
-    kept = _kept(flow, maker)
-    if not kept:
+    values = _hoisted_values(flow, producers)
+    if not values:
         return None
-    rest = _without(flow.calls, maker, kept)
-    seen = {use.value: use.type for call in with_blocks(rest) for use in (*call.ins, *call.outs)}
-    types = tuple([seen.get(value) or maker[value].call.outs[0].type for value in kept])
+    rest = _without(flow.calls, producers, values)
+    uses = {use.value: use.type for call in with_blocks(rest) for use in (*call.ins, *call.outs)}
+    types = tuple([uses.get(value) or producers[value].call.outs[0].type for value in values])
     outs: dict[Value, Value] = {}
     states: dict[Value, Value] = {}
-    for number, (value, type) in enumerate(zip(kept, types, strict=True)):
+    for number, (value, type) in enumerate(zip(values, types, strict=True)):
         outs[value] = Value(value.nbytes, Home("output", number, type))
         states[value] = Value(value.nbytes, Home("state", hoist.states + number, type))
-    needed = _closure(kept, maker)
-    ahead = [made.call for value, made in maker.items() if value in needed]
-    return Hoisted(
-        Flow(renewed(ahead, outs), list(outs.values())),
+    needed = _closure(values, producers)
+    calls = [producer.call for value, producer in producers.items() if value in needed]
+    return SplitFlow(
+        Flow(renewed(calls, outs), list(outs.values())),
         Flow(renewed(rest, states), flow.results),
         types,
     )
 
 
-class _Made(NamedTuple):
-    """A call that depends on states alone, and on which."""
+class _Producer(NamedTuple):
+    """A call that depends on states alone, and these states."""
 
     call: Call
     states: frozenset[Home]
 
 
 def _steady(flow: Flow, hoist: Hoist) -> set[Home]:
-    """The states that no call writes to, and that do not vary."""
+    """Return the states that no call writes to, and that do not vary."""
     every = list(with_blocks(flow.calls))
     written = {use.value.home for call in every for use in call.outs}
     homes = {use.value.home for call in every for use in _read_by(call)} - written - {None}
@@ -89,60 +88,62 @@ def _steady(flow: Flow, hoist: Hoist) -> set[Home]:
     }
 
 
-def _states_of(use: Use, steady: set[Home], maker: dict[Value, _Made]) -> frozenset[Home] | None:
-    """What the value depends on, if that is steady states alone."""
+def _states_of(
+    use: Use, steady: set[Home], producers: dict[Value, _Producer]
+) -> frozenset[Home] | None:
+    """Return the states that a value depends on, if it depends on steady states alone."""
     home = use.value.home
     if home is None:
-        return maker[use.value].states if use.value in maker else None
+        return producers[use.value].states if use.value in producers else None
     return frozenset({home}) if home in steady else None
 
 
 def _is_worth(nbytes: int, states: frozenset[Home]) -> bool:
-    """Whether so many bytes are kept of what is made of these states."""
+    """Return whether a value of that size, which depends on these states, is hoisted."""
     return nbytes <= max(SMALL, LARGER * sum(home.type.nbytes for home in states))
 
 
-def _pure(flow: Flow, steady: set[Home]) -> dict[Value, _Made]:
-    """What calls make of the states alone, in order. Inside blocks, which may run never, it is
-    calls that cannot fail."""
+def _pure(flow: Flow, steady: set[Home]) -> dict[Value, _Producer]:
+    """Return the values that depend on states alone, in order, with the calls that produce them.
+    Blocks may never run, so calls in blocks count only if they cannot fail."""
     results, outermost = set(flow.results), set(map(id, flow.calls))
-    made: dict[Value, _Made] = {}
+    producers: dict[Value, _Producer] = {}
     for call in with_blocks(flow.calls):
         if call.op is None or call.again or call.guards or call.sized:
             continue
         moves = call.op.copies_only and len(call.ins) == 1
         if id(call) not in outermost and not (moves or call.op.elementwise):
             continue
-        [out], read = call.outs, [_states_of(use, steady, made) for use in call.ins]
+        [out], read = call.outs, [_states_of(use, steady, producers) for use in call.ins]
         if out.value.home is None and out.value not in results and None not in read:
-            made[out.value] = _Made(call, frozenset().union(*filter(None, read)))
-    return made
+            producers[out.value] = _Producer(call, frozenset().union(*filter(None, read)))
+    return producers
 
 
 class _Packer:
-    """Puts products of panels in the place of others whose weights are `steady`, or made of that:
-    `maker` gets what packs them."""
+    """Replaces products by products of panels, where weights are `steady` or depend on steady
+    states alone. The calls that pack panels are added to `producers`."""
 
-    def __init__(self, steady: set[Home], maker: dict[Value, _Made]) -> None:
-        self.steady, self.maker = steady, maker
+    def __init__(self, steady: set[Home], producers: dict[Value, _Producer]) -> None:
+        self.steady, self.producers = steady, producers
         self._panels: dict[tuple[Use, TensorType, bool], Use] = {}
 
     def calls(self, calls: Sequence[Call]) -> list[Call]:
         return [self._with_blocks(call) if call.blocks else self._call(call) for call in calls]
 
     def _call(self, call: Call) -> Call:
-        found = None if _makes(call, self.maker) else packing(call)
-        if found is None:
+        packed = None if _is_producer(call, self.producers) else packing(call)
+        if packed is None:
             return call
-        pack, product = found
+        pack, product = packed
         [weights], [panels] = pack.ins, pack.outs
-        states = _states_of(weights, self.steady, self.maker)
+        states = _states_of(weights, self.steady, self.producers)
         if states is None or not _is_worth(panels.type.nbytes, states):
             return call
         key = weights, panels.type, pack.attributes["transpose_y"]
         if key not in self._panels:
             self._panels[key] = panels
-            self.maker[panels.value] = _Made(pack, states)
+            self.producers[panels.value] = _Producer(pack, states)
         return replace(product, ins=[product.ins[0], self._panels[key]])
 
     def _with_blocks(self, call: Call) -> Call:
@@ -150,79 +151,88 @@ class _Packer:
             return replace(block, calls=self.calls(block.calls))
 
         blocks = tuple(map(packed, call.blocks))
-        more = [use for use in free(blocks) if use.value in self.maker and use not in call.ins]
+        more = [use for use in free(blocks) if use.value in self.producers and use not in call.ins]
         return replace(call, blocks=blocks, ins=[*call.ins, *more])
 
 
-def _kept(flow: Flow, maker: dict[Value, _Made]) -> list[Value]:
-    """What is made of the states, and read by the rest of the step, in which the calls stay that
-    make too much of too little."""
-    found: dict[Value, None] = {}
-    stays = [call for call in with_blocks(flow.calls) if not _makes(call, maker)]
-    seen: set[Value] = set()
+def _hoisted_values(flow: Flow, producers: dict[Value, _Producer]) -> list[Value]:
+    """Return the values to hoist: those that the rest of the step reads. The rest keeps producers
+    of values that are too large."""
+    values: set[Value] = set()
+    stays = [call for call in with_blocks(flow.calls) if not _is_producer(call, producers)]
+    visited: set[Value] = set()
     while stays:
         for use in _read_by(stays.pop()):
-            if use.value not in maker or use.value in seen:
+            if use.value not in producers or use.value in visited:
                 continue
-            seen.add(use.value)
-            call, states = maker[use.value]
+            visited.add(use.value)
+            call, states = producers[use.value]
             if _is_worth(use.value.nbytes, states):
-                found[use.value] = None
+                values.add(use.value)
             else:
                 stays.append(call)
-    return [value for value in maker if value in found]
+    return [value for value in producers if value in values]
 
 
-def _makes(call: Call, maker: dict[Value, _Made]) -> bool:
-    return len(call.outs) == 1 and call.outs[0].value in maker
+def _is_producer(call: Call, producers: dict[Value, _Producer]) -> bool:
+    return len(call.outs) == 1 and call.outs[0].value in producers
 
 
 def _read_by(call: Call) -> Iterable[Use]:
-    """What the call itself reads: of control flow, what its blocks' calls do not."""
+    """Return the uses that the call itself reads: of control flow, without those of its blocks'
+    calls."""
     if not call.blocks:
         return call.ins
     results = [block.result for block in call.blocks if block.result is not None]
     return [*(call.ins[:1] if call.name == "cond" else ()), *call.passed, *results]
 
 
-def _closure(values: Iterable[Value], maker: dict[Value, _Made]) -> set[Value]:
-    """These values, and all that is made on the way to them."""
+def _closure(values: Iterable[Value], producers: dict[Value, _Producer]) -> set[Value]:
+    """Return these values, and all produced values that they depend on."""
     needed: set[Value] = set()
     stack = list(values)
     while stack:
         value = stack.pop()
-        if value in maker and value not in needed:
+        if value in producers and value not in needed:
             needed.add(value)
-            stack += [use.value for use in maker[value].call.ins]
+            stack += [use.value for use in producers[value].call.ins]
     return needed
 
 
-def _without(calls: Sequence[Call], maker: dict[Value, _Made], kept: Iterable[Value]) -> list[Call]:
-    """The calls without those whose results are kept, or that nobody else needs any more."""
-    ahead = set(kept)
+def _without(
+    calls: Sequence[Call], producers: dict[Value, _Producer], values: Iterable[Value]
+) -> list[Call]:
+    """Return the calls without producers of hoisted values, and without those that only these
+    needed."""
+    hoisted = set(values)
     alive: set[Value] = set()
     for call in with_blocks(calls):
-        if not _makes(call, maker):
+        if not _is_producer(call, producers):
             alive.update(use.value for use in _read_by(call))
-    stack = [value for value in alive if value in maker]
+    stack = [value for value in alive if value in producers]
     while stack:
         value = stack.pop()
-        if value not in ahead:
-            more = [use.value for use in maker[value].call.ins if use.value in maker]
+        if value not in hoisted:
+            more = [use.value for use in producers[value].call.ins if use.value in producers]
             stack += [each for each in more if each not in alive]
             alive.update(more)
-    gone = maker.keys() - (alive - ahead)
+    removed = producers.keys() - (alive - hoisted)
 
-    def left(row: Sequence[Call]) -> list[Call]:
-        found = [call for call in row if not _makes(call, maker) or call.outs[0].value not in gone]
-        return [_without_in(call, left, gone - ahead) if call.blocks else call for call in found]
+    def remaining(row: Sequence[Call]) -> list[Call]:
+        calls = [
+            call
+            for call in row
+            if not _is_producer(call, producers) or call.outs[0].value not in removed
+        ]
+        dead = removed - hoisted
+        return [_without_in(call, remaining, dead) if call.blocks else call for call in calls]
 
-    return left(calls)
+    return remaining(calls)
 
 
 def _without_in(
-    call: Call, left: Callable[[Sequence[Call]], list[Call]], gone: Container[Value]
+    call: Call, remaining: Callable[[Sequence[Call]], list[Call]], dead: Container[Value]
 ) -> Call:
-    """Control flow with what is left of its blocks, which reads nothing that is gone."""
-    blocks = tuple([replace(block, calls=left(block.calls)) for block in call.blocks])
-    return replace(call, blocks=blocks, ins=[use for use in call.ins if use.value not in gone])
+    """Return control flow with the remaining calls of its blocks, which read no dead value."""
+    blocks = tuple([replace(block, calls=remaining(block.calls)) for block in call.blocks])
+    return replace(call, blocks=blocks, ins=[use for use in call.ins if use.value not in dead])

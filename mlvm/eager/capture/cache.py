@@ -20,9 +20,9 @@ from typing import Any, Final, NamedTuple
 from mlvm.core.errors import OpError
 from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
-from mlvm.eager.capture.guards.look import ASKS_CLASS
+from mlvm.eager.capture.guards.guard_set import ASKS_CLASS
 from mlvm.eager.capture.guards.signature import Signature
-from mlvm.eager.capture.hoisted import Hoisted
+from mlvm.eager.capture.hoisted import HoistedValues
 from mlvm.eager.capture.launch import Launch, ScalarInputs, Variants
 from mlvm.eager.capture.trace import TracedCall
 from mlvm.eager.tensor.constants import scalar_array
@@ -41,15 +41,15 @@ _MOST_KEYS: Final = 4 * MOST_PROGRAMS
 class CacheEntry:
     """A compiled program and what must hold for a call of its key to launch it.
 
-    outcome: what a call returns and rebinds.
+    outcome: the tree that a call returns, and the fields that it rebinds.
     variants: the program, and one without hoisted values.
-    numbers: what is computed of the `free` ones of a signature's numbers; others must be equal.
+    numbers: the computation on `free` numbers of a signature; its others must be equal.
     scalars: the scalar inputs of the last call; those of the trace have no arrays.
     keepalive: objects that the key or the program knows by identity.
     fields: the fields that count as arguments.
     input_types: the types of inputs.
     aliased_inputs: inputs that the function also reaches by itself, by number.
-    state_views: functions that return a view of a state, if it is alive, and what the state is.
+    state_views: functions that return a view of a state, if it is alive, each with the state.
     replaced: the places of host functions, by name; see `capture(replace=)`.
     fast_paths: how many entries of the fast path it has had.
     """
@@ -59,14 +59,14 @@ class CacheEntry:
         planned: Planned,
         call: TracedCall,
         signature: Signature,
-        hoisted: Hoisted | None,
+        hoisted: HoistedValues | None,
         compile_unhoisted: Callable[[], Planned],
     ) -> None:
         record = call.record
         self.outcome = call.outcome
         self.numbers, self.free = call.numbers, call.free
         self.scalars = ScalarInputs(signature.numbers, self.numbers.values, [])
-        self.keepalive = [*signature.look.held, record.vm, *record.outside.keepalive]
+        self.keepalive = [*signature.guards.keepalive, record.vm, *record.outside.keepalive]
         self.fields = [field for field, _ in signature.fields]
         self.input_types = tuple([x.type for x in signature.inputs])
         self.aliased_inputs = {
@@ -101,8 +101,8 @@ class CacheEntry:
         return self.variants.hoisting
 
     def fits(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether the program is valid for these inputs. The function must reach by itself just
-        those of them that it reached in the trace. What was a view of a state must be one still."""
+        """Return whether the program is valid for these inputs. The function must reach just those
+        of them that it reached in the trace. A view of a state must still be a view of it."""
         return (
             all(inputs[i].root is x for i, x in self.aliased_inputs.items())
             and not any(id(x.root) in self._state_ids for x in inputs)
@@ -160,10 +160,10 @@ class CacheEntry:
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
     ) -> Any:
-        """Return the value of a call that was launched, and rebind fields."""
+        """Return the value of a launched call, and rebind fields."""
         outcome = self.outcome
         if outcome.rebound:
-            vm.synchronize()  # what raises has rebound nothing
+            vm.synchronize()  # a launch that fails rebinds nothing
         by_role = {"input": inputs, "output": outputs, "state": self.launch.states}
         return outcome.materialize(tensors, by_role, scalars.values)
 
@@ -174,11 +174,14 @@ class CacheEntry:
 
 
 class NumberChanges(NamedTuple):
-    """Numbers of calls of one key: those that `changed` between calls, and those whose value
-    Python code has `seen`, so that a program is specialised on it."""
+    """Places of numbers in the calls of one key.
+
+    changed: those that differed between calls.
+    specialised: those whose value Python code has read, so that programs are specialised on it.
+    """
 
     changed: set[int]
-    seen: set[int]
+    specialised: set[int]
 
 
 class ProgramCache:
@@ -223,7 +226,7 @@ class ProgramCache:
             self._changes.clear()
 
     def changes_of(self, key: Any, signature: Signature) -> NumberChanges:
-        """Return what is known of the key's numbers, after a call with this signature."""
+        """Return the changes of the key's numbers, after a call with this signature."""
         with self.lock:
             changes = self._changes.pop(key, None) or NumberChanges(set(), set())
             while len(self._changes) >= _MOST_KEYS:
@@ -250,8 +253,8 @@ class ProgramCache:
 
 
 def free_numbers(changes: NumberChanges, signature: Signature) -> list[int]:
-    """Return the places of numbers that a trace shall leave free: those that changed and whose
-    value Python code has not seen."""
-    if ASKS_CLASS in signature.look.names:  # `type(x) is float` would not hold
+    """Return the places of numbers that a trace shall leave free: those that changed and on which
+    no program is specialised."""
+    if ASKS_CLASS in signature.guards.names:  # `type(x) is float` would not hold
         return []
-    return sorted(changes.changed - changes.seen)
+    return sorted(changes.changed - changes.specialised)

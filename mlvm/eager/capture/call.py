@@ -45,12 +45,12 @@ class FastPathEntry:
 
     def __init__(self, entry: CacheEntry, signature: Signature, context: Any, parts: Any) -> None:
         self.entry = entry
-        self._context, self._guards = context, signature.look
-        self._checklist = signature.look.checklist
+        self._context, self._guards = context, signature.guards
+        self._checker = signature.guards.checker
         launch = entry.launch
         self._states = [launch.states[i] for role, i in launch.updates if role == "state"]
         self._updated = [i for role, i in launch.updates if role == "input"]
-        reached = [x for x in signature.look.held if id(x) in signature.look.tensors]
+        reached = [x for x in signature.guards.keepalive if id(x) in signature.guards.tensors]
         self._classes = Tensor, Arena, parts
         self._tensors = launch.states, (*reached, *launch.states)
         self.pattern = self._pattern(launch)
@@ -73,7 +73,7 @@ class FastPathEntry:
         scalars = entry.scalars
         if self._context != context_of(vm) or len(scalars.arrays) != len(entry.numbers.tensors):
             return None
-        if not self._checklist.holds():
+        if not self._checker.holds():
             return None
         if guards.numbers:
             values = guards.values(checked=False)
@@ -103,7 +103,7 @@ class FastPath:
             or entry.outcome.rebound
             or entry.launch.queues
         )
-        if not is_plain or not signature.look.is_flat or entry.fast_paths >= _MOST_ADDED:
+        if not is_plain or not signature.guards.is_flat or entry.fast_paths >= _MOST_ADDED:
             return
         parts = parts_of(signature, len(args), kwargs)
         if parts is None:
@@ -125,15 +125,15 @@ def as_tensors(signatures: Signatures, vm: VMProtocol, args: Any, kwargs: Any) -
     arrays = [x for _, x in flatten((args, kwargs), None, ends=_at_arrays)[0]]
     if not arrays:
         return args, kwargs
-    beside = None
+    widest = None
     if any(array.dtype in (np.float64, np.complex128) for array in arrays):
         others = replace(lambda _: None, (args, kwargs), _ARRAYS)
         signature, _ = signatures.of(vm, *others)
-        beside = widest_of([*signature.tensors, *signature.look.held])
+        widest = widest_of([*signature.tensors, *signature.guards.keepalive])
 
     def tensor(x: Array) -> Tensor:
         own = DType.of(x.dtype)
-        return asarray(x, dtype=own if beside is None else array_beside(own, beside.dtype))
+        return asarray(x, dtype=own if widest is None else array_beside(own, widest.dtype))
 
     return replace(tensor, (args, kwargs), _ARRAYS)
 

@@ -40,7 +40,7 @@ from mlvm.eager.capture.cache import CacheEntry, ProgramCache, free_numbers
 from mlvm.eager.capture.call import FastPath, as_tensors
 from mlvm.eager.capture.guards.changing import Changing
 from mlvm.eager.capture.guards.frozen import warn_of_frozen
-from mlvm.eager.capture.guards.look import ASKS_CLASS
+from mlvm.eager.capture.guards.guard_set import ASKS_CLASS
 from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.hoisted import hoisted_values, is_shared
 from mlvm.eager.capture.launch import Launch, ScalarInputs, ScratchMemories
@@ -71,10 +71,10 @@ R = TypeVar("R")
 
 
 class Captured(Generic[P, R]):
-    """A function that runs as a program; `capture` makes it.
+    """A captured function: each call launches a compiled program; `capture` returns it.
 
-    `signatures` is how many programs there are. `program` and `plan` are those of the last call.
-    Threads may share it: what they launch on one VM, and `close`, happen one after the other.
+    `signatures` is the number of programs. `program` and `plan` are those of the last call.
+    Threads may share it: launches on one VM, and `close`, happen one after the other.
 
     A call raises what `capture` raises.
 
@@ -115,12 +115,12 @@ class Captured(Generic[P, R]):
         return self._call(args, kwargs)  # type: ignore[no-any-return]
 
     def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call it again and again until its queue is closed and drained: while elements are there,
-        in a loop of the machine's own. The results are those of the last call. It waits without the
-        VM's lock, so what makes the elements may launch on the same VM.
+        """Call it until its queue is closed and drained. The loop is the machine's; the results
+        are those of the last call. It waits without the VM's lock, so a thread that fills the queue
+        may launch on the same VM.
 
-        Raises `ShutDown` if not one element was left, and `ProgramError` unless the function
-        begins by taking an element, and does so once.
+        Raises `ShutDown` if the queue has no element, and `ProgramError` unless the function takes
+        one element, first of all.
 
         Refuses:
             drained.drain()  # ShutDown
@@ -202,24 +202,24 @@ class Captured(Generic[P, R]):
             )
         if len(launch.queues) > 1:
             raise no_loop(len(launch.queues))
-        again = None if launch.queues else launch.looped()
+        looped = None if launch.queues else launch.looped()
         outputs = [output.alloc(arena) for output in entry.outcome.outputs]
         run = partial(launch.run, self._scratch.of(arena.vm), scalars, arena.vm)
         run(signature.inputs, outputs)
         with suppress(ShutDown):
             while True:
-                run(signature.inputs, outputs, program=again)
+                run(signature.inputs, outputs, program=looped)
         inputs, tensors = signature.inputs, signature.tensors
         return entry.value_of_call(arena.vm, scalars, tensors, inputs, outputs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """A method of the instance, where the function stands in a class: captured for each
-        instance."""
+        """Return a method of the instance, if the function is a class's: each instance has its
+        programs."""
         return self if instance is None else types.MethodType(self, instance)
 
     @property
     def signatures(self) -> int:
-        """How many programs there are: one for each kind of call that was recorded."""
+        """The number of programs: one for each signature that was traced."""
         return len(self._cache) + self._groups.traces
 
     @property
@@ -242,8 +242,8 @@ class Captured(Generic[P, R]):
 
     @property
     def plan(self) -> Plan:
-        """The last call's plan: where its intermediates lie, and how many bytes they take. Raises
-        `CaptureError` before the first call.
+        """The last call's plan: offsets of intermediates, and their bytes. Raises `CaptureError`
+        before the first call.
 
         Refuses:
             ml.capture(ml.sum).plan  # CaptureError
@@ -252,8 +252,8 @@ class Captured(Generic[P, R]):
 
     @property
     def replaced(self) -> dict[str, list[Replaced]]:
-        """The calls of host functions that `replace` has put into the last call's program: by name,
-        a list of places. Raises `CaptureError` before the first call.
+        """Calls of host functions that `replace` has put into the last call's program: a list of
+        places by name. Raises `CaptureError` before the first call.
 
         Refuses:
             ml.capture(ml.sum).replaced  # CaptureError
@@ -262,13 +262,13 @@ class Captured(Generic[P, R]):
 
     @property
     def residuals(self) -> int:
-        """The bytes of the stack on which programs of the current VM keep what gradients need of
-        loops of unknown length, and of functions (see `mlvm.machines.residuals`)."""
+        """Bytes of the stack on which the current VM saves residuals of loops of unknown length,
+        and of functions (see `mlvm.machines.residuals`)."""
         return residuals.stack_bytes(current_arena().vm)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the scratch memory of the last call's program as SVG: what lies where, and when.
-        Raises `CaptureError` before the first call, and `OSError`.
+        """Draw the scratch memory of the last call's program as SVG: live ranges by offset. Raises
+        `CaptureError` before the first call, and `OSError`.
 
         Refuses:
             ml.capture(ml.sum).plot("step.svg")  # CaptureError
@@ -278,7 +278,7 @@ class Captured(Generic[P, R]):
         Path(path).write_text(timeline(self.planned.recording(), title=title), encoding="utf-8")
 
     def _repr_html_(self) -> str:
-        """What notebooks show: the plan of the last call's program, and its picture."""
+        """Return the plan of the last call's program, and its picture, for notebooks."""
         if self._last is None:
             return html.block(repr(self))
         planned = self.planned
@@ -287,10 +287,10 @@ class Captured(Generic[P, R]):
         return html.picture(picture, text) + html.block(text)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the last call's program, its plan and the state as it is now to a file, which
-        `python -m mlvm run` takes. Where weights change before each call, and a second program
-        computes nothing ahead, it is the first. Raises `CaptureError` before the first call,
-        `ArgumentError` for a name that ends in ".onnx" or ".safetensors", and `OSError`.
+        """Write the last call's program, its plan and the present state to a file, which
+        `python -m mlvm run` takes. The program is the one with hoisted values. Raises
+        `CaptureError` before the first call, `ArgumentError` for a name that ends in ".onnx" or
+        ".safetensors", and `OSError`.
 
         Refuses:
             ml.capture(ml.sum).save("step.mlvm")  # CaptureError
@@ -348,7 +348,7 @@ class Captured(Generic[P, R]):
         """Trace the call and compile a program. Later calls find it too, unless the function has
         changed its own signature: then they trace again."""
         vm = arena.vm
-        recording = self._changing.noted(signature.look, args, kwargs)
+        recording = self._changing.describe(signature.guards, args, kwargs)
         call, replaced = self._replacing(self._trace(arena, args, kwargs, signature, key))
         name = repr(getattr(self.fn, "__qualname__", type(self.fn).__name__))
         compile_plain, hoist = self._compiler(call, vm)
@@ -358,7 +358,7 @@ class Captured(Generic[P, R]):
         if self._is_steady(call, vm, args, kwargs, signature, key):
             recent = [path.entry for path in self._fast_path.entries]
             self._cache.add(key, signature, entry, recent)
-        warn_of_frozen(signature.look, name)
+        warn_of_frozen(signature.guards, name)
         self._changing.add(recording, name)
         return entry
 
@@ -393,7 +393,7 @@ class Captured(Generic[P, R]):
         self, call: TracedCall, vm: VMProtocol
     ) -> tuple[Callable[..., Planned], Hoist | None]:
         """Return the function that compiles flows for the VM, and what it may hoist."""
-        is_plain = debug.is_watched(vm)  # then each call is to be seen
+        is_plain = debug.is_watched(vm)  # then each call is checked
         compiler = partial(
             compile_flow,
             fuse=self.fuse and not is_plain,
@@ -484,12 +484,12 @@ class Captured(Generic[P, R]):
         named: Sequence[OpenLength],
     ) -> CacheEntry | None:
         """Trace the call with open lengths, if it has some, and compile a program."""
-        if not self._spec.is_allowed or ASKS_CLASS in signature.look.names:
+        if not self._spec.is_allowed or ASKS_CLASS in signature.guards.names:
             return None
         lengths = self._groups.note(key, signature, named)
         if not lengths:
             return None
-        recording = self._changing.noted(signature.look, args, kwargs)
+        recording = self._changing.describe(signature.guards, args, kwargs)
         changes = self._cache.changes_of(without_sizes(key), signature)
         changes.changed.update(self._groups.changed_numbers(key, signature))
         free = free_numbers(changes, signature)
@@ -497,9 +497,9 @@ class Captured(Generic[P, R]):
             call = trace(self.fn, args, kwargs, arena, signature, free, lengths)
         except Exception:  # what takes an open length for no int; the plain trace raises the rest
             self._groups.close(key, (axis for each in lengths for axis in each.axes))
-            changes.seen.update(free)
+            changes.specialised.update(free)
             return None
-        changes.seen.update([free[i] for i in call.numbers.fixed()])
+        changes.specialised.update([free[i] for i in call.numbers.fixed()])
         opened = OpenTrace(call, lengths, signature)
         entry = self._entry_at(opened, signature, opened.present, arena.vm)
         if entry is None:
@@ -509,7 +509,7 @@ class Captured(Generic[P, R]):
         if self._is_steady(call, arena.vm, args, kwargs, signature, key):
             self._groups.add(key, opened)
         opened.warn_of_pins(name)
-        warn_of_frozen(signature.look, name)
+        warn_of_frozen(signature.guards, name)
         self._changing.add(recording, name)
         return entry
 
@@ -524,9 +524,9 @@ class Captured(Generic[P, R]):
         except Exception:
             if not free:
                 raise
-            changes.seen.update(free)  # an op may take a placeholder for no number
+            changes.specialised.update(free)  # an op may take a placeholder for no number
             call = trace(self.fn, args, kwargs, arena, signature, ())
-        changes.seen.update([free[i] for i in call.numbers.fixed()])
+        changes.specialised.update([free[i] for i in call.numbers.fixed()])
         return call
 
 
@@ -564,54 +564,53 @@ def capture(
     lengths: Mapping[str, Any] | Literal[False] | None = None,
     at_most: Mapping[str, int] | None = None,
 ) -> Any:
-    """A function that records what `fn` does at its first call, and from then on launches that as
-    one program. The program may be a whole step, with gradients and an optimizer's update.
+    """Compile `fn` into one program at its first call; later calls replay the program. It may be
+    a whole step, with gradients and an optimizer's update.
 
     It is a decorator, `@capture`, and with options one too, `@capture(fuse=False)`.
 
     Arguments are trees of tensors, of numpy arrays, which become tensors, and of anything else. An
-    array of f64 is in the widest float of the call's tensors, where that is narrower. A call with
-    tensors of other types, other values, or another Module records anew. So does a call after a
-    change of anything that the function reaches by itself, such as an array, which is a constant of
-    the program. Python numbers among the arguments and in fields of Modules and optimizers do so
-    once, and from then on are inputs of the program, unless Python code needs to see the value.
-    Tensors that the function reaches by itself are used where they lie, and updated in place.
+    array of f64 is in the widest float of the call's tensors, where that is narrower. A call
+    retraces if a tensor's type, a non-tensor value or a Module matches no earlier call. So does a
+    call after a change of state that the function reaches, such as an array, which is a constant
+    of the program. A changed Python number among the arguments or in a field of a Module or an
+    optimizer retraces once. From then on it is an input of the program, unless Python code needs
+    its value. Tensors that the function reaches are used where they lie, and updated in place.
     Random keys advance. Each call allocates its results in the current arena. Temporaries lie in
-    scratch memory of the captured function's own; `plan` tells its size.
+    scratch memory of the captured function; `plan` has its size.
 
     With `fuse`, chains of elementwise ops run block by block, and intermediates within a chain need
-    no memory. With `recompute`, cheap values are computed again for the backward pass, and not
-    kept. With `hoist`, what depends on tensors alone that the function reaches and does not update,
-    such as a weight in another dtype, is computed once, kept in an arena of its own, and computed
-    again after anybody has written to one of these tensors; where that is before each call, in the
-    step itself, by a second program. `plan.ahead` tells how many bytes what is kept takes: no value
-    has more than four times those of the tensors that it is made of. None of these changes a bit of
-    the result.
+    no memory. With `recompute`, cheap values are computed again for the backward pass instead of
+    being saved. With `hoist`, values that depend only on tensors that the step does not update,
+    such as a weight in another dtype, are computed once and kept in an arena. They are computed
+    again after any write to such a tensor; if one is written before each call, a second program
+    computes them in the step. `plan.ahead` is their size in bytes: at most four times that of the
+    tensors that they depend on. None of these options changes a bit of the result.
 
     With `replace`, `{pattern: name}`, the host function of that name is called where the function
     computes the pattern, a Python function of tensors such as `lambda x, w, b: ml.gelu(x @ w + b)`.
-    It takes the pattern's operands and pushes its results. `step.replaced` tells where; a
+    It takes the pattern's operands and pushes its results. `step.replaced` has the places; a
     `ReplacementWarning` names a pattern that fits nowhere. See docs/functions.md.
 
     With `lengths`, a name or None for each axis of a parameter's tensors, as in
     `{"tokens": (None, "time")}`, one trace and one plan serve all lengths of a name. An axis
     without a name is opened at the third size that calls have; `lengths=False` has a program for
     each size. Python computes with a length as with any number. A comparison, as in an `if`, is a
-    guard. Where Python needs the value itself, each has a program of its own. `at_most` has bounds
-    of lengths by name: memory is planned for these, or else doubles. See docs/lengths.md.
+    guard. Where Python needs the value itself, each value has its program. `at_most` has bounds of
+    lengths by name: memory is planned for these, or else doubles. See docs/lengths.md.
 
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.
 
     Warns with `RecompilationWarning`, once, when it records its 8th program, and says what changed;
     with `FrozenWarning` for a line that reads a clock or draws from numpy's generators.
-    Raises `CaptureError` if the function reaches what may change unseen, such as an iterator. Also
-    raises it, with the line, if the function reads a tensor's value, computes on another VM, calls
-    an op whose result's shape depends on values, or keeps a tensor of its own in any place but its
-    result or such a field. Raises `GradientError` inside a differentiated function,
-    `ArgumentError` for an option that is no bool and a `replace` that is no such mapping,
-    `ShapeError` for a length above its bound and two sizes of one name, and whatever the function
-    raises.
+    Raises `CaptureError` if the function reaches an object whose state is hidden, such as an
+    iterator. Raises it, with the line, if the function reads a tensor's value, computes on another
+    VM, or calls an op whose result's shape depends on values. Raises it also for a tensor of the
+    trace that is kept in any place but the result or such a field.
+    Raises `GradientError` inside a differentiated function, `ArgumentError` for an option that
+    is no bool and a `replace` that is no such mapping, `ShapeError` for a length above its bound
+    and two sizes of one name, and any error of the function.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))
         >>> step(ml.ones(3)), step(ml.zeros(3))
@@ -647,7 +646,7 @@ def _require_bools(name: str, **options: object) -> None:
 
 
 def _hoist(call: TracedCall, vm: VMProtocol) -> Hoist | None:
-    """Return what may be hoisted: what depends on no number that each call copies in anew."""
+    """Return the limits of hoisting: values that depend on a call's numbers may not be hoisted."""
     if is_shared(vm):
         return None
     scalars = {id(x) for x in call.numbers.tensors.values()}
@@ -685,7 +684,7 @@ def measure(
     hoist: bool = True,
     **kwargs: Any,
 ) -> Measured:
-    """What a call of the function needs besides its arguments and what it reaches by itself,
+    """Measure the memory of a call besides its arguments and the state that the function reaches,
     without running it or allocating anything.
 
     Arguments are as the function takes them, with a `TensorType` where a tensor would be, or the
@@ -704,8 +703,10 @@ def measure(
     call, _ = trace_once(fn, args, kwargs)
     arena = current_arena()
     policy = policy_of(arena.vm)
-    ahead = _hoist(call, arena.vm) if hoist else None
-    plan = compile_flow(call.flow, fuse=fuse, recompute=recompute, policy=policy, hoist=ahead).plan
+    hoisting = _hoist(call, arena.vm) if hoist else None
+    plan = compile_flow(
+        call.flow, fuse=fuse, recompute=recompute, policy=policy, hoist=hoisting
+    ).plan
     return Measured(call.record.arena_bytes, plan)
 
 

@@ -1,8 +1,11 @@
-"""What captured functions have computed of weights alone, and kept beside them.
+"""Hoisted values: tensors that depend on weights alone, computed before a launch and reused.
 
-It is computed before the first launch, and again before a launch once somebody has written to one
-of the weights, or one of them has moved: a count of writes tells (`mlvm.arena.writes`). Where that
-is so before each call, a program that computes nothing ahead takes less time: `captured` has one.
+In: the hoisted part of a planned step, and the weights. Out: its results, in an arena of their own.
+They must be of the present weights at each launch. So they are computed before the first launch,
+and again after a write to a weight or its move, by a count of writes (`mlvm.arena.writes`).
+Programs of one VM with equal hoisted parts share the values.
+If weights change before each call, `Variants` selects a program without hoisted values.
+Callers: `Captured` at a compilation; `Launch.run`, which holds the VM's lock until it has launched.
 """
 
 from __future__ import annotations
@@ -17,33 +20,39 @@ from mlvm.core.observe import explaining
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.step.compile import Ahead, Planned
+from mlvm.step.compile import HoistedPart, Planned
 from mlvm.step.flow import Location
 
 
-class Hoisted:
-    """The tensors that a program `ahead` makes of `sources`, in an arena of their own."""
+class HoistedValues:
+    """Values of the hoisted part of a step, in an arena of their own.
+
+    vm, part: the machine, and the program that computes them.
+    sources: the weights that they are computed of.
+    values: the tensors.
+    note_line: adds the user's line to an error of the program.
+    """
 
     def __init__(
         self,
-        ahead: Ahead,
+        part: HoistedPart,
         states: Sequence[Allocation],
         vm: VMProtocol,
         name: str,
     ) -> None:
-        self.vm, self.ahead, self.note_line = vm, ahead, ahead.planned.note_line
-        self._states = _states_of(ahead, states)
+        self.vm, self.part, self.note_line = vm, part, part.planned.note_line
+        self._states = _states_of(part, states)
         self.sources = [*self._states.values()]
-        self._arena = Arena(vm, f"ahead of {name.lstrip('_')}", capacity=ahead.nbytes)
-        self.made = [self._arena.alloc(type, Tensor) for type in ahead.types]
-        for x in self.made:
+        self._arena = Arena(vm, f"ahead of {name.lstrip('_')}", capacity=part.nbytes)
+        self.values = [self._arena.alloc(type, Tensor) for type in part.types]
+        for x in self.values:
             x.tape = None
         self._watch = Watch(vm)
-        self._seen: int | None = None  # the watch's count when they were computed
+        self._changes: int | None = None  # the watch's count when they were computed
 
-    def fits(self, ahead: Ahead, states: Sequence[Allocation], vm: VMProtocol) -> bool:
-        """Whether that program makes the same of the same."""
-        mine, others = self.ahead.planned, ahead.planned
+    def fits(self, part: HoistedPart, states: Sequence[Allocation], vm: VMProtocol) -> bool:
+        """Return whether that part computes the same of the same weights."""
+        mine, others = self.part.planned, part.planned
         return (
             self.vm is vm
             and _tensors(mine.arguments, self._states) == _tensors(others.arguments, states)
@@ -52,27 +61,27 @@ class Hoisted:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a write was counted since they were computed, or they never were."""
-        return self._seen != self._watch.changes
+        """True before they are computed, and after a write to a weight."""
+        return self._changes != self._watch.changes
 
     def writes(self) -> int:
-        """How often the weights were written to, counted on where they are now. The caller has the
-        VM's lock."""
+        """Return the count of writes to the weights, and watch the memory where they lie now. The
+        caller holds the VM's lock."""
         self._watch.begin(self.sources)
         return self._watch.changes
 
     def refresh(self) -> None:
-        """See to it that they are of the present weights. The caller has the VM's lock. Raises
-        `StaleTensor` for a weight that has ended."""
+        """Compute them of the present weights, if they are stale. The caller holds the VM's lock.
+        Raises `StaleTensor` for a weight that has ended."""
         stale = stale_of(self.sources)
         if stale is not None:
             raise stale
         if not self.is_stale and not is_shared(self.vm):
             return
-        seen, vm, planned = self.writes(), self.vm, self.ahead.planned
-        tensors: Mapping[str, Any] = {"state": self._states, "output": self.made}
-        needed = any(role == "scratch" for role, _, _ in planned.arguments)
-        storage = vm.alloc_storage(planned.plan.nbytes) if needed else None
+        changes, vm, planned = self.writes(), self.vm, self.part.planned
+        tensors: Mapping[str, Any] = {"state": self._states, "output": self.values}
+        has_scratch = any(role == "scratch" for role, _, _ in planned.arguments)
+        storage = vm.alloc_storage(planned.plan.nbytes) if has_scratch else None
         token = explaining.set(self.note_line)
         try:
             handles = [
@@ -84,56 +93,56 @@ class Hoisted:
             vm.launch(planned.program, handles)
         finally:
             explaining.reset(token)
-            if storage is not None:  # then the VM binds all of its programs anew
+            if storage is not None:  # then the VM binds all of its programs again
                 vm.dealloc_storage(storage)
-        self._seen = seen
+        self._changes = changes
 
 
-class Kept:
-    """What is computed ahead on a VM, for as long as a program of a captured function uses it."""
+class HoistCache:
+    """Hoisted values of a VM, for as long as a program of a captured function uses them."""
 
     def __init__(self, vm: VMProtocol) -> None:
-        self.made: weakref.WeakSet[Hoisted] = weakref.WeakSet()
+        self.values: weakref.WeakSet[HoistedValues] = weakref.WeakSet()
 
 
 def hoisted_values(
     planned: Planned, states: Sequence[Allocation], vm: VMProtocol, name: str
-) -> Hoisted | None:
+) -> HoistedValues | None:
     """Return the values that a program takes: those of another program of the VM, where they are
     the same. `name` is the function's, for their arena."""
-    if planned.ahead is None:
+    if planned.hoisted is None:
         return None
     with vm.lock:
-        kept = vm.attached(Kept).made
-        for each in kept:
-            if each.fits(planned.ahead, states, vm):
+        cached = vm.attached(HoistCache).values
+        for each in cached:
+            if each.fits(planned.hoisted, states, vm):
                 return each
-        values = Hoisted(planned.ahead, states, vm, name)
-        kept.add(values)
+        values = HoistedValues(planned.hoisted, states, vm, name)
+        cached.add(values)
     return values
 
 
 def is_shared(vm: VMProtocol) -> bool:
-    """Whether others write to the VM's tensors, too, and nobody here counts that."""
+    """Return whether other clients write to the VM's tensors, uncounted."""
     return getattr(vm, "shared", False)
 
 
 def as_type(x: Allocation, type: TensorType) -> Allocation:
-    """The tensor, or a view of it as another type."""
+    """Return the tensor, or a view of it as another type."""
     return x if x.type is type else x.arena.view(x, type)
 
 
 def _tensors(
     arguments: Sequence[Location], states: Sequence[Allocation] | Mapping[int, Allocation]
 ) -> list[object]:
-    """What a program is launched with: which states, and else by role and place."""
+    """Return a program's operands, comparable: states by identity, others by role and place."""
     return [
         (role, id(states[place]) if role == "state" else place, type)
         for role, place, type in arguments
     ]
 
 
-def _states_of(ahead: Ahead, states: Sequence[Allocation]) -> dict[int, Allocation]:
-    """The states that the program reads, by number. It may outlive the step that had the others."""
-    read = {place for role, place, _ in ahead.planned.arguments if role == "state"}
+def _states_of(part: HoistedPart, states: Sequence[Allocation]) -> dict[int, Allocation]:
+    """Return the states that the part reads, by number. It may outlive the step of the others."""
+    read = {place for role, place, _ in part.planned.arguments if role == "state"}
     return {place: states[place] for place in sorted(read)}

@@ -29,7 +29,7 @@ from mlvm.core.observe import explaining
 from mlvm.core.program.program import Program, Variant
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType
-from mlvm.eager.capture.hoisted import Hoisted, as_type, is_shared
+from mlvm.eager.capture.hoisted import HoistedValues, as_type, is_shared
 from mlvm.eager.capture.trace import TracedCall
 from mlvm.eager.recording import debug
 from mlvm.eager.tensor.reading import explain, values_of
@@ -129,25 +129,25 @@ def _release(by_vm: Any) -> None:
 
 
 class Launch:
-    """A planned program, and what to launch it on.
+    """A planned program with its operands besides a call's own tensors.
 
     planned: the program and its plan.
     hoisted: the values that it takes, if there are any.
-    states: tensors that the function reaches by itself, then hoisted values.
+    states: tensors that the function reaches, then hoisted values.
     updates: role and number of each input and state that it writes to.
-    queues: those of which an element is taken before a launch, and is an input of it.
-    first_queue: that of which the program itself takes an element first, if it does.
-    operands: role, number and type of each tensor that it is launched on, before temporaries.
+    queues: those that give an element before a launch, which is an input of it.
+    first_queue: the queue from which the program itself takes an element first, if it does.
+    operands: role, number and type of each operand, before temporaries.
     has_temporaries: whether scratch memory follows these.
-    storage, temporaries: the scratch memory of the last launch, and the handles there.
+    storage, temporaries: the scratch memory of the last launch, and its handles.
     owner: the launch with whose temporaries it runs, if these are not its own.
     program: the program; that of `planned`, or a variant.
     """
 
-    def __init__(self, planned: Planned, call: TracedCall, hoisted: Hoisted | None) -> None:
+    def __init__(self, planned: Planned, call: TracedCall, hoisted: HoistedValues | None) -> None:
         record = call.record
         self.hoisted = hoisted
-        self.states = [*record.outside.states, *(hoisted.made if hoisted is not None else ())]
+        self.states = [*record.outside.states, *(hoisted.values if hoisted is not None else ())]
         written = {use.value.home for each in call.flow.calls for use in each.outs}
         self.updates = [
             (home.role, home.index)
@@ -289,8 +289,8 @@ class Launch:
 
 
 class Variants:
-    """The programs for one signature: one with hoisted values and, once the weights they are made
-    of change before each call, one that hoists nothing.
+    """Programs for one signature: one with hoisted values and, once weights change before each
+    call, one without.
 
     hoisting: the first program.
     last: that of the last call.
@@ -300,8 +300,8 @@ class Variants:
         self.hoisting = self.last = launch
         self._compile = compile_unhoisted
         self._unhoisted: Launch | None = None
-        self._writes = -1  # counted by the last call that found hoisted values to be stale
-        self._stale_calls = 0  # how many calls in a row found new weights
+        self._writes = -1  # the count of the last call with stale hoisted values
+        self._stale_calls = 0  # calls in a row after which weights had changed
 
     def drop(self, scratch: Scratch, vm: VMProtocol) -> None:
         """Give the handles of the programs back, which are forgotten."""
@@ -311,7 +311,7 @@ class Variants:
 
     def select(self, *, in_loop: bool = False) -> Launch:
         """Return the program for the next call. It is the one without hoisted values if the weights
-        have changed since the last call, and did so often before, or if nobody counts writes."""
+        have changed since the last call, and did so often before, or if writes are not counted."""
         launch = self.hoisting
         hoisted = launch.hoisted
         if hoisted is not None and not in_loop:
@@ -330,10 +330,10 @@ class Variants:
         self.last = launch
         return launch
 
-    def _compiled(self, hoisted: Hoisted) -> Launch:
-        """Return the second program. Its plan counts the hoisted bytes, too, which stay."""
+    def _compiled(self, hoisted: HoistedValues) -> Launch:
+        """Return the program without hoisted values. Its plan counts their bytes, which stay."""
         assert self._compile is not None
         with uncollected():
             planned = self._compile()
-        plan = planned.plan._replace(ahead=hoisted.ahead.nbytes)
+        plan = planned.plan._replace(ahead=hoisted.part.nbytes)
         return self.hoisting.with_program(dataclasses.replace(planned, plan=plan))

@@ -287,7 +287,7 @@ class Groups:
 
     @property
     def traces(self) -> int:
-        """How many traces with open lengths there are."""
+        """The number of traces with open lengths."""
         return sum(len(group.traces) for group in list(self._groups.values()))
 
     def of(self, key: Sequence[Any]) -> tuple[OpenTrace, ...]:

@@ -63,8 +63,8 @@ class Replacer:
     def __call__(
         self, flow: Flow, states: Sequence[object], name: str
     ) -> tuple[Flow, dict[str, list[Replaced]]]:
-        """Return the flow with host functions in the place of patterns, and where each stands, by
-        its name. Issues `ReplacementWarning` for a pattern that fits nowhere."""
+        """Return the flow with host functions in place of patterns, and their places by name.
+        Issues `ReplacementWarning` for a pattern that fits nowhere."""
         flow, matches = replaced(flow, list(self._patterns.items()), self._instance, states)
         by_name: dict[str, list[Replaced]] = {}
         for (pattern, function), places in zip(self._patterns.items(), matches, strict=True):
@@ -91,8 +91,8 @@ class Replacer:
         return self._instances[key]
 
     def _probes(self, pattern: Callable[..., Any]) -> list[Pattern]:
-        """Return the pattern for small operands: of f32 and of all numbers of dimensions, then of
-        integers and truth values, and of different dimensions. Raises what it raises for all."""
+        """Return the pattern for small operands: f32 of each rank, then integers and bools, and
+        different ranks. Raises its first error if it refuses all."""
         probes: list[Pattern] = []
         error: MlvmError | None = None
         arity = _arity(pattern) or 0
@@ -114,7 +114,7 @@ class Replacer:
 
 
 def _types(arity: int) -> Iterator[Types]:
-    """Yield types of operands: first those that are alike."""
+    """Yield types of operands: equal ones first."""
     for dtypes in itertools.product((f32, i64, bool_), repeat=arity):
         for n in _DIMENSIONS:
             yield tuple([TensorType(dtype, (2,) * n) for dtype in dtypes])
@@ -123,7 +123,7 @@ def _types(arity: int) -> Iterator[Types]:
 
 
 def _arity(pattern: Callable[..., Any]) -> int | None:
-    """Return how many operands the pattern takes, None if that is not certain."""
+    """Return the number of operands of the pattern, None if that is not certain."""
     try:
         parameters = inspect.signature(pattern).parameters.values()
     except (TypeError, ValueError):

@@ -22,8 +22,8 @@ import numpy as np
 from mlvm.arena.arena import STALE, Allocation, Arena
 from mlvm.core.errors import CaptureError, DTypeError, ShapeError
 from mlvm.core.types import TensorType
-from mlvm.eager.capture.guards.look import Field
-from mlvm.eager.capture.guards.rebinding import Surroundings
+from mlvm.eager.capture.guards.guard_set import Field
+from mlvm.eager.capture.guards.rebinding import NamespaceSnapshot
 from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.lengths import OpenLength, open_types
 from mlvm.eager.functions import random
@@ -111,7 +111,7 @@ class _NumberLeaf(NamedTuple):
 
 
 class Outcome:
-    """What a function returns and rebinds.
+    """Outcome of a call: the value that it returns, and the fields that it rebinds.
 
     tree: the value that it returns, with placeholders for tensors and numbers.
     results: the tensors.
@@ -160,10 +160,10 @@ class TracedCall(NamedTuple):
 
     record: the recorder, which knows states and queues.
     flow: the calls and the values of results.
-    outcome: what the function returns and rebinds.
-    numbers: what it computes of Python numbers and lengths that may differ in a later call.
+    outcome: the value that it returns, and the fields that it rebinds.
+    numbers: its computation on Python numbers and lengths that may differ in a later call.
     free: the places of these numbers among the signature's.
-    template: in a trace with open lengths, what the flow is made from.
+    template: in a trace with open lengths, the source of the flow.
     """
 
     record: recorder.Recorder
@@ -250,7 +250,7 @@ def trace(
     template in place of its flow."""
     prepare_constants(arena.vm)
     random.prepare(arena.vm)
-    snapshot = Surroundings(signature.look)
+    snapshot = NamespaceSnapshot(signature.guards)
     sizes = [each.size_in(signature) for each in lengths]
     numbers = Numbers([signature.numbers[i] for i in free], arena.vm, sizes)
     with ExitStack() as stack:
@@ -261,8 +261,8 @@ def trace(
         lent: list[Any] = [*signature.numbers]
         for i in reversed(free):
             lent[i] = placeholders.pop()
-        snapshot.lend(signature.look.numbers, lent)
-        number_arguments = lent[len(signature.look.numbers) :][::-1]
+        snapshot.lend(signature.guards.numbers, lent)
+        number_arguments = lent[len(signature.guards.numbers) :][::-1]
         del lent
 
         def placeholder(x: Any) -> Any:
@@ -292,9 +292,9 @@ def trace(
             tree = replace(lambda x: _NumberLeaf(x.place) if x.recorded else plain(x), tree, Number)
             rebound = [(field, results.leaf(x, field).number) for field, x in snapshot.rebound()]
         except BaseException:
-            snapshot.put_back(failed=True)
+            snapshot.restore(failed=True)
             raise
-        snapshot.put_back(failed=False)
+        snapshot.restore(failed=False)
         outcome = Outcome(tree, results.results, results.outputs, rebound)
         call = TracedCall(record, Flow(record.calls, results.values), outcome, numbers, free)
         if lengths:
@@ -355,10 +355,10 @@ class _Results:
         return Result(home, x.type, x.base is not None, self._arguments.get(id(x)), reached)
 
 
-def _refuse_escaped(record: recorder.Recorder, snapshot: Surroundings) -> None:
-    """Raise `CaptureError` if the function keeps a tensor of its own, or an argument, anywhere but
-    in its result: later calls would put no other there. Names that keep one are restored."""
-    for _ in range(2):  # once a gradient's tape is collected, what it had is garbage, too
+def _refuse_escaped(record: recorder.Recorder, snapshot: NamespaceSnapshot) -> None:
+    """Raise `CaptureError` if a tensor of the trace, or a placeholder, is alive anywhere but in
+    the result: later calls would put no other there. Names that keep one are restored."""
+    for _ in range(2):  # once a gradient's tape is collected, its tensors are garbage, too
         if record.escaped_tensors():
             collect()
     escaped = record.escaped_tensors()
@@ -376,8 +376,8 @@ def _refuse_escaped(record: recorder.Recorder, snapshot: Surroundings) -> None:
 
 
 def _require_unchanged(before: Sequence[Any], after: Sequence[Any]) -> None:
-    """Raise `CaptureError` if the function has changed a list or dict in its arguments or keyword
-    arguments: it got copies of them, and later calls would change none."""
+    """Raise `CaptureError` if the function has changed a list or dict in its arguments: it got
+    copies of them, and later calls would change none."""
     (args, kwargs), (args_now, kwargs_now) = before, after
     old = {**dict(enumerate(args)), **kwargs}
     new = {**dict(enumerate(args_now)), **kwargs_now}
@@ -390,7 +390,7 @@ def _require_unchanged(before: Sequence[Any], after: Sequence[Any]) -> None:
 
 
 def _is_same_tree(before: Any, after: Any) -> bool:
-    """Whether two trees have the same leaves at the same places."""
+    """Return whether two trees have the same leaves at the same places."""
     if type(before) is not type(after) or not isinstance(before, (dict, list, tuple)):
         return before is after
     if isinstance(before, dict):

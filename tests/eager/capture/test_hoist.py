@@ -16,7 +16,7 @@ from mlvm.core.observe import observe
 from mlvm.core.ops import half
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
-from mlvm.eager.capture.hoisted import Kept
+from mlvm.eager.capture.hoisted import HoistCache
 from mlvm.eager.tree import load, named_tensors
 from mlvm.machines.wire import WireVM
 from mlvm.step.saved import LoadedStep, SavedStep
@@ -208,7 +208,7 @@ def test_what_is_shared_may_be_written_elsewhere(before: bool) -> None:
         for k in range(2):
             others.write(handle, np.full((6, 4), k, "f4"))
             assert np.array_equal(step(x), model(x))
-            assert step.planned.ahead is None  # nothing is computed ahead in vain
+            assert step.planned.hoisted is None  # nothing is computed ahead in vain
 
 
 def test_a_weight_that_has_ended_is_refused() -> None:
@@ -234,7 +234,7 @@ def test_a_training_step_computes_nothing_of_its_weights_ahead() -> None:
         return loss
 
     step(x)
-    ahead = step.planned.ahead
+    ahead = step.planned.hoisted
     weights = [x.root for x in dict(named_tensors(model)).values()]
     hoisted = step._last_entry().launch.hoisted
     assert (ahead is None) == (hoisted is None)
@@ -253,7 +253,7 @@ def test_programs_of_one_function_share_it_and_close_gives_it_back() -> None:
         outs = [step(x) for x in inputs]
         assert step.signatures == 4
         assert vm.consumed_size_in_mib() > before
-        [hoisted] = vm.attached(Kept).made
+        [hoisted] = vm.attached(HoistCache).values
         assert hoisted._arena.capacity == hoisted._arena.used == step.plan.ahead
         assert "ahead of <lambda>" in hoisted._arena.report()
         del outs, hoisted
@@ -268,12 +268,12 @@ def test_functions_over_one_model_share_it_until_the_last_ends() -> None:
         first, second = (ml.capture(lambda x: model(x)) for _ in range(2))
         x = ml.ones((2, 4))
         made = [step(x).numpy() for step in (first, second)]
-        assert len(vm.attached(Kept).made) == 1
+        assert len(vm.attached(HoistCache).values) == 1
         first.close()
         model.w += 1.0
         made += [second(x).numpy(), model(x).numpy()]
         second.close()
-        assert not vm.attached(Kept).made
+        assert not vm.attached(HoistCache).values
     assert np.array_equal(made[0], made[1])
     assert np.array_equal(made[2], made[3])
     assert not np.array_equal(made[0], made[2])
@@ -287,7 +287,7 @@ def test_what_is_shared_keeps_no_other_weight_alive() -> None:
         second = ml.capture(lambda x: x * ml.exp(w))
         first(x)
         second(x)
-        assert len(w.arena.vm.attached(Kept).made) == 1
+        assert len(w.arena.vm.attached(HoistCache).values) == 1
         del first
         others.clear()
         assert reference() is None

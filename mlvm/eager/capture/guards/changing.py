@@ -1,6 +1,6 @@
-"""What changed from recording to recording, in words.
+"""Causes of retraces, in words: the guards and arguments that differ from trace to trace.
 
-`read.Checklist` tells fast that a read leads elsewhere. This tells which, and takes its time.
+`GuardChecker` is fast and says only that some guard does not hold; this is slow and says which.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import brief, user_line
+from mlvm.eager.capture.guards.guard_set import GuardSet
 from mlvm.eager.capture.guards.layout import PLAIN, SMALL
-from mlvm.eager.capture.guards.look import Look
 from mlvm.eager.capture.guards.rebinding import contents
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.warn import warn_at
@@ -27,12 +27,12 @@ _TYPE: Final = re.compile(r"[a-z]+\d*\[[\d,]*\]")
 """The text of a tensor's type."""
 
 Words: TypeAlias = Iterator[tuple[Any, tuple[str, str]]]
-"""Under a key that says where: in words where, and what is there."""
+"""Pairs of a key, and two texts: a place, and the value there."""
 
 
 class RecompilationWarning(UserWarning):
-    """A captured function has recorded many programs, as something that a program is for changes
-    from call to call. The text says what.
+    """A captured function has recorded many programs, as a value that programs are specialised on
+    changes from call to call. The text names it.
 
         >>> import warnings
         >>> step = ml.capture(lambda x, name: x + len(name))
@@ -44,8 +44,8 @@ class RecompilationWarning(UserWarning):
 
 
 class Changing:
-    """What each recording of a function was for, until there are so many that a warning says what
-    differs between them; it is issued once."""
+    """Descriptions of a function's traces, until there are `MANY`: then one warning names the
+    values that differ between them."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         code = fn.__code__ if type(fn) is types.FunctionType else None
@@ -53,34 +53,33 @@ class Changing:
         self._recordings: list[dict[Any, tuple[str, str]]] = []
         self._warned = False
 
-    def noted(self, look: Look, args: Any, kwargs: Any) -> dict[Any, tuple[str, str]]:
-        """What a recording is for, before it changes anything."""
+    def describe(self, guards: GuardSet, args: Any, kwargs: Any) -> dict[Any, tuple[str, str]]:
+        """Return the values that a trace is specialised on, in words, before it changes any."""
         if self._warned:
             return {}
         names = [*self._names, *range(len(self._names), len(args))]
-        words = dict(words_of(look))
+        words = dict(words_of(guards))
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
             words.update(_of_tree(f"argument {name!r}", value))
         return words
 
-    def add(self, noted: dict[Any, tuple[str, str]], name: str) -> None:
-        """Add a recording that has led to a program. Issue `RecompilationWarning` if the function
-        of that name has now been recorded often. It is about the line of Python outside of mlvm
-        that led here."""
+    def add(self, description: dict[Any, tuple[str, str]], name: str) -> None:
+        """Add a trace that has led to a program. Issue `RecompilationWarning` at the user's line if
+        the function of that name now has `MANY`."""
         if not self._warned:
-            self._recordings.append(noted)
+            self._recordings.append(description)
         if len(self._recordings) < MANY:
             return
         recordings, self._recordings, self._warned = self._recordings, [], True
-        found = []
+        changes = []
         for key in dict.fromkeys(key for each in recordings for key in each):
             wheres, whats = zip(*[each[key] for each in recordings if key in each], strict=True)
-            found.append((wheres[0], list(dict.fromkeys(whats))))
-        found = sorted([each for each in found if len(each[1]) > 1], key=lambda x: -len(x[1]))
-        text = "; ".join(f"{where} was {', '.join(what)}" for where, what in found[:_MOST_NAMED])
-        if len(found) > _MOST_NAMED:
-            text += f"; and {len(found) - _MOST_NAMED} more changed"
-        tensors = [all(map(_TYPE.fullmatch, what)) for _, what in found]
+            changes.append((wheres[0], list(dict.fromkeys(whats))))
+        changes = sorted([each for each in changes if len(each[1]) > 1], key=lambda x: -len(x[1]))
+        text = "; ".join(f"{where} was {', '.join(what)}" for where, what in changes[:_MOST_NAMED])
+        if len(changes) > _MOST_NAMED:
+            text += f"; and {len(changes) - _MOST_NAMED} more changed"
+        tensors = [all(map(_TYPE.fullmatch, what)) for _, what in changes]
         remedies = [
             "Pad tensors to one of a few lengths: ml.Pipeline(data, n, pad=0, pad_to=[64, 128])"
             if any(tensors)
@@ -91,17 +90,17 @@ class Changing:
         ]
         message = (
             f"{name} has recorded its {MANY}th program, which takes time and memory: "
-            f"{text or 'what is the same tensor, or a view of one, changed'}. "
+            f"{text or 'the identity of tensors, or of the memory of views, changed'}. "
             f"{'. '.join(filter(None, remedies))}."
         )
         warn_at(user_line(), message, RecompilationWarning)
 
 
-def words_of(look: Look) -> Words:
-    """What each name that was read leads to now."""
+def words_of(guards: GuardSet) -> Words:
+    """Yield the present value of each guarded name, in words."""
     names: dict[int, str] = {}
-    for kind, owner, name, value in look.reads:
-        place, text = look.places.get(id(owner), ({}, ""))
+    for kind, owner, name, value in guards.guards:
+        place, text = guards.places.get(id(owner), ({}, ""))
         names.setdefault(id(value), text.format(name))
         if kind in ("item", "number") and name in place:
             yield (id(place), name), (text.format(name), _what(place[name]))
@@ -119,10 +118,10 @@ def words_of(look: Look) -> Words:
 
 
 def _of_array(array: Any, content: Any) -> str:
-    """Its values or, of many, what tells them from others."""
-    seen = np.asarray(array)
-    values = brief(seen.tolist()) if seen.nbytes <= SMALL else f"of digest {content[2][:4].hex()}"
-    return f"{seen.dtype}{[*seen.shape]} {values}"
+    """Return an array's values or, of many, their digest."""
+    array = np.asarray(array)
+    values = f"of digest {content[2][:4].hex()}" if array.nbytes > SMALL else brief(array.tolist())
+    return f"{array.dtype}{[*array.shape]} {values}"
 
 
 def _of_tree(where: str, tree: Any) -> Words:
@@ -139,7 +138,7 @@ def _of_tree(where: str, tree: Any) -> Words:
 
 
 def _what(value: Any) -> str:
-    kind = type(value)  # isinstance might call what is looked into
+    kind = type(value)  # isinstance might call the value's own code
     if kind is Tensor:
         return str(value.type)
     if kind in PLAIN:

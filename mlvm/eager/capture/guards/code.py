@@ -1,7 +1,7 @@
-"""What code may read: the globals and attributes that it names.
+"""Names that code may read: globals and attributes, by its instructions.
 
-Code that finds fields without naming them, as `vars(x)` does, names `ALL` of them. Code that may
-reach any variable at all, as `eval` does, is called `unbounded`.
+Code that reads fields without naming them, as `vars(x)` does, has the name `ALL`. Code that may
+read any variable, as `eval` does, is `unbounded`.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ _JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
 _OF_GLOBALS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 
 
-class Named(NamedTuple):
-    """What code may read.
+class CodeNames(NamedTuple):
+    """Names that code may read.
 
-    `globals` are in order. `fields` are names of attributes, and all strings that may be one.
-    `imports` are modules as (level, name). `unbounded` are the names that make the code so.
+    globals: in order.
+    fields: names of attributes, and all strings that may be one.
+    imports: modules as (level, name).
+    unbounded: the names that make the code unbounded.
     """
 
     globals: tuple[str, ...]
@@ -71,36 +73,38 @@ class Named(NamedTuple):
     unbounded: frozenset[str]
 
 
-_known: weakref.WeakKeyDictionary[types.CodeType, Named] = weakref.WeakKeyDictionary()
+_names: weakref.WeakKeyDictionary[types.CodeType, CodeNames] = weakref.WeakKeyDictionary()
 
 
-def named_by(code: types.CodeType) -> Named:
-    """What the code may read, and the code inside of it."""
-    known = _known.get(code)
-    if known is None:
-        known = _known[code] = _named_by(code)
-    return known
+def names_in(code: types.CodeType) -> CodeNames:
+    """Return the names that the code, and code inside of it, may read."""
+    names = _names.get(code)
+    if names is None:
+        names = _names[code] = _names_in(code)
+    return names
 
 
-def named_by_builtin(name: str) -> Named:
-    """What a builtin function of that name may read, of whatever it is given."""
+def names_in_builtin(name: str) -> CodeNames:
+    """Return the names that a builtin function of that name may read of its arguments."""
     fields = frozenset({ALL}) if name in _GETTERS else _OF_BUILTIN.get(name, frozenset())
-    return Named((), fields, (), _UNBOUNDED & {name})
+    return CodeNames((), fields, (), _UNBOUNDED & {name})
 
 
-def is_implicit(name: str, field: object, of_class: Mapping[str, Any], *, made: bool) -> bool:
-    """Whether Python may read a class's field of that name by itself. It does not make text by
-    itself. Constructors it calls where an object may be `made`. So for it are the comparisons that
-    `dataclass` wrote, which compare objects of just this class."""
+def is_implicit(
+    name: str, field: object, of_class: Mapping[str, Any], *, may_construct: bool
+) -> bool:
+    """Return whether Python may read a class's field without code that names it. It never calls
+    `__repr__` so. It calls constructors if code `may_construct` an object, and then comparisons
+    that `dataclass` wrote, which compare objects of just this class."""
     generated = name in COMPARISONS and "__dataclass_params__" in of_class
     code = field.__code__ if generated and isinstance(field, types.FunctionType) else None
     if name in CONSTRUCTORS or (code is not None and code.co_filename == "<string>"):
-        return made
+        return may_construct
     special = name[:2] == "__" and name[-2:] == "__"
     return special and name not in _NEVER_IMPLICIT and name not in TEXTS
 
 
-def _named_by(code: types.CodeType) -> Named:
+def _names_in(code: types.CodeType) -> CodeNames:
     globals: dict[str, None] = {}
     fields = set(_strings(code.co_consts))
     imports: dict[tuple[int, str], None] = {}
@@ -127,16 +131,16 @@ def _named_by(code: types.CodeType) -> Named:
     fields.update(*(_OF_BUILTIN.get(name, ()) for name in globals))
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            of_inner = named_by(inner)
+            of_inner = names_in(inner)
             globals.update(dict.fromkeys(of_inner.globals))
             fields |= of_inner.fields
             imports.update(dict.fromkeys(of_inner.imports))
             unbounded |= of_inner.unbounded
-    return Named(tuple(globals), frozenset(fields), tuple(imports), frozenset(unbounded))
+    return CodeNames(tuple(globals), frozenset(fields), tuple(imports), frozenset(unbounded))
 
 
 def _is_raised(after: Iterable[dis.Instruction]) -> bool:
-    """Whether these instructions raise an error, for which the value before them was computed."""
+    """Return whether these instructions raise an error, of which the value before is a part."""
     for each in after:
         if each.opname == "RAISE_VARARGS":
             return True
@@ -146,7 +150,7 @@ def _is_raised(after: Iterable[dis.Instruction]) -> bool:
 
 
 def _strings(constants: Iterable[object]) -> Iterator[str]:
-    """The names that strings in the code may be, or may contain, as the format `{0.name}` does."""
+    """Yield the names that strings in the code may be or contain, as the format `{0.name}`."""
     for each in constants:
         if isinstance(each, str):
             yield from re.findall(r"\w+", each) if "{" in each else [each]
@@ -155,7 +159,8 @@ def _strings(constants: Iterable[object]) -> Iterator[str]:
 
 
 def _letter(instruction: dis.Instruction) -> str:
-    """One letter: G the function `getattr`, v a value, a of an attribute, s a string, c a call."""
+    """Return a letter for an instruction: G the function `getattr`, v a value, a an attribute,
+    s a string, c a call."""
     name = instruction.opname
     if name in _OF_GLOBALS and instruction.argval in _GETTERS:
         return "G"

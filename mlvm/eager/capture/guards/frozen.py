@@ -1,6 +1,6 @@
-"""What changes by itself, and is part of a program once a captured function has read it: clocks,
-draws of others, what somebody types. The code of the functions that were reached is looked
-through for it.
+"""Warnings of values that a trace freezes: clocks, numpy's random draws, input from a user.
+
+They are found in the instructions of the functions that a captured function reaches.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from mlvm.eager.capture.guards.checker import CELL, MISSING, content_of_slot
+from mlvm.eager.capture.guards.guard_set import GuardSet
 from mlvm.eager.capture.guards.layout import is_library
-from mlvm.eager.capture.guards.look import Look
-from mlvm.eager.capture.guards.read import CELL, MISSING, content_of_slot
 from mlvm.eager.tensor.warn import warn_at
 
 _CLOCKS: Final = frozenset(
@@ -40,12 +40,12 @@ _LOADS: Final = frozenset(
 )
 _NO_STEPS: Final = frozenset({"PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG"})
 
-_told: set[tuple[str, str]] = set()  # lines, and what they read
+_warned: set[tuple[str, str]] = set()  # lines, each with the function that it calls
 
 
 class FrozenWarning(UserWarning):
-    """A captured function reads a clock, draws from numpy's generators or asks somebody. It does so
-    once, while it is recorded: all later calls have the same. The text says what to write.
+    """A captured function reads a clock, draws from numpy's generators or reads a user's input. It
+    does so once, in its trace: all later calls have the same value. The text has the remedy.
 
         >>> import time, warnings
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
@@ -56,8 +56,12 @@ class FrozenWarning(UserWarning):
 
 
 class Reading(NamedTuple):
-    """A name that code loads, `path` with what is read of it, and the line. A name that the code
-    imports by itself is `imported`: a module, and a name in it. `bare` is a call without arguments.
+    """A name that code loads.
+
+    path: the name, and the attributes that are read of it.
+    imported: the module, and a name in it, if the code imports the name itself.
+    line: of the code's file.
+    bare: whether it is called without arguments.
     """
 
     path: tuple[str, ...]
@@ -66,30 +70,30 @@ class Reading(NamedTuple):
     bare: bool
 
 
-_known: weakref.WeakKeyDictionary[types.CodeType, list[Reading]] = weakref.WeakKeyDictionary()
+_by_code: weakref.WeakKeyDictionary[types.CodeType, list[Reading]] = weakref.WeakKeyDictionary()
 
 
-def warn_of_frozen(look: Look, name: str) -> None:
-    """Issue a `FrozenWarning` for each line of what the captured function of that name reaches
-    that reads what changes by itself; for a line once."""
-    for fn in look.held:
+def warn_of_frozen(guards: GuardSet, name: str) -> None:
+    """Issue a `FrozenWarning` for each line of reached code that reads a clock, entropy or input;
+    for a line once. `name` is the captured function's."""
+    for fn in guards.keepalive:
         if type(fn) is not types.FunctionType or is_library(str(fn.__globals__.get("__name__"))):
             continue
         for code, reading in _readings(fn.__code__):
             remedy = _remedy(_value_of(reading, fn), bare=reading.bare)
             where, what = f"{code.co_filename}:{reading.line}", ".".join(reading.path)
-            if remedy is not None and (where, what) not in _told:
+            if remedy is not None and (where, what) not in _warned:
                 warn_at(
                     where,
                     f"{what}() is read once, while {name} is recorded, and is the same in all "
                     f"later calls; {remedy}",
                     FrozenWarning,
                 )
-                _told.add((where, what))
+                _warned.add((where, what))
 
 
 def _remedy(value: Any, *, bare: bool) -> str | None:
-    """What to write in the place of a call of this, if it changes by itself."""
+    """Return the remedy for a call of a function whose value a trace freezes; None for others."""
     if type(value) not in _FUNCTIONS:  # of others, to ask for a name may call code
         return None
     owner: Any = getattr(value, "__self__", None)
@@ -108,8 +112,7 @@ def _remedy(value: Any, *, bare: bool) -> str | None:
 
 
 def _value_of(reading: Reading, fn: types.FunctionType) -> Any:
-    """What the names lead to; `MISSING` where they lead nowhere, or where to follow them may call
-    code."""
+    """Return the value that is read; `MISSING` without one, or where reading it may call code."""
     first, *rest = reading.path
     value: Any = MISSING
     if reading.imported:
@@ -128,10 +131,10 @@ def _value_of(reading: Reading, fn: types.FunctionType) -> Any:
 
 
 def _readings(code: types.CodeType) -> Iterator[tuple[types.CodeType, Reading]]:
-    """What the code reads by names, and the code inside of it."""
-    if code not in _known:
-        _known[code] = list(_readings_of(code))
-    yield from ((code, each) for each in _known[code])
+    """Yield the names that the code, and code inside of it, loads."""
+    if code not in _by_code:
+        _by_code[code] = list(_readings_of(code))
+    yield from ((code, each) for each in _by_code[code])
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _readings(inner)
@@ -156,6 +159,6 @@ def _readings_of(code: types.CodeType) -> Iterator[Reading]:
             path = tuple([each.argval for each in steps[i:end]])
             bare = end < len(steps) and steps[end].opname == "CALL" and steps[end].arg == 0
             line = step.positions.lineno if step.positions else None
-            found = imported.get(step.argval, ())
-            if found or not step.opname.startswith("LOAD_FAST"):
-                yield Reading(path, found, line or code.co_firstlineno, bare)
+            source = imported.get(step.argval, ())
+            if source or not step.opname.startswith("LOAD_FAST"):
+                yield Reading(path, source, line or code.co_firstlineno, bare)

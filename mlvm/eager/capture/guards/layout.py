@@ -1,4 +1,4 @@
-"""What an object shows of its state, by its class; and what is taken for a library."""
+"""Layouts: the state that objects of a class show to guards; and which modules are libraries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mlvm.eager.optim.optimizer import Group, Optimizer
 from mlvm.eager.tree import Node
 
 SMALL: Final = 1 << 10
-"""So many bytes of an array are compared themselves, as fast as a digest of them is made."""
+"""Bytes of an array that are compared themselves, in the time that their digest takes."""
 
 PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, type(None)})
 MAPPINGS: Final = (collections.OrderedDict, dict, types.MappingProxyType)
@@ -34,7 +34,7 @@ BASES: Final[tuple[type, ...]] = (
 BY_VALUE: Final = frozenset(
     {*BASES, *np.sctypeDict.values(), slice, range, types.MethodType, functools.partial}
 )
-"""What is known by value alone."""
+"""Classes of objects that are compared by value alone."""
 
 _IMMUTABLE: Final = """
 builtins.builtin_function_or_method builtins.classmethod_descriptor builtins.code
@@ -48,7 +48,7 @@ pathlib.PurePath pathlib._local.PurePath re.Pattern uuid.UUID zoneinfo.ZoneInfo 
 _collections._tuplegetter collections._tuplegetter
 _thread.RLock _thread.lock numpy._ArrayFunctionDispatcher numpy.dtype numpy.generic numpy.ufunc
 """
-"""Classes of what never changes, or only where a step does not look. Any other may change."""
+"""Classes of objects that never change, or only in state that no step reads."""
 
 _LOGGERS: Final = (logging.Logger, logging.LoggerAdapter)
 """A step writes to these and their subclasses, and reads nothing from them."""
@@ -64,8 +64,7 @@ heapq itertools logging math numbers os pathlib posix posixpath random re statis
 sys threading time types typing warnings _abc _bisect _collections _collections_abc _datetime
 _decimal _functools _heapq _operator _random _statistics _struct _thread _warnings
 """
-"""Libraries besides these and mlvm that read no fields of the objects they are given, and call only
-their special methods."""
+"""Libraries besides mlvm that read no fields of their arguments, and call only special methods."""
 
 _READING_SPECIAL_ONLY: Final = frozenset({_SELF, *_OF_ARRAYS, *_SPECIAL_ONLY.split()})
 _MIXINS: Final = frozenset({"abc", "typing", "collections.abc", "typing_extensions"})
@@ -73,13 +72,14 @@ _MIXINS: Final = frozenset({"abc", "typing", "collections.abc", "typing_extensio
 
 
 class Layout(NamedTuple):
-    """How an object is looked into. `how` says what counts: of an `object` the fields that code
-    names; of a `node` and an `optimizer` also those that mlvm reads; of what is `identical` nothing
-    but which object it is. A part of what is `hidden` cannot be seen. In an `open` object all
-    fields count, as a library's code reads them.
+    """State that objects of a class show.
 
-    The object also holds what its `base` holds, and fields in `slots`: the number of a class in the
-    order of resolution, and the name. The class `overrides` these names of libraries' classes.
+    how: the state that counts. `object`: the fields that code names. `node`, `optimizer`: also
+        those that mlvm reads. `identical`: the identity alone. `hidden`: a part cannot be read.
+    open: whether all fields count, as a library's code reads them.
+    base: the builtin class whose contents the object has.
+    slots: fields in slots, as the number of a class in the order of resolution, and the name.
+    overrides: names of libraries' classes that the class overrides.
     """
 
     how: Literal["identical", "object", "node", "optimizer", "hidden"]
@@ -89,13 +89,13 @@ class Layout(NamedTuple):
     overrides: frozenset[str]
 
 
-_known: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
+_layouts: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
 
 
 def layout_of(kind: type) -> Layout:
-    layout = _known.get(kind)
+    layout = _layouts.get(kind)
     if layout is None:
-        layout = _known[kind] = _layout(kind)
+        layout = _layouts[kind] = _layout(kind)
     return layout
 
 
@@ -134,8 +134,8 @@ def _is_immutable(kind: type) -> bool:
 
 
 def _hides(kind: type, base: type, slots: int) -> bool:
-    """Whether an object has more memory than what is known to be there: its base, its slots, and
-    its pointers to a dict and to weak references."""
+    """Return whether an object has memory besides its base, its slots, and its pointers to a dict
+    and to weak references."""
     pointers = slots
     pointers += kind.__dictoffset__ not in (0, -1) and base.__dictoffset__ == 0  # -1: not within
     pointers += kind.__weakrefoffset__ > 0 and base.__weakrefoffset__ == 0
@@ -145,19 +145,19 @@ def _hides(kind: type, base: type, slots: int) -> bool:
 
 
 def is_library(module: str) -> bool:
-    """Whether this is a module of a library, which is taken not to change."""
+    """Return whether the module is a library's, which is assumed not to change."""
     return module.partition(".")[0] in _LIBRARIES
 
 
 def reads_special_only(module: str) -> bool:
-    """Whether a library's module calls only special methods of the objects that it is given."""
+    """Return whether a library's module calls only special methods of its arguments."""
     return module.partition(".")[0] in _READING_SPECIAL_ONLY
 
 
 @functools.lru_cache(maxsize=1024)
 def stateful_names(module: str) -> tuple[str, ...]:
-    """The names of objects that may change in a module of the standard library, as `environ`, and
-    of abstract classes, with which others may be registered."""
+    """Return the names of objects that may change in a module of the standard library, as
+    `environ`, and of abstract classes, with which others may be registered."""
     if module.partition(".")[0] in (_SELF, "numpy"):
         return ()
     steady: Any = (io.IOBase, type, types.ModuleType, types.FunctionType, *PLAIN)
@@ -171,9 +171,9 @@ def stateful_names(module: str) -> tuple[str, ...]:
 
 
 def content_of(value: Any) -> tuple[Any, ...]:
-    """An array's dtype, its shape, and its bytes, or of more than `SMALL` a digest of them."""
-    seen = np.asarray(value)
-    dtype, data = seen.dtype, seen.tobytes()
+    """Return an array's dtype, shape, and bytes, or of more than `SMALL` their digest."""
+    array = np.asarray(value)
+    dtype, data = array.dtype, array.tobytes()
     named = str(dtype) if dtype.kind == "V" else dtype.str  # which is there at once
     part = data if len(data) <= SMALL else hashlib.sha256(data).digest()
-    return named, seen.shape, part, dtype.hasobject and seen.tolist()
+    return named, array.shape, part, dtype.hasobject and array.tolist()

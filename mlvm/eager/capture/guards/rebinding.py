@@ -1,8 +1,7 @@
-"""What a captured function binds to other values while it is recorded.
+"""Names that a captured function rebinds in its trace.
 
-A captured function may rebind a Module's field that holds a tensor to another one of its type: a
-replay does so too. A replay gives no other name a new tensor, so no other name may keep one that
-the function has made.
+It may rebind a Module's field that holds a tensor to another tensor of the same type: a replay
+does so too. A replay rebinds no other name, so no other name may keep a tensor of the trace.
 """
 
 from __future__ import annotations
@@ -11,25 +10,25 @@ import types
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from mlvm.eager.capture.guards.look import Field, Look, dict_of
-from mlvm.eager.capture.guards.read import CELL, MISSING, content_of_slot
+from mlvm.eager.capture.guards.checker import CELL, MISSING, content_of_slot
+from mlvm.eager.capture.guards.guard_set import Field, GuardSet, dict_of
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Node
 
 
-class Surroundings:
-    """The fields, variables and items that a look has met, with the values that they have now."""
+class NamespaceSnapshot:
+    """Snapshot of the fields, variables and items that guards are on, with their present values."""
 
-    def __init__(self, look: Look) -> None:
-        nodes = [each for each in look.held if issubclass(type(each), Node)]
+    def __init__(self, guards: GuardSet) -> None:
+        nodes = [each for each in guards.keepalive if issubclass(type(each), Node)]
         named = [(Field(node, name), x) for node in nodes for name, x in dict_of(node).items()]
         self._fields = [(field, x) for field, x in named if isinstance(x, Tensor)]
-        self._places = [(place, text, contents(place)) for place, text in look.places.values()]
+        self._places = [(place, text, contents(place)) for place, text in guards.places.values()]
         self._lent: list[tuple[Field, Any, Any]] = []
 
     def lend(self, places: Sequence[Field], numbers: Sequence[Any]) -> None:
-        """Put what stands for numbers into their fields, until these are put back."""
+        """Set fields to placeholders of their numbers, until `restore`."""
         pairs = [(place, x) for place, x in zip(places, numbers, strict=False) if type(x) is Number]
         before = {(id(each.owner), each.name): (each, each.value) for each, _ in pairs}
         for place, number in pairs:
@@ -37,15 +36,15 @@ class Surroundings:
         self._lent = [(place, was, place.value) for place, was in before.values()]
 
     def rebound(self) -> Iterator[tuple[Field, Tensor]]:
-        """The fields that held a tensor and now hold another of its type, with that one."""
+        """Yield the fields that held a tensor and now hold another of its type, with that one."""
         for field, x in self._fields:
             now = field.value
             if now is not x and isinstance(now, Tensor) and now.type is x.type:
                 yield field, now
 
-    def put_back(self, *, failed: bool) -> None:
-        """Give the rebound fields their old values, and others their numbers, unless the function
-        has assigned new ones; if it has failed, all fields that held a tensor or a number."""
+    def restore(self, *, failed: bool) -> None:
+        """Restore rebound fields, and numbers that the function has not replaced. If it has
+        failed, restore all fields that held a tensor or a number."""
         for field, x in self._fields:
             now = field.value
             if failed or (isinstance(now, Tensor) and now.type is x.type):
@@ -57,11 +56,11 @@ class Surroundings:
                 dict_of(field.owner)[field.name] = plain(field.value)
         self._lent.clear()
 
-    def find(self, kept: Collection[Tensor]) -> tuple[Tensor, str] | None:
-        """One of these tensors and the name that keeps it, or None. All names that keep one get
-        their old values."""
-        ids = set(map(id, kept))
-        found: tuple[Tensor, str] | None = None
+    def find(self, escaped: Collection[Tensor]) -> tuple[Tensor, str] | None:
+        """Return one of these tensors and the name that keeps it, or None. Restore all names that
+        keep one."""
+        ids = set(map(id, escaped))
+        first: tuple[Tensor, str] | None = None
         for place, text, before in self._places:
             keeping = {
                 name: x
@@ -71,21 +70,21 @@ class Surroundings:
                 if id(x) in ids
             }
             for name, x in keeping.items():
-                found = found or (x, text.format(name))
+                first = first or (x, text.format(name))
             if keeping:
-                _put_back(place, before, keeping)
-        return found
+                _restore(place, before, keeping)
+        return first
 
 
 def contents(place: Any) -> dict[Any, Any]:
-    """What the names in a dict, a list or a variable's cell lead to now."""
+    """Return the present values of the names in a dict, a list or a variable's cell."""
     if type(place) is types.CellType:
         value = content_of_slot(place, CELL)
         return {} if value is MISSING else {None: value}
     return dict.copy(place) if isinstance(place, dict) else dict(enumerate(place))
 
 
-def _put_back(place: Any, before: dict[Any, Any], changed: Collection[Any]) -> None:
+def _restore(place: Any, before: dict[Any, Any], changed: Collection[Any]) -> None:
     if isinstance(place, list):
         place[:] = before.values()
     elif isinstance(place, dict):
@@ -101,16 +100,16 @@ def _put_back(place: Any, before: dict[Any, Any], changed: Collection[Any]) -> N
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors that a value is or holds, in containers or fields."""
-    seen: set[int] = set()
-    found = [value]
-    while found:
-        part = found.pop()
+    """Yield the tensors in a value, in its containers and fields."""
+    visited: set[int] = set()
+    stack = [value]
+    while stack:
+        part = stack.pop()
         if isinstance(part, Tensor):
             yield part
-        elif id(part) not in seen:
-            seen.add(id(part))
+        elif id(part) not in visited:
+            visited.add(id(part))
             if isinstance(part, (list, tuple, set, frozenset)):
-                found += part
+                stack += part
             else:
-                found += (part if isinstance(part, dict) else dict_of(part)).values()
+                stack += (part if isinstance(part, dict) else dict_of(part)).values()

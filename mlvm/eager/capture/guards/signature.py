@@ -1,7 +1,7 @@
-"""The signature of a call, which decides which of a captured function's programs it launches.
+"""The signature of a call, by which the cache finds the program that the call launches.
 
-`Arguments` is the one list of what a call's arguments are: the key of a signature holds it, and
-the pattern that C matches calls with is built of it (`parts_of`).
+`Arguments` is the one description of a call's arguments. The key of a signature holds it, and the
+pattern that C matches calls with is built of it (`parts_of`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ from mlvm.core.errors import CaptureError
 from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
+from mlvm.eager.capture.guards.guard_set import CALLED, NUMBERS, Field, GuardSet, dict_of
 from mlvm.eager.capture.guards.layout import PLAIN
-from mlvm.eager.capture.guards.look import CALLED, NUMBERS, Field, Look, dict_of
 from mlvm.eager.parallel.shards import sharing_of
 from mlvm.eager.recording import debug
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.tensor import Tensor
 
-_MOST_LOOKS: Final = 8
+_MOST_GUARD_SETS: Final = 8
 
 
 class Arguments:
-    """The `structure` of a call's arguments, with all plain values but numbers; and in order what
-    it leaves out: `tensors`, `numbers` and, each once, other `objects`."""
+    """Arguments of a call, taken apart.
+
+    structure: the tree of arguments, with all plain values but numbers.
+    tensors, numbers: the others in order.
+    objects: all else by id, each once, with its ordinal.
+    """
 
     def __init__(self, arguments: Iterable[Any]) -> None:
         self.tensors: list[Tensor] = []
@@ -64,46 +68,50 @@ class Arguments:
 
 
 class Signature:
-    """What a call's arguments are: their structure, the types of their tensors, and all else by
-    value, or where that cannot be compared, by identity. What the function reaches is as in `look`;
-    `values` are the present tensors and numbers in fields, which come before those of arguments.
+    """Signature of a call: the structure of its arguments, the types of its tensors, and all else
+    by value, or where that cannot be compared, by identity.
 
-    `tensors` are each once; `inputs` has the first over each memory, and its order numbers the
-    inputs. An argument that the function also reaches by itself is no input: it is known by
-    identity. Of `numbers` only the class counts; those in fields come first.
+    guards: on all state that the function reaches besides.
+    arguments: the arguments, taken apart.
+    in_fields: tensors of fields that count as arguments; they come before those of arguments.
+    tensors: each once, but for those that the function also reaches by itself.
+    inputs: the first tensor over each memory; their order numbers a program's inputs.
+    numbers: Python numbers, those in fields first; only their class is part of the key.
+    key: a hashable value, equal for calls that one program may serve.
 
     Raises `CaptureError` for a tensor of a scratch pad.
     """
 
     def __init__(
-        self, look: Look, values: tuple[list[Tensor], list[float]], arguments: Arguments
+        self, guards: GuardSet, values: tuple[list[Tensor], list[float]], arguments: Arguments
     ) -> None:
         self.in_fields, numbers = values
-        self.look, self.arguments = look, arguments
+        self.guards, self.arguments = guards, arguments
         self.tensors: list[Tensor] = []
         self.inputs: list[Tensor] = []
         self.numbers = numbers + arguments.numbers
         self._ordinals: dict[int, int] = {}  # of tensors, and of memories
         self._roots: dict[int, int] = {}
         tensors = [self._tensor(x) for x in (*self.in_fields, *arguments.tensors)]
-        self.key = (look.key, arguments.structure, *tensors)
+        self.key = (guards.key, arguments.structure, *tensors)
 
     @property
     def fields(self) -> list[tuple[Field, Tensor]]:
-        """The fields that count as arguments, with their tensors."""
-        return list(zip(self.look.fields, self.in_fields, strict=True))
+        """Fields that count as arguments, with their tensors."""
+        return list(zip(self.guards.fields, self.in_fields, strict=True))
 
     def is_reached(self, x: Tensor) -> bool:
-        """Whether the function reaches this very tensor by itself, and not only as an argument."""
-        return id(x) in self.look.tensors
+        """Return whether the function reaches this very tensor without its arguments."""
+        return id(x) in self.guards.tensors
 
     def place_of(self, x: Tensor) -> tuple[TensorType, int, int, bool]:
-        """A tensor's type, its ordinal, the place of its memory, and whether it is no view."""
+        """Return a tensor's type, its ordinal, the place of its memory, and whether it is no
+        view."""
         root = x if x.base is None else x.base
         return x.type, self._ordinals[id(x)], self._roots[id(root)], root is x
 
     def _tensor(self, x: Tensor) -> Any:
-        if id(x) in self.look.tensors:
+        if id(x) in self.guards.tensors:
             return id(x)
         root = x if x.base is None else x.base
         if isinstance(root.arena, ScratchPad):
@@ -121,37 +129,37 @@ class Signature:
 
 
 def context_of(vm: VMProtocol) -> Any:
-    """Return what a program depends on besides arguments and what the function reaches."""
+    """Return the state of mlvm that programs depend on, besides arguments and guarded state."""
     return id(vm), debug.is_watched(vm), sharing_of(vm), autocast_dtype()
 
 
 class Signatures:
-    """Signatures of a function's calls. A look at what it reaches is kept for each few objects
-    among its arguments, and taken again where a read leads elsewhere."""
+    """Signatures of a function's calls. It keeps a guard set for each tuple of objects among
+    arguments, and walks again after a guard that does not hold."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn
         self._lock = new_lock()
         self._names = CALLED
         self._rebound: dict[int, set[str]] = {}  # names of fields, by the id of the Module
-        self._looks: dict[tuple[int, ...], Look] = {}  # by the ids of objects in arguments
+        self._guard_sets: dict[tuple[int, ...], GuardSet] = {}  # by the ids of objects in arguments
 
     def of(self, vm: VMProtocol, args: Any, kwargs: Any) -> tuple[Signature, Any]:
-        """Return a call's signature, and the key that its programs are kept by."""
+        """Return a call's signature, and the key of its programs in the cache."""
         arguments = Arguments((*args, *kwargs.values()))
         ids = tuple(arguments.objects)
-        look = self._looks.get(ids)
-        values = look.values() if look is not None else None
-        while look is None or values is None:
+        guards = self._guard_sets.get(ids)
+        values = guards.values() if guards is not None else None
+        while guards is None or values is None:
             objects = [value for _, value in arguments.objects.values()]
-            look = Look(self._fn, self._names, self._rebound, objects)
-            values = look.values(checked=False)
-            self._names = look.names
+            guards = GuardSet(self._fn, self._names, self._rebound, objects)
+            values = guards.values(checked=False)
+            self._names = guards.names
             with self._lock:
-                if len(self._looks) >= _MOST_LOOKS:
-                    self._looks.clear()
-                self._looks[ids] = look
-        signature = Signature(look, values, arguments)
+                if len(self._guard_sets) >= _MOST_GUARD_SETS:
+                    self._guard_sets.clear()
+                self._guard_sets[ids] = guards
+        signature = Signature(guards, values, arguments)
         return signature, (*context_of(vm), len(args), *kwargs, *signature.key)
 
     def count_as_arguments(self, fields: Iterable[Field]) -> None:
@@ -159,12 +167,12 @@ class Signatures:
         with self._lock:
             for field in fields:
                 self._rebound.setdefault(id(field.owner), set()).add(field.name)
-                self._looks.clear()
+                self._guard_sets.clear()
 
     def clear(self) -> None:
         with self._lock:
             self._rebound.clear()
-            self._looks.clear()
+            self._guard_sets.clear()
 
 
 TENSOR, NUMBER, PLAIN_VALUE, LIST, TUPLE, DICT = range(6)
@@ -182,7 +190,7 @@ def parts_of(signature: Signature, nargs: int, names: Iterable[str]) -> tuple[_P
     arguments = signature.arguments
     structure, names = arguments.structure, tuple(names)
     tensors = iter(arguments.tensors)
-    numbers = count(len(signature.look.numbers))
+    numbers = count(len(signature.guards.numbers))
     objects = [value for _, value in arguments.objects.values()]
     try:
         by_position = _parts((tuple, structure[:nargs]), signature, tensors, numbers, objects)

@@ -13,7 +13,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.eager import nn, optim
 from mlvm.eager.capture.guards.changing import MANY, Changing
-from mlvm.eager.capture.guards.look import Look
+from mlvm.eager.capture.guards.guard_set import GuardSet
 
 SETTINGS = {"mode": "a"}
 
@@ -113,7 +113,7 @@ def test_what_is_the_same_tensor() -> None:
     patterns += [(a, b, c, c), (a, a, a, d)]
     at, text = warned(captured, lambda i: captured(*patterns[i]), calls=8)
     assert at == 8
-    assert "what is the same tensor, or a view of one, changed" in text
+    assert "the identity of tensors, or of the memory of views, changed" in text
 
 
 def test_a_recording_without_a_program_does_not_count() -> None:
@@ -156,14 +156,14 @@ def test_an_unread_field_is_not_named() -> None:
 
 def test_threads_record_while_one_of_them_warns() -> None:
     """To describe an argument runs Python. So another thread may issue the warning meanwhile."""
-    changing, look = Changing(lambda x: x), Look(lambda x: x)
+    changing, look = Changing(lambda x: x), GuardSet(lambda x: x)
 
     class Warns(dict[str, int]):
         def items(self) -> Any:
             for _ in range(MANY - 1):
-                changing.add(changing.noted(look, (), {}), "f")
+                changing.add(changing.describe(look, (), {}), "f")
             with pytest.warns(ml.RecompilationWarning):
-                changing.add(changing.noted(look, (), {}), "f")
+                changing.add(changing.describe(look, (), {}), "f")
             return super().items()
 
-    changing.add(changing.noted(look, (Warns(a=1),), {}), "f")
+    changing.add(changing.describe(look, (Warns(a=1),), {}), "f")

@@ -28,7 +28,7 @@ from tests.brief import cases, refuses
 
 @pytest.fixture(autouse=True)
 def anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen, "_told", set())
+    monkeypatch.setattr(frozen, "_warned", set())
     monkeypatch.setattr(sys, "stdin", io.StringIO("3\n3\n"))
 
 

@@ -17,7 +17,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.eager import nn, optim
 from mlvm.eager.capture.guards.changing import words_of
-from mlvm.eager.capture.guards.look import Look
+from mlvm.eager.capture.guards.guard_set import GuardSet
 
 Case = Callable[[], tuple[Callable[..., Any], Callable[[], object]]]
 
@@ -39,13 +39,13 @@ def case(make: Case) -> Case:
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_a_change_is_noticed(make: Case) -> None:
     fn, change = make()
-    known = Look(fn)
+    known = GuardSet(fn)
     assert known.values() is not None
-    assert Look(fn).key == known.key
+    assert GuardSet(fn).key == known.key
     words = dict(words_of(known))
     change()
-    assert Look(fn).key != known.key
-    assert dict(words_of(Look(fn))) != words
+    assert GuardSet(fn).key != known.key
+    assert dict(words_of(GuardSet(fn))) != words
     assert known.values() is None
 
 
@@ -315,13 +315,13 @@ def keywords_of_a_partial() -> Any:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One item for each look from now on."""
     found: list[None] = []
-    init = Look.__init__
+    init = GuardSet.__init__
 
-    def counted(self: Look, *args: Any, **kwargs: Any) -> None:
+    def counted(self: GuardSet, *args: Any, **kwargs: Any) -> None:
         found.append(None)
         init(self, *args, **kwargs)
 
-    monkeypatch.setattr(Look, "__init__", counted)
+    monkeypatch.setattr(GuardSet, "__init__", counted)
     return found
 
 
@@ -391,7 +391,7 @@ def test_a_rebound_field_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be_told_is_looked_at_each_time(value: Any) -> None:
-    known = Look(lambda x: (x, value))
+    known = GuardSet(lambda x: (x, value))
     assert known.values() is None
 
 
@@ -420,11 +420,11 @@ def test_random_changes_are_told_from_none() -> None:
             layer(x)
             return nodes[2].a, nodes[3].b, layer.extra, nodes[0].get("c")
 
-        known = Look(step)
+        known = GuardSet(step)
         assert known.values() is not None
         for _ in range(4):
             change(draw, draw.choice(nodes), nodes)
-            fresh = Look(step)
+            fresh = GuardSet(step)
             if known.values() is None:
                 noticed += 1
             else:

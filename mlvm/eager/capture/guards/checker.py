@@ -1,8 +1,10 @@
-"""Reads: what a look at a function has found, and whether another look would find the same.
+"""Guards on reads of a traced function, and the check at a call that all of them still hold.
 
-A read is a path, a kind and a value: `name` of the `owner` led to the `value`. If all reads still
-lead to the very same values, the whole look is the same. A `Checklist` tells that fast, kind by
-kind; `changing` says in words which do not.
+A guard holds if `name` of the `owner` is still the very same `value`, read as its kind says.
+In: guards. Out: `holds`, and the present `values` of fields that count as arguments.
+If all guards hold, another walk over the function's state would have the same result.
+The check goes kind by kind, in C where that is built; `changing` names in words the guards that
+do not hold. Callers: `GuardSet.values` and the fast path, at each call, without a lock.
 """
 
 from __future__ import annotations
@@ -18,15 +20,17 @@ from mlvm.eager.tree import holds_tensors
 from mlvm.machines.native.extension import EXTENSION
 
 MISSING: Final = object()
-"""The value of a name that there is not."""
+"""The value of a missing name."""
 
 
-class Read(NamedTuple):
-    """The kinds are those of `_FOLLOW` and `_VIEWS`, compared by identity, and these:
+class Guard(NamedTuple):
+    """A read of the trace: `name` of the `owner` was the `value`.
 
-    equal: the name is a function; what it says of the owner, by value.
-    number, tensor: in a dict; only the class counts.
-    plain, unread: a Module's field; it counts once it holds tensors, a plain one if replaced.
+    The kinds of `_FOLLOW` and `_VIEWS` compare by identity. The others:
+
+    equal: the name is a function, whose result for the owner is compared by value.
+    number, tensor: a dict's item, of which only the class counts.
+    plain, unread: a Module's field. It counts once it holds tensors, a plain one if replaced.
     """
 
     kind: str
@@ -54,40 +58,40 @@ _FOLLOW: Final[dict[str, Callable[[Sequence[Any], Sequence[Any]], Iterator[Any]]
     "fields": lambda owners, _: map(object.__getattribute__, owners, repeat("__dict__")),
     "slot": lambda owners, names: map(content_of_slot, owners, names),
 }
-"""What names lead to now: in a dict and in a class's dict, of an object of a class of Python's own;
-an object's class, its dict, and what is in its slot, of which the name is the descriptor."""
+"""Present values of names, by kind: items of dicts and of classes' dicts, attributes of objects of
+Python's own classes, an object's class, its dict, and its slots (the name is the descriptor)."""
 
 _VIEWS: Final[dict[str, Callable[[Any], Any]]] = {
     "keys": lambda owner: dict.keys(owner) if isinstance(owner, dict) else owner.keys(),
     "values": dict.values,
     "items": lambda owner: owner,
 }
-"""What containers hold now: dicts, lists and sets; there is no name."""
+"""Present contents of containers: dicts, lists and sets. Their guards have no name."""
 
 
-class Checklist:
-    """Reads in columns, kind by kind."""
+class GuardChecker:
+    """Checker of guards: columns of owners, names and values, kind by kind."""
 
-    def __init__(self, reads: Iterable[Read]) -> None:
-        rows: dict[str, list[Read]] = {}
-        for read in reads:
-            rows.setdefault(read.kind, []).append(read)
+    def __init__(self, guards: Iterable[Guard]) -> None:
+        by_kind: dict[str, list[Guard]] = {}
+        for guard in guards:
+            by_kind.setdefault(guard.kind, []).append(guard)
 
         def columns(kind: str) -> Any:
-            return [[read[i] for read in rows.get(kind, ())] for i in (1, 2, 3)]
+            return [[guard[i] for guard in by_kind.get(kind, ())] for i in (1, 2, 3)]
 
-        self._followed = [(_FOLLOW[kind], *columns(kind)) for kind in _FOLLOW if kind in rows]
-        held = [read for kind in _VIEWS for read in rows.get(kind, ())]
-        self._containers = [_VIEWS[read.kind](read.owner) for read in held]
-        self._lengths = [len(read.value) for read in held]
-        self._held = list(chain.from_iterable(read.value for read in held))
-        self._unread = [columns(kind) for kind in ("plain", "unread") if kind in rows]
-        self._equal = rows.get("equal", ())
-        self._native = None if EXTENSION is None else EXTENSION.Checklist(MISSING, _flat(rows))
+        self._followed = [(_FOLLOW[kind], *columns(kind)) for kind in _FOLLOW if kind in by_kind]
+        containers = [guard for kind in _VIEWS for guard in by_kind.get(kind, ())]
+        self._containers = [_VIEWS[guard.kind](guard.owner) for guard in containers]
+        self._lengths = [len(guard.value) for guard in containers]
+        self._items = list(chain.from_iterable(guard.value for guard in containers))
+        self._unread = [columns(kind) for kind in ("plain", "unread") if kind in by_kind]
+        self._equal = by_kind.get("equal", ())
+        self._native = None if EXTENSION is None else EXTENSION.Checklist(MISSING, _flat(by_kind))
         self._numbers, self._tensors = columns("number"), columns("tensor")
 
     def holds(self) -> bool:
-        """Whether all reads lead where they led."""
+        """Return whether all guards hold."""
         if self._native is not None and self._native.holds():
             return True
         try:
@@ -101,7 +105,7 @@ class Checklist:
                 return False
         if list(map(len, self._containers)) != self._lengths:
             return False
-        if not all(map(operator.is_, chain.from_iterable(self._containers), self._held)):
+        if not all(map(operator.is_, chain.from_iterable(self._containers), self._items)):
             return False
         for owners, names, values in self._unread:
             now = list(map(dict.get, owners, names, repeat(MISSING)))
@@ -110,7 +114,7 @@ class Checklist:
         return all(name(owner) == value for _, owner, name, value in self._equal)
 
     def values(self) -> tuple[list[Tensor], list[float]] | None:
-        """The tensors and the numbers; None if they are of other classes than they were."""
+        """Return the present tensors and numbers; None if their classes have changed."""
         (*of_tensors, _), (*of_numbers, kinds) = self._tensors, self._numbers
         tensors: list[Any] = list(map(dict.get, *of_tensors))
         numbers: list[Any] = list(map(dict.get, *of_numbers))
@@ -118,15 +122,15 @@ class Checklist:
         return (tensors, numbers) if same and list(map(type, numbers)) == kinds else None
 
 
-def _flat(rows: dict[str, list[Read]]) -> tuple[Any, ...]:
-    """The reads for the walk in C, which takes a plain field for an unread one."""
+def _flat(by_kind: dict[str, list[Guard]]) -> tuple[Any, ...]:
+    """Return the guards for the check in C, which takes a plain field for an unread one."""
     return tuple(
-        (("unread" if kind == "plain" else kind), read.owner, read.name, read.value)
+        (("unread" if kind == "plain" else kind), guard.owner, guard.name, guard.value)
         for kind in (*_FOLLOW, *_VIEWS, "plain", "unread", "equal")
-        for read in rows.get(kind, ())
+        for guard in by_kind.get(kind, ())
     )
 
 
 def _counts(field: Any) -> bool:
-    """Whether a field that was unread is now part of the tree."""
+    """Return whether a field that was unread is now part of the tree."""
     return field is MISSING or holds_tensors(field)
