@@ -1,7 +1,7 @@
-"""How a tangent goes forward through an op: by the rules that stand beside those back, in `rules`.
+"""Forward mode: the tangent of a call's result, by the forward rules in `rules`.
 
-Where there is none, the rule back is transposed. It takes a cotangent g to J^T g, for the Jacobian
-J. That is linear in g, so the gradient of it for g, in the direction of a tangent t, is J t.
+Without a forward rule the reverse rule is transposed. It maps a cotangent g to J^T g, for the
+Jacobian J. That is linear in g, so its gradient for g, in the direction of a tangent t, is J t.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from mlvm.eager.tensor.tensor import Tensor
 def tangent_of(
     call: OneOp, operands: Tensors, tangents: Sequence[Tensor | None], out: Tensor
 ) -> Tensor:
-    """The tangent of a call's float or complex result `out`, from those of its operands: one at
-    least is there, and None stands for zeros. Raises `GradientError` for an op that has no rule."""
+    """Return the tangent of a call's float or complex result `out`. At least one of the operands'
+    `tangents` is a tensor; None stands for zeros. Raises `GradientError` for an op without a
+    rule."""
     types = tuple([x.type for x in operands])
     row = VJPS[call.op.name]
     moving = [i for i, t in enumerate(tangents) if t is not None]
@@ -35,10 +36,10 @@ def tangent_of(
             refusal(call, types, name)(out)
     if isinstance(row, Row) and row.is_linear:
         named = [operand_name(call.op, i) in row for i in range(len(operands))]
-        found = [
+        moved = [
             _or_zeros(t, x) if n else x for t, x, n in zip(tangents, operands, named, strict=True)
         ]
-        return fitting(apply(call, *found), out.type)
+        return fitting(apply(call, *moved), out.type)
     rules = row.forward if isinstance(row, Row) else row if call.op.elementwise else None
     if rules is None:
         return _transposed(call, operands, tangents, out)
@@ -54,7 +55,7 @@ def tangent_of(
 def _part(
     call: OneOp, operands: Tensors, position: int, t: Tensor, out: Tensor, rules: Rules
 ) -> Any:
-    """What the tangent of one operand adds."""
+    """Return the tangent of the result for the tangent `t` of one operand alone."""
     rule = rules[operand_name(call.op, position)]
     if rule is in_its_place:
         return apply(call, *operands[:position], t, *operands[position + 1 :])
@@ -63,7 +64,7 @@ def _part(
 
 
 def fitting(t: Tensor, type: TensorType) -> Tensor:
-    """A tangent as one of that type: cast, and repeated along the axes that broadcasting added."""
+    """Convert a tangent to a type: cast it, and repeat it along axes that broadcasting added."""
     if t.dtype is not type.dtype:
         t = op.astype(t, dtype=type.dtype)
     return t if t.type is type else op.broadcast_to(t, shape=type.shape)
@@ -76,7 +77,7 @@ def _or_zeros(t: Tensor | None, x: Tensor) -> Tensor:
 def _transposed(
     call: OneOp, operands: Tensors, tangents: Sequence[Tensor | None], out: Tensor
 ) -> Tensor:
-    """The tangent by the rules back."""
+    """Return the tangent by transposing the reverse rules."""
     types = tuple([x.type for x in operands])
     bound = template_of(call, types, out.type, tuple([t is not None for t in tangents]))
     saved = [out if i == RESULT else operands[i] for i in bound.saves]
@@ -96,6 +97,6 @@ def _transposed(
 def transposed(
     back: Callable[[Tensor], list[Tensor]], type: TensorType, tangents: list[Tensor]
 ) -> Tensor:
-    """J t, for a function from a cotangent of that type to J^T g."""
+    """Return J t for the function `back` from a cotangent g of that type to J^T g."""
     [result] = vjp(back, full(type.shape, 0, dtype=type.dtype))[1](tangents)
     return result  # type: ignore[no-any-return]

@@ -1,5 +1,6 @@
-"""Gradients of functions: `grad`, `value_and_grad` and `vjp` run one with a tape on, and walk it
-backwards.
+"""Gradients of functions: `grad`, `value_and_grad` and `vjp`.
+
+Each runs the function with a tape on, and walks the tape backwards.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import getclosurevars, unwrap
+from itertools import chain
 from types import FunctionType
 from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
@@ -45,13 +47,13 @@ A = TypeVar("A")
 
 
 class Collector(Protocol):
-    """What takes gradients as soon as each is final, in the order of the way back."""
+    """Collector of gradients, which gets each as soon as it is final, in backward order."""
 
     def add(self, i: int, g: Tensor) -> None:
-        """Take the gradient of variable number i, which has memory of its own."""
+        """Take the gradient of variable number i; nothing else uses its memory."""
 
     def finish(self) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """What has become of the value, and of the gradients by number."""
+        """Return the collected value, and the collected gradients by number."""
 
 
 Collect: TypeAlias = Callable[[Tensor, Sequence[Tree], Sequence[Tensor]], Collector]
@@ -61,44 +63,52 @@ Collect: TypeAlias = Callable[[Tensor, Sequence[Tree], Sequence[Tensor]], Collec
 class _Session:
     """One differentiation: the arguments to call a function with, and the tape it fills.
 
-    The function gets other tensors over the same bytes, the variables. So threads may share
-    tensors. An update of a variable is none of the caller's. A tensor that the function reaches in
-    another way is a constant, and so is one of the arguments that `where` does not mean. One that
-    occurs twice in one argument is one variable; in two arguments it is two.
+    The function gets variables: other tensors over the same bytes. So threads may share tensors,
+    and an update of a variable does not change the caller's tensor. Other tensors that the function
+    reaches are constants, and so are tensors of arguments that `where` does not select. A tensor
+    that occurs twice in one argument is one variable; in two arguments it is two.
+
+    outer: the tape of an outer differentiation, if there is one.
+    tape: the outer tape, or a new one.
+    variables: each once, in the order of the arguments.
+    origins: the tape nodes of the variables.
+    copies: the copied Modules, whose buffers the function may rebind.
+    arguments: trees with variables in place of tensors.
+    start: the first tape node of the function.
+    unreached: the nodes of variables that no value has depended on.
     """
 
     def __init__(self, arguments: Sequence[Tree], where: Where | None = None) -> None:
         self.outer = taping()
         self.tape = self.outer or Tape()
         flat = [_of_tensors(*flatten(each, ends=at_operands)) for each in arguments]
-        wanted = [found for found, _ in flat]
+        active = [leaves for leaves, _ in flat]
         if where is not None:
-            ids = selected([each for found in wanted for each in found], where)
-            wanted = [[each for each in found if id(each[1]) in ids] for found in wanted]
-        for found in wanted:
-            for path, x in found:
-                if not x.dtype.is_inexact:
-                    where = f" at {path}" if path else ""
-                    raise DTypeError(
-                        f"a gradient is with respect to floats and complex numbers, not "
-                        f"{x.type}{where}; a constant in a Module is an nn.buffer; write 2.0 for "
-                        f"2, or convert with astype"
-                    )
+            ids = selected([each for leaves in active for each in leaves], where)
+            active = [[each for each in leaves if id(each[1]) in ids] for leaves in active]
+        for path, x in chain.from_iterable(active):
+            if not x.dtype.is_inexact:
+                place = f" at {path}" if path else ""
+                raise DTypeError(
+                    f"a gradient is with respect to floats and complex numbers, not "
+                    f"{x.type}{place}; a constant in a Module is an nn.buffer; write 2.0 for "
+                    f"2, or convert with astype"
+                )
         self.variables: list[Tensor] = []
         self.origins: list[int] = []  # their nodes, as the function may update them
         self.copies: Copies = []
         self.arguments: list[Tree] = []
         self._structures: list[tuple[Structure, list[int]]] = []  # with the node of each leaf
-        for (found, structure), of_these in zip(flat, wanted, strict=True):
-            once = {id(x): x for _, x in of_these}
+        for (leaves, structure), active_leaves in zip(flat, active, strict=True):
+            once = {id(x): x for _, x in active_leaves}
             variables = {key: self.tape.watch(x) for key, x in once.items()}
             self.variables += variables.values()
             self.origins += [each.node for each in variables.values()]
-            given = [variables.get(id(x), x) for _, x in found]
-            self.arguments.append(copied(structure, given, self.copies))
+            replaced = [variables.get(id(x), x) for _, x in leaves]
+            self.arguments.append(copied(structure, replaced, self.copies))
             if where is not None:
-                structure = pruned(structure, [id(x) in once for _, x in found])
-            nodes = [variables[id(x)].node for _, x in of_these]
+                structure = pruned(structure, [id(x) in once for _, x in leaves])
+            nodes = [variables[id(x)].node for _, x in active_leaves]
             self._structures.append((structure, nodes))
         self.start = len(self.tape.nodes)
         self.tape.sessions += 1
@@ -114,33 +124,36 @@ class _Session:
     def pull(
         self, outs: Sequence[Tensor | Tracked], seeds: Sequence[Tensor], *, keep: bool
     ) -> list[Tree]:
-        """The cotangents as trees like the arguments; zeros for what no result depends on.
+        """Return the cotangents as trees like the arguments; zeros where no result depends on a
+        variable.
 
-        Each has memory of its own: an update in place of one must not change another. A variable
-        that occurs twice has the same cotangent in both places.
+        No two share memory: an update in place of one must not change another. A variable that
+        occurs twice has the same cotangent in both places.
         """
         keep = keep or self.outer is not None
         cotangents = self.tape.cotangents(outs, seeds, self.origins, self.start, keep=keep)
-        taken = {id(seed) for seed in seeds}
-        made: dict[int, Tensor] = {}
+        in_use = {id(seed) for seed in seeds}
+        by_node: dict[int, Tensor] = {}
         for x, origin, g in zip(self.variables, self.origins, cotangents, strict=True):
-            if origin in made:
+            if origin in by_node:
                 continue
             if g is None:
                 self.unreached.add(origin)
                 g = full(x.shape, 0.0, dtype=x.dtype)
-            elif g.base is not None or id(g) in taken:
+            elif g.base is not None or id(g) in in_use:
                 g = op.copy(g)
-            taken.add(id(g))
-            made[origin] = g
-        return self._as_trees(made)
+            in_use.add(id(g))
+            by_node[origin] = g
+        return self._as_trees(by_node)
 
-    def _as_trees(self, made: Mapping[int, Tensor]) -> list[Tree]:
-        """Trees like the arguments, of what was made for the node of each variable."""
-        return [as_dicts(each, [made[node] for node in nodes]) for each, nodes in self._structures]
+    def _as_trees(self, by_node: Mapping[int, Tensor]) -> list[Tree]:
+        """Return trees like the arguments, of a tensor for the node of each variable."""
+        return [
+            as_dicts(each, [by_node[node] for node in nodes]) for each, nodes in self._structures
+        ]
 
     def pull_into(self, out: Tensor, seed: Tensor, collect: Collect) -> tuple[Tensor, list[Tree]]:
-        """The value and what `pull` returns, as the collector makes them."""
+        """Return the collector's value, and trees of its gradients."""
         collector = collect(op.copy(out), self.arguments, self.variables)
         numbers = {origin: i for i, origin in reversed([*enumerate(self.origins)])}
 
@@ -154,12 +167,12 @@ class _Session:
             collector.add(numbers[number], g if g.base is None else op.copy(g))
 
         self.tape.cotangents([out], [seed], self.origins, self.start, keep=False, final=final)
-        value, made = collector.finish()
-        return value, self._as_trees({origin: made[i] for origin, i in numbers.items()})
+        value, gradients = collector.finish()
+        return value, self._as_trees({origin: gradients[i] for origin, i in numbers.items()})
 
     def require_reached(self, fn: Callable[..., Any]) -> None:
-        """Warn where the value of `fn` depends on no parameter of a Module among the arguments,
-        unless it is made of gradients: those of a linear function depend on none."""
+        """Warn if the value of `fn` depends on no parameter of a Module among the arguments. A
+        value that depends on gradients is exempt: those of a linear function are constants."""
         if self.tape.sessions > self.number:
             return
         if self.tape.read_at is not None and self.unreached.issuperset(self.origins):
@@ -185,11 +198,11 @@ class _Session:
                 )
 
     def close(self) -> None:
-        """Drop what the tape keeps alive, unless the tape belongs to an outer differentiation."""
+        """Drop the nodes and saved values of the tape, unless an outer differentiation has it."""
         if self.outer is None:
             self.tape.nodes.clear()
             self.tape.kept.clear()
-            self.tape.within = None  # what is updated in it may outlive it
+            self.tape.within = None  # a tensor updated in it may outlive it
             live_tapes.discard(self.tape)
 
     def __del__(self) -> None:
@@ -222,34 +235,35 @@ def value_and_grad(
     holomorphic: bool = False,
     where: Where | None = None,
 ) -> Callable[..., Any]:
-    """A function that returns `fn`'s value and its gradient with respect to `argnums`.
+    """Return a function that returns `fn`'s value and its gradient with respect to `argnums`.
 
-    `argnums` is the number of an argument by position, or a tuple of such; below 0 it counts from
-    the last. `fn` returns a float tensor of shape (); with `has_aux` a pair of it and anything
-    else, which comes back as `((value, aux), gradient)`. The arguments named by `argnums` are trees
-    of float or complex tensors, arrays and numbers, which `fn` gets as tensors; a gradient has its
-    argument's structure, with dicts for Modules, and zeros where the value does not depend on a
-    tensor; a Module of which it depends on no tensor is warned of, by `NoEffectWarning`. A tensor
-    that occurs twice in one argument is one variable, with one gradient in both places.
+    `argnums` is the number of an argument by position, or a tuple of numbers; below 0 it counts
+    from the last. `fn` returns a float tensor of shape (). With `has_aux` it returns a pair of that
+    and anything else, and the result is `((value, aux), gradient)`.
 
-    `where` says with respect to which of the arguments' tensors: a pattern of their paths, in which
-    `*` matches "/" too, or a function of path and tensor, as in `Module.freeze`. The others are
-    constants; in the gradient they are missing, or None in a list.
+    The arguments named by `argnums` are trees of float or complex tensors, arrays and numbers,
+    which `fn` gets as tensors. A gradient has its argument's structure, with dicts for Modules, and
+    zeros where the value does not depend on a tensor. If the value depends on no tensor of a
+    Module, a `NoEffectWarning` is issued. A tensor that occurs twice in one argument is one
+    variable, with one gradient in both places.
+
+    `where` selects the arguments' tensors to differentiate with respect to: a pattern of their
+    paths, in which `*` matches "/" too, or a function of path and tensor, as in `Module.freeze`.
+    The others are constants; in the gradient they are missing, or None in a list.
 
     The gradient with respect to a complex z = x + iy is dL/dx + i dL/dy, as in PyTorch: the
-    direction of steepest ascent (Kreutz-Delgado, The Complex Gradient Operator and the
-    CR-Calculus, 2009). With `holomorphic`, of complex arguments and a complex value, it is the
-    complex derivative df/dz.
+    direction of steepest ascent (Kreutz-Delgado, "The Complex Gradient Operator", 2009). With
+    `holomorphic`, of complex arguments and a complex value, it is the complex derivative df/dz.
 
-    All else is a constant: no gradient flows through it, and no error is raised. Constants are the
-    tensors that `fn` reaches without these arguments, such as a parameter it closes over, and
-    results that are no floats, such as those of a comparison, `argmax`, or a cast to integers, even
-    if it is cast back. Ops with float results that are constant in pieces (`floor`, `round`,
+    All else is a constant: no gradient flows through it, and no error is raised. Constants are
+    tensors that `fn` reaches without these arguments, such as a parameter it closes over. Results
+    of other dtypes are constants, too, as those of a comparison, `argmax`, or a cast to integers,
+    even if it is cast back. Ops with float results that are piecewise constant (`floor`, `round`,
     `sign`, ...) have no gradient; `stop_gradient` makes constants of them.
 
-    Raises `GradientError` when the value is no scalar, or depends on an argument through an op
-    that has no gradient; `DTypeError` when an argument holds tensors of other dtypes;
-    `ArgumentError` when `where` means none of them.
+    Raises `GradientError` if the value is no scalar, or depends on an argument through an op
+    without a gradient; `DTypeError` if an argument has tensors of other dtypes; `ArgumentError`
+    if `where` selects none of them.
 
         >>> ml.value_and_grad(lambda x: ml.sum(x**2))(ml.asarray([1.0, 2.0]))
         (Tensor(5., f32[]), Tensor([2., 4.], f32[2]))
@@ -274,19 +288,18 @@ def collecting(
     where: Where | None = None,
     collect: Collect | None = None,
 ) -> Callable[..., Any]:
-    """`value_and_grad`; with `collect` the gradients are what the collector makes of them, and
-    there is no gradient of these."""
+    """Return the function of `value_and_grad`. With `collect` the collector decides the gradients,
+    and there is no gradient of these."""
     _require_function(fn)
     several = not isinstance(argnums, int)
-    asked = as_argnums(argnums)
+    requested = as_argnums(argnums)
 
     @wraps(fn, updated=())
     def differentiated(*args: Any, **kwargs: Any) -> Any:
-        numbers = among(asked, args)
+        numbers = resolve_argnums(requested, args)
         session = _Session([args[i] for i in numbers], where)
         try:
-            given = with_given(args, numbers, session.arguments)
-            result = session.run(fn, *given, **kwargs)
+            result = session.run(fn, *with_args(args, numbers, session.arguments), **kwargs)
             value = _scalar(result, has_aux, holomorphic)
             if holomorphic:
                 _require_complex(session.variables)
@@ -337,7 +350,7 @@ def grad(
     holomorphic: bool = False,
     where: Where | None = None,
 ) -> Callable[..., Any]:
-    """A function that returns the gradient of `fn`, as `value_and_grad` describes it.
+    """Return a function that returns the gradient of `fn`, as `value_and_grad` describes it.
 
     With `has_aux` it returns `(gradient, aux)`.
 
@@ -365,16 +378,16 @@ def vjp(
     fn: Callable[..., Any], *primals: Tree, has_aux: Literal[True]
 ) -> tuple[Any, Callable[[Any], Any], Any]: ...
 def vjp(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
-    """`fn(*primals)`, and a function from its cotangent to a tuple of the primals' cotangents.
+    """Return `fn(*primals)`, and a function from its cotangent to the primals' cotangents, a tuple.
 
     That function may be called any number of times. Until it is dropped, it keeps the values that
     it needs: an update in place moves the tensor to other memory. With `has_aux`, `fn` returns a
     pair of its value and anything else, which is the third result.
 
-    The value: [...], floats, or a tree of tensors; its cotangent is one of the same structure and
-    types, in which a number, a list or an array may stand for a tensor. A result that is no float
-    has None for its cotangent. Raises what `value_and_grad` raises, and `GradientError` for a value
-    without floats, and a cotangent of another type than the value.
+    The value: [...], floats, or a tree of tensors. Its cotangent has the same structure and types;
+    a number, a list or an array may stand for a tensor. A result that is no float has None for its
+    cotangent. Raises what `value_and_grad` raises, and `GradientError` if the value has no float,
+    or a cotangent has another type than the value.
 
         >>> y, pull = ml.vjp(ml.sin, ml.asarray([0.0]))
         >>> pull(ml.ones(1))
@@ -394,19 +407,19 @@ def vjp(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
         aux = None
         if has_aux:
             result, aux = as_pair(result)
-        found, structure = _results(result)
+        results, structure = _results(result)
     except BaseException:
         session.close()
         raise
 
-    values = [value if value.tape is session.tape else alias_of(value) for value in found]
-    known = [Tracked(y.type, y.tape, getattr(y, "node", 0)) for y in values]
+    values = [value if value.tape is session.tape else alias_of(value) for value in results]
+    tracked = [Tracked(y.type, y.tape, getattr(y, "node", 0)) for y in values]
 
     def pullback(cotangent: Any) -> Any:
-        given = partners(structure, cotangent, _are_alike, _differ)
+        leaves = partners(structure, cotangent, _are_alike, _differ)
         pairs = [
             (y, _cotangent(y.type, g))
-            for y, g in zip(known, given, strict=True)
+            for y, g in zip(tracked, leaves, strict=True)
             if y.type.dtype.is_inexact or g is not None
         ]
         return tuple(session.pull([y for y, _ in pairs], [g for _, g in pairs], keep=True))
@@ -416,21 +429,22 @@ def vjp(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
 
 
 def _results(result: Tree) -> tuple[list[Tensor], Structure]:
-    """The tensors of what a function returned. Raises `GradientError` where none is a float."""
+    """Return the tensors of a function's result. Raises `GradientError` if none is a float."""
     try:
-        found, structure = flatten(result)
+        leaves, structure = flatten(result)
     except DTypeError:
-        found, structure = [], None
-    if structure is None or not any(y.dtype.is_inexact for _, y in found):
+        leaves, structure = [], None
+    if structure is None or not any(y.dtype.is_inexact for _, y in leaves):
         raise GradientError(
             f"vjp is of a function to float or complex tensors, alone or in a tree, not to "
             f"{_kind(result)}"
         )
-    return [y for _, y in found], structure
+    return [y for _, y in leaves], structure
 
 
 def _cotangent(type: TensorType, g: Any) -> Tensor:
-    """The cotangent of a value of that type. Raises `GradientError` for one of another."""
+    """Convert g to a cotangent of a value of that type. Raises `GradientError` if g has another
+    type."""
     if not type.dtype.is_inexact:
         raise GradientError(f"the cotangent of {type}, which is no float, is None, not {_kind(g)}")
     if g is not None and not isinstance(g, (Tensor, dict, tuple)):
@@ -452,13 +466,13 @@ def _differ(path: str, tree: Tree, other: Tree) -> NoReturn:
 
 
 def _of_tensors(leaves: Leaves, structure: Structure) -> tuple[Leaves, Structure]:
-    """The leaves with tensors in place of arrays and numbers, each a new one."""
-    found = [(path, x if isinstance(x, Tensor) else as_operand(x)) for path, x in leaves]
-    return found, structure
+    """Return the leaves with new tensors in place of arrays and numbers."""
+    return [(path, x if isinstance(x, Tensor) else as_operand(x)) for path, x in leaves], structure
 
 
 def as_argnums(argnums: int | Sequence[int]) -> tuple[int, ...]:
-    """The numbers of arguments. Raises `GradientError` for what says none."""
+    """Return the numbers of arguments. Raises `GradientError` for anything but an int or different
+    ints."""
     numbers = (argnums,) if isinstance(argnums, int) else argnums
     if (
         not isinstance(numbers, (tuple, list))
@@ -469,35 +483,37 @@ def as_argnums(argnums: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def among(numbers: tuple[int, ...], args: Sequence[Any]) -> tuple[int, ...]:
-    """The numbers, of which those below 0 count from the last argument. Raises `GradientError`
-    where there is none of that number, and for two that name the same one."""
-    found = tuple([i + len(args) if i < 0 else i for i in numbers])
-    for i, number in zip(found, numbers, strict=True):
+def resolve_argnums(numbers: tuple[int, ...], args: Sequence[Any]) -> tuple[int, ...]:
+    """Resolve numbers below 0, which count from the last argument. Raises `GradientError` if there
+    is no such argument, and for two numbers of one argument."""
+    positions = tuple([i + len(args) if i < 0 else i for i in numbers])
+    for i, number in zip(positions, numbers, strict=True):
         if not 0 <= i < len(args):
             raise GradientError(
                 f"argnums names argument {number}; {len(args)} were given by position"
             )
-    if len(set(found)) < len(found):
+    if len(set(positions)) < len(positions):
         raise GradientError(f"argnums names an argument twice: {numbers}")
-    return found
+    return positions
 
 
-def with_given(args: Sequence[Any], numbers: Sequence[int], given: Sequence[Any]) -> list[Any]:
-    """The arguments, with these in place of those of the numbers."""
-    found = dict(zip(numbers, given, strict=True))
-    return [found.get(i, arg) for i, arg in enumerate(args)]
+def with_args(args: Sequence[Any], numbers: Sequence[int], others: Sequence[Any]) -> list[Any]:
+    """Return the arguments, with others in place of those of these numbers."""
+    by_number = dict(zip(numbers, others, strict=True))
+    return [by_number.get(i, arg) for i, arg in enumerate(args)]
 
 
 def as_pair(result: object) -> tuple[Any, Any]:
-    """What a function with `has_aux` returned. Raises `GradientError` for anything but a pair."""
+    """Return the result of a function with `has_aux`. Raises `GradientError` for anything but a
+    pair."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise GradientError(f"with has_aux a function returns a pair, not {_kind(result)}")
     return result
 
 
 def _scalar(result: object, has_aux: bool, holomorphic: bool) -> Tensor:
-    """The value to differentiate, out of what a function returned. Raises `GradientError`."""
+    """Return the value to differentiate from a function's result. Raises `GradientError` for
+    anything but a scalar."""
     value = as_pair(result)[0] if has_aux else result
     if holomorphic:
         if isinstance(value, Tensor) and value.shape == () and value.dtype.kind == "complex":
@@ -524,15 +540,15 @@ def _require_complex(variables: Sequence[Tensor]) -> None:
 
 
 def _name_of(model: Node, fn: Any, depth: int = 3) -> str | None:
-    """The global or local variable, in words, that has a tensor of the Module: one of the function,
-    or of those that it calls."""
+    """Return the name of a variable with a tensor of the Module, such as "local variable 'w'": one
+    that the function reads, or a function that it calls."""
     if not isinstance(fn, FunctionType) or not depth:
         return None
-    mine, names = {id(x) for _, x in flatten(model)[0]}, []
+    ids, names = {id(x) for _, x in flatten(model)[0]}, []
     places = getclosurevars(fn)
     for kind, variables in (("local", places.nonlocals), ("global", places.globals)):
         for name, value in variables.items():
-            if isinstance(value, Node) and any(id(x) in mine for _, x in flatten(value)[0]):
+            if isinstance(value, Node) and any(id(x) in ids for _, x in flatten(value)[0]):
                 return f"{kind} variable {name!r}"
             names.append(_name_of(model, value, depth - 1))
     return next(filter(None, names), None)

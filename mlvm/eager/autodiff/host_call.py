@@ -37,12 +37,12 @@ def call(
     vjp: Vjp | Sequence[Vjp | None] | None = None,
     **attributes: Any,
 ) -> Any:
-    """Call the current VM's host function of that name: `vm.register` and
-    `vm.register_library` make them.
+    """Call the current VM's host function of that name, which `vm.register` or
+    `vm.register_library` has added.
 
-    The tensors that it leaves are copied into the current arena: one is returned as it is,
-    several as a tuple, none as None. An attribute is None, a bool, number or string, or nested
-    lists of these. The function must not write to its operands.
+    Its results are copied into the current arena: a tensor, a tuple of several, or None. An
+    attribute is None, a bool, number or string, or nested lists of these. The function must not
+    write to its operands.
 
     `vjp` is the gradient rule, `vjp(g, *operands, out)`: from the cotangent g of the result it
     computes that of the operand, the product of g with the Jacobian. For several operands it is a
@@ -88,21 +88,21 @@ def call(
 
 
 def _program(name: str, nparams: int, attributes: Attributes) -> Program:
-    """The one-op program of that call; equal calls share it."""
+    """Return the one-op program of that call; equal calls share it."""
     key = name, nparams, tuple([(k, _key(name, value)) for k, value in attributes.items()])
-    known = _programs.get(key)
-    if known is not None:
-        return known
+    program = _programs.get(key)
+    if program is not None:
+        return program
     if name.endswith(".out") and name[:-4] in OPS:
         raise ArgumentError(f"it writes to an operand; use ml.{name[:-4]} with out=").at(name, ())
     if len(_programs) >= _PROGRAMS_LIMIT:
         _programs.clear()
-    given = {attribute: plain(canonical(value)) for attribute, value in attributes.items()}
-    return _programs.setdefault(key, Program.of_op(name, nparams, given, STAR))
+    values = {attribute: plain(canonical(value)) for attribute, value in attributes.items()}
+    return _programs.setdefault(key, Program.of_op(name, nparams, values, STAR))
 
 
 def _key(name: str, value: object) -> Any:
-    """Equal for equal attributes only: 1, True, 1.0 differ, and so do 0.0 and -0.0."""
+    """Return a key that only equal attributes share: 1, True, 1.0 differ, as 0.0 and -0.0 do."""
     value = canonical(value)
     if isinstance(value, tuple):
         return tuple([_key(name, each) for each in value])
@@ -120,7 +120,7 @@ def _key(name: str, value: object) -> Any:
 def _rules(
     name: str, vjp: Vjp | Sequence[Vjp | None] | None, noperands: int
 ) -> tuple[Vjp | None, ...]:
-    """A rule or None for each operand. Raises `GradientError` for a `vjp` that is neither."""
+    """Return a rule or None for each operand. Raises `GradientError` for any other `vjp`."""
     if vjp is None:
         return (None,) * noperands
     rules = (vjp,) if callable(vjp) else tuple(vjp) if isinstance(vjp, (tuple, list)) else (vjp,)
@@ -135,9 +135,9 @@ def _rules(
 def _record(
     tape: Tape, name: str, rules: tuple[Vjp | None, ...], operands: Tensors, results: Tensors
 ) -> None:
-    """Leave a node for each float result, with a pull for each operand that is tracked.
+    """Add a node for each float result, with a vjp for each tracked operand.
 
-    Cotangents add up: each result's node vjps as if the other results did not matter.
+    Cotangents add up: the vjps of a result's node take the other results' cotangents as zeros.
     """
     tracked = [i for i, x in enumerate(operands) if x.tape is tape]
     if not tracked:
@@ -161,8 +161,8 @@ def _record(
 def _rule_for_one_result(
     name: str, rule: Vjp | None, position: int, type: TensorType, number: int, results: Types
 ) -> Vjp:
-    """The rule of the operand at `position`, for the cotangent of result `number` alone. It takes
-    the saved values: the operands, then the results."""
+    """Return the rule of the operand at `position`, for the cotangent of result `number` alone. It
+    takes the saved values: the operands, then the results."""
 
     def pulled(g: Tensor, *saved: Tensor) -> Tensor:
         if rule is None:
@@ -176,21 +176,23 @@ def _rule_for_one_result(
         else:
             part = rule(_with_zeros(g, number, results), *operands, outs)
         if not isinstance(part, Tensor) or not _fits(part, type):
-            given = part.type if isinstance(part, Tensor) else f"a {part.__class__.__name__}"
-            raise GradientError(f"{name}: the vjp for operand {position}, a {type}, gave {given}")
+            kind = part.type if isinstance(part, Tensor) else f"a {part.__class__.__name__}"
+            raise GradientError(
+                f"{name}: the vjp for operand {position}, a {type}, returned {kind}"
+            )
         return part
 
     return pulled
 
 
 def _with_zeros(g: Tensor, number: int, types: Types) -> tuple[Tensor | None, ...]:
-    """Cotangents of all results: g at that number, else zeros, or None for what is no float."""
+    """Return cotangents of all results: g at that number, else zeros; None for other dtypes."""
     zeros = [full(t.shape, 0.0, dtype=t.dtype) if t.dtype.is_inexact else None for t in types]
     return (*zeros[:number], g, *zeros[number + 1 :])
 
 
 def _fits(part: Tensor, type: TensorType) -> bool:
-    """Whether the part becomes a cotangent of that type by summing over axes."""
+    """Return whether sums over axes make a cotangent of that type of the part."""
     try:
         return part.dtype.is_inexact and broadcast_shapes(type.shape, part.shape) == part.shape
     except ShapeError:

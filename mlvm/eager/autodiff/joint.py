@@ -32,8 +32,8 @@ Cotangents: TypeAlias = Sequence[Any]
 """Tensors; None for an absent cotangent, or `Conditional`."""
 Saved: TypeAlias = Sequence[Tensor]
 Sums: TypeAlias = Sequence[Any]
-"""Arguments of a backward pass: cotangents of the results, saved tensors, and sums
-cotangents of its destinations. It returns the latter after its own contributions (see `add_node`).
+"""Arguments of a backward pass: cotangents of the results, saved tensors, and the sums so far of
+its destinations' cotangents. It returns the new sums (see `add_node`).
 """
 
 
@@ -58,8 +58,8 @@ def seed(pending: CotangentAccumulator, tape: Tape, results: Saved, parts: Cotan
     """Add the cotangents of tracked results, last first, as a backward pass does."""
     for y, part in reversed([*zip(results, parts, strict=True)]):
         if part is not None and y.tape is tape:
-            held = pending.get(y.node)
-            pending[y.node] = part if held is None else plus(held, part)
+            total = pending.get(y.node)
+            pending[y.node] = part if total is None else plus(total, part)
 
 
 _PARTS: Final = TensorType(i64, (0,))
@@ -105,17 +105,19 @@ def add_node(
     alone = {k: origin for k, origin in tracked if origins.count(origin) == 1}
     own = [alone.get(k, -1) for k in continued]
 
-    def back(g: _Parts, saved: Saved, held: Sums) -> Sums:
-        totals = dict(zip(origins, held, strict=True))
-        given = [totals.get(origin) for origin in own]
-        given = [h if isinstance(h, Tensor) else None for h in given]
-        for origin, h in zip(own, given, strict=True):
+    def back(g: _Parts, saved: Saved, sums: Sums) -> Sums:
+        totals = dict(zip(origins, sums, strict=True))
+        continued_sums = [totals.get(origin) for origin in own]
+        continued_sums = [h if isinstance(h, Tensor) else None for h in continued_sums]
+        for origin, h in zip(own, continued_sums, strict=True):
             if origin is not None and h is not None:
                 totals[origin] = None
-        made = vjp([g.get(i) for i in range(nresults)], saved, [*held[:nclosures], *given])
-        totals.update(zip(origins, made[noperands:], strict=False))
+        parts = vjp(
+            [g.get(i) for i in range(nresults)], saved, [*sums[:nclosures], *continued_sums]
+        )
+        totals.update(zip(origins, parts[noperands:], strict=False))
         for k, origin in reversed(tracked):
-            part, before = made[k], totals[origin]
+            part, before = parts[k], totals[origin]
             if part is not None:
                 totals[origin] = part if before is None else plus(before, part)
         return [totals[origin] for origin in origins]
@@ -133,19 +135,19 @@ def _one_part(number: int, g: Tensor) -> Any:
     return _Parts({number: g})
 
 
-def plus(held: Any, part: Any) -> Any:
+def plus(total: Any, part: Any) -> Any:
     """Add two cotangents.
 
     The cotangent of a record's number is a record's number, too (see `mlvm.machines.residuals`).
     """
     record: Any = current_capture.get()
     if not isinstance(part, Tensor) or part.dtype.is_inexact or record is None:
-        return added(held, part)
-    total: Tensor = record.summed(held, part)
+        return added(total, part)
+    y: Tensor = record.summed(total, part)
     tape = taping()
     if tape is not None:
-        add_node(tape, [total], [held, part], {}, [], lambda of_total, *_: [*of_total, *of_total])
-    return total
+        add_node(tape, [y], [total, part], {}, [], lambda g, *_: [*g, *g])
+    return y
 
 
 def or_zeros(g: Any, type: TensorType) -> Tensor:

@@ -1,4 +1,4 @@
-"""The gradient rules: how a cotangent of each op's result becomes one of each operand.
+"""Gradient rules of the ops: from a result's cotangent to the cotangents of operands.
 
 `VJPS` has an entry for each op, in the order of the rooms of `mlvm.core.ops`. An entry has a rule
 for each operand with a gradient; integer operands (indices, labels, keys, conditions) have none.
@@ -11,8 +11,8 @@ The others are named after what the rule is given, values first:
     x_type      an operand's type, which costs nothing to keep
     types       the types of all operands, and `position` of this one among them
 
-The rule of an op that reads a part of its operand returns a `Sparse` cotangent: of many slices of
-one tensor, the engine makes one cotangent, and adds each to it in place.
+The rule of an op that reads a part of its operand returns a `Sparse` cotangent. For many slices of
+one tensor, the engine allocates one cotangent, and adds each to it in place.
 
 The cotangent of a complex z = x + iy is dL/dx + i dL/dy, for a real L. So a rule gives g times the
 conjugate of the derivative, and an operand that is real gets the real part. Rules of holomorphic
@@ -23,9 +23,9 @@ A rule may return a cotangent of the shape that the operands broadcast to and of
 promote to: the engine sums and casts it. Rules are eager code, which an outer tape records for
 gradients of gradients. So a rule uses only differentiable ops on values that may be tracked.
 
-Beside the rules back an op's row says how a tangent goes forward (`rows`). That of an elementwise
-op goes as a cotangent does, without conjugates. Decompositions whose rows say nothing have the rule
-back transposed: it is linear in the cotangent, so its own gradient is the way forward.
+An op's row may have forward rules, for tangents (`rows`). For an elementwise op these are by
+default the reverse rules, without conjugates. Other rows without forward rules, such as those of
+decompositions, have their reverse rules transposed: these are linear in the cotangent.
 """
 
 from __future__ import annotations
@@ -62,28 +62,28 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 def _masked(g: Tensor, mask: Tensor) -> Tensor:
-    """g where the mask holds, else 0."""
+    """Return g where the mask holds, else 0."""
     return op.where(mask, g, constant(0, g.dtype))
 
 
 def _wins(g: Tensor, wins: Tensor, ties: Tensor) -> Tensor:
-    """The share of one of two operands: all of g where it wins, half where they tie."""
+    """Return the share of one of two operands: all of g where it wins, half where they tie."""
     return op.where(ties, g * 0.5, _masked(g, wins))
 
 
 def _one_at(mask: Tensor, x: Tensor) -> Tensor:
-    """1 where the mask holds, else x."""
+    """Return 1 where the mask holds, else x."""
     return op.where(mask, constant(1.0, x.dtype), x)
 
 
 def _pow_x(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """y x^(y-1), and 0 for x = y = 0."""
+    """Return y x^(y-1), and 0 for x = y = 0."""
     corner = op.logical_and(op.equal(x, 0.0), op.equal(y, 0.0))
     return g * y * _one_at(corner, x) ** (y - 1.0)
 
 
 def _pow_y(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """x^y log(x), and 0 for x = 0. That is the gradient for y > 0; for y <= 0 there is none.
+    """Return x^y log(x), and 0 for x = 0. That is the gradient for y > 0; for y <= 0 there is none.
     The log is of the result's dtype: a real x < 0 has one where y is complex."""
     x = x if x.dtype is out.dtype else op.astype(x, dtype=out.dtype)
     return g * out * op.log(_one_at(op.equal(x, 0.0), x))
@@ -102,13 +102,13 @@ def _clip_upper(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
 
 
 def _share(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """g e^x / (e^x + e^y); of infinities of one sign, each has half of it."""
+    """Return g e^x / (e^x + e^y); of infinities of one sign, each has half of it."""
     same = op.logical_and(op.isinf(x), op.equal(x, y))
     return g * op.sigmoid(op.where(same, constant(0.0, g.dtype), x - y))
 
 
 def _abs(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """g times the sign of x: of a complex x that is x / |x|, which is no constant."""
+    """Return g times the sign of x: of a complex x that is x / |x|, which is no constant."""
     if x.dtype.is_float:
         return g * op.sign(stop_gradient(x))
     zero = op.equal(out, 0.0)
@@ -116,12 +116,12 @@ def _abs(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
 
 
 def _abs_forward(t: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """Of a complex x, the real part of t conj(x) / |x|."""
+    """Return t times the sign of x; for a complex x the real part of t conj(x) / |x|."""
     return _abs(t, x, out) if x.dtype.is_float else op.real(_abs(op.conj(t), x, out))
 
 
 def _atan2_by(g: Tensor, x: Tensor, y: Tensor, of: Tensor) -> Tensor:
-    """g of / (x^2 + y^2), and 0 at the origin, where the angle jumps."""
+    """Return g of / (x^2 + y^2), and 0 at the origin, where the angle jumps."""
     scale = op.maximum(op.abs(stop_gradient(x)), op.abs(stop_gradient(y)))
     origin = op.equal(scale, 0.0)
     scale = _one_at(op.logical_or(origin, op.isinf(scale)), scale)
@@ -134,8 +134,8 @@ def _imag(g: Tensor, x_type: TensorType) -> Tensor:
 
 
 def _sqrt(g: Tensor, out: Tensor) -> Tensor:
-    """g / (2 sqrt(x)), and 0 at x = 0, where the slope is infinite. So the standard deviation of
-    equal elements and the norm of zeros, which have a kink there, get 0, one of their
+    """Return g / (2 sqrt(x)), and 0 at x = 0, where the slope is infinite. So the standard
+    deviation of equal elements and the norm of zeros, which have a kink there, get 0, one of their
     subgradients."""
     zero = op.equal(out, 0.0)
     if out.dtype.is_float:
@@ -146,40 +146,42 @@ def _sqrt(g: Tensor, out: Tensor) -> Tensor:
 # --- reductions ------------------------------------------------------------------------
 
 
-def _kept(y: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
-    """A reduction of x, with its reduced axes as axes of length 1."""
+def _with_axes(y: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
+    """Return a reduction of x, with its reduced axes as axes of length 1."""
     return reshape(y, reduced_shape(x_type.shape, axis, True))
 
 
 def _spread(g: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
-    """g repeated along the axes of x that were reduced."""
-    return op.broadcast_to(_kept(g, x_type, axis), shape=x_type.shape)
+    """Return g repeated along the axes of x that were reduced."""
+    return op.broadcast_to(_with_axes(g, x_type, axis), shape=x_type.shape)
 
 
 def _count(x_type: TensorType, axis: Axis) -> int:
-    """How many elements of x make one of the result."""
+    """Return the number of elements of x for each element of the result."""
     return math.prod(x_type.shape[i] for i in normalize_axes(axis, x_type.ndim))
 
 
 def _var(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis, correction: float) -> Tensor:
     """2 (x - mean(x)) / (n - correction)"""
     deviation = x - op.mean(x, axis=axis, keepdims=True)
-    return deviation * (_kept(g, x_type, axis) * 2.0 / max(_count(x_type, axis) - correction, 0.0))
+    return deviation * (
+        _with_axes(g, x_type, axis) * 2.0 / max(_count(x_type, axis) - correction, 0.0)
+    )
 
 
 def _divided(g: Tensor, chosen: Tensor, axis: Axis) -> Tensor:
-    """g in equal parts for the elements that were chosen along the axes."""
+    """Return g in equal parts for the elements that were chosen along the axes."""
     weights = op.astype(chosen, dtype=g.dtype)
     return weights * (g / op.sum(weights, axis=axis, keepdims=True))
 
 
 def _extreme(g: Tensor, x: Tensor, out: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
-    chosen = op.equal(x, _kept(out, x_type, axis))
-    return _divided(_kept(g, x_type, axis), chosen, axis)
+    chosen = op.equal(x, _with_axes(out, x_type, axis))
+    return _divided(_with_axes(g, x_type, axis), chosen, axis)
 
 
 def _reduced(t: Tensor, slopes: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """The tangent of a reduction, from its slopes: what the rule back makes of ones."""
+    """Return the tangent of a reduction, from its slopes: what the rule back makes of ones."""
     return op.sum(t * slopes, axis=axis, keepdims=keepdims)
 
 
@@ -188,7 +190,7 @@ def _ones_like(out: Tensor) -> Tensor:
 
 
 def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
-    """The product of the other elements, without a division: zeros do no harm."""
+    """Return the product of the other elements, without a division: zeros do no harm."""
     reduced = normalize_axes(axis, x.ndim)
     order = (*[i for i in range(x.ndim) if i not in reduced], *reduced)
     moved = op.permute_dims(x, axes=order)
@@ -196,7 +198,7 @@ def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
     rows = reshape(moved, (math.prod(moved.shape[: x.ndim - len(reduced)]), n))
     behind = op.flip(_products_before(op.flip(rows, axis=1)), axis=1)
     others = reshape(_products_before(rows) * behind, moved.shape)
-    return _kept(g, x_type, axis) * op.permute_dims(others, axes=_inverse(order))
+    return _with_axes(g, x_type, axis) * op.permute_dims(others, axes=_inverse(order))
 
 
 def _products_before(x: Tensor) -> Tensor:
@@ -205,7 +207,7 @@ def _products_before(x: Tensor) -> Tensor:
 
 
 def _cumulative_sum(g: Tensor, axis: int | None) -> Tensor:
-    """The running sums from the other end."""
+    """Return the running sums from the other end."""
     axis = axis or 0
     return op.flip(op.cumulative_sum(op.flip(g, axis=axis), axis=axis), axis=axis)
 
@@ -216,7 +218,8 @@ def _cumulative_sum(g: Tensor, axis: int | None) -> Tensor:
 def _matmul_x(
     g: Tensor, y: Tensor, x_type: TensorType, transpose_x: bool, transpose_y: bool
 ) -> Tensor:
-    """g y^T. For an x that a whole batch of y was multiplied with, the batch is contracted."""
+    """Return g y^T. For an x that a whole batch of y was multiplied with, the batch is
+    contracted."""
     if y.ndim == 1:
         y, g = reshape(y, (y.size, 1)), reshape(g, (*g.shape, 1))
     if x_type.ndim == 1:
@@ -230,7 +233,8 @@ def _matmul_x(
 def _matmul_y(
     g: Tensor, x: Tensor, y_type: TensorType, transpose_x: bool, transpose_y: bool
 ) -> Tensor:
-    """x^T g. For a y that a whole batch of x was multiplied with, the batch is contracted."""
+    """Return x^T g. For a y that a whole batch of x was multiplied with, the batch is
+    contracted."""
     if y_type.ndim == 1:
         g = reshape(g, (*g.shape, 1))
     if x.ndim == 1:
@@ -267,7 +271,7 @@ def _gather_lanes(g: Tensor, rank: Tensor, axis_name: str, size: int) -> Tensor:
 
 
 def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes that undo `permute_dims` with these."""
+    """Return the axes that undo `permute_dims` with these."""
     places = normalize_axes(order, len(order))
     return tuple(places.index(i) for i in range(len(order)))
 
@@ -278,12 +282,12 @@ def _roll(g: Tensor, shift: int | tuple[int, ...], axis: Axis) -> Tensor:
 
 
 def _window(g: Tensor, start: Shape, length: Shape) -> Tensor:
-    """A contiguous part of g."""
+    """Return a contiguous part of g."""
     return op.slice(g, start=start, length=length, step=(1,) * g.ndim)
 
 
 def _part(g: Tensor, types: tuple[TensorType, ...], position: int, axis: int) -> Tensor:
-    """The part of the cotangent that belongs to one operand of a concatenation."""
+    """Return the part of the cotangent that belongs to one operand of a concatenation."""
     axis = normalize_axis(axis, g.ndim)
     start = [0] * g.ndim
     start[axis] = sum(type.shape[axis] for type in types[:position])
@@ -309,7 +313,7 @@ def _sliced_updates(
 
 
 def _slice_set_x(g: Tensor, start: Shape, length: Shape, step: tuple[int, ...]) -> Tensor:
-    """g, with zeros where the values went."""
+    """Return g, with zeros where the values went."""
     return op.slice_set(g, constant(0.0, g.dtype), start=start, length=length, step=step)
 
 
@@ -324,8 +328,8 @@ def _take(g: Tensor, indices: Tensor, x_type: TensorType, axis: int) -> Sparse:
 def _reduced_by(
     x: Tensor, updates: Tensor, indices: Tensor, out: Tensor, by: str
 ) -> tuple[Tensor, Tensor]:
-    """How the result of `index_reduce` changes with an element of x, and of the updates: by the
-    product of the others; or if it is the one that stays, of so many."""
+    """Return the derivatives of `index_reduce` with respect to x and to the updates. Of a product
+    that is the product of the other elements. Of an extremum it is 1 over the number of ties."""
     if by == "multiply":
         return _products_of_others(x, updates, indices)
     stays = op.astype(op.equal(x, out), dtype=out.dtype)
@@ -335,14 +339,14 @@ def _reduced_by(
 
 
 def _products_of_others(x: Tensor, updates: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """For each element of x and of the updates the product of all others for the same place: of
-    those before it and of those behind it, in the order of the places."""
+    """Return for each element of x and of the updates the product of all others for the same
+    place: the elements before it times those behind it, sorted by place."""
     count, many = x.shape[0], indices.size
     every = op.arange(start=0, stop=count, step=1, dtype=i64)
     places = op.concat(every, op.take(every, reshape(indices, (many,)), axis=0), axis=0)
     order = op.argsort(places, axis=0, descending=False)
-    given = op.concat(x, reshape(updates, (many, *x.shape[1:])), axis=0)
-    rows, places = op.take(given, order, axis=0), op.take(places, order, axis=0)
+    elements = op.concat(x, reshape(updates, (many, *x.shape[1:])), axis=0)
+    rows, places = op.take(elements, order, axis=0), op.take(places, order, axis=0)
     before = _products_at_places(rows, places, many)
     behind = _products_at_places(op.flip(rows, axis=0), op.flip(places, axis=0), many)
     back = op.argsort(order, axis=0, descending=False)
@@ -353,8 +357,8 @@ def _products_of_others(x: Tensor, updates: Tensor, indices: Tensor) -> tuple[Te
 
 
 def _products_at_places(rows: Tensor, places: Tensor, longest: int) -> Tensor:
-    """The product of all rows before one that have its place, in log2 steps (Hillis and Steele,
-    Data Parallel Algorithms, CACM 29, 1986)."""
+    """Return the product of all rows before one that have its place, in log2 steps (Hillis and
+    Steele, Data Parallel Algorithms, CACM 29, 1986)."""
     numbers = op.arange(start=0, stop=places.size, step=1, dtype=i64)
 
     def from_before(x: Tensor, distance: int) -> Tensor:
@@ -363,14 +367,14 @@ def _products_at_places(rows: Tensor, places: Tensor, longest: int) -> Tensor:
         near = reshape(near, (places.size, *[1] * (x.ndim - 1)))
         return op.where(near, op.roll(x, shift=distance, axis=0), constant(1, x.dtype))
 
-    made, step = from_before(rows, 1), 1
+    products, step = from_before(rows, 1), 1
     while step < longest:
-        made, step = made * from_before(made, step), 2 * step
-    return made
+        products, step = products * from_before(products, step), 2 * step
+    return products
 
 
 def _sort(g: Tensor, x: Tensor, axis: int, descending: bool) -> Tensor:
-    """Each element's cotangent, back where the element came from."""
+    """Return each element's cotangent, back where the element came from."""
     order = op.argsort(x, axis=axis, descending=descending)
     return op.scatter_add_along_axis(g, order, axis=axis, length=x.shape[axis])
 
@@ -379,7 +383,7 @@ def _sort(g: Tensor, x: Tensor, axis: int, descending: bool) -> Tensor:
 
 
 def _index_set_values(g: Tensor, indices: Tensor, axis: int, axes: int) -> Tensor:
-    """g where the values went, and 0 for one that another has replaced."""
+    """Return g where the values went, and 0 for one that another has replaced."""
     axis = normalize_axis(axis, max(g.ndim, 1))
     lengths = g.shape[axis : axis + axes]
     merged = reshape(g, (*g.shape[:axis], math.prod(lengths), *g.shape[axis + axes :]))
@@ -392,12 +396,12 @@ def _index_set_values(g: Tensor, indices: Tensor, axis: int, axes: int) -> Tenso
 
 
 def _over(mask: Tensor, ndim: int) -> Tensor:
-    """The mask of the first of so many axes, to broadcast along the others."""
+    """Return the mask of leading axes with `ndim` axes, to broadcast along the others."""
     return reshape(mask, (*mask.shape, *[1] * (ndim - mask.ndim)))
 
 
 def _mask_set_values(g: Tensor, mask: Tensor, values_type: TensorType) -> Tensor:
-    """g where the mask holds, in order: a stable sort has these places first."""
+    """Return g where the mask holds, in order: a stable sort has these places first."""
     behind = g.shape[mask.ndim :]
     others = op.astype(op.logical_not(reshape(mask, (mask.size,))), dtype=u8)
     [count, *_] = values_type.shape
@@ -406,7 +410,7 @@ def _mask_set_values(g: Tensor, mask: Tensor, values_type: TensorType) -> Tensor
 
 
 def _rows(start: Tensor, count: int) -> Tensor:
-    """The numbers of so many rows from `start` on."""
+    """Return the given number of row numbers from `start` on."""
     return op.astype(start, dtype="i64") + op.arange(start=0, stop=count, step=1, dtype="i64")
 
 
@@ -416,7 +420,7 @@ _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 
 def _gelu_second(x: Tensor, approximate: bool) -> Tensor:
-    """The second derivative of x Phi(x): 2 Phi' + x Phi''."""
+    """Return the second derivative of x Phi(x): 2 Phi' + x Phi''."""
     if not approximate:
         return op.exp(op.square(x) * -0.5) * (2.0 - op.square(x)) / math.sqrt(2 * math.pi)
     u = (x + 0.044715 * x * op.square(x)) * _SQRT_2_OVER_PI  # Phi = (1 + tanh(u)) / 2
@@ -432,7 +436,7 @@ def _softmax(g: Tensor, out: Tensor, axis: int) -> Tensor:
 
 
 def _log_softmax(g: Tensor, out: Tensor, axis: int) -> Tensor:
-    """g - softmax(x) sum(g), for out = log_softmax(x)"""
+    """Return g - softmax(x) sum(g), for out = log_softmax(x)"""
     return g - op.exp(out) * op.sum(g, axis=axis, keepdims=True)
 
 
@@ -452,12 +456,13 @@ def _ones(shape: Shape, like: TensorType) -> Tensor:
 
 
 def _normalize(h: Tensor, x: Tensor, eps: float) -> Tensor:
-    """J h, with J the Jacobian of `layer_norm_normalize` at x; it is symmetric."""
+    """Return J h, with J the Jacobian of `layer_norm_normalize` at x; it is symmetric."""
     return op.layer_norm_vjp(h, x, _ones(x.shape[-1:], x.type), eps=eps)
 
 
 def _layer_norm_vjp_x(c: Tensor, g: Tensor, x: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """The gradient of c . J h for x, with h = g scale, n = x normalised, r = 1 / sqrt(var + eps):
+    """Return the gradient of c . J h for x, with h = g scale, n = x normalised, r = 1 / sqrt(var +
+    eps):
 
     J h = r (h - mean(h) - n mean(h n)) depends on x by n, which J goes back through, and by r,
     whose gradient is -r^2 n / K for rows of length K.
@@ -643,11 +648,11 @@ VJPS: Final[dict[str, Rules]] = {
     "logsumexp": forward(
         {
             "x": lambda g, x, out, x_type, axis: (
-                _kept(g, x_type, axis) * op.exp(x - _kept(out, x_type, axis))
+                _with_axes(g, x_type, axis) * op.exp(x - _with_axes(out, x_type, axis))
             )
         },
         x=lambda t, x, out, x_type, axis, keepdims: _reduced(
-            t, op.exp(x - _kept(out, x_type, axis)), axis, keepdims
+            t, op.exp(x - _with_axes(out, x_type, axis)), axis, keepdims
         ),
     ),
     "max": forward(

@@ -46,7 +46,7 @@ def _scalar(x: Tensor) -> Tensor:
 
 
 def _i(x: Tensor) -> Tensor:
-    """The imaginary number i x of a real x."""
+    """Return the imaginary number i x of a real x."""
     return x * constant(1j, promote(x.dtype, c64))
 
 
@@ -64,7 +64,7 @@ def _hermitian(x: Tensor) -> Tensor:
 
 
 def _over(x: Tensor, y: Tensor) -> Tensor:
-    """x / y, and 0 for 0 / 0: where there is no cotangent, equal values do no harm."""
+    """Return x / y, and 0 for 0 / 0: where there is no cotangent, equal values do no harm."""
     both = op.logical_and(op.equal(x, 0.0), op.equal(y, 0.0))
     return x / op.where(both, constant(math.inf, y.dtype), y)
 
@@ -78,8 +78,8 @@ def _differences(x: Tensor) -> Tensor:
 
 
 def _cholesky(g: Tensor, out: Tensor, upper: bool) -> Tensor:
-    """The Hermitian part of L^-H Phi(L^H g) L^-1, where Phi halves the diagonal and is 0 above it
-    (Murray, Differentiation of the Cholesky decomposition, 2016)."""
+    """Return the Hermitian part of L^-H Phi(L^H g) L^-1, where Phi halves the diagonal and is 0
+    above it (Murray, Differentiation of the Cholesky decomposition, 2016)."""
     if upper:
         g, out = adjoint(g), adjoint(out)
     product = op.matmul(adjoint(out), g)
@@ -135,7 +135,7 @@ def _triangular_y(
 def _triangular_x(
     g: Tensor, x: Tensor, out: Tensor, y_type: TensorType, lower: bool, unit_diagonal: bool
 ) -> Tensor:
-    """The triangle of -X^-H g Z^H, for the solution Z."""
+    """Return the triangle of -X^-H g Z^H, for the solution Z."""
     back = op.solve_triangular(adjoint(x), g, lower=not lower, unit_diagonal=unit_diagonal)
     if y_type.ndim == 1:
         back, out = _column(back), _column(out)
@@ -191,7 +191,7 @@ def _unit_adjoint(x: Tensor) -> Tensor:
 
 
 def _expm(g: Tensor, x: Tensor) -> Tensor:
-    """The derivative at X^H in the direction of g: a block of an exponential twice as large
+    """Return the derivative at X^H in the direction of g: a block of an exponential twice as large
     (Al-Mohy and Higham, Computing the Frechet derivative of the matrix exponential, 2009)."""
     n, turned = x.shape[-1], adjoint(x)
     above = concat([turned, g], axis=-1)
@@ -205,7 +205,7 @@ def _det_vjp_g(c: Tensor, x: Tensor, g_type: TensorType) -> Tensor:
 
 
 def _det_vjp_x(c: Tensor, g: Tensor, x: Tensor) -> Tensor:
-    """g conj(det(X)) (tr(c^H Y) Y - Y c^H Y), for Y = X^-H: not of singular matrices."""
+    """Return g conj(det(X)) (tr(c^H Y) Y - Y c^H Y), for Y = X^-H: not of singular matrices."""
     inverse = adjoint(op.inv(x))
     trace = op.sum(conj(c) * inverse, axis=(-2, -1), keepdims=True)
     return _scalar(g * conj(op.det(x))) * (trace * inverse - inverse @ adjoint(c) @ inverse)
@@ -222,8 +222,9 @@ def _slogdet(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
 
 
 def _qr(g: Tensor, out: Tensor, x_type: TensorType, mode: QRMode) -> Tensor:
-    """Of a wide matrix, the first columns [X | Y] = Q [U | V] are the QR of X, and V = Q^H Y
-    (Roberts and Roberts, QR and LQ decomposition matrix backpropagation algorithms, 2020)."""
+    """Return the cotangent of a matrix from those of Q and R. The first columns of a wide matrix
+    [X | Y] = Q [U | V] are the QR of X, and V = Q^H Y (Roberts and Roberts, QR and LQ decomposition
+    matrix backpropagation algorithms, 2020)."""
     rows, wide = x_type.shape[-2:]
     if mode == "complete" and rows > wide:
         raise GradientError(
@@ -250,9 +251,9 @@ def _square_qr(gq: Tensor, gr: Tensor, q: Tensor, r: Tensor) -> Tensor:
 
 
 def _pinv(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """The adjoint of dP = -P dX P + P P^H dX^H (1 - X P) + (1 - P X) dX^H P^H P, which holds while
-    the rank stays (Golub and Pereyra, The differentiation of pseudo-inverses and nonlinear least
-    squares problems whose variables separate, 1973)."""
+    """Return the adjoint of dP = -P dX P + P P^H dX^H (1 - X P) + (1 - P X) dX^H P^H P, which holds
+    while the rank stays (Golub and Pereyra, The differentiation of pseudo-inverses and nonlinear
+    least squares problems whose variables separate, 1973)."""
     inverse, back = adjoint(out), adjoint(g)
     left, right = back @ out @ inverse, inverse @ out @ back
     parts = left - x @ (out @ left) + right - (right @ out) @ x
@@ -329,7 +330,8 @@ def _svd(g: Tensor, out: Tensor, x_type: TensorType, full_matrices: bool) -> Ten
 
 
 def _thin(g: Tensor, u: Tensor, inner: int) -> tuple[Tensor, Tensor]:
-    """The cotangent of the first columns, with what reaches them from the others; and they."""
+    """Return the cotangent of the first columns, with what reaches them from the others; and
+    they."""
     rest = u.shape[-1] - inner
     if not rest:
         return g, u
@@ -361,8 +363,8 @@ def _irfft(g: Tensor, x_type: TensorType, n: int, axis: int, norm: Norm) -> Tens
 
 
 def _weights(n: int, inner: float, type: TensorType, axis: int) -> Tensor:
-    """A weight for each element of a half spectrum of n: 1 for those without a conjugate twin,
-    which are the first, and the last if n is even."""
+    """Return a weight for each element of a half spectrum of n: 1 for those without a conjugate
+    twin, which are the first, and the last if n is even."""
     ends = (1, 1 - n % 2)
     twins = full((n // 2 + 1 - sum(ends),), inner, dtype=type.dtype.real)
     along = (1,) * (type.ndim - 1 - normalize_axis(axis, type.ndim))

@@ -79,7 +79,7 @@ class MultiOutputVjp:
     """Vjp of a call with several results, such as a loop, for all operands at once.
 
     types: the operands' types.
-    apply: `apply(g, saved, sums)` returns each operand's sums cotangent.
+    apply: `apply(g, saved, sums)` returns the new sum of each operand's cotangents.
     effect: True if the call changed shared state. In blocks the backward pass then goes through it
         even if none of its results has a cotangent.
     """
@@ -160,39 +160,39 @@ class CotangentAccumulator(dict[int, Any]):
     __slots__ = ("_owned", "_recorded")
 
     def __init__(self) -> None:
-        self._owned: set[int] = set()  # those that were made here: nobody else has them
+        self._owned: set[int] = set()  # cotangents that only this accumulator refers to
         self._recorded = current_tape.get() is not None
 
-    def apply_vjps(self, node: Node, g: Any, wanted: Container[int] | None = None) -> None:
-        """Accumulate the cotangents of a node's operands, or of the `wanted` ones among them."""
+    def apply_vjps(self, node: Node, g: Any, targets: Container[int] | None = None) -> None:
+        """Accumulate the cotangents of a node's operands, or of those among the `targets`."""
         vjps, origins, saved = node
         conditional = g if isinstance(g, Conditional) else None
         if not isinstance(vjps, tuple):
-            totals = vjps.apply(g, saved, [self.get(origin) for origin in origins])
-            for origin, total in zip(origins, totals, strict=True):
+            sums = vjps.apply(g, saved, [self.get(origin) for origin in origins])
+            for origin, total in zip(origins, sums, strict=True):
                 if total is not None:
                     self[origin] = total
                     self._owned.discard(origin)
             return
         for (type, rule, needs), origin in zip(vjps, origins, strict=True):
-            if wanted is not None and origin not in wanted:
+            if targets is not None and origin not in targets:
                 continue
             values = map(saved.__getitem__, needs)
             part = rule(g, *values) if conditional is None else conditional.through(rule, [*values])
-            held = self.get(origin)
+            total = self.get(origin)
             if isinstance(part, Sparse):
-                if held is None:
+                if total is None:
                     self[origin] = apply(part.alone, *part.operands)
-                elif not isinstance(held, Tensor):
-                    self[origin] = added(held, part)
+                elif not isinstance(total, Tensor):
+                    self[origin] = added(total, part)
                 elif (
                     self._recorded
                     or origin not in self._owned
-                    or held.type.nbytes < _WORTH_UPDATING
+                    or total.type.nbytes < _WORTH_UPDATING
                 ):
-                    self[origin] = apply(part.added, held, *part.operands)
-                else:  # which an outer tape, that has no node for it, would refuse
-                    overwrite(held, part.added, held, *part.operands)
+                    self[origin] = apply(part.added, total, *part.operands)
+                else:  # an outer tape, which has no node for the update, would refuse it
+                    overwrite(total, part.added, total, *part.operands)
                 self._owned.add(origin)
             else:
                 if part.type is not type:
@@ -202,12 +202,12 @@ class CotangentAccumulator(dict[int, Any]):
                         if is_tensor
                         else Conditional(sum_to(part.x, type), part.present)
                     )
-                if held is None:
+                if total is None:
                     self[origin] = part
                 else:
-                    self[origin] = added(held, part)
+                    self[origin] = added(total, part)
                     self._owned.add(origin)
-            del part, held
+            del part, total
 
     @NO_AUTOCAST
     def walk(
@@ -238,15 +238,17 @@ class Tape:
 
     nodes: a tracked tensor's `node` is a position here. A watched tensor's entry is None.
     kept: ids of the roots of all saved values.
-    within: the recorder under which the tape was made, whose launches it differentiates.
+    within: the recorder whose launches the tape differentiates.
+    sessions: differentiations that share the tape, so far.
+    read_at: the first line that reads values of a tracked tensor.
     """
 
     def __init__(self) -> None:
         self.within: object = current_capture.get()
         self.nodes: list[Node | None] = []
         self.kept: set[int] = set()
-        self.sessions = 0  # differentiations that share the tape, so far
-        self.read_at: str | None = None  # the first line that reads values of a tracked tensor
+        self.sessions = 0
+        self.read_at: str | None = None
         live_tapes.add(self)
 
     def watch(self, x: Tensor) -> Tensor:
@@ -340,9 +342,8 @@ class Tape:
 
         Only nodes from `start` on are visited; they are dropped on the way unless `keep`. A watched
         tensor that no result depends on gets None. `final(number, cotangent, others)` receives each
-        cotangent once it is complete, beside all others under way; then the result is empty. Raises
-        `GradientError` for a node whose op has no rule, and for nodes that have been dropped
-        already.
+        cotangent once it is complete, and the accumulator of all others; then the result is empty.
+        Raises `GradientError` for a node whose op has no rule, and for dropped nodes.
         """
         pending = CotangentAccumulator()
         for out, seed in zip(outs, seeds, strict=True):
@@ -350,10 +351,11 @@ class Tape:
                 continue
             if out.node >= len(self.nodes):
                 raise GradientError(
-                    f"what led to this {out.type} was dropped when the gradient around it was taken"
+                    f"the tape of this {out.type} was dropped with the gradient around it; "
+                    f"differentiate it inside"
                 )
-            held = pending.get(out.node)
-            pending[out.node] = seed if held is None else held + seed
+            total = pending.get(out.node)
+            pending[out.node] = seed if total is None else total + seed
         if not pending:
             if final is not None:
                 for number in dict.fromkeys(watched):
@@ -363,12 +365,12 @@ class Tape:
         def whole(g: Any) -> Tensor | None:
             return Conditional.cleaned(g) if isinstance(g, Conditional) else g
 
-        wanted = self._dependents(watched, start) if keep else None
+        targets = self._dependents(watched, start) if keep else None
         last = {} if final is None else self._last_uses(watched, start)
         for index in range(len(self.nodes) - 1, start - 1, -1):
             node = self.nodes[index] if keep else self.nodes.pop()
             if node is not None and (g := pending.pop(index, None)) is not None:
-                pending.apply_vjps(node, g, wanted)
+                pending.apply_vjps(node, g, targets)
             if final is not None and index in last:
                 for number in last.pop(index):
                     final(number, whole(pending.pop(number, None)), pending)
@@ -380,23 +382,23 @@ class Tape:
 
     def _last_uses(self, watched: Sequence[int], start: int) -> dict[int, list[int]]:
         """Group watched nodes by the last backward node that adds to them, -1 for none."""
-        left = dict.fromkeys(watched)
-        found: dict[int, list[int]] = {}
+        unused = dict.fromkeys(watched)
+        last: dict[int, list[int]] = {}
         for index, node in enumerate(self.nodes[start:], start):
             for origin in () if node is None else node[1]:
-                if origin in left:
-                    del left[origin]
-                    found.setdefault(index, []).append(origin)
-        found[-1] = list(left)
-        return found
+                if origin in unused:
+                    del unused[origin]
+                    last.setdefault(index, []).append(origin)
+        last[-1] = list(unused)
+        return last
 
     def _dependents(self, watched: Sequence[int], start: int) -> set[int]:
         """Return the watched nodes and all nodes from `start` on that depend on them."""
-        found = set(watched)
+        dependents = set(watched)
         for index, node in enumerate(self.nodes[start:], start):
-            if node is not None and not found.isdisjoint(node[1]):
-                found.add(index)
-        return found
+            if node is not None and not dependents.isdisjoint(node[1]):
+                dependents.add(index)
+        return dependents
 
 
 if EXTENSION is not None:  # what calls in C need: see native/src/language/dispatch.c
@@ -453,17 +455,17 @@ def bound_rule(call: OneOp, types: Types, rule: Rule, position: int) -> tuple[Ru
     Returns it with the positions of the values that it takes: operands, or -1 for the result.
     """
     inputs = call.op.inputs
-    known: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         **call.attributes,
         **{f"{name}_type": type for name, type in zip(inputs, types, strict=False)},
         "attributes": call.attributes,
         "types": types,
         "position": position,
     }
-    asked = list(inspect.signature(rule).parameters)[1:]
-    bound = {name: known[name] for name in asked if name in known}
+    names = list(inspect.signature(rule).parameters)[1:]
+    bound = {name: arguments[name] for name in names if name in arguments}
     values = [
-        RESULT if name == "out" else inputs.index(name) for name in asked if name not in bound
+        RESULT if name == "out" else inputs.index(name) for name in names if name not in bound
     ]
     return (partial(rule, **bound) if bound else rule), values
 

@@ -35,14 +35,14 @@ def check_gradients(
     `order` of 2 the gradients of the gradient are checked too, and so on.
 
     The floats of the arguments become f64, complex numbers c128. Each element x of them is moved by
-    h both ways, for the central difference quotient (fn(x + h) - fn(x - h)) / 2h; a complex one by
-    ih too. This takes two calls of `fn` for each element, or four, so let the arguments be small.
-    The results are summed with random weights, the same in every run, before gradient and quotient
-    are compared; a single scalar has the weight 1.
+    h both ways, for the central difference quotient (fn(x + h) - fn(x - h)) / 2h. A complex one is
+    moved by ih, too. This takes two calls of `fn` for each element, or four, so let the arguments
+    be small. The results are summed with random weights, the same in every run, before gradient and
+    quotient are compared; a single scalar has the weight 1.
 
-    h is max(1, |x|) times the cube root of the machine epsilon, about 6e-6. The quotient is off by
-    h^2 / 6 times the third derivative, and by the rounding epsilon |fn| / h: each is about 1e-11
-    for values near 1 (Nocedal and Wright, Numerical Optimization, 2nd ed., 2006, section 8.1).
+    h is max(1, |x|) times the cube root of the machine epsilon, about 6e-6. The errors of the
+    quotient are h^2 / 6 times the third derivative, and the rounding epsilon |fn| / h. Each is
+    about 1e-11 for values near 1 (Nocedal and Wright, Numerical Optimization, 2006, section 8.1).
     `tolerance` leaves room for functions that are larger and more curved. It is relative to the
     largest quotient of a tensor, and absolute where that is below 1. A kink, such as relu has at 0,
     has quotients that are no gradients.
@@ -99,8 +99,8 @@ def replacement(
         for draw in [_drawn_numbers if type.dtype.is_inexact else _drawn_bits]
     ]
     expected = [y for _, y in named_leaves(pattern(*operands))]
-    left = call(name, *operands)
-    results = left if isinstance(left, tuple) else () if left is None else (left,)
+    value = call(name, *operands)
+    results = value if isinstance(value, tuple) else () if value is None else (value,)
     if len(results) != len(expected):
         raise CheckFailed(f"{name}: {len(results)} results, the pattern has {len(expected)}")
     for i, (got, want) in enumerate(zip(results, expected, strict=True)):
@@ -151,11 +151,11 @@ def _check(
         return grad(lambda *args: _weighted(weights, fn(*args)), tuple(names))(*args)
 
     for (number, name), gradient in zip(names.items(), gradients(weights, *args), strict=True):
-        found = dict(named_leaves(gradient))
+        by_path = dict(named_leaves(gradient))
         for path, x in named_tensors(args[number]).items():
             quotients = _quotients(fn, args, number, x, [w.numpy() for w in weights])
             where = f"{name} at {path}" if path else name
-            _compare(found[path].numpy(), quotients, tolerance, f"order {order}, {where}")
+            _compare(by_path[path].numpy(), quotients, tolerance, f"order {order}, {where}")
     if order < orders:
         moved = {0: "the cotangents", **{i + 1: name for i, name in names.items()}}
         _check(gradients, [weights, *args], moved, orders, tolerance, order + 1)
@@ -166,7 +166,7 @@ def _results(result: Tree) -> list[Tensor]:
 
 
 def _weights(types: Sequence[tuple[Shape, DType]], seed: int) -> list[Array]:
-    """The weights of the results: random numbers, or 1 for a single real scalar."""
+    """Return the weights of the results: random numbers, or 1 for a single real scalar."""
     if list(types) == [((), f64)]:
         return [np.ones(())]
     rng = np.random.default_rng(seed)
@@ -179,8 +179,8 @@ def _weights(types: Sequence[tuple[Shape, DType]], seed: int) -> list[Array]:
 
 
 def _weighted(weights: Sequence[Tensor], result: Tree) -> Tensor:
-    """The sum of all elements of the result's floats, times their weights: f64[]. Of complex ones
-    it is the real part of the sum of y times the conjugate of w, which counts both parts."""
+    """Return the sum of all elements of the result's floats, times their weights: f64[]. Of complex
+    ones it is the real part of the sum of y times the conjugate of w, which counts both parts."""
     parts = [
         op.sum(w * y) if y.dtype.is_float else op.real(op.sum(op.conj(w) * y))
         for w, y in zip(weights, _results(result), strict=True)
@@ -194,7 +194,8 @@ def _weighted(weights: Sequence[Tensor], result: Tree) -> Tensor:
 def _quotients(
     fn: Function, args: Sequence[Any], number: int, x: Tensor, weights: list[Array]
 ) -> Array:
-    """The weighted difference quotients of `fn` for each element of x, a tensor in the argument."""
+    """Return the weighted difference quotients of `fn` for each element of x, a tensor in the
+    argument."""
     values = x.numpy()
     quotients = np.empty_like(values)
     for index in np.ndindex(values.shape):
@@ -205,9 +206,9 @@ def _quotients(
             for end in ends:
                 moved = values.copy()
                 moved[index] = end
-                given = list(args)
-                given[number] = substitute(_replaced(x, asarray(moved)), args[number])
-                results.append([y.numpy() for y in _results(fn(*given))])
+                inputs = list(args)
+                inputs[number] = substitute(_replaced(x, asarray(moved)), args[number])
+                results.append([y.numpy() for y in _results(fn(*inputs))])
             changes = zip(weights, map(_change, *results), strict=True)
             total = sum(float(np.sum(np.conj(w) * change).real) for w, change in changes)
             quotients[index] += unit * total / abs(ends[0] - ends[1])
@@ -219,12 +220,12 @@ def _replaced(x: Tensor, by: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _change(high: Array, low: Array) -> Array:
-    """high - low; 0 where they are equal, even if infinite."""
+    """Return high - low; 0 where they are equal, even if infinite."""
     return np.subtract(high, low, out=np.zeros_like(high), where=high != low)
 
 
 def _compare(gradient: Array, quotients: Array, tolerance: float, where: str) -> None:
-    """Raise `GradientMismatch`, about the element that differs most, unless they agree."""
+    """Raise `GradientMismatch` with the element that differs most, unless they agree."""
     bound = tolerance * max(1.0, float(np.max(np.abs(quotients), initial=0.0)))
     distances = np.abs(gradient - quotients)
     wrong = ~(distances <= bound)  # also nan

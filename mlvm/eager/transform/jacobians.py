@@ -9,7 +9,7 @@ from typing import Any
 
 from mlvm.core.errors import DTypeError
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.grad import among, as_argnums, grad, vjp, with_given
+from mlvm.eager.autodiff.grad import as_argnums, grad, resolve_argnums, vjp, with_args
 from mlvm.eager.functions.creation import eye
 from mlvm.eager.functions.shapes import moveaxis, reshape, split
 from mlvm.eager.tensor import primitives as op
@@ -69,10 +69,10 @@ def jacfwd(
 
     @wraps(fn, updated=())
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        numbers = among(requested, args)
+        numbers = resolve_argnums(requested, args)
 
         def of(*diff_args: Any) -> Any:
-            return fn(*with_given(args, numbers, diff_args), **kwargs)
+            return fn(*with_args(args, numbers, diff_args), **kwargs)
 
         traced_fn = TracedFunction(of, [args[i] for i in numbers], "jacfwd", has_aux)
         types = [x.type for x in traced_fn.xs]
@@ -127,10 +127,10 @@ def jacrev(
 
     @wraps(fn, updated=())
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        numbers = among(requested, args)
+        numbers = resolve_argnums(requested, args)
 
         def of(*diff_args: Any) -> Any:
-            result = fn(*with_given(args, numbers, diff_args), **kwargs)
+            result = fn(*with_args(args, numbers, diff_args), **kwargs)
             return result if has_aux else (result, None)
 
         value, pull, aux = vjp(of, *[args[i] for i in numbers], has_aux=True)
