@@ -136,7 +136,7 @@ def _reached(roots: Sequence[Tensor], tape: Tape, start: int) -> list[Tensor]:
 
 
 @contextmanager
-def _standing_in(reached: Sequence[Tensor], now: Sequence[Tensor], tape: Tape) -> Iterator[Ends]:
+def _substituting(reached: Sequence[Tensor], now: Sequence[Tensor], tape: Tape) -> Iterator[Ends]:
     """Substitute saved values for captured tensors while a function runs again.
 
     Yields the tape nodes of the substitutes that are tracked.
@@ -151,7 +151,7 @@ def _standing_in(reached: Sequence[Tensor], now: Sequence[Tensor], tape: Tape) -
     try:
         for x, end in zip(reached, ends, strict=True):
             x.node = getattr(x, "node", 0) if end is None else end
-        with record.standing_in([(x, y) for x, y in pairs if x.base is None]):
+        with record.substituting([(x, y) for x, y in pairs if x.base is None]):
             yield ends
     finally:
         for x, (on, node) in zip(reached, tape_fields, strict=True):
@@ -203,7 +203,7 @@ def _vjp(
         taped(tape),
         random.replaying(saved[end:]),
         recomputing(),
-        _standing_in(reached, saved[noperands:end], tape) as ends,
+        _substituting(reached, saved[noperands:end], tape) as ends,
     ):
         try:
             result, origins = rerun(saved[:noperands], tape)

@@ -33,7 +33,7 @@ from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.warn import warn_of_temporary
-from mlvm.eager.tensor.wrapper import public, told
+from mlvm.eager.tensor.wrapper import annotate_error, public
 
 Item: TypeAlias = "int | slice | Tensor | None"
 
@@ -455,7 +455,7 @@ class Places:
         except errors.MlvmError as error:
             if isinstance(error, errors.OpError) and not error.late:
                 error.op = None
-            told(error, f"at[...].{name}", (self._x,))
+            annotate_error(error, f"at[...].{name}", (self._x,))
             raise
 
 

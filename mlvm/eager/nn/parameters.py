@@ -17,7 +17,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.operands import as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.wrapper import told
+from mlvm.eager.tensor.wrapper import annotate_error
 
 Init: TypeAlias = Callable[..., Tensor]
 """An initialiser, `init(shape, key=..., dtype=...)`: see `mlvm.eager.nn.init`."""
@@ -84,7 +84,7 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
         try:
             x = as_operand(x, weight)
         except MlvmError as error:
-            told(error, layer, (x,))
+            annotate_error(error, layer, (x,))
             raise
     own, target = x.dtype, weight.dtype
     if own is target or not (own.is_half or (target.is_half and own.is_inexact)):

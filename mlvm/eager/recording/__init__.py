@@ -1,1 +1,1 @@
-"""Launches that are noted and not run."""
+"""Launches recorded instead of run, and launches watched for errors."""

@@ -1,7 +1,7 @@
-"""Where a nan or an infinity comes from.
+"""Detection of the op that computes the first nan or infinity: `ml.debug.nans`.
 
-A VM of this process gets an instrument, which looks at the results of each function. For a VM
-elsewhere another one here rehearses each launch, from the same values.
+A VM of this process gets an instrument, which checks the results of each function. For a VM
+elsewhere a local VM rehearses each launch, from the same values.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from mlvm.step.saved import LoadedStep, SavedStep
 __all__ = ["nans"]
 
 _watched: Final[dict[VMProtocol, LocalVM | None]] = {}
-"""The VMs inside `nans`, each with the one that rehearses for it, if it is not of this process."""
+"""The VMs inside `nans`, each with its rehearsing VM if it is not of this process."""
 
 
 class nans(ContextDecorator):
-    """Inside the block the first launch whose result has a nan or an infinity raises `NotFinite`,
-    with the op, the operands' types, where the first such element is, and the line. So does an
-    integer that is divided by 0, of which the quotient is 0 outside of the block.
+    """Raise `NotFinite` inside the block at the first launch whose result has a nan or an infinity.
 
-    It is about these VMs, or the current one. What an op copies counts nothing, nor does an
-    infinity that an operand has already, as a mask of -inf: it is looked for where it is computed.
-    What the launch would have overwritten is as before.
+    The error has the op, the operands' types, the place of the first such element, and the line. It
+    watches these VMs, or the current one. So does an integer that is divided by 0, of which the
+    quotient is 0 outside of the block. An op that only copies never raises, nor does an infinity
+    that an operand has already, such as a mask of -inf. A tensor that the launch would have
+    overwritten has its old value.
 
-    A captured function runs call by call inside the block, by a program of its own without fusion.
-    Where it raises, all that the function updates is as it was before the step; an element that it
-    took from a queue is gone. Of a remote VM, programs with functions that the server registered
-    are not watched. Outside of the block nothing of this costs anything.
+    A captured function runs call by call inside the block, by a separate program without fusion. If
+    it raises, all tensors that it updates have their values from before the step; an element that
+    it took from a queue is lost. On a remote VM, programs with functions that the server registered
+    are not watched. Outside of the block nothing costs time.
 
     Raises `MachineError` for a VM that has another instrument, such as a trace, and `CaptureError`
     inside a captured function.
@@ -80,7 +80,7 @@ class nans(ContextDecorator):
 
 
 def is_watched(vm: VMProtocol) -> bool:
-    """Whether launches on the VM are looked at."""
+    """Return whether launches on the VM are checked."""
     return bool(_watched) and vm in _watched
 
 
@@ -106,8 +106,8 @@ def launch_watched(
     updated: Sequence[Allocation],
     saved: Callable[[], tuple[SavedStep, list[Array]]],
 ) -> None:
-    """Launch the program of a step, which updates these tensors; where it raises `NotFinite` the
-    tensors are as before. `saved` gets the step as it stands, and its inputs."""
+    """Launch the program of a step, which updates these tensors. If it raises `NotFinite`, restore
+    the tensors. `saved` returns the step with its present state, and its inputs."""
     rehearsal = _watched[vm]
     if rehearsal is not None:
         step, inputs = saved()
@@ -115,7 +115,7 @@ def launch_watched(
         try:
             loaded(*inputs)
         except UnknownFunction:
-            pass  # of the server's own
+            pass  # registered by the server
         finally:
             loaded.close()
     before = [(x, vm.read(x.handle)) for x in updated] if rehearsal is None else []
@@ -129,7 +129,7 @@ def launch_watched(
 
 
 def _rehearsing(vm: VMProtocol, local: LocalVM) -> Callable[..., list[Array]]:
-    """A layer around `launch` that first makes a launch of one op on the local VM."""
+    """Return a layer around `launch` that first rehearses a launch of one op on the local VM."""
 
     def launch(
         proceed: Callable[..., list[Array]],
@@ -158,8 +158,13 @@ def _rehearsing(vm: VMProtocol, local: LocalVM) -> Callable[..., list[Array]]:
 
 
 class _Bad(NamedTuple):
-    """A value that is nan or infinite, where the first is, whether it is nan, and whether any is
-    infinite."""
+    """Tensor with nans or infinities.
+
+    value: the first one.
+    place: its index.
+    is_nan: whether it is nan.
+    is_infinite: whether any element is infinite.
+    """
 
     value: complex
     place: list[int]
@@ -171,15 +176,20 @@ class _Bad(NamedTuple):
 
 
 class _Started(NamedTuple):
-    """A function that runs: what is wrong with its operands, and what it writes over."""
+    """A running function.
+
+    name: of the function.
+    operands: those that are not finite; None for others.
+    overwritten: the old value of the tensor that it writes over.
+    """
 
     name: str
     operands: list[_Bad | None]
-    over: Array | None
+    overwritten: Array | None
 
 
 class _Watch:
-    """The instrument."""
+    """Instrument of a VM: it checks operands and results of each function."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -190,9 +200,9 @@ class _Watch:
         if name.removesuffix(OUT) in ("floor_divide", "remainder"):
             self._require_divisors(params[-1])
         operands = [self._bad(x) for x in params[count:]]
-        over = self._memory.read(params[0]) if count == 1 and is_tensor(params[0]) else None
+        old = self._memory.read(params[0]) if count == 1 and is_tensor(params[0]) else None
         stack: list[_Started] = vars(self._local).setdefault("stack", [])
-        stack.append(_Started(name, operands, over))
+        stack.append(_Started(name, operands, old))
 
     def after(
         self, name: str, params: Sequence[Value], attributes: Attributes, results: Sequence[Value]
@@ -206,9 +216,9 @@ class _Watch:
             if bad is None or not _is_new(name, bad, started.operands, attributes):
                 continue
             type = TensorType.of(x)  # type: ignore[arg-type]
-            if started.over is not None and is_tensor(params[0]):
-                self._memory.write(params[0], started.over)
-            raise NotFinite(f"the result, {type}, is {bad}; {_told(started.operands)}")
+            if started.overwritten is not None and is_tensor(params[0]):
+                self._memory.write(params[0], started.overwritten)
+            raise NotFinite(f"the result, {type}, is {bad}; {_described(started.operands)}")
 
     def _require_divisors(self, x: Value) -> None:
         """Raise `NotFinite` for an integer of 0."""
@@ -233,23 +243,23 @@ class _Watch:
 
 
 def _written(name: str, attributes: Attributes) -> int:
-    """How many of its first parameters a function writes, as far as known."""
+    """Return the number of leading parameters that a function is known to write."""
     if name == Fused.name:
         return int(attributes["chain"].outputs)
     return int(name.endswith(OUT) and name.removesuffix(OUT) in OPS)
 
 
 def _is_new(name: str, bad: _Bad, operands: Sequence[_Bad | None], attributes: Attributes) -> bool:
-    """Whether the function has computed it: a nan, or an infinity that no operand has and no
-    attribute says."""
+    """Return whether the function has computed the value: a nan, or an infinity without one among
+    operands and attributes."""
     op = OPS.get(name.removesuffix(OUT))
     if op is not None and op.copies_only and any(operands):
         return False
-    given = any(isinstance(x, float) and math.isinf(x) for x in attributes.values())
-    given = given or any(x.is_infinite for x in operands if x is not None)
-    return not given or bad.is_nan
+    has_infinity = any(isinstance(x, float) and math.isinf(x) for x in attributes.values())
+    has_infinity = has_infinity or any(x.is_infinite for x in operands if x is not None)
+    return not has_infinity or bad.is_nan
 
 
-def _told(operands: Sequence[_Bad | None]) -> str:
+def _described(operands: Sequence[_Bad | None]) -> str:
     bad = [f"operand {i} is {x}" for i, x in enumerate(operands) if x is not None]
     return ", ".join(bad) or "the operands are finite"

@@ -1,4 +1,4 @@
-"""Queue tensors, input pipelines and scratch pads, with eager tensors as what they hold."""
+"""Queue tensors, input pipelines and scratch pads of eager tensors."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Pipeline(pipeline.Pipeline[Tensor]):
     __doc__ = pipeline.Pipeline.__doc__
     _kind = Tensor
 
-    def __new__(cls, *args: Any, **given: Any) -> Self:
-        require_arguments(cls, args, given)
+    def __new__(cls, *args: Any, **keywords: Any) -> Self:
+        require_arguments(cls, args, keywords)
         return super().__new__(cls)
 
     def _default_vm(self) -> VMProtocol:

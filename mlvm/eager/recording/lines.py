@@ -1,4 +1,4 @@
-"""Where in a user's program a call is from: a line, and the layer of a model."""
+"""Places of calls in a user's program: a line, and the layer of a model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ def _no_layer() -> str | None:
 
 
 layer_here: Callable[[], str | None] = _no_layer
-"""The path of the layer of a model whose call led here, if one did. `mlvm.eager.nn` puts its own
-function here."""
+"""Return the path of the layer whose call is running, if one is. `mlvm.eager.nn` sets it."""
 
 
 class Line(str):
-    """`file:line`, and the path of the `layer` whose call led there."""
+    """Place of a call: `file:line`, and the path of the running `layer`."""
 
     layer: str | None
 
@@ -32,9 +31,9 @@ def user_line() -> Line | None:
     """Return the line of a traced call, or the innermost line of Python outside of mlvm."""
     if (line := traced_line.get()) is not None:
         return line
-    found = errors.user_line()
-    if found is None:
+    text = errors.user_line()
+    if text is None:
         return None
-    line = Line(found)
+    line = Line(text)
     line.layer = layer_here()
     return line

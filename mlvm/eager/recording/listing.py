@@ -1,4 +1,4 @@
-"""What an eager call launches, as one program that can be read, and launched again."""
+"""`program_of`: the launches of an eager call as one program."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mlvm.step.concatenate import Launch, concatenate
 
 
 def program_of(fn: Callable[..., Any], *args: Any) -> Program:
-    """Call `fn(*args)` on the current VM, and return what it launched as one program.
+    """Call `fn(*args)` on the current VM, and return its launches as one program.
 
-    The program names tensors by their handles. What `fn` makes lies in an arena of the program's
-    own, and lives as long as the program. So another launch computes the same again, as long as the
-    arguments live. Values that Python copied in stay what they were in this call. Raises
-    `ProgramError` for a call whose result's shape depends on values.
+    The program names tensors by their handles. Tensors that `fn` allocates lie in an arena of the
+    program, and live as long as the program. So another launch computes the same again, as long as
+    the arguments live. Values that Python copied in are those of this call. Raises `ProgramError`
+    for a call whose result's shape depends on values.
 
         >>> "sin.out" in ml.disassemble(ml.program_of(ml.sin, ml.zeros(2)))
         True

@@ -1,14 +1,14 @@
 """Recorder: an abstract VM, on which a function's launches are recorded and not run.
 
-In: launches of one-op programs on handles, as eager code makes them, and what control flow tells.
-Out: `calls`, a list of `step.flow.Call` on `Value`s; blocks and functions hold lists of their own.
-A value is what a tensor holds between two writes; a home is memory that it keeps across them.
-Results live in an arena of the recorder's own, which has types and no bytes.
+In: launches of one-op programs on handles, from eager code; blocks and calls from control flow.
+Out: `calls`, a list of `step.flow.Call` on `Value`s; each block and function has such a list.
+A value is the content of a tensor between two writes; a home is memory that it keeps across them.
+Results live in the recorder's arena, which has types and no bytes.
 A tensor from outside keeps its bytes: an update of it is recorded as a write to its home.
-What a later launch could not repeat raises `CaptureError` with the user's line; an update that
-needs an old value elsewhere raises `RetryAfterCopy`, and the caller records again.
+A launch that a later call could not repeat raises `CaptureError` with the user's line. An update
+that needs an old value elsewhere raises `RetryAfterCopy`, and the caller records again.
 Callers: `capture`, `control`, `transform`, `measure` and `summary`, by `recording_of`.
-No lock is held: it is on for one thread or task; others may record at the same time.
+No lock is held: a recorder is on for one thread or task; others may record at the same time.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ current_capture = cast("ContextVar[Recorder | None]", context.current_capture)
 """The recorder that is on, for each thread or task."""
 
 Reference: TypeAlias = weakref.ref[Allocation]
-_Held: TypeAlias = tuple[Reference, TensorType]
+_Operand: TypeAlias = tuple[Reference, TensorType]
 _Views: TypeAlias = dict[int, Reference]  # by their ids
 
 Reader: TypeAlias = Callable[[Tensor], list[Tensor]]
 """A function that reads a record of the residuals by its number."""
 
 _ENDED: Final = Value(0)
-"""What a tensor holds that a block made, once the block has ended."""
+"""The value of a block's tensor after the end of the block."""
 
 _COPY: Final = Program.of_op(f"copy{OUT}", 2, NO_ATTRIBUTES, 0)
 _handles = itertools.count(1 << 62)  # no VM issues as many
@@ -64,9 +64,12 @@ _REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
 
 
 class RetryAfterCopy(BaseException):
-    """This tensor is updated, and somebody outside needs the old value. So it must move first: the
-    recording is given up, and made again afterwards. With a `depth` it is the recording of the
-    block inside of so many others, without one that of the captured function."""
+    """Raised for an update of a tensor whose old value is needed outside. The recording is given
+    up; the tensor is moved, and the function or block is recorded again.
+
+    x: the tensor.
+    depth: the number of blocks around the one to record again; None for the whole function.
+    """
 
     def __init__(self, x: Allocation, depth: int | None = None) -> None:
         super().__init__()
@@ -75,8 +78,12 @@ class RetryAfterCopy(BaseException):
 
 
 class RetryWithCarry(BaseException):
-    """This tensor from outside of the block inside of `depth` others is updated in it, and a
-    gradient goes through that. So the block must carry it: take its value, and leave a new one."""
+    """Raised for an update, in a block, of a tensor from outside of it, through which a gradient
+    goes. The block is recorded again and carries it: takes its value, and returns a new one.
+
+    x: the tensor.
+    depth: the number of blocks around the one to record again.
+    """
 
     def __init__(self, x: Tensor, depth: int) -> None:
         super().__init__()
@@ -85,8 +92,14 @@ class RetryWithCarry(BaseException):
 
 
 class _Open(NamedTuple):
-    """A block that is open, and what there was when it was opened: what each tensor held; the tape
-    that was on; how many nodes each tape had; the views. It carries the tensors `carried`."""
+    """An open block, and the state when it was opened.
+
+    values: the value of each tensor.
+    tape: the current tape.
+    nodes: the number of nodes of each tape.
+    views: all views.
+    carried: the tensors that the block carries.
+    """
 
     block: Block
     values: dict[int, Value]
@@ -97,14 +110,14 @@ class _Open(NamedTuple):
 
 
 class _Scopes:
-    """Blocks and functions that are open while calls are recorded.
+    """Open blocks and functions.
 
-    open: the blocks, outermost first.
-    frames: the values outside of each function that is open.
+    open: the open blocks, outermost first.
+    frames: the values outside of each open function.
     callees: functions that the outermost open function calls.
     cells: ids of references to variables that functions may update.
-    writes: ids of references to what each closed block has written outside of it.
-    closed_views: views made in blocks that are closed.
+    writes: for each closed block, ids of references to outer tensors that it has written.
+    closed_views: views created in closed blocks.
     layer_paths: paths of layers, for lines; see `mlvm.eager.nn.layer`.
     """
 
@@ -122,10 +135,10 @@ class _Memory:
     """Values of tensors, by the id of the reference to the holder of their region.
 
     regions: the regions of the VM, by handle.
-    references: those that were used.
-    values: the value that each tensor holds now.
-    homes: the memory that a tensor keeps, for those that have some of their own.
-    nscratch: how many of these homes are scratch memory.
+    references: those in use.
+    values: the present value of each tensor.
+    homes: the memory that a tensor keeps, for those with a fixed place.
+    nscratch: the number of homes in scratch memory.
     """
 
     def __init__(self, vm: VMProtocol) -> None:
@@ -137,14 +150,14 @@ class _Memory:
 
 
 class _Outside:
-    """Tensors and queues that were there before, and what must live as long as the recording.
+    """Tensors and queues from before the recording, and objects that must live as long as it.
 
     holders: references to all tensors, by their ids.
     views: all views.
     states: tensors that the function uses and that are no arguments.
-    state_views: references to the views by which it may have reached a state, each with that.
+    state_views: references to views by which the function may have reached a state, with the state.
     keepalive: objects that must live as long as the recorded calls.
-    queues: those of which an element is an input, after the other inputs.
+    queues: queues with an element that is an input, after the other inputs.
     queue_homes: the memory of these elements.
     constants: tensors with values that the function writes, by type and bytes.
     """
@@ -174,7 +187,7 @@ class _Placeholders:
         also reaches by itself.
     aliased_inputs: the numbers of these inputs.
     aliased: ids of the references to their placeholders.
-    narguments, nelements: how many arguments and elements of queues there are.
+    narguments, nelements: the numbers of arguments and of elements of queues.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -193,8 +206,12 @@ class _Placeholders:
 
 
 class _Storages:
-    """Storages without bytes. `used` has the end of the bytes used in each; `of_arguments` are
-    those of arguments; a new one is added to `allocating`."""
+    """Storages without bytes.
+
+    used: the bytes used in each.
+    of_arguments: the storages of arguments.
+    allocating: the set that a new storage is added to.
+    """
 
     def __init__(self) -> None:
         self.used: dict[StorageHandle, int] = {}
@@ -206,13 +223,13 @@ class Recorder:
     """Abstract VM: it knows types, holds no bytes, and records launches instead of running them.
 
     calls: the calls recorded so far, of the innermost open block.
-    scopes: blocks and functions that are open.
-    memory: what each tensor holds now.
-    outside: what was there before, and what must live on.
+    scopes: open blocks and functions.
+    memory: the present values of tensors.
+    outside: tensors and queues from before, and objects to keep alive.
     placeholders: abstract tensors for `inputs`, of which there is one for each memory.
     storages: memory that the function allocates.
     stack: the identity of the stack that it pushes residuals to.
-    recomputing: whether calls compute again what was there before.
+    recomputing: whether calls recompute values of the forward pass.
     """
 
     what = "a captured function"
@@ -245,7 +262,7 @@ class Recorder:
             self.placeholders.by_original[id(x.root)] = placeholder
             self.placeholders.originals[id(placeholder)] = x.root
 
-    # --- what the function sees -------------------------------------------------------
+    # --- the VM that the function runs on ---------------------------------------------
 
     def alloc_storage(self, nbytes: int) -> StorageHandle:
         handle = next(_handles)
@@ -272,27 +289,27 @@ class Recorder:
     def launch(
         self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
-        """Note down what the program would do. Raises `CaptureError` if it is not one call, or
-        leaves values."""
+        """Record the program's call. Raises `CaptureError` if it is not one call, or has
+        outputs."""
         name, numbers, attributes = _only_call(program)
         op = OPS.get(name.removesuffix(OUT)) if name.endswith(OUT) else None
-        held = [(self._reference(args[i]), self._type(args[i])) for i in numbers]
+        params = [(self._reference(args[i]), self._type(args[i])) for i in numbers]
         line = user_line()
         if op is not None:
-            self._require_writable(op, held)
-            out, *operands = held
+            self._require_writable(op, params)
+            out, *operands = params
             ins = [Use(self._value(reference), type) for reference, type in operands]
             if self.scopes.open and id(out[0]) in self.scopes.open[-1].values:
                 self._require_own(out[0])
-                self._stay(*out)
+                self._fix_home(*out)
             outs = [Use(self._new_value(*out), out[1])]
         else:
-            for each in held:
-                self._stay(*each)
-            before = [(self.memory.values.get(id(r)), type) for r, type in held]
+            for each in params:
+                self._fix_home(*each)
+            before = [(self.memory.values.get(id(r)), type) for r, type in params]
             ins = [Use(value, type) for value, type in before if value is not None]
-            made = {id(r): self._new_value(r, type) for r, type in held}
-            outs = [Use(made[id(r)], type) for r, type in held]
+            values = {id(r): self._new_value(r, type) for r, type in params}
+            outs = [Use(values[id(r)], type) for r, type in params]
         again = self.recomputing and not self.scopes.open  # a block runs where it stands
         self.calls.append(Call(name, op, attributes, outs, ins, line, again=again))
         return []
@@ -306,16 +323,17 @@ class Recorder:
         )
 
     def lifted(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What the function uses in place of these tensors. See `mlvm.eager.transform.trace`."""
+        """Return the tensors that the function uses in place of these. See
+        `mlvm.eager.transform.trace`."""
         return xs
 
     def stopped(self, x: Tensor) -> Tensor:
-        """The tensor, through which no derivative goes."""
+        """Return an alias of the tensor, through which no derivative goes."""
         return untracked(x)
 
     def write(self, handle: TensorHandle, array: Array) -> None:
-        """Copy values in that stay the same: each launch copies them from a tensor that is kept
-        with what was recorded."""
+        """Record a copy of constant values: each launch copies them from a tensor that lives as
+        long as the recorded calls."""
         if scope.get() is prepare_constants(self.vm).arena:
             self.vm.__class__.write(self.vm, handle, array)
             return
@@ -339,21 +357,21 @@ class Recorder:
     def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
         raise _refused("two tensors are swapped")
 
-    # --- what it does -----------------------------------------------------------------
+    # --- placeholders -----------------------------------------------------------------
 
     def placeholder(self, x: Tensor) -> Tensor:
-        """What the function gets for a tensor over the memory of an input: the same one each time,
-        a view for a view."""
-        found = self.placeholders.by_original.get(id(x))
-        if found is None:
-            found = self.arguments.view(self.placeholders.by_original[id(x.root)], x.type, Tensor)
-            found.prepare()
-            self.placeholders.by_original[id(x)] = found
-            self.placeholders.originals[id(found)] = x
-        return found
+        """Return the placeholder of a tensor over the memory of an input: one for each tensor, a
+        view for a view."""
+        view = self.placeholders.by_original.get(id(x))
+        if view is None:
+            view = self.arguments.view(self.placeholders.by_original[id(x.root)], x.type, Tensor)
+            view.prepare()
+            self.placeholders.by_original[id(x)] = view
+            self.placeholders.originals[id(view)] = x
+        return view
 
     def placeholder_of(self, type: TensorType) -> Tensor:
-        """What the function gets for another input, of which only the type is known."""
+        """Return a placeholder for another input, without a tensor."""
         x = self._argument(type)
         self.placeholders.by_original[id(x)] = x
         return x
@@ -372,7 +390,7 @@ class Recorder:
         return x
 
     def take(self, queue: QueueTensor) -> tuple[Tensor, ...]:
-        """Stand-ins for the next element of the queue, which each launch will take."""
+        """Return placeholders for the next element of the queue, which each launch takes."""
         if self.scopes.frames:
             raise _refused("a queue's element is taken in an ml.function")
         home = queue.arena.vm
@@ -396,15 +414,16 @@ class Recorder:
         return element
 
     def _take_ahead(self, queue: QueueTensor) -> tuple[Tensor, ...]:
-        """Stand-ins for an element that this process takes before each launch, as an input of it.
-        Raises `CaptureError` where taking it there would not be the same."""
+        """Return placeholders for an element that this process takes before each launch, as an
+        input of it. Raises `CaptureError` in a block and after an update, where the order of
+        effects would differ."""
         homes = [use.value.home for call in self.calls for use in call.outs]
         updated = any(home is not None and home.role in ("input", "state") for home in homes)
         if self.scopes.open or updated:
             where = "in a branch or loop" if self.scopes.open else "after an update"
             raise CaptureError(
                 f"{user_line() or 'here'}: an element is taken {where}; on {self.name}, "
-                f"which has memory of its own, elements are taken ahead of a launch: take it at "
+                f"which has separate memory, elements are taken ahead of a launch: take it at "
                 f"the start, or outside of the captured function, as its argument"
             )
         element = tuple([self._argument(type) for type in queue.types])
@@ -418,11 +437,11 @@ class Recorder:
     def update(
         self, call: OneOp, operands: Tensors, types: Types, out: Tensor, tapes: Sequence[Tape]
     ) -> None:
-        """Give a result to `out`, of which views or tapes need the old value.
+        """Give a result to `out`, whose old value views or tapes need.
 
-        A view goes over to new memory. Any other tensor stays where it is, as it may be an argument
-        or a state that the caller sees, and its views go over to memory that has the old value.
-        Raises `RetryAfterCopy` where what needs the old value is outside, of all or of a block.
+        A view moves to new memory. Any other tensor keeps its place, as it may be an argument or a
+        state that the caller reads; its views move to memory with the old value. Raises
+        `RetryAfterCopy` if the old value is needed outside of the function or of a block.
         """
         views = out.views() if out.base is None else [out]
         for view in views:
@@ -444,14 +463,14 @@ class Recorder:
             self._give(old, out, views, tapes)
             operands = tuple([old if x is out else x for x in operands])
             overwrite(out, call, *operands)
-            on = current_tape.get()
-            if on is None:
+            tape = current_tape.get()
+            if tape is None:
                 out.tape = None
             else:
-                on.record(call, operands, types, out)
+                tape.record(call, operands, types, out)
 
     def make_exclusive(self, x: Tensor) -> None:
-        """See to it that nobody else needs the memory of a tensor, and that it is no view."""
+        """Give a tensor memory that it shares with no view, tape or other tensor."""
         tapes = [each for each in live_tapes.copy() if each.within is self]
         if x.base is None:
             self._give(self._copied(x), x, x.views(), tapes)
@@ -467,7 +486,7 @@ class Recorder:
     def _give(
         self, old: Tensor, x: Tensor, views: Sequence[Allocation], tapes: Sequence[Tape]
     ) -> None:
-        """Give `old`, which has the old value of x, to those who need that value."""
+        """Replace x by `old`, which has its old value, in views and tapes."""
         old.tape, old.node = x.tape, getattr(x, "node", 0)
         for view in views:
             rebase(view, old)
@@ -475,33 +494,33 @@ class Recorder:
             tape.exchange({id(x): old}, old)
 
     def _require_inside(self, view: Allocation, updated: Tensor) -> None:
-        """Raise `RetryAfterCopy` for a view that was made outside, or stands in for one."""
+        """Raise `RetryAfterCopy` for a view from outside, or a placeholder of one."""
         if _is_among(view, self.outside.views) or id(view) in self.placeholders.originals:
             raise RetryAfterCopy(self.placeholders.originals.get(id(updated), updated))
 
     def _old(self, x: Tensor) -> Tensor:
-        """A tensor with the value that x has now."""
+        """Return a tensor with the present value of x, for an update of x."""
         reference = self._reference(x.handle)
         value = self._value(reference)
         if value.home is not None or (
             self.scopes.open and id(reference) in self.scopes.open[-1].values
         ):
             return self._copied(x)
-        old, reference = self._made(x.type)
+        old, reference = self._new_tensor(x.type)
         self.memory.values[id(reference)] = value
         return old
 
     def _copied(self, x: Tensor) -> Tensor:
-        """A copy, which no tape knows."""
+        """Return a copy, which no tape tracks."""
         with context.taped(None), self.arena.allocating():
             return apply(COPY, x)
 
     def require_own_tape(self, x: Tensor, tape: Tape) -> None:
-        """Raise `RetryWithCarry` for an update, in a block, of a tensor from outside of it that a
-        tape from outside follows, unless the block carries it: it may run never, or often. Raise
-        `GradientError` where the block is a function's."""
+        """Check an update, in a block, of a tensor that an outer tape tracks. Raise
+        `RetryWithCarry` if the tensor is from outside and the block does not carry it, since blocks
+        may run never or often. Raise `GradientError` if the block is a function's."""
         opened = self.scopes.open[-1] if self.scopes.open else None
-        if opened is None or opened.tape is not tape or self._is_made(x):
+        if opened is None or opened.tape is not tape or self._is_new(x):
             return
         if any(each is x for each in opened.carried):
             return
@@ -512,8 +531,8 @@ class Recorder:
             f"and a gradient is taken through that; let it be an argument, and return it"
         )
 
-    def _is_made(self, x: Tensor) -> bool:
-        """Whether the tensor was made in the block that is open."""
+    def _is_new(self, x: Tensor) -> bool:
+        """Return whether the tensor was created in the innermost open block."""
         if x.base is not None:
             return not _is_among(x, self.scopes.open[-1].views)
         return id(self._reference(x.handle)) not in self.scopes.open[-1].values
@@ -522,9 +541,9 @@ class Recorder:
 
     @contextmanager
     def block(self, carried: Sequence[Tensor] = ()) -> Iterator[Block]:
-        """Inside, calls are recorded into a block, which `control` then runs. What it makes cannot
-        be used outside of it; what it writes in place was made outside. A tape follows that for
-        those that are `carried`."""
+        """Record calls into a block, which `control` then runs. Tensors of the block cannot be used
+        outside of it. It may update outer tensors in place; a tape tracks that only for those that
+        are `carried`."""
         calls, elements, before = self.calls, self.placeholders.nelements, dict(self.memory.values)
         block = Block()
         self.calls = block.calls
@@ -552,7 +571,7 @@ class Recorder:
 
     @contextmanager
     def function(self, procedure: Procedure) -> Iterator[None]:
-        """Inside, calls are recorded into the block of a function."""
+        """Record calls into the block of a function."""
         with self.block() as block:
             procedure.block = block
             self.scopes.frames.append(self.scopes.open[-1].values)
@@ -563,24 +582,24 @@ class Recorder:
 
     @property
     def layer_paths(self) -> dict[Any, Any]:
-        """The paths of layers that were searched in this recording, for `mlvm.eager.nn`."""
+        """Paths of layers that were searched in this recording, for `mlvm.eager.nn`."""
         return self.scopes.layer_paths
 
     @property
     def depth(self) -> int:
-        """How many blocks are open."""
+        """The number of open blocks."""
         return len(self.scopes.open)
 
     def home_of(self, x: Tensor) -> Home:
         return self.memory.homes[id(_reference_to(x))]
 
     def as_cell(self, x: Tensor) -> Tensor:
-        """The variable, which functions may update from now on."""
+        """Return the variable, and let functions update it from now on."""
         self.scopes.cells.add(id(_reference_to(x)))
         return x
 
     def control(self, name: str, blocks: Sequence[Block], condition: Tensor | None = None) -> None:
-        """Run blocks: see `Call`."""
+        """Record a call that runs blocks: see `Call`."""
         ins = [] if condition is None else [self.use(condition)]
         ins += free(blocks)
         outs: list[Use] = []
@@ -596,8 +615,8 @@ class Recorder:
         self.calls.append(Call(name, None, NO_ATTRIBUTES, outs, ins, line, blocks=tuple(blocks)))
 
     def parameter(self, type: TensorType) -> Tensor:
-        """A tensor for an operand of the function whose block is open: memory of its caller."""
-        x, reference = self._made(type)
+        """Return a tensor for an operand of the open function: memory of its caller."""
+        x, reference = self._new_tensor(type)
         home = self.memory.homes[id(reference)] = Home("outer", next(outer_index), type)
         self.scopes.open[-1].block.homes.add(home)
         self._new_value(reference, type)
@@ -607,33 +626,33 @@ class Recorder:
         self, callee: Procedure, results: Sequence[TensorType], args: Sequence[Tensor]
     ) -> list[Tensor]:
         """Call a function from within its own block, or that of one that it calls."""
-        made = self._called("call", results, args)
+        outputs = self._called("call", results, args)
         call = self.calls[-1]
         call.callee, call.passed = callee, [*call.outs, *call.ins]
-        return made
+        return outputs
 
     def call_from_outside(
         self, procedures: Sequence[Procedure], results: Sequence[TensorType], args: Sequence[Tensor]
     ) -> list[Tensor]:
         """Call the first of these functions, which calls the others."""
-        made = [self.variable(type) for type in results]
-        passed = [self.use(x) for x in (*made, *args)]
+        outputs = [self.variable(type) for type in results]
+        passed = [self.use(x) for x in (*outputs, *args)]
         blocks = [procedure.block for procedure in procedures]
         self.control("call", blocks)
         call = self.calls[-1]
-        for i, x in enumerate(made):
+        for i, x in enumerate(outputs):
             reference = _reference_to(x)
             passed[i] = Use(self._new_value(reference, x.type), x.type)
-        call.outs += passed[: len(made)]
-        call.ins = list(dict.fromkeys([*call.ins, *passed[len(made) :]]))
+        call.outs += passed[: len(outputs)]
+        call.ins = list(dict.fromkeys([*call.ins, *passed[len(outputs) :]]))
         call.callee, call.passed, call.procedures = procedures[0], passed, procedures
-        return [self.released(x) for x in made]
+        return [self.released(x) for x in outputs]
 
     def variable(self, type: TensorType, *, outside: bool = False) -> Tensor:
-        """A tensor for blocks to write, which holds nothing at first; with `outside` it is made
-        outside of the block that is open."""
-        x, reference = self._made(type)
-        self._stay(reference, type)
+        """Return a tensor for blocks to write, without a value at first. With `outside` it belongs
+        to the scope around the open block."""
+        x, reference = self._new_tensor(type)
+        self._fix_home(reference, type)
         value = self._new_value(reference, type)
         if outside:
             self.scopes.open[-1].values[id(reference)] = value
@@ -642,24 +661,24 @@ class Recorder:
         return x
 
     def use(self, x: Tensor) -> Use:
-        """What the tensor holds now, as its type."""
+        """Return the use of the tensor's present value as its type."""
         return Use(self.value_of(x), x.type)
 
     def push(self, xs: Sequence[Tensor]) -> Tensor:
-        """Keep copies of the tensors in a record of the residuals. Returns its number."""
+        """Save copies of the tensors in a record of the residuals. Return its number."""
         [number] = self._called(residuals.PUSH, [TensorType(i64)], xs)
         return number
 
     def pull(
         self, number: Tensor, types: Sequence[TensorType], outside: Reader | None = None
     ) -> list[Tensor]:
-        """The tensors of such a record; of many numbers, row i of record i. A record that another
-        recorder has pushed is one of the same program; a trace reads it by `outside`."""
+        """Return the tensors of a record; for an array of numbers, row i of record i. A record of
+        another recorder is one of the same program; a trace reads it by `outside`."""
         name = residuals.READ_ROWS if number.ndim else residuals.READ
         return self._called(name, types, [number])
 
     def summed(self, x: Tensor, y: Tensor) -> Tensor:
-        """The numbers of the sums of records of these numbers."""
+        """Add records of cotangents, given by numbers. Return the numbers of the sums."""
         [number] = self._called(residuals.ADD, [x.type], [x, y])
         return number
 
@@ -670,19 +689,19 @@ class Recorder:
         self, name: str, attributes: Attributes, types: Sequence[TensorType], ins: list[Use]
     ) -> list[Tensor]:
         """Call a host function that only writes results of these types, and only reads `ins`."""
-        made = [self._made(type) for type in types]
-        outs = [Use(self._new_value(reference, x.type), x.type) for x, reference in made]
+        results = [self._new_tensor(type) for type in types]
+        outs = [Use(self._new_value(reference, x.type), x.type) for x, reference in results]
         self.calls.append(Call(name, None, attributes, outs, ins, user_line(), orderly=True))
-        return [x for x, _ in made]
+        return [x for x, _ in results]
 
     def check(self, condition: Tensor, message: str) -> None:
-        """Have each launch raise `CheckFailed` unless the condition holds."""
-        told, ins = {"message": message}, [self.use(condition)]
-        call = Call(CHECK, None, told, [], ins, user_line(), orderly=True, guards=True)
+        """Let each launch raise `CheckFailed` unless the condition holds."""
+        attributes, ins = {"message": message}, [self.use(condition)]
+        call = Call(CHECK, None, attributes, [], ins, user_line(), orderly=True, guards=True)
         self.calls.append(call)
 
-    def _made(self, type: TensorType) -> tuple[Tensor, Reference]:
-        """A new tensor, which no op has written to."""
+    def _new_tensor(self, type: TensorType) -> tuple[Tensor, Reference]:
+        """Return a new tensor without a value, and the reference to it."""
         x = self.arena.alloc(type, Tensor)
         x.prepare()
         reference = _reference_to(x)
@@ -690,74 +709,74 @@ class Recorder:
         return x, reference
 
     def released(self, x: Tensor) -> Tensor:
-        """Another tensor for what the variable holds, which cannot be used any more."""
-        old, (other, new) = _reference_to(x), self._made(x.type)
+        """Return another tensor with the variable's value; the variable itself ends."""
+        old, (other, new) = _reference_to(x), self._new_tensor(x.type)
         self.memory.homes[id(new)] = self.memory.homes[id(old)]
         self.memory.values[id(new)] = self.memory.values[id(old)]
         self.memory.values[id(old)] = _ENDED
         return other
 
     def holder_of(self, value: Value) -> Tensor:
-        """The tensor that holds the value now."""
+        """Return the tensor with that value now."""
         key = next(key for key, each in self.memory.values.items() if each is value)
         x = self.memory.references[key]()
-        assert isinstance(x, Tensor)  # somebody has just read it
+        assert isinstance(x, Tensor)  # the caller has just read it
         return x
 
     def is_inside(self, x: Tensor) -> bool:
-        """Whether the tensor was made in the block that is open, or has been updated there."""
+        """Return whether the tensor was created in the open block, or updated there."""
         key, before = id(self._reference(x.root.handle)), self.scopes.open[-1].values
         return key not in before or self.memory.values[key] is not before[key]
 
     def read_in_blocks(self, ncalls: int) -> list[Tensor]:
-        """The tensors that calls, from that number on, have read, and not made, if a block is open:
-        those of them that the function has made."""
+        """Return the function's tensors that calls of the open block, from that number on, have
+        read and not written."""
         calls = self.calls[ncalls:] if self.scopes.open else []
-        made = {use.value for call in calls for use in call.outs}
-        read = {use.value for call in calls for use in call.ins} - made
+        written = {use.value for call in calls for use in call.outs}
+        read = {use.value for call in calls for use in call.ins} - written
         keys = [key for key, value in self.memory.values.items() if value in read]
-        found = [self.memory.references[key]() for key in keys]
-        return [x for x in found if isinstance(x, Tensor) and x.arena is self.arena]
+        tensors = [self.memory.references[key]() for key in keys]
+        return [x for x in tensors if isinstance(x, Tensor) and x.arena is self.arena]
 
     @contextmanager
-    def standing_in(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
-        """Inside the block, the first of each pair holds what the second does."""
-        held = {id(self._reference(x.handle)): self.use(y).value for x, y in pairs}
-        before = {key: self.memory.values[key] for key in held}
-        self.memory.values.update(held)
+    def substituting(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
+        """Give the first tensor of each pair the value of the second inside the block."""
+        values = {id(self._reference(x.handle)): self.use(y).value for x, y in pairs}
+        before = {key: self.memory.values[key] for key in values}
+        self.memory.values.update(values)
         try:
             yield
         finally:
             self.memory.values.update(before)
 
     def value_of(self, x: Tensor) -> Value:
-        """What the tensor holds now. Raises `CaptureError` if nothing has been written to it."""
+        """Return the tensor's present value. Raises `CaptureError` if it has none."""
         return self._value(self._reference(x.handle))
 
     @contextmanager
     def tapes_kept(self) -> Iterator[None]:
-        """Tapes know tensors from outside after the block as they did before it."""
+        """Restore the tape entries of tensors from outside after the block."""
         outside = [
             reference()
             for reference in (*self.outside.holders.values(), *self.outside.views.values())
         ]
-        known = [(x, x.tape, x.node) for x in outside if isinstance(x, Tensor) and x.tape]
+        entries = [(x, x.tape, x.node) for x in outside if isinstance(x, Tensor) and x.tape]
         try:
             yield
         finally:
-            for x, tape, node in known:
+            for x, tape, node in entries:
                 x.tape, x.node = tape, node
 
     @property
     def arena_bytes(self) -> int:
-        """The bytes of an arena that has room for all that the function made."""
+        """Bytes of an arena with room for all tensors of the function."""
         return sum(self.storages.used.values())
 
     def escaped_tensors(self) -> list[Tensor]:
-        """Return the tensors made inside, and placeholders, that are still alive. The recorder
-        drops its placeholders here: only those that the function has kept remain."""
+        """Return the function's tensors and placeholders that are still alive. The recorder drops
+        its placeholders here: only those that the user's code refers to remain."""
         self.placeholders.clear()
-        found: list[Allocation] = []
+        alive: list[Allocation] = []
         for key, reference in self.memory.references.items():
             x = reference()
             if (
@@ -765,17 +784,17 @@ class Recorder:
                 and x.region is not None
                 and self.outside.holders.get(key) is not reference
             ):
-                found += [x, *(x.region.views or {}).values()]
-        return [x for x in found if isinstance(x, Tensor)]
+                alive += [x, *(x.region.views or {}).values()]
+        return [x for x in alive if isinstance(x, Tensor)]
 
     def line_of(self, x: Tensor) -> str | None:
-        """Return the line of Python that made the tensor; None for a placeholder."""
+        """Return the line of Python that computed the tensor; None for a placeholder."""
         value = self.memory.values.get(id(_reference_to(x)))
         lines = (call.line for call in self.calls for use in call.outs if use.value is value)
         return next((line for line in lines if line), None)
 
     def close(self) -> None:
-        """End all that the function has made."""
+        """End all tensors of the function."""
         self.placeholders.clear()
         self.arena.close()
         self.arguments.close()
@@ -787,11 +806,11 @@ class Recorder:
         for each in (self.memory.homes, self.memory.values, self.scopes.writes):
             each.clear()
 
-    def _require_writable(self, op: Op, held: Sequence[_Held]) -> None:
-        """Raise `ArgumentError` for an op that would write over a tensor that it also reads:
-        once as an argument, and once as the function reaches it by itself. Eager code sees that the
-        two are one tensor. Here they are two, in different memory."""
-        (out, _), *others = held
+    def _require_writable(self, op: Op, params: Sequence[_Operand]) -> None:
+        """Raise `ArgumentError` for an op that writes over an argument that it also reads as a
+        state. Eager code knows that the two are one tensor. Here they are two, in different
+        memory."""
+        (out, _), *others = params
         if id(out) in self.placeholders.aliased and any(
             each is out for each, _ in others[op.in_place :]
         ):
@@ -800,8 +819,8 @@ class Recorder:
             )
 
     def _require_own(self, reference: Reference) -> None:
-        """Raise `CaptureError` for an update in place of what lies outside of a function, unless it
-        is one of the `cells`."""
+        """Raise `CaptureError` for an update of a tensor from outside of a function that is not one
+        of the `cells`."""
         if (
             self.scopes.frames
             and id(reference) in self.scopes.frames[-1]
@@ -812,13 +831,14 @@ class Recorder:
                 "updated in place"
             )
 
-    # --- whose bytes a handle names -----------------------------------------------------
+    # --- the tensor of a handle ---------------------------------------------------------
 
     def _reference(self, handle: TensorHandle) -> Reference:
-        """The reference to the tensor that holds the handle's region. It stands for the tensor."""
+        """Return the reference to the tensor that holds the handle's region. A tensor's values are
+        stored by it."""
         self._require_live(handle)
-        known = self.memory.regions.data.get(handle)
-        region = known() if known is not None else None
+        weak = self.memory.regions.data.get(handle)
+        region = weak() if weak is not None else None
         reference = region.holder if region is not None else None
         holder = reference() if reference is not None else None
         if reference is None or holder is None:
@@ -835,10 +855,9 @@ class Recorder:
         if self.outside.holders.get(id(reference)) is reference:
             for view in holder.views():
                 if _is_among(view, self.outside.views):
-                    seen = weakref.ref(view)
-                    self.outside.state_views.append((seen, holder))
+                    self.outside.state_views.append((weakref.ref(view), holder))
             number = self.placeholders.inputs.get(id(holder))
-            if number is not None:  # an argument that the function also reaches itself
+            if number is not None:  # an argument that the function also reaches as a state
                 self.placeholders.aliased_inputs.add(number)
                 own = _reference_to(self.placeholders.by_original[id(holder)])
                 self.placeholders.aliased.add(id(own))
@@ -849,10 +868,10 @@ class Recorder:
 
     def _require_live(self, handle: TensorHandle) -> None:
         if handle == STALE:
-            raise HandleError("a tensor has ended")  # `explain` says which, and why
+            raise HandleError("a tensor has ended")  # `explain` adds its type and the reason
 
     def _settle(self, x: Allocation, role: Role, index: int) -> None:
-        """Give the tensor its home outside: a role, and an index."""
+        """Set the tensor's home outside: a role, and an index."""
         reference = _reference_to(x)
         home = self.memory.homes[id(reference)] = Home(role, index, x.type)
         value = self.memory.values[id(reference)] = Value(x.type.nbytes, home)
@@ -861,9 +880,8 @@ class Recorder:
             for opened in self.scopes.open:
                 opened.values[id(reference)] = value
 
-    def _stay(self, reference: Reference, type: TensorType) -> None:
-        """Give a tensor that is changed in place, by a host function or in a block, a home that it
-        keeps."""
+    def _fix_home(self, reference: Reference, type: TensorType) -> None:
+        """Fix the home of a tensor that a host function or a block updates in place."""
         if self.memory.values.get(id(reference)) is _ENDED:
             self._value(reference)
         if id(reference) not in self.memory.homes:
@@ -876,7 +894,7 @@ class Recorder:
         for type, each in self.memory.regions[handle].handles.items():
             if each == handle:
                 return type
-        raise HandleError(f"nobody has seen the handle {handle}")
+        raise HandleError(f"there is no handle {handle}")
 
     def _value(self, reference: Reference) -> Value:
         value = self.memory.values.get(id(reference))
@@ -911,12 +929,12 @@ def _reference_to(x: Allocation) -> Reference:
 
 
 def _all_views(vm: VMProtocol) -> _Views:
-    """The views that there are on a VM. No other thread's is kept alive meanwhile."""
-    found: _Views = {}
+    """Return all views on a VM by weak references: other threads' may end meanwhile."""
+    views: _Views = {}
     for region in regions(vm).once():
         if region.views:
-            found.update((view.key, view) for view in region.views.valuerefs())
-    return found
+            views.update((view.key, view) for view in region.views.valuerefs())
+    return views
 
 
 def _is_among(x: Allocation, views: _Views) -> bool:
@@ -925,8 +943,8 @@ def _is_among(x: Allocation, views: _Views) -> bool:
 
 
 def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
-    """What a one-call program calls: the function, the numbers of its arguments, its attributes.
-    Raises `CaptureError` for another program, or one that leaves values."""
+    """Return the call of a one-call program: the function, the numbers of its arguments, its
+    attributes. Raises `CaptureError` for another program, or one with outputs."""
     code = program.main.code
     loads = [i.immediates[0] for i in code[:-3] if i.opcode is Opcode.load_arg]
     opcodes = tuple([instruction.opcode for instruction in code[len(loads) :]])
@@ -937,13 +955,14 @@ def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
         raise _refused("a program of several calls is launched")
     if nresults != 0:
         remedy = "; call it outside, or keep the shape, as where(mask, x, 0) does"
-        raise _refused(f"{name} leaves values of which only running tells the type", remedy)
+        raise _refused(f"{name}, whose results' types depend on values, is called", remedy)
     return name, loads, rest[0] if rest else NO_ATTRIBUTES
 
 
 def _refused(what: str, remedy: str = "") -> CaptureError:
-    on = current_capture.get() or Recorder
-    return CaptureError(f"{user_line() or 'here'}: {what} inside {on.what}; {on.no_repeat}{remedy}")
+    recorder = current_capture.get() or Recorder
+    where = user_line() or "here"
+    return CaptureError(f"{where}: {what} inside {recorder.what}; {recorder.no_repeat}{remedy}")
 
 
 @contextmanager
@@ -952,60 +971,61 @@ def recording_of(
     inputs: Sequence[Tensor] = (),
     types: Mapping[int, TensorType] = MappingProxyType({}),
 ) -> Iterator[Recorder]:
-    """Inside the block, what this thread launches on the VM is recorded and not run, and results
-    have no bytes. What it does on another VM raises `CaptureError`. Other threads are not affected,
-    and may record at the same time."""
-    with recorded_by(Recorder(vm, inputs, types)) as on:
-        yield on
+    """Record this thread's launches on the VM inside the block, instead of running them; results
+    have no bytes. Launches on another VM raise `CaptureError`. Other threads are not affected, and
+    may record at the same time."""
+    with recorded_by(Recorder(vm, inputs, types)) as recorder:
+        yield recorder
 
 
 R = TypeVar("R", bound=Recorder)
 
 
 @contextmanager
-def recorded_by(on: R) -> Iterator[R]:
-    """`recording_of` by that recorder."""
-    recorded = [on.vm]
-    while isinstance(recorded[-1], Recorder):  # it is recorded what records a function
+def recorded_by(recorder: R) -> Iterator[R]:
+    """Record as `recording_of` does, by that recorder."""
+    recorded = [recorder.vm]
+    while isinstance(recorded[-1], Recorder):  # inside of another recording
         recorded.append(recorded[-1].vm)
-    token = current_capture.set(on)
+    token = current_capture.set(recorder)
     try:
-        layers = {name: _layer(on, name) for name in _REPLACED}
+        layers = {name: _layer(recorder, name) for name in _REPLACED}
         with ExitStack() as stack:
             for other in vms():
-                if not on.vm.is_same(other):
-                    refusal = _refusal(on, other)
+                if not recorder.vm.is_same(other):
+                    refusal = _refusal(recorder, other)
                     layered = observed(other, launch=refusal, read=refusal, write=refusal)
                     stack.enter_context(layered)
             for vm in recorded:
                 stack.enter_context(observed(vm, **layers))
-            stack.enter_context(on.arena.allocating())
-            yield on
+            stack.enter_context(recorder.arena.allocating())
+            yield recorder
     finally:
-        on.close()
+        recorder.close()
         current_capture.reset(token)
 
 
-def _layer(on: Recorder, name: str) -> Layer:
-    """A layer that calls the recorder's method of that name for threads that it records."""
+def _layer(recorder: Recorder, name: str) -> Layer:
+    """Return a layer that calls the recorder's method of that name for threads that it records."""
 
     def layer(proceed: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return (getattr(on, name) if current_capture.get() is on else proceed)(*args, **options)
+        is_recorded = current_capture.get() is recorder
+        return (getattr(recorder, name) if is_recorded else proceed)(*args, **options)
 
     return layer
 
 
-def _refusal(on: Recorder, other: VMProtocol) -> Layer:
-    """A layer that refuses what threads that it records do with tensors of another VM. Those that
-    it holds for a VM elsewhere are none."""
+def _refusal(recorder: Recorder, other: VMProtocol) -> Layer:
+    """Return a layer that refuses tensors of another VM in recorded threads. Handles that the VM
+    has for one elsewhere are not its tensors."""
 
     def refuse(proceed: Callable[..., Any], first: Any, *args: Any, **options: Any) -> Any:
         handles = (first,) if isinstance(first, int) else args[0] if args else ()
-        if current_capture.get() is on and any(each in regions(other) for each in handles):
+        if current_capture.get() is recorder and any(each in regions(other) for each in handles):
             raise CaptureError(
                 f"{user_line() or 'here'}: a tensor of VM {other.name!r} is used inside a captured "
-                f"function that runs on {on.name!r}, and a later call would not do it again; do it "
-                f"outside, and give the function what it needs as an argument"
+                f"function that runs on {recorder.name!r}, and a later call would not do it again; "
+                f"do it outside, and give the function its value as an argument"
             )
         return proceed(first, *args, **options)
 
@@ -1020,13 +1040,13 @@ def refuse_captured(what: str, remedy: str = "") -> None:
 
 @contextmanager
 def recomputing() -> Iterator[None]:
-    """Inside the block, a captured function computes again what was there before."""
-    on = current_capture.get()
-    if on is None:
+    """Mark calls that a captured function records inside the block as recomputation."""
+    recorder = current_capture.get()
+    if recorder is None:
         yield
         return
-    before, on.recomputing = on.recomputing, True
+    before, recorder.recomputing = recorder.recomputing, True
     try:
         yield
     finally:
-        on.recomputing = before
+        recorder.recomputing = before

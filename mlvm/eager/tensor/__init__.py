@@ -1,1 +1,1 @@
-"""What a tensor is, and how one call becomes a launch."""
+"""Tensors, and the path of one call from operands to a launch."""

@@ -43,8 +43,8 @@ class OneOp(CallFields):
         self.templates: dict[Any, Any] = {}  # filled by the tape
 
     def infer(self, types: tuple[TensorType, ...]) -> TensorType | None:
-        """The result's type; None if only running tells. Raises an `OpError`, which does not show
-        that the caller looked into `types` first."""
+        """Return the result's type; None if it depends on values. Raises an `OpError` without the
+        caller's failed lookup as its context."""
         try:
             result = self.op.infer(types, self.attributes)
         except OpError as error:
@@ -76,7 +76,7 @@ _BY_MEANING: dict[Any, OneOp] = {}
 
 
 def _key(value: Any) -> Any:
-    """A key that is equal for equal values only: 1, True, 1.0 differ, and so do 0.0 and -0.0."""
+    """Return a key that only equal values share: 1, True, 1.0 differ, as 0.0 and -0.0 do."""
     kind = value.__class__
     if isinstance(value, tuple):
         return kind, tuple([_key(each) for each in value])
@@ -84,7 +84,7 @@ def _key(value: Any) -> Any:
 
 
 def _has_open(values: Iterable[Any]) -> bool:
-    """Whether a value, or one in a tuple or list among them, is an open length."""
+    """Return whether a value, or one in a tuple or list among them, is an open length."""
     for each in values:
         kind = type(each)
         if is_open(each) or ((kind is tuple or kind is list) and _has_open(each)):
@@ -93,7 +93,8 @@ def _has_open(values: Iterable[Any]) -> bool:
 
 
 def one_op(name: str, **attributes: Any) -> OneOp:
-    """The one `OneOp` of that name and these attributes. Raises `ArgumentError`."""
+    """Return the one `OneOp` of that name and these attributes. Raises `ArgumentError` if the
+    op does not take them."""
     if _has_open(attributes.values()):  # of one trace alone
         return OneOp(OPS[name], OPS[name].bind(attributes))
     spelling: Any = (name, *[(attribute, _key(value)) for attribute, value in attributes.items()])
@@ -103,9 +104,9 @@ def one_op(name: str, **attributes: Any) -> OneOp:
         pass
     except TypeError:  # a list is not hashable, but `bind` may take it
         spelling = None
-    given = OPS[name].bind(attributes)
-    bound = plain(given)
-    if bound is not given:
+    values = OPS[name].bind(attributes)
+    bound = plain(values)
+    if bound is not values:
         spelling = None
     meaning = (name, *map(_key, bound.values()))
     if len(_BY_MEANING) >= _REMEMBERED:
@@ -118,11 +119,11 @@ def one_op(name: str, **attributes: Any) -> OneOp:
 
 
 def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
-    """Run one op on tensors: infer the type, allocate the result, launch, record. Where the C
-    extension is here, `apply` does this in C for the common case, and calls this for all others.
+    """Run one op on tensors: infer the type, allocate the result, launch, record. With the C
+    extension, `apply` does this in C for the common case, and calls this for all others.
 
     Raises an `OpError` for operands the op refuses, `StaleTensor` for one that has ended,
-    `ArenaOverflow` when the result does not fit; nothing is allocated or recorded then.
+    `ArenaOverflow` if the result does not fit; nothing is allocated or recorded then.
     """
     operands = lifted(operands)
     pair = len(operands) == 2  # spelled out for speed, here and below
@@ -163,8 +164,9 @@ apply: Final[Callable[..., Tensor]] = apply_in_python if EXTENSION is None else 
 
 
 def plan_for(call: OneOp, types: tuple[TensorType, ...], fast_path: Any) -> tuple[Any, Any]:
-    """What `apply` in C runs for operands of these types, or the number of the program that it
-    launches elsewhere, and the type of the result; two Nones where it leaves them to Python."""
+    """Return the prepared call for operands of these types, and the type of the result, for `apply`
+    in C. On a VM elsewhere the call is a program's number. Returns two Nones for calls that C
+    leaves to Python."""
     out = call.types.get(types)
     if out is None:
         return None, None
@@ -180,7 +182,7 @@ def raise_stale(x: Tensor) -> NoReturn:
 def _apply_dynamic(
     call: OneOp, arena: Arena, operands: tuple[Tensor, ...], types: tuple[TensorType, ...]
 ) -> Tensor:
-    """Run an op whose result's shape only running tells: the result comes back by value."""
+    """Run an op whose result's shape depends on values: the result comes back by value."""
     [array] = launch_for_values(call.fresh[len(operands)], arena.vm, operands)
     out = from_array(array)
     tape = current_tape.get()
@@ -193,7 +195,7 @@ COPY: Final = one_op("copy")
 
 
 def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
-    """The bytes of `x` under another type, recorded as the op `call`; nothing is copied."""
+    """Return the bytes of `x` under another type, recorded as the op `call`; copy nothing."""
     [x] = lifted((x,))
     out = x.arena.view(x, type, Tensor)
     out.tape = None
@@ -204,12 +206,12 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
 
 
 def untracked(x: Tensor) -> Tensor:
-    """Another tensor over the bytes of x, which no tape knows."""
+    """Return another tensor over the bytes of x, which no tape tracks."""
     out = x.arena.view(x, x.type, Tensor)
     out.tape = None
     return out
 
 
 def alias_of(x: Tensor) -> Tensor:
-    """Another tensor with the value of x; nothing is copied, until one of them is updated."""
+    """Return another tensor with the value of x; copy nothing until one of them is updated."""
     return alias(COPY, x, x.type)

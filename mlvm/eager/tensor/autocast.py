@@ -1,7 +1,7 @@
-"""Mixed precision: products in a half, what would lose by one in f32, and weights as they are.
+"""Mixed precision: products in a half dtype, sums and exponentials in f32, weights as they are.
 
-What an op is computed in is a fact of the op (`precision` in `mlvm.core.op`). A cast is a call as
-all others: a tape records it, so that the gradient of a product in a half is made of such products.
+The dtype of an op's computation is a fact of the op (`precision` in `mlvm.core.op`). A cast is a
+call like any other: a tape records it, so the gradient of a product in a half is such a product.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class autocast(ContextDecorator):
     """Inside the block products are computed in a half, `float16` or `bfloat16`, from f32 operands
     that stay f32 themselves; None, or `enabled=False`, leaves an outer block.
 
-    Products, which are `matmul`, convolutions and what is made of them, such as `einsum`, `Linear`
-    and attention, cast their operands that are f32 or another half, and give that half. What sums,
-    such as `mean`, `softmax`, norms and losses, and exponentials, logarithms and powers, such as
-    `x ** 2`, cast operands that are halves to f32, and give f32. All else, such as activations,
-    takes what comes; f64 is never cast, nor what is written into `out=`. A gradient is made in the
-    dtypes of the way there, also outside of the block, and reaches an f32 tensor in f32. Under
-    float16 it wants an `ml.optim.LossScale`.
+    Products are `matmul`, convolutions and functions of them, such as `einsum`, `Linear` and
+    attention. They cast f32 operands and other halves to that half, which is the result's dtype.
+    Sums, such as `mean`, `softmax`, norms and losses, and exponentials, logarithms and powers, such
+    as `x ** 2`, cast halves to f32, which is the result's dtype. All other functions, such as
+    activations, cast nothing. f64 is never cast, nor is a result for `out=`. The backward pass
+    computes in the dtypes of the forward pass, also outside of the block; the gradient of an f32
+    tensor is f32. With float16 use an `ml.optim.LossScale`.
 
-    What a group runs is in the blocks of its caller. Any other thread that starts inside begins
+    Tasks of a group run in the blocks of their caller. Any other thread that starts inside begins
     outside of all blocks. A captured function has one program for each dtype that it is called
     under. Also a decorator, `@ml.autocast("bfloat16")`, of generators and `async def`, too: a
     block that stands in a generator also holds for its reader. Raises `DTypeError` for another
@@ -55,8 +55,8 @@ class autocast(ContextDecorator):
         ml.autocast("bfloat16")(ml.nn.Linear)  # ArgumentError
     """
 
-    def __new__(cls, *args: object, **given: object) -> autocast:
-        require_arguments(cls, args, given)
+    def __new__(cls, *args: object, **keywords: object) -> autocast:
+        require_arguments(cls, args, keywords)
         return super().__new__(cls)
 
     def __init__(self, dtype: object, enabled: bool = True) -> None:
@@ -84,7 +84,7 @@ class autocast(ContextDecorator):
         _entered.set(entered[:last] + entered[last + 1 :])
 
     def __call__(self, func: F) -> F:
-        """The function, which runs in such a block."""
+        """Decorate a function, which then runs in such a block."""
         if inspect.isclass(func) or inspect.isasyncgenfunction(func):
             raise ArgumentError(
                 "autocast: decorates functions and generators, not "
@@ -95,7 +95,7 @@ class autocast(ContextDecorator):
 
             @wraps(func)
             def result(*args: Any, **keywords: Any) -> Any:
-                return (yield from _turns(self, func(*args, **keywords)))
+                return (yield from _run_in(self, func(*args, **keywords)))
 
         elif inspect.iscoroutinefunction(func):
 
@@ -107,39 +107,39 @@ class autocast(ContextDecorator):
         return result  # type: ignore[no-any-return]
 
 
-def _turns(block: autocast, inner: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """The generator, each turn of which is in the block; what its reader does is not."""
-    turn = partial(next, inner)
+def _run_in(block: autocast, inner: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Run a generator in the block, but not its reader."""
+    resume = partial(next, inner)
     while True:
         with block:
             try:
-                made = turn()
+                value = resume()
             except StopIteration as end:
                 return end.value
         try:
-            turn = partial(inner.send, (yield made))
+            resume = partial(inner.send, (yield value))
         except GeneratorExit:
             with block:
                 inner.close()
             raise
         except BaseException as error:  # of the reader's `throw`
-            turn = partial(inner.throw, error)
+            resume = partial(inner.throw, error)
 
 
 def autocast_dtype() -> DType | None:
-    """The half that products are computed in here, if any."""
+    """Return the half dtype that products are computed in here, if any."""
     entered = _entered.get()
     return entered[-1].dtype if entered else None
 
 
 NO_AUTOCAST: Final = autocast(None)
-"""A block in which ops compute in what they are given: that of the rules of ops."""
+"""A block in which ops cast nothing: that of the gradient rules."""
 
 
 def in_precision(
     op: Op, operands: Sequence[Any], attributes: dict[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The operands of an op that has a precision, and its attributes, as `autocast` casts them."""
+    """Cast the operands and attributes of an op with a precision as `autocast` asks."""
     if autocast_dtype() is None:
         if op.name == "layer_norm" and f32 in [x.dtype for x in operands]:  # a half beside f32
             operands = [_cast(x, f32) if x.dtype.is_half else x for x in operands]
@@ -155,7 +155,7 @@ def in_precision(
 
 
 def in_half(operands: Sequence[Any]) -> Sequence[Any]:
-    """The operands of a product as `autocast` casts them."""
+    """Cast the operands of a product as `autocast` asks."""
     half = autocast_dtype()
     if half is not None:
         floats = [x.dtype for x in operands if x.dtype.is_inexact]
@@ -165,12 +165,12 @@ def in_half(operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def in_single(x: Tensor) -> Tensor:
-    """An operand of what would lose by a half as `autocast` casts it."""
+    """Cast an operand of an op that is imprecise in a half as `autocast` asks."""
     return x if autocast_dtype() is None or not x.dtype.is_half else _cast(x, f32)
 
 
 def carried(task: Callable[..., Any]) -> Callable[..., Any]:
-    """What a group runs, in the block of its caller."""
+    """Return a group's task, which runs in the block of the caller."""
     dtype = autocast_dtype()
     return task if dtype is None else partial(_in_block, dtype.name, task)
 

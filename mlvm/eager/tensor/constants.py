@@ -31,7 +31,7 @@ _ADOPTED_BY: Final[dict[type, tuple[str, ...]]] = {
 
 
 class Constants:
-    """The Python scalars used with tensors of one VM, each written once."""
+    """Python scalars used with tensors of one VM, each written once."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self.arena = Arena(vm, "constants")
@@ -39,12 +39,12 @@ class Constants:
 
 
 def prepare_constants(vm: VMProtocol) -> Constants:
-    """The VM's constants, made if there are none yet."""
+    """Return the VM's constants."""
     return vm.attached(Constants)
 
 
 def constant(value: Scalar | Number, dtype: DType) -> Tensor:
-    """A Python scalar as a 0-d tensor of that dtype on the current VM.
+    """Return a Python scalar as a 0-d tensor of that dtype on the current VM.
 
     Raises `DTypeError` for a dtype of a lower kind, such as an integer one for a float,
     `OperandValueError` for an integer out of range.
@@ -53,9 +53,9 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
     if type(value) is Number:
         return _constant_of_call(value, dtype, pool)
     key = dtype, value.__class__, repr(value) if isinstance(value, (float, complex)) else value
-    known = pool.tensors.get(key)
-    if known is not None:
-        return known
+    tensor = pool.tensors.get(key)
+    if tensor is not None:
+        return tensor
     array = scalar_array(value, dtype)
     with pool.arena.hosting():
         tensor = from_array(array)
@@ -66,7 +66,7 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
 
 
 def scalar_array(value: Scalar | Number, dtype: DType) -> Array:
-    """The value of `constant`. Raises what that raises."""
+    """Return the value of `constant`. Raises what that raises."""
     kind = next(each for each in _ADOPTED_BY if isinstance(value, each))
     if dtype.kind not in _ADOPTED_BY[kind]:
         raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype}")
@@ -80,7 +80,7 @@ def scalar_array(value: Scalar | Number, dtype: DType) -> Array:
 
 
 def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
-    """A 0-d tensor that has the number's value of each call of the function that is recorded."""
+    """Return a 0-d tensor with the number's value in each call of the traced function."""
     numbers = value.recorded
     if numbers is None or numbers.vm is not pool.arena.vm:
         return constant(plain(value), dtype)
@@ -93,13 +93,14 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
 
 
 def scalar_kind(kind: type) -> type | None:
-    """The one of Python's numbers that a class is, such as an IntEnum; None for no number's."""
+    """Return the class of Python's numbers that a class is, such as int for an IntEnum; else
+    None."""
     return kind if kind in DEFAULTS else next((x for x in DEFAULTS if issubclass(kind, x)), None)
 
 
 def dtype_beside(kind: type, dtype: DType) -> DType:
-    """The dtype of a Python scalar of that class beside a tensor of that dtype. It is the tensor's,
-    unless the scalar is of a higher kind: 1.5 beside i64 is f32, 1j beside f64 is c128."""
+    """Return the dtype of a Python scalar of that class beside a tensor of that dtype. It is the
+    tensor's, unless the scalar has a higher kind: 1.5 beside i64 is f32, 1j beside f64 is c128."""
     kind = scalar_kind(kind) or kind
     adopted = dtype.is_integer if kind is int else kind is float and dtype.is_float
     return dtype if adopted else promote(DEFAULTS[kind], dtype)

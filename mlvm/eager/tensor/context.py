@@ -1,7 +1,7 @@
-"""What an eager call finds around it: the arena for its result, and the tape, if any.
+"""Context of an eager call: the arena for its result, the tape, the recorder, the default VM.
 
-Interactive use needs no arena of its own: results then live in the default VM's `default`
-arena for as long as Python refers to them.
+Interactive use needs no arena: results then live in the default VM's `default` arena for as long as
+Python refers to them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from mlvm.machines.native.extension import default_threads
 
 
 class Tape(Protocol):
-    """What eager calls are recorded on while a gradient is taken; `autodiff` has one.
+    """Tape of reverse-mode differentiation; `autodiff.tape` has the class.
 
-    `call` is a `OneOp`; operands and results are Tensors. `within` is the recorder that was on when
-    the tape was made.
+    `call` is a `OneOp`; operands and results are Tensors. `within` is the recorder that was current
+    when the tape was created.
     """
 
     within: object
@@ -49,7 +49,7 @@ current_tape: ContextVar[Tape | None] = ContextVar("current_tape", default=None)
 
 @contextmanager
 def taped(tape: Tape | None) -> Iterator[None]:
-    """Inside the block that tape is on, or none."""
+    """Make the tape current inside the block; None for no tape."""
     before = current_tape.set(tape)
     try:
         yield
@@ -58,9 +58,11 @@ def taped(tape: Tape | None) -> Iterator[None]:
 
 
 class Capture(Protocol):
-    """What launches are recorded by while a function is captured; `mlvm.eager.recording.recorder`
-    has one. A tensor of a tape in `outer`, of one of its first nodes, as many as are told there, is
-    used by another, its `lifted` one."""
+    """Recorder of a trace; `mlvm.eager.recording.recorder` has the class.
+
+    outer: tapes from outside of a block or function, each with the number of its nodes at the
+        start. A tensor of one of these nodes is replaced by its `lifted` one.
+    """
 
     outer: Mapping[Tape, int]
 
@@ -87,32 +89,32 @@ def _make_default_vm() -> VMProtocol:
 
 
 def lifted(xs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The tensors, or what the function that is recorded uses in their place."""
-    on = current_capture.get()
-    return xs if on is None or not on.outer else on.lifted(xs)
+    """Return the tensors, or those that the traced function uses in their place."""
+    recorder = current_capture.get()
+    return xs if recorder is None or not recorder.outer else recorder.lifted(xs)
 
 
 _lock = new_lock()
-_made: list[VMProtocol] = []  # the VM of this process, once it is needed
+_default_vms: list[VMProtocol] = []  # the VM of this process, once it is needed
 _in_use: ContextVar[tuple[VMProtocol, ...]] = ContextVar("in_use", default=())
 """The VMs chosen by `use` in this thread or task, the last one at the end."""
 
 
 def default_vm() -> VMProtocol:
-    """The VM that eager calls run on outside of any arena: the one in `use` in this thread or task,
-    or a VM of this process, made when first needed, with as many threads as the environment's
-    MLVM_THREADS says.
+    """Return the VM of eager calls outside of any arena: the one in `use` in this thread or task,
+    or else a VM of this process. That is created when first needed, with as many threads as the
+    environment's MLVM_THREADS says.
 
         >>> ml.default_vm() is ml.zeros(1).device
         True
     """
-    found = _in_use.get() or _made
-    if found:
-        return found[-1]
-    with _lock:  # of threads that come at once the first one makes it
-        if not _made:
-            _made.append(_make_default_vm())
-    return _made[-1]
+    vms = _in_use.get() or _default_vms
+    if vms:
+        return vms[-1]
+    with _lock:  # of several threads the first one creates it
+        if not _default_vms:
+            _default_vms.append(_make_default_vm())
+    return _default_vms[-1]
 
 
 class use:
@@ -123,7 +125,7 @@ class use:
             train()
 
     Threads that are started later begin with the VM of this process, and tasks of asyncio with that
-    of the task that makes them. Raises `MachineError` for what is no VM.
+    of the task that creates them. Raises `MachineError` for anything but a VM.
 
         >>> with ml.use(ml.VM("there")): x = ml.ones(2)
         >>> x.device.name
@@ -152,7 +154,7 @@ class use:
 class _Default(threading.local):
     """A thread's own arena on the default VM: an arena serves one thread at a time."""
 
-    chosen: tuple[VMProtocol, ...] | None = None  # what was in use then
+    chosen: tuple[VMProtocol, ...] | None = None  # the VMs in use when the arena was chosen
     arena: Arena
 
 
@@ -167,7 +169,7 @@ _default = _Default()
 
 
 def default_arena() -> Arena:
-    """The arena of interactive use, on the default VM; each thread has one.
+    """Return the arena of interactive use, on the default VM; each thread has one.
 
     >>> ml.default_arena().name
     'default'
@@ -180,7 +182,7 @@ def default_arena() -> Arena:
 
 
 def current_arena() -> Arena:
-    """The arena that results are allocated in now."""
+    """Return the arena that results are allocated in now."""
     return scope.get() or default_arena()
 
 
@@ -190,7 +192,7 @@ def is_vm_chosen() -> bool:
 
 
 def arena_on(vm: VMProtocol) -> Arena:
-    """The arena for results on that VM: the current one if it is there, else the thread's own
+    """Return the arena for results on that VM: the current one if it is there, else the thread's
     `default` arena of the VM."""
     arena = current_arena()
     return arena if arena.vm.is_same(vm) else vm.attached(_Arenas).arena

@@ -48,10 +48,10 @@ class IntInfo(NamedTuple):
 
 
 def isdtype(dtype: object, kind: object) -> bool:
-    """Whether the dtype is of that kind: a dtype, one of the standard's words for several ("bool",
-    "integral", "real floating", "numeric", ...), or a tuple of these.
+    """Return whether a dtype is of a kind: a dtype, one of the standard's words for several
+    ("bool", "integral", "real floating", "numeric", ...), or a tuple of these.
 
-    Raises `ArgumentError` for another word, `DTypeError` for what is no dtype.
+    Raises `ArgumentError` for another word, `DTypeError` if `dtype` is none.
 
         >>> ml.isdtype(ml.float32, "real floating")
         True
@@ -60,13 +60,13 @@ def isdtype(dtype: object, kind: object) -> bool:
         ml.isdtype(ml.float32, "odd")  # ArgumentError
         ml.isdtype("f99", "bool")  # DTypeError
     """
-    given = DType.of(dtype)
+    source = DType.of(dtype)
     if isinstance(kind, tuple):
-        return any(isdtype(given, each) for each in kind)
+        return any(isdtype(source, each) for each in kind)
     if isinstance(kind, str) and kind in _KINDS:
-        return given.kind in _KINDS[kind]
+        return source.kind in _KINDS[kind]
     try:
-        return given is DType.of(kind)
+        return source is DType.of(kind)
     except DTypeError:
         raise ArgumentError(f"no kind {kind!r}; there are a dtype, {', '.join(_KINDS)}").at(
             "isdtype", ()
@@ -74,10 +74,10 @@ def isdtype(dtype: object, kind: object) -> bool:
 
 
 def result_type(*arrays_and_dtypes: object) -> DType:
-    """The dtype that these promote to together: tensors, dtypes, and Python's numbers, which take
-    the dtype of the others unless they are of a higher kind. An array of f64 is as beside a tensor.
+    """Return the dtype that tensors, dtypes and Python's numbers promote to together. Numbers take
+    the dtype of the others unless they have a higher kind. An array of f64 is as beside a tensor.
 
-    Raises `DTypeError` where there is none, and for nothing given.
+    Raises `DTypeError` if there is no such dtype, and without arguments.
 
         >>> ml.result_type(ml.int64, ml.float32)
         f32
@@ -104,7 +104,7 @@ def result_type(*arrays_and_dtypes: object) -> DType:
 
 
 def can_cast(source: object, to: object, /) -> bool:
-    """Whether a tensor or dtype promotes to the dtype `to` without becoming another.
+    """Return whether a tensor or dtype promotes to the dtype `to` without becoming another.
 
     Raises `DTypeError` if `to` is no dtype.
 
@@ -114,16 +114,16 @@ def can_cast(source: object, to: object, /) -> bool:
     Refuses:
         ml.can_cast(ml.float32, "f99")  # DTypeError
     """
-    wanted = DType.of(to)
+    target = DType.of(to)
     try:
-        return promote(_dtype_of(source), wanted) is wanted
+        return promote(_dtype_of(source), target) is target
     except DTypeError:
         return False
 
 
 def finfo(type: object, /) -> FloatInfo:
-    """The limits of a float dtype, or of a tensor's; of a complex one, those of its parts, whose
-    dtype stands in `dtype`. Raises `DTypeError` for another dtype.
+    """Return the limits of a float dtype, or of a tensor's. Of a complex one they are those of its
+    parts, whose dtype is `dtype`. Raises `DTypeError` for another dtype.
 
         >>> ml.finfo(ml.float32).eps
         1.1920928955078125e-07
@@ -143,7 +143,8 @@ def finfo(type: object, /) -> FloatInfo:
 
 
 def iinfo(type: object, /) -> IntInfo:
-    """The limits of an integer dtype, or of a tensor's. Raises `DTypeError` for another dtype.
+    """Return the limits of an integer dtype, or of a tensor's. Raises `DTypeError` for another
+    dtype.
 
     >>> ml.iinfo(ml.int64).max
     9223372036854775807

@@ -10,7 +10,7 @@ _TRIES: Final = 1000
 
 
 def collect() -> None:
-    """Free what only cycles of references keep alive, such as the variables of a function that
+    """Free objects that only cycles of references keep alive, such as variables of a function that
     calls itself. `gc.collect` does nothing while another thread collects; this waits for that."""
     for _ in range(_TRIES):  # not for ever: a finalizer may have called it
         before = _collections()

@@ -153,7 +153,7 @@ class Numbers:
         return other
 
     def again(self, given: Sequence[float]) -> list[Any] | None:
-        """All values for other numbers; None if Python would see something else."""
+        """Return all values for other numbers; None if Python would see something else."""
         values = [*given, *self.present, *self.values[len(given) + len(self.present) :]]
         try:
             for place, fn, operands in self.steps:
@@ -380,7 +380,8 @@ class Numbers:
 
 
 def is_same(x: Any, y: Any) -> bool:
-    """Whether two Python numbers are the same: 1, True and 1.0 are not, nor are 0.0 and -0.0."""
+    """Return whether two Python numbers are the same: 1, True and 1.0 are not, nor are 0.0 and
+    -0.0."""
     if x is y or type(x) is not type(y):
         return x is y
     return bool(x == y) if isinstance(x, int) else repr(x) == repr(y)
@@ -394,12 +395,12 @@ def index_of(value: Any) -> int:
 
 
 def is_open(value: Any) -> bool:
-    """Whether it is an open length, or computed of some."""
+    """Return whether it is an open length, or computed of some."""
     return type(value) is Number and value.is_open()
 
 
 def is_free(value: Any) -> bool:
-    """Whether it stands for a Python number that may be another one in each call."""
+    """Return whether it stands for a Python number that may be another one in each call."""
     return type(value) is Number and value.recorded is not None
 
 
@@ -413,8 +414,8 @@ def compute(fn: Callable[..., Any], *operands: Any) -> Any:
 
 
 def plain(tree: Any) -> Any:
-    """The nested lists, tuples and dicts with Python's numbers where there is a `Number`; the very
-    same where there is none."""
+    """Return the nested lists, tuples and dicts with Python's numbers where there is a `Number`;
+    the very same where there is none."""
     if type(tree) is Number:
         return tree.see()
     if isinstance(tree, dict):
@@ -427,8 +428,8 @@ def plain(tree: Any) -> Any:
 
 
 def _binary(fn: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The operator, and the reflected one. With anything but a Python number, such as a Tensor, it
-    is the other's to know what to do."""
+    """Return the operator, and the reflected one. With anything but a Python number, such as a
+    Tensor, it is the other's to know what to do."""
 
     def forward(self: Number, other: Any) -> Any:
         if type(other) is Number or type(other) in _COMPUTED:
@@ -493,7 +494,7 @@ class Number(Length):
         return self._numbers.type_of(dtype, shape)
 
     def see(self) -> Any:
-        """The value itself, which Python sees."""
+        """Return the value itself, which Python sees."""
         own = self._numbers
         if not own.closed and self.place not in own.seen:
             own.seen[self.place] = None

@@ -1,5 +1,5 @@
-"""What the docstrings of many ops say alike: shapes and dtypes of operands and result, and errors,
-as the op's own type rule tells them."""
+"""Sentences of ops' docstrings, derived from type rules: shapes and dtypes of operands and result,
+and errors."""
 
 from __future__ import annotations
 
@@ -35,21 +35,25 @@ _RESULTS: Final = {
     "bui": "in {its} dtype; integers and bools give f32",
     "c": "in {its} dtype; complex numbers give that of their parts",
 }
-"""What the result's dtype is, by the kinds of dtype for which it is not that of the operands."""
+"""Texts of the result's dtype, by the kinds of dtype for which it is not that of the operands."""
 
 
 def described(op: Op) -> str:
-    """The op's docstring, and in it the shapes, dtypes and errors that its type rule tells."""
+    """Return the op's docstring with the shapes, dtypes and errors of its type rule."""
     if any(each.default is REQUIRED for each in op.attributes.values()):
         return op.doc
     if op.reduces and "keepdims" in op.attributes:
-        said = _of_reduction(op)
+        types = _of_reduction(op)
     elif op.elementwise and len(op.inputs) == 1:
-        said = _of_one(op)
+        types = _of_one(op)
     elif op.elementwise and len(op.inputs) == 2:
-        said = _of_two(op)
+        types = _of_two(op)
     else:
         return op.doc
+    prose, *examples = re.split(r"\n\n(?= *>>>)", op.doc)
+    examples = [textwrap.indent(textwrap.dedent(each), "    ") for each in examples]
+    return "\n\n".join([prose, textwrap.fill(types, _WIDTH), *examples])
+
     prose, *examples = re.split(r"\n\n(?= *>>>|Refuses:)", op.doc)
     examples = [each if each.startswith("Refuses:") else _indented(each) for each in examples]
     return "\n\n".join([prose, textwrap.fill(said, _WIDTH), *examples])
@@ -89,8 +93,8 @@ def _dtype_error(allowed: str) -> str:
 
 
 def _dtypes(op: Op, its: str) -> tuple[str, str]:
-    """Which dtypes the op takes, and what is said of the result's, behind a comma: nothing if it is
-    not simple. `its` says whose dtype it may be."""
+    """Return texts of the dtypes that the op takes, and of the result's, after a comma; the latter
+    is empty if it is not simple. `its` names the operand that the result's dtype may be of."""
     results = {}
     attributes = op.bind({})
     for kind, type in _TYPES.items():
@@ -101,7 +105,7 @@ def _dtypes(op: Op, its: str) -> tuple[str, str]:
         if out is not None:
             results[kind] = out.dtype
     changed = {kind: dtype for kind, dtype in results.items() if dtype is not _TYPES[kind].dtype}
-    allowed, said = _ALLOWED["".join(results)], _RESULTS.get("".join(changed))
-    if len(set(results.values())) == 1 and (said is None or allowed == "bools"):
-        said = str(next(iter(results.values())))
-    return allowed, f", {said.format(its=its)}" if said is not None else ""
+    allowed, text = _ALLOWED["".join(results)], _RESULTS.get("".join(changed))
+    if len(set(results.values())) == 1 and (text is None or allowed == "bools"):
+        text = str(next(iter(results.values())))
+    return allowed, f", {text.format(its=its)}" if text is not None else ""

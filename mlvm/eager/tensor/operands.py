@@ -21,16 +21,17 @@ Operand: TypeAlias = "Tensor | Scalar | Array | list[Any] | tuple[Any, ...]"
 NUMBERS: Final = (bool, int, float, complex, np.generic)
 
 
-def as_operand(value: object, beside: Tensor | None = None, *, or_index: bool = False) -> Tensor:
-    """The tensor that a user means by `value` where an op wants one.
+def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = False) -> Tensor:
+    """Convert the value that a user gives for an operand to a tensor. `like` is a tensor that the
+    op takes with it.
 
     1. A tensor is itself.
-    2. An array has the dtype that `asarray` gives it. But f64, which is what numpy makes by itself,
-       becomes the float of the tensor `beside` it, where that is narrower (`array_beside`).
-    3. A Python number is weak: it has the dtype of the tensor `beside` it. One of a higher kind has
-       the dtype in which the two compute (`dtype_beside`). Beside no tensor it is as in `asarray`.
+    2. An array has the dtype that `asarray` gives it. But f64, numpy's default, becomes the float
+       of `like`, where that is narrower (`array_beside`).
+    3. A Python number is weak: it has the dtype of `like`. One of a higher kind has the dtype in
+       which the two compute (`dtype_beside`). Without `like` it is as in `asarray`.
     4. A list of numbers is as weak as its number of the highest kind. Where it may also be a list
-       of indices (`or_index`), only its floats are. Beside no tensor it is as in `asarray`.
+       of indices (`or_index`), only its floats are. Without `like` it is as in `asarray`.
 
     Arrays and lists are copied, as `asarray` does, also to a VM elsewhere. In a captured function
     they become constants.
@@ -40,65 +41,65 @@ def as_operand(value: object, beside: Tensor | None = None, *, or_index: bool = 
     if isinstance(value, Tensor):
         return value
     if isinstance(value, NUMBERS):
-        if beside is None:
+        if like is None:
             return tensor_of(value)
-        return _number(value.item() if isinstance(value, np.generic) else value, beside)
+        return _number(value.item() if isinstance(value, np.generic) else value, like)
     if not is_array(value):
         raise DTypeError(
             f"{kind_of(value)} is no operand; tensors, numbers, and arrays or lists of numbers are"
         )
     if not isinstance(value, (list, tuple)):
         array = in_memory(value)
-        if array is not None and beside is not None:
-            return tensor_of(array, array_beside(DType.of(array.dtype), beside.dtype))
-    dtype = None if beside is None else listed_beside(value, beside.dtype)
+        if array is not None and like is not None:
+            return tensor_of(array, array_beside(DType.of(array.dtype), like.dtype))
+    dtype = None if like is None else listed_beside(value, like.dtype)
     if or_index and dtype is not None:
         own = listed_beside(value, bool_) or bool_
         dtype = (dtype.real if own.is_float else dtype) if own.is_inexact else None
     return tensor_of(value, dtype)
 
 
-def _number(value: Scalar, beside: Tensor) -> Tensor:
+def _number(value: Scalar, like: Tensor) -> Tensor:
     try:
-        return constant(value, dtype_beside(value.__class__, beside.dtype))
+        return constant(value, dtype_beside(value.__class__, like.dtype))
     except OperandValueError as error:
-        if error.late or not beside.dtype.is_integer:
+        if error.late or not like.dtype.is_integer:
             raise
-        fits = beside.dtype is not u64 and -(2**63) <= value < 2**63  # type: ignore[operator]
+        fits = like.dtype is not u64 and -(2**63) <= value < 2**63  # type: ignore[operator]
         wider = "ml.int64" if fits else "ml.float64"
         reason = f"{error.reason}; write ml.astype(x, {wider}) for the tensor"
         raise OperandValueError(reason) from None
 
 
 def as_operands(values: Sequence[object]) -> tuple[Tensor, ...]:
-    """`as_operand` of each, beside the first tensor, or else the first array, the first list or the
-    first number. An array is beside the tensor of the widest float. Raises `DTypeError` where there
-    is none of them."""
+    """Convert operands to tensors, each like the first tensor, or else the first array, the first
+    list or the first number. An array is like the tensor of the widest float. Raises `DTypeError`
+    for any other value."""
     widest = widest_of(values)
-    beside = next((x for x in values if isinstance(x, Tensor)), None)
-    if beside is None:
+    like = next((x for x in values if isinstance(x, Tensor)), None)
+    if like is None:
         first = min(values, key=_rank)
-        beside = as_operand(first)
-        values = [beside if x is first else x for x in values]
-    return tuple([as_operand(x, widest if is_whole(x) else beside) for x in values])
+        like = as_operand(first)
+        values = [like if x is first else x for x in values]
+    return tuple([as_operand(x, widest if is_whole(x) else like) for x in values])
 
 
 def widest_of(values: Iterable[object]) -> Tensor | None:
-    """The tensor of the widest float among the values, if there is one."""
+    """Return the tensor of the widest float among the values, if there is one."""
     floats = [x for x in values if isinstance(x, Tensor) and x.dtype.is_inexact]
     return max(floats, key=lambda x: x.dtype.real.itemsize, default=None)
 
 
 def array_beside(own: DType, dtype: DType) -> DType:
-    """The dtype that an array has beside a tensor of that one, which is the widest float there: f64
-    becomes it, as the numbers of a list do, and complex numbers of f64 accordingly."""
+    """Return the dtype of an array beside a tensor of the widest float `dtype`: f64 becomes that
+    float, as numbers in a list do, and complex numbers of f64 accordingly."""
     if not own.is_inexact or own.real is not f64 or not dtype.is_inexact or dtype.real is f64:
         return own
     return dtype.real if own.is_float else promote(dtype, c64)
 
 
 def is_whole(x: object) -> bool:
-    """Whether it is an array by itself, and no list."""
+    """Return whether a value is an array, and no list."""
     return is_array(x) and not isinstance(x, (list, tuple))
 
 
@@ -107,7 +108,8 @@ def _rank(value: object) -> int:
 
 
 def is_array(value: object) -> bool:
-    """Whether an operand that is neither a tensor nor a number may have an array's values."""
+    """Return whether an operand that is neither a tensor nor a number may have an array's
+    values."""
     if isinstance(value, (Tensor, *NUMBERS)):
         return False
     return (
@@ -118,7 +120,7 @@ def is_array(value: object) -> bool:
 
 
 def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
-    """A new tensor of the values of what is none. Raises what `asarray` raises."""
+    """Return a new tensor of values that are no tensor. Raises what `asarray` raises."""
     if type(values) is Number:
         target = dtype or DEFAULTS[values.__class__]
         if isinstance(values, float) or target.is_integer:
@@ -146,11 +148,11 @@ def _first_tensor(values: object) -> Tensor | None:
     return next((leaf for leaf in leaves(values) if isinstance(leaf, Tensor)), None)
 
 
-def _joined(values: object, beside: Tensor) -> Tensor:
-    """Nested lists of tensors, and of numbers as they are beside a tensor, as one tensor."""
+def _joined(values: object, like: Tensor) -> Tensor:
+    """Join nested lists of tensors, and of numbers as they are beside `like`, to one tensor."""
     if not isinstance(values, (list, tuple)):
-        return as_operand(values, beside)
-    rows = [_joined(each, beside) for each in values]
+        return as_operand(values, like)
+    rows = [_joined(each, like) for each in values]
     shapes = list(dict.fromkeys(row.shape for row in rows))
     if len(shapes) != 1:
         raise ShapeError(f"these lists are no tensor: their rows have shapes {brief(shapes)}")
@@ -159,9 +161,9 @@ def _joined(values: object, beside: Tensor) -> Tensor:
 
 
 def listed_beside(values: object, dtype: DType) -> DType | None:
-    """The dtype of a list of Python numbers beside a tensor of that dtype: as `dtype_beside` has it
-    for the one of the highest kind. An empty list has the tensor's dtype. None for what is no list,
-    and where there are arrays or tensors in it: these keep their own."""
+    """Return the dtype of a list of Python numbers beside a tensor of that dtype: that of
+    `dtype_beside` for the number of the highest kind. An empty list has the tensor's dtype. None
+    for anything but a list, and for a list with arrays or tensors: these keep their dtypes."""
     if not isinstance(values, (list, tuple)):
         return None
     kinds = set()

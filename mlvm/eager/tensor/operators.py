@@ -1,4 +1,4 @@
-"""The operators of a tensor: Python's name of each, and the op that it is."""
+"""Operators of tensors: Python's name of each, and its op."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
-from mlvm.eager.tensor.wrapper import told
+from mlvm.eager.tensor.wrapper import annotate_error
 
 Binary: TypeAlias = "Callable[[Tensor, Operand], Tensor]"
 
@@ -33,7 +33,7 @@ def _of_two(op: str) -> Binary:
                 other = as_operand(other, self)
             return apply(call, self, other)
         except MlvmError as error:
-            told(error, op, (self, other))
+            annotate_error(error, op, (self, other))
             raise
 
     return operator
@@ -46,15 +46,15 @@ def _reflected(op: str) -> Binary:
         try:
             return apply(call, as_operand(other, self), self)
         except MlvmError as error:
-            told(error, op, (other, self))
+            annotate_error(error, op, (other, self))
             raise
 
     return operator
 
 
 def _without_zero(op: str, operator: Binary) -> Binary:
-    """Decorate `//` or `%`: integers by the number 0 are refused. In a tensor of divisors nothing
-    is checked, and such results are 0."""
+    """Decorate `//` or `%`: integers by the number 0 raise `OperandValueError`. Divisors in a
+    tensor are not checked: a quotient by 0 is 0 there."""
 
     def checked(self: Tensor, other: Operand) -> Tensor:
         if other.__class__ is int and other == 0 and self.dtype.is_integer:
@@ -66,17 +66,17 @@ def _without_zero(op: str, operator: Binary) -> Binary:
 
 
 def _over(self: Tensor, other: Operand) -> Tensor:
-    """other / self: a power of self, as `reciprocal` is for `autocast`."""
+    """Return other / self. For `autocast` it is a power of self, as `reciprocal` is."""
     try:
         self = in_single(self)
         return apply(_DIVIDE, as_operand(other, self), self)
     except MlvmError as error:
-        told(error, "divide", (other, self))
+        annotate_error(error, "divide", (other, self))
         raise
 
 
 def _of_function(op: str, *, reflected: bool = False) -> Binary:
-    """Of an op whose function casts operands under `autocast`."""
+    """Return the operator of an op whose function casts operands under `autocast`."""
     function: Callable[..., Tensor] = getattr(primitives, op)
 
     def operator(self: Tensor, other: Operand) -> Tensor:
@@ -84,7 +84,7 @@ def _of_function(op: str, *, reflected: bool = False) -> Binary:
             other = as_operand(other, self)
             return function(other, self) if reflected else function(self, other)
         except MlvmError as error:
-            told(error, op, (other, self) if reflected else (self, other))
+            annotate_error(error, op, (other, self) if reflected else (self, other))
             raise
 
     return operator
@@ -97,7 +97,7 @@ def _in_place(op: str) -> Binary:
         try:
             return apply_into(self, call, self, as_operand(other, self))
         except MlvmError as error:
-            told(error, op, (self, other))
+            annotate_error(error, op, (self, other))
             raise
 
     return operator
@@ -110,37 +110,38 @@ def _of_one(op: str) -> Callable[[Tensor], Tensor]:
         try:
             return apply(call, self)
         except MlvmError as error:
-            told(error, op, (self,))
+            annotate_error(error, op, (self,))
             raise
 
     return operator
 
 
 def _comparison(op: str) -> Binary:
-    """`==` or `!=`. With what is neither number nor array, Python compares identities."""
+    """Return the operator `==` or `!=`. For anything but a number or an array, Python compares
+    identities."""
     call = one_op(op)
 
     def operator(self: Tensor, other: Operand) -> Tensor:
-        known = isinstance(other, (Tensor, bool, int, float, complex, np.generic))
-        if not known and not is_array(other):
+        is_number = isinstance(other, (Tensor, bool, int, float, complex, np.generic))
+        if not is_number and not is_array(other):
             return NotImplemented  # type: ignore[no-any-return]
         try:
             return apply(call, self, as_operand(other, self))
         except MlvmError as error:
-            told(error, op, (self, other))
+            annotate_error(error, op, (self, other))
             raise
 
     return operator
 
 
 def _power(self: Tensor, other: Operand) -> Tensor:
-    """x ** 2 is `square(x)`: a power by multiplication is far cheaper."""
+    """Return x ** other. x ** 2 is `square(x)`: a power by multiplication is far cheaper."""
     try:
         if other.__class__ is int and other == 2:
             return primitives.square(self)
         return primitives.pow(self, as_operand(other, self))
     except MlvmError as error:
-        told(error, "pow", (self, other))
+        annotate_error(error, "pow", (self, other))
         raise
 
 
@@ -150,7 +151,7 @@ def _power_in_place(self: Tensor, other: Operand) -> Tensor:
             return apply_into(self, _SQUARE, self)
         return apply_into(self, _POW, self, as_operand(other, self))
     except MlvmError as error:
-        told(error, "pow", (self, other))
+        annotate_error(error, "pow", (self, other))
         raise
 
 
@@ -196,7 +197,7 @@ OPERATORS: Final[dict[str, Callable[..., Tensor]]] = {
     "__abs__": _of_one("abs"),
     "__invert__": _of_one("bitwise_invert"),
 }
-"""Python's name of each; `Methods` has them, and `methods.pyi` tells their types."""
+"""Operators by Python's names. `Methods` has them, and `methods.pyi` has their types."""
 
 for _name, _operator in OPERATORS.items():
     setattr(Methods, _name, _operator)

@@ -13,8 +13,8 @@ _LANGUAGE: Final = __name__.rpartition(".tensor.")[0]
 
 
 class Public:
-    """What a pickle has of the public thing of that path, such as "mlvm.eager:asarray", which it is
-    again once it is loaded."""
+    """Reference in a pickle to a public object by its path, such as "mlvm.eager:asarray"; loading
+    resolves it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -28,7 +28,7 @@ class Public:
 
 @lru_cache(maxsize=1024)
 def public_name(x: Any) -> Any:
-    """A function or class as its public name, if it has one; else itself."""
+    """Return a reference to a function or class by its public name, if it has one; else itself."""
     home, name = str(x.__module__), x.__qualname__
     if home.startswith(f"{_LANGUAGE}."):
         for room in (".".join(home.split(".")[:3]), _LANGUAGE):
@@ -38,7 +38,7 @@ def public_name(x: Any) -> Any:
 
 
 def with_public_names(fields: Any) -> Any:
-    """Fields of an object, as its pickle has them: with public names for functions of ours."""
+    """Return an object's fields for its pickle: with public names for functions of mlvm."""
     if isinstance(fields, FunctionType):
         return public_name(fields)
     if type(fields) not in (list, tuple, dict):
@@ -51,6 +51,6 @@ def with_public_names(fields: Any) -> Any:
 
 
 def reduced(x: Any) -> tuple[Any, ...]:
-    """What `__reduce__` returns for an object with fields and nothing else."""
+    """Return the value of `__reduce__` for an object whose state is its fields."""
     kind: Any = type(x)
     return object.__new__, (public_name(kind),), with_public_names(x.__getstate__())

@@ -71,5 +71,5 @@ def divided(p: Polynomial, q: Polynomial) -> Polynomial | None:
 
 
 def _canonical(terms: dict[Monomial, int]) -> Polynomial | None:
-    found = tuple(sorted((monomial, factor) for monomial, factor in terms.items() if factor))
-    return found if len(found) <= _MOST_TERMS else None
+    p = tuple(sorted((monomial, factor) for monomial, factor in terms.items() if factor))
+    return p if len(p) <= _MOST_TERMS else None

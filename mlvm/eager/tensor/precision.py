@@ -1,4 +1,4 @@
-"""A word where f64 data meet weights of less: what follows would be f64, without anybody's wish."""
+"""Warning of f64 data beside narrower weights: all results would be f64, unintended."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mlvm.core.types import TensorType, f64
 from mlvm.eager.tensor.warn import warn_at
 
 _WALK: Final = "cotangents"
-"""The method of a tape that goes back. Its products are those that the way there has told of."""
+"""The method of a tape for the backward pass, whose products repeat those of the forward pass."""
 
-_told: set[str | None] = set()  # lines
+_warned: set[str | None] = set()  # lines
 
 
 class PrecisionWarning(UserWarning):
     """A product of f64 with f32 or less computes in f64, and so does all that follows. numpy and
-    pandas give f64 by themselves. The text names both operands; a line is told of once.
+    pandas give f64 by default. The text names both operands; each line is warned of once.
 
         >>> import warnings
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
@@ -29,15 +29,15 @@ class PrecisionWarning(UserWarning):
 
 
 def warn_of_mixed(op: str, types: tuple[TensorType, ...]) -> None:
-    """Issue a `PrecisionWarning`, about the line of Python outside of mlvm that led here, where the
-    op is a product of f64 and of floats that are narrower. Convolutions refuse such two."""
+    """Issue a `PrecisionWarning` at the user's line if the op is a product of f64 and narrower
+    floats. Convolutions refuse such operands."""
     if op != "matmul":
         return
     parts = {type.dtype.real for type in types if type.dtype.is_inexact}
     if f64 not in parts or len(parts) == 1 or _goes_back():
         return
     line = user_line()
-    if line not in _told:
+    if line not in _warned:
         warn_at(
             line,
             f"{op}({', '.join(map(str, types))}) computes in f64, which numpy and pandas give by "
@@ -45,11 +45,11 @@ def warn_of_mixed(op: str, types: tuple[TensorType, ...]) -> None:
             f"model.astype(ml.float64) where f64 is meant",
             PrecisionWarning,
         )
-        _told.add(line)
+        _warned.add(line)
 
 
 def _goes_back() -> bool:
-    """Whether a gradient asks for the product, and no line of the user's."""
+    """Return whether a backward pass computes the product, and no line of the user's."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_name != _WALK:
         frame = frame.f_back

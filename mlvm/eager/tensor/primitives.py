@@ -2,7 +2,8 @@
 
 `add(x, y, /, *, out=None)` takes operands by position (`as_operand` says which), attributes by
 keyword, and optionally the tensor to write into. An `axis` may follow the operands by position,
-`sum(x, 0)`. `primitives.pyi` tells editors and type checkers the same; `mlvm.eager.stub` writes it.
+`sum(x, 0)`. `primitives.pyi` has the same for editors and type checkers; `mlvm.eager.stub` writes
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mlvm.eager.tensor.op_docs import described
 from mlvm.eager.tensor.operands import as_operands
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
-from mlvm.eager.tensor.wrapper import told
+from mlvm.eager.tensor.wrapper import annotate_error
 
 
 def _derive(op: Op) -> Callable[..., Tensor]:
@@ -53,7 +54,7 @@ def _derive(op: Op) -> Callable[..., Tensor]:
             if not isinstance(out, Tensor):
                 raise DTypeError(f"out must be a tensor, not {type(out).__name__}")
             if op.dynamic:
-                raise ArgumentError("only running tells the result's shape, so there is no out")
+                raise ArgumentError("out= is not supported: the result's shape depends on values")
             return apply_into(out, call, *operands)
         except MlvmError as error:
             if error.late:
@@ -61,7 +62,7 @@ def _derive(op: Op) -> Callable[..., Tensor]:
             text = wrapper.hint(op.name, (), attributes, op.attributes)
             if text is not None:
                 raise ArgumentError(text) from None
-            told(error, op.name, operands)
+            annotate_error(error, op.name, operands)
             raise
 
     function.__name__ = function.__qualname__ = op.name
@@ -71,7 +72,7 @@ def _derive(op: Op) -> Callable[..., Tensor]:
 
 
 def _takes_axis(op: Op) -> bool:
-    """Whether an axis may follow the operands by position."""
+    """Return whether an axis may follow the operands by position."""
     return not op.variadic and next(iter(op.attributes), None) == "axis"
 
 
@@ -94,7 +95,7 @@ def _require_few(op: Op, operands: Sequence[object]) -> None:
 
 
 def _signature(op: Op) -> Signature:
-    """The Python signature of the op's public function."""
+    """Return the Python signature of the op's public function."""
     scalars = op.elementwise and len(op.inputs) > 1
     tensor: Any = "Operand" if scalars else Tensor
     parameters = [Parameter(x, Parameter.POSITIONAL_ONLY, annotation=tensor) for x in op.inputs]
@@ -121,7 +122,7 @@ __all__ = sorted(name for name, op in OPS.items() if op.public)
 
 
 def __getattr__(name: str) -> Callable[..., Tensor]:
-    """The function of an op, which is made when it is first asked for."""
+    """Return the function of an op, derived at the first use."""
     if name not in OPS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     function = globals()[name] = _derive(OPS[name])

@@ -1,4 +1,4 @@
-"""Values copied out of a tensor's memory and into it; the errors where there is no such memory."""
+"""Copies of values out of a tensor's memory and into it; errors of handles without memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def note_read(x: Any) -> None:
 
 
 def values_of(x: Allocation) -> Array:
-    """A copy of the values, in the tensor's own dtype. Raises `StaleTensor`, and `CaptureError` in
-    a captured function, on whichever VM the tensor is."""
-    on = current_capture.get()
+    """Return a copy of the values, in the tensor's dtype. Raises `StaleTensor` for a tensor that
+    has ended, and `CaptureError` in a captured function, on whichever VM the tensor is."""
+    recorder = current_capture.get()
     try:
-        array = x.arena.vm.read(x.handle) if on is None else on.read(x.handle)
+        array = (x.arena.vm if recorder is None else recorder).read(x.handle)
     except HandleError as error:
         raise explain(error, x.arena.vm, (x,)) from None
     if x.handle == STALE:  # another thread has ended it
@@ -44,22 +44,23 @@ def write(x: Allocation, array: Array) -> None:
 def launch_for_values(
     program: Program, vm: VMProtocol, operands: Sequence[Allocation]
 ) -> list[Array]:
-    """What the program leaves for these operands. Raises `StaleTensor` for one that has ended."""
+    """Launch a program on operands and return its outputs. Raises `StaleTensor` for an operand that
+    has ended."""
     try:
-        found = vm.launch(program, [x.handle for x in operands])
+        outputs = vm.launch(program, [x.handle for x in operands])
     except HandleError as error:
         raise explain(error, vm, operands) from None
     stale = stale_of(operands)
     if stale is not None:
         raise stale
-    return found
+    return outputs
 
 
 def explain(
     error: HandleError, vm: VMProtocol, operands: Sequence[Allocation], *, in_place: bool = False
 ) -> MlvmError:
-    """Return the error for a handle that the VM does not know: which operand it is, and why. A call
-    `in_place` writes to the first operand."""
+    """Return the error for a handle that the VM does not know: it names the operand and the reason.
+    A call `in_place` writes to the first operand."""
     stale = stale_of(operands)
     if stale is not None:
         return stale

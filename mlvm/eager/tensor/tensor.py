@@ -1,6 +1,6 @@
-"""The class of eager tensors. What is not about a tensor alone is bound from above: the operators
-(`operators.py`), the methods that are functions too (`functions/methods.py`), indexing
-(`functions/indexing.py`) and the ways to other libraries (`interop/`).
+"""The class of eager tensors. Methods that need upper floors are bound from there: operators
+(`operators.py`), functions that are methods, too (`functions/methods.py`), indexing
+(`functions/indexing.py`) and exchange with other libraries (`interop/`).
 """
 
 from __future__ import annotations
@@ -35,28 +35,27 @@ from mlvm.eager.tensor.warn import warn_of_row
 class Tensor(Methods, Allocation):
     """An n-dimensional value on a VM, with the operators of the Array API standard.
 
-    Made by `asarray`, the creation functions, and every op. Its bytes belong to an arena. They
-    return to it when Python drops the last reference, or when the arena is reset; using the tensor
-    after a reset raises `StaleTensor`.
+    `asarray`, the creation functions, and every op return tensors. The bytes belong to an arena.
+    They return to it when Python drops the last reference, or when the arena is reset; using the
+    tensor after a reset raises `StaleTensor`.
 
     `x[i] = v`, `x += y` and `out=x` update x in place and never another value. Where a gradient, a
     view or a capture still needs the old value, it keeps the old memory and x moves to new memory
     (copy on write). So a function that changes only the shape, or nothing, copies nothing: its
     result shares the bytes of x until one of the two is updated.
 
-    What it is: `shape dtype type ndim size nbytes itemsize device`, and where: `arena handle base
-    views`. Its values here: `item tolist numpy`. Itself in another way: `T mT real imag`,
-    `to_device astype copy clip conj round abs`, `reshape flatten ravel permute transpose swapaxes
-    squeeze repeat roll flip moveaxis broadcast_to tril triu`, `take nonzero argsort topk`, with
-    other elements `at`. What is left of it along an axis: `sum mean var std prod min max argmin
-    argmax all any logsumexp count_nonzero`. Its elements: `exp expm1 log log1p log2 log10 sqrt
-    rsqrt square reciprocal pow`, `sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh
-    hypot`, `sigmoid relu softmax log_softmax erf logaddexp`, `floor ceil trunc sign signbit
-    copysign maximum minimum isnan isinf isfinite`. Operators by name: `add subtract multiply divide
-    floor_divide remainder negative matmul outer diff`, `less less_equal greater greater_equal
-    not_equal`, `logical_and logical_or logical_xor logical_not`, `bitwise_and bitwise_or
-    bitwise_xor bitwise_left_shift bitwise_right_shift`. All other functions are those of `ml`
-    alone.
+    Properties: `shape dtype type ndim size nbytes itemsize device`. Memory: `arena handle base
+    views`. Values: `item tolist numpy`. Copies and views: `T mT real imag`, `to_device astype copy
+    clip conj round abs`, `reshape flatten ravel permute transpose swapaxes`, `squeeze repeat roll
+    flip moveaxis broadcast_to tril triu`, `take nonzero argsort topk at`. Reductions: `sum mean var
+    std prod min max argmin argmax`, `all any logsumexp count_nonzero`. Elementwise: `exp expm1 log
+    log1p log2 log10 sqrt rsqrt square reciprocal pow`. Trigonometry: `sin cos tan asin acos atan
+    atan2 sinh cosh tanh asinh acosh atanh hypot`. Neural: `sigmoid relu softmax log_softmax erf
+    logaddexp`. Rounding and tests: `floor ceil trunc sign signbit copysign maximum minimum isnan
+    isinf isfinite`. Operators by name: `add subtract multiply divide floor_divide remainder
+    negative matmul outer diff`. Comparisons: `less less_equal greater greater_equal not_equal`.
+    Logic: `logical_and logical_or logical_xor logical_not`. Bits: `bitwise_and bitwise_or
+    bitwise_xor bitwise_left_shift bitwise_right_shift`. Other functions are in `ml` alone.
 
         >>> x = ml.asarray([[1.0, 2.0]])
         >>> x.shape, x.dtype, x.sum()
@@ -71,7 +70,7 @@ class Tensor(Methods, Allocation):
     tape: Tape | None
     node: int
 
-    def __init__(self, *_: object, **__: object) -> None:  # an arena makes tensors with __new__
+    def __init__(self, *_: object, **__: object) -> None:  # an arena creates tensors with __new__
         raise TypeError("a Tensor is made by ml.asarray, ml.zeros and the like, not by Tensor()")
 
     def prepare(self) -> None:
@@ -79,52 +78,52 @@ class Tensor(Methods, Allocation):
 
     @property
     def shape(self) -> Shape:
-        """The length of each axis, outermost first; () of a scalar."""
+        """The length of each axis, outermost first; () for a scalar."""
         return self.type.shape
 
     @property
     def dtype(self) -> DType:
-        """What its elements are, such as `ml.float32`."""
+        """The dtype of its elements, such as `ml.float32`."""
         return self.type.dtype
 
     @property
     def __numpy_dtype__(self) -> np.dtype[np.generic]:
-        """What `numpy.result_type(x)` takes for x, in numpy 2.4 and later; see `DType`."""
+        """The numpy dtype that `numpy.result_type(x)` takes, in numpy 2.4 and later."""
         return self.dtype.__numpy_dtype__
 
     @property
     def ndim(self) -> int:
-        """How many axes it has."""
+        """The number of axes."""
         return self.type.ndim
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         size = self.type.size
-        return Size(size) if type(size) is int else size  # one of an open length, as it is
+        return Size(size) if type(size) is int else size  # an open length, as it is
 
     @property
     def nbytes(self) -> int:
-        """How many bytes its elements take."""
+        """The bytes of its elements."""
         type = self.type
         return type.size * type.dtype.itemsize if type.is_open else type.nbytes
 
     @property
     def itemsize(self) -> int:
-        """How many bytes one element takes."""
+        """The bytes of one element."""
         return self.dtype.itemsize
 
     @property
     def device(self) -> VMProtocol:
-        """The VM that it lives on."""
+        """The VM with its memory."""
         vm: VMProtocol = self.arena.vm.stands_for
         return vm
 
     # --- values ---
 
     def numpy(self) -> Array:
-        """A copy as a numpy array; of bf16, which numpy does not have, in f32, and of
-        few bits in i8, u8 or f32. Raises `StaleTensor`.
+        """Return a copy as a numpy array. bf16, which numpy does not have, becomes f32, and dtypes
+        of few bits become i8, u8 or f32. Raises `StaleTensor` after the tensor has ended.
 
         Refuses:
             stale.numpy()  # StaleTensor
@@ -133,8 +132,8 @@ class Tensor(Methods, Allocation):
         return half.shown(values_of(self))
 
     def item(self) -> Any:
-        """The one element as a Python scalar. Raises `ShapeError` for more or fewer, and
-        `GradientError` where a gradient goes through x.
+        """Return the one element as a Python scalar. Raises `ShapeError` for more or fewer, and
+        `GradientError` if a gradient goes through x.
 
         Refuses:
             v.item()  # ShapeError
@@ -145,8 +144,8 @@ class Tensor(Methods, Allocation):
         return array.item()
 
     def tolist(self) -> Any:
-        """The elements as nested lists of Python scalars; of a 0-d tensor the scalar alone. Raises
-        `GradientError` where a gradient goes through x.
+        """Return the elements as nested lists of Python scalars; of a 0-d tensor the scalar alone.
+        Raises `GradientError` if a gradient goes through x.
 
         Refuses:
             ml.grad(lambda x: ml.sum(x * x.tolist()))(v)  # GradientError
@@ -163,8 +162,8 @@ class Tensor(Methods, Allocation):
         return self.numpy()
 
     def _require_untracked(self) -> None:
-        """Raise `GradientError` where Python would compute with values that a gradient then misses.
-        Text of them, as `repr` and `format` make it, cuts nothing."""
+        """Raise `GradientError` if a gradient goes through x: Python's results would be constants.
+        `repr` and `format` do not call it."""
         if is_tracked(self):
             raise GradientError(
                 f"a gradient goes through this {self.type}, and none goes through Python's "
@@ -214,7 +213,7 @@ class Tensor(Methods, Allocation):
         return round(self.item(), ndigits)
 
     def __format__(self, spec: str) -> str:
-        """As `str`; with a format such as `.4f`, the one element in that format."""
+        """Format it as `str` does; with a format such as `.4f`, format the one element."""
         if not spec:
             return str(self)
         self._require_one("format", 'f"{x}", or numpy.array2string(x.numpy(), precision=3)')
@@ -269,14 +268,14 @@ class Tensor(Methods, Allocation):
 
 
 def _rows(x: Tensor) -> Iterator[Tensor]:
-    """The rows of a tensor. One that a loop has updated in vain is warned of."""
+    """Yield the rows of a tensor. Warn of a row that a loop has updated without effect."""
     for i in range(x.shape[0]):
         row = x[i]
         handle = row.handle
         yield row
         if row.handle != handle and row.handle != STALE and getrefcount(row) == _ROW_IN_LOOP:
             warn_of_row(sys._getframe(1), row.type)
-        del row  # before the next one is made
+        del row  # before the next one is allocated
 
 
 _ROW_IN_LOOP: Final = 3
@@ -284,12 +283,12 @@ _ROW_IN_LOOP: Final = 3
 
 
 def is_tracked(x: Tensor) -> bool:
-    """Whether a gradient that is being taken goes through x."""
+    """Return whether the current tape tracks x."""
     return x.tape is not None and x.tape is current_tape.get()
 
 
 def from_array(array: Array) -> Tensor:
-    """A new tensor in the current arena with a copy of the array."""
+    """Return a new tensor in the current arena with a copy of the array."""
     arena = current_arena()
     out = arena.alloc(TensorType.of(array), Tensor)
     write(out, array)

@@ -1,4 +1,11 @@
-"""A call whose result is the new value of a tensor: `x += y`, `x[i] = v`, `out=x`."""
+"""Updates in place: calls whose result is the new value of a tensor, `x += y`, `x[i] = v`, `out=x`.
+
+In: the tensor, an op and operands. Out: the tensor with its new value; no other value changes.
+The result is written over the tensor's bytes if nothing else needs them. Otherwise the tensor moves
+to new memory, and views, tapes and recorders keep the old memory with the old value (copy on
+write). Callers: operators, indexing, `out=`, optimizers. No lock is held: a tensor belongs to one
+thread at a time.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +20,14 @@ from mlvm.eager.tensor.reading import explain
 from mlvm.eager.tensor.tensor import Tensor
 
 live_tapes: set[Tape] = set()
-"""Tapes that may still be walked. An update in place asks each whether it needs the value."""
+"""Tapes that may still be walked. An update in place asks each whether it has saved the value."""
 
 
 def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
     """Run one op and give its result to the tensor `out`, whose type must fit exactly.
 
-    The result is written over the bytes of `out`, where nobody else needs them. Where a view or a
-    tape needs the old value, or the op cannot write over its operand, `out` moves to new memory of
-    its arena, and what needs the old value keeps the old memory.
+    If a view or a tape needs the old value, or the op cannot write over its operand, `out` moves to
+    new memory of its arena. Otherwise the result is written over its bytes.
 
     Raises `ShapeError` or `DTypeError` for a result of another type, and what `apply` raises.
     """
@@ -29,8 +35,8 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
     types = tuple([x.type for x in operands])
     type = call.types[types] if types in call.types else call.infer(types)
     if type is not out.type:
-        refused = DTypeError if type is not None and type.dtype is not out.dtype else ShapeError
-        raise refused(f"the result is {type} and does not fit into out={out.type}").at(
+        kind = DTypeError if type is not None and type.dtype is not out.dtype else ShapeError
+        raise kind(f"the result is {type} and does not fit into out={out.type}").at(
             call.op.name, types
         )
     region = out.region
@@ -44,21 +50,21 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
 def _update(
     out: Tensor, call: OneOp, operands: tuple[Tensor, ...], types: tuple[TensorType, ...]
 ) -> None:
-    """`apply_into` for a result whose type fits, where somebody may need the old value."""
+    """Update `out`, of the result's type, after a check whether its old value is needed."""
     if out.handle == STALE:
         raise out.stale()
-    on, tape = current_capture.get(), current_tape.get()
-    tapes = [each for each in live_tapes.copy() if each.within is on]
+    recorder, tape = current_capture.get(), current_tape.get()
+    tapes = [each for each in live_tapes.copy() if each.within is recorder]
     tracked = tape is not None and any(x.tape is tape for x in (out, *operands))
-    if on is not None and tape is not None and tracked:
-        on.require_own_tape(out, tape)
+    if recorder is not None and tape is not None and tracked:
+        recorder.require_own_tape(out, tape)
     if (
         _is_shared(out, tapes)
         or _reads(call, operands, out)
         or (tape is not None and tracked and tape.needs_operand(call, operands, types, out))
     ):
-        if on is not None:
-            on.update(call, operands, types, out, tapes)
+        if recorder is not None:
+            recorder.update(call, operands, types, out, tapes)
             return
         with (out.arena if out.arena.__class__ is Arena else current_arena()).hosting():
             new = apply(call, *operands)
@@ -76,31 +82,31 @@ def _update(
 
 
 def _is_shared(x: Tensor, tapes: Iterable[Tape]) -> bool:
-    """Whether somebody else needs the bytes of x: it is a view, there are views of it, or one of
-    the tapes keeps its value."""
+    """Return whether x shares its bytes: it is a view, it has views, or one of the tapes has saved
+    its value."""
     region = x.region
     return region is None or bool(region.views) or any(tape.keeps(x) for tape in tapes)
 
 
 def _reads(call: OneOp, operands: tuple[Tensor, ...], out: Tensor) -> bool:
-    """Whether the op reads `out` in another way than it may while it writes over it."""
+    """Return whether `out` is an operand that the op may not write over."""
     return any(x is out for x in operands[call.op.in_place :])
 
 
 def make_exclusive(x: Allocation) -> None:
-    """See to it that nobody else needs the bytes of x, which moves where somebody does: for what
-    changes them by its handle. Raises `StaleTensor`."""
+    """Move x to new memory if it shares its bytes, so that a launch may write to its handle. Raises
+    `StaleTensor` if x has ended."""
     if x.handle == STALE:
         raise x.stale()
-    on = current_capture.get()
+    recorder = current_capture.get()
     if isinstance(x, Tensor) and _is_shared(
-        x, [each for each in live_tapes.copy() if each.within is on]
+        x, [each for each in live_tapes.copy() if each.within is recorder]
     ):
         apply_into(x, COPY, x)
 
 
 def overwrite(out: Tensor, call: OneOp, *operands: Tensor) -> None:
-    """`apply_into` for a result whose type fits, over bytes that nobody else needs."""
+    """Write the result of an op over the bytes of `out`, which is of its type and shares none."""
     operands = lifted(operands)
     used = (out, *operands)
     if len(used) not in call.into:

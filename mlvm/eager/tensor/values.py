@@ -1,4 +1,4 @@
-"""Arrays of what Python and other libraries hold: numbers, nested lists, buffers, their tensors."""
+"""Arrays of values of Python and other libraries: numbers, nested lists, buffers, their tensors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.ops import few
 from mlvm.core.types import MAX_NDIM, Array, DType, bf16, bool_
 
-_WAYS: Final = ("__array__", "__array_interface__", "__dlpack__")
+_PROTOCOLS: Final = ("__array__", "__array_interface__", "__dlpack__")
 _UNREADABLE: Final = (TypeError, ValueError, RuntimeError, BufferError)
 
 
 def in_memory(obj: Any) -> Array | None:
-    """An array of the values of what has them in memory; None for what has none."""
-    if any(hasattr(obj, way) for way in _WAYS):
+    """Return an array over the values of an array-like object or a buffer; None for others."""
+    if any(hasattr(obj, protocol) for protocol in _PROTOCOLS):
         return array_of(obj)
     try:
         return array_of(memoryview(obj))
@@ -27,7 +27,7 @@ def in_memory(obj: Any) -> Array | None:
 
 
 def array_of(obj: Any) -> Array:
-    """An array of the values of what has them in memory. Raises `DTypeError` where numpy cannot
+    """Return an array over the values of an array-like object. Raises `DTypeError` if numpy cannot
     read them."""
     try:
         only_dlpack = hasattr(obj, "__dlpack__") and not hasattr(obj, "__array__")
@@ -39,7 +39,7 @@ def array_of(obj: Any) -> Array:
 
 
 def _readable(obj: Any) -> Any:
-    """A tensor of PyTorch as something that numpy reads: without its gradient, bfloat16 by bits."""
+    """Convert a tensor of PyTorch for numpy: without its gradient, bfloat16 by bits."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(obj, torch.Tensor):
         return obj
@@ -50,7 +50,7 @@ def _readable(obj: Any) -> Any:
 
 
 def of_numbers(obj: object) -> Array:
-    """A bool, integer or f64 array of a Python number or nested lists of them."""
+    """Return a bool, integer or f64 array of a Python number or nested lists of them."""
     try:
         array = np.array(obj)
     except ValueError as error:

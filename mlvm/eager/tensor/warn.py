@@ -13,13 +13,13 @@ from typing import Any, Final
 from mlvm.core.errors import user_line
 
 _registries: Final[dict[str, dict[Any, Any]]] = {}
-"""For each file, what `warnings` notes of the warnings about its lines."""
+"""By file, the registry of `warnings` for its lines."""
 
 
 class NoEffectWarning(UserWarning):
-    """A line has no effect: a seed that a draw does not follow, a gradient that reaches no
-    parameter, a Module that is neither trained nor saved, an update of a tensor that nothing else
-    names. The text says which, and what to write.
+    """A line has no effect. For example a seed that a draw does not follow, a gradient that reaches
+    no parameter, a Module that is neither trained nor saved, an update of a temporary. The text has
+    the remedy.
 
         >>> x = ml.zeros((2, 2))
         >>> import warnings
@@ -53,8 +53,8 @@ _STORES: Final = {opmap.get(name) for name in ("STORE_SUBSCR", "STORE_SLICE")}
 
 
 def warn_of_temporary(count: int, frame: FrameType, type: object) -> None:
-    """Warn where a tensor has as many references in its `__setitem__` as a temporary, and the
-    frame's line is an assignment: a call of the method by its name has fewer references."""
+    """Warn if a tensor has as many references in its `__setitem__` as a temporary, and the frame's
+    line is an assignment. (A call of the method by its name has fewer references.)"""
     if count <= _TEMPORARY < _LOCAL and frame.f_code.co_code[frame.f_lasti] in _STORES:
         warn_at(
             user_line(),
@@ -65,7 +65,7 @@ def warn_of_temporary(count: int, frame: FrameType, type: object) -> None:
 
 
 def warn_of_row(frame: FrameType, type: object) -> None:
-    """Warn where a loop of the frame's line updates its variable in place and reads it nowhere."""
+    """Warn if a loop at the frame's line updates its variable in place and reads it nowhere."""
     file, number = frame.f_code.co_filename, frame.f_lineno
     try:
         tree = ast.parse("".join(linecache.getlines(file, frame.f_globals)))
@@ -105,8 +105,8 @@ def _reads(part: Any, name: str) -> bool:
 
 
 def warn_at(line: str | None, message: str, category: type[Warning]) -> None:
-    """Issue a warning about that `file:line`; about this file where there is none. By default a
-    line is warned about once."""
+    """Issue a warning about that `file:line`, or about this file for None. By default a line is
+    warned about once."""
     file, _, number = (line or f"{__file__}:1").rpartition(":")
     registry = _registries.setdefault(file, {})
     warnings.warn_explicit(message, category, file, int(number), registry=registry)

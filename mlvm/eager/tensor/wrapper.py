@@ -1,6 +1,8 @@
-"""What stands around every function of tensors that a user calls: arrays and lists become tensors,
-an error names the function and its operands and ends at the caller's line, and where an argument is
-called otherwise here, it says how."""
+"""Wrapper of every public function of tensors.
+
+It converts arrays and lists to tensors. Errors get the name of the function and its operands, and
+tracebacks end at the caller's line. A keyword of another library raises an error with mlvm's name.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from mlvm.eager.tensor.values import kind_of
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_PUBLIC: Final = "is_public"  # what marks a function that is
+_PUBLIC: Final = "is_public"  # attribute of public functions
 
 
 def _no_hint(*_: object) -> None:
@@ -29,21 +31,21 @@ def _no_hint(*_: object) -> None:
 hint: Callable[[str, Sequence[object], Mapping[str, object], Collection[str]], str | None] = (
     _no_hint
 )
-"""What to write instead of the arguments of a call, or None: by the name of the function, what was
-given by position, and by keyword, and the names of its parameters.
-`mlvm.eager.interop.hints` puts its own here."""
+"""Return a remedy for the arguments of a failed call, or None. Its arguments: the function's name,
+the arguments by position and by keyword, the names of parameters. `mlvm.eager.interop.hints` sets
+it."""
 
 
-def told(error: MlvmError, function: str, operands: Iterable[object]) -> None:
-    """Name the function and its operands in an error that names none, and drop the frames beneath.
+def annotate_error(error: MlvmError, function: str, operands: Iterable[object]) -> None:
+    """Name the function and its operands in an error that names none, and drop the inner frames.
 
-    A traceback is to end at the caller's line: a bare `raise` after this adds no frame for the
-    function it stands in. All that costs nothing until there is an error.
+    The traceback then ends at the caller's line: a bare `raise` after this adds no frame for the
+    function that raises. A call without an error costs nothing.
     """
     if isinstance(error, OpError):
-        given = [*operands]
-        some = any(isinstance(x, Tensor) or is_array(x) for x in given)
-        error.at(function, [_text(x) for x in given] if some else ())
+        values = [*operands]
+        has_arrays = any(isinstance(x, Tensor) or is_array(x) for x in values)
+        error.at(function, [_text(x) for x in values] if has_arrays else ())
     error.__traceback__ = None
 
 
@@ -54,36 +56,36 @@ def _text(x: object) -> object:
 
 
 def public(fn: Callable[P, R]) -> Callable[P, R]:
-    """The function as users have it. Its operands are the parameters whose annotation begins with
-    `Tensor` or `Operand`, but for `out`, which is written. A list for an `Operand` is beside the
-    other operands, or else beside the first tensor; one for a `Tensor` may also be of indices. The
-    first may be a number where it is a `Tensor` and nothing else."""
+    """Wrap a function for users. Its operands are the parameters whose annotation begins with
+    `Tensor` or `Operand`, but for `out`, which is written. A list for an `Operand` has a dtype like
+    the other operands, or else like the first tensor; one for a `Tensor` may also be of indices.
+    The first operand may be a number if its annotation is `Tensor` and nothing else."""
     signature = inspect.signature(fn)
     parameters = [*signature.parameters.values()]
-    wanted = [each for each in parameters if _is("Tensor", each) or _is("Operand", each)]
-    by_keyword = [each.name for each in wanted if each.kind is not each.POSITIONAL_ONLY]
-    rest = any(each.kind is each.VAR_POSITIONAL for each in wanted)
-    leads = bool(wanted) and wanted[0].annotation == "Tensor"
-    is_method = fn.__name__ == "__call__"  # whose class says what it is
-    end = None if rest else 1 + max(map(parameters.index, wanted), default=-1)
+    operands = [each for each in parameters if _is("Tensor", each) or _is("Operand", each)]
+    by_keyword = [each.name for each in operands if each.kind is not each.POSITIONAL_ONLY]
+    rest = any(each.kind is each.VAR_POSITIONAL for each in operands)
+    leads = bool(operands) and operands[0].annotation == "Tensor"
+    is_method = fn.__name__ == "__call__"  # the class names it
+    end = None if rest else 1 + max(map(parameters.index, operands), default=-1)
 
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> R:
         try:
-            given = args[:end]
+            values = args[:end]
             if keywords and by_keyword:
-                given += tuple([keywords[name] for name in by_keyword if name in keywords])
-            for x in given:
+                values += tuple([keywords[name] for name in by_keyword if name in keywords])
+            for x in values:
                 if x.__class__ is not Tensor and is_array(x):
                     break
             else:
-                if not (leads and given and isinstance(given[0], NUMBERS)):
+                if not (leads and values and isinstance(values[0], NUMBERS)):
                     return fn(*args, **keywords)
             bound = None
             with suppress(TypeError):
                 bound = signature.bind(*args, **keywords)
-            if bound is not None:  # else Python says below what does not fit
-                _take_arrays(bound.arguments, wanted)
+            if bound is not None:  # else the call below raises Python's error
+                _convert_arrays(bound.arguments, operands)
                 args, keywords = bound.args, bound.kwargs  # type: ignore[assignment]
             return fn(*args, **keywords)
         except MlvmError as error:
@@ -95,8 +97,8 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
                 raise kind(text) from None
             if not is_method:
                 if isinstance(error, OpError) and error.op != fn.__name__:
-                    error.op = None  # of what it is composed of the caller knows nothing
-                told(error, fn.__name__, _operands(signature, args, keywords))
+                    error.op = None  # an inner op, which the caller has not called
+                annotate_error(error, fn.__name__, _operands(signature, args, keywords))
             error.__traceback__ = None
             raise
         except TypeError:
@@ -110,7 +112,7 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def hinted(fn: Callable[P, R]) -> Callable[P, R]:
-    """The function, which says what to write where it is called as another library's."""
+    """Wrap a function: a keyword of another library raises `ArgumentError` with the remedy."""
 
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> R:
@@ -126,35 +128,35 @@ def hinted(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def names_of(space: Mapping[str, Any]) -> list[str]:
-    """The public names that a module defines itself: functions that are `public`, and classes."""
+    """Return the public names that a module defines itself: `public` functions, and classes."""
     own = {name: x for name, x in space.items() if getattr(x, "__module__", 0) == space["__name__"]}
-    found = [name for name, x in own.items() if inspect.isclass(x) or hasattr(x, _PUBLIC)]
-    return sorted(name for name in found if name[0] != "_")
+    names = [name for name, x in own.items() if inspect.isclass(x) or hasattr(x, _PUBLIC)]
+    return sorted(name for name in names if name[0] != "_")
 
 
 def _is(annotation: str, parameter: inspect.Parameter) -> bool:
     return parameter.name != "out" and str(parameter.annotation).startswith(annotation)
 
 
-def _take_arrays(arguments: dict[str, Any], wanted: Sequence[inspect.Parameter]) -> None:
-    """Put tensors in place of the arrays, which are beside the tensor of the widest float, one of
-    a layer's own too, and then of the lists, which are beside the first of all."""
-    given: dict[inspect.Parameter, list[Any]] = {}
-    for each in wanted:
+def _convert_arrays(arguments: dict[str, Any], operands: Sequence[inspect.Parameter]) -> None:
+    """Convert arrays to tensors, like the tensor of the widest float among operands and a layer's
+    parameters; then lists, like the first tensor."""
+    by_parameter: dict[inspect.Parameter, list[Any]] = {}
+    for each in operands:
         if each.name in arguments:
             value = arguments[each.name]
-            given[each] = [*value] if each.kind is each.VAR_POSITIONAL else [value]
+            by_parameter[each] = [*value] if each.kind is each.VAR_POSITIONAL else [value]
     own: Mapping[str, Tensor] = getattr(arguments.get("self"), "named_parameters", dict)()
-    widest = widest_of([*itertools.chain(*given.values()), *own.values()])
-    for each, values in given.items():
+    widest = widest_of([*itertools.chain(*by_parameter.values()), *own.values()])
+    for each, values in by_parameter.items():
         if each.annotation == "Tensor":
             values = [as_operand(x) if isinstance(x, NUMBERS) else x for x in values]
-        given[each] = [as_operand(x, widest) if is_whole(x) else x for x in values]
-    in_turn = sorted(given, key=lambda each: not _is("Operand", each))
-    beside = next((x for each in in_turn for x in given[each] if isinstance(x, Tensor)), None)
-    for each, values in given.items():
+        by_parameter[each] = [as_operand(x, widest) if is_whole(x) else x for x in values]
+    in_order = sorted(by_parameter, key=lambda each: not _is("Operand", each))
+    like = next((x for each in in_order for x in by_parameter[each] if isinstance(x, Tensor)), None)
+    for each, values in by_parameter.items():
         or_index = not _is("Operand", each)
-        xs = [as_operand(x, beside, or_index=or_index) if _is_list(x) else x for x in values]
+        xs = [as_operand(x, like, or_index=or_index) if _is_list(x) else x for x in values]
         arguments[each.name] = tuple(xs) if each.kind is each.VAR_POSITIONAL else xs[0]
 
 
@@ -165,37 +167,37 @@ def _is_list(x: object) -> bool:
 def _operands(
     signature: inspect.Signature, args: Sequence[object], keywords: Mapping[str, object]
 ) -> list[object]:
-    """What was given for operands and for lists of tensors; nothing if one of them is none."""
+    """Return the arguments for operands and for lists of tensors; none if one is no operand."""
     try:
         arguments = signature.bind_partial(*args, **keywords).arguments
     except TypeError:
         return []
-    given: list[object] = []
+    values: list[object] = []
     for name, value in arguments.items():
         parameter = signature.parameters[name]
         if _is("Iterable[Tensor]", parameter) or parameter.kind is parameter.VAR_POSITIONAL:
-            given += value if _is_list(value) else ()
+            values += value if _is_list(value) else ()
         elif value is not None and (_is("Tensor", parameter) or _is("Operand", parameter)):
-            given.append(value)
-    known = all(isinstance(x, (Tensor, int, float, complex)) or is_array(x) for x in given)
-    return given if known else []
+            values.append(value)
+    are_operands = all(isinstance(x, (Tensor, int, float, complex)) or is_array(x) for x in values)
+    return values if are_operands else []
 
 
-def require_arguments(owner: type, args: Sequence[object], given: Mapping[str, object]) -> None:
+def require_arguments(owner: type, args: Sequence[object], keywords: Mapping[str, object]) -> None:
     """Refuse arguments that a constructor of mlvm does not take. Raises `ArgumentError` with the
     remedy for a keyword of another library, and `TypeError` with the name of the class if the
     constructor is that of a private base."""
     constructor = getattr(owner, "__init__")  # noqa: B009  mypy knows no such field of a type
     if not str(getattr(constructor, "__module__", None)).startswith("mlvm."):
         return
-    if not given and not constructor.__qualname__.startswith("_"):
+    if not keywords and not constructor.__qualname__.startswith("_"):
         return
     signature = inspect.signature(constructor)
-    text = hint(owner.__name__, args, given, signature.parameters)
+    text = hint(owner.__name__, args, keywords, signature.parameters)
     if text is not None:
         raise ArgumentError(text)
     if constructor.__qualname__.startswith("_"):
         try:
-            signature.bind(None, *args, **given)
+            signature.bind(None, *args, **keywords)
         except TypeError as error:
             raise TypeError(f"{owner.__name__}(): {error}") from None

@@ -47,7 +47,7 @@ EXPECTED: Final = {
     "a body updates a view from outside": r"a branch or an ml.function has made is used outside",
     "a function updates": r"a tensor from outside of an ml.function .* is updated in place",
     "a value is read": r"a value is read inside a captured function",
-    "a shape depends on values": r"leaves values of which only running tells the type",
+    "a shape depends on values": r"whose results. types depend on values, is called",
 }
 """Why a captured program may be refused."""
 
