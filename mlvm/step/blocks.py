@@ -1,9 +1,9 @@
 """Blocks: the calls inside a call, a branch or the body of a loop, and the step around them.
 
-What a block leaves lies in homes from outside: a loop's state, a branch's results. A value made in
-a block is seen in it alone. Here a step loses the calls that nobody needs, inside its blocks too,
-and those that only move a value to its home; and a block is taken out of its step, to be planned by
-itself.
+The results of a block lie in homes from outside: a loop's state, a branch's results. A value
+computed in a block is visible in it alone. Passes here remove dead calls, inside blocks too, and
+calls that only move a value to its home. `outline_blocks` prepares blocks to be planned apart from
+their step.
 """
 
 from __future__ import annotations
@@ -17,62 +17,62 @@ from mlvm.core.types import TensorType
 from mlvm.step.flow import Block, Call, Flow, Home, Use, Value
 
 
-def free(blocks: Iterable[Block]) -> list[Use]:
-    """What the blocks read from outside, each once."""
-    found: dict[Use, None] = {}
+def free_variables(blocks: Iterable[Block]) -> list[Use]:
+    """Return the uses of outer values in blocks, each once."""
+    uses: dict[Use, None] = {}
     for block in blocks:
-        made = {use.value for call in block.calls for use in call.outs}
+        computed = {use.value for call in block.calls for use in call.outs}
         read = [use for call in block.calls for use in call.ins]
         if block.result is not None:
             read.append(block.result)
-        found.update(
+        uses.update(
             (use, None)
             for use in read
-            if use.value not in made and use.value.home not in block.homes
+            if use.value not in computed and use.value.home not in block.homes
         )
-    return list(found)
+    return list(uses)
 
 
-# --- what nobody needs ---------------------------------------------------------------
+# --- dead-code elimination -----------------------------------------------------------
 
 
 def without_dead_calls(flow: Flow, *, inside: bool = True) -> list[Call]:
-    """The calls whose results somebody reads, or that have to be there at the end. Blocks lose
-    theirs too, if `inside`."""
-    return _alive(flow.calls, flow.wanted(), inside=inside)
+    """Return the calls whose results are read or live at the end, and those with effects. With
+    `inside`, dead calls in blocks are removed, too."""
+    return _alive(flow.calls, flow.live_out(), inside=inside)
 
 
-def _alive(calls: Sequence[Call], wanted: Iterable[Value], *, inside: bool = True) -> list[Call]:
-    alive = set(wanted)
-    kept: list[Call] = []
+def _alive(calls: Sequence[Call], live_out: Iterable[Value], *, inside: bool = True) -> list[Call]:
+    alive = set(live_out)
+    remaining: list[Call] = []
     for call in reversed(calls):
         needed = [use for use in call.outs if use.value in alive]
         if not needed and not call.fixed:
             continue
         if call.blocks and inside:
             call = _pruned(call, needed)
-        kept.append(call)
+        remaining.append(call)
         alive.update(use.value for use in call.ins)
-    return kept[::-1]
+    return remaining[::-1]
 
 
 def without_dead_calls_in(block: Block) -> Block:
-    """The block of a function without the calls whose results nobody reads."""
-    return _kept(block, None)
+    """Return the block of a function without dead calls."""
+    return _pruned_block(block, None)
 
 
 def _pruned(call: Call, needed: Sequence[Use]) -> Call:
-    """The control flow, without what only serves results that are not needed."""
+    """Return control flow without calls that only serve results that are not needed."""
     if call.callee is not None:
-        return replace(call, blocks=tuple([_kept(block, None) for block in call.blocks]))
+        return replace(call, blocks=tuple([_pruned_block(block, None) for block in call.blocks]))
     homes = {use.value.home for use in needed}
     all_homes = {use.value.home for use in call.outs}
     while True:
-        blocks = tuple([_kept(block, homes) for block in call.blocks])
-        read = free(blocks)
+        blocks = tuple([_pruned_block(block, homes) for block in call.blocks])
+        read = free_variables(blocks)
         written = {use.value.home for b in blocks for c in b.calls for use in c.outs}
         more = {use.value.home for use in read} & all_homes if call.name == "while" else set()
-        more |= written & all_homes  # by a call that has to stay
+        more |= written & all_homes  # by a call with effects
         if more <= homes:
             break
         homes |= more
@@ -84,43 +84,47 @@ def _pruned(call: Call, needed: Sequence[Use]) -> Call:
     )
 
 
-def _kept(block: Block, homes: set[Home | None] | None) -> Block:
-    """The block, without what it leaves in other homes than these; None: in homes of its own."""
+def _pruned_block(block: Block, homes: set[Home | None] | None) -> Block:
+    """Return the block without results in other homes than these; for None, in homes of the
+    block."""
     last = {use.value.home: use.value for call in block.calls for use in call.outs}
-    wanted = {
+    live_out = {
         value
         for home, value in last.items()
         if home is not None and (home in homes if homes is not None else _is_outside(home, block))
     }
     if block.result is not None:
-        wanted.add(block.result.value)
-    return replace(block, calls=_alive(block.calls, wanted))
+        live_out.add(block.result.value)
+    return replace(block, calls=_alive(block.calls, live_out))
 
 
 def _is_outside(home: Home, block: Block) -> bool:
     return home.role not in ("scratch", "element") or home not in block.homes
 
 
-# --- what only moves a value ---------------------------------------------------------
+# --- copies --------------------------------------------------------------------------
 
 
-_GIVEN: Final = frozenset({"input", "state"})
+_INITIALIZED: Final = frozenset({"input", "state"})
 
 
 def without_moves(flow: Flow) -> Flow:
-    """The flow, in which a value that is copied to its home is made there, where nothing needs what
-    lies there before, and a copy of an input or state that nothing writes to is read there."""
+    """Return the flow without copies that only move a value. A value that is copied to its home is
+    computed there, if the home's old value is not needed. A copy of an input or state that nothing
+    writes to is replaced by that."""
     uses = [use for call in with_blocks(flow.calls) for use in call.ins]
     written = {use.value.home for call in with_blocks(flow.calls) for use in call.outs}
-    given = {use.value.home for use in uses if use.value.home and use.value.home.role in _GIVEN}
+    read = {
+        use.value.home for use in uses if use.value.home and use.value.home.role in _INITIALIZED
+    }
     renamed: dict[Value, Value] = {}
-    calls = _settled(flow, renamed, given - written)
+    calls = _settled(flow, renamed, read - written)
     return Flow(renewed(calls, renamed), [renamed.get(value, value) for value in flow.results])
 
 
 def _settled(flow: Flow, renamed: dict[Value, Value], steady: Container[Home | None]) -> list[Call]:
-    """The calls without such copies. `renamed` gets the values that lie elsewhere now; nothing
-    writes to the homes that are `steady`."""
+    """Return the calls without such copies, and add moved values to `renamed`. Nothing writes to
+    the `steady` homes."""
 
     def settled(block: Block) -> Block:
         return replace(block, calls=_settled(block.flow, renamed, steady))
@@ -129,40 +133,40 @@ def _settled(flow: Flow, renamed: dict[Value, Value], steady: Container[Home | N
         replace(call, blocks=tuple(map(settled, call.blocks))) if call.blocks else call
         for call in flow.calls
     ]
-    maker = {use.value: i for i, call in enumerate(calls) for use in call.outs}
-    gone: set[int] = set()
+    producers = {use.value: i for i, call in enumerate(calls) for use in call.outs}
+    removed: set[int] = set()
     for at, call in enumerate(calls):
         if call.op is None or call.op.name != "copy":
             continue
         [out], [source] = call.outs, call.ins
-        home, made = out.value.home, maker.get(source.value)
+        home, producer = out.value.home, producers.get(source.value)
         read = renamed.get(source.value, source.value)
         if home is None and read.home in steady and out.value not in flow.results:
             renamed[out.value] = read
-            gone.add(at)
-        if home is None or source.value.home is not None or made is None:
+            removed.add(at)
+        if home is None or source.value.home is not None or producer is None:
             continue
         if source.value in renamed or out.type is not source.type:
             continue
-        if not _may_lie(calls, made, at, source, home, source.value in flow.results):
+        if not _may_lie(calls, producer, at, source, home, source.value in flow.results):
             continue
         renamed[source.value] = out.value
-        gone.add(at)
-    return [call for i, call in enumerate(calls) if i not in gone]
+        removed.add(at)
+    return [call for i, call in enumerate(calls) if i not in removed]
 
 
 def _may_lie(
-    calls: Sequence[Call], made: int, at: int, source: Use, home: Home, is_result: bool
+    calls: Sequence[Call], producer: int, at: int, source: Use, home: Home, is_result: bool
 ) -> bool:
-    """Whether the value that call `made` makes, and call `at` copies home, may lie there from the
-    beginning, and until nobody reads it."""
-    maker = calls[made]
-    if maker.op is None or maker.outs[0].type is not source.type:
+    """Return whether a value may lie in a home for its whole live range. Call `producer` computes
+    it, and call `at` copies it to the home."""
+    first = calls[producer]
+    if first.op is None or first.outs[0].type is not source.type:
         return False
-    for i, use in enumerate(maker.ins):
-        if use.value.home is home and (i >= maker.op.in_place or use.type is not source.type):
+    for i, use in enumerate(first.ins):
+        if use.value.home is home and (i >= first.op.in_place or use.type is not source.type):
             return False
-    between = calls[made + 1 : at]
+    between = calls[producer + 1 : at]
     if any(use.value.home is home for call in between for use in (*call.ins, *call.outs)):
         return False
     overwritten = False
@@ -177,16 +181,16 @@ def _may_lie(
 
 
 def renewed(calls: Sequence[Call], names: Mapping[Value, Value]) -> list[Call]:
-    """The calls with other values in the place of those in `names`, inside blocks too. Those that
-    have none of these are the same."""
+    """Replace the values in `names`, inside blocks, too. Calls without them are the same
+    objects."""
 
-    def stays(call: Call) -> bool:
+    def is_unchanged(call: Call) -> bool:
         uses = (*call.outs, *call.ins, *call.passed)
         return not call.blocks and not any(use.value in names for use in uses)
 
     return [
         call
-        if stays(call)
+        if is_unchanged(call)
         else replace(
             call,
             outs=[_named(use, names) for use in call.outs],
@@ -207,11 +211,11 @@ def _named(use: Use, names: Mapping[Value, Value]) -> Use:
     return Use(names[use.value], use.type) if use.value in names else use
 
 
-# --- taken out of its step -----------------------------------------------------------
+# --- outlining -----------------------------------------------------------------------
 
 
-class Taken(NamedTuple):
-    """Blocks taken out of a step. `outer` are the values outside that they work on, by the index of
+class OutlinedBlocks(NamedTuple):
+    """Blocks apart from their step. `outer` has the outer values that they use, by the index of
     the home that stands for each."""
 
     blocks: tuple[Block, ...]
@@ -222,8 +226,9 @@ outer_index = itertools.count()
 """Numbers for homes that are `outer`."""
 
 
-def taken(call: Call) -> Taken:
-    """The blocks of control flow, with `outer` homes for what the step around them has to place."""
+def outline_blocks(call: Call) -> OutlinedBlocks:
+    """Return the blocks of control flow, with `outer` homes for values that the step around them
+    places."""
     homes: dict[Home | Value, Home] = {}
     outer: dict[int, Value] = {}
     names: dict[Value, Value] = {}
@@ -244,11 +249,11 @@ def taken(call: Call) -> Taken:
         for use in inner.outs:
             if use.value.home in homes:
                 name(*use)
-    return Taken(tuple([_renewed(block, names) for block in call.blocks]), outer)
+    return OutlinedBlocks(tuple([_renewed(block, names) for block in call.blocks]), outer)
 
 
 def with_blocks(calls: Iterable[Call]) -> Iterator[Call]:
-    """The calls, and those inside them."""
+    """Yield the calls, and those inside them."""
     for call in calls:
         yield call
         for block in call.blocks:

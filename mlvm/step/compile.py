@@ -1,8 +1,11 @@
-"""A step as one program, with a plan of the memory it works in.
+"""Compilation of a step to one program, with a plan of its scratch memory.
 
-`compile_flow` takes a recorded step apart into what needs to run, puts chains together, decides in
-which order, and where everything lies: it makes a `Planned`, whose program takes all tensors as
-arguments, and says of each of them what it has to be.
+In: a recorded flow, and options. Out: a `Planned`, whose program takes all tensors as arguments,
+and which says what each of them is.
+Passes: dead code, moves, hoisting, transposes, fusion and recomputation, order, plan; then code
+generation, level by level. A level is the calls of the step, or of a block in it.
+Passes change no bit of a result. Of all schedules the one with the smallest plan is taken.
+Callers: `capture`, `measure` and `ml.onnx`. No lock is held: a flow belongs to one trace.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Progr
 from mlvm.core.protocol import StorageHandle
 from mlvm.core.types import TensorType, u8
 from mlvm.machines import residuals
-from mlvm.step.blocks import taken, with_blocks, without_dead_calls, without_moves
+from mlvm.step.blocks import outline_blocks, with_blocks, without_dead_calls, without_moves
 from mlvm.step.flow import (
     Block,
     Call,
@@ -50,19 +53,20 @@ ROLES: Final[tuple[Role, ...]] = ("input", "output", "state", "scratch")
 """In this order a planned program takes its arguments."""
 
 _AT_START: Final = 2
-"""The pc of an element's taking: after the queue's handle and the function's name."""
+"""The pc of a queue's call at the start: after the queue's handle and the function's name."""
 
 
 @dataclass(frozen=True)
 class Planned:
     """A program and its plan.
 
-    `arguments` says what to launch it with, `plan.nbytes` how much scratch memory it needs.
-    `lines` has the line of Python that each call comes from, by function and pc; `takes` has
-    those pcs at which an element is taken from a queue.
-    `lifetimes` are those of what lies in the scratch memory, in moments of a unit of calls each;
-    `moments` has the pc in main of each moment's call.
-    `hoisted` computes the last of its states of the others, when one of these has changed.
+    arguments: the tensors to launch it on, in order.
+    plan: of its scratch memory, `plan.nbytes` bytes.
+    lines: lines of Python by function and pc.
+    lifetimes: live ranges in scratch memory, in moments; a moment is the run of one unit.
+    takes: the pcs of calls that take an element of a queue.
+    moments: the pc in main of each moment's call.
+    hoisted: the part that computes the last of its states of the others, when these have changed.
     """
 
     program: Program
@@ -98,18 +102,18 @@ class Planned:
 
     @property
     def first_queue(self) -> StorageHandle | None:
-        """The handle of the queue that the program begins by taking an element from."""
+        """The handle of the queue that the program takes an element from first of all."""
         if self.takes[:1] != (_AT_START,):
             return None
         [handle] = self.program.main.code[0].immediates
         return StorageHandle(handle)
 
     def note_line(self, error: Exception) -> None:
-        """Note on an error of the program which line of Python the failing call is from."""
+        """Add the failing call's line of Python to an error of the program, as a note."""
         function, pc = getattr(error, "function", None), getattr(error, "pc", None)
         line = self.lines.get((str(function), pc)) if isinstance(pc, int) else None
         if line is not None:
-            layer = getattr(line, "layer", None)  # that of a saved step has none
+            layer = getattr(line, "layer", None)  # a saved step's line has none
             error.add_note(f"recorded at {line}" + (f", in {layer}" if layer else ""))
 
     def looped(self) -> Program:
@@ -198,18 +202,18 @@ def compile_flow(
 
 def _compiled(flow: Flow, options: _Options) -> Planned:
     level = _planned(flow, options)
-    written = _Written()
+    writer = _ProgramWriter()
     stacked = any(call.name == residuals.PUSH for call in with_blocks(flow.calls))
     if stacked:
-        written.host_call(residuals.BEGIN)
-    written.level(level, 0)
+        writer.host_call(residuals.BEGIN)
+    writer.level(level, 0)
     if stacked:
-        written.host_call(residuals.END)
-    return written.planned(level.plan)
+        writer.host_call(residuals.END)
+    return writer.planned(level.plan)
 
 
 class _Options(NamedTuple):
-    """How a step may be changed: see `compile_flow`."""
+    """Options of a compilation: see `compile_flow`."""
 
     fuse: bool
     recompute: bool
@@ -217,8 +221,15 @@ class _Options(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """Calls in the order in which they run, and where what they make lies, as which type. `inside`
-    has what runs in a call with blocks."""
+    """Calls of a step or block, planned.
+
+    schedule: the calls in the order in which they run.
+    plan: of its memory.
+    places: offsets in bytes.
+    types: the type of each placed value.
+    result: the condition that the block computes.
+    inside: the blocks of its calls.
+    """
 
     schedule: Schedule
     plan: Plan
@@ -229,7 +240,12 @@ class _Level(NamedTuple):
 
 
 class _Inside(NamedTuple):
-    """The blocks of a call. Their memory is the value `workspace`, if they need any."""
+    """Blocks of a call, planned.
+
+    levels: the blocks.
+    outer: the outer values that they use, by the index of a home.
+    workspace: the value whose memory they use, if they need any.
+    """
 
     levels: tuple[_Level, ...]
     outer: Mapping[int, Value]
@@ -237,14 +253,14 @@ class _Inside(NamedTuple):
 
 
 def _planned(flow: Flow, options: _Options, result: Use | None = None) -> _Level:
-    """A plan for the calls, and for all that runs inside them."""
+    """Plan the calls, and the blocks inside them."""
     if options.policy.transposes:
         flow = Flow(without_transposes(flow), flow.results)
     inside: dict[Call, _Inside] = {}
     calls: list[Call] = []
     for call in flow.calls:
         if call.blocks:
-            blocks, outer = taken(call)
+            blocks, outer = outline_blocks(call)
             levels = tuple([_planned(block.flow, options, block.result) for block in blocks])
             nbytes = max(level.plan.nbytes for level in levels) if call.callee is None else 0
             workspace = Value(nbytes) if nbytes else None
@@ -252,31 +268,40 @@ def _planned(flow: Flow, options: _Options, result: Use | None = None) -> _Level
                 call = replace(call, outs=[*call.outs, Use(workspace, TensorType(u8, (nbytes,)))])
             inside[call] = _Inside(levels, outer, workspace)
         calls.append(call)
-    schedule, found = _smallest(_schedules(Flow(calls, flow.results), options))
-    offsets = dict(zip(schedule.roots, found.offsets, strict=True))
+    schedule, smallest = _smallest(_schedules(Flow(calls, flow.results), options))
+    offsets = dict(zip(schedule.roots, smallest.offsets, strict=True))
     places = {each: offsets[root] for each, root in schedule.root.items()}
     types: dict[Placed, TensorType] = {
         use.value: use.type for run in schedule.runs for use in run.outs
     }
-    return _Level(schedule, found, places, types, result, inside)
+    return _Level(schedule, smallest, places, types, result, inside)
 
 
 _BYTE: Final = TensorType(u8)
 
 
-class _Written:
-    """A program as it is written, level by level: code, and what its numbers stand for."""
+class _ProgramWriter:
+    """Code generation, level by level.
+
+    code: of main, or of a function.
+    lines: lines of Python by pc.
+    inner_lines: lines of Python by function and pc, for functions.
+    takes: the pcs of calls that take an element of a queue.
+    lifetimes: live ranges of values in scratch memory.
+    moments: the pc of each moment's call.
+    numbers: provisional numbers of arguments.
+    """
 
     def __init__(self) -> None:
         self.code: list[Instruction] = []
-        self.lines: dict[int, str] = {}  # by pc
-        self.inner_lines: dict[tuple[str, int], str] = {}  # those of functions
+        self.lines: dict[int, str] = {}
+        self.inner_lines: dict[tuple[str, int], str] = {}
         self.takes: list[int] = []
         self.lifetimes: list[Lifetime] = []
-        self.moments: list[int] = []  # the pc of each one's call
-        self.numbers: dict[Location, int] = {}  # of arguments, in the order they are met
-        self._elements: dict[int, TensorType] = {}  # what queues have left on the stack, by slot
-        self._outer: dict[int, tuple[Role, int]] = {}  # where it is, by index
+        self.moments: list[int] = []
+        self.numbers: dict[Location, int] = {}
+        self._elements: dict[int, TensorType] = {}  # elements of queues, by stack slot
+        self._outer: dict[int, tuple[Role, int]] = {}  # places of outer homes, by index
         self._names: dict[Procedure, str] = {}
         self._functions: list[Function] = []
 
@@ -314,7 +339,7 @@ class _Written:
         self.code.append(Instruction(Opcode.cfunc, (0, 0)))
 
     def planned(self, plan: Plan) -> Planned:
-        """The program with its plan, whose arguments are in the order of their roles."""
+        """Return the program with its plan, whose arguments are in the order of their roles."""
         arguments = sorted(self.numbers, key=lambda each: (ROLES.index(each.role), each.place))
         number = {self.numbers[each]: i for i, each in enumerate(arguments)}
 
@@ -332,7 +357,7 @@ class _Written:
         main = Function("main", 0, STAR, (*renumbered(self.code), Instruction(Opcode.halt)))
         program = Program([main, *functions])
         scratch = [i for i, each in enumerate(arguments) if each.role == "scratch"]
-        leave_out(program, scratch)  # which nobody else sees
+        leave_out(program, scratch)  # nothing else reads it
         lifetimes = tuple(sorted(self.lifetimes, key=lambda each: each.start))
         lines = {("main", pc): line for pc, line in self.lines.items()} | self.inner_lines
         takes, moments = tuple(self.takes), tuple(self.moments)
@@ -342,13 +367,13 @@ class _Written:
         each, home = placed(use.value), use.value.home
         if each is not None:
             return Location("scratch", base + level.places[each], use.type)
-        assert home is not None  # or it would be placed
+        assert home is not None  # else it would be placed
         if home.role == "outer":
             return Location(*self._outer[home.index], use.type)
         return home.seen_as(use.type)
 
     def push(self, use: Use, level: _Level, base: int) -> None:
-        """Write what pushes the tensor."""
+        """Write code that pushes the tensor."""
         self._load(self._location(use, level, base))
 
     def _load(self, each: Location) -> None:
@@ -408,7 +433,7 @@ class _Written:
             self._land(back)
 
     def _place_outer(self, inside: _Inside, level: _Level, base: int) -> None:
-        """Note where that lies which is outer to the blocks of a call."""
+        """Note the places of values that are outer to the blocks of a call."""
         for index, value in inside.outer.items():
             role, place, _ = self._location(Use(value, _BYTE), level, base)
             self._outer[index] = role, place
@@ -451,39 +476,38 @@ class _Written:
             self.push(use, level, base)
         self.code.append(Instruction(Opcode.call, (name,)))
 
-    def _name(self, wanted: str) -> str:
-        """A name for a function that no other has."""
-        plain = re.sub(r"\W+", "_", wanted).strip("_") or "function"
-        taken = {"main", *self._names.values()}
+    def _name(self, proposal: str) -> str:
+        """Return a name for a function that no other has."""
+        plain = re.sub(r"\W+", "_", proposal).strip("_") or "function"
+        in_use = {"main", *self._names.values()}
         names = (f"{plain}_{n}" if n else plain for n in itertools.count())
-        return next(name for name in names if name not in taken)
+        return next(name for name in names if name not in in_use)
 
     def _function(self, procedure: Procedure, body: _Level) -> Function:
-        """The code of a function."""
-        inner = _Frame(self, procedure)
+        """Return the function with its code."""
+        inner = _FrameWriter(self, procedure)
         inner.level(body, 0)
         name, code = self._names[procedure], inner.whole()
-        ahead = len(code) - 1 - len(inner.code)
-        self.inner_lines.update(((name, pc + ahead), line) for pc, line in inner.lines.items())
+        shift = len(code) - 1 - len(inner.code)
+        self.inner_lines.update(((name, pc + shift), line) for pc, line in inner.lines.items())
         self.inner_lines.update(inner.inner_lines)
         return Function(name, len(procedure.params), 0, tuple(code))
 
     def _jump(self, opcode: Opcode) -> int:
-        """Write a jump to a place that is not known yet. Returns where it is."""
+        """Write a jump whose target `_land` sets later. Return its pc."""
         self.code.append(Instruction(opcode, (0,)))
         return len(self.code) - 1
 
     def _land(self, jump: int) -> None:
-        """Make that jump come here."""
+        """Set the target of a jump to the present pc."""
         self.code[jump] = self.code[jump]._replace(immediates=(len(self.code),))
 
 
-class _Frame(_Written):
-    """The code of a function as it is written. What lies in the scratch memory elsewhere, is a
-    tensor of the frame here: each slot has one, which all values of its type at one place of the
-    plan lie in."""
+class _FrameWriter(_ProgramWriter):
+    """Code generation of a function. Values of scratch memory are tensors of the frame here: each
+    slot has one tensor for all values of its type at one place of the plan."""
 
-    def __init__(self, around: _Written, procedure: Procedure) -> None:
+    def __init__(self, around: _ProgramWriter, procedure: Procedure) -> None:
         super().__init__()
         self.numbers = around.numbers
         self._outer = dict(around._outer)
@@ -495,7 +519,7 @@ class _Frame(_Written):
             home.index: (i - nparams, home.type) for i, home in enumerate(procedure.params)
         }
 
-        self._framed: dict[int, tuple[int, TensorType]] = {}  # what is outer to blocks in here
+        self._framed: dict[int, tuple[int, TensorType]] = {}  # values outer to blocks of it
 
     def push(self, use: Use, level: _Level, base: int) -> None:
         home, each = use.value.home, placed(use.value)
@@ -516,19 +540,19 @@ class _Frame(_Written):
     def _place_outer(self, inside: _Inside, level: _Level, base: int) -> None:
         for index, value in inside.outer.items():
             each = placed(value)
-            assert each is not None  # all else has its place already
+            assert each is not None  # others have a place already
             self._framed[index] = self._own(each, level, base)
 
     def _slot(self, place: tuple[int, TensorType]) -> tuple[int, TensorType]:
         return self._slots.setdefault(place, len(self._slots)), place[1]
 
     def _own(self, each: Placed, level: _Level, base: int) -> tuple[int, TensorType]:
-        """The place of what a level has placed, and its type."""
+        """Return the place of a level's value or home, and its type."""
         type = each.type if isinstance(each, Home) else level.types[each]
         return base + level.places[each], type
 
     def whole(self) -> list[Instruction]:
-        """The code with what makes the frame, and leaves it."""
+        """Return the code with the frame's tensors before it, and a return behind."""
         frame: list[Instruction] = []
         for _, type in self._slots:
             attributes = {"shape": type.shape, "dtype": type.dtype.name}
@@ -538,18 +562,18 @@ class _Frame(_Written):
 
 
 def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime]:
-    """How long each value and scratch home of a level is in its place, and which call made it. The
-    level's runs begin at the moments `begins`, and it ends at the last of these."""
+    """Return the live range of each value and scratch home of a level, with the call that computes
+    it. The level's runs begin at the moments `begins`, and it ends at the last of these."""
     schedule = level.schedule
-    maker: dict[Value, Call] = {}
+    producers: dict[Value, Call] = {}
     first: dict[Placed, Use] = {}
     for run in schedule.runs:
-        maker.update((use.value, call) for call in run.unit.calls for use in call.outs)
+        producers.update((use.value, call) for call in run.unit.calls for use in call.outs)
         for use in (*run.outs, *run.ins):
             each = placed(use.value)
             if each is not None:
                 first.setdefault(each, use)
-    for inside in level.inside.values():  # it shows what is in there itself
+    for inside in level.inside.values():  # its own levels show its values
         if inside.workspace is not None:
             del first[inside.workspace]
     return [
@@ -559,48 +583,48 @@ def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime
             rounded(schedule.size[each]),
             begins[schedule.start[each]],
             begins[schedule.end[each]],
-            maker[use.value].name.removesuffix(OUT),
-            maker[use.value].line,
+            producers[use.value].name.removesuffix(OUT),
+            producers[use.value].line,
         )
         for each, use in first.items()
     ]
 
 
 def _schedules(flow: Flow, options: _Options) -> list[Schedule]:
-    """The ways to run the step, the fastest first. The last is the step as it was recorded: its
-    calls one by one, each once."""
+    """Return schedules of the step, the fastest first. The last is the step as it was recorded:
+    its calls one by one, each once."""
     fuse, recompute, policy = options
-    calls, wanted = flow.calls, flow.wanted()
+    calls, live_out = flow.calls, flow.live_out()
     units = Units()
 
     def one_by_one(calls: Sequence[Call]) -> Schedule:
-        return _ordered([units[call] for call in calls], wanted)
+        return _ordered([units[call] for call in calls], live_out)
 
     def in_order(chains: Sequence[Unit], most: int) -> Schedule:
-        found = _ordered(chains, wanted, enough=most)
+        schedule = _ordered(chains, live_out, enough=most)
         if not policy.passes:
-            return found
-        # what has moved to its operand, as the update of a parameter has, joins what makes that
-        again = joined([run.unit for run in found.runs], found.most_alive, policy, units)
-        return Schedule(again, wanted) if len(again) < len(chains) else found
+            return schedule
+        # a unit that has moved to its operand, as the update of a parameter, joins its producer
+        again = joined([run.unit for run in schedule.runs], schedule.most_alive, policy, units)
+        return Schedule(again, live_out) if len(again) < len(chains) else schedule
 
     def in_chains(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most = plain.most_alive
-        found = []
+        schedules = []
         sloped = with_slopes(calls) if policy.passes else calls
         if sloped != calls:
-            found = [in_order(fused(sloped, most, policy, units), most)]
-            if found[0].most_alive <= most:
-                return found
-        return [*found, *as_they_are(plain, calls)]
+            schedules = [in_order(fused(sloped, most, policy, units), most)]
+            if schedules[0].most_alive <= most:
+                return schedules
+        return [*schedules, *as_they_are(plain, calls)]
 
     def as_they_are(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most = plain.most_alive
-        found = [in_order(fused(calls, most, policy, units), most)]
-        if found[0].most_alive > most:  # chains that were made in an order may keep it instead
+        schedules = [in_order(fused(calls, most, policy, units), most)]
+        if schedules[0].most_alive > most:  # chains in the order of `plain` may need less
             calls = [call for run in plain.runs for call in run.unit.calls]
-            found.append(Schedule(fused(calls, most, policy, units), wanted))
-        return found
+            schedules.append(Schedule(fused(calls, most, policy, units), live_out))
+        return schedules
 
     plain = one_by_one(calls)
     chained = in_chains(plain, calls) if fuse else []
@@ -614,24 +638,24 @@ def _schedules(flow: Flow, options: _Options) -> list[Schedule]:
     return [*chained, plain]
 
 
-def _ordered(units: Sequence[Unit], wanted: set[Value], enough: int = 0) -> Schedule:
-    """The units in the better of two orders: earlier where it frees or, if that needs more than
-    `enough` bytes, as they are."""
-    earlier = earlier_where_it_frees(units, wanted)
-    best = Schedule(earlier, wanted)
+def _ordered(units: Sequence[Unit], live_out: set[Value], enough: int = 0) -> Schedule:
+    """Return the units in the better of two orders: earlier where it frees or, if that needs more
+    than `enough` bytes, as they are."""
+    earlier = earlier_where_it_frees(units, live_out)
+    best = Schedule(earlier, live_out)
     if best.most_alive > enough and not all(map(is_, earlier, units)):
         best = min(best, best.reordered(units), key=lambda each: each.most_alive)
     return best
 
 
 def _smallest(schedules: Sequence[Schedule]) -> tuple[Schedule, Plan]:
-    """The schedule with the smallest plan, of equals the first, and that plan."""
+    """Return the first schedule with the smallest plan, and that plan."""
     best: tuple[int, int, Plan] | None = None
     for i in sorted(range(len(schedules)), key=lambda i: schedules[i].most_alive):
         if best is None or (schedules[i].most_alive, i) < best[:2]:
-            found = plan(schedules[i].blocks)
-            if best is None or (found.nbytes, i) < best[:2]:
-                best = found.nbytes, i, found
+            planned = plan(schedules[i].blocks)
+            if best is None or (planned.nbytes, i) < best[:2]:
+                best = planned.nbytes, i, planned
     assert best is not None  # there is a last schedule
-    _, i, found = best
-    return schedules[i], found._replace(unfused=schedules[-1].most_alive)
+    _, i, smallest = best
+    return schedules[i], smallest._replace(unfused=schedules[-1].most_alive)

@@ -12,14 +12,14 @@ Launch: TypeAlias = tuple[Program, tuple[int, ...]]
 """A program, and the handles of the tensors it was launched on."""
 
 
-def concatenate(found: Sequence[Launch]) -> Program:
-    """One program that does what the launches did: each argument is loaded by its handle.
+def concatenate(launches: Sequence[Launch]) -> Program:
+    """Return one program of several launches: each argument is loaded by its handle.
 
     Raises `ProgramError` for a launched program that is more than a straight `main`, or whose
-    `cfunc *` would take what other launches left on the stack.
+    `cfunc *` would take values of other launches from the stack.
     """
     code: list[Instruction] = []
-    for program, args in found:
+    for program, args in launches:
         if len(program.functions) > 1 or program.constants:
             raise ProgramError("only straight programs without constants are concatenated")
         for instruction in program.main.code:

@@ -1,9 +1,9 @@
-"""Which calls of a step run as one: chains of ops on one shape, for the host function `fused`.
+"""Fusion: chains of ops on one shape that run as one call of the host function `fused`.
 
-A call joins the chain that makes one of its operands, if one of the two can move to where the
-other stands. What only the chain itself reads is never written to memory. But all that it reads
-from outside has to be there at once, and all that it writes: so a chain grows only where that
-leaves no more bytes alive at once than there may be.
+A call joins the chain that computes one of its operands, if one of the two can move to the place of
+the other. Values that only the chain reads are never written to memory. But all operands and
+results of a chain are alive at once. So a chain grows only while the bytes alive stay within the
+limit.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from mlvm.step.flow import Call, Unit, Units, Use, Value
 from mlvm.step.schedule import Placed, Run, in_place, placed
 
 WINDOW: Final = 16
-"""How many units far a chain is looked for."""
+"""The most units between a call and a chain that it joins."""
 
 
 class FusionPolicy(NamedTuple):
-    """Which chains are worth making for a machine's kernels.
+    """Chains that gain time with a machine's kernels.
 
-    `heads` may begin one, `reductions` end in one. With `passes`, ops are links whose reference
-    kernels make several passes.
-    `shortest`: links of a chain, but for an update in place, which reads and writes more memory
-    than others. `longest`: more gain nothing. `panels`: products of weights take these in panels,
-    packed ahead. `halves`: row functions widen halves as they read them (`mlvm.step.halves`).
-    `transposes`: products take transposed factors to the same bits (`mlvm.step.transposes`).
+    heads: ops that may begin a chain.
+    reductions: whether a reduction may end a chain.
+    passes: whether ops may be links whose reference kernels make several passes.
+    shortest: the fewest links of a chain; an update in place may have fewer.
+    longest: the most links of a chain.
+    panels: whether products take weights in panels that were packed before.
+    halves: whether row functions widen halves as they read them (`mlvm.step.halves`).
+    transposes: whether products take transposed factors, with the same bits.
     """
 
     heads: frozenset[str]
@@ -60,7 +62,7 @@ REFERENCE: Final = FusionPolicy(
     halves=False,
     transposes=False,
 )
-"""With numpy, what two ops gain by sharing the cache is less than the blocks cost."""
+"""With numpy, two ops gain less by sharing the cache than the blocks cost."""
 
 NATIVE: Final = FusionPolicy(
     heads=HEADS,
@@ -72,11 +74,11 @@ NATIVE: Final = FusionPolicy(
     halves=True,
     transposes=True,
 )
-"""A reduction of its own is as fast as in a chain, for which there is no such row function."""
+"""A reduction alone is as fast as in a chain, for which there is no row function."""
 
 
 def policy_of(vm: VMProtocol) -> FusionPolicy:
-    """Which chains suit the kernels of the VM."""
+    """Return the policy for the kernels of the VM."""
     return NATIVE if getattr(vm, "native", False) else REFERENCE
 
 
@@ -86,26 +88,26 @@ def fused(
     policy: FusionPolicy = REFERENCE,
     units: Units | None = None,
 ) -> list[Unit]:
-    """The calls in units, in an order in which they can run.
+    """Return the calls in units, in an order in which they can run.
 
-    No chain is made that has more than `most` bytes alive at once, unless the units around it have
-    as many alive without it. `units` has those of single calls.
+    A chain has at most `most` bytes alive at once, or as many as its calls have unfused. `units`
+    has those of single calls.
     """
     units = Units() if units is None else units
     return joined(_units(calls, policy, units), most, policy, units)
 
 
 def joined(chains: Iterable[Unit], most: float, policy: FusionPolicy, units: Units) -> list[Unit]:
-    """`fused` of calls that are in chains already."""
+    """Fuse calls that are in chains already (see `fused`)."""
     row = _Row(chains)
-    maker: dict[Value, Unit] = {}
+    producers: dict[Value, Unit] = {}
     domains = _Domains(policy)
     for each in row.in_order():
         unit = each
         if any(domains[call] is None for call in unit.calls):
-            maker.update(dict.fromkeys(unit.makes, unit))
+            producers.update(dict.fromkeys(unit.makes, unit))
             continue
-        for partner in _partners(unit.calls[0], maker, row.place):
+        for partner in _partners(unit.calls[0], producers, row.place):
             if len(partner.calls) + len(unit.calls) > policy.longest:
                 continue
             if not _takes(partner, unit.calls, domains):
@@ -123,19 +125,19 @@ def joined(chains: Iterable[Unit], most: float, policy: FusionPolicy, units: Uni
                 if merged is not None:
                     unit = merged
                     break
-        maker.update(dict.fromkeys(unit.makes, unit))
-    found: list[Unit] = []
+        producers.update(dict.fromkeys(unit.makes, unit))
+    result: list[Unit] = []
     for each in row.in_order():
         if 1 < len(each.calls) < policy.shortest and not each.writes_to:
-            found += [units[call] for call in each.calls]
+            result += [units[call] for call in each.calls]
         else:
-            found.append(each)
-    return found
+            result.append(each)
+    return result
 
 
 def with_slopes(calls: Sequence[Call]) -> list[Call]:
-    """The calls, with each slope (see `Op.slope`) right behind the nearest call that makes the
-    value of the same operand: one pass makes both. From there on it is kept, instead of that."""
+    """Move each slope (see `Op.slope`) right behind the nearest call that computes the value of the
+    same operand: one pass computes both. From there on the slope is saved, not the operand."""
     values: dict[tuple[str, *tuple[Use, ...]], Call] = {}
     slopes: dict[Call, Call] = {}
     for call in calls:
@@ -148,16 +150,16 @@ def with_slopes(calls: Sequence[Call]) -> list[Call]:
             continue
         if call.outs[0].value.home is None:
             slopes[value] = call
-    found: list[Call] = []
+    result: list[Call] = []
     moved = set(slopes.values())
     for call in calls:
         if call not in moved:
-            found += [call, slopes[call]] if call in slopes else [call]
-    return found
+            result += [call, slopes[call]] if call in slopes else [call]
+    return result
 
 
 def _units(calls: Sequence[Call], policy: FusionPolicy, units: Units) -> Iterable[Unit]:
-    """Yield a unit for each call; for one and the slope that follows it."""
+    """Yield a unit for each call, or for a call and the slope that follows it."""
     skips = False
     for call, after in zip_longest(calls, calls[1:]):
         op = call.op
@@ -173,10 +175,10 @@ def _units(calls: Sequence[Call], policy: FusionPolicy, units: Units) -> Iterabl
 
 
 class _Row:
-    """Calls in units, each in its place.
+    """Units in order, each in its place.
 
-    The life of a value, or of a scratch home, is the first and the last place that writes or reads
-    it. What is alive where, follows from that; it changes only near two units that merge.
+    The live range of a value, or of a scratch home, goes from the first to the last place that
+    writes or reads it. Live ranges change only near two units that merge.
     """
 
     def __init__(self, units: Iterable[Unit]) -> None:
@@ -210,8 +212,8 @@ class _Row:
         return [unit for unit in inner if unit is not None]
 
     def merged(self, earlier: Unit, later: Unit, at: int, most: float) -> Unit | None:
-        """The two as one unit in the place `at`, that of one of them; None where that would have
-        more bytes alive than `most`, and than they and those between have now."""
+        """Merge two units in the place `at` of one of them; return None if then more bytes are
+        alive than `most`, and more than now."""
         start, end = self.place[earlier], self.place[later]
         moved = earlier if at == end else later
         now: dict[Placed, tuple[int, int]] = {}
@@ -245,8 +247,8 @@ class _Row:
             self._before[level.place] = level.before
         for call in moved.calls:
             self._where[call] = at
-        for left in (earlier, later):
-            self._groups[self.place.pop(left)] = None
+        for each_unit in (earlier, later):
+            self._groups[self.place.pop(each_unit)] = None
         self._groups[at], self.place[unit], self._touched[unit] = unit, at, touched
         return unit
 
@@ -254,7 +256,7 @@ class _Row:
         return [_Step(self.place[unit], unit, self._touched[unit]) for unit in units]
 
     def _levels(self, steps: Iterable[_Step], alive: int) -> list[_Level]:
-        """What is alive at each of the steps, if so many bytes are when the first begins."""
+        """Return the bytes alive at each of the steps. `alive` are those before the first."""
         levels = []
         for step in steps:
             begun: set[Placed] = set()
@@ -265,14 +267,14 @@ class _Row:
                     begun.add(each)
                 if last == step.place:
                     ended.add(each)
-            taken = sum(self._nbytes[each] for each in begun)
-            levels.append(_Level(step.place, step.unit, alive, alive + taken, begun, ended))
-            alive += taken - sum(self._nbytes[each] for each in ended)
+            allocated = sum(self._nbytes[each] for each in begun)
+            levels.append(_Level(step.place, step.unit, alive, alive + allocated, begun, ended))
+            alive += allocated - sum(self._nbytes[each] for each in ended)
         return levels
 
 
 class _Step(NamedTuple):
-    """A unit in its place, and what it writes and reads of what is placed."""
+    """A unit in its place. `touched`: placed values and homes that it writes or reads."""
 
     place: int
     unit: Unit
@@ -280,7 +282,12 @@ class _Step(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """The bytes alive before a unit runs and, at most, meanwhile; what begins and ends there."""
+    """Liveness at a unit.
+
+    before: bytes alive before it runs.
+    most: bytes alive while it runs, without sharing.
+    begun, ended: values and homes whose live range begins or ends there.
+    """
 
     place: int
     unit: Unit
@@ -290,36 +297,36 @@ class _Level(NamedTuple):
     ended: set[Placed]
 
     def exactly(self) -> int:
-        """The bytes alive while it runs, where results take the place of operands."""
+        """Return the bytes alive while it runs, if results take the place of operands."""
         run = Run(self.unit, *self.unit.operands(self.begun))
         hosts = in_place(run, self.ended.__contains__)
         return self.most - sum(rounded(operand.nbytes) for operand in hosts.values())
 
 
 def _highest(levels: Iterable[_Level], enough: float) -> int:
-    """The most bytes alive at one of the levels, exactly if there are more than `enough`."""
+    """Return the most bytes alive at one of the levels, exactly if more than `enough`."""
     return max(level.exactly() if level.most > enough else level.most for level in levels)
 
 
 def _touched(unit: Unit) -> set[Placed]:
-    found = {placed(value) for value in unit.makes | unit.reads}
-    return {each for each in found if each is not None}
+    places = {placed(value) for value in unit.makes | unit.reads}
+    return {each for each in places if each is not None}
 
 
-def _partners(call: Call, maker: dict[Value, Unit], place: dict[Unit, int]) -> list[Unit]:
-    """The units that make an operand of the call, the nearest first: it may join them, unless it
-    is there to run no earlier than it does. Those that run again come last: a product that their
-    result is multiplied with is then no operand of theirs, which would have to be there before."""
+def _partners(call: Call, producers: dict[Value, Unit], place: dict[Unit, int]) -> list[Unit]:
+    """Return the units that compute an operand of the call, which may join them, the nearest first.
+    A recomputing call may not move forward, so it has none. Recomputing units come last: their
+    chain would otherwise need the product that their result is multiplied with too early."""
     if call.again:
         return []
-    found = {maker[use.value] for use in call.ins if use.value in maker}
-    if len(found) < 2:
-        return [*found]
-    return sorted(found, key=lambda unit: (not unit.calls[0].again, place[unit]), reverse=True)
+    units = {producers[use.value] for use in call.ins if use.value in producers}
+    if len(units) < 2:
+        return [*units]
+    return sorted(units, key=lambda unit: (not unit.calls[0].again, place[unit]), reverse=True)
 
 
 class _Domains(dict[Call, "Shape | None"]):
-    """The shape that each call works through; see `_domain_of`."""
+    """Domain of each call: the shape that it works through; see `_domain_of`."""
 
     def __init__(self, policy: FusionPolicy) -> None:
         super().__init__()
@@ -331,9 +338,9 @@ class _Domains(dict[Call, "Shape | None"]):
 
 
 def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
-    """Whether the unit is a chain, or the beginning of one, on the shape that the calls work
-    through, and they fit. Each reads what the unit makes as it was made, and no reduction of it. It
-    writes nothing over what the unit reads as another type, in other places."""
+    """Return whether the unit is a chain, or the beginning of one, that the calls may join. They
+    must have its domain, and read its values as the type they were computed as, and no reduction.
+    They may not write over memory that the unit reads as another type, in other places."""
     first, policy = unit.calls[0], domains.policy
     if first.op is None:
         return False
@@ -355,7 +362,7 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
             if home is None:
                 continue
             if is_head and any(use.value.home is home for use in first.ins):
-                return False  # it must not write over what a later row needs
+                return False  # it must not write over operands of a later row
             if home in unit.reads_from or home in unit.writes_to:
                 uses = [use for each in unit.calls for use in each.ins if use.value.home is home]
                 if any(use.type is not out.type for use in uses):
@@ -364,7 +371,7 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
 
 
 def _is_one_row(call: Call) -> bool:
-    """Whether a product is a row times a matrix, or several such in a batch. Alone it takes half
+    """Return whether a product is a row times a matrix, or a batch of these. Alone it takes half
     the time that it takes in a chain, whose tiles read the matrix by columns."""
     y, out = call.ins[1].type, call.outs[0].type
     is_batch = y.ndim > 2 and out.dtype.is_inexact
@@ -373,7 +380,7 @@ def _is_one_row(call: Call) -> bool:
 
 
 def _makes_whole(unit: Unit, use: Use, policy: FusionPolicy) -> bool:
-    """Whether a call of the unit that is no reduction makes the value, as that type."""
+    """Return whether a call of the unit that is no reduction computes the value, as that type."""
     return any(
         use in call.outs
         and call.op is not None
@@ -383,14 +390,13 @@ def _makes_whole(unit: Unit, use: Use, policy: FusionPolicy) -> bool:
 
 
 def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
-    """The shape that the call works through, if it can be a link of a chain behind another."""
+    """Return the shape that the call works through, if it may follow another in a chain."""
     op = call.op
     if op is None:
         return None
-    if (
-        policy.links(op) and not call.outs[0].type.dtype.is_storage
-    ):  # items of which are no elements
-        return call.outs[0].type.shape
+    out = call.outs[0].type
+    if policy.links(op) and not out.dtype.is_storage:  # its items are no elements
+        return out.shape
     if (
         policy.reductions
         and op.reduces
@@ -402,8 +408,8 @@ def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
 
 
 def chain_of(run: Run) -> Chain:
-    """The chain that runs the unit. Of the values it makes, it writes those that the run does; the
-    others pass in scratch."""
+    """Return the chain that runs the unit. It stores the values that the run writes; the others
+    pass in scratch."""
     unit, outs, ins = run
     numbers: dict[Use, int] = {use: number for number, use in enumerate([*outs, *ins])}
     scratch = _Scratch()
@@ -428,18 +434,18 @@ def chain_of(run: Run) -> Chain:
 
 
 class _Scratch:
-    """Numbers for blocks of scratch, used again for others of the same type."""
+    """Numbers of scratch blocks, reused for values of the same type."""
 
     def __init__(self) -> None:
-        self.taken = 0
+        self.count = 0
         self.free: dict[TensorType, list[int]] = {}
 
     def take(self, type: TensorType) -> int:
         stock = self.free.setdefault(type, [])
         if stock:
             return stock.pop()
-        self.taken += 1
-        return -self.taken
+        self.count += 1
+        return -self.count
 
     def put_back(self, uses: Iterable[Use], numbers: dict[Use, int]) -> None:
         for use in uses:

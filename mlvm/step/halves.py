@@ -1,8 +1,8 @@
-"""Row functions of f32 that read halves: a half that is widened only for them stays as it is.
+"""Row functions of f32 that read halves: removal of casts to f32 in front of them.
 
 Under `ml.autocast` a LayerNorm of a half is one of f32 behind a cast, and its gradient is rounded
-by another. Kernels that widen rows as they read them, and round them as they write them, make the
-same bits without the f32 copy, which a step would keep until the way back.
+by another cast. Kernels that widen rows as they read them, and round them as they write them, have
+the same bits without the f32 copy. The step would otherwise save that copy for the backward pass.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _ROUNDED: Final = "layer_norm_vjp"
 
 
 def in_halves(flow: Flow) -> list[Call]:
-    """The calls, where these ops alone read what a cast has widened, without that cast."""
+    """Return the calls without casts whose results only these ops read; they read the half."""
     readers: dict[Value, list[Call]] = {}
     for call in flow.calls:
         for value in {use.value for use in call.ins}:
             readers.setdefault(value, []).append(call)
-    wanted = flow.wanted()
+    live_out = flow.live_out()
 
     def cast_of(call: Call) -> Call | None:
-        """The cast that alone reads the call's result, if nobody else wants it."""
+        """Return the cast that is the only reader of the call's result, if there is one."""
         value = call.outs[0].value
-        if value in wanted or len(readers.get(value, ())) != 1:
+        if value in live_out or len(readers.get(value, ())) != 1:
             return None
         [reader] = readers[value]
         return reader if reader.op is not None and reader.op.name == "astype" else None
 
     def reads(call: Call, widened: Use, narrow: Use) -> bool:
-        """Whether the call may read the half instead."""
+        """Return whether the call may read the half instead."""
         place = None if call.op is None else _READ.get(call.op.name)
         if place is None or [i for i, use in enumerate(call.ins) if use == widened] != [place]:
             return False
@@ -51,7 +51,7 @@ def in_halves(flow: Flow) -> list[Call]:
             continue
         [wide], [narrow] = call.outs, call.ins
         users = readers.get(wide.value, ())
-        if not users or wide.value in wanted or not (_is_free(wide) and _is_free(narrow)):
+        if not users or wide.value in live_out or not (_is_free(wide) and _is_free(narrow)):
             continue
         if wide.type.dtype is not f32 or not narrow.type.dtype.is_half:
             continue
@@ -65,9 +65,9 @@ def in_halves(flow: Flow) -> list[Call]:
                 assert cast is not None  # or it would not read the half
                 changed[cast], outs = None, cast.outs
             changed[user] = replace(user, ins=ins, outs=outs)
-    return [found for call in flow.calls if (found := changed.get(call, call)) is not None]
+    return [new for call in flow.calls if (new := changed.get(call, call)) is not None]
 
 
 def _is_free(use: Use) -> bool:
-    """Whether the value lies where nothing is written later."""
+    """Return whether nothing writes over the value later."""
     return use.value.home is None

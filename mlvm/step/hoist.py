@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from mlvm.core.types import TensorType
-from mlvm.step.blocks import free, renewed, with_blocks
+from mlvm.step.blocks import free_variables, renewed, with_blocks
 from mlvm.step.flow import Block, Call, Flow, Home, Use, Value
 from mlvm.step.panels import packing
 
@@ -109,7 +109,7 @@ def _pure(flow: Flow, steady: set[Home]) -> dict[Value, _Producer]:
     results, outermost = set(flow.results), set(map(id, flow.calls))
     producers: dict[Value, _Producer] = {}
     for call in with_blocks(flow.calls):
-        if call.op is None or call.again or call.guards or call.sized:
+        if call.op is None or call.again or call.may_raise or call.sized:
             continue
         moves = call.op.copies_only and len(call.ins) == 1
         if id(call) not in outermost and not (moves or call.op.elementwise):
@@ -151,7 +151,11 @@ class _Packer:
             return replace(block, calls=self.calls(block.calls))
 
         blocks = tuple(map(packed, call.blocks))
-        more = [use for use in free(blocks) if use.value in self.producers and use not in call.ins]
+        more = [
+            use
+            for use in free_variables(blocks)
+            if use.value in self.producers and use not in call.ins
+        ]
         return replace(call, blocks=blocks, ins=[*call.ins, *more])
 
 

@@ -21,7 +21,7 @@ from mlvm.step.blocks import with_blocks, without_dead_calls, without_dead_calls
 from mlvm.step.compile import compile_flow
 from mlvm.step.flow import Call, Flow, Home, Procedure, Use, Value
 from mlvm.step.fusion import FusionPolicy
-from mlvm.step.rows import Made, over_lanes
+from mlvm.step.rows import BatchedOp, over_lanes
 
 COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 """Numbers of rows for which a segment is compiled."""
@@ -502,7 +502,7 @@ class _Writer:
                 run.append(call)
         self.segment(run)
 
-    def batched(self, call: Call, count: int) -> Made:
+    def batched(self, call: Call, count: int) -> BatchedOp:
         assert call.op is not None
         types = [use.type for use in call.ins]
         which = [not self.is_shared(use) for use in call.ins]

@@ -1,9 +1,9 @@
 """A flow whose types and attributes are formulas of lengths: a template of flows.
 
-A trace with open lengths leaves types and attributes that hold numbers of the trace. `frozen` puts
-a `Place` for each of these, which says where among the values of a launch it is; `Template.flow`
-makes the flow for such values. Nothing of the trace is alive then. `PlannedTemplate` is the same
-for the program that the flow becomes: compiled once, at bounds of the lengths.
+A trace with open lengths has types and attributes with numbers of the trace. `frozen` replaces each
+by a `Place`, its position among the values of a launch; `Template.flow` returns the flow for such
+values. Nothing of the trace is alive then. `PlannedTemplate` is the same for the compiled program:
+planned once, at bounds of the lengths.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from mlvm.core.lengths import Length
 from mlvm.core.program.program import Instruction, Opcode
 from mlvm.core.types import DType, TensorType
 from mlvm.step.compile import Planned
-from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Turns, Use, Value
+from mlvm.step.flow import Block, Call, Flow, Home, LoopInfo, Procedure, Use, Value
 
 
 class Place(NamedTuple):
-    """Where among the values of a launch a number is."""
+    """Position of a number among the values of a launch."""
 
     number: int
 
 
 class OpenType(NamedTuple):
-    """A type that has places among its lengths."""
+    """Type with places among its lengths."""
 
     dtype: DType
     shape: tuple[int | Place, ...]
@@ -168,17 +168,17 @@ class Substitution:
             copied.block = self.block(procedure.block)
         return copied
 
-    def loop(self, loop: Turns) -> Turns:
-        """Return the copy of what a loop counts."""
+    def loop(self, loop: LoopInfo) -> LoopInfo:
+        """Return the copy of a loop's description."""
         length = self.use(loop.length) if isinstance(loop.length, Use) else loop.length
-        return Turns(
+        return LoopInfo(
             self.use(loop.i),
             length if isinstance(length, Use) else self._change(length),
             self._change(loop.total),
             loop.reverse,
             self.uses(loop.xs),
             list(map(self.value, loop.rows)),
-            [(self.home(home), self.use(use)) for home, use in loop.made],
+            [(self.home(home), self.use(use)) for home, use in loop.ys],
         )
 
     def call(self, call: Call) -> Call:
@@ -194,11 +194,11 @@ class Substitution:
             call.queue,
             tuple(map(self.block, call.blocks)),
             call.orderly,
-            call.guards,
+            call.may_raise,
             None if call.callee is None else self.procedure(call.callee),
             self.uses(call.passed),
             tuple(map(self.procedure, call.procedures)),
-            None if call.turns is None else self.loop(call.turns),
+            None if call.loop is None else self.loop(call.loop),
             call.pushes,
             call.sized,
         )
@@ -260,8 +260,8 @@ class Template:
     def _collect(self, calls: Sequence[Call]) -> None:
         for call in calls:
             self.places |= places(call.attributes)
-            if call.turns is not None:
-                self.places |= places((call.turns.length, call.turns.total))
+            if call.loop is not None:
+                self.places |= places((call.loop.length, call.loop.total))
             for block in (*call.blocks, *[each.block for each in call.procedures]):
                 self._collect(block.calls)
 
@@ -271,7 +271,7 @@ class Template:
 
 
 def _canonical(immediates: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the immediates of a call with attributes that nobody can change."""
+    """Return the immediates of a call with immutable attributes."""
     return tuple([MappingProxyType(x) if type(x) is dict else x for x in immediates])
 
 
@@ -313,7 +313,7 @@ class PlannedTemplate:
         self.places = places(self._types).union(*map(places, self._code.values()))
 
     def fix_lifetimes(self, largest: Sequence[Any]) -> None:
-        """Drop what the trace has made of types: the lifetimes are those at these values."""
+        """Set the types of lifetimes to those at the largest values, and drop the trace's types."""
         at_bounds = Substitution(lambda part: at(frozen(part), largest))
         lifetimes = tuple(
             [replace(each, type=at_bounds.type(each.type)) for each in self.planned.lifetimes]

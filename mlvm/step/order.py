@@ -1,4 +1,4 @@
-"""In which order units run, so that less memory is in use at once."""
+"""Order of units in which less memory is in use at once."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mlvm.core.types import ALIGNMENT
 from mlvm.step.flow import Home, Unit, Value
 
 
-def earlier_where_it_frees(units: Sequence[Unit], wanted: Iterable[Value]) -> list[Unit]:
-    """The units in an order that needs less memory, as a rule.
+def earlier_where_it_frees(units: Sequence[Unit], live_out: Iterable[Value]) -> list[Unit]:
+    """Return the units in an order that usually needs less memory.
 
-    A unit that frees more bytes than it takes, as the update of a parameter frees its gradient,
-    runs as soon as it can; of several, the one that takes least is first. One that makes no more
-    than a scalar does so too: it may be the learning rate that an update waits for.
-    What depends on each other keeps its order, so every value is the same to the last bit.
+    A unit that frees more bytes than it allocates runs as soon as it can: the update of a parameter
+    frees its gradient. Of several, the one that allocates least is first. A unit that computes no
+    more than a scalar runs early, too: it may be the learning rate that an update waits for.
+    Dependent units keep their order, so every value is the same to the last bit.
     """
     after: list[list[int]] = [[] for _ in units]
     unmet = [0] * len(units)
@@ -27,7 +27,7 @@ def earlier_where_it_frees(units: Sequence[Unit], wanted: Iterable[Value]) -> li
         for value in unit.reads:
             if value in readers:
                 readers[value].add(i)
-    for value in wanted:
+    for value in live_out:
         if value in readers:
             readers[value].add(len(units))
     done = [False] * len(units)
@@ -35,17 +35,17 @@ def earlier_where_it_frees(units: Sequence[Unit], wanted: Iterable[Value]) -> li
     early: list[tuple[int, int]] = []
 
     def consider(i: int) -> None:
-        """Have unit i run early, which can run now, if that is of use."""
+        """Let the ready unit i run early, if that frees memory."""
         unit = units[i]
-        taken = freed = 0
+        allocated = freed = 0
         for value in unit.makes:
             if value.home is None and readers[value]:
-                taken += value.nbytes
+                allocated += value.nbytes
         for value in unit.reads:
             if value.home is None and len(readers.get(value, ())) == 1:
                 freed += value.nbytes
-        if freed > taken or (0 < taken <= ALIGNMENT and unit.movable):
-            heapq.heappush(early, (taken, i))
+        if freed > allocated or (0 < allocated <= ALIGNMENT and unit.movable):
+            heapq.heappush(early, (allocated, i))
 
     def run(i: int) -> None:
         done[i] = True
@@ -78,32 +78,32 @@ def earlier_where_it_frees(units: Sequence[Unit], wanted: Iterable[Value]) -> li
 
 
 def _dependences(units: Sequence[Unit]) -> Iterable[tuple[int, int]]:
-    """Pairs (later, earlier) of which the second has to run first."""
-    maker: dict[Value, int] = {}
+    """Yield pairs (later, earlier) of units, of which the second has to run first."""
+    producers: dict[Value, int] = {}
     written: dict[Home, int] = {}
     readers: dict[Home, list[int]] = {}
     fixed: int | None = None
-    guard: int | None = None
+    raising: int | None = None
     for i, unit in enumerate(units):
-        found = {maker[value] for value in unit.reads if value in maker}
+        dependences = {producers[value] for value in unit.reads if value in producers}
         for home in unit.writes_to:
-            found.update(readers.pop(home, []))
+            dependences.update(readers.pop(home, []))
             if home in written:
-                found.add(written[home])
+                dependences.add(written[home])
             written[home] = i
         for home in unit.reads_from:
             readers.setdefault(home, []).append(i)
             if home in written:
-                found.add(written[home])
+                dependences.add(written[home])
         if unit.fixed:
             if fixed is not None:
-                found.add(fixed)
+                dependences.add(fixed)
             fixed = i
-        if guard is not None and unit.updates:
-            found.add(guard)
-        if unit.guards:
-            guard = i  # which comes after the one before: both are fixed
-        maker.update(dict.fromkeys(unit.makes, i))
-        found.discard(i)
-        for earlier in found:
+        if raising is not None and unit.updates:
+            dependences.add(raising)
+        if unit.may_raise:
+            raising = i  # it comes after the one before: both are fixed
+        producers.update(dict.fromkeys(unit.makes, i))
+        dependences.discard(i)
+        for earlier in dependences:
             yield i, earlier

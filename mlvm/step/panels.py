@@ -1,8 +1,8 @@
-"""Which products take their weights in panels (`mlvm.core.ops.packed`), packed ahead of the step.
+"""Products with packed weights: panels (`mlvm.core.ops.packed`) that are computed before the step.
 
-A product that copies its second operand as panels does so each time that it runs. Of some rows,
-this is much of its time; of fewer it reads the operand where it lies, line by line from far places.
-A product with panels that are there has the bits of either.
+Without them a product copies its second operand to panels each time that it runs: for some rows
+much of its time. For fewer rows it reads the operand in place, with large strides. A product with
+packed weights has the same bits as either.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from mlvm.step.flow import Call, Use, Value
 ROWS: Final = (2, 256)
 """The fewest and the most rows of a product whose weights are packed ahead."""
 SMALL: Final = 1 << 16
-"""So many elements of a weight stay in a cache: it is packed as fast as it is read."""
+"""Elements of a weight that fit a cache: it is packed as fast as it is read."""
 
 
 class Packed(NamedTuple):
-    """A product that takes panels: of which op, with which attributes. Its weights have so many
-    `columns`."""
+    """Product that takes panels.
+
+    op, attributes: its op.
+    columns: of the weights.
+    transposed: whether the weights are transposed.
+    """
 
     op: str
     attributes: dict[str, Any]
@@ -34,25 +38,25 @@ class Packed(NamedTuple):
 
 
 def packing(call: Call) -> tuple[Call, Call] | None:
-    """What packs the weights of a product, and the product of these; None where that gains nothing,
-    and for other calls."""
+    """Return the call that packs the weights of a product, and the product of these; None where
+    that gains nothing, and for other calls."""
     rule = _RULES.get(call.op.name) if call.op is not None else None
     if rule is None:
         return None
     x, y = call.ins
-    found = rule(x.type, y.type, call.attributes)
-    if found is None or y.type.size <= SMALL or found.columns < PANEL // 2:
+    packed = rule(x.type, y.type, call.attributes)
+    if packed is None or y.type.size <= SMALL or packed.columns < PANEL // 2:
         return None
-    if not ROWS[0] <= call.outs[0].type.size // found.columns <= ROWS[1]:
+    if not ROWS[0] <= call.outs[0].type.size // packed.columns <= ROWS[1]:
         return None
-    pack, op = OPS["pack_panels"], OPS[found.op]
-    how = {"transpose_y": found.transposed}
-    type = pack.infer([y.type], how)
+    pack, op = OPS["pack_panels"], OPS[packed.op]
+    pack_attributes = {"transpose_y": packed.transposed}
+    type = pack.infer([y.type], pack_attributes)
     assert type is not None
     panels = Use(Value(type.nbytes), type)
-    attributes = op.bind({**found.attributes, "columns": found.columns})
+    attributes = op.bind({**packed.attributes, "columns": packed.columns})
     return (
-        Call(pack.name + OUT, pack, how, [panels], [y], call.line),
+        Call(pack.name + OUT, pack, pack_attributes, [panels], [y], call.line),
         replace(call, name=op.name + OUT, op=op, attributes=attributes, ins=[x, panels]),
     )
 
@@ -69,10 +73,10 @@ def _conv2d(x: TensorType, kernel: TensorType, attributes: Attributes) -> Packed
     if attributes["groups"] > 1 or x.dtype is not f32:
         return None
     *window, _, columns = kernel.shape
-    how = {name: attributes[name] for name in ("stride", "padding", "dilation")}
-    if {*window, *how["stride"]} == {1} and not any(map(any, how["padding"])):
+    geometry = {name: attributes[name] for name in ("stride", "padding", "dilation")}
+    if {*window, *geometry["stride"]} == {1} and not any(map(any, geometry["padding"])):
         return Packed("packed_matmul", {}, columns)
-    return Packed("packed_conv2d", {"window": tuple(window), **how}, columns)
+    return Packed("packed_conv2d", {"window": tuple(window), **geometry}, columns)
 
 
 _RULES: Final[dict[str, Callable[[TensorType, TensorType, Attributes], Packed | None]]] = {

@@ -1,4 +1,4 @@
-"""Which calls run again, so that their results need not be kept meanwhile."""
+"""Rematerialisation: cheap calls run again, so that their results need not be saved."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ CHEAP: Final = frozenset({"gelu", "relu", "broadcast_to"})
 """Ops that cost little to run again beside a matmul that reads their result."""
 
 FAR: Final = 16
-"""How many calls later a value is needed again, so that keeping it meanwhile matters."""
+"""Calls between two uses of a value from which on saving it meanwhile matters."""
 
 
 def recomputed(calls: Sequence[Call]) -> list[Call]:
-    """The calls, with cheap ones repeated before a far later use of their result, if what they
-    read is there at that time anyway: a backward pass then needs the operand of a GELU, but
-    not its result (Chen et al., arXiv 1604.06174). The result has the same bits each time."""
+    """Repeat cheap calls before a far later use of their result, if their operands are alive at
+    that time anyway. A backward pass then needs the operand of a GELU, but not its result (Chen et
+    al., arXiv 1604.06174). The result has the same bits each time."""
     inside = {use.value for call in calls if call.blocks for use in call.ins}
     uses: dict[Value, list[int]] = {}
     overwritten: dict[Home, list[int]] = {}
@@ -29,7 +29,7 @@ def recomputed(calls: Sequence[Call]) -> list[Call]:
             if use.value.home is not None:
                 overwritten.setdefault(use.value.home, []).append(i)
 
-    def there(value: Value, since: int, at: int) -> bool:
+    def is_alive(value: Value, since: int, at: int) -> bool:
         if value.home is not None:
             return not any(since < i < at for i in overwritten.get(value.home, ()))
         return uses[value][-1] >= at
@@ -39,19 +39,19 @@ def recomputed(calls: Sequence[Call]) -> list[Call]:
     for i, call in enumerate(calls):
         if call.op is None or call.op.name not in CHEAP or call.outs[0].value.home is not None:
             continue
-        made = call.outs[0].value
-        if made in inside:  # of control flow, which reads it at any time
+        value = call.outs[0].value
+        if value in inside:  # of control flow, which reads it at any time
             continue
-        times = uses.get(made, [])
+        times = uses.get(value, [])
         for before, at in zip([i, *times], times, strict=False):
-            if at - before < FAR or not all(there(use.value, i, at) for use in call.ins):
+            if at - before < FAR or not all(is_alive(use.value, i, at) for use in call.ins):
                 continue
-            twin = Value(made.nbytes)
+            twin = Value(value.nbytes)
             out = Use(twin, call.outs[0].type)
             again.setdefault(at, []).append(replace(call, outs=[out], again=True))
             for later in times:
                 if later >= at:
-                    replaced.setdefault(later, {})[made] = twin
+                    replaced.setdefault(later, {})[value] = twin
             break
     result: list[Call] = []
     for i, call in enumerate(calls):

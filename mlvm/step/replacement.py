@@ -258,7 +258,7 @@ def _replace_in(matcher: Matcher, pattern: Any, name: str, instances: Any) -> It
                     ins,
                     calls[last].line,
                     orderly=True,
-                    guards=True,
+                    may_raise=True,
                     pushes=True,
                 )
     for i in sorted(calls_at):

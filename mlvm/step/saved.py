@@ -1,7 +1,7 @@
 """A planned step as bytes: its program and plan, and the state it starts from.
 
-What `Captured.save` writes can be loaded where there is no Python function: it runs on any VM, and
-each call goes on from the state that the call before left.
+A file of `Captured.save` runs without the Python function, on any VM. Each call goes on from the
+state after the call before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from mlvm.step.flow import Location, Role
 
 
 class SavedStep(NamedTuple):
-    """A planned step, the types it takes and makes, what it returns, and its state."""
+    """Saved step.
+
+    planned: its program and plan.
+    inputs, outputs: the types that it takes and allocates.
+    results: the locations of its results.
+    states: its state, by number.
+    """
 
     planned: Planned
     inputs: tuple[TensorType, ...]
@@ -32,7 +38,7 @@ class SavedStep(NamedTuple):
     states: tuple[Array, ...]
 
     def to_bytes(self) -> bytes:
-        """The step as bytes, which docs/wire.md describes; `from_bytes` reads them back."""
+        """Encode the step as docs/wire.md describes; `from_bytes` reads it back."""
         planned, plan, writer = self.planned, self.planned.plan, Writer()
         writer.blob(planned.program.to_bytes())
         writer.sequence(planned.arguments, _write_location)
@@ -49,7 +55,7 @@ class SavedStep(NamedTuple):
 
     @staticmethod
     def from_bytes(data: bytes) -> SavedStep:
-        """The step that `to_bytes` wrote. Raises `EncodingError` for bytes that are none."""
+        """Decode a step. Raises `EncodingError` if the bytes are no step of `to_bytes`."""
         _, reader = open_message(data, Kind.step)
         program = Program.from_bytes(reader.blob())
         arguments = tuple(reader.sequence(_read_location))
@@ -59,9 +65,8 @@ class SavedStep(NamedTuple):
         plan = _read_plan(reader)
         lines = reader.mapping(Reader.text)
         lifetimes = tuple(reader.sequence(_read_lifetime))
-        moments = (
-            tuple(reader.sequence(Reader.integer)) if reader.remaining else ()
-        )  # of an older file
+        has_moments = reader.remaining  # an older file has none
+        moments = tuple(reader.sequence(Reader.integer)) if has_moments else ()
         reader.end()
         by_place: dict[tuple[str, int], str] = {}
         for place, line in lines.items():
@@ -75,7 +80,7 @@ class SavedStep(NamedTuple):
         return step
 
     def _check(self) -> None:
-        """Raise `EncodingError` unless all that is named is there, and lies in the scratch."""
+        """Raise `EncodingError` unless all locations exist and lie within the scratch memory."""
         types = {
             "input": self.inputs,
             "output": self.outputs,
@@ -102,7 +107,7 @@ class SavedStep(NamedTuple):
 
 
 class LoadedStep:
-    """A saved step on a VM, in memory of its own, which `close` gives back."""
+    """A saved step on a VM, with its memory, which `close` gives back."""
 
     def __init__(self, step: SavedStep, vm: VMProtocol) -> None:
         self.step = step
@@ -114,16 +119,16 @@ class LoadedStep:
         self._args = [self._handle(*argument) for argument in step.planned.arguments]
 
     def __call__(self, *arrays: Array, max_steps: int | None = None) -> list[Array]:
-        """Run the step on arrays of its inputs' types, and return copies of its results. As for the
-        captured function, f64 is what numpy makes by itself: it becomes a narrower float.
+        """Run the step on arrays of its inputs' types, and return copies of its results. As in a
+        captured function, f64, numpy's default, becomes a narrower float.
 
         Raises `ProgramError` for another number of arrays, `DTypeError` and `ShapeError` for
-        others, and what running the program raises.
+        arrays of other types, and errors of the program.
         """
         inputs = self.step.inputs
         if len(arrays) != len(inputs):
-            wanted = ", ".join(map(str, inputs))
-            raise ProgramError(f"the step takes {len(inputs)} arrays ({wanted}), not {len(arrays)}")
+            types = ", ".join(map(str, inputs))
+            raise ProgramError(f"the step takes {len(inputs)} arrays ({types}), not {len(arrays)}")
         for place, (type, array) in enumerate(zip(inputs, arrays, strict=True)):
             if array.dtype == np.float64 and type.dtype.is_float:
                 array = cast(array, type.dtype)
@@ -132,7 +137,7 @@ class LoadedStep:
         return [self.vm.read(self._handle(*result)) for result in self.step.results]
 
     def states(self) -> list[Array]:
-        """Copies of the tensors that calls update, and of those that they only read."""
+        """Return copies of the tensors that calls update, and of those that they only read."""
         return [
             self.vm.read(self._handle("state", place, TensorType.of(array)))
             for place, array in enumerate(self.step.states)
@@ -145,7 +150,7 @@ class LoadedStep:
         self._handles.clear()
 
     def _handle(self, role: Role, place: int, type: TensorType) -> TensorHandle:
-        """The tensor of that role, seen as the type."""
+        """Return the handle of the tensor of that role, as the type."""
         key = role, place, type
         if key not in self._handles:
             home, offset, nbytes = (role, place), 0, type.nbytes
@@ -166,7 +171,7 @@ def _read_location(reader: Reader) -> Location:
         case (str() as role, int() as place, TensorType() as type) if role in ROLES:
             return Location(role, place, type)
         case other:
-            raise reader.error(f"a role, a number and a type are wanted, not {brief(other)}")
+            raise reader.error(f"expected a role, a number and a type, got {brief(other)}")
 
 
 def _read_plan(reader: Reader) -> Plan:
@@ -176,8 +181,8 @@ def _read_plan(reader: Reader) -> Plan:
         ):
             return Plan((), nbytes, bound, order, unfused)
         case other:
-            what = "bytes, lower bound, bytes unfused and order"
-            raise reader.error(f"a plan is {what}, not {brief(other)}")
+            parts = "bytes, lower bound, bytes unfused and order"
+            raise reader.error(f"expected a plan ({parts}), got {brief(other)}")
 
 
 def _write_lifetime(writer: Writer, each: Lifetime) -> None:
@@ -192,4 +197,4 @@ def _read_lifetime(reader: Reader) -> Lifetime:
         ):  # fmt: skip
             return Lifetime(type, offset, nbytes, start, end, op, line)
         case other:
-            raise reader.error(f"a tensor's lifetime is wanted, not {brief(other)}")
+            raise reader.error(f"expected a tensor's lifetime, got {brief(other)}")

@@ -1,7 +1,7 @@
-"""Units in the order in which they run, and how long all that they make is needed.
+"""Schedules: units in the order in which they run, and live ranges.
 
-A moment is the run of one unit. What takes up memory is `Placed`: a value that has no home, or a
-scratch home with all the values that lie in it.
+A moment is the run of one unit. A plan places values without a home, and scratch homes with all
+values that lie in them (`Placed`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Placed: TypeAlias = Value | Home
 
 
 def placed(value: Value) -> Placed | None:
-    """What takes up memory for the value, or None if its home is none of the plan's."""
+    """Return what the plan places for the value; None if its home is not the plan's."""
     if value.home is None:
         return value
     return value.home if value.home.role == "scratch" else None
 
 
 class Run(NamedTuple):
-    """A unit, and what its function writes and reads."""
+    """A unit, and the uses that its function writes and reads."""
 
     unit: Unit
     outs: Sequence[Use]
@@ -34,11 +34,16 @@ class Run(NamedTuple):
 
 
 class Schedule:
-    """Units in an order, and when what they make has to be in memory.
+    """Units in an order, with live ranges.
 
-    What is placed has `size` bytes and lives in the moments `start` .. `end - 1`. A value may take
-    the place of an operand that ends with the unit that makes it: its `root` is what was the
-    first in that place. `blocks` are what a plan has to place, one for each of `roots`.
+    runs: the units with their operands.
+    start, end: live ranges, as moments `start` .. `end - 1`.
+    size: bytes.
+    root: the first value in a place. A value may take the place of an operand whose live range ends
+        with the unit that computes it.
+    roots: these, each once.
+    blocks: the blocks that a plan has to place, one for each root.
+    most_alive: the largest total of bytes alive at once.
     """
 
     def __init__(
@@ -46,8 +51,8 @@ class Schedule:
     ) -> None:
         """Schedule units. `same` is a schedule of the same units in another order."""
         if same is None:
-            kept = set(live_out).union(*[unit.reads for unit in units])
-            self._run_of = {unit: Run(unit, *unit.operands(kept)) for unit in units}
+            stored = set(live_out).union(*[unit.reads for unit in units])
+            self._run_of = {unit: Run(unit, *unit.operands(stored)) for unit in units}
         else:
             self._run_of = same._run_of
         self.runs = [self._run_of[unit] for unit in units]
@@ -75,7 +80,7 @@ class Schedule:
             if len(run.unit.calls) > 1 or (first.op is not None and first.op.in_place):
                 host.update(in_place(run, partial(_ends, end, moment)).items())
         until: dict[Placed, int] = {}
-        for each in start:  # a host comes before what takes its place
+        for each in start:  # a host comes before the value that takes its place
             root = self.root[each] = self.root[host[each]] if each in host else each
             until[root] = max(until.get(root, 0), end[each])
         for successor, operand in host.items():
@@ -98,27 +103,27 @@ def _ends(end: Mapping[Placed, int], moment: int, value: Value) -> bool:
 
 
 def _in_place_alone(call: Call, ends: Callable[[Value], bool]) -> dict[Value, Value]:
-    """`in_place` of a unit of one call, as most are: an op may overwrite some of its operands."""
+    """Return `in_place` of a unit of one call: an op may overwrite some of its operands."""
     if call.op is None or not call.op.in_place:
         return {}
     [(out, type)], ins = call.outs, call.ins
-    for value, seen in ins[: call.op.in_place] if out.home is None else ():
+    for value, used_as in ins[: call.op.in_place] if out.home is None else ():
         if (
             value.home is None
             and value.nbytes == out.nbytes
-            and seen.shape == type.shape
+            and used_as.shape == type.shape
             and ends(value)
             and all(x is not value for x, _ in ins[call.op.in_place :])
-            and all(as_type == seen for x, as_type in ins if x is value)
+            and all(as_type == used_as for x, as_type in ins if x is value)
         ):
             return {out: value}
     return {}
 
 
 def in_place(run: Run, ends: Callable[[Value], bool]) -> dict[Value, Value]:
-    """Which values take the place of an operand, as made -> operand. The operand is one that `ends`
-    with the unit, and no call of the unit reads it after the value is written; the call that
-    writes it may read it too if its op may overwrite it."""
+    """Return the values that take the place of an operand, as value -> operand. The operand `ends`
+    with the unit, and no call of the unit reads it after the value is written. The call that
+    writes the value may read the operand if its op may overwrite it."""
     first, *others = run.unit.calls
     if not others:
         return _in_place_alone(first, ends)
@@ -143,7 +148,7 @@ def in_place(run: Run, ends: Callable[[Value], bool]) -> dict[Value, Value]:
             reader[use.value] = i
             types.setdefault(use.value, set()).add(use.type)
         writer.update((use.value, i) for use in call.outs)
-    found: dict[Value, Value] = {}
+    hosts: dict[Value, Value] = {}
     for out in sorted(outs, key=lambda use: -use.value.nbytes):
         at = writer[out.value]
         op = run.unit.calls[at].op
@@ -155,6 +160,6 @@ def in_place(run: Run, ends: Callable[[Value], bool]) -> dict[Value, Value]:
                 and reader[use.value] <= latest
                 and len(types[use.value]) == 1
             ):
-                found[out.value] = free.pop(i).value
+                hosts[out.value] = free.pop(i).value
                 break
-    return found
+    return hosts

@@ -1,7 +1,7 @@
-"""Products that read and make matrices as they lie, in place of copies that are transposed.
+"""Products of transposed factors, instead of transposed copies.
 
 `x @ w.T` is recorded as a transposition and a product, and the gradient of w as a product and a
-transposition. But a product takes factors transposed, to the same bits, and `(x @ y).T` is
+transposition. But a product takes transposed factors, with the same bits, and `(x @ y).T` is
 `y.T @ x.T`. A product with a single column adds in another order, so it stays.
 """
 
@@ -16,24 +16,25 @@ from mlvm.step.flow import Call, Flow, Home, Use, Value
 
 _MATMUL, _CONTRACT = OPS["matmul"], OPS["batch_contract"]
 _MOST: Final = 2
-"""So many products take no longer with a matrix as it lies than with a copy made for them: one, and
-one of its gradients. More share the copy."""
+"""The most products that take no longer with a matrix in place than with its copy: one, and one of
+its gradients. More share the copy."""
 _SIDE: Final = 16
 """A result with fewer rows or columns takes longer if these change places."""
 
 
 def without_transposes(flow: Flow) -> list[Call]:
-    """The calls, without matrices that are transposed only for products, or only made for that."""
-    for turn in (_beside_casts, _of_factors, _of_results):
-        flow = Flow(turn(flow), flow.results)
+    """Return the calls without matrices that are transposed only for products, or products that
+    are only computed to be transposed."""
+    for rewrite in (_beside_casts, _of_factors, _of_results):
+        flow = Flow(rewrite(flow), flow.results)
     return flow.calls
 
 
 class _Order:
-    """Calls in their order: who reads what, and when memory is written to."""
+    """Calls in their order, with the readers of values and the writes to homes."""
 
     def __init__(self, flow: Flow) -> None:
-        self._wanted = flow.wanted()
+        self._live_out = flow.live_out()
         self._place = {call: i for i, call in enumerate(flow.calls)}
         self._readers: dict[Value, list[Call]] = {}
         self._writes: dict[Home, list[int]] = {}
@@ -44,33 +45,34 @@ class _Order:
                 if use.value.home is not None:
                     self._writes.setdefault(use.value.home, []).append(i)
 
-    def readers(self, made: Use) -> Sequence[Call]:
-        """All that read the value; none, if it is there for others too."""
-        if made.value.home is not None or made.value in self._wanted:
+    def readers(self, use: Use) -> Sequence[Call]:
+        """Return all readers of the value; none if it is live at the end or has a home."""
+        if use.value.home is not None or use.value in self._live_out:
             return ()
-        return self._readers.get(made.value, ())
+        return self._readers.get(use.value, ())
 
     def stay(self, ins: Sequence[Use], first: Call, last: Call) -> bool:
-        """Whether `last` could read what `first` reads: nothing is written over it meanwhile."""
+        """Return whether `last` could read the operands of `first`: nothing is written over them
+        meanwhile."""
         homes = [use.value.home for use in ins if use.value.home is not None]
         begin, end = self._place[first], self._place[last]
         return not any(begin < i <= end for home in homes for i in self._writes.get(home, ()))
 
 
 def _beside_casts(flow: Flow) -> list[Call]:
-    """The calls, where a matrix is transposed in fewer bytes: behind a cast that narrows it, and in
-    front of one that widens it, as `ml.autocast` has it around products."""
+    """Transpose matrices in fewer bytes: behind a cast that narrows, and in front of a cast that
+    widens, as `ml.autocast` has them around products."""
     order = _Order(flow)
-    makers = {call.outs[0].value: call for call in flow.calls if _swaps(call) or _casts(call)}
+    producers = {call.outs[0].value: call for call in flow.calls if _swaps(call) or _casts(call)}
     changed: dict[Call, Call | None] = {}
-    for second in makers.values():
-        first = makers.get(second.ins[0].value)
+    for second in producers.values():
+        first = producers.get(second.ins[0].value)
         if first is None or second.op is None or _swaps(first) is _swaps(second):
             continue
         if first in changed:
             continue
-        [source], [made], [result] = first.ins, first.outs, second.outs
-        if second.ins != [made] or len(order.readers(made)) != 1:
+        [source], [middle], [result] = first.ins, first.outs, second.outs
+        if second.ins != [middle] or len(order.readers(middle)) != 1:
             continue
         narrows = result.type.nbytes < source.type.nbytes
         type = second.op.infer([source.type], second.attributes)
@@ -82,47 +84,49 @@ def _beside_casts(flow: Flow) -> list[Call]:
 
 
 def _of_factors(flow: Flow) -> list[Call]:
-    """The calls, where products take factors as they lie."""
+    """Replace transposed copies of factors by products that take the factors transposed."""
     order = _Order(flow)
     changed: dict[Call, Call | None] = {}
     for swap in filter(_swaps, flow.calls):
-        [made], [source] = swap.outs, swap.ins
-        readers = order.readers(made)
+        [factor], [source] = swap.outs, swap.ins
+        readers = order.readers(factor)
         if not 1 <= len(readers) <= _MOST:
             continue
-        if not all(_may_take(call, made) and order.stay([source], swap, call) for call in readers):
+        if not all(
+            _may_take(call, factor) and order.stay([source], swap, call) for call in readers
+        ):
             continue
         changed[swap] = None
         for call in readers:
             product = changed.get(call) or call
-            turned = [use == made for use in product.ins]
-            ins = [source if use == made else use for use in product.ins]
-            changed[call] = _with(product, ins, _turns(product), turned)
+            flips = [use == factor for use in product.ins]
+            ins = [source if use == factor else use for use in product.ins]
+            changed[call] = _with(product, ins, _transposed(product), flips)
     return _changed(flow, changed)
 
 
 def _of_results(flow: Flow) -> list[Call]:
-    """The calls, where products make transposed what was only transposed."""
+    """Replace products that are only transposed by products that compute the transposed result."""
     order = _Order(flow)
-    makers = {call.outs[0].value: call for call in flow.calls if _multiplies(call)}
+    producers = {call.outs[0].value: call for call in flow.calls if _multiplies(call)}
     changed: dict[Call, Call | None] = {}
     for swap in filter(_swaps, flow.calls):
-        [made] = swap.ins
-        product = makers.get(made.value)
-        if product is None or product.outs != [made] or len(order.readers(made)) != 1:
+        [result] = swap.ins
+        product = producers.get(result.value)
+        if product is None or product.outs != [result] or len(order.readers(result)) != 1:
             continue
         x, y = product.ins
-        if x.type.ndim != y.type.ndim or min(made.type.shape[-2:]) < _SIDE:
+        if x.type.ndim != y.type.ndim or min(result.type.shape[-2:]) < _SIDE:
             continue
         if order.stay([x, y], product, swap):
             changed[product] = None
             swapped = replace(product, outs=swap.outs)
-            changed[swap] = _with(swapped, [y, x], _turns(product)[::-1], [True, True])
+            changed[swap] = _with(swapped, [y, x], _transposed(product)[::-1], [True, True])
     return _changed(flow, changed)
 
 
 def _swaps(call: Call) -> bool:
-    """Whether the call swaps the last two axes, and no others."""
+    """Return whether the call swaps the last two axes, and no others."""
     if call.op is None or call.op.name != "permute_dims" or call.ins[0].type.ndim < 2:
         return False
     *rows, i, j = range(call.ins[0].type.ndim)
@@ -134,37 +138,37 @@ def _casts(call: Call) -> bool:
 
 
 def _multiplies(call: Call) -> bool:
-    """Whether the call is a product whose kernel takes transposed factors."""
+    """Return whether the call is a product whose kernel takes transposed factors."""
     if call.op not in (_MATMUL, _CONTRACT):
         return False
     x, y = call.ins
     return x.type.dtype.is_float and x.type.dtype is y.type.dtype
 
 
-def _may_take(call: Call, made: Use) -> bool:
-    """Whether the call is a product that may have this factor transposed. A batch times one matrix
-    is one product as the batch lies, and many else."""
+def _may_take(call: Call, factor: Use) -> bool:
+    """Return whether the call is a product that may have this factor transposed. A batch times one
+    matrix is one product if the batch is not transposed, and many else."""
     if not _multiplies(call) or call.op is not _MATMUL:
         return False
-    if {use for use in call.ins if use.value is made.value} != {made}:
+    if {use for use in call.ins if use.value is factor.value} != {factor}:
         return False
     x, y = call.ins
-    if x != made:
+    if x != factor:
         return True
     one_column = y.type.ndim < 2 or call.outs[0].type.shape[-1] == 1
     return not one_column and (x.type.ndim == 2 or y.type.ndim > 2)
 
 
-def _turns(product: Call) -> list[bool]:
-    """Which factors are transposed."""
+def _transposed(product: Call) -> list[bool]:
+    """Return for each factor whether it is transposed."""
     return [product.attributes["transpose_x"], product.attributes["transpose_y"]]
 
 
-def _with(call: Call, ins: list[Use], turns: list[bool], turned: list[bool]) -> Call:
-    """The product of these, which are transposed once more where they are `turned`."""
-    x, y = (turn is not again for turn, again in zip(turns, turned, strict=True))
+def _with(call: Call, ins: list[Use], transposed: list[bool], flips: list[bool]) -> Call:
+    """Return the product of these factors, transposed once more where `flips` says so."""
+    x, y = (is_set is not flip for is_set, flip in zip(transposed, flips, strict=True))
     return replace(call, ins=ins, attributes={"transpose_x": x, "transpose_y": y})
 
 
 def _changed(flow: Flow, changed: dict[Call, Call | None]) -> list[Call]:
-    return [found for call in flow.calls if (found := changed.get(call, call)) is not None]
+    return [new for call in flow.calls if (new := changed.get(call, call)) is not None]

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from mlvm.core.op import OPS
 from mlvm.core.program.program import Opcode
 from mlvm.core.types import Array, TensorType, bool_, f32
-from mlvm.step.blocks import free, renewed, taken, with_blocks, without_dead_calls, without_moves
+from mlvm.step.blocks import (
+    free_variables,
+    outline_blocks,
+    renewed,
+    with_blocks,
+    without_dead_calls,
+    without_moves,
+)
 from mlvm.step.compile import compile_flow
 from mlvm.step.flow import Block, Call, Flow, Home, Use, Value
 from tests.step.flows import assert_same_bits, floats, run
@@ -83,7 +90,11 @@ class Machine:
             written |= {i for i in range(len(before)) if self.now[i] is not before[i]}
         self.calls, self.run = outer_calls, outer_run
         self.now, self.made = [*before], made
-        ins = [Use(self.flag, FLAG), *free(inner), *[Use(before[i], TYPE) for i in written]]
+        ins = [
+            Use(self.flag, FLAG),
+            *free_variables(inner),
+            *[Use(before[i], TYPE) for i in written],
+        ]
         for i in written:
             self.now[i] = Value(TYPE.nbytes, self.homes[i])
         outs = [Use(self.now[i], TYPE) for i in sorted(written)]
@@ -176,7 +187,7 @@ def test_a_loop_keeps_what_its_next_turn_reads() -> None:
         machine.op(name, into, [source])
     outs = [Use(machine.now[i], TYPE) for i in (0, 2, 3, 4)]
     ins = [Use(Value(TYPE.nbytes, machine.homes[i]), TYPE) for i in (0, 2, 3, 4)]
-    call = Call("while", None, {}, outs, [*free([test, body]), *ins], blocks=(test, body))
+    call = Call("while", None, {}, outs, [*free_variables([test, body]), *ins], blocks=(test, body))
     [kept] = without_dead_calls(Flow([call], []))
     assert [each.name for each in kept.blocks[1].calls] == ["tanh.out", "relu.out", "negative.out"]
     assert {use.value.home for use in kept.outs} == {machine.homes[i] for i in (0, 2, 3)}
@@ -236,7 +247,7 @@ def test_a_copy_of_what_nobody_writes_is_read_there(written: bool, returned: boo
 
 def test_a_block_taken_out_names_what_lies_outside() -> None:
     machine, call = state()
-    blocks, outer = taken(call)
+    blocks, outer = outline_blocks(call)
     inner = [each for block in blocks for each in block.calls]
     homes = {use.value.home for each in inner for use in (*each.outs, *each.ins)}
     roles = {home.role for home in homes if home is not None}

@@ -54,7 +54,7 @@ def test_groups_have_every_call_once_in_an_order_that_they_can_run_in(
 @given(steps(), TASTES)
 def test_each_chain_fits_what_it_writes_and_reads(step: Step, policy: FusionPolicy) -> None:
     units = fused(without_dead_calls(step.flow), policy=policy)
-    needed = step.flow.wanted().union(*[unit.reads for unit in units])
+    needed = step.flow.live_out().union(*[unit.reads for unit in units])
     for unit in units:
         if len(unit.calls) > 1:
             run = Run(unit, *unit.operands(needed))
@@ -67,7 +67,7 @@ def test_each_chain_fits_what_it_writes_and_reads(step: Step, policy: FusionPoli
 @given(steps(), TASTES)
 @settings(max_examples=200)
 def test_chains_take_no_more_memory_than_there_may_be(step: Step, policy: FusionPolicy) -> None:
-    calls, wanted = without_dead_calls(step.flow), step.flow.wanted()
+    calls, wanted = without_dead_calls(step.flow), step.flow.live_out()
     most = Schedule(in_turn(calls), wanted).most_alive
     assert Schedule(fused(calls, most, policy), wanted).most_alive <= most
 

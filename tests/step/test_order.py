@@ -14,7 +14,7 @@ from tests.step.flows import TYPE, Cell, Step, call, floats, in_turn, steps, val
 @given(steps())
 def test_an_order_keeps_what_depends_on_each_other(step: Step) -> None:
     units = in_turn(step.calls)
-    order = earlier_where_it_frees(units, step.flow.wanted())
+    order = earlier_where_it_frees(units, step.flow.live_out())
     assert sorted(map(id, order)) == sorted(map(id, units))
     place = {unit: i for i, unit in enumerate(order)}
     for earlier, later in combinations(units, 2):
@@ -62,6 +62,6 @@ def test_what_makes_a_scalar_runs_early_as_an_update_may_wait_for_it() -> None:
     minus_rate = make("negative", rate)
     make("multiply_add", gradient, minus_rate, weight, into=weight)
     step.result(result)
-    order = earlier_where_it_frees(in_turn(step.calls), step.flow.wanted())
+    order = earlier_where_it_frees(in_turn(step.calls), step.flow.live_out())
     matmul, exp, negative, update = step.calls
     assert [unit.calls[0] for unit in order] == [matmul, negative, update, exp]

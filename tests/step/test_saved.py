@@ -109,7 +109,7 @@ def test_a_plan_is_of_bytes_that_can_be(data: bytes, change: dict[str, Any]) -> 
     step = SavedStep.from_bytes(data)
     planned = replace(step.planned, plan=step.planned.plan._replace(**change))
     with pytest.raises(
-        EncodingError, match="a plan is bytes, lower bound, bytes unfused and order, not"
+        EncodingError, match=r"expected a plan \(bytes, lower bound, bytes unfused and order\), got"
     ):
         SavedStep.from_bytes(step._replace(planned=planned).to_bytes())
 

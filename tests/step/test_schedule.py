@@ -13,7 +13,7 @@ from tests.step.flows import Step, floats, in_turn, steps
 
 
 def schedule_of(step: Step) -> Schedule:
-    return Schedule(in_turn(without_dead_calls(step.flow)), step.flow.wanted())
+    return Schedule(in_turn(without_dead_calls(step.flow)), step.flow.live_out())
 
 
 @given(steps())

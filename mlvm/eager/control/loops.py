@@ -47,7 +47,7 @@ from mlvm.eager.tensor.number import is_free
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tree import Tree, named_leaves, replace, with_leaves
-from mlvm.step.flow import Turns
+from mlvm.step.flow import LoopInfo
 
 LoopBody: TypeAlias = Callable[[Tensor, Tensors, Tensors], tuple[Tensors, Tensors]]
 """Loop body: (iteration number, state, a row of each of xs) -> (state, a row of each result)."""
@@ -502,7 +502,7 @@ def _recorded_loop(
         overwrite(stack, COPY, zeros(stack.shape, dtype=stack.dtype))
     record.control("while", [test, block])
     if length is not None:
-        record.calls[-1].turns = Turns(counter, length, total, reverse, of_xs, row_uses, written)
+        record.calls[-1].loop = LoopInfo(counter, length, total, reverse, of_xs, row_uses, written)
     finals, results = blocks.release(record, state), blocks.release(record, results)
     stacks = blocks.release(record, stacks)
     if tape is not None and segment is not None:

@@ -42,7 +42,7 @@ from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import NAME
 from mlvm.machines import residuals
 from mlvm.machines.checks import CHECK
-from mlvm.step.blocks import free, outer_index
+from mlvm.step.blocks import free_variables, outer_index
 from mlvm.step.flow import Block, Call, Home, Procedure, Role, Use, Value
 
 current_capture = cast("ContextVar[Recorder | None]", context.current_capture)
@@ -601,7 +601,7 @@ class Recorder:
     def control(self, name: str, blocks: Sequence[Block], condition: Tensor | None = None) -> None:
         """Record a call that runs blocks: see `Call`."""
         ins = [] if condition is None else [self.use(condition)]
-        ins += free(blocks)
+        ins += free_variables(blocks)
         outs: list[Use] = []
         for key in dict.fromkeys(
             key for block in blocks for key in self.scopes.writes.pop(block, [])
@@ -697,7 +697,7 @@ class Recorder:
     def check(self, condition: Tensor, message: str) -> None:
         """Let each launch raise `CheckFailed` unless the condition holds."""
         attributes, ins = {"message": message}, [self.use(condition)]
-        call = Call(CHECK, None, attributes, [], ins, user_line(), orderly=True, guards=True)
+        call = Call(CHECK, None, attributes, [], ins, user_line(), orderly=True, may_raise=True)
         self.calls.append(call)
 
     def _new_tensor(self, type: TensorType) -> tuple[Tensor, Reference]:

@@ -46,7 +46,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import Tree, with_leaves
 from mlvm.machines import lanes
-from mlvm.step.blocks import free
+from mlvm.step.blocks import free_variables
 from mlvm.step.flow import Use, Value
 from mlvm.step.fusion import FusionPolicy, policy_of
 from mlvm.step.lanes import lanes_of
@@ -313,7 +313,9 @@ def _build_code(recorded: Recorded, cells: list[Cell]) -> _Code:
     record = blocks.recorder()
     lane_sums = {record.home_of(cell.x): i for i, cell in enumerate(cells)}
     uses: dict[Value, Use] = {}
-    for use in free([recorded.procedure.block, *[each.block for each in recorded.callees]]):
+    for use in free_variables(
+        [recorded.procedure.block, *[each.block for each in recorded.callees]]
+    ):
         if use.value.home is None or use.value.home not in lane_sums:
             uses.setdefault(use.value, use)
     text = lanes_of(

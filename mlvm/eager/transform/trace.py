@@ -34,8 +34,8 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import Tree, replace, with_leaves
 from mlvm.machines.residuals import PUSH
-from mlvm.step.blocks import free, with_blocks, without_dead_calls
-from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Turns, Use, Value
+from mlvm.step.blocks import free_variables, with_blocks, without_dead_calls
+from mlvm.step.flow import Block, Call, Flow, Home, LoopInfo, Procedure, Use, Value
 
 V = TypeVar("V")
 
@@ -169,9 +169,9 @@ def _last_uses(calls: Sequence[Call], results: Sequence[Value]) -> dict[Call, li
         uses = [*call.ins, *call.outs]
         for inner in with_blocks([call]) if call.blocks else ():
             uses += [*inner.ins, *inner.outs, *[b.result for b in inner.blocks if b.result]]
-            if inner.turns is not None:
-                counted = [] if isinstance(inner.turns.length, int) else [inner.turns.length]
-                uses += [*counted, *inner.turns.xs]
+            if inner.loop is not None:
+                counted = [] if isinstance(inner.loop.length, int) else [inner.loop.length]
+                uses += [*counted, *inner.loop.xs]
         used = {use.value: None for use in uses}
         dying_at[call] = [value for value in used if value.home is None and value not in later]
         later.update(dying_at[call])
@@ -390,8 +390,8 @@ class _Frame(Generic[V]):
                 self._call(call, call.callee)
             elif call.name == "cond":
                 self._cond(call)
-            elif call.turns is not None:
-                self._scan(call, call.turns)
+            elif call.loop is not None:
+                self._scan(call, call.loop)
             elif call.name == "while":
                 self._while(call)
             else:
@@ -446,7 +446,7 @@ class _Frame(Generic[V]):
         def branch(block: Block, entering: Callable[[V], V] | None = None) -> list[V]:
             frame = self.inner(homes, before, first)
             if entering is not None:
-                outside = {use.value: entering(frame.use(use)) for use in free([block])}
+                outside = {use.value: entering(frame.use(use)) for use in free_variables([block])}
                 frame.values.update(outside)
             frame.run(block.calls)
             return [frame.homes[home] for home in homes]
@@ -473,40 +473,40 @@ class _Frame(Generic[V]):
 
         self._end(call, homes, self.interpreter.while_loop(more, body, before))
 
-    def _scan(self, call: Call, turns: Turns) -> None:
+    def _scan(self, call: Call, loop: LoopInfo) -> None:
         """Run a loop with a trip count, without its counter and its writes to stacks."""
         homes, before, first = self._begin(call)
-        if turns.total == 0:
+        if loop.total == 0:
             self._end(call, homes, before)
             return
         block = call.blocks[1]
-        stacks = [home for home, _ in turns.made if home in homes]
-        stacked_rows = [row for home, row in turns.made if home in homes]
+        stacks = [home for home, _ in loop.ys if home in homes]
+        stacked_rows = [row for home, row in loop.ys if home in homes]
         written = {use.value for each in block.calls for use in each.outs}
-        read = [(x, row) for x, row in zip(turns.xs, turns.rows, strict=True) if row in written]
-        counter = turns.i.value.home
+        read = [(x, row) for x, row in zip(loop.xs, loop.rows, strict=True) if row in written]
+        counter = loop.i.value.home
         state = dict(zip(homes, before, strict=True))
         for home in (*stacks, counter):
             if home is not None:
                 state.pop(home, None)
         carried = [*state]
-        done: set[Value | Home] = {*turns.rows, *stacks}
+        done: set[Value | Home] = {*loop.rows, *stacks}
         if counter is not None:
             done.add(counter)
         first = [value for value in first if value.home in state]
 
         def body(i: V, now: list[V], rows: list[V]) -> tuple[list[V], list[V]]:
             frame = self.inner(carried, now, first)
-            frame.values[turns.i.value] = i
+            frame.values[loop.i.value] = i
             frame.values.update(zip([row for _, row in read], rows, strict=True))
             frame.run(block.calls, done)
             return [frame.homes[home] for home in carried], [frame.use(row) for row in stacked_rows]
 
-        length = turns.length
+        length = loop.length
         count = length if isinstance(length, int) else self.use(length)
         xs = [self.use(x) for x, _ in read]
         after, rows = self.interpreter.scan(
-            body, [*state.values()], xs, count, turns.total, turns.reverse
+            body, [*state.values()], xs, count, loop.total, loop.reverse
         )
         self._end(call, [*carried, *stacks], [*after, *rows])
 
