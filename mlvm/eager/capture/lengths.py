@@ -69,9 +69,9 @@ class LengthSpec:
         kinds = {each.kind for each in self._parameters.parameters.values()}
         unknown = [name for name in self.names if name not in self._parameters.parameters]
         if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
-            known = ", ".join(self._parameters.parameters)
+            others = ", ".join(self._parameters.parameters)
             raise ArgumentError(
-                f"capture: lengths names the parameter {unknown[0]!r}; the function has {known}"
+                f"capture: lengths names the parameter {unknown[0]!r}; the function has {others}"
             )
         if at_most is not None and not isinstance(at_most, Mapping):
             raise ArgumentError(f'capture: at_most is {{"time": 512}}, not {brief(at_most)}')
@@ -116,10 +116,10 @@ class LengthSpec:
                         raise ShapeError(
                             f"capture: {where} is {length!r} = {size}, at most {most}: got {x.type}"
                         )
-                    known, first = sizes.setdefault(length, (size, where))
-                    if known != size:
+                    expected, first = sizes.setdefault(length, (size, where))
+                    if expected != size:
                         raise ShapeError(
-                            f"capture: {length!r} is {known} at {first}, and {size} at {where}: "
+                            f"capture: {length!r} is {expected} at {first}, and {size} at {where}: "
                             f"axes of one name have one size"
                         )
                     if id(x) in ordinals:

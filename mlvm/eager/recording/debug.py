@@ -41,7 +41,7 @@ class nans(ContextDecorator):
     """Raise `NotFinite` inside the block at the first launch whose result has a nan or an infinity.
 
     The error has the op, the operands' types, the place of the first such element, and the line. It
-    watches these VMs, or the current one. So does an integer that is divided by 0, of which the
+    watches these VMs, or the current one. An integer that is divided by 0 raises, too; the
     quotient is 0 outside of the block. An op that only copies never raises, nor does an infinity
     that an operand has already, such as a mask of -inf. A tensor that the launch would have
     overwritten has its old value.

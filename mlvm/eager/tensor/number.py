@@ -1,10 +1,10 @@
-"""Python numbers that a captured program takes anew at each call.
+"""Python numbers and open lengths as inputs of a captured program.
 
-While a function is recorded, a `Number` stands for a Python number. What Python computes with it is
-noted down, and done again for each call's own number: by Python, in its double precision, so that
-the result is that of the eager call to the bit. What Python sees of it is noted down too: the truth
-of `x > 0`, the value where it is turned into text or an index. A call to which Python would show
-something else needs another program.
+In a trace, a `Number` is the placeholder of a Python number. Python's arithmetic on it is recorded
+(`steps`), and done again at each call with that call's number: by Python, in double precision, so
+the result has the bits of the eager call. Values that Python code needs are guards (`seen`): the
+truth of `x > 0`, the value in a text or as an index. A call with other values there needs another
+program. Numbers belong to one trace, and so to one thread.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _current: ContextVar[Numbers | None] = ContextVar("numbers", default=None)
 
 
 class Size(int):
-    """How many elements a tensor has. PyTorch's size is a method: a call says what to write."""
+    """Number of elements of a tensor. PyTorch's size is a method: a call raises the remedy."""
 
     __slots__ = ()
 
@@ -56,18 +56,24 @@ _COMPUTED: Final = frozenset({bool, int, float, Size})
 
 
 class Pinned(Exception):
-    """Raised where Python has seen the value of an open length, which a plan is not to depend
-    on."""
+    """Raised where Python code needs the value of an open length: a plan may not depend on it."""
 
 
 class Numbers:
-    """What was done with the numbers `given` to a function, and with the open `lengths` of its
-    tensors, while it was recorded.
+    """Recorded computation on the Python numbers and the open lengths of a traced call.
 
-    `values` begins with these; then come constants and what was computed of them. `steps` say how:
-    the place of the result, the function, the places of its operands. `seen` are the places of what
-    Python saw. `tensors` has those that ops got for a value in some dtype; `vm` is theirs. `pins`
-    are the lines of Python that saw the value of a length, by its place.
+    values: the inputs, numbers and then lengths; then constants and computed values.
+    given: the number of inputs.
+    lengths: the number of lengths among them.
+    steps: the computation: the place of a result, the function, the places of its operands.
+    seen: guards, the places of values that Python code needed.
+    tensors: scalar tensors that ops took for a value, by place and dtype.
+    vm: the machine of these tensors.
+    types: open types, by dtype and shape.
+    pins: the lines of Python that needed the value of a length, by its place.
+    present: the lengths of a call, in `at`.
+    largest: the values at the bounds, while types are planned.
+    closed: whether the trace has ended.
     """
 
     def __init__(
@@ -76,8 +82,8 @@ class Numbers:
         self.values: list[Any] = [*given, *lengths]
         self.given = len(self.values)
         self.lengths = len(lengths)
-        self.present: tuple[int, ...] = ()  # the lengths, where these are given
-        self.largest: list[Any] | None = None  # the values at the bounds, while types are planned
+        self.present: tuple[int, ...] = ()
+        self.largest: list[Any] | None = None
         self.types: dict[Any, TensorType] = {}
         self.pins: dict[int, str | None] = {}
         self._polynomials: dict[int, Polynomial] = {}
@@ -93,13 +99,13 @@ class Numbers:
         self.formulas: Any = None  # of the native machine, in a fork
         self._numbers_of: dict[int, int] = {}  # the formulas' numbers, by place
         self._constants: set[int] = set()
-        self._places: dict[Any, int] = {}  # of constants and results, by what they are
-        self._made: list[weakref.ref[Number]] = []
+        self._places: dict[Any, int] = {}  # of constants by value, of results by computation
+        self._placeholders: list[weakref.ref[Number]] = []
 
     @contextmanager
     def recording(self) -> Iterator[list[Number]]:
-        """Inside the block, the numbers are recorded; it gets what stands for those given. After it
-        each is as the number that it stands for."""
+        """Record computation on the inputs inside the block, which gets their placeholders. After
+        the block a placeholder behaves as its number."""
         token = _current.set(self)
         try:
             yield [self._number(place) for place in range(self.given)]
@@ -108,24 +114,24 @@ class Numbers:
             _current.reset(token)
 
     def see_kept(self) -> None:
-        """Count as seen what somebody still has: later calls would not give him theirs."""
-        if any(reference() is not None for reference in self._made):
+        """Add guards on placeholders that are still alive: later calls would not replace them."""
+        if any(reference() is not None for reference in self._placeholders):
             collect()
-        kept = [each for reference in self._made if (each := reference()) is not None]
-        self.seen.update(dict.fromkeys(each.place for each in kept))
+        alive = [each for reference in self._placeholders if (each := reference()) is not None]
+        self.seen.update(dict.fromkeys(each.place for each in alive))
 
     def fixed(self) -> set[int]:
-        """Which of the given numbers Python has seen the very value of, or what it is part of."""
-        found = {place for place in self.seen if type(self.values[place]) in (int, float)}
-        return {place for place in self.sources(found) if place < self.given - self.lengths}
+        """Return the places of input numbers that guarded numbers are computed of."""
+        guarded = {place for place in self.seen if type(self.values[place]) in (int, float)}
+        return {place for place in self.sources(guarded) if place < self.given - self.lengths}
 
     def sources(self, places: set[int]) -> set[int]:
-        """Return the places, and those of all that they are computed of."""
-        found = set(places)
+        """Return the places, and those of all values that they are computed of."""
+        sources = set(places)
         for place, _, operands in reversed(self.steps):
-            if place in found:
-                found.update(operands)
-        return found
+            if place in sources:
+                sources.update(operands)
+        return sources
 
     def prune(self, used: set[int]) -> None:
         """Forget the steps that neither guards nor tensors nor the `used` places depend on."""
@@ -137,8 +143,8 @@ class Numbers:
         self._places = {}
 
     def at(self, values: Sequence[Any]) -> Numbers:
-        """Return the numbers of calls with the open lengths of these values: what depends on
-        lengths alone is constant."""
+        """Return the computation for calls with the open lengths of these values: results that
+        depend on lengths alone are constants."""
         other = copy.copy(self)
         first = self.given - self.lengths
         other.values, other.lengths = [*values], self.lengths
@@ -152,26 +158,26 @@ class Numbers:
         other.seen = {place: None for place in self.seen if place in varies}
         return other
 
-    def again(self, given: Sequence[float]) -> list[Any] | None:
-        """Return all values for other numbers; None if Python would see something else."""
-        values = [*given, *self.present, *self.values[len(given) + len(self.present) :]]
+    def again(self, inputs: Sequence[float]) -> list[Any] | None:
+        """Compute all values for other inputs; return None if a guard does not hold."""
+        values = [*inputs, *self.present, *self.values[len(inputs) + len(self.present) :]]
         try:
             for place, fn, operands in self.steps:
                 value = values[place] = fn(*[values[each] for each in operands])
                 if type(value) is not type(self.values[place]):
                     return None
-        except Exception:  # the eager call raises it; so does the one that is recorded anew
+        except Exception:  # the eager call raises it, and so does a retrace
             return None
         same = all(is_same(values[place], self.values[place]) for place in self.seen)
         return values if same else None
 
     def compute(self, fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
-        """fn(*operands) for Python numbers, some of which are ours."""
+        """Record and return fn(*operands), for Python numbers some of which are placeholders."""
         places = tuple([self._place(each) for each in operands])
         place = self._places.get((fn, places))
         if place is None and self.lengths:
-            known, result = self._by_algebra(fn, places)
-            if known:
+            is_decided, result = self._by_algebra(fn, places)
+            if is_decided:
                 return result
         if place is None:
             value = fn(*[self.values[each] for each in places])
@@ -184,8 +190,8 @@ class Numbers:
         return self.values[place]
 
     def _by_algebra(self, fn: Callable[..., Any], places: Sequence[int]) -> tuple[bool, Any]:
-        """Return whether the polynomials of the operands tell the result, and it: a constant, the
-        number of the same polynomial or, for a sum or product that is new, that number."""
+        """Return whether the polynomials of the operands decide the result, and the result: a
+        constant, or the number of the result's polynomial."""
         terms = [self._polynomial(place) for place in places]
         p, q = terms if len(terms) == 2 else (terms[0], None)
         if p is None or (q is None and len(terms) == 2):
@@ -225,12 +231,12 @@ class Numbers:
         value = self.values[place]
         if type(value) is not int:
             return None
-        found = self._polynomials.get(place)
-        if found is None:
-            found = polynomial(value) if self._is_constant(place) else atom(place)
-            self._polynomials[place] = found
-            self._by_polynomial.setdefault(found, place)
-        return found
+        p = self._polynomials.get(place)
+        if p is None:
+            p = polynomial(value) if self._is_constant(place) else atom(place)
+            self._polynomials[place] = p
+            self._by_polynomial.setdefault(p, place)
+        return p
 
     def _is_constant(self, place: int) -> bool:
         return place in self._constants
@@ -246,23 +252,23 @@ class Numbers:
                 raise ShapeError(f"a shape is a tuple of integers >= 0, not {plain(tuple(shape))}")
             lengths.append(n)
             key.append((n.place,) if type(n) is Number else n)
-        known = self.types.get(tuple(key))
-        if known is None:
+        opened = self.types.get(tuple(key))
+        if opened is None:
             values = self.values if self.largest is None else self._largest()
             sizes = tuple([values[n.place] if type(n) is Number else n for n in lengths])
-            known = self.types[tuple(key)] = TensorType.opened(dtype, tuple(lengths), sizes)
+            opened = self.types[tuple(key)] = TensorType.opened(dtype, tuple(lengths), sizes)
             if self.formulas is not None:
-                known.nbytes = known.size * dtype.itemsize
-        return known
+                opened.nbytes = opened.size * dtype.itemsize
+        return opened
 
     @contextmanager
     def planning(
         self, bounds: Sequence[int], present: Sequence[Any]
     ) -> Iterator[tuple[list[Any], dict[int, Any]]]:
-        """Inside the block, the lengths are recorded again with the `present` values, and types
-        have the bytes that they have at these bounds of all lengths. It gets what stands for the
-        values and, after the block, the guards: what Python has seen there, by place. Raises
-        `Pinned` after a block that has seen a length itself; nothing of it is kept then."""
+        """Record computation on lengths again inside the block, with the `present` values. Types
+        have their bytes at these bounds of all lengths. The block gets placeholders of the values
+        and, at its end, the guards by place. Raises `Pinned` after a block that needed the value of
+        a length; its computation is dropped then."""
         before = len(self.values), len(self.steps), dict(self.seen), dict(self.pins)
         guards: dict[int, Any] = {}
         token = _current.set(self)
@@ -274,12 +280,12 @@ class Numbers:
         self._places = {}
         try:
             self._largest()
-            stand_ins = [
+            placeholders = [
                 self._number(place) if type(value) is int else value
                 for place, value in enumerate(self.values)
             ]
             self.seen = {}
-            yield stand_ins, guards
+            yield placeholders, guards
             if len(self.pins) > len(before[3]):
                 raise Pinned
             guards.update((place, self.values[place]) for place in self.seen)
@@ -294,25 +300,25 @@ class Numbers:
         finally:
             self.closed, self.largest, self._places = True, None, {}
             self.types.clear()
-            self._made.clear()
+            self._placeholders.clear()
             _current.reset(token)
 
     def fork(self, values: Sequence[Any] | None = None) -> Numbers:
-        """Return numbers that begin with these, and record what is computed of them apart."""
+        """Return a copy that begins with these values, and records further computation apart."""
         other = copy.copy(self)
         other.values = [*(values or self.values)[: len(self.values)]]
         steps = {(fn, operands): place for place, fn, operands in self.steps}
-        known = {key: place for key, place in steps.items() if type(other.values[place]) is int}
-        other._places = known | {k: n for k, n in self._places.items() if n < len(other.values)}
-        other.steps, other.seen, other.pins, other.types, other._made = [], {}, {}, {}, []
+        ints = {key: place for key, place in steps.items() if type(other.values[place]) is int}
+        other._places = ints | {k: n for k, n in self._places.items() if n < len(other.values)}
+        other.steps, other.seen, other.pins, other.types, other._placeholders = [], {}, {}, {}, []
         other._constants, other._numbers_of = {*self._constants}, {**self._numbers_of}
         other._polynomials = {**self._polynomials}
         other._by_polynomial = {**self._by_polynomial}
         return other
 
     def fork_for(self, formulas: Any) -> tuple[Numbers, list[int]]:
-        """Return a fork in which these formulas compute what kernels need, and the places of the
-        formulas' inputs."""
+        """Return a fork in which these formulas compute the integers of kernels, and the places of
+        the formulas' inputs."""
         computed = {place for place, _, _ in self.steps} | {*range(self.given)}
         inputs = [place for place in sorted(computed) if type(self.values[place]) is int]
         other = self.fork()
@@ -322,7 +328,7 @@ class Numbers:
 
     @contextmanager
     def planning_kernels(self) -> Iterator[list[Any]]:
-        """Inside the block, a fork records. It gets what stands for the values."""
+        """Record computation in a fork inside the block, which gets placeholders of the values."""
         token = _current.set(self)
         self.closed = False
         try:
@@ -333,7 +339,7 @@ class Numbers:
             _current.reset(token)
 
     def formula(self, place: int) -> int:
-        """Return the formulas' number for what is at that place."""
+        """Return the formulas' number for the value at that place."""
         number = self._numbers_of.get(place)
         if number is None:
             if place in self._constants:
@@ -374,14 +380,13 @@ class Numbers:
         return place
 
     def _number(self, place: int) -> Number:
-        made = Number(self, place)
-        self._made.append(weakref.ref(made))
-        return made
+        number = Number(self, place)
+        self._placeholders.append(weakref.ref(number))
+        return number
 
 
 def is_same(x: Any, y: Any) -> bool:
-    """Return whether two Python numbers are the same: 1, True and 1.0 are not, nor are 0.0 and
-    -0.0."""
+    """Return whether two Python numbers are the same: 1, True and 1.0 differ, as 0.0 and -0.0."""
     if x is y or type(x) is not type(y):
         return x is y
     return bool(x == y) if isinstance(x, int) else repr(x) == repr(y)
@@ -395,18 +400,18 @@ def index_of(value: Any) -> int:
 
 
 def is_open(value: Any) -> bool:
-    """Return whether it is an open length, or computed of some."""
+    """Return whether a value is an open length, or computed of open lengths."""
     return type(value) is Number and value.is_open()
 
 
 def is_free(value: Any) -> bool:
-    """Return whether it stands for a Python number that may be another one in each call."""
+    """Return whether a value is the placeholder of a Python number, in its trace."""
     return type(value) is Number and value.recorded is not None
 
 
 def compute(fn: Callable[..., Any], *operands: Any) -> Any:
-    """fn(*operands) for Python numbers, where any may be a `Number`. A function in C that is called
-    itself, as math.log(x), sees the value."""
+    """Return fn(*operands) for Python numbers, of which any may be a `Number`. A function in C that
+    user code calls directly, as math.log(x), needs the value."""
     for each in operands:
         if type(each) is Number and each.recorded is not None:
             return each.recorded.compute(fn, operands)
@@ -414,8 +419,8 @@ def compute(fn: Callable[..., Any], *operands: Any) -> Any:
 
 
 def plain(tree: Any) -> Any:
-    """Return the nested lists, tuples and dicts with Python's numbers where there is a `Number`;
-    the very same where there is none."""
+    """Return nested lists, tuples and dicts with Python numbers in place of `Number`s; the same
+    objects where there are none."""
     if type(tree) is Number:
         return tree.see()
     if isinstance(tree, dict):
@@ -428,8 +433,8 @@ def plain(tree: Any) -> Any:
 
 
 def _binary(fn: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the operator, and the reflected one. With anything but a Python number, such as a
-    Tensor, it is the other's to know what to do."""
+    """Return an operator and the reflected one. For an operand that is no Python number, such as a
+    Tensor, they return NotImplemented, so that Python asks that."""
 
     def forward(self: Number, other: Any) -> Any:
         if type(other) is Number or type(other) in _COMPUTED:
@@ -453,20 +458,20 @@ def _unary(*fns: Callable[..., Any]) -> list[Any]:
 
 
 def _by_value(*fns: Callable[..., Any]) -> list[Any]:
-    """Methods that need the value itself."""
-    return [lambda self, *given, fn=fn: fn(self.see(), *map(plain, given)) for fn in fns]
+    """Return methods that need the value itself."""
+    return [lambda self, *args, fn=fn: fn(self.see(), *map(plain, args)) for fn in fns]
 
 
 class Number(Length):
-    """Stands for a Python number while a function is recorded. For `isinstance` it is of the class
-    of the number, and it has and does all that the number does."""
+    """Placeholder of a Python number in a trace. `isinstance` takes it for the number's class, and
+    it has all methods of the number. `place` is its place among the values."""
 
     __slots__ = ("__weakref__", "_numbers", "_value", "place")
 
     def __init__(self, numbers: Numbers, place: int) -> None:
         self._numbers = numbers
         self._value = numbers.values[place]
-        self.place = place  # among the values of its numbers
+        self.place = place
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -474,8 +479,8 @@ class Number(Length):
 
     @property
     def recorded(self) -> Numbers | None:
-        """The numbers that it is one of, while they are recorded here. After that, and elsewhere as
-        on another thread, it is as its value, which counts as seen."""
+        """The computation that it belongs to, while that is recorded here. Afterwards, and on
+        another thread, it behaves as its value, which is guarded."""
         own = self._numbers
         return own if _current.get() is own and not own.closed else None
 
@@ -494,7 +499,7 @@ class Number(Length):
         return self._numbers.type_of(dtype, shape)
 
     def see(self) -> Any:
-        """Return the value itself, which Python sees."""
+        """Return the value itself, and guard it."""
         own = self._numbers
         if not own.closed and self.place not in own.seen:
             own.seen[self.place] = None
@@ -532,9 +537,9 @@ class Number(Length):
         return np.asarray(self.see(), dtype)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._value, name)
+        attribute = getattr(self._value, name)
         self.see()
-        return found
+        return attribute
 
     def __copy__(self) -> Self:
         return self

@@ -100,8 +100,8 @@ class Batch:
             return [y if inside(y) else op.copy(y) for y in tensors(trees[-1])]
 
         number = constant(total, i64) if count is None else as_index(count)
-        made = _run(self.__name__, number, args, run)
-        return with_leaves(trees[-1], iter(made))
+        results = _run(self.__name__, number, args, run)
+        return with_leaves(trees[-1], iter(results))
 
 
 def batch(fn: Callable[[Any], Any]) -> Batch:

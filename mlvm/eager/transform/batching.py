@@ -527,7 +527,7 @@ class BatchingInterpreter:
         return full((), len(self.records), dtype=i64)
 
     def _pull(self, number: Tensor, types: Sequence[TensorType]) -> Tensors:
-        """Return the tensors of a record, or for each element those of its own record."""
+        """Return the tensors of a record, or for each element those of its record."""
         if blocks.is_recorded():
             return blocks.recorder().pull(number, types)
         values = [zeros(type.shape, dtype=type.dtype) for type in types]

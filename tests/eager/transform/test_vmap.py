@@ -336,7 +336,7 @@ def test_errors(call: Callable[[Tensor], Any], error: type[MlvmError], text: str
 
 
 def _host_call(x: Tensor) -> Tensor:
-    blocks.recorder().calls.append(Call("tests.host", None, {}, [], [], guards=True))
+    blocks.recorder().calls.append(Call("tests.host", None, {}, [], [], may_raise=True))
     return x
 
 

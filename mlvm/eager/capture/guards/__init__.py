@@ -1,1 +1,1 @@
-"""What a captured function read when it was recorded, and whether a call would read the same."""
+"""Guards on the state that a traced function read, which a call checks before a replay."""

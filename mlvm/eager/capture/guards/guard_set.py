@@ -7,7 +7,7 @@ all of it, as deep as reached code may read (`code`), and calls no code of the u
 value where that is possible, else by identity.
 An object with hidden state raises `CaptureError`, unless it cannot change (`layout`).
 Callers: `Signatures`, for the first call with some objects, and after a guard that does not hold.
-No lock is held: two threads may walk at once, and each has a set of its own.
+No lock is held: two threads may walk at once, and each builds a set.
 """
 
 from __future__ import annotations
@@ -245,12 +245,13 @@ class GuardSet:
         self._guard("item", fn.__globals__, name, value)
         if value is not MISSING:
             return
-        value = fn.__builtins__.get(name, MISSING)
+        builtins = _builtins_of(fn)
+        value = builtins.get(name, MISSING)
         if _is_of_python(value):
-            self._guard_only("item", fn.__builtins__, name, value)
+            self._guard_only("item", builtins, name, value)
         else:
-            self.places[id(fn.__builtins__)] = fn.__builtins__, "builtin {!r}"
-            self._guard("item", fn.__builtins__, name, value)
+            self.places[id(builtins)] = builtins, "builtin {!r}"
+            self._guard("item", builtins, name, value)
 
     def _builtin(self, fn: types.BuiltinFunctionType | types.MethodWrapperType) -> None:
         """Visit a builtin function: the names that it may read, and the object of a method."""
@@ -472,6 +473,11 @@ def dict_of(value: Any) -> dict[str, Any]:
     return fields if type(fields) is dict else {}
 
 
+def _builtins_of(fn: Any) -> dict[str, Any]:
+    """Return the builtins of a function (mypy's FunctionType has none)."""
+    return fn.__builtins__  # type: ignore[no-any-return]
+
+
 def _registered(_: object) -> tuple[object]:
     return (abc.get_cache_token(),)
 
@@ -503,7 +509,7 @@ def _variables(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             yield name, content_of_slot(cell, CELL)
         for name in names_in(fn.__code__).globals:
-            for names in (fn.__globals__, fn.__builtins__):
+            for names in (fn.__globals__, _builtins_of(fn)):
                 if name in names:
                     yield name, names[name]
                     break

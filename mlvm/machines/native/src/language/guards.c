@@ -1,7 +1,7 @@
 /* Guards of a captured function, checked by one walk over flat lists.
  *
  * `Checklist` compares the state that the function has read with the present state, as `_holds` in
- * mlvm/eager/capture/guards/read.py does. `Pattern` compares a call's arguments with those of a cache
+ * mlvm/eager/capture/guards/checker.py does. `Pattern` compares a call's arguments with those of a cache
  * entry, as `Signature` in signature.py does, and returns their tensors. Both only say yes or no: Python
  * determines the reason. The interpreter lock is held throughout.
  */
