@@ -481,7 +481,7 @@ class GradientError(MlvmError, TypeError):
 
     >>> try: ml.grad(lambda x: x)(ml.ones(2))
     ... except ml.errors.GradientError as error: print(error)
-    a gradient is of a float scalar, not of f32[2]; take ml.sum or ml.mean of it, or see ml.vjp
+    expected a float scalar to differentiate, got f32[2]; take ml.sum or ml.mean, or see ml.vjp
     """
 
 

@@ -90,7 +90,7 @@ class _Session:
             if not x.dtype.is_inexact:
                 place = f" at {path}" if path else ""
                 raise DTypeError(
-                    f"a gradient is with respect to floats and complex numbers, not "
+                    f"expected floats or complex numbers to differentiate with respect to, got "
                     f"{x.type}{place}; a constant in a Module is an nn.buffer; write 2.0 for "
                     f"2, or convert with astype"
                 )
@@ -436,8 +436,8 @@ def _results(result: Tree) -> tuple[list[Tensor], Structure]:
         leaves, structure = [], None
     if structure is None or not any(y.dtype.is_inexact for _, y in leaves):
         raise GradientError(
-            f"vjp is of a function to float or complex tensors, alone or in a tree, not to "
-            f"{_kind(result)}"
+            f"vjp: expected a function that returns float or complex tensors, alone or in a tree, "
+            f"got {_kind(result)}"
         )
     return [y for _, y in leaves], structure
 
@@ -446,11 +446,11 @@ def _cotangent(type: TensorType, g: Any) -> Tensor:
     """Convert g to a cotangent of a value of that type. Raises `GradientError` if g has another
     type."""
     if not type.dtype.is_inexact:
-        raise GradientError(f"the cotangent of {type}, which is no float, is None, not {_kind(g)}")
+        raise GradientError(f"expected None as the cotangent of {type}, no float, got {_kind(g)}")
     if g is not None and not isinstance(g, (Tensor, dict, tuple)):
         g = asarray(g, dtype=type.dtype)
     if not isinstance(g, Tensor) or g.type is not type:
-        raise GradientError(f"the cotangent of {type} cannot be {_kind(g)}")
+        raise GradientError(f"expected {type} as the cotangent, got {_kind(g)}")
     return g
 
 
@@ -461,7 +461,8 @@ def _are_alike(tree: Tree, other: Tree) -> bool:
 def _differ(path: str, tree: Tree, other: Tree) -> NoReturn:
     where = f" at {path}" if path else ""
     raise GradientError(
-        f"a cotangent has the structure of the value: {_kind(tree)}{where}, not {_kind(other)}"
+        f"expected a cotangent with the structure of the value: {_kind(tree)}{where}, "
+        f"got {_kind(other)}"
     )
 
 
@@ -479,7 +480,9 @@ def as_argnums(argnums: int | Sequence[int]) -> tuple[int, ...]:
         or any(not isinstance(i, int) or isinstance(i, bool) for i in numbers)
         or len(set(numbers)) < len(numbers)
     ):
-        raise GradientError(f"argnums is an int or a tuple of different ints, not {brief(argnums)}")
+        raise GradientError(
+            f"argnums: expected an int or a tuple of different ints, got {brief(argnums)}"
+        )
     return tuple(numbers)
 
 
@@ -490,7 +493,7 @@ def resolve_argnums(numbers: tuple[int, ...], args: Sequence[Any]) -> tuple[int,
     for i, number in zip(positions, numbers, strict=True):
         if not 0 <= i < len(args):
             raise GradientError(
-                f"argnums names argument {number}; {len(args)} were given by position"
+                f"argnums names argument {number}; there are {len(args)} by position"
             )
     if len(set(positions)) < len(positions):
         raise GradientError(f"argnums names an argument twice: {numbers}")
@@ -507,7 +510,7 @@ def as_pair(result: object) -> tuple[Any, Any]:
     """Return the result of a function with `has_aux`. Raises `GradientError` for anything but a
     pair."""
     if not isinstance(result, tuple) or len(result) != 2:
-        raise GradientError(f"with has_aux a function returns a pair, not {_kind(result)}")
+        raise GradientError(f"has_aux=True: expected a pair from the function, got {_kind(result)}")
     return result
 
 
@@ -519,24 +522,24 @@ def _scalar(result: object, has_aux: bool, holomorphic: bool) -> Tensor:
         if isinstance(value, Tensor) and value.shape == () and value.dtype.kind == "complex":
             return value
         raise GradientError(
-            f"with holomorphic=True a gradient is of a complex scalar, not of {_kind(value)}"
+            f"holomorphic=True: expected a complex scalar to differentiate, got {_kind(value)}"
         )
     if not isinstance(value, Tensor) or value.shape != () or not value.dtype.is_float:
         hint = ""
         if isinstance(value, Tensor) and value.dtype.kind == "complex":
             hint = "; take the real part, or the absolute value, or see holomorphic=True"
         elif isinstance(value, Tensor) and value.shape:
-            hint = "; take ml.sum or ml.mean of it, or see ml.vjp"
+            hint = "; take ml.sum or ml.mean, or see ml.vjp"
         elif isinstance(value, tuple) and not has_aux:
             hint = "; a loss with other values is returned with has_aux=True"
-        raise GradientError(f"a gradient is of a float scalar, not of {_kind(value)}{hint}")
+        raise GradientError(f"expected a float scalar to differentiate, got {_kind(value)}{hint}")
     return value
 
 
 def _require_complex(variables: Sequence[Tensor]) -> None:
     for x in variables:
         if x.dtype.kind != "complex":
-            raise DTypeError(f"with holomorphic=True arguments are complex, not {x.type}")
+            raise DTypeError(f"holomorphic=True: expected complex arguments, got {x.type}")
 
 
 def _name_of(model: Node, fn: Any, depth: int = 3) -> str | None:
@@ -557,8 +560,8 @@ def _name_of(model: Node, fn: Any, depth: int = 3) -> str | None:
 def _require_function(fn: object) -> None:
     if not callable(fn):
         raise GradientError(
-            f"a gradient is of a function, not of {_kind(fn)}: write ml.grad(loss_of)(model), "
-            f"where loss_of(model) computes it"
+            f"expected a function to differentiate, got {_kind(fn)}: write "
+            f"ml.grad(loss_of)(model), where loss_of(model) computes the loss"
         )
 
 

@@ -71,7 +71,7 @@ def call(
         ml.call("nothing")  # UnknownFunction
     """
     if not isinstance(name, str):
-        raise UnknownFunction(f"a function is called by its name, a str, not {name!r}")
+        raise UnknownFunction(f"call: expected a function's name, a str, got {name!r}")
     for x in operands:
         if not isinstance(x, Tensor):
             raise DTypeError(f"takes tensors, not a {type(x).__name__}; see asarray").at(name, ())
@@ -126,8 +126,8 @@ def _rules(
     rules = (vjp,) if callable(vjp) else tuple(vjp) if isinstance(vjp, (tuple, list)) else (vjp,)
     if len(rules) != noperands or not all(rule is None or callable(rule) for rule in rules):
         raise GradientError(
-            f"{name}: vjp is a function, or for {noperands} operands a tuple of {noperands} "
-            f"functions or Nones, not {vjp!r}"
+            f"{name}: expected a function as vjp, or for {noperands} operands a tuple of "
+            f"{noperands} functions or Nones, got {vjp!r}"
         )
     return rules
 

@@ -197,8 +197,8 @@ class Captured(Generic[P, R]):
         launch = entry.variants.select(in_loop=True)
         if entry.outcome.rebound:
             raise CaptureError(
-                f"{self!r} rebinds {entry.rebound_names()}, which a loop of the machine's own "
-                f"cannot do; update it in place"
+                f"{self!r} rebinds {entry.rebound_names()}, which a loop of the machine cannot do; "
+                f"update it in place"
             )
         if len(launch.queues) > 1:
             raise no_loop(len(launch.queues))
@@ -627,7 +627,7 @@ def capture(
         options = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
         return partial(capture, **options, lengths=lengths, at_most=at_most)
     if not callable(fn):
-        raise CaptureError(f"capture takes a function, not {fn!r}")
+        raise CaptureError(f"capture: expected a function, got {fn!r}")
     return Captured(
         fn,
         fuse=fuse,
@@ -642,7 +642,7 @@ def capture(
 def _require_bools(name: str, **options: object) -> None:
     for option, value in options.items():
         if not isinstance(value, bool):
-            raise ArgumentError(f"{name}: {option} is True or False, not {brief(value)}")
+            raise ArgumentError(f"{name}: expected a bool as {option}, got {brief(value)}")
 
 
 def _hoist(call: TracedCall, vm: VMProtocol) -> Hoist | None:

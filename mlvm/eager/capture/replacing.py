@@ -33,17 +33,19 @@ class ReplacementWarning(UserWarning):
 def check_replace(patterns: object) -> dict[Callable[..., Any], str]:
     """Return the patterns with the names of functions. Raises `ArgumentError`."""
     if not isinstance(patterns, Mapping):
-        raise ArgumentError(f"capture: replace is {{pattern: name}}, not {brief(patterns)}")
+        raise ArgumentError(
+            f"capture: expected {{pattern: name}} as replace, got {brief(patterns)}"
+        )
     for pattern, name in patterns.items():
         if not callable(pattern) or not isinstance(name, str) or not name:
             raise ArgumentError(
-                f"capture: replace has a function of tensors and the name of a host function, "
-                f"not {brief(pattern)}: {brief(name)}"
+                f"capture: expected a function of tensors and a host function's name in replace, "
+                f"got {brief(pattern)}: {brief(name)}"
             )
         if _arity(pattern) is None:
             raise ArgumentError(
-                f"capture: a pattern takes tensors by position, at least one, "
-                f"and {_named(pattern)} takes others"
+                f"capture: expected a pattern of one or more tensors by position, "
+                f"got {_named(pattern)}"
             )
     return dict(patterns)
 

@@ -333,7 +333,7 @@ class _Results:
 
     def _result(self, x: Tensor, field: Field | None) -> Result:
         if x.handle == STALE:
-            raise CaptureError(f"a captured function returns what has ended: {x.stale()}")
+            raise CaptureError(f"a captured function returns a tensor that has ended: {x.stale()}")
         value = self._record.value_of(x)
         self.values.append(value)
         home = value.home
@@ -384,8 +384,8 @@ def _require_unchanged(before: Sequence[Any], after: Sequence[Any]) -> None:
     for name, argument in old.items():
         if not _is_same_tree(argument, new[name]):
             raise CaptureError(
-                f"a captured function changes the {type(argument).__name__} that it was given as "
-                f"argument {name!r}, which no later call would do; return what is new instead"
+                f"a captured function changes argument {name!r}, a {type(argument).__name__}, "
+                f"which no later call would do; return a new one instead"
             )
 
 

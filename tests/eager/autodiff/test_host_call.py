@@ -149,7 +149,7 @@ def test_a_replaced_function_is_seen(vm: ml.VM) -> None:
 @cases(
     "args, attributes, error, message",
     (("sina",), {}, UnknownFunction, "no function 'sina'; did you mean sin"),
-    ((7,), {}, UnknownFunction, "a function is called by its name, a str, not 7"),
+    ((7,), {}, UnknownFunction, "expected a function's name, a str, got 7"),
     (("sine", 3.0), {}, DTypeError, r"^sine\(\): takes tensors, not a float; see asarray$"),
     (("scale",), {"by": {}}, ArgumentError, r"^scale\(\): an attribute is None.*not a dict"),
     (("scale",), {"by": [np.ones(2)]}, ArgumentError, "not a ndarray"),
@@ -269,7 +269,9 @@ def test_a_rule_that_returns_no_cotangent(vm: ml.VM, vjp: Any, message: str) -> 
 
 @pytest.mark.parametrize("vjp", ["sine", (sine_vjp, sine_vjp), (), (3,)])
 def test_a_vjp_that_is_none(vm: ml.VM, vjp: Any) -> None:
-    with pytest.raises(GradientError, match="vjp is a function, or for 1 operands a tuple of 1"):
+    with pytest.raises(
+        GradientError, match="expected a function as vjp, or for 1 operands a tuple of 1"
+    ):
         ml.call("sine", tensor(1.0), vjp=vjp)
 
 

@@ -965,7 +965,7 @@ def test_options_are_given_to_the_decorator() -> None:
 def test_an_option_is_a_bool(option: str) -> None:
     given: dict[str, Any] = {option: "no"}
     capture: Any = ml.capture
-    refuses(ArgumentError, f"capture: {option} is True or False, not 'no'", capture, **given)
+    refuses(ArgumentError, f"capture: expected a bool as {option}, got 'no'", capture, **given)
     refuses(ArgumentError, "capture: ", capture, ml.sin, **given)
     refuses(ArgumentError, "measure: ", ml.measure, ml.sin, ml.ones(3), **given)
 

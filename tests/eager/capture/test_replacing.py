@@ -274,11 +274,11 @@ def test_a_pattern_that_fits_nowhere_warns_once_a_recording(host: Host) -> None:
 
 @cases(
     "replace, error, text",
-    (3, ArgumentError, r"replace is \{pattern: name\}, not 3"),
-    ({dense: 3}, ArgumentError, "name of a host function"),
+    (3, ArgumentError, r"expected \{pattern: name\} as replace, got 3"),
+    ({dense: 3}, ArgumentError, "a host function.s name"),
     ({"dense": dense}, ArgumentError, "a function of tensors"),
-    ({lambda: ml.ones(2): "f"}, ArgumentError, "at least one"),
-    ({lambda *xs: ml.exp(xs[0]): "f"}, ArgumentError, "takes others"),
+    ({lambda: ml.ones(2): "f"}, ArgumentError, "one or more tensors"),
+    ({lambda *xs: ml.exp(xs[0]): "f"}, ArgumentError, "expected a pattern of one or more tensors"),
 )
 def test_a_mapping_that_is_refused(replace: Any, error: Any, text: str) -> None:
     refuses(error, text, ml.capture, lambda x: x, replace=replace)

@@ -116,7 +116,7 @@ class Signature:
         root = x if x.base is None else x.base
         if isinstance(root.arena, ScratchPad):
             raise CaptureError(
-                f"a captured function was given a {x.type} of scratch pad "
+                f"an argument of a captured function is a {x.type} of scratch pad "
                 f"{x.arena.name!r}, which may lie over other tensors; give it a copy"
             )
         ordinal = self._ordinals.setdefault(id(x), len(self.tensors))
