@@ -156,16 +156,16 @@ class Chain:
                 written = True
         return True
 
-    def layout(self, params: Sequence[Array], whole: bool = False) -> _Layout:
-        key = whole, *[(x.dtype, x.shape) for x in params]
+    def layout(self, params: Sequence[Array]) -> _Layout:
+        key = tuple([(x.dtype, x.shape) for x in params])
         layout = self._layouts.get(key)
         if layout is None:
             if len(self._layouts) >= MOST_LAYOUTS:
                 self._layouts.clear()
-            layout = self._layouts[key] = self._lay_out([TensorType.of(x) for x in params], whole)
+            layout = self._layouts[key] = self._lay_out([TensorType.of(x) for x in params])
         return layout
 
-    def _lay_out(self, types: Sequence[TensorType], whole: bool) -> _Layout:
+    def _lay_out(self, types: Sequence[TensorType]) -> _Layout:
         inferred = self.infer(types)
         op, target, sources, _ = self.links[0]
         shape = inferred[target if op.links or op.name in HEADS else sources[0]].shape
@@ -174,7 +174,7 @@ class Chain:
             if op.reduces:  # its result keeps the axes that are cut
                 axes = normalize_axes(attributes["axis"], len(shape))
                 depth = min([depth, *axes]) if attributes.get("keepdims", True) else 0
-        blocks = ((),) if whole else tuple(_blocks(shape, depth))
+        blocks = tuple(_blocks(shape, depth))
         cut = len(blocks[0]) if len(blocks) > 1 else 0
         temporaries = {
             number: TensorType(type.dtype, _shape_of(blocks[0], shape))
@@ -284,18 +284,6 @@ def run(*params: Array, chain: Chain | Bound) -> None:
     for values in _on_blocks(layout, params, buffers):
         for step in layout.steps:
             step.kernel(*step.operands(values), **(step.attributes or {}))
-
-
-def run_whole(*params: Array, chain: Chain) -> None:
-    """The kernel where a launch costs more than a cache saves: every link once, on all of it."""
-    layout = chain.layout(params, whole=True)
-    temporaries = [
-        np.empty_like(params[0], dtype=type.dtype.numpy, shape=type.shape)
-        for type in layout.temporaries
-    ]
-    values = [*params, *temporaries]
-    for step in layout.steps:
-        step.kernel(*step.operands(values), **(step.attributes or {}))
 
 
 def _on_blocks(
