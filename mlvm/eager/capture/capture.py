@@ -623,20 +623,13 @@ def capture(
         ml.capture(ml.sum, lengths={"x": ("n",)}, at_most={"n": 1})(v)  # ShapeError
     """
     _require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
+    options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
+    options |= {"lengths": lengths, "at_most": at_most}
     if fn is None:
-        options = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
-        return partial(capture, **options, lengths=lengths, at_most=at_most)
+        return partial(capture, **options)
     if not callable(fn):
         raise CaptureError(f"capture: expected a function, got {fn!r}")
-    return Captured(
-        fn,
-        fuse=fuse,
-        recompute=recompute,
-        hoist=hoist,
-        replace=replace,
-        lengths=lengths,
-        at_most=at_most,
-    )
+    return Captured(fn, **options)
 
 
 def _require_bools(name: str, **options: object) -> None:

@@ -30,9 +30,9 @@ Count: TypeAlias = Tensor | float
 P = ParamSpec("P")
 
 
-class _Made:
-    """A schedule, of a plain number and of integers too. It is copied and pickled as the call that
-    made it."""
+class _PicklableSchedule:
+    """Schedule of plain numbers and integers, too. Copies and pickles repeat the call that returned
+    it."""
 
     def __init__(self, rate: Schedule, call: partial[Any]) -> None:
         self._rate = rate
@@ -53,19 +53,21 @@ class _Made:
         return f"<{self._call.func.__name__}({', '.join(arguments)})>"
 
 
-def _maker(fn: Callable[P, Schedule]) -> Callable[P, Callable[[Count], Tensor]]:
+def _schedule(fn: Callable[P, Schedule]) -> Callable[P, Callable[[Count], Tensor]]:
     """Wrap a schedule's constructor: schedules take any count, and can be pickled."""
 
     hinted_fn = hinted(fn)
 
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> Callable[[Count], Tensor]:
-        return _Made(hinted_fn(*args, **keywords), partial(function, *args, **keywords))
+        return _PicklableSchedule(
+            hinted_fn(*args, **keywords), partial(function, *args, **keywords)
+        )
 
     return function
 
 
-@_maker
+@_schedule
 def constant(rate: float) -> Schedule:
     """Return a schedule with the same rate for every update.
 
@@ -82,7 +84,7 @@ def constant(rate: float) -> Schedule:
     return lambda count: creation.full((), rate, dtype=f32)
 
 
-@_maker
+@_schedule
 def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Schedule:
     """Return a schedule that rises linearly from 0 to `peak` over `warmup_steps`, then falls to
     `final` at `total_steps` in half a cosine wave (Loshchilov and Hutter, arXiv 1608.03983, without
@@ -112,7 +114,7 @@ def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 
     return schedule
 
 
-@_maker
+@_schedule
 def cosine_restarts(
     peak: float, first_steps: int, factor: float = 1.0, final: float = 0.0
 ) -> Schedule:
@@ -149,7 +151,7 @@ def cosine_restarts(
     return schedule
 
 
-@_maker
+@_schedule
 def exponential(initial: float, decay_rate: float, transition_steps: int = 1) -> Schedule:
     """Return the schedule initial * decay_rate^(count / transition_steps), as optax's
     `exponential_decay`.
@@ -169,7 +171,7 @@ def exponential(initial: float, decay_rate: float, transition_steps: int = 1) ->
     return lambda count: initial * op.pow(decay_rate, count / steps)
 
 
-@_maker
+@_schedule
 def step(initial: float, decay_rate: float, step_size: int) -> Schedule:
     """Return a schedule that starts at `initial` and is multiplied by decay_rate every `step_size`
     updates, as PyTorch's `StepLR`.
@@ -190,7 +192,7 @@ def step(initial: float, decay_rate: float, step_size: int) -> Schedule:
     return lambda count: initial * op.pow(decay_rate, op.floor(count / size))
 
 
-@_maker
+@_schedule
 def warmup(schedule: float | Schedule, warmup_steps: int, initial: float = 0.0) -> Schedule:
     """Prepend a linear warmup to a schedule: from `initial` to its first rate over `warmup_steps`
     updates; then the schedule counts from 0. A number is a constant schedule.
@@ -300,7 +302,7 @@ class Plateau:
         return f"<Plateau: {self.rate}>"
 
 
-@_maker
+@_schedule
 def one_cycle(
     peak: float,
     total_steps: int,
