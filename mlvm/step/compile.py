@@ -370,7 +370,7 @@ class _ProgramWriter:
         assert home is not None  # else it would be placed
         if home.role == "outer":
             return Location(*self._outer[home.index], use.type)
-        return home.seen_as(use.type)
+        return home.location(use.type)
 
     def push(self, use: Use, level: _Level, base: int) -> None:
         """Write code that pushes the tensor."""

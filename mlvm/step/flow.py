@@ -45,7 +45,7 @@ class Home:
     index: int
     type: TensorType
 
-    def seen_as(self, type: TensorType) -> Location:
+    def location(self, type: TensorType) -> Location:
         """Return its location as a type, once its index is final."""
         return Location(self.role, self.index, type)
 

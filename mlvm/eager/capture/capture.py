@@ -310,7 +310,7 @@ class Captured(Generic[P, R]):
         if entry.fields or outcome.rebound:
             raise CaptureError(f"{self!r} rebinds {entry.rebound_names()}, which no file can hold")
         returned = [outcome.results[number] for _, number in outcome.named_results()]
-        results = [x.home.seen_as(x.type) for x in returned]
+        results = [x.home.location(x.type) for x in returned]
         states: list[Allocation] = list(launch.states)
         if launch.hoisted is not None:
             with launch.hoisted.vm.lock:
