@@ -50,13 +50,9 @@ def described(op: Op) -> str:
         types = _of_two(op)
     else:
         return op.doc
-    prose, *examples = re.split(r"\n\n(?= *>>>)", op.doc)
-    examples = [textwrap.indent(textwrap.dedent(each), "    ") for each in examples]
-    return "\n\n".join([prose, textwrap.fill(types, _WIDTH), *examples])
-
     prose, *examples = re.split(r"\n\n(?= *>>>|Refuses:)", op.doc)
     examples = [each if each.startswith("Refuses:") else _indented(each) for each in examples]
-    return "\n\n".join([prose, textwrap.fill(said, _WIDTH), *examples])
+    return "\n\n".join([prose, textwrap.fill(types, _WIDTH), *examples])
 
 
 def _indented(example: str) -> str:
