@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -116,7 +116,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     lines = list(state.lines())
     if lines:
-        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
         reporter.ensure_newline()
         reporter.write_line("left behind by the tests:", red=True)
         for line in lines:

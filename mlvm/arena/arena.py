@@ -504,9 +504,7 @@ class Arena(ArenaFields):
 
     def reset(self) -> None:
         """End every tensor of the arena. Its memory and handles stay. Raises `ArenaBusy` while
-        another thread is inside."""
-        """End every tensor of the arena. Its memory and remembered views stay. Raises `ArenaBusy`
-        while another thread is inside.
+        another thread is inside.
 
         Refuses:
             busy.reset()  # ArenaBusy
@@ -517,9 +515,7 @@ class Arena(ArenaFields):
 
     def mark(self) -> Mark:
         """Mark this point, to which `rewind` returns any number of times. Raises `ArenaBusy` while
-        another thread is inside."""
-        """This point in the arena's life. `rewind` goes back to it, any number of times. Raises
-        `ArenaBusy` while another thread is inside.
+        another thread is inside.
 
         Refuses:
             busy.mark()  # ArenaBusy
@@ -572,8 +568,6 @@ class Arena(ArenaFields):
 
     def close(self) -> None:
         """End every tensor and return all memory to the VM. Idempotent. Raises `ArenaBusy` while
-        another thread is inside."""
-        """End every tensor and give all memory back to the VM. Idempotent. Raises `ArenaBusy` while
         another thread is inside.
 
         Refuses:

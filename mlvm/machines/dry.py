@@ -65,8 +65,6 @@ class DryVM(LocalVM):
     borrow = read
 
     def storage_over(self, memory: Array) -> StorageHandle:
-        """Raise `HandleError`: there are no bytes to write to."""
-        raise HandleError(f"{self.name} is a dry VM: it has no memory")
         """Raise `HandleError`: there are no bytes to write to.
 
         Refuses:

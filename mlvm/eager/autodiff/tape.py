@@ -196,11 +196,10 @@ class CotangentAccumulator(dict[int, Any]):
                 self._owned.add(origin)
             else:
                 if part.type is not type:
-                    is_tensor = isinstance(part, Tensor)
                     part = (
-                        sum_to(part, type)
-                        if is_tensor
-                        else Conditional(sum_to(part.x, type), part.present)
+                        Conditional(sum_to(part.x, type), part.present)
+                        if isinstance(part, Conditional)
+                        else sum_to(part, type)
                     )
                 if total is None:
                     self[origin] = part

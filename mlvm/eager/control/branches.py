@@ -294,7 +294,7 @@ def _added(held: Any, part: Any) -> Any:
         part = apply(part.alone, *part.operands)
     x, y = [g.x if isinstance(g, Conditional) else g for g in (held, part)]
     one, other = [g.present if isinstance(g, Conditional) else None for g in (held, part)]
-    if one is other:
+    if one is other and isinstance(held, Conditional) and isinstance(part, Conditional):
         return Conditional(x + y, held.present, is_clean=held.is_clean and part.is_clean)
     both = x + y
     if isinstance(held, Begun):

@@ -675,7 +675,7 @@ def _backward(
         after = [*ys, *[vjp.after[k] for k in active], *stacked, *[x for _, x in recorded]]
         seed(pending, tape, after, [*gs[: len(ys)], *of_parts, *gs[len(ys) :]])
         segment.walk(pending, inside, outside)
-        parts = [pending.get(x.node) for x in active_params]
+        parts: list[Any] = [pending.get(x.node) for x in active_params]
         parts += [pending[number] for number in closures]
         wider.update(
             k

@@ -179,7 +179,7 @@ class JvpInterpreter:
             return Dual(out, kind)
         ts = [None if isinstance(x.t, NoTangent) else x.t for x in xs]
         try:
-            return Dual(out, self._tangent_of(call, operands, ts, out))
+            return Dual(out, self._tangent_of(call, tuple(operands), ts, out))
         except GradientError as error:
             return Dual(out, NoTangent(error))
 
@@ -192,7 +192,9 @@ class JvpInterpreter:
         """
         conditional = [t for t in ts if isinstance(t, Conditional)]
         if not conditional:
-            return None if all(t is None for t in ts) else tangent_of(call, operands, ts, out)
+            return (
+                None if all(t is None for t in ts) else tangent_of(call, tuple(operands), ts, out)
+            )
         present = conditional[0].present
         with_it, without = [
             [instead(t) if isinstance(t, Conditional) and t.present is present else t for t in ts]
@@ -335,7 +337,8 @@ class JvpInterpreter:
             raise rule.captured_error("tensor")
         xs = [each.x for each in args]
         if True in kinds and rule.jvp is not None and refused is None:
-            ys, ts = rule.jvp(xs, [each.t for each in args if not isinstance(each.t, NoTangent)])
+            tangents: list[Any] = [x.t for x in args if not isinstance(x.t, NoTangent)]
+            ys, ts = rule.jvp(xs, tangents)
             return [Dual(y, t) for y, t in zip(ys, ts, strict=True)]
         inner_rule = rule.with_fn(lambda xs: [each.x for each in body([Dual(x, None) for x in xs])])
         kind = refused or (NoTangent(rule.no_tangent_error()) if any(kinds) else None)

@@ -16,6 +16,7 @@
 #define OPERATORS(X)                                                                                  \
     X(add) X(sub) X(mul) X(floordiv) X(mod) X(truediv) X(neg) X(pos) X(abs) X(truth) X(lt) X(le) X(eq) \
         X(ne) X(gt) X(ge)
+#undef NAME /* of names.h */
 #define NAME(name) AS_##name,
 enum Operator { OPERATORS(NAME) INPUT, CONSTANT };
 

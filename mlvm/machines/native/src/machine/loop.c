@@ -886,7 +886,7 @@ static PyObject *open_program(PyObject *module, PyObject *args)
     self->straight = 1;
     self->nbound = (int)count;
     self->arguments = PyTuple_New(0);
-    self->kept = PyList_New(0);
+    self->keepalive = PyList_New(0);
     self->functions = PyMem_Calloc(1, sizeof *self->functions);
     self->bound = PyMem_Calloc((size_t)count + 1, sizeof *self->bound);
     self->addresses = PyMem_Calloc((size_t)nargs + 1, sizeof *self->addresses);
@@ -902,7 +902,7 @@ static PyObject *open_program(PyObject *module, PyObject *args)
     self->functions[0] = (Function){.steps = steps, .count = (int)count + 1};
     for (Py_ssize_t i = 0; i <= count; i++)
         steps[i].code = i < count ? RUN : HALT;
-    if (!self->arguments || !self->kept || types_init(&self->types) || keep(self, version))
+    if (!self->arguments || !self->keepalive || types_init(&self->types) || keep(self, version))
         goto failed;
     uint32_t *next = self->places;
     for (Py_ssize_t i = 0; i < count; i++) {
