@@ -277,8 +277,8 @@ def either(
 def present(g: Any, shape: Shape = ()) -> Tensor:
     """Return the condition under which a cotangent is present; for a shape, of each row."""
     with taped(None):
-        if not isinstance(g, Conditional):
-            return full(shape, g is not None, dtype=bool_)
+        if not isinstance(g, Conditional) or isinstance(g, Begun):
+            return full(shape, isinstance(g, Tensor), dtype=bool_)
         own: Tensor = g.present
         if own.ndim > len(shape):
             return op.any(own, axis=tuple(range(len(shape), own.ndim)))

@@ -609,16 +609,20 @@ def _backward(
     closures = {n: h for n, h in closures.items() if h is not None or n in reached}
     held = [*[of_state[k] for k in active], *closures.values()]
     sum_types = [*[x.type for x in active_params], *[segment.closures[n] for n in closures]]
+    begun = {
+        k
+        for k, h in enumerate(held)
+        if (h is None or isinstance(h, Begun)) and sum_types[k].dtype.is_inexact
+    }
     if activity.differs:
         first = {k for k, n in enumerate(closures, len(active)) if n not in activity.first}
         partly |= {k for k, part in enumerate(active) if part in activity.partly}
-        partly |= {k for k in first if held[k] is None}
-    partly |= {k for k, h in enumerate(held) if isinstance(h, Conditional)}
+        partly |= first & begun
+    partly |= {k for k, h in enumerate(held) if isinstance(h, Conditional) and k not in begun}
     is_exact = bool(partly) or any(isinstance(g, Conditional) for g in row_gs)
     partly |= {k for k, h in enumerate(held[: len(active)]) if h is None and is_exact}
     partly &= {k for k, type in enumerate(sum_types) if type.dtype.is_inexact}  # no record number
     conditional = sorted(partly)
-    begun = [k for k, h in enumerate(held) if h is None and sum_types[k].dtype.is_inexact]
 
     def is_scalar(g: Any) -> bool:
         """Return whether a cotangent has one condition for all of it."""

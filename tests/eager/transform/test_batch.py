@@ -511,16 +511,18 @@ def test_rows_that_loop_forever_end_with_their_launch() -> None:
 @pytest.mark.local(reason="the limits are of the VM that a server lends")
 @pytest.mark.skipif(EXTENSION is None, reason="in Python rows run one after the other")
 def test_frames_of_rows_count_as_bytes_of_their_launch() -> None:
-    """Each of the rows calls itself, and no tensor grows with that."""
+    """400,000 calls wait at once, each for a few numbers."""
     vm = BoundedVM("bounded", Limits(launch_bytes=1 << 20, launch_seconds=60.0), Watchdog())
-    text = lane_link.text_of(rows_of("get -1\ncall row"))
-    program = Program.of_op(lanes.RUN, 3, {"program": text}, 0)
-    for _ in range(2):
-        arrays = np.zeros(1000, np.int64), np.array(1000), np.zeros(1000, np.int64)
-        handles = [vm.alloc_tensor(ml.TensorType(x.dtype, x.shape)) for x in arrays]
-        for handle, x in zip(handles, arrays, strict=True):
-            vm.write(handle, x)
-        refuses(OutOfMemory, "the limit is 1,048,576", vm.launch, program, handles)
+
+    @ml.function
+    def depth(n: ml.Tensor) -> ml.Tensor:
+        return ml.cond(n < 1.0, lambda: n, lambda: depth(n - 1.0) + 1.0)
+
+    deep = ml.batch(depth)
+    with ml.use(vm):
+        assert float(deep(ml.full(4, 200.0)).sum()) == 800.0
+        refuses(OutOfMemory, "the limit is 1,048,576", deep, ml.full(2000, 200.0))
+        assert float(deep(ml.full(4, 100.0)).sum()) == 400.0
 
 
 def summed(outs: str) -> Program:
