@@ -162,8 +162,8 @@ def test_a_plan_prints_its_size_beside_the_bound() -> None:
     ([Block(2**61, 0, 1)] * 3, "block 2: the limit of sizes, their sum and moments is 2**62"),
     ([Block(1, 0, 2**70)], "block 0: the limit of sizes, their sum and moments is 2**62"),
     ([(64, 0)], "block 0: expected integers nbytes, start, end, got (64, 0)"),
-    ([Block(1.5, 0, 1)], "given Block(nbytes=1.5, start=0, end=1)"),  # type: ignore[arg-type]
-    ([None], "given None"),
+    ([Block(1.5, 0, 1)], "got Block(nbytes=1.5, start=0, end=1)"),  # type: ignore[arg-type]
+    ([None], "got None"),
 )
 def test_bad_blocks_are_refused(blocks: list[Block], message: str) -> None:
     for planner in (plan, lower_bound):
