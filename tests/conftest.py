@@ -190,7 +190,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _crossing(item: pytest.Item) -> dict[str, Any]:
-    """What a test of a walk crosses: the op, the number of its case, and the machine if any."""
+    """Return the op, the number of the case and the machine that a test of a walk is about."""
     callspec = getattr(item, "callspec", None)
     params: dict[str, Any] = callspec.params if callspec is not None else {}
     if callspec is None or not isinstance(params.get("name"), str) or params["name"] not in OPS:

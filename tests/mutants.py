@@ -121,7 +121,7 @@ def chosen(rooms: list[str], count: int, seed: int) -> list[Mutant]:
 
 
 def is_found(mutant: Mutant, checkout: Path, seconds: float) -> bool:
-    """Whether the tests of the room fail on the mutant, or do not end in that time."""
+    """Return whether the tests of the room fail on the mutant, or take longer than that."""
     file = checkout / mutant.file
     source = file.read_text("utf-8")
     file.write_text(mutant.written(source), "utf-8")

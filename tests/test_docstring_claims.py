@@ -1,11 +1,9 @@
-"""What docstrings of public names say of shapes and errors, held against what the names do.
+"""Claims of docstrings of public names about shapes and errors, held against the functions.
 
-A docstring that is about tensors says their shapes. The classes of `ml.errors` that it names are
-those that its function raises. Wrong calls are those of the `Refuses` block of the docstring, and
-right ones with another operand: each must raise an error that the docstring names, and every error
-that it names must come from some wrong call. Said once, for all functions (in the
-docstring of `mlvm.eager`), and not looked for here, are the errors of what is no tensor, of an
-argument of a wrong kind, of an unknown dtype, and of memory that has ended or does not suffice.
+A docstring about tensors says their shapes, and names the classes of `ml.errors` that its function
+raises. Wrong calls stand in its block `Refuses`; right calls with another operand are wrong, too.
+Each must raise an error that the docstring names. Each error that it names must come from a wrong
+call. The docstring of `mlvm.eager` names errors of all functions, which are not looked for here.
 """
 
 from __future__ import annotations
@@ -111,17 +109,17 @@ NEVER = {
 
 
 def named() -> dict[str, Any]:
-    """Numbers, tensors and modules that the calls use."""
+    """Build the tensors that `Refuses` blocks name, see the docstring of `mlvm.eager`."""
     bools, ints, v = ml.asarray([True, False]), ml.asarray([0, 1]), ml.asarray([1.0, 2.0])
     x, half = ml.eye(4) * 4.0, ml.full((4, 4), 0.5)
     images, sequences = ml.ones((1, 4, 4, 2)), ml.ones((1, 4, 2))
-    volumes, few = ml.ones((1, 2, 2, 2, 2)), ml.quantize_groups(half)
+    volumes, quantized = ml.ones((1, 2, 2, 2, 2)), ml.quantize_groups(half)
     key = ml.random.key(0)
     return {"ml": ml, "np": np, **locals()}
 
 
 def prepared() -> dict[str, Any]:
-    """What else wrong calls use."""
+    """Build the other objects that wrong calls use."""
     local: Any = ml.default_vm()
     local.register("doubled", lambda frame: frame.push(frame.param(0) * 2))
     with ml.Arena(ml.VM("mine"), "ended"):
@@ -137,8 +135,8 @@ def prepared() -> dict[str, Any]:
 
     @ml.function
     def deeper(x: ml.Tensor) -> ml.Tensor:
-        found: ml.Tensor = ml.cond(x < 0.0, lambda: x, lambda: deeper(x + 1.0))
-        return found
+        result: ml.Tensor = ml.cond(x < 0.0, lambda: x, lambda: deeper(x + 1.0))
+        return result
 
     def leaky(x: ml.Tensor) -> ml.Tensor:
         leaked.append(x * 2.0)
@@ -156,7 +154,7 @@ def prepared() -> dict[str, Any]:
 
 
 def callables() -> dict[str, Callable[..., Any]]:
-    """The functions and classes. An error is what is raised."""
+    """Return the public functions and classes but for errors."""
     return {
         name: value
         for name, value in public().items()
@@ -175,17 +173,17 @@ def errors_in(text: str) -> set[str]:
 
 
 def claimed(name: str) -> set[str]:
-    """The errors that a docstring names, and those of the names that it refers to."""
+    """Return the errors that a docstring names, and those of the names that it refers to."""
     value, room = attrgetter(name)(ml), name.rpartition(".")[0]
-    found = errors_in(prose(value))
+    claims = errors_in(prose(value))
     for other in filter(None, chain.from_iterable(AS.findall(prose(value)))):
         if other in inspect.signature(value).parameters:
             continue
         try:
-            found |= claimed(f"{room}.{other}" if room else other)
+            claims |= claimed(f"{room}.{other}" if room else other)
         except AttributeError:
-            found |= claimed(other.removeprefix("ml."))
-    return found
+            claims |= claimed(other.removeprefix("ml."))
+    return claims
 
 
 def about_tensors(name: str, value: Callable[..., Any]) -> bool:
@@ -317,9 +315,9 @@ def is_tensor(parameter: inspect.Parameter) -> bool:
 
 
 @pytest.fixture(scope="module")
-def seen() -> dict[str, dict[str, str]]:
-    """By function, the errors that wrong calls raise, and such a call."""
-    found: dict[str, dict[str, str]] = {name: {} for name in callables()}
+def raised_by_name() -> dict[str, dict[str, str]]:
+    """Return the errors that wrong operands raise, by function, each with such a call."""
+    by_name: dict[str, dict[str, str]] = {name: {} for name in callables()}
     for name, (function, args, keywords) in right_calls().items():
         tried = [(other, keywords) for other in wrong(args)]
         signature = inspect.signature(function)
@@ -332,8 +330,8 @@ def seen() -> dict[str, dict[str, str]]:
                 error = raised(lambda: function(*others, **options))  # noqa: B023 - called at once
             if error is not None:
                 shown = [getattr(each, "type", each) for each in others]
-                found[name].setdefault(error.__name__, f"{name}({shown}, {options})")
-    return found
+                by_name[name].setdefault(error.__name__, f"{name}({shown}, {options})")
+    return by_name
 
 
 def is_named(error: str, claims: set[str]) -> bool:
@@ -341,17 +339,19 @@ def is_named(error: str, claims: set[str]) -> bool:
 
 
 def test_docstrings_about_tensors_say_shapes() -> None:
-    said = {name: prose(value) for name, value in callables().items() if about_tensors(name, value)}
-    assert len(said) > 250
-    assert [name for name, text in said.items() if not BRACKETS_OR_WORD.search(text)] == []
+    texts = {
+        name: prose(value) for name, value in callables().items() if about_tensors(name, value)
+    }
+    assert len(texts) > 250
+    assert [name for name, text in texts.items() if not BRACKETS_OR_WORD.search(text)] == []
 
 
 def test_docstrings_name_the_errors_that_wrong_operands_raise(
-    seen: dict[str, dict[str, str]],
+    raised_by_name: dict[str, dict[str, str]],
 ) -> None:
     unnamed = {
         call: error
-        for name, errors in seen.items()
+        for name, errors in raised_by_name.items()
         for error, call in errors.items()
         if not is_named(error, claimed(name)) and name != "nn.Sequential"  # its layers raise
     }
@@ -370,9 +370,11 @@ def test_refuses_blocks_raise_what_they_say(
             assert_refused(value, claimed(name), names)
 
 
-def test_every_error_that_a_docstring_names_is_raised(seen: dict[str, dict[str, str]]) -> None:
+def test_every_error_that_a_docstring_names_is_raised(
+    raised_by_name: dict[str, dict[str, str]],
+) -> None:
     errors = {
-        name: {*seen[name], *(error for _, error in refusals(value))}
+        name: {*raised_by_name[name], *(error for _, error in refusals(value))}
         for name, value in callables().items()
     }
     for name, (function, args, keywords) in right_calls().items():
@@ -412,19 +414,19 @@ SAID = re.compile(r"\[\.\.\.\], (?:dtypes that promote to )?([a-z ]+) -> ((?:\[\
 
 @pytest.mark.parametrize("dtype", DType.all.values(), ids=str)
 def test_ops_take_and_give_the_dtypes_that_docstrings_say(dtype: DType) -> None:
-    held = 0
+    tried = 0
     for name in primitives.__all__:
-        said = SAID.search(prose(getattr(primitives, name)))
-        if said is None:
+        match = SAID.search(prose(getattr(primitives, name)))
+        if match is None:
             continue
-        op, (kinds, result) = OPS[name], said.groups()
+        op, (kinds, result) = OPS[name], match.groups()
         types = [TensorType(dtype, (2,))] * len(op.inputs)
         if dtype.kind not in KINDS[kinds].split():
             refuses(ml.errors.DTypeError, "", op.infer, types, op.bind({}))
             continue
         out = op.infer(types, op.bind({}))
         assert out is not None
-        held += 1
+        tried += 1
         if "integers and bools give f32" in result and not dtype.is_inexact:
             assert out.dtype is ml.float32, name
         elif "that of their parts" in result and dtype.kind == "complex":
@@ -433,7 +435,7 @@ def test_ops_take_and_give_the_dtypes_that_docstrings_say(dtype: DType) -> None:
             assert out.dtype is dtype, name
         elif not name.startswith(("sum", "prod")):  # which tell it in other words
             assert result.endswith(f", {out.dtype}"), name
-    assert held > 8
+    assert tried > 8
 
 
 # --- methods ---------------------------------------------------------------------------
@@ -456,7 +458,7 @@ class Numbers:
 
 
 def built() -> dict[str, Any]:
-    """What methods are called of."""
+    """Build the objects whose methods the `Refuses` blocks call."""
     vm, dry, array = ml.VM("built"), ml.DryVM(), np.ones(2, np.float32)
     vm_arena, closed = ml.Arena(vm, "a"), ml.Arena(vm, "closed")
     closed_mark, freed = closed.mark(), vm_arena.alloc(ml.TensorType("f32"))
@@ -473,11 +475,11 @@ def built() -> dict[str, Any]:
     drained = ml.capture(lambda: ml.sum(last.get()[0]))
     batches, greedy = ml.Pipeline(Numbers(), 50, vm=vm), ml.Pipeline(Numbers(), 1, vm=vm)
     batches.close()
-    gate, made = Event(), list[Any]()
+    gate, calls = Event(), list[Any]()
 
     def waiting(arrays: Any, random: Any) -> Any:
-        made.append(arrays)
-        if len(made) > 1:  # the first is made for its types
+        calls.append(arrays)
+        if len(calls) > 1:  # the first is calls for its types
             gate.wait()
         return arrays
 
@@ -504,8 +506,8 @@ def built() -> dict[str, Any]:
 
 
 def methods() -> dict[str, Any]:
-    """The public methods and properties of the public classes, each under one class."""
-    found: dict[tuple[type, str], tuple[str, Any]] = {}
+    """Return the public methods and properties of the public classes, each under one class."""
+    by_owner: dict[tuple[type, str], tuple[str, Any]] = {}
     classes = {name: value for name, value in callables().items() if inspect.isclass(value)}
     for name in sorted(classes, key=lambda name: (len(classes[name].__mro__), name != "VM")):
         value = classes[name]
@@ -514,8 +516,8 @@ def methods() -> dict[str, Any]:
             kind = vars(owner).get(method)
             ours = owner.__module__.startswith("mlvm.") and not method.startswith("_")
             if ours and isinstance(kind, (FunctionType, property, classmethod, staticmethod)):
-                found.setdefault((owner, method), (f"{name}.{method}", getattr(value, method)))
-    return dict(sorted(found.values()))
+                by_owner.setdefault((owner, method), (f"{name}.{method}", getattr(value, method)))
+    return dict(sorted(by_owner.values()))
 
 
 def test_methods_have_docstrings() -> None:

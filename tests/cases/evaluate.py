@@ -25,8 +25,8 @@ def evaluate(name: str, *inputs: Any, **attributes: Any) -> Array:
     result = op.infer([TensorType.of(x) for x in operands], bound)
     with np.errstate(all="ignore"):
         if result is None:
-            made: Array = op.kernel(*operands, **bound)
-            return made
+            output: Array = op.kernel(*operands, **bound)
+            return output
         out: Array = np.empty(result.array_shape, result.dtype.numpy)
         out.reshape(-1).view(np.uint8)[...] = 0xFF
         op.kernel(out, *operands, **bound)
@@ -34,7 +34,7 @@ def evaluate(name: str, *inputs: Any, **attributes: Any) -> Array:
 
 
 def printed_on_threads(script: str) -> set[str]:
-    """What the script prints with one BLAS thread, and with four."""
+    """Return the outputs of the script with one BLAS thread, and with four."""
     return {
         subprocess.run(
             [sys.executable, "-c", script],

@@ -32,7 +32,7 @@ def _codes(dtype: str, *shape: int) -> Array:
 
 
 def _value(code: int, dtype: str) -> float:
-    """What a code of that many bits means, spelt out."""
+    """Return the value of a code of that many bits."""
     if dtype in ("i4", "i2", "i8"):
         bits = int(dtype[1:])
         return code - (1 << bits) if code >> (bits - 1) else code

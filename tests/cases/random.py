@@ -44,7 +44,7 @@ def _fold_in(key: Array, data: Array) -> Any:
 
 
 def _drawn(name: str, dtype: Any) -> Callable[..., Array]:
-    """What numpy's own generator draws of that distribution."""
+    """Return the draws of numpy's own generator."""
 
     def expected(key: Array, *parameters: Array, shape: Any, **attributes: Any) -> Array:
         draw = getattr(np.random.Generator(np.random.Philox(key=key)), name)

@@ -29,7 +29,7 @@ ROUNDED = {"batch_contract", "layer_norm_scale_vjp", "logaddexp", "quantized_mat
 
 
 def _is_exact(name: str, case: Case, batched: tuple[bool, ...]) -> bool:
-    """Whether a lane has the bits that it has alone. Of a product, rows of the first operand do."""
+    """Return whether a lane has the bits of its operands alone; in a product, x needs lanes."""
     if name == "matmul":
         is_complex = any(x.dtype.kind == "c" for x in case.inputs)
         return batched[0] and not (is_complex or case.attributes.get("transpose_x"))
@@ -52,16 +52,16 @@ def _lane(x: Array, i: int) -> Array:
 
 
 def _is_a_lane_few_bits(name: str, each: list[list[Tensor]], batched: tuple[bool, ...]) -> bool:
-    """Whether lanes are of few bits, which nothing stacks, or become so."""
-    few = any(b and x[0].dtype.is_storage for x, b in zip(each, batched, strict=True))
-    return few or name == "pack"
+    """Return whether lanes have or get a dtype of few bits, which nothing stacks."""
+    is_few_bits = any(b and x[0].dtype.is_storage for x, b in zip(each, batched, strict=True))
+    return is_few_bits or name == "pack"
 
 
-def _ways(count: int) -> list[tuple[bool, ...]]:
-    """Which of so many operands have lanes: any, and of many all, one, or all but one."""
+def _choices(count: int) -> list[tuple[bool, ...]]:
+    """Return choices of batched operands: any, and of more than four all, one, or all but one."""
     every = product([True, False], repeat=count)
-    few = {1, count - 1, count} if count > 4 else range(1, count + 1)
-    return [batched for batched in every if sum(batched) in few]
+    sizes = {1, count - 1, count} if count > 4 else range(1, count + 1)
+    return [batched for batched in every if sum(batched) in sizes]
 
 
 def _run(name: str, case: Case, xs: list[Tensor]) -> Tensor:
@@ -73,13 +73,13 @@ def _run(name: str, case: Case, xs: list[Tensor]) -> Tensor:
 def test_lanes_at_once_are_lanes_one_by_one(name: str) -> None:
     for case in CASES[name][: 1 if name in _ELEMENTWISE else None]:
         each = [[from_array(_lane(x, i)) for i in range(LANES)] for x in case.inputs]
-        for batched in _ways(len(each)):
+        for batched in _choices(len(each)):
             if _is_a_lane_few_bits(name, each, batched):
                 continue
             axes = tuple([0 if b else None for b in batched])
             xs = [ml.stack(x) if b else x[0] for x, b in zip(each, batched, strict=True)]
-            found = ml.vmap(lambda *xs, case=case: _run(name, case, [*xs]), axes)(*xs).numpy()
-            for i, one in enumerate(found):
+            results = ml.vmap(lambda *xs, case=case: _run(name, case, [*xs]), axes)(*xs).numpy()
+            for i, one in enumerate(results):
                 lane = [x[i if b else 0] for x, b in zip(each, batched, strict=True)]
                 expected = _run(name, case, lane).numpy()
                 assert one.dtype == expected.dtype

@@ -177,9 +177,9 @@ def dequantize_rows(out: Array, indices: Array, x: Array, scale: Array) -> None:
                 [1., 2.]], f32[3,2])
 
     Refuses:
-        ml.dequantize_rows(ml.asarray([9]), *few)  # OperandValueError
+        ml.dequantize_rows(ml.asarray([9]), *quantized)  # OperandValueError
         ml.dequantize_rows(ml.asarray([0]), ml.ones(4, dtype="i8"), ml.ones(1))  # ShapeError
-        ml.dequantize_rows(ml.asarray([0.0]), *few)  # DTypeError
+        ml.dequantize_rows(ml.asarray([0.0]), *quantized)  # DTypeError
     """
     outside = (indices < -x.shape[0]) | (indices >= x.shape[0])
     if outside.any():

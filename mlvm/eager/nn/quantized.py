@@ -46,7 +46,7 @@ class QuantizedLinear(Module):
 
     Refuses:
         ml.nn.QuantizedLinear(v, v)  # ShapeError
-        ml.nn.QuantizedLinear(few[1], few[1], dynamic=True)  # DTypeError
+        ml.nn.QuantizedLinear(quantized[1], quantized[1], dynamic=True)  # DTypeError
     """
 
     weight: Tensor  # [out_features, in_features]
@@ -94,8 +94,8 @@ class QuantizedEmbedding(Module):
         (3, 2)
 
     Refuses:
-        ml.nn.QuantizedEmbedding(*few)([5])  # OperandValueError
-        ml.nn.QuantizedEmbedding(*few)([0.5])  # DTypeError
+        ml.nn.QuantizedEmbedding(*quantized)([5])  # OperandValueError
+        ml.nn.QuantizedEmbedding(*quantized)([0.5])  # DTypeError
     """
 
     embedding: Tensor  # [num_embeddings, features]
