@@ -227,7 +227,7 @@ class Lanes:
             shared = self._shared_of(self.segments[FIRST])
             self.bound(FIRST, 1).run(shared, self.hoisted, self.scratch)
         if not 0 <= count <= min(map(len, (*xs, *results)), default=0):
-            raise OperandValueError(f"lanes: the operands have less than {count} rows")
+            raise OperandValueError(f"lanes: the operands have fewer than {count} rows")
         vm = self._vm()
         assert vm is not None
         for y in results:

@@ -136,7 +136,7 @@ def batch(fn: Callable[[Any], Any]) -> Batch:
         [Tensor(1, i64[]), Tensor(7, i64[])]
         >>> captured = ml.capture(ml.batch(logs))
         >>> captured(ml.asarray([1.0, 100.0])), captured
-        (Tensor([1, 7], i64[2]), <captured logs, 1 program>)
+        (Tensor([1, 7], i64[2]), <captured <lambda>, 1 program>)
 
     Refuses:
         ml.batch(ml.sin)([v], 1)  # ArgumentError

@@ -929,7 +929,7 @@ def test_what_a_tape_needs_is_kept_by_replays_too(place: Place) -> None:
 
 
 def test_only_functions_are_captured() -> None:
-    with pytest.raises(CaptureError, match="takes a function"):
+    with pytest.raises(CaptureError, match="expected a function"):
         ml.capture(3)  # type: ignore[call-overload]
     for name in ("plan", "program", "planned"):
         with pytest.raises(CaptureError, match="not been called"):
@@ -957,7 +957,7 @@ def test_options_are_given_to_the_decorator() -> None:
     assert (plain.fuse, plain.recompute, plain.__doc__) == (False, True, "Says what it does.")
     assert (default.fuse, default.recompute, kept.recompute) == (True, True, False)
     assert plain(ml.ones(3)).tolist() == default(ml.ones(3)).tolist()
-    with pytest.raises(CaptureError, match="takes a function"):
+    with pytest.raises(CaptureError, match="expected a function"):
         ml.capture(fuse=False)(3)  # type: ignore[arg-type]
 
 
@@ -1500,7 +1500,7 @@ def test_a_function_that_changes_a_dict_or_list_it_is_given_is_refused(fn: Any, 
     with place.weights.allocating():
         x, mean = ml.ones(2), ml.zeros(2)
         state = {"mean": mean, "count": 0, "parts": ([],)}
-        with pytest.raises(CaptureError, match=f"the dict that .* as argument {name!r}"):
+        with pytest.raises(CaptureError, match=f"changes argument {name!r}, a dict"):
             captured(state, x) if name == 0 else captured(x=x, state=state)
         assert state == {"mean": mean, "count": 0, "parts": ([],)}
 
