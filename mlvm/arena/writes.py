@@ -16,7 +16,7 @@ from mlvm.arena.arena import Allocation, Region, regions
 from mlvm.core.machine.callee import OUT, Fused
 from mlvm.core.observe import observe, of_updates
 from mlvm.core.op import OPS
-from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program, Variant
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array
 from mlvm.machines import residuals
@@ -49,7 +49,7 @@ class _Writes:
         self._watches = weakref.WeakKeyDictionary()
         self._of: weakref.WeakKeyDictionary[Watch, list[Region]] = weakref.WeakKeyDictionary()
         self._regions.on_moved = self._moved
-        self._quiet: dict[tuple[int, Sequence[TensorHandle]], Program] = {}
+        self._quiet: dict[tuple[int, Sequence[TensorHandle]], object] = {}
         """Launches that write to no watched region."""
 
         def launch(
@@ -63,11 +63,14 @@ class _Writes:
             with vm.lock:
                 try:
                     outputs = proceed(program, args, **options)
-                    launched = id(program), tuple(args)
-                    if self._quiet.get(launched) is not program and self._launched(program, args):
+                    launched, owner = (id(program), tuple(args)), program
+                    if isinstance(program, Variant) and program.written is not None:
+                        owner = program.patched
+                        launched = id(owner), tuple([args[i] for i in program.written])
+                    if self._quiet.get(launched) is not owner and self._launched(program, args):
                         if len(self._quiet) >= _MOST_QUIET:
                             self._quiet.clear()
-                        self._quiet[launched] = program
+                        self._quiet[launched] = owner
                 except BaseException:  # an interrupt may come anywhere
                     self._launched(program, args)
                     raise

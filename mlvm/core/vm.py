@@ -473,7 +473,7 @@ class VM(Identity):
         self, program: Variant, args: tuple[TensorHandle, ...]
     ) -> tuple[Code, tuple[Array, ...]]:
         """As `_bind`, for a program that the loop in C has made ready but for its integers."""
-        operands = tuple([self._store.entry(handle).array for handle in args])
+        operands = tuple([each.array for each in map(self._store.entry, args)])
         bind_variant = self._run.bind_variant  # type: ignore[attr-defined]
         code: Code = bind_variant(program, operands, self.functions, self._workspace)
         linked = self._linked.get(id(program)) or self._remember(program, len(args))

@@ -30,7 +30,7 @@ from mlvm.eager.tensor.number import Numbers, is_same
 from mlvm.eager.tensor.warn import warn_at
 from mlvm.step.compile import ROLES, Planned
 from mlvm.step.flow import Flow
-from mlvm.step.lengths import PlannedTemplate, at
+from mlvm.step.lengths import OpenType, PlannedTemplate, at
 
 MOST_PROGRAMS: Final = 32
 """Programs of one trace that are kept."""
@@ -69,6 +69,7 @@ class _Plan:
             for i, each in enumerate(template.planned.arguments)
             if roles[i] == role
         ]
+        self._varying = [i for i, x in enumerate(self.operands) if type(x[2]) is OpenType]
 
     def begin(self, entry: CacheEntry, numbers: Numbers, values: Sequence[Any], vm: Any) -> None:
         """Take the entry of the first call, and prepare those of others."""
@@ -89,7 +90,10 @@ class _Plan:
         program = None if patched is None else patched.variant(values)
         if program is None or entry is None or self.owner is None:
             return None
-        operands = [(k, place, at(type, values)) for k, place, type in self.operands]
+        operands = [*self.operands]
+        for i in self._varying:
+            k, place, type = operands[i]
+            operands[i] = k, place, at(type, values)
         make = partial(self.template.at, values)
         launch = entry.launch.variant(program, operands, self.owner, make)
         return entry.at(call.at(values), signature, launch, compile_unhoisted)

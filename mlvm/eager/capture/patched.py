@@ -58,19 +58,22 @@ class PatchedProgram:
         self._formulas = EXTENSION.Formulas()
         self._numbers, self.inputs = numbers.fork_for(self._formulas)
         self.written = template.planned.program.written
-        self._sites: dict[Any, tuple[Site, list[_Alternative]]] = {}
-        self._order: list[Any] = []
+        self._sites: list[tuple[Site, list[_Alternative]]] = []
+        self._order: list[int] = []  # of each call, the number of its site
+        numbered: dict[Any, int] = {}
         for site in sites:
             key = site.name, repr(site.attributes), site.types
-            self._sites.setdefault(key, (site, []))
-            self._order.append(key)
+            if key not in numbered:
+                numbered[key] = len(self._sites)
+                self._sites.append((site, []))
+            self._order.append(numbered[key])
         self._limits: dict[OpenType, int] = {}
         for type, nbytes in template.scratch_types():
             self._limits[type] = min(self._limits.get(type, nbytes), nbytes)
         self._active: weakref.ref[object] | None = None
         rows, nargs = [site.arguments for site in sites], len(template.planned.arguments)
         self._program = EXTENSION.open_program(rows, nargs, vm.functions.version)
-        for site, alternatives in self._sites.values():
+        for site, alternatives in self._sites:
             self._add(site, alternatives, values)
 
     def variant(self, values: Sequence[Any]) -> Variant | None:
@@ -99,20 +102,20 @@ class PatchedProgram:
         inputs, values = patched.variant.values
         formulas = self._formulas
         formulas.evaluate(inputs)
-        hold, calls = formulas.hold, {}
-        for key, (site, alternatives) in self._sites.items():
+        hold, calls = formulas.hold, []
+        for site, alternatives in self._sites:
             for guards, call in alternatives:
                 if hold(guards):
-                    calls[key] = call
                     break
             else:
                 try:
-                    calls[key] = self._add(site, alternatives, values)
+                    call = self._add(site, alternatives, values)
                 except NotPatched:
                     return None
                 formulas.evaluate(inputs)
-        formulas.write([*calls.values()])
-        self._program.activate([calls[key] for key in self._order], patched.operands)
+            calls.append(call)
+        formulas.write(calls)
+        self._program.activate([calls[i] for i in self._order], patched.operands)
         self._active = weakref.ref(patched)
         return self._program
 

@@ -924,7 +924,7 @@ failed:
 }
 
 /* program.activate(calls, operands): have an opened program run these calls, a list, on a launch's arrays.
- * The caller keeps both for as long. */
+ * The caller keeps the calls for as long; arrays that are those of the time before have their addresses. */
 static PyObject *program_activate(ProgramObject *self, PyObject *args)
 {
     PyObject *calls, *operands;
@@ -933,9 +933,16 @@ static PyObject *program_activate(ProgramObject *self, PyObject *args)
     if (PyList_Size(calls) != self->nbound || PyTuple_Size(operands) < (Py_ssize_t)self->naddresses)
         return PyErr_Format(PyExc_TypeError, "activate takes %d calls and %u arrays", self->nbound,
                             self->naddresses);
-    for (uint32_t i = 0; i < self->naddresses; i++)
-        if (address_of(PyTuple_GetItem(operands, i), &self->addresses[i], NULL))
-            return NULL;
+    PyObject *last = PyList_Size(self->kept) > 1 ? PyList_GetItem(self->kept, 1) : NULL;
+    for (uint32_t i = 0; i < self->naddresses; i++) {
+        PyObject *array = PyTuple_GetItem(operands, i);
+        if (last && PyTuple_GetItem(last, i) == array)
+            continue;
+        if (address_of(array, &self->addresses[i], NULL))
+            return PyList_SetSlice(self->kept, 1, PyList_Size(self->kept), NULL), NULL;
+    }
+    if (last ? PyList_SetItem(self->kept, 1, Py_NewRef(operands)) : keep(self, operands))
+        return NULL;
     self->scratch = self->shared = 0;
     self->work = 0;
     for (int i = 0; i < self->nbound; i++) {
