@@ -28,6 +28,7 @@ SUITES = {
     "generate": "bench.generate",
     "gpu": "bench.gpu",
     "inference": "bench.inference",
+    "lengths": "bench.lengths",
     "machine": "bench.machine",
     "memory": "bench.memory",
     "mixer": "bench.mixer",

@@ -86,11 +86,11 @@ BUDGET = {
     "mlvm/eager/optim": 1_250,
     "mlvm/eager/files": 880,
     "mlvm/eager/interop": 440,
-    "mlvm/eager/capture": 3_250,
+    "mlvm/eager/capture": 3_260,
     "mlvm/onnx": 6_110,
     "mlvm": 520,
     "models": 3_470,
-    "bench": 4_360,
+    "bench": 4_900,
     "tests": 70_200,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG

@@ -45,6 +45,7 @@ class CacheEntry:
     variants: the program, and one without hoisted values.
     numbers: the computation on `free` numbers of a signature; its others must be equal.
     scalars: the scalar inputs of the last call; those of the trace have no arrays.
+    vm: the VM that it runs on.
     keepalive: objects that the key or the program knows by identity.
     fields: the fields that count as arguments.
     input_types: the types of inputs.
@@ -66,6 +67,7 @@ class CacheEntry:
         self.outcome = call.outcome
         self.numbers, self.free = call.numbers, call.free
         self.scalars = ScalarInputs(signature.numbers, self.numbers.values, [])
+        self.vm = record.vm
         self.keepalive = [*signature.guards.keepalive, record.vm, *record.outside.keepalive]
         self.fields = [field for field, _ in signature.fields]
         self.input_types = tuple([x.type for x in signature.inputs])
@@ -207,17 +209,21 @@ class ProgramCache:
 
     def add(
         self, key: Any, signature: Signature, entry: CacheEntry, recent: Iterable[CacheEntry]
-    ) -> None:
+    ) -> list[CacheEntry]:
         """Add an entry, unless another thread has added one for the call. Forget the one that was
-        used least recently if there are too many; `recent` ones count as used now."""
+        used least recently if there are too many; `recent` ones count as used now. Return the
+        entries that were forgotten."""
+        dropped: list[CacheEntry] = []
         with self.lock:
             if self.find(key, signature) is not None:
-                return
+                return dropped
             self._touch(recent)
             while len(self._keys) >= MOST_PROGRAMS:
-                self._forget(next(iter(self._keys)))
+                dropped.append(next(iter(self._keys)))
+                self._forget(dropped[-1])
             self._entries[key] = (*self._entries.get(key, ()), entry)
             self._keys[entry] = key
+        return dropped
 
     def clear(self) -> None:
         with self.lock:

@@ -357,7 +357,7 @@ class Captured(Generic[P, R]):
         entry.replaced = replaced
         if self._is_steady(call, vm, args, kwargs, signature, key):
             recent = [path.entry for path in self._fast_path.entries]
-            self._cache.add(key, signature, entry, recent)
+            self._drop(self._cache.add(key, signature, entry, recent))
         warn_of_frozen(signature.guards, name)
         self._changing.add(recording, name)
         return entry
@@ -414,6 +414,11 @@ class Captured(Generic[P, R]):
         hoisted = hoisted_values(planned, call.record.outside.states, vm, title)
         return CacheEntry(planned, call, signature, hoisted, compile_unhoisted)
 
+    def _drop(self, forgotten: Sequence[CacheEntry]) -> None:
+        """Give the handles of forgotten programs back."""
+        for each in forgotten:
+            each.variants.drop(self._scratch.of(each.vm), each.vm)
+
     def _find_open(
         self, vm: VMProtocol, signature: Signature, key: Any
     ) -> tuple[CacheEntry, ScalarInputs] | None:
@@ -431,8 +436,7 @@ class Captured(Generic[P, R]):
                 if entry is None or scalars is None:
                     continue
                 forgotten = opened.keep(lengths, entry)
-            for each in forgotten:
-                each.variants.drop(self._scratch.of(vm), vm)
+            self._drop(forgotten)
             return entry, scalars
         return None
 

@@ -104,10 +104,8 @@ class PatchedProgram:
         formulas.evaluate(inputs)
         hold, calls = formulas.hold, []
         for site, alternatives in self._sites:
-            for guards, call in alternatives:
-                if hold(guards):
-                    break
-            else:
+            call = next((each.call for each in alternatives if hold(each.guards)), None)
+            if call is None:
                 try:
                     call = self._add(site, alternatives, values)
                 except NotPatched:

@@ -272,6 +272,27 @@ def test_programs_forgotten_give_their_memory_back() -> None:
     assert sizes[1] == sizes[2] == sizes[3]
 
 
+@pytest.mark.filterwarnings("ignore::mlvm.eager.capture.guards.changing.RecompilationWarning")
+def test_programs_by_shape_are_forgotten_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr("mlvm.step.compile.on_planned", [calls.append])
+    vm = ml.VM()
+    with ml.use(vm):
+        step = ml.capture(lambda x: ml.sum(ml.sort(x, axis=0)), lengths=False)
+        for n in range(1, 66):
+            step(matrix(n))
+        for n in range(65, 1, -1):  # the 64 last ones
+            step(matrix(n))
+        assert len(calls) == 65
+        step(matrix(400))
+        handles = []
+        for first in (100, 200, 300):
+            for n in range(first, first + 66):
+                step(matrix(n))
+            handles.append(len(vm._store._entries))
+        assert max(handles) == handles[0]
+
+
 @pytest.mark.parametrize(
     ("lengths", "at_most", "message"),
     [
