@@ -63,35 +63,35 @@ ROOMS = [
 Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
-    "mlvm/core": 7_000,
-    "mlvm/machines": 1_780,
+    "mlvm/core": 6_990,
+    "mlvm/machines": 1_790,
     "mlvm/machines/native": 2_910,
-    "mlvm/machines/gpu": 3_270,
+    "mlvm/machines/gpu": 3_380,
     "mlvm/machines/standalone": 1_320,
-    "mlvm/machines/remote": 3_930,
+    "mlvm/machines/remote": 3_940,
     "mlvm/arena": 1_340,
     "mlvm/show": 1_700,
-    "mlvm/input": 1_420,
-    "mlvm/step": 3_160,
-    "mlvm/parallel": 3_200,
-    "mlvm/eager": 860,
+    "mlvm/input": 1_620,
+    "mlvm/step": 3_180,
+    "mlvm/parallel": 3_250,
+    "mlvm/eager": 880,
     "mlvm/eager/tensor": 2_120,
-    "mlvm/eager/functions": 4_780,
-    "mlvm/eager/recording": 940,
-    "mlvm/eager/autodiff": 2_300,
-    "mlvm/eager/control": 1_470,
-    "mlvm/eager/transform": 2_070,
-    "mlvm/eager/nn": 2_330,
+    "mlvm/eager/functions": 4_840,
+    "mlvm/eager/recording": 1_020,
+    "mlvm/eager/autodiff": 2_360,
+    "mlvm/eager/control": 1_680,
+    "mlvm/eager/transform": 2_140,
+    "mlvm/eager/nn": 2_350,
     "mlvm/eager/parallel": 640,
-    "mlvm/eager/optim": 1_250,
-    "mlvm/eager/files": 880,
+    "mlvm/eager/optim": 1_260,
+    "mlvm/eager/files": 890,
     "mlvm/eager/interop": 440,
     "mlvm/eager/capture": 3_260,
-    "mlvm/onnx": 6_110,
+    "mlvm/onnx": 6_030,
     "mlvm": 520,
     "models": 3_470,
     "bench": 4_900,
-    "tests": 70_200,
+    "tests": 70_540,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
@@ -271,7 +271,8 @@ def lines_without_examples(source: str) -> int:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
             start, end = node.body[0].lineno - 1, node.body[0].end_lineno
             text = lines[start:end]
-            first = next((i for i, line in enumerate(text) if line.lstrip()[:3] == ">>>"), None)
+            starts = (">>>", "Refuses:")
+            first = next((i for i, x in enumerate(text) if x.lstrip().startswith(starts)), None)
             if first is not None:
                 shown += len(text) - first + 1  # and the empty line before
     return len(lines) - shown

@@ -37,7 +37,7 @@ from mlvm.step.flow import (
     Procedure,
     Role,
     Unit,
-    Units,
+    UnitTable,
     Use,
     Value,
 )
@@ -595,7 +595,7 @@ def _schedules(flow: Flow, options: _Options) -> list[Schedule]:
     its calls one by one, each once."""
     fuse, recompute, policy = options
     calls, live_out = flow.calls, flow.live_out()
-    units = Units()
+    units = UnitTable()
 
     def one_by_one(calls: Sequence[Call]) -> Schedule:
         return _ordered([units[call] for call in calls], live_out)

@@ -256,8 +256,8 @@ class Unit:
         return outs, list(dict.fromkeys(read))
 
 
-class Units(dict[Call, Unit]):
-    """Units of single calls, shared by all schedules of the same calls."""
+class UnitTable(dict[Call, Unit]):
+    """UnitTable of single calls, shared by all schedules of the same calls."""
 
     def __missing__(self, call: Call) -> Unit:
         unit = self[call] = Unit([call])

@@ -19,7 +19,7 @@ from mlvm.core.op import Op
 from mlvm.core.ops.blocks import BLOCK_SIZE
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Shape, TensorType
-from mlvm.step.flow import Call, Unit, Units, Use, Value
+from mlvm.step.flow import Call, Unit, UnitTable, Use, Value
 from mlvm.step.schedule import Placed, Run, in_place, placed
 
 WINDOW: Final = 16
@@ -86,18 +86,20 @@ def fused(
     calls: Sequence[Call],
     most: float = math.inf,
     policy: FusionPolicy = REFERENCE,
-    units: Units | None = None,
+    units: UnitTable | None = None,
 ) -> list[Unit]:
     """Return the calls in units, in an order in which they can run.
 
     A chain has at most `most` bytes alive at once, or as many as its calls have unfused. `units`
     has those of single calls.
     """
-    units = Units() if units is None else units
+    units = UnitTable() if units is None else units
     return joined(_units(calls, policy, units), most, policy, units)
 
 
-def joined(chains: Iterable[Unit], most: float, policy: FusionPolicy, units: Units) -> list[Unit]:
+def joined(
+    chains: Iterable[Unit], most: float, policy: FusionPolicy, units: UnitTable
+) -> list[Unit]:
     """Fuse calls that are in chains already (see `fused`)."""
     row = _Row(chains)
     producers: dict[Value, Unit] = {}
@@ -158,7 +160,7 @@ def with_slopes(calls: Sequence[Call]) -> list[Call]:
     return result
 
 
-def _units(calls: Sequence[Call], policy: FusionPolicy, units: Units) -> Iterable[Unit]:
+def _units(calls: Sequence[Call], policy: FusionPolicy, units: UnitTable) -> Iterable[Unit]:
     """Yield a unit for each call, or for a call and the slope that follows it."""
     skips = False
     for call, after in zip_longest(calls, calls[1:]):
@@ -175,7 +177,7 @@ def _units(calls: Sequence[Call], policy: FusionPolicy, units: Units) -> Iterabl
 
 
 class _Row:
-    """Units in order, each in its place.
+    """UnitTable in order, each in its place.
 
     The live range of a value, or of a scratch home, goes from the first to the last place that
     writes or reads it. Live ranges change only near two units that merge.

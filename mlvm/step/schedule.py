@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
 
 class Schedule:
-    """Units in an order, with live ranges.
+    """UnitTable in an order, with live ranges.
 
     runs: the units with their operands.
     start, end: live ranges, as moments `start` .. `end - 1`.

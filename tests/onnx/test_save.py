@@ -582,7 +582,7 @@ def test_lengths_are_left_open(name: str, tmp_path: Path) -> None:
     save(fn, [x], path := tmp_path / "it.onnx", dynamic_axes=axes)
     model = load(path)
     assert next(iter(model.outputs.values())) == output
-    captured = ml.capture(model, lengths=False)  # shapes are computed on the host
+    captured = ml.capture(model)
     with suppress(ImportError):
         from onnxruntime import InferenceSession
 

@@ -45,7 +45,7 @@ from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.hoisted import hoisted_values, is_shared
 from mlvm.eager.capture.launch import Launch, ScalarInputs, ScratchMemories
 from mlvm.eager.capture.lengths import LengthSpec, OpenLength
-from mlvm.eager.capture.opened import Groups, OpenTrace, without_sizes
+from mlvm.eager.capture.opened import CallFamilies, OpenTrace, without_sizes
 from mlvm.eager.capture.replacing import Replacer, check_replace
 from mlvm.eager.capture.trace import TracedCall, trace, trace_once
 from mlvm.eager.recording import debug, recorder
@@ -100,7 +100,7 @@ class Captured(Generic[P, R]):
         self.hoist = hoist
         self._replace = check_replace(replace)
         self._spec = LengthSpec(fn, lengths, at_most)
-        self._groups = Groups()
+        self._families = CallFamilies()
         self._cache = ProgramCache()
         self._signatures = Signatures(fn)
         self._fast_path = FastPath()
@@ -220,7 +220,7 @@ class Captured(Generic[P, R]):
     @property
     def signatures(self) -> int:
         """The number of programs: one for each signature that was traced."""
-        return len(self._cache) + self._groups.traces
+        return len(self._cache) + self._families.traces
 
     @property
     def planned(self) -> Planned:
@@ -326,7 +326,7 @@ class Captured(Generic[P, R]):
         """Wait for a call that runs now, give the scratch memory back, and forget the programs. A
         later call traces again."""
         self._cache.clear()
-        self._groups.clear()
+        self._families.clear()
         self._signatures.clear()
         self._fast_path.clear()
         self._changing = Changing(self.fn)
@@ -423,7 +423,7 @@ class Captured(Generic[P, R]):
         self, vm: VMProtocol, signature: Signature, key: Any
     ) -> tuple[CacheEntry, ScalarInputs] | None:
         """Return the entry of a trace with open lengths that is valid for the call, or make it."""
-        for opened in self._groups.of(key):
+        for opened in self._families.of(key):
             lengths = opened.lengths(signature)
             if lengths is None:
                 continue
@@ -490,17 +490,17 @@ class Captured(Generic[P, R]):
         """Trace the call with open lengths, if it has some, and compile a program."""
         if not self._spec.is_allowed or ASKS_CLASS in signature.guards.names:
             return None
-        lengths = self._groups.note(key, signature, named)
+        lengths = self._families.note(key, signature, named)
         if not lengths:
             return None
         recording = self._changing.describe(signature.guards, args, kwargs)
         changes = self._cache.changes_of(without_sizes(key), signature)
-        changes.changed.update(self._groups.changed_numbers(key, signature))
+        changes.changed.update(self._families.changed_numbers(key, signature))
         free = free_numbers(changes, signature)
         try:
             call = trace(self.fn, args, kwargs, arena, signature, free, lengths)
         except Exception:  # what takes an open length for no int; the plain trace raises the rest
-            self._groups.close(key, (axis for each in lengths for axis in each.axes))
+            self._families.close(key, (axis for each in lengths for axis in each.axes))
             changes.specialised.update(free)
             return None
         changes.specialised.update([free[i] for i in call.numbers.fixed()])
@@ -511,8 +511,8 @@ class Captured(Generic[P, R]):
         name = repr(getattr(self.fn, "__qualname__", type(self.fn).__name__))
         opened.keep(opened.present, entry)
         if self._is_steady(call, arena.vm, args, kwargs, signature, key):
-            self._groups.add(key, opened)
-        opened.warn_of_pins(name)
+            self._families.add(key, opened)
+        opened.warn_of_pins(name, {axis for each in named for axis in each.axes})
         warn_of_frozen(signature.guards, name)
         self._changing.add(recording, name)
         return entry

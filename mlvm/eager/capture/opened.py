@@ -11,7 +11,7 @@ Callers: `Captured`. Each trace has a lock, which is held while a program is mad
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -47,7 +47,7 @@ _LEAST: Final = 2
 """The least length that is open: for 0 and 1 the type rules make exceptions."""
 
 
-class _Plan:
+class _BoundPlan:
     """A planned template, the bounds of its lengths, and its guards: values, by place.
 
     entry: that of the first call, which was bound as any program.
@@ -120,7 +120,7 @@ class OpenTrace:
         self._open = tuple(lengths)
         self.numbers = call.numbers
         self._entries: OrderedDict[tuple[int, ...], list[CacheEntry]] = OrderedDict()
-        self._plans: list[_Plan] = []
+        self._plans: list[_BoundPlan] = []
         self._bounds = (0,) * len(lengths)
         self._is_pinned = False
         free = set(call.free)
@@ -154,7 +154,7 @@ class OpenTrace:
         numbers = [signature.numbers[i] for i in self.call.free]
         return self.numbers.again([*numbers, *lengths])
 
-    def plans(self, lengths: Sequence[int], values: Sequence[Any]) -> list[_Plan]:
+    def plans(self, lengths: Sequence[int], values: Sequence[Any]) -> list[_BoundPlan]:
         """Return the plans that are for these values."""
         return [
             each
@@ -185,7 +185,7 @@ class OpenTrace:
             return
         if bounds != self._bounds:
             self._bounds, self._plans = bounds, []
-        self._plans.insert(0, _Plan(planned, bounds, guards))
+        self._plans.insert(0, _BoundPlan(planned, bounds, guards))
         used = self.template.places | self.call.places()
         for each in self._plans:
             used |= each.template.places | each.guards.keys()
@@ -224,13 +224,16 @@ class OpenTrace:
             axis for i, each in enumerate(self._open) if first + i in places for axis in each.axes
         ]
 
-    def warn_of_pins(self, name: str) -> None:
-        """Warn of the first line of Python that saw the value of an open length."""
+    def warn_of_pins(self, name: str, named: Container[Axis]) -> None:
+        """Warn of the first line of Python that saw the value of a length that the user opened. An
+        axis that was opened by itself is closed instead."""
         numbers = self.numbers
         first = numbers.given - numbers.lengths
         for place, line in numbers.pins.items():
             for each in numbers.sources({place}):
-                if first <= each < numbers.given:
+                if each < first or each >= numbers.given:
+                    continue
+                if any(axis in named for axis in self._open[each - first].axes):
                     message = (
                         f"{name} sees the value of an open length, {numbers.values[each]}, where "
                         f"Python needs an int: each size gets a program of its own. Compute with "
@@ -240,7 +243,7 @@ class OpenTrace:
                     return
 
 
-class _Group:
+class _CallFamily:
     """Calls that differ by sizes alone: the sizes of their axes, and the traces, the last first."""
 
     def __init__(self) -> None:
@@ -282,36 +285,36 @@ class _Group:
         return [each for each in (*by_name, *others) if each.axes]
 
 
-class Groups:
-    """Groups of calls by their keys without sizes."""
+class CallFamilies:
+    """Families of calls that differ by sizes alone, by their keys without sizes."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
-        self._groups: dict[Any, _Group] = {}
+        self._families: dict[Any, _CallFamily] = {}
 
     @property
     def traces(self) -> int:
         """The number of traces with open lengths."""
-        return sum(len(group.traces) for group in list(self._groups.values()))
+        return sum(len(family.traces) for family in list(self._families.values()))
 
     def of(self, key: Sequence[Any]) -> tuple[OpenTrace, ...]:
         """Return the traces that may be valid for calls of a key."""
-        group = self._groups.get(without_sizes(key)) if self._groups else None
-        return () if group is None else group.traces
+        family = self._families.get(without_sizes(key)) if self._families else None
+        return () if family is None else family.traces
 
     def note(
         self, key: Sequence[Any], signature: Signature, named: Sequence[OpenLength]
     ) -> list[OpenLength]:
         """Note the sizes of a call that no program is for; return the lengths to open in its
         trace."""
-        group_key = without_sizes(key)
+        family_key = without_sizes(key)
         with self._lock:
-            group = self._groups.pop(group_key, None) or _Group()
-            while len(self._groups) >= 4 * MOST_PROGRAMS:
-                del self._groups[next(iter(self._groups))]
-            self._groups[group_key] = group
-            group.note(signature)
-            return group.lengths(signature, named)
+            family = self._families.pop(family_key, None) or _CallFamily()
+            while len(self._families) >= 4 * MOST_PROGRAMS:
+                del self._families[next(iter(self._families))]
+            self._families[family_key] = family
+            family.note(signature)
+            return family.lengths(signature, named)
 
     def changed_numbers(self, key: Sequence[Any], signature: Signature) -> list[int]:
         """Return the Python numbers of a call that differ from those of the last trace."""
@@ -323,21 +326,21 @@ class Groups:
     def close(self, key: Sequence[Any], axes: Iterable[Axis]) -> None:
         """Open these axes never again."""
         with self._lock:
-            group = self._groups.get(without_sizes(key))
-            if group is not None:
-                group.closed.update(axes)
+            family = self._families.get(without_sizes(key))
+            if family is not None:
+                family.closed.update(axes)
 
     def add(self, key: Sequence[Any], trace: OpenTrace) -> None:
         """Add a trace."""
         self.close(key, trace.pinned())
         with self._lock:
-            group = self._groups.get(without_sizes(key))
-            if group is not None:
-                group.traces = (trace, *group.traces)[:_MOST_TRACES]
+            family = self._families.get(without_sizes(key))
+            if family is not None:
+                family.traces = (trace, *family.traces)[:_MOST_TRACES]
 
     def clear(self) -> None:
         with self._lock:
-            self._groups.clear()
+            self._families.clear()
 
 
 def without_sizes(key: Sequence[Any]) -> Any:

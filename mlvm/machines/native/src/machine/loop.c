@@ -933,15 +933,15 @@ static PyObject *program_activate(ProgramObject *self, PyObject *args)
     if (PyList_Size(calls) != self->nbound || PyTuple_Size(operands) < (Py_ssize_t)self->naddresses)
         return PyErr_Format(PyExc_TypeError, "activate takes %d calls and %u arrays", self->nbound,
                             self->naddresses);
-    PyObject *last = PyList_Size(self->kept) > 1 ? PyList_GetItem(self->kept, 1) : NULL;
+    PyObject *last = PyList_Size(self->keepalive) > 1 ? PyList_GetItem(self->keepalive, 1) : NULL;
     for (uint32_t i = 0; i < self->naddresses; i++) {
         PyObject *array = PyTuple_GetItem(operands, i);
         if (last && PyTuple_GetItem(last, i) == array)
             continue;
         if (address_of(array, &self->addresses[i], NULL))
-            return PyList_SetSlice(self->kept, 1, PyList_Size(self->kept), NULL), NULL;
+            return PyList_SetSlice(self->keepalive, 1, PyList_Size(self->keepalive), NULL), NULL;
     }
-    if (last ? PyList_SetItem(self->kept, 1, Py_NewRef(operands)) : keep(self, operands))
+    if (last ? PyList_SetItem(self->keepalive, 1, Py_NewRef(operands)) : keep(self, operands))
         return NULL;
     self->scratch = self->shared = 0;
     self->work = 0;
