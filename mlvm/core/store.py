@@ -99,7 +99,7 @@ class FreeStore:
 
     def alloc_storage(self, nbytes: int) -> Handle:
         if not isinstance(nbytes, int) or not 0 <= nbytes <= MAX_NBYTES:
-            raise ShapeError(f"a storage has 0 to {MAX_NBYTES} bytes, not {nbytes!r}")
+            raise ShapeError(f"a storage: expected 0 to {MAX_NBYTES} bytes, got {nbytes!r}")
         return self._name_storage(self.new_storage(nbytes))
 
     def storage_over(self, memory: Array) -> Handle:
@@ -137,7 +137,7 @@ class FreeStore:
 
     def alloc_tensor(self, type: TensorType) -> Handle:
         if not isinstance(type, TensorType):
-            raise ShapeError(f"a tensor is of a TensorType, not {type!r}")
+            raise ShapeError(f"expected a TensorType, got {type!r}")
         storage = self.new_storage(type.nbytes)
         return self._name(Entry(type, storage.view(type, 0), storage, owner=True))
 

@@ -394,7 +394,9 @@ class VM(Identity):
                     except MlvmError as error:
                         raise error.with_traceback(None) from None
                 except TypeError:  # not iterable, or not hashable
-                    raise HandleError(f"launch takes tensor handles, not {brief(args)}") from None
+                    raise HandleError(
+                        f"launch: expected tensor handles, got {brief(args)}"
+                    ) from None
                 if max_steps is not None and not isinstance(max_steps, int):
                     raise MachineError(f"max_steps is an int or None, not {max_steps!r}")
                 if depth > _MOST_LAUNCHES:

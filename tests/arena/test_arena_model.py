@@ -174,7 +174,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def rewind_to_a_mark_that_has_passed(self, data: st.DataObject) -> None:
         mark = data.draw(st.sampled_from(self.passed))
-        refuses(ArenaError, "arena 'batch' was reset, or rewound past", self.arena.rewind, mark)
+        refuses(ArenaError, "arena 'batch' was reset or rewound past", self.arena.rewind, mark)
 
     @precondition(lambda self: self.groups)
     @rule(data=st.data())

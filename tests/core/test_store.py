@@ -211,7 +211,9 @@ def test_what_is_no_handle(handle: Any) -> None:
 @pytest.mark.parametrize("nbytes", [-1, MAX_NBYTES + 1])
 def test_an_impossible_size(nbytes: int) -> None:
     store = FreeStore()
-    with pytest.raises(ShapeError, match=f"a storage has 0 to {MAX_NBYTES} bytes, not {nbytes}"):
+    with pytest.raises(
+        ShapeError, match=f"a storage: expected 0 to {MAX_NBYTES} bytes, got {nbytes}"
+    ):
         store.alloc_storage(nbytes)
     assert store.consumed == 0
 

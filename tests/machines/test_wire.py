@@ -616,7 +616,7 @@ def test_a_program_that_is_not_loaded(name: str, args: list[Any]) -> None:
 
 @pytest.mark.parametrize("limit", [1.5, "x", [1]])
 def test_a_limit_is_an_integer_or_none(limit: Any) -> None:
-    with pytest.raises(EncodingError, match="a limit is an integer or none"):
+    with pytest.raises(EncodingError, match="a limit: expected an integer or none"):
         decode_call(encode_call("launch", [1, [], limit]))
 
 
@@ -626,7 +626,7 @@ def test_a_limit_is_an_integer_or_none(limit: Any) -> None:
     ("read", encode_call("name", []), r"of kind answer \(3\) or error \(4\), got 2"),
     ("swap", encode_answer("alloc_tensor", 7), "2 bytes too many"),
     ("read", encode_answer("alloc_tensor", 7), "expected \\d+ bytes"),
-    ("estimate", encode_answer("launch", [f32s(1)]), "an estimate has 2 numbers, not 1"),
+    ("estimate", encode_answer("launch", [f32s(1)]), "an estimate: expected 2 numbers, got 1"),
     ("name", of_fields(Kind.error, "SystemExit"), "no error 'SystemExit'"),
     ("name", of_fields(Kind.error, "VM"), "no error 'VM'"),
 )

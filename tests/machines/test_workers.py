@@ -242,7 +242,7 @@ def test_any_straight_program_of_overlapping_views_gives_the_same(
 
 
 def test_a_vm_has_no_negative_workers() -> None:
-    refuses(MachineError, "workers >= 0, not -1", VM, workers=-1)
+    refuses(MachineError, "expected workers >= 0, got -1", VM, workers=-1)
 
 
 def test_a_vm_says_which_options_it_takes() -> None:

@@ -228,6 +228,7 @@ def attend(x: ml.Tensor) -> ml.Tensor:
     return ml.concat([ml.cumulative_sum(scores @ y, axis=0), y[1:]])
 
 
+@pytest.mark.local(reason="the verifier of this process is taken away")
 @pytest.mark.skipif(EXTENSION is None, reason="the loop in Python binds each length")
 def test_a_program_of_native_kernels_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with ml.use(ml.VM(native=True)):
@@ -250,6 +251,7 @@ def test_an_error_of_a_kernel_names_the_types_of_its_length() -> None:
     assert step(ml.zeros((5,), dtype=ml.int64)).shape == (5, 2)
 
 
+@pytest.mark.local(reason="a function of this process")
 def test_a_function_registered_between_lengths() -> None:
     vm = ml.VM()
     with ml.use(vm):
@@ -260,6 +262,7 @@ def test_a_function_registered_between_lengths() -> None:
             assert same(step, attend, matrix(n))
 
 
+@pytest.mark.local(reason="it counts handles of a VM of this process")
 def test_programs_forgotten_give_their_memory_back() -> None:
     vm = ml.VM()
     with ml.use(vm):
@@ -272,6 +275,7 @@ def test_programs_forgotten_give_their_memory_back() -> None:
     assert sizes[1] == sizes[2] == sizes[3]
 
 
+@pytest.mark.local(reason="it counts handles of a VM of this process")
 @pytest.mark.filterwarnings("ignore::mlvm.eager.capture.guards.changing.RecompilationWarning")
 def test_programs_by_shape_are_forgotten_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []

@@ -262,7 +262,7 @@ def test_a_state_that_autocast_makes_a_half_is_refused_with_what_to_write() -> N
 
 def test_a_device_is_none_of_its_arguments() -> None:
     untyped: Any = ml.autocast
-    told = re.escape('autocast(): is for any device: ml.autocast("bfloat16")')
+    told = re.escape('autocast(): takes a dtype, and is for any device: ml.autocast("bfloat16")')
     refuses(TypeError, told, lambda: untyped("cuda", dtype=ml.bfloat16))
     refuses(TypeError, told, lambda: untyped(device_type="cuda", dtype=ml.bfloat16))
 
