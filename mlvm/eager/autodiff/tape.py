@@ -147,11 +147,11 @@ class Begun(Conditional):
     __slots__ = ()
 
 
-def added(held: Any, part: Any) -> Any:
+def added(total: Any, part: Any) -> Any:
     """Add two cotangents, or an update of some elements to a cotangent."""
-    if isinstance(held, Conditional) or isinstance(part, Conditional):
-        return Conditional.added(held, part)
-    return held + part
+    if isinstance(total, Conditional) or isinstance(part, Conditional):
+        return Conditional.added(total, part)
+    return total + part
 
 
 class CotangentAccumulator(dict[int, Any]):

@@ -260,9 +260,9 @@ class _CallFamily:
             for axis, n in enumerate(x.shape)
         }
         for axis, n in sizes.items():
-            known = self._sizes.setdefault(axis, {})
-            if len(known) < _MOST_SIZES:
-                known[n] = None
+            sizes_so_far = self._sizes.setdefault(axis, {})
+            if len(sizes_so_far) < _MOST_SIZES:
+                sizes_so_far[n] = None
             equal = {other for other, m in sizes.items() if m == n}
             self._equal[axis] = self._equal.get(axis, equal) & equal
 

@@ -284,9 +284,9 @@ class Cell:
         overwrite(self.x, sparse.added, self.x, *sparse.operands)
         return self
 
-    def _vjp(self, _: object, saved: Saved, held: Sums) -> Sums:
+    def _vjp(self, _: object, saved: Saved, sums: Sums) -> Sums:
         """Return the cotangent of an added part: that of the final sum."""
-        [before], g = held, self.cotangent
+        [before], g = sums, self.cotangent
         return [before if g is None else g if before is None else plus(before, g)]
 
 

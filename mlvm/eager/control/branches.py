@@ -228,8 +228,8 @@ def _vjp(vjps: list[_Branch], closures: Closures, gs: Cotangents, saved: Saved, 
     numbers = [number for number in others if any(number in each for each in reached)]
     partly = [k for k, n in enumerate(numbers) if not all(n in each for each in reached)]
     totals = either(pred, sides, [closures[n] for n in numbers], partly)
-    found = {**cells, **dict(zip(numbers, totals, strict=True))}
-    return [found.get(number) for number in closures]
+    sums_by_node = {**cells, **dict(zip(numbers, totals, strict=True))}
+    return [sums_by_node.get(number) for number in closures]
 
 
 def either(
@@ -285,25 +285,25 @@ def present(g: Any, shape: Shape = ()) -> Tensor:
         return broadcast_to(reshape(own, own.shape + (1,) * (len(shape) - own.ndim)), shape)
 
 
-def _added(held: Any, part: Any) -> Any:
+def _added(total: Any, part: Any) -> Any:
     """Add two cotangents of which one or both are conditional (see `Conditional`)."""
-    if not isinstance(held, (Tensor, Conditional)):  # a cell
-        either(part.present, [lambda: [held + part.x][:0], list], [])
-        return held
+    if not isinstance(total, (Tensor, Conditional)):  # a cell
+        either(part.present, [lambda: [total + part.x][:0], list], [])
+        return total
     if isinstance(part, Sparse):
         part = apply(part.alone, *part.operands)
-    x, y = [g.x if isinstance(g, Conditional) else g for g in (held, part)]
-    one, other = [g.present if isinstance(g, Conditional) else None for g in (held, part)]
-    if one is other and isinstance(held, Conditional) and isinstance(part, Conditional):
-        return Conditional(x + y, held.present, is_clean=held.is_clean and part.is_clean)
+    x, y = [g.x if isinstance(g, Conditional) else g for g in (total, part)]
+    one, other = [g.present if isinstance(g, Conditional) else None for g in (total, part)]
+    if one is other and isinstance(total, Conditional) and isinstance(part, Conditional):
+        return Conditional(x + y, total.present, is_clean=total.is_clean and part.is_clean)
     both = x + y
-    if isinstance(held, Begun):
+    if isinstance(total, Begun):
         return both if other is None else Conditional(_chosen(other, both, x), other)
     if one is None or other is None:
         return _chosen(other, both, x) if one is None else _chosen(one, both, y)
     with taped(None):
         shape = max(one.shape, other.shape, key=len)
-        either_one = op.logical_or(present(held, shape), present(part, shape))
+        either_one = op.logical_or(present(total, shape), present(part, shape))
     return Conditional(_chosen(one, _chosen(other, both, x), y), either_one)
 
 

@@ -374,7 +374,7 @@ def _scan(
     and `trip_count` by the body have no effect. For the first `continued` of `xs`, the backward
     pass adds to cotangents row by row, as eager iterations do. For the others it adds the total.
     Those of `residual_rows` are residuals of another loop, or their cotangents: each row has a
-    cotangent of its own, or none.
+    separate cotangent, or none.
     """
     xs = blocks.aliases(xs)
     trip_count = untracked(trip_count) if isinstance(trip_count, Tensor) else trip_count
@@ -607,20 +607,22 @@ def _backward(
     active_params, tracked_rows = [vjp.params[k] for k in active], [vjp.rows[k] for k in tracked]
     cells, closures = blocks.split_cells(segment.closures, sums)
     closures = {n: h for n, h in closures.items() if h is not None or n in reached}
-    held = [*[of_state[k] for k in active], *closures.values()]
+    initial_sums = [*[of_state[k] for k in active], *closures.values()]
     sum_types = [*[x.type for x in active_params], *[segment.closures[n] for n in closures]]
     begun = {
         k
-        for k, h in enumerate(held)
+        for k, h in enumerate(initial_sums)
         if (h is None or isinstance(h, Begun)) and sum_types[k].dtype.is_inexact
     }
     if activity.differs:
         first = {k for k, n in enumerate(closures, len(active)) if n not in activity.first}
         partly |= {k for k, part in enumerate(active) if part in activity.partly}
         partly |= first & begun
-    partly |= {k for k, h in enumerate(held) if isinstance(h, Conditional) and k not in begun}
+    partly |= {
+        k for k, h in enumerate(initial_sums) if isinstance(h, Conditional) and k not in begun
+    }
     is_exact = bool(partly) or any(isinstance(g, Conditional) for g in row_gs)
-    partly |= {k for k, h in enumerate(held[: len(active)]) if h is None and is_exact}
+    partly |= {k for k, h in enumerate(initial_sums[: len(active)]) if h is None and is_exact}
     partly &= {k for k, type in enumerate(sum_types) if type.dtype.is_inexact}  # no record number
     conditional = sorted(partly)
 
@@ -629,9 +631,10 @@ def _backward(
         return isinstance(g, Conditional) and not g.present.shape
 
     init = [
-        h.x if is_scalar(h) else or_zeros(h, type) for h, type in zip(held, sum_types, strict=True)
+        h.x if is_scalar(h) else or_zeros(h, type)
+        for h, type in zip(initial_sums, sum_types, strict=True)
     ]
-    init += [*numbers, *[present(held[k]) for k in conditional]]
+    init += [*numbers, *[present(initial_sums[k]) for k in conditional]]
     residual_rows = {
         k
         for k, x in zip(tracked, tracked_rows, strict=True)
@@ -643,7 +646,7 @@ def _backward(
         xrows, residuals, row_values, of_rows_present, before = blocks.split(
             rows, nrows, len(stacks), len(row_gs), len(by_row)
         )
-        totals, places, conditions = blocks.split(state, len(held), len(numbers))
+        totals, places, conditions = blocks.split(state, len(initial_sums), len(numbers))
         of_recorded: list[Any] = []
         if places:
             types = [records.NUMBER, *[x.root.type for x in vjp.residuals]]
@@ -717,7 +720,7 @@ def _backward(
         partly |= wider
         raise blocks.RetryBlocks
     of_rows, rows_present = blocks.split(of_xs, len(tracked))
-    totals: list[Any] = [*finals[: len(held)]]
+    totals: list[Any] = [*finals[: len(initial_sums)]]
     if isinstance(trip_count, Tensor):  # it may be zero, and then there are no cotangents
         with taped(None):
             has_run = op.greater(trip_count, 0)
@@ -726,7 +729,7 @@ def _backward(
         ]
         for k in begun:
             totals[k] = Conditional(totals[k], has_run, is_clean=True)
-    for k, condition in zip(conditional, finals[len(held) + len(numbers) :], strict=True):
+    for k, condition in zip(conditional, finals[len(initial_sums) + len(numbers) :], strict=True):
         totals[k] = Conditional(finals[k], condition)
     parts: list[Any] = [None] * (nstate + nrows)
     for k, g in zip(active, totals, strict=False):
