@@ -56,7 +56,7 @@ def batches_of(size: Size) -> list[NDArray[Any]]:
     """Return an epoch's batches, each of another length as far as there are so many."""
     random = np.random.default_rng(0)
     lengths = np.resize(random.permutation(np.arange(4, size.longest + 1)), size.lengths)
-    shape = partial(random.integers, size.symbols)
+    shape: Any = partial(random.integers, size.symbols)
     return [shape(size=(size.batch, int(length))) for length in random.permutation(lengths)]
 
 
@@ -112,14 +112,14 @@ def seconds(work: Callable[[], object]) -> float:
 # --- mlvm ----------------------------------------------------------------------------
 
 
-def mlvm(size: Size, *, lengths: object) -> tuple[Step, Callable[[], int]]:
+def mlvm(size: Size, *, lengths: Any) -> tuple[Step, Callable[[], int]]:
     import mlvm.eager as ml
 
     vm = ml.VM("bench")
     with ml.Arena(vm, "weights").allocating():
         eager, captured = _training(size), _training(size)
     named = {"time": size.longest} if lengths else None
-    step: Any = ml.capture(captured, lengths=lengths, at_most=named)  # type: ignore[arg-type]
+    step: Any = ml.capture(captured, lengths=lengths, at_most=named)
     memory = ml.Arena(vm, "batch")
 
     def run(tokens: NDArray[Any]) -> float:

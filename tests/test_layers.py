@@ -63,7 +63,7 @@ ROOMS = [
 Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
-    "mlvm/core": 6_990,
+    "mlvm/core": 7_000,
     "mlvm/machines": 1_790,
     "mlvm/machines/native": 2_910,
     "mlvm/machines/gpu": 3_380,
@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 520,
     "models": 3_470,
     "bench": 4_900,
-    "tests": 70_540,
+    "tests": 70_550,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
