@@ -144,8 +144,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     add = commands.add_parser("run", help="run a program and show what it leaves").add_argument
-    wanted = "assembly, such as examples/newton.mlasm, or a captured step, such as step.mlvm"
-    add("file", metavar="FILE", help=wanted)
+    formats = "assembly, such as examples/newton.mlasm, or a captured step, such as step.mlvm"
+    add("file", metavar="FILE", help=formats)
     argument = "the next argument: a .npy file, or the tensor itself, such as 'f32[2] 1.5 2'"
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
     add("--out", type=Path, metavar="DIR", help="write DIR/0.npy, DIR/1.npy, ...")
@@ -179,9 +179,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     deep = "how deep functions may call themselves (default: 64)"
     add("--depth", type=_count, default=64, metavar="N", help=deep)
-    kept = "memory for what gradients keep of a loop whose turns nobody knows, and for lanes of "
-    kept += "ml.batch (default: 1048576)"
-    add("--records", type=_count, default=1 << 20, metavar="BYTES", help=kept)
+    records = "memory for residuals of loops of unknown length, and for rows of ml.batch "
+    records += "(default: 1048576)"
+    add("--records", type=_count, default=1 << 20, metavar="BYTES", help=records)
 
     add = commands.add_parser("disasm", help="print a program as assembly").add_argument
     add("file", metavar="FILE")
@@ -252,7 +252,7 @@ def _add_script(add: Callable[..., object]) -> None:
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    """What Python is to run."""
+    """Return the arguments with which Python runs the script or module."""
     if options.module:
         return ["-m", *options.module]
     script: list[str] = options.script
@@ -266,7 +266,7 @@ def _count(text: str) -> int:
 
 
 def _on_one_line(error: Exception) -> str:
-    """What went wrong and where: the error's text, and the notes the machine added to it."""
+    """Return the error's text and the notes that the machine added to it."""
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{os.fspath(error.filename)}: {error.strerror}"
     else:
@@ -293,7 +293,7 @@ def read_bytes(file: str) -> bytes:
 
 
 def read_file(file: str) -> Program | SavedStep:
-    """What a file holds: a program as assembly or as `Program.to_bytes` gives it, or a captured
+    """Read a file: a program as assembly or as `Program.to_bytes` gives it, or a captured
     step as `Captured.save` writes it.
 
     Raises `BadInput` for any other file, with line and column for text; and `OSError`.
@@ -311,9 +311,9 @@ def read_file(file: str) -> Program | SavedStep:
         raise BadInput(f"{file}: {error}") from None
 
 
-def program_of(found: Program | SavedStep) -> Program:
+def program_of(loaded: Program | SavedStep) -> Program:
     """The program alone. That of a captured step is the one that was planned."""
-    return found.planned.program if isinstance(found, SavedStep) else found
+    return loaded.planned.program if isinstance(loaded, SavedStep) else loaded
 
 
 _TENSOR_TEXT: Final = re.compile(r"\s*\w+\[[^]]*\](\s|$)")
@@ -372,12 +372,12 @@ def read_type(number: int, text: str) -> TensorType:
 
 
 def _check_count(
-    wanted: int, given: int, what: str, types: Sequence[TensorType] | None = None
+    expected: int, count: int, what: str, types: Sequence[TensorType] | None = None
 ) -> None:
-    if given != wanted:
+    if count != expected:
         takes = f"; it takes {', '.join(map(str, types))}" if types else ""
-        arguments = "1 argument" if wanted == 1 else f"{wanted} arguments"
-        raise BadInput(f"the program loads {arguments}; {given} {what} given{takes}")
+        arguments = "1 argument" if expected == 1 else f"{expected} arguments"
+        raise BadInput(f"the program loads {arguments}; {count} {what} given{takes}")
 
 
 # --- the commands ----------------------------------------------------------------------
@@ -385,23 +385,23 @@ def _check_count(
 
 def run(options: argparse.Namespace) -> None:
     """Launch the program on the arguments, then print and write what it leaves."""
-    found = read_file(options.file)
+    loaded = read_file(options.file)
     vm = LocalVM()
-    verify(program_of(found), vm.functions)
-    types = found.inputs if isinstance(found, SavedStep) else None
-    wanted = len(found.inputs) if isinstance(found, SavedStep) else nargs_of(found)
-    _check_count(wanted, len(options.arg), "with --arg are", types)
+    verify(program_of(loaded), vm.functions)
+    types = loaded.inputs if isinstance(loaded, SavedStep) else None
+    expected = len(loaded.inputs) if isinstance(loaded, SavedStep) else nargs_of(loaded)
+    _check_count(expected, len(options.arg), "with --arg are", types)
     arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)  # now, not after a long run
     with trace(vm, options.trace) if options.trace is not None else nullcontext():
-        if isinstance(found, SavedStep):
-            outputs = LoadedStep(found, vm)(*arrays, max_steps=options.max_steps)
+        if isinstance(loaded, SavedStep):
+            outputs = LoadedStep(loaded, vm)(*arrays, max_steps=options.max_steps)
         else:
             handles = [vm.alloc_tensor(TensorType.of(array)) for array in arrays]
             for handle, array in zip(handles, arrays, strict=True):
                 vm.write(handle, array)
-            outputs = vm.launch(found, handles, max_steps=options.max_steps)
+            outputs = vm.launch(loaded, handles, max_steps=options.max_steps)
     for number, output in enumerate(outputs):
         if options.out is not None:
             np.save(options.out / f"{number}.npy", output)
@@ -409,16 +409,16 @@ def run(options: argparse.Namespace) -> None:
         print(f"output {number}: {text}")
 
 
-def planned_of(found: SavedStep) -> standalone.Planned:
+def planned_of(loaded: SavedStep) -> standalone.Planned:
     """The step as a build takes it."""
-    planned, plan = found.planned, found.planned.plan
+    planned, plan = loaded.planned, loaded.planned.plan
     return standalone.Planned(
         planned.program,
         [standalone.Tensor(*each) for each in planned.arguments],
-        [standalone.Tensor(*each) for each in found.results],
-        found.inputs,
-        found.outputs,
-        found.states,
+        [standalone.Tensor(*each) for each in loaded.results],
+        loaded.inputs,
+        loaded.outputs,
+        loaded.states,
         plan.nbytes,
         planned.lines,
         [standalone.Stay(x.offset, x.nbytes, x.start, x.end) for x in planned.lifetimes],
@@ -432,13 +432,13 @@ def build(options: argparse.Namespace) -> None:
     from mlvm.machines.standalone import build as builder  # with the extension alone
 
     try:
-        found = read_file(options.file)
+        loaded = read_file(options.file)
     except BadInput as error:
         raise BadInput(f"{error}; {A_STEP}") from None
-    if not isinstance(found, SavedStep):
+    if not isinstance(loaded, SavedStep):
         raise BadInput(f"{options.file} is a program; {A_STEP}")
     made = builder.build(
-        planned_of(found),
+        planned_of(loaded),
         options.folder,
         target=options.target,
         simd=options.simd,
@@ -455,10 +455,10 @@ def build(options: argparse.Namespace) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Verify the program, and list the calls whose operands are checked only when they run."""
-    found = read_file(options.file)
-    program = program_of(found)
+    loaded = read_file(options.file)
+    program = program_of(loaded)
     types = (
-        [each.type for each in found.planned.arguments] if isinstance(found, SavedStep) else None
+        [each.type for each in loaded.planned.arguments] if isinstance(loaded, SavedStep) else None
     )
     functions = LocalVM().functions
     verdict = verify(program, functions, types)
@@ -491,14 +491,14 @@ def memory(options: argparse.Namespace) -> None:
         out.mkdir(parents=True, exist_ok=True)
         show_script(file, out)
         return
-    found = read_file(options.file)
-    program = program_of(found)
+    loaded = read_file(options.file)
+    program = program_of(loaded)
     verify(program, LocalVM().functions)
-    if isinstance(found, SavedStep):
+    if isinstance(loaded, SavedStep):
         if options.arg:
             raise BadInput("a captured step brings its own plan: it takes no --arg here")
         out.mkdir(parents=True, exist_ok=True)
-        show_plan(found.planned.plan, found.planned.recording(), file, out)
+        show_plan(loaded.planned.plan, loaded.planned.recording(), file, out)
         return
     _check_count(nargs_of(program), len(options.arg), "with --arg are")
     arguments = [read_argument_or_type(number, text) for number, text in enumerate(options.arg)]
@@ -548,7 +548,7 @@ def show(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 def _read_step(file: Path) -> SavedStep:
     """The captured step in a file. Raises `BadInput` for any other file, and `OSError`."""
     try:
-        found = read_file(os.fspath(file))
+        loaded = read_file(os.fspath(file))
     except BadInput as error:
         if read_bytes(os.fspath(file)).startswith(MAGIC):
             raise
@@ -556,12 +556,12 @@ def _read_step(file: Path) -> SavedStep:
             f"{file}: not what Captured.save wrote; show takes such a file, or a Python script "
             "(.py)"
         ) from error
-    if not isinstance(found, SavedStep):
+    if not isinstance(loaded, SavedStep):
         raise BadInput(
             f"{file}: a program, which has no plan; show takes what Captured.save wrote, or a "
             "Python script (.py), and memory plans a program"
         )
-    return found
+    return loaded
 
 
 def _as_step(planned: Planned) -> Step:
@@ -606,7 +606,7 @@ def print_ops(names: Sequence[str]) -> None:
 
 
 def print_tuning(device: str) -> None:
-    """What products of a device reach with each tile that may suit, and where the best is kept."""
+    """Time products of a device with each candidate tile, and keep the fastest."""
     from mlvm.machines.gpu.tune import tune  # which imports the machine of devices
 
     for dtype, tile, gflops in tune(device):
