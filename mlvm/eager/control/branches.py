@@ -308,9 +308,9 @@ def _added(total: Any, part: Any) -> Any:
 
 
 def _chosen(pred: Any, x: Tensor, y: Tensor) -> Tensor:
-    """Return x where the condition holds, y elsewhere; the other one has no cotangent.
+    """Select x where the condition is true, else y: a `cond` for a scalar, a `where` for rows.
 
-    For a condition of rows the other row has one of zeros.
+    With a `cond` the other one has no cotangent; with a `where` it has one of zeros.
     """
     if pred.shape:
         return op.where(reshape(pred, pred.shape + (1,) * (x.ndim - pred.ndim)), x, y)

@@ -227,8 +227,11 @@ def expression(
 
 
 def _common(dtype: DType, worked: DType) -> DType:
-    """Return the dtype an operand is converted to first: for integers that promote to a half that
-    half, unless it has all of them."""
+    """Return the dtype to convert an operand to: f32 for a half result; the half for wide integers.
+
+    Integers of two bytes or more are rounded to the half first; floats, and bools and integers of a
+    byte, are exact in f32. For other results it is `worked`.
+    """
     if worked.is_half and (dtype.is_float or dtype.itemsize == 1):
         return f32
     return worked
