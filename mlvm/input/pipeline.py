@@ -339,6 +339,8 @@ class Pipeline(Generic[A]):
             tensors = crew.queues[batch.size].get(timeout, kind=self._kind)
         except Exception as end:  # in which no batch was taken, or there are no more
             crew.ready = crew.failure is not None or isinstance(end, (ShutDown, QueueEmpty))
+            if isinstance(end, QueueEmpty) and timeout is None:  # this thread would wait for itself
+                raise self._all_in_use() from None
             raise (isinstance(end, ShutDown) and crew.failure) or end from None
         finally:
             self._consumer_waited += time.perf_counter() - began
@@ -372,10 +374,13 @@ class Pipeline(Generic[A]):
             crew.make_one()
         except QueueFull:
             self._stop()
-            raise PipelineError(
-                f"{self.name}: all slots are in use by live tensors; copy those that you keep, or "
-                f"give a larger prefetch"
-            ) from None
+            raise self._all_in_use() from None
+
+    def _all_in_use(self) -> PipelineError:
+        return PipelineError(
+            f"{self.name}: all slots are in use by live tensors; copy those that you keep, or "
+            f"give a larger prefetch"
+        )
 
     def _stop(self) -> None:
         """End the crew, if there is one; the next `get` starts another."""

@@ -843,7 +843,9 @@ class Recorder:
         holder = reference() if reference is not None else None
         if reference is None or holder is None:
             raise _refused(
-                f"a tensor of another VM, or in no arena of {self.name} (handle {handle}), is used"
+                f"a tensor of another VM, or in no arena of {self.name} (handle {handle}), is used",
+                f"; the function runs on {self.name}: call it inside `with arena:` of an arena on "
+                f"the VM of its tensors",
             )
         if id(reference) in self.memory.references:
             return self.placeholders.aliases.get(id(reference), reference)
