@@ -65,7 +65,7 @@ Others (`__init__`, `stub`) import from all."""
 BUDGET = {
     "mlvm/core": 7_000,
     "mlvm/machines": 1_790,
-    "mlvm/machines/native": 2_910,
+    "mlvm/machines/native": 2_920,
     "mlvm/machines/gpu": 3_380,
     "mlvm/machines/standalone": 1_320,
     "mlvm/machines/remote": 3_940,
@@ -86,12 +86,12 @@ BUDGET = {
     "mlvm/eager/optim": 1_260,
     "mlvm/eager/files": 890,
     "mlvm/eager/interop": 440,
-    "mlvm/eager/capture": 3_260,
+    "mlvm/eager/capture": 3_270,
     "mlvm/onnx": 6_030,
     "mlvm": 520,
     "models": 3_470,
     "bench": 4_900,
-    "tests": 70_550,
+    "tests": 70_590,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -71,6 +71,7 @@ class PatchedProgram:
         for type, nbytes in template.scratch_types():
             self._limits[type] = min(self._limits.get(type, nbytes), nbytes)
         self._active: weakref.ref[object] | None = None
+        self.busy = False  # a launch is between `activate` and its end
         rows, nargs = [site.arguments for site in sites], len(template.planned.arguments)
         self._program = EXTENSION.open_program(rows, nargs, vm.functions.version)
         for site, alternatives in self._sites:
@@ -93,29 +94,35 @@ class PatchedProgram:
 
     def activate(self, patched: Any, version: int) -> Any:
         """Write the integers of a variant, and the addresses of its arrays; return the program in
-        C. Returns None where no planner makes a call of one. The caller has the VM's lock."""
+        C. Returns None where no planner makes a call of one, or a length is beyond 64 bits. The
+        caller has the VM's lock, and is not inside another launch of this program (`busy`)."""
         if version != self._version:
             return None
         if self._active is not None and self._active() is patched:
             return self._program
         self._active = None
-        inputs, values = patched.variant.values
+        try:
+            calls = self._calls(*patched.variant.values)
+        except (NotPatched, OverflowError):
+            return None
+        self._formulas.write(calls)
+        self._program.activate([calls[i] for i in self._order], patched.operands)
+        self._active = weakref.ref(patched, partial(_release, weakref.ref(self)))
+        return self._program
+
+    def _calls(self, inputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """Return the call of each site. Raises `NotPatched`, and `OverflowError` for an integer of
+        more than 64 bits."""
         formulas = self._formulas
         formulas.evaluate(inputs)
         hold, calls = formulas.hold, []
         for site, alternatives in self._sites:
             call = next((each.call for each in alternatives if hold(each.guards)), None)
             if call is None:
-                try:
-                    call = self._add(site, alternatives, values)
-                except NotPatched:
-                    return None
+                call = self._add(site, alternatives, values)
                 formulas.evaluate(inputs)
             calls.append(call)
-        formulas.write(calls)
-        self._program.activate([calls[i] for i in self._order], patched.operands)
-        self._active = weakref.ref(patched)
-        return self._program
+        return calls
 
     def _add(self, site: Site, alternatives: list[_Alternative], values: Sequence[Any]) -> Any:
         """Plan the call of a site at these values as formulas. Raises `NotPatched`."""
@@ -141,3 +148,10 @@ class PatchedProgram:
             alternatives.clear()
         alternatives.insert(0, _Alternative(tuple([x for pair in guards for x in pair]), call))
         return call
+
+
+def _release(owner: weakref.ref[PatchedProgram], ended: weakref.ref[object]) -> None:
+    """Release the arrays of a launch, once its tensors may end."""
+    program = owner()
+    if program is not None and program._active is ended:
+        program._program.activate([], ())

@@ -249,11 +249,20 @@ class NativeLoop:
     ) -> list[Value]:
         """Run a variant of a program that is prepared but for its integers. Whatever is out of the
         ordinary is done by the program that it stands for."""
-        program = None if watched or more[0] is not None else patched.activate(functions)
+        owner = patched.variant.patched
+        is_nested = owner.busy  # in a signal handler or a finalizer
+        try:
+            owner.busy = True
+            program = None
+            if not (watched or is_nested or more[0] is not None):
+                program = patched.activate(functions)
+            if program is not None:
+                self._helper = self._helper or Helper(store)
+                ended = program.run(self._pool, self._helper, patched.operands, -1)
+        finally:
+            owner.busy = is_nested
         if program is None:
             return self(*patched.full(functions), store, functions, *more)
-        self._helper = self._helper or Helper(store)
-        ended = program.run(self._pool, self._helper, patched.operands, -1)
         if ended is None:
             return []
         main, operands = patched.full(functions)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -13,8 +15,10 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, MlvmError, ShapeError
+from mlvm.core.types import root
 from mlvm.eager import nn
 from mlvm.eager.capture.guards.changing import RecompilationWarning
+from mlvm.eager.capture.patched import PatchedProgram
 from mlvm.eager.tensor.polynomials import added, atom, constant_of, divided, multiplied, polynomial
 from mlvm.machines.native.extension import EXTENSION
 from tests.fuzz import lengths as fuzz
@@ -239,6 +243,57 @@ def test_a_program_of_native_kernels_is_verified_once(monkeypatch: pytest.Monkey
         monkeypatch.setattr("mlvm.core.vm.link", None)
         for n, wanted in expected.items():
             assert np.array_equal(step(matrix(n)).numpy(), wanted), n
+
+
+@pytest.mark.skipif(EXTENSION is None, reason="the loop in Python binds each length")
+def test_a_call_inside_the_preparation_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a signal handler: the inner call runs the program as any other."""
+
+    def fn(x: Any) -> Any:
+        return ml.tanh(x @ ml.matrix_transpose(x)) @ x + x
+
+    step = ml.capture(fn, lengths=N, at_most={"n": 40})
+    for n in (9, 12, 7, 30):
+        assert same(step, fn, matrix(n))
+    prepare = PatchedProgram._calls
+    inner: list[bool] = []
+
+    def interrupted(self: PatchedProgram, inputs: Any, values: Any) -> Any:
+        calls = prepare(self, inputs, values)
+        if not inner:
+            inner.append(True)
+            inner.append(same(step, fn, matrix(30)))
+        return calls
+
+    monkeypatch.setattr(PatchedProgram, "_calls", interrupted)
+    for n in (8, 12, 31):
+        assert same(step, fn, matrix(n))
+    assert inner == [True, True]
+
+
+def test_an_integer_of_a_length_may_be_beyond_64_bits() -> None:
+    def fn(x: Any) -> Any:
+        return x * ((x.shape[0] ** 13) * 1.0) + (x.shape[0] ** 40) / (x.shape[0] ** 39)
+
+    step = ml.capture(fn, lengths={"x": ("n",)})
+    for n in (20, 33, 40, 33, 64, 3):
+        assert same(step, fn, ml.ones(n))
+
+
+@pytest.mark.local(reason="it looks at memory of this process")
+def test_memory_of_a_closed_arena_is_not_kept() -> None:
+    vm = ml.VM()
+    step = ml.capture(lambda x: ml.tanh(x) * 2.0, lengths={"x": ("n",)}, at_most={"n": 64})
+    for n in (9, 12, 7, 30):
+        arena = ml.Arena(vm, "batch")
+        with arena:
+            x = ml.ones(n)
+            step(x)
+            memory = weakref.ref(root(vm._store.entry(x.handle).array))
+        arena.close()
+        del x
+        gc.collect()
+        assert memory() is None
 
 
 def test_an_error_of_a_kernel_names_the_types_of_its_length() -> None:

@@ -924,12 +924,18 @@ failed:
 }
 
 /* program.activate(calls, operands): have an opened program run these calls, a list, on a launch's arrays.
- * The caller keeps the calls for as long; arrays that are those of the time before have their addresses. */
+ * The caller keeps the calls for as long; arrays that are those of the time before have their addresses.
+ * activate([], ()) releases the arrays. */
 static PyObject *program_activate(ProgramObject *self, PyObject *args)
 {
     PyObject *calls, *operands;
     if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &calls, &PyTuple_Type, &operands))
         return NULL;
+    if (!PyList_Size(calls) && !PyTuple_Size(operands)) {
+        if (PyList_SetSlice(self->keepalive, 1, PyList_Size(self->keepalive), NULL))
+            return NULL;
+        Py_RETURN_NONE;
+    }
     if (PyList_Size(calls) != self->nbound || PyTuple_Size(operands) < (Py_ssize_t)self->naddresses)
         return PyErr_Format(PyExc_TypeError, "activate takes %d calls and %u arrays", self->nbound,
                             self->naddresses);
