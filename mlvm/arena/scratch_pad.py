@@ -62,8 +62,6 @@ class ScratchPad(Arena):
 
         Raises `ArenaError` if it exceeds the pad or is not aligned, and after close; `ShapeError`
         or `DTypeError` for text that is no type.
-        Raises `ArenaError` for one that leaves the pad or is not aligned, and after close;
-        `ShapeError` or `DTypeError` for text that is no type.
 
         Refuses:
             pad.tensor("f32[99]", 0)  # ArenaError
