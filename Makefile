@@ -114,13 +114,13 @@ $(TEST_READY): pyproject.toml
 	@test -z "$$(ls -A "$(VENV)" 2>/dev/null)" || test -e "$(VENV)/pyvenv.cfg" || { \
 	echo "VENV=$(VENV) exists and is not a Python environment" >&2; exit 1; }
 	$(INTERPRETER) -m venv $(if $(wildcard $(VENV)/.ready-*),--clear) "$(VENV)"
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install -qq --editable '.[test]'
 	@touch $@
 
 $(DEV_READY): $(TEST_READY)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install -qq --editable '.[dev]'
 	@touch $@
 
 $(DOCS_READY): $(TEST_READY)
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m pip install -qq --editable '.[docs]'
 	@touch $@
