@@ -245,6 +245,7 @@ def test_a_program_of_native_kernels_is_verified_once(monkeypatch: pytest.Monkey
             assert np.array_equal(step(matrix(n)).numpy(), wanted), n
 
 
+@pytest.mark.local(reason="a VM elsewhere binds each length")
 @pytest.mark.skipif(EXTENSION is None, reason="the loop in Python binds each length")
 def test_a_call_inside_the_preparation_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a signal handler: the inner call runs the program as any other."""
