@@ -114,6 +114,7 @@ $(TEST_READY): pyproject.toml
 	@test -z "$$(ls -A "$(VENV)" 2>/dev/null)" || test -e "$(VENV)/pyvenv.cfg" || { \
 	echo "VENV=$(VENV) exists and is not a Python environment" >&2; exit 1; }
 	$(INTERPRETER) -m venv $(if $(wildcard $(VENV)/.ready-*),--clear) "$(VENV)"
+	@echo "Installing mlvm and compiling its kernels for this processor: a minute or two of two cores"
 	$(BIN)/python -m pip install -qq --editable '.[test]'
 	@touch $@
 
