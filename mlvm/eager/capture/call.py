@@ -21,7 +21,7 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType
 from mlvm.eager.capture.cache import CacheEntry
 from mlvm.eager.capture.guards.signature import Signature, Signatures, context_of, parts_of
-from mlvm.eager.capture.launch import Launch
+from mlvm.eager.capture.launch import Launch, Scratch
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.tensor.operands import array_beside, widest_of
 from mlvm.eager.tensor.tensor import Tensor
@@ -40,11 +40,14 @@ class FastPathEntry:
     """A call of a program, which C matches with later ones.
 
     entry: the program.
+    scratch: the scratch memory of its VM.
     pattern: the arguments, in C; it also reads the handles that the program is launched on.
     """
 
-    def __init__(self, entry: CacheEntry, signature: Signature, context: Any, parts: Any) -> None:
-        self.entry = entry
+    def __init__(
+        self, entry: CacheEntry, signature: Signature, context: Any, parts: Any, scratch: Scratch
+    ) -> None:
+        self.entry, self.scratch = entry, scratch
         self._context, self._guards = context, signature.guards
         self._checker = signature.guards.checker
         launch = entry.launch
@@ -55,6 +58,8 @@ class FastPathEntry:
         self._tensors = launch.states, (*reached, *launch.states)
         self.pattern = self._pattern(launch)
         self._unhoisted: Any = None
+        fields = [output.field for output in entry.outcome.outputs]
+        self.is_plain = entry.outcome.single is not None and fields == [None] and not launch.hoisted
 
     def _pattern(self, launch: Launch) -> Any:
         assert EXTENSION is not None
@@ -69,22 +74,33 @@ class FastPathEntry:
 
     def match(self, vm: VMProtocol, args: Any, kwargs: Any) -> Any:
         """Return the call's scalar inputs, tensors and inputs if its program is the entry's."""
-        entry, guards = self.entry, self._guards
+        entry = self.entry
         scalars = entry.scalars
         if self._context != context_of(vm) or len(scalars.arrays) != len(entry.numbers.tensors):
             return None
         if not self._checker.holds():
             return None
-        if guards.numbers:
-            values = guards.values(checked=False)
+        if self._guards.numbers:
+            values = self._guards.values(checked=False)
             if values is None or not all(map(operator.is_, values[1], scalars.args)):
                 return None
         match = self.pattern.match(args, kwargs, scalars.args)
-        if match is not None and entry.launch.updates:
+        if match is not None and (self._states or self._updated):
             updated = [*self._states, *[match[1][i] for i in self._updated]]
             if live_tapes or not EXTENSION.exclusive(updated):  # type: ignore[union-attr]
                 return None
         return None if match is None else (scalars, *match)
+
+    def replay(self, arena: Arena, args: Any, kwargs: Any) -> Tensor | None:
+        """Return the result of a call of a plain entry, which has one result and no hoisted values;
+        None if the program is for other calls."""
+        vm, entry = arena.vm, self.entry
+        match = self.match(vm, args, kwargs)
+        if match is None:
+            return None
+        outputs = [entry.outcome.outputs[0].alloc(arena)]
+        entry.launch.run(self.scratch, match[0], vm, match[2], outputs, self.pattern)
+        return outputs[0]
 
 
 class FastPath:
@@ -94,7 +110,13 @@ class FastPath:
         self.entries: list[FastPathEntry] = []
 
     def add(
-        self, entry: CacheEntry, signature: Signature, vm: VMProtocol, args: Any, kwargs: Any
+        self,
+        entry: CacheEntry,
+        signature: Signature,
+        vm: VMProtocol,
+        args: Any,
+        kwargs: Any,
+        scratch: Scratch,
     ) -> None:
         """Match the next such call in C, if C can, and unless the program was added too often."""
         is_plain = not (
@@ -109,7 +131,7 @@ class FastPath:
         if parts is None:
             return
         entry.fast_paths += 1
-        first = FastPathEntry(entry, signature, context_of(vm), parts)
+        first = FastPathEntry(entry, signature, context_of(vm), parts, scratch)
         others = [each for each in self.entries if each.entry is not entry]
         self.entries = [first, *others[: _MOST_FAST_PATHS - 1]]  # at once
 

@@ -43,7 +43,7 @@ from mlvm.eager.capture.guards.frozen import warn_of_frozen
 from mlvm.eager.capture.guards.guard_set import ASKS_CLASS
 from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.hoisted import hoisted_values, is_shared
-from mlvm.eager.capture.launch import Launch, ScalarInputs, ScratchMemories
+from mlvm.eager.capture.launch import Launch, ScalarInputs, Scratch, ScratchMemories
 from mlvm.eager.capture.lengths import LengthSpec, OpenLength
 from mlvm.eager.capture.opened import CallFamilies, OpenTrace, without_sizes
 from mlvm.eager.capture.replacing import Replacer, check_replace
@@ -135,13 +135,21 @@ class Captured(Generic[P, R]):
             )
         arena = current_arena()
         for path in () if loop else self._fast_path.entries:
+            if path.is_plain:
+                result = path.replay(arena, args, kwargs)
+                if result is not None:
+                    self._last = path.entry
+                    return result
+                continue
             bound = path.match(arena.vm, args, kwargs)
             if bound is not None:
                 entry = self._last = path.entry
                 launch = entry.variants.select()
                 scalars, tensors, inputs = bound
-                pattern = path.pattern_of(launch)
-                return self._launch(entry, launch, arena, scalars, tensors, inputs, pattern)
+                pattern, scratch = path.pattern_of(launch), path.scratch
+                return self._launch(
+                    entry, launch, arena, scratch, scalars, tensors, inputs, pattern
+                )
         args, kwargs = as_tensors(self._signatures, arena.vm, args, kwargs)
         while True:
             signature, key = self._signatures.of(arena.vm, args, kwargs)
@@ -167,9 +175,10 @@ class Captured(Generic[P, R]):
         if loop:
             return self._launch_in_loop(entry, arena, scalars, signature)
         launch, tensors, inputs = entry.variants.select(), signature.tensors, signature.inputs
-        result = self._launch(entry, launch, arena, scalars, tensors, inputs)
+        scratch = self._scratch.of(arena.vm)
+        result = self._launch(entry, launch, arena, scratch, scalars, tensors, inputs)
         if EXTENSION is not None and match is not None and (is_repeated or not named):
-            self._fast_path.add(entry, signature, arena.vm, args, kwargs)
+            self._fast_path.add(entry, signature, arena.vm, args, kwargs, scratch)
         return result
 
     def _launch(
@@ -177,6 +186,7 @@ class Captured(Generic[P, R]):
         entry: CacheEntry,
         launch: Launch,
         arena: Arena,
+        scratch: Scratch,
         scalars: ScalarInputs,
         tensors: Sequence[Tensor],
         inputs: Sequence[Tensor],
@@ -184,7 +194,7 @@ class Captured(Generic[P, R]):
     ) -> Any:
         """Launch an entry's program on a call's tensors. Return the value of the call."""
         outputs = [output.alloc(arena) for output in entry.outcome.outputs]
-        launch.run(self._scratch.of(arena.vm), scalars, arena.vm, inputs, outputs, pattern)
+        launch.run(scratch, scalars, arena.vm, inputs, outputs, pattern)
         single = entry.outcome.single
         if single is not None:  # as the value below, sooner
             return outputs[single].root

@@ -17,7 +17,6 @@ import copy
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -43,7 +42,6 @@ _MOST_REFRESHED: Final = 2
 """How many calls in a row refresh hoisted values before a program without them is compiled."""
 
 _ROLES: Final = "input", "output", "state"
-_UNLOCKED: Final = nullcontext()
 
 
 class ScalarInputs(NamedTuple):
@@ -244,7 +242,8 @@ class Launch:
         explains: Callable[[Exception], None] = self.note_line
         token = explaining.set(self.note_line)
         try:
-            with scratch.lock, _UNLOCKED if hoisted is None else vm.lock:
+            # Entering the one lock twice costs less than a context that does nothing.
+            with scratch.lock, scratch.lock if hoisted is None else vm.lock:
                 if hoisted is not None:
                     explains = hoisted.note_line
                     hoisted.refresh()

@@ -211,16 +211,17 @@ class NativeLoop:
     ) -> list[Value]:
         """Run as `mlvm.core.machine.run.run`, which takes programs that are watched or
         scheduled."""
-        watched = functions.instrument is not None or scheduler is not None
-        if isinstance(main.prepared, Patched):
-            return self._run_patched(main.prepared, watched, store, functions, max_steps, scheduler)
-        if watched or (max_steps is not None and max_steps < 0):
-            return reference.run(main, operands, store, functions, max_steps, scheduler)
         prepared = main.prepared
-        if prepared is None:
-            prepared = main.prepared = _prepare(main, operands, functions)
-        if not prepared:
-            return reference.run(main, operands, store, functions, max_steps)
+        watched = functions.instrument is not None or scheduler is not None
+        if prepared.__class__ is not Prepared or watched or max_steps is not None:
+            if isinstance(prepared, Patched):
+                return self._run_patched(prepared, watched, store, functions, max_steps, scheduler)
+            if watched or (max_steps is not None and max_steps < 0):
+                return reference.run(main, operands, store, functions, max_steps, scheduler)
+            if prepared is None:
+                prepared = main.prepared = _prepare(main, operands, functions)
+            if not prepared:
+                return reference.run(main, operands, store, functions, max_steps)
         if self._helper is None:
             self._helper = Helper(store)
         steps_left = -1 if max_steps is None else min(max_steps, _MOST_STEPS)
