@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mlvm.core.program.program import Opcode
 from mlvm.machines.native.extension import is_native
 
 README = Path(__file__).parent.parent / "README.md"
@@ -66,6 +67,10 @@ def test_the_first_screen_trains() -> None:
 def test_the_disassembly_comes_after_the_training() -> None:
     shown = ["disassemble" in code for code, _ in _examples()]
     assert shown.index(True) == 1
+
+
+def test_it_counts_the_opcodes() -> None:
+    assert re.search(rf"\b{len(Opcode)}\s+opcodes", README.read_text("utf-8"))
 
 
 def test_it_is_read_in_five_minutes() -> None:
