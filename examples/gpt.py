@@ -2,8 +2,8 @@
 
 Radford et al., Language Models are Unsupervised Multitask Learners, 2019, with rotary positions
 (Su et al., arXiv 2104.09864) and two heads of queries for each of keys and values (Ainslie et al.,
-arXiv 2305.13245). A training step is one program. So is writing: each letter is made from the one
-before and a cache of keys and values.
+arXiv 2305.13245). A training step is one program for pieces of text of all lengths. So is writing:
+each letter is made from the one before and a cache of keys and values.
 
     python examples/gpt.py
 """
@@ -15,7 +15,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.eager import nn
 
-LENGTH = 128  # the letters that training sees at a time
+LENGTH = 128  # the most letters that training sees at a time
 
 
 class GPT(nn.Module):
@@ -54,11 +54,11 @@ def loss_of(model, letters):
 
 
 def train(model, text, steps, rng):
-    """Train on pieces of the text i64[letters], and return the losses."""
+    """Train on pieces of the text i64[letters] of random lengths, and return the losses."""
     schedule = ml.optim.cosine(1e-2, total_steps=steps, warmup_steps=steps // 10)
     optimizer = ml.optim.AdamW(model, schedule, weight_decay=0.1)
 
-    @ml.capture
+    @ml.capture(lengths={"letters": (None, "time")}, at_most={"time": LENGTH + 1})
     def train_step(letters):
         loss, gradients = ml.value_and_grad(loss_of)(model, letters)
         optimizer.update(ml.optim.clip_by_global_norm(gradients, 1.0))
@@ -66,8 +66,10 @@ def train(model, text, steps, rng):
 
     losses = []
     for _ in range(steps):
-        starts = rng.integers(0, len(text) - LENGTH, size=(8, 1))
-        losses.append(float(train_step(text[starts + np.arange(LENGTH + 1)])))
+        length = rng.integers(LENGTH // 2, LENGTH + 1)
+        starts = rng.integers(0, len(text) - length, size=(8, 1))
+        losses.append(float(train_step(text[starts + np.arange(length + 1)])))
+    assert train_step.signatures == 1
     return losses
 
 

@@ -372,7 +372,7 @@ def read_type(number: int, text: str) -> TensorType:
 
 
 def _check_count(
-    expected: int, count: int, what: str, types: Sequence[TensorType] | None = None
+    expected: int, count: int, what: str, types: Sequence[object] | None = None
 ) -> None:
     if count != expected:
         takes = f"; it takes {', '.join(map(str, types))}" if types else ""
@@ -388,7 +388,7 @@ def run(options: argparse.Namespace) -> None:
     loaded = read_file(options.file)
     vm = LocalVM()
     verify(program_of(loaded), vm.functions)
-    types = loaded.inputs if isinstance(loaded, SavedStep) else None
+    types = loaded.input_types if isinstance(loaded, SavedStep) else None
     expected = len(loaded.inputs) if isinstance(loaded, SavedStep) else nargs_of(loaded)
     _check_count(expected, len(options.arg), "with --arg are", types)
     arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
@@ -437,6 +437,11 @@ def build(options: argparse.Namespace) -> None:
         raise BadInput(f"{error}; {A_STEP}") from None
     if not isinstance(loaded, SavedStep):
         raise BadInput(f"{options.file} is a program; {A_STEP}")
+    if loaded.open is not None:
+        raise BadInput(
+            f"{options.file} takes lengths ({loaded.open}), and a step in C has one size; build a "
+            f"step captured with lengths=False, which was called at that size"
+        )
     made = builder.build(
         planned_of(loaded),
         options.folder,
@@ -498,6 +503,8 @@ def memory(options: argparse.Namespace) -> None:
         if options.arg:
             raise BadInput("a captured step brings its own plan: it takes no --arg here")
         out.mkdir(parents=True, exist_ok=True)
+        if loaded.open is not None:
+            print(f"lengths: {loaded.open}: {', '.join(loaded.open.input_types())}")
         show_plan(loaded.planned.plan, loaded.planned.recording(), file, out)
         return
     _check_count(nargs_of(program), len(options.arg), "with --arg are")
@@ -537,7 +544,10 @@ def show(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             raise BadInput("a captured step takes no arguments here; a script does")
         step = _read_step(file)
         verify(step.planned.program, LocalVM().functions)
-        html = step_page(_as_step(step.planned), file.name, before=file.stat().st_mtime)
+        title = file.name if step.open is None else f"{file.name} at {step.open}"
+        html = step_page(_as_step(step.planned), title, before=file.stat().st_mtime)
+        if step.open is not None:
+            print(f"lengths  {step.open}: {', '.join(step.open.input_types())}")
     write_page(page, html)
     print(f"page  {page}" + (", of what the script did until it failed" if failed else ""))
     if options.open:

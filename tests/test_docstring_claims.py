@@ -473,6 +473,8 @@ def built() -> dict[str, Any]:
     last.close()
     far = ml.QueueTensor(WireVM(ml.VM("far")), ["f32[2]"], 1)
     drained = ml.capture(lambda: ml.sum(last.get()[0]))
+    bounded = ml.capture(ml.sum, lengths={"x": ("n",)}, at_most={"n": 9})
+    bounded(ml.ones(2))
     batches, greedy = ml.Pipeline(Numbers(), 50, vm=vm), ml.Pipeline(Numbers(), 1, vm=vm)
     batches.close()
     gate, calls = Event(), list[Any]()

@@ -69,10 +69,10 @@ BUDGET = {
     "mlvm/machines/gpu": 3_380,
     "mlvm/machines/standalone": 1_320,
     "mlvm/machines/remote": 3_940,
-    "mlvm/arena": 1_340,
+    "mlvm/arena": 1_345,
     "mlvm/show": 1_700,
     "mlvm/input": 1_620,
-    "mlvm/step": 3_180,
+    "mlvm/step": 3_400,
     "mlvm/parallel": 3_250,
     "mlvm/eager": 880,
     "mlvm/eager/tensor": 2_120,
@@ -86,12 +86,12 @@ BUDGET = {
     "mlvm/eager/optim": 1_260,
     "mlvm/eager/files": 890,
     "mlvm/eager/interop": 440,
-    "mlvm/eager/capture": 3_300,
+    "mlvm/eager/capture": 3_400,
     "mlvm/onnx": 6_030,
-    "mlvm": 520,
+    "mlvm": 530,
     "models": 3_470,
     "bench": 4_900,
-    "tests": 70_620,
+    "tests": 70_930,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

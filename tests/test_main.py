@@ -731,6 +731,37 @@ def test_run_takes_a_step_that_keeps_residuals(folder: Path, capsys: Captured) -
         assert command_line(f"{command} gradient.mlvm") == 0
 
 
+def test_a_step_with_lengths(folder: Path, capsys: Captured) -> None:
+    doubled = ml.capture(
+        lambda x: ml.exp(x) / x.shape[0], lengths={"x": ("time", None)}, at_most={"time": 8}
+    )
+    doubled(ml.ones((3, 2)))
+    doubled.save("step.mlvm")
+    for n in (5, 8, 2):
+        np.save("x.npy", np.full((n, 2), n, np.float32))
+        assert command_line("run step.mlvm --arg x.npy --out out") == 0
+        expected = doubled(ml.asarray(np.load("x.npy"))).numpy()
+        assert np.load("out/0.npy").tobytes() == expected.tobytes()
+    capsys.readouterr()
+    for n in (9, 0):
+        np.save("x.npy", np.ones((n, 2), np.float32))
+        assert command_line("run step.mlvm --arg x.npy") == 1
+        message = f"error: step: axis 0 of input 0 is 'time' = {n}, expected 1 to 8\n"
+        assert capsys.readouterr().err == message
+    assert command_line("run step.mlvm") == 1
+    assert capsys.readouterr().err.endswith("are given; it takes f32[time,2]\n")
+    for command in ("memory", "show"):
+        assert command_line(f"{command} step.mlvm") == 0
+        assert "time = 3, at most 8: f32[time,2]" in capsys.readouterr().out
+    assert "step.mlvm at time = 3, at most 8" in Path("step.mlvm.html").read_text("utf-8")
+    assert command_line("check step.mlvm") == 0
+    assert command_line("build step.mlvm -o built") == 1
+    error = capsys.readouterr().err
+    if extension.EXTENSION is not None:
+        assert "step.mlvm takes lengths (time = 3, at most 8), and a step in C has one" in error
+    assert not Path("built").exists()
+
+
 def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Captured) -> None:
     assert command_line("disasm step.mlvm") == 0
     assert assemble(capsys.readouterr().out) == step.program

@@ -50,6 +50,7 @@ class Plan(NamedTuple):
     order: the order of placement that gave this plan
     unfused: of a captured step, the lower bound of its recorded calls, or None
     ahead: of a captured step, bytes of hoisted values, which are not in `nbytes`
+    used: of a step with lengths, the most bytes in use at the lengths of the last call, or None
 
     Prints as `12,345 bytes, lower bound 12,000 (1.03), unfused 15,000, by size`.
 
@@ -64,13 +65,15 @@ class Plan(NamedTuple):
     order: str
     unfused: int | None = None
     ahead: int = 0
+    used: int | None = None
 
     def __str__(self) -> str:
         ratio = self.nbytes / self.lower_bound if self.lower_bound else 1.0
         bound = f"lower bound {self.lower_bound:,} ({ratio:.2f})"
         unfused = "" if self.unfused is None else f", unfused {self.unfused:,}"
         ahead = f"; {self.ahead:,} bytes are computed ahead" if self.ahead else ""
-        return f"{self.nbytes:,} bytes, {bound}{unfused}, by {self.order}{ahead}"
+        used = "" if self.used is None else f"; at most {self.used:,} in use at the last lengths"
+        return f"{self.nbytes:,} bytes, {bound}{unfused}, by {self.order}{ahead}{used}"
 
     def __repr__(self) -> str:
         return f"<Plan of {len(self.offsets):,} blocks: {self}>"

@@ -14,6 +14,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from mlvm.arena.placement import rounded
 from mlvm.core.lengths import Length
 from mlvm.core.program.program import Instruction, Opcode
 from mlvm.core.types import DType, TensorType
@@ -48,13 +49,7 @@ def frozen(value: Any) -> Any:
         return OpenType(value.dtype, tuple([frozen(n) for n in value.shape]))
     if issubclass(kind, Length):
         return Place(value.place) if value.is_open() else value.see()
-    if kind is tuple or kind is list:
-        parts = [frozen(each) for each in value]
-        return value if all(map(_is, parts, value)) else kind(parts)
-    if isinstance(value, Mapping):
-        entries = {name: frozen(each) for name, each in value.items()}
-        return value if all(map(_is, entries.values(), value.values())) else entries
-    return value
+    return mapped(frozen, value)
 
 
 def at(part: Any, values: Sequence[Any]) -> Any:
@@ -64,11 +59,18 @@ def at(part: Any, values: Sequence[Any]) -> Any:
         return part.at(values)
     if kind is Place:
         return values[part.number]
+    return mapped(lambda each: at(each, values), part)
+
+
+def mapped(change: Callable[[Any], Any], part: Any) -> Any:
+    """Return a tuple, list or mapping with its items changed; the same object where none is, and
+    for anything else."""
+    kind = type(part)
     if kind is tuple or kind is list:
-        parts = [at(each, values) for each in part]
-        return part if all(map(_is, parts, part)) else kind(parts)
-    if kind is dict:
-        entries = {name: at(each, values) for name, each in part.items()}
+        items = list(map(change, part))
+        return part if all(map(_is, items, part)) else kind(items)
+    if isinstance(part, Mapping):
+        entries = {name: change(each) for name, each in part.items()}
         return part if all(map(_is, entries.values(), part.values())) else entries
     return part
 
@@ -288,47 +290,58 @@ class Site(NamedTuple):
 class PlannedTemplate:
     """Template of planned programs: a step that was planned at bounds of its lengths.
 
-    planned: the program at the bounds.
+    planned: the program at the bounds; of a saved step, at the lengths of the last call.
+    code: frozen immediates, by function and pc.
+    types: frozen types, by argument.
+    sizes: bytes in the plan of temporaries with such types, by argument.
+    lifetimes: frozen types of lifetimes, by their number.
     places: the numbers of all places in it.
     """
 
-    def __init__(self, planned: Planned) -> None:
-        self.planned = planned
-        self._code = {
-            name: {
-                pc: each
-                for pc, instruction in enumerate(function.code)
-                if (each := frozen(instruction.immediates)) is not instruction.immediates
-            }
-            for name, function in planned.program.functions.items()
-        }
-        self._types = {
-            i: frozen(each.type) for i, each in enumerate(planned.arguments) if each.type.is_open
-        }
-        self._sizes = {
-            i: planned.arguments[i].type.nbytes
-            for i in self._types
-            if planned.arguments[i].role == "scratch"
-        }
-        self.places = places(self._types).union(*map(places, self._code.values()))
+    def __init__(
+        self,
+        planned: Planned,
+        code: Mapping[tuple[str, int], Any],
+        types: Mapping[int, OpenType],
+        sizes: Mapping[int, int],
+        lifetimes: Mapping[int, OpenType],
+    ) -> None:
+        self.planned, self.code, self.types, self.sizes = planned, code, types, sizes
+        self.lifetimes = lifetimes
+        self.places = places([*types.values(), *code.values(), *lifetimes.values()])
 
-    def fix_lifetimes(self, largest: Sequence[Any]) -> None:
-        """Set the types of lifetimes to those at the largest values, and drop the trace's types."""
-        at_bounds = Substitution(lambda part: at(frozen(part), largest))
-        lifetimes = tuple(
-            [replace(each, type=at_bounds.type(each.type)) for each in self.planned.lifetimes]
-        )
+    @staticmethod
+    def of(planned: Planned) -> PlannedTemplate:
+        """Return the template of a program that was compiled with placeholders of lengths."""
+        code = {
+            (name, pc): each
+            for name, function in planned.program.functions.items()
+            for pc, instruction in enumerate(function.code)
+            if (each := frozen(instruction.immediates)) is not instruction.immediates
+        }
+        arguments = {i: each for i, each in enumerate(planned.arguments) if each.type.is_open}
+        types = {i: frozen(each.type) for i, each in arguments.items()}
+        sizes = {i: x.type.nbytes for i, x in arguments.items() if x.role == "scratch"}
+        stays = {i: frozen(x.type) for i, x in enumerate(planned.lifetimes) if x.type.is_open}
+        return PlannedTemplate(planned, code, types, sizes, stays)
+
+    def with_planned(self, planned: Planned) -> PlannedTemplate:
+        """Return the template with that program in place of the one at the bounds."""
+        return PlannedTemplate(planned, self.code, self.types, self.sizes, self.lifetimes)
+
+    def fix(self, largest: Sequence[Any]) -> None:
+        """Drop the trace's types: make the program that at the largest values."""
         planned = self.at(largest)
         assert planned is not None  # it has just the bytes of the plan
-        self.planned = replace(planned, lifetimes=lifetimes)
+        self.planned = planned
 
     def type_of(self, argument: int) -> Any:
         """Return the frozen type of an argument."""
-        return self._types.get(argument) or self.planned.arguments[argument].type
+        return self.types.get(argument) or self.planned.arguments[argument].type
 
     def scratch_types(self) -> list[tuple[OpenType, int]]:
         """Return the open types of temporaries, each with the bytes that it has in the plan."""
-        return [(self._types[i], nbytes) for i, nbytes in self._sizes.items()]
+        return [(self.types[i], nbytes) for i, nbytes in self.sizes.items()]
 
     def sites(self) -> list[Site] | None:
         """Return the calls of a straight program; None for another."""
@@ -342,7 +355,7 @@ class PlannedTemplate:
             elif opcode is Opcode.push_str:
                 name = immediates[0]
             elif opcode is Opcode.cfunc and immediates[:2] == (len(loads), 0):
-                [*rest] = self._code["main"].get(pc, immediates)[2:]
+                [*rest] = self.code.get(("main", pc), immediates)[2:]
                 types = tuple(map(self.type_of, loads))
                 sites.append(Site(name, rest[0] if rest else {}, tuple(loads), types))
                 loads = []
@@ -356,19 +369,28 @@ class PlannedTemplate:
         planned = self.planned
         arguments = list(planned.arguments)
         types: dict[Any, TensorType] = {}
-        for i, type in self._types.items():
+        for i, type in self.types.items():
             concrete = types.get(type)
             if concrete is None:
                 concrete = types[type] = type.at(values)
-            if i in self._sizes and concrete.nbytes > self._sizes[i]:
+            if i in self.sizes and concrete.nbytes > self.sizes[i]:
                 return None
             arguments[i] = arguments[i]._replace(type=concrete)
-        functions = []
-        for function in planned.program.functions.values():
-            code = list(function.code)
-            for pc, immediates in self._code[function.name].items():
-                code[pc] = Instruction(code[pc].opcode, _canonical(at(immediates, values)))
-            functions.append(function._replace(code=tuple(code)))
+        lifetimes = list(planned.lifetimes)
+        for i, type in self.lifetimes.items():
+            each, concrete = lifetimes[i], types.get(type) or type.at(values)
+            is_whole = each.nbytes == rounded(each.type.nbytes)
+            nbytes = rounded(concrete.nbytes) if is_whole else each.nbytes
+            lifetimes[i] = replace(each, type=concrete, nbytes=nbytes)
+        codes = {name: list(each.code) for name, each in planned.program.functions.items()}
+        for (name, pc), immediates in self.code.items():
+            code = codes[name]
+            code[pc] = Instruction(code[pc].opcode, _canonical(at(immediates, values)))
         program = copy.copy(planned.program)  # it writes to the same arguments
-        program.functions = {function.name: function for function in functions}
-        return replace(planned, program=program, arguments=tuple(arguments))
+        program.functions = {
+            name: function._replace(code=tuple(codes[name]))
+            for name, function in planned.program.functions.items()
+        }
+        return replace(
+            planned, program=program, arguments=tuple(arguments), lifetimes=tuple(lifetimes)
+        )

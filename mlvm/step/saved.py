@@ -1,25 +1,30 @@
 """A planned step as bytes: its program and plan, and the state it starts from.
 
 A file of `Captured.save` runs without the Python function, on any VM. Each call goes on from the
-state after the call before.
+state after the call before. A step with lengths is that of the call before saving, and has an open
+part, from which the steps of other lengths are made (`mlvm.step.open_step`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from mlvm.arena.planner import Plan
 from mlvm.arena.recording import Lifetime
-from mlvm.core.errors import EncodingError, ProgramError, brief
-from mlvm.core.ops.half import cast
+from mlvm.core.errors import EncodingError, MlvmError, ProgramError, brief
+from mlvm.core.ops.half import cast, number_array
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import MAX_NBYTES, Array, TensorType
 from mlvm.step.compile import ROLES, Planned
 from mlvm.step.flow import Location, Role
+from mlvm.step.lengths import at
+from mlvm.step.open_step import OpenStep
 
 
 class SavedStep(NamedTuple):
@@ -29,6 +34,7 @@ class SavedStep(NamedTuple):
     inputs, outputs: the types that it takes and allocates.
     results: the locations of its results.
     states: its state, by number.
+    open: its lengths, if it has some; the other fields are those of the call before saving.
     """
 
     planned: Planned
@@ -36,6 +42,30 @@ class SavedStep(NamedTuple):
     outputs: tuple[TensorType, ...]
     results: tuple[Location, ...]
     states: tuple[Array, ...]
+    open: OpenStep | None = None
+
+    @property
+    def input_types(self) -> Sequence[object]:
+        """The types that it takes, with the names of lengths."""
+        return self.inputs if self.open is None else self.open.input_types()
+
+    def at(self, types: Sequence[TensorType]) -> SavedStep:
+        """Return the step for inputs of these types, without its open part. Raises `ShapeError` if
+        it is for no such lengths."""
+        if self.open is None:
+            return self
+        values = self.open.values_at(types)
+        results = zip(self.results, self.open.results, strict=True)
+        states = [*self.states]
+        for number, place in self.open.scalars:
+            states[number] = number_array(values[place], TensorType.of(states[number]).dtype)
+        return SavedStep(
+            self.open.planned_at(values),
+            tuple([at(each, values) for each in self.open.inputs]),
+            tuple([at(each, values) for each in self.open.outputs]),
+            tuple([each._replace(type=at(type, values)) for each, type in results]),
+            tuple(states),
+        )
 
     def to_bytes(self) -> bytes:
         """Encode the step as docs/wire.md describes; `from_bytes` reads it back."""
@@ -51,6 +81,8 @@ class SavedStep(NamedTuple):
         writer.mapping(lines, Writer.text)
         writer.sequence(planned.lifetimes, _write_lifetime)
         writer.sequence(planned.moments, Writer.integer)
+        if self.open is not None:
+            self.open.write(writer)
         return writer.message(Kind.step)
 
     @staticmethod
@@ -67,7 +99,6 @@ class SavedStep(NamedTuple):
         lifetimes = tuple(reader.sequence(_read_lifetime))
         has_moments = reader.remaining  # an older file has none
         moments = tuple(reader.sequence(Reader.integer)) if has_moments else ()
-        reader.end()
         by_place: dict[tuple[str, int], str] = {}
         for place, line in lines.items():
             function, _, pc = place.rpartition(" ")
@@ -75,9 +106,29 @@ class SavedStep(NamedTuple):
                 raise EncodingError(f"a line has a function and a pc, not {brief(place)}")
             by_place[function, int(pc)] = line
         planned = Planned(program, arguments, plan, by_place, lifetimes, moments=moments)
-        step = SavedStep(planned, inputs, outputs, results, states)
+        opened = OpenStep.read(reader, planned) if reader.remaining else None
+        reader.end()
+        step = SavedStep(planned, inputs, outputs, results, states, opened)
         step._check()
+        step._check_open()
         return step
+
+    def _check_open(self) -> None:
+        """Raise `EncodingError` unless the open part makes this step for the call before saving."""
+        try:
+            step = self.at(self.inputs)
+        except (
+            MlvmError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as e:
+            raise EncodingError(f"the lengths are not those of the step: {e}") from None
+        planned = replace(step.planned, lines=self.planned.lines)
+        if (planned, *step[1:4]) != (self.planned, *self[1:4]):
+            raise EncodingError(f"the lengths ({self.open}) are not those of the step")
 
     def _check(self) -> None:
         """Raise `EncodingError` unless all locations exist and lie within the scratch memory."""
@@ -114,8 +165,21 @@ class LoadedStep:
         self.vm = vm
         self._storages: dict[tuple[str, int], StorageHandle] = {}
         self._handles: dict[tuple[str, int, TensorType], TensorHandle] = {}
-        for place, array in enumerate(step.states):
-            vm.write(self._handle("state", place, TensorType.of(array)), array)
+        self._write_states(range(len(step.states)), step)
+        self._use(step)
+
+    def _write_states(self, places: Iterable[int], step: SavedStep) -> None:
+        for place in places:
+            array = step.states[place]
+            self.vm.write(self._handle("state", place, TensorType.of(array)), array)
+
+    def _use(self, step: SavedStep) -> None:
+        """Prepare the memory of a step for the lengths of the next calls."""
+        self._now = step
+        for key in [key for key in self._handles if key[0] != "state"]:
+            self.vm.dealloc_tensor(self._handles.pop(key))
+        for home in [home for home in self._storages if home[0] in ("input", "output")]:
+            self.vm.dealloc_storage(self._storages.pop(home))
         self._args = [self._handle(*argument) for argument in step.planned.arguments]
 
     def __call__(self, *arrays: Array, max_steps: int | None = None) -> list[Array]:
@@ -123,18 +187,26 @@ class LoadedStep:
         captured function, f64, numpy's default, becomes a narrower float.
 
         Raises `ProgramError` for another number of arrays, `DTypeError` and `ShapeError` for
-        arrays of other types, and errors of the program.
+        arrays of other types, `ShapeError` for a length that it is not for, and errors of the
+        program.
         """
-        inputs = self.step.inputs
+        inputs, opened = self.step.inputs, self.step.open
         if len(arrays) != len(inputs):
-            types = ", ".join(map(str, inputs))
+            types = ", ".join(map(str, self.step.input_types))
             raise ProgramError(f"the step takes {len(inputs)} arrays ({types}), not {len(arrays)}")
-        for place, (type, array) in enumerate(zip(inputs, arrays, strict=True)):
+        if opened is not None and any(
+            x.shape != type.shape for x, type in zip(arrays, self._now.inputs, strict=True)
+        ):
+            step = self.step.at([TensorType.of(array) for array in arrays])
+            step._check()
+            self._use(step)
+            self._write_states([number for number, _ in opened.scalars], step)
+        for place, (type, array) in enumerate(zip(self._now.inputs, arrays, strict=True)):
             if array.dtype == np.float64 and type.dtype.is_float:
                 array = cast(array, type.dtype)
             self.vm.write(self._handle("input", place, type), array)
-        self.vm.launch(self.step.planned.program, self._args, max_steps=max_steps)
-        return [self.vm.read(self._handle(*result)) for result in self.step.results]
+        self.vm.launch(self._now.planned.program, self._args, max_steps=max_steps)
+        return [self.vm.read(self._handle(*result)) for result in self._now.results]
 
     def states(self) -> list[Array]:
         """Return copies of the tensors that calls update, and of those that they only read."""

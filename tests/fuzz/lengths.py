@@ -3,7 +3,8 @@
 A function is a random list of steps on values of a few kinds: a matrix [n, d], a sequence [n], a
 square [n, n], a vector [d], a list [m] of some formula of n, a scalar. Steps choose nothing by the
 length, unless they branch on it. The captured function must have the bits of the eager one at each
-length, or raise what it raises.
+length, or raise what it raises. So must its step, which is saved after the last call and loaded. A
+step may refuse lengths at which the function computes otherwise, and these are counted.
 
     python -m tests.fuzz.lengths --functions 500 --seed 0
 """
@@ -13,16 +14,21 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import tempfile
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.errors import MlvmError
+from mlvm.core.errors import CaptureError, MlvmError, ShapeError
+from mlvm.core.types import TensorType
+from mlvm.machines.local import LocalVM
+from mlvm.step.saved import LoadedStep, SavedStep
 
 WIDTH = 4
 LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17, 23, 31)
@@ -259,25 +265,67 @@ def outcome(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         return type(error).__name__
 
 
-def check(seed: int, lengths: int = 5) -> tuple[str, int]:
-    """Compare the function of a seed at that many lengths: what came of it, and the traces."""
+def from_file(step: Any) -> SavedStep | None:
+    """Save a captured function's step, and return it from the file; None for one without lengths,
+    whose last call had a program of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "step.mlvm")
+        try:
+            step.save(path)
+        except CaptureError as error:
+            if "is for its lengths alone" in str(error) or "needs the value" in str(error):
+                return None
+            raise
+        return SavedStep.from_bytes(path.read_bytes())
+
+
+def difference(
+    step: SavedStep, calls: list[tuple[tuple[Any, ...], Any]], refused: Counter[str]
+) -> str:
+    """Return where the loaded step differs from outcomes of eager calls; nothing where it does
+    not. Lengths that it serves and refuses are counted."""
+    loaded = LoadedStep(step, LocalVM())
+    for arguments, expected in calls:
+        if isinstance(expected, str):
+            continue
+        try:
+            arrays = loaded(*[each.numpy() for each in arguments])
+        except ShapeError as error:
+            if "computes otherwise" in str(error) or "a temporary is larger" in str(error):
+                refused["refused"] += 1
+                continue
+            raise
+        refused["served"] += 1
+        if [(str(TensorType.of(x)), x.tobytes()) for x in arrays] != expected:
+            return f"at {len(arguments[0])}: other bits from the file"
+    loaded.close()
+    return ""
+
+
+def check(seed: int, lengths: int = 5, counts: Counter[str] | None = None) -> tuple[str, int]:
+    """Compare the function of a seed at that many lengths, and then its step: what came of it, and
+    the traces. The `counts` get the number of lengths that saved steps serve and refuse."""
     fn, rng = function(seed), np.random.default_rng(seed)
     named = {"x": ("n", None), "ids": ("n",)} if seed % 4 else None
-    step = ml.capture(fn, lengths=named)
+    step = ml.capture(fn, lengths=named, at_most={"n": LENGTHS[-1]} if named else None)
     weight = ml.asarray(rng.standard_normal((WIDTH, WIDTH)).astype(np.float32))
     table = ml.asarray(rng.standard_normal((5, WIDTH)).astype(np.float32))
-    failed = 0
+    failed, calls = 0, []
     for n in rng.choice(LENGTHS, size=lengths, replace=False).tolist():
         x = ml.asarray(rng.standard_normal((n, WIDTH)).astype(np.float32))
         ids = ml.asarray(rng.integers(0, 5, size=n))
-        eager, captured = (
-            outcome(fn, (x, ids, weight, table)),
-            outcome(step, (x, ids, weight, table)),
-        )
+        arguments = x, ids, weight, table
+        eager, captured = outcome(fn, arguments), outcome(step, arguments)
         if eager != captured:
             errors = [each for each in (eager, captured) if isinstance(each, str)]
             return f"wrong at {n}: {errors or 'other bits'}", 0
         failed += isinstance(eager, str)
+        calls.append((arguments, eager))
+    saved = from_file(step) if named and not isinstance(calls[-1][1], str) else None
+    if saved is not None:
+        different = difference(saved, calls, Counter() if counts is None else counts)
+        if different:
+            return f"wrong {different}", 0
     return "raised" if failed else "equal", step.signatures
 
 
@@ -289,12 +337,13 @@ def main() -> int:
     options = parser.parse_args()
     counts: Counter[str] = Counter()
     traces: Counter[int] = Counter()
+    saved: Counter[str] = Counter()
     wrong = 0
     warnings.simplefilter("ignore")
     for seed in range(options.seed, options.seed + options.functions):
         try:
             with np.errstate(all="ignore"):
-                what, count = check(seed)
+                what, count = check(seed, counts=saved)
         except Exception:
             what, count = "raw error", 0
             traceback.print_exc()
@@ -304,6 +353,7 @@ def main() -> int:
         counts[what.partition(" at ")[0]] += 1
         traces[count] += 1
     print(dict(counts), "functions by traces:", dict(sorted(traces.items())))
+    print("calls of saved steps:", dict(saved))
     return int(wrong > 0)
 
 

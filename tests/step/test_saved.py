@@ -41,6 +41,23 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return file.read_bytes()
 
 
+@pytest.fixture(scope="module")
+def open_data(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A step with a length, of which a scalar, slices and types are formulas."""
+
+    def step(x: ml.Tensor, y: ml.Tensor) -> ml.Tensor:
+        n = x.shape[0]
+        z = ml.exp(x[: n // 2]) / n
+        return ml.concat([ml.reshape(z, -1), ml.sum(y)[None]]) if n > 1 else z
+
+    names = {"x": ("n", None), "y": ("n", None)}
+    captured = ml.capture(step, lengths=names, at_most={"n": 9})
+    captured(ml.ones((2, 2)), ml.ones((2, 2)))
+    file = tmp_path_factory.mktemp("step") / "step.mlvm"
+    captured.save(file)
+    return file.read_bytes()
+
+
 @given(steps())
 def test_a_step_comes_back_from_its_bytes_as_it_was(flow: Step) -> None:
     inputs, outputs = [
@@ -120,9 +137,48 @@ def run(step: SavedStep) -> None:
     timeline(step.planned.recording(), title="a step")
     with contextlib.suppress(MlvmError):
         loaded = LoadedStep(step, LocalVM())
-        loaded(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), max_steps=1000)
+        for n in (2, 3, 9):
+            loaded(np.ones((n, 2), np.float32), np.ones((n, 2), np.float32), max_steps=1000)
 
 
 def test_mutations(data: bytes) -> None:
     parts = [(data, bytes), (data[16:], framed(Kind.step))]
     assert_well_refused(parts, lambda data: run(SavedStep.from_bytes(data)), MlvmError)
+
+
+def test_mutations_of_lengths(open_data: bytes) -> None:
+    run(SavedStep.from_bytes(open_data))
+    end = len(open_data) - len(SavedStep.from_bytes(open_data)._replace(open=None).to_bytes())
+    head = open_data[HEADER.size : -end]
+    parts = [(open_data[-end:], lambda tail: framed(Kind.step)(head + tail))]
+    assert_well_refused(parts, lambda data: run(SavedStep.from_bytes(data)), MlvmError)
+
+
+@cases(
+    "change, message",
+    ({"values": ()}, "the lengths are not those of the step: "),
+    ({"lengths": ()}, "expected the lengths of a step: there are none"),
+    ({"inputs": ()}, "the lengths are not those of the step: "),
+    ({"outputs": ()}, r"the lengths \(n = 2, at most 9\) are not those of the step"),
+    ({"steps": ((3, "__import__", (0, 0)),)}, "the lengths are not those of the step: "),
+    ({"scalars": ((99, 0),)}, "the lengths are not those of the step: "),
+)
+def test_lengths_are_those_of_the_step(
+    open_data: bytes, change: dict[str, Any], message: str
+) -> None:
+    step = SavedStep.from_bytes(open_data)
+    assert step.open is not None
+    with pytest.raises(EncodingError, match=message):
+        SavedStep.from_bytes(step._replace(open=step.open._replace(**change)).to_bytes())
+
+
+def test_powers_of_a_length_stay_small(open_data: bytes) -> None:
+    step = SavedStep.from_bytes(open_data)
+    assert step.open is not None
+    [length] = step.open.lengths
+    place = len(step.open.values)
+    squares = tuple([(place + i, "mul", (place + i - 1,) * 2) for i in range(1, 60)])
+    steps = (*step.open.steps, (place, "add", (length.place,) * 2), *squares)
+    huge = step.open._replace(values=(*step.open.values, 4, *[4] * 60), steps=steps)
+    with pytest.raises(EncodingError, match="computes otherwise"):
+        SavedStep.from_bytes(step._replace(open=huge).to_bytes())

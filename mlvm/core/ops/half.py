@@ -194,6 +194,15 @@ def cast(x: Array, dtype: DType) -> Array:
     return out
 
 
+def number_array(value: Any, dtype: DType) -> Array:
+    """Return a Python number as an array of that dtype, where a float too large is inf. Raises
+    `OverflowError` for an integer that does not fit."""
+    with np.errstate(over="ignore"):
+        if dtype is bf16:
+            return cast(np.array(value, np.float64), bf16)
+        return np.array(value, dtype.numpy)
+
+
 def shown(x: Array) -> Array:
     """The array, as numpy can compute with it: bf16 in f32, few bits as i8, u8 or f32."""
     if few.is_few(x):

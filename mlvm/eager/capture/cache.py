@@ -31,6 +31,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, make_exclusive
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.step.compile import Planned
+from mlvm.step.open_step import OpenStep
 from mlvm.step.replacement import Replaced
 
 MOST_PROGRAMS: Final = 64
@@ -53,6 +54,7 @@ class CacheEntry:
     state_views: functions that return a view of a state, if it is alive, each with the state.
     replaced: the places of host functions, by name; see `capture(replace=)`.
     fast_paths: how many entries of the fast path it has had.
+    open_part: makes the open part of its step, if that was planned at bounds of lengths.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class CacheEntry:
         self._state_ids = {id(x) for x in record.outside.states}
         self.replaced: dict[str, list[Replaced]] = {}
         self.fast_paths = 0
+        self.open_part: Callable[..., OpenStep] | None = None
         launch = Launch(planned, call, hoisted)
         self.variants = Variants(launch, compile_unhoisted if hoisted else None)
 

@@ -63,6 +63,7 @@ from mlvm.show.report import plan_table
 from mlvm.step.compile import Planned, compile_flow, no_loop
 from mlvm.step.fusion import policy_of
 from mlvm.step.hoist import Hoist
+from mlvm.step.open_step import OpenStep
 from mlvm.step.replacement import Pattern, Replaced, Types
 from mlvm.step.saved import SavedStep
 
@@ -252,13 +253,17 @@ class Captured(Generic[P, R]):
 
     @property
     def plan(self) -> Plan:
-        """The last call's plan: offsets of intermediates, and their bytes. Raises `CaptureError`
-        before the first call.
+        """The last call's plan: offsets of intermediates, and their bytes. With open lengths it is
+        that of the bounds, and `used` has the bytes in use at the last lengths. Raises
+        `CaptureError` before the first call.
 
         Refuses:
             ml.capture(ml.sum).plan  # CaptureError
         """
-        return self.planned.plan
+        planned = self.planned
+        if self._last_entry().open_part is None:
+            return planned.plan
+        return planned.plan._replace(used=planned.recording().high_water)
 
     @property
     def replaced(self) -> dict[str, list[Replaced]]:
@@ -276,30 +281,44 @@ class Captured(Generic[P, R]):
         and of functions (see `mlvm.machines.residuals`)."""
         return residuals.stack_bytes(current_arena().vm)
 
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the scratch memory of the last call's program as SVG: live ranges by offset. Raises
-        `CaptureError` before the first call, and `OSError`.
+    def plot(
+        self, path: str | os.PathLike[str], *, lengths: Mapping[str, int] | None = None
+    ) -> None:
+        """Draw the scratch memory of the last call's program as SVG: live ranges by offset. With
+        `lengths`, sizes by name, it is drawn as at these lengths, in the plan of the bounds.
+
+        Raises `CaptureError` before the first call, and as `save` for a program that has no such
+        lengths; `ShapeError` for lengths that it is not for, and `OSError`.
 
         Refuses:
             ml.capture(ml.sum).plot("step.svg")  # CaptureError
+            bounded.plot("step.svg", lengths={"n": 10})  # ShapeError
         """
         name = getattr(self.fn, "__name__", "").strip("_<>")
         title = f"Memory of {name or 'a captured function'}"
-        Path(path).write_text(timeline(self.planned.recording(), title=title), encoding="utf-8")
+        planned = self.planned
+        if lengths:
+            opened = self._open_part(self._last_entry(), planned)
+            planned = opened.planned_at(opened.values_of(lengths))
+            title += f" at {', '.join(f'{name} = {n}' for name, n in lengths.items())}"
+        Path(path).write_text(timeline(planned.recording(), title=title), encoding="utf-8")
 
     def _repr_html_(self) -> str:
         """Return the plan of the last call's program, and its picture, for notebooks."""
         if self._last is None:
             return html.block(repr(self))
         planned = self.planned
-        text = f"{self!r}: {planned.plan}"
+        text = f"{self!r}: {self.plan}"
         picture = timeline(planned.recording(), title=repr(self))
         return html.picture(picture, text) + html.block(text)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the last call's program, its plan and the present state to a file, which
-        `python -m mlvm run` takes. The program is the one with hoisted values. Raises
-        `CaptureError` before the first call, `ArgumentError` for a name that ends in ".onnx" or
+        `python -m mlvm run` takes. The program is the one with hoisted values. That of a function
+        captured with `lengths` and `at_most` is for all lengths that the last call's trace serves.
+
+        Raises `CaptureError` before the first call, for a length without a bound, and if the last
+        call's program is for its lengths alone; `ArgumentError` for a name that ends in ".onnx" or
         ".safetensors", and `OSError`.
 
         Refuses:
@@ -329,8 +348,23 @@ class Captured(Generic[P, R]):
             states = [launch.states[number] for number in numbers]
         outputs = tuple([output.type for output in outcome.outputs])
         values = tuple(map(values_of, states))
-        step = SavedStep(planned, entry.input_types, outputs, tuple(results), values)
+        opened = self._open_part(entry, planned, states) if self._spec.names else None
+        step = SavedStep(planned, entry.input_types, outputs, tuple(results), values, opened)
         Path(path).write_bytes(step.to_bytes())
+
+    def _open_part(
+        self, entry: CacheEntry, planned: Planned, states: Sequence[Allocation] = ()
+    ) -> OpenStep:
+        """Return the open part of a step with these states. Raises `CaptureError` if it has
+        none."""
+        if entry.open_part is None:
+            types = ", ".join(map(str, entry.input_types))
+            raise CaptureError(
+                f"the last program of {self!r}, of ({types}), is for its lengths alone, as those "
+                f"of lengths 0 and 1, with replace= and under ml.debug are; call it at another "
+                f"length, or capture it with lengths=False"
+            )
+        return entry.open_part(entry, planned, states)
 
     def close(self) -> None:
         """Wait for a call that runs now, give the scratch memory back, and forget the programs. A
@@ -479,6 +513,7 @@ class Captured(Generic[P, R]):
                 if planned is not None:
                     at_call = call.at(values)
                     entry = self._entry(planned, at_call, signature, vm, compile_unhoisted)
+                    entry.open_part = partial(opened.open_part, plan.template, plan.guards)
                     if plan.entry is None:
                         plan.begin(entry, opened.numbers, values, vm)
                     return entry

@@ -26,9 +26,10 @@ class Axis(NamedTuple):
 
 
 class OpenLength(NamedTuple):
-    """A length: the axes that have it, and the bound that the user gave, or None."""
+    """A length: the axes that have it, and the name and bound that the user gave, or None."""
 
     axes: tuple[Axis, ...]
+    name: str | None = None
     at_most: int | None = None
 
     def size_in(self, signature: Signature) -> int:
@@ -124,7 +125,7 @@ class LengthSpec:
                         )
                     if id(x) in ordinals:
                         axes.setdefault(length, []).append(Axis(ordinals[id(x)], axis))
-        return [OpenLength(tuple(each), self.at_most.get(name)) for name, each in axes.items()]
+        return [OpenLength(tuple(axes[name]), name, self.at_most.get(name)) for name in axes]
 
 
 def _names_in(spec: Any) -> set[str]:

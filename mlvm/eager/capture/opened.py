@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from mlvm.core.errors import CaptureError
 from mlvm.core.locks import new_lock
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.cache import CacheEntry
@@ -30,7 +31,8 @@ from mlvm.eager.tensor.number import Numbers, is_same
 from mlvm.eager.tensor.warn import warn_at
 from mlvm.step.compile import ROLES, Planned
 from mlvm.step.flow import Flow
-from mlvm.step.lengths import OpenType, PlannedTemplate, at
+from mlvm.step.lengths import OpenType, Place, PlannedTemplate, at
+from mlvm.step.open_step import FUNCTIONS, OpenStep, StepLength
 
 MOST_PROGRAMS: Final = 32
 """Programs of one trace that are kept."""
@@ -118,6 +120,11 @@ class OpenTrace:
         self.args = signature.numbers
         self.lock = new_lock()
         self._open = tuple(lengths)
+        numbers_of_inputs = {id(x): i for i, x in enumerate(signature.inputs)}
+        self._axes = [
+            tuple([(numbers_of_inputs[id(signature.tensors[i])], axis) for i, axis in each.axes])
+            for each in lengths
+        ]
         self.numbers = call.numbers
         self._entries: OrderedDict[tuple[int, ...], list[CacheEntry]] = OrderedDict()
         self._plans: list[_BoundPlan] = []
@@ -178,8 +185,8 @@ class OpenTrace:
         )
         try:
             with self.numbers.planning(bounds, values) as (placeholders, guards):
-                planned = PlannedTemplate(compiled(self.template.flow(placeholders)))
-                planned.fix_lifetimes(self.numbers.at_bounds())
+                planned = PlannedTemplate.of(compiled(self.template.flow(placeholders)))
+                planned.fix(self.numbers.at_bounds())
         except Exception:  # the compiler, given plain ints, raises it again or does not
             self._is_pinned = True
             return
@@ -214,6 +221,70 @@ class OpenTrace:
         while len(self._entries) > MOST_PROGRAMS:
             dropped += self._entries.popitem(last=False)[1]
         return dropped
+
+    def open_part(
+        self,
+        template: PlannedTemplate,
+        guards: Iterable[int],
+        entry: CacheEntry,
+        planned: Planned,
+        states: Sequence[Any],
+    ) -> OpenStep:
+        """Return the open part of an entry's step, which has that program and these states. Raises
+        `CaptureError` for a length without a bound, and for a function of lengths that a file
+        cannot have."""
+        numbers, values = self.numbers, entry.scalars.values
+        first = numbers.given - numbers.lengths
+        lengths: list[StepLength] = []
+        inputs: list[Any] = [*entry.input_types]
+        for place, (each, axes) in enumerate(zip(self._open, self._axes, strict=True), first):
+            if each.name is None:
+                i, axis = axes[0]
+                raise CaptureError(
+                    f"axis {axis} of input {i}, {entry.input_types[i]}, was opened by itself; a "
+                    f"step with lengths needs its name in lengths=, and its bound in at_most="
+                )
+            if each.at_most is None:
+                raise CaptureError(
+                    f"a step with lengths: expected a bound of {each.name!r}, got none; capture it "
+                    f"with at_most={{{each.name!r}: 512}}"
+                )
+            lengths.append(StepLength(each.name, each.at_most, place, axes))
+            for i, axis in axes:
+                shape = inputs[i].shape
+                shape = (*shape[:axis], Place(place), *shape[axis + 1 :])
+                inputs[i] = OpenType(inputs[i].dtype, shape)
+        for pin, line in numbers.pins.items():
+            for length in lengths:
+                if length.place in numbers.sources({pin}):
+                    raise CaptureError(
+                        f"{line or 'the function'} needs the value of {length.name!r}, so that "
+                        f"each size has its program; compute with tensors, or with sizes as they "
+                        f"are"
+                    )
+        outcome, by_id = self.call.outcome, {id(x): i for i, x in enumerate(states)}
+        tensors = numbers.tensors.items()
+        scalars = [(by_id[id(x)], place) for (place, _), x in tensors if id(x) in by_id]
+        guards = sorted({*numbers.seen, *guards})
+        used = template.places | self.call.places() | {*guards, *[place for _, place in scalars]}
+        used = numbers.sources(used) | {length.place for length in lengths}
+        steps = []
+        for place, fn, operands in numbers.steps:
+            if place in used:
+                if FUNCTIONS.get(fn.__name__) is not fn:
+                    raise CaptureError(f"no file can hold {fn.__name__} of a length")
+                steps.append((place, fn.__name__, operands))
+        return OpenStep(
+            tuple(lengths),
+            tuple([x if place in used else None for place, x in enumerate(values)]),
+            tuple(steps),
+            tuple(guards),
+            tuple(scalars),
+            tuple(inputs),
+            tuple([each.type for each in outcome.outputs]),
+            tuple([outcome.results[number].type for _, number in outcome.named_results()]),
+            template.with_planned(planned),
+        )
 
     def pinned(self) -> list[Axis]:
         """Return the axes whose very size Python code has seen."""

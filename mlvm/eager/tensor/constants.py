@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
-import numpy as np
-
 from mlvm.arena.arena import Arena, scope
 from mlvm.core.errors import DTypeError, OperandValueError, brief
 from mlvm.core.ops import half
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import Array, DType, bf16, bool_, c64, f32, i64, promote
+from mlvm.core.types import Array, DType, bool_, c64, f32, i64, promote
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor, from_array
@@ -71,10 +69,7 @@ def scalar_array(value: Scalar | Number, dtype: DType) -> Array:
     if dtype.kind not in _ADOPTED_BY[kind]:
         raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype}")
     try:
-        with np.errstate(over="ignore"):  # a float too large is inf
-            if dtype is bf16:
-                return half.cast(np.array(value, np.float64), bf16)
-            return np.array(value, dtype.numpy)
+        return half.number_array(value, dtype)
     except OverflowError:
         raise OperandValueError(f"the int {brief(value)} does not fit into {dtype}") from None
 

@@ -8,19 +8,22 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import ArgumentError, MlvmError, ShapeError
+from mlvm.core.errors import ArgumentError, CaptureError, MlvmError, ShapeError
 from mlvm.core.types import root
 from mlvm.eager import nn
 from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.capture.patched import PatchedProgram
 from mlvm.eager.tensor.polynomials import added, atom, constant_of, divided, multiplied, polynomial
+from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import EXTENSION
+from mlvm.step.saved import LoadedStep, SavedStep
 from tests.fuzz import lengths as fuzz
 
 N = {"x": ("n", None)}
@@ -390,6 +393,143 @@ def test_bad_lengths_change_nothing(arguments: Sequence[Any], message: str) -> N
         step(*[ml.ones(shape) for shape in arguments])
     step(ml.ones((5, 4)), ml.ones((5,)))
     assert float(count) == 2
+
+
+def loaded(step: Any, folder: Path) -> LoadedStep:
+    """The step of a captured function, saved and loaded, on a machine of its own."""
+    step.save(folder / "step.mlvm")
+    return LoadedStep(SavedStep.from_bytes((folder / "step.mlvm").read_bytes()), LocalVM())
+
+
+def trained() -> tuple[nn.Module, Callable[[Any], Any]]:
+    """A model, and a step of its training whose loss counts the tokens."""
+    ml.random.seed(0)
+    model = nn.Sequential(nn.Embedding(11, 4), nn.Linear(4, 11))
+    optimizer = ml.optim.AdamW(model, 1e-2)
+
+    def loss_of(model: Any, tokens: Any) -> Any:
+        logits = ml.dropout(model(tokens[:, :-1]), 0.1)
+        loss = ml.softmax_cross_entropy(logits, tokens[:, 1:], reduction="mean")
+        return loss / tokens.shape[1]
+
+    def train(tokens: Any) -> Any:
+        loss, gradients = ml.value_and_grad(loss_of)(model, tokens)
+        optimizer.update(gradients)
+        return loss, tokens
+
+    return model, train
+
+
+def test_a_saved_step_takes_all_lengths(tmp_path: Path) -> None:
+    model, train = trained()
+    step = ml.capture(train, lengths={"tokens": (None, "time")}, at_most={"time": 24})
+    rng = np.random.default_rng(0)
+    for n in (7, 12):
+        step(ml.asarray(rng.integers(0, 11, size=(2, n))))
+    saved = loaded(step, tmp_path)
+    assert str(saved.step.open) == "time = 12, at most 24"
+    assert saved.step.input_types == ["i64[2,time]"]
+    assert saved.step.to_bytes() == (tmp_path / "step.mlvm").read_bytes()
+    storages = []
+    for n in (5, 24, 12, 2, 24):
+        tokens = rng.integers(0, 11, size=(2, n))
+        loss, same_tokens = saved(tokens)
+        assert loss.tobytes() == step(ml.asarray(tokens))[0].numpy().tobytes()
+        assert np.array_equal(tokens, same_tokens)
+        storages.append(saved.vm.consumed_size_in_mib())
+    assert storages[1] == storages[4]
+    weights = {x.numpy().tobytes() for x in model.named_parameters().values()}
+    assert weights <= {x.tobytes() for x in saved.states()}
+    saved.close()
+    assert saved.vm.consumed_size_in_mib() == 0
+    assert step.signatures == 1
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((9, 4), (9,)), "step: axis 0 of input 0 and axis 0 of input 1 is 'n' = 9, expected 1 to"),
+        (((0, 4), (0,)), "step: axis 0 of input 0 and axis 0 of input 1 is 'n' = 0, expected 1 to"),
+        (((5, 4), (6,)), "step: 'n' is 5 at axis 0 of input 0, and 6 at axis 0 of input 1: axes"),
+        (((4, 4), (4,)), "step: at n = 4 the function computes otherwise than at n = 7; call it"),
+        (((5, 4), (5, 1)), "step: input 1 is f32[n], got f32[5,1]"),
+        (((5, 3), (5,)), "write to f32[5,4]: the array's shape is (5, 3)"),
+    ],
+)
+def test_a_saved_step_refuses_other_lengths(shapes: Any, message: str, tmp_path: Path) -> None:
+    def fn(x: Any, y: Any) -> Any:
+        return ml.sum(x * y[:, None]) if x.shape[0] > 4 else ml.sum(x)
+
+    step = ml.capture(fn, lengths={"x": ("n", None), "y": ("n",)}, at_most={"n": 8})
+    step(matrix(7), ml.ones(7))
+    saved = loaded(step, tmp_path)
+    before = saved(np.ones((7, 4), np.float32), np.ones(7, np.float32))
+    with pytest.raises(ShapeError) as caught:
+        saved(*[np.ones(shape, np.float32) for shape in shapes])
+    assert message in str(caught.value)
+    assert saved(np.ones((7, 4), np.float32), np.ones(7, np.float32)) == before
+    assert saved(np.ones((6, 4), np.float32), np.ones(6, np.float32)) == [24.0]
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "length", "message"),
+    [
+        (ml.tanh, {}, 5, "expected a bound of 'n', got none; capture it with at_most={'n': 512}"),
+        (ml.tanh, {"at_most": {"n": 9}}, 1, "of (f32[1,4]), is for its lengths alone"),
+        (lambda x: x * len(x), {"at_most": {"n": 9}}, 5, "needs the value of 'n', so that each"),
+        (
+            ml.tanh,
+            {"at_most": {"n": 9}, "replace": {lambda x: ml.tanh(x): "tanh"}},
+            5,
+            "is for its lengths alone, as",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::mlvm.eager.capture.guards.changing.RecompilationWarning")
+@pytest.mark.filterwarnings("ignore::mlvm.eager.capture.replacing.ReplacementWarning")
+def test_a_step_that_is_for_some_lengths_alone(
+    fn: Any, options: Any, length: int, message: str, tmp_path: Path
+) -> None:
+    step = ml.capture(lambda x: fn(x), lengths=N, **options)
+    step(matrix(length))
+    for use in (step.save, lambda path: step.plot(path, lengths={"n": 3})):
+        with pytest.raises(CaptureError) as caught:
+            use(tmp_path / "step.mlvm")
+        assert message in str(caught.value)
+    if message.startswith("needs"):
+        assert str(caught.value).startswith(f"{__file__}:")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_axis_without_a_name_has_no_place_in_a_file(tmp_path: Path) -> None:
+    step = ml.capture(lambda x, y: ml.sum(x) + ml.sum(y), lengths=N, at_most={"n": 9})
+    for n in (3, 4, 5):
+        step(matrix(4), ml.ones(n))
+    with pytest.raises(CaptureError, match=r"axis 0 of input 1, f32\[5\], was opened by itself"):
+        step.save(tmp_path / "step.mlvm")
+
+
+def test_the_plan_tells_the_bytes_of_the_last_lengths(tmp_path: Path) -> None:
+    step = ml.capture(lambda x: ml.sum(ml.sort(ml.tanh(x), axis=0)), lengths=N, at_most={"n": 96})
+    pictures, used = [], []
+    for n in (96, 16, 48):
+        step(matrix(n))
+        used.append(step.plan.used)
+        step.plot(tmp_path / "last.svg")
+        pictures.append((tmp_path / "last.svg").read_text())
+        step.plot(tmp_path / "named.svg", lengths={"n": 48})
+    assert used[0] == step.plan.nbytes
+    assert used == [used[0], used[0] // 6, used[0] // 2]
+    assert str(step.plan).endswith(f"; at most {used[2]:,} in use at the last lengths")
+    named = (tmp_path / "named.svg").read_text()
+    assert named.replace(" at n = 48", "") == pictures[2] != pictures[1]
+    for sizes, message in (({"n": 97}, "expected 1 to 96"), ({"m": 3}, "a length of n, got 'm'")):
+        with pytest.raises(ShapeError, match=message):
+            step.plot(tmp_path / "none.svg", lengths=sizes)
+    assert not (tmp_path / "none.svg").exists()
+    fixed = ml.capture(lambda x: ml.sum(ml.sort(x)), lengths=False)
+    fixed(ml.ones(4))
+    assert fixed.plan.used is None
 
 
 def test_trees_of_arguments() -> None:

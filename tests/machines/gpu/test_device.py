@@ -29,6 +29,7 @@ from mlvm.core.errors import (
     OperandValueError,
     OutOfMemory,
     PositionRefused,
+    ShapeError,
     UnknownFunction,
 )
 from mlvm.core.machine.fused import Chain, Link
@@ -455,6 +456,22 @@ def test_eager_and_captured_have_the_same_bits(vm: GpuVM) -> None:
         eager, captured = of(w, x), ml.capture(of)(w, x)
         for a, b in zip(eager, captured, strict=True):
             assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def test_one_trace_serves_all_lengths_there(vm: GpuVM) -> None:
+    def fn(x: ml.Tensor) -> ml.Tensor:
+        n = x.shape[0]
+        after, _ = ml.scan(lambda s, row: (ml.tanh(s + row), None), ml.zeros(3), x)
+        return ml.concat([ml.softmax(x[: n // 2] / n, axis=0), after[None]])
+
+    step = ml.capture(fn, lengths={"x": ("n", None)}, at_most={"n": 12})
+    with ml.use(vm):
+        for n in (5, 12, 2, 9, 5):
+            x = ml.asarray(np.random.default_rng(n).standard_normal((n, 3), "f4"))
+            assert step(x).numpy().tobytes() == fn(x).numpy().tobytes()
+            assert step.signatures == 1
+        with pytest.raises(ShapeError, match="axis 0 of x is 'n' = 13, at most 12"):
+            step(ml.ones((13, 3)))
 
 
 def test_an_op_has_the_same_bits_in_each_chain(vm: GpuVM) -> None:

@@ -472,6 +472,24 @@ def test_a_forked_process_has_no_connection() -> None:
         assert done.stdout == "good\n", done.stderr
 
 
+def test_one_trace_serves_all_lengths_there(served: Served) -> None:
+    def fn(x: ml.Tensor) -> ml.Tensor:
+        n = x.shape[0]
+        after, _ = ml.scan(lambda s, row: (ml.tanh(s + row), None), ml.zeros(3), x)
+        return ml.concat([ml.softmax(x[: n // 2] / n, axis=0), after[None]])
+
+    plans = set()
+    step = ml.capture(fn, lengths={"x": ("n", None)}, at_most={"n": 12})
+    with ml.use(served.vm):
+        for n in (5, 12, 2, 9, 5):
+            x = ml.asarray(np.random.default_rng(n).standard_normal((n, 3), np.float32))
+            assert step(x).numpy().tobytes() == fn(x).numpy().tobytes()
+            plans.add(step.plan.nbytes)
+        assert len(plans) == step.signatures == 1
+        with pytest.raises(ShapeError, match="axis 0 of x is 'n' = 13, at most 12"):
+            step(ml.ones((13, 3)))
+
+
 POSTING = """
 import sys, mlvm.eager as ml
 from mlvm.core.program.program import Program

@@ -1,0 +1,219 @@
+"""Open part of a saved step: lengths, and the formulas by which the step follows from them.
+
+In: a planned template with the formulas of its trace, and their values in the call before saving.
+Out: the step for inputs of other lengths, in the memory of the plan; the same as fields of a file.
+In a file a place among the values is the mapping `{"": place}`, and a type with places is
+`{"": (dtype, shape)}`; no attribute has an empty name.
+Callers: `SavedStep`. The functions of formulas are those of `FUNCTIONS` alone, on small integers,
+since a file may come from anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from mlvm.core.errors import ShapeError, brief
+from mlvm.core.program.encoding import Reader, Writer
+from mlvm.core.types import DType, TensorType
+from mlvm.step.compile import Planned
+from mlvm.step.lengths import OpenType, Place, PlannedTemplate, at, mapped
+
+FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    fn.__name__: fn
+    for fn in (
+        *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv),
+        *(operator.mod, operator.pow, operator.lshift, operator.rshift, operator.and_),
+        *(operator.or_, operator.xor, operator.neg, operator.pos, operator.invert, operator.abs),
+        *(operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne),
+        *(operator.truth, abs, divmod, math.log),
+    )
+}
+"""Functions of formulas, by name."""
+
+_MOST_BITS: Final = 2_000
+_MOST_POWER: Final = 64
+
+
+class StepLength(NamedTuple):
+    """Length of a saved step.
+
+    name, at_most: as in `capture`.
+    place: of its value among all values.
+    axes: those that have it: the number of an input, and the axis.
+    """
+
+    name: str
+    at_most: int
+    place: int
+    axes: tuple[tuple[int, int], ...]
+
+
+class OpenStep(NamedTuple):
+    """Open part of a saved step.
+
+    lengths: its lengths.
+    values: the values of all formulas in the call before saving.
+    steps: the computation: the place of a result, a function's name, the places of its operands.
+    guards: places of values that must be as in that call.
+    scalars: numbers of states that are computed of lengths, each with the place of its value.
+    inputs, outputs, results: types with places, in the order of the step's.
+    template: the program.
+    """
+
+    lengths: tuple[StepLength, ...]
+    values: tuple[Any, ...]
+    steps: tuple[tuple[int, str, tuple[int, ...]], ...]
+    guards: tuple[int, ...]
+    scalars: tuple[tuple[int, int], ...]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    results: tuple[Any, ...]
+    template: PlannedTemplate
+
+    def __str__(self) -> str:
+        """Return the lengths, as in `time = 12, at most 64`."""
+        return "; ".join(
+            [f"{x.name} = {self.values[x.place]}, at most {x.at_most}" for x in self.lengths]
+        )
+
+    def input_types(self) -> list[str]:
+        """Return the types of inputs, with the names of lengths."""
+        names = {(i, axis): each.name for each in self.lengths for i, axis in each.axes}
+        present = [at(each, self.values) for each in self.inputs]
+        return [
+            f"{type.dtype}[{','.join(str(names.get((i, k), n)) for k, n in enumerate(type.shape))}]"
+            for i, type in enumerate(present)
+        ]
+
+    def values_at(self, types: Sequence[TensorType]) -> list[Any]:
+        """Return the values of all formulas for inputs of these types. Raises `ShapeError` for two
+        sizes of one name, and as `values_of`."""
+        sizes: dict[str, int] = {}
+        for each in self.lengths:
+            first = None
+            for i, axis in each.axes:
+                type = types[i]
+                if len(type.shape) != len(self.inputs[i].shape):
+                    raise ShapeError(f"step: input {i} is {self.input_types()[i]}, got {type}")
+                n, where = type.shape[axis], f"axis {axis} of input {i}"
+                first = first or (n, where)
+                if n != first[0]:
+                    raise ShapeError(
+                        f"step: {each.name!r} is {first[0]} at {first[1]}, and {n} at {where}: "
+                        f"axes of one name have one size"
+                    )
+                sizes[each.name] = n
+        return self.values_of(sizes)
+
+    def values_of(self, sizes: Mapping[str, int]) -> list[Any]:
+        """Return the values of all formulas for these lengths; others are those of the call before
+        saving.
+
+        Raises `ShapeError` for a name that it does not have, for a length of 0 or above its bound,
+        and for lengths at which the function computes otherwise than in that call.
+        """
+        values = [*self.values]
+        names = {each.name: each for each in self.lengths}
+        for name, n in sizes.items():
+            if name not in names:
+                raise ShapeError(f"step: expected a length of {', '.join(names)}, got {name!r}")
+            if not 1 <= n <= names[name].at_most:
+                axes = " and ".join([f"axis {axis} of input {i}" for i, axis in names[name].axes])
+                raise ShapeError(
+                    f"step: {axes} is {name!r} = {n}, expected 1 to {names[name].at_most}"
+                )
+            values[names[name].place] = n
+        if not self._compute(values):
+            raise ShapeError(
+                f"step: at {self.sizes(values)} the function computes otherwise than at "
+                f"{self.sizes(self.values)}; call it at that length, and save it again"
+            )
+        return values
+
+    def sizes(self, values: Sequence[Any]) -> str:
+        """Return the lengths among these values, as in `time = 12`."""
+        return ", ".join([f"{each.name} = {values[each.place]}" for each in self.lengths])
+
+    def _compute(self, values: list[Any]) -> bool:
+        """Compute all values of the first ones; return whether all guards hold."""
+        try:
+            for place, name, operands in self.steps:
+                arguments = [values[each] for each in operands]
+                if name in ("pow", "lshift") and abs(arguments[1]) > _MOST_POWER:
+                    return False
+                value = values[place] = FUNCTIONS[name](*arguments)
+                if type(value) is not type(self.values[place]):
+                    return False
+                if type(value) is int and value.bit_length() > _MOST_BITS:
+                    return False
+        except (ArithmeticError, ValueError):  # as the eager call, which raises it
+            return False
+        return all(repr(values[place]) == repr(self.values[place]) for place in self.guards)
+
+    def planned_at(self, values: Sequence[Any]) -> Planned:
+        """Return the program for these values. Raises `ShapeError` if a temporary is larger than in
+        the plan."""
+        planned = self.template.at(values)
+        if planned is None:
+            raise ShapeError(
+                f"step: at {self.sizes(values)} a temporary is larger than at the bounds of lengths"
+            )
+        return planned
+
+    def write(self, writer: Writer) -> None:
+        """Write all parts; `read` takes them again."""
+        template = self.template
+        writer.sequence([tuple(each) for each in self.lengths])
+        for row in (self.values, self.steps, self.guards, self.scalars):
+            writer.sequence(row)
+        for types in (self.inputs, self.outputs, self.results):
+            writer.sequence([_closed(each) for each in types])
+        arguments = template.types.items()
+        writer.sequence([(i, _closed(x), template.sizes.get(i, -1)) for i, x in arguments])
+        writer.sequence([(*place, _closed(x)) for place, x in template.code.items()])
+        writer.sequence([(i, _closed(x)) for i, x in template.lifetimes.items()])
+
+    @staticmethod
+    def read(reader: Reader, planned: Planned) -> OpenStep:
+        """Read the open part of a step whose program this is. Whether it is that of the step is the
+        caller's question. Raises `EncodingError` for what `write` did not write."""
+        rows: list[tuple[Any, ...]] = [tuple(reader.sequence()) for _ in range(11)]
+        try:
+            if not rows[0]:
+                raise ValueError("there are none")
+            lengths = tuple([StepLength(*each) for each in rows[0]])
+            inputs, outputs, results = [tuple(map(_opened, row)) for row in rows[5:8]]
+            types = {i: _opened(type) for i, type, _ in rows[8]}
+            sizes = {i: nbytes for i, _, nbytes in rows[8] if nbytes >= 0}
+            code = {(name, pc): _opened(immediates) for name, pc, immediates in rows[9]}
+            stays = {i: _opened(type) for i, type in rows[10]}
+            template = PlannedTemplate(planned, code, types, sizes, stays)
+            parts = *rows[1:5], inputs, outputs, results
+            return OpenStep._make((lengths, *parts, template))
+        except (TypeError, ValueError) as error:
+            raise reader.error(f"expected the lengths of a step: {error}") from None
+
+
+def _closed(part: Any) -> Any:
+    """Return a frozen part in values that a file can have."""
+    if type(part) is Place:
+        return {"": part.number}
+    if type(part) is OpenType:
+        return {"": (part.dtype, mapped(_closed, part.shape))}
+    return mapped(_closed, part)
+
+
+def _opened(part: Any) -> Any:
+    """Return the part of which `_closed` made these values."""
+    if type(part) is dict and "" in part:
+        match part[""]:
+            case int() as place:
+                return Place(place)
+            case (DType() as dtype, tuple() as shape):
+                return OpenType(dtype, mapped(_opened, shape))
+            case other:
+                raise ValueError(f"{brief(other)} is no place of a value")
+    return mapped(_opened, part)
