@@ -124,16 +124,16 @@ def test_an_exception_inside_with_resets() -> None:
 def test_only_the_outermost_with_of_an_arena_resets_it(vm: VM) -> None:
     outer, inner = Arena(vm, "outer"), Arena(vm, "inner")
     with outer:
-        kept = outer.alloc(ROW)
+        outer_tensor = outer.alloc(ROW)
         with inner:
             with outer:
                 assert scope.get() is outer
             assert scope.get() is inner
-            gone = inner.alloc(ROW)
+            inner_tensor = inner.alloc(ROW)
         assert scope.get() is outer
-        assert (kept.handle != STALE, gone.handle) == (True, STALE)
+        assert (outer_tensor.handle != STALE, inner_tensor.handle) == (True, STALE)
     assert scope.get() is None
-    assert kept.handle == STALE
+    assert outer_tensor.handle == STALE
 
 
 def test_allocating_resets_nothing() -> None:
@@ -180,12 +180,12 @@ def test_an_overflow_leaves_everything_as_it_was(vm: VM) -> None:
     del rest
 
 
-@pytest.mark.parametrize(("capacity", "held"), [(0, 0), (1, 64), (64, 64), (65, 128)])
-def test_a_fixed_capacity_is_taken_at_once_and_rounded_up(capacity: int, held: int, vm: VM) -> None:
+@pytest.mark.parametrize(("capacity", "size"), [(0, 0), (1, 64), (64, 64), (65, 128)])
+def test_a_fixed_capacity_is_taken_at_once_and_rounded_up(capacity: int, size: int, vm: VM) -> None:
     arena = Arena(vm, "batch", capacity=capacity)
-    assert arena.capacity == consumed(vm) == held
-    tensors = [arena.alloc(TensorType("u8", (1,))) for _ in range(held // 64)]
-    assert arena.used == held
+    assert arena.capacity == consumed(vm) == size
+    tensors = [arena.alloc(TensorType("u8", (1,))) for _ in range(size // 64)]
+    assert arena.used == size
     assert arena.alloc(TensorType("u8", (0,))).handle
     refuses(ArenaOverflow, "", arena.alloc, TensorType("u8", (1,)))
     del tensors
@@ -279,9 +279,9 @@ def test_a_region_is_there_once_however_many_handles_view_it(vm: VM) -> None:
     arena = Arena(vm, "batch")
     x = arena.alloc(TensorType("f32", (6,)))
     views = [arena.view(x, TensorType("f32", shape)) for shape in ((2, 3), (3, 2))]
-    known = regions(vm)
-    assert sorted(known) == sorted(each.handle for each in (x, *views))
-    assert known.once() == [x.region]
+    region_counts = regions(vm)
+    assert sorted(region_counts) == sorted(each.handle for each in (x, *views))
+    assert region_counts.once() == [x.region]
 
 
 def test_live_tensors_come_in_order_of_address() -> None:
@@ -362,7 +362,7 @@ class Holding:
     """Attached to a VM, it keeps an arena of that VM alive."""
 
     def __init__(self, arena: Arena, tensor: Allocation, vm: VMProtocol) -> None:
-        self.held = arena, tensor
+        self.resources = arena, tensor
 
 
 def test_a_vm_may_hold_its_own_arenas_and_still_end() -> None:
@@ -379,17 +379,17 @@ def test_a_vm_may_hold_its_own_arenas_and_still_end() -> None:
 def test_a_fixed_arena_merges_free_neighbours_for_another_size(vm: VM) -> None:
     arena = Arena(vm, "batch", capacity=4 * 64)
     small = [arena.alloc(TensorType("f32", (16,))) for _ in range(4)]
-    kept = small.pop(0)
+    block = small.pop(0)
     small.clear()
     large = arena.alloc(TensorType("f32", (32,)))
-    vm.write(kept.handle, np.ones(16, np.float32))
+    vm.write(block.handle, np.ones(16, np.float32))
     vm.write(large.handle, np.zeros(32, np.float32))
-    np.testing.assert_array_equal(vm.read(kept.handle), np.ones(16))
+    np.testing.assert_array_equal(vm.read(block.handle), np.ones(16))
     refuses(ArenaOverflow, "", arena.alloc, TensorType("f32", (32,)))
     assert arena.used == 3 * 64
     again = arena.alloc(TensorType("f32", (16,)))
     assert arena.used == arena.capacity == 4 * 64
-    del again, large, kept
+    del again, large, block
     assert arena.alloc(TensorType("f32", (64,))).type.nbytes == arena.capacity
 
 
@@ -398,15 +398,15 @@ def test_a_fixed_arena_never_overlaps_and_is_whole_after_a_reset(
     requests: list[tuple[int, bool]],
 ) -> None:
     arena = Arena(VM(), "batch", capacity=1024)
-    held: list[Allocation] = []
+    live: list[Allocation] = []
     for lines, drop in requests:
-        if drop and held:
-            held.pop(lines % len(held))
+        if drop and live:
+            live.pop(lines % len(live))
         try:
-            held.append(arena.alloc(TensorType("u8", (16 * lines,))))
+            live.append(arena.alloc(TensorType("u8", (16 * lines,))))
         except ArenaOverflow:
             continue
-        spans = sorted((t.region.offset, t.region.nbytes) for t in held if t.region is not None)
+        spans = sorted((t.region.offset, t.region.nbytes) for t in live if t.region is not None)
         assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(spans))
         assert spans[-1][0] + spans[-1][1] <= 1024
         assert arena.used == sum(n for _, n in spans) <= arena.capacity == 1024

@@ -99,8 +99,8 @@ class ArenaAgainstModel(RuleBasedStateMachine):
     def gaps(self) -> list[int]:
         """How many bytes a fixed arena has free before, between and after its live tensors."""
         spans = ((address(tensor)[1], rounded(tensor.type)) for tensor in self.arena.live())
-        taken = sorted(span for span in spans if span[1])  # one of no bytes may lie in another
-        edges = [(0, 0), *taken, (CAPACITY, 0)]
+        occupied = sorted(span for span in spans if span[1])  # one of no bytes may lie in another
+        edges = [(0, 0), *occupied, (CAPACITY, 0)]
         return [start - (at + n) for (at, n), (start, _) in itertools.pairwise(edges)]
 
     def end_all(self, why: str) -> None:
@@ -145,13 +145,13 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         else:
             back, place = group.tensors[source], self.other.used
         try:
-            kept = self.arena.keep(back)
+            saved = self.arena.keep(back)
         except ArenaOverflow:
             assert self.fixed
             assert max(self.gaps()) < nbytes
         else:
-            assert (kept.arena, kept.base) == (self.arena, None)
-            self.add(kept, content)
+            assert (saved.arena, saved.base) == (self.arena, None)
+            self.add(saved, content)
         assert self.other.used == place
 
     @rule()
@@ -270,8 +270,8 @@ class ArenaAgainstModel(RuleBasedStateMachine):
             spans.append((storage, offset, offset + rounded(tensor.type)))
         assert len(spans) == len(self.groups)
         assert spans == sorted(spans)
-        taken = [(storage, start, end) for storage, start, end in spans if start < end]
-        for (storage, _, end), (other, start, _) in itertools.pairwise(taken):
+        occupied = [(storage, start, end) for storage, start, end in spans if start < end]
+        for (storage, _, end), (other, start, _) in itertools.pairwise(occupied):
             assert storage != other or end <= start  # an empty tensor is in nobody's way
 
     @invariant()

@@ -117,10 +117,10 @@ def test_activations_kept_for_the_backward_pass_meet_the_bound() -> None:
     """A chain of layers: each keeps its input until its gradient, which needs room of its own."""
     layers = 40
     sizes = [(i * 37 % 11 + 1) * 4096 for i in range(layers)]
-    kept = [Block(size, i, 2 * layers - i) for i, size in enumerate(sizes)]
+    activations = [Block(size, i, 2 * layers - i) for i, size in enumerate(sizes)]
     scratch = [Block(size // 2, i, i + 1) for i, size in enumerate(sizes)]
     back = [Block(size, 2 * layers - i - 1, 2 * layers - i + 1) for i, size in enumerate(sizes)]
-    planned = plan([*kept, *scratch, *back])
+    planned = plan([*activations, *scratch, *back])
     assert planned.nbytes <= 1.01 * planned.lower_bound
 
 

@@ -69,11 +69,11 @@ def test_two_models_in_turn_share_one_batch_arena() -> None:
         small.step()
         large.step()
         alone.step()
-    views, held = batch.views_created, consumed(vm)
+    views, consumption = batch.views_created, consumed(vm)
     for _ in range(10):
         small.step()
         large.step()
-    assert (batch.views_created, consumed(vm)) == (views, held)
+    assert (batch.views_created, consumed(vm)) == (views, consumption)
     assert batch.used == 0
     assert batch.high_water == alone.batch.high_water  # as much as the larger one needs by itself
 
@@ -97,11 +97,11 @@ def test_addresses_repeat_step_after_step() -> None:
     vm = ml.VM()
     training = Training(vm, ml.Arena(vm, "batch"), 4, 8)
     training.step()
-    held = training.step()
-    assert held
+    nbytes = training.step()
+    assert nbytes
     views, bytes_held = training.batch.views_created, consumed(vm)
     for _ in range(20):
-        assert training.step() == held
+        assert training.step() == nbytes
     assert (training.batch.views_created, consumed(vm)) == (views, bytes_held)
 
 
@@ -121,31 +121,31 @@ def test_training_and_evaluation_of_other_batch_sizes_alternate_without_growth(
 
     run()
     run()
-    views, held = training.batch.views_created, consumed(vm)
+    views, consumption = training.batch.views_created, consumed(vm)
     for _ in range(5):
         run()
-    assert (training.batch.views_created, consumed(vm)) == (views, held)
+    assert (training.batch.views_created, consumed(vm)) == (views, consumption)
 
 
 def test_an_exception_inside_a_step_leaves_the_arena_reset() -> None:
     vm = ml.VM()
     training = Training(vm, ml.Arena(vm, "batch", capacity=1 << 16), 4, 8)
     training.step()
-    held = training.step()
-    kept: list[ml.Tensor] = []
+    nbytes = training.step()
+    survivors: list[ml.Tensor] = []
 
     def fail(error: type[Exception], nfloats: int) -> None:
         with training.batch:
-            kept.append(ml.ones(10))
-            kept.append(ml.ones(nfloats))
+            survivors.append(ml.ones(10))
+            survivors.append(ml.ones(nfloats))
             raise error
 
     for error, nfloats in ((ZeroDivisionError, 3), (ArenaOverflow, 1 << 20)):
         refuses(error, "", fail, error, nfloats)
     assert training.batch.used == 0
-    for tensor in kept:
+    for tensor in survivors:
         refuses(StaleTensor, "arena 'batch' ended: its arena was reset", tensor.numpy)
-    assert training.step() == held
+    assert training.step() == nbytes
 
 
 def test_nested_arenas_each_end_what_is_theirs() -> None:
@@ -157,8 +157,8 @@ def test_nested_arenas_each_end_what_is_theirs() -> None:
             y = x + 1
             with outer:
                 z = y + 1
-            kept = outer.keep(y)
-        np.testing.assert_array_equal((z + kept + x).numpy(), [6, 6, 6])
+            copy = outer.keep(y)
+        np.testing.assert_array_equal((z + copy + x).numpy(), [6, 6, 6])
         with pytest.raises(StaleTensor, match="inner"):
             y + 1
     with pytest.raises(StaleTensor, match="outer"):
@@ -267,15 +267,15 @@ def test_a_loop_that_rewinds_finds_the_same_addresses(capacity: int | None) -> N
     with arena:
         x = ml.ones(16)
         mark = arena.mark()
-        used, seen = arena.used, []
+        used, addresses = arena.used, []
         for _ in range(4):
             y = x + 1
             z = ml.concat([y, x])
             del y
-            seen.append((z.handle, (z * 2).handle))
+            addresses.append((z.handle, (z * 2).handle))
             arena.rewind(mark)
             assert arena.used == used
-        assert len(set(seen)) == 1
+        assert len(set(addresses)) == 1
         np.testing.assert_array_equal(x.numpy(), np.ones(16))
         refuses(StaleTensor, "its arena was rewound", z.numpy)
     refuses(ArenaError, "arena 'batch' was reset", arena.rewind, mark)
@@ -323,8 +323,8 @@ def test_holders_tell_bytes_types_and_lines() -> None:
 def test_an_overflow_names_the_largest_holders_and_their_lines() -> None:
     arena = ml.Arena(ml.VM(), "batch", capacity=1024)
     with arena:
-        held = [ml.ones(n) for n in (16, 96, 16, 32)]
-        del held[2]
+        tensors = [ml.ones(n) for n in (16, 96, 16, 32)]
+        del tensors[2]
         caught = refuses(ArenaOverflow, "", ml.ones, 128)
     line = test_an_overflow_names_the_largest_holders_and_their_lines.__code__.co_firstlineno + 3
     assert str(caught) == (
@@ -348,8 +348,8 @@ def test_an_empty_tensor_inside_of_merged_memory_splits_nothing() -> None:
     arena.vm.write(merged.handle, np.ones(32, np.float32))
     for each in (empty, third, fourth):
         arena.free(each)
-    beside = of(32)
-    arena.vm.write(beside.handle, np.full(32, 2, np.float32))
+    neighbour = of(32)
+    arena.vm.write(neighbour.handle, np.full(32, 2, np.float32))
     assert arena.vm.read(merged.handle).tolist() == [1.0] * 32
-    arena.free(beside)
+    arena.free(neighbour)
     assert arena.vm.read(merged.handle).tolist() == [1.0] * 32

@@ -45,7 +45,7 @@ def test_a_pad_is_its_bytes(writes: list[tuple[TensorType, int, int, bool]]) -> 
     """Whatever is written through whatever tensors, every tensor shows the pad's bytes."""
     vm = VM()
     pad, model = ScratchPad(vm, 64), np.zeros(64, np.uint8)
-    held = []
+    live = []
     for type, offset, value, keep in writes:
         inside = offset >= 0 and offset + type.nbytes <= 64
         if not inside or offset % type.dtype.itemsize:
@@ -58,12 +58,12 @@ def test_a_pad_is_its_bytes(writes: list[tuple[TensorType, int, int, bool]]) -> 
             np.full(type.shape, value, type.dtype.numpy).tobytes(), np.uint8
         )
         if keep:
-            held.append((tensor, offset))
+            live.append((tensor, offset))
         del tensor
-        for other, start in held:
+        for other, start in live:
             expected = model[start : start + other.type.nbytes].tobytes()
             assert vm.read(other.handle).tobytes() == expected
-    assert pad.used == sum(tensor.type.nbytes for tensor, _ in held)
+    assert pad.used == sum(tensor.type.nbytes for tensor, _ in live)
     whole = pad.tensor("u8[64]", 0)
     np.testing.assert_array_equal(vm.read(whole.handle), model)
 

@@ -43,10 +43,10 @@ def test_no_two_tensors_share_bytes_and_none_are_lost(capacity: int | None, vm: 
 
     def work(k: int) -> None:
         rng = random.Random(k)
-        held: list[tuple[Allocation, int]] = []
+        live: list[tuple[Allocation, int]] = []
         for i in range(1500):
-            if held and (rng.random() < 0.5 or len(held) > 12):
-                tensor, value = held.pop(rng.randrange(len(held)))
+            if live and (rng.random() < 0.5 or len(live) > 12):
+                tensor, value = live.pop(rng.randrange(len(live)))
                 assert (vm.read(tensor.handle) == value).all()
                 if rng.random() < 0.5:
                     arena.free(tensor)
@@ -58,9 +58,9 @@ def test_no_two_tensors_share_bytes_and_none_are_lost(capacity: int | None, vm: 
                 continue
             value = 1000 * k + i
             vm.write(tensor.handle, np.full(tensor.type.shape, value, np.uint64))
-            held.append((tensor, value))
+            live.append((tensor, value))
             del tensor
-        for tensor, value in held:
+        for tensor, value in live:
             assert (vm.read(tensor.handle) == value).all()
 
     in_threads(work, range(6))
@@ -87,17 +87,17 @@ def test_a_reset_in_one_thread_ends_tensors_of_all_and_frees_each_once(vm: VM) -
             done.set()
             return
         rng = random.Random(k)
-        held: list[Allocation] = []
+        tensors: list[Allocation] = []
         while not done.is_set():
-            held.append(arena.alloc(rng.choice(TYPES)))
+            tensors.append(arena.alloc(rng.choice(TYPES)))
             try:
-                held.append(arena.view(held[-1], held[-1].type))
+                tensors.append(arena.view(tensors[-1], tensors[-1].type))
                 if rng.random() < 0.3:
-                    arena.free(held[-2])
+                    arena.free(tensors[-2])
             except StaleTensor:
                 pass
-            if len(held) > 20:
-                del held[: rng.randrange(20)]
+            if len(tensors) > 20:
+                del tensors[: rng.randrange(20)]
 
     in_threads(work, range(4))
     gc.collect()
@@ -155,8 +155,8 @@ def test_of_two_threads_that_end_a_tensor_one_does(how: str) -> None:
 def test_merging_leaves_alone_what_a_thread_has_just_taken() -> None:
     placement = Reuse(grows=False)
     placement.chunks.append(Chunk(1, 256))
-    taken = [placement.find(TYPES[1], thrifty=True) for _ in range(3)]
-    regions = [region for region in taken if region is not None]
+    found_places = [placement.find(TYPES[1], thrifty=True) for _ in range(3)]
+    regions = [region for region in found_places if region is not None]
     for region in regions:
         region.bin.append(region)
     assert regions[0].bin.pop() is regions[2]  # as another thread may at any moment
@@ -332,18 +332,18 @@ def test_threads_that_enter_and_leave_find_what_they_allocate() -> None:
 def test_a_reset_on_leaving_spares_who_enters_meanwhile(function: Callable[..., Any]) -> None:
     def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
         arena = Arena(VM(), "shared")
-        left, inside = threading.Event(), threading.Event()
-        kept: list[bool] = []
+        exited, inside = threading.Event(), threading.Event()
+        outcomes: list[bool] = []
 
         def enter() -> None:
             try:
                 with arena:
                     tensor = arena.alloc(TYPES[0])
                     inside.set()
-                    left.wait(30)
-                    kept.append(tensor.handle != STALE)
+                    exited.wait(30)
+                    outcomes.append(tensor.handle != STALE)
             except ArenaBusy:
-                kept.append(True)
+                outcomes.append(True)
 
         entered: list[Future[None]] = []
 
@@ -354,10 +354,10 @@ def test_a_reset_on_leaving_spares_who_enters_meanwhile(function: Callable[..., 
         def leave() -> None:
             with arena:
                 arena.alloc(TYPES[0])
-            left.set()
+            exited.set()
             for each in entered:
                 each.result(PATIENCE)
-                assert kept == [True]
+                assert outcomes == [True]
             assert arena.used == 0
 
         return leave, interrupt
@@ -448,18 +448,18 @@ def test_tasks_have_scopes_of_their_own_and_the_last_to_leave_resets() -> None:
 
 def test_a_copied_context_allocates_where_it_was_copied() -> None:
     arena, other = Arena(VM(), "shared"), Arena(VM(), "other")
-    found: list[Arena | None] = []
+    scopes: list[Arena | None] = []
 
     def work() -> None:
-        found.append(scope.get())
+        scopes.append(scope.get())
         with other:
-            found.append(scope.get())
+            scopes.append(scope.get())
         with pytest.raises(ArenaBusy), arena.allocating():
             pass
-        found.append(scope.get())
+        scopes.append(scope.get())
 
     with arena:
         tensor = arena.alloc(TYPES[0])
         start(contextvars.copy_context().run, work).result(PATIENCE)
         assert tensor.handle != STALE
-    assert found == [arena, other, arena]
+    assert scopes == [arena, other, arena]

@@ -140,8 +140,8 @@ def test_all_are_compared_with_each_of_ours() -> None:
         Record("count", name, "cost", "s", median=value, min=value, max=value, runs=1)
         for name, value in (("a", 1.0), ("b", 2.0), ("c", 6.0))
     ]
-    found = {(r.ours, r.theirs): r.ratio for r in ratios(suite, records)}
-    assert found == {("a", "b"): 2.0, ("b", "a"): 0.5, ("a", "c"): 6.0, ("b", "c"): 3.0}
+    result = {(r.ours, r.theirs): r.ratio for r in ratios(suite, records)}
+    assert result == {("a", "b"): 2.0, ("b", "a"): 0.5, ("a", "c"): 6.0, ("b", "c"): 3.0}
 
 
 def test_the_ratio_of_a_rate_is_in_favour_of_the_larger() -> None:
@@ -249,7 +249,7 @@ def test_what_was_measured_till_then_is_kept(
 
     monkeypatch.setattr(Child, "round", round)
     monkeypatch.setattr(command, "SUITES", {"dispatch": SUITE.module})
-    monkeypatch.setattr(command, "run", lambda _, **given: run(only("ours"), **given))
+    monkeypatch.setattr(command, "run", lambda _, **options: run(only("ours"), **options))
     file = tmp_path / "measured.json"
     monkeypatch.setattr(sys, "argv", ["bench", "dispatch", "--json", str(file)])
     assert command.main() == status

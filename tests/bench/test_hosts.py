@@ -116,12 +116,12 @@ def hosts() -> Iterator[Hosts]:
 def test_training_between_hosts_costs_what_the_model_says(hosts: Hosts, tmp_path: Path) -> None:
     pytest.importorskip("threadpoolctl")
     pytest.importorskip("mpi4py")
-    beside = str(Path(sys.executable).parent)
-    launch = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
-    told = subprocess.run(
+    folder = str(Path(sys.executable).parent)
+    launch = shutil.which("mpiexec", path=folder) or shutil.which("mpiexec")
+    help_text = subprocess.run(
         [launch or "false", "--version"], capture_output=True, text=True, check=False
     )
-    if launch is None or "HYDRA" not in told.stdout:
+    if launch is None or "HYDRA" not in help_text.stdout:
         pytest.skip("only MPICH's mpiexec takes a launcher of one's own")
     launcher, script = tmp_path / "launcher", tmp_path / "script.py"
     launcher.write_text(LAUNCHER.format(names=hosts.names))

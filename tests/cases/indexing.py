@@ -62,10 +62,10 @@ def _index_set(x: Array, values: Array, indices: Array, axis: int, axes: int = 1
     axis %= x.ndim
     result = x.copy()
     flat = result.reshape(*x.shape[:axis], -1, *x.shape[axis + axes :])
-    given = np.broadcast_to(values, flat.shape[:axis] + indices.shape + flat.shape[axis + 1 :])
-    for at in np.ndindex(*given.shape):
+    source = np.broadcast_to(values, flat.shape[:axis] + indices.shape + flat.shape[axis + 1 :])
+    for at in np.ndindex(*source.shape):
         index = int(indices[at[axis : axis + indices.ndim]])
-        flat[(*at[:axis], index, *at[axis + indices.ndim :])] = given[at]
+        flat[(*at[:axis], index, *at[axis + indices.ndim :])] = source[at]
     return result
 
 
@@ -109,8 +109,8 @@ def _dynamic_update(x: Array, update: Array, start: Array, axis: int) -> Array:
 
 
 def _nonzero_indices(x: Array) -> Array:
-    found = [position for position in np.ndindex(x.shape) if x[position]]
-    return np.array(found, np.int64).reshape(len(found), x.ndim)
+    positions = [position for position in np.ndindex(x.shape) if x[position]]
+    return np.array(positions, np.int64).reshape(len(positions), x.ndim)
 
 
 def _boolean_index(x: Array, mask: Array) -> Array:

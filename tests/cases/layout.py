@@ -86,10 +86,10 @@ def _embed(x: Array, shape: Any, start: Any, step: Any) -> Array:
 
 
 def _slice_set(x: Array, values: Array, start: Any, length: Any, step: Any) -> Array:
-    result, given = x.copy(), np.broadcast_to(values, length)
+    result, source = x.copy(), np.broadcast_to(values, length)
     for at in np.ndindex(*length):
         place = tuple(a + i * s for a, i, s in zip(start, at, step, strict=True))
-        result[place] = given[at]
+        result[place] = source[at]
     return result
 
 

@@ -54,8 +54,8 @@ def _values(x: Array) -> Array:
     bits = 8 // dtype.per_byte
     rows = x.view(np.uint8)
     codes = [(rows >> (bits * i)) & ((1 << bits) - 1) for i in range(dtype.per_byte)]
-    apart = np.stack(codes, axis=-1).reshape(*x.shape[:-1], x.shape[-1] * dtype.per_byte)
-    return np.asarray(np.vectorize(lambda c: _value(int(c), dtype.name), otypes="d")(apart))
+    unpacked = np.stack(codes, axis=-1).reshape(*x.shape[:-1], x.shape[-1] * dtype.per_byte)
+    return np.asarray(np.vectorize(lambda c: _value(int(c), dtype.name), otypes="d")(unpacked))
 
 
 def _dequantized(x: Array, scale: Array) -> Array:
@@ -83,12 +83,12 @@ def _convolved(x: Array, kernel: Array, x_zero: Array, kernel_zero: Array, **how
     wide = np.pad(x.astype(int) - int(x_zero), ((0, 0), (top, bottom), (left, right), (0, 0)))
     weights, groups = kernel.astype(int) - int(kernel_zero), how.get("groups", 1)
     outputs, tall, across, inputs = kernel.shape
-    (down, right), (apart, beside) = how.get("stride", (1, 1)), how.get("dilation", (1, 1))
-    high = (wide.shape[1] - (tall - 1) * apart - 1) // down + 1
-    broad = (wide.shape[2] - (across - 1) * beside - 1) // right + 1
+    (down, right), (dy, dx) = (how.get("stride", (1, 1)), how.get("dilation", (1, 1)))
+    high = (wide.shape[1] - (tall - 1) * dy - 1) // down + 1
+    broad = (wide.shape[2] - (across - 1) * dx - 1) // right + 1
     total = np.zeros((len(x), high, broad, outputs), int)
     for i, j in np.ndindex(tall, across):
-        part = wide[:, i * apart :: down, j * beside :: right][:, :high, :broad]
+        part = wide[:, i * dy :: down, j * dx :: right][:, :high, :broad]
         part = part.reshape(*part.shape[:3], groups, inputs)
         by = weights[:, i, j].reshape(groups, outputs // groups, inputs)
         total += np.einsum("nhwgi,goi->nhwgo", part, by).reshape(total.shape)

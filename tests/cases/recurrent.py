@@ -45,8 +45,8 @@ def _recurrence(
     reverse: bool = False,
     keep: bool = False,
 ) -> Array:
-    time, parts, kept = len(projected), len(state), keep * _KEPT[cell]
-    out = np.zeros((parts + kept, time + 1, *state.shape[1:]), projected.dtype)
+    time, parts, saved = len(projected), len(state), keep * _KEPT[cell]
+    out = np.zeros((parts + saved, time + 1, *state.shape[1:]), projected.dtype)
     for i, length in enumerate(lengths.tolist()):
         h, c = state[0, i], state[-1, i]
         out[:parts, time if reverse else 0, i] = state[:, i]
@@ -59,9 +59,9 @@ def _recurrence(
     return out
 
 
-def _after(cell: str, given: list[Array], k: int) -> Any:
+def _after(cell: str, states: list[Array], k: int) -> Any:
     """The state after a step from these sums and that state, where the k-th goes aside."""
-    s = [x + 1e-40j * (j == k) for j, x in enumerate(given)]
+    s = [x + 1e-40j * (j == k) for j, x in enumerate(states)]
     if cell == "lstm":
         new = _sigmoid(s[1]) * s[-1] + _sigmoid(s[0]) * np.tanh(s[2])
         return np.stack([_sigmoid(s[3]) * np.tanh(new), new])
@@ -82,8 +82,8 @@ def _recurrence_vjp(
     reverse: bool = False,
 ) -> Array:
     """By steps into the complex plane, whose quotients lose nothing."""
-    (time, batch, n), parts, made = g.shape, len(last), _MADE[cell]
-    out, d = np.zeros((time, batch, made, n)), np.array(last, "d")
+    (time, batch, n), parts, saved = g.shape, len(last), _MADE[cell]
+    out, d = np.zeros((time, batch, saved, n)), np.array(last, "d")
     for i, length in enumerate(lengths.tolist()):
         for t in range(time) if reverse else reversed(range(time)):
             d[0, i] += g[t, i]
@@ -100,12 +100,12 @@ def _recurrence_vjp(
 
             slopes = [
                 (_after(cell, [*sums, h, c], k).imag / 1e-40 * d[:, i]).sum(0)
-                for k in range(made + 2)
+                for k in range(saved + 2)
             ]
-            out[t, i] = slopes[:made]
-            d[0, i] = slopes[made] + out[t, i].reshape(-1)[-len(turned) :] @ turned
+            out[t, i] = slopes[:saved]
+            d[0, i] = slopes[saved] + out[t, i].reshape(-1)[-len(turned) :] @ turned
             if parts == 2:
-                d[1, i] = slopes[made + 1]
+                d[1, i] = slopes[saved + 1]
     return np.concatenate([out.ravel(), d.ravel()]).astype(g.dtype)
 
 
@@ -117,11 +117,11 @@ def _operands(cell: str, dtype: str, lengths: list[int], n: int = 3) -> tuple[Ar
 
 
 def _back(cell: str, dtype: str, lengths: list[int], reverse: bool, n: int = 3) -> Case:
-    given = _operands(cell, dtype, lengths, n)
-    states = _recurrence(given[0], given[1], given[2], given[3], given[4], cell, reverse, True)
+    args = _operands(cell, dtype, lengths, n)
+    states = _recurrence(args[0], args[1], args[2], args[3], args[4], cell, reverse, True)
     g = _rng.standard_normal((4, len(lengths), n)).astype(dtype)
-    last = _rng.standard_normal(given[1].shape).astype(dtype)
-    inputs = g, last, given[0], states, np.ascontiguousarray(given[2].T), given[4]
+    last = _rng.standard_normal(args[1].shape).astype(dtype)
+    inputs = g, last, args[0], states, np.ascontiguousarray(args[2].T), args[4]
     return Case(inputs, _recurrence_vjp, {"cell": cell, "reverse": reverse})
 
 

@@ -26,9 +26,9 @@ def _lists(of: Callable[[list[Any]], Any], dtype: Any = None) -> Callable[..., A
 
     def expected(x: Array, axis: Any = None, keepdims: bool = False, **rest: Any) -> Array:
         axes = range(x.ndim) if axis is None else np.atleast_1d(axis) % max(1, x.ndim)
-        kept = [i for i in range(x.ndim) if i not in axes]
-        moved = x.transpose(*kept, *[i for i in range(x.ndim) if i in axes])
-        shape = [x.shape[i] for i in kept]
+        outer = [i for i in range(x.ndim) if i not in axes]
+        moved = x.transpose(*outer, *[i for i in range(x.ndim) if i in axes])
+        shape = [x.shape[i] for i in outer]
         rows = moved.reshape(math.prod(shape), -1)
         named = rest.pop("dtype", None)
         result = np.array([of(row.tolist(), **rest) for row in rows])

@@ -34,14 +34,14 @@ def _places(
     """Of each place in each window: that of the window, that in it, and that in the image, or None
     where it is padding."""
     sizes = [
-        (n + sum(pad) - (k - 1) * apart - 1) // step + 1
-        for n, pad, k, apart, step in zip(shape, padding, window, dilation, stride, strict=True)
+        (n + sum(pad) - (k - 1) * spread - 1) // step + 1
+        for n, pad, k, spread, step in zip(shape, padding, window, dilation, stride, strict=True)
     ]
     for at in itertools.product(*map(range, sizes)):
         for tap in itertools.product(*map(range, window)):
             place = tuple(
-                i * step + j * apart - before
-                for i, j, step, apart, (before, _) in zip(
+                i * step + j * spread - before
+                for i, j, step, spread, (before, _) in zip(
                     at, tap, stride, dilation, padding, strict=True
                 )
             )
@@ -160,11 +160,11 @@ def _made_of(x: Any, kernel: Any, how: dict[str, Any]) -> Any:
     return (x[0], *_grid(list(_places(x[1:-1], kernel[:-2], **how))), kernel[-1])
 
 
-def _convolutions(made: Any) -> list[Case]:
+def _convolutions(build: Any) -> list[Case]:
     """Cases of one of three: `made` is given the arrays of a convolution, x, kernel and a
     cotangent, and its attributes."""
     return [
-        made(draw(*x), draw(*kernel), draw(*_made_of(x, kernel, how)), how)
+        build(draw(*x), draw(*kernel), draw(*_made_of(x, kernel, how)), how)
         for draw, every in ((_f64, _CONVOLUTIONS), (_f32, _IN_F32))
         for x, kernel, how in every
     ]

@@ -100,9 +100,9 @@ def expected_failures() -> dict[str, str]:
 
 def show(outcomes: Outcomes, module: str) -> bool:
     """Print them. Whether they are as they should be."""
-    known = expected_failures() if module == OURS else {}
-    new = {name: cause for name, cause in outcomes.failed.items() if name not in known}
-    cured = sorted(known.keys() & outcomes.passed)
+    expected = expected_failures() if module == OURS else {}
+    new = {name: cause for name, cause in outcomes.failed.items() if name not in expected}
+    cured = sorted(expected.keys() & outcomes.passed)
     print(
         f"{module}, standard {VERSION}: {len(outcomes.passed)} of {outcomes.all} passed, "
         f"{len(outcomes.failed)} failed ({len(outcomes.failed) - len(new)} expected), "
@@ -113,8 +113,8 @@ def show(outcomes: Outcomes, module: str) -> bool:
             names = [name for name, its in causes.items() if its == cause]
             more = f" and {count - 3} more" if count > 3 else ""
             print(f"\n{title}: {cause}\n    " + "\n    ".join(names[:3]) + more)
-    for name in sorted(known.keys() & outcomes.failed.keys()):
-        print(f"\nfailed, as expected: {name}\n    {known[name]}")
+    for name in sorted(expected.keys() & outcomes.failed.keys()):
+        print(f"\nfailed, as expected: {name}\n    {expected[name]}")
     for name in cured:
         print(f"\npassed, and is in {EXPECTED.name}: {name}")
     return not new and not cured
@@ -129,20 +129,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the examples (%(default)s)")
     parser.add_argument("--only", metavar="WORDS", help="tests whose names match, as pytest -k")
     parser.add_argument("--freeze", action="store_true", help="write standard.json instead")
-    given = parser.parse_args()
-    if not (given.checkout / "array_api_tests").is_dir():
-        parser.error(f"{given.checkout} is no checkout of array-api-tests")
-    if not (given.checkout / "array-api" / "src").is_dir():
-        parser.error(f"{given.checkout} lacks its submodule: git submodule update --init")
+    args = parser.parse_args()
+    if not (args.checkout / "array_api_tests").is_dir():
+        parser.error(f"{args.checkout} is no checkout of array-api-tests")
+    if not (args.checkout / "array-api" / "src").is_dir():
+        parser.error(f"{args.checkout} lacks its submodule: git submodule update --init")
     if any(find_spec(each) is None for each in ("hypothesis", "ndindex", "pytest_jsonreport")):
-        parser.error(f"install what they need: pip install -r {given.checkout}/requirements.txt")
-    if given.freeze:
+        parser.error(f"install what they need: pip install -r {args.checkout}/requirements.txt")
+    if args.freeze:
         from tests.conformance.freeze import freeze
 
-        freeze(given.checkout.resolve(), VERSION)
+        freeze(args.checkout.resolve(), VERSION)
         return 0
-    outcomes = run(given.checkout, given.module, given.examples, given.only, given.seed)
-    return 0 if show(outcomes, given.module) else 1
+    outcomes = run(args.checkout, args.module, args.examples, args.only, args.seed)
+    return 0 if show(outcomes, args.module) else 1
 
 
 if __name__ == "__main__":

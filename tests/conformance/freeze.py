@@ -71,7 +71,7 @@ def _signatures(stubs: Any) -> dict[str, list[list[str]]]:
 
 def _special(tests: Any) -> list[list[Any]]:
     """Function, arguments, result; a complex number is a list of two."""
-    found: dict[str, list[Any]] = {}
+    entries: dict[str, list[Any]] = {}
     refused = []
     for name, arguments, accepts in itertools.chain(_unary(tests), _binary(tests)):
         operands = [ml.asarray(x, dtype=_dtype(x)) for x in arguments]
@@ -79,10 +79,10 @@ def _special(tests: Any) -> list[list[Any]]:
         if not accepts(*arguments, result):
             refused.append(f"{name}{arguments} = {result}")
         entry = [name, [_plain(x) for x in arguments], _plain(result)]
-        found.setdefault(json.dumps(entry), entry)
+        entries.setdefault(json.dumps(entry), entry)
     if refused:
         raise SystemExit("the standard does not accept\n    " + "\n    ".join(refused))
-    return list(found.values())
+    return list(entries.values())
 
 
 def _unary(tests: Any) -> Iterator[tuple[str, tuple[Any, ...], Any]]:

@@ -31,16 +31,16 @@ def test_signatures(name: str) -> None:
         function = getattr(function, part)
     has = list(inspect.signature(function).parameters.values())
     wants = FROZEN["signatures"][name]
-    for place, (wanted, kind) in enumerate(wants):
+    for place, (parameter, kind) in enumerate(wants):
         if kind == "KEYWORD_ONLY":
-            found = [p for p in has if p.name == wanted]
-            assert found, f"no keyword {wanted}"
-            assert found[0].kind.name in (kind, "POSITIONAL_OR_KEYWORD")
+            matches = [p for p in has if p.name == parameter]
+            assert matches, f"no keyword {parameter}"
+            assert matches[0].kind.name in (kind, "POSITIONAL_OR_KEYWORD")
         elif kind == "POSITIONAL_ONLY":
             assert has[place].kind.name in (kind, "POSITIONAL_OR_KEYWORD")
         else:
             assert has[place].kind.name == kind
-            assert has[place].name == wanted or kind == "VAR_POSITIONAL"
+            assert has[place].name == parameter or kind == "VAR_POSITIONAL"
 
 
 def test_promotions() -> None:
@@ -50,11 +50,11 @@ def test_promotions() -> None:
 
 @pytest.mark.parametrize("name", SPECIAL)
 def test_special_values(name: str) -> None:
-    for _, arguments, wanted in SPECIAL[name]:
+    for _, arguments, expected in SPECIAL[name]:
         dtype = ml.complex128 if isinstance(arguments[0], list) else ml.float64
         operands = [ml.asarray(_value(x), dtype=dtype) for x in arguments]
         result = getattr(ml, name)(*operands).item()
-        assert _alike(result, _value(wanted)), f"{name}{arguments}: {result}, not {wanted}"
+        assert _alike(result, _value(expected)), f"{name}{arguments}: {result}, not {expected}"
 
 
 def _value(x: Any) -> Any:

@@ -48,17 +48,17 @@ def test_a_collector_that_was_off_stays_off() -> None:
 
 
 def test_a_function_is_recorded_without_collections_and_whatever_it_raises_they_go_on() -> None:
-    seen = []
+    states = []
 
     @ml.capture
     def step(x: ml.Tensor) -> ml.Tensor:
-        seen.append(gc.isenabled())
+        states.append(gc.isenabled())
         return x + 1 if x.ndim else x[0]
 
     step(ml.ones(3))
     with pytest.raises(IndexError):
         step(ml.ones(()))
-    assert seen == [False, False]
+    assert states == [False, False]
     assert gc.isenabled()
 
 

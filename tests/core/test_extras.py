@@ -26,6 +26,6 @@ def test_a_package_that_is_not_whole_says_what_it_misses(
 ) -> None:
     (tmp_path / "mlvm_needy.py").write_text("import mlvm_no_such_package")
     monkeypatch.syspath_prepend(tmp_path)
-    told = "mlvm_needy is installed, but cannot be imported: No module named 'mlvm_no_such_package'"
-    refuses(MissingExtra, told, extra, "mlvm_needy", "images")
+    text = "mlvm_needy is installed, but cannot be imported: No module named 'mlvm_no_such_package'"
+    refuses(MissingExtra, text, extra, "mlvm_needy", "images")
     assert "mlvm_needy" not in sys.modules

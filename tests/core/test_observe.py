@@ -20,13 +20,13 @@ from tests.threads import PATIENCE, start
 NEGATE = Program.of_op("negative", 1, {}, 1)
 
 
-def listed(found: list[object]) -> Layer:
+def listed(launches: list[object]) -> Layer:
     """A layer around `launch` that lists programs and arguments."""
 
     def launch(
         proceed: Callable[..., Any], program: Program, args: Any = (), **options: Any
     ) -> Any:
-        found.append((program, tuple(args)))
+        launches.append((program, tuple(args)))
         return proceed(program, args, **options)
 
     return launch
@@ -34,12 +34,12 @@ def listed(found: list[object]) -> Layer:
 
 def test_a_layer_sees_what_is_called_inside_the_block_and_passes_it_on(vm: VM) -> None:
     x, y = put(vm, f32s(1)), put(vm, f32s(2))
-    found: list[object] = []
-    with observed(vm, launch=listed(found)):
+    launches: list[object] = []
+    with observed(vm, launch=listed(launches)):
         vm.launch(ADD_INTO, [x, x, y])
         assert vm.launch(NEGATE, (x,)) == [-3]
     vm.launch(NEGATE, [y])
-    assert found == [(ADD_INTO, (x, x, y)), (NEGATE, (x,))]
+    assert launches == [(ADD_INTO, (x, x, y)), (NEGATE, (x,))]
 
 
 def test_the_latest_layer_is_the_outermost_and_may_answer_itself(vm: VM) -> None:
@@ -75,11 +75,11 @@ def test_blocks_may_overlap_and_end_in_any_order(vm: VM) -> None:
 
 
 def test_an_error_passes_through_and_ends_the_block(vm: VM) -> None:
-    found: list[object] = []
+    launches: list[object] = []
     method = vm.launch
-    with pytest.raises(HandleError), observed(vm, launch=listed(found)):
+    with pytest.raises(HandleError), observed(vm, launch=listed(launches)):
         vm.launch(NEGATE, [0])
-    assert len(found) == 1
+    assert len(launches) == 1
     assert vm.launch == method
 
 
@@ -92,10 +92,10 @@ def test_a_vm_without_that_method_is_left_as_it_was(vm: VM) -> None:
 
 def test_another_vm_and_the_vms_end_are_not_concerned() -> None:
     vm, other = VM(), VM()
-    found: list[object] = []
-    observe(vm, launch=listed(found))
+    launches: list[object] = []
+    observe(vm, launch=listed(launches))
     other.launch(NEGATE, [put(other, f32s(1))])
-    assert found == []
+    assert launches == []
     reference = weakref.ref(vm)
     del vm
     gc.collect()

@@ -126,7 +126,7 @@ def test_bind_fills_in_defaults_in_the_ops_order() -> None:
 
 
 @cases(
-    "name, given, bound",
+    "name, value, bound",
     ("axis", [0, 1], (0, 1)),
     ("axis", np.int64(2), 2),
     ("axis", [np.int8(1)], (1,)),
@@ -138,15 +138,15 @@ def test_bind_fills_in_defaults_in_the_ops_order() -> None:
     ("size", [3, 4], (3, 4)),
     ("dtype", i32, "i32"),
 )
-def test_bind_makes_values_plain(name: str, given: Any, bound: Any) -> None:
-    result = ATTRIBUTED.bind({"axis": None, name: given})
+def test_bind_makes_values_plain(name: str, value: Any, bound: Any) -> None:
+    result = ATTRIBUTED.bind({"axis": None, name: value})
     assert result[name] == bound
     assert result[name].__class__ is bound.__class__
     assert ATTRIBUTED.bind(result) == result
 
 
 @cases(
-    "name, given",
+    "name, value",
     ("axis", True),
     ("axis", 1.0),
     ("axis", "0"),
@@ -166,9 +166,9 @@ def test_bind_makes_values_plain(name: str, given: Any, bound: Any) -> None:
     ("dtype", np.float32),
     ("dtype", np.zeros(2)),
 )
-def test_bind_refuses_the_wrong_kind(name: str, given: Any) -> None:
+def test_bind_refuses_the_wrong_kind(name: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=rf"^attributed\(\): attribute {name}: .* was given"):
-        ATTRIBUTED.bind({"axis": None, name: given})
+        ATTRIBUTED.bind({"axis": None, name: value})
 
 
 def test_bind_refuses_unknown_and_missing_attributes() -> None:

@@ -62,14 +62,14 @@ def test_elementwise_rules_promote_and_broadcast() -> None:
 
 @pytest.mark.parametrize("allowed", ["numeric", "real", "integer", "inexact", "float", "bool"])
 def test_require_names_what_is_allowed(allowed: str) -> None:
-    taken = []
+    accepted = []
     for dtype in DType.all.values():
         try:
             require(allowed, TensorType(dtype))
-            taken.append(dtype.name)
+            accepted.append(dtype.name)
         except DTypeError as error:
             refusal = error
-    assert f"it must be {allowed} ({', '.join(taken)})" in str(refusal)
+    assert f"it must be {allowed} ({', '.join(accepted)})" in str(refusal)
 
 
 @pytest.mark.parametrize("dtype", [d for d in DType.all.values() if d.is_integer], ids=str)

@@ -251,21 +251,21 @@ def test_caches_are_cleared_when_a_handle_may_name_another_array() -> None:
     storage, x, y, z = store.alloc_storage(8), *(store.alloc_tensor(type) for _ in range(3))
     cache: dict[Any, Any] = {}
 
-    def kept(change: Callable[[], object]) -> bool:
+    def survives(change: Callable[[], object]) -> bool:
         cache[x] = store.entry(x).array
         store.caches[0] = cache
         change()
         return bool(cache)
 
-    assert kept(lambda: store.alloc_tensor(type))
+    assert survives(lambda: store.alloc_tensor(type))
     other = FreeStore()
     foreign = other.entry(other.alloc_tensor(type))
-    assert kept(lambda: store.adopt(foreign))
-    assert kept(lambda: store.tensor_from_storage(storage, type, 0))
-    assert not kept(lambda: store.swap(x, y))
-    assert not kept(lambda: store.replace(y, aligned_array(type)))
-    assert not kept(lambda: store.dealloc_tensor(z))
-    assert not kept(lambda: store.dealloc_storage(storage))
+    assert survives(lambda: store.adopt(foreign))
+    assert survives(lambda: store.tensor_from_storage(storage, type, 0))
+    assert not survives(lambda: store.swap(x, y))
+    assert not survives(lambda: store.replace(y, aligned_array(type)))
+    assert not survives(lambda: store.dealloc_tensor(z))
+    assert not survives(lambda: store.dealloc_storage(storage))
 
 
 def test_what_was_replaced_is_free() -> None:

@@ -417,12 +417,12 @@ def test_a_chain_remembers_few_of_ever_new_types() -> None:
     )
 
     def some(frame: Frame) -> None:
-        type = TensorType(f32, (len(seen),))
-        seen.append(len(seen))
+        type = TensorType(f32, (len(calls),))
+        calls.append(len(calls))
         alive.add(type)
         frame.push(np.ones(type.shape, np.float32))
 
-    seen: list[int] = []
+    calls: list[int] = []
     vm.register("some", some)
     for _ in range(3000):
         vm.launch(program)

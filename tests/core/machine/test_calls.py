@@ -89,15 +89,15 @@ def test_halt_in_a_function_leaves_what_is_above_its_base(callee: str, stack: li
 
 def both(text: str, array: Array, max_steps: int | None = None) -> list[Array]:
     """What the program leaves of one argument, bit for bit the same on a checked and a raw VM."""
-    left = []
+    outputs = []
     for vm in (VM(), VM(checked=False)):
         x = put(vm, array)
         before = vm.consumed_size_in_mib()
-        left.append([*vm.launch(assemble(text), [x], max_steps=max_steps), vm.read(x)])
+        outputs.append([*vm.launch(assemble(text), [x], max_steps=max_steps), vm.read(x)])
         assert vm.consumed_size_in_mib() == before
-    for ours, raw in zip(*left, strict=True):
+    for ours, raw in zip(*outputs, strict=True):
         np.testing.assert_array_equal(ours, raw, strict=True)
-    return left[0][:-1]
+    return outputs[0][:-1]
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 12])
@@ -206,8 +206,8 @@ def test_the_limit_counts_instructions_exactly(text: str, n: int, vm: VM) -> Non
     expected = both(text, np.array(n))
     assert both(text, np.array(n), max_steps=steps) == expected
     x = put(vm, np.array(n))
-    for few in (steps - 1, steps // 2, 1, 0):
-        refuses(LimitExceeded, "", vm.launch, assemble(text), [x], max_steps=few)
+    for limit in (steps - 1, steps // 2, 1, 0):
+        refuses(LimitExceeded, "", vm.launch, assemble(text), [x], max_steps=limit)
     assert vm.launch(assemble(text), [x]) == expected
 
 

@@ -101,12 +101,12 @@ def draw_array(draw: st.DrawFn, shape: Shape, *, broadcast: bool) -> Array:
 
 
 def draw_attributes(draw: st.DrawFn, op: Op, shape: Shape) -> Attributes:
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if op.name == "astype":
-        given["dtype"] = draw(st.sampled_from(DTYPES))
+        arguments["dtype"] = draw(st.sampled_from(DTYPES))
     if op.name == "broadcast_to":
-        given["shape"] = shape
-    return op.bind(given)
+        arguments["shape"] = shape
+    return op.bind(arguments)
 
 
 @st.composite
@@ -133,8 +133,8 @@ def examples(draw: st.DrawFn) -> Example:
     for _ in range(draw(st.integers(0, 2))):
         op = draw(st.sampled_from(REDUCTIONS))
         axis = draw(st.sampled_from([None, *range(-len(shape), len(shape))]))
-        given = {"axis": axis, "keepdims": draw(st.booleans())}
-        attributes = op.bind({k: v for k, v in given.items() if k in op.attributes})
+        arguments = {"axis": axis, "keepdims": draw(st.booleans())}
+        attributes = op.bind({k: v for k, v in arguments.items() if k in op.attributes})
         source = draw(st.integers(noperands, noperands + len(calls) - 1))
         if values[source].shape == shape:
             out = alone(op, attributes, values[source])
@@ -164,7 +164,7 @@ def number(
     numbers.update({value: out for out, value in enumerate(written)})
     last_read = {source: i for i, (_, _, sources) in enumerate(calls) for source in sources}
     free: dict[Any, list[int]] = {}
-    taken = 0
+    scratch_count = 0
     links = []
     for i, (op, attributes, sources) in enumerate(calls):
         value = noperands + i
@@ -175,8 +175,8 @@ def number(
                 free.setdefault(values[s].dtype, []).append(numbers[s])
         if value not in numbers:
             stock = free.setdefault(values[value].dtype, [])
-            taken += not stock
-            numbers[value] = stock.pop() if stock else -taken
+            scratch_count += not stock
+            numbers[value] = stock.pop() if stock else -scratch_count
         if not op.in_place:
             for s in ended:
                 free.setdefault(values[s].dtype, []).append(numbers[s])
@@ -194,9 +194,9 @@ def launch(vm: VMProtocol, example: Example) -> list[Array]:
     return [vm.read(handle) for handle in outs]
 
 
-def assert_same_bits(given: Sequence[Array], expected: Sequence[Array]) -> None:
-    assert [(x.dtype, x.shape) for x in given] == [(x.dtype, x.shape) for x in expected]
-    assert [x.tobytes() for x in given] == [x.tobytes() for x in expected]
+def assert_same_bits(actual: Sequence[Array], expected: Sequence[Array]) -> None:
+    assert [(x.dtype, x.shape) for x in actual] == [(x.dtype, x.shape) for x in expected]
+    assert [x.tobytes() for x in actual] == [x.tobytes() for x in expected]
 
 
 @given(examples(), st.integers(1, 40))
@@ -434,8 +434,8 @@ def test_equal_attributes_are_one_chain_and_those_that_are_only_equal_in_python_
     def attributes(target: Any) -> dict[str, Any]:
         return {"chain": (("add", target, 1, 1),), "outputs": 1}
 
-    known = bind(attributes(0))["chain"]
-    assert bind(attributes(0))["chain"] is known
+    chain = bind(attributes(0))["chain"]
+    assert bind(attributes(0))["chain"] is chain
     refuses(ArgumentError, "parameters are numbered", bind, attributes(False))
 
 
@@ -529,9 +529,9 @@ def test_the_command_line_checks_and_runs_a_chain(
     """)
     np.save(tmp_path / "x.npy", f32s(1, 2, 3))
     assert main(["check", str(path)]) == 0
-    given = ["--arg", str(tmp_path / "x.npy"), "--out", str(tmp_path)]
-    assert main(["run", str(path), *given]) == 0
+    arguments = ["--arg", str(tmp_path / "x.npy"), "--out", str(tmp_path)]
+    assert main(["run", str(path), *arguments]) == 0
     np.testing.assert_array_equal(np.load(tmp_path / "0.npy"), [-1, -4, -9])
     path.write_text(path.read_text().replace("square", "nonsense"))
-    assert main(["run", str(path), *given]) == 1
+    assert main(["run", str(path), *arguments]) == 1
     assert "no op 'nonsense'" in capsys.readouterr().err

@@ -50,10 +50,10 @@ def call_f(nparams: int = 0, nresults: int | str = "*", attributes: str = "") ->
 
 
 def test_a_host_function_reads_its_parameters_and_leaves_results() -> None:
-    seen: list[Any] = []
+    calls: list[Any] = []
 
     def scale(frame: Frame) -> None:
-        seen.append((frame.nparams, frame.param(0), frame.param(2), frame.attributes))
+        calls.append((frame.nparams, frame.param(0), frame.param(2), frame.attributes))
         x = frame.param(1)
         assert isinstance(x, np.ndarray)
         out = frame.new_tensor(TensorType.of(x))
@@ -78,7 +78,7 @@ def test_a_host_function_reads_its_parameters_and_leaves_results() -> None:
         [out] = vm.launch(program, [x])
         np.testing.assert_array_equal(out, f32s(3, 6), strict=True)
     attributes = {"axis": (0, 1), "eps": 0.5, "more": {"deep": (True, None)}}
-    assert seen == [(3, 3, "a string", attributes)] * 2
+    assert calls == [(3, 3, "a string", attributes)] * 2
 
 
 def test_results_of_every_kind_stay_on_the_stack() -> None:
@@ -141,9 +141,9 @@ def test_a_parameter_is_the_tensor_itself_and_may_be_a_result() -> None:
 )
 def test_any_array_can_be_a_result_and_is_copied(array: Any) -> None:
     """The result is packed, aligned and its own; nothing of the host's is counted or shared."""
-    kept: list[Any] = []
+    params: list[Any] = []
     vm = host(lambda frame: frame.push(array))
-    vm.register("look", lambda frame: kept.append(frame.param(0)))
+    vm.register("look", lambda frame: params.append(frame.param(0)))
     program = assemble("""
         .func main 0 *
             push_str "f"
@@ -155,7 +155,7 @@ def test_any_array_can_be_a_result_and_is_copied(array: Any) -> None:
     """)
     [out] = vm.launch(program)
     np.testing.assert_array_equal(out, np.asarray(array), strict=True)
-    [result] = kept
+    [result] = params
     assert type(result) is np.ndarray
     assert result.flags.c_contiguous
     assert result.flags.writeable
@@ -293,10 +293,10 @@ def test_a_kernel_called_on_the_arguments_can_be_replaced(vm: VM) -> None:
     program = Program.of_op("negative.out", 2, {}, 0)
     vm.launch(program, [out, x])
     assert vm.read(out) == -5
-    seen: list[int] = []
-    vm.register("negative.out", lambda frame: seen.append(frame.nparams))
+    counts: list[int] = []
+    vm.register("negative.out", lambda frame: counts.append(frame.nparams))
     vm.launch(program, [out, x])
-    assert seen == [2]
+    assert counts == [2]
 
 
 CHANGES_THE_TABLE = """

@@ -99,17 +99,17 @@ def test_what_two_launches_have_in_common_is_bound_once() -> None:
     text = CALL_01 + CALL_01.replace("load_arg 1", "load_arg 2").replace("load_arg 0", "load_arg 3")
     code = link(assemble(f".func main 0 *\n{text} halt"), TABLE)
     had = f32s(0, 0), f32s(1, 0), f32s(2, 0), f32s(3, 0)
-    known = bind(code, had, Workspace(), checked=True)
+    first = bind(code, had, Workspace(), checked=True)
     operands = (*had[:3], f32s(4, 0))
-    bound = bind(code, operands, Workspace(), checked=True, bound=(known, had))
-    assert bound.steps[0] is known.steps[0]
+    bound = bind(code, operands, Workspace(), checked=True, bound=(first, had))
+    assert bound.steps[0] is first.steps[0]
     assert bound.steps[1][2][0] is operands[3]
     wide = f32s(0, 0, 0)
     with pytest.raises(MachineError, match="write over an operand"):
         bind(code, (had[0], had[1], wide[1:], wide[:2]), Workspace(), checked=True,
-             bound=(known, had))  # fmt: skip
+             bound=(first, had))  # fmt: skip
     other = link(assemble(f".func main 0 *\n{text} halt"), TABLE)
-    assert bind(other, had, Workspace(), checked=True, bound=(known, had)).steps[0][2][0] is had[0]
+    assert bind(other, had, Workspace(), checked=True, bound=(first, had)).steps[0][2][0] is had[0]
 
 
 def test_launches_on_other_operands_do_the_same(vm: VM) -> None:
@@ -119,9 +119,9 @@ def test_launches_on_other_operands_do_the_same(vm: VM) -> None:
     )
     outs, xs = [put(vm, f32s(0)) for _ in range(2)], [put(vm, f32s(i)) for i in range(4)]
     for i, x in enumerate(xs):
-        left = vm.launch(program, [outs[i % 2], x, xs[0], xs[3 - i]])
+        outputs = vm.launch(program, [outs[i % 2], x, xs[0], xs[3 - i]])
         assert vm.read(outs[i % 2]) == -i
-        assert [float(y[0]) for y in left] == [0, 2 * (3 - i)]
+        assert [float(y[0]) for y in outputs] == [0, 2 * (3 - i)]
 
 
 def test_a_jump_between_name_and_call_keeps_them_apart(vm: VM) -> None:

@@ -253,11 +253,11 @@ def test_a_condition_has_one_element(array: Array, vm: VM) -> None:
 
 
 def test_an_error_keeps_no_tensor_alive_once_it_is_forgotten(vm: VM) -> None:
-    gone: list[weakref.ref[Any]] = []
+    arrays: list[weakref.ref[Any]] = []
 
     def fail(frame: Frame) -> None:
         array = frame.new_tensor(TensorType("f32", (4,)))
-        gone.append(weakref.ref(array))
+        arrays.append(weakref.ref(array))
         raise ValueError("on purpose")
 
     vm.register("fail", fail)
@@ -265,6 +265,6 @@ def test_an_error_keeps_no_tensor_alive_once_it_is_forgotten(vm: VM) -> None:
     gc.disable()
     try:
         refuses(ValueError, "on purpose", vm.launch, Program.of_op("fail", 0, {}, 0))
-        assert gone[0]() is None
+        assert arrays[0]() is None
     finally:
         gc.enable()

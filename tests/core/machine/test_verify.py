@@ -452,8 +452,8 @@ def test_functions_that_call_each_other_in_a_long_chain(vm: VM) -> None:
     last = '.func f2000 1 1 | get -1 | push_str "negative" | cfunc 1 1 | return 1'
     program = main_of("load_arg 0 | call f0", functions + last)
     assert vm.estimate(program, [VECTOR]) == (8, 2)
-    [left] = vm.launch(program, [put(vm, f32s(1, 2))])
-    assert left.tolist() == [-1, -2]
+    [result] = vm.launch(program, [put(vm, f32s(1, 2))])
+    assert result.tolist() == [-1, -2]
 
 
 STEP = "push_int 1 | push_int 1 | jump_if_false L{0} | "

@@ -139,7 +139,7 @@ def test_pow_of_an_integer_refuses_a_negative_exponent() -> None:
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.elementwise])
 def test_out_may_be_any_of_the_operands_that_the_op_names(name: str) -> None:
     op = OPS[name]
-    held = 0
+    nshared = 0
     for case in CASES[name]:
         expected = evaluate(name, *case.inputs, **case.attributes)
         for i, operand in enumerate(case.inputs[: op.in_place]):
@@ -148,9 +148,9 @@ def test_out_may_be_any_of_the_operands_that_the_op_names(name: str) -> None:
                 with np.errstate(all="ignore"):
                     op.kernel(copies[i], *copies, **case.attributes)
                 np.testing.assert_array_equal(copies[i], expected)
-                held += 1
+                nshared += 1
     same = name in FLOATS or name in ("add", "multiply", "maximum", "clip", "where", "negative")
-    assert held or not same, "no case has a result of an operand's type"
+    assert nshared or not same, "no case has a result of an operand's type"
 
 
 @given(shapes)
@@ -179,8 +179,8 @@ def test_a_complex_product_in_place_has_the_same_bits(shape: tuple[int, ...], dt
             np.asarray(rng.standard_normal(shape) + 1j * rng.standard_normal(shape), dtype)
             for _ in range(2)
         ]
-        apart, first, second = np.empty(shape, dtype), x.copy(), y.copy()
-        OPS["multiply"].kernel(apart, x, y)
+        separate, first, second = np.empty(shape, dtype), x.copy(), y.copy()
+        OPS["multiply"].kernel(separate, x, y)
         OPS["multiply"].kernel(first, first, y)
         OPS["multiply"].kernel(second, x, second)
-        assert apart.tobytes() == first.tobytes() == second.tobytes()
+        assert separate.tobytes() == first.tobytes() == second.tobytes()

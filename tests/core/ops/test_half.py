@@ -71,8 +71,8 @@ def test_values_are_rounded_once_to_nearest_even(data: Any, dtype: DType, source
     values = np.array([near_halves(data.draw, dtype) for _ in range(8)]).astype(source.numpy)
     expected = [exactly(float(x), dtype) for x in values]
     for vm in MACHINES[::2]:
-        found = launched(vm, "astype", [values], dtype=dtype.name)
-        np.testing.assert_array_equal(half.widened(found), expected)
+        result = launched(vm, "astype", [values], dtype=dtype.name)
+        np.testing.assert_array_equal(half.widened(result), expected)
 
 
 @given(arrays(np.uint16, (16,), elements=st.integers(0, 0xFFFF)), st.sampled_from(HALVES))
@@ -105,8 +105,8 @@ def test_integers_become_halves_with_one_rounding() -> None:
     for vm, dtype in itertools.product(MACHINES, HALVES):
         for kind in (np.int64, np.int32, np.uint16, np.uint8):
             x = whole.astype(kind)
-            found = half.widened(launched(vm, "astype", [x], dtype=dtype.name))
-            assert found.tolist() == [exactly(float(n), dtype) for n in x]
+            result = half.widened(launched(vm, "astype", [x], dtype=dtype.name))
+            assert result.tolist() == [exactly(float(n), dtype) for n in x]
 
 
 def test_numpy_does_not_compute_with_bf16() -> None:
@@ -165,8 +165,8 @@ def launched(vm: VM, name: str, operands: Sequence[Array], **attributes: Any) ->
         handles = [vm.alloc_tensor(type), *handles]
         vm.launch(Program.of_op(name + ".out", len(handles), bound, 0), handles)
         written = vm.read(handles[0])
-        [made] = vm.launch(Program.of_op(name, len(handles) - 1, bound, 1), handles[1:])
-        assert np.array_equal(bits(made), bits(written))
+        [result_of_launch] = vm.launch(Program.of_op(name, len(handles) - 1, bound, 1), handles[1:])
+        assert np.array_equal(bits(result_of_launch), bits(written))
         return written
     finally:
         for handle in handles:
@@ -185,7 +185,7 @@ def halved(case: Case, dtype: DType) -> tuple[list[Array], dict[str, Any]]:
 def _cases() -> list[Any]:
     """The first case with floats, or with a float dtype, of every op; those without are of ops of
     integers and bools."""
-    found = []
+    params = []
     for name, cases in CASES.items():
         if name in quantized.CASES or name in packed.CASES:  # they refuse halves, or lie otherwise
             continue
@@ -195,8 +195,8 @@ def _cases() -> list[Any]:
             if any(x.dtype.kind == "f" for x in case.inputs)
             or case.attributes.get("dtype") in ("f32", "f64")
         ]
-        found += [pytest.param(name, case, id=f"{name}-{i}") for i, case in enumerate(suited[:1])]
-    return found
+        params += [pytest.param(name, case, id=f"{name}-{i}") for i, case in enumerate(suited[:1])]
+    return params
 
 
 @pytest.mark.parametrize(("name", "case"), _cases())
@@ -212,20 +212,20 @@ def test_an_op_computes_in_f32_and_rounds_once(name: str, case: Case) -> None:
         else:
             attributes_in_f32 = attributes
         results = {vm: launched(vm, name, operands, **attributes) for vm in MACHINES}
-        for vm, found in results.items():
+        for vm, result in results.items():
             exact = launched(vm, name, wide, **attributes_in_f32)
             if type is not None:
-                assert TensorType.of(found) is type
+                assert TensorType.of(result) is type
                 if name == "nextafter":  # is of the halves themselves
                     continue
                 if name == "uniform":
-                    assert (half.widened(found) < 1).all()
-                    assert (half.widened(found) <= exact).all()
+                    assert (half.widened(result) < 1).all()
+                    assert (half.widened(result) <= exact).all()
                     continue
                 exact = half.cast(exact, type.dtype)
             elif op.copies_only:
                 exact = half.cast(exact, dtype)
-            assert np.array_equal(bits(found), bits(exact)), vm.name
+            assert np.array_equal(bits(result), bits(exact)), vm.name
 
 
 def test_what_counts_stays_as_it_is_beside_halves() -> None:
@@ -239,14 +239,14 @@ def test_what_counts_stays_as_it_is_beside_halves() -> None:
         drawn = launched(vm, "multinomial", [key, n, half.cast(p, bf16)], shape=(2,))
         assert drawn[:, 0].tolist() == n.tolist()
         operands = [*(half.cast(x, bf16) for x in floats), n[:1]]
-        made = launched(vm, "recurrence_vjp", operands, cell="tanh", reverse=False)
-        assert half.widened(made[255:258]).tolist() == [1, 2, 0]
+        result = launched(vm, "recurrence_vjp", operands, cell="tanh", reverse=False)
+        assert half.widened(result[255:258]).tolist() == [1, 2, 0]
 
 
 def test_the_walk_leaves_no_op_of_floats_out() -> None:
     walked = {param.values[0] for param in _cases()}
-    left = set(OPS) - walked - {"pack_panels"}  # whose halves tests/eager/capture/test_hoist.py has
-    for name in left:
+    rest = set(OPS) - walked - {"pack_panels"}  # whose halves tests/eager/capture/test_hoist.py has
+    for name in rest:
         op = OPS[name]
         defaults = {each.name: each.default for each in op.attributes.values()}
         for dtype in HALVES:
@@ -273,18 +273,18 @@ def test_operands_of_several_dtypes(vm: VM) -> None:
     whole = np.array([1, 2, 3])
     for a, b in itertools.product((f16, bf16), (f16, bf16, f32, f64)):
         out = promote(a, b)
-        found = launched(vm, "multiply", [values[a], values[b]])
-        assert TensorType.of(found).dtype is out
+        result = launched(vm, "multiply", [values[a], values[b]])
+        assert TensorType.of(result).dtype is out
         wide = np.float64 if out is f64 else np.float32
         exact = half.shown(values[a]).astype(wide) * half.shown(values[b]).astype(wide)
-        assert np.array_equal(bits(found), bits(half.cast(exact, out)))
+        assert np.array_equal(bits(result), bits(half.cast(exact, out)))
     for dtype in HALVES:
         for name in ("add", "less", "where", "concat"):
             operands = [values[dtype], whole]
             first = [np.array([True, False, True])] if name == "where" else []
-            found = launched(vm, name, [*first, *operands])
+            result = launched(vm, name, [*first, *operands])
             exact = launched(vm, name, [*first, half.widened(values[dtype]), whole])
-            assert np.array_equal(bits(found), bits(half.cast(exact, TensorType.of(found).dtype)))
+            assert np.array_equal(bits(result), bits(half.cast(exact, TensorType.of(result).dtype)))
 
 
 INTEGERS = [np.array([257, 2049, 70_000, -513], np.int32), np.array([257, 2**62 + 1, 3, -(2**55)])]
@@ -296,23 +296,23 @@ def test_an_integer_beside_a_half_is_made_one(vm: VM, dtype: DType) -> None:
     x = half.cast(np.array([256.0, 2048.0, np.inf, -512.0]), dtype)
     no = np.zeros(4, np.bool_)
     for integers in [*INTEGERS, INTEGERS[0].astype(np.uint16)]:
-        made = half.cast(integers, dtype)
+        cast = half.cast(integers, dtype)
         for name in ("subtract", "equal", "less", "maximum", "atan2", "pow", "where", "concat"):
             first = [no] if name == "where" else []
-            found = launched(vm, name, [*first, x, integers])
-            exact = launched(vm, name, [*first, x, made])
-            assert np.array_equal(bits(found), bits(exact)), name
-            found = launched(vm, name, [*first, integers, x])
-            exact = launched(vm, name, [*first, made, x])
-            assert np.array_equal(bits(found), bits(exact)), name
+            result = launched(vm, name, [*first, x, integers])
+            exact = launched(vm, name, [*first, x, cast])
+            assert np.array_equal(bits(result), bits(exact)), name
+            result = launched(vm, name, [*first, integers, x])
+            exact = launched(vm, name, [*first, cast, x])
+            assert np.array_equal(bits(result), bits(exact)), name
         chain = [["subtract", -1, 2, 3], ["where", 0, 4, 3, -1], ["less", 1, 2, 3]]
         outs = [TensorType(dtype, (4,)), TensorType.of(no)]
         handles = [vm.alloc_tensor(t) for t in [*outs, *map(TensorType.of, (x, integers, no))]]
         for handle, value in zip(handles[2:], (x, integers, no), strict=True):
             vm.write(handle, value)
         vm.launch(Program.of_op("fused", 5, {"chain": chain, "outputs": 2}, 0), handles)
-        assert np.array_equal(bits(vm.read(handles[0])), bits(launched(vm, "subtract", [x, made])))
-        assert np.array_equal(vm.read(handles[1]), launched(vm, "less", [x, made]))
+        assert np.array_equal(bits(vm.read(handles[0])), bits(launched(vm, "subtract", [x, cast])))
+        assert np.array_equal(vm.read(handles[1]), launched(vm, "less", [x, cast]))
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -325,12 +325,12 @@ def test_the_next_half_is_next_to_every_half(dtype: DType) -> None:
     downwards = np.where(words > 0, words.astype(int) - 1, 0x8001)
     for vm in MACHINES:
         for other, expected in ((up, upwards), (down, downwards)):
-            found = launched(vm, "nextafter", [x, other]).view(np.uint16)
-            assert np.array_equal(found, expected)
+            result = launched(vm, "nextafter", [x, other]).view(np.uint16)
+            assert np.array_equal(result, expected)
             negative = launched(vm, "negative", [x])
             mirrored = launched(vm, "negative", [other])
-            found = launched(vm, "nextafter", [negative, mirrored]).view(np.uint16)
-            assert np.array_equal(found, expected.astype(np.uint16) ^ 0x8000)
+            result = launched(vm, "nextafter", [negative, mirrored]).view(np.uint16)
+            assert np.array_equal(result, expected.astype(np.uint16) ^ 0x8000)
         nan = half.cast(np.array(np.nan), dtype)
         for operands in ([x, nan], [nan, x]):
             assert np.isnan(half.widened(launched(vm, "nextafter", operands))).all()
@@ -353,8 +353,8 @@ def test_what_is_f64_is_rounded_once(vm: VM) -> None:
     x = np.array([1 + 2**-11, 2**-40])
     for name in ("sum", "cumulative_sum"):
         attributes = {"axis": 0} if name == "cumulative_sum" else {}
-        found = launched(vm, name, [x], dtype="f16", **attributes)
-        assert half.widened(found).ravel()[-1] == 1 + 2**-10
+        result = launched(vm, name, [x], dtype="f16", **attributes)
+        assert half.widened(result).ravel()[-1] == 1 + 2**-10
 
 
 @pytest.mark.parametrize("vm", MACHINES, ids=lambda vm: vm.name)
@@ -423,27 +423,27 @@ def test_an_index_out_of_range_is_named() -> None:
 
 
 def test_kernels_of_ones_own_get_f32() -> None:
-    seen = []
+    dtypes = []
 
     def add(out: Array, x: Array, y: Array) -> None:
-        seen.append({a.dtype.name for a in (out, x, y)})
+        dtypes.append({a.dtype.name for a in (out, x, y)})
         np.add(x, y, out)
 
     vm = VM(kernels={"add": add})
     x = half.cast(np.array([1.5]), bf16)
     assert half.widened(launched(vm, "add", [x, x])).tolist() == [3.0]
-    assert seen == [{"float32"}] * 2
+    assert dtypes == [{"float32"}] * 2
 
 
 def test_an_instrument_sees_the_halves_themselves() -> None:
     x = half.cast(np.array([1.5]), bf16)
-    seen: list[list[str]] = []
-    watch = Before(lambda _, xs: seen.append([str(TensorType.of(x)) for x in xs]))
+    types: list[list[str]] = []
+    watch = Before(lambda _, xs: types.append([str(TensorType.of(x)) for x in xs]))
     for vm in MACHINES:
-        seen.clear()
+        types.clear()
         with vm.instrumented(watch):
             launched(vm, "add", [x, x])
-        assert seen[0] == ["bf16[1]"] * 3
+        assert types[0] == ["bf16[1]"] * 3
 
 
 @pytest.mark.parametrize("vm", MACHINES, ids=lambda vm: vm.name)
@@ -456,5 +456,5 @@ def test_a_zero_of_either_sign_is_false(vm: VM, dtype: DType) -> None:
     handle = vm.alloc_tensor(TensorType(dtype))
     for value, expected in ((0.0, 0), (-0.0, 0), (1e-7, 1), (float("nan"), 1)):
         vm.write(handle, half.cast(np.array(value), dtype))
-        [found] = vm.launch(program, [handle])
-        assert found == expected
+        [result] = vm.launch(program, [handle])
+        assert result == expected

@@ -49,24 +49,24 @@ def choices(draw: st.DrawFn, *, along: bool) -> tuple[Array, Array, int]:
 @given(choices(along=False))
 def test_take_is_numpys_and_scatter_add_its_transpose(choice: tuple[Array, Array, int]) -> None:
     x, indices, axis = choice
-    taken = evaluate("take", x, indices, axis=axis)
+    gathered = evaluate("take", x, indices, axis=axis)
     if indices.size:
-        np.testing.assert_array_equal(taken, np.take(x, indices, axis))
-    y = integers(taken.shape)
+        np.testing.assert_array_equal(gathered, np.take(x, indices, axis))
+    y = integers(gathered.shape)
     scattered = evaluate("scatter_add", y, indices, axis=axis, length=x.shape[axis])
     assert scattered.shape == x.shape
-    assert np.sum(taken * y) == np.sum(x * scattered)
+    assert np.sum(gathered * y) == np.sum(x * scattered)
 
 
 @given(choices(along=True))
 def test_take_along_axis_is_numpys_and_has_a_transpose(choice: tuple[Array, Array, int]) -> None:
     x, indices, axis = choice
-    taken = evaluate("take_along_axis", x, indices, axis=axis)
-    np.testing.assert_array_equal(taken, np.take_along_axis(x, indices.astype(int), axis))
-    y = integers(taken.shape)
+    gathered = evaluate("take_along_axis", x, indices, axis=axis)
+    np.testing.assert_array_equal(gathered, np.take_along_axis(x, indices.astype(int), axis))
+    y = integers(gathered.shape)
     scattered = evaluate("scatter_add_along_axis", y, indices, axis=axis, length=x.shape[axis])
     assert scattered.shape == x.shape
-    assert np.sum(taken * y) == np.sum(x * scattered)
+    assert np.sum(gathered * y) == np.sum(x * scattered)
 
 
 @given(st.lists(lengths, max_size=3).map(tuple), st.data())
@@ -87,10 +87,10 @@ def test_boolean_index_is_numpys_and_mask_scatter_its_transpose(
 @given(st.lists(lengths, max_size=3).map(tuple))
 def test_nonzero_indices_are_numpys(shape: tuple[int, ...]) -> None:
     x = RNG.integers(0, 2, shape)
-    found = evaluate("nonzero_indices", x)
-    assert found.dtype == np.int64
-    assert found.flags.c_contiguous
-    np.testing.assert_array_equal(found, np.argwhere(x))
+    positions = evaluate("nonzero_indices", x)
+    assert positions.dtype == np.int64
+    assert positions.flags.c_contiguous
+    np.testing.assert_array_equal(positions, np.argwhere(x))
 
 
 def test_many_updates_of_few_places() -> None:

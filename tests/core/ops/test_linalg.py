@@ -112,16 +112,16 @@ def test_a_long_sum_of_integers_is_made_in_pieces_of_the_same_bits(
     ]
     for left, right in shapes:
         x, y = (rng.integers(0, 100, size=shape).astype(kind) for shape in (left, right))
-        wanted = matmul(x, y)
-        out = np.empty(wanted.shape, kind)
+        expected = matmul(x, y)
+        out = np.empty(expected.shape, kind)
         with monkeypatch.context() as patch:
             patch.setattr(linalg, "_PIECE", 64)
 
-            def counted(*given: Any, **keywords: Any) -> Any:
+            def counted(*operands: Any, **keywords: Any) -> Any:
                 pieces.append(1)
-                return matmul(*given, **keywords)
+                return matmul(*operands, **keywords)
 
             patch.setattr(np, "matmul", counted)
             OPS["matmul"].kernel(out, x, y)
-        np.testing.assert_array_equal(out, wanted)
+        np.testing.assert_array_equal(out, expected)
     assert len(pieces) > 4 * len(shapes)

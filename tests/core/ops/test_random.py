@@ -146,8 +146,8 @@ def test_split_and_fold_repeat_neither_each_other_nor_what_the_key_draws() -> No
 
 
 def test_splitting_into_more_keys_keeps_the_first_ones() -> None:
-    few, many = evaluate("split_key", KEY, n=3), evaluate("split_key", KEY, n=9)
-    np.testing.assert_array_equal(few, many[:3])
+    fewer, many = evaluate("split_key", KEY, n=3), evaluate("split_key", KEY, n=9)
+    np.testing.assert_array_equal(fewer, many[:3])
 
 
 # --- errors ---------------------------------------------------------------------------

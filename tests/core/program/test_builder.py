@@ -82,8 +82,8 @@ def test_every_instruction_has_a_method_with_its_immediates() -> None:
     for opcode in Opcode:
         method = getattr(ProgramBuilder, opcode.name)
         names = list(inspect.signature(method).parameters)[1:]
-        wanted = [name.replace("attrs?", "attributes") for name in opcode.immediates]
-        assert names == wanted, opcode
+        expected = [name.replace("attrs?", "attributes") for name in opcode.immediates]
+        assert names == expected, opcode
 
 
 def test_the_example_of_the_module_counts_down(vm: VM) -> None:
