@@ -74,14 +74,14 @@ def test_a_gradient_that_reaches_no_parameter_says_so() -> None:
         (_of_the_global, local, "_of_the_global does not use its argument"),
         (lambda m, x: ml.sum(ml.stop_gradient(m(x))), local, "zero"),
     ]
-    for loss, given, text in losses:
+    for loss, seed, text in losses:
         for differentiated in (
             ml.grad(loss),
             ml.parallel.value_and_grad(loss),
             ml.capture(grad(loss)),
         ):
             with pytest.warns(ml.NoEffectWarning, match=text) as caught:
-                differentiated(given, x)
+                differentiated(seed, x)
             assert [each.filename for each in caught] == [__file__]
 
 
@@ -357,10 +357,10 @@ def test_no_other_reader_of_a_cotangent_sees_it_change(monkeypatch: pytest.Monke
         assert lists(list(pullback(c))) == [[2.0, 4.0, 33.0, 44.0], [1.0, 2.0, 3.0, 4.0]]
         assert lists(c) == [1.0, 2.0, 3.0, 4.0]
 
-    kept: list[Tensor] = []
+    cotangents: list[Tensor] = []
 
     def keep(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
-        kept.append(g)
+        cotangents.append(g)
         return g
 
     def through(x: Tensor) -> Tensor:
@@ -369,7 +369,7 @@ def test_no_other_reader_of_a_cotangent_sees_it_change(monkeypatch: pytest.Monke
 
     gradient = grad(through)(tensor(np.zeros(4)))
     assert lists(gradient) == [4.0, 9.0, 12.0, 12.0]
-    assert lists(kept) == [[3.0, 8.0, 5.0, 5.0]]
+    assert lists(cotangents) == [[3.0, 8.0, 5.0, 5.0]]
 
 
 def test_a_pullback_of_its_own_value_is_no_update_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,8 +449,8 @@ def test_arrays_and_numbers_stand_for_tensors() -> None:
         return ml.sum(x**3)
 
     array = np.array([1.0, -2.0])
-    given = grad(cubed)(array)
-    np.testing.assert_array_equal(given.numpy(), 3 * array**2, strict=True)
+    gradient = grad(cubed)(array)
+    np.testing.assert_array_equal(gradient.numpy(), 3 * array**2, strict=True)
     np.testing.assert_array_equal(array, [1.0, -2.0])
     value, slope = value_and_grad(cubed)(2.0)
     assert [str(x.type) for x in (value, slope)] == ["f32[]", "f32[]"]
@@ -514,7 +514,7 @@ def test_a_cotangent_has_the_type_of_the_value() -> None:
 
 
 @cases(
-    "seen",
+    "item",
     float,
     int,
     bool,
@@ -526,16 +526,16 @@ def test_a_cotangent_has_the_type_of_the_value() -> None:
     lambda x: 3.0 if x else 0.0,
     lambda x: float("%.2f" % x),  # noqa: UP031  format is something else
 )
-def test_no_gradient_is_lost_in_a_number_of_python(seen: Any) -> None:
+def test_no_gradient_is_lost_in_a_number_of_python(item: Any) -> None:
     """It was: d/dx of x * float(x) came out as x."""
     x = ml.asarray(4.0)
     remedy = r"goes through this f32\[\], and none goes through Python's numbers: .*has_aux=True"
-    refuses(ml.errors.GradientError, remedy, ml.grad(lambda x: x * seen(x)), x)
-    refuses(ml.errors.GradientError, remedy, ml.grad(ml.grad(lambda x: x * x * seen(x))), x)
-    constant = ml.grad(lambda x: x * seen(ml.stop_gradient(x)))(x)
-    assert constant.item() == seen(x)
-    (_, aux), _ = ml.value_and_grad(lambda x: (x * x, seen(ml.stop_gradient(x))), has_aux=True)(x)
-    assert aux == seen(x)
+    refuses(ml.errors.GradientError, remedy, ml.grad(lambda x: x * item(x)), x)
+    refuses(ml.errors.GradientError, remedy, ml.grad(ml.grad(lambda x: x * x * item(x))), x)
+    constant = ml.grad(lambda x: x * item(ml.stop_gradient(x)))(x)
+    assert constant.item() == item(x)
+    (_, aux), _ = ml.value_and_grad(lambda x: (x * x, item(ml.stop_gradient(x))), has_aux=True)(x)
+    assert aux == item(x)
 
 
 def test_what_python_decides_and_prints_needs_no_gradient() -> None:

@@ -88,8 +88,8 @@ def test_gradients_are_pytorchs() -> None:
     z, r = (torch.tensor(x, requires_grad=True) for x in (Z, R))
     torch.permute_dims = torch.permute
     loss(z, r, torch).backward()
-    found = ml.grad(loss, (0, 1))(ml.asarray(Z), ml.asarray(R))
-    for ours, theirs in zip(found, (z, r), strict=True):
+    gradients = ml.grad(loss, (0, 1))(ml.asarray(Z), ml.asarray(R))
+    for ours, theirs in zip(gradients, (z, r), strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs.grad.numpy(), rtol=1e-12)
 
 
@@ -104,9 +104,9 @@ def test_where_a_slope_is_infinite_or_turns_the_gradient_is_zero() -> None:
 
 def test_a_negative_number_to_a_complex_power() -> None:
     x, y = np.asarray([-2.0, 3.0]), np.asarray([1 + 1j, 0.5j])
-    found = ml.grad(lambda y: ml.real(ml.sum(ml.asarray(x) ** y)))(ml.asarray(y))
+    gradient = ml.grad(lambda y: ml.real(ml.sum(ml.asarray(x) ** y)))(ml.asarray(y))
     z = x.astype(complex)
-    np.testing.assert_allclose(found.numpy(), np.conj(z**y * np.log(z)), rtol=1e-12)
+    np.testing.assert_allclose(gradient.numpy(), np.conj(z**y * np.log(z)), rtol=1e-12)
 
 
 def test_a_step_against_the_gradient_descends() -> None:
@@ -126,12 +126,12 @@ def test_control_flow_and_checkpoints_carry_complex_gradients() -> None:
     z = ml.asarray(Z[0])
     plain = ml.grad(lambda z: ml.real(ml.sum(z * z * z * z)))(z).numpy()
     for fn in (power, ml.checkpoint(power)):
-        taken: Any = ml.grad(lambda z, fn=fn: ml.real(ml.sum(fn(z))))  # type: ignore[misc]
-        np.testing.assert_allclose(taken(z).numpy(), plain, rtol=1e-12)
-        np.testing.assert_allclose(ml.capture(taken)(z).numpy(), plain, rtol=1e-12)
+        gradient: Any = ml.grad(lambda z, fn=fn: ml.real(ml.sum(fn(z))))  # type: ignore[misc]
+        np.testing.assert_allclose(gradient(z).numpy(), plain, rtol=1e-12)
+        np.testing.assert_allclose(ml.capture(gradient)(z).numpy(), plain, rtol=1e-12)
     ml.testing.check_gradients(chosen, z)
-    taken = ml.grad(lambda z: ml.imag(ml.sum(chosen(z))))  # type: ignore[misc]
-    np.testing.assert_array_equal(ml.capture(taken)(z).numpy(), taken(z).numpy())
+    gradient = ml.grad(lambda z: ml.imag(ml.sum(chosen(z))))  # type: ignore[misc]
+    np.testing.assert_array_equal(ml.capture(gradient)(z).numpy(), gradient(z).numpy())
 
 
 def test_a_captured_step_is_the_eager_one() -> None:

@@ -33,12 +33,12 @@ def _inner(x: Array, y: Array) -> float:
 
 
 def test_which_ops_have_the_rule_back_transposed() -> None:
-    found = [
+    names = [
         name
         for name, row in VJPS.items()
         if row and not isinstance(row, Row) and not OPS[name].elementwise
     ]
-    assert " ".join(found) == _TRANSPOSED
+    assert " ".join(names) == _TRANSPOSED
 
 
 @crossed(rules._is_f64, cases=rules._CASES)
@@ -50,8 +50,8 @@ def test_a_tangent_is_the_slope_and_the_rule_back_transposed(name: str, case: Ca
     if name in ("eigh", "eigvalsh", "cholesky"):
         ts = [None if t is None else t + np.conj(t.swapaxes(-1, -2)) for t in ts]
     tangents = [None if t is None else from_array(t) for t in ts]
-    found = tangent_of(call, tuple(xs), tangents, out)
-    assert found.type is out.type
+    tangent = tangent_of(call, tuple(xs), tangents, out)
+    assert tangent.type is out.type
 
     def moved(h: float) -> Array:
         near = [x if t is None else x + h * t for x, t in zip(case.inputs, ts, strict=True)]
@@ -60,17 +60,17 @@ def test_a_tangent_is_the_slope_and_the_rule_back_transposed(name: str, case: Ca
     h = 1e-6
     with np.errstate(all="ignore"):
         slopes = np.nan_to_num((moved(h) - moved(-h)) / (2 * h))
-    np.testing.assert_allclose(found.numpy(), slopes, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(tangent.numpy(), slopes, rtol=2e-5, atol=2e-6)
     function = rules._function(name, case, numbers)
     _, pull = vjp(function, *[xs[i] for i in numbers])
     g = _drawn(out.numpy(), 4)
     back = [x.numpy() for x in pull(from_array(g))]
     total = sum([_inner(b, np.asarray(ts[i])) for b, i in zip(back, numbers, strict=True)], 0.0)
-    np.testing.assert_allclose(_inner(g, found.numpy()), total, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(_inner(g, tangent.numpy()), total, rtol=1e-9, atol=1e-10)
     each = [
         tangent_of(call, tuple(xs), [t if i == k else None for i, t in enumerate(tangents)], out)
         for k in numbers
     ]
     np.testing.assert_allclose(
-        sum(t.numpy() for t in each), found.numpy(), rtol=1e-9, atol=1e-10, err_msg="one by one"
+        sum(t.numpy() for t in each), tangent.numpy(), rtol=1e-9, atol=1e-10, err_msg="one by one"
     )

@@ -124,10 +124,10 @@ def test_attributes_tell_programs_apart(vm: ml.VM) -> None:
     for by in (1, 1.0, True, -0.0, 0.0, np.float64(3.0), 4):
         assert str(ml.call("scale", x, by=by).item()) == str(2.0 * by)
     assert ml.call("scale", x).item() == 2.0
-    seen: list[Any] = []
-    machine(vm).register("see", lambda frame: seen.append(dict(frame.attributes)))
+    attributes: list[Any] = []
+    machine(vm).register("see", lambda frame: attributes.append(dict(frame.attributes)))
     ml.call("see", a=[1, (True, None)], name="x", vm="y")
-    assert seen == [{"a": (1, (True, None)), "name": "x", "vm": "y"}]
+    assert attributes == [{"a": (1, (True, None)), "name": "x", "vm": "y"}]
 
 
 def test_a_call_is_one_program_however_often(vm: ml.VM) -> None:
@@ -214,17 +214,17 @@ def test_several_operands_and_results(vm: ml.VM) -> None:
 
 
 def test_a_result_that_is_no_float_has_no_cotangent(vm: ml.VM) -> None:
-    given: list[Any] = []
+    cotangents: list[Any] = []
 
     def rule(g: Any, x: ml.Tensor, y: ml.Tensor, out: Any) -> ml.Tensor:
-        given.append(g)
+        cotangents.append(g)
         return x
 
     x = tensor(3.0)
     ml.grad(lambda x: ml.sum(ml.call("polar", x, x, vjp=(rule, rule))[1]))(x)
-    for zeros, one, none in given:
+    for zeros, one, none in cotangents:
         assert (zeros.numpy().tolist(), one.numpy().tolist(), none) == ([0.0], [1.0], None)
-    assert len(given) == 2
+    assert len(cotangents) == 2
 
 
 def test_a_cotangent_is_summed_to_a_broadcast_operand(vm: ml.VM) -> None:

@@ -54,10 +54,10 @@ def test_rules_are_of_operands_and_ask_for_what_there_is(name: str) -> None:
     others += ["attributes", "types", "position"]
     for operand, rule in VJPS[name].items():
         assert operand in described.inputs
-        cotangent, *asked = inspect.signature(rule).parameters
+        cotangent, *parameters = inspect.signature(rule).parameters
         assert cotangent not in {*values, *others}
-        assert set(asked) <= {*values, *others}
-        assert asked == sorted(asked, key=lambda x: x not in values), "values come first"
+        assert set(parameters) <= {*values, *others}
+        assert parameters == sorted(parameters, key=lambda x: x not in values), "values come first"
 
 
 # --- finite differences ----------------------------------------------------------------
@@ -98,8 +98,8 @@ def _function(name: str, case: Case, numbers: list[int]) -> Function:
     call, fixed = one_op(name, **case.attributes), [from_array(x) for x in case.inputs]
 
     def function(*operands: Tensor) -> Tensor:
-        given = dict(zip(numbers, operands, strict=True))
-        return apply(call, *[given.get(i, x) for i, x in enumerate(fixed)])
+        inputs = dict(zip(numbers, operands, strict=True))
+        return apply(call, *[inputs.get(i, x) for i, x in enumerate(fixed)])
 
     return function
 

@@ -64,13 +64,13 @@ def test_a_wrong_gradient_is_named_with_both_values() -> None:
 
     caught = refuses(AssertionError, "", check_gradients, half, tree)
     assert isinstance(caught, ml.errors.GradientMismatch)
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"order 1, argument 0 at w/1\[1,1\]: the gradient is (\S+), the difference quotient (\S+); "
         r"4 of 4 elements differ by more than \S+",
         str(caught),
     )
-    assert found, str(caught)
-    np.testing.assert_allclose(2 * float(found[1]), float(found[2]), rtol=1e-6)
+    assert match, str(caught)
+    np.testing.assert_allclose(2 * float(match[1]), float(match[2]), rtol=1e-6)
 
 
 def test_a_rule_that_is_wrong_from_the_second_order_on() -> None:

@@ -61,9 +61,9 @@ class Around:
 def outcome(call: Callable[..., Any], around: Around, names: tuple[str, ...], updated: Any) -> Any:
     """The values of what a call returns and of all tensors around, and which of these it returns;
     or that it is refused."""
-    given = [around.tensors[name] for name in names]
+    args = [around.tensors[name] for name in names]
     try:
-        before, after, a, rest = call(*given, updated)
+        before, after, a, rest = call(*args, updated)
     except ArgumentError as error:
         return str(error)
     returned = [a, *rest["rest"]]
@@ -100,16 +100,16 @@ def test_an_update_that_a_gradient_must_not_see_under_both_names(
         return gradient
 
     captured = ml.capture(step)
-    found = []
+    results = []
     for fn in (step, captured):
         w *= 0.0
         w += 1.0
-        for given in [w] if updates_argument else [w, ml.reshape(w, (1, 2))]:
-            found.append(fn(given).tolist())
+        for argument in [w] if updates_argument else [w, ml.reshape(w, (1, 2))]:
+            results.append(fn(argument).tolist())
         fn(ml.ones((2,)))  # not what the function reaches by itself
-        found.append(w.tolist())
-    half = len(found) // 2
-    assert found[:half] == found[half:]
+        results.append(w.tolist())
+    half = len(results) // 2
+    assert results[:half] == results[half:]
 
 
 def test_an_operand_is_no_out_under_another_name() -> None:
@@ -138,9 +138,9 @@ def test_patterns_within_dicts_lists_and_keywords_take_turns() -> None:
         for x, y, z in itertools.product(range(3), repeat=3):
             tensors = [ml.full((2,), float(i + 1)) for i in range(3)]
             values = [float(i + 1) for i in range(3)]
-            found = step({"x": [tensors[x]], "y": tensors[y]}, more=(None, tensors[z]))
+            result = step({"x": [tensors[x]], "y": tensors[y]}, more=(None, tensors[z]))
             values[x] += values[z]
-            assert found.tolist() == [values[x] - values[y]] * 2
+            assert result.tolist() == [values[x] - values[y]] * 2
             assert [t.tolist()[0] for t in tensors] == values
     assert step.signatures == 5  # ways of three things to be the same
 
@@ -171,13 +171,13 @@ def test_tied_parameters_in_a_tree_are_one(vm: Any) -> None:
     def tied(w: ml.Tensor, x: ml.Tensor) -> Any:
         return {"in": w, "out": w}, x
 
-    def apart(w: ml.Tensor, x: ml.Tensor) -> Any:
+    def distinct(w: ml.Tensor, x: ml.Tensor) -> Any:
         return {"in": w, "out": x}, w
 
     def eager(params: Any, x: ml.Tensor) -> Any:
         return step.fn(params, x)
 
-    for pattern in (tied, apart, tied, apart):
+    for pattern in (tied, distinct, tied, distinct):
         values = []
         for call in (eager, step):
             w, x = ml.full((2,), 3.0), ml.full((2,), 5.0)
@@ -193,20 +193,20 @@ def structure(result: Any, x: ml.Tensor) -> Any:
     """Of each returned tensor the type, whether it is a view, and which object and which memory it
     is, counted from the argument on."""
     objects, roots = [id(x)], [id(x.root)]
-    found = []
+    summary = []
     for y in result:
-        for known, each in ((objects, y), (roots, y.root)):
-            if id(each) not in known:
-                known.append(id(each))
+        for identities, each in ((objects, y), (roots, y.root)):
+            if id(each) not in identities:
+                identities.append(id(each))
         numbers = objects.index(id(y)), roots.index(id(y.root))
-        found.append((y.type, y.base is not None, *numbers, y.root.type, y.tolist()))
-    return found
+        summary.append((y.type, y.base is not None, *numbers, y.root.type, y.tolist()))
+    return summary
 
 
 def of_a_made_one(x: ml.Tensor, view: Callable[[ml.Tensor], ml.Tensor]) -> list[Any]:
     y = x * 2
-    seen = view(y)
-    return [seen, y, seen, view(seen), view(y)]
+    first = view(y)
+    return [first, y, first, view(first), view(y)]
 
 
 def only_a_view(x: ml.Tensor, view: Callable[[ml.Tensor], ml.Tensor]) -> list[Any]:
@@ -214,8 +214,8 @@ def only_a_view(x: ml.Tensor, view: Callable[[ml.Tensor], ml.Tensor]) -> list[An
 
 
 def of_the_argument(x: ml.Tensor, view: Callable[[ml.Tensor], ml.Tensor]) -> list[Any]:
-    seen = view(x)
-    return [seen, x, seen, view(x), x]
+    first = view(x)
+    return [first, x, first, view(x), x]
 
 
 def of_two(x: ml.Tensor, view: Callable[[ml.Tensor], ml.Tensor]) -> list[Any]:
@@ -225,11 +225,11 @@ def of_two(x: ml.Tensor, view: Callable[[ml.Tensor], ml.Tensor]) -> list[Any]:
 
 @pytest.mark.parametrize("fn", [of_a_made_one, only_a_view, of_the_argument, of_two])
 @pytest.mark.parametrize("view", [lambda y: ml.reshape(y, (3, 1)), ml.stop_gradient])
-@pytest.mark.parametrize("given", [lambda x: x, ml.stop_gradient])
-def test_results_are_views_of_each_other_as_in_eager(fn: Any, view: Any, given: Any) -> None:
+@pytest.mark.parametrize("build", [lambda x: x, ml.stop_gradient])
+def test_results_are_views_of_each_other_as_in_eager(fn: Any, view: Any, build: Any) -> None:
     step = ml.capture(lambda x: fn(x, view))
     for i in range(3):
-        x = given(ml.arange(3.0) + i)
+        x = build(ml.arange(3.0) + i)
         assert structure(step(x), x) == structure(fn(x, view), x)
 
 
@@ -281,10 +281,10 @@ def test_the_base_of_a_view_that_it_reaches_moves() -> None:
 
 def test_a_view_of_an_argument_that_it_reaches_moves() -> None:
     x = ml.ones((2,))
-    seen = +x
-    step = ml.capture(lambda x: ml.sum(x * seen))
+    reached = +x
+    step = ml.capture(lambda x: ml.sum(x * reached))
     assert step(x).item() == 2.0
-    seen *= 5.0
+    reached *= 5.0
     assert step(x).item() == 10.0
 
 

@@ -77,8 +77,8 @@ def ones(*shape: int) -> ml.Tensor:
 def line_of(fn: Callable[..., Any], text: str) -> str:
     """The place of a line of the function, as errors name it."""
     lines, first = inspect.getsourcelines(fn)
-    [found] = [first + i for i, line in enumerate(lines) if text in line]
-    return f"{HERE}:{found}"
+    [lineno] = [first + i for i, line in enumerate(lines) if text in line]
+    return f"{HERE}:{lineno}"
 
 
 # --- updates in place -------------------------------------------------------------------
@@ -111,8 +111,8 @@ def test_running_statistics_advance_with_each_replay(place: Place) -> None:
         x = ml.asarray(rng.normal(size=(4, 3)).astype(np.float32))
         training = i % 3 != 2
         expected = step(layers[0], x, training=training).numpy()
-        given = captured(layers[1], x, training=training).numpy()
-        np.testing.assert_array_equal(given, expected)
+        result = captured(layers[1], x, training=training).numpy()
+        np.testing.assert_array_equal(result, expected)
         np.testing.assert_array_equal(layers[1].mean.numpy(), layers[0].mean.numpy())
     assert captured.signatures == 2
 
@@ -131,8 +131,8 @@ def test_an_update_in_place_is_read_by_what_comes_after_and_not_before(place: Pl
         captured = ml.capture(step, fuse=fuse)
         for i in range(4):
             x = ml.arange(4.0) + i
-            for given, expected in zip(captured(w1, x), step(w2, x), strict=True):
-                np.testing.assert_array_equal(given.numpy(), expected.numpy())
+            for result, expected in zip(captured(w1, x), step(w2, x), strict=True):
+                np.testing.assert_array_equal(result.numpy(), expected.numpy())
             np.testing.assert_array_equal(w1.numpy(), w2.numpy())
 
 
@@ -163,10 +163,10 @@ def test_the_plan_of_many_slices_has_one_gradient(
         return loss(w)
 
     captured, x = ml.capture(step, fuse=fuse), ml.random.normal((20, 20, 30))
-    given, expected = ones(20, 20, 30), ones(20, 20, 30)
+    weights, expected = ones(20, 20, 30), ones(20, 20, 30)
     for _ in range(3):
-        assert captured(given, x).item() == step(expected, x).item()
-        np.testing.assert_array_equal(given.numpy(), expected.numpy())
+        assert captured(weights, x).item() == step(expected, x).item()
+        np.testing.assert_array_equal(weights.numpy(), expected.numpy())
     listed = ml.disassemble(captured.program)
     assert listed.count(f'"{first}"') == 1
     assert listed.count(f'"{update}"') == 17
@@ -202,16 +202,16 @@ def test_results_are_whatever_tree_of_whatever_tensors(place: Place) -> None:
 
     for i in range(3):
         x, z = ml.asarray(np.full(3, i, np.float32)), ml.asarray(np.full(2, i, np.float32))
-        found = step(x, Pair(None, {"x": [z]}))
-        assert found["argument"] is x
-        assert found["view"].root is x
-        assert found["made"].left is found["made"].right[0]
-        assert found["made"].right[1].shape == (1, 3)
-        np.testing.assert_array_equal(found["made"].right[1].numpy(), [[2 * i] * 3])
-        assert found["state"][0] is state
-        assert found["state"][1].root is state
-        np.testing.assert_array_equal(found["of a tree"].numpy(), [i + 1] * 2)
-        assert found["rest"] == (None, [1, "two", 3.0], 5)
+        result = step(x, Pair(None, {"x": [z]}))
+        assert result["argument"] is x
+        assert result["view"].root is x
+        assert result["made"].left is result["made"].right[0]
+        assert result["made"].right[1].shape == (1, 3)
+        np.testing.assert_array_equal(result["made"].right[1].numpy(), [[2 * i] * 3])
+        assert result["state"][0] is state
+        assert result["state"][1].root is state
+        np.testing.assert_array_equal(result["of a tree"].numpy(), [i + 1] * 2)
+        assert result["rest"] == (None, [1, "two", 3.0], 5)
     assert state.tolist() == [1 + 2 * (0 + 1 + 2)] * 3
     assert step.signatures == 1
 
@@ -224,8 +224,8 @@ def test_numpy_arrays_become_tensors(place: Place) -> None:
     for i in range(3):
         with place.batch:
             x = np.arange(3, dtype=np.float32) + i
-            found = step(x, np.float32(i))
-            np.testing.assert_array_equal(found.numpy(), x * i)
+            result = step(x, np.float32(i))
+            np.testing.assert_array_equal(result.numpy(), x * i)
     assert step.signatures == 1
 
 
@@ -260,8 +260,8 @@ def test_an_argument_that_the_function_also_has_otherwise(place: Place) -> None:
     opt = optim.SGD(params, 0.5)
 
     @ml.capture
-    def step(given: dict[str, ml.Tensor], x: ml.Tensor) -> Any:
-        loss, grads = ml.value_and_grad(lambda p: ml.sum(p["w"] * x))(given)
+    def step(weights: dict[str, ml.Tensor], x: ml.Tensor) -> Any:
+        loss, grads = ml.value_and_grad(lambda p: ml.sum(p["w"] * x))(weights)
         opt.update(grads)
         return loss
 
@@ -434,16 +434,16 @@ def test_defaults_partial_calls_and_callable_objects_are_guarded(place: Place) -
     model = Scales(1.0)
 
     def with_default(x: ml.Tensor, model: Any = model) -> ml.Tensor:
-        found: ml.Tensor = model(x)
-        return found
+        result: ml.Tensor = model(x)
+        return result
 
-    def given(model: Any, x: ml.Tensor) -> ml.Tensor:
-        found: ml.Tensor = model(x)
-        return found
+    def by_argument(model: Any, x: ml.Tensor) -> ml.Tensor:
+        result: ml.Tensor = model(x)
+        return result
 
     steps: list[Any] = [
         ml.capture(with_default),
-        ml.capture(functools.partial(given, model)),
+        ml.capture(functools.partial(by_argument, model)),
         ml.capture(model),
         ml.capture(model.__call__),
         ml.capture(lambda x: model(x)),
@@ -518,8 +518,8 @@ def test_nothing_is_taken_for_something_that_has_died(place: Place) -> None:
 
     @ml.capture
     def step(x: ml.Tensor, model: Any) -> ml.Tensor:
-        found: ml.Tensor = model(x)
-        return found
+        result: ml.Tensor = model(x)
+        return result
 
     for i in range(50):
         assert step(ones(1), Scales(float(i))).tolist() == [i]
@@ -535,8 +535,8 @@ def test_results_of_earlier_calls_keep_their_values(place: Place) -> None:
     def step(x: ml.Tensor) -> ml.Tensor:
         return ml.exp(x) * 0.0 + x
 
-    kept = [step(ml.full((5,), float(i))) for i in range(5)]
-    assert [y.tolist() for y in kept] == [[i] * 5 for i in range(5)]
+    results = [step(ml.full((5,), float(i))) for i in range(5)]
+    assert [y.tolist() for y in results] == [[i] * 5 for i in range(5)]
 
 
 def test_results_are_stale_when_their_arena_was_reset(place: Place) -> None:
@@ -573,17 +573,17 @@ def test_a_stale_tensor_around_the_function_is_named(place: Place) -> None:
 
 
 def test_what_a_function_keeps_by_itself_is_refused_and_stale(place: Place) -> None:
-    kept: list[ml.Tensor] = []
+    hidden_tensors: list[ml.Tensor] = []
     hidden: deque[ml.Tensor] = deque()
 
     @ml.capture
     def step(x: ml.Tensor) -> ml.Tensor:
-        kept.extend([x, x + 1])
+        hidden_tensors.extend([x, x + 1])
         return x * 2
 
     with pytest.raises(CaptureError, match="kept in item 0 of a list"):
         step(ones(2))
-    assert kept == []
+    assert hidden_tensors == []
     by_a_method = ml.capture(lambda x: hidden.extend([x, x + 1]))
     with pytest.raises(CaptureError, match="kept in some other place"):
         by_a_method(ones(2))
@@ -648,7 +648,7 @@ def test_nothing_is_allocated_once_all_was_recorded(place: Place) -> None:
                 train(np.ones((n, 4, 4, 1), np.float32), np.zeros(n, np.int64))
                 evaluate(np.ones((n, 4, 4, 1), np.float32))
 
-    def held() -> Any:
+    def usage() -> Any:
         return (
             place.vm.consumed_size_in_mib(),
             place.batch.views_created,
@@ -658,10 +658,10 @@ def test_nothing_is_allocated_once_all_was_recorded(place: Place) -> None:
         )
 
     epoch()
-    before = held()
+    before = usage()
     for _ in range(30):
         epoch()
-    assert held() == before
+    assert usage() == before
     assert (train.signatures, evaluate.signatures) == (2, 2)
 
 
@@ -674,14 +674,14 @@ def test_scratch_is_the_plan_and_goes_with_the_captured_function(place: Place) -
     gc.collect()
     before = place.vm.consumed_size_in_mib()
     captured = ml.capture(step)
-    kept = captured(x), captured(small), captured(x)
+    results = captured(x), captured(small), captured(x)
     assert captured.signatures == 2
     largest = captured.plan.nbytes
     assert place.vm.consumed_size_in_mib() == before + largest / 2**20
     captured.close()
     assert place.vm.consumed_size_in_mib() == before
     assert captured.signatures == 0
-    assert captured(x).tolist() == kept[0].tolist()  # records anew
+    assert captured(x).tolist() == results[0].tolist()  # records anew
     assert place.vm.consumed_size_in_mib() == before + largest / 2**20
     del captured
     gc.collect()
@@ -727,20 +727,20 @@ TABLE = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 def test_what_asarray_sends_is_a_constant(place: Place) -> None:
     def step(x: ml.Tensor, w: ml.Tensor) -> Any:
-        held = ml.asarray(TABLE)
-        loss, slope = ml.value_and_grad(lambda w: ml.sum((x - held) @ w))(w)
+        table = ml.asarray(TABLE)
+        loss, slope = ml.value_and_grad(lambda w: ml.sum((x - table) @ w))(w)
         w -= slope * ml.sqrt(2)  # type: ignore[arg-type]
-        held += 1
+        table += 1
         key = ml.random.fold_in(ml.random.key(5), 3)
         cosine = ml.grad(lambda a: ml.sin(a))(0.5)
-        return loss, held, ml.asarray([1, 2]), ml.random.normal(2, key=key), cosine
+        return loss, table, ml.asarray([1, 2]), ml.random.normal(2, key=key), cosine
 
     captured, w, v, x = ml.capture(step), ones(3), ones(3), ones(2, 3)
     for scale in (1.0, 1.0, 2.0):
         TABLE[:] *= scale
-        found, expected = captured(x, w), step(x, v)
-        for given, wanted in zip((*found, w), (*expected, v), strict=True):
-            np.testing.assert_array_equal(given.numpy(), wanted.numpy(), strict=True)
+        result, expected = captured(x, w), step(x, v)
+        for actual, wanted_value in zip((*result, w), (*expected, v), strict=True):
+            np.testing.assert_array_equal(actual.numpy(), wanted_value.numpy(), strict=True)
     assert captured.signatures == 2
 
 
@@ -816,7 +816,7 @@ def test_what_a_replay_could_not_do_is_refused_with_its_line(
         return ml.grad(lambda y: ml.sum(y * w) + 0.0 * bool(fn(y) is None))(x) if nested else fn(x)
 
     captured = ml.capture(around)
-    held = place.vm.consumed_size_in_mib(), place.weights.used, ml.random.state().tobytes()
+    usage = place.vm.consumed_size_in_mib(), place.weights.used, ml.random.state().tobytes()
     for _ in range(2):
         with pytest.raises(CaptureError) as caught:
             captured(x)
@@ -826,7 +826,7 @@ def test_what_a_replay_could_not_do_is_refused_with_its_line(
         assert captured.signatures == 0
         assert w.tolist() == [1, 1, 1]
         now = place.vm.consumed_size_in_mib(), place.weights.used, ml.random.state().tobytes()
-        assert now == held
+        assert now == usage
     assert (x + w).tolist() == [2, 3, 4]
     PADS.clear()
 
@@ -947,7 +947,7 @@ def test_options_are_given_to_the_decorator() -> None:
         return ml.exp(x) * 2.0 + 1
 
     @ml.capture(recompute=False)
-    def kept(x: ml.Tensor) -> ml.Tensor:
+    def without_recompute(x: ml.Tensor) -> ml.Tensor:
         return x
 
     assert_type(plain(ml.ones(3)), ml.Tensor)
@@ -955,7 +955,7 @@ def test_options_are_given_to_the_decorator() -> None:
         plain("x")  # type: ignore[arg-type]
         plain.fn(ml.ones(3), scale="y")  # type: ignore[arg-type]
     assert (plain.fuse, plain.recompute, plain.__doc__) == (False, True, "Says what it does.")
-    assert (default.fuse, default.recompute, kept.recompute) == (True, True, False)
+    assert (default.fuse, default.recompute, without_recompute.recompute) == (True, True, False)
     assert plain(ml.ones(3)).tolist() == default(ml.ones(3)).tolist()
     with pytest.raises(CaptureError, match="expected a function"):
         ml.capture(fuse=False)(3)  # type: ignore[arg-type]
@@ -963,11 +963,11 @@ def test_options_are_given_to_the_decorator() -> None:
 
 @pytest.mark.parametrize("option", ["fuse", "recompute", "hoist"])
 def test_an_option_is_a_bool(option: str) -> None:
-    given: dict[str, Any] = {option: "no"}
+    options: dict[str, Any] = {option: "no"}
     capture: Any = ml.capture
-    refuses(ArgumentError, f"capture: expected a bool as {option}, got 'no'", capture, **given)
-    refuses(ArgumentError, "capture: ", capture, ml.sin, **given)
-    refuses(ArgumentError, "measure: ", ml.measure, ml.sin, ml.ones(3), **given)
+    refuses(ArgumentError, f"capture: expected a bool as {option}, got 'no'", capture, **options)
+    refuses(ArgumentError, "capture: ", capture, ml.sin, **options)
+    refuses(ArgumentError, "measure: ", ml.measure, ml.sin, ml.ones(3), **options)
 
 
 # --- errors in the middle --------------------------------------------------------------------
@@ -975,7 +975,7 @@ def test_an_option_is_a_bool(option: str) -> None:
 
 def test_a_function_that_raises_has_changed_nothing_and_is_recorded_again(place: Place) -> None:
     w, fails = ones(3), [True]
-    kept = []
+    leaked = []
 
     @ml.capture
     def step(x: ml.Tensor) -> ml.Tensor:
@@ -983,21 +983,21 @@ def test_a_function_that_raises_has_changed_nothing_and_is_recorded_again(place:
         y = x * ml.random.uniform((3,))
         w += y
         if fails[0]:
-            kept.append(y)
+            leaked.append(y)
             raise ValueError("mine")
         return y
 
     ml.random.uniform(())
     state = ml.random.state().tobytes()
-    held = place.vm.consumed_size_in_mib(), place.weights.used
+    usage = place.vm.consumed_size_in_mib(), place.weights.used
     for _ in range(2):
         with pytest.raises(ValueError, match="mine"):
             step(ones(3))
     with pytest.raises(StaleTensor):
-        kept[0].numpy()
-    kept.clear()
+        leaked[0].numpy()
+    leaked.clear()
     gc.collect()  # frames of the traceback
-    assert (place.vm.consumed_size_in_mib(), place.weights.used) == held
+    assert (place.vm.consumed_size_in_mib(), place.weights.used) == usage
     assert w.tolist() == [1, 1, 1]
     assert ml.random.state().tobytes() == state
     fails[0] = False
@@ -1130,9 +1130,9 @@ def test_others_use_the_vm_while_one_records(place: Place) -> None:
         assert inside.wait(10)
         with ml.Arena(place.vm, "other").allocating():
             x = ml.asarray(np.ones(2, np.float32))
-            found = [(x + 1).tolist(), replayed(x).tolist()]
+            results = [(x + 1).tolist(), replayed(x).tolist()]
         done.set()
-        return found
+        return results
 
     replayed = ml.capture(lambda x: x * 5)
     replayed(ones(2))
@@ -1144,9 +1144,9 @@ def test_others_use_the_vm_while_one_records(place: Place) -> None:
         assert done.wait(10)
         return y * 2
 
-    found = start(other)
+    future = start(other)
     y = step(ones(2))
-    assert found.result(PATIENCE) == [[2, 2], [5, 5]]
+    assert future.result(PATIENCE) == [[2, 2], [5, 5]]
     assert y.tolist() == [4, 4]
 
 
@@ -1157,8 +1157,8 @@ def test_threads_share_a_captured_function(place: Place) -> None:
         arena = ml.Arena(place.vm, f"thread {value}")
         for _ in range(20):
             with arena:
-                found = captured(ml.full((3, 4), value)).numpy()
-                np.testing.assert_allclose(found, value, rtol=1e-5)
+                result = captured(ml.full((3, 4), value)).numpy()
+                np.testing.assert_allclose(result, value, rtol=1e-5)
 
     in_threads(work, [0.0, 1.0, 2.0, 3.0])
 
@@ -1171,7 +1171,7 @@ def test_a_thread_joined_inside_records_on_the_same_vm(place: Place) -> None:
         return list(vars(place.vm).get("_layers", {}).get("launch", []))
 
     before = layers()
-    found = vars(place.vm).setdefault("found", [])  # in what no signature looks into
+    results = vars(place.vm).setdefault("found", [])  # in what no signature looks into
 
     def work() -> None:
         with ml.Arena(place.vm, "other").allocating():
@@ -1185,22 +1185,22 @@ def test_a_thread_joined_inside_records_on_the_same_vm(place: Place) -> None:
 
     for _ in range(2):
         assert outer(ones(2)).tolist() == [3.5, 3.5]
-    assert found == [[3.5, 3.5]]
+    assert results == [[3.5, 3.5]]
     assert inner.signatures == outer.signatures == 1
     assert layers() == before
 
 
 def test_what_another_thread_makes_meanwhile_is_refused(place: Place) -> None:
-    made: list[Any] = []
+    tensors: list[Any] = []
     other = ml.Arena(place.vm, "other")
 
     def work() -> None:
         with other.allocating():
-            made.append(ones(2) * 3.0)
+            tensors.append(ones(2) * 3.0)
 
     def step(x: ml.Tensor) -> Any:
         start(work).result(PATIENCE)
-        return x + made.pop()  # here
+        return x + tensors.pop()  # here
 
     with pytest.raises(CaptureError) as caught:
         ml.capture(step)(ones(2))
@@ -1215,8 +1215,8 @@ def test_a_captured_function_is_closed_beside_calls_on_other_threads(place: Plac
         arena = ml.Arena(place.vm, f"thread {number}")
         for i in range(120):
             with arena:
-                found = captured(ml.full((3 + i % 2, 4), float(number))).numpy()
-                np.testing.assert_allclose(found, number, rtol=1e-5)
+                result = captured(ml.full((3 + i % 2, 4), float(number))).numpy()
+                np.testing.assert_allclose(result, number, rtol=1e-5)
 
     def close() -> None:
         while not done.is_set():
@@ -1277,14 +1277,14 @@ def test_on_workers_and_behind_the_wire() -> None:
         w -= 0.1 * ml.matmul(x.T, ml.exp(ml.negative(y) * 2) + 1)
         return y
 
-    found = []
+    outcomes = []
     for vm in (ml.VM("plain"), ml.VM("workers", workers=2), WireVM(machine(ml.VM("far")))):
         with make_place(vm).weights.allocating():
             w, captured = ml.ones((4, 3)), ml.capture(step)
             outputs = [captured(ml.full((2, 4), float(i)), w).numpy() for i in range(3)]
-            found.append([*[y.tobytes() for y in outputs], w.numpy().tobytes()])
+            outcomes.append([*[y.tobytes() for y in outputs], w.numpy().tobytes()])
             captured.close()
-    assert found[0] == found[1] == found[2]
+    assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
 def test_an_error_on_workers_is_gone_with_the_next_good_replay() -> None:
@@ -1416,8 +1416,8 @@ def test_an_argument_that_is_reached_otherwise_is_one_tensor_in_both_ways() -> N
 
     captured = ml.capture(step)
     for a in (w, v, w, w.mT if w.ndim > 1 else ml.reshape(w, (2,)), v):
-        for given, expected in zip(captured(a), step(a), strict=True):
-            assert given.tolist() == expected.tolist()
+        for actual, expected in zip(captured(a), step(a), strict=True):
+            assert actual.tolist() == expected.tolist()
     assert captured.signatures <= 3
 
 
@@ -1433,9 +1433,9 @@ def test_an_argument_may_also_be_reached_by_another_argument() -> None:
 
     captured = ml.capture(step)
     for a in (model.kernel, ml.zeros((2, 2)), model.kernel):
-        expected, given = step(a, model), captured(a, model)
-        assert given[0] == expected[0]
-        assert [x.tolist() for x in given[1]] == [x.tolist() for x in expected[1]]
+        expected, result = step(a, model), captured(a, model)
+        assert result[0] == expected[0]
+        assert [x.tolist() for x in result[1]] == [x.tolist() for x in expected[1]]
 
 
 # --- what runs later, or changes what is given ------------------------------------------------
@@ -1529,10 +1529,10 @@ def test_containers_of_other_classes_stay_what_they_are() -> None:
         counts["missing"]
         parts = Named([ml.ones(2)])
         parts.scale = scale
-        given = captured(counts, parts)
-        assert given["sum"].tolist() == [2, 2]
-        assert type(given["parts"]) is Named
-        assert given["scale"] == given["parts"].scale == scale
+        result = captured(counts, parts)
+        assert result["sum"].tolist() == [2, 2]
+        assert type(result["parts"]) is Named
+        assert result["scale"] == result["parts"].scale == scale
     ordered = ml.capture(lambda x: OrderedDict(a=x + 1.0))(ml.ones(2))
     assert type(ordered) is OrderedDict
 
@@ -1540,10 +1540,10 @@ def test_containers_of_other_classes_stay_what_they_are() -> None:
 def test_what_a_caller_changes_in_a_result_is_his_own() -> None:
     captured = ml.capture(lambda x: (x + 1.0, np.zeros(2), {1}))
     for _ in range(2):
-        _, array, found = captured(ml.ones(2))
-        assert (array.tolist(), found) == ([0, 0], {1})
+        _, array, names = captured(ml.ones(2))
+        assert (array.tolist(), names) == ([0, 0], {1})
         array += 1
-        found.add(2)
+        names.add(2)
 
 
 def test_a_function_that_numpy_hides_is_refused() -> None:
@@ -1557,6 +1557,6 @@ def test_a_reached_view_that_is_returned_is_that_very_tensor() -> None:
     view = ml.reshape(base, (2, 2))
     captured = ml.capture(lambda x: (x + 1.0, view, base))
     for _ in range(2):
-        _, given, root = captured(ones(2))
-        assert given is view
+        _, result, root = captured(ones(2))
+        assert result is view
         assert root is base

@@ -59,8 +59,8 @@ def case(make: Case) -> Case:
 
 def bits(tree: Any) -> Any:
     """All that a result holds: the bytes of its tensors."""
-    found = [x.numpy() if isinstance(x, ml.Tensor) else x for x in ml.tree.leaves([tree])]
-    return [(x.dtype.str, x.shape, x.tobytes()) if isinstance(x, np.ndarray) else x for x in found]
+    leaves = [x.numpy() if isinstance(x, ml.Tensor) else x for x in ml.tree.leaves([tree])]
+    return [(x.dtype.str, x.shape, x.tobytes()) if isinstance(x, np.ndarray) else x for x in leaves]
 
 
 # --- what is reachable from outside is known by value -----------------------------------------
@@ -164,14 +164,14 @@ def a_default() -> Any:
 @case
 def in_containers() -> Any:
     mean = np.ones(3)
-    held = {
+    containers = {
         "a": (mean, [mean]),
         "b": deque([mean]),
         "c": OrderedDict(d=MappingProxyType({1: mean})),
     }
 
     def fn(x: Any) -> Any:
-        return x + held["a"][1][0] * held["b"][0] * held["c"]["d"][1]  # type: ignore[index]
+        return x + containers["a"][1][0] * containers["b"][0] * containers["c"]["d"][1]  # type: ignore[index]
 
     return fn, [lambda: put(mean, 0, 4.0)]
 
@@ -343,12 +343,12 @@ def test_an_equal_value_is_the_same_constant() -> None:
 
 
 def test_an_array_at_the_place_of_another_is_another() -> None:
-    held: list[Any] = []
-    captured, x = ml.capture(lambda x: x + held[0]), ml.zeros(300)
+    constants: list[Any] = []
+    captured, x = ml.capture(lambda x: x + constants[0]), ml.zeros(300)
     for i in range(7):  # of one size: numpy takes the memory again, and Python the id
-        held.append(np.full(300, i, np.float32))
+        constants.append(np.full(300, i, np.float32))
         assert captured(x).tolist() == [i] * 300
-        held.clear()
+        constants.clear()
         if i % 2:
             captured.close()
 
@@ -386,11 +386,11 @@ def test_a_constant_is_the_same_at_each_call() -> None:
     """Though the function updates it, and the caller what was returned."""
 
     def fn(x: Any) -> Any:
-        held = ml.asarray(MEAN)
-        held += 1
-        held[0] = x[0]
+        table = ml.asarray(MEAN)
+        table += 1
+        table[0] = x[0]
         again = ml.asarray(MEAN)
-        return held, again, again.reshape(3, 1), ml.asarray(MEAN)
+        return table, again, again.reshape(3, 1), ml.asarray(MEAN)
 
     captured = ml.capture(fn)
     for _ in range(3):
@@ -416,8 +416,8 @@ def test_a_constant_is_kept_once_and_no_longer_than_its_program(around: Any) -> 
     before = around.consumed_size_in_mib()
     captured = ml.capture(total)
     result = captured(x)
-    kept = around.consumed_size_in_mib() - before - captured.plan.nbytes / 2**20
-    assert 2.0 <= kept < 2.1  # of big, and of big * 0
+    nbytes = around.consumed_size_in_mib() - before - captured.plan.nbytes / 2**20
+    assert 2.0 <= nbytes < 2.1  # of big, and of big * 0
     assert "copy" not in ml.disassemble(captured.program)
     del result
     captured.close()
@@ -431,10 +431,10 @@ def test_a_constant_is_kept_once_and_no_longer_than_its_program(around: Any) -> 
 def test_a_measured_function_keeps_none(around: Any) -> None:
     big = np.ones((256, 1024), np.float32)
     x, _ = ml.ones(1024), ml.random.normal(2)
-    held = around.consumed_size_in_mib()
+    before = around.consumed_size_in_mib()
     needed = ml.measure(lambda x: ml.asarray(big)[0] + x, x)
     gc.collect()
-    assert around.consumed_size_in_mib() == held
+    assert around.consumed_size_in_mib() == before
     assert needed.plan.nbytes < big.nbytes < needed.arena
 
 
@@ -742,8 +742,8 @@ class Frame:
 def test_what_is_met_twice_on_the_way_is_refused() -> None:
     frame = Frame()
     fn = ml.capture(lambda x: x * frame.total()[1])
-    way = r"eval, .* by helper .* of Frame.total .* of Frame of 'frame' of .*use it outside"
-    refuses(CaptureError, way, fn, ml.ones(2))
+    path = r"eval, .* by helper .* of Frame.total .* of Frame of 'frame' of .*use it outside"
+    refuses(CaptureError, path, fn, ml.ones(2))
 
 
 def test_a_frame_of_pandas_is_refused_with_a_remedy() -> None:
@@ -769,8 +769,8 @@ def arrays(draw: st.DrawFn) -> Any:
     n = int(np.prod(shape))
     values = draw(st.lists(st.sampled_from(FLOATS), min_size=n, max_size=n))
     with np.errstate(all="ignore"):
-        made = np.array(values).reshape(shape)
-        return np.nan_to_num(made).astype(dtype) if dtype.kind in "iu" else made.astype(dtype)
+        drawn = np.array(values).reshape(shape)
+        return np.nan_to_num(drawn).astype(dtype) if dtype.kind in "iu" else drawn.astype(dtype)
 
 
 _VALUES = st.one_of(
@@ -801,25 +801,25 @@ def _assigned(x: Any, c: Any) -> Any:
     return y
 
 
-def _write(held: Any, place: int, value: Any) -> None:
+def _write(constants: Any, place: int, value: Any) -> None:
     """Another value at a place, in the bytes of the array that is there if it fits."""
-    there = held[place]
+    there = constants[place]
     if isinstance(there, np.ndarray) and np.shape(value) == there.shape:
         with np.errstate(all="ignore"):
             real = np.real(value)
             of_kind = {"c": value, "f": real}
             there[...] = of_kind.get(there.dtype.kind, np.nan_to_num(real) % 2)
     else:
-        held[place] = value
+        constants[place] = value
 
 
 @given(st.data())
 def test_any_constants_that_change_between_any_calls(data: st.DataObject) -> None:
-    ways = data.draw(st.lists(st.sampled_from(sorted(_WAYS)), min_size=1, max_size=4))
-    held = data.draw(st.lists(_VALUES, min_size=len(ways), max_size=len(ways)))
+    uses = data.draw(st.lists(st.sampled_from(sorted(_WAYS)), min_size=1, max_size=4))
+    constants = data.draw(st.lists(_VALUES, min_size=len(uses), max_size=len(uses)))
 
     def fn(x: Any) -> Any:
-        return [_WAYS[way](x, c) for way, c in zip(ways, held, strict=True)]
+        return [_WAYS[use](x, c) for use, c in zip(uses, constants, strict=True)]
 
     x = ml.asarray(np.array([[0.5, -1.5, 2.0], [3.0, -0.25, 1.0]], np.float32))
     captured = ml.capture(fn, fuse=data.draw(st.booleans()), recompute=data.draw(st.booleans()))
@@ -830,6 +830,6 @@ def test_any_constants_that_change_between_any_calls(data: st.DataObject) -> Non
             refuses(type(error), "", captured, x)
         else:
             assert bits(captured(x)) == expected
-        for i in range(len(held)):
+        for i in range(len(constants)):
             if data.draw(st.booleans()):
-                _write(held, i, data.draw(_VALUES))
+                _write(constants, i, data.draw(_VALUES))

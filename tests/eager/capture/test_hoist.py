@@ -142,15 +142,15 @@ def test_weights_that_change_before_each_call_are_used_as_they_are(
         step = ml.capture(lambda x: model(x))
         plain = ml.capture(lambda x: model(x), hoist=False)
         plain(x)
-        found = []
+        hits = []
         for stays in (0, 0, 0, 0, 1, 0, 1, 1, 0):
             if not stays:
                 WRITES[write](model)
-            made = step(x)
-            found.append(calls(step) < calls(plain))
-            assert np.array_equal(made, model(x))
-            assert np.array_equal(made, plain(x))
-        assert found == [True, True, False, False, True, False, True, True, False]
+            result = step(x)
+            hits.append(calls(step) < calls(plain))
+            assert np.array_equal(result, model(x))
+            assert np.array_equal(result, plain(x))
+        assert hits == [True, True, False, False, True, False, True, True, False]
         assert step.plan.ahead == step._last_entry().launch.planned.plan.ahead > 0
         assert step.plan.nbytes == plain.plan.nbytes
         assert step.signatures == 1
@@ -158,7 +158,7 @@ def test_weights_that_change_before_each_call_are_used_as_they_are(
         saved = SavedStep.from_bytes((tmp_path / "step.mlvm").read_bytes())
         assert saved.states[0].shape == (4, 6)
         [y] = LoadedStep(saved, ml.VM(native=False))(np.asarray(x))
-        assert np.allclose(y, np.asarray(made), rtol=1e-5)
+        assert np.allclose(y, np.asarray(result), rtol=1e-5)
 
 
 def test_weights_that_stay_for_some_calls_need_no_second_program() -> None:
@@ -236,10 +236,10 @@ def test_a_training_step_computes_nothing_of_its_weights_ahead() -> None:
         return loss
 
     step(x)
-    ahead = step.planned.hoisted
+    hoisted_plan = step.planned.hoisted
     weights = [x.root for x in dict(named_tensors(model)).values()]
     hoisted = step._last_entry().launch.hoisted
-    assert (ahead is None) == (hoisted is None)
+    assert (hoisted_plan is None) == (hoisted is None)
     assert not any(x is w for x in (hoisted.sources if hoisted else ()) for w in weights)
 
 
@@ -269,16 +269,16 @@ def test_functions_over_one_model_share_it_until_the_last_ends() -> None:
         model = Model().eval()
         first, second = (ml.capture(lambda x: model(x)) for _ in range(2))
         x = ml.ones((2, 4))
-        made = [step(x).numpy() for step in (first, second)]
+        results = [step(x).numpy() for step in (first, second)]
         assert len(vm.attached(HoistCache).values) == 1
         first.close()
         model.w += 1.0
-        made += [second(x).numpy(), model(x).numpy()]
+        results += [second(x).numpy(), model(x).numpy()]
         second.close()
         assert not vm.attached(HoistCache).values
-    assert np.array_equal(made[0], made[1])
-    assert np.array_equal(made[2], made[3])
-    assert not np.array_equal(made[0], made[2])
+    assert np.array_equal(results[0], results[1])
+    assert np.array_equal(results[2], results[3])
+    assert not np.array_equal(results[0], results[2])
 
 
 def test_what_is_shared_keeps_no_other_weight_alive() -> None:
@@ -370,9 +370,9 @@ def test_what_a_program_may_write_to() -> None:
         other: None,
     }
     function = '.func f 1 0|get -1|get -1|push_str "exp.out"|cfunc 2 0|return 0'
-    for text, wanted in code.items():
+    for text, expected in code.items():
         program = assemble(f".func main 0 *|{text}|halt|{function}".replace("|", "\n"))
-        assert written(program) == (None if wanted is None else frozenset(wanted)), text
+        assert written(program) == (None if expected is None else frozenset(expected)), text
 
 
 # --- weights in panels ---------------------------------------------------------------
@@ -424,45 +424,45 @@ def test_weights_are_packed_once_and_no_bit_changes(case: str, tmp_path: Path) -
         x, w = noise(rows, dtype), noise(weights, dtype)
         step, plain = ml.capture(lambda x: fn(x, w)), ml.capture(lambda x: fn(x, w), hoist=False)
         for _ in range(2):
-            made = step(x).numpy()
-            assert np.array_equal(made, plain(x).numpy())
-            assert np.array_equal(made, fn(x, w).numpy())
+            result = step(x).numpy()
+            assert np.array_equal(result, plain(x).numpy())
+            assert np.array_equal(result, fn(x, w).numpy())
             w += w
         step(x)
-        made = vm.read(step(x).handle)  # its weights have stayed
+        result = vm.read(step(x).handle)  # its weights have stayed
         assert "packed_" in ml.disassemble(step.program)
         assert w.nbytes <= step.plan.ahead <= 1.4 * w.nbytes
         step.save(tmp_path / "step.mlvm")
         saved = SavedStep.from_bytes((tmp_path / "step.mlvm").read_bytes())
-        given = vm.read(x.handle)
+        argument = vm.read(x.handle)
     [again], [reference] = (
-        LoadedStep(saved, ml.VM(native=native))(given) for native in (True, False)
+        LoadedStep(saved, ml.VM(native=native))(argument) for native in (True, False)
     )
-    assert np.array_equal(again, made)
+    assert np.array_equal(again, result)
     if dtype == "bf16":
-        made, reference = half.widened(made), half.widened(reference)
-    error = np.abs(np.subtract(made, reference, dtype="f8")).max()
-    assert error <= np.abs(made).max() * (0.02 if dtype == "bf16" else 1e-5)
+        result, reference = half.widened(result), half.widened(reference)
+    error = np.abs(np.subtract(result, reference, dtype="f8")).max()
+    assert error <= np.abs(result).max() * (0.02 if dtype == "bf16" else 1e-5)
 
 
 def test_what_is_not_worth_packing_stays() -> None:
     w = noise((260, 260))
-    few, thin, wide = w.astype("u8"), noise((200, 8)), noise((8, 9000))
+    codes, thin, wide = w.astype("u8"), noise((200, 8)), noise((8, 9000))
 
     def update(x: ml.Tensor) -> ml.Tensor:
         nonlocal w
         w += 1.0
         return x @ w
 
-    kept: dict[str, tuple[Callable[[ml.Tensor], ml.Tensor], int]] = {
+    fns: dict[str, tuple[Callable[[ml.Tensor], ml.Tensor], int]] = {
         "a row": (lambda x: x @ w, 1),
         "many rows": (lambda x: x @ w, 300),
         "a small weight": (lambda x: x @ w[:, :250], 3),
-        "far more than it is made of": (lambda x: x @ few.astype("f64"), 3),
+        "far more than it is made of": (lambda x: x @ codes.astype("f64"), 3),
         "a weight that is written": (update, 3),
         "far more, of weights alone": (lambda x: ml.sum(x * ml.exp(w[0])) + thin @ wide, 3),
     }
-    for name, (fn, rows) in kept.items():
+    for name, (fn, rows) in fns.items():
         step = ml.capture(fn)
         step(ml.ones((rows, 260), dtype="f64" if "far more than" in name else "f32"))
         assert "packed_" not in ml.disassemble(step.program), name

@@ -27,16 +27,16 @@ def place() -> Iterator[None]:
         yield
 
 
-def told(captured: Any, *args: Any, **kwargs: Any) -> bool:
+def is_hit(captured: Any, *args: Any, **kwargs: Any) -> bool:
     """Whether the call is known in C. Python finds the same program and the same tensors then."""
     vm = current_arena().vm
     for call in captured._fast_path.entries:
-        found = call.match(vm, args, kwargs)
-        if found is not None:
-            feed, tensors, inputs = found
+        match = call.match(vm, args, kwargs)
+        if match is not None:
+            feed, tensors, inputs = match
             signature, key = captured._signatures.of(vm, args, kwargs)
-            known, same_feed = captured._cache.find(key, signature)
-            assert known is call.entry
+            entry, same_feed = captured._cache.find(key, signature)
+            assert entry is call.entry
             assert same_feed is feed
             assert list(map(id, tensors)) == list(map(id, signature.tensors))
             assert list(map(id, inputs)) == list(map(id, signature.inputs))
@@ -44,11 +44,11 @@ def told(captured: Any, *args: Any, **kwargs: Any) -> bool:
     return False
 
 
-def known(fn: Any, *args: Any, **kwargs: Any) -> Any:
+def warmed(fn: Any, *args: Any, **kwargs: Any) -> Any:
     captured = ml.capture(fn)
     for _ in range(2):
         captured(*args, **kwargs)
-    assert told(captured, *args, **kwargs)
+    assert is_hit(captured, *args, **kwargs)
     return captured
 
 
@@ -77,43 +77,43 @@ def test_random_calls_are_told_as_python_tells_them() -> None:
     for args in calls:
         captured(*args)
         captured(*args)
-        hits += told(captured, *args)
+        hits += is_hit(captured, *args)
         for other in draw.sample(calls, 4):
-            told(captured, *other)
+            is_hit(captured, *other)
     assert hits > 60
 
 
 def test_what_decides_is_seen_each_time() -> None:
     x, y = ml.ones(2), ml.ones(2)
-    captured = known(lambda x, y: x + y, x, y)
-    assert told(captured, y, x)
-    assert not told(captured, x, x)
-    assert not told(captured, x, ml.ones(3))
-    assert not told(captured, x)
-    assert not told(captured, x, y=y)
-    assert not told(captured, x, ml.reshape(x, (2, 1)))
-    assert not told(captured, x, [y])
-    captured = known(lambda tree, how: tree["a"] * 2.0, {"a": x, "b": y}, how="sum")
-    assert told(captured, {"a": y, "b": x}, how="sum")
-    assert not told(captured, {"b": y, "a": x}, how="sum")
-    assert not told(captured, {"a": x, "b": y}, how="mean")
-    assert not told(captured, {"a": x, "b": y, "c": x}, how="sum")
+    captured = warmed(lambda x, y: x + y, x, y)
+    assert is_hit(captured, y, x)
+    assert not is_hit(captured, x, x)
+    assert not is_hit(captured, x, ml.ones(3))
+    assert not is_hit(captured, x)
+    assert not is_hit(captured, x, y=y)
+    assert not is_hit(captured, x, ml.reshape(x, (2, 1)))
+    assert not is_hit(captured, x, [y])
+    captured = warmed(lambda tree, how: tree["a"] * 2.0, {"a": x, "b": y}, how="sum")
+    assert is_hit(captured, {"a": y, "b": x}, how="sum")
+    assert not is_hit(captured, {"b": y, "a": x}, how="sum")
+    assert not is_hit(captured, {"a": x, "b": y}, how="mean")
+    assert not is_hit(captured, {"a": x, "b": y, "c": x}, how="sum")
 
 
 def test_numbers_and_fields_are_seen_each_time() -> None:
     x, rate = ml.ones(2), 0.5
-    captured = known(lambda x, by: x * by, x, rate)
-    assert not told(captured, x, 0.25)
+    captured = warmed(lambda x, by: x * by, x, rate)
+    assert not is_hit(captured, x, 0.25)
     assert captured(x, 0.25).tolist() == [0.25, 0.25]
     model = nn.Linear(2, 2, key=ml.random.key(1))
     optimizer = optim.SGD(model, 0.5)
-    captured = known(lambda x: optimizer.update(ml.grad(lambda m: ml.sum(m(x)))(model)), x)
+    captured = warmed(lambda x: optimizer.update(ml.grad(lambda m: ml.sum(m(x)))(model)), x)
     optimizer.learning_rate = 0.25
-    assert not told(captured, x)
+    assert not is_hit(captured, x)
     scale = [2.0]
-    captured = known(lambda x: x * scale[0], x)
+    captured = warmed(lambda x: x * scale[0], x)
     scale[0] = 3.0
-    assert not told(captured, x)
+    assert not is_hit(captured, x)
     assert captured(x).tolist() == [3.0, 3.0]
 
 
@@ -124,18 +124,18 @@ def test_what_is_updated_moves_where_somebody_needs_the_old_value() -> None:
         nonlocal total
         total += x
 
-    captured = known(step, x)
-    seen = ml.reshape(total, (2, 1))
-    assert not told(captured, x)
+    captured = warmed(step, x)
+    alias = ml.reshape(total, (2, 1))
+    assert not is_hit(captured, x)
     captured(x)
-    assert (total.tolist(), seen.tolist()) == ([3.0, 3.0], [[2.0], [2.0]])
+    assert (total.tolist(), alias.tolist()) == ([3.0, 3.0], [[2.0], [2.0]])
 
 
 def test_a_known_call_keeps_no_arguments_alive() -> None:
     gc.disable()
     try:
         x, y = ml.ones(2), ml.ones(2)
-        captured = known(lambda x, y: x + y, x, y)
+        captured = warmed(lambda x, y: x + y, x, y)
         references = weakref.ref(x), weakref.ref(captured)
         del x
         assert references[0]() is None
@@ -147,9 +147,9 @@ def test_a_known_call_keeps_no_arguments_alive() -> None:
 
 def test_nothing_is_known_on_another_vm_or_inside_a_capture() -> None:
     x = ml.ones(2)
-    captured = known(lambda x: x * 2.0, x)
+    captured = warmed(lambda x: x * 2.0, x)
     with ml.use(ml.VM("another")), ml.Arena(ml.VM("other"), "other").allocating():
-        assert not told(captured, x)
+        assert not is_hit(captured, x)
     outer = ml.capture(lambda x: captured(x) + 1.0)
     assert outer(x).tolist() == [3.0, 3.0]
     with pytest.raises(ml.errors.GradientError):

@@ -19,9 +19,9 @@ def test_the_program_of_a_function_computes_it_again() -> None:
     vm = VM()
     with ml.Arena(vm, "step").allocating():
         x, y = ml.asarray(f32s(1, 2)), ml.asarray(f32s(3, 4))
-        kept: list[Any] = []
-        program = program_of(lambda x, y: kept.append(ml.tanh(x * y) + y), x, y)
-        [result] = kept
+        results: list[Any] = []
+        program = program_of(lambda x, y: results.append(ml.tanh(x * y) + y), x, y)
+        [result] = results
         expected = result.numpy()
         vm.write(result.handle, f32s(0, 0))
         assert vm.launch(program) == []

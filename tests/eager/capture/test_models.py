@@ -58,17 +58,17 @@ class Run:
     def train(self) -> list[bytes]:
         """What each step returns, then all that it changes, as bytes."""
         draws = np.random.default_rng(0)
-        seen = []
+        outputs = []
         for i in range(STEPS):
             n = 6 if i % 10 == 9 else 8  # a short batch now and then
             images = draws.standard_normal((n, 8, 8, 1)).astype(np.float32)
             labels = draws.integers(0, 10, n)
             with self.batch:
                 results = self.step(ml.asarray(images), ml.asarray(labels))
-                seen += [x.numpy().tobytes() for x in results]
+                outputs += [x.numpy().tobytes() for x in results]
         state = [*self.model.named_parameters().values(), *self.optimizer.state().values()]
         with self.weights.allocating():
-            return [*seen, *[x.numpy().tobytes() for x in state], ml.random.state().tobytes()]
+            return [*outputs, *[x.numpy().tobytes() for x in state], ml.random.state().tobytes()]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -85,9 +85,9 @@ def test_a_captured_step_trains_to_the_same_bits(
     run = Run(name, lambda step: ml.capture(step, fuse=fuse, recompute=recompute))
     assert run.train() == expected
     assert run.step.signatures == 2
-    held, views = run.vm.consumed_size_in_mib(), run.batch.views_created
+    usage, views = run.vm.consumed_size_in_mib(), run.batch.views_created
     run.train()
-    assert (run.vm.consumed_size_in_mib(), run.batch.views_created) == (held, views)
+    assert (run.vm.consumed_size_in_mib(), run.batch.views_created) == (usage, views)
     assert run.step.plan.nbytes <= 1.05 * run.step.plan.lower_bound
 
 
@@ -112,10 +112,10 @@ def test_what_is_measured_suffices_exactly(name: str) -> None:
     captured = ml.capture(run.step)
     with run.batch:
         captured(x, y)
-    taken = run.vm.consumed_size_in_mib() - before - run.batch.capacity / 2**20
+    growth = run.vm.consumed_size_in_mib() - before - run.batch.capacity / 2**20
     plan = captured.plan
     assert plan == needed.plan
-    assert round(taken * 2**20) == plan.nbytes + plan.ahead
+    assert round(growth * 2**20) == plan.nbytes + plan.ahead
     captured.close()
     assert run.vm.consumed_size_in_mib() == before + run.batch.capacity / 2**20
 

@@ -124,11 +124,11 @@ def test_an_int_that_does_not_fit_raises_what_eager_raises_and_the_next_one_is_f
     for n in (1, 2, 127):
         assert captured(x, n).tolist() == step(x, n).tolist()
     for n in (128, 2**70, -129):
-        with pytest.raises(OperandValueError) as given:
+        with pytest.raises(OperandValueError) as caught:
             captured(x, n)
         with pytest.raises(OperandValueError) as expected:
             step(x, n)
-        assert str(given.value) == str(expected.value)
+        assert str(caught.value) == str(expected.value)
     assert captured(x, 5).tolist() == [6, 7]
     assert captured.signatures <= 3
 
@@ -292,10 +292,10 @@ class Scaled(nn.Module):
         return ml.clip(x * self.w * self.scale, low, high) * self.power
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_a_number_in_a_field_of_a_module(given: bool) -> None:
+@pytest.mark.parametrize("is_arg", [False, True])
+def test_a_number_in_a_field_of_a_module(is_arg: bool) -> None:
     model, x = Scaled(), ml.asarray([0.1, 1.0, 3.0])
-    captured: Any = ml.capture((lambda model, x: model(x)) if given else (lambda _, x: model(x)))
+    captured: Any = ml.capture((lambda model, x: model(x)) if is_arg else (lambda _, x: model(x)))
     for i in range(12):
         model.scale = i / 7
         model.limits = (0.125 * i, 8 - i)
@@ -341,9 +341,9 @@ def test_a_field_that_the_function_counts_up_is_as_it_was_recorded() -> None:
             return model(x) * 0.5
 
         stepped = wrap(step)
-        found = [bits(stepped(ml.ones(3))) for _ in range(5)]
+        results = [bits(stepped(ml.ones(3))) for _ in range(5)]
         assert type(model.power) is int
-        return [*found, model.power]
+        return [*results, model.power]
 
     assert run(ml.capture) == run(lambda step: step)
 
@@ -446,11 +446,11 @@ def test_hyperparameters_change_at_each_step(name: str, make: Fn, change: Fn, fu
             return value
 
         stepped = ml.capture(step, fuse=fuse) if captured else step
-        found = []
+        results = []
         for t in range(1, 51):
-            found.append(bits(stepped(ml.asarray([[1.0, 0.5], [0.25, -2.0]]))))
+            results.append(bits(stepped(ml.asarray([[1.0, 0.5], [0.25, -2.0]]))))
             change(optimizer, t)
-        runs.append([found, bits(params), bits(optimizer.state())])
+        runs.append([results, bits(params), bits(optimizer.state())])
         if isinstance(stepped, ml.Captured):
             assert stepped.signatures == 2
     assert runs[0] == runs[1]
@@ -496,9 +496,9 @@ def test_threads_each_get_their_numbers() -> None:
             x = ml.ones(3)
             for i in range(30):
                 a = number + i / 64
-                y, given = captured(x, a)
+                y, same = captured(x, a)
                 assert y.tolist() == [a] * 3
-                assert given == a
+                assert same == a
 
     in_threads(work, range(4))
     assert captured.signatures <= 8
@@ -546,9 +546,9 @@ def test_plain_changes_nothing_where_nothing_stands_for_a_number() -> None:
     tree = {"a": [1, (2.0, None)], "b": "c"}
     assert plain(tree) is tree
     with Numbers([0.5]).recording() as [a]:
-        found = plain({"a": [a, (a, 1)]})
-    assert found == {"a": [0.5, (0.5, 1)]}
-    assert type(found["a"][1][0]) is float
+        result = plain({"a": [a, (a, 1)]})
+    assert result == {"a": [0.5, (0.5, 1)]}
+    assert type(result["a"][1][0]) is float
 
 
 @pytest.mark.parametrize("x", [0, 1, True, False, 1.0, 0.0, -0.0, math.nan, 2**70, 1j, None])

@@ -83,17 +83,17 @@ def test_each_call_takes_an_element(q: ml.QueueTensor, vm: Any, fuse: bool) -> N
     eager, replayed = Training(q), Training(q)
     step = ml.capture(replayed.step, fuse=fuse)
     batch = ml.Arena(vm, "batch")
-    held = []
+    usage = []
     for i in range(10):
         put(q, i, i % 3)
         put(q, i, i % 3)
         with batch:
             assert step().numpy().tobytes() == eager.step().numpy().tobytes()
         assert q.empty()
-        held.append((vm.consumed_size_in_mib(), q.arena.views_created, batch.views_created))
+        usage.append((vm.consumed_size_in_mib(), q.arena.views_created, batch.views_created))
     assert replayed.state() == eager.state()
     assert step.signatures == 1
-    assert len(set(held[1:])) == 1
+    assert len(set(usage[1:])) == 1
 
 
 @pytest.mark.parametrize("fuse", [False, True])

@@ -39,8 +39,8 @@ class Host:
             self.calls[name] = self.calls.get(name, 0) + 1
             arrays = [frame.param(i) for i in range(frame.nparams)]
             with ml.Arena(ml.VM("other"), "inside").allocating():
-                left = pattern(*map(ml.asarray, arrays))
-                for y in left if isinstance(left, tuple) else (left,):
+                results = pattern(*map(ml.asarray, arrays))
+                for y in results if isinstance(results, tuple) else (results,):
                     frame.push(y.arena.vm.read(y.handle))
 
         machine(self.vm).register(name, function)
@@ -303,10 +303,10 @@ def test_a_pattern_that_is_refused(host: Host, pattern: Fn, text: str) -> None:
 def test_a_function_that_does_not_do_what_the_pattern_does(host: Host) -> None:
     step = ml.capture(lambda x: ml.exp(x), replace={lambda x: ml.exp(x): "f"})
     refuses(UnknownFunction, "'f'", step, normal(3))
-    left: Any
+    replacement: Any
     error: type[Exception]
-    for left, error in (np.ones(4, np.float32), ShapeError), (np.ones(3), DTypeError):
-        machine(host.vm).register("f", lambda frame: frame.push(left))  # noqa: B023
+    for replacement, error in (np.ones(4, np.float32), ShapeError), (np.ones(3), DTypeError):
+        machine(host.vm).register("f", lambda frame: frame.push(replacement))  # noqa: B023
         raised = refuses(error, "copy", step, normal(3))
         assert any("test_replacing.py" in note for note in raised.__notes__)
     machine(host.vm).register("f", lambda frame: None)
@@ -373,17 +373,17 @@ def test_random_steps_are_the_same_with_and_without_patterns(host: Host, seed: i
                 values.append(ml.abs(a - b))
             else:
                 pattern = PATTERNS[f"f{kind}"]
-                left = pattern(a) if kind in (0, 3) else pattern(a, b)
-                values += left if isinstance(left, tuple) else (left,)
+                outputs = pattern(a) if kind in (0, 3) else pattern(a, b)
+                values += outputs if isinstance(outputs, tuple) else (outputs,)
         return values[-4:]
 
-    left = []
+    histories = []
     for patterns in {}, {pattern: name for name, pattern in PATTERNS.items()}:
         for i, state in enumerate(states):
             state[...] = normal(4, seed=i)
         with warnings.catch_warnings(action="ignore"):
             step = ml.capture(fn, replace=patterns)
             results = [y.tolist() for _ in range(2) for y in step(normal(4, seed=9))]
-        left.append((results, [state.tolist() for state in states]))
-    assert left[0] == left[1]
+        histories.append((results, [state.tolist() for state in states]))
+    assert histories[0] == histories[1]
     assert sum(counts(step).values())

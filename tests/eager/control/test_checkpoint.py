@@ -64,13 +64,13 @@ def _second(loss: Callable[[ml.Tensor], ml.Tensor]) -> Loss:
     return ml.grad(lambda x: ml.sum(ml.grad(loss)(x) ** 2))
 
 
-@pytest.mark.parametrize("way", [_none, ml.capture], ids=["eager", "captured"])
+@pytest.mark.parametrize("wrap", [_none, ml.capture], ids=["eager", "captured"])
 @pytest.mark.parametrize("order", [_first, _second])
-@pytest.mark.parametrize("made", [_uses, _returns])
-def test_a_checkpoint_in_another_uses_what_that_makes(made: Any, order: Any, way: Wrap) -> None:
+@pytest.mark.parametrize("nest", [_uses, _returns])
+def test_a_checkpoint_in_another_uses_what_that_makes(nest: Any, order: Any, wrap: Wrap) -> None:
     x = ml.asarray([0.5, -0.8, 1.2], dtype="f64")
-    expected = order(made(_none))(x).numpy()
-    got = way(order(made(ml.checkpoint)))(x).numpy()
+    expected = order(nest(_none))(x).numpy()
+    got = wrap(order(nest(ml.checkpoint)))(x).numpy()
     np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
@@ -92,14 +92,14 @@ def test_a_loop_with_checkpoints_in_another_uses_what_that_makes() -> None:
 
 def test_a_gradient_through_what_a_checkpoint_has_made_and_not_returned_is_refused() -> None:
     def loss(x: ml.Tensor) -> ml.Tensor:
-        kept = []
+        leaked = []
 
         @ml.checkpoint
         def inner(x: ml.Tensor) -> ml.Tensor:
-            kept.append(ml.tanh(x))
-            return ml.sin(kept[0])
+            leaked.append(ml.tanh(x))
+            return ml.sin(leaked[0])
 
-        return ml.sum(inner(x) * kept[0])
+        return ml.sum(inner(x) * leaked[0])
 
     with pytest.raises(GradientError, match="return it"):
         ml.grad(loss)(ml.ones((2,)))
@@ -115,11 +115,11 @@ def test_a_loop_of_no_turns_draws_no_keys() -> None:
 
         return ml.sum(inner(x) * x)
 
-    x, found = ml.asarray([0.5, -0.8, 1.2]), []
+    x, gradients = ml.asarray([0.5, -0.8, 1.2]), []
     for wrap in (_none, ml.checkpoint):
         ml.random.seed(5)
-        found.append(ml.grad(loss)(x, wrap).numpy().tolist())
-    assert found[0] == found[1]
+        gradients.append(ml.grad(loss)(x, wrap).numpy().tolist())
+    assert gradients[0] == gradients[1]
 
 
 def _noise() -> ml.Tensor:
@@ -180,8 +180,8 @@ def test_a_checkpoint_in_a_captured_body_reaches_what_that_makes(name: str) -> N
         ml.random.seed(3)
         expected, state = step(x, w, _none), ml.random.state().tolist()
         ml.random.seed(3)
-        found = ml.capture(step)(x, w, ml.checkpoint)
-        for ours, theirs in zip(found, expected, strict=True):
+        gradients = ml.capture(step)(x, w, ml.checkpoint)
+        for ours, theirs in zip(gradients, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-10)
         assert ml.random.state().tolist() == state
 

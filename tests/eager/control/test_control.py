@@ -25,19 +25,19 @@ from mlvm.core.types import DType
 from mlvm.eager.tree import named_leaves
 from tests.brief import cases
 
-Way = Callable[[Callable[..., Any]], Callable[..., Any]]
+Mode = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-WAYS: dict[str, Way] = {
+MODES: dict[str, Mode] = {
     "eager": lambda fn: fn,
     "captured": lambda fn: ml.capture(fn, fuse=False),
     "fused": ml.capture,
 }
 
 
-@pytest.fixture(params=[*WAYS.values()], ids=[*WAYS])
-def way(request: pytest.FixtureRequest) -> Way:
-    made: Way = request.param
-    return made
+@pytest.fixture(params=[*MODES.values()], ids=[*MODES])
+def mode(request: pytest.FixtureRequest) -> Mode:
+    value: Mode = request.param
+    return value
 
 
 def numbers(tree: Any) -> list[Any]:
@@ -65,9 +65,9 @@ class Counter(ml.nn.Module):
 @pytest.mark.parametrize(
     "pred", [True, 0.5, np.nan, -0.0, np.uint8(200), np.int64(-1), np.zeros((1, 1)), np.array([0])]
 )
-def test_cond_takes_the_branch_that_a_number_names(way: Way, pred: Any) -> None:
+def test_cond_takes_the_branch_that_a_number_names(mode: Mode, pred: Any) -> None:
     array = np.asarray(pred)
-    step = way(lambda p, x: ml.cond(p, lambda y: y + 1, lambda y: y * 10, x))
+    step = mode(lambda p, x: ml.cond(p, lambda y: y + 1, lambda y: y * 10, x))
     expected = [2.0, 3.0] if array.item() else [10.0, 20.0]
     assert step(ml.asarray(array), x2()).numpy().tolist() == expected
 
@@ -100,31 +100,31 @@ def test_a_condition_of_any_dtype_holds_if_it_is_not_zero(dtype: str, native: bo
                 assert numbers(call(xs)) == expected
 
 
-def test_a_python_condition_is_decided_while_it_is_recorded(way: Way) -> None:
+def test_a_python_condition_is_decided_while_it_is_recorded(mode: Mode) -> None:
     def step(x: ml.Tensor) -> Any:
         return ml.cond(True, lambda: x + 1, lambda: ml.zeros((7,))), ml.switch(
             5, [lambda: x, lambda: x * 2]
         )
 
-    assert numbers(way(step)(x2())) == [[2.0, 3.0], [2.0, 4.0]]
+    assert numbers(mode(step)(x2())) == [[2.0, 3.0], [2.0, 4.0]]
 
 
 @pytest.mark.parametrize(("index", "name"), [(-3, 0), (0, 0), (1, 1), (2, 2), (3, 3), (9, 3)])
-def test_switch_takes_the_nearest_branch(way: Way, index: int, name: int) -> None:
+def test_switch_takes_the_nearest_branch(mode: Mode, index: int, name: int) -> None:
     branches = [lambda x, k=k: {"x": x * k, "k": k} for k in range(4)]
-    made = way(lambda i, x: ml.switch(i, branches, x))(ml.asarray(index), x2())
-    assert numbers(made) == [[1.0 * name, 2.0 * name], name]
+    result = mode(lambda i, x: ml.switch(i, branches, x))(ml.asarray(index), x2())
+    assert numbers(result) == [[1.0 * name, 2.0 * name], name]
 
 
-def test_numbers_and_arrays_of_branches_are_tensors(way: Way) -> None:
-    made = way(lambda p: ml.cond(p, lambda y: (y, 1.5, True), lambda y: (y + 1, 2.5, False), 3))(
+def test_numbers_and_arrays_of_branches_are_tensors(mode: Mode) -> None:
+    result = mode(lambda p: ml.cond(p, lambda y: (y, 1.5, True), lambda y: (y + 1, 2.5, False), 3))(
         ml.asarray(False)
     )
-    assert [str(x.type) for x in made] == ["i64[]", "f32[]", "bool[]"]
-    assert numbers(made) == [4, 2.5, False]
+    assert [str(x.type) for x in result] == ["i64[]", "f32[]", "bool[]"]
+    assert numbers(result) == [4, 2.5, False]
 
 
-def test_results_have_memory_of_their_own(way: Way) -> None:
+def test_results_have_memory_of_their_own(mode: Mode) -> None:
     """What is computed nowhere is copied, so that an update of it changes nothing else."""
 
     def step(x: ml.Tensor, none: ml.Tensor) -> Any:
@@ -139,18 +139,18 @@ def test_results_have_memory_of_their_own(way: Way) -> None:
 
     x = x2()
     more = [2.0, 3.0]
-    assert numbers(way(step)(x, ml.asarray(0))) == [more, more, more, [1.0, 2.0], 3.0, more]
+    assert numbers(mode(step)(x, ml.asarray(0))) == [more, more, more, [1.0, 2.0], 3.0, more]
     assert x.numpy().tolist() == [1.0, 2.0]
 
 
-def test_only_the_branch_that_is_taken_has_effects(way: Way) -> None:
+def test_only_the_branch_that_is_taken_has_effects(mode: Mode) -> None:
     total = ml.zeros(())
 
     def add(n: float) -> ml.Tensor:
         ml.add(total, n, out=total)
         return total * 1
 
-    step = way(lambda i: ml.switch(i, [lambda: add(1), lambda: add(10), lambda: add(100)]))
+    step = mode(lambda i: ml.switch(i, [lambda: add(1), lambda: add(10), lambda: add(100)]))
     assert [float(step(ml.asarray(i))) for i in (0, 2, 2, 1)] == [1.0, 101.0, 201.0, 211.0]
 
 
@@ -158,14 +158,14 @@ def test_only_the_branch_that_is_taken_has_effects(way: Way) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 5])
-def test_while_loop_goes_on_for_as_long_as_it_is_true(way: Way, n: int) -> None:
+def test_while_loop_goes_on_for_as_long_as_it_is_true(mode: Mode, n: int) -> None:
     def step(n: ml.Tensor) -> Any:
         return ml.while_loop(
             lambda s: s["i"] < n, lambda s: {"i": s["i"] + 1, "f": s["f"] * (s["i"] + 1)},
             {"i": 0, "f": 1},
         )  # fmt: skip
 
-    assert {name: int(x) for name, x in way(step)(ml.asarray(n)).items()} == {
+    assert {name: int(x) for name, x in mode(step)(ml.asarray(n)).items()} == {
         "i": n,
         "f": int(np.prod(range(1, n + 1))),
     }
@@ -175,7 +175,7 @@ def test_while_loop_goes_on_for_as_long_as_it_is_true(way: Way, n: int) -> None:
     ("lower", "upper"), [(0, 4), (2, 5), (-2, 2), (3, 3), (5, 1), (2**40, 2**40 + 2)]
 )
 @pytest.mark.parametrize("dtype", [None, "i64"])
-def test_fori_loop_counts_as_range_does(way: Way, lower: int, upper: int, dtype: Any) -> None:
+def test_fori_loop_counts_as_range_does(mode: Mode, lower: int, upper: int, dtype: Any) -> None:
     def step(bounds: ml.Tensor) -> Any:
         first, last = (bounds[0], bounds[1]) if dtype else (lower, upper)
         return ml.fori_loop(first, last, lambda i, s: s * 3 + i % 7, 1)
@@ -183,7 +183,7 @@ def test_fori_loop_counts_as_range_does(way: Way, lower: int, upper: int, dtype:
     expected = 1
     for i in range(lower, upper):
         expected = expected * 3 + i % 7
-    assert int(way(step)(ml.asarray([lower, upper]))) == expected
+    assert int(mode(step)(ml.asarray([lower, upper]))) == expected
 
 
 ROWS = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -200,7 +200,7 @@ def plain_scan(rows: Any, turns: int, reverse: bool) -> tuple[Any, Any]:
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("length", [None, 0, 2, 3])
 @pytest.mark.parametrize("total", [3, 0])
-def test_scan(way: Way, reverse: bool, length: int | None, total: int) -> None:
+def test_scan(mode: Mode, reverse: bool, length: int | None, total: int) -> None:
     rows = ROWS[:total]
     turns = total if length is None else min(length, total)
 
@@ -209,10 +209,10 @@ def test_scan(way: Way, reverse: bool, length: int | None, total: int) -> None:
             s = s * 2 + x["rows"][0]
             return s, {"y": s - 1, "none": None}
 
-        given = n if length is not None else None
-        return ml.scan(body, ml.ones((2,)), {"rows": (xs,)}, given, reverse=reverse)
+        count = n if length is not None else None
+        return ml.scan(body, ml.ones((2,)), {"rows": (xs,)}, count, reverse=reverse)
 
-    state, ys = way(step)(ml.asarray(rows), ml.asarray(turns))
+    state, ys = mode(step)(ml.asarray(rows), ml.asarray(turns))
     expected = plain_scan(rows, turns, reverse)
     assert state.numpy().tolist() == expected[0].tolist()
     assert ys["y"].numpy().tolist() == expected[1].tolist()
@@ -220,8 +220,8 @@ def test_scan(way: Way, reverse: bool, length: int | None, total: int) -> None:
     assert ys["none"] is None
 
 
-def test_scan_without_rows(way: Way) -> None:
-    step = way(lambda n: (
+def test_scan_without_rows(mode: Mode) -> None:
+    step = mode(lambda n: (
         ml.scan(lambda s, x: (s * 2, (s, x)), 1, None, 4, reverse=True),
         ml.scan(lambda s, x: (s * 2, None), 1, length=n),
     ))  # fmt: skip
@@ -231,7 +231,7 @@ def test_scan_without_rows(way: Way) -> None:
     assert int(step(ml.asarray(-3))[1][0]) == 1  # no turns, as range(-3)
 
 
-def test_no_turn_has_no_effect(way: Way) -> None:
+def test_no_turn_has_no_effect(mode: Mode) -> None:
     """A scan of no rows has to know what a row would be, and yet its body does nothing."""
     total = ml.zeros(())
 
@@ -241,7 +241,7 @@ def test_no_turn_has_no_effect(way: Way) -> None:
 
     ml.random.seed(1)
     before = ml.random.state().tolist()
-    state, ys = way(lambda xs: ml.scan(body, 0, xs))(ml.zeros((0,)))
+    state, ys = mode(lambda xs: ml.scan(body, 0, xs))(ml.zeros((0,)))
     assert (int(state), str(ys.type)) == (0, "bool[0,3]")
     assert float(total) == 0
     assert ml.random.state().tolist() == before
@@ -284,16 +284,16 @@ def test_a_scan_of_no_rows_changes_nothing() -> None:
         ml.scan(lambda s, row: (s, row * float(ml.sum(row))), x, none)
 
 
-def test_map(way: Way) -> None:
-    step = way(lambda x, y: ml.map(lambda row: [row["x"] * row["y"], row["y"]], {"x": x, "y": y}))
-    made = step(ml.asarray(ROWS), ml.arange(3.0))
-    assert numbers(made) == [(ROWS * np.arange(3)[:, None]).tolist(), [0.0, 1.0, 2.0]]
+def test_map(mode: Mode) -> None:
+    step = mode(lambda x, y: ml.map(lambda row: [row["x"] * row["y"], row["y"]], {"x": x, "y": y}))
+    result = step(ml.asarray(ROWS), ml.arange(3.0))
+    assert numbers(result) == [(ROWS * np.arange(3)[:, None]).tolist(), [0.0, 1.0, 2.0]]
 
 
 # --- trees ---------------------------------------------------------------------------
 
 
-def test_every_kind_of_tree_goes_round(way: Way) -> None:
+def test_every_kind_of_tree_goes_round(mode: Mode) -> None:
     def step(x: ml.Tensor, module: Counter) -> Any:
         def body(i: ml.Tensor, s: Any) -> Any:
             pair, tree = s["pair"], s["tree"]
@@ -306,35 +306,35 @@ def test_every_kind_of_tree_goes_round(way: Way) -> None:
             }
 
         init = {"pair": Pair((x, None), x + 1), "tree": [1, 10, 2.5], "module": module}
-        made = ml.fori_loop(0, 3, body, init)
-        assert type(made["module"]) is Counter
-        return {**made, "module": (made["module"].weight, made["module"].count)}
+        looped = ml.fori_loop(0, 3, body, init)
+        assert type(looped["module"]) is Counter
+        return {**looped, "module": (looped["module"].weight, looped["module"].count)}
 
     module = Counter()
-    made = way(step)(x2(), module)
-    assert list(made) == ["pair", "tree", "module"]  # as it was given
-    assert type(made["pair"]) is Pair
-    assert numbers(made["pair"]) == [[4.0, 6.0], [4.0, 8.0]]
-    assert made["pair"].first[1] is None
-    assert numbers(made["tree"]) == [12, 2, 2.5]
-    assert numbers(made["module"]) == [[1.0, 1.0], 3]
+    result = mode(step)(x2(), module)
+    assert list(result) == ["pair", "tree", "module"]  # as it was given
+    assert type(result["pair"]) is Pair
+    assert numbers(result["pair"]) == [[4.0, 6.0], [4.0, 8.0]]
+    assert result["pair"].first[1] is None
+    assert numbers(result["tree"]) == [12, 2, 2.5]
+    assert numbers(result["module"]) == [[1.0, 1.0], 3]
     assert int(module.count) == 0  # which went round as another one
 
 
-def test_names_may_come_in_another_order(way: Way) -> None:
+def test_names_may_come_in_another_order(mode: Mode) -> None:
     def step(x: ml.Tensor, p: ml.Tensor) -> Any:
         def body(i: ml.Tensor, s: Any) -> Any:
             return {"b": s["b"] * 2, "a": s["a"] + 1}
 
         looped = ml.fori_loop(0, 3, body, {"a": x, "b": x})
-        taken = ml.cond(p, lambda: {"a": x, "b": x * 2}, lambda: {"b": x * 4, "a": x * 3})
-        return looped["a"], looped["b"], taken["a"], taken["b"]
+        chosen = ml.cond(p, lambda: {"a": x, "b": x * 2}, lambda: {"b": x * 4, "a": x * 3})
+        return looped["a"], looped["b"], chosen["a"], chosen["b"]
 
-    made = numbers(way(step)(x2(), ml.asarray(False)))
-    assert made == [[4.0, 5.0], [8.0, 16.0], [3.0, 6.0], [4.0, 8.0]]
+    result = numbers(mode(step)(x2(), ml.asarray(False)))
+    assert result == [[4.0, 5.0], [8.0, 16.0], [3.0, 6.0], [4.0, 8.0]]
 
 
-def test_rows_of_a_module_are_a_module(way: Way) -> None:
+def test_rows_of_a_module_are_a_module(mode: Mode) -> None:
     layers = Counter()
     layers.weight = ml.asarray(ROWS)
     layers.count = ml.asarray([1, 2, 3])
@@ -343,14 +343,14 @@ def test_rows_of_a_module_are_a_module(way: Way) -> None:
         def body(s: ml.Tensor, layer: Counter) -> Any:
             return s + layer.weight, layer
 
-        state, made = ml.scan(body, ml.zeros((2,)), layers)
-        assert type(made) is Counter
-        return state, made.weight, made.count
+        state, rows = ml.scan(body, ml.zeros((2,)), layers)
+        assert type(rows) is Counter
+        return state, rows.weight, rows.count
 
-    assert numbers(way(step)(layers)) == [[6.0, 9.0], ROWS.tolist(), [1, 2, 3]]
+    assert numbers(mode(step)(layers)) == [[6.0, 9.0], ROWS.tolist(), [1, 2, 3]]
 
 
-def test_swapped_unchanged_and_twice_the_same(way: Way) -> None:
+def test_swapped_unchanged_and_twice_the_same(mode: Mode) -> None:
     def step(x: ml.Tensor) -> Any:
         swapped = ml.fori_loop(0, 3, lambda i, s: (s[1], s[0], s[2]), (x, x * 2, x))
         twice = ml.fori_loop(0, 2, lambda i, s: (s[0] + s[1],) * 2, (x, x))
@@ -360,8 +360,8 @@ def test_swapped_unchanged_and_twice_the_same(way: Way) -> None:
         )  # fmt: skip
         return swapped, twice, views
 
-    made = numbers(way(step)(x2()))
-    assert made == [
+    result = numbers(mode(step)(x2()))
+    assert result == [
         *([2.0, 4.0], [1.0, 2.0], [1.0, 2.0]),
         *([4.0, 8.0], [4.0, 8.0]),
         *([3.0, 6.0], [[1.0], [2.0]]),
@@ -371,7 +371,7 @@ def test_swapped_unchanged_and_twice_the_same(way: Way) -> None:
 # --- what bodies reach ---------------------------------------------------------------
 
 
-def test_bodies_update_tensors_from_outside(way: Way) -> None:
+def test_bodies_update_tensors_from_outside(mode: Mode) -> None:
     def step(x: ml.Tensor) -> Any:
         total = ml.zeros((2,))
 
@@ -383,11 +383,11 @@ def test_bodies_update_tensors_from_outside(way: Way) -> None:
         return ml.fori_loop(0, 3, body, x), total
 
     x = x2()
-    assert numbers(way(step)(x)) == [[4.0, 5.0], [6.0, 9.0]]
+    assert numbers(mode(step)(x)) == [[4.0, 5.0], [6.0, 9.0]]
     assert x.numpy().tolist() == [8.0, 16.0]
 
 
-def test_a_row_is_what_it_was_in_its_turn(way: Way) -> None:
+def test_a_row_is_what_it_was_in_its_turn(mode: Mode) -> None:
     def step(x: ml.Tensor) -> Any:
         total = ml.zeros(())
 
@@ -397,11 +397,11 @@ def test_a_row_is_what_it_was_in_its_turn(way: Way) -> None:
 
         return ml.scan(body, None, x)[1]
 
-    assert way(step)(ml.arange(4.0)).numpy().tolist() == [0.0, 1.0, 3.0, 6.0]
+    assert mode(step)(ml.arange(4.0)).numpy().tolist() == [0.0, 1.0, 3.0, 6.0]
 
 
-@pytest.mark.parametrize("taken", [0, 1, 3])
-def test_random_keys(way: Way, taken: int) -> None:
+@pytest.mark.parametrize("pred", [0, 1, 3])
+def test_random_keys(mode: Mode, pred: int) -> None:
     """Global keys advance with the turns that are made; explicit ones go round."""
 
     def step(n: ml.Tensor, key: ml.Tensor) -> Any:
@@ -416,10 +416,10 @@ def test_random_keys(way: Way, taken: int) -> None:
         return drawn, either, own, ml.random.uniform(())
 
     ml.random.seed(5)
-    first = numbers(way(step)(ml.asarray(taken), ml.random.key(3)))
+    first = numbers(mode(step)(ml.asarray(pred), ml.random.key(3)))
     state = ml.random.state().tolist()
     ml.random.seed(5)
-    assert first == numbers(step(ml.asarray(taken), ml.random.key(3)))
+    assert first == numbers(step(ml.asarray(pred), ml.random.key(3)))
     assert state == ml.random.state().tolist()
     assert first[2][0] != first[2][1]
 
@@ -451,8 +451,8 @@ def endless(n: ml.Tensor) -> ml.Tensor:
     return result
 
 
-def test_functions_call_themselves_and_each_other(way: Way) -> None:
-    step = way(lambda n: (fibonacci(n), is_even(n), is_odd(n)))
+def test_functions_call_themselves_and_each_other(mode: Mode) -> None:
+    step = mode(lambda n: (fibonacci(n), is_even(n), is_odd(n)))
     assert numbers(step(ml.asarray(9))) == [34, False, True]
     assert numbers(step(ml.asarray(2))) == [1, True, False]
 
@@ -472,8 +472,8 @@ def test_a_tree_in_arrays() -> None:
 
         return total(root)
 
-    for way in WAYS.values():
-        assert float(way(step)(left, right, value, ml.asarray(0))) == (5.0 - 7.0) - 3.0
+    for wrap in MODES.values():
+        assert float(wrap(step)(left, right, value, ml.asarray(0))) == (5.0 - 7.0) - 3.0
 
 
 def test_too_deep_a_recursion_is_an_error() -> None:
@@ -534,9 +534,9 @@ REFUSED: list[tuple[Callable[[ml.Tensor, ml.Tensor], Any], type[Exception], str]
 
 
 @pytest.mark.parametrize(("step", "error", "message"), REFUSED)
-def test_what_does_not_fit_is_refused(way: Way, step: Any, error: Any, message: str) -> None:
+def test_what_does_not_fit_is_refused(mode: Mode, step: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
-        way(step)(x, n)
+        mode(step)(x, n)
     assert numbers([x, n]) == [[1.0, 2.0], 1]
 
 
@@ -582,9 +582,9 @@ def test_beside_jax(program: Callable[[Any], Callable[[Any], Any]], values: list
     expected = [
         np.asarray(each) for each in jax.tree.leaves(program(jax.lax)(jax.numpy.asarray(array)))
     ]
-    for way in WAYS.values():
-        made = [each.numpy() for _, each in named_leaves(way(program(ml))(ml.asarray(array)))]
-        for ours, each in zip(made, expected, strict=True):
+    for wrap in MODES.values():
+        results = [each.numpy() for _, each in named_leaves(wrap(program(ml))(ml.asarray(array)))]
+        for ours, each in zip(results, expected, strict=True):
             np.testing.assert_allclose(ours, each, rtol=1e-5, atol=1e-6)
 
 
@@ -611,8 +611,8 @@ def test_what_no_cotangent_reaches_in_a_loop_has_a_gradient_of_zero(wrap: Any) -
 
         return of(0)(p, w, y), of(1)(p, w, y)
 
-    found = wrap(gradients)(ml.ones(()), ml.ones(()), ml.ones(()))
-    assert [[float(g) for g in each] for each in found] == [[0, 0, 4], [0, 0, 4]]
+    gradients_of_each = wrap(gradients)(ml.ones(()), ml.ones(()), ml.ones(()))
+    assert [[float(g) for g in each] for each in gradients_of_each] == [[0, 0, 4], [0, 0, 4]]
 
 
 def _while(body: Callable[[ml.Tensor], ml.Tensor], w: ml.Tensor) -> ml.Tensor:
@@ -688,8 +688,8 @@ NO_COTANGENTS: dict[str, tuple[Callable[[ml.Tensor], Any], float]] = {
     ),
 }
 
-EVERYWHERE: dict[str, Way] = {
-    **WAYS,
+EVERYWHERE: dict[str, Mode] = {
+    **MODES,
     "vmap": lambda fn: lambda x: ml.vmap(fn)(ml.stack([x, x]))[1],
     "batch": lambda fn: lambda x: ml.batch(fn)(ml.stack([x, x]))[1],
 }
@@ -697,14 +697,14 @@ EVERYWHERE: dict[str, Way] = {
 
 @cases("wrap", *EVERYWHERE.values(), ids=[*EVERYWHERE])
 @pytest.mark.parametrize("case", NO_COTANGENTS)
-def test_no_cotangent_is_no_zero_in_any_iteration(case: str, wrap: Way) -> None:
+def test_no_cotangent_is_no_zero_in_any_iteration(case: str, wrap: Mode) -> None:
     fn, expected = NO_COTANGENTS[case]
     assert float(wrap(ml.grad(fn))(ml.asarray(1.0))) == pytest.approx(expected)
 
 
 @cases("wrap", ml.capture, EVERYWHERE["vmap"], ids=["captured", "vmap"])
 @pytest.mark.parametrize("case", [*NO_COTANGENTS, "squared"])
-def test_no_cotangent_is_no_zero_in_second_gradients(case: str, wrap: Way) -> None:
+def test_no_cotangent_is_no_zero_in_second_gradients(case: str, wrap: Mode) -> None:
     fn, _ = NO_COTANGENTS.get(case, (squared, 0))
     second = ml.grad(ml.grad(fn))
     x = ml.asarray(1.0)
@@ -753,7 +753,7 @@ def log_added_in_one_branch(x: ml.Tensor) -> Any:
     log_in_a_loop_of_no_iterations,
     log_added_in_one_branch,
 )
-def test_a_branch_that_is_not_taken_has_no_cotangent(fn: Callable[..., Any], wrap: Way) -> None:
+def test_a_branch_that_is_not_taken_has_no_cotangent(fn: Callable[..., Any], wrap: Mode) -> None:
     """What it reads may be infinite; zeros would make nan of that."""
     x = ml.asarray(0.0)
     assert float(wrap(ml.grad(fn))(x)) == 2.0

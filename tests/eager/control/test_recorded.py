@@ -26,8 +26,8 @@ HERE = Path(__file__).name
 def bits(tree: Any) -> list[tuple[str, bytes]]:
     """Types and bytes; no zero is negative: where eager code adds a row to zeros, a captured loop
     puts it in its place."""
-    found = [x.numpy() for _, x in named_leaves(tree, buffers=True)]
-    return [(f"{x.dtype}{x.shape}", (x + x.dtype.type(0)).tobytes()) for x in found]
+    leaves = [x.numpy() for _, x in named_leaves(tree, buffers=True)]
+    return [(f"{x.dtype}{x.shape}", (x + x.dtype.type(0)).tobytes()) for x in leaves]
 
 
 def vector(n: int = 3, seed: int = 0) -> ml.Tensor:
@@ -118,11 +118,11 @@ def test_values_and_gradients_are_the_eager_ones_to_the_bit(name: str) -> None:
     eager = of_order(loss, 1)
     plain, fused = ml.capture(eager, fuse=False), ml.capture(eager)
     for seed, n in enumerate((2, 0, 3)):
-        given = vector(seed=seed), vector(seed=9 + seed), ml.asarray(n)
-        expected = bits(eager(*given))
-        assert bits(plain(*given)) == expected
-        assert bits(fused(*given)) == expected
-        assert bits(plain(*given)) == expected  # again, on the same memory
+        args = vector(seed=seed), vector(seed=9 + seed), ml.asarray(n)
+        expected = bits(eager(*args))
+        assert bits(plain(*args)) == expected
+        assert bits(fused(*args)) == expected
+        assert bits(plain(*args)) == expected  # again, on the same memory
     assert plain.signatures == fused.signatures == 1
 
 
@@ -147,8 +147,8 @@ SUMS: dict[str, Callable[[ml.Tensor, ml.Tensor], Any]] = {
 @pytest.mark.parametrize("name", SUMS)
 def test_second_gradients_are_added_up_in_the_eager_order(name: str) -> None:
     def slope(x: ml.Tensor, w: ml.Tensor) -> Any:
-        found = ml.grad(lambda *args: ml.sum(ml.sin(SUMS[name](*args))), (0, 1))(x, w)
-        return ml.sum(ml.sin(found[0])) + ml.sum(ml.sin(found[1]))
+        gradients = ml.grad(lambda *args: ml.sum(ml.sin(SUMS[name](*args))), (0, 1))(x, w)
+        return ml.sum(ml.sin(gradients[0])) + ml.sum(ml.sin(gradients[1]))
 
     second = ml.grad(slope, (0, 1))
     captured = ml.capture(second)
@@ -174,11 +174,11 @@ def test_gradients_of_gradients(name: str, order: int) -> None:
     is_known, loss = LOSSES[name]
     assert is_known
     eager = of_order(loss, order)
-    given = vector(2), vector(2, seed=9), ml.asarray(1)
+    args = vector(2), vector(2, seed=9), ml.asarray(1)
     for fuse in (False, True):
         for ours, theirs in zip(
-            named_leaves(ml.capture(eager, fuse=fuse)(*given)),
-            named_leaves(eager(*given)),
+            named_leaves(ml.capture(eager, fuse=fuse)(*args)),
+            named_leaves(eager(*args)),
             strict=True,
         ):
             np.testing.assert_allclose(ours[1], theirs[1], rtol=2e-5, atol=1e-6)
@@ -206,8 +206,8 @@ CONSTANTS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_a_state_that_nothing_tracked_goes_into_is_a_constant(name: str) -> None:
     eager = ml.grad(lambda x, c: ml.sum(ml.sin(CONSTANTS[name](x, c))))
-    given = vector(), ml.abs(vector(seed=9)) + 1.0
-    assert bits(ml.capture(eager)(*given)) == bits(eager(*given))
+    args = vector(), ml.abs(vector(seed=9)) + 1.0
+    assert bits(ml.capture(eager)(*args)) == bits(eager(*args))
 
 
 @ml.function
@@ -235,8 +235,8 @@ def through_closures(x: ml.Tensor, w: ml.Tensor, n: ml.Tensor) -> Any:
 
 
 def pulled_twice(fn: Callable[[Any], Any], x: ml.Tensor) -> Any:
-    made: Any = ml.vjp(fn, x)
-    y, pull = made
+    pair: Any = ml.vjp(fn, x)
+    y, pull = pair
     return pull(y)[0] + pull(y * y)[0] * y
 
 
@@ -369,9 +369,9 @@ def test_any_nest_is_the_eager_one(body: Any, n: int, fuse: bool, recompute: boo
     eager = ml.value_and_grad(lambda s, w, n: ml.sum(body(s, w, n)), (0, 1))
     step = ml.capture(eager, fuse=fuse, recompute=recompute)
     for seed in (0, 1):
-        given = *(ml.astype(vector(seed=k + seed), ml.float64) for k in (0, 5)), ml.asarray(n)
+        args = *(ml.astype(vector(seed=k + seed), ml.float64) for k in (0, 5)), ml.asarray(n)
         for (_, ours), (_, theirs) in zip(
-            named_leaves(step(*given)), named_leaves(eager(*given)), strict=True
+            named_leaves(step(*args)), named_leaves(eager(*args)), strict=True
         ):
             largest = float(ml.max(ml.abs(theirs)))
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9 * largest)
@@ -399,12 +399,12 @@ def lstm(turns: int, *, gradient: bool = False) -> ml.Captured[..., Any]:
 
 
 def test_a_program_does_not_grow_with_the_turns_nor_its_plan() -> None:
-    few, many = lstm(2), lstm(500)
-    assert len(few.program.main.code) == len(many.program.main.code)
-    assert few.plan.nbytes == many.plan.nbytes
-    few, many = lstm(2, gradient=True), lstm(500, gradient=True)
-    assert len(few.program.main.code) == len(many.program.main.code)
-    assert few.plan.nbytes < many.plan.nbytes  # which keeps what the way back needs
+    short, many = lstm(2), lstm(500)
+    assert len(short.program.main.code) == len(many.program.main.code)
+    assert short.plan.nbytes == many.plan.nbytes
+    short, many = lstm(2, gradient=True), lstm(500, gradient=True)
+    assert len(short.program.main.code) == len(many.program.main.code)
+    assert short.plan.nbytes < many.plan.nbytes  # which keeps what the way back needs
 
 
 def test_fusion_makes_no_plan_larger() -> None:
@@ -434,8 +434,8 @@ def test_nothing_is_left() -> None:
         gc.collect()
         return vm.consumed_size_in_mib(), len(gc.get_objects()) // 1000
 
-    held = run()[0]  # constants, keys and the stack of residuals stay
-    assert run()[0] == held
+    before = run()[0]  # constants, keys and the stack of residuals stay
+    assert run()[0] == before
 
 
 def test_steady_calls_allocate_nothing() -> None:
@@ -455,9 +455,9 @@ def test_steady_calls_allocate_nothing() -> None:
 # --- what cannot be done again -------------------------------------------------------
 
 
-def leaks(x: ml.Tensor, kept: list[Any]) -> dict[str, Callable[[], Any]]:
+def leaks(x: ml.Tensor, leaked: list[Any]) -> dict[str, Callable[[], Any]]:
     def keep(value: Any) -> Any:
-        kept.append(value)
+        leaked.append(value)
         return value
 
     return {
@@ -475,11 +475,11 @@ def leaks(x: ml.Tensor, kept: list[Any]) -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize("inside", [False, True])
 def test_what_a_body_makes_cannot_be_used_outside(name: str, inside: bool) -> None:
     """Neither in the rest of the captured function, nor when it is kept."""
-    kept: list[Any] = []
+    leaked: list[Any] = []
 
     def step(x: ml.Tensor) -> Any:
-        made = leaks(x, kept)[name]()
-        return (made, kept[0] + 1) if inside else made
+        result = leaks(x, leaked)[name]()
+        return (result, leaked[0] + 1) if inside else result
 
     message = "is used outside of it|is kept in" if name != "function" else "is used|is kept in"
     with pytest.raises(CaptureError, match=message):
@@ -549,8 +549,8 @@ def of_sines(tree: Any) -> Any:
 def with_total(fn: Callable[[ml.Tensor], Any], start: ml.Tensor) -> ml.Tensor:
     """A tensor that the function, or what it calls, updates."""
     total = start * 1.0
-    made = fn(total)
-    return ml.sum(made) * total if isinstance(made, ml.Tensor) else total
+    y = fn(total)
+    return ml.sum(y) * total if isinstance(y, ml.Tensor) else total
 
 
 # Functions of x and w that update what is outside of a body, with tensors that are tracked.
@@ -689,8 +689,8 @@ def test_what_a_body_updates_beside_a_view_goes_from_turn_to_turn(name: str, upd
         result = AROUND[name](c, y, z, lambda: UPDATED[updated](y, z))
         return result, y, z
 
-    given = ml.ones(()), ml.asarray([1.0, 2.0, 3.0])
-    assert bits(ml.capture(fn)(*given)) == bits(fn(*given))
+    args = ml.ones(()), ml.asarray([1.0, 2.0, 3.0])
+    assert bits(ml.capture(fn)(*args)) == bits(fn(*args))
 
 
 @pytest.mark.parametrize("updated", UPDATED)
@@ -714,8 +714,8 @@ def test_what_a_gradient_keeps_is_updated_in_a_body(updated: str) -> None:
         return after + ml.cond(after > 0.0, branch, lambda q: ml.sum(q), y) + ml.sum(w * y * z)
 
     step = ml.value_and_grad(loss)
-    given = ml.asarray([1.0, 2.0, 3.0]), ml.asarray([3.0, 2.0, 1.0])
-    expected, got = named_leaves(step(*given)), named_leaves(ml.capture(step)(*given))
+    args = ml.asarray([1.0, 2.0, 3.0]), ml.asarray([3.0, 2.0, 1.0])
+    expected, got = named_leaves(step(*args)), named_leaves(ml.capture(step)(*args))
     for (_, ours), (_, theirs) in zip(got, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
@@ -754,8 +754,8 @@ def test_a_body_updates_its_length_and_its_rows() -> None:
         return ml.sum(ml.scan(turn, w, rows, n)[0]) + chosen
 
     step = ml.value_and_grad(loss)
-    given = ml.ones((2,)) * 0.5, ml.asarray([1.0, 2.0, 3.0]), ml.asarray(1)
-    assert bits(ml.capture(step)(*given)) == bits(step(*given))
+    args = ml.ones((2,)) * 0.5, ml.asarray([1.0, 2.0, 3.0]), ml.asarray(1)
+    assert bits(ml.capture(step)(*args)) == bits(step(*args))
 
 
 @pytest.mark.parametrize("view", [ml.positive, lambda x: ml.reshape(x, (1, 3))])
@@ -784,7 +784,7 @@ def test_elements_of_queues() -> None:
     vm = ml.VM("queues")
     with ml.Arena(vm, "weights").allocating():
         q = ml.QueueTensor(vm, ["f32[2]", "i64[]"], 8)
-        seen = ml.zeros((2,))
+        total = ml.zeros((2,))
 
         def step() -> Any:
             x, n = q.get()
@@ -794,7 +794,7 @@ def test_elements_of_queues() -> None:
                 return s + y * 10.0
 
             made = ml.fori_loop(0, n, body, x)
-            ml.add(seen, made, out=seen)
+            ml.add(total, made, out=total)
             return made
 
         def put(values: list[Any]) -> None:
@@ -808,7 +808,7 @@ def test_elements_of_queues() -> None:
                 put(values)
                 assert captured().numpy().tolist() == [expected] * 2
                 assert q.empty()
-        assert seen.numpy().tolist() == [110.0] * 2
+        assert total.numpy().tolist() == [110.0] * 2
 
 
 def test_drain() -> None:
@@ -819,9 +819,9 @@ def test_drain() -> None:
 
         def step() -> Any:
             [n] = q.get()
-            made = ml.while_loop(lambda s: s[0] > 1, collatz, (n, 0))[1]
-            ml.add(total, made, out=total)
-            return made
+            peak = ml.while_loop(lambda s: s[0] > 1, collatz, (n, 0))[1]
+            ml.add(total, peak, out=total)
+            return peak
 
         def collatz(state: Any) -> Any:
             n, steps = state
@@ -852,18 +852,18 @@ def test_a_saved_step_runs_from_the_command_line(tmp_path: Path) -> None:
     captured.plot(tmp_path / "step.svg")
     assert "<svg" in (tmp_path / "step.svg").read_text()
     np.save(tmp_path / "x.npy", vector().numpy())
-    given = ["--arg", str(tmp_path / "x.npy"), "--arg", "i64[] 2", "--out", str(tmp_path)]
-    command = [sys.executable, "-m", "mlvm", "run", str(tmp_path / "step.mlvm"), *given]
+    options = ["--arg", str(tmp_path / "x.npy"), "--arg", "i64[] 2", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "mlvm", "run", str(tmp_path / "step.mlvm"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
-    made = [np.load(tmp_path / f"{i}.npy") for i in range(2)]
-    assert [(x + np.float32(0)).tobytes() for x in made] == [each for _, each in expected]
+    outputs = [np.load(tmp_path / f"{i}.npy") for i in range(2)]
+    assert [(x + np.float32(0)).tobytes() for x in outputs] == [each for _, each in expected]
 
 
 def test_an_optimizer_in_a_loop() -> None:
     """A captured loop of training steps leaves what as many eager steps leave."""
 
-    def trained(way: Callable[..., Any], turns: ml.Tensor) -> list[Any]:
+    def trained(wrap: Callable[..., Any], turns: ml.Tensor) -> list[Any]:
         ml.random.seed(3)
         layers: list[Any] = [ml.nn.Linear(3, 4), ml.tanh, ml.nn.Dropout(0.5), ml.nn.Linear(4, 1)]
         model = ml.nn.Sequential(*layers)
@@ -882,7 +882,7 @@ def test_an_optimizer_in_a_loop() -> None:
             made: ml.Tensor = ml.fori_loop(0, turns, turn, 0.0)
             return made
 
-        value = way(step)(ml.reshape(vector(6), (2, 3)), turns)
+        value = wrap(step)(ml.reshape(vector(6), (2, 3)), turns)
         return [bits(value), bits(model), bits(optimizer.state()), ml.random.state().tolist()]
 
     expected = trained(lambda fn: fn, ml.asarray(4))

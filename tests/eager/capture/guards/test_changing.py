@@ -26,13 +26,13 @@ def place() -> Iterator[None]:
 
 def warned(captured: Any, call: Callable[[int], object], calls: int = 20) -> tuple[int, str]:
     """At which call the one warning was issued, and its text. It is about the line of the call."""
-    found = []
+    events = []
     for i in range(calls):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             call(i)
-        found += [(i + 1, each) for each in caught]
-    [(at, warning)] = found
+        events += [(i + 1, each) for each in caught]
+    [(at, warning)] = events
     assert warning.category is ml.RecompilationWarning
     assert Path(warning.filename).name == Path(__file__).name
     line = Path(__file__).read_text().splitlines()[warning.lineno - 1]

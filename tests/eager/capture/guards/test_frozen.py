@@ -80,10 +80,10 @@ def around() -> Callable[[ml.Tensor], ml.Tensor]:
 def test_what_changes_by_itself_is_told(fn: Callable[..., Any], read: str) -> None:
     """It was frozen at the recording without a word."""
     step = ml.capture(fn)
-    with pytest.warns(ml.FrozenWarning) as told:
+    with pytest.warns(ml.FrozenWarning) as warnings_raised:
         first = step(ml.ones(2))
     assert step(ml.ones(2)).tolist() == first.tolist()  # no second word
-    [warning] = told
+    [warning] = warnings_raised
     assert str(warning.message).startswith(f"{read} is read once, while ")
     assert "give it as an argument" in str(warning.message)
     with open(__file__) as file:
@@ -93,9 +93,9 @@ def test_what_changes_by_itself_is_told(fn: Callable[..., Any], read: str) -> No
 
 
 def test_what_a_function_imports_is_told_line_by_line() -> None:
-    with pytest.warns(ml.FrozenWarning) as told:
+    with pytest.warns(ml.FrozenWarning) as warnings_raised:
         ml.capture(local)(ml.ones(2))
-    words = sorted(str(each.message).partition(" ")[0] for each in told)
+    words = sorted(str(each.message).partition(" ")[0] for each in warnings_raised)
     assert words == ["clock.time()", "urandom()"]
 
 

@@ -58,7 +58,7 @@ SEEN: list[Case] = []
 REFUSED: list[Case] = []
 
 
-def seen(case: Case) -> Case:
+def noticed(case: Case) -> Case:
     """A case whose change is seen."""
     SEEN.append(case)
     return case
@@ -149,27 +149,27 @@ def put_into_builtins(**values: Any) -> None:
     vars(builtins).update(values)
 
 
-@seen
+@noticed
 def a_number_in_builtins() -> Any:
     put_into_builtins(rate_of_builtins=2.0)
     module = module_of("signature_builtins", "def f(x): return x * rate_of_builtins")
     return module.f, lambda: put_into_builtins(rate_of_builtins=3.0)
 
 
-@seen
+@noticed
 def a_field_of_an_object_in_builtins() -> Any:
     put_into_builtins(settings_of_builtins=plain(rate=2.0))
     module = module_of("signature_builtins", "def f(x): return x * settings_of_builtins.rate")
     return module.f, lambda: put_into_builtins(settings_of_builtins=plain(rate=3.0))
 
 
-@seen
+@noticed
 def a_function_of_python_that_is_replaced() -> Any:
     module = module_of("signature_builtins", "def f(x): return x * divmod(5, 2)[0]")
     return module.f, lambda: put_into_builtins(divmod=lambda x, y: (3.0, 0.0))
 
 
-@seen
+@noticed
 def a_global_that_hides_a_function_of_python() -> Any:
     module = module_of("signature_builtins", "def f(x): return x * divmod(5, 2)[0]")
     return module.f, lambda: setattr(module, "divmod", lambda x, y: (3.0, 0.0))
@@ -201,7 +201,7 @@ def test_a_tensor_kept_in_builtins_is_refused() -> None:
 # --- fields -----------------------------------------------------------------------------
 
 
-@seen
+@noticed
 def a_namespace_of_argparse() -> Any:
     args = argparse.Namespace(lr=2.0)
     return lambda x: x * args.lr, lambda: setattr(args, "lr", 3.0)
@@ -215,33 +215,33 @@ class Tagged:
         return self.tag
 
 
-@seen
+@noticed
 def text_made_by_a_method_of_a_string() -> Any:
     c = Tagged("a")
     return lambda x: x * len("{}".format(c)), lambda: setattr(c, "tag", "abc")  # noqa: UP032
 
 
-@seen
+@noticed
 def text_made_of_a_mapping() -> Any:
     c = Tagged("a")
     return lambda x: x * len("{c}".format_map({"c": c})), lambda: setattr(c, "tag", "abc")
 
 
-@seen
+@noticed
 def a_special_method_of_a_list() -> Any:
     items = [1.0, 2.0]
     count = items.__len__
     return lambda x: x * count(), lambda: items.append(3.0)
 
 
-@seen
+@noticed
 def what_finds_fields_of_an_object() -> Any:
     c = plain(lr=2.0)
     get = c.__getattribute__
     return lambda x: x * get("l" + "r"), lambda: setattr(c, "lr", 3.0)
 
 
-@seen
+@noticed
 def an_object_as_one_of_its_base() -> Any:
     class Half(Plain):
         lr: float
@@ -258,37 +258,37 @@ def an_object_as_one_of_its_base() -> Any:
     return lambda x: x * half.rate(), lambda: setattr(c, "lr", 3.0)
 
 
-@seen
+@noticed
 def a_simple_namespace() -> Any:
     args = types.SimpleNamespace(inner=types.SimpleNamespace(lr=2.0))
     return lambda x: x * args.inner.lr, lambda: setattr(args.inner, "lr", 3.0)
 
 
-@seen
+@noticed
 def two_simple_namespaces_compared() -> Any:
     a, b = types.SimpleNamespace(unnamed=1), types.SimpleNamespace(unnamed=1)
     return lambda x: x * (1.0 if a == b else 2.0), lambda: setattr(a, "unnamed", 2)
 
 
-@seen
+@noticed
 def a_namespace_searched() -> Any:
     args, option = argparse.Namespace(), "".join(["fast", "er"])
     return lambda x: x * (1.0 if option in args else 2.0), lambda: setattr(args, option, 1)
 
 
-@seen
+@noticed
 def a_constant_name_of_getattr() -> Any:
     c = plain(lr=2.0)
     return lambda x: x * getattr(c, "lr"), lambda: setattr(c, "lr", 3.0)  # noqa: B009
 
 
-@seen
+@noticed
 def a_default_of_getattr() -> Any:
     c, other = plain(inner=plain()), 5.0
     return lambda x: x * getattr(c.inner, "lr", other), lambda: setattr(c.inner, "lr", 3.0)
 
 
-@seen
+@noticed
 def a_computed_name_of_getattr() -> Any:
     c, names = plain(rate_1=2.0, rate_2=3.0), ["rate"]
 
@@ -298,55 +298,55 @@ def a_computed_name_of_getattr() -> Any:
     return fn, lambda: setattr(c, "rate_2", 4.0)
 
 
-@seen
+@noticed
 def a_name_that_a_method_returns() -> Any:
     c = plain(which=lambda name: name + "r", lr=2.0)
     return lambda x: x * getattr(c, c.which("l"), 1.0), lambda: setattr(c, "lr", 3.0)
 
 
-@seen
+@noticed
 def getattr_itself_as_a_value() -> Any:
     c, get = plain(lr=2.0), functools.partial(getattr)
     return lambda x: x * get(c, "".join("lr")), lambda: setattr(c, "lr", 3.0)
 
 
-@seen
+@noticed
 def vars_of_an_object() -> Any:
     c = plain(lr=2.0)
     return lambda x: x * sum(vars(c).values()), lambda: setattr(c, "lr", 3.0)
 
 
-@seen
+@noticed
 def the_dict_of_an_object() -> Any:
     c = plain(lr=2.0)
     return lambda x: x * sum(c.__dict__.values()), lambda: setattr(c, "lr", 3.0)
 
 
-@seen
+@noticed
 def an_attrgetter() -> Any:
     c, get = plain(lr=2.0), operator.attrgetter("l" + "r")
     return lambda x: x * get(c), lambda: setattr(c, "lr", 3.0)
 
 
-@seen
+@noticed
 def an_attrgetter_made_inside() -> Any:
     c = plain(lr=2.0)
     return lambda x: x * operator.attrgetter("lr")(c), lambda: setattr(c, "lr", 3.0)
 
 
-@seen
+@noticed
 def a_copy_and_its_fields() -> Any:
     c = plain(lr=2.0)
     return lambda x: x * sum(copy.copy(c).__dict__.values()), lambda: setattr(c, "lr", 3.0)
 
 
-@seen
+@noticed
 def a_format_of_a_field() -> Any:
     c = plain(lr=2.0)
     return lambda x: x * float("{0.lr}".format(c)), lambda: setattr(c, "lr", 3.0)  # noqa: UP030, UP032
 
 
-@seen
+@noticed
 def a_library_that_looks_into_objects() -> Any:
     c = plain(lr=2.0)
 
@@ -356,7 +356,7 @@ def a_library_that_looks_into_objects() -> Any:
     return fn, lambda: setattr(c, "lr", 3.0)
 
 
-@seen
+@noticed
 def a_class_pattern() -> Any:
     @dataclasses.dataclass
     class Point:
@@ -374,7 +374,7 @@ def a_class_pattern() -> Any:
     return fn, lambda: setattr(point, "left", 3.0)
 
 
-@seen
+@noticed
 def an_inherited_slot() -> Any:
     class Base:
         __slots__ = ("lr",)
@@ -387,7 +387,7 @@ def an_inherited_slot() -> Any:
     return lambda x: x * c.lr, lambda: setattr(c, "lr", 3.0)
 
 
-@seen
+@noticed
 def a_private_slot_and_a_single_one() -> Any:
     class Base:
         __slots__ = "__lr"
@@ -403,7 +403,7 @@ def a_private_slot_and_a_single_one() -> Any:
     return lambda x: x * c.rate(), lambda: c.set(3.0)
 
 
-@seen
+@noticed
 def an_object_within_an_object_without_a_dict() -> Any:
     class Pair:
         __slots__ = ("left", "right")
@@ -414,7 +414,7 @@ def an_object_within_an_object_without_a_dict() -> Any:
     return lambda x: x * pair.right[0].lr, lambda: setattr(inner, "lr", 3.0)
 
 
-@seen
+@noticed
 def a_slot_that_gets_a_value() -> Any:
     class C:
         __slots__ = ("lr",)
@@ -423,7 +423,7 @@ def a_slot_that_gets_a_value() -> Any:
     return lambda x: x * getattr(c, "lr", 2.0), lambda: setattr(c, "lr", 3.0)
 
 
-@seen
+@noticed
 def a_field_of_a_dataclass() -> Any:
     @dataclasses.dataclass
     class Config:
@@ -433,7 +433,7 @@ def a_field_of_a_dataclass() -> Any:
     return lambda x: x * config.lr, lambda: setattr(config, "lr", 3.0)
 
 
-@seen
+@noticed
 def two_dataclasses_compared() -> Any:
     @dataclasses.dataclass
     class Config:
@@ -443,7 +443,7 @@ def two_dataclasses_compared() -> Any:
     return lambda x: x * (1.0 if a == b else 2.0), lambda: setattr(a, "unnamed", 3.0)
 
 
-@seen
+@noticed
 def a_dataclass_compared_with_a_new_one() -> Any:
     @dataclasses.dataclass(order=True)
     class Config:
@@ -453,7 +453,7 @@ def a_dataclass_compared_with_a_new_one() -> Any:
     return lambda x: x * (2.0 if a > Config(2.5) else 1.0), lambda: setattr(a, "unnamed", 3.0)
 
 
-@seen
+@noticed
 def a_dataclass_as_a_dict() -> Any:
     @dataclasses.dataclass
     class Config:
@@ -466,7 +466,7 @@ def a_dataclass_as_a_dict() -> Any:
     )
 
 
-@seen
+@noticed
 def a_dataclass_as_text() -> Any:
     @dataclasses.dataclass
     class Config:
@@ -476,13 +476,13 @@ def a_dataclass_as_text() -> Any:
     return lambda x: x * float(f"{a}"[-4:-1]), lambda: setattr(a, "unnamed", 3.0)
 
 
-@seen
+@noticed
 def a_simple_namespace_as_text() -> Any:
     a = types.SimpleNamespace(unnamed=2.0)
     return lambda x: x * float(repr(a)[-4:-1]), lambda: setattr(a, "unnamed", 3.0)
 
 
-@seen
+@noticed
 def an_enum_that_is_replaced() -> Any:
     class Mode(enum.Enum):
         ON = 1
@@ -492,7 +492,7 @@ def an_enum_that_is_replaced() -> Any:
     return lambda x: x * c.mode.value, lambda: setattr(c, "mode", Mode.OFF)
 
 
-@seen
+@noticed
 def a_field_of_an_enum_member() -> Any:
     class Mode(enum.Enum):
         ON = 1
@@ -505,7 +505,7 @@ def a_field_of_an_enum_member() -> Any:
     return lambda x: x * Mode.ON.rate, lambda: setattr(Mode.ON, "_rate", 3.0)
 
 
-@seen
+@noticed
 def a_field_of_an_integer() -> Any:
     class Size(int):
         rate = 2.0
@@ -514,7 +514,7 @@ def a_field_of_an_integer() -> Any:
     return lambda x: x * size * size.rate, lambda: setattr(size, "rate", 3.0)
 
 
-@seen
+@noticed
 def an_object_becomes_one_of_another_class() -> Any:
     class One:
         def rate(self) -> float:
@@ -539,25 +539,25 @@ def special(**methods: Any) -> Any:
     return c, lambda: setattr(c, "hidden", 3.0)
 
 
-@seen
+@noticed
 def a_getitem() -> Any:
     c, change = special(getitem=lambda self, i: self.hidden)
     return lambda x: x * c[0], change
 
 
-@seen
+@noticed
 def a_getattr() -> Any:
     c, change = special(getattr=lambda self, name: self.hidden)
     return lambda x: x * c.anything, change
 
 
-@seen
+@noticed
 def a_getattribute() -> Any:
     c, change = special(getattribute=lambda self, name: object.__getattribute__(self, "hidden"))
     return lambda x: x * c.anything, change
 
 
-@seen
+@noticed
 def a_getattr_that_delegates() -> Any:
     inner = plain(lr=2.0)
 
@@ -569,13 +569,13 @@ def a_getattr_that_delegates() -> Any:
     return lambda x: x * c.lr, lambda: setattr(inner, "lr", 3.0)
 
 
-@seen
+@noticed
 def an_iter() -> Any:
     c, change = special(iter=lambda self: iter([self.hidden]))
     return lambda x: x * sum(c), change
 
 
-@seen
+@noticed
 def a_next() -> Any:
     class Once:
         def __init__(self) -> None:
@@ -588,49 +588,49 @@ def a_next() -> Any:
     return lambda x: x * sum(c), lambda: c.values.append(1.0)
 
 
-@seen
+@noticed
 def a_len() -> Any:
     c, change = special(len=lambda self: int(self.hidden))
     return lambda x: x * len(c), change
 
 
-@seen
+@noticed
 def a_bool() -> Any:
     c, change = special(bool=lambda self: self.hidden > 2)
     return lambda x: x * (2.0 if c else 1.0), change
 
 
-@seen
+@noticed
 def a_call() -> Any:
     c, change = special(call=lambda self, x: x * self.hidden)
     return lambda x: c(x), change
 
 
-@seen
+@noticed
 def an_operator() -> Any:
     c, change = special(rmul=lambda self, x: x * self.hidden, mul=lambda self, x: x * self.hidden)
     return lambda x: c * x, change
 
 
-@seen
+@noticed
 def a_comparison() -> Any:
     c, change = special(lt=lambda self, other: self.hidden < other)
     return lambda x: x * (1.0 if c < 2.5 else 2.0), change
 
 
-@seen
+@noticed
 def a_text() -> Any:
     c, change = special(str=lambda self: f"{self.hidden}")
     return lambda x: x * float(str(c)), change
 
 
-@seen
+@noticed
 def a_format() -> Any:
     c, change = special(format=lambda self, spec: str(self.hidden))
     return lambda x: x * float(f"{c}"), change
 
 
-@seen
+@noticed
 def a_context() -> Any:
     c, change = special(enter=lambda self: self.hidden, exit=lambda self, *_: None)
 
@@ -641,7 +641,7 @@ def a_context() -> Any:
     return fn, change
 
 
-@seen
+@noticed
 def a_mapping_unpacked() -> Any:
     class Options:
         scale = "rate"
@@ -659,7 +659,7 @@ def a_mapping_unpacked() -> Any:
     return lambda x: scaled(x, **c), lambda: setattr(c, "scale", "other")
 
 
-@seen
+@noticed
 def an_abstract_mapping() -> Any:
     class Options(Mapping[str, float]):
         def __init__(self) -> None:
@@ -678,13 +678,13 @@ def an_abstract_mapping() -> Any:
     return lambda x: x * sum(c.values()), lambda: c.data.update(lr=3.0)
 
 
-@seen
+@noticed
 def a_dict_of_a_library_class() -> Any:
     c = collections.UserDict({"lr": 2.0})
     return lambda x: x * c["lr"], lambda: c.update(lr=3.0)
 
 
-@seen
+@noticed
 def a_property_of_a_base() -> Any:
     class Base:
         @property
@@ -700,7 +700,7 @@ def a_property_of_a_base() -> Any:
     return lambda x: x * c.rate, lambda: setattr(Base, "_hidden", 3.0)
 
 
-@seen
+@noticed
 def a_descriptor() -> Any:
     class Field:
         rate = 2.0
@@ -715,7 +715,7 @@ def a_descriptor() -> Any:
     return lambda x: x * c.lr, lambda: setattr(field, "rate", 3.0)
 
 
-@seen
+@noticed
 def a_setter() -> Any:
     class C:
         factor = 2.0
@@ -741,7 +741,7 @@ def a_setter() -> Any:
     return fn, change
 
 
-@seen
+@noticed
 def a_class_attribute() -> Any:
     class C:
         lr = 2.0
@@ -750,7 +750,7 @@ def a_class_attribute() -> Any:
     return lambda x: x * c.lr, lambda: setattr(C, "lr", 3.0)
 
 
-@seen
+@noticed
 def an_attribute_of_a_base_class() -> Any:
     class Base:
         lr = 2.0
@@ -762,7 +762,7 @@ def an_attribute_of_a_base_class() -> Any:
     return lambda x: x * C.lr, lambda: setattr(Base, "lr", 3.0)
 
 
-@seen
+@noticed
 def a_class_made_inside() -> Any:
     factor = [2.0]
 
@@ -773,7 +773,7 @@ def a_class_made_inside() -> Any:
     return lambda x: x * C().lr, lambda: factor.append(factor.pop() + 1)
 
 
-@seen
+@noticed
 def a_class_made_inside_of_an_object_s_type() -> Any:
     factor = [2.0]
 
@@ -785,7 +785,7 @@ def a_class_made_inside_of_an_object_s_type() -> Any:
     return lambda x: x * type(c)().lr, lambda: factor.append(factor.pop() + 1)
 
 
-@seen
+@noticed
 def a_generic_class_made_inside() -> Any:
     factor = [2.0]
 
@@ -793,11 +793,11 @@ def a_generic_class_made_inside() -> Any:
         def __init__(self) -> None:
             self.lr = factor[0]
 
-    made = C[int]
-    return lambda x: x * made().lr, lambda: factor.append(factor.pop() + 1)
+    specialized = C[int]
+    return lambda x: x * specialized().lr, lambda: factor.append(factor.pop() + 1)
 
 
-@seen
+@noticed
 def an_attribute_of_a_metaclass() -> Any:
     class Meta(type):
         lr = 2.0
@@ -807,7 +807,7 @@ def an_attribute_of_a_metaclass() -> Any:
     return lambda x: x * C.lr, lambda: setattr(Meta, "lr", 3.0)
 
 
-@seen
+@noticed
 def a_method_of_a_base_by_super() -> Any:
     class Base:
         def rate(self) -> float:
@@ -821,7 +821,7 @@ def a_method_of_a_base_by_super() -> Any:
     return lambda x: x * c.rate(), lambda: setattr(Base, "rate", lambda self: 3.0)
 
 
-@seen
+@noticed
 def what_a_class_made_inside_calls() -> Any:
     factor = [2.0]
 
@@ -837,7 +837,7 @@ def what_a_class_made_inside_calls() -> Any:
     return fn, lambda: factor.append(factor.pop() + 1)
 
 
-@seen
+@noticed
 def a_method_that_is_replaced() -> Any:
     class C:
         def rate(self) -> float:
@@ -847,7 +847,7 @@ def a_method_that_is_replaced() -> Any:
     return lambda x: x * c.rate(), lambda: setattr(C, "rate", lambda self: 3.0)
 
 
-@seen
+@noticed
 def the_code_of_a_function() -> Any:
     def rate() -> float:
         return 2.0
@@ -858,7 +858,7 @@ def the_code_of_a_function() -> Any:
     return lambda x: x * rate(), lambda: setattr(rate, "__code__", other.__code__)
 
 
-@seen
+@noticed
 def a_field_of_a_function() -> Any:
     def rate() -> float:
         return rate.value  # type: ignore[attr-defined, no-any-return]
@@ -867,7 +867,7 @@ def a_field_of_a_function() -> Any:
     return lambda x: x * rate(), lambda: setattr(rate, "value", 3.0)
 
 
-@seen
+@noticed
 def a_default_that_is_changed() -> Any:
     def rate(options: Any = types.MappingProxyType({"lr": [2.0]})) -> float:
         return options["lr"][0]  # type: ignore[no-any-return]
@@ -879,26 +879,26 @@ def a_default_that_is_changed() -> Any:
 # --- what is changed in place -----------------------------------------------------------
 
 
-@seen
+@noticed
 def a_set() -> Any:
     c = {1, 2}
     return lambda x: x * len(c), lambda: c.add(3)
 
 
-@seen
+@noticed
 def a_set_of_objects() -> Any:
     inner = plain(lr=2.0)
     c = {inner}
     return lambda x: x * sum(each.lr for each in c), lambda: setattr(inner, "lr", 3.0)
 
 
-@seen
+@noticed
 def a_deque() -> Any:
     c = collections.deque([2.0, 3.0])
     return lambda x: x * c[0], lambda: c.rotate()
 
 
-@seen
+@noticed
 def a_deque_of_another_length() -> Any:
     c = plain(last=collections.deque([2.0], 1))
     return (
@@ -907,13 +907,13 @@ def a_deque_of_another_length() -> Any:
     )
 
 
-@seen
+@noticed
 def an_ordered_dict() -> Any:
     c = collections.OrderedDict(a=2.0, b=3.0)
     return lambda x: x * next(iter(c.values())), lambda: c.move_to_end("a")
 
 
-@seen
+@noticed
 def a_default_dict() -> Any:
     c: Any = collections.defaultdict(lambda: 2.0)
 
@@ -923,14 +923,14 @@ def a_default_dict() -> Any:
     return lambda x: x * c.copy()["lr"], change
 
 
-@seen
+@noticed
 def a_counter_and_a_chain() -> Any:
     c = collections.Counter("aab")
     chain = collections.ChainMap({}, c)
     return lambda x: x * chain["a"], lambda: c.update("a")
 
 
-@seen
+@noticed
 def a_list_of_a_class_of_one_s_own() -> Any:
     class Values(list[float]):
         factor = 2.0
@@ -939,26 +939,26 @@ def a_list_of_a_class_of_one_s_own() -> Any:
     return lambda x: x * c[0] * c.factor, lambda: setattr(c, "factor", 3.0)
 
 
-@seen
+@noticed
 def an_array_of_numpy() -> Any:
     c = np.ones(3)
     return lambda x: x * float(c[1]), lambda: c.__setitem__(1, 2.0)
 
 
-@seen
+@noticed
 def an_array_of_objects() -> Any:
     inner = plain(lr=2.0)
     c = np.array([inner], dtype=object)
     return lambda x: x * c[0].lr, lambda: setattr(inner, "lr", 3.0)
 
 
-@seen
+@noticed
 def an_array_of_bytes() -> Any:
     c = array.array("d", [2.0]), bytearray(b"a")
     return lambda x: x * c[0][0] * c[1][0], lambda: c[1].__setitem__(0, 0)
 
 
-@seen
+@noticed
 def a_named_tuple_of_lists() -> Any:
     class Options(NamedTuple):
         rates: list[float]
@@ -967,35 +967,35 @@ def a_named_tuple_of_lists() -> Any:
     return lambda x: x * c.rates[0], lambda: c.rates.insert(0, 3.0)
 
 
-@seen
+@noticed
 def a_weak_reference() -> Any:
     inner = plain(lr=2.0)
     c = weakref.ref(inner)
     return lambda x: x * c().lr, lambda: setattr(inner, "lr", 3.0)  # type: ignore[union-attr]
 
 
-@seen
+@noticed
 def a_bound_method_of_a_list() -> Any:
     c = [2.0, 3.0]
     get = c.__getitem__
     return lambda x: x * get(0), lambda: c.reverse()
 
 
-@seen
+@noticed
 def a_partial_call() -> Any:
     c = {"lr": 2.0}
     get = functools.partial(c.get, "lr")
     return lambda x: x * get(), lambda: c.update(lr=3.0)
 
 
-@seen
+@noticed
 def what_an_array_is_a_view_of() -> Any:
     whole = np.ones(3)
     part: Any = whole[:2]
     return lambda x: x * float(part.base[2]), lambda: whole.__setitem__(2, 2.0)
 
 
-@seen
+@noticed
 def the_properties_of_a_class_of_one_s_own() -> Any:
     class Rate(property):
         pass
@@ -1009,13 +1009,13 @@ def the_properties_of_a_class_of_one_s_own() -> Any:
     return lambda x: x * c.rate, lambda: factor.insert(0, 3.0)
 
 
-@seen
+@noticed
 def a_field_of_a_mock() -> Any:
     c = unittest.mock.MagicMock(lr=2.0)
     return lambda x: x * c.lr, lambda: setattr(c, "lr", 3.0)
 
 
-@seen
+@noticed
 def a_class_that_an_abstract_one_registers() -> Any:
     class Abstract(abc.ABC):  # noqa: B024
         pass
@@ -1024,7 +1024,7 @@ def a_class_that_an_abstract_one_registers() -> Any:
     return lambda x: x * (2.0 if isinstance(c, Abstract) else 1.0), lambda: Abstract.register(Plain)
 
 
-@seen
+@noticed
 def a_class_that_a_library_s_abstract_one_registers() -> Any:
     class C:
         pass
@@ -1038,14 +1038,14 @@ def a_class_that_a_library_s_abstract_one_registers() -> Any:
 # --- functions elsewhere ----------------------------------------------------------------
 
 
-@seen
+@noticed
 def a_global_of_another_file() -> Any:
     helpers = module_of("signature_helpers", "SCALE = 2.0\ndef scaled(x): return x * SCALE")
     scaled = helpers.scaled
     return lambda x: scaled(x), lambda: setattr(helpers, "SCALE", 3.0)
 
 
-@seen
+@noticed
 def a_global_of_a_file_that_another_file_imports() -> Any:
     inner = module_of("signature_inner", "SCALE = [2.0]\ndef scale(): return SCALE[0]")
     helpers = module_of(
@@ -1054,7 +1054,7 @@ def a_global_of_a_file_that_another_file_imports() -> Any:
     return lambda x: helpers.f(x), lambda: inner.SCALE.insert(0, 3.0)
 
 
-@seen
+@noticed
 def a_module_imported_inside() -> Any:
     helpers = module_of("signature_late", "SCALE = 2.0")
 
@@ -1066,7 +1066,7 @@ def a_module_imported_inside() -> Any:
     return fn, lambda: setattr(helpers, "SCALE", 3.0)
 
 
-@seen
+@noticed
 def a_module_of_a_package_imported_inside() -> Any:
     package = module_of("signature_package", "")
     package.__path__ = []
@@ -1085,7 +1085,7 @@ def a_module_of_a_package_imported_inside() -> Any:
     return lambda x: x * helpers.scale(), lambda: setattr(inner, "SCALE", 3.0)
 
 
-@seen
+@noticed
 def a_module_that_finds_its_names() -> Any:
     helpers = module_of(
         "signature_lazy", "TABLE = {'LR': 2.0}\ndef __getattr__(n): return TABLE[n]"
@@ -1093,13 +1093,13 @@ def a_module_that_finds_its_names() -> Any:
     return lambda x: x * helpers.LR, lambda: helpers.TABLE.update(LR=3.0)
 
 
-@seen
+@noticed
 def a_module_s_global_by_a_computed_name() -> Any:
     helpers = module_of("signature_named", "RATE_1 = 2.0")
     return lambda x: x * getattr(helpers, f"RATE_{1}"), lambda: setattr(helpers, "RATE_1", 3.0)
 
 
-@seen
+@noticed
 def a_variable_around_a_function_of_another_file() -> Any:
     helpers = module_of(
         "signature_closure",
@@ -1116,7 +1116,7 @@ def a_variable_around_a_function_of_another_file() -> Any:
     return lambda x: scaled(x), lambda: change(3.0)
 
 
-@seen
+@noticed
 def a_decorated_function_of_another_file() -> Any:
     helpers = module_of(
         "signature_decorated",
@@ -1136,21 +1136,21 @@ def a_decorated_function_of_another_file() -> Any:
     return fn, lambda: setattr(helpers, "SCALE", 3.0)
 
 
-@seen
+@noticed
 def a_captured_function_within() -> Any:
     c = plain(lr=2.0)
     inner = ml.capture(lambda x: x * c.lr)
     return lambda x: inner(x), lambda: setattr(c, "lr", 3.0)
 
 
-@seen
+@noticed
 def a_differentiated_function_within() -> Any:
     c = plain(lr=2.0)
     gradient = ml.grad(lambda x: ml.sum(x * c.lr))
     return lambda x: gradient(x), lambda: setattr(c, "lr", 3.0)
 
 
-@seen
+@noticed
 def a_variable_of_the_environment() -> Any:
     os.environ["SIGNATURE_RATE"] = "2.0"
     return (
@@ -1159,7 +1159,7 @@ def a_variable_of_the_environment() -> Any:
     )
 
 
-@seen
+@noticed
 def a_cached_function_of_arguments() -> Any:
     @functools.cache
     def doubled(rate: float) -> float:
@@ -1172,7 +1172,7 @@ def a_cached_function_of_arguments() -> Any:
 # --- of mlvm ----------------------------------------------------------------------------
 
 
-@seen
+@noticed
 def a_plain_field_of_a_module() -> Any:
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -1186,13 +1186,13 @@ def a_plain_field_of_a_module() -> Any:
     return lambda x: model(x), lambda: model.options["lr"].insert(0, 3.0)
 
 
-@seen
+@noticed
 def a_field_of_a_layer_that_only_mlvm_reads() -> Any:
     model = nn.LayerNorm(2)
     return lambda x: model(x * ml.arange(2.0)), lambda: setattr(model, "eps", 3.0)
 
 
-@seen
+@noticed
 def a_hook_that_an_optimizer_calls() -> Any:
     class Boosted(optim.SGD):
         boost = 1.0

@@ -39,14 +39,14 @@ def case(make: Case) -> Case:
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_a_change_is_noticed(make: Case) -> None:
     fn, change = make()
-    known = GuardSet(fn)
-    assert known.values() is not None
-    assert GuardSet(fn).key == known.key
-    words = dict(words_of(known))
+    guards = GuardSet(fn)
+    assert guards.values() is not None
+    assert GuardSet(fn).key == guards.key
+    words = dict(words_of(guards))
     change()
-    assert GuardSet(fn).key != known.key
+    assert GuardSet(fn).key != guards.key
     assert dict(words_of(GuardSet(fn))) != words
-    assert known.values() is None
+    assert guards.values() is None
 
 
 class Plain:
@@ -314,15 +314,15 @@ def keywords_of_a_partial() -> Any:
 
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One item for each look from now on."""
-    found: list[None] = []
+    scans: list[None] = []
     init = GuardSet.__init__
 
     def counted(self: GuardSet, *args: Any, **kwargs: Any) -> None:
-        found.append(None)
+        scans.append(None)
         init(self, *args, **kwargs)
 
     monkeypatch.setattr(GuardSet, "__init__", counted)
-    return found
+    return scans
 
 
 def test_steady_calls_look_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,13 +344,13 @@ def test_steady_calls_look_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for i in range(6):
         same(i)
-    found = looks(monkeypatch)
+    scans = looks(monkeypatch)
     for i in range(6, 20):
         same(i)
-    assert len(found) == 0
+    assert len(scans) == 0
     options["names"].append("c")
     same(20)
-    assert len(found) >= 1
+    assert len(scans) >= 1
 
 
 def test_a_rebound_field_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,11 +367,11 @@ def test_a_rebound_field_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(3):
         captured(ml.full((2,), float(i)))
         eager(ml.full((2,), float(i)))
-    found = looks(monkeypatch)
+    scans = looks(monkeypatch)
     for i in range(3, 9):
-        given, expected = captured(ml.full((2,), float(i))), eager(ml.full((2,), float(i)))
-        assert given.tolist() == expected.tolist()
-    assert len(found) == 0
+        result, expected = captured(ml.full((2,), float(i))), eager(ml.full((2,), float(i)))
+        assert result.tolist() == expected.tolist()
+    assert len(scans) == 0
     mean.mean = ml.ones(2)
     eager.mean = ml.ones(2)
     assert captured(ml.ones(2)).tolist() == eager(ml.ones(2)).tolist()
@@ -391,17 +391,17 @@ def test_a_rebound_field_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be_told_is_looked_at_each_time(value: Any) -> None:
-    known = GuardSet(lambda x: (x, value))
-    assert known.values() is None
+    guards = GuardSet(lambda x: (x, value))
+    assert guards.values() is None
 
 
 def test_a_function_lets_go_of_the_arguments_that_it_had() -> None:
     captured = ml.capture(lambda x, y: x + y)
     x, y = ml.ones(2), ml.ones(2)
     captured(x, y)
-    gone = weakref.ref(x)
+    reference = weakref.ref(x)
     del x
-    assert gone() is None
+    assert reference() is None
 
 
 def test_random_changes_are_told_from_none() -> None:
@@ -420,17 +420,17 @@ def test_random_changes_are_told_from_none() -> None:
             layer(x)
             return nodes[2].a, nodes[3].b, layer.extra, nodes[0].get("c")
 
-        known = GuardSet(step)
-        assert known.values() is not None
+        guards = GuardSet(step)
+        assert guards.values() is not None
         for _ in range(4):
             change(draw, draw.choice(nodes), nodes)
             fresh = GuardSet(step)
-            if known.values() is None:
+            if guards.values() is None:
                 noticed += 1
             else:
                 unnoticed += 1
-                assert fresh.key == known.key
-            known = fresh
+                assert fresh.key == guards.key
+            guards = fresh
     assert noticed > 50
     assert unnoticed > 20
 

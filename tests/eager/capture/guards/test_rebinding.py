@@ -166,24 +166,24 @@ STEPS = [
 def history(step: Callable[..., Any], state: State, *, same_argument: bool) -> Any:
     """All that four calls leave: of each tensor that was ever returned or named by a field, the
     values at the end, whether it is a view, and what else is the same object or memory."""
-    seen: list[ml.Tensor] = []
+    tensors: list[ml.Tensor] = []
     xs = [ml.arange(3.0) * float(i + 1) for i in range(4)]
     for i in range(4):
-        collect([vars(state), vars(state.inner), xs[i]], seen)
-        collect(step(state, xs[0] if same_argument else xs[i]), seen)
-    collect([vars(state), vars(state.inner)], seen)
-    objects, roots = [id(x) for x in seen], [id(x.root) for x in seen]
+        collect([vars(state), vars(state.inner), xs[i]], tensors)
+        collect(step(state, xs[0] if same_argument else xs[i]), tensors)
+    collect([vars(state), vars(state.inner)], tensors)
+    objects, roots = [id(x) for x in tensors], [id(x.root) for x in tensors]
     return [
-        (x.tolist(), x.base is None, objects.index(id(x)), roots.index(id(x.root))) for x in seen
+        (x.tolist(), x.base is None, objects.index(id(x)), roots.index(id(x.root))) for x in tensors
     ]
 
 
-def collect(tree: Any, found: list[ml.Tensor]) -> None:
+def collect(tree: Any, tensors: list[ml.Tensor]) -> None:
     if isinstance(tree, ml.Tensor):
-        found.append(tree)
+        tensors.append(tree)
     elif isinstance(tree, (tuple, list, dict)):
         for part in tree.values() if isinstance(tree, dict) else tree:
-            collect(part, found)
+            collect(part, tensors)
 
 
 @pytest.mark.parametrize("same_argument", [False, True])
@@ -191,24 +191,24 @@ def collect(tree: Any, found: list[ml.Tensor]) -> None:
 @pytest.mark.parametrize("step", STEPS)
 def test_fields_are_rebound_as_in_eager(step: Any, fuse: bool, same_argument: bool) -> None:
     expected = history(step, State(), same_argument=same_argument)
-    given = ml.capture(step, fuse=fuse)
-    assert history(given, State(), same_argument=same_argument) == expected
+    captured = ml.capture(step, fuse=fuse)
+    assert history(captured, State(), same_argument=same_argument) == expected
     reached = State()
     by_itself = ml.capture(lambda x: step(reached, x), fuse=fuse)
-    found = history(lambda state, x: by_itself(x), reached, same_argument=same_argument)
-    assert found == expected
+    result = history(lambda state, x: by_itself(x), reached, same_argument=same_argument)
+    assert result == expected
 
 
 def test_what_is_rebound_each_time_is_one_program_and_no_memory(vm: Any) -> None:
     state, batch = State(), ml.Arena(vm, "batch")
     step = ml.capture(running_mean)
-    held = []
+    usage = []
     for i in range(8):
         with batch:
             step(state, ml.full((3,), float(i)))
-        held.append((vm.consumed_size_in_mib(), state.a.arena.used, state.a.arena.views_created))
+        usage.append((vm.consumed_size_in_mib(), state.a.arena.used, state.a.arena.views_created))
     assert step.signatures == 1
-    assert held[-1] == held[3]
+    assert usage[-1] == usage[3]
     assert state.a.arena.name == "weights"
     mean = np.arange(3.0) + 1.0
     for i in range(8):
@@ -363,7 +363,7 @@ def test_what_rebinds_is_neither_looped_nor_saved(vm: Any, tmp_path: Path) -> No
 class Holder:
     """An object that is no Module."""
 
-    kept: Any = None
+    attached: Any = None
 
     def __init__(self) -> None:
         self.total: Any = ml.zeros((3,))
@@ -428,14 +428,14 @@ def kept_by_a_list_in_a_field(holder: Holder, y: Any) -> None:
         (kept_by_a_list_in_a_field, "field 'a' of State"),
     ],
 )
-@pytest.mark.parametrize("made", [lambda x: x * 2.0, lambda x: ml.reshape(x * 2.0, (1, 3))[0]])
-def test_any_other_name_that_keeps_a_tensor_is_refused(keep: Any, where: str, made: Any) -> None:
+@pytest.mark.parametrize("build", [lambda x: x * 2.0, lambda x: ml.reshape(x * 2.0, (1, 3))[0]])
+def test_any_other_name_that_keeps_a_tensor_is_refused(keep: Any, where: str, build: Any) -> None:
     holder = Holder()
 
     @ml.capture
     def step(x: ml.Tensor) -> ml.Tensor:
         holder.state.b = holder.state.b + x
-        keep(holder, made(x))
+        keep(holder, build(x))
         return x + 1.0
 
     before = holder.contents()
@@ -449,16 +449,16 @@ def test_any_other_name_that_keeps_a_tensor_is_refused(keep: Any, where: str, ma
     assert step.signatures == 0
 
 
-def same(found: Any, expected: Any) -> None:
+def same(result: Any, expected: Any) -> None:
     """The same objects, in the same places."""
     if isinstance(expected, (tuple, list)):
-        assert len(found) == len(expected)
-        for each, wanted in zip(found, expected, strict=True):
-            same(each, wanted)
+        assert len(result) == len(expected)
+        for each, value in zip(result, expected, strict=True):
+            same(each, value)
     elif isinstance(expected, dict):
-        same(list(found.items()), list(expected.items()))
+        same(list(result.items()), list(expected.items()))
     else:
-        assert found is expected or found == expected
+        assert result is expected or result == expected
 
 
 def test_a_variable_around_is_refused_and_put_back() -> None:
@@ -522,19 +522,19 @@ def test_what_only_a_cycle_keeps_is_not_refused() -> None:
 
 
 def test_what_an_arena_entered_inside_keeps_beside_the_result_is_refused(vm: Any) -> None:
-    kept: list[Any] = []
+    tensors: list[Any] = []
     weights = ml.Arena(vm, "kept")
 
     @ml.capture
     def step(x: ml.Tensor) -> ml.Tensor:
         with weights.allocating():
             y = x * 2.0
-        kept.append(y)
+        tensors.append(y)
         return y
 
     with pytest.raises(CaptureError, match="kept in arena 'kept'"):
         step(ml.ones((3,)))
-    assert kept == []
+    assert tensors == []
 
 
 # --- what else a function changes ----------------------------------------------------------------
