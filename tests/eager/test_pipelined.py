@@ -48,14 +48,14 @@ def trained(vm: Any, *, captured: bool, workers: int) -> list[bytes]:
         return loss
 
     improve = ml.capture(step) if captured else step
-    found = []
+    outputs = []
     with ml.Pipeline(Rows(), 10, vm=vm, epochs=3, shuffle=True, workers=workers) as batches:
         for _ in range(3):
             for samples, labels in batches:
                 with batch:
-                    found.append(improve(samples, labels).numpy().tobytes())
-    found += [x.numpy().tobytes() for x in model.state().values()]
-    return found
+                    outputs.append(improve(samples, labels).numpy().tobytes())
+    outputs += [x.numpy().tobytes() for x in model.state().values()]
+    return outputs
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -71,13 +71,13 @@ def test_residuals_are_kept_where_the_program_runs() -> None:
     def length(x: ml.Tensor) -> Any:
         return ml.while_loop(lambda s: ml.sum(s) < 100.0, lambda s: s * (x + 1.0), x)
 
-    found = []
+    gradients = []
     for vm in (ml.VM("here"), connect_to(machine(ml.VM("there")))):
         with ml.Arena(vm, "weights").allocating():
             gradient = ml.capture(ml.grad(lambda x: ml.sum(length(x))))
-            found.append(gradient(ml.ones(5)).numpy().tobytes())
+            gradients.append(gradient(ml.ones(5)).numpy().tobytes())
             assert gradient.residuals == 1 << 16
-    assert found[0] == found[1]
+    assert gradients[0] == gradients[1]
 
 
 def test_an_error_is_raised_by_who_waits_and_names_who_asked() -> None:

@@ -37,8 +37,8 @@ def train(_: object = None) -> list[Any]:
     captured = ml.capture(step)
     for _ in range(3):
         captured(w)
-    found: list[Any] = w.numpy().tolist()
-    return found
+    weights: list[Any] = w.numpy().tolist()
+    return weights
 
 
 def test_the_vm_in_use_has_the_same_bits(server: Served) -> None:

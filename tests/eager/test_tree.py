@@ -311,9 +311,9 @@ class TestLoad:
 def test_replace_maps_parts_of_any_kind_and_keeps_the_rest() -> None:
     module = Leaf()
     tree = {"a": [1, "two", (3.0, module)], "b": Pair(None, 4)}
-    found = replace(lambda x: x + 1, tree, (int, float))
-    assert found == {"a": [2, "two", (4.0, module)], "b": Pair(None, 5)}
-    assert found["a"][2][1] is module
+    result = replace(lambda x: x + 1, tree, (int, float))
+    assert result == {"a": [2, "two", (4.0, module)], "b": Pair(None, 5)}
+    assert result["a"][2][1] is module
     x = tensor()
     assert replace(id, [x, module]) == [id(x), module]
 

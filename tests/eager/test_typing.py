@@ -93,9 +93,9 @@ def test_a_strict_type_checker_accepts_the_canonical_step(tmp_path: Path) -> Non
         pytest.skip("the stubs are written where the package is installed in place")
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
-    given = ["--strict", "--cache-dir", str(tmp_path / "cache"), str(file)]
+    options = ["--strict", "--cache-dir", str(tmp_path / "cache"), str(file)]
     run = subprocess.run(
-        [sys.executable, "-m", "mypy", *given],
+        [sys.executable, "-m", "mypy", *options],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -103,16 +103,16 @@ def test_a_strict_type_checker_accepts_the_canonical_step(tmp_path: Path) -> Non
         check=False,
     )
     assert not run.stderr, run.stderr
-    found: dict[int, str] = {}
+    messages: dict[int, str] = {}
     for line in run.stdout.splitlines():
         if match := re.match(r".*?program\.py:(\d+): (.*)", line):
             text = re.sub(r"\b(mlvm|program)[\w.]*\.(?=[A-Z])", "", match[2])
             text = re.sub(r'note: Revealed type is "(.*)"', r"\1", text)
             text = re.sub(r"error: .*\[([\w-]+)\]$", r"error: \1", text)
-            found.setdefault(int(match[1]), text)  # notes follow an error
+            messages.setdefault(int(match[1]), text)  # notes follow an error
     expected = {
         number: line.partition("  # ")[2]
         for number, line in enumerate(PROGRAM.splitlines(), 1)
         if "  # " in line
     }
-    assert found == expected
+    assert messages == expected

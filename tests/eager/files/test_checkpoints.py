@@ -163,11 +163,11 @@ def test_halves_are_read_as_f32(tmp_path: Path) -> None:
     assert loaded["b"].dtype is ml.float32
     expected = upper.astype(np.uint32) << 16
     assert loaded["b"].numpy().view(np.uint32).tolist() == expected.tolist()
-    kept = ml.load(file, keep_halves=True)
-    assert [x.dtype for x in kept.values()] == [ml.float16, ml.bfloat16]
-    np.testing.assert_array_equal(kept["h"].numpy(), halves.reshape(2, 4))
-    assert kept["b"].numpy().view(np.uint32).tolist() == expected.tolist()
-    ml.save(file, kept)
+    loaded_halves = ml.load(file, keep_halves=True)
+    assert [x.dtype for x in loaded_halves.values()] == [ml.float16, ml.bfloat16]
+    np.testing.assert_array_equal(loaded_halves["h"].numpy(), halves.reshape(2, 4))
+    assert loaded_halves["b"].numpy().view(np.uint32).tolist() == expected.tolist()
+    ml.save(file, loaded_halves)
     assert bits(ml.load(file)) == bits(loaded)
     assert file.read_bytes().endswith(upper.tobytes() + halves.tobytes())
     torch = pytest.importorskip("torch")
@@ -243,12 +243,12 @@ def test_an_array_is_read_once(tmp_path: Path) -> None:
 
 def test_tensors_of_pytorch_are_saved(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    given = {
+    tensors = {
         "trained": torch.ones(2, requires_grad=True),
         "half": torch.tensor([1.5], dtype=torch.bfloat16),
         "turned": torch.tensor([1 + 2j]).conj(),
     }
-    ml.save(tmp_path / "x", given)
+    ml.save(tmp_path / "x", tensors)
     loaded = ml.load(tmp_path / "x")
     assert {name: x.tolist() for name, x in loaded.items()} == {
         "trained": [1, 1],
@@ -296,8 +296,8 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
     file = tmp_path / "x"
     ml.save(file, EXAMPLE)
     with ml.Arena(ml.VM(), "gone"):
-        gone = ml.zeros(2)
-    refuses(ml.errors.StaleTensor, "", ml.save, file, {"x": gone})
+        stale = ml.zeros(2)
+    refuses(ml.errors.StaleTensor, "", ml.save, file, {"x": stale})
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -350,8 +350,8 @@ def test_a_file_of_another_library_says_whose_it_is(tmp_path: Path) -> None:
 
 def test_a_name_that_promises_another_format_is_refused(tmp_path: Path) -> None:
     for ending, text in (("gguf", ""), ("pt", ""), ("onnx", "ml.onnx.save"), ("mlvm", "Captured")):
-        told = rf"would be read as {ending}; .*{text}.* name it \"x\.safetensors\""
-        refuses(ml.errors.ArgumentError, told, ml.save, tmp_path / f"x.{ending}", {"x": [1.0]})
+        message = rf"would be read as {ending}; .*{text}.* name it \"x\.safetensors\""
+        refuses(ml.errors.ArgumentError, message, ml.save, tmp_path / f"x.{ending}", {"x": [1.0]})
     assert not [*tmp_path.iterdir()]
 
 
@@ -446,8 +446,8 @@ def test_mutations(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         ml.load(file)
 
-    made = [(content, bytes), (content[8:start], _with_header(content))]
-    assert_well_refused(made, read, ml.errors.WeightsError)
+    files = [(content, bytes), (content[8:start], _with_header(content))]
+    assert_well_refused(files, read, ml.errors.WeightsError)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
@@ -493,9 +493,9 @@ def test_what_a_killed_process_began_to_write_is_removed_by_the_next(tmp_path: P
     assert draft.exists()  # it could be one that is being written
     for each in (draft, other):
         os.utime(each, (0, 0))
-    with draft.open("rb") as held:
+    with draft.open("rb") as reader:
         fcntl = pytest.importorskip("fcntl")
-        fcntl.flock(held, fcntl.LOCK_EX)
+        fcntl.flock(reader, fcntl.LOCK_EX)
         ml.save(file, {"x": ml.ones(2)})
         assert draft.exists()
     ml.save(file, {"x": ml.ones(2)})
@@ -521,14 +521,14 @@ class Plain:
 
 
 class Holding(ml.nn.Module):
-    def __init__(self, held: Any) -> None:
+    def __init__(self, content: Any) -> None:
         self.linear = ml.nn.Linear(2, 2)
-        self.held: Any = held
+        self.content: Any = content
         self.inner: Any = None
 
 
 @cases(
-    "held",
+    "obj",
     Pair(1, ml.nn.Linear(2, 2)),
     Slotted(ml.nn.Linear(2, 2)),
     deque([ml.nn.Linear(2, 2)]),
@@ -537,12 +537,12 @@ class Holding(ml.nn.Module):
     partial(ml.nn.Linear(2, 2), ml.ones((1, 2))),
     ml.nn.Linear(2, 2).__call__,
     {1: deque([ml.nn.Linear(2, 2)])},
-    ids=lambda held: type(held).__name__,
+    ids=lambda obj: type(obj).__name__,
 )
-def test_a_module_that_is_hidden_in_a_field_is_warned_of(tmp_path: Path, held: Any) -> None:
-    text = f"held at inner is a {type(held).__name__}, in which a (Linear|Module that)"
+def test_a_module_that_is_hidden_in_a_field_is_warned_of(tmp_path: Path, obj: Any) -> None:
+    text = f"content at inner is a {type(obj).__name__}, in which a (Linear|Module that)"
     model = Holding([])
-    model.inner = Holding(held)
+    model.inner = Holding(obj)
     with pytest.warns(ml.NoEffectWarning, match=text) as caught:
         ml.optim.SGD(model, 0.1)
     assert [each.filename for each in caught] == [__file__]
@@ -553,8 +553,8 @@ def test_a_module_that_is_hidden_in_a_field_is_warned_of(tmp_path: Path, held: A
 def test_what_hides_no_parameters_is_not_warned_of(tmp_path: Path) -> None:
     model = Holding(None)
     fields = model.linear, Pair(1, model.linear), model.linear.__call__, lambda x: model(x)
-    held: Any
-    for held in (*fields, deque([ml.nn.ReLU()]), Plain(model), ml.tanh, np, iter([])):
-        model.held = held
+    value: Any
+    for value in (*fields, deque([ml.nn.ReLU()]), Plain(model), ml.tanh, np, iter([])):
+        model.content = value
         ml.optim.SGD(model, 0.1)
         ml.save(tmp_path / "model", model)

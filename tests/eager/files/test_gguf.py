@@ -168,7 +168,7 @@ def test_scales_of_mxfp4_are_powers_of_two(tmp_path: Path) -> None:
 
 def _file(**changes: Any) -> bytes:
     """A file of one tensor, spelt out."""
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "magic": b"GGUF",
         "version": 3,
         "tensors": 1,
@@ -176,15 +176,15 @@ def _file(**changes: Any) -> bytes:
         "name": b"x",
         "shape": (32,),
     }
-    given |= {"code": 2, "at": 0, "data": bytes(18), "metadata": b""} | changes
-    head = given["magic"] + struct.pack(
-        "<IQQ", *(given[x] for x in ("version", "tensors", "values"))
+    fields |= {"code": 2, "at": 0, "data": bytes(18), "metadata": b""} | changes
+    head = fields["magic"] + struct.pack(
+        "<IQQ", *(fields[x] for x in ("version", "tensors", "values"))
     )
-    entry = struct.pack("<Q", len(given["name"])) + given["name"]
-    entry += struct.pack(f"<I{len(given['shape'])}Q", len(given["shape"]), *given["shape"])
-    entry += struct.pack("<IQ", given["code"], given["at"])
-    whole: bytes = head + given["metadata"] + entry
-    data: bytes = given["data"]
+    entry = struct.pack("<Q", len(fields["name"])) + fields["name"]
+    entry += struct.pack(f"<I{len(fields['shape'])}Q", len(fields["shape"]), *fields["shape"])
+    entry += struct.pack("<IQ", fields["code"], fields["at"])
+    whole: bytes = head + fields["metadata"] + entry
+    data: bytes = fields["data"]
     return whole + bytes(-len(whole) % 32) + data
 
 

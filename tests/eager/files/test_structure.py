@@ -47,14 +47,14 @@ class Averages:
     """An object of somebody else's that has a state: a tensor, an array and a number."""
 
     def __init__(self) -> None:
-        self.total, self.seen, self.name = ml.zeros(()), np.zeros(2), "none"
+        self.total, self.counts, self.name = ml.zeros(()), np.zeros(2), "none"
 
     def state(self) -> dict[str, Any]:
-        return {"sums": {"total": self.total, "seen": self.seen}, "name": self.name}
+        return {"sums": {"total": self.total, "seen": self.counts}, "name": self.name}
 
     def load_state(self, state: Any) -> None:
         self.total = ml.asarray(state["sums"]["total"])
-        self.seen, self.name = state["sums"]["seen"], state["name"]
+        self.counts, self.name = state["sums"]["seen"], state["name"]
 
 
 def training(seed: int) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def steps(state: dict[str, Any], n: int, captured: bool = False) -> list[bytes]:
         scale.update(optimizer, scale.unscale(grads))
         return loss
 
-    found, run = [], ml.capture(step) if captured else step
+    losses_, run = [], ml.capture(step) if captured else step
     for _ in range(n):
         x, y = state["batches"].get()
         keys = ml.random.split(state["key"])
@@ -101,8 +101,8 @@ def steps(state: dict[str, Any], n: int, captured: bool = False) -> list[bytes]:
         if state["step"] == 3:
             optimizer.groups[0].learning_rate = 0.02
             optimizer.weight_decay = 0.125
-        found.append(loss.numpy().tobytes())
-    return [*found, *[x.numpy().tobytes() for x in model.state().values()]]
+        losses_.append(loss.numpy().tobytes())
+    return [*losses_, *[x.numpy().tobytes() for x in model.state().values()]]
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -128,7 +128,7 @@ def test_a_training_goes_on_to_the_last_bit(tmp_path: Path, captured: bool) -> N
     assert tensor.tolist() == [0.0, 0.0]
     assert array.tolist() == [0, 0, 0]
     array += 1
-    again["averages"].seen += 1.0
+    again["averages"].counts += 1.0
     assert again["optimizer"].groups[0].learning_rate == 0.02
     assert again["optimizer"].weight_decay == 0.125
     assert callable(again["optimizer"].learning_rate)
@@ -162,9 +162,9 @@ def test_a_file_is_read_by_its_parts(tmp_path: Path) -> None:
     np.testing.assert_array_equal(other.head.kernel.numpy(), head)
     np.testing.assert_array_equal(other.norm.mean.numpy(), state["model"].norm.mean.numpy())
     part: dict[str, Any] = {"batches": state["batches"], "step": 0}
-    stood = state["batches"].state()
+    position = state["batches"].state()
     assert ml.load(file, into=part, where="step")["step"] == 2
-    assert state["batches"].state() == stood
+    assert state["batches"].state() == position
     assert list(ml.load(file, where="key")) == ["key"]
     assert ml.load(file, where="step").plain == {"step": 2}
     assert list(ml.load(file, where=lambda path, x: path == "model/head/bias")) == [
@@ -240,8 +240,8 @@ def test_a_rate_that_has_fallen_goes_on_with_its_optimizer(tmp_path: Path) -> No
         ml.save(tmp_path / "file", {"optimizer": wrapped(optimizer)})
         again, its = start()
         ml.load(tmp_path / "file", into={"optimizer": wrapped(its)})
-        for found, expected in zip(again, rates, strict=True):
-            assert [*map(float, found.state().values())] == [*map(float, expected.state().values())]
+        for rate, expected in zip(again, rates, strict=True):
+            assert [*map(float, rate.state().values())] == [*map(float, expected.state().values())]
         assert its.rate == optimizer.rate == np.float32(0.05)
         with pytest.raises(PathError, match=r"unknown tensors .*'optimizer/schedules/0/best'"):
             ml.load(tmp_path / "file", into={"optimizer": wrapped(ml.optim.SGD(ml.ones(1), 0.1))})
@@ -259,21 +259,21 @@ def test_the_keys_of_each_vm_of_a_training_go_on(tmp_path: Path) -> None:
     one, other = [ml.Arena(ml.VM(name), "weights") for name in ("one", "other")]
     here = ml.Arena(ml.VM("here"), "here")
 
-    def made() -> dict[str, Any]:
+    def build() -> dict[str, Any]:
         with one.allocating():
             model = nn.Linear(2, 2)
         with other.allocating():
             return {"keys": ml.random, "model": model, "average": ml.ones(2)}
 
     def drawn() -> list[Any]:
-        found = []
+        draws = []
         for arena in (one, other, here):
             with arena.allocating():
-                found.append(ml.random.normal(3).tolist())
-        return found
+                draws.append(ml.random.normal(3).tolist())
+        return draws
 
     ml.random.seed(1)
-    state, again = made(), made()
+    state, again = build(), build()
     for i, arena in enumerate((one, other, here)):
         with arena.allocating():
             ml.random.seed(3 + i)
@@ -330,16 +330,16 @@ def test_keys_of_a_file_of_one_vm_are_for_all(tmp_path: Path, rows: int) -> None
 def test_a_structure_that_differs_is_refused_and_stays_as_it_is(
     tmp_path: Path, change: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    def made() -> dict[str, Any]:
+    def build() -> dict[str, Any]:
         batches = ml.Pipeline(Points(), 8, vm=ml.VM(), epochs=3)
         model = nn.Linear(2, 3)
         return {"model": model, "key": ml.random.key(0), "array": np.ones(2), "batches": batches}
 
-    file, saved = tmp_path / "x", {**made(), "step": 3}
+    file, saved = tmp_path / "x", {**build(), "step": 3}
     for _ in range(4):
         saved["batches"].get()
     ml.save(file, saved)
-    other = {**made(), "step": 1, **change}
+    other = {**build(), "step": 1, **change}
     other = {name: x for name, x in other.items() if x is not ...}
     before = {name: x for name, x in other.items() if name != "model"}
     kernel = other["model"].kernel.numpy() if isinstance(other["model"], nn.Linear) else None
@@ -367,9 +367,9 @@ def test_what_is_no_part_of_a_checkpoint(
 
 def test_a_stale_part_leaves_all_others(tmp_path: Path) -> None:
     with ml.Arena(ml.VM(), "gone"):
-        gone = ml.zeros(2)
+        stale = ml.zeros(2)
     ml.save(tmp_path / "x", {"a": ml.ones(2), "gone": ml.ones(2), "n": 3})
-    state: dict[str, Any] = {"a": ml.zeros(2), "gone": gone, "n": 1}
+    state: dict[str, Any] = {"a": ml.zeros(2), "gone": stale, "n": 1}
     refuses(StaleTensor, "", ml.load, tmp_path / "x", into=state)
     assert state["a"].tolist() == [0.0, 0.0]
     assert state["n"] == 1

@@ -158,5 +158,5 @@ def test_beside_torch() -> None:
             lambda *xs, named=subscripts: ml.sum(ml.sin(ml.einsum(named, *xs))),
             tuple(range(len(xs))),
         )(*map(ml.asarray, xs))
-        for given_, leaf in zip(gradients, leaves, strict=True):
-            np.testing.assert_allclose(given_.numpy(), leaf.grad.numpy(), rtol=1e-9, atol=1e-12)
+        for gradient, leaf in zip(gradients, leaves, strict=True):
+            np.testing.assert_allclose(gradient.numpy(), leaf.grad.numpy(), rtol=1e-9, atol=1e-12)

@@ -25,10 +25,10 @@ def operand(*shape: int, real: bool = False, dtype: str = "d") -> Array:
 
 def assert_like(result: Any, expected: Array) -> None:
     """Equal dtypes, shapes and, nearly, values."""
-    found = np.asarray(result)
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    tolerance = 1e-5 if found.dtype.char in "fF" else 1e-12
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+    array = np.asarray(result)
+    assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
+    tolerance = 1e-5 if array.dtype.char in "fF" else 1e-12
+    np.testing.assert_allclose(array, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -72,19 +72,19 @@ def test_a_last_length_of_minus_one_is_what_the_axis_has() -> None:
 def test_one_length_and_axis_need_no_tuple(name: str) -> None:
     transform = getattr(fft, name)
     x = ml.asarray(operand(3, 4)) if name == "irfftn" else ml.ones((3, 4))
-    found, expected = transform(x, s=2, axes=1), transform(x, s=(2,), axes=(1,))
-    assert found.tolist() == expected.tolist()
+    result, expected = transform(x, s=2, axes=1), transform(x, s=(2,), axes=(1,))
+    assert result.tolist() == expected.tolist()
 
 
 def test_there_and_back() -> None:
     x, y = ml.asarray(operand(2, 5)), ml.asarray(operand(2, 5, real=True))
     for norm in NORMS:
-        for there, back, given, how in (
+        for there, back, value, how in (
             (fft.fftn, fft.ifftn, x, {}),
             (fft.rfftn, fft.irfftn, y, {"s": (2, 5), "axes": (0, 1)}),
             (fft.ihfft, fft.hfft, y, {"n": 5}),
         ):
-            assert_like(back(there(given, norm=norm), norm=norm, **how), given.numpy())
+            assert_like(back(there(value, norm=norm), norm=norm, **how), value.numpy())
 
 
 def test_integers_become_the_default_float() -> None:

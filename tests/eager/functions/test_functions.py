@@ -131,8 +131,8 @@ def test_asarray_joins_tensors() -> None:
     assert ml.asarray([[y[0], 5], (6, y[1])]).tolist() == [[3, 5], [6, 4]]
     assert ml.asarray([x[0], 2], dtype=ml.int64).dtype is ml.int64
     assert ml.grad(lambda x: ml.sum(ml.asarray([x, 2.0, x * x])))(x[1]).item() == 5.0
-    for given, text in (([x, y[:1]], "rows have shapes"), ([x, []], "rows have shapes")):
-        refuses(ml.errors.ShapeError, text, ml.asarray, given)
+    for value, text in (([x, y[:1]], "rows have shapes"), ([x, []], "rows have shapes")):
+        refuses(ml.errors.ShapeError, text, ml.asarray, value)
 
 
 def test_half_floats_stay_what_they_are() -> None:
@@ -326,7 +326,7 @@ def test_gradients_of_functions(name: str) -> None:
 
 
 def test_functions_that_decide_no_shape_by_values_can_be_captured() -> None:
-    def found(x: ml.Tensor) -> tuple[ml.Tensor, ...]:
+    def functions(x: ml.Tensor) -> tuple[ml.Tensor, ...]:
         edges = ml.sort(x[0])
         return (
             ml.searchsorted(edges, x, side="right"),
@@ -336,9 +336,9 @@ def test_functions_that_decide_no_shape_by_values_can_be_captured() -> None:
             ml.where(True, x, 0),
         )
 
-    captured = ml.capture(found)
+    captured = ml.capture(functions)
     for scale in (1.0, -2.0):
-        for ours, theirs in zip(captured(t(X[0] * scale)), found(t(X[0] * scale)), strict=True):
+        for ours, theirs in zip(captured(t(X[0] * scale)), functions(t(X[0] * scale)), strict=True):
             np.testing.assert_array_equal(ours.numpy(), theirs.numpy(), strict=True)
 
 
@@ -409,8 +409,8 @@ def test_topk_and_cumulative_prod_can_be_captured() -> None:
     captured = ml.capture(both)
     for _ in range(2):
         x = t(RNG.normal(size=(3, 5)).astype(np.float32))
-        for given, expected in zip(captured(x), both(x), strict=True):
-            np.testing.assert_array_equal(given.numpy(), expected.numpy())
+        for result, expected in zip(captured(x), both(x), strict=True):
+            np.testing.assert_array_equal(result.numpy(), expected.numpy())
 
 
 @cases(
@@ -560,9 +560,9 @@ def test_pools() -> None:
 
 def test_dropout_takes_the_next_key_unless_given_one() -> None:
     x, key = ml.ones((100,)), ml.random.key(0)
-    kept = ml.dropout(x, 0.5, key=key)
-    assert set(kept.numpy()) == {0.0, 2.0}
-    same(ml.dropout(x, 0.5, key=key), kept)
+    dropped = ml.dropout(x, 0.5, key=key)
+    assert set(dropped.numpy()) == {0.0, 2.0}
+    same(ml.dropout(x, 0.5, key=key), dropped)
     assert np.any(ml.dropout(x, 0.5).numpy() != ml.dropout(x, 0.5).numpy())
 
 

@@ -42,12 +42,12 @@ def words(x: ml.Tensor) -> list[int]:
 @both
 def test_what_is_seen_of_a_half_is_its_value(dtype: DType) -> None:
     x = ml.asarray(VALUES, dtype=dtype)
-    seen = x.numpy()
-    assert seen.dtype == (np.float16 if dtype is ml.float16 else np.float32)
-    np.testing.assert_array_equal(seen, ml.astype(x, ml.float64).numpy())
-    np.testing.assert_array_equal(np.asarray(x), seen)
-    np.testing.assert_array_equal(np.asarray(x, np.float64), seen)
-    assert x[0].tolist() == seen[0].tolist()
+    value = x.numpy()
+    assert value.dtype == (np.float16 if dtype is ml.float16 else np.float32)
+    np.testing.assert_array_equal(value, ml.astype(x, ml.float64).numpy())
+    np.testing.assert_array_equal(np.asarray(x), value)
+    np.testing.assert_array_equal(np.asarray(x, np.float64), value)
+    assert x[0].tolist() == value[0].tolist()
     assert x[0, 2].item() == float(x[0, 2]) == 300.0
     assert str(x[0, 0]) in ("Tensor(0.1, f16[])", "Tensor(0.10009766, bf16[])")
     assert f"{x[0, 0]:.3f}" == "0.100"
@@ -94,11 +94,11 @@ def test_other_libraries() -> None:
     torch = pytest.importorskip("torch")
     assert torch.from_dlpack(h).dtype is torch.float16
     for dtype, theirs in zip(HALVES, (torch.float16, torch.bfloat16), strict=True):
-        given = torch.tensor([[0.1, 3.0]], dtype=theirs).mT
+        source = torch.tensor([[0.1, 3.0]], dtype=theirs).mT
         for read in (ml.asarray, ml.from_dlpack):
-            x = read(given)
+            x = read(source)
             assert (x.dtype, x.shape) == (dtype, (2, 1))
-            assert x.numpy().ravel().tolist() == given.float().ravel().tolist()
+            assert x.numpy().ravel().tolist() == source.float().ravel().tolist()
         assert ml.zeros(1, dtype=theirs).dtype is dtype
     refuses(ml.errors.DTypeError, "no dtype", ml.zeros, 1, dtype=torch.sparse_coo)
 
@@ -182,9 +182,9 @@ def test_an_integer_tensor_is_what_the_number_is(dtype: DType) -> None:
         x, whole = ml.asarray([value], dtype=dtype), ml.asarray([n])
         expected = x - n, x == n
         for wrap in (lambda f: f, ml.capture):
-            found = wrap(lambda x, y: (x - y, x == y))(x, whole)
-            assert words(found[0]) == words(expected[0])
-            assert found[1].tolist() == expected[1].tolist()
+            result = wrap(lambda x, y: (x - y, x == y))(x, whole)
+            assert words(result[0]) == words(expected[0])
+            assert result[1].tolist() == expected[1].tolist()
 
 
 @both
@@ -192,8 +192,8 @@ def test_an_integer_tensor_is_what_the_number_is(dtype: DType) -> None:
 def test_the_next_half_also_in_a_chain(dtype: DType, native: bool) -> None:
     with ml.Arena(ml.VM(native=native), "here").allocating():
         x = ml.asarray([1.0, 0.0], dtype=dtype)
-        found = ml.capture(lambda x: -ml.nextafter(x + 0.0, 3.0))(x)
-    assert words(found) == ([0xBC01, 0x8001] if dtype is ml.float16 else [0xBF81, 0x8001])
+        result = ml.capture(lambda x: -ml.nextafter(x + 0.0, 3.0))(x)
+    assert words(result) == ([0xBC01, 0x8001] if dtype is ml.float16 else [0xBF81, 0x8001])
 
 
 # --- gradients -----------------------------------------------------------------------
@@ -242,14 +242,14 @@ def training(dtype: DType, wrap: Callable[..., Any], native: bool) -> list[Any]:
         loss, grads = scale.unscale(ml.value_and_grad(loss_of)(model, x, labels))
         return loss, scale.update(optimizer, grads)
 
-    run, found = wrap(step), []
+    run, history = wrap(step), []
     rng = np.random.default_rng(1)
     with ml.Arena(vm, "batch") as arena, arena.allocating():
         for _ in range(6):
             x = ml.asarray(rng.normal(size=(3, 4, 4, 1)).astype(np.float32))
             loss, applied = run(x, ml.asarray(rng.integers(0, 3, 3)))
-            found.append((float(loss), bool(applied), float(scale.value)))
-    return [*found, *[x.numpy().tobytes() for x in model.state().values()]]
+            history.append((float(loss), bool(applied), float(scale.value)))
+    return [*history, *[x.numpy().tobytes() for x in model.state().values()]]
 
 
 @both
@@ -273,12 +273,12 @@ def test_a_saved_step_runs_from_the_command_line(
     expected = words(captured(x))
     captured.save(tmp_path / "step.mlvm")
     np.save(tmp_path / "x.npy", values_of(x))
-    for given in (str(tmp_path / "x.npy"), "bf16[1,2] 1 0.3"):
-        command = ["run", str(tmp_path / "step.mlvm"), "--arg", given, "--out", str(tmp_path)]
+    for argument in (str(tmp_path / "x.npy"), "bf16[1,2] 1 0.3"):
+        command = ["run", str(tmp_path / "step.mlvm"), "--arg", argument, "--out", str(tmp_path)]
         assert main(command) == 0
         assert capsys.readouterr().out == "output 0: bf16[1,2]\n"
-        made: Array = np.load(tmp_path / "0.npy")
-        assert made.view(np.uint16).ravel().tolist() == expected
+        result: Array = np.load(tmp_path / "0.npy")
+        assert result.view(np.uint16).ravel().tolist() == expected
 
 
 @both
@@ -312,8 +312,8 @@ def test_a_pipeline_brings_halves(dtype: DType) -> None:
             return (rows[indices],)
 
     with ml.Pipeline(Rows(), 2) as pipeline:
-        found = [ml.astype(x, ml.float32).tolist() for (x,) in pipeline]
-    assert found == np.arange(12.0).reshape(3, 2, 2).tolist()
+        batches = [ml.astype(x, ml.float32).tolist() for (x,) in pipeline]
+    assert batches == np.arange(12.0).reshape(3, 2, 2).tolist()
 
 
 # --- modules and files ---------------------------------------------------------------
@@ -374,7 +374,7 @@ def test_what_is_composed_computes_in_f32() -> None:
     many, hundred = ml.full(10000, 100.0, dtype=ml.float16), ml.full(3, 300.0, dtype=ml.float16)
     small = ml.full(3, 1e-3, dtype=ml.float16)
     wide = np.float32(small[0].item())
-    for found, expected in (
+    for result, expected in (
         (ml.std(h), 816.5),
         (ml.linalg.norm(many), 10000.0),
         (ml.linalg.vector_norm(many), 10000.0),
@@ -385,8 +385,8 @@ def test_what_is_composed_computes_in_f32() -> None:
         (ml.cumulative_prod(ml.stack([hundred[0], hundred[0], small[0]]))[2], 90000 * wide),
         (ml.diff(ml.asarray([0.0, 6e4, -6e4, 6e4, 0.0], dtype=ml.float16), n=4)[0], -np.inf),
     ):
-        assert found.dtype is ml.float16
-        np.testing.assert_allclose(found.item(), expected, rtol=2e-3)
+        assert result.dtype is ml.float16
+        np.testing.assert_allclose(result.item(), expected, rtol=2e-3)
     depthwise = ml.conv1d(
         ml.full((1, 3, 2), 300.0, dtype=ml.float16),
         ml.asarray([[[300.0] * 2], [[-300.0] * 2], [[1.0] * 2]], dtype=ml.float16),
@@ -429,9 +429,9 @@ def test_attention_and_losses_round_once() -> None:
     rng = np.random.default_rng(0)
     q, k, v = (ml.asarray(rng.normal(size=(2, 5, 4)), dtype=ml.bfloat16) for _ in range(3))
     wide = [ml.astype(x, ml.float32) for x in (q, k, v)]
-    found = ml.scaled_dot_product_attention(q, k, v, is_causal=True)
+    result = ml.scaled_dot_product_attention(q, k, v, is_causal=True)
     expected = ml.scaled_dot_product_attention(*wide, is_causal=True)
-    assert words(found) == words(ml.astype(expected, ml.bfloat16))
+    assert words(result) == words(ml.astype(expected, ml.bfloat16))
     assert words(ml.rotary_encoding(q)) == words(
         ml.astype(ml.rotary_encoding(wide[0]), ml.bfloat16)
     )
@@ -454,9 +454,9 @@ def test_draws_that_are_computed_are_rounded_once() -> None:
     for draw in draws:
         assert words(draw(ml.bfloat16)) == words(ml.astype(draw(ml.float32), ml.bfloat16))
     logits = ml.zeros(9, dtype=ml.bfloat16)
-    found = ml.random.categorical(logits, shape=20, key=key)
+    result = ml.random.categorical(logits, shape=20, key=key)
     wide = ml.random.categorical(ml.astype(logits, ml.float32), shape=20, key=key)
-    assert found.tolist() == wide.tolist()
+    assert result.tolist() == wide.tolist()
 
 
 @cases(
@@ -497,10 +497,10 @@ def test_a_normalisation_of_large_halves(layer: Any) -> None:
     twin, x = layer.astype(ml.float16), ml.asarray(values)
     for mode in (True, False):
         expected = twin.train(mode) and layer.train(mode)(ml.astype(x, ml.float32))
-        found = twin(x)
-        assert found.dtype is ml.float16
+        result = twin(x)
+        assert result.dtype is ml.float16
         if mode or not isinstance(layer, nn.BatchNorm):
-            assert words(found) == words(ml.astype(expected, ml.float16))
+            assert words(result) == words(ml.astype(expected, ml.float16))
         np.testing.assert_allclose(layer(x).numpy(), expected.numpy(), rtol=0.2)
     if isinstance(layer, nn.BatchNorm):
         assert bool(ml.all(ml.isfinite(layer.var)))
@@ -592,9 +592,9 @@ def test_gradients_in_halves_are_clipped_and_unscaled_in_f32() -> None:
     clipped = ml.optim.clip_by_global_norm(grads, 1.0)["w"]
     assert words(clipped) == words(ml.full(10000, 0.01, dtype=ml.float16))
     scale = ml.optim.LossScale()
-    found = scale.unscale({"w": ml.ones(2, dtype=ml.float16), "none": None})
-    assert found["w"].dtype is ml.float32
-    assert found["w"].tolist() == [2.0**-16] * 2
+    unscaled = scale.unscale({"w": ml.ones(2, dtype=ml.float16), "none": None})
+    assert unscaled["w"].dtype is ml.float32
+    assert unscaled["w"].tolist() == [2.0**-16] * 2
     scaled = scale.scale(ml.ones((), dtype=ml.float16))
     assert (scaled.dtype, scaled.item()) == (ml.float32, 2.0**16)
     for wrong in (1.0, ml.asarray(1)):
@@ -608,14 +608,14 @@ def test_a_scale_shrinks_with_an_overflow_and_grows_after_a_while() -> None:
     optimizer = ml.optim.Adam({"w": w}, 0.5)
     scale = ml.optim.LossScale(16.0, growth_interval=2)
     good, bad = {"w": ml.ones(2)}, {"w": ml.asarray([1.0, ml.inf])}
-    seen = []
+    history = []
     for grads in (good, bad, good, good, good, good, {"w": ml.full(2, ml.nan)}):
         before = w.tolist(), float(optimizer.count)
         applied = bool(scale.update(optimizer, grads))
         assert (before != (w.tolist(), float(optimizer.count))) == applied
-        seen.append((applied, float(scale.value)))
+        history.append((applied, float(scale.value)))
     values = [16.0, 8.0, 8.0, 16.0, 16.0, 32.0, 16.0]
-    assert seen == list(zip([True, False, True, True, True, True, False], values, strict=True))
+    assert history == list(zip([True, False, True, True, True, True, False], values, strict=True))
     assert float(optimizer.count) == 5
     assert repr(scale) == "<LossScale: Tensor(16., f32[])>"
     again = ml.optim.LossScale()
@@ -664,8 +664,8 @@ def test_small_gradients_survive_by_scaling() -> None:
         return factor(1e-9 * ml.sum(ml.astype(ml.astype(w, ml.float16), ml.float32)))
 
     assert ml.grad(lambda w: loss(w, lambda x: x))(w).item() == 0.0
-    found = scale.unscale(ml.grad(lambda w: loss(w, scale.scale))(w))
-    np.testing.assert_allclose(found.numpy(), [1e-9], rtol=1e-3)
+    unscaled = scale.unscale(ml.grad(lambda w: loss(w, scale.scale))(w))
+    np.testing.assert_allclose(unscaled.numpy(), [1e-9], rtol=1e-3)
 
 
 def test_members_skip_an_update_together() -> None:
@@ -717,8 +717,8 @@ def test_members_with_weights_in_parts_have_the_same_bits(dtype: DType) -> None:
             optimizer = ml.optim.SGD(model, 0.1)
 
         def loss_of(model: nn.Module, x: ml.Tensor) -> ml.Tensor:
-            found = model.astype(dtype)(ml.astype(x, dtype))
-            return ml.sum(ml.square(ml.astype(found, ml.float32)))
+            output = model.astype(dtype)(ml.astype(x, dtype))
+            return ml.sum(ml.square(ml.astype(output, ml.float32)))
 
         grad = ml.parallel.value_and_grad(loss_of)
 

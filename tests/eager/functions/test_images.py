@@ -33,22 +33,22 @@ def kernel(mode: str, d: float) -> float:
 
 def matrix(n: int, count: int, mode: str, align: bool, ratio: float) -> Array:
     """What each of `count` places takes of each of n."""
-    found = np.zeros((count, n))
+    weights = np.zeros((count, n))
     for i in range(count):
         if mode == "area":
             first, end = i * n // count, math.ceil((i + 1) * n / count)
-            found[i, first:end] = 1 / (end - first)
+            weights[i, first:end] = 1 / (end - first)
             continue
         at = i * (n - 1) / max(count - 1, 1) if align else (i + 0.5) * ratio - 0.5
         if mode.startswith("nearest"):
             at = math.floor(i * ratio + 1e-9) if mode == "nearest" else math.floor(at + 0.5)
-            found[i, min(max(at, 0), n - 1)] = 1
+            weights[i, min(max(at, 0), n - 1)] = 1
             continue
         if "linear" in mode:
             at = min(max(at, 0), n - 1)
         for j in range(math.floor(at) - 2, math.floor(at) + 4):
-            found[i, min(max(j, 0), n - 1)] += kernel(mode, at - j)
-    return found
+            weights[i, min(max(j, 0), n - 1)] += kernel(mode, at - j)
+    return weights
 
 
 def resized(x: Array, counts: Any, mode: str, align: bool = False, scales: Any = None) -> Array:

@@ -259,13 +259,13 @@ def test_rows_that_are_updated_and_never_read_warn() -> None:
     with pytest.warns(ml.NoEffectWarning, match=r"'row' is a f32\[3\] of its own") as caught:
         loops()
     assert [each.filename for each in caught] == [__file__] * 6
-    kept, total = [], ml.zeros(3)
+    rows, total = [], ml.zeros(3)
     for row in x:
         row *= 0
         total += row
     for row in x:
         row *= 0
-        kept.append(row)
+        rows.append(row)
     for row in x:
         total += row
     for row in x:

@@ -44,9 +44,9 @@ def parts(result: Any) -> list[Array]:
 
 def assert_like(result: Any, expected: Any, tolerance: float = 1e-12) -> None:
     """Equal dtypes, shapes and, nearly, values."""
-    for found, wanted in zip(parts(result), parts(expected), strict=True):
-        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
-        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+    for actual, reference in zip(parts(result), parts(expected), strict=True):
+        assert (actual.dtype, actual.shape) == (reference.dtype, reference.shape)
+        np.testing.assert_allclose(actual, reference, rtol=tolerance, atol=tolerance)
 
 
 @cases(
@@ -115,10 +115,10 @@ def test_results_have_the_names_of_the_standard() -> None:
 
 def test_integers_and_bools_become_the_default_float() -> None:
     x = np.array([[2, 1], [1, 3]])
-    for given in (ml.asarray(x), ml.asarray(x, dtype="u8")):
-        assert_like(la.det(given), np.float32(5), 1e-6)
-        assert_like(la.vector_norm(given), np.sqrt(np.float32(15)), 1e-6)
-        assert_like(la.solve(given, ml.asarray([3, 4])), np.ones(2, "f"), 1e-6)
+    for matrix in (ml.asarray(x), ml.asarray(x, dtype="u8")):
+        assert_like(la.det(matrix), np.float32(5), 1e-6)
+        assert_like(la.vector_norm(matrix), np.sqrt(np.float32(15)), 1e-6)
+        assert_like(la.solve(matrix, ml.asarray([3, 4])), np.ones(2, "f"), 1e-6)
     assert la.matrix_rank(ml.asarray([[True, False], [True, False]])).item() == 1
     y = np.array([100, 2, 3], "i1")
     for name in ("vecdot", "cross", "outer"):
@@ -154,10 +154,10 @@ def test_tensordot(shapes: list[tuple[int, ...]], axes: Any) -> None:
 
 def test_axes_count_from_the_last() -> None:
     x, y = random(3, 2, 1), random(3, 1, 4)
-    given = ml.asarray(x), ml.asarray(y)
-    assert_like(la.cross(*given, axis=-3), np.linalg.cross(*np.broadcast_arrays(x, y), axis=0))
-    assert_like(la.vecdot(*given, axis=-3), np.sum(x * y, 0))
-    assert_like(la.vecdot(*given, axis=0), np.sum(x * y, 0))
+    operands = ml.asarray(x), ml.asarray(y)
+    assert_like(la.cross(*operands, axis=-3), np.linalg.cross(*np.broadcast_arrays(x, y), axis=0))
+    assert_like(la.vecdot(*operands, axis=-3), np.sum(x * y, 0))
+    assert_like(la.vecdot(*operands, axis=0), np.sum(x * y, 0))
 
 
 def test_matrix_power() -> None:
@@ -523,8 +523,8 @@ def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> 
 @pytest.mark.parametrize("dtype", ["d", "D"])
 def test_lu(shape: tuple[int, ...], dtype: str) -> None:
     x = (random(*shape) + 1j * random(*shape)).astype(dtype) if dtype == "D" else random(*shape)
-    found = la.lu(ml.asarray(x))
-    p, lower, upper = parts(found)
+    factors = la.lu(ml.asarray(x))
+    p, lower, upper = parts(factors)
     k = min(shape[-2:])
     assert (lower.shape, upper.shape) == ((*shape[:-1], k), (*shape[:-2], k, shape[-1]))
     np.testing.assert_allclose(p @ lower @ upper, x, atol=1e-12)
@@ -545,20 +545,20 @@ def test_solvers_as_numpys(n: int) -> None:
     x, right = random(2, n, n), random(n, 3)
     tall = ml.asarray(right)
     assert_like(la.lu_solve(la.lu_factor(ml.asarray(x)), tall), np.linalg.solve(x, right), 1e-9)
-    found = la.lu_solve(la.lu_factor(ml.asarray(x)), tall[:, 0])
-    assert_like(found, np.linalg.solve(x, right[:, :1])[..., 0], 1e-9)
+    solution = la.lu_solve(la.lu_factor(ml.asarray(x)), tall[:, 0])
+    assert_like(solution, np.linalg.solve(x, right[:, :1])[..., 0], 1e-9)
     for lower, take in ((True, np.tril), (False, np.triu)):
         whole = x + 5 * np.sqrt(n) * np.eye(n)
         expected = np.linalg.solve(take(whole), right)
         assert_like(la.solve_triangular(ml.asarray(whole), tall, lower=lower), expected)
         ones = take(x / n, -1 if lower else 1) + np.eye(n)
-        found = la.solve_triangular(ml.asarray(x / n), tall, lower=lower, unit_diagonal=True)
-        assert_like(found, np.linalg.solve(ones, right))
+        solution = la.solve_triangular(ml.asarray(x / n), tall, lower=lower, unit_diagonal=True)
+        assert_like(solution, np.linalg.solve(ones, right))
     c = positive(n, n)
     for upper in (False, True):
         factor = la.cholesky(ml.asarray(c), upper=upper)
-        found = la.cholesky_solve(factor, tall[:, 0], upper=upper)
-        assert_like(found, np.linalg.solve(c, right[:, 0]), 1e-9)
+        solution = la.cholesky_solve(factor, tall[:, 0], upper=upper)
+        assert_like(solution, np.linalg.solve(c, right[:, 0]), 1e-9)
         assert_like(la.cholesky_solve(factor, tall, upper=upper), np.linalg.solve(c, right), 1e-9)
 
 
@@ -567,8 +567,8 @@ def test_expm() -> None:
         x = random(3, 4, 4) * scale
         values, vectors = np.linalg.eig(x)
         expected = (vectors * np.exp(values)[:, None, :] @ np.linalg.inv(vectors)).real
-        found = la.expm(ml.asarray(x)).numpy()
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * np.abs(expected).max())
+        result = la.expm(ml.asarray(x)).numpy()
+        np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-9 * np.abs(expected).max())
     turn = np.array([[0.0, -1.0], [1.0, 0.0]])
     for angle in (0.1, 3.0, 100.0):
         c, s = math.cos(angle), math.sin(angle)
@@ -576,9 +576,9 @@ def test_expm() -> None:
     narrow = la.expm(ml.asarray((turn * 3).astype("f")))
     np.testing.assert_allclose(narrow.numpy(), la.expm(ml.asarray(turn * 3)).numpy(), atol=1e-6)
     strange = np.stack([np.full((2, 2), np.inf), np.zeros((2, 2))])
-    found = la.expm(ml.asarray(strange)).numpy()
-    assert np.isnan(found[0]).all()
-    np.testing.assert_array_equal(found[1], np.eye(2))
+    result = la.expm(ml.asarray(strange)).numpy()
+    assert np.isnan(result[0]).all()
+    np.testing.assert_array_equal(result[1], np.eye(2))
     assert la.expm(ml.zeros((0, 0))).shape == (0, 0)
 
 
@@ -627,13 +627,13 @@ def test_solvers_of_halves_and_integers() -> None:
     x = np.array([[2, 1], [0, 4]])
     for dtype in (ml.float16, ml.bfloat16):
         half = ml.asarray(x, dtype=dtype)
-        for found in (
+        for result in (
             la.solve_triangular(half, half),
             la.lu_solve(la.lu_factor(half), half),
             la.lu(half).U - half + ml.eye(2, dtype=dtype),
         ):
-            assert found.dtype is dtype
-            np.testing.assert_allclose(found.numpy(), np.eye(2), atol=1e-2)
+            assert result.dtype is dtype
+            np.testing.assert_allclose(result.numpy(), np.eye(2), atol=1e-2)
         np.testing.assert_allclose(la.expm(half * 0.0).numpy(), np.eye(2))
     assert la.lu(ml.asarray(x)).L.dtype is ml.float32
     assert la.expm(ml.asarray(x)).dtype is ml.float32

@@ -112,11 +112,11 @@ def test_values_and_reductions(name: str) -> None:
     name_of = {"f8": "float64", "f4": "float32"}
     for dtype, tolerance in (("f8", 1e-12), ("f4", 1e-5)):
         xs = [x.astype(dtype) for x in inputs]
-        wanted = expected(*[x.astype("f8") for x in xs])
+        reference = expected(*[x.astype("f8") for x in xs])
         for reduction, of in (("none", np.asarray), ("mean", np.mean), ("sum", np.sum)):
             result = loss(*map(t, xs), reduction=reduction).numpy()
-            assert (result.dtype.name, result.shape) == (name_of[dtype], np.shape(of(wanted)))
-            np.testing.assert_allclose(result, of(wanted), rtol=tolerance, atol=tolerance)
+            assert (result.dtype.name, result.shape) == (name_of[dtype], np.shape(of(reference)))
+            np.testing.assert_allclose(result, of(reference), rtol=tolerance, atol=tolerance)
         np.testing.assert_array_equal(
             loss(*map(t, xs)).numpy(), loss(*map(t, xs), reduction="none").numpy()
         )
@@ -146,13 +146,13 @@ def test_of_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_beside_torch(name: str) -> None:
     torch = pytest.importorskip("torch")
-    loss, inputs, _, theirs, given = LOSSES[name]
+    loss, inputs, _, theirs, options = LOSSES[name]
     for reduction in ("mean", "sum"):
         leaves = [torch.tensor(x, requires_grad=True) for x in inputs]
         extra = [torch.tensor(LABELS)] if theirs == "cross_entropy" else []
         how = "batchmean" if theirs == "kl_div" and reduction == "mean" else reduction
         function = getattr(torch.nn.functional, theirs)
-        expected = function(*leaves, *extra, reduction=how, **given)
+        expected = function(*leaves, *extra, reduction=how, **options)
         expected.backward()
         value, gradients = ml.value_and_grad(
             lambda *xs, by=reduction: loss(*xs, reduction=by), tuple(range(len(inputs)))
@@ -209,18 +209,18 @@ def cross_entropy(x: Array, target: Array, weight: Any = 1.0) -> Array:
 def all_ways(steps: Array) -> Array:
     """The probability of each sequence's labels: of all strings of classes, those that say them."""
 
-    def said(string: Any) -> list[int]:
+    def collapsed(string: Any) -> list[int]:
         return [c for c, _ in itertools.groupby(string) if c != 0]
 
-    found = []
+    losses = []
     for i, (length, count) in enumerate(zip(STEP_COUNTS, WORD_COUNTS, strict=True)):
         total = sum(
             np.exp(sum(steps[time, i, c] for time, c in enumerate(string)))
             for string in itertools.product(range(5), repeat=length)
-            if said(string) == WORDS[i, :count].tolist()
+            if collapsed(string) == WORDS[i, :count].tolist()
         )
-        found.append(-np.log(total))
-    return np.array(found)
+        losses.append(-np.log(total))
+    return np.array(losses)
 
 
 def torch_of(x: Array) -> Any:
@@ -437,11 +437,11 @@ def test_ctc_of_other_blanks_and_means() -> None:
     turned = np.roll(STEPS, 2, axis=-1)
     expected = all_ways(STEPS)
     words = (WORDS + 2) % 5
-    found = ml.ctc(t(turned), t(words), *CTC[1:], blank=2)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+    loss = ml.ctc(t(turned), t(words), *CTC[1:], blank=2)
+    np.testing.assert_allclose(loss.numpy(), expected, rtol=1e-12)
     ml.testing.check_gradients(lambda x: ml.ctc(x, t(words), *CTC[1:], blank=2), t(turned))
-    found = ml.ctc(t(turned), t(words), *CTC[1:], blank=2, reduction="mean")
-    np.testing.assert_allclose(found.numpy(), expected.mean(), rtol=1e-12)
+    loss = ml.ctc(t(turned), t(words), *CTC[1:], blank=2, reduction="mean")
+    np.testing.assert_allclose(loss.numpy(), expected.mean(), rtol=1e-12)
 
 
 # --- at the edges -----------------------------------------------------------------------
@@ -487,22 +487,22 @@ def test_ignored_labels_count_for_nothing(
 ) -> None:
     labels = LABELS.copy()
     labels[ignored] = number
-    kept = labels != number
+    counted = labels != number
 
     def loss(x: ml.Tensor, reduction: Any) -> ml.Tensor:
         return ml.softmax_cross_entropy(
             x, t(labels), label_smoothing=smoothing, ignore_index=number, reduction=reduction
         )
 
-    expected = np.where(kept, _smoothed(X, smoothing), 0)
+    expected = np.where(counted, _smoothed(X, smoothing), 0)
     np.testing.assert_allclose(loss(t(X), "none").numpy(), expected, rtol=1e-12)
     np.testing.assert_allclose(loss(t(X), "sum").numpy(), expected.sum(), rtol=1e-12)
     mean, gradient = ml.value_and_grad(lambda x: loss(x, "mean"))(t(X))
-    if not kept.any():
+    if not counted.any():
         assert math.isnan(mean.item())
     else:
-        np.testing.assert_allclose(mean.numpy(), expected.sum() / kept.sum(), rtol=1e-12)
-        assert not gradient.numpy()[~kept].any()
+        np.testing.assert_allclose(mean.numpy(), expected.sum() / counted.sum(), rtol=1e-12)
+        assert not gradient.numpy()[~counted].any()
         ml.testing.check_gradients(lambda x: loss(x, "mean"), t(X))
     try:
         import torch
@@ -514,7 +514,7 @@ def test_ignored_labels_count_for_nothing(
     )
     theirs.backward()
     np.testing.assert_allclose(mean.numpy(), theirs.detach().numpy(), rtol=1e-12)
-    if kept.any():
+    if counted.any():
         np.testing.assert_allclose(gradient.numpy(), leaf.grad.numpy(), rtol=1e-9, atol=1e-12)
 
 
@@ -524,22 +524,22 @@ def test_weights_beside_torch() -> None:
     labels, ignored = torch.tensor(LABELS), torch.tensor([2, -1, 1, -1])
     every, x, p = torch.tensor(WEIGHT), torch.tensor(X), torch.tensor(P)
     of_logits = ml.binary_cross_entropy_with_logits
-    given: dict[str, Any] = {"weight": t(CLASS_WEIGHT), "reduction": "mean"}
-    some: dict[str, Any] = {"ignore_index": -1, **given}
+    options: dict[str, Any] = {"weight": t(CLASS_WEIGHT), "reduction": "mean"}
+    some: dict[str, Any] = {"ignore_index": -1, **options}
     for ours, theirs in (
         (
             of_logits(t(X), t(BITS), weight=t(WEIGHT), pos_weight=t(CLASS_WEIGHT)),
             F.binary_cross_entropy_with_logits(x, bits, every, reduction="none", pos_weight=w),
         ),
-        (ml.binary_cross_entropy(t(P), t(BITS), **given), F.binary_cross_entropy(p, bits, w)),
-        (ml.nll(t(X), T_LABELS, **given), F.nll_loss(x, labels, w)),
+        (ml.binary_cross_entropy(t(P), t(BITS), **options), F.binary_cross_entropy(p, bits, w)),
+        (ml.nll(t(X), T_LABELS, **options), F.nll_loss(x, labels, w)),
         (ml.nll(t(X), T_IGNORED, **some), F.nll_loss(x, ignored, w, ignore_index=-1)),
         (
             ml.softmax_cross_entropy(t(X), T_IGNORED, label_smoothing=0.2, **some),
             F.cross_entropy(x, ignored, w, ignore_index=-1, label_smoothing=0.2),
         ),
         (
-            ml.softmax_cross_entropy(t(X), t(P), label_smoothing=0.2, **given),
+            ml.softmax_cross_entropy(t(X), t(P), label_smoothing=0.2, **options),
             F.cross_entropy(x, p, w, label_smoothing=0.2),
         ),
     ):
@@ -561,8 +561,8 @@ def test_a_captured_loss_is_the_eager_one() -> None:
     captured = ml.capture(losses)
     for _ in range(2):
         args = t(RNG.normal(size=(4, 3))), t(RNG.normal(size=(4, 3))), t([0, -1, 2, 1])
-        for given, expected in zip(captured(*args), losses(*args), strict=True):
-            np.testing.assert_array_equal(given.numpy(), expected.numpy())
+        for result, expected in zip(captured(*args), losses(*args), strict=True):
+            np.testing.assert_array_equal(result.numpy(), expected.numpy())
 
 
 @cases(

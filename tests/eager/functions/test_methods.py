@@ -64,10 +64,10 @@ SAME: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_a_method_does_what_numpys_does(name: str) -> None:
-    wanted = SAME[name](X)
+    expected = SAME[name](X)
     got = SAME[name](ml.asarray(X))
-    np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-6)
-    assert got.shape == wanted.shape
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6)
+    assert got.shape == expected.shape
 
 
 def test_methods_that_numpy_does_not_have() -> None:
@@ -117,17 +117,17 @@ OTHERS = sorted(
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_method_does_what_the_function_of_its_name_does_in_numpy(name: str) -> None:
-    given, theirs = ARGUMENTS.get(name, ((), (P,)))
-    got = getattr(ml.asarray(theirs[0]), name)(*given)
-    wanted = getattr(np, name)(*theirs)
-    np.testing.assert_allclose(got.numpy(), wanted, rtol=2e-5, atol=1e-6)
-    assert got.shape == wanted.shape
+    args, theirs = ARGUMENTS.get(name, ((), (P,)))
+    got = getattr(ml.asarray(theirs[0]), name)(*args)
+    expected = getattr(np, name)(*theirs)
+    np.testing.assert_allclose(got.numpy(), expected, rtol=2e-5, atol=1e-6)
+    assert got.shape == expected.shape
 
 
 @pytest.mark.parametrize("name", OF_PYTORCH)
 def test_a_method_does_what_pytorchs_does(name: str) -> None:
-    call, wanted = OF_PYTORCH[name]
-    np.testing.assert_allclose(call(ml.asarray(P)).numpy(), wanted, rtol=1e-5)
+    call, expected = OF_PYTORCH[name]
+    np.testing.assert_allclose(call(ml.asarray(P)).numpy(), expected, rtol=1e-5)
 
 
 def test_every_property_is_tried() -> None:

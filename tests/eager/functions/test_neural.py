@@ -35,7 +35,7 @@ def placed(x: Array, window: Any, stride: Any, dilation: Any, padding: Any, valu
     pads = sides(padding, span, stride, x.shape[1:-1])
     x = np.pad(x, [(0, 0), *pads, (0, 0)], constant_values=value)
     grid = [(n - k) // s + 1 for n, k, s in zip(x.shape[1:-1], span, stride, strict=True)]
-    found = [
+    places = [
         (
             place,
             np.ix_(
@@ -47,7 +47,7 @@ def placed(x: Array, window: Any, stride: Any, dilation: Any, padding: Any, valu
         )
         for place in itertools.product(*map(range, grid))
     ]
-    return x, grid, found
+    return x, grid, places
 
 
 def pool(
@@ -59,10 +59,10 @@ def pool(
     value: Any = 0.0,
     dilation: int = 1,
 ) -> Array:
-    apart = [dilation] * len(window)
-    x, grid, found = placed(x, window, stride or window, apart, padding, value)
+    dilations = [dilation] * len(window)
+    x, grid, places = placed(x, window, stride or window, dilations, padding, value)
     y = np.zeros((len(x), *grid, x.shape[-1]))
-    for place, at in found:
+    for place, at in places:
         y[(slice(None), *place)] = reduce(x[(slice(None), *at)], axis=tuple(range(1, x.ndim - 1)))
     return y
 
@@ -76,9 +76,9 @@ def convolve(
     groups: int = 1,
 ) -> Array:
     *window, inputs, outputs = kernel.shape
-    x, grid, found = placed(x, window, stride, dilation, padding, 0.0)
+    x, grid, places = placed(x, window, stride, dilation, padding, 0.0)
     y = np.zeros((len(x), *grid, outputs))
-    for place, at in found:
+    for place, at in places:
         part = x[(slice(None), *at)]
         for o in range(outputs):
             first = o // (outputs // groups) * inputs
@@ -135,9 +135,9 @@ def adapted(x: Array, size: Any, reduce: Any) -> Array:
 
 
 def unfolded(x: Array, window: Any, stride: Any, dilation: Any, padding: Any) -> Array:
-    x, grid, found = placed(x, window, stride, dilation, padding, 0.0)
+    x, grid, places = placed(x, window, stride, dilation, padding, 0.0)
     y = np.zeros((len(x), *grid, *window, x.shape[-1]))
-    for place, at in found:
+    for place, at in places:
         y[(slice(None), *place)] = x[(slice(None), *at)]
     return y
 
@@ -285,10 +285,10 @@ for axes, (size, window, stride) in {
     options: dict[str, Any] = {"stride": stride if axes > 1 else stride[0]}
     both = [(1, 1)] * axes
     max_of, avg_of = (getattr(ml, f"{kind}_pool{axes}d") for kind in ("max", "avg"))
-    given = tuple(both) if axes > 1 else both[0]
+    pads_of_case = tuple(both) if axes > 1 else both[0]
     width = window if axes > 1 else window[0]
     ROWS[f"max_pool{axes}d"] = Row(
-        lambda x, of=max_of, w=width, o=options, p=given: of(x, w, padding=p, **o),
+        lambda x, of=max_of, w=width, o=options, p=pads_of_case: of(x, w, padding=p, **o),
         (normal(2, *size, 2),),
         lambda x, w=window, s=stride, p=both: pool(x, w, np.max, s, p, -np.inf),
         channels_first(
@@ -298,7 +298,7 @@ for axes, (size, window, stride) in {
         ),
     )
     ROWS[f"avg_pool{axes}d"] = Row(
-        lambda x, of=avg_of, w=width, o=options, p=given: of(x, w, padding=p, **o),
+        lambda x, of=avg_of, w=width, o=options, p=pads_of_case: of(x, w, padding=p, **o),
         (normal(2, *size, 2),),
         lambda x, w=window, s=stride, p=both: pool(x, w, np.mean, s, p),
         channels_first(

@@ -264,9 +264,9 @@ def expected_of(row: Row, operands: tuple[Any, ...]) -> tuple[Array, ...]:
 def test_as_numpy(name: str) -> None:
     row = ROWS[name]
     results = several(row.fn(ml, *map(t, row.operands)))
-    for found, wanted in zip(results, expected_of(row, row.operands), strict=True):
-        assert (found.numpy().dtype, found.shape) == (wanted.dtype, wanted.shape)
-        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-12, atol=1e-13)
+    for result, reference in zip(results, expected_of(row, row.operands), strict=True):
+        assert (result.numpy().dtype, result.shape) == (reference.dtype, reference.shape)
+        np.testing.assert_allclose(result.numpy(), reference, rtol=1e-12, atol=1e-13)
 
 
 @parametrized
@@ -277,21 +277,21 @@ def test_in_f32_and_in_halves(name: str) -> None:
         return
     for dtype, tolerance in (("f32", 2e-5), ("f16", 1e-2), ("bf16", 5e-2)):
         operands = [ml.astype(t(x), dtype) for x in row.operands]
-        given = tuple(x.numpy().astype(np.float64) for x in operands)
-        for found, wanted in zip(
-            several(row.fn(ml, *operands)), expected_of(row, given), strict=True
+        wide = tuple(x.numpy().astype(np.float64) for x in operands)
+        for result, expected in zip(
+            several(row.fn(ml, *operands)), expected_of(row, wide), strict=True
         ):
-            if wanted.dtype.kind != "f":
-                assert found.numpy().dtype == wanted.dtype
+            if expected.dtype.kind != "f":
+                assert result.numpy().dtype == expected.dtype
             else:
-                assert found.dtype is operands[0].dtype
-            if wanted.dtype.kind == "b" or name.startswith(("nan_to_num", "histogram")):
+                assert result.dtype is operands[0].dtype
+            if expected.dtype.kind == "b" or name.startswith(("nan_to_num", "histogram")):
                 continue  # edges are rounded, the largest of a dtype is another one
-            size = max(1.0, np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
+            size = max(1.0, np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
             most = float(ml.finfo(operands[0].dtype).max)
-            wanted = np.where(np.abs(wanted) > most, np.sign(wanted) * inf, wanted)
+            expected = np.where(np.abs(expected) > most, np.sign(expected) * inf, expected)
             np.testing.assert_allclose(
-                found.numpy().astype(np.float64), wanted, rtol=tolerance, atol=tolerance * size
+                result.numpy().astype(np.float64), expected, rtol=tolerance, atol=tolerance * size
             )
 
 
@@ -327,9 +327,9 @@ def test_quantiles_of_a_captured_tensor() -> None:
     x, q = t(X), t([0.25, 2.0, -0.5])
     captured = ml.capture(lambda x, q: ml.quantile(x, q, axis=0))
     captured(x, q)
-    for found in (captured(x, q), ml.quantile(x, q, axis=0)):
-        np.testing.assert_allclose(found.numpy()[0], np.quantile(X, 0.25, axis=0))
-        assert np.isnan(found.numpy()[1:]).all()
+    for result in (captured(x, q), ml.quantile(x, q, axis=0)):
+        np.testing.assert_allclose(result.numpy()[0], np.quantile(X, 0.25, axis=0))
+        assert np.isnan(result.numpy()[1:]).all()
 
 
 def test_gradients_past_nan() -> None:
@@ -368,11 +368,11 @@ def test_integers(dtype: str) -> None:
     assert ml.diag(x[0]).tolist() == np.diag(a[0]).tolist()
     assert ml.isclose(x, x[0]).tolist() == np.isclose(a, a[0]).tolist()
     for name in ("median", "average", "cov", "nanmean", "nanstd", "corrcoef"):
-        found = getattr(ml, name)(x[:, :2])
-        assert found.dtype is ml.float32
+        result = getattr(ml, name)(x[:, :2])
+        assert result.dtype is ml.float32
         with np.errstate(all="ignore"):
-            wanted = getattr(np, name)(a[:, :2].astype(np.float64))
-        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)
+            expected = getattr(np, name)(a[:, :2].astype(np.float64))
+        np.testing.assert_allclose(result.numpy(), expected, rtol=1e-6)
     assert ml.fmod(t([7, -7]), t([-3, 3])).tolist() == [1, -1]
 
 
@@ -381,8 +381,8 @@ def test_i0_is_accurate() -> None:
     np.testing.assert_allclose(ml.i0(t(x)).numpy(), np.i0(x), rtol=3e-15)
     assert math.isfinite(ml.i0(t(np.array(712.0))).item())  # where e^x is infinite
     narrow = x[x < 91].astype(np.float32)
-    wanted = np.i0(narrow.astype(np.float64))
-    np.testing.assert_allclose(ml.i0(t(narrow)).numpy(), wanted, rtol=2e-6)
+    expected = np.i0(narrow.astype(np.float64))
+    np.testing.assert_allclose(ml.i0(t(narrow)).numpy(), expected, rtol=2e-6)
 
 
 def test_logit_is_accurate_around_its_zero() -> None:
@@ -430,20 +430,20 @@ SETS: dict[str, Array] = {
 @pytest.mark.parametrize("axis", [0, -1, None])
 def test_unique_is_numpys(name: str, axis: int | None) -> None:
     x = SETS[name]
-    wanted = np.unique(x, True, True, True, axis)
-    found = ml.unique(t(x), True, True, True, axis)
-    for ours, theirs in zip(found, wanted, strict=True):
+    expected = np.unique(x, True, True, True, axis)
+    results = ml.unique(t(x), True, True, True, axis)
+    for ours, theirs in zip(results, expected, strict=True):
         assert ours.dtype.numpy == theirs.dtype
         np.testing.assert_array_equal(ours.numpy(), theirs.reshape(ours.shape))
-    np.testing.assert_array_equal(ml.unique(t(x), axis=axis).numpy(), wanted[0])
+    np.testing.assert_array_equal(ml.unique(t(x), axis=axis).numpy(), expected[0])
 
 
 def test_unique_and_nan() -> None:
     x = np.array([nan, 1.0, nan, 0.0])
     for equal in (True, False):
-        wanted = np.unique(x, return_counts=True, equal_nan=equal)
-        found = ml.unique(t(x), return_counts=True, equal_nan=equal)
-        for ours, theirs in zip(found, wanted, strict=True):
+        expected = np.unique(x, return_counts=True, equal_nan=equal)
+        results = ml.unique(t(x), return_counts=True, equal_nan=equal)
+        for ours, theirs in zip(results, expected, strict=True):
             np.testing.assert_array_equal(ours.numpy(), theirs)
     rows = t(np.array([[nan, 1.0], [nan, 1.0]]))
     assert ml.unique(rows, axis=0).shape == (1, 2)
@@ -484,11 +484,11 @@ def test_refused(call: Callable[[], object], error: type[Exception], text: str) 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8"])
 def test_fmod_has_the_ends_of_its_dtype(dtype: str) -> None:
     ends = np.iinfo(dtype)
-    given = np.array([ends.min, ends.max, 5, 0, 1], dtype)
-    divisors = given[given != 0]
-    expected = np.fmod(given[:, None], divisors)
-    found = ml.fmod(ml.asarray(given[:, None]), ml.asarray(divisors))
-    np.testing.assert_array_equal(found.numpy(), expected)
+    dividends = np.array([ends.min, ends.max, 5, 0, 1], dtype)
+    divisors = dividends[dividends != 0]
+    expected = np.fmod(dividends[:, None], divisors)
+    result = ml.fmod(ml.asarray(dividends[:, None]), ml.asarray(divisors))
+    np.testing.assert_array_equal(result.numpy(), expected)
 
 
 def test_fmod_has_a_gradient_at_zero() -> None:
@@ -498,8 +498,8 @@ def test_fmod_has_a_gradient_at_zero() -> None:
 
 
 def test_a_line_meets_both_of_its_ends() -> None:
-    for found in (ml.lerp(ml.asarray([1e20, 1.0]), ml.asarray([1.0, 1e20]), 1.0),):
-        assert found.tolist() == [1.0, float(np.float32(1e20))]
+    for result in (ml.lerp(ml.asarray([1e20, 1.0]), ml.asarray([1.0, 1e20]), 1.0),):
+        assert result.tolist() == [1.0, float(np.float32(1e20))]
     xp, fp = ml.asarray([0.0, 1.0]), ml.asarray([1e20, 1.0])
     assert ml.interp(ml.asarray([1.0, 2.0]), xp, fp).tolist() == [1.0, 1.0]
     x = ml.asarray([0.3, 0.7])
@@ -510,8 +510,8 @@ def test_a_line_meets_both_of_its_ends() -> None:
 def test_the_edges_of_a_histogram_may_be_an_array_or_a_list() -> None:
     x = ml.asarray([0.5, 1.0, 2.5])
     for edges in ([0.0, 1.0, 3.0], (0, 1, 3), np.array([0.0, 1.0, 3.0])):
-        counts, found = ml.histogram(x, edges)
-        assert (counts.tolist(), found.tolist()) == ([1, 2], [0.0, 1.0, 3.0])
+        counts, bounds = ml.histogram(x, edges)
+        assert (counts.tolist(), bounds.tolist()) == ([1, 2], [0.0, 1.0, 3.0])
 
 
 @pytest.mark.parametrize("ends", [5, ("a", 1), (0.0, 1.0, 2.0)])

@@ -40,7 +40,7 @@ def test_an_array_is_an_operand(fn: Callable[[Any, Any], Any], kind: Callable[[A
 
 def test_matmul_and_functions_take_arrays() -> None:
     x = ml.asarray(X)
-    for got, wanted in [
+    for got, expected in [
         (X.T @ x, X.T @ X),
         (x @ Y, X @ Y),
         (ml.add(x, [1.0, 2.0, 3.0]), X + np.array([1, 2, 3], np.float32)),
@@ -52,11 +52,11 @@ def test_matmul_and_functions_take_arrays() -> None:
         (untyped.where(X > 0, x, np.zeros(3, np.float32)), np.where(X > 0, X, np.float32(0))),
     ]:
         assert type(got) is ml.Tensor
-        np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-6, strict=True)
+        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6, strict=True)
 
 
 def test_functions_of_shapes_take_arrays() -> None:
-    for got, wanted in [
+    for got, expected in [
         (untyped.reshape(X, (3, 2)), X.reshape(3, 2)),
         (untyped.permute_dims(X, (1, 0)), X.T),
         (untyped.take(X, np.array([1, 0]), axis=1), X[:, [1, 0]]),
@@ -70,7 +70,7 @@ def test_functions_of_shapes_take_arrays() -> None:
         (untyped.broadcast_arrays(X, Y)[1], np.broadcast_to(Y, (2, 3))),
     ]:
         assert type(got) is ml.Tensor
-        np.testing.assert_array_equal(got.numpy(), wanted, strict=True)
+        np.testing.assert_array_equal(got.numpy(), expected, strict=True)
 
 
 # --- f64 from outside ------------------------------------------------------------------
@@ -125,8 +125,8 @@ class Foreign:
 )
 def test_f64_data_beside_a_narrower_float_take_it(result: Callable[[Any], Any], dtype: str) -> None:
     """They were f64, and so was all that followed."""
-    found = result(DATA)
-    assert str(getattr(found, "dtype", found)) == dtype
+    dtype_source = result(DATA)
+    assert str(getattr(dtype_source, "dtype", dtype_source)) == dtype
 
 
 def test_f64_data_are_rounded_once() -> None:
@@ -159,11 +159,11 @@ def test_a_layer_takes_f64_data_in_the_float_of_its_weights(
     make: Callable[[], Any], shape: tuple[int, ...]
 ) -> None:
     layer, data = make(), np.random.default_rng(0).normal(size=shape)
-    wanted = ml.tree.map(ml.Tensor.tolist, layer(ml.asarray(data, dtype="f32")))
+    expected = ml.tree.map(ml.Tensor.tolist, layer(ml.asarray(data, dtype="f32")))
     for call in (layer, ml.capture(layer)):
-        found = call(data)
-        assert {x.dtype for x in ml.tree.leaves(found)} == {ml.float32}
-        assert ml.tree.map(ml.Tensor.tolist, found) == wanted
+        result = call(data)
+        assert {x.dtype for x in ml.tree.leaves(result)} == {ml.float32}
+        assert ml.tree.map(ml.Tensor.tolist, result) == expected
     if not isinstance(layer, ml.nn.BatchNorm):  # whose running means stay f32
         wide = layer.astype(ml.float64)
         assert {x.dtype for x in ml.tree.leaves(wide(data))} == {ml.float64}
@@ -189,8 +189,8 @@ def test_a_training_on_f64_data_is_one_in_f32() -> None:
         return losses + [p.numpy().tobytes() for p in model.named_parameters().values()]
 
     narrow = [ml.asarray(each, dtype="f32") for each in (x, y)]
-    found = [trained(x, y, captured=captured) for captured in (False, True)]
-    assert found == [trained(*narrow, captured=False)] * 2
+    histories = [trained(x, y, captured=captured) for captured in (False, True)]
+    assert histories == [trained(*narrow, captured=False)] * 2
 
 
 def test_an_array_argument_of_a_captured_function_is_beside_what_it_reaches() -> None:
@@ -198,13 +198,13 @@ def test_an_array_argument_of_a_captured_function_is_beside_what_it_reaches() ->
     narrow = ml.capture(lambda x: ml.sum(x * weight))
     wide = ml.capture(lambda x: ml.sum(x * wide_weight + weight))
     alone = ml.capture(lambda x: ml.sum(x))
-    beside = ml.capture(lambda tree, w: tree["x"][0] * w)
+    in_tree = ml.capture(lambda tree, w: tree["x"][0] * w)
     for _ in range(2):
         assert [f(DATA).dtype.name for f in (narrow, wide, alone)] == ["f32", "f64", "f64"]
-        assert beside({"x": [DATA]}, F32).dtype is ml.float32
-        assert beside({"x": [DATA]}, F64).dtype is ml.float64
-        assert beside({"x": [DATA[0, 0]]}, F32).dtype is ml.float32
-    assert [f.signatures for f in (narrow, wide, alone, beside)] == [1, 1, 1, 3]
+        assert in_tree({"x": [DATA]}, F32).dtype is ml.float32
+        assert in_tree({"x": [DATA]}, F64).dtype is ml.float64
+        assert in_tree({"x": [DATA[0, 0]]}, F32).dtype is ml.float32
+    assert [f.signatures for f in (narrow, wide, alone, in_tree)] == [1, 1, 1, 3]
 
 
 @cases(
@@ -218,22 +218,22 @@ def test_an_array_argument_of_a_captured_function_is_beside_what_it_reaches() ->
     ),
 )
 def test_the_first_mixed_product_of_a_line_is_told(product: Any, operands: str) -> None:
-    with pytest.warns(ml.PrecisionWarning) as told:
+    with pytest.warns(ml.PrecisionWarning) as records:
         dtypes = {product(n).dtype for n in (101, 102, 101)}
     assert dtypes == {ml.float64}
-    assert [str(each.message).partition(" computes")[0] for each in told] == [
+    assert [str(each.message).partition(" computes")[0] for each in records] == [
         operands.format(n=101)
     ]
-    assert told[0].filename == __file__
-    assert "ml.astype(x, ml.float32)" in str(told[0].message)
+    assert records[0].filename == __file__
+    assert "ml.astype(x, ml.float32)" in str(records[0].message)
 
 
 def test_the_way_back_and_pure_products_tell_nothing() -> None:
     w, x = ml.ones((3, 107)), ml.ones((5, 3), dtype="f64")
     line = sys._getframe().f_lineno + 2
-    with pytest.warns(ml.PrecisionWarning) as told:
+    with pytest.warns(ml.PrecisionWarning) as records:
         grads = ml.grad(lambda w: ml.sum((x @ w) ** 2))(w)
-    assert [each.lineno for each in told] == [line]
+    assert [each.lineno for each in records] == [line]
     assert grads.dtype is ml.float32
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -265,10 +265,10 @@ def test_a_mixed_product_is_that_of_f64(captured: bool, monkeypatch: pytest.Monk
     with ml.use(ml.VM(native=True)):
         x, w = (ml.asarray(each.numpy()) for each in (x, w))
         fn = ml.capture(both) if captured else both
-        found = [each.numpy() for each in fn(x, w)]
-        wanted = [each.numpy() for each in fn(x, ml.astype(w, "f64"))]
+        results = [each.numpy() for each in fn(x, w)]
+        expected = [each.numpy() for each in fn(x, ml.astype(w, "f64"))]
     assert ran == []
-    for each, as_f64 in zip(found, wanted, strict=True):
+    for each, as_f64 in zip(results, expected, strict=True):
         assert each.tobytes() == as_f64.astype(each.dtype).tobytes()
 
 
@@ -288,9 +288,9 @@ def test_a_list_has_the_dtype_of_one_of_its_numbers(dtype: str, number: Any) -> 
     pairs.append((untyped.where(x == x, [number, number], x), untyped.where(x == x, number, x)))
     pairs.append((untyped.where(x != x, x, (number, False)), untyped.where(x != x, x, number)))
     pairs.append((untyped.stack([x, [number] * 2])[1], untyped.where(x != x, x, number)))
-    for got, wanted in pairs:
-        assert got.dtype is wanted.dtype
-        assert (got == wanted).tolist()[-1][0] if got.ndim == 2 else got[0] == wanted[0]
+    for got, expected in pairs:
+        assert got.dtype is expected.dtype
+        assert (got == expected).tolist()[-1][0] if got.ndim == 2 else got[0] == expected[0]
 
 
 def test_a_list_beside_f64_is_not_rounded_to_f32() -> None:
@@ -470,8 +470,8 @@ def test_a_model_is_called_on_an_array(name: str) -> None:
     make, array = MODELS[name]
     model = make()
     on_array, on_tensor = model(array), model(ml.asarray(array))
-    for got, wanted in zip(_several(on_array), _several(on_tensor), strict=True):
-        np.testing.assert_array_equal(got.numpy(), wanted.numpy(), strict=True)
+    for got, expected in zip(_several(on_array), _several(on_tensor), strict=True):
+        np.testing.assert_array_equal(got.numpy(), expected.numpy(), strict=True)
 
 
 def _several(result: Any) -> list[Any]:
@@ -482,34 +482,34 @@ def _several(result: Any) -> list[Any]:
 
 def test_losses_take_arrays_of_labels() -> None:
     logits, labels = ml.asarray(X), np.array([0, 2])
-    wanted = ml.softmax_cross_entropy(logits, ml.asarray(labels)).numpy()
-    np.testing.assert_array_equal(untyped.softmax_cross_entropy(logits, labels).numpy(), wanted)
-    np.testing.assert_array_equal(untyped.softmax_cross_entropy(X, [0, 2]).numpy(), wanted)
+    expected = ml.softmax_cross_entropy(logits, ml.asarray(labels)).numpy()
+    np.testing.assert_array_equal(untyped.softmax_cross_entropy(logits, labels).numpy(), expected)
+    np.testing.assert_array_equal(untyped.softmax_cross_entropy(X, [0, 2]).numpy(), expected)
     ignoring = untyped.softmax_cross_entropy(logits, labels, ignore_index=2, label_smoothing=0.1)
     assert ignoring.tolist()[1] == 0
     losses: list[Any] = [ml.mean_squared_error, ml.l1, ml.huber, ml.kl_divergence]
     for loss in losses:
-        wanted = loss(logits, ml.asarray(X * 2)).numpy()
-        np.testing.assert_array_equal(loss(logits, X * 2).numpy(), wanted)
+        expected = loss(logits, ml.asarray(X * 2)).numpy()
+        np.testing.assert_array_equal(loss(logits, X * 2).numpy(), expected)
 
 
 @pytest.mark.local(reason="a VM elsewhere is behind a wire already")
 def test_a_vm_elsewhere_takes_them_too() -> None:
     calls: list[Any] = [lambda x: x + Y, lambda x: Y * x, lambda x: x[[0]], lambda x: x == X]
-    wanted = [call(ml.asarray(X)).numpy() for call in calls]
+    references = [call(ml.asarray(X)).numpy() for call in calls]
     with ml.Arena(WireVM(ml.VM()), "elsewhere").allocating():
-        for call, expected in zip(calls, wanted, strict=True):
+        for call, expected in zip(calls, references, strict=True):
             np.testing.assert_array_equal(call(ml.asarray(X)).numpy(), expected)
         assert str(ml.nn.Linear(3, 2)(DATA).type) == "f32[2,2]"
 
 
 def test_a_captured_function_takes_an_array_as_an_argument() -> None:
     @ml.capture
-    def given(x: ml.Tensor, y: Any) -> Any:
+    def added(x: ml.Tensor, y: Any) -> Any:
         return x + y
 
     for y in (Y, 2 * Y):
-        np.testing.assert_array_equal(given(ml.asarray(X), y).numpy(), X + y)
+        np.testing.assert_array_equal(added(ml.asarray(X), y).numpy(), X + y)
 
 
 def test_what_is_no_array_is_no_operand() -> None:
@@ -570,13 +570,13 @@ def test_numpys_functions_of_elements_compute_with_tensors() -> None:
 
 
 @cases(
-    "call, said",
+    "call, message",
     (lambda x: np.cbrt(x), "numpy.cbrt takes no tensor"),
     (lambda x: np.add.reduce(x), "numpy.add.reduce takes no tensor"),
     (lambda x: np.add(np.ones(2), x, out=np.ones(2)), r"numpy.add\(out=\) takes no tensor"),
 )
-def test_what_numpy_has_alone_says_so(call: Callable[[ml.Tensor], Any], said: str) -> None:
-    refuses(ml.errors.DTypeError, said, call, ml.ones(2))
+def test_what_numpy_has_alone_says_so(call: Callable[[ml.Tensor], Any], message: str) -> None:
+    refuses(ml.errors.DTypeError, message, call, ml.ones(2))
 
 
 STEPS = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 2, 3)
@@ -588,8 +588,8 @@ def test_recurrent_layers_take_arrays() -> None:
     gru, lstm = untyped.nn.GRU(3, 5), untyped.nn.LSTM(3, 5)
     h = ml.random.normal((1, 2, 5))
     want, last = gru(x, h, lengths=lengths)
-    for given in (LENGTHS, LENGTHS.tolist()):
-        y, end = gru(STEPS, h.numpy(), lengths=given)
+    for argument in (LENGTHS, LENGTHS.tolist()):
+        y, end = gru(STEPS, h.numpy(), lengths=argument)
         np.testing.assert_array_equal(y.numpy(), want.numpy(), strict=True)
         np.testing.assert_array_equal(end.numpy(), last.numpy(), strict=True)
     want, _ = lstm(x, (h, h))
@@ -629,9 +629,9 @@ def test_draws_take_arrays() -> None:
         (lambda x: ml.random.categorical(x, key=key), X),
         (lambda x: ml.random.truncated_normal(x, x + 1, key=key), X),
     ]
-    for draw, given in draws:
+    for draw, argument in draws:
         np.testing.assert_array_equal(
-            draw(given).numpy(), draw(ml.asarray(given)).numpy(), strict=True
+            draw(argument).numpy(), draw(ml.asarray(argument)).numpy(), strict=True
         )
     assert bool(ml.all(untyped.random.bernoulli(5, np.float32(1.0))))
 

@@ -168,8 +168,8 @@ def test_the_draws_of_a_captured_step_differ_and_are_those_of_eager_code() -> No
         expected = [y.numpy() for _ in range(2) for y in step(*inputs)]
         R.seed(seed)
         replayed = [y.numpy() for _ in range(2) for y in captured(*inputs)]
-        for given, each in zip(replayed, expected, strict=True):
-            np.testing.assert_array_equal(given, each)
+        for result, each in zip(replayed, expected, strict=True):
+            np.testing.assert_array_equal(result, each)
     assert captured.signatures == 1
     assert (replayed[5] != replayed[12]).any()
 
@@ -257,8 +257,8 @@ def _states(rank: int, _: object) -> tuple[list[int], list[int]]:
 
 
 def _state_now(*_: object) -> list[int]:
-    found: list[int] = R.state().tolist()
-    return found
+    state: list[int] = R.state().tolist()
+    return state
 
 
 def test_a_draw_that_no_seed_reaches_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,8 +480,8 @@ def test_counts_are_of_their_distribution() -> None:
         assert 0 <= drawn.min() <= drawn.max() <= n
         assert abs(drawn.mean() - n * p) < 4 * math.sqrt(n * p * (1 - p) / N)
         assert abs(drawn.var() / (n * p * (1 - p)) - 1) < 0.06
-    ways = ml.asarray([[1.0, 2.0, 1.0], [0.0, 3.0, 1.0]])
-    drawn = R.multinomial(ml.asarray([8, 5]), ways, (N, 2), key=R.key(4)).numpy()
+    odds = ml.asarray([[1.0, 2.0, 1.0], [0.0, 3.0, 1.0]])
+    drawn = R.multinomial(ml.asarray([8, 5]), odds, (N, 2), key=R.key(4)).numpy()
     assert drawn.shape == (N, 2, 3)
     assert (drawn.sum(-1) == [8, 5]).all()
     np.testing.assert_allclose(drawn.mean(0), np.array([[2, 4, 2], [0, 3.75, 1.25]]), atol=0.05)

@@ -57,12 +57,12 @@ def ours(key: Any) -> Any:
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
 def test_each_value_for_an_element_counts(name: str, key: Any) -> None:
     values = RNG.normal(size=X[key].shape)
-    for given in (values, np.array(1.5)):
+    for value in (values, np.array(1.5)):
         expected = X.copy()
-        METHODS[name].at(expected, key, given)
+        METHODS[name].at(expected, key, value)
         x = t(X)
-        found = getattr(x.at[ours(key)], name)(t(given))
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-14)
+        result = getattr(x.at[ours(key)], name)(t(value))
+        np.testing.assert_allclose(result.numpy(), expected, rtol=1e-14)
         np.testing.assert_array_equal(x.numpy(), X)  # as it was
     if name == "add":
         np.testing.assert_array_equal(

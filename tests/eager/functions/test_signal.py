@@ -44,10 +44,10 @@ SETTINGS = [
 def test_stft(n: int, hop: int, width: int, center: bool, complex: bool) -> None:
     x = X + 1j * X[::-1] if complex else X
     window = RNG.uniform(0.1, 1, width)
-    found = ml.stft(t(x), n, hop, t(window), center=center)
+    spectrum = ml.stft(t(x), n, hop, t(window), center=center)
     expected = by_frames(x, n, hop, window, center)
-    assert found.dtype is ml.complex128
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
+    assert spectrum.dtype is ml.complex128
+    np.testing.assert_allclose(spectrum.numpy(), expected, atol=1e-12)
     scaled = ml.stft(t(x), n, hop, t(window), center=center, normalized=True)
     np.testing.assert_allclose(scaled.numpy() * math.sqrt(n), expected, atol=1e-12)
     plain = ml.stft(t(x[0]), n, hop, center=center)
@@ -64,12 +64,12 @@ def test_istft_is_the_inverse(complex: bool, normalized: bool) -> None:
         window = ml.hamming(n, periodic=True, dtype="f64")
         options: Any = {"center": center, "normalized": normalized}
         spectra = ml.stft(t(x), n, hop, window, **options)
-        found = ml.istft(spectra, n, hop, window, **options).numpy()
-        np.testing.assert_allclose(found, x[:, : found.shape[-1]], atol=1e-12)
-        assert found.shape[-1] > 50 - n
+        signal = ml.istft(spectra, n, hop, window, **options).numpy()
+        np.testing.assert_allclose(signal, x[:, : signal.shape[-1]], atol=1e-12)
+        assert signal.shape[-1] > 50 - n
         exact = ml.istft(spectra, n, hop, window, length=70, **options).numpy()
         assert exact.shape == (2, 70)
-        np.testing.assert_array_equal(exact[:, : found.shape[-1]], found)
+        np.testing.assert_array_equal(exact[:, : signal.shape[-1]], signal)
         np.testing.assert_array_equal(exact[:, 60:], 0)
 
 
@@ -80,12 +80,12 @@ def test_as_pytorch() -> None:
     np.testing.assert_allclose(ours.numpy(), window.numpy(), atol=1e-15)
     for center in (True, False):
         theirs = torch.stft(x, 16, 3, window=window, center=center, return_complex=True)
-        found = ml.stft(t(X), 16, 3, ours, center=center)
-        np.testing.assert_allclose(found.numpy(), theirs.numpy(), atol=1e-12)
+        result = ml.stft(t(X), 16, 3, ours, center=center)
+        np.testing.assert_allclose(result.numpy(), theirs.numpy(), atol=1e-12)
     theirs = torch.stft(x, 16, 3, window=window, return_complex=True) * 1.5j
     back = torch.istft(theirs, 16, 3, window=window, length=48)
-    found = ml.istft(t(theirs.numpy()), 16, 3, ours, length=48)
-    np.testing.assert_allclose(found.numpy(), back.numpy(), atol=1e-12)
+    result = ml.istft(t(theirs.numpy()), 16, 3, ours, length=48)
+    np.testing.assert_allclose(result.numpy(), back.numpy(), atol=1e-12)
 
 
 def test_gradients_captures_and_dtypes() -> None:

@@ -30,24 +30,24 @@ VECTORS: dict[str, np.ndarray[Any, Any]] = {
 @pytest.mark.parametrize("name", VECTORS)
 def test_sets(name: str) -> None:
     x = VECTORS[name]
-    wanted = np.unique_all(x)
-    found = ml.unique_all(t(x))
-    assert found._fields == wanted._fields
-    for ours, theirs in zip(found, wanted, strict=True):
+    expected = np.unique_all(x)
+    result = ml.unique_all(t(x))
+    assert result._fields == expected._fields
+    for ours, theirs in zip(result, expected, strict=True):
         assert ours.type == t(theirs).type
         np.testing.assert_array_equal(ours.numpy(), theirs)
     for part in (ml.unique_counts(t(x)), ml.unique_inverse(t(x))):
         for field, ours in part._asdict().items():
-            np.testing.assert_array_equal(ours.numpy(), getattr(wanted, field))
-    np.testing.assert_array_equal(ml.unique_values(t(x)).numpy(), wanted.values)
+            np.testing.assert_array_equal(ours.numpy(), getattr(expected, field))
+    np.testing.assert_array_equal(ml.unique_values(t(x)).numpy(), expected.values)
 
 
 def test_sets_of_complex_numbers() -> None:
     x = np.array([1 + 1j, 1 - 1j, 1 + 1j, complex(1, math.nan), 0, -0.0, complex(math.nan, 1)])
-    found = ml.unique_all(t(x))
-    assert found.counts.tolist() == [2, 1, 2, 1, 1]
-    assert found.indices.tolist() == [4, 1, 0, 3, 6]
-    np.testing.assert_array_equal(ml.take(found.values, found.inverse_indices).numpy(), x)
+    result = ml.unique_all(t(x))
+    assert result.counts.tolist() == [2, 1, 2, 1, 1]
+    assert result.indices.tolist() == [4, 1, 0, 3, 6]
+    np.testing.assert_array_equal(ml.take(result.values, result.inverse_indices).numpy(), x)
     assert ml.isin(t(x), t([1j, 1 + 1j])).tolist() == [True, False, True, *[False] * 4]
 
 
@@ -61,12 +61,12 @@ def test_a_gradient_flows_into_the_different_values() -> None:
 @pytest.mark.parametrize("name", [name for name in VECTORS if name != "grid"])
 def test_searchsorted(name: str, side: Any) -> None:
     x = VECTORS[name]
-    wanted = np.concatenate([x, np.arange(3).astype(x.dtype)]).reshape(-1, 1)
-    place = ml.searchsorted(t(np.sort(x)), t(wanted), side=side)
-    assert place.type == ml.TensorType("i64", wanted.shape)
-    np.testing.assert_array_equal(place.numpy(), np.searchsorted(np.sort(x), wanted, side))
+    needles = np.concatenate([x, np.arange(3).astype(x.dtype)]).reshape(-1, 1)
+    place = ml.searchsorted(t(np.sort(x)), t(needles), side=side)
+    assert place.type == ml.TensorType("i64", needles.shape)
+    np.testing.assert_array_equal(place.numpy(), np.searchsorted(np.sort(x), needles, side))
     order = np.argsort(x, kind="stable")
-    again = ml.searchsorted(t(x), t(wanted), side=side, sorter=t(order))
+    again = ml.searchsorted(t(x), t(needles), side=side, sorter=t(order))
     np.testing.assert_array_equal(again.numpy(), place.numpy())
 
 
@@ -80,10 +80,10 @@ def test_searchsorted_of_numbers() -> None:
 def test_isin() -> None:
     x = t(VECTORS["grid"])
     for values in ([], [2], [3, 0, 0, 9]):
-        wanted = np.isin(x.numpy(), values)
+        expected = np.isin(x.numpy(), values)
         of = t(np.array(values, np.int64))
-        np.testing.assert_array_equal(ml.isin(x, of).numpy(), wanted)
-        np.testing.assert_array_equal(ml.isin(x, of, invert=True).numpy(), ~wanted)
+        np.testing.assert_array_equal(ml.isin(x, of).numpy(), expected)
+        np.testing.assert_array_equal(ml.isin(x, of, invert=True).numpy(), ~expected)
     assert ml.isin(2, t([1, 2])).item() is True
     assert ml.isin(t([1, 2]), 2).tolist() == [False, True]
     assert ml.isin(t([math.nan]), t([math.nan])).tolist() == [False]

@@ -40,24 +40,24 @@ def lent(x: ml.Tensor) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
 def test_memory_is_lent_read_only(dtype: str, shape: tuple[int, ...]) -> None:
     x = ml.ones(shape, dtype)
-    for seen in (lent(x), np.from_dlpack(x), np.asarray(x, copy=False)):
-        np.testing.assert_array_equal(seen, np.ones(shape, x.dtype.numpy), strict=True)
-        assert not seen.flags.writeable
+    for view in (lent(x), np.from_dlpack(x), np.asarray(x, copy=False)):
+        np.testing.assert_array_equal(view, np.ones(shape, x.dtype.numpy), strict=True)
+        assert not view.flags.writeable
         if x.size:
-            assert np.shares_memory(seen, lent(ml.reshape(x, -1)))
+            assert np.shares_memory(view, lent(ml.reshape(x, -1)))
     assert np.asarray(x).flags.writeable
 
 
 @local
 def test_an_update_moves_the_tensor_and_leaves_what_is_lent() -> None:
     x = ml.arange(3)
-    seen = lent(x)
+    view = lent(x)
     x += 10
-    assert seen.tolist() == [0, 1, 2]
+    assert view.tolist() == [0, 1, 2]
     before = lent(x).ctypes.data
     x[0] = 7
     assert x.tolist() == [7, 11, 12]
-    del seen
+    del view
     gc.collect()
     assert lent(x).ctypes.data == before  # nobody has it any more: it was written where it is
 
@@ -67,14 +67,14 @@ def test_what_is_lent_outlives_tensor_reset_and_arena() -> None:
     arena = ml.Arena(ml.VM("lender"), "lends")
     with arena:
         one, other = lent(ml.full(5, 1)), lent(ml.full(5, 2))
-        gone = lent(ml.full(5, 3))
-        del gone
+        temporary = lent(ml.full(5, 3))
+        del temporary
     capacity = arena.capacity
     for _ in range(3):
         with arena:
-            made = [ml.full(5, 9) for _ in range(4)]
-            assert not any(np.shares_memory(lent(x), one) for x in made)
-            del made
+            tensors = [ml.full(5, 9) for _ in range(4)]
+            assert not any(np.shares_memory(lent(x), one) for x in tensors)
+            del tensors
     assert arena.capacity == capacity
     assert arena.used == 0
     arena.close()
@@ -89,21 +89,21 @@ def test_memory_comes_back_when_the_last_who_has_it_lets_go() -> None:
     arena = ml.Arena(ml.default_vm(), "lends")
     with arena:
         x = ml.full(5, 1)
-        held = [lent(x), lent(ml.reshape(x, (1, 5)))[0, 1:]]
-        taken = lent(x).ctypes.data
+        views = [lent(x), lent(ml.reshape(x, (1, 5)))[0, 1:]]
+        address = lent(x).ctypes.data
     addresses = []
     for _ in range(3):
         with arena:
             addresses.append(lent(ml.full(5, 2)).ctypes.data)
-        if held:
-            held.pop()
+        if views:
+            views.pop()
         gc.collect()
-    assert addresses[0] != taken
-    assert addresses[2] == taken
+    assert addresses[0] != address
+    assert addresses[2] == address
     for i in range(50):
         with arena:
-            seen = lent(ml.full(5, i))
-        assert seen.tolist() == [i] * 5
+            view = lent(ml.full(5, i))
+        assert view.tolist() == [i] * 5
     assert len(arena._placement.regions) < 5
 
 
@@ -112,12 +112,12 @@ def test_what_is_freed_is_lent_on() -> None:
     arena = ml.Arena(ml.default_vm(), "lends", capacity=64)
     with arena.allocating():
         x = ml.full(5, 1)
-        seen = lent(x)
+        view = lent(x)
         arena.free(x)
         refuses(StaleTensor, "", lent, x)
         refuses(ml.errors.MlvmError, "asks for", ml.full, 5, 2)
-        assert seen.tolist() == [1] * 5
-        del seen
+        assert view.tolist() == [1] * 5
+        del view
         assert ml.full(5, 2).tolist() == [2] * 5
 
 
@@ -225,10 +225,10 @@ def test_memory_of_python_keeps_its_dtype(source: Any, dtype: str) -> None:
 
 def test_what_only_has_an_array_interface_keeps_its_dtype() -> None:
     class Image:
-        kept = np.full((2, 2), 7, np.uint8)
+        pixels = np.full((2, 2), 7, np.uint8)
 
         def __init__(self) -> None:
-            self.__array_interface__ = self.kept.__array_interface__
+            self.__array_interface__ = self.pixels.__array_interface__
 
     assert ml.asarray(Image()).type == ml.TensorType("u8", (2, 2))
 
@@ -251,8 +251,8 @@ def test_asarray_copies_as_it_is_told() -> None:
 def test_copies_and_pickles(dtype: str) -> None:
     x = ml.ones((2, 3), dtype)
     arena = ml.Arena(ml.default_vm(), "copies")
-    ways: list[Any] = [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
-    for again in ways:
+    copiers: list[Any] = [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+    for again in copiers:
         with arena:
             y = again(x)
             assert y.arena is arena

@@ -253,11 +253,11 @@ def test_code_in_hints_is_between_backticks() -> None:
 
 @pytest.mark.parametrize("module", FUNCTIONS)
 def test_a_name_from_elsewhere_is_none_of_the_module(module: str) -> None:
-    [found] = [each for each in (ml, *NAMESPACES.values()) if each.__name__ == module]
+    [namespace] = [each for each in (ml, *NAMESPACES.values()) if each.__name__ == module]
     for name, hint in TABLE[module].items():
         with pytest.raises(AttributeError, match=f"^{module} has no {name}; {re.escape(hint)}$"):
-            getattr(found, name)
-        assert not hasattr(found, name)
+            getattr(namespace, name)
+        assert not hasattr(namespace, name)
 
 
 def test_a_method_from_elsewhere_is_none_of_a_tensor() -> None:
@@ -364,8 +364,8 @@ def test_attention_is_batch_first_and_recurrence_is_not() -> None:
 
 def test_padding_takes_what_is_called_output_padding() -> None:
     x, kernel = ml.ones((1, 4, 4, 3)), ml.ones((3, 3, 2, 3))
-    made = ml.conv_transpose2d(x, kernel, stride=2, padding=((1, 0), (1, 0)))
-    assert made.shape == (1, 8, 8, 2)  # PyTorch: (4 - 1) 2 - 2 + (3 - 1) + 1 + 1
+    result = ml.conv_transpose2d(x, kernel, stride=2, padding=((1, 0), (1, 0)))
+    assert result.shape == (1, 8, 8, 2)  # PyTorch: (4 - 1) 2 - 2 + (3 - 1) + 1 + 1
 
 
 def test_a_device_by_name_is_told_of_vms() -> None:
@@ -446,13 +446,13 @@ def test_what_to_write_for_a_function_that_there_is_not(
     text = TABLE["mlvm.eager"][name].removeprefix("there is none; write ").split(", and ")[0]
     if name == "trapezoid":
         arrays = arrays[::-1]  # numpy.trapezoid(y, x)
-    given = dict(zip(("x", "y"), map(ml.asarray, arrays), strict=False))
-    found = eval(text, {"ml": ml, "math": math, "atol": 1e-8, "rtol": 1e-5, **given})
+    tensors = dict(zip(("x", "y"), map(ml.asarray, arrays), strict=False))
+    result = eval(text, {"ml": ml, "math": math, "atol": 1e-8, "rtol": 1e-5, **tensors})
     if name == "trapezoid":
-        wanted = np.sum((arrays[1][1:] + arrays[1][:-1]) * np.diff(arrays[0])) / 2
+        expected = np.sum((arrays[1][1:] + arrays[1][:-1]) * np.diff(arrays[0])) / 2
     else:
-        wanted = getattr(np, name)(*arrays)
-    np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-6)
+        expected = getattr(np, name)(*arrays)
+    np.testing.assert_allclose(np.asarray(result), expected, rtol=1e-6)
 
 
 def test_keywords_from_elsewhere() -> None:
@@ -550,14 +550,14 @@ def test_a_mistyped_name() -> None:
         untyped.nn.Liner  # noqa: B018
     with pytest.raises(AttributeError, match=r"^mlvm\.eager has no zzz$"):
         untyped.zzz  # noqa: B018
-    for slip, meant in {
+    for slip, suggestion in {
         "sigmod": "sigmoid",
         "sofftmax": "softmax",
         "cumulative_som": "cumulative_sum",
         "eInsum": "einsum",
         "log_soft_max": "log_softmax",
     }.items():
-        refuses(AttributeError, f"no {slip}; did you mean {meant}\\?$", getattr, ml, slip)
+        refuses(AttributeError, f"no {slip}; did you mean {suggestion}\\?$", getattr, ml, slip)
     refuses(AttributeError, "did you mean RMSProp", getattr, ml.optim, "RMSprop")
 
 

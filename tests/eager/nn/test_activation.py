@@ -88,11 +88,11 @@ def test_pooling() -> None:
     halves = nn.AdaptiveMaxPool((2, 3))(ml.asarray(x)).numpy()
     np.testing.assert_array_equal(halves, windows.max((2, 4)))
     for name in ("max", "avg"):
-        for axes, given in ((1, x[:, 0]), (3, x[:, :, None])):
+        for axes, batch in ((1, x[:, 0]), (3, x[:, :, None])):
             layer = getattr(nn, f"{name.title()}Pool{axes}d")(2, stride=1, padding="SAME")
             of = getattr(ml, f"{name}_pool{axes}d")
-            expected = of(ml.asarray(given), 2, stride=1, padding="SAME").numpy()
-            np.testing.assert_array_equal(layer(ml.asarray(given)).numpy(), expected)
+            expected = of(ml.asarray(batch), 2, stride=1, padding="SAME").numpy()
+            np.testing.assert_array_equal(layer(ml.asarray(batch)).numpy(), expected)
     mean = nn.GlobalAvgPool()(ml.asarray(x)).numpy()
     np.testing.assert_allclose(mean, x.mean((1, 2)), rtol=1e-12)
     np.testing.assert_array_equal(nn.GlobalAvgPool()(ml.asarray(x[:, 0, 0])).numpy(), x[:, 0, 0])

@@ -23,10 +23,10 @@ def attention(q: Array, k: Array, v: Array, mask: Array, scale: float | None = N
     mask = np.broadcast_to(mask, (*q.shape[:-1], k.shape[-2]))
     out = np.zeros((*q.shape[:-1], v.shape[-1]))
     for place in np.ndindex(q.shape[:-1]):
-        seen = mask[place]
-        if seen.any():
-            weights = np.exp(k[place[:-1]][seen] @ q[place] * scale)
-            out[place] = weights @ v[place[:-1]][seen] / weights.sum()
+        visible = mask[place]
+        if visible.any():
+            weights = np.exp(k[place[:-1]][visible] @ q[place] * scale)
+            out[place] = weights @ v[place[:-1]][visible] / weights.sum()
     return out
 
 
@@ -42,25 +42,25 @@ def test_scaled_dot_product_attention(
     mask: Array | None, causal: bool, scale: float | None
 ) -> None:
     q, k, v = normal(2, 4, 5), normal(2, 3, 5), normal(2, 3, 6)
-    seen = np.ones((4, 3), bool) if mask is None else mask
+    visible = np.ones((4, 3), bool) if mask is None else mask
     if causal:
-        seen = seen & np.tri(4, 3, dtype=bool)
-    expected = attention(q, k, v, seen, scale)
-    given = None if mask is None else ml.asarray(mask)
+        visible = visible & np.tri(4, 3, dtype=bool)
+    expected = attention(q, k, v, visible, scale)
+    mask_tensor = None if mask is None else ml.asarray(mask)
     operands = ml.asarray(q), ml.asarray(k), ml.asarray(v)
-    found = ml.scaled_dot_product_attention(*operands, given, is_causal=causal, scale=scale)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-14)
+    result = ml.scaled_dot_product_attention(*operands, mask_tensor, is_causal=causal, scale=scale)
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_heads_of_queries_share_those_of_keys(masked: bool) -> None:
     q, k, v = normal(2, 6, 4, 5), normal(2, 3, 4, 5), normal(2, 3, 4, 2)
-    seen = RNG.random((2, 6, 4, 4)) < 0.6 if masked else np.ones((4, 4), bool)
-    expected = attention(q, k.repeat(2, axis=1), v.repeat(2, axis=1), seen & np.tri(4, dtype=bool))
+    bits = RNG.random((2, 6, 4, 4)) < 0.6 if masked else np.ones((4, 4), bool)
+    expected = attention(q, k.repeat(2, axis=1), v.repeat(2, axis=1), bits & np.tri(4, dtype=bool))
     operands = ml.asarray(q), ml.asarray(k), ml.asarray(v)
-    mask = ml.asarray(seen) if masked else None
-    found = ml.scaled_dot_product_attention(*operands, mask, is_causal=True)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-14)
+    mask = ml.asarray(bits) if masked else None
+    result = ml.scaled_dot_product_attention(*operands, mask, is_causal=True)
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-10, atol=1e-14)
     ml.testing.check_gradients(
         ml.scaled_dot_product_attention, f64(4, 2, 3), f64(2, 3, 3), f64(2, 3, 2)
     )
@@ -73,7 +73,7 @@ def test_heads_of_queries_share_those_of_keys(masked: bool) -> None:
     theirs = torch.nn.functional.scaled_dot_product_attention(
         *map(torch.tensor, (q, k, v)), is_causal=True, enable_gqa=True
     )
-    np.testing.assert_allclose(found.numpy(), theirs, rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(result.numpy(), theirs, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("base", [None, 100.0])
@@ -89,12 +89,12 @@ def test_a_layer_with_fewer_heads_of_keys(base: float | None) -> None:
     expected = y @ w["out/kernel"] + w["out/bias"]
     whole = layer(ml.asarray(x), is_causal=True).numpy()
     np.testing.assert_allclose(whole, expected, rtol=1e-10, atol=1e-13)
-    cache, found = layer.init_cache(2, 6), []
+    cache, outputs = layer.init_cache(2, 6), []
     assert cache[0].shape == (2, 2, 6, 2)
     for first, end in ((0, 2), (2, 3), (3, 5)):
         y, cache = layer(ml.asarray(x[:, first:end]), cache=cache, position=first)
-        found.append(y.numpy())
-    np.testing.assert_allclose(np.concatenate(found, axis=1), expected, rtol=1e-10, atol=1e-13)
+        outputs.append(y.numpy())
+    np.testing.assert_allclose(np.concatenate(outputs, axis=1), expected, rtol=1e-10, atol=1e-13)
     check(lambda layer, x: layer(x), layer, f64(1, 3, 8))
 
 
@@ -109,10 +109,10 @@ def test_a_query_that_sees_no_key_before_it_sees_none_after_it() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_has_gradients(causal: bool) -> None:
     q, k, v, mask = f64(4, 2), f64(3, 2), f64(3, 2), ml.asarray(MASK)
-    for given in (None, mask):
+    for each_mask in (None, mask):
         ml.testing.check_gradients(
-            lambda q, k, v, given=given: ml.scaled_dot_product_attention(
-                q, k, v, given, is_causal=causal
+            lambda q, k, v, attn_mask=each_mask: ml.scaled_dot_product_attention(
+                q, k, v, attn_mask, is_causal=causal
             ),
             *(q, k, v),
         )
@@ -146,12 +146,12 @@ def test_self_attention(causal: bool) -> None:
     layer = nn.MultiHeadAttention(6, 2, dtype="f64")
     w, x, mask = randomized(layer), normal(2, 4, 6), np.ones((2, 1, 1, 4), bool)
     mask[1, ..., 2:] = False
-    seen = mask & np.tri(4, dtype=bool) if causal else mask
+    visible = mask & np.tri(4, dtype=bool) if causal else mask
     y = layer(ml.asarray(x), mask=ml.asarray(mask), is_causal=causal).numpy()
-    np.testing.assert_allclose(y, in_heads(w, x, x, seen, 2), rtol=1e-10)
+    np.testing.assert_allclose(y, in_heads(w, x, x, visible, 2), rtol=1e-10)
     y = layer(ml.asarray(x), is_causal=causal).numpy()
-    seen = np.tri(4, dtype=bool) if causal else np.ones((4, 4), bool)
-    np.testing.assert_allclose(y, in_heads(w, x, x, seen, 2), rtol=1e-10)
+    visible = np.tri(4, dtype=bool) if causal else np.ones((4, 4), bool)
+    np.testing.assert_allclose(y, in_heads(w, x, x, visible, 2), rtol=1e-10)
 
 
 def test_cross_attention() -> None:
@@ -176,13 +176,13 @@ def test_a_cache_gives_what_the_whole_sequence_gives(base: float | None) -> None
     layer = nn.MultiHeadAttention(8, 2, rotary_base=base, dtype="f64").eval()
     x = f64(2, 6, 8)
     whole = layer(x, is_causal=True).numpy()
-    cache, found = layer.init_cache(2, 7), []
+    cache, outputs = layer.init_cache(2, 7), []
     before = numbers(cache)[:2]
     for first, end in ((0, 2), (2, 3), (3, 4), (4, 6)):
         at: Any = ml.asarray(first) if first == 3 else first
         y, cache = layer(x[:, first:end], cache=cache, position=at)
-        found.append(y.numpy())
-    np.testing.assert_allclose(np.concatenate(found, axis=1), whole, rtol=1e-10)
+        outputs.append(y.numpy())
+    np.testing.assert_allclose(np.concatenate(outputs, axis=1), whole, rtol=1e-10)
     assert not np.any(before)
     assert not cache[0].numpy()[:, :, 6:].any()
     mask = ml.asarray(np.array([False, True, True, True, True, True, True]))
@@ -265,8 +265,8 @@ def test_sinusoidal_encoding() -> None:
     for i in range(3):
         angle = positions / 10000 ** (2 * i / 6)
         expected[..., 2 * i], expected[..., 2 * i + 1] = np.sin(angle), np.cos(angle)
-    found = ml.sinusoidal_encoding(ml.asarray(positions), 6, dtype="f64").numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+    result = ml.sinusoidal_encoding(ml.asarray(positions), 6, dtype="f64").numpy()
+    np.testing.assert_allclose(result, expected, rtol=1e-10, atol=1e-12)
     assert ml.sinusoidal_encoding(ml.asarray(3), 4).type == ml.ones(4).type
 
 
@@ -276,8 +276,8 @@ def test_rotary_encoding() -> None:
     rates = 500.0 ** (-2 * np.arange(3) / 6)
     turned = (x[..., :3] + 1j * x[..., 3:]) * np.exp(1j * positions[:, None] * rates)
     expected = np.concatenate([turned.real, turned.imag], axis=-1)
-    found = ml.rotary_encoding(ml.asarray(x), ml.asarray(positions), base=500.0)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-11)
+    result = ml.rotary_encoding(ml.asarray(x), ml.asarray(positions), base=500.0)
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-9, atol=1e-11)
     single = ml.rotary_encoding(ml.asarray(x.astype(np.float32)), ml.asarray(positions), base=500.0)
     np.testing.assert_allclose(single.numpy(), expected, rtol=1e-5, atol=1e-5)
     at_rest = ml.rotary_encoding(ml.asarray(x))

@@ -30,8 +30,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Shape, list[Shape]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_in_is_nothing_out(name: str) -> None:
-    make, given, shapes = CASES[name]
-    layer, x = make(), ml.zeros(given)
+    make, shape, shapes = CASES[name]
+    layer, x = make(), ml.zeros(shape)
     assert [y.shape for y in numbers(layer(x))] == shapes
 
     def total(layer: Any) -> ml.Tensor:

@@ -53,7 +53,7 @@ def paths(grads: Any) -> list[str]:
 
 
 @cases(
-    "where, left",
+    "where, free",
     (None, []),
     ("blocks_0", ALL[2:]),
     ("blocks_*", ALL[4:]),
@@ -63,19 +63,19 @@ def paths(grads: Any) -> list[str]:
     ("tied", [*ALL[:2], *ALL[3:]]),
     (lambda path, x: x.ndim == 2, [ALL[1], *ALL[3:]]),
 )
-def test_a_model_is_frozen_by_path(where: Any, left: list[str]) -> None:
+def test_a_model_is_frozen_by_path(where: Any, free: list[str]) -> None:
     model = Net()
     state, before = list(model.state()), {path: x.numpy() for path, x in model.state().items()}
     assert model.freeze(where) is model
-    assert list(model.named_parameters()) == left
+    assert list(model.named_parameters()) == free
     assert list(model.state()) == state
-    assert list(model.named_buffers()) == [path for path in state if path not in left]
-    if left:
+    assert list(model.named_buffers()) == [path for path in state if path not in free]
+    if free:
         _value, grads = ml.value_and_grad(loss)(model)
-        assert list(dict.fromkeys(paths(grads))) == [*left, *["tied"] * (ALL[2] in left)]
+        assert list(dict.fromkeys(paths(grads))) == [*free, *["tied"] * (ALL[2] in free)]
         ml.optim.SGD(model, 0.1).update(grads)
         for path, x in model.state().items():
-            assert (x.numpy() == before[path]).all() == (path not in left or path == "scales/b")
+            assert (x.numpy() == before[path]).all() == (path not in free or path == "scales/b")
     assert model.unfreeze() is model
     assert list(model.named_parameters()) == ALL
     assert list(model.named_buffers()) == ["steps"]
@@ -172,9 +172,9 @@ def test_weights_in_parts_may_be_frozen(frozen: list[str], where: Any, shard: An
     alone = make(None)(X)
     with ml.parallel.Group(2) as group:
         both = ml.asarray(np.concatenate([X.numpy()] * 2))
-        found = ml.parallel.data_parallel(make, group, shard=shard)(both)
+        weights = ml.parallel.data_parallel(make, group, shard=shard)(both)
     for path, x in alone.items():
-        np.testing.assert_allclose(found[path], x, rtol=1e-9)
+        np.testing.assert_allclose(weights[path], x, rtol=1e-9)
 
 
 # --- buffers in lists ----------------------------------------------------------------

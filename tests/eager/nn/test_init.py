@@ -80,7 +80,7 @@ def test_orthogonal_kernels_are_evenly_distributed() -> None:
     assert 70 < sum(sign > 0 for sign in signs) < 130
 
 
-def known(shape: Any, *, key: Any, dtype: Any) -> ml.Tensor:
+def ramp(shape: Any, *, key: Any, dtype: Any) -> ml.Tensor:
     """1, 2, 3, ... in row-major order."""
     count = math.prod(shape if isinstance(shape, tuple) else (shape,))
     return ml.astype(ml.reshape(ml.arange(1, count + 1), shape), dtype)
@@ -125,7 +125,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Array]]] = {
 def test_layers_take_initialisers(name: str) -> None:
     make, expected = LAYERS[name]
     for dtype in ("f32", "bf16"):
-        layer = make(kernel_init=known, bias_init=known, dtype=dtype)
+        layer = make(kernel_init=ramp, bias_init=ramp, dtype=dtype)
         for path, values in expected.items():
             np.testing.assert_array_equal(layer.state()[path].numpy(), values, path)
             assert str(layer.state()[path].dtype) == dtype
@@ -134,13 +134,13 @@ def test_layers_take_initialisers(name: str) -> None:
 def test_embeddings_take_initialisers() -> None:
     for kind in (nn.Embedding, nn.EmbeddingBag):
         np.testing.assert_array_equal(
-            kind(3, 2, embedding_init=known).embedding.numpy(), order(3, 2)
+            kind(3, 2, embedding_init=ramp).embedding.numpy(), order(3, 2)
         )
 
 
 @pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])
 def test_recurrent_layers_take_initialisers(name: str) -> None:
-    options = {"kernel_init": known, "hidden_kernel_init": init.orthogonal, "bias_init": known}
+    options = {"kernel_init": ramp, "hidden_kernel_init": init.orthogonal, "bias_init": ramp}
     gates = {"RNN": 1, "LSTM": 4, "GRU": 3}[name]
     for layer in (
         getattr(nn, f"{name}Cell")(2, 3, **options),

@@ -101,10 +101,10 @@ def test_linear_along_the_second_to_last_axis(bias: bool, batch: tuple[int, ...]
 def test_gradients_of_linear(axis: int) -> None:
     layer = nn.Linear(3, 4, axis=axis, dtype="f64")
     x, g = normal(2, 3, 3), normal(2, 3, 4) if axis == -1 else normal(2, 4, 3)
-    found = grad(lambda layer: op.sum(layer(from_array(x)) * from_array(g)))(layer)
+    gradients = grad(lambda layer: op.sum(layer(from_array(x)) * from_array(g)))(layer)
     kernel, bias = ("bni,bno->io", "bno->o") if axis == -1 else ("bin,bon->io", "bon->o")
-    np.testing.assert_allclose(found["kernel"].numpy(), np.einsum(kernel, x, g), rtol=1e-12)
-    np.testing.assert_allclose(found["bias"].numpy(), np.einsum(bias, g), rtol=1e-12)
+    np.testing.assert_allclose(gradients["kernel"].numpy(), np.einsum(kernel, x, g), rtol=1e-12)
+    np.testing.assert_allclose(gradients["bias"].numpy(), np.einsum(bias, g), rtol=1e-12)
 
 
 def test_layer_norm() -> None:
@@ -199,9 +199,9 @@ def test_sizes_may_be_integers_of_numpy() -> None:
 
 @cases(
     "make, variance",
-    (lambda **given: nn.Linear(100, 200, **given).kernel, 1 / 100),
-    (lambda **given: nn.Conv2d(10, 200, (2, 5), **given).kernel, 1 / 100),
-    (lambda **given: nn.Embedding(200, 100, **given).embedding, 1 / 100),
+    (lambda **options: nn.Linear(100, 200, **options).kernel, 1 / 100),
+    (lambda **options: nn.Conv2d(10, 200, (2, 5), **options).kernel, 1 / 100),
+    (lambda **options: nn.Embedding(200, 100, **options).embedding, 1 / 100),
 )
 def test_kernels_are_drawn_with_the_key(make: Callable[..., Tensor], variance: float) -> None:
     drawn = make(key=random.key(1)).numpy()
@@ -591,8 +591,8 @@ def test_a_replaced_buffer_is_kept_through_gradients_within_each_other() -> None
 def test_a_gradient_does_not_go_through_a_buffer() -> None:
     model = Centered()
     model.mean = model.scale
-    found = grad(lambda model: op.sum(model.mean * 3.0 + model.scale))(model)
-    np.testing.assert_array_equal(found["scale"].numpy(), [1, 1])
+    gradients = grad(lambda model: op.sum(model.mean * 3.0 + model.scale))(model)
+    np.testing.assert_array_equal(gradients["scale"].numpy(), [1, 1])
 
 
 def test_state_is_loaded_in_place_and_strictly() -> None:

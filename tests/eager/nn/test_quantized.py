@@ -34,19 +34,19 @@ def x() -> ml.Tensor:
 @pytest.mark.parametrize("dtype", WORST)
 def test_errors_are_told_layer_by_layer(dtype: str, model: ml.nn.Sequential, x: ml.Tensor) -> None:
     small = ml.quantize(model, dtype, group=32)
-    told = ml.quantization_errors(model, small, x)
-    for row, layer in zip(told.rows, (0, 2), strict=True):
+    report = ml.quantization_errors(model, small, x)
+    for row, layer in zip(report.rows, (0, 2), strict=True):
         kernel = model[layer].kernel.numpy().T.astype(float)
-        apart = ml.dequantize(small[layer].weight, small[layer].scale).numpy() - kernel
+        deviation = ml.dequantize(small[layer].weight, small[layer].scale).numpy() - kernel
         assert row.weight_error == pytest.approx(
-            np.linalg.norm(apart) / np.linalg.norm(kernel), rel=1e-4
+            np.linalg.norm(deviation) / np.linalg.norm(kernel), rel=1e-4
         )
         assert 0 < row.weight_error < WORST[dtype]
         assert row.output_error is not None
         assert 0 < row.output_error < 1.5 * WORST[dtype]
         assert row.nbytes < row.nbytes_before
-    assert "layers_2" in repr(told)
-    assert dtype in repr(told)
+    assert "layers_2" in repr(report)
+    assert dtype in repr(report)
     captured = ml.capture(lambda x: small(x))
     assert (captured(x).numpy() == small(x).numpy()).all()
     dense = ml.nn.Sequential(*(copy.copy(each) for each in model))
@@ -61,13 +61,13 @@ def test_what_stays_as_it_is_is_told_with_the_reason() -> None:
     model = ml.nn.Sequential(*layers, ml.nn.GRUCell(4, 4), ml.nn.Linear(4, 2), ml.nn.Linear(2, 2))
     model[6].axis = -2
     small = ml.quantize(model, "i8", where="layers_1")
-    told = ml.quantization_errors(model, small)
-    owners = [(each.path, each.layer, each.nbytes) for each in told.left if each.layer != "GRUCell"]
+    report = ml.quantization_errors(model, small)
+    owners = [(row.path, row.layer, row.nbytes) for row in report.left if row.layer != "GRUCell"]
     assert owners[:2] == [("layers_0", "Embedding", 128), ("layers_2", "LayerNorm", 32)]
-    assert sum(each.nbytes for each in told.left) == sum(
+    assert sum(each.nbytes for each in report.left) == sum(
         x.nbytes for path, x in model.state().items() if not path.startswith("layers_1/")
     )
-    lines = repr(told).splitlines()[2:]
+    lines = repr(report).splitlines()[2:]
     assert "stays: 128 bytes of Embedding, a lookup, see nn.QuantizedEmbedding" in lines
     assert "stays: 64 bytes of LayerNorm, no Linear" in lines
     assert "stays: 40 bytes of Linear, where= does not mean it" in lines
@@ -86,9 +86,9 @@ def test_rows_are_quantised_as_they_come(model: ml.nn.Sequential, x: ml.Tensor) 
 
 def test_gradients_go_through_weights_of_few_bits(model: ml.nn.Sequential, x: ml.Tensor) -> None:
     small = ml.quantize(model, "i4", group=32)
-    found = ml.grad(lambda x: ml.sum(ml.square(small[0](x))))(x).numpy()
+    gradient = ml.grad(lambda x: ml.sum(ml.square(small[0](x))))(x).numpy()
     weight = ml.dequantize(small[0].weight, small[0].scale).numpy()
-    np.testing.assert_allclose(found, 2 * small[0](x).numpy() @ weight, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(gradient, 2 * small[0](x).numpy() @ weight, rtol=1e-4, atol=1e-5)
     assert not small.named_parameters()
 
 
@@ -107,10 +107,10 @@ def test_what_is_refused(model: ml.nn.Sequential, x: ml.Tensor) -> None:
     refuses(ArgumentError, "no Linear layer is meant", ml.quantize, model, where="head")
     refuses(ArgumentError, "and there are LayerNorm; see ml.q", ml.quantize, ml.nn.LayerNorm(2))
     lookup, text = ml.nn.Embedding(4, 2), r"Embedding write (ml\.nn.*\))$"
-    told = refuses(ArgumentError, text, ml.quantize, lookup)
-    found = re.search(text, str(told))
-    assert found is not None
-    small = eval(found[1], {"ml": ml, "layer": lookup})
+    error = refuses(ArgumentError, text, ml.quantize, lookup)
+    match = re.search(text, str(error))
+    assert match is not None
+    small = eval(match[1], {"ml": ml, "layer": lookup})
     third = ml.asarray([3])
     np.testing.assert_allclose(small(third).numpy(), lookup(third).numpy(), atol=0.05)
     for model_like in cast(Any, (ml.ones((2, 2)), lambda x: x)):
@@ -150,19 +150,19 @@ def test_layers_of_few_bits_stand_beside_others_in_a_half(
         mixed = ml.nn.Sequential(model[0], small[2])
         with ml.autocast("bfloat16"):
             half = model[0](x)
-            found, captured = mixed(x), ml.capture(lambda x, mixed=mixed: mixed(x))(x)
+            result, captured = mixed(x), ml.capture(lambda x, mixed=mixed: mixed(x))(x)
             again = ml.quantized_matmul(half, small[2].weight, small[2].scale)
         assert half.dtype == ml.bfloat16
-        assert found.dtype == captured.dtype == again.dtype == ml.float32
-        assert (found.numpy() == captured.numpy()).all()
-        assert (found.numpy() == small[2](half).numpy()).all()
+        assert result.dtype == captured.dtype == again.dtype == ml.float32
+        assert (result.numpy() == captured.numpy()).all()
+        assert (result.numpy() == small[2](half).numpy()).all()
 
 
 @pytest.mark.parametrize("dtype", [d for d in WORST if d not in ("i8", "u8")])
 def test_few_bits_are_made_from_a_description(dtype: str) -> None:
-    made = [ml.zeros((2, 4), dtype), ml.ones((2, 4), dtype), ml.full((2, 4), 1, dtype)]
-    made += [ml.zeros_like(made[1]), ml.full_like(made[0], ml.asarray(1.0))]
-    for y, value in zip(made, (0, 1, 1, 0, 1), strict=True):
+    tensors = [ml.zeros((2, 4), dtype), ml.ones((2, 4), dtype), ml.full((2, 4), 1, dtype)]
+    tensors += [ml.zeros_like(tensors[1]), ml.full_like(tensors[0], ml.asarray(1.0))]
+    for y, value in zip(tensors, (0, 1, 1, 0, 1), strict=True):
         assert y.dtype == dtype
         assert (y.numpy() == value).all()
     if dtype[0] != "f":
@@ -200,15 +200,15 @@ def test_onnx_formulas() -> None:
     scale, zero = np.array([0.1, 0.5, 1, 2], "f"), np.array([3, 128, 0, 255], np.uint8)
     by_axis = [each[:, np.newaxis] for each in (scale, zero.astype("f"))]
     expected = np.clip(np.round(x / by_axis[0]) + by_axis[1], 0, 255)
-    found = ml.quantize_linear(ml.asarray(x), ml.asarray(scale), ml.asarray(zero), axis=0)
-    assert found.dtype == ml.uint8
-    assert (found.numpy() == expected).all()
-    back = ml.dequantize_linear(found, ml.asarray(scale), ml.asarray(zero), axis=0)
+    quantized = ml.quantize_linear(ml.asarray(x), ml.asarray(scale), ml.asarray(zero), axis=0)
+    assert quantized.dtype == ml.uint8
+    assert (quantized.numpy() == expected).all()
+    back = ml.dequantize_linear(quantized, ml.asarray(scale), ml.asarray(zero), axis=0)
     assert (back.numpy() == (expected - by_axis[1]) * by_axis[0]).all()
-    blocks = ml.dequantize_linear(found, ml.asarray(np.tile(scale[:, None], 2)), axis=1)
+    blocks = ml.dequantize_linear(quantized, ml.asarray(np.tile(scale[:, None], 2)), axis=1)
     assert (blocks.numpy() == expected * by_axis[0]).all()
     slope = ml.grad(
-        lambda s: ml.sum(2.0 * ml.dequantize_linear(found, s, ml.asarray(zero), axis=0))
+        lambda s: ml.sum(2.0 * ml.dequantize_linear(quantized, s, ml.asarray(zero), axis=0))
     )
     exact = 2 * (expected - by_axis[1]).sum(1)
     np.testing.assert_allclose(slope(ml.asarray(scale)).numpy(), exact, rtol=1e-6)

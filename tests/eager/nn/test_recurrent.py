@@ -54,8 +54,8 @@ def test_a_cell(kind: str) -> None:
     w, x = randomized(cell), normal(2, 3)
     state = [normal(2, 4) for _ in range(cell.STATES)]
     expected = stepped(kind, w, x, state)
-    for found, each in zip(numbers(cell(ml.asarray(x), as_state(state))), expected, strict=True):
-        np.testing.assert_allclose(found, each, rtol=1e-11)
+    for actual, each in zip(numbers(cell(ml.asarray(x), as_state(state))), expected, strict=True):
+        np.testing.assert_allclose(actual, each, rtol=1e-11)
     zeros = [np.zeros((2, 4))] * cell.STATES
     np.testing.assert_allclose(numbers(cell(ml.asarray(x))), stepped(kind, w, x, zeros), rtol=1e-11)
     check(lambda cell, *args: cell(*args), cell, ml.asarray(x), as_state(state))
@@ -76,8 +76,8 @@ def test_a_layer_is_its_cell_step_by_step_and_lengths_end_it(kind: str) -> None:
             for t in range(length)[:: 1 - 2 * direction]:
                 state = stepped(kind, weights, x[t, b : b + 1], state)
                 expected[t, b, 4 * direction : 4 * direction + 4] = state[0][0]
-            for part, found in zip(last, state, strict=True):
-                part[direction, b] = found[0]
+            for part, value in zip(last, state, strict=True):
+                part[direction, b] = value[0]
     np.testing.assert_allclose(y.numpy(), expected, rtol=1e-10, atol=1e-13)
     np.testing.assert_allclose(numbers(end), last, rtol=1e-10)
 
@@ -103,21 +103,21 @@ def test_layers_beside_torch(kind: str, layers: int, bidirectional: bool) -> Non
     weights: dict[str, Array] = {}
     for number in range(layers):
         for name, suffix in [("forward", ""), ("backward", "_reverse")][:directions]:
-            given = {
+            arrays = {
                 f"{part}_{which}": getattr(theirs, f"{part}_{which}_l{number}{suffix}")
                 .detach()
                 .numpy()
                 for part in ("weight", "bias")
                 for which in ("ih", "hh")
             }
-            bias, hidden_bias = given["bias_ih"].copy(), given["bias_hh"]
+            bias, hidden_bias = arrays["bias_ih"].copy(), arrays["bias_hh"]
             if kind == "GRU":
                 bias[:8] += hidden_bias[:8]
                 weights[f"{name}_{number}/hidden_bias"] = hidden_bias[8:]
             else:
                 bias += hidden_bias
-            weights[f"{name}_{number}/input_kernel"] = given["weight_ih"].T
-            weights[f"{name}_{number}/hidden_kernel"] = given["weight_hh"].T
+            weights[f"{name}_{number}/input_kernel"] = arrays["weight_ih"].T
+            weights[f"{name}_{number}/hidden_kernel"] = arrays["weight_hh"].T
             weights[f"{name}_{number}/bias"] = bias
     ours.load_parameters(weights)
     x, lengths = normal(5, 3, 3), [5, 3, 1]
@@ -130,8 +130,8 @@ def test_layers_beside_torch(kind: str, layers: int, bidirectional: bool) -> Non
     y, end = ours(ml.asarray(x), as_state(state), lengths=ml.asarray(lengths))
     np.testing.assert_allclose(y.numpy(), expected.detach(), rtol=1e-9, atol=1e-12)
     last = last if count > 1 else (last,)
-    for found, each in zip(numbers(end), last, strict=True):
-        np.testing.assert_allclose(found, each.detach(), rtol=1e-9)
+    for actual, each in zip(numbers(end), last, strict=True):
+        np.testing.assert_allclose(actual, each.detach(), rtol=1e-9)
     expected, _ = theirs(torch.tensor(x))
     y, _ = ours(ml.asarray(x))
     np.testing.assert_allclose(y.numpy(), expected.detach(), rtol=1e-9, atol=1e-12)
@@ -184,10 +184,10 @@ def test_lengths_are_an_argument_of_a_captured_layer() -> None:
     step, x = ml.capture(lambda x, lengths: layer(x, lengths=lengths)), f64(11, 2, 2)
     whole = layer(x)[0].numpy()
     for lengths in ([4, 1], [2, 11], [0, 0], [-1, 8], [9, 99]):
-        given = ml.asarray(lengths)
-        captured, eager = numbers(step(x, given)), numbers(layer(x, lengths=given))
-        for found, each in zip(captured, eager, strict=True):
-            np.testing.assert_allclose(found, each, rtol=1e-12)
+        length_tensor = ml.asarray(lengths)
+        captured, eager = numbers(step(x, length_tensor)), numbers(layer(x, lengths=length_tensor))
+        for actual, each in zip(captured, eager, strict=True):
+            np.testing.assert_allclose(actual, each, rtol=1e-12)
         counts = np.arange(11)[:, None, None] < np.array(lengths)[:, None]
         np.testing.assert_allclose(eager[0], np.where(counts, whole, 0), rtol=1e-12)
     assert "1 program>" in repr(step)
@@ -199,10 +199,10 @@ def test_steps_behind_the_longest_sequence_are_not_made() -> None:
     x = normal(20, 2, 2)
     expected = numbers(layer(ml.asarray(x[:5]), lengths=ml.asarray([5, 2])))
     x[5:] = np.nan
-    found = numbers(layer(ml.asarray(x), lengths=ml.asarray([5, 2])))
-    np.testing.assert_allclose(found[0][:5], expected[0], rtol=1e-12)
-    np.testing.assert_allclose(found[1], expected[1], rtol=1e-12)
-    assert not found[0][5:].any()
+    results = numbers(layer(ml.asarray(x), lengths=ml.asarray([5, 2])))
+    np.testing.assert_allclose(results[0][:5], expected[0], rtol=1e-12)
+    np.testing.assert_allclose(results[1], expected[1], rtol=1e-12)
+    assert not results[0][5:].any()
 
 
 lstm, gru = nn.LSTM(3, 4), nn.GRU(3, 4)
@@ -246,9 +246,9 @@ def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], messag
 @KINDS
 def test_one_call_has_the_bits_of_the_loop_and_of_two_threads(kind: str) -> None:
     """The hidden size is one for which threads meet after each step."""
-    made, x = LAYERS[kind](4, 384, bidirectional=True), normal(5, 1, 4).astype("f")
-    weights = {path: each.numpy() for path, each in made.named_parameters().items()}
-    found = []
+    original, x = LAYERS[kind](4, 384, bidirectional=True), normal(5, 1, 4).astype("f")
+    weights = {path: each.numpy() for path, each in original.named_parameters().items()}
+    outputs = []
     most = 2 if extension.EXTENSION is not None else 1
     for threads, loop in ((1, False), (1, True), (most, False)):
         token = step_by_step.set(loop)
@@ -258,10 +258,10 @@ def test_one_call_has_the_bits_of_the_loop_and_of_two_threads(kind: str) -> None
                 layer = LAYERS[kind](4, 384, bidirectional=True)
                 layer.load_parameters(weights)
                 y, _ = layer(ml.asarray(x), lengths=ml.asarray([4]))
-                found.append(y.numpy().tobytes())
+                outputs.append(y.numpy().tobytes())
         finally:
             step_by_step.reset(token)
-    assert len(set(found)) == 1
+    assert len(set(outputs)) == 1
 
 
 @pytest.mark.skipif(extension.EXTENSION is None, reason="h is rounded to the kernel's dtype there")
@@ -269,15 +269,15 @@ def test_one_call_has_the_bits_of_the_loop_and_of_two_threads(kind: str) -> None
 def test_a_kernel_of_bf16_is_read_as_it_is(hidden: int) -> None:
     """The bits are those of the same kernel in f32, for one thread and where two share a step."""
     x = normal(3, 2, 4).astype("f")
-    made = ml.nn.LSTM(4, hidden)
-    kernel = ml.astype(made.forward[0].hidden_kernel, ml.bfloat16)
-    weights = {path: each.numpy() for path, each in made.named_parameters().items()}
+    original = ml.nn.LSTM(4, hidden)
+    kernel = ml.astype(original.forward[0].hidden_kernel, ml.bfloat16)
+    weights = {path: each.numpy() for path, each in original.named_parameters().items()}
     narrow = kernel.numpy()
-    found = []
+    outputs = []
     for dtype, threads in ((ml.float32, 1), (ml.bfloat16, 1), (ml.bfloat16, 2)):
         with ml.Arena(ml.VM("bits", threads=threads, native=True), "bits"):
             layer = ml.nn.LSTM(4, hidden)
             layer.load_parameters(weights)
             layer.forward[0].hidden_kernel = ml.astype(ml.asarray(narrow, dtype=ml.bfloat16), dtype)
-            found.append(layer(ml.asarray(x))[0].numpy().tobytes())
-    assert len(set(found)) == 1
+            outputs.append(layer(ml.asarray(x))[0].numpy().tobytes())
+    assert len(set(outputs)) == 1

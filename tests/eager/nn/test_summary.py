@@ -23,10 +23,10 @@ class Tagger(nn.Module):
         self.lstm = nn.LSTM(4, 4)
         self.norm = nn.BatchNorm(4)
         self.heads = {"a": nn.buffer(nn.Linear(4, 3)), "b": None}
-        self.seen = nn.buffer(ml.zeros((), dtype=ml.int64))
+        self.counter = nn.buffer(ml.zeros((), dtype=ml.int64))
 
     def __call__(self, words: ml.Tensor, lengths: ml.Tensor) -> tuple[ml.Tensor, ml.Tensor]:
-        self.seen = self.seen + 1
+        self.counter = self.counter + 1
         x, _ = self.lstm(self.dropout(self.words(words)), lengths=lengths)
         x = self.norm(self.norm(x))
         return self.heads["a"](x), x  # type: ignore[misc]
@@ -57,7 +57,7 @@ def test_a_model_is_printed_with_its_counts() -> None:
         "    a: buffer Linear(axis=-1)",
         "      kernel: f32[4,3]",
         "      bias: f32[3]",
-        "  seen: buffer i64[]",
+        "  counter: buffer i64[]",
     ]
 
 
@@ -162,34 +162,34 @@ class Seen(HTMLParser):
         self.texts.append(data)
 
 
-def seen(x: Any) -> Seen:
+def parsed(x: Any) -> Seen:
     return Seen(x._repr_html_())
 
 
 def test_measured_memory_in_a_notebook() -> None:
     measured = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", [1000]))
-    texts = seen(measured).texts
+    texts = parsed(measured).texts
     assert texts[texts.index("eagerly, in an arena") - 1] == f"{measured.arena:,}"
     plan = measured.plan
     row = texts.index(f"captured, in a plan of {len(plan.offsets)} blocks")
     assert texts[row - 1] == f"{plan.nbytes:,}"
-    assert seen(plan).texts[1:] == texts[row - 1 :]  # below the same head
+    assert parsed(plan).texts[1:] == texts[row - 1 :]  # below the same head
     assert repr(plan) == f"<Plan of {len(plan.offsets)} blocks: {plan}>"
 
 
 def test_a_tensor_in_a_notebook() -> None:
-    small = seen(ml.asarray([[1.5, -2.0], [0.0, ml.nan]]))
+    small = parsed(ml.asarray([[1.5, -2.0], [0.0, ml.nan]]))
     assert small.texts == ["0", "1", "1.5", "-2.", "0.", "nan", "f32[2,2]"]
-    assert seen(ml.asarray([True, False])).texts == ["0", "1", "True", "False", "bool[2]"]
+    assert parsed(ml.asarray([True, False])).texts == ["0", "1", "True", "False", "bool[2]"]
     for x in (ml.ones(17), ml.ones((2, 2, 2)), ml.zeros(()), ml.ones((0, 2)), ml.ones((2, 0))):
-        assert seen(x).texts == [repr(x)]
+        assert parsed(x).texts == [repr(x)]
     with ml.Arena(ml.VM(), "<b>") as arena:
-        gone = ml.ones(2)
-        assert "<b>" in "".join(seen(arena).texts)
-        assert "b" not in seen(arena).tags
-    assert "ended" in seen(gone).texts[0]
+        stale = ml.ones(2)
+        assert "<b>" in "".join(parsed(arena).texts)
+        assert "b" not in parsed(arena).tags
+    assert "ended" in parsed(stale).texts[0]
     with ml.Arena(ml.DryVM(), "dry").allocating():
-        assert seen(ml.ones(2)).texts == ["<dry f32[2], arena='dry'>"]
+        assert parsed(ml.ones(2)).texts == ["<dry f32[2], arena='dry'>"]
 
 
 def test_a_model_in_a_notebook() -> None:
@@ -198,27 +198,27 @@ def test_a_model_in_a_notebook() -> None:
             self.text = "<script>"
             self.part = nn.Linear(2, 3)
 
-    page = seen(Named())
+    page = parsed(Named())
     assert page.texts == [line.strip() for line in repr(Named()).splitlines()]
     assert "script" not in page.tags
     assert page.tags.count("details") == 2
-    assert seen(nn.Linear(2, 3).summary(ml.ones((1, 2)))).tags.count("tr") == 2
+    assert parsed(nn.Linear(2, 3).summary(ml.ones((1, 2)))).tags.count("tr") == 2
 
 
 @pytest.mark.local(reason="a picture is of a VM of this process")
 def test_memory_in_a_notebook() -> None:
     arena = ml.Arena(ml.default_vm(), "batch")
-    assert seen(arena).tags == ["pre"]
+    assert parsed(arena).tags == ["pre"]
     with arena:
         x = ml.ones((4, 4))
-        page = seen(arena)
+        page = parsed(arena)
         assert page.tags == ["img", "pre"]
         assert x.type is not None
     step = ml.capture(lambda x: ml.sum(ml.sort(x)))
-    assert seen(step).texts == [
+    assert parsed(step).texts == [
         "<captured test_memory_in_a_notebook.<locals>.<lambda>, 0 programs>"
     ]
     step(ml.ones(100))
-    page = seen(step)
+    page = parsed(step)
     assert page.tags == ["img", "pre"]
     assert str(step.plan) in page.texts[0]

@@ -28,9 +28,9 @@ def below(w: dict[str, Array], name: str) -> dict[str, Array]:
 
 
 def expected(
-    w: dict[str, Array], x: Array, memory: Array | None, seen: Array, seen_memory: Array, pre: bool
+    w: dict[str, Array], x: Array, memory: Array | None, mask: Array, seen_memory: Array, pre: bool
 ) -> Array:
-    parts: list[Any] = [lambda x: in_heads(below(w, "attention/"), x, x, seen, 2)]
+    parts: list[Any] = [lambda x: in_heads(below(w, "attention/"), x, x, mask, 2)]
     if memory is not None:
         of_memory = below(w, "memory_attention/")
         parts.append(lambda x: in_heads(of_memory, x, memory, seen_memory, 2))
@@ -52,9 +52,9 @@ def test_encoder_layers(pre: bool, causal: bool) -> None:
     w, x = randomized(layer), normal(2, 4, 6)
     mask = np.array([True, True, True, False])
     y = layer(ml.asarray(x), mask=ml.asarray(mask), is_causal=causal)
-    seen = mask & TRI if causal else np.broadcast_to(mask, (4, 4))
-    wanted = expected(w, x, None, seen, seen, pre)
-    np.testing.assert_allclose(y.numpy(), wanted, rtol=1e-9, atol=1e-12)
+    visible = mask & TRI if causal else np.broadcast_to(mask, (4, 4))
+    reference = expected(w, x, None, visible, visible, pre)
+    np.testing.assert_allclose(y.numpy(), reference, rtol=1e-9, atol=1e-12)
     check(lambda layer, x: layer(x, is_causal=causal), layer, f64(1, 3, 6), tolerance=1e-5)
 
 
@@ -68,10 +68,10 @@ def test_decoder_layers(pre: bool) -> None:
         ({}, TRI),
         ({"is_causal": False}, np.ones((4, 4), bool)),
     )
-    for causal, seen in options:
+    for causal, visible in options:
         y = layer(ml.asarray(x), ml.asarray(memory), memory_mask=ml.asarray(mask), **causal)
-        wanted = expected(w, x, memory, seen, np.broadcast_to(mask, (4, 3)), pre)
-        np.testing.assert_allclose(y.numpy(), wanted, rtol=1e-9, atol=1e-12)
+        reference = expected(w, x, memory, visible, np.broadcast_to(mask, (4, 3)), pre)
+        np.testing.assert_allclose(y.numpy(), reference, rtol=1e-9, atol=1e-12)
     check(lambda layer, x, m: layer(x, m), layer, f64(1, 2, 6), f64(1, 3, 4), tolerance=1e-5)
 
 
@@ -84,11 +84,11 @@ def test_a_cache_gives_what_the_whole_sequence_gives(make: Any, memory: bool) ->
     layer = make().astype(ml.float64).eval()
     x, others = f64(2, 5, 8), [f64(2, 3, 8)] if memory else []
     whole = layer(x, *others, is_causal=True).numpy()
-    cache, found = layer.init_cache(2, 6), []
+    cache, outputs = layer.init_cache(2, 6), []
     for first, end in ((0, 2), (2, 3), (3, 5)):
         y, cache = layer(x[:, first:end], *others, cache=cache, position=first)
-        found.append(y.numpy())
-    np.testing.assert_allclose(np.concatenate(found, axis=1), whole, rtol=1e-10, atol=1e-13)
+        outputs.append(y.numpy())
+    np.testing.assert_allclose(np.concatenate(outputs, axis=1), whole, rtol=1e-10, atol=1e-13)
 
 
 def test_what_is_dropped_is_dropped_while_training_alone() -> None:
@@ -103,19 +103,19 @@ def test_what_is_dropped_is_dropped_while_training_alone() -> None:
 
 def weights_of(other: Any, names: dict[str, str]) -> dict[str, Array]:
     """The state of a layer of PyTorch's, by the names here."""
-    found = {}
+    weights = {}
     state = {k: x.detach().numpy() for k, x in other.state_dict().items()}
     for theirs, ours in names.items():
         if f"{theirs}.in_proj_weight" in state:
             for kind, at in (("kernel", "weight"), ("bias", "bias")):
                 thirds = np.split(state[f"{theirs}.in_proj_{at}"], 3)
                 for name, part in zip(("query", "key", "value"), thirds, strict=True):
-                    found[f"{ours}/{name}/{kind}"] = part.T
+                    weights[f"{ours}/{name}/{kind}"] = part.T
             theirs, ours = f"{theirs}.out_proj", f"{ours}/out"
         kernel = "scale" if "norm" in ours else "kernel"
-        found[f"{ours}/{kernel}"] = state[f"{theirs}.weight"].T
-        found[f"{ours}/bias"] = state[f"{theirs}.bias"]
-    return found
+        weights[f"{ours}/{kernel}"] = state[f"{theirs}.weight"].T
+        weights[f"{ours}/bias"] = state[f"{theirs}.bias"]
+    return weights
 
 
 @pytest.mark.parametrize("pre", [False, True])

@@ -42,9 +42,9 @@ def values(tensors: dict[str, Tensor]) -> dict[str, Any]:
     return {path: x.numpy() for path, x in tensors.items()}
 
 
-def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
-    return found.keys() == expected.keys() and all(
-        found[path].tobytes() == expected[path].tobytes() for path in found
+def same(actual: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return actual.keys() == expected.keys() and all(
+        actual[path].tobytes() == expected[path].tobytes() for path in actual
     )
 
 
@@ -252,8 +252,8 @@ def test_all_parts_in_one_captured_step() -> None:
 
     for x, y in DATA:
         assert bool(step(ml.asarray(x), ml.asarray(y)))
-    found, expected = values(model.state()), trained(4, captured=False)
-    assert same(found, {path: expected[path] for path in found})
+    result, expected = values(model.state()), trained(4, captured=False)
+    assert same(result, {path: expected[path] for path in result})
 
 
 def test_sums_are_saved_and_forget_what_is_not_finite() -> None:

@@ -56,62 +56,62 @@ def tensors(arrays: dict[str, Array], dtype: str = "f64") -> dict[str, Tensor]:
 # --- references: p after updates with the gradients gs -------------------------------
 
 
-def sgd(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
-    v, momentum = np.zeros_like(p), given.get("momentum", 0.0)
+def sgd(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
+    v, momentum = np.zeros_like(p), hyper.get("momentum", 0.0)
     for g in gs:
-        g = g + given.get("weight_decay", 0.0) * p
+        g = g + hyper.get("weight_decay", 0.0) * p
         v = momentum * v + g
-        p = p - rate * (g + momentum * v if given.get("nesterov") else v)
+        p = p - rate * (g + momentum * v if hyper.get("nesterov") else v)
     return p
 
 
-def adam(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
+def adam(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     """Algorithm 1 of arXiv 1412.6980, with the decay of arXiv 1711.05101."""
-    beta1, beta2 = given.get("betas", (0.9, 0.999))
+    beta1, beta2 = hyper.get("betas", (0.9, 0.999))
     m, v = np.zeros_like(p), np.zeros_like(p)
     for t, g in enumerate(gs, 1):
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g**2
-        step = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + given.get("eps", 1e-8))
-        p = p - rate * (step + given.get("weight_decay", 0.0) * p)
+        step = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + hyper.get("eps", 1e-8))
+        p = p - rate * (step + hyper.get("weight_decay", 0.0) * p)
     return p
 
 
-def rmsprop(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
+def rmsprop(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     """As the documentation of torch.optim.RMSprop writes it."""
-    alpha, eps = given.get("alpha", 0.99), given.get("eps", 1e-8)
+    alpha, eps = hyper.get("alpha", 0.99), hyper.get("eps", 1e-8)
     v, mean, buffer = np.zeros_like(p), np.zeros_like(p), np.zeros_like(p)
     for g in gs:
-        g = g + given.get("weight_decay", 0) * p
+        g = g + hyper.get("weight_decay", 0) * p
         v = alpha * v + (1 - alpha) * g**2
         mean = alpha * mean + (1 - alpha) * g
-        variance = v - mean**2 if given.get("centered") else v
-        buffer = given.get("momentum", 0) * buffer + g / (np.sqrt(variance) + eps)
+        variance = v - mean**2 if hyper.get("centered") else v
+        buffer = hyper.get("momentum", 0) * buffer + g / (np.sqrt(variance) + eps)
         p = p - rate * buffer
     return p
 
 
-def lion(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
+def lion(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     """Algorithm 2 of arXiv 2302.06675."""
-    m, (beta1, beta2) = np.zeros_like(p), given["betas"]
+    m, (beta1, beta2) = np.zeros_like(p), hyper["betas"]
     for g in gs:
         c = beta1 * m + (1 - beta1) * g
-        p = p - rate * (np.sign(c) + given["weight_decay"] * p)
+        p = p - rate * (np.sign(c) + hyper["weight_decay"] * p)
         m = beta2 * m + (1 - beta2) * g
     return p
 
 
-def adagrad(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
+def adagrad(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     total = np.zeros_like(p)
     for g in gs:
         total = total + g**2
-        p = p - rate * g / (np.sqrt(total) + given.get("eps", 1e-10))
+        p = p - rate * g / (np.sqrt(total) + hyper.get("eps", 1e-10))
     return p
 
 
-def adadelta(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
+def adadelta(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     """Algorithm 1 of arXiv 1212.5701."""
-    rho, eps = given.get("rho", 0.9), given.get("eps", 1e-6)
+    rho, eps = hyper.get("rho", 0.9), hyper.get("eps", 1e-6)
     squares, steps = np.zeros_like(p), np.zeros_like(p)
     for g in gs:
         squares = rho * squares + (1 - rho) * g**2
@@ -121,32 +121,32 @@ def adadelta(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
     return p
 
 
-def adamax(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
+def adamax(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     """Algorithm 2 of arXiv 1412.6980."""
-    beta1, beta2 = given.get("betas", (0.9, 0.999))
+    beta1, beta2 = hyper.get("betas", (0.9, 0.999))
     m, u = np.zeros_like(p), np.zeros_like(p)
     for t, g in enumerate(gs, 1):
         m = beta1 * m + (1 - beta1) * g
-        u = np.maximum(beta2 * u, np.abs(g) + given.get("eps", 1e-8))
+        u = np.maximum(beta2 * u, np.abs(g) + hyper.get("eps", 1e-8))
         p = p - rate / (1 - beta1**t) * m / u
     return p
 
 
-def nadam(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
+def nadam(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     """Algorithm 2 of Dozat (2016), with one mu for all steps."""
-    mu, nu = given.get("betas", (0.9, 0.999))
+    mu, nu = hyper.get("betas", (0.9, 0.999))
     m, n = np.zeros_like(p), np.zeros_like(p)
     for t, g in enumerate(gs, 1):
         m = mu * m + (1 - mu) * g
         n = nu * n + (1 - nu) * g**2
         m_hat = mu * m / (1 - mu ** (t + 1)) + (1 - mu) * g / (1 - mu**t)
-        p = p - rate * m_hat / (np.sqrt(n / (1 - nu**t)) + given.get("eps", 1e-8))
+        p = p - rate * m_hat / (np.sqrt(n / (1 - nu**t)) + hyper.get("eps", 1e-8))
     return p
 
 
-def radam(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
+def radam(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     """Algorithm 2 of arXiv 1908.03265, with 5 in the place of 4."""
-    beta1, beta2 = given.get("betas", (0.9, 0.999))
+    beta1, beta2 = hyper.get("betas", (0.9, 0.999))
     m, v = np.zeros_like(p), np.zeros_like(p)
     most = 2 / (1 - beta2) - 1
     for t, g in enumerate(gs, 1):
@@ -156,32 +156,32 @@ def radam(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
         step = m / (1 - beta1**t)
         if length > 5:
             r = (length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length)
-            step = np.sqrt(r) * step / (np.sqrt(v / (1 - beta2**t)) + given.get("eps", 1e-8))
+            step = np.sqrt(r) * step / (np.sqrt(v / (1 - beta2**t)) + hyper.get("eps", 1e-8))
         p = p - rate * step
     return p
 
 
-def lamb(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
+def lamb(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     """Algorithm 2 of arXiv 1904.00962, with phi(x) = x."""
-    beta1, beta2 = given.get("betas", (0.9, 0.999))
+    beta1, beta2 = hyper.get("betas", (0.9, 0.999))
     m, v = np.zeros_like(p), np.zeros_like(p)
     for t, g in enumerate(gs, 1):
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g**2
-        r = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + given.get("eps", 1e-6))
-        u = r + given.get("weight_decay", 0.0) * p
+        r = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + hyper.get("eps", 1e-6))
+        u = r + hyper.get("weight_decay", 0.0) * p
         p = p - rate * np.linalg.norm(p) / np.linalg.norm(u) * u
     return p
 
 
-def adafactor(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
+def adafactor(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     """Algorithms 4 and 5 of arXiv 1804.04235."""
-    eps1, eps2 = given.get("eps", (1e-30, 1e-3))
+    eps1, eps2 = hyper.get("eps", (1e-30, 1e-3))
     r, c, v = np.zeros(p.shape[:-1]), np.zeros(p.shape[-1:]), np.zeros_like(p)
     for t, g in enumerate(gs, 1):
-        rho, beta = min(rate, 1 / math.sqrt(t)), 1 - t ** -given.get("decay_rate", 0.8)
+        rho, beta = min(rate, 1 / math.sqrt(t)), 1 - t ** -hyper.get("decay_rate", 0.8)
         alpha = max(eps2, float(np.sqrt(np.mean(p**2)))) * rho
-        p = p * (1 - rate * given.get("weight_decay", 0.0))
+        p = p * (1 - rate * hyper.get("weight_decay", 0.0))
         if p.ndim == 2:
             r = beta * r + (1 - beta) * (g**2 + eps1).sum(1)
             c = beta * c + (1 - beta) * (g**2 + eps1).sum(0)
@@ -189,31 +189,31 @@ def adafactor(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
         else:
             v = beta * v + (1 - beta) * (g**2 + eps1)
         u = g / np.sqrt(v)
-        clipping = given.get("clipping_threshold", 1.0)
+        clipping = hyper.get("clipping_threshold", 1.0)
         p = p - alpha * u / max(1, float(np.sqrt(np.mean(u**2))) / clipping)
     return p
 
 
-def muon(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
+def muon(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     """The steps of Jordan et al. (2024), scaled by equation 4 of arXiv 2502.16982."""
-    given = {"weight_decay": 0.1, **given}
-    if p.ndim != 2 or not given.get("orthogonal", True):
-        return adam(p, gs, rate, given)
-    v, momentum = np.zeros_like(p), given.get("momentum", 0.95)
+    hyper = {"weight_decay": 0.1, **hyper}
+    if p.ndim != 2 or not hyper.get("orthogonal", True):
+        return adam(p, gs, rate, hyper)
+    v, momentum = np.zeros_like(p), hyper.get("momentum", 0.95)
     for g in gs:
         v = momentum * v + g
-        x = g + momentum * v if given.get("nesterov", True) else v
+        x = g + momentum * v if hyper.get("nesterov", True) else v
         x = x / np.linalg.norm(x)
         for _ in range(5):
             x = 3.4445 * x - 4.7750 * x @ x.T @ x + 2.0315 * x @ x.T @ x @ x.T @ x
         scale = 0.2 * math.sqrt(max(p.shape))
-        p = p - rate * (scale * x + given["weight_decay"] * p)
+        p = p - rate * (scale * x + hyper["weight_decay"] * p)
     return p
 
 
 Make = Callable[[Any], optim.Optimizer]
-Given = dict[str, Any]
-Groups = list[tuple[Any, Given]]
+Hyper = dict[str, Any]
+Groups = list[tuple[Any, Hyper]]
 
 REFERENCES = {
     "SGD": sgd,
@@ -230,14 +230,14 @@ REFERENCES = {
     "Adafactor": adafactor,
     "Muon": muon,
 }
-ADAM_CASES: list[Given] = [
+ADAM_CASES: list[Hyper] = [
     {},
     {"betas": (0.5, 0.9), "eps": 1e-3},
     {"betas": (0.0, 0.99)},
     {"betas": (0.9, 0.0)},
     {"betas": (0.99, 0.99999)},
 ]
-CASES: list[tuple[str, Given]] = [
+CASES: list[tuple[str, Hyper]] = [
     ("SGD", {}),
     ("SGD", {"momentum": 0.9}),
     ("SGD", {"weight_decay": 0.1}),
@@ -249,12 +249,12 @@ CASES: list[tuple[str, Given]] = [
     ("RMSProp", {"momentum": 0.9}),
     ("RMSProp", {"centered": True}),
     ("RMSProp", {"centered": True, "momentum": 0.5, "weight_decay": 0.1}),
-    *(("Adam", given) for given in ADAM_CASES),
-    *(("AdamW", {"weight_decay": 0.2, **given}) for given in ADAM_CASES),
+    *(("Adam", hyper) for hyper in ADAM_CASES),
+    *(("AdamW", {"weight_decay": 0.2, **hyper}) for hyper in ADAM_CASES),
     *(
-        (name, given)
+        (name, hyper)
         for name in ("Adamax", "NAdam", "RAdam", "Lamb")
-        for given in [*ADAM_CASES[:3], ADAM_CASES[-1]]
+        for hyper in [*ADAM_CASES[:3], ADAM_CASES[-1]]
     ),
     ("RAdam", {"betas": (0.9, 0.0)}),
     ("RAdam", {"betas": (0.9, 0.75)}),
@@ -275,7 +275,7 @@ CASES: list[tuple[str, Given]] = [
         for decay in (0.0, 0.3)
     ),
 ]
-GROUPED: list[tuple[str, Given, Groups]] = [
+GROUPED: list[tuple[str, Hyper, Groups]] = [
     ("SGD", {"momentum": 0.9}, [("bias", {"learning_rate": 0.5}), ("g*", {"momentum": 0.0})]),
     ("SGD", {}, [(lambda path, x: x.ndim < 2, {"momentum": 0.9, "nesterov": True})]),
     ("RMSProp", {}, [("bias", {"centered": True}), ("kernel", {"alpha": 0.5, "eps": 1e-3})]),
@@ -314,27 +314,27 @@ def trained(make: Make, dtype: str) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("f64", 1e-12), ("f32", 2e-5)])
-@pytest.mark.parametrize(("name", "given"), CASES)
-def test_an_optimizer_is_its_formula(name: str, given: Given, dtype: str, tolerance: float) -> None:
-    found = trained(lambda params: getattr(optim, name)(params, 0.02, **given), dtype)
+@pytest.mark.parametrize(("name", "hyper"), CASES)
+def test_an_optimizer_is_its_formula(name: str, hyper: Hyper, dtype: str, tolerance: float) -> None:
+    result = trained(lambda params: getattr(optim, name)(params, 0.02, **hyper), dtype)
     if name == "RAdam":  # the reference has digits that cancel, too
         tolerance = max(tolerance, 1e-9)
-    for path, x in found.items():
-        expected = REFERENCES[name](START[path], [g[path] for g in GRADIENTS], 0.02, given)
+    for path, x in result.items():
+        expected = REFERENCES[name](START[path], [g[path] for g in GRADIENTS], 0.02, hyper)
         assert x.dtype == np.dtype(f"f{4 if dtype == 'f32' else 8}")
         np.testing.assert_allclose(x, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("name", "given", "groups"), [*[(*case, []) for case in CASES], *GROUPED])
-def test_torch_agrees(name: str, given: Given, groups: Groups) -> None:
+@pytest.mark.parametrize(("name", "hyper", "groups"), [*[(*case, []) for case in CASES], *GROUPED])
+def test_torch_agrees(name: str, hyper: Hyper, groups: Groups) -> None:
     torch = pytest.importorskip("torch")
     if name in NOT_TORCH:
         pytest.skip(NOT_TORCH[name])
     if name == "RAdam":
-        given = {**given, "eps": 0.0}  # of which PyTorch takes another multiple
+        hyper = {**hyper, "eps": 0.0}  # of which PyTorch takes another multiple
         groups = [(which, {**options, "eps": 0.0}) for which, options in groups]
-    found = trained(
-        lambda params: getattr(optim, name)(params, 0.05, **given, groups=groups), "f64"
+    result = trained(
+        lambda params: getattr(optim, name)(params, 0.05, **hyper, groups=groups), "f64"
     )
     params = {k: torch.nn.Parameter(torch.tensor(x)) for k, x in START.items()}
     listed = []
@@ -343,13 +343,13 @@ def test_torch_agrees(name: str, given: Given, groups: Groups) -> None:
         if "learning_rate" in options:
             options["lr"] = options.pop("learning_rate")
         listed.append({"params": [p], **options})
-    theirs = getattr(torch.optim, name.replace("Prop", "prop"))(listed, lr=0.05, **given)
+    theirs = getattr(torch.optim, name.replace("Prop", "prop"))(listed, lr=0.05, **hyper)
     for gradients in GRADIENTS:
         for k, p in params.items():
             p.grad = torch.tensor(gradients[k])
         theirs.step()
     for k, p in params.items():
-        np.testing.assert_allclose(found[k], p.detach().numpy(), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(result[k], p.detach().numpy(), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -362,9 +362,9 @@ def test_torch_agrees(name: str, given: Given, groups: Groups) -> None:
         ),
     ],
 )
-def test_torch_has_the_same_adafactor(ours: Given, theirs: Given) -> None:
+def test_torch_has_the_same_adafactor(ours: Hyper, theirs: Hyper) -> None:
     torch = pytest.importorskip("torch")
-    found = trained(lambda params: optim.Adafactor(params, 0.3, **ours), "f64")
+    result = trained(lambda params: optim.Adafactor(params, 0.3, **ours), "f64")
     theirs = {"weight_decay": 0.0, **theirs}
     expected = {}
     for k, x in START.items():
@@ -375,18 +375,18 @@ def test_torch_has_the_same_adafactor(ours: Given, theirs: Given) -> None:
             optimizer.step()
         expected[k] = p.detach().numpy()
     for k, x in expected.items():
-        np.testing.assert_allclose(found[k], x, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(result[k], x, rtol=1e-10, atol=1e-12)
 
 
 def test_torch_has_the_same_muon() -> None:
     torch = pytest.importorskip("torch")
-    found = trained(lambda params: optim.Muon(params, 0.02), "f64")
+    result = trained(lambda params: optim.Muon(params, 0.02), "f64")
     p = torch.nn.Parameter(torch.tensor(START["kernel"]))
     optimizer = torch.optim.Muon([p], lr=0.02, adjust_lr_fn="match_rms_adamw")
     for gradients in GRADIENTS:
         p.grad = torch.tensor(gradients["kernel"])
         optimizer.step()
-    np.testing.assert_allclose(found["kernel"], p.detach().numpy(), atol=0.01)  # theirs is bf16
+    np.testing.assert_allclose(result["kernel"], p.detach().numpy(), atol=0.01)  # theirs is bf16
 
 
 # --- a quasi-Newton method -----------------------------------------------------------
@@ -410,7 +410,7 @@ def lbfgs(start: dict[str, Array], steps: int, rate: float, size: int) -> list[d
         pieces = zip(SHAPES.items(), np.split(x, ends), strict=False)
         return {name: piece.reshape(shape) for (name, shape), piece in pieces}
 
-    x, found = flat(start), [start]
+    x, iterates = flat(start), [start]
     pairs: list[tuple[Array, Array]] = []
     before: Any = None
     for step in range(steps):
@@ -430,8 +430,8 @@ def lbfgs(start: dict[str, Array], steps: int, rate: float, size: int) -> list[d
             q += (alpha - y @ q / (s @ y)) * s
         before = x, g
         x = x - (rate if step else min(1.0, 1 / np.abs(g).sum()) * rate) * q
-        found.append(parts(x))
-    return found
+        iterates.append(parts(x))
+    return iterates
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5])
@@ -737,9 +737,9 @@ def test_parameters_are_not_clipped_for_gradients() -> None:
 
 
 def rates(schedule: optim.Schedule, counts: list[int]) -> list[float]:
-    found = [schedule(asarray(np.float32(count))) for count in counts]
-    assert {str(rate.type) for rate in found} == {"f32[]"}
-    return [float(rate) for rate in found]
+    values = [schedule(asarray(np.float32(count))) for count in counts]
+    assert {str(rate.type) for rate in values} == {"f32[]"}
+    return [float(rate) for rate in values]
 
 
 def half_wave(start: float, end: float, progress: float) -> float:
@@ -886,7 +886,7 @@ def test_a_class_of_ones_own_may_have_a_constructor_of_its_own() -> None:
 def test_a_class_without_a_rule_of_its_own_has_the_hyperparameters_of_its_base() -> None:
     class Noted(optim.SGD):
         notes: list[Elsewhere] = []  # type: ignore[name-defined]  # noqa: F821, RUF012
-        kept: ClassVar[int] = 3
+        strength: ClassVar[int] = 3
 
     optimizer = Noted({"w": asarray([1.0])}, 0.5)
     assert repr(optimizer).endswith(
@@ -921,7 +921,7 @@ def test_parameters_on_several_vms() -> None:
         optim.SGD({"near": from_array(np.ones(3)), "far": far}, 0.1)
 
 
-def gone(shape: tuple[int, ...]) -> Tensor:
+def stale(shape: tuple[int, ...]) -> Tensor:
     with Arena(default_vm(), "batch"):
         return from_array(np.ones(shape))
 
@@ -942,7 +942,7 @@ def gone(shape: tuple[int, ...]) -> Tensor:
             ShapeError,
             "gradient 'gain' is f64[], given f64[1]",
         ),
-        ({"gain": gone(())}, StaleTensor, "its arena was reset"),
+        ({"gain": stale(())}, StaleTensor, "its arena was reset"),
     ],
 )
 def test_gradients_that_do_not_fit_change_nothing(
@@ -1053,7 +1053,7 @@ def test_repr_names_the_hyperparameters() -> None:
 # --- groups --------------------------------------------------------------------------
 
 
-def first_group(groups: Groups, path: str, x: Any) -> Given:
+def first_group(groups: Groups, path: str, x: Any) -> Hyper:
     shells = {"g*": "gain", "[bg]*": "bias gain", "*": path}
     for which, options in groups:
         if which(path, x) if callable(which) else path in str(shells.get(which, which)).split():
@@ -1061,18 +1061,18 @@ def first_group(groups: Groups, path: str, x: Any) -> Given:
     return {}
 
 
-@pytest.mark.parametrize(("name", "given", "groups"), GROUPED)
-def test_groups_are_optimizers_of_their_own(name: str, given: Given, groups: Groups) -> None:
-    found = trained(
-        lambda params: getattr(optim, name)(params, 0.05, **given, groups=groups), "f64"
+@pytest.mark.parametrize(("name", "hyper", "groups"), GROUPED)
+def test_groups_are_optimizers_of_their_own(name: str, hyper: Hyper, groups: Groups) -> None:
+    together = trained(
+        lambda params: getattr(optim, name)(params, 0.05, **hyper, groups=groups), "f64"
     )
     for path, start in START.items():
         params = tensors({path: start})
-        options = {"learning_rate": 0.05, **given, **first_group(groups, path, start)}
+        options = {"learning_rate": 0.05, **hyper, **first_group(groups, path, start)}
         alone = getattr(optim, name)(params, **options)
         for gradients in GRADIENTS:
             alone.update(tensors({path: gradients[path]}))
-        assert params[path].numpy().tobytes() == found[path].tobytes(), path
+        assert params[path].numpy().tobytes() == together[path].tobytes(), path
 
 
 def test_a_group_follows_the_optimizer_but_in_what_is_its_own() -> None:
@@ -1176,15 +1176,15 @@ def test_an_optimizer_ends_with_its_last_reference() -> None:
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-@pytest.mark.parametrize(("name", "given", "groups"), GROUPED)
+@pytest.mark.parametrize(("name", "hyper", "groups"), GROUPED)
 def test_captured_updates_are_eager_ones(
-    name: str, given: Given, groups: Groups, fuse: bool
+    name: str, hyper: Hyper, groups: Groups, fuse: bool
 ) -> None:
     runs = []
     for captured in (False, True):
         params = tensors(START, "f32")
         rate = optim.cosine(0.1, total_steps=5)
-        optimizer = getattr(optim, name)(params, rate, **given, groups=groups)
+        optimizer = getattr(optim, name)(params, rate, **hyper, groups=groups)
         update = capture(optimizer.update, fuse=fuse) if captured else optimizer.update
         for gradients in GRADIENTS[:5]:
             update(tensors(gradients, "f32"))

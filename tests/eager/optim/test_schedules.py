@@ -51,11 +51,11 @@ SCHEDULES: dict[str, tuple[Any, Callable[[int], float]]] = {
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_is_its_formula(name: str) -> None:
     schedule, expected = SCHEDULES[name]
-    found = [schedule(ml.asarray(np.float32(n))) for n in COUNTS]
-    assert {str(rate.type) for rate in found} == {"f32[]"}
-    wanted = [expected(n) for n in COUNTS]
-    np.testing.assert_allclose([float(x) for x in found[:-1]], wanted[:-1], rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(float(found[-1]), wanted[-1], rtol=2e-2, atol=1e-7)  # f32 counts
+    tensors = [schedule(ml.asarray(np.float32(n))) for n in COUNTS]
+    assert {str(rate.type) for rate in tensors} == {"f32[]"}
+    values = [expected(n) for n in COUNTS]
+    np.testing.assert_allclose([float(x) for x in tensors[:-1]], values[:-1], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(float(tensors[-1]), values[-1], rtol=2e-2, atol=1e-7)  # f32 counts
 
 
 ALL = [*[each for each, _ in SCHEDULES.values()], optim.cosine(1.0, 9), optim.one_cycle(1.0, 9)]
@@ -65,9 +65,9 @@ ALL = [*[each for each, _ in SCHEDULES.values()], optim.cosine(1.0, 9), optim.on
 def test_a_schedule_takes_a_number(schedule: Any) -> None:
     expected = schedule(ml.asarray(np.float32(5)))
     for count in (5, 5.0, np.int64(5), ml.asarray(np.int64(5))):
-        found = schedule(count)
-        assert found.type is expected.type
-        assert found.item() == expected.item()
+        result = schedule(count)
+        assert result.type is expected.type
+        assert result.item() == expected.item()
 
 
 @pytest.mark.parametrize("schedule", ALL)
@@ -117,32 +117,32 @@ PLATEAUS: list[dict[str, Any]] = [
 ]
 
 
-def plateau(given: dict[str, Any]) -> list[float]:
+def plateau(settings: dict[str, Any]) -> list[float]:
     """As the documentation of PyTorch's ReduceLROnPlateau tells it."""
-    rate, best, bad, cooling, found = 1.0, math.inf, 0, 0, []
+    rate, best, bad, cooling, history = 1.0, math.inf, 0, 0, []
     for loss in LOSSES:
-        if loss < best * (1 - given.get("threshold", 1e-4)):
+        if loss < best * (1 - settings.get("threshold", 1e-4)):
             best, bad = loss, 0
         else:
             bad += 1
         if cooling:
             cooling, bad = cooling - 1, 0
-        if bad > given.get("patience", 10):
-            rate = max(rate * given.get("factor", 0.1), given.get("least", 0.0))
-            cooling, bad = given.get("cooldown", 0), 0
-        found.append(rate)
-    return found
+        if bad > settings.get("patience", 10):
+            rate = max(rate * settings.get("factor", 0.1), settings.get("least", 0.0))
+            cooling, bad = settings.get("cooldown", 0), 0
+        history.append(rate)
+    return history
 
 
-@pytest.mark.parametrize("given", PLATEAUS)
-def test_a_rate_falls_on_a_plateau(given: dict[str, Any]) -> None:
-    rate = optim.Plateau(1.0, **given)
+@pytest.mark.parametrize("settings", PLATEAUS)
+def test_a_rate_falls_on_a_plateau(settings: dict[str, Any]) -> None:
+    rate = optim.Plateau(1.0, **settings)
     eager, captured = [], []
     for loss in LOSSES:
         rate.update(loss)
         eager.append(rate(0).item())
-    np.testing.assert_allclose(eager, plateau(given), rtol=1e-6)
-    rate = optim.Plateau(1.0, **given)
+    np.testing.assert_allclose(eager, plateau(settings), rtol=1e-6)
+    rate = optim.Plateau(1.0, **settings)
     update = ml.capture(lambda loss: rate.update(loss))
     for loss in LOSSES:
         update(ml.asarray(np.float32(loss)))
@@ -150,7 +150,7 @@ def test_a_rate_falls_on_a_plateau(given: dict[str, Any]) -> None:
     assert captured == eager
     torch = pytest.importorskip("torch")
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)
-    options = {"min_lr" if k == "least" else k: x for k, x in given.items()}
+    options = {"min_lr" if k == "least" else k: x for k, x in settings.items()}
     theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, **options)
     for loss, ours in zip(LOSSES, eager, strict=True):
         theirs.step(loss)

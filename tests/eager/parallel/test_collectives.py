@@ -265,8 +265,8 @@ def test_the_two_halves_give_what_the_whole_gives(name: str, size: int) -> None:
         captured = ml.capture(both)
         for length, dtype in ((6, "f32"), (60_000, "f32"), (6, "bf16"), (12, "f64")):
             x = ml.astype(ml.arange(float(length)) + rank, dtype)
-            for found in (both(x), captured(x), captured(x)):
-                for y, expected in zip(found, (whole(x), whole(x + 1.0)), strict=True):
+            for results in (both(x), captured(x), captured(x)):
+                for y, expected in zip(results, (whole(x), whole(x + 1.0)), strict=True):
                     np.testing.assert_array_equal(y.numpy(), expected.numpy(), strict=True)
 
     run(size, step)
@@ -311,8 +311,8 @@ def test_a_captured_function_sends_an_input_that_is_a_view() -> None:
 
         whole = ml.arange(6.0)
         for _ in range(3):
-            found = pass_on(whole[2:5])
+            received = pass_on(whole[2:5])
         assert whole.tolist() == [0, 1, 2, 3, 4, 5]
-        return list(found.tolist())
+        return list(received.tolist())
 
     assert run(2, step) == [[2, 3, 4]] * 2

@@ -72,14 +72,14 @@ class Trained:
 
 def train(name: str, optimizer_of: Callable[[nn.Module], ml.optim.Optimizer], vms: int) -> Trained:
     model_of, shape = MODELS[name]
-    held: list[dict[str, Tensor]] = []
+    states: list[dict[str, Tensor]] = []
 
     def make_step(vm: VM) -> Callable[[Array, Array], float]:
         weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
         with weights.allocating():
             model = model_of()
             optimizer = optimizer_of(model)
-        held.append({**model.named_parameters(), **optimizer.state()})
+        states.append({**model.named_parameters(), **optimizer.state()})
 
         def step(images: Array, labels: Array) -> float:
             with batch:
@@ -94,7 +94,7 @@ def train(name: str, optimizer_of: Callable[[nn.Module], ml.optim.Optimizer], vm
     with ml.parallel.Group(vms) as group:
         step = ml.parallel.data_parallel(make_step, group)
         trained.losses = [step(images, labels) for images, labels in batches(shape)]
-        trained.replicas = [{path: x.numpy() for path, x in each.items()} for each in held]
+        trained.replicas = [{path: x.numpy() for path, x in each.items()} for each in states]
     return trained
 
 
@@ -125,11 +125,11 @@ def test_replicas_stay_equal_bit_for_bit_and_so_do_runs() -> None:
 
 @pytest.mark.local(reason="a group is given VMs of this process")
 def test_rows_are_shared_out_in_order_and_keywords_go_to_all() -> None:
-    seen: dict[str, Any] = {}
+    shares: dict[str, Any] = {}
 
     def make_step(vm: VM) -> Callable[..., str]:
         def step(x: Array, y: Array, scale: float = 1.0) -> str:
-            seen[vm.name] = (x.tolist(), y.tolist(), scale)
+            shares[vm.name] = (x.tolist(), y.tolist(), scale)
             return vm.name
 
         return step
@@ -137,7 +137,7 @@ def test_rows_are_shared_out_in_order_and_keywords_go_to_all() -> None:
     with ml.parallel.Group([VM("a"), VM("b")]) as group:
         step = ml.parallel.data_parallel(make_step, group)
         assert step(np.arange(4), [[1], [2], [3], [4]], scale=2.0) == "a"
-    assert seen == {"a": ([0, 1], [[1], [2]], 2.0), "b": ([2, 3], [[3], [4]], 2.0)}
+    assert shares == {"a": ([0, 1], [[1], [2]], 2.0), "b": ([2, 3], [[3], [4]], 2.0)}
 
 
 @cases(
@@ -168,8 +168,8 @@ def test_replicas_that_differ_can_be_made_equal() -> None:
     def step(rank: int) -> list[float]:
         model = nn.Linear(2, 2, key=ml.random.key(rank))
         ml.parallel.broadcast(model)
-        found: list[float] = model.kernel.tolist()
-        return found
+        values: list[float] = model.kernel.tolist()
+        return values
 
     first, second = run(2, step)
     assert first == second
@@ -214,17 +214,17 @@ def averaged(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def test_threads_and_processes_train_with_the_same_bits() -> None:
-    found: dict[Any, list[list[Any]]] = {}
+    histories: dict[Any, list[list[Any]]] = {}
     for text in ("threads:2", "processes:2"):
         with ml.parallel.group(text) as group:
             for shard in (None, "all"):
                 step = ml.parallel.data_parallel(make_mlp, group, shard=shard)
-                found.setdefault(shard, []).append([step(*each) for each in batches((4, 4, 1))])
-    for threads, processes in found.values():
+                histories.setdefault(shard, []).append([step(*each) for each in batches((4, 4, 1))])
+    for threads, processes in histories.values():
         assert threads == processes
-    assert found[None][0][0] == found["all"][0][0]  # where nothing is clipped yet
-    losses = [loss for loss, _ in found[None][0]]
-    np.testing.assert_allclose([loss for loss, _ in found["all"][0]], losses, rtol=1e-5)
+    assert histories[None][0][0] == histories["all"][0][0]  # where nothing is clipped yet
+    losses = [loss for loss, _ in histories[None][0]]
+    np.testing.assert_allclose([loss for loss, _ in histories["all"][0]], losses, rtol=1e-5)
 
 
 @pytest.mark.parametrize("text", ["threads", "threads:-1", "processes:two", "mpi:2", ""])
@@ -236,11 +236,11 @@ def test_texts_that_name_no_group(text: str) -> None:
 
 @pytest.mark.local(reason="rows are lent as views of the VM's memory")
 def test_the_rows_of_a_tensor_are_views_of_its_memory() -> None:
-    seen: list[Array] = []
+    rows: list[Array] = []
 
     def make_step(vm: VM) -> Callable[..., None]:
         def step(x: Array) -> None:
-            seen.append(x)
+            rows.append(x)
 
         return step
 
@@ -252,8 +252,8 @@ def test_the_rows_of_a_tensor_are_views_of_its_memory() -> None:
         step = ml.parallel.data_parallel(make_step, group)
         step(x)
         memory = here.borrow(x.handle)
-        assert sorted(map(tuple, seen)) == [(0, 1, 2), (3, 4, 5)]
-        for each in seen:
+        assert sorted(map(tuple, rows)) == [(0, 1, 2), (3, 4, 5)]
+        for each in rows:
             assert np.shares_memory(each, memory)
             assert not each.flags.writeable
         arena.reset()
@@ -307,8 +307,8 @@ def test_a_captured_step_scatters_a_bucket_beside_the_way_back(
         [i for i, each in enumerate(calls) if each == name] for name in names
     )
     assert len(starts) == len(waits) == 6  # of each layer two tensors
-    beside = [any(a < i < b for i in products) for a, b in zip(starts, waits, strict=True)]
-    assert any(beside)
+    overlaps = [any(a < i < b for i in products) for a, b in zip(starts, waits, strict=True)]
+    assert any(overlaps)
     assert all(a < b for a, b in zip(starts[1:], waits, strict=False))  # one more is under way
 
 
@@ -323,8 +323,8 @@ def test_a_captured_step_is_of_its_place() -> None:
 
     def total(rank: int, vm: VM) -> list[float]:
         with ml.Arena(vm, "x").allocating():
-            found: list[float] = summed(ml.ones((1,))).tolist()
-            return found
+            values: list[float] = summed(ml.ones((1,))).tolist()
+            return values
 
     vms = [VM(name) for name in "abc"]
     for size in (1, 2, 3, 2):

@@ -48,7 +48,7 @@ class Net(nn.Module):
         self.norm = nn.LayerNorm(7)
         self.middle = nn.Linear(7, 7, key=ml.random.key(2))
         self.last = self.middle.kernel if tied else ml.full((7, 7), 0.1)
-        self.seen = nn.buffer(ml.zeros(()))
+        self.counter = nn.buffer(ml.zeros(()))
         self.head = nn.Linear(7, 3, key=ml.random.key(3))
 
     def num_parameters(self) -> int:  # a model's own methods stay
@@ -197,9 +197,9 @@ def test_members_keep_their_part_and_no_more() -> None:
 
     bytes_of = {}
     for shard in (None, "optimizer", "all"):
-        found = train(4, OPTIMIZERS["adamw"], model_of=wide, shard=shard, steps=1)
-        assert len(found.nbytes) == 4
-        bytes_of[shard] = max(found.nbytes)
+        training = train(4, OPTIMIZERS["adamw"], model_of=wide, shard=shard, steps=1)
+        assert len(training.nbytes) == 4
+        bytes_of[shard] = max(training.nbytes)
     parameters = 4 * (5 * 999 + 999 + 999 * 3 + 3)
     assert bytes_of[None] == pytest.approx(3 * parameters, rel=0.02)
     assert bytes_of["optimizer"] == pytest.approx((1 + 2 / 4) * parameters, rel=0.03)
@@ -232,22 +232,22 @@ def test_a_layer_in_parts_is_gathered_when_it_is_read_and_once_more_in_a_checkpo
             assert layer.num_parameters() == 20
             assert layer.kernel.tolist() == whole.tolist()
             assert layer.parameters()["kernel"].shape == (8,)
-            found = []
+            gathered = []
             for fn in (lambda layer: ml.sum(ml.square(layer(x))), checkpointed(x)):
                 grads = ml.grad(fn)(layer)
                 assert isinstance(grads, ml.parallel.Parts)
                 types = {"kernel": whole.type, "bias": expected["bias"].type}
-                found.append(shards.gathered_by_path(grads, types))
+                gathered.append(shards.gathered_by_path(grads, types))
             norms = [float(ml.optim.global_norm(each)) for each in (expected, grads)]
-            arrays = [{k: x.numpy() for k, x in each.items()} for each in (expected, *found)]
+            arrays = [{k: x.numpy() for k, x in each.items()} for each in (expected, *gathered)]
             return norms, *arrays
 
     def checkpointed(x: Tensor) -> Callable[[nn.Module], Tensor]:
         return lambda layer: ml.sum(ml.square(ml.checkpoint(lambda x: layer(x))(x)))
 
     with ml.parallel.Group(2) as group:
-        for norms, expected, *found in group.run(step):
-            for grads in found:
+        for norms, expected, *gradients in group.run(step):
+            for grads in gradients:
                 for name in ("kernel", "bias"):
                     np.testing.assert_allclose(grads[name], expected[name], rtol=1e-6)
             assert norms[1] == pytest.approx(norms[0], rel=1e-6)
@@ -268,19 +268,19 @@ def test_gradients_of_several_batches_in_parts() -> None:
 
         return step
 
-    found = []
+    runs = []
     xs = np.random.default_rng(0).standard_normal((4, 8, 5)).astype("f")
     for shard in (None, "optimizer", "all"):
         with ml.parallel.Group(2) as group:
             step = ml.parallel.data_parallel(make, group, shard=shard)
-            found.append([step(ml.asarray(x)) for x in xs])
-    for steps in found[1:]:
-        for state, expected in zip(steps, found[0], strict=True):
+            runs.append([step(ml.asarray(x)) for x in xs])
+    for steps in runs[1:]:
+        for state, expected in zip(steps, runs[0], strict=True):
             assert state.keys() == expected.keys()
             for path, x in expected.items():
                 np.testing.assert_array_equal(state[path], x, err_msg=path)
-    assert found[0][0]["kernel"].tolist() == nn.Linear(5, 3, key=ml.random.key(1)).kernel.tolist()
-    assert found[0][1]["kernel"].tolist() != found[0][0]["kernel"].tolist()
+    assert runs[0][0]["kernel"].tolist() == nn.Linear(5, 3, key=ml.random.key(1)).kernel.tolist()
+    assert runs[0][1]["kernel"].tolist() != runs[0][0]["kernel"].tolist()
 
 
 # --- what is refused -----------------------------------------------------------------
@@ -392,8 +392,8 @@ def test_each_gradient_is_averaged_alone(
         ml.parallel.all_reduce((loss, grads), "mean")
         averaged = ml.parallel.value_and_grad(fn)
         for each in (averaged, ml.capture(averaged)):
-            found, parts = each(p, weight)
-            assert found.tolist() == loss.tolist()
+            value, parts = each(p, weight)
+            assert value.tolist() == loss.tolist()
             for name, g in grads.items():
                 assert parts[name].tolist() == g.tolist(), name
                 parts[name] += 1.0  # it has memory of its own
@@ -423,9 +423,9 @@ def test_a_saved_value_that_is_a_gradient_too_is_left_alone(
         weight = 1.0 + rank
         expected = ml.grad(loss)(p, weight)
         ml.parallel.all_reduce(expected, "mean")
-        _, found = ml.parallel.value_and_grad(loss)(p, weight)
+        _, gradients = ml.parallel.value_and_grad(loss)(p, weight)
         for name, g in expected.items():
-            assert found[name].tolist() == g.tolist(), name
+            assert gradients[name].tolist() == g.tolist(), name
 
     with ml.parallel.Group(2) as group:
         group.run(step)

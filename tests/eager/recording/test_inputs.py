@@ -49,12 +49,12 @@ def test_a_loop_over_a_queue_in_an_arena(q: ml.QueueTensor) -> None:
 
     producer = start(produce)
     batch = ml.Arena(ml.default_vm(), "batch")
-    seen = []
+    sums = []
     for x, _ in q:
         with batch:
-            seen.append(float(ml.sum(x)))
+            sums.append(float(ml.sum(x)))
     producer.result(PATIENCE)
-    assert seen == [6.0 * i for i in range(10)]
+    assert sums == [6.0 * i for i in range(10)]
 
 
 def test_a_tensor_used_after_its_step_names_what_ended_it(q: ml.QueueTensor) -> None:

@@ -97,15 +97,15 @@ CASES: list[tuple[str, Callable[[], Tensor]]] = [
 
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
 def test_products_are_of_halves_and_what_would_lose_of_f32(half: str) -> None:
-    def made() -> list[Tensor]:
+    def compute() -> list[Tensor]:
         return [make() for _, make in CASES]
 
     with ml.autocast(half):
-        eager = made()
-        captured = ml.capture(made)() if half == "bfloat16" else eager
+        eager = compute()
+        captured = ml.capture(compute)() if half == "bfloat16" else eager
     named = {"half": {"bfloat16": "bf16", "float16": "f16"}[half]}
-    for number, ((wanted, _), y, z) in enumerate(zip(CASES, eager, captured, strict=True)):
-        assert y.dtype.name == named.get(wanted, wanted), number
+    for number, ((dtype_name, _), y, z) in enumerate(zip(CASES, eager, captured, strict=True)):
+        assert y.dtype.name == named.get(dtype_name, dtype_name), number
         assert z.dtype is y.dtype, number
         assert ml.array_equal(z, y, equal_nan=True), number
 
@@ -146,8 +146,8 @@ def test_a_gradient_goes_back_as_it_came(*, captured: bool, inside: bool) -> Non
     fn = ml.capture(fn) if captured else fn
     with ml.autocast("bfloat16") if inside else nullcontext():
         loss, grads = fn(W, X)
-    wanted, others = ml.value_and_grad(_by_hand, argnums=(0, 1))(W, X)
-    assert float(loss) == float(wanted)
+    value, others = ml.value_and_grad(_by_hand, argnums=(0, 1))(W, X)
+    assert float(loss) == float(value)
     for g, other in zip(grads, others, strict=True):
         assert g.dtype is ml.float32
         assert np.array_equal(g.numpy(), other.numpy())
@@ -155,11 +155,11 @@ def test_a_gradient_goes_back_as_it_came(*, captured: bool, inside: bool) -> Non
 
 def test_a_captured_function_has_a_program_for_each_dtype() -> None:
     fn = ml.capture(lambda x: x @ W)
-    made = []
+    dtypes = []
     for dtype in (None, "bfloat16", None, "bfloat16", "float16", "bfloat16"):
         with ml.autocast(dtype):
-            made.append(fn(X).dtype.name)
-    assert made == ["f32", "bf16", "f32", "bf16", "f16", "bf16"]
+            dtypes.append(fn(X).dtype.name)
+    assert dtypes == ["f32", "bf16", "f32", "bf16", "f16", "bf16"]
     assert fn.signatures == 3
 
 
@@ -185,11 +185,11 @@ def test_a_block_is_left_whichever_was_entered_last() -> None:
     first, second = ExitStack(), ExitStack()
     first.enter_context(ml.autocast("bfloat16"))
     second.enter_context(ml.autocast("float16"))
-    made = [_dtype()]
+    dtypes = [_dtype()]
     for each in (first, second):
         each.close()
-        made.append(_dtype())
-    assert made == ["f16", "f16", "f32"]
+        dtypes.append(_dtype())
+    assert dtypes == ["f16", "f16", "f32"]
 
 
 def test_a_decorated_generator_is_in_its_block_and_its_reader_is_not() -> None:
@@ -233,38 +233,38 @@ def test_what_it_cannot_decorate_is_refused() -> None:
     async def endless() -> AsyncIterator[None]:
         yield
 
-    for wrong, told in ((ml.nn.Linear, "not a class: decorate its __call__"), (endless, "endless")):
-        refuses(ml.errors.ArgumentError, told, ml.autocast("bfloat16"), wrong)
+    for wrong, text in ((ml.nn.Linear, "not a class: decorate its __call__"), (endless, "endless")):
+        refuses(ml.errors.ArgumentError, text, ml.autocast("bfloat16"), wrong)
 
 
 def test_members_of_a_group_are_in_the_block_of_their_caller() -> None:
-    def made(rank: int, vm: ml.VM) -> str:
+    def product_dtype(rank: int, vm: ml.VM) -> str:
         return (ml.ones((2, 2)) @ ml.ones((2, 2))).dtype.name
 
     with ml.parallel.Group(2) as group:
-        step = ml.parallel.data_parallel(lambda vm: lambda x: made(0, vm), group)
+        step = ml.parallel.data_parallel(lambda vm: lambda x: product_dtype(0, vm), group)
         x = np.ones((2, 3), np.float32)
         with ml.autocast("bfloat16"):
-            found = *group.run(made), step(x)
-        assert found == ("bf16", "bf16", "bf16")
-        assert (*group.run(made), step(x)) == ("f32", "f32", "f32")
+            dtypes = *group.run(product_dtype), step(x)
+        assert dtypes == ("bf16", "bf16", "bf16")
+        assert (*group.run(product_dtype), step(x)) == ("f32", "f32", "f32")
 
 
 def test_a_state_that_autocast_makes_a_half_is_refused_with_what_to_write() -> None:
-    told = r"products are bf16 under autocast: write ml.astype\(x, ml.float32\)"
+    text = r"products are bf16 under autocast: write ml.astype\(x, ml.float32\)"
     x = W[0]
     with ml.autocast("bfloat16"):
-        refuses(ml.errors.DTypeError, told, ml.scan, lambda c, _: (c @ W, c), x, None, 2)
-        refuses(ml.errors.DTypeError, told, ml.while_loop, lambda c: c[0] < 9, lambda c: c @ W, x)
+        refuses(ml.errors.DTypeError, text, ml.scan, lambda c, _: (c @ W, c), x, None, 2)
+        refuses(ml.errors.DTypeError, text, ml.while_loop, lambda c: c[0] < 9, lambda c: c @ W, x)
         branches = ml.capture(lambda p: ml.cond(p, lambda: x, lambda: x @ W))
-        refuses(ml.errors.DTypeError, told, branches, ml.asarray(True))
+        refuses(ml.errors.DTypeError, text, branches, ml.asarray(True))
 
 
 def test_a_device_is_none_of_its_arguments() -> None:
     untyped: Any = ml.autocast
-    told = re.escape('autocast(): takes a dtype, and is for any device: ml.autocast("bfloat16")')
-    refuses(TypeError, told, lambda: untyped("cuda", dtype=ml.bfloat16))
-    refuses(TypeError, told, lambda: untyped(device_type="cuda", dtype=ml.bfloat16))
+    message = re.escape('autocast(): takes a dtype, and is for any device: ml.autocast("bfloat16")')
+    refuses(TypeError, message, lambda: untyped("cuda", dtype=ml.bfloat16))
+    refuses(TypeError, message, lambda: untyped(device_type="cuda", dtype=ml.bfloat16))
 
 
 def test_another_dtype_is_refused() -> None:
@@ -287,8 +287,8 @@ def test_a_recursion_under_another_dtype_is_another_function() -> None:
 
 
 def test_digits_are_learned_as_in_f32() -> None:
-    found = {way: losses[-1] for way, losses in curves("mlp", 1, 5e-3)}
-    assert found["f32"] not in (found["bf16"], found["autocast"])
-    assert 1 < found["f32"] < 2
-    assert found["bf16"] == pytest.approx(found["f32"], rel=0.01)
-    assert found["autocast"] == pytest.approx(found["f32"], rel=0.01)
+    final_losses = {precision: losses[-1] for precision, losses in curves("mlp", 1, 5e-3)}
+    assert final_losses["f32"] not in (final_losses["bf16"], final_losses["autocast"])
+    assert 1 < final_losses["f32"] < 2
+    assert final_losses["bf16"] == pytest.approx(final_losses["f32"], rel=0.01)
+    assert final_losses["autocast"] == pytest.approx(final_losses["f32"], rel=0.01)

@@ -85,6 +85,6 @@ def test_an_optimizer_is_copied_and_pickled_with_its_model() -> None:
         before = twin.kernel.numpy()
         np.testing.assert_array_equal(before, model.kernel.numpy())
         assert (step(twin, other) != before).any()
-    found = [step(*copy.deepcopy(both)), step(*pickle.loads(pickle.dumps(both))), step(*both)]
-    np.testing.assert_array_equal(found[0], found[2])
-    np.testing.assert_array_equal(found[1], found[2])
+    losses = [step(*copy.deepcopy(both)), step(*pickle.loads(pickle.dumps(both))), step(*both)]
+    np.testing.assert_array_equal(losses[0], losses[2])
+    np.testing.assert_array_equal(losses[1], losses[2])

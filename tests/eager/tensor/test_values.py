@@ -16,7 +16,7 @@ from mlvm.show.record import record
 from tests.fuzz import values
 from tests.wired import connect_to
 
-few = settings(
+fewer_examples = settings(
     deadline=None,
     database=None,
     phases=[Phase.generate, Phase.shrink],
@@ -24,20 +24,20 @@ few = settings(
 )
 
 
-@settings(few, max_examples=60)
+@settings(fewer_examples, max_examples=60)
 @given(values.programs())
 def test_programs_beside_numpy_with_copies(program: values.Program) -> None:
     values.try_program(program, captured=False)
 
 
-@settings(few, max_examples=8)
+@settings(fewer_examples, max_examples=8)
 @given(values.programs())
 def test_programs_captured(program: values.Program) -> None:
     values.try_program(program, captured=True)
 
 
 @pytest.mark.local(reason="the VM behind the wire is here")
-@settings(few, max_examples=15)
+@settings(fewer_examples, max_examples=15)
 @given(values.programs())
 def test_programs_elsewhere(program: values.Program) -> None:
     with ml.use(connect_to(ml.VM("far"))):
@@ -133,8 +133,8 @@ def test_many_threads_update_tensors_of_their_own(arena: ml.Arena) -> None:
         return x.tolist()  # type: ignore[no-any-return]
 
     with ThreadPoolExecutor(4, initializer=ml.use, initargs=(arena.vm,)) as pool:
-        found = list(pool.map(work, [ml.full((3,), float(n)) for n in range(8)]))
-    assert found == [[0.0, n + 50.0, n + 50.0] for n in range(8)]
+        results = list(pool.map(work, [ml.full((3,), float(n)) for n in range(8)]))
+    assert results == [[0.0, n + 50.0, n + 50.0] for n in range(8)]
     assert arena.used == 0
 
 
@@ -179,7 +179,7 @@ def test_nothing_is_left_behind_by_gradients(arena: ml.Arena) -> None:
 
 
 def test_a_captured_function_updates_a_closed_over_tensor_beside_its_views() -> None:
-    def made() -> tuple[Callable[[], Any], ml.Tensor, ml.Tensor]:
+    def build() -> tuple[Callable[[], Any], ml.Tensor, ml.Tensor]:
         state = ml.asarray([1.0, 2.0])
         view = ml.reshape(state, (2, 1))
 
@@ -194,12 +194,12 @@ def test_a_captured_function_updates_a_closed_over_tensor_beside_its_views() -> 
 
     results = []
     for wrap in (lambda fn: fn, ml.capture):
-        step, state, view = made()
+        step, state, view = build()
         run = wrap(step)
         results.append([[x.tolist() for x in run()] for _ in range(3)])
-        kept = +state
+        alias = +state
         results[-1].append([x.tolist() for x in run()])
-        results[-1].append([state.tolist(), view.tolist(), kept.tolist()])
+        results[-1].append([state.tolist(), view.tolist(), alias.tolist()])
     assert results[0] == results[1]
 
 

@@ -185,9 +185,9 @@ def test_gradients_go_to_weights_that_meet_the_inputs_themselves() -> None:
         fn = lambda x: ml.sum((x * v + t[2]) @ ml.tanh(w) - x @ w * 2.0)  # noqa: E731
         return ml.sum(ml.stack(run(fn)))
 
-    found = ml.grad(lambda tables: loss(tables, lambda fn: ml.batch(fn)(xs)))(tables)
+    gradients = ml.grad(lambda tables: loss(tables, lambda fn: ml.batch(fn)(xs)))(tables)
     expected = ml.grad(lambda tables: loss(tables, lambda fn: [fn(x) for x in xs]))(tables)
-    for x, y in zip(found, expected, strict=True):
+    for x, y in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-4, atol=1e-4)
 
 
@@ -266,14 +266,14 @@ def test_gradients_of_trees_are_those_of_each_tree() -> None:
         return sum((loss_of(y) for y in ml.batch(model.root)(inputs)), ml.zeros(()))
 
     assert equal(ml.batch(model.root)(inputs), [model.root(x) for x in inputs])
-    given = model, [(words, nodes) for words, nodes in inputs]
-    wanted, expected = ml.value_and_grad(one_by_one)(*given)
-    loss, grads = ml.value_and_grad(at_once)(*given)
-    assert equal(loss, wanted)
+    args = model, [(words, nodes) for words, nodes in inputs]
+    expected_loss, expected = ml.value_and_grad(one_by_one)(*args)
+    loss, grads = ml.value_and_grad(at_once)(*args)
+    assert equal(loss, expected_loss)
     for x, y in zip(ml.tree.leaves(grads), ml.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-4, atol=1e-5)
     step = ml.capture(ml.value_and_grad(at_once))
-    assert equal(step(*given), (loss, grads))
+    assert equal(step(*args), (loss, grads))
 
 
 @pytest.mark.processor(reason="lanes run on the host, by its kernels")
@@ -290,8 +290,8 @@ def test_no_schedule_changes_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
             def loss(model: Rooted) -> ml.Tensor:
                 return loss_of(ml.stack(ml.batch(model.root)(each)))
 
-            found = ml.value_and_grad(loss)(model)
-            return [x.numpy().tobytes() for x in ml.tree.leaves(found)]
+            gradients = ml.value_and_grad(loss)(model)
+            return [x.numpy().tobytes() for x in ml.tree.leaves(gradients)]
 
     expected = grads()
     monkeypatch.setattr(lanes.Lanes, "_in_steps", lambda self: None)
@@ -306,9 +306,9 @@ def test_one_program_is_for_any_trees_and_any_number_of_them() -> None:
         words, nodes = np.zeros((8, 11, 6), np.float32), np.zeros((8, 21, 3), np.int64)
         for i, (some, rows) in enumerate(each):
             words[i, : len(some)], nodes[i, : len(rows)] = some.numpy(), rows.numpy()
-        made = step(ml.asarray(words), ml.asarray(nodes), ml.asarray(count))
-        assert equal([made[i] for i in range(count)], [model.root(x) for x in each])
-        assert not made[count:].numpy().any()
+        result = step(ml.asarray(words), ml.asarray(nodes), ml.asarray(count))
+        assert equal([result[i] for i in range(count)], [model.root(x) for x in each])
+        assert not result[count:].numpy().any()
     assert step.signatures == 1
 
 
@@ -332,10 +332,10 @@ def test_gradients_of_loops_of_a_tables_rows_and_of_branches() -> None:
         return sum(lanes, ml.zeros(()))
 
     expected = ml.value_and_grad(alone)((table, weight))
-    found = ml.value_and_grad(together)((table, weight))
-    for x, y in zip(ml.tree.leaves(found), ml.tree.leaves(expected), strict=True):
+    result = ml.value_and_grad(together)((table, weight))
+    for x, y in zip(ml.tree.leaves(result), ml.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-4, atol=1e-5)
-    assert equal(ml.capture(ml.value_and_grad(together))((table, weight)), found)
+    assert equal(ml.capture(ml.value_and_grad(together))((table, weight)), result)
 
 
 def test_a_batch_in_a_lane_goes_row_by_row() -> None:
@@ -412,7 +412,7 @@ I64 = np.array([7, 8])
 
 def rows_of(code: str, extra: str = "", locals_: str = '"i64[]", "i64[]"') -> Program:
     """A program of one row, i64[], that runs this code."""
-    told = f'{{"params": ["i64[]"], "locals": [{locals_}], "shared": [], "sums": 0}}'
+    spec = f'{{"params": ["i64[]"], "locals": [{locals_}], "shared": [], "sums": 0}}'
     return assemble(f"""
     .func main 0 *
         load_arg 0
@@ -420,7 +420,7 @@ def rows_of(code: str, extra: str = "", locals_: str = '"i64[]", "i64[]"') -> Pr
         halt
     .func row 1 1
         push_str "lanes.frame"
-        cfunc 0 2 {told}
+        cfunc 0 2 {spec}
         {code}
         return 1
     {extra}
@@ -436,7 +436,7 @@ PART = '{"arguments": "input 0 i64[1] output 0 i64[1]", "nbytes": 0, %s}'
 TOLD = '"ins": [%s], "outs": [%s], "shared": [], "heavy": true, "sum": -1'
 
 
-def segment(told: str, rows: int = 1) -> str:
+def segment(spec: str, rows: int = 1) -> str:
     """A function `s`, whose part says that of itself."""
     return f"""
     .func s 1 1
@@ -446,7 +446,7 @@ def segment(told: str, rows: int = 1) -> str:
         return 1
     .func s.x{rows} 0 *
         push_str "lanes.part"
-        cfunc 0 0 {PART % told}
+        cfunc 0 0 {PART % spec}
         load_arg 1
         load_arg 0
         push_str "negative.out"
@@ -471,8 +471,8 @@ NEGATED = "get -1\ncall s\nset 1\nget 1"
 )
 def test_an_ordinary_program_runs_on_rows(program: Program, expected: Any) -> None:
     """Also one that the scheduler has no steps for, or that keeps values on its stack."""
-    made = launched(program, np.zeros(2, np.int64), np.array(2), I64)[0]
-    assert made == expected or expected is None
+    result = launched(program, np.zeros(2, np.int64), np.array(2), I64)[0]
+    assert result == expected or expected is None
 
 
 @pytest.mark.local(reason="a server answers such a launch later")
@@ -618,8 +618,8 @@ def test_a_result_may_be_a_tensor_from_outside() -> None:
         parts = ml.batch(lambda x: (w, w * x))(rows)
         return ml.sum(ml.stack([ml.sum(y) + ml.sum(z) for y, z in parts]))
 
-    made = ml.batch(lambda x: (weight, x, ml.reshape(weight, (2, 1))))(rows)
-    assert equal(made, [(weight, x, ml.reshape(weight, (2, 1))) for x in rows])
+    result = ml.batch(lambda x: (weight, x, ml.reshape(weight, (2, 1))))(rows)
+    assert equal(result, [(weight, x, ml.reshape(weight, (2, 1))) for x in rows])
     expected = 3.0 + np.sum([x.numpy() for x in rows], axis=0)
     for gradient in (ml.grad(total), ml.capture(ml.grad(total))):
         np.testing.assert_allclose(gradient(weight).numpy(), expected, rtol=1e-5)

@@ -29,7 +29,7 @@ def by_vjp(x: Tensor, y: Tensor) -> Any:
 
 by_vjp.defvjp(
     lambda x, y: (by_vjp(x, y), (ml.cos(x), ml.sin(x), y)),
-    lambda kept, g: (10.0 * kept[0] * kept[2] * g, kept[1] * g),
+    lambda residuals, g: (10.0 * residuals[0] * residuals[2] * g, residuals[1] * g),
 )
 
 
@@ -81,8 +81,8 @@ def test_the_rule_is_taken_whatever_is_around(rule: str, around: str) -> None:
 
     np.testing.assert_allclose(fn(X, Y).numpy(), PLAIN(X, Y).numpy(), rtol=1e-15)
     gradient = ml.grad(total, (0, 1))
-    for found in (gradient(X, Y), ml.capture(gradient)(X, Y)):
-        for one, other in zip(found, EXPECTED, strict=True):
+    for gradients in (gradient(X, Y), ml.capture(gradient)(X, Y)):
+        for one, other in zip(gradients, EXPECTED, strict=True):
             np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-12)
 
     def row(x: Tensor, y: Tensor) -> Tensor:
@@ -113,8 +113,8 @@ def test_second_derivatives_are_those_of_the_rule() -> None:
     expected = -ml.sin(value) * slope * slope - 10.0 * ml.cos(value) * ml.sin(X) * Y
     ones = ml.ones_like(X)
     back = ml.grad(lambda x: ml.sum(ml.grad(total)(x)))
-    for found in (ml.hvp(total, (X,), (ones,)), back(X), ml.capture(back)(X)):
-        np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-12)
+    for hvp in (ml.hvp(total, (X,), (ones,)), back(X), ml.capture(back)(X)):
+        np.testing.assert_allclose(hvp.numpy(), expected.numpy(), rtol=1e-12)
 
 
 def test_rules_within_rules() -> None:
@@ -135,8 +135,8 @@ def test_trees_modules_numbers_and_arguments_that_are_not_differentiated() -> No
     def scaled(name: str, model: nn.Linear, p: Any, how: Any = None) -> Any:
         return {name: model(p["x"]), "n": p["n"]}
 
-    def back(name: str, how: Any, kept: Any, g: Any) -> Any:
-        assert (name, how, kept, g["n"]) == ("y", max, "kept", None)
+    def back(name: str, how: Any, residuals: Any, g: Any) -> Any:
+        assert (name, how, residuals, g["n"]) == ("y", max, "kept", None)
         return {"kernel": ml.ones((3, 2)), "bias": None}, {
             "x": ml.sum(g["y"]) * ml.ones(3),
             "n": None,
@@ -190,10 +190,10 @@ def test_what_is_no_rule() -> None:
         ("has no rule; call <lambda>.defvjp", ml.custom_vjp(lambda x: x)),
         ("has no rule; call <lambda>.defjvp", ml.custom_jvp(lambda x: x)),
         (r"expected a pair \(result, residuals\) from fwd", custom(lambda x: x, pair)),
-        ("expected a tuple of 1 cotangents from bwd", custom(pair, lambda kept, g: g)),
+        ("expected a tuple of 1 cotangents from bwd", custom(pair, lambda residuals, g: g)),
         (
             r"bwd returns for argument 0: expected f64\[3\], got f64\[\]",
-            custom(pair, lambda kept, g: (w,)),
+            custom(pair, lambda residuals, g: (w,)),
         ),
         (r"expected a pair \(result, tangent\)", by(lambda xs, ts: xs[0])),
         (r"the tangent that the rule returns: expected", by(lambda xs, ts: (xs[0], w))),
@@ -225,8 +225,8 @@ def test_a_rule_that_closes_over_what_is_transformed() -> None:
 def test_what_a_rule_updates_is_its_own() -> None:
     back: Any = ml.custom_vjp(lambda x: x * 2.0)
 
-    def bwd(kept: Tensor, g: Tensor) -> tuple[Tensor]:
-        kept *= 0.0
+    def bwd(residual: Tensor, g: Tensor) -> tuple[Tensor]:
+        residual *= 0.0
         g *= 3.0
         return (g,)
 
@@ -243,8 +243,8 @@ def test_what_a_rule_updates_is_its_own() -> None:
     x, v = ml.copy(X), ml.ones(3, dtype=ml.float64)
     for fn in (back, forth):
         total = ml.grad(lambda x, fn=fn: ml.sum(fn(x) + x))
-        for made in (total(x), ml.capture(total)(x), ml.vmap(total)(x[None])[0]):
-            assert made.tolist() == [4.0, 4.0, 4.0]
+        for result in (total(x), ml.capture(total)(x), ml.vmap(total)(x[None])[0]):
+            assert result.tolist() == [4.0, 4.0, 4.0]
     value, tangent = ml.jvp(lambda x: forth(x) + x, (x,), (v,))
     assert (value.tolist(), tangent.tolist()) == ((X * 3.0).tolist(), [4.0, 4.0, 4.0])
     assert (x.tolist(), v.tolist()) == (X.tolist(), [1.0, 1.0, 1.0])

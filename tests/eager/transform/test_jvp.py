@@ -155,17 +155,17 @@ def test_a_loop_carries_tangents_for_those_parts_of_its_state_that_get_one() -> 
 
 def test_trees_modules_and_what_is_no_float() -> None:
     model = nn.Linear(3, 2)
-    given = {"kernel": ml.ones((3, 2)), "bias": None}
+    point = {"kernel": ml.ones((3, 2)), "bias": None}
     value, tangent = ml.jvp(
         lambda m, p: {"y": m(p["x"]), "n": p["n"] + 1},
         (model, {"x": ml.ones(3), "n": ml.arange(2)}),
-        (given, None),
+        (point, None),
     )
     assert value["y"].shape == (2,)
     assert tangent["y"].tolist() == [3.0, 3.0]
     assert tangent["n"] is None
     _, forward, aux = ml.linearize(lambda m: (m(ml.ones(3)), m.bias), model, has_aux=True)
-    assert forward(given).tolist() == [3.0, 3.0]
+    assert forward(point).tolist() == [3.0, 3.0]
     assert model.bias is not None
     assert aux.tolist() == model.bias.tolist()
     assert ml.jvp(lambda x: (x * x, x), (2.0,), (3.0,), has_aux=True)[1].tolist() == 12.0
@@ -207,8 +207,8 @@ def test_an_op_without_a_rule_is_refused_where_a_float_of_the_result_depends_on_
     for function in (ml.jvp, lambda fn, xs, ts: ml.linearize(fn, *xs)[1](*ts)):
         text = r"floor\(f64.* has no gradient for x"
         refuses(GradientError, text, function, ml.floor, (X,), (V,))
-        _, kept = ml.jvp(lambda x: x[ml.astype(ml.floor(x), ml.int64)], (X,), (V,))
-        assert kept.tolist() == [1.0, -0.5, 0.25]
+        _, tangent = ml.jvp(lambda x: x[ml.astype(ml.floor(x), ml.int64)], (X,), (V,))
+        assert tangent.tolist() == [1.0, -0.5, 0.25]
 
 
 @cases(
@@ -303,8 +303,8 @@ def test_a_holomorphic_jacobian_has_complex_derivatives() -> None:
     z = ml.asarray([1.0 + 1.0j, 2.0])
     expected = np.diag(2 * z.numpy()) + np.ones((2, 2))
     for jacobian in (ml.jacfwd, ml.jacrev):
-        found = jacobian(lambda z: z * z + ml.sum(z), holomorphic=True)(z)
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+        result = jacobian(lambda z: z * z + ml.sum(z), holomorphic=True)(z)
+        np.testing.assert_allclose(result.numpy(), expected, rtol=1e-6)
         refuses(DTypeError, "of a complex dtype", jacobian(lambda x: x, holomorphic=True), X)
     refuses(DTypeError, "an argument of a real float dtype, got c64", ml.jacfwd(ml.abs), z)
     refuses(DTypeError, "a result of a real float dtype, got c64", ml.jacrev(lambda z: z), z)
@@ -320,14 +320,14 @@ def test_a_tangent_of_a_result_is_none_of_an_argument() -> None:
         assert (v.tolist(), tangent.tolist()) == (V.tolist(), (V * 2.0).tolist())
 
 
-@cases("way", ["op", "loop", "branch", "function"])
-def test_linearize_is_of_the_values_that_there_were(way: str) -> None:
+@cases("kind", ["op", "loop", "branch", "function"])
+def test_linearize_is_of_the_values_that_there_were(kind: str) -> None:
     def run(w: Tensor, y: Tensor) -> Any:
-        if way == "loop":
+        if kind == "loop":
             return ml.fori_loop(0, 1, lambda i, y: y * y * w, y)
-        if way == "branch":
+        if kind == "branch":
             return ml.cond(ml.sum(y) > 0.0, lambda y: y * y * w, ml.exp, y)
-        return ml.function(lambda y: y * y * w)(y) if way == "function" else y * y * w
+        return ml.function(lambda y: y * y * w)(y) if kind == "function" else y * y * w
 
     def after(w: Tensor) -> Tensor:
         w, x = w * 1.0, ml.copy(X)
@@ -337,8 +337,8 @@ def test_linearize_is_of_the_values_that_there_were(way: str) -> None:
         return forward(V)  # type: ignore[no-any-return]
 
     w = ml.ones(3, dtype=ml.float64)
-    for made in (after(w), ml.capture(after)(w), ml.grad(lambda w: ml.sum(after(w)))(w)):
-        np.testing.assert_allclose(made.numpy(), (X * V * 2.0).numpy())
+    for result in (after(w), ml.capture(after)(w), ml.grad(lambda w: ml.sum(after(w)))(w)):
+        np.testing.assert_allclose(result.numpy(), (X * V * 2.0).numpy())
 
 
 @cases("wrap", lambda fn: fn, ml.capture, ids=["eager", "captured"])

@@ -167,8 +167,8 @@ def _stacked(rows: list[Any]) -> list[Array]:
     return [np.stack(column) for column in zip(*map(_arrays, rows), strict=True)]
 
 
-def _close(found: Any, expected: list[Array], rounded: float = 1e-12) -> None:
-    arrays = _arrays(found)
+def _close(actual: Any, expected: list[Array], rounded: float = 1e-12) -> None:
+    arrays = _arrays(actual)
     assert [(x.shape, x.dtype) for x in arrays] == [(y.shape, y.dtype) for y in expected]
     for x, y in zip(arrays, expected, strict=True):
         if x.dtype.itemsize == 2:
@@ -185,15 +185,15 @@ def test_it_is_the_function_in_each_lane(name: str) -> None:
     fn, (x, w) = BOTH[name], _inputs()
     rows = [ml.asarray(row) for row in X]  # as a function may update its argument
     batched = ml.vmap(fn, (0, None))
-    made = batched(x, w)
-    _close(made, _stacked([as_tree(fn(row, w)) for row in rows]))
+    result = batched(x, w)
+    _close(result, _stacked([as_tree(fn(row, w)) for row in rows]))
     _close(x, [X], 0.0)
     if name in STRAIGHT:
         return
-    _same(ml.capture(batched)(x, w), made)
+    _same(ml.capture(batched)(x, w), result)
     for n in (0, 1):
-        few = batched(x[:n], w)
-        _close(few, [y[:n] for y in _arrays(made)])
+        part = batched(x[:n], w)
+        _close(part, [y[:n] for y in _arrays(result)])
 
 
 def _total(tree: Any) -> Tensor:
@@ -371,8 +371,8 @@ def test_modules_with_stacked_parameters_are_an_ensemble() -> None:
     models = [ml.nn.Sequential(ml.nn.Linear(3, 4), ml.tanh, ml.nn.Linear(4, 2)) for _ in range(3)]
     stacked = ml.tree.map(lambda *xs: ml.stack(xs), *models)
     x = ml.asarray(X, dtype=ml.float32)
-    made = ml.vmap(lambda model, x: model(x), (0, None))(stacked, x)
-    np.testing.assert_array_equal(made, ml.stack([model(x) for model in models]))
+    result = ml.vmap(lambda model, x: model(x), (0, None))(stacked, x)
+    np.testing.assert_array_equal(result, ml.stack([model(x) for model in models]))
 
     def loss(model: Any) -> Tensor:
         return ml.sum(model(x) ** 2)
@@ -405,8 +405,8 @@ def test_a_lane_is_not_refused_what_it_does_not_do() -> None:
         )[1]
     )
     counts = np.array([3, 0, 2, 1])
-    found = where_lanes_end(ml.asarray(counts), x)
-    _close(found, [np.array([X[i, :n].sum() for i, n in enumerate(counts)])])
+    result = where_lanes_end(ml.asarray(counts), x)
+    _close(result, [np.array([X[i, :n].sum() for i, n in enumerate(counts)])])
 
 
 def test_lanes_meet_by_the_name_of_their_axis() -> None:
@@ -529,7 +529,7 @@ def test_loops_of_any_turns_go_through_jacobians(kind: str, turns: int, again: b
     second = ml.jacfwd(ml.grad(plain_total))(x).numpy()
     jacobian, total = ml.jacrev(fn), ml.grad(lambda x: ml.sum(fn(x)))
     for wrap in _WRAPS:
-        for made, expected in (
+        for result, expected in (
             (wrap(jacobian)(x), first),
             (wrap(ml.vmap(jacobian))(x[None])[0], first),
             (wrap(ml.vmap(total))(x[None])[0], first.sum(0)),
@@ -538,7 +538,7 @@ def test_loops_of_any_turns_go_through_jacobians(kind: str, turns: int, again: b
             (wrap(ml.vmap(ml.jacrev(total)))(x[None])[0], second),
             (wrap(ml.grad(lambda x: ml.sum(jacobian(x))))(x), second.sum(0)),
         ):
-            np.testing.assert_allclose(made.numpy(), expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["i64", "f32"])
