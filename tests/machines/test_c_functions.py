@@ -168,9 +168,9 @@ def test_new_tensors_are_aligned_zeros(call: Callable[..., Any]) -> None:
 
 @needs_compiler
 def test_attributes_are_json(vm: VM) -> None:
-    given = {"axis": [0, (1, 2)], "name": 'a"ü', "eps": np.float32(0.5), "dtype": f32, "no": None}
-    [text] = vm.launch(Program.of_op("attributes", 0, given, 1))
-    assert json.loads(text.tobytes()) == given | {"axis": [0, [1, 2]], "dtype": "f32", "eps": 0.5}
+    attrs = {"axis": [0, (1, 2)], "name": 'a"ü', "eps": np.float32(0.5), "dtype": f32, "no": None}
+    [text] = vm.launch(Program.of_op("attributes", 0, attrs, 1))
+    assert json.loads(text.tobytes()) == attrs | {"axis": [0, [1, 2]], "dtype": "f32", "eps": 0.5}
     [text] = vm.launch(Program.of_op("attributes", 0, {}, 1))
     assert text.tobytes() == b"{}"
 
@@ -178,8 +178,8 @@ def test_attributes_are_json(vm: VM) -> None:
 @needs_compiler
 def test_attributes_are_encoded_once_and_the_memory_of_it_is_bounded(library: Path) -> None:
     function = next(f for f in load_library(library) if f.name == "attributes")
-    kept = {"a": 1}
-    assert function.host(kept).text is function.host(kept).text
+    attributes = {"a": 1}
+    assert function.host(attributes).text is function.host(attributes).text
     for i in range(1000):
         [text] = function.call([], {"i": i})
         assert isinstance(text, np.ndarray)

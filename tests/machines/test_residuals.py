@@ -38,17 +38,17 @@ def launched(vm: LocalVM, arrays: list[Any], *calls: tuple[str, ...]) -> list[An
 
 @pytest.mark.parametrize("native", NATIVE)
 def test_what_is_pushed_is_read(native: bool) -> None:
-    given = [np.asarray(0), np.arange(6, dtype=np.float32).reshape(2, 3), np.asarray(True)]
-    given += [np.zeros((0, 2)), np.asarray(5 + 1j), *[np.full_like(x, 1) for x in given[1:]]]
-    given += [np.zeros((0, 2)), np.asarray(0j), np.asarray(0)]
-    found = launched(
-        LocalVM(native=native), given,
+    operands = [np.asarray(0), np.arange(6, dtype=np.float32).reshape(2, 3), np.asarray(True)]
+    operands += [np.zeros((0, 2)), np.asarray(5 + 1j), *[np.full_like(x, 1) for x in operands[1:]]]
+    operands += [np.zeros((0, 2)), np.asarray(0j), np.asarray(0)]
+    outputs = launched(
+        LocalVM(native=native), operands,
         ("begin",), ("push", "0", "1"), ("push", "0", "1", "2", "3", "4"),
         ("read", "5", "6", "7", "8", "0"), ("read", "1", "9"), ("end",),
     )  # fmt: skip
-    assert int(found[0]) == 2  # the second record
-    assert [x.tolist() for x in found[5:9]] == [x.tolist() for x in given[1:5]]
-    assert not found[1].any()  # number 0 is a record of zeros
+    assert int(outputs[0]) == 2  # the second record
+    assert [x.tolist() for x in outputs[5:9]] == [x.tolist() for x in operands[1:5]]
+    assert not outputs[1].any()  # number 0 is a record of zeros
 
 
 @pytest.mark.parametrize("native", NATIVE)
@@ -57,12 +57,12 @@ def test_sums_of_records_are_those_of_all_that_they_name(native: bool) -> None:
     number, zero = np.asarray(0), np.asarray(0)
     chain = [("push", "0", "0", "2")] * TURNS, [("push", "1", "1", "3")] * (TURNS - 1)
     reads = [("read", "4", "5", "4")] * TURNS
-    given = [number, zero, np.asarray(1.5), np.asarray([2.0]), zero, np.asarray(0.0)]
-    given[3] = np.asarray(0.25)
+    operands = [number, zero, np.asarray(1.5), np.asarray([2.0]), zero, np.asarray(0.0)]
+    operands[3] = np.asarray(0.25)
     calls: list[Any] = [("begin",), *chain[0], *chain[1], ("add", "4", "0", "1")]
     vm = LocalVM(native=native)
-    first = launched(vm, given, *calls, ("read", "4", "5", "4"), ("end",))
-    last = launched(vm, given, *calls, *reads, ("end",))
+    first = launched(vm, operands, *calls, ("read", "4", "5", "4"), ("end",))
+    last = launched(vm, operands, *calls, *reads, ("end",))
     assert (float(first[5]), float(last[5]), int(last[4])) == (1.75, 1.5, 0)
     assert residuals.stack_bytes(vm) > 1 << 16
 
@@ -72,11 +72,11 @@ def test_records_end_with_their_program_and_memory_is_kept(native: bool) -> None
     vm, x = LocalVM(native=native), np.zeros(1000)
     calls = ("begin",), *[("push", "0", "1")] * 20, ("end",)
     assert int(launched(vm, [np.asarray(0), x], *calls)[0]) == 20
-    held = residuals.stack_bytes(vm)
+    nbytes = residuals.stack_bytes(vm)
     assert int(launched(vm, [np.asarray(0), x], *calls)[0]) == 20  # counted anew
-    assert residuals.stack_bytes(vm) == held > 160_000
-    told = r"residuals.read: no record 20 of 1 such tensors is there"
-    with pytest.raises(HostFunctionError, match=told):
+    assert residuals.stack_bytes(vm) == nbytes > 160_000
+    message = r"residuals.read: no record 20 of 1 such tensors is there"
+    with pytest.raises(HostFunctionError, match=message):
         launched(vm, [np.asarray(20), x], ("begin",), ("read", "1", "0"), ("end",))
 
 

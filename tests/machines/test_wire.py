@@ -165,11 +165,11 @@ def test_a_vm_that_is_closed_holds_nothing_and_says_so(make: Callable[[], Any], 
 def test_what_is_attached_ends_with_the_vm_that_is_closed() -> None:
     vm = LocalVM()
     with ml.use(vm):
-        kept = weakref.ref(vm.attached(Regions))
+        reference = weakref.ref(vm.attached(Regions))
     memory = weakref.ref(root(vm.borrow(vm.alloc_tensor(PAIR))))
     vm.close()
     gc.collect()
-    assert kept() is None
+    assert reference() is None
     assert memory() is None
 
 
@@ -187,9 +187,9 @@ def test_a_vm_is_not_closed_by_a_launch_of_its_own() -> None:
 
 def test_it_speaks_the_whole_protocol() -> None:
     vm: VMProtocol = wired()[1]
-    asked = {name for name in vars(VMProtocol) if not name.startswith("_")}
-    assert asked <= {name for name, _ in inspect.getmembers(vm)}
-    assert set(CALLS) == asked - LOCAL_CALLS | {"load_program", "drop_program"}
+    methods = {name for name in vars(VMProtocol) if not name.startswith("_")}
+    assert methods <= {name for name, _ in inspect.getmembers(vm)}
+    assert set(CALLS) == methods - LOCAL_CALLS | {"load_program", "drop_program"}
 
 
 def test_tensors() -> None:
@@ -781,12 +781,12 @@ def test_the_page_lists_every_kind_and_field() -> None:
 def test_the_page_lists_every_tag() -> None:
     tags = "".join(re.findall("`(.)`", "".join(row[0] for row in rows("tag"))))
     examples: list[Any] = [None, True, False, 1, 1.0, "s", (), [], {}, f32, PAIR]
-    found = ""
+    letters = ""
     for example in examples:
         writer = Writer()
         writer.value(example)
-        found += chr(writer.message(Kind.call)[16])
-    assert found == tags
+        letters += chr(writer.message(Kind.call)[16])
+    assert letters == tags
 
 
 def test_the_pages_example_prints_what_it_says() -> None:

@@ -179,10 +179,10 @@ def test_a_jump_waits_for_its_condition(vm: VM) -> None:
 
 
 def test_a_host_function_sees_finished_values(vm: VM) -> None:
-    seen: list[float] = []
+    values: list[float] = []
 
     def look(frame: Frame) -> None:
-        seen.append(float(np.asarray(frame.param(0))[0]))
+        values.append(float(np.asarray(frame.param(0))[0]))
 
     vm.register("look", look, nparams=1, nresults=0)
     x, y = vectors(vm, 4.0, 0.0)
@@ -190,7 +190,7 @@ def test_a_host_function_sees_finished_values(vm: VM) -> None:
     vm.launch(COPY, (y, x))
     threading.Timer(0.05, gate.event.set).start()
     vm.launch(Program.of_op("look", 1, {}, 0), (y,))
-    assert seen == [4.0]
+    assert values == [4.0]
 
 
 def test_results_have_the_same_bits_for_any_number_of_workers() -> None:
@@ -318,9 +318,9 @@ def test_closing_finishes_what_was_given_and_ends_with_a_typed_error() -> None:
     x, y = vectors(vm, 1.0, 1.0)
     for _ in range(50):
         vm.launch(ADD, (x, x, y))
-    seen = vm.borrow(x)
+    view = vm.borrow(x)
     vm.close()
-    np.testing.assert_array_equal(seen, np.full(4, 51.0))
+    np.testing.assert_array_equal(view, np.full(4, 51.0))
     refuses(HandleError, "was closed", vm.launch, ADD, (x, x, y))
     refuses(HandleError, "was closed", vm.read, x)
 

@@ -44,22 +44,22 @@ def is_exact(name: str, result: Array) -> bool:
     return result.dtype.kind not in "fc" or op.copies_only or drawn or name in _ROUNDED
 
 
-def compare(name: str, found: Array, expected: Array) -> None:
+def compare(name: str, actual: Array, expected: Array) -> None:
     """Raises `AssertionError` where they differ by more than they may."""
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape), name
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), name
     if is_exact(name, expected):
         # a nan's bits are nowhere defined
-        np.testing.assert_array_equal(found, expected, name, strict=True)
-        if found.dtype.kind == "f" and name not in _EITHER_ZERO:
+        np.testing.assert_array_equal(actual, expected, name, strict=True)
+        if actual.dtype.kind == "f" and name not in _EITHER_ZERO:
             there = ~np.isnan(expected)
-            assert np.array_equal(np.signbit(found[there]), np.signbit(expected[there])), name
+            assert np.array_equal(np.signbit(actual[there]), np.signbit(expected[there])), name
         return
     unit = float(np.finfo(expected.dtype).eps)
     scale = np.abs(expected[np.isfinite(expected)]).max(initial=0)
     alone = name in ELEMENTWISE and not name.startswith("gelu")
     atol = 0.0 if alone else ULPS * unit * max(float(scale), 1.0)
     tiny = float(np.finfo(expected.dtype).tiny)
-    np.testing.assert_allclose(found, expected, ULPS * unit, atol + tiny, err_msg=name)
+    np.testing.assert_allclose(actual, expected, ULPS * unit, atol + tiny, err_msg=name)
 
 
 def launched(vm: ml.VM, name: str, case: Case) -> Array:

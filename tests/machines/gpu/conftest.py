@@ -20,7 +20,7 @@ from mlvm.machines.gpu.vm import GpuVM
 
 
 @cache
-def _found() -> tuple[str, str]:
+def _find_device() -> tuple[str, str]:
     """The device's name, or why there is none."""
     os.environ.setdefault("PYOPENCL_BUILD_OPTIONS", "-cl-opt-disable")
     if "MLVM_DEVICE" in os.environ:
@@ -39,7 +39,7 @@ def _found() -> tuple[str, str]:
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    name, why = _found()
+    name, why = _find_device()
     if not name:
         pytest.skip(f"no OpenCL device: {why:.200}")
     return name
@@ -47,6 +47,6 @@ def device() -> str:
 
 @pytest.fixture
 def vm(device: str) -> GpuVM:
-    made = ml.VM("gpu0", device=device)
-    assert isinstance(made, GpuVM)
-    return made
+    machine = ml.VM("gpu0", device=device)
+    assert isinstance(machine, GpuVM)
+    return machine

@@ -35,8 +35,8 @@ def library() -> ctypes.CDLL | None:
     """NVRTC of the wheel."""
     if importlib.util.find_spec("nvidia") is None:
         return None
-    found = importlib.util.find_spec("nvidia.cuda_nvrtc")
-    for folder in found.submodule_search_locations or () if found else ():
+    spec = importlib.util.find_spec("nvidia.cuda_nvrtc")
+    for folder in spec.submodule_search_locations or () if spec else ():
         for path in Path(folder, "lib").glob("libnvrtc.so*"):
             return ctypes.CDLL(str(path))
     return None
@@ -48,15 +48,15 @@ def compiled(nvrtc: ctypes.CDLL, text: str, architecture: str) -> str:
     reference = ctypes.byref(program)
     assert nvrtc.nvrtcCreateProgram(reference, text.encode(), b"kernels.cu", 0, None, None) == 0
     options = (f"--gpu-architecture={architecture}", "--std=c++14", "--fmad=false", "-w")
-    given = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
-    result = nvrtc.nvrtcCompileProgram(program, len(options), given)
+    arguments = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
+    result = nvrtc.nvrtcCompileProgram(program, len(options), arguments)
     kind = "ProgramLog" if result else "PTX"
     getattr(nvrtc, f"nvrtcGet{kind}Size")(program, ctypes.byref(size))
-    told = ctypes.create_string_buffer(size.value)
-    getattr(nvrtc, f"nvrtcGet{kind}")(program, told)
+    buffer = ctypes.create_string_buffer(size.value)
+    getattr(nvrtc, f"nvrtcGet{kind}")(program, buffer)
     nvrtc.nvrtcDestroyProgram(reference)
-    assert result == 0, told.value.decode()
-    return told.value.decode()
+    assert result == 0, buffer.value.decode()
+    return buffer.value.decode()
 
 
 def together(texts: Iterable[str]) -> str:
@@ -72,8 +72,8 @@ def together(texts: Iterable[str]) -> str:
 def sources(*dtypes: str) -> dict[str, str]:
     """What a GPU runs for the cases of all ops, with floats of these dtypes: entries by source."""
     texts: dict[str, str] = {}
-    given = [(name, case) for name, cases in CASES.items() for case in cases]
-    for name, case in [*given, *LARGER]:
+    pairs = [(name, case) for name, cases in CASES.items() for case in cases]
+    for name, case in [*pairs, *LARGER]:
         if name not in KERNELS:
             continue
         attributes = OPS[name].bind(case.attributes)

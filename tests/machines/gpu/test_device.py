@@ -86,13 +86,13 @@ def _operands(dtype: DType) -> list[Array]:
     values = np.asarray(_SAMPLES[kind])
     x, y = [each.ravel() for each in np.meshgrid(values, values)]
     arrays = [x, y, np.roll(x, 1)]
-    made = []
+    tensors = []
     for each in arrays:
         out = np.empty(each.shape, dtype.numpy)
         with np.errstate(all="ignore"):
             OPS["astype"].kernel(out, np.ascontiguousarray(each), dtype=dtype.name)
-        made.append(out)
-    return made
+        tensors.append(out)
+    return tensors
 
 
 @cases("dtype", "f32", "bf16", "i8", "bool")
@@ -137,13 +137,13 @@ def test_each_elementwise_op_is_that_of_the_reference(vm: GpuVM, dtype: str) -> 
         vm.launch(Program.of_op("fused", count + 3, chain, 0), [*outs, *operands])
         for handle, (name, sources, attributes, _) in zip(outs, some, strict=True):
             expected = _reference(name, [xs[i] for i in sources], attributes)
-            found = vm.read(handle)
-            if half.is_half(found):
-                found, expected = half.widened(found), half.widened(expected)
+            result = vm.read(handle)
+            if half.is_half(result):
+                result, expected = half.widened(result), half.widened(expected)
                 unit = 2.0**-7 if dtype == "bf16" else 2.0**-10
-                np.testing.assert_allclose(found, expected, unit, 1e-7, err_msg=name)
+                np.testing.assert_allclose(result, expected, unit, 1e-7, err_msg=name)
             else:
-                compare(name, found, expected)
+                compare(name, result, expected)
     assert vm.counts.host_ops == before
 
 
@@ -172,8 +172,8 @@ def test_what_has_few_bits_goes_by_way_of_the_host(vm: GpuVM) -> None:
     case = CASES["pack"][0]
     compare("pack", launched(vm, "pack", case), evaluate("pack", *case.inputs, **case.attributes))
     with ml.use(vm):
-        few = ml.astype(ml.asarray(x), "i4")
-        np.testing.assert_array_equal(ml.astype(few, "f32").numpy(), x)
+        packed = ml.astype(ml.asarray(x), "i4")
+        np.testing.assert_array_equal(ml.astype(packed, "f32").numpy(), x)
     assert vm.counts.host_ops > before
 
 
@@ -182,11 +182,11 @@ def test_an_op_without_a_kernel_runs_on_the_host_and_is_counted(vm: GpuVM) -> No
     [handle] = sent(vm, x)
 
     def inverted() -> None:
-        [found] = vm.launch(Program.of_op("inv", 1, {}, 1), [handle])
-        np.testing.assert_array_equal(found, np.linalg.inv(x))
+        [result] = vm.launch(Program.of_op("inv", 1, {}, 1), [handle])
+        np.testing.assert_array_equal(result, np.linalg.inv(x))
 
-    told = counted(vm, inverted)
-    assert (told["host_ops"], told["fetched"], told["sent"], told["waits"]) == (1, 2, 1, 2)
+    counts = counted(vm, inverted)
+    assert (counts["host_ops"], counts["fetched"], counts["sent"], counts["waits"]) == (1, 2, 1, 2)
     singular = sent(vm, np.zeros((2, 2)))
     caught = refuses(
         LinAlgError, r"inv\(f64\[2,2\]\)", vm.launch, Program.of_op("inv", 1, {}, 1), singular
@@ -198,8 +198,8 @@ def test_operands_broadcast_and_strides_are_walked(vm: GpuVM) -> None:
     rng = np.random.default_rng(0)
     x, y, z = (rng.standard_normal(s).astype("f4") for s in ((2, 3, 1, 5), (4, 1), (3, 1, 1)))
     with ml.use(vm):
-        found = (ml.asarray(x) + ml.asarray(y)) * ml.asarray(z)
-    np.testing.assert_array_equal(found.numpy(), (x + y) * z)
+        result = (ml.asarray(x) + ml.asarray(y)) * ml.asarray(z)
+    np.testing.assert_array_equal(result.numpy(), (x + y) * z)
 
 
 # --- memory --------------------------------------------------------------------------
@@ -214,8 +214,8 @@ def test_values_cross_in_write_and_read_only(vm: GpuVM) -> None:
         vm.swap(x, z)
 
     assert counted(vm, work) == {"launches": 1}
-    told = counted(vm, lambda: np.testing.assert_array_equal(vm.read(x), 2 * values))
-    assert told == {"fetched": 1, "fetched_bytes": 16, "waits": 1}
+    counts = counted(vm, lambda: np.testing.assert_array_equal(vm.read(x), 2 * values))
+    assert counts == {"fetched": 1, "fetched_bytes": 16, "waits": 1}
 
 
 def test_bytes_are_counted_exactly_and_given_back(vm: GpuVM) -> None:
@@ -342,12 +342,12 @@ def test_what_was_refused_is_told_when_its_memory_has_another_use(vm: GpuVM) -> 
     """It was read again when the flags were: another number, or an error of another class."""
     x, i64, half = np.arange(10.0, dtype="f4"), np.int64, ml.bfloat16
 
-    def taken(x: Any) -> Any:
+    def gather(x: Any) -> Any:
         return ml.take(x, ml.asarray([3, -50]))
 
     for fn, error, text in (
-        (taken, PositionRefused, r"index -50 at position \[1\]"),
-        (ml.capture(taken), PositionRefused, r"index -50 at position \[1\]"),
+        (gather, PositionRefused, r"index -50 at position \[1\]"),
+        (ml.capture(gather), PositionRefused, r"index -50 at position \[1\]"),
         (lambda x: x.at[ml.asarray([3, 77])].add(1.0), PositionRefused, r"index 77 at .*\[1\]"),
         (
             lambda x: x[ml.asarray([2**64 - 1], dtype="u64")],
@@ -373,10 +373,10 @@ def test_what_was_refused_is_told_when_its_memory_has_another_use(vm: GpuVM) -> 
         ),
     ):
         with ml.use(vm):
-            given = ml.asarray(x)
-            made = [fn(given)]
-            made += [given + n for n in range(8)]  # where the temporaries were
-            refuses(error, text, made[-1].numpy)
+            operand = ml.asarray(x)
+            results = [fn(operand)]
+            results += [operand + n for n in range(8)]  # where the temporaries were
+            refuses(error, text, results[-1].numpy)
 
 
 def test_nans_are_looked_for_on_the_device(vm: GpuVM) -> None:
@@ -395,8 +395,8 @@ def test_functions_in_python_get_copies_of_the_host(vm: GpuVM) -> None:
 
     vm.register("doubled", doubled, nparams=2, nresults=1)
     x, total = sent(vm, np.arange(3.0), np.zeros(()))
-    told = counted(vm, lambda: vm.launch(Program.of_op("doubled", 2, {}, 1), [x, total]))
-    assert (told["fetched"], told["sent"]) == (
+    counts = counted(vm, lambda: vm.launch(Program.of_op("doubled", 2, {}, 1), [x, total]))
+    assert (counts["fetched"], counts["sent"]) == (
         3,
         2,
     )  # with the output, and the result
@@ -412,8 +412,8 @@ def test_control_flow_reads_only_what_it_branches_on(vm: GpuVM) -> None:
     with ml.use(vm):
         x = ml.asarray(np.asarray([5.0, 8.0], "f4"))
         np.testing.assert_array_equal(halved(x).numpy(), [0.625, 1.0])
-        told = counted(vm, lambda: halved(x))
-        assert (told["waits"], told["fetched_bytes"]) == (4, 4)  # one bool each time round
+        counts = counted(vm, lambda: halved(x))
+        assert (counts["waits"], counts["fetched_bytes"]) == (4, 4)  # one bool each time round
         slope = ml.capture(ml.grad(lambda x: ml.sum(loop(x) ** 2)))(x)
         np.testing.assert_allclose(slope.numpy(), 2 * x.numpy() / 64)
 
@@ -429,13 +429,13 @@ def test_a_mixer_trains_as_on_the_host_and_a_step_waits_once(vm: GpuVM) -> None:
     losses = []
     for i in range(4):
         loss = host.eager()
-        told = counted(vm, lambda: losses.append(there.replay()))
+        counts = counted(vm, lambda: losses.append(there.replay()))
         assert losses[-1] == pytest.approx(loss, rel=1e-5)
         if i:
-            assert {**told, "launches": 0} == {
+            assert {**counts, "launches": 0} == {
                 "launches": 0,
                 "fetched": 2,
-                "fetched_bytes": told["fetched_bytes"],
+                "fetched_bytes": counts["fetched_bytes"],
                 "waits": 1,
             }
     for name, x in host.model.state().items():
@@ -480,12 +480,12 @@ def test_an_op_has_the_same_bits_in_each_chain(vm: GpuVM) -> None:
     with ml.use(vm):
         x = ml.asarray(values)
         for f in (lambda x: ml.exp(x) * x, lambda x: ml.where(x > 0, ml.exp(x), x)):
-            found = ml.capture(f)(x).numpy()
-            assert found.tobytes() == f(x).numpy().tobytes()
+            result = ml.capture(f)(x).numpy()
+            assert result.tobytes() == f(x).numpy().tobytes()
             column = ml.capture(f)(ml.asarray(values[:, :1])).numpy()
-            assert column.tobytes() == found[:, :1].tobytes()
+            assert column.tobytes() == result[:, :1].tobytes()
             with ml.use(VM("host")):
-                np.testing.assert_allclose(found, f(ml.asarray(values)).numpy(), 1e-6)
+                np.testing.assert_allclose(result, f(ml.asarray(values)).numpy(), 1e-6)
 
 
 def test_a_queue_keeps_its_order_while_the_device_computes(vm: GpuVM) -> None:
@@ -513,8 +513,8 @@ def test_two_devices_are_a_group(device: str) -> None:
         ml.parallel.all_reduce(x)
         return x.numpy()
 
-    for found in group.run(work):
-        np.testing.assert_array_equal(found, np.full(3, 3.0, "f4"))
+    for result in group.run(work):
+        np.testing.assert_array_equal(result, np.full(3, 3.0, "f4"))
 
 
 # --- which devices there are ---------------------------------------------------------
@@ -595,11 +595,11 @@ def test_a_lost_device_closes_the_vm_and_says_so(
 ) -> None:
     x, y = sent(vm, np.ones(4, "f4"), np.ones(4, "f4"))
 
-    def gone(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise Lost("CL_DEVICE_NOT_AVAILABLE")
 
     with monkeypatch.context() as patch:
-        patch.setattr(vm.memory.driver, "fetch", gone)
+        patch.setattr(vm.memory.driver, "fetch", fail)
         refuses(MachineError, "is lost, and with it this VM: CL_DEVICE", vm.read, x)
     add = Program.of_op("add", 2, {}, 1)
     for call in (
@@ -635,6 +635,6 @@ def test_a_vm_on_a_device_ends(device: str) -> None:
 def test_the_guide_runs(device: str, capsys: Any) -> None:
     if device != "opencl:0":
         pytest.skip(f"the guide is on opencl:0, and what works here is {device}")
-    [(code, told)] = shown(ROOT / "docs" / "gpu.md", "python")
+    [(code, output)] = shown(ROOT / "docs" / "gpu.md", "python")
     exec(compile(code, "docs/gpu.md", "exec"), {"__name__": "guide"})
-    assert capsys.readouterr().out == told
+    assert capsys.readouterr().out == output

@@ -40,15 +40,15 @@ def test_a_tile_changes_no_bit(device: str) -> None:
 def test_the_fastest_is_kept(
     device: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = tiles.candidates
-    monkeypatch.setattr(tiles, "candidates", lambda *of: found(*of)[:1])
+    original = tiles.candidates
+    monkeypatch.setattr(tiles, "candidates", lambda *of: original(*of)[:1])
     monkeypatch.setattr(tune, "_TIMES", 1)
     assert main(["tune", device]) == 0
-    told = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     facts = GpuVM(device=device).memory.driver.facts
-    assert tiles.table()[facts.name]["f32"] == list(found(facts, f32)[0])
-    assert told[0].startswith("f32 ")
-    assert told[-1].endswith(str(cache))
+    assert tiles.table()[facts.name]["f32"] == list(original(facts, f32)[0])
+    assert lines[0].startswith("f32 ")
+    assert lines[-1].endswith(str(cache))
 
 
 def test_a_processor_is_a_device_without_tiles_to_find(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,8 +57,8 @@ def test_a_processor_is_a_device_without_tiles_to_find(capsys: pytest.CaptureFix
     assert LocalVM("mine", device=first.name).on_host
     assert main(["tune", "cpu"]) == 1
     assert "a processor's kernels have fixed tiles" in capsys.readouterr().err
-    for name, wanted in (("opencl:0", "opencl:0"), ("cuda:1", "cuda:1"), ("gpu", "opencl:0")):
-        refuses(MachineError, rf'names a device, .* VM\(device="{wanted}"\)', LocalVM, name)
+    for name, suggestion in (("opencl:0", "opencl:0"), ("cuda:1", "cuda:1"), ("gpu", "opencl:0")):
+        refuses(MachineError, rf'names a device, .* VM\(device="{suggestion}"\)', LocalVM, name)
 
 
 @cases("text", "", "[]", '{"a": {"f32": [1, 2]}}', '{"a": {"f32": [4, 4, 4, 3, 4, 1]}}', '{"a": 3}')

@@ -111,14 +111,14 @@ def test_a_product_is_within_its_roundings_and_the_same_however_divided(tx: bool
         exact = half.widened(x).astype(np.float64) @ half.widened(y)
         size = np.abs(half.widened(x)).astype(np.float64) @ np.abs(half.widened(y))
         a, b = (np.ascontiguousarray(z.T if t else z) for z, t in ((x, tx), (y, ty)))
-        given = {"transpose_x": tx, "transpose_y": ty}
-        results = [_product("matmul", a, b, threads, **given) for threads in (1, 2, 3, 5)]
+        options = {"transpose_x": tx, "transpose_y": ty}
+        results = [_product("matmul", a, b, threads, **options) for threads in (1, 2, 3, 5)]
         assert len({result.tobytes() for result in results}) == 1
         result = half.widened(results[0])
         assert (np.abs(result - exact) <= np.abs(exact) * 2**-8 + size * 1e-6).all()
         rows = slice(m // 3, m // 3 + 1 + m // 40)
         part = np.ascontiguousarray(a[:, rows] if tx else a[rows])
-        alone = _product("matmul", part, b, **given)
+        alone = _product("matmul", part, b, **options)
         assert alone.tobytes() == results[0][rows].tobytes()
 
 
@@ -134,10 +134,10 @@ def test_a_large_result_goes_past_the_caches_with_the_same_bits() -> None:
 def test_batches_and_sums_over_them(tx: bool, ty: bool) -> None:
     x, y = _noise(7, 40, 30), _noise(7, 30, 50)
     a, b = (np.ascontiguousarray(z.swapaxes(1, 2) if t else z) for z, t in ((x, tx), (y, ty)))
-    given = {"transpose_x": tx, "transpose_y": ty}
+    options = {"transpose_x": tx, "transpose_y": ty}
     exact = half.widened(x).astype(np.float64) @ half.widened(y)
     for name, expected in (("matmul", exact), ("batch_contract", exact.sum(0))):
-        results = [_product(name, a, b, threads, **given) for threads in (1, 3)]
+        results = [_product(name, a, b, threads, **options) for threads in (1, 3)]
         assert results[0].tobytes() == results[1].tobytes()
         np.testing.assert_allclose(half.widened(results[0]), expected, 2**-7, 0.01)
 

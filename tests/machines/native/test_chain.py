@@ -105,9 +105,9 @@ def test_has_the_bits_of_its_ops_one_by_one(example: Example, threads: int) -> N
     outs = [aligned_copy(np.zeros_like(x)) for x in example.expected]
     with np.errstate(all="ignore"):
         KERNELS[threads]["fused"](*outs, *map(aligned_copy, example.operands), chain=chain)
-    for given_, expected in zip(outs, one_by_one(example), strict=True):
-        np.testing.assert_array_equal(given_, expected)
-        assert given_.tobytes() == expected.tobytes() or np.isnan(expected).any()
+    for actual, expected in zip(outs, one_by_one(example), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+        assert actual.tobytes() == expected.tobytes() or np.isnan(expected).any()
 
 
 def links(*described: tuple[Any, ...]) -> list[Link]:
@@ -143,8 +143,8 @@ def test_a_step_of_adam_is_one_pass_in_place(size: int, dtype: str) -> None:
     expected_p = expected_m / (np.sqrt(expected_v) + eps) * rate + p
     arrays = [aligned_copy(x) for x in (m, v, p, g, beta1, beta2, eps, rate)]
     call.run(POOLS[2], *arrays[:3], *arrays[:4], *arrays[4:])
-    for given_, expected in zip(arrays, (expected_m, expected_v, expected_p), strict=False):
-        np.testing.assert_array_equal(given_, expected)
+    for actual, expected in zip(arrays, (expected_m, expected_v, expected_p), strict=False):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_links_may_bring_other_dtypes() -> None:
@@ -188,13 +188,13 @@ def test_a_value_and_its_slope_are_made_in_one_pass(dtype: str, *, approximate: 
     x = np.linspace(-12, 12, 3001, dtype="f4")
     x[:3] = np.nan, np.inf, -np.inf
     type = TensorType(dtype, x.shape)
-    given = cast(x, type.dtype)
+    converted = cast(x, type.dtype)
     outs = [aligned_array(type), aligned_array(type)]
     call = chain_call(chain, [type] * 3)
     assert call is not None
-    call.run(POOLS[1], *outs, given)
+    call.run(POOLS[1], *outs, converted)
     for name, out in zip(names, outs, strict=True):
-        assert native(name, given, approximate=approximate).tobytes() == out.tobytes(), name
+        assert native(name, converted, approximate=approximate).tobytes() == out.tobytes(), name
     steps = _Steps(chain, [type] * 3).steps
     in_one = dtype in ("f32", "f64") or (dtype == "bf16" and approximate)
     assert (len(steps) == 1 and "_and_slope_" in steps[0].row) == in_one

@@ -62,7 +62,7 @@ def test_many_channels_and_patches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "size", "kernel", "stride", "apart", "padding"),
+    ("op", "size", "kernel", "stride", "dilation", "padding"),
     [
         ("conv2d", (23, 31), (7, 7, 3, 40), (2, 2), (1, 1), ((3, 3), (3, 3))),
         ("conv2d", (12, 17), (3, 3, 50, 33), (1, 1), (1, 1), ((1, 1), (1, 1))),
@@ -78,14 +78,14 @@ def test_windows_in_lines(
     size: tuple[int, int],
     kernel: tuple[int, int, int, int],
     stride: tuple[int, int],
-    apart: tuple[int, int],
+    dilation: tuple[int, int],
     padding: tuple[tuple[int, int], tuple[int, int]],
 ) -> None:
     """Lines of images are copied, in strips that end with an image, and sums in blocks cut runs."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, *size, kernel[2 if op == "conv2d" else 3]), np.float32)
     weights = rng.standard_normal(kernel, np.float32)
-    attributes: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": apart}
+    attributes: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
     if op == "conv_transpose2d":
         down, across = (
             n - 1 + w - sum(p) for n, w, p in zip(size, kernel[:2], padding, strict=True)
@@ -155,23 +155,23 @@ def test_the_gradient_of_kernels_of_one_number(groups: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("each", [2, 4, 8, 16])
-@pytest.mark.parametrize(("across", "wide", "stride", "apart"), [
+@pytest.mark.parametrize(("across", "wide", "stride", "dilation"), [
     (3, 3, 1, 1), (5, 1, 1, 1), (7, 3, 1, 1), (9, 3, 2, 1), (14, 5, 1, 2), (70, 9, 1, 3)
 ])  # fmt: skip
 def test_narrow_groups(
-    across: int, wide: int, stride: int, apart: int, each: int, dtype: str
+    across: int, wide: int, stride: int, dilation: int, each: int, dtype: str
 ) -> None:
     """Tiles of places, some of them outside of the image, and pixels that are copied in parts."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 6, across, 64)).astype(dtype)
     kernel = rng.standard_normal((3, wide, each, 64)).astype(dtype)
-    far = (wide - 1) * apart
+    far = (wide - 1) * dilation
     attributes: dict[str, Any] = {"groups": 64 // each, "stride": (2, stride)}
-    attributes |= {"padding": ((1, 1), (far // 2 + 1, far // 2)), "dilation": (1, apart)}
+    attributes |= {"padding": ((1, 1), (far // 2 + 1, far // 2)), "dilation": (1, dilation)}
     y = native("conv2d", x, kernel, **attributes)
-    ways = [("conv2d", (x, kernel), attributes)]
-    ways += [("conv2d_kernel_vjp", (y, x), attributes | {"window": (3, wide)})]
-    for op, operands, given_attributes in ways:
+    examples = [("conv2d", (x, kernel), attributes)]
+    examples += [("conv2d_kernel_vjp", (y, x), attributes | {"window": (3, wide)})]
+    for op, operands, given_attributes in examples:
         assert planned(op, *operands, **given_attributes)
         result = native(op, *operands, **given_attributes)
         expected = reference(op, *[each.astype("f8") for each in operands], **given_attributes)

@@ -80,11 +80,11 @@ def test_linspace_at_the_ends_of_the_floats() -> None:
     for start, stop in ((0.0, 5e-324), (-1.7e308, 1.7e308), (2.0, 2.0), (-0.0, -0.0)):
         for num in (1, 2, 10):
             for endpoint in (True, False):
-                given: dict[str, Any] = {"start": start, "stop": stop, "num": num}
-                given |= {"endpoint": endpoint, "dtype": "f64"}
+                attributes: dict[str, Any] = {"start": start, "stop": stop, "num": num}
+                attributes |= {"endpoint": endpoint, "dtype": "f64"}
                 with np.errstate(all="ignore"):
-                    result = native("linspace", **given)
-                assert result.tobytes() == reference("linspace", **given).tobytes()
+                    result = native("linspace", **attributes)
+                assert result.tobytes() == reference("linspace", **attributes).tobytes()
 
 
 @pytest.mark.parametrize("dtype", REAL)

@@ -79,14 +79,14 @@ def test_the_short_way_gives_what_the_long_one_gives(vm: ml.VM, name: str) -> No
 def test_the_arena_counts_alike(vm: ml.VM) -> None:
     call = one_op("add")
     counts: list[list[int]] = []
-    for way in (apply_in_python, apply):
+    for implementation in (apply_in_python, apply):
         arena = ml.Arena(vm, "counted")
         with arena.allocating():
             x = ml.ones((5, 7))
-            way(call, x, x)
-            kept = [way(call, x, x) for _ in range(3)]
+            implementation(call, x, x)
+            results = [implementation(call, x, x) for _ in range(3)]
             counts.append([arena.used, arena.high_water, len(arena.live())])
-            del kept
+            del results
             gc.collect()
             counts[-1].append(arena.used)
     assert counts[0] == counts[1]
@@ -123,10 +123,10 @@ def test_a_value_refused_after_one_accepted_leaves_nothing(arena: ml.Arena) -> N
 
 
 def test_a_stale_operand_is_refused(vm: ml.VM) -> None:
-    batch, kept = ml.Arena(vm, "batch"), ml.Arena(vm, "kept")
+    batch, lasting = ml.Arena(vm, "batch"), ml.Arena(vm, "kept")
     with batch.allocating():
         x = ml.ones(4)
-    with kept.allocating():
+    with lasting.allocating():
         for _ in range(3):
             x + x
         batch.reset()
@@ -136,18 +136,18 @@ def test_a_stale_operand_is_refused(vm: ml.VM) -> None:
 
 @pytest.mark.usefixtures("arena")
 def test_an_observer_sees_every_launch(vm: ml.VM) -> None:
-    x, seen = ml.ones(4), []
+    x, args_seen = ml.ones(4), []
     for _ in range(3):
         x + x
 
     def launch(proceed: Any, *args: Any, **options: Any) -> Any:
-        seen.append(args)
+        args_seen.append(args)
         return proceed(*args, **options)
 
     with observed(vm, launch=launch):
         x + x
     x + x
-    assert len(seen) == 1
+    assert len(args_seen) == 1
 
 
 @pytest.mark.usefixtures("arena")
@@ -223,10 +223,10 @@ def test_a_vm_and_its_memory_end_with_their_last_reference() -> None:
         x = ml.ones(4)
         for _ in range(3):
             x + x
-    gone = [weakref.ref(each) for each in (vm, arena, x)]
+    references = [weakref.ref(each) for each in (vm, arena, x)]
     del vm, arena, x
     gc.collect()
-    assert [each() for each in gone] == [None] * 3
+    assert [each() for each in references] == [None] * 3
 
 
 def test_threads_on_one_vm_see_their_own_values() -> None:

@@ -72,12 +72,12 @@ def pairs(dtype: DType, count: int) -> list[Array]:
     return [*columns, *[np.roll(columns[0], 3)] * (count - len(columns))]
 
 
-def assert_same(given: Array, expected: Array) -> None:
+def assert_same(result: Array, expected: Array) -> None:
     """Equal bits, but for those of nans."""
-    np.testing.assert_array_equal(given, expected)
-    if given.dtype.kind == "f":
+    np.testing.assert_array_equal(result, expected)
+    if result.dtype.kind == "f":
         real = ~np.isnan(expected)
-        np.testing.assert_array_equal(np.signbit(given[real]), np.signbit(expected[real]))
+        np.testing.assert_array_equal(np.signbit(result[real]), np.signbit(expected[real]))
 
 
 def _maximum(x: Array, y: Array) -> Array:
@@ -140,8 +140,8 @@ def test_converts_as_the_reference(x: DType, y: DType) -> None:
     values = special(x)
     for operand in (values, np.resize(values, 1000)):
         assert planned("astype", operand, dtype=y.name)
-        given = native("astype", operand, dtype=y.name)
-        assert_same(given, reference("astype", operand, dtype=y.name))
+        result = native("astype", operand, dtype=y.name)
+        assert_same(result, reference("astype", operand, dtype=y.name))
 
 
 def truncations() -> None:
@@ -191,8 +191,8 @@ def test_divisions_have_numpys_bits_at_whole_quotients_and_beside_them(
         y = (rng.normal(size=2000) * 10.0 ** rng.uniform(-digits, digits, 2000)).astype(of)
         x = (y * np.round(rng.normal(size=2000) * 10.0 ** rng.uniform(0, 9, 2000))).astype(of)
         away = rng.normal(size=2000).astype(of)
-        for left in (x, np.nextafter(x, y), np.nextafter(x, -y), away, x[::-1].copy()):
-            assert_same(native(name, left, y), reference(name, left, y))
+        for dividend in (x, np.nextafter(x, y), np.nextafter(x, -y), away, x[::-1].copy()):
+            assert_same(native(name, dividend, y), reference(name, dividend, y))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -201,8 +201,8 @@ def test_divisions_of_special_values_are_right_alone(name: str, dtype: str) -> N
     """In a block with others, one that goes the long way takes all with it."""
     x, y = pairs(DType.named(dtype), 2)
     expected = reference(name, x, y)
-    given = [native(name, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
-    assert_same(np.concatenate(given), expected)
+    quotients = [native(name, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+    assert_same(np.concatenate(quotients), expected)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -213,8 +213,8 @@ def test_logaddexp_is_numpys(dtype: str) -> None:
         assert planned("logaddexp", *operands)
         tolerance = 8 * float(np.finfo(x.dtype).eps)
         expected = reference("logaddexp", *operands)
-        given = native("logaddexp", *operands)
-        np.testing.assert_allclose(given, expected, rtol=tolerance, atol=tolerance)
+        result = native("logaddexp", *operands)
+        np.testing.assert_allclose(result, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", ["add", "less", "maximum", "multiply"])
@@ -278,11 +278,11 @@ def test_f64_functions_are_within_4_ulp(name: str) -> None:
         x = np.concatenate([x, turns, signs[:5000] * huge, [6381956970095103 * 2.0**797]])
     function = FUNCTIONS[name]
     with np.errstate(all="ignore"):
-        given, true = function(x), true_values(name, x)
+        result, true = function(x), true_values(name, x)
         unit = np.spacing(np.maximum(np.abs(true.astype(np.float64)), np.finfo(np.float64).tiny))
-        off = np.abs(given - true).astype(np.float64) / unit
+        off = np.abs(result - true).astype(np.float64) / unit
     most = limit(name) + (4 if name == "gelu_erf" else 0)  # C's erfc has errors of its own
-    off[np.isnan(true.astype(np.float64)) & np.isnan(given)] = 0
+    off[np.isnan(true.astype(np.float64)) & np.isnan(result)] = 0
     worst = int(np.argmax(off))
     assert (off <= most).all(), (x[worst], off[worst])
 
@@ -296,12 +296,12 @@ def test_functions_have_numpys_special_values(name: str, dtype: str) -> None:
     if name.startswith("gelu"):
         attributes = {"approximate": name.endswith("tanh")}
         op = "gelu_slope" if "slope" in name else "gelu"
-    given, expected = native(op, *inputs, **attributes), reference(op, *inputs, **attributes)
+    result, expected = native(op, *inputs, **attributes), reference(op, *inputs, **attributes)
     assert planned(op, *inputs, **attributes)
     eps = float(np.finfo(x.dtype).eps)
-    np.testing.assert_allclose(given, expected, rtol=64 * eps, atol=8 * eps)
+    np.testing.assert_allclose(result, expected, rtol=64 * eps, atol=8 * eps)
     real = ~np.isnan(expected) & (np.abs(expected) > eps)
-    np.testing.assert_array_equal(np.signbit(given[real]), np.signbit(expected[real]))
+    np.testing.assert_array_equal(np.signbit(result[real]), np.signbit(expected[real]))
 
 
 @pytest.mark.parametrize(
@@ -322,10 +322,10 @@ def test_f32_is_rounded_to_bf16_as_the_reference_does() -> None:
     upper = np.arange(1 << 16, dtype=np.uint32) << 16
     for lower in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
         x = (upper | np.uint32(lower)).view(np.float32)
-        found, expected = (run("astype", x, dtype="bf16") for run in (native, reference))
+        result, expected = (run("astype", x, dtype="bf16") for run in (native, reference))
         nans = np.isnan(x)
-        assert found[~nans].tobytes() == expected[~nans].tobytes()
-        assert np.isnan(widened(found[nans])).all()
+        assert result[~nans].tobytes() == expected[~nans].tobytes()
+        assert np.isnan(widened(result[nans])).all()
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_slope"])
@@ -334,9 +334,9 @@ def test_gelus_of_bf16_are_rounded_from_eight_digits_more(name: str) -> None:
     x = bits[widened(bits.view(bf16.numpy)) >= -10].view(bf16.numpy)
     with np.errstate(all="ignore"):
         true = native(name, widened(x).astype("f8"), approximate=True)
-        given = widened(native(name, x, approximate=True))
+        result = widened(native(name, x, approximate=True))
         size = np.abs(true) if name == "gelu" else np.fmax(np.abs(true), 2.0**-4)
-        off = np.abs(given - true) / np.fmax(size, 2.0**-126)
-    off[given == true] = 0  # infinite
+        off = np.abs(result - true) / np.fmax(size, 2.0**-126)
+    off[result == true] = 0  # infinite
     assert float(np.nanmax(off)) <= 2.0**-8 * (1 + 2.0**-6)
-    np.testing.assert_array_equal(np.isnan(given), np.isnan(true))
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(true))

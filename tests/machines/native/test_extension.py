@@ -102,8 +102,8 @@ def test_without_the_extension_numpy_runs(not_built: None) -> None:
 
 
 def test_without_the_extension_there_are_no_functions_in_c(not_built: None) -> None:
-    wanted = "^functions in C need the native machine, which is not here: it was not built; it is "
-    with pytest.raises(MissingExtra, match=wanted):
+    message = "^functions in C need the native machine, which is not here: it was not built; it is "
+    with pytest.raises(MissingExtra, match=message):
         LocalVM().register_library("any.so")
 
 
@@ -125,8 +125,8 @@ def test_the_default_vm_has_the_threads_that_the_environment_says() -> None:
     code = "import mlvm.eager as ml; print(ml.ones(2).device.threads, ml.VM().threads)"
     for setting, threads in (("", 1), ("1", 1), ("3", 3)):
         environment = {**os.environ, "MLVM_THREADS": setting}
-        found = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
-        assert found == f"{threads} 1\n"
+        output = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+        assert output == f"{threads} 1\n"
 
 
 @pytest.mark.parametrize("setting", ["0", "257", "-1", "1.5", "two", " 2", "9" * 5000])

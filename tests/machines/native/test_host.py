@@ -193,7 +193,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
 class Outcome(NamedTuple):
     """What a launch has left, or raised: its type, text and notes."""
 
-    left: list[Any]
+    stack: list[Any]
     error: tuple[Any, ...] | None
 
 
@@ -218,7 +218,7 @@ class Machines:
             outcomes.append(outcome(vm, program, operands))
         native, reference = outcomes
         assert native.error == reference.error
-        assert same(native.left) == same(reference.left)
+        assert same(native.stack) == same(reference.stack)
         return native
 
 
@@ -242,13 +242,13 @@ def stack_of(vm: VM, program: Program, handles: Sequence[int]) -> list[Any]:
         return vm._run(code, operands, vm._store, vm.functions, None, None)
 
 
-def same(left: list[Any]) -> list[Any]:
+def same(values: list[Any]) -> list[Any]:
     """The values in a form that compares, with the places of those that are one array."""
     return [
-        (str(x.dtype), x.shape, x.tobytes(), next(i for i, y in enumerate(left) if y is x))
+        (str(x.dtype), x.shape, x.tobytes(), next(i for i, y in enumerate(values) if y is x))
         if isinstance(x, np.ndarray)
         else x
-        for x in left
+        for x in values
     ]
 
 
@@ -285,9 +285,9 @@ def test_calls_go_past_python(libraries: Libraries, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(CFunction, "call", closed)
     machines = Machines(libraries)
     program = main_of(f"{called('echo', 3, 'text')} | {called('many', 2)}")
-    left = stack_of(machines.native, program, [])
-    assert left[:2] == [3, "text"]
-    assert [x.tolist() for x in left[2:4]] == [[1], [2, 2]]
+    stack = stack_of(machines.native, program, [])
+    assert stack[:2] == [3, "text"]
+    assert [x.tolist() for x in stack[2:4]] == [[1], [2, 2]]
     with pytest.raises(AssertionError):
         stack_of(machines.reference, program, [])
 
@@ -330,36 +330,36 @@ def test_the_example(
 @pytest.mark.parametrize("case", [*range(5), *range(10, 18), *range(20, 27), 30, 31, 99])
 def test_misuse(machines: Machines, case: int) -> None:
     program = f'load_arg 0 | load_arg 1 | push_int {case} | push_str "wrong" | cfunc 2 *'
-    found = machines.both(program, f32s(1, 2), f32s(3))
-    assert (found.error is None) == (case == 99)
+    result = machines.both(program, f32s(1, 2), f32s(3))
+    assert (result.error is None) == (case == 99)
 
 
 def test_attributes(machines: Machines) -> None:
-    for given_ in ({}, {"axis": [0, (1, 2)], "name": 'a"ü', "eps": np.float32(0.5), "no": None}):
-        machines.both(Program.of_op("attributes", 0, given_, 1))
+    for values in ({}, {"axis": [0, (1, 2)], "name": 'a"ü', "eps": np.float32(0.5), "no": None}):
+        machines.both(Program.of_op("attributes", 0, values, 1))
 
 
 def test_numbers(machines: Machines) -> None:
     attributes = {"a": 1, "b": 2.5, "café": True, "other": "text", "a\0b": 7, "\ud800": 8}
-    found = machines.both(Program.of_op("numbers", 0, attributes, 5))
-    assert [x.item() for x in found.left] == [1, 2.5, 1, -1, -1]
+    result = machines.both(Program.of_op("numbers", 0, attributes, 5))
+    assert [x.item() for x in result.stack] == [1, 2.5, 1, -1, -1]
     machines.both(Program.of_op("numbers", 0, {"a": "text"}, 5))
     machines.both(Program.of_op("numbers", 0, {"none": None}, 5))
     for name in ("a", "b", "c", ""):
         machines.both(called("number_named", name))
-    found = machines.both(called("no_name"))
-    assert found.error is not None
-    assert "a string is not in UTF-8: b'\\xff'" in found.error[1]
+    result = machines.both(called("no_name"))
+    assert result.error is not None
+    assert "a string is not in UTF-8: b'\\xff'" in result.error[1]
 
 
 def test_the_first_failure_counts(machines: Machines) -> None:
-    found = machines.both(called("first_of_two"))
-    assert found.error is not None
-    assert found.error[1] == "first_of_two: the first"
+    result = machines.both(called("first_of_two"))
+    assert result.error is not None
+    assert result.error[1] == "first_of_two: the first"
 
 
 def test_a_forged_frame(machines: Machines) -> None:
-    assert machines.both(called("forged")).left == [6]
+    assert machines.both(called("forged")).stack == [6]
 
 
 def test_a_frame_serves_nobody_after_its_call(machines: Machines, libraries: Libraries) -> None:
@@ -413,7 +413,7 @@ def test_a_parameter_that_is_left_is_the_same_tensor(machines: Machines) -> None
         x, y = stack_of(vm, program, [handle])
         assert x is y
         assert np.shares_memory(x, vm.borrow(handle))
-    twice = machines.both(called("one_of_two")).left
+    twice = machines.both(called("one_of_two")).stack
     assert twice[0] is twice[1]
 
 
@@ -435,19 +435,19 @@ def test_new_tensors(machines: Machines, code: int, shape: tuple[int, ...]) -> N
     type = TensorType(DTYPES[code], shape)
     program = called("zeros", code, *shape)
     for _ in range(2):  # asked for, and remembered
-        [x] = machines.both(f"{program} | {program} | pop 1").left
+        [x] = machines.both(f"{program} | {program} | pop 1").stack
         assert (x.dtype, x.shape) == (DTYPES[code].numpy, type.array_shape)
         assert not any(x.tobytes())
         assert not (x.size and x.ctypes.data % ALIGNMENT)
     if x.size:  # an empty one may lie anywhere
-        [found] = machines.both(f'{program} | push_str "describe" | cfunc 1 1').left
-        assert found.tolist() == [code, len(shape), type.size, x.nbytes, 0, *shape]
+        [description] = machines.both(f'{program} | push_str "describe" | cfunc 1 1').stack
+        assert description.tolist() == [code, len(shape), type.size, x.nbytes, 0, *shape]
 
 
 def test_more_types_than_are_at_hand(machines: Machines) -> None:
-    found = machines.both(f"{called('many', 300)} | {called('many', 200)}")
-    assert len(found.left) == 502
-    assert found.left[299].tolist() == [300] * 300
+    result = machines.both(f"{called('many', 300)} | {called('many', 200)}")
+    assert len(result.stack) == 502
+    assert result.stack[299].tolist() == [300] * 300
 
 
 def test_results_outlive_program_and_vm(machines: Machines, libraries: Libraries) -> None:
@@ -455,11 +455,11 @@ def test_results_outlive_program_and_vm(machines: Machines, libraries: Libraries
     for library in libraries:
         vm.register_library(library)
     program = main_of(called("many", 3))
-    left = stack_of(vm, program, [])
-    gone = weakref.ref(vm)
+    stack = stack_of(vm, program, [])
+    reference = weakref.ref(vm)
     del vm, program
-    assert gone() is None
-    assert [x.tolist() for x in left[:3]] == [[1], [2, 2], [3, 3, 3]]
+    assert reference() is None
+    assert [x.tolist() for x in stack[:3]] == [[1], [2, 2], [3, 3, 3]]
 
 
 # --- counts --------------------------------------------------------------------------
@@ -496,9 +496,9 @@ def test_counts_that_contradict_each_other_on_a_raw_machine(libraries: Libraries
     machines.reference = VM(native=False, checked=False)
     for vm in (machines.native, machines.reference):
         vm.register_library(libraries.functions)
-    found = machines.both(called("keep", results=1))
-    assert found.error is not None
-    assert found.error[:2] == (MachineError, "keep left 0 results where 1 are announced")
+    result = machines.both(called("keep", results=1))
+    assert result.error is not None
+    assert result.error[:2] == (MachineError, "keep left 0 results where 1 are announced")
 
 
 @pytest.mark.parametrize(
@@ -536,11 +536,11 @@ def come_back(fn: Callable[[], None]) -> tuple[str, Any]:
 
 def test_a_function_registered_during_a_call_in_c(machines: Machines) -> None:
     for vm in (machines.native, machines.reference):
-        call, kept = come_back(lambda vm=vm: vm.register("echo", lambda f: f.push("new")))  # type: ignore[misc]
+        call, keepalive = come_back(lambda vm=vm: vm.register("echo", lambda f: f.push("new")))  # type: ignore[misc]
         text = f"{called('echo', 1)} | {call} | {called('echo', 1)}"
         program = main_of(text)
         assert stack_of(vm, program, []) == [1, "new"]
-        del kept
+        del keepalive
 
 
 def test_a_launch_within_a_call_in_c(machines: Machines) -> None:
@@ -557,11 +557,11 @@ def test_a_launch_within_a_call_in_c(machines: Machines) -> None:
                 results.append(None)
                 results[i] = [x.tolist() for x in vm.launch(programs[0])]
 
-        call, kept = come_back(again)
+        call, keepalive = come_back(again)
         programs.append(main_of(f"{called('many', 2)} | {call} | {called('zeros', 5, 1)}"))
         assert [x.tolist() for x in vm.launch(programs[0])] == [[1], [2, 2], [0]]
         assert results == [[[1], [2, 2], [0]]] * 3
-        del kept
+        del keepalive
 
 
 def test_callbacks_from_threads_of_the_call(machines: Machines) -> None:
@@ -572,17 +572,17 @@ def test_callbacks_from_threads_of_the_call(machines: Machines) -> None:
                 ".func main 0 *\n load_arg 0\n"
                 ' push_str "threads"\n cfunc 1 * {"value": 1000}\n halt'
             )
-            left = stack_of(vm, program, [x])
-            assert len(left) == 9 * 50 * 4
-            assert sum(isinstance(v, str) for v in left) == 9 * 50
-            ints = sorted(v for v in left if isinstance(v, int))
+            stack = stack_of(vm, program, [x])
+            assert len(stack) == 9 * 50 * 4
+            assert sum(isinstance(v, str) for v in stack) == 9 * 50
+            ints = sorted(v for v in stack if isinstance(v, int))
             assert ints == sorted([*range(1, 51)] * 9)
-            made = [v for v in left if isinstance(v, np.ndarray) and v.dtype == np.int64]
-            assert sorted(v[-1] for v in made) == sorted([*range(1001, 1051)] * 9)
-            assert all(not v[:-1].any() for v in made)
-    found = machines.both(called("thread_fails"))
-    assert found.error is not None
-    assert found.error[1] == "thread_fails: from a thread"
+            arrays = [v for v in stack if isinstance(v, np.ndarray) and v.dtype == np.int64]
+            assert sorted(v[-1] for v in arrays) == sorted([*range(1001, 1051)] * 9)
+            assert all(not v[:-1].any() for v in arrays)
+    result = machines.both(called("thread_fails"))
+    assert result.error is not None
+    assert result.error[1] == "thread_fails: from a thread"
 
 
 def test_an_interrupt_in_python_goes_through_c(

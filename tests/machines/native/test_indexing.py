@@ -55,14 +55,14 @@ def test_take_and_scatter_add(indexed: Any, places: list[int], dtype: str) -> No
     _check("take", _numbers(rng, shape, dtype), indices, axis=axis)
     updates = [*shape[:axis], *places, *shape[axis + 1 :]]
     for number in NUMBERS:
-        given = _numbers(rng, updates, number)
-        _check("scatter_add", given, indices, axis=axis, length=length)
+        values = _numbers(rng, updates, number)
+        _check("scatter_add", values, indices, axis=axis, length=length)
         x = _numbers(rng, shape, number)
-        _check("index_add", x, given, indices, axis=axis)
-        (out, *others), bound = prepared("index_add", x, given, indices, axis=axis)
+        _check("index_add", x, values, indices, axis=axis)
+        (out, *others), bound = prepared("index_add", x, values, indices, axis=axis)
         out[...] = x
         KERNELS[2]["index_add"](out, out, *others[1:], **bound)
-        assert out.tobytes() == reference("index_add", x, given, indices, axis=axis).tobytes()
+        assert out.tobytes() == reference("index_add", x, values, indices, axis=axis).tobytes()
 
 
 @given(_indexed(), st.integers(0, 20), st.sampled_from(ELEMENTS))

@@ -109,9 +109,9 @@ def test_windows_of_any_step(data: st.DataObject) -> None:
     for number in ("u1", "i2", "i4", "u8", "f4", "f8"):
         x, updates = _distinct(shape, number), _distinct(length, number)
         _check("slice_add", x, updates, **window)
-        (out, _, given), bound = prepared("slice_add", x, updates, **window)
+        (out, _, addend), bound = prepared("slice_add", x, updates, **window)
         out[...] = x
-        KERNELS[3]["slice_add"](out, out, given, **bound)
+        KERNELS[3]["slice_add"](out, out, addend, **bound)
         assert out.tobytes() == reference("slice_add", x, updates, **window).tobytes()
 
 

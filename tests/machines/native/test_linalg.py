@@ -237,15 +237,15 @@ def _chained(x: Array, y: Array, out: bool, threads: int, **attributes: bool) ->
     rows = product.size // n
     # A child whose unit is a row: a product of rows by a matrix, 4 or 5 parameters.
     then = _noise((n, 3), str(x.dtype))
-    result, made = np.full((rows, 3), np.nan, x.dtype), aligned_array(product)
-    parameters = [result, x, y, then, *([made] if out else [])]
+    result, scratch = np.full((rows, 3), np.nan, x.dtype), aligned_array(product)
+    parameters = [result, x, y, then, *([scratch] if out else [])]
     where = 4
     child = _rows_times(rows, n, 3, where, 3, len(parameters) + (not out), str(x.dtype))
     chain = Chain(child, len(parameters), 1, 2, where if out else None)
     call = matmul_chain(types[0], types[1], op.bind(attributes), chain)
     assert call is not None
     assert call.run(POOLS[threads], *parameters)
-    return [result, made] if out else [result]
+    return [result, scratch] if out else [result]
 
 
 def _rows_times(m: int, k: int, n: int, x: int, y: int, nparams: int, dtype: str) -> KernelCall:
@@ -314,8 +314,8 @@ def test_a_row_of_bf16_has_the_bits_of_f32_rounded_once(ty: bool) -> None:
             wide = native("matmul", half.widened(x), half.widened(y), **attributes)
             rounded = half.cast(wide, bf16)
             for threads in (1, 3):
-                found = native("matmul", x, y, threads=threads, **attributes)
-                assert found.tobytes() == rounded.tobytes()
+                result = native("matmul", x, y, threads=threads, **attributes)
+                assert result.tobytes() == rounded.tobytes()
 
 
 ROUNDED = [(2, 1, 3), (5, 37, 33), (13, 15, 16), (31, 351, 65), (50, 705, 129), (210, 353, 40)]
@@ -333,10 +333,10 @@ def test_products_of_bf16_are_those_of_f32_rounded_once(tx: bool, ty: bool) -> N
             wide = native(name, half.widened(x), half.widened(y), **attributes)
             expected = half.cast(wide, bf16)
             for threads in (1, 3):
-                found = native(name, x, y, threads=threads, **attributes)
+                result = native(name, x, y, threads=threads, **attributes)
                 nans = np.isnan(half.widened(expected))
-                assert np.isnan(half.widened(found[nans])).all()
-                assert found[~nans].tobytes() == expected[~nans].tobytes()
+                assert np.isnan(half.widened(result[nans])).all()
+                assert result[~nans].tobytes() == expected[~nans].tobytes()
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "bf16"])
@@ -349,16 +349,16 @@ def test_a_matrix_that_is_repeated_is_copied_once(tx: bool, dtype: str) -> None:
         x, y = (half.cast(z, bf16) if dtype == "bf16" else z.astype(dtype) for z in (x, y))
         alone = [native("matmul", x, each, **attributes) for each in y]
         for threads in (1, 2, 3, 5):
-            found = native("matmul", x, y, threads=threads, **attributes)
-            assert found.tobytes() == np.stack(alone).tobytes()
+            result = native("matmul", x, y, threads=threads, **attributes)
+            assert result.tobytes() == np.stack(alone).tobytes()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_long_row_has_the_same_bits_by_a_transposed_matrix(dtype: str) -> None:
     """So long that it is gone through in several spans."""
     x, y, attributes = _operands(1, 9001, 21, False, True, dtype)
-    lying = native("matmul", x, np.ascontiguousarray(y.T), transpose_x=False, transpose_y=False)
-    assert native("matmul", x, y, **attributes).tobytes() == lying.tobytes()
+    turned = native("matmul", x, np.ascontiguousarray(y.T), transpose_x=False, transpose_y=False)
+    assert native("matmul", x, y, **attributes).tobytes() == turned.tobytes()
 
 
 def test_a_batch_of_bf16() -> None:

@@ -60,10 +60,10 @@ def both(
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 300])
 def test_calls_with_many_parameters(n: int) -> None:
     loads = "\n".join(f"load_arg {i}" for i in range(n))
-    left = both(
+    result = both(
         f'{loads}\npush_str "concat"\ncfunc {n} 1 {{"axis": 0}}', *[f32s(i) for i in range(n)]
     )
-    assert left.outputs[0].tolist() == list(range(n))
+    assert result.outputs[0].tolist() == list(range(n))
 
 
 @pytest.mark.parametrize("counts", [(3, 2, 3), (2, 3, 2), (8, 1, 9, 8)])
@@ -71,10 +71,10 @@ def test_a_call_of_any_number_of_parameters_tells_them_by_their_number(
     counts: tuple[int, ...],
 ) -> None:
     def prepare(vm: VM) -> None:
-        left = [*counts]
+        remaining = [*counts]
 
         def some(frame: Frame) -> None:
-            for i in range(left.pop(0)):
+            for i in range(remaining.pop(0)):
                 frame.push(f32s(i, i + 1))
 
         vm.register("some", some)
@@ -115,11 +115,11 @@ def test_a_call_that_meets_ever_new_types_keeps_few_plans() -> None:
 
     vm.register("some", some)
     for _ in range(100):
-        [left] = vm.launch(program)
-        assert left.tolist() == [-1.0] * sizes[0]
+        [result] = vm.launch(program)
+        assert result.tolist() == [-1.0] * sizes[0]
     code, _ = vm._bind(program, ())
-    [kept] = [x for x in gc.get_referents(code.prepared.program) if isinstance(x, list)]
-    assert len(kept) < 10
+    [plans] = [x for x in gc.get_referents(code.prepared.program) if isinstance(x, list)]
+    assert len(plans) < 10
 
 
 def test_a_program_that_meets_ever_new_types_keeps_few() -> None:
@@ -127,12 +127,12 @@ def test_a_program_that_meets_ever_new_types_keeps_few() -> None:
     vm, alive = VM(native=True), weakref.WeakSet[TensorType]()
 
     def some(frame: Frame) -> None:
-        type = TensorType(f32, (len(seen),))
-        seen.append(len(seen))
+        type = TensorType(f32, (len(calls),))
+        calls.append(len(calls))
         alive.add(type)
         frame.push(np.ones(type.shape, np.float32))
 
-    seen: list[int] = []
+    calls: list[int] = []
     vm.register("some", some)
     for _ in range(3000):
         vm.launch(program)
@@ -141,9 +141,9 @@ def test_a_program_that_meets_ever_new_types_keeps_few() -> None:
 
 def test_without_memory_the_reference_says_so() -> None:
     text = 'load_arg 0\npush_str "broadcast_to"\ncfunc 1 1 {"shape": [1000000, 10000000]}'
-    left = both(text, f32s(1))
-    assert left.error is not None
-    assert "Unable to allocate" in left.error[4]
+    result = both(text, f32s(1))
+    assert result.error is not None
+    assert "Unable to allocate" in result.error[4]
 
 
 # --- limits --------------------------------------------------------------------------
@@ -158,9 +158,9 @@ def test_limits_on_steps(max_steps: int) -> None:
 
 @pytest.mark.parametrize("max_steps", [-1, 0, 1000])
 def test_an_endless_loop_is_limited(max_steps: int) -> None:
-    left = both("again:\npush_int 0\njump_if_false again", max_steps=max_steps)
-    assert left.error is not None
-    assert left.error[0] is LimitExceeded
+    result = both("again:\npush_int 0\njump_if_false again", max_steps=max_steps)
+    assert result.error is not None
+    assert result.error[0] is LimitExceeded
 
 
 # --- interrupts ----------------------------------------------------------------------
@@ -294,7 +294,7 @@ def calls_for_ever(vm: VM, program: Program, handles: list[int]) -> None:
 def test_a_host_function_that_changes_what_runs(
     does: Callable[[VM, Program, list[int]], None],
 ) -> None:
-    seen = []
+    outcomes = []
     for native in (False, True):
         vm = VM(native=native)
         program = assemble(HOSTILE)
@@ -313,16 +313,16 @@ def test_a_host_function_that_changes_what_runs(
                 does(vm, program, handles)
 
         vm.register("hostile", hostile, nresults=0)
-        found: list[Any] = []
+        lines: list[Any] = []
         for _ in range(3):
             depth[0] = 0
             try:
-                found += [x.tolist() for x in vm.launch(program, [*handles])]
+                lines += [x.tolist() for x in vm.launch(program, [*handles])]
             except Exception as error:
                 places = [getattr(error, name, None) for name in ("function", "pc", "step")]
-                found.append((type(error), str(error), *places))
-        seen.append(found)
-    assert seen[0] == seen[1]
+                lines.append((type(error), str(error), *places))
+        outcomes.append(lines)
+    assert outcomes[0] == outcomes[1]
 
 
 def test_a_vm_that_its_host_functions_refer_to_is_collected() -> None:
@@ -411,8 +411,8 @@ def raw_code(rng: random.Random, numbers: Sequence[int]) -> Iterator[Instruction
             "nparams": (*numbers, STAR),
             "nresults": (*numbers, STAR),
         }
-        wanted = [kind for kind in opcode.immediates if kind != "attrs?"]
-        yield Instruction(opcode, tuple([rng.choice(kinds.get(kind, numbers)) for kind in wanted]))
+        needed = [kind for kind in opcode.immediates if kind != "attrs?"]
+        yield Instruction(opcode, tuple([rng.choice(kinds.get(kind, numbers)) for kind in needed]))
     if rng.random() < 0.8:
         yield Instruction(Opcode.halt)
 
@@ -422,13 +422,13 @@ def raw_outcome(vm: VM, seed: int) -> str:
     args = [put(vm, f32s(1, 2)), put(vm, f32s(3, 4))]
     program = raw_program(random.Random(seed), (*NUMBERS, args[0]))
     try:
-        left: Any = [(x.shape, x.tobytes()) for x in vm.launch(program, args, max_steps=50)]
+        result: Any = [(x.shape, x.tobytes()) for x in vm.launch(program, args, max_steps=50)]
     except Exception as error:
-        left = type(error), str(error), notes_of(error)
-    left = left, [vm.read(x).tobytes() for x in args], vm.consumed_size_in_mib()
+        result = type(error), str(error), notes_of(error)
+    result = result, [vm.read(x).tobytes() for x in args], vm.consumed_size_in_mib()
     for handle in args:
         vm.dealloc_tensor(handle)
-    return re.sub(r"\b\d{9,}\b", "<handle>", repr(left))
+    return re.sub(r"\b\d{9,}\b", "<handle>", repr(result))
 
 
 def raw_fuzz(first: int, last: int) -> None:

@@ -84,7 +84,7 @@ def test_eager_calls_keep_no_threads() -> None:
 def test_a_forked_process_has_threads_of_its_own(asleep: bool) -> None:
     vm, handles = vm_at_work()
     time.sleep(ASLEEP if asleep else 0)
-    kept = [vm]
+    vms = [vm]
 
     def works() -> bool:
         for _ in range(2):
@@ -97,7 +97,7 @@ def test_a_forked_process_has_threads_of_its_own(asleep: bool) -> None:
 
     def drops() -> bool:
         nonlocal vm
-        kept.clear()
+        vms.clear()
         del vm
         gc.collect()
         return True

@@ -104,15 +104,15 @@ def test_labels_of_any_dtype(dtype: DType) -> None:
     for labels in ([0, 119, 60], [0, 127, 1], [120, 1, 1], [-1, 0, 1], [-128, 0, 0]):
         if dtype.kind == "unsigned" and min(labels) < 0:
             labels = [np.iinfo(dtype.numpy.name).max, 0, 0]
-        given = np.array(labels, dtype.numpy)
+        label_array = np.array(labels, dtype.numpy)
         if min(labels) >= 0 and max(labels) < 120:
-            check("softmax_cross_entropy", logits, given)
-            check("softmax_cross_entropy_vjp", g, logits, given)
+            check("softmax_cross_entropy", logits, label_array)
+            check("softmax_cross_entropy_vjp", g, logits, label_array)
         else:
             with pytest.raises(OperandValueError, match=f"label {labels[0]}|label {labels[1]}"):
-                native("softmax_cross_entropy", logits, given)
+                native("softmax_cross_entropy", logits, label_array)
             with pytest.raises(OperandValueError, match=f"label {labels[0]}|label {labels[1]}"):
-                native("softmax_cross_entropy_vjp", g, logits, given)
+                native("softmax_cross_entropy_vjp", g, logits, label_array)
 
 
 SPECIAL_LOGITS = [[-INF, 0, 1], [INF, 0, 1], [NAN, 0, 1], [-INF] * 3, [200, 0, -200]]
@@ -227,10 +227,10 @@ def test_a_half_beside_f32_is_widened_as_it_is_read(dtype: DType) -> None:
             "layer_norm_vjp": half.cast(native("layer_norm_vjp", g, wide, scale, eps=eps), dtype),
             "layer_norm_scale_vjp": native("layer_norm_scale_vjp", g, wide, eps=eps),
         }
-        given = (x, scale, bias), (g, x, scale), (g, x)
-        for (name, wanted), inputs in zip(expected.items(), given, strict=True):
+        operands = (x, scale, bias), (g, x, scale), (g, x)
+        for (name, value), inputs in zip(expected.items(), operands, strict=True):
             assert planned(name, *inputs, eps=eps)
             for threads in (1, 3):
                 result = native(name, *inputs, threads=threads, eps=eps)
-                assert result.dtype == wanted.dtype
-                assert result.tobytes() == wanted.tobytes(), (name, rows, n)
+                assert result.dtype == value.dtype
+                assert result.tobytes() == value.tobytes(), (name, rows, n)

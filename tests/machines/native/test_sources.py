@@ -56,8 +56,8 @@ def included(files: Mapping[str, str]) -> dict[str, set[str]]:
     """Which sources each one includes; Python's header is one of them, the C library's are not."""
     graph: dict[str, set[str]] = {}
     for name, text in files.items():
-        found = re.findall(r'^\s*#\s*include\s+(?:"([^"]+)"|<(Python\.h)>)', text, re.MULTILINE)
-        places = [python or normpath(join(dirname(name), own)) for own, python in found]
+        includes = re.findall(r'^\s*#\s*include\s+(?:"([^"]+)"|<(Python\.h)>)', text, re.MULTILINE)
+        places = [python or normpath(join(dirname(name), own)) for own, python in includes]
         graph[name] = {place for place in places if not place.startswith("..")}
     return graph
 

@@ -102,9 +102,9 @@ def is_launching(status: dict[str, Any]) -> bool:
     return any(each["busy"] and each["messages"] == 2 for each in status["clients"])
 
 
-def limits(**given: Any) -> Limits:
+def limits(**options: Any) -> Limits:
     """Limits with a second for a launch."""
-    return Limits(**{"launch_seconds": 1.0, **given})
+    return Limits(**{"launch_seconds": 1.0, **options})
 
 
 VM_KINDS: Final = "local", "numpy", "workers", "remote"

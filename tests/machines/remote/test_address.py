@@ -68,10 +68,10 @@ def test_other_hosts_are_let_in_only_if_told_to() -> None:
 
 def test_a_port_that_is_taken_is_refused() -> None:
     with listen(TcpAddress("127.0.0.1", 0), public=False) as first:
-        taken = address_of(first, TcpAddress("127.0.0.1", 0))
-        assert isinstance(taken, TcpAddress)
-        assert taken.port > 0
-        refuses(AddressError, f"cannot listen on {taken}", listen, taken, public=False)
+        address = address_of(first, TcpAddress("127.0.0.1", 0))
+        assert isinstance(address, TcpAddress)
+        assert address.port > 0
+        refuses(AddressError, f"cannot listen on {address}", listen, address, public=False)
 
 
 def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:

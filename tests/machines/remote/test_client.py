@@ -210,17 +210,17 @@ def test_cached_launches_are_forgotten_when_handles_name_others() -> None:
     for _ in range(3):
         vm.launch(ADD_INTO, (out, x, y))
     assert vm.read(out).tolist() == [7, 10]
-    seen: list[str] = []
-    served.machine.register("add.out", lambda frame: seen.append("mine"), nparams=3, nresults=0)
+    calls: list[str] = []
+    served.machine.register("add.out", lambda frame: calls.append("mine"), nparams=3, nresults=0)
     vm.launch(ADD_INTO, (out, x, y))
     vm.synchronize()
-    assert seen == ["mine"]
+    assert calls == ["mine"]
     served.end()
 
 
 @pytest.mark.parametrize("kind", ["remote", "workers"])
 def test_a_late_error_is_not_told_as_one_of_the_call_that_it_comes_up_in(kind: str) -> None:
-    told = "pow(i64[3], i64[]): an integer has no negative integer power; use a float"
+    message = "pow(i64[3], i64[]): an integer has no negative integer power; use a float"
     with vm_of(kind) as vm, ml.Arena(vm, "a").allocating():
         x, minus = ml.asarray([1, 4, 9]), ml.asarray(-1)
         untyped: Any = ml
@@ -241,7 +241,7 @@ def test_a_late_error_is_not_told_as_one_of_the_call_that_it_comes_up_in(kind: s
                 y.numpy()
 
             caught = refuses(OperandValueError, "", until_it_is_told)
-            assert str(caught) == told
+            assert str(caught) == message
             assert caught.__notes__[-1] == f"called from {__file__}:{failed}"
 
 
@@ -357,9 +357,9 @@ def test_the_outbox_in_c_is_the_one_in_python(messages: list[bytes | bool]) -> N
     done = 0
     for n, message in enumerate(messages):
         if isinstance(message, bool):
-            taken = [box.take(done) for box in boxes]
-            assert taken[0] == taken[1]
-            done += len(taken[0][1]) * message
+            results = [box.take(done) for box in boxes]
+            assert results[0] == results[1]
+            done += len(results[0][1]) * message
         else:
             due = [box.add(message, (n,)) for box in boxes]
             assert due[0] == due[1] or len(boxes[0]) < 64  # the clocks differ
@@ -503,6 +503,6 @@ def test_what_was_posted_is_done_before_the_process_ends() -> None:
     with Server(shared=["s"]) as server, server.vm(vm="s") as vm:
         x, one = put(vm, 0), put(vm, 1)
         vm.synchronize()
-        given = [str(server.address), SECRET, *map(str, (x, x, one))]
-        subprocess.run([sys.executable, "-c", POSTING, *given], check=True, timeout=PATIENCE)
+        arguments = [str(server.address), SECRET, *map(str, (x, x, one))]
+        subprocess.run([sys.executable, "-c", POSTING, *arguments], check=True, timeout=PATIENCE)
         assert vm.read(x).tolist() == [20]

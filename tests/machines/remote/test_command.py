@@ -54,10 +54,10 @@ def serving(*options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, st
 def test_a_server_prints_its_secret_and_its_port() -> None:
     with serving("--listen", ":0", "--no-native") as (server, event):
         assert server.stdout is not None
-        made = re.fullmatch(r"secret: (\S{40,})\n", server.stdout.readline())
-        assert made is not None
+        match = re.fullmatch(r"secret: (\S{40,})\n", server.stdout.readline())
+        assert match is not None
         assert re.fullmatch(r"127\.0\.0\.1:[1-9]\d+", event["address"])
-        with connect(event["address"], secret=made[1]) as vm:
+        with connect(event["address"], secret=match[1]) as vm:
             vm.alloc_storage(100)
         server.send_signal(signal.SIGTERM)
         assert server.wait(20) == 0
@@ -66,7 +66,7 @@ def test_a_server_prints_its_secret_and_its_port() -> None:
         events = [json.loads(line)["event"] for line in log.splitlines()]
         assert events[0] == "connected"
         assert events[-1] == "stopped"
-        assert made[1] not in log
+        assert match[1] not in log
 
 
 def status_of(address: str) -> dict[str, Any]:

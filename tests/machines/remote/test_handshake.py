@@ -54,15 +54,15 @@ def admitting(secret: bytes | None = KEY, *, trusted: bool = False) -> Iterator[
 
     class End:
         sock = here
-        said: object = None
+        answer: object = None
 
     def serve() -> None:
         try:
             users = None if secret is None else {"": secret}
             admit(there, users, trusted=trusted, decide=lambda hello: {"x": 1}, deadline=soon())
-            End.said = "welcome"
+            End.answer = "welcome"
         except MlvmError as error:
-            End.said = error
+            End.answer = error
         finally:
             there.close()
 
@@ -78,13 +78,13 @@ def admitting(secret: bytes | None = KEY, *, trusted: bool = False) -> Iterator[
 def test_both_sides_prove_that_they_know_the_secret() -> None:
     with admitting() as end:
         assert greet(end.sock, KEY, Hello(), soon()) == {"x": 1}
-    assert end.said == "welcome"
+    assert end.answer == "welcome"
 
 
 def test_a_wrong_secret_is_refused() -> None:
     with admitting() as end, pytest.raises(AccessRefused, match="the secret is wrong"):
         greet(end.sock, b"another secret of 16", Hello(), soon())
-    assert isinstance(end.said, AccessRefused)
+    assert isinstance(end.answer, AccessRefused)
 
 
 def test_no_secret_is_refused_but_for_the_own_user() -> None:
@@ -144,10 +144,10 @@ def test_every_byte_that_matters_is_proved() -> None:
             if HEADER.size - 8 <= at < HEADER.size:
                 continue  # a length: the receiver waits for more, till its time is up
 
-            def change(kind: str, given: bytes, name: str = name, at: int = at) -> bytes:
+            def change(kind: str, data: bytes, name: str = name, at: int = at) -> bytes:
                 if kind != name:
-                    return given
-                return given[:at] + bytes([given[at] ^ 1 << random.randrange(8)]) + given[at + 1 :]
+                    return data
+                return data[:at] + bytes([data[at] ^ 1 << random.randrange(8)]) + data[at + 1 :]
 
             refuses((AccessRefused, ConnectionLost), "", passed_on, change)
 
@@ -161,7 +161,7 @@ def test_what_was_heard_is_of_no_use_again() -> None:
         end.sock.sendall(heard["proof"])
         _, kind, _ = receive(end.sock, soon())
         assert kind == Greeting.refused.value
-    assert isinstance(end.said, AccessRefused)
+    assert isinstance(end.answer, AccessRefused)
 
 
 def test_a_servers_messages_are_of_no_use_to_a_false_server() -> None:
@@ -227,7 +227,7 @@ def test_mutated_handshakes_let_nobody_in() -> None:
         with admitting() as end:
             end.sock.sendall(damaged)
             end.sock.shutdown(socket.SHUT_WR)
-        assert isinstance(end.said, MlvmError), (damaged, end.said)
+        assert isinstance(end.answer, MlvmError), (damaged, end.answer)
 
 
 def test_a_silent_and_a_slow_client_are_given_up() -> None:

@@ -109,7 +109,7 @@ def test_a_finalizer_may_add_to_an_outbox_that_is_emptied(native: bool) -> None:
         def __del__(self) -> None:
             box.add(b"freed", None)
 
-    held: list[Any] = []
+    numbers: list[Any] = []
     before = gc.get_threshold()
     try:
         for n in range(1, 8):
@@ -120,15 +120,15 @@ def test_a_finalizer_may_add_to_an_outbox_that_is_emptied(native: bool) -> None:
             garbage = Garbage()
             garbage.me = garbage  # type: ignore[attr-defined]
             del garbage
-            held += [(i, float(i)) for i in range(6000)]  # so that each new tuple is counted
+            numbers += [(i, float(i)) for i in range(6000)]  # so that each new tuple is counted
             gc.set_threshold(gc.get_count()[0] + n - 1)
             gc.enable()
-            taken, places = box.take(0)
+            first, places = box.take(0)
             gc.disable()
             gc.collect()
             rest, more = box.take(len(places))
-            assert (len(taken), len(rest)) == (5 * len(places), 5 * len(more))
-            assert taken + rest == b"post.freed"
+            assert (len(first), len(rest)) == (5 * len(places), 5 * len(more))
+            assert first + rest == b"post.freed"
     finally:
         gc.set_threshold(*before)
         gc.enable()

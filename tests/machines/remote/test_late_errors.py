@@ -27,7 +27,7 @@ def test_what_was_passed_over_has_no_value(native: bool | None, captured: bool) 
         return ml.fori_loop(0, 3, lambda i, y: y + 1, x + 1)
 
     def plus(z: ml.Tensor) -> object:
-        return (z + kept[0]).numpy()
+        return (z + total[0]).numpy()
 
     with (
         Served(options={"native": native}) as server,
@@ -35,7 +35,7 @@ def test_what_was_passed_over_has_no_value(native: bool | None, captured: bool) 
         ml.Arena(vm, "a").allocating(),
     ):
         x, step = ml.asarray([1, 4, 9]), ml.capture(more) if captured else more
-        w, kept = ml.asarray([1, 2, 3]), ml.zeros(3)
+        w, total = ml.asarray([1, 2, 3]), ml.zeros(3)
         for index in (0, 0, 0, 7):  # when programs and memory are there, nothing waits
             y = z = lost = at = None  # and it is the same memory
             at = ml.asarray([index])
@@ -57,7 +57,7 @@ def test_what_was_passed_over_has_no_value(native: bool | None, captured: bool) 
             assert w.tolist() == [4, 5, 6]  # what was to be updated is as it was
             y = z = lost = None
             assert step(x).tolist() == [5, 8, 13]  # and what is written again has a value
-            assert kept.tolist() == [0, 0, 0]
+            assert total.tolist() == [0, 0, 0]
 
 
 def test_what_a_launch_updates_keeps_its_value_and_what_it_makes_has_none() -> None:

@@ -177,9 +177,9 @@ def test_a_call_ends_in_time_though_its_connection_is_lost() -> None:
 def test_a_server_that_has_let_a_client_in_and_says_nothing_is_asked_again() -> None:
     with Served(limits=limits(lease_seconds=20.0)) as server, client(server, retry=0.5) as vm:
         ours, silent = socket.socketpair()
-        found = vm._stream._reconnect  # type: ignore[attr-defined]
-        places = [lambda left: ours, found]
-        vm._stream._reconnect = lambda left: places.pop(0)(left)  # type: ignore[attr-defined]
+        original = vm._stream._reconnect  # type: ignore[attr-defined]
+        places = [lambda seconds: ours, original]
+        vm._stream._reconnect = lambda seconds: places.pop(0)(seconds)  # type: ignore[attr-defined]
         cut(vm)
         assert start(vm.alloc_storage, 8).result(10) is not None
         assert not places
@@ -236,7 +236,7 @@ def test_a_server_that_is_gone_is_tried_for_so_long() -> None:
         server._socket.close()
         cut(vm)
         begun = time.monotonic()
-        vm._stream._reconnect = lambda left: refused()  # type: ignore[attr-defined]
+        vm._stream._reconnect = lambda seconds: refused()  # type: ignore[attr-defined]
         refuses(ConnectionLost, "", vm.synchronize)
         assert 0.25 < time.monotonic() - begun < 3
 
@@ -272,7 +272,7 @@ def test_much_that_may_be_lost_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_messages_are_sent_again_from_any_one_on() -> None:
     ours, theirs = socket.socketpair()
-    stream = LeasedStream(ours, lambda left: refused(), 1.0)
+    stream = LeasedStream(ours, lambda seconds: refused(), 1.0)
     messages = [framed(Kind.post)(bytes([n]) * n) for n in range(9)]
     stream.add((), _Sent(0, 0, 0, []))
     stream.add([b"".join(messages[:3])], _Sent(3, 3, 0, []))

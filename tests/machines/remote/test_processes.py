@@ -56,16 +56,16 @@ def all_are_gone(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def pid_of(server: Served, name: str) -> int:
     """The process of the client of that name."""
-    found = 0
+    pid = 0
 
     def is_told() -> bool:
-        nonlocal found
+        nonlocal pid
         clients = [each for each in server.status()["clients"] if each["name"] == name]
-        found = clients[0]["pid"] if clients else os.getpid()
-        return found != os.getpid()
+        pid = clients[0]["pid"] if clients else os.getpid()
+        return pid != os.getpid()
 
     wait_for(is_told)
-    return found
+    return pid
 
 
 def holds(vm: RemoteVM, value: float) -> bool:
@@ -90,8 +90,8 @@ def test_each_client_has_a_process(server: Served) -> None:
     two.close()
     wait_for(lambda: len(server.status()["clients"]) == 1)
     assert server.status()["launches"] == launches > 0
-    told = [each for each in server.events("disconnected", 1) if each["launches"] == launches]
-    assert told[0]["left"] == 0
+    records = [each for each in server.events("disconnected", 1) if each["launches"] == launches]
+    assert records[0]["left"] == 0
     wait_for(lambda: is_gone(pid))
 
 
@@ -128,10 +128,10 @@ def test_what_takes_the_memory_of_a_process_harms_nobody(server: Served) -> None
     x = bad.alloc_tensor(TensorType("f32", (1 << 16,)))
     bad.launch(DOUBLING, [x])
     refuses(OutOfMemory, "", bad.synchronize)
-    kept = bad.alloc_storage(200 * MIB)
+    storage = bad.alloc_storage(200 * MIB)
     refuses(OutOfMemory, "cannot allocate", bad.alloc_storage, 400 * MIB)
     assert holds(good, 1)
-    bad.dealloc_storage(kept)
+    bad.dealloc_storage(storage)
     assert holds(bad, 2)
 
 
@@ -197,14 +197,14 @@ def test_processes_are_made_of_what_can_be_told() -> None:
 
 
 @cases(
-    "status, told",
+    "status, message",
     (0, "its process has ended with status 0"),
     (-11, "its process was killed by SIGSEGV"),
     (-9, "its process was killed by SIGKILL, as the system does where memory ends"),
     ("no room", "no process can be started for it: no room"),
 )
-def test_how_a_process_ended(status: int | str, told: str) -> None:
-    assert how_it_ended(status) == told
+def test_how_a_process_ended(status: int | str, message: str) -> None:
+    assert how_it_ended(status) == message
 
 
 def test_a_channel_has_messages_and_sockets_in_order() -> None:
@@ -213,11 +213,11 @@ def test_a_channel_has_messages_and_sockets_in_order() -> None:
     for number in range(3):
         assert ours.send({"number": number}, *[one] * number)
     for number in range(3):
-        told = theirs.listen()
-        assert told is not None
-        assert told.facts == {"number": number}
-        assert len(told.sockets) == number
-        for each in told.sockets:
+        message = theirs.listen()
+        assert message is not None
+        assert message.facts == {"number": number}
+        assert len(message.sockets) == number
+        for each in message.sockets:
             each.send(b"x")
             each.close()
     assert two.recv(9) == b"xxx"

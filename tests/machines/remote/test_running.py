@@ -56,34 +56,34 @@ def read(page: MetricsPage, path: str) -> tuple[int, str]:
 def values_of(text: str) -> dict[str, float]:
     """The samples of a page, each line of which is a sample or tells about one."""
     lines = text.splitlines()
-    told = [line for line in lines if re.fullmatch(r"# (HELP|TYPE) mlvm_[a-z_]+ .+", line)]
+    comments = [line for line in lines if re.fullmatch(r"# (HELP|TYPE) mlvm_[a-z_]+ .+", line)]
     samples = [
         re.fullmatch(r'(mlvm_[a-z_]+(?:\{[a-z]+="[^"]*"(?:,[a-z]+="[^"]*")?\})?) (\S+)', x)
         for x in lines
     ]
-    found = {match[1]: float(match[2]) for match in samples if match is not None}
-    assert len(told) + len(found) == len(lines)
-    return found
+    values = {match[1]: float(match[2]) for match in samples if match is not None}
+    assert len(comments) + len(values) == len(lines)
+    return values
 
 
 @pytest.mark.parametrize("processes", [0, 2])
 def test_what_a_server_does_is_on_a_page(processes: int) -> None:
-    few = limits(held_bytes=1000)
-    with Served(limits=few, processes=processes) as server, MetricsPage(server, ":0") as page:
+    tight = limits(held_bytes=1000)
+    with Served(limits=tight, processes=processes) as server, MetricsPage(server, ":0") as page:
         assert read(page, "/healthz") == (200, "ok\n")
         assert read(page, "/")[0] == 404
-        vm, gone = server.vm(), server.vm()
+        vm, second = server.vm(), server.vm()
         refuses(AccessRefused, "", server.vm, secret="another secret than that")
         for _ in range(3):
-            refuses(LimitExceeded, "", gone.launch, FOR_EVER, max_steps=10)
-        gone.close()
+            refuses(LimitExceeded, "", second.launch, FOR_EVER, max_steps=10)
+        second.close()
         refuses(OutOfMemory, "", vm.alloc_storage, 2000)
         vm.alloc_storage(100)
         wait_for(lambda: len(server.status()["clients"]) == 1)
         status, text = read(page, "/metrics")
-        found = values_of(text)
+        values = values_of(text)
         assert status == 200
-        wanted = {
+        expected = {
             "mlvm_clients": 1,
             "mlvm_held_bytes": 100,
             "mlvm_admitted_total": 2,
@@ -92,13 +92,13 @@ def test_what_a_server_does_is_on_a_page(processes: int) -> None:
             'mlvm_limits_hit_total{error="OutOfMemory"}': 1,
             'mlvm_seconds_count{of="handshake"}': 2,
         }
-        assert {name: found.get(name) for name in wanted} == wanted
+        assert {name: values.get(name) for name in expected} == expected
         for of in ("handshake", "call"):
-            counts = [found[f'mlvm_seconds_bucket{{of="{of}",le="{each}"}}'] for each in BUCKETS]
+            counts = [values[f'mlvm_seconds_bucket{{of="{of}",le="{each}"}}'] for each in BUCKETS]
             assert counts == sorted(counts)
-            assert counts[-1] == found[f'mlvm_seconds_bucket{{of="{of}",le="+Inf"}}'] > 0
-            assert found[f'mlvm_seconds_count{{of="{of}"}}'] == counts[-1]
-            assert 0 < found[f'mlvm_seconds_sum{{of="{of}"}}'] < 10
+            assert counts[-1] == values[f'mlvm_seconds_bucket{{of="{of}",le="+Inf"}}'] > 0
+            assert values[f'mlvm_seconds_count{{of="{of}"}}'] == counts[-1]
+            assert 0 < values[f'mlvm_seconds_sum{{of="{of}"}}'] < 10
         server.close()
         assert read(page, "/healthz") == (503, "draining\n")
 
@@ -162,7 +162,7 @@ def test_readers_of_metrics_have_a_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @contextmanager
-def told(path: Path) -> Iterator[socket.socket]:
+def notify_socket(path: Path) -> Iterator[socket.socket]:
     """A socket that a service tells what it does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(path))
@@ -186,7 +186,7 @@ def test_a_service_of_systemd(tmp_path: Path) -> None:
         os.execv(sys.executable, [sys.executable, "-m", "mlvm", *sys.argv[2:]])
     """
     with (
-        told(tmp_path / "notify") as systemd,
+        notify_socket(tmp_path / "notify") as systemd,
         socket.create_server(("127.0.0.1", 0)) as listening,
     ):
         address = f"localhost:{listening.getsockname()[1]}"
@@ -234,8 +234,8 @@ def run_as_service(
             server.send_signal(signal.SIGHUP)
             assert systemd.recv(4096).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
             assert systemd.recv(4096).startswith(b"READY=1\n")
-            kept = SECRET if text == "too short" else text
-            with connect(address, secret=kept, tls=trusted) as vm:
+            current = SECRET if text == "too short" else text
+            with connect(address, secret=current, tls=trusted) as vm:
                 vm.alloc_storage(1)
         refuses(AccessRefused, "", connect, address, secret=SECRET, tls=RENEWED_CERTIFICATE)
         before.alloc_storage(1)
@@ -261,7 +261,7 @@ def test_systemd_is_told_where_it_listens(tmp_path: Path, monkeypatch: pytest.Mo
     notify("READY=1")
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
     notify("READY=1")
-    with told(tmp_path / "here") as systemd:
+    with notify_socket(tmp_path / "here") as systemd:
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "here"))
         notify("READY=1", "STATUS=all is well")
         assert re.fullmatch(rb"READY=1\nSTATUS=all is well\nMONOTONIC_USEC=\d+", systemd.recv(99))

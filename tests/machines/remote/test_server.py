@@ -104,7 +104,7 @@ def test_a_vm_elsewhere_computes() -> None:
 def test_what_a_client_made_ends_with_its_connection() -> None:
     with Served() as server:
         vm, other = server.vm(), server.vm()
-        kept = other.alloc_tensor(F32X3)
+        survivor = other.alloc_tensor(F32X3)
         vm.alloc_storage(1 << 20)
         handle = vm.alloc_tensor(F32X3)
         assert server.status()["bytes"] == (1 << 20) + 24
@@ -113,7 +113,7 @@ def test_what_a_client_made_ends_with_its_connection() -> None:
         vm.close()
         wait_for(lambda: len(server.status()["clients"]) == 1)
         assert server.status()["bytes"] == 12
-        assert other.read(kept).tolist() == [0, 0, 0]
+        assert other.read(survivor).tolist() == [0, 0, 0]
         assert server.events("disconnected", 1)[0]["left"] == 0
 
 
@@ -121,13 +121,13 @@ def test_what_was_made_in_a_launch_is_freed_too() -> None:
     """By what the server's own functions keep, as well."""
 
     def keep(frame: Frame) -> None:
-        kept.alloc_storage(1 << 16)
+        holder.alloc_storage(1 << 16)
 
-    kept: Any = None
+    holder: Any = None
 
     def prepare(vm: LocalVM) -> None:
-        nonlocal kept
-        kept = vm
+        nonlocal holder
+        holder = vm
         vm.register("keep", keep, nparams=0, nresults=0)
 
     program = assemble('.func main 0 *\n    push_str "keep"\n    cfunc 0 0\n    halt\n')
@@ -159,7 +159,7 @@ while True:
 @pytest.mark.parametrize("doing", ["launch", "write"])
 def test_a_client_that_is_killed_leaves_nothing(doing: str) -> None:
     with Served(limits=Limits()) as server, server.vm() as other:
-        kept = other.alloc_tensor(F32X3)
+        survivor = other.alloc_tensor(F32X3)
         command = [sys.executable, "-c", CLIENT, str(server.address), doing]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as client:
             assert client.stdout is not None
@@ -168,7 +168,7 @@ def test_a_client_that_is_killed_leaves_nothing(doing: str) -> None:
             client.send_signal(signal.SIGKILL)
         wait_for(lambda: len(server.status()["clients"]) == 1)
         assert server.status()["bytes"] == 12
-        assert other.read(kept).tolist() == [0, 0, 0]
+        assert other.read(survivor).tolist() == [0, 0, 0]
 
 
 def test_clients_that_come_and_go_leave_nothing() -> None:
@@ -247,9 +247,9 @@ def test_who_waits_for_anothers_launch_can_go() -> None:
         one = server.vm(vm="s")
         others = [server.vm(vm="s") for _ in range(3)]
         handles = [[vm.alloc_tensor(F32X3) for _ in range(3)] for vm in others]
-        for vm, given in zip(others, handles, strict=True):
+        for vm, handle in zip(others, handles, strict=True):
             for _ in range(2):
-                vm.launch(add, given)
+                vm.launch(add, handle)
             vm.synchronize()
         running = start(partial(one.launch, FOR_EVER, max_steps=10**15))
         wait_for(lambda: any(each["busy"] for each in server.status()["clients"]))
@@ -272,8 +272,8 @@ def test_who_waits_for_anothers_launch_can_go() -> None:
 
 @pytest.mark.parametrize("native", NATIVE)
 def test_each_limit_of_a_launch_is_held(native: bool) -> None:
-    few = limits(launch_seconds=0.3, launch_bytes=1 << 22, launch_steps=1 << 40)
-    with Served(limits=few, options={"native": native}) as server, server.vm() as vm:
+    small_limits = limits(launch_seconds=0.3, launch_bytes=1 << 22, launch_steps=1 << 40)
+    with Served(limits=small_limits, options={"native": native}) as server, server.vm() as vm:
         handle = vm.alloc_tensor(TensorType("f32", (1 << 16,)))
         start = time.monotonic()
         refuses(LimitExceeded, r"its limit of 0\.3 seconds", run, vm, FOR_EVER)
@@ -309,8 +309,8 @@ def test_launches_that_free_what_they_make_may_take_any_number_of_bytes(native: 
         halt
     """
     )
-    few = limits(launch_bytes=1 << 20, launch_seconds=60.0)
-    with Served(limits=few, options={"native": native}) as server, server.vm() as vm:
+    small_limits = limits(launch_bytes=1 << 20, launch_seconds=60.0)
+    with Served(limits=small_limits, options={"native": native}) as server, server.vm() as vm:
         x = vm.alloc_tensor(TensorType("f32", (1 << 15,)))
         n, one = (vm.alloc_tensor(TensorType("i64", ())) for _ in range(2))
         for handle, value in ((n, 200), (one, 1)):
@@ -334,10 +334,10 @@ EMPTIES = """.func f 0 0
 @pytest.mark.parametrize("native", NATIVE)
 @pytest.mark.parametrize("function", [INTS, FRAMES, EMPTIES, DEEP])
 def test_all_that_lies_on_the_stack_of_a_launch_counts(function: Any, native: bool) -> None:
-    few = limits(launch_seconds=60.0, launch_bytes=1 << 20)
+    small_limits = limits(launch_seconds=60.0, launch_bytes=1 << 20)
     text = f".const none f32[0]\n{function}.func main 0 *\n    call f\n    halt\n"
     program = DEEP if function is DEEP else assemble(text)
-    with Served(limits=few, options={"native": native}) as server, server.vm() as vm:
+    with Served(limits=small_limits, options={"native": native}) as server, server.vm() as vm:
         vm.loaded(program)
         tracemalloc.start()
         try:
@@ -346,8 +346,8 @@ def test_all_that_lies_on_the_stack_of_a_launch_counts(function: Any, native: bo
         finally:
             tracemalloc.stop()
         assert peak < 3 << 20
-        [left] = vm.launch(assemble(LOADED), [vm.alloc_tensor(F32X3)])
-        assert left.size == 3
+        [output] = vm.launch(assemble(LOADED), [vm.alloc_tensor(F32X3)])
+        assert output.size == 3
 
 
 def test_to_verify_has_a_limit_of_bytes() -> None:
@@ -380,8 +380,8 @@ def test_records_and_handles_count_beside_their_elements() -> None:
         jump again
         halt
     """
-    few = limits(launch_seconds=60.0, launch_bytes=1 << 20, held_bytes=1 << 20)
-    with Served(limits=few) as server, server.vm() as vm:
+    small_limits = limits(launch_seconds=60.0, launch_bytes=1 << 20, held_bytes=1 << 20)
+    with Served(limits=small_limits) as server, server.vm() as vm:
         number = vm.alloc_tensor(TensorType("i64", ()))
         for _ in range(2):  # the second time as the first: none was kept
             refuses(OutOfMemory, "more bytes", run, vm, assemble(push), number)
@@ -391,8 +391,8 @@ def test_records_and_handles_count_beside_their_elements() -> None:
 
 
 def test_steps_bytes_and_handles_are_limited() -> None:
-    few = limits(launch_steps=1000, held_bytes=3000, handles=4, program_bytes=2000)
-    with Served(limits=few) as server, server.vm() as vm:
+    small_limits = limits(launch_steps=1000, held_bytes=3000, handles=4, program_bytes=2000)
+    with Served(limits=small_limits) as server, server.vm() as vm:
         refuses(LimitExceeded, "more than the steps", run, vm, FOR_EVER)
         refuses(LimitExceeded, "more than the steps", vm.launch, FOR_EVER, max_steps=10**6)
         with pytest.raises(OutOfMemory, match=r"3,001 more bytes: the VM uses 0, .* is 3,000"):
@@ -436,20 +436,20 @@ def test_a_program_that_cannot_be_verified_is_not_kept(monkeypatch: pytest.Monke
 def test_to_verify_has_a_limit_of_time(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a program is loaded, and when it is launched."""
 
-    def endless(*given: Any) -> Any:
+    def endless(*args: Any) -> Any:
         while time.monotonic() < until:
             pass
 
-    few = limits(launch_seconds=0.1)
-    with Served(limits=few) as server, server.vm() as vm, monkeypatch.context() as patch:
+    small_limits = limits(launch_seconds=0.1)
+    with Served(limits=small_limits) as server, server.vm() as vm, monkeypatch.context() as patch:
         until = time.monotonic() + SECONDS
         x = vm.alloc_tensor(F32X3)
         patch.setattr(place, "verify", endless)
         refuses(LimitExceeded, r"its limit of 0\.1 seconds", run, vm, assemble(LOADED), x)
         patch.undo()
         assert time.monotonic() < until
-        [left] = vm.launch(assemble(LOADED), [x])
-        assert left.tolist() == [0, 0, 0]
+        [output] = vm.launch(assemble(LOADED), [x])
+        assert output.tolist() == [0, 0, 0]
 
 
 def test_what_a_message_becomes_has_a_limit() -> None:
@@ -713,12 +713,12 @@ def test_strangers_keep_nobody_out(tls: bool) -> None:
                 with server.vm(tls=CERTIFICATE if tls else False) as vm:
                     assert vm.consumed_size_in_mib() == 0
                 assert time.monotonic() - begun < 2.0
-            told = b""
+            reply = b""
             for each in strangers:
                 each.settimeout(0.01)
                 with contextlib.suppress(OSError):
-                    told += each.recv(4096)
-            assert (BUSY.encode() in told) is not tls
+                    reply += each.recv(4096)
+            assert (BUSY.encode() in reply) is not tls
             assert server.status()["strangers"] <= MOST_OF_PEER
             assert len(server.events("refused")) <= 60
             assert server.status()["refused"] > 150

@@ -70,15 +70,15 @@ def test_pieces_are_sent_in_order(messages: list[list[int]]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         sender, receiver = Stream(ours), Stream(theirs)
-        wanted = [[bytes([i]) * n for i, n in enumerate(sizes)] for sizes in messages]
+        expected = [[bytes([i]) * n for i, n in enumerate(sizes)] for sizes in messages]
 
         def send() -> None:
-            for pieces in wanted:
+            for pieces in expected:
                 body = b"".join(pieces)
                 sender.send([HEADER.pack(b"MLVM", 1, 6, len(body)), *pieces])
 
         sending = start(send)
-        for pieces in wanted:
+        for pieces in expected:
             kind, reader = receiver.receive()
             assert (kind, bytes(reader.rest())) == (Kind.post, b"".join(pieces))
         sending.result(PATIENCE)

@@ -121,19 +121,19 @@ def test_no_other_launch_is_ended(server: Served) -> None:
 
 
 def test_who_has_no_key_ends_nothing(server: Served) -> None:
-    way = _Endpoint(str(server.address), SECRET, None, server._context is not None and CERTIFICATE)
+    end = _Endpoint(str(server.address), SECRET, None, server._context is not None and CERTIFICATE)
     for key, last in (("", "1"), ("0" * 32, "1")):
         refuses(
             AccessRefused,
             "no connected client has",
-            way.open,
+            end.open,
             Hello("interrupt", key, last),
             5.0,
         )
 
 
-@pytest.mark.parametrize("said", [b"", b"MLVM\1\0"], ids=["nothing", "a part of an answer"])
-def test_a_server_that_stops_is_lost_in_time(said: bytes) -> None:
+@pytest.mark.parametrize("reply", [b"", b"MLVM\1\0"], ids=["nothing", "a part of an answer"])
+def test_a_server_that_stops_is_lost_in_time(reply: bytes) -> None:
     """It does not hear that the launch is to end, either."""
 
     def interrupt(last: int) -> None:
@@ -147,8 +147,8 @@ def test_a_server_that_stops_is_lost_in_time(said: bytes) -> None:
         with ours, theirs:
             vm = RemoteVM(Stream(ours), "far", interrupt=interrupt)
             vm.call_timeout = 0.05
-            theirs.send(said)
-            why = "is lost: timeout" if said else str(refused)
+            theirs.send(reply)
+            why = "is lost: timeout" if reply else str(refused)
             for _ in range(2):
                 refuses(ConnectionLost, f"far: .*{why}", vm.synchronize)
 

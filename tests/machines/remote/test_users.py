@@ -25,14 +25,14 @@ HALT = assemble(".func main 0 *\n    halt\n")
 
 
 @cases(
-    "text, found",
+    "text, users",
     (FILE, {"alice": b"the-secret-of-alice", "bob": b"another-one-of-bobs"}),
     (b"a-secret-of-nobody's-name", {"": b"a-secret-of-nobody's-name"}),
     (b"correct: horse battery", {"": b"correct: horse battery"}),
     (b"alice:the-secret-of-alice\nand no other", {"": b"alice:the-secret-of-alice\nand no other"}),
 )
-def test_a_secret_may_be_those_of_users(text: bytes, found: dict[str, bytes]) -> None:
-    assert users_of(text) == found
+def test_a_secret_may_be_those_of_users(text: bytes, users: dict[str, bytes]) -> None:
+    assert users_of(text) == users
 
 
 def test_secrets_of_users_are_checked() -> None:
@@ -47,14 +47,14 @@ def of(server: Served, user: str, **options: Any) -> RemoteVM:
 
 
 def test_each_user_proves_a_secret_of_its_own() -> None:
-    few = limits(user_connections=2)
-    with Served(secret=FILE, limits=few) as server:
+    small_limits = limits(user_connections=2)
+    with Served(secret=FILE, limits=small_limits) as server:
         alices = [of(server, "alice") for _ in range(2)]
         refuses(AccessRefused, "2 clients of this user are connected", of, server, "alice")
         of(server, "bob")
         server.vm(secret=users_of(FILE)["bob"])  # the name need not be said
-        seen = [each["user"] for each in server.status()["clients"]]
-        assert seen == ["alice", "alice", "bob", "bob"]
+        names = [each["user"] for each in server.status()["clients"]]
+        assert names == ["alice", "alice", "bob", "bob"]
         for wrong in ("carol:the-secret-of-carol", "alice-the-secret-of-alice"):
             refuses(AccessRefused, "the secret is wrong", server.vm, secret=wrong)
         server.reload(b"carol:the-secret-of-carol")
@@ -67,12 +67,12 @@ def test_a_users_lease_is_no_other_users() -> None:
     with Served(secret=FILE, limits=limits(lease_seconds=20.0)) as server:
         of(server, "alice", retry=5.0)
         [lease] = server._clients.values()
-        way = _Endpoint(str(server.address), users_of(FILE)["bob"], None, False)
+        endpoint = _Endpoint(str(server.address), users_of(FILE)["bob"], None, False)
         for wants in ("resume", "interrupt"):
             refuses(
                 AccessRefused,
                 "no connected client has",
-                way.open,
+                endpoint.open,
                 Hello(wants, lease.key, "1"),
                 5,
             )
@@ -83,12 +83,12 @@ def test_what_a_client_took_is_counted_once_though_it_goes_meanwhile() -> None:
         vm, status, over = server.vm(), server.status, threading.Event()
 
         def goes_meanwhile() -> dict[str, Any]:
-            seen = status()
-            if seen["clients"] and threading.current_thread().name == "mlvm quotas":
+            snapshot = status()
+            if snapshot["clients"] and threading.current_thread().name == "mlvm quotas":
                 vm.close()
                 wait_for(lambda: not status()["clients"])
                 over.set()
-            return seen
+            return snapshot
 
         vm.launch(HALT)
         vm.synchronize()
@@ -121,21 +121,21 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_user_who_holds_too_much_has_to_give_something_up(processes: int) -> None:
     with Served(secret=FILE, limits=limits(user_bytes=1000), processes=processes) as server:
         one, two, other = of(server, "alice"), of(server, "alice"), of(server, "bob")
-        kept = one.alloc_storage(800)
+        storage = one.alloc_storage(800)
         two.alloc_storage(800)
-        told = "the user 'alice' has used 1,600 bytes, and the quota is 1,000"
-        wait_for(lambda: is_refused(one, told) and is_refused(two, told))
+        message = "the user 'alice' has used 1,600 bytes, and the quota is 1,000"
+        wait_for(lambda: is_refused(one, message) and is_refused(two, message))
         other.alloc_storage(800)
-        one.dealloc_storage(kept)
+        one.dealloc_storage(storage)
         one.flush()
-        wait_for(lambda: not is_refused(one, told) and not is_refused(two, told))
+        wait_for(lambda: not is_refused(one, message) and not is_refused(two, message))
 
 
-def is_refused(vm: RemoteVM, told: str) -> bool:
+def is_refused(vm: RemoteVM, message: str) -> bool:
     try:
         vm.dealloc_storage(vm.alloc_storage(0))
     except LimitExceeded as error:
-        return str(error) == told
+        return str(error) == message
     return False
 
 

@@ -30,9 +30,9 @@ def test_a_thread_that_takes_too_long_is_ended() -> None:
 
 
 def test_a_thread_whose_client_is_gone_is_ended() -> None:
-    gone = threading.Event()
-    threading.Timer(0.05, gone.set).start()
-    with pytest.raises(LimitExceeded, match="client"), Watchdog().watch(60, gone.is_set):
+    disconnected = threading.Event()
+    threading.Timer(0.05, disconnected.set).start()
+    with pytest.raises(LimitExceeded, match="client"), Watchdog().watch(60, disconnected.is_set):
         spin(60)
 
 
