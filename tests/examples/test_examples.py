@@ -70,10 +70,10 @@ def test_sigma_clip(seed: int, s: float, tmp_path: Path) -> None:
     values, places = run("sigma_clip", tmp_path, x, np.array(s))
     left = [i for i in range(50) if np.isfinite(x[i])]
     while True:
-        kept = [i for i in left if abs(x[i] - np.mean(x[left])) <= s * np.std(x[left])]
-        if kept == left:
+        inliers = [i for i in left if abs(x[i] - np.mean(x[left])) <= s * np.std(x[left])]
+        if inliers == left:
             break
-        left = kept
+        left = inliers
     assert 0 < len(left) < 48
     np.testing.assert_array_equal(places[:, 0], left)
     np.testing.assert_array_equal(values, x[left])

@@ -86,8 +86,8 @@ def test_diffusion_of_a_perfect_guess() -> None:
     image = ml.random.normal((1, 8, 8, 1), key=ml.random.key(0))
 
     def guess(x: ml.Tensor, t: ml.Tensor) -> ml.Tensor:
-        left = ml.asarray(module.ALPHA)[t][:, None, None, None]
-        return (x - ml.sqrt(left) * image) / ml.sqrt(1 - left)
+        alpha = ml.asarray(module.ALPHA)[t][:, None, None, None]
+        return (x - ml.sqrt(alpha) * image) / ml.sqrt(1 - alpha)
 
     drawn = module.draw(guess, ml.random.normal((3, 8, 8, 1), key=ml.random.key(1)))
     np.testing.assert_allclose(drawn.numpy(), np.repeat(image.numpy(), 3, axis=0), atol=0.1)
@@ -107,8 +107,8 @@ def test_a_graph_convolution_is_a_product_of_matrices() -> None:
     expected = adjacency / np.sqrt(np.outer(degree, degree))
     expected = expected @ (x @ layer.linear.kernel.numpy() + layer.linear.bias.numpy())
     sender, receiver = np.nonzero(adjacency)
-    found = layer(ml.asarray(x), ml.asarray(sender), ml.asarray(receiver))
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
+    result = layer(ml.asarray(x), ml.asarray(sender), ml.asarray(receiver))
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_ppo() -> None:
@@ -123,16 +123,16 @@ def test_a_cart_and_its_pole() -> None:
     for actions in np.random.default_rng(1).integers(0, 2, (20, 3)):
         each = zip(poles.state, actions, strict=True)
         expected = [moved(state, action) for state, action in each]
-        found, done, _ = poles.step(actions)
+        result, done, _ = poles.step(actions)
         assert not done.any()
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 def test_advantages_are_sums_of_what_surprises() -> None:
     module = program("ppo")
     rng = np.random.default_rng(0)
     values, last, done = rng.random((7, 3)), rng.random(3), rng.random((7, 3)) < 0.3
-    found = module.advantages_of(values, last, done)
+    advantages = module.advantages_of(values, last, done)
     after = [*values[1:], last]
     for cart in range(3):
         for t in range(7):
@@ -142,7 +142,7 @@ def test_advantages_are_sums_of_what_surprises() -> None:
                 following = module.GAMMA * after[later][cart] * goes_on
                 expected += weight * (1 + following - values[later, cart])
                 weight *= module.GAMMA * module.LAMBDA * goes_on
-            np.testing.assert_allclose(found[t, cart], expected)
+            np.testing.assert_allclose(advantages[t, cart], expected)
 
 
 def moved(state: Any, push: int) -> list[float]:
@@ -159,11 +159,11 @@ def moved(state: Any, push: int) -> list[float]:
 
 def test_gaussian_process() -> None:
     module = program("gaussian_process")
-    process, losses, given = module.main(steps=25)
-    x, y, at, mean, deviation = (each.numpy() for each in given)
+    process, losses, results = module.main(steps=25)
+    x, y, at, mean, deviation = (each.numpy() for each in results)
     assert losses[-1] < losses[0] - 0.3
-    seen = at < 10
-    np.testing.assert_allclose(mean[seen], np.sin(at[seen]), atol=0.25)
+    observed = at < 10
+    np.testing.assert_allclose(mean[observed], np.sin(at[observed]), atol=0.25)
     assert deviation[-1] > 5 * deviation[3]  # where there are no points
 
     length, height, noise = (
@@ -179,14 +179,14 @@ def test_gaussian_process() -> None:
     spread = kernel(at, at) - kernel(at, x) @ np.linalg.solve(covariance, kernel(x, at))
     np.testing.assert_allclose(deviation, np.sqrt(np.diag(spread)), atol=1e-7)
     density = y @ np.linalg.solve(covariance, y) + np.linalg.slogdet(2 * np.pi * covariance)[1]
-    found = module.loss_of(process, given[0], given[1])
-    np.testing.assert_allclose(float(found), density / 2 / len(x), rtol=1e-10)
+    loss = module.loss_of(process, results[0], results[1])
+    np.testing.assert_allclose(float(loss), density / 2 / len(x), rtol=1e-10)
 
 
 def test_neural_ode() -> None:
-    losses, guess, way = program("neural_ode").main(steps=150)
+    losses, guess, path = program("neural_ode").main(steps=150)
     assert np.mean(losses[-20:]) < 0.1 * losses[0]
-    assert guess.shape == way.shape == (200, 2)
+    assert guess.shape == path.shape == (200, 2)
 
 
 def test_the_way_of_a_differential_equation() -> None:
@@ -194,9 +194,9 @@ def test_the_way_of_a_differential_equation() -> None:
     module = program("neural_ode")
     start = ml.asarray(np.array([1.0, 0.0]))
     turn = ml.asarray(np.array([[0.0, 1.0], [-1.0, 0.0]]))
-    way = module.integrate(lambda x: x @ turn, start, 40).numpy()
+    path = module.integrate(lambda x: x @ turn, start, 40).numpy()
     t = module.STEP * np.arange(1, 41)
-    np.testing.assert_allclose(way, np.stack([np.cos(t), np.sin(t)], axis=1), atol=1e-6)
+    np.testing.assert_allclose(path, np.stack([np.cos(t), np.sin(t)], axis=1), atol=1e-6)
 
     def end(matrix: ml.Tensor, start: ml.Tensor) -> ml.Tensor:
         return ml.sum(module.integrate(lambda x: ml.tanh(x @ matrix), start, 5)[-1])
@@ -205,10 +205,10 @@ def test_the_way_of_a_differential_equation() -> None:
 
 
 def test_lora() -> None:
-    (before, lying), after, difference = program("lora").main(steps=150)
+    (before, rotated), after, difference = program("lora").main(steps=150)
     assert before > 0.7
-    assert lying < 0.3
-    assert after > lying + 0.3
+    assert rotated < 0.3
+    assert after > rotated + 0.3
     assert difference < 1e-4
 
 
@@ -217,8 +217,8 @@ def test_accumulate_and_resume() -> None:
     assert int(whole.optimizer.optimizer.count) == 15
     for name in ("model", "optimizer"):
         expected = whole.parts()[name].state()
-        found = again.parts()[name].state()
-        assert {path: x.tolist() for path, x in found.items()} == {
+        state = again.parts()[name].state()
+        assert {path: x.tolist() for path, x in state.items()} == {
             path: x.tolist() for path, x in expected.items()
         }
     assert again.losses == whole.losses

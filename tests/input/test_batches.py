@@ -33,11 +33,11 @@ def test_each_epoch_has_each_position_once(
     if drop_last and length < batch_size:
         return
     whole = list(schedule.starting(schedule.at(0, 0)))
-    kept = length // batch_size * batch_size if drop_last else length
+    count = length // batch_size * batch_size if drop_last else length
     for epoch in range(epochs):
-        seen = [range(b.start, b.stop) for b in whole if b.epoch == epoch]
-        assert [i for each in seen for i in each] == list(range(kept))
-        assert all(len(each) == batch_size for each in seen[:-1])
+        batches = [range(b.start, b.stop) for b in whole if b.epoch == epoch]
+        assert [i for each in batches for i in each] == list(range(count))
+        assert all(len(each) == batch_size for each in batches[:-1])
     assert {b.epoch for b in whole} == set(range(epochs))
     if whole:
         assert {b.size for b in whole} <= schedule.sizes(whole[0])
@@ -91,9 +91,9 @@ def test_a_transform_may_give_other_types_than_the_dataset() -> None:
         assert len(random) == len(arrays[0])
         return (arrays[0][:, :1].astype(np.float64) / 2,)
 
-    made = recipe(Numbers(), halves)
-    assert [str(type) for type in made.types()] == ["f32[1,1]"]
-    assert filled(made, Batch(0, 2, 4))[0].tolist() == [[1.0], [1.5]]
+    batches = recipe(Numbers(), halves)
+    assert [str(type) for type in batches.types()] == ["f32[1,1]"]
+    assert filled(batches, Batch(0, 2, 4))[0].tolist() == [[1.0], [1.5]]
 
 
 class Lying(Numbers):
@@ -198,9 +198,9 @@ def test_the_first_sample_that_fails_is_named() -> None:
             raise ZeroDivisionError("seven")
         return arrays
 
-    made = recipe(Numbers(10), picky, shuffle=True)
-    position = list(made.indices(Batch(0, 0, 10))).index(7)
-    caught = refuses(ZeroDivisionError, "seven", filled, made, Batch(0, 0, 10))
+    batches = recipe(Numbers(10), picky, shuffle=True)
+    position = list(batches.indices(Batch(0, 0, 10))).index(7)
+    caught = refuses(ZeroDivisionError, "seven", filled, batches, Batch(0, 0, 10))
     assert caught.__notes__ == [f"at sample 7, position {position} of epoch 0"]
 
 

@@ -71,7 +71,7 @@ WANTED: dict[str, Array] = {"x": X.astype(np.float32), "y": Y, "r": X[:, ::-1].a
 
 
 @cases(
-    "given, wanted, names",
+    "data, fields, names",
     (X, "x", ()),
     (X.astype(np.float32), "x", ()),
     (ml.asarray(X), "x", ()),
@@ -92,32 +92,32 @@ WANTED: dict[str, Array] = {"x": X.astype(np.float32), "y": Y, "r": X[:, ::-1].a
     (InOrder(), "x", ()),
 )
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_plain_data_set_gives_batches(given: Any, wanted: str, names: Any, workers: int) -> None:
-    with ml.Pipeline(given, 4, shuffle=True, seed=3, workers=workers) as batches:
+def test_a_plain_data_set_gives_batches(data: Any, fields: str, names: Any, workers: int) -> None:
+    with ml.Pipeline(data, 4, shuffle=True, seed=3, workers=workers) as batches:
         assert len(batches) == 3
-        found = [[x.numpy() for x in batch] for batch in batches]
+        results = [[x.numpy() for x in batch] for batch in batches]
         batch = batches.get()
         assert getattr(batch, "_fields", ()) == names
-    for column, name in enumerate(wanted):
-        rows = np.concatenate([batch[column] for batch in found])
+    for column, name in enumerate(fields):
+        rows = np.concatenate([batch[column] for batch in results])
         where = np.lexsort(rows.reshape(len(rows), -1).T)
         expected = WANTED[name][np.lexsort(WANTED[name].reshape(len(rows), -1).T)]
         assert rows.dtype == expected.dtype
         assert rows[where].tolist() == expected.tolist()
-    order = np.concatenate([batch[-1] for batch in found])
+    order = np.concatenate([batch[-1] for batch in results])
     again = ml.Pipeline((X, Y), 4, shuffle=True, seed=3)
     shuffled = [[x.numpy() for x in batch] for batch in again]
     x, y = (np.concatenate([batch[i] for batch in shuffled]) for i in (0, 1))
-    assert order.tolist() == {"x": x, "r": x[:, ::-1], "y": y}[wanted[-1]].tolist()
+    assert order.tolist() == {"x": x, "r": x[:, ::-1], "y": y}[fields[-1]].tolist()
 
 
 def test_samples_that_many_indices_give_alike_are_read_at_once() -> None:
     rows = Rows()
     assert as_dataset(rows) is rows
-    for given in (Reversed(), InOrder(), [X[0], X[1]]):
-        made = as_dataset(given)
-        assert made is not given
-        assert as_dataset(made) is made
+    for source in (Reversed(), InOrder(), [X[0], X[1]]):
+        dataset = as_dataset(source)
+        assert dataset is not source
+        assert as_dataset(dataset) is dataset
 
 
 def test_a_frame_gives_its_columns_by_name() -> None:
@@ -175,12 +175,12 @@ def test_named_batches_are_arguments_of_captured_functions() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_processes_and_vms_elsewhere_get_the_same_batches() -> None:
-    found = []
+    results = []
     for options in ({}, {"workers": 2, "processes": True}, {"vm": WireVM(ml.VM())}):
-        given: Any = options
-        with ml.Pipeline({"x": X, "y": list(Y)}, 4, shuffle=True, **given) as batches:
-            found.append([[x.numpy().tobytes() for x in batch] for batch in batches])
-    assert found[0] == found[1] == found[2]
+        arguments: Any = options
+        with ml.Pipeline({"x": X, "y": list(Y)}, 4, shuffle=True, **arguments) as batches:
+            results.append([[x.numpy().tobytes() for x in batch] for batch in batches])
+    assert results[0] == results[1] == results[2]
 
 
 # --- dtypes --------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def no_file(i: Any) -> object:
 
 
 @cases(
-    "given, error, text",
+    "source, error, text",
     (3, PipelineError, "expected a dataset with a length .* dict of arrays, got a int"),
     ((x for x in X), PipelineError, "got a generator"),
     ((X, Y[:4]), PipelineError, r"columns of one length, got \[11, 4\]"),
@@ -261,9 +261,9 @@ def no_file(i: Any) -> object:
     (Missing(lambda i: {}[i]), KeyError, "1"),
     (Missing(lambda i: np.zeros(len(i))), PipelineError, "gives an array"),
 )
-def test_what_is_none_is_refused(given: Any, error: type[Exception], text: str) -> None:
+def test_what_is_none_is_refused(source: Any, error: type[Exception], text: str) -> None:
     def first() -> Any:
-        return ml.Pipeline(given, 4).get()
+        return ml.Pipeline(source, 4).get()
 
     if text == "gives an array":  # a row for each index, and no rows one by one: it takes arrays
         assert first()[0].tolist() == [0] * 4
@@ -294,6 +294,6 @@ def test_a_name_that_python_does_not_take_is_a_place() -> None:
 def test_samples_that_are_dicts_may_have_their_parts_in_any_order(batch: int) -> None:
     samples = [{"x": 1.0, "y": 10.0}, {"y": 20.0, "x": 2.0}] * 2
     batches: Any = ml.Pipeline(samples, batch, epochs=1)
-    found = [(b.x.tolist(), b.y.tolist()) for b in batches]
-    assert [each for x, _ in found for each in x] == [1.0, 2.0, 1.0, 2.0]
-    assert [each for _, y in found for each in y] == [10.0, 20.0, 10.0, 20.0]
+    values = [(b.x.tolist(), b.y.tolist()) for b in batches]
+    assert [each for x, _ in values for each in x] == [1.0, 2.0, 1.0, 2.0]
+    assert [each for _, y in values for each in y] == [10.0, 20.0, 10.0, 20.0]

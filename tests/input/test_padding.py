@@ -35,12 +35,12 @@ def expected(start: int, stop: int, length: int) -> list[list[Any]]:
 
 
 def batches(pipeline: Pipeline) -> list[list[Any]]:
-    found = []
+    values = []
     for batch in pipeline:
         assert [x.type.shape[0] for x in batch] == [x.type.shape[0] for x in batch[:1]] * 3
-        found.append([x.arena.vm.read(x.handle).tolist() for x in batch])
+        values.append([x.arena.vm.read(x.handle).tolist() for x in batch])
         del batch
-    return found
+    return values
 
 
 @pytest.mark.parametrize("make_vm", [VM, lambda: WireVM(VM())], ids=["local", "elsewhere"])
@@ -56,9 +56,9 @@ def batches(pipeline: Pipeline) -> list[list[Any]]:
 )
 def test_batches_are_padded(make_vm: Any, options: Any, to: Any, lengths: Any) -> None:
     with Pipeline(COLUMNS, 3, vm=make_vm(), pad=VALUES, pad_to=to, **options) as pipeline:
-        wanted = [expected(3 * i, min(3 * i + 3, 8), n) for i, n in enumerate(lengths)]
+        reference = [expected(3 * i, min(3 * i + 3, 8), n) for i, n in enumerate(lengths)]
         for _ in range(3):  # in slots that held longer and shorter batches
-            assert batches(pipeline) == wanted
+            assert batches(pipeline) == reference
 
 
 def test_batches_of_processes_are_padded() -> None:

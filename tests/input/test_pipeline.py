@@ -71,7 +71,7 @@ def pipeline(dataset: Any = None, batch_size: int = 5, **options: Any) -> Pipeli
     return Pipeline(dataset or Numbers(), batch_size, **options)
 
 
-def left(pipeline: Pipeline[Any]) -> Iterator[Any]:
+def remaining(pipeline: Pipeline[Any]) -> Iterator[Any]:
     """The batches of all epochs that are left."""
     while pipeline._next is not None:
         yield pipeline.get()
@@ -83,12 +83,12 @@ def values(pipeline: Pipeline[Any], tensors: Any) -> tuple[bytes, ...]:
 
 def digests(pipeline: Pipeline[Any], count: int | None = None) -> list[str]:
     """A digest of each of the next batches, of all epochs that are left."""
-    found = []
-    for tensors in left(pipeline):
-        found.append(hashlib.sha256(b"".join(values(pipeline, tensors))).hexdigest())
-        if len(found) == count:
+    hashes = []
+    for tensors in remaining(pipeline):
+        hashes.append(hashlib.sha256(b"".join(values(pipeline, tensors))).hexdigest())
+        if len(hashes) == count:
             break
-    return found
+    return hashes
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_samples_and_types() -> None:
         got = [
             [str(x.type) for x in tensors]
             + np.frombuffer(values(batches, tensors)[1], np.int64).tolist()
-            for tensors in left(batches)
+            for tensors in remaining(batches)
         ]
     assert got[0] == ["f32[5,2]", "i64[5]", 0, 1, 2, 3, 4]
     assert got[4] == ["f32[3,2]", "i64[3]", 20, 21, 22]
@@ -210,13 +210,13 @@ def test_each_loop_goes_over_the_next_epoch(workers: int) -> None:
     options: dict[str, Any] = {"shuffle": True, "seed": 5, "workers": workers}
     with Pipeline(Numbers(), 5, vm=VM(), **options) as batches:
         assert len(batches) == 5
-        found = [indices(batches) for _ in range(3)]
+        in_loops = [indices(batches) for _ in range(3)]
         assert batches.state() == {"epoch": 3, "next_index": 0, "seed": 5}
-    assert [len(epoch) for epoch in found] == [5, 5, 5]
-    assert all(sorted(itertools.chain(*epoch)) == [*range(23)] for epoch in found)
-    assert found[0] != found[1] != found[2]
+    assert [len(epoch) for epoch in in_loops] == [5, 5, 5]
+    assert all(sorted(itertools.chain(*epoch)) == [*range(23)] for epoch in in_loops)
+    assert in_loops[0] != in_loops[1] != in_loops[2]
     with pipeline(**options, epochs=2) as batches:
-        assert [indices(batches), indices(batches)] == found[:2]
+        assert [indices(batches), indices(batches)] == in_loops[:2]
         refuses(ShutDown, "all 2 epochs are over", indices, batches)
 
 
@@ -271,9 +271,9 @@ def test_a_loop_after_get_or_a_whole_epoch_goes_on() -> None:
 
 def test_one_loop_over_several_epochs_is_told() -> None:
     text = r"1 of 3 epochs .* `for epoch in range\(3\)`"
-    with pytest.warns(UserWarning, match=text) as told, pipeline(epochs=3) as batches:
+    with pytest.warns(UserWarning, match=text) as records, pipeline(epochs=3) as batches:
         indices(batches)
-    assert told[0].filename == __file__
+    assert records[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for epochs, loops, last in ((3, 2, 0), (3, 1, 2), (1, 1, 0), (None, 1, 0), (3, 0, 2)):
@@ -300,9 +300,9 @@ def test_a_batch_lasts_as_long_as_its_tensors_or_the_step() -> None:
                 assert bool(ml.all(ml.astype(numbers[:, 0], ml.int64) == indices))
         with pytest.raises(StaleTensor):
             numbers + 1
-        kept, _ = batches.get()
-    assert kept.shape == (5, 2)
-    assert (kept.numpy() >= 0).all()
+        first, _ = batches.get()
+    assert first.shape == (5, 2)
+    assert (first.numpy() >= 0).all()
 
 
 def test_the_eager_pipeline_takes_the_vm_of_the_current_arena() -> None:
@@ -347,7 +347,7 @@ def test_keeping_every_batch_is_an_error_and_no_hang(workers: int) -> None:
         pipeline(workers=workers, prefetch=1, epochs=3) as batches,
         pytest.raises(PipelineError, match="all slots are in use"),
     ):
-        list(left(batches))
+        list(remaining(batches))
 
 
 def test_steady_batches_take_no_new_memory(vm: VM) -> None:
@@ -372,7 +372,7 @@ def test_statistics_tell_who_waits() -> None:
     assert slow_producer.batches == 5
     assert slow_producer.consumer_waited > 0.03
     with pipeline(workers=1, prefetch=1, epochs=2) as batches:
-        for _ in left(batches):
+        for _ in remaining(batches):
             time.sleep(0.01)
         slow_consumer = batches.stats()
     assert slow_consumer.producers_waited > 0.03
@@ -485,10 +485,10 @@ def test_close_is_idempotent_and_ends_a_blocked_get() -> None:
 
 def test_close_ends_producers_that_wait_for_a_slot() -> None:
     batches = pipeline(epochs=None, workers=3, prefetch=1)
-    held = batches.get()
+    element = batches.get()
     time.sleep(0.05)
     batches.close()
-    assert len(held) == 2
+    assert len(element) == 2
 
 
 def test_close_does_not_wait_for_ever_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,8 +528,8 @@ def test_the_end_of_the_last_epoch(epochs: int) -> None:
     ({"dataset": 3}, "expected a dataset with a length"),
 )
 def test_impossible_options_are_refused(options: dict[str, Any], reason: str) -> None:
-    given: dict[str, Any] = {"dataset": Numbers(), "batch_size": 5} | options
-    caught = refuses(PipelineError, reason, pipeline, **given)
+    arguments: dict[str, Any] = {"dataset": Numbers(), "batch_size": 5} | options
+    caught = refuses(PipelineError, reason, pipeline, **arguments)
     assert isinstance(caught, MlvmError)
 
 
@@ -657,15 +657,15 @@ def test_close_after_an_interrupted_start(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_transform_keeps_the_names_of_columns() -> None:
     columns = {"image": np.arange(4.0), "label": np.arange(4)}
 
-    def made(transform: Any) -> Any:
+    def first_batch(transform: Any) -> Any:
         with Pipeline(columns, 2, vm=VM(), transform=transform) as batches:
             return batches.get()
 
     def doubled(arrays: Any, random: SampleRandom) -> Any:
         return arrays.image * 2, arrays.label
 
-    batch = made(doubled)
+    batch = first_batch(doubled)
     assert batch._fields == ("image", "label")
     assert batch.image.arena.vm.read(batch.image.handle).tolist() == [0.0, 2.0]
-    assert made(lambda arrays, _: {"a": arrays[0], "b": arrays[1]})._fields == ("a", "b")
-    assert type(made(lambda arrays, _: (*arrays, arrays[0]))) is tuple
+    assert first_batch(lambda arrays, _: {"a": arrays[0], "b": arrays[1]})._fields == ("a", "b")
+    assert type(first_batch(lambda arrays, _: (*arrays, arrays[0]))) is tuple

@@ -171,11 +171,11 @@ def pipeline(dataset: Any, workers: int = 2, **options: Any) -> Pipeline[Any]:
 
 
 def contents(pipeline: Pipeline[Any], count: int | None = None) -> list[bytes]:
-    found: list[bytes] = []
-    while pipeline._next is not None and len(found) != count:
+    elements: list[bytes] = []
+    while pipeline._next is not None and len(elements) != count:
         tensors = pipeline.get()
-        found.append(b"".join(pipeline._vm.read(x.handle).tobytes() for x in tensors))
-    return found
+        elements.append(b"".join(pipeline._vm.read(x.handle).tobytes() for x in tensors))
+    return elements
 
 
 def test_processes_make_the_same_batches_and_go_on_from_a_state(worker_code: Any) -> None:

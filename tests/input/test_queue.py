@@ -161,15 +161,15 @@ def test_free_ends_a_tensor_and_the_slot_comes_back_with_the_last(vm: VM) -> Non
 
 def test_tensors_got_in_a_step_end_with_its_arena(vm: VM) -> None:
     q, step = QueueTensor(vm, PAIR, 1), Arena(vm, "step")
-    kept = []
+    elements = []
     for i in range(3):
         q.put_nowait(pair(i))
         with step:
             tensors = q.get_nowait()
             assert values(vm, tensors) == {i}
-            kept.append(tensors)
-    assert {x.handle for tensors in kept for x in tensors} == {0}
-    assert "its arena was reset" in str(kept[0][0].stale())
+            elements.append(tensors)
+    assert {x.handle for tensors in elements for x in tensors} == {0}
+    assert "its arena was reset" in str(elements[0][0].stale())
     assert not step.guests
 
 
@@ -195,18 +195,18 @@ def test_a_reset_spares_the_slots_next_tensors() -> None:
         q, step = QueueTensor(vm, PAIR, 1), Arena(vm, "step")
         q.put(pair(1))
         with step.allocating():
-            held = [q.get()]
+            elements = [q.get()]
         elsewhere = contextvars.Context()
 
         def another_gets_the_slot() -> None:
-            held.clear()
+            elements.clear()
             q.put(pair(2))
-            held.append(elsewhere.run(q.get))
+            elements.append(elsewhere.run(q.get))
 
         def reset() -> None:
             step.reset()
-            if held and q.stats().elements_in == 2:
-                assert values(vm, held[0]) == {2}
+            if elements and q.stats().elements_in == 2:
+                assert values(vm, elements[0]) == {2}
 
         return reset, another_gets_the_slot
 
@@ -523,8 +523,8 @@ def test_an_element_is_on_a_vm_elsewhere_before_it_is_got() -> None:
         writes.append(handle)
 
     q = QueueTensor(vm, PAIR, 2)
-    held = vm.consumed_size_in_mib()
-    assert held == q.memory.data.nbytes / 2**20
+    consumption = vm.consumed_size_in_mib()
+    assert consumption == q.memory.data.nbytes / 2**20
     with observed(vm, write=write):
         q.put(pair(1))
         q.put(pair(2))
@@ -538,7 +538,7 @@ def test_an_element_is_on_a_vm_elsewhere_before_it_is_got() -> None:
             q.put(pair(i))
             handles = writes[-4:]
     assert len(writes) == 16
-    assert vm.consumed_size_in_mib() == held
+    assert vm.consumed_size_in_mib() == consumption
     del q
     gc.collect()
     assert vm.consumed_size_in_mib() == 0
@@ -602,13 +602,13 @@ def test_single_threaded_raises_where_it_would_wait(vm: VM) -> None:
 
 def test_a_thread_does_not_wait_for_itself(vm: VM) -> None:
     q = QueueTensor(vm, PAIR, 2)
-    held = []
+    elements = []
     for i in range(2):
         q.put(pair(i))
-        held.append(q.get())
+        elements.append(q.get())
     refuses(QueueEmpty, "2 held by tensors that were got by this thread", q.get)
     refuses(QueueFull, "by this thread", q.put, pair(2))
-    held.clear()
+    elements.clear()
     q.put(pair(3))
     assert values(vm, q.get()) == {3}
 

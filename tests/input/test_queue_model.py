@@ -55,8 +55,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
     @property
     def free(self) -> int:
-        held = len(self.waiting) + len(self.reserved) + len(self.got)
-        return self.queue.maxsize - held
+        in_use = len(self.waiting) + len(self.reserved) + len(self.got)
+        return self.queue.maxsize - in_use
 
     @rule()
     def put(self) -> None:

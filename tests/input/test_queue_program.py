@@ -166,18 +166,18 @@ def test_a_waiting_program_keeps_no_producer_from_filling_a_slot(
 
 def test_an_element_may_be_an_output_or_a_global(vm: VM) -> None:
     q = QueueTensor(vm, ["f32[3]"], 1)
-    kept = vm.alloc_tensor(TensorType("f32", (3,)))
+    target = vm.alloc_tensor(TensorType("f32", (3,)))
     b = ProgramBuilder()
     with b.function("main"):
         q.emit(b)
-        b.pop(1).get(0).push_int(kept).store_global().halt()
+        b.pop(1).get(0).push_int(target).store_global().halt()
     program = b.build()
     q.put((np.arange(3, dtype=np.float32),))
     [out] = vm.launch(program)
     np.testing.assert_array_equal(out, [0, 1, 2])
     assert q.full()  # a global names the slot's memory
-    np.testing.assert_array_equal(vm.read(kept), [0, 1, 2])
-    vm.dealloc_tensor(kept)
+    np.testing.assert_array_equal(vm.read(target), [0, 1, 2])
+    vm.dealloc_tensor(target)
     assert not q.full()
 
 

@@ -68,23 +68,23 @@ def test_many_producers_and_consumers(vm: VM) -> None:
                     body[...] = i
 
     def consume() -> list[tuple[int, int]]:
-        seen = []
+        pairs = []
         for head, body in q:
             number, i = vm.read(head.handle)
             assert (vm.read(body.handle) == i).all()
-            seen.append((int(number), int(i)))
+            pairs.append((int(number), int(i)))
             del head, body
-        return seen
+        return pairs
 
     consuming = [start(consume) for _ in range(consumers)]
     producing = [start(produce, number) for number in range(producers)]
     for future in producing:
         future.result(PATIENCE)
     q.close()
-    seen = [future.result(PATIENCE) for future in consuming]
-    everything = [pair for part in seen for pair in part]
+    results = [future.result(PATIENCE) for future in consuming]
+    everything = [pair for part in results for pair in part]
     assert sorted(everything) == [(p, i) for p in range(producers) for i in range(each)]
-    for part in seen:
+    for part in results:
         for number in range(producers):
             own = [i for p, i in part if p == number]
             assert own == sorted(own)

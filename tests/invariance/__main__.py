@@ -31,23 +31,23 @@ def main() -> int:
     parser.add_argument("--rows", nargs="+", type=int, default=COUNTS, help="so many, of 70")
     parser.add_argument("--machine", default="", help="only those whose names begin so")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="the Ith of N parts")
-    given = parser.parse_args()
-    part, parts = map(int, given.part.split("/"))
-    used = [each for each in machines() if str(each).startswith(given.machine)]
+    options = parser.parse_args()
+    part, parts = map(int, options.part.split("/"))
+    used = [each for each in machines() if str(each).startswith(options.machine)]
     simd = extension.EXTENSION and extension.EXTENSION.simd()
     tried: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
     for sample in [*samples()][part - 1 :: parts]:
-        if given.op and sample.op not in given.op:
+        if options.op and sample.op not in options.op:
             continue
-        others = [sample.in_dtype(dtype) for dtype in given.dtype or DTYPES]
-        for each in (*others, *[sample] * (given.dtype is None)):
+        others = [sample.in_dtype(dtype) for dtype in options.dtype or DTYPES]
+        for each in (*others, *[sample] * (options.dtype is None)):
             for rows in rows_of(each) if each is not None else ():
                 for machine in used:
                     if each is None or outside(machine, each):
                         continue
                     tried[each.op] += 1
-                    differs = [*differing(machine, each, rows, given.rows)]
+                    differs = [*differing(machine, each, rows, options.rows)]
                     if differs:
                         wrong[each.op] += 1
                         print(f"{each} on {machine}: of {rows.axes}, rows from, how many", differs)

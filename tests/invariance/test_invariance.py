@@ -51,10 +51,10 @@ def as_before() -> Iterator[None]:
 
 @cache
 def _by_op() -> dict[str, list[Sample]]:
-    found: dict[str, list[Sample]] = {}
+    by_op: dict[str, list[Sample]] = {}
     for sample in samples():
-        found.setdefault(sample.op, []).append(sample)
-    return found
+        by_op.setdefault(sample.op, []).append(sample)
+    return by_op
 
 
 # --- ops -----------------------------------------------------------------------------
@@ -69,8 +69,8 @@ def test_each_op_has_rows_or_is_one_that_has_none() -> None:
 def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
     draws, used = random.Random(0), machines()
     for every in _by_op().values():
-        found = [sample for sample in every if sum([x.size for x in sample.inputs]) < _SMALL]
-        for sample in draws.sample(found, min(len(found), _OF_EACH)):
+        small = [sample for sample in every if sum([x.size for x in sample.inputs]) < _SMALL]
+        for sample in draws.sample(small, min(len(small), _OF_EACH)):
             each = sample.in_dtype(draws.choice(DTYPES)) or sample
             inside = [machine for machine in used if not outside(machine, each)]
             for rows in rows_of(each)[-1:] if inside else ():
@@ -213,11 +213,11 @@ def test_members_that_share_rows_have_the_bits_of_one_that_has_all() -> None:
         rows = ml.asarray(np.array_split(x, ml.parallel.size())[rank])
         return ml.concat([of(rows, w) for of in (_perceptron, _attention)], axis=1).numpy()
 
-    made = []
+    results = []
     for size in (1, 3):
         with ml.parallel.Group([ml.VM(native=True) for _ in range(size)]) as group:
-            made.append(np.concatenate(group.run(share)))
-    assert made[0].tobytes() == made[1].tobytes()
+            results.append(np.concatenate(group.run(share)))
+    assert results[0].tobytes() == results[1].tobytes()
 
 
 # --- the page ------------------------------------------------------------------------

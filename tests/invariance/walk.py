@@ -61,8 +61,8 @@ class Sample:
             half.cast(x * scale, DType.named(dtype)) if x.dtype.kind == "f" else x
             for x in self.inputs
         ]
-        found = Sample(self.op, tuple(inputs), self.attributes)
-        return found if found.type is not None else None
+        sample = Sample(self.op, tuple(inputs), self.attributes)
+        return sample if sample.type is not None else None
 
     def with_integers(self, x: Array) -> Sample:
         """The sample with one operand more."""
@@ -85,7 +85,7 @@ class Rows:
     def of(self, sample: Sample, numbers: Array) -> Sample:
         """The sample with these rows of its own, which repeat."""
         inputs = [
-            x if axis is None else _taken(x, numbers % x.shape[axis], axis)
+            x if axis is None else _take(x, numbers % x.shape[axis], axis)
             for x, axis in zip(sample.inputs, self.axes, strict=True)
         ]
         attributes = dict(sample.attributes)
@@ -98,32 +98,32 @@ class Rows:
 
 def rows_of(sample: Sample) -> list[Rows]:
     """All ways in which the sample has rows."""
-    given, operands = sample.type, range(len(sample.inputs))
-    if given is None or not all(x.size for x in sample.inputs):
+    result_type, operands = sample.type, range(len(sample.inputs))
+    if result_type is None or not all(x.size for x in sample.inputs):
         return []
-    sized = tuple([n for n in _SHAPES if _are_lengths(sample.attributes.get(n), given.ndim)])
-    found = []
+    sized = tuple([n for n in _SHAPES if _are_lengths(sample.attributes.get(n), result_type.ndim)])
+    choices = []
     for axes in itertools.product(*[(None, *range(x.ndim)) for x in sample.inputs]):
         lengths = [sample.inputs[i].shape[axis] for i in operands if (axis := axes[i]) is not None]
         if max(lengths, default=0) < 2 or min(lengths) < 1:  # one row many times is no proof
             continue
-        for axis in range(given.ndim):
+        for axis in range(result_type.ndim):
             rows = Rows(axis, axes, sized)
-            shape = (*given.shape[:axis], 7, *given.shape[axis + 1 :])
+            shape = (*result_type.shape[:axis], 7, *result_type.shape[axis + 1 :])
             type = rows.of(sample, np.arange(7)).type
             if type is not None and type.shape == shape and _independent(sample, rows):
-                found.append(rows)
-    return [rows for rows in found if all(_in_front(sample, rows, found, i) for i in operands)]
+                choices.append(rows)
+    return [rows for rows in choices if all(_in_front(sample, rows, choices, i) for i in operands)]
 
 
-def _in_front(sample: Sample, rows: Rows, found: Sequence[Rows], operand: int) -> bool:
+def _in_front(sample: Sample, rows: Rows, choices: Sequence[Rows], operand: int) -> bool:
     """Whether the rows of the operand lie in front of all axes that the op works along."""
     axis = rows.axes[operand]
     if axis is None:
         return True
     if sample.op in _PRODUCTS:
         return operand == 0 or axis < sample.inputs[1].ndim - 2
-    axes = {each.axes[operand] for each in found}
+    axes = {each.axes[operand] for each in choices}
     return all(i in axes or n == 1 for i, n in enumerate(sample.inputs[operand].shape[:axis]))
 
 
@@ -133,8 +133,8 @@ def _independent(sample: Sample, rows: Rows) -> bool:
     if not whole.size:
         return False
     for numbers in (np.arange(2, 5), np.arange(1, 5), np.arange(3, 4)):
-        made, same = _shown(rows.of(sample, numbers)), np.take(whole, numbers, rows.axis)
-        if made.shape != same.shape or not np.allclose(made, same, 1e-2, 1e-2, equal_nan=True):
+        part, same = _shown(rows.of(sample, numbers)), np.take(whole, numbers, rows.axis)
+        if part.shape != same.shape or not np.allclose(part, same, 1e-2, 1e-2, equal_nan=True):
             return False
     return True
 
@@ -181,11 +181,11 @@ def differing(
         for first in sorted({0, (MOST - m) // 3, MOST - m}):
             numbers = np.arange(first, first + m)
             part = machine.run(rows.of(sample, numbers))
-            if not same_bits(part, _taken(whole, numbers, rows.axis)):
+            if not same_bits(part, _take(whole, numbers, rows.axis)):
                 yield first, m
 
 
-def _taken(x: Array, numbers: Array, axis: int) -> Array:
+def _take(x: Array, numbers: Array, axis: int) -> Array:
     """Some rows of x; numpy alone takes no bf16."""
     if not half.is_half(x):
         return np.take(x, numbers, axis)

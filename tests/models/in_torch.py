@@ -59,46 +59,46 @@ def shapes(model: str, size: Size) -> Shapes:
     """timm's names and shapes."""
     width = size.width
     stem = "stem" if model == "mlp_mixer" else "patch_embed"
-    found: Shapes = {
+    by_name: Shapes = {
         f"{stem}.proj.weight": (width, size.channels, size.patch, size.patch),
         f"{stem}.proj.bias": (width,),
     }
     if model == "vit":
-        found["cls_token"] = 1, 1, width
-        found["pos_embed"] = 1, 1 + size.tokens, width
+        by_name["cls_token"] = 1, 1, width
+        by_name["pos_embed"] = 1, 1 + size.tokens, width
     for i in range(size.blocks):
         block = f"blocks.{i}"
         for norm in ("norm1", "norm2"):
-            found |= {f"{block}.{norm}.weight": (width,), f"{block}.{norm}.bias": (width,)}
+            by_name |= {f"{block}.{norm}.weight": (width,), f"{block}.{norm}.bias": (width,)}
         if model == "mlp_mixer":
             mlps = {"mlp_tokens": (size.tokens, size.mlp_dims[0])}
             mlps["mlp_channels"] = width, size.mlp_dims[1]
         else:
             mlps = {"mlp": (width, size.mlp_dims[0])}
-            found |= {f"{block}.attn.qkv.weight": (3 * width, width)}
-            found |= {f"{block}.attn.qkv.bias": (3 * width,)}
-            found |= {f"{block}.attn.proj.weight": (width, width)}
-            found |= {f"{block}.attn.proj.bias": (width,)}
+            by_name |= {f"{block}.attn.qkv.weight": (3 * width, width)}
+            by_name |= {f"{block}.attn.qkv.bias": (3 * width,)}
+            by_name |= {f"{block}.attn.proj.weight": (width, width)}
+            by_name |= {f"{block}.attn.proj.bias": (width,)}
         for mlp, (features, hidden) in mlps.items():
-            found |= {f"{block}.{mlp}.fc1.weight": (hidden, features)}
-            found |= {f"{block}.{mlp}.fc1.bias": (hidden,)}
-            found |= {f"{block}.{mlp}.fc2.weight": (features, hidden)}
-            found |= {f"{block}.{mlp}.fc2.bias": (features,)}
-    found |= {"norm.weight": (width,), "norm.bias": (width,)}
-    return found | {"head.weight": (size.classes, width), "head.bias": (size.classes,)}
+            by_name |= {f"{block}.{mlp}.fc1.weight": (hidden, features)}
+            by_name |= {f"{block}.{mlp}.fc1.bias": (hidden,)}
+            by_name |= {f"{block}.{mlp}.fc2.weight": (features, hidden)}
+            by_name |= {f"{block}.{mlp}.fc2.bias": (features,)}
+    by_name |= {"norm.weight": (width,), "norm.bias": (width,)}
+    return by_name | {"head.weight": (size.classes, width), "head.bias": (size.classes,)}
 
 
 def drawn(model: str, size: Size, seed: int = 0) -> dict[str, Array]:
     """Weights by timm's names, of the sizes that trained ones have."""
     random = np.random.default_rng(seed)
-    found = {}
+    arrays = {}
     for name, shape in shapes(model, size).items():
         fan_in = int(np.prod(shape[1:])) if len(shape) in (2, 4) else 400
         values = random.standard_normal(shape) / np.sqrt(fan_in)
         if "norm" in name and name.endswith("weight"):
             values += 1
-        found[name] = values.astype(np.float32)
-    return found
+        arrays[name] = values.astype(np.float32)
+    return arrays
 
 
 def logits(p: Mapping[str, Any], images: Any, size: Size, *, approximate: bool) -> Any:
@@ -209,8 +209,8 @@ def largest_errors(ours: Outcome, theirs: Outcome) -> tuple[float, float]:
     assert ours.gradients.keys() == theirs.gradients.keys()
     worst = 0.0
     for name, expected in theirs.gradients.items():
-        beside = name.removesuffix("bias") + "kernel"
-        scale = theirs.gradients[beside] if name.endswith(ZERO) else expected
+        sibling = name.removesuffix("bias") + "kernel"
+        scale = theirs.gradients[sibling] if name.endswith(ZERO) else expected
         error = np.abs(ours.gradients[name] - expected).max() / np.abs(scale).max()
         worst = max(worst, float(error))
     return float(np.abs(ours.logits - theirs.logits).max()), worst

@@ -44,7 +44,7 @@ def logits(size: LlamaSize, weights: dict[str, Array], tokens: list[int]) -> Arr
         root = np.sqrt((x**2).mean(-1, keepdims=True) + np.float32(1e-5))
         return np.asarray(x / root * weights[f"{name}.weight"])
 
-    def apart(x: Array, name: str, count: int) -> Array:
+    def split(x: Array, name: str, count: int) -> Array:
         rows = weights[f"{name}.weight"].reshape(count, dim // 2, 2, size.width)
         y = x @ rows.swapaxes(1, 2).reshape(count * dim, size.width).T
         y = y.reshape(length, count, dim).swapaxes(0, 1)
@@ -55,7 +55,7 @@ def logits(size: LlamaSize, weights: dict[str, Array], tokens: list[int]) -> Arr
     for i in range(size.blocks):
         name = f"blk.{i}"
         y = norm(x, f"{name}.attn_norm")
-        query, key = apart(y, f"{name}.attn_q", heads), apart(y, f"{name}.attn_k", shared)
+        query, key = (split(y, f"{name}.attn_q", heads), split(y, f"{name}.attn_k", shared))
         value = (y @ weights[f"{name}.attn_v.weight"].T).reshape(length, shared, dim)
         key, value = (np.repeat(z, heads // shared, 0) for z in (key, value.swapaxes(0, 1)))
         scores = query @ key.swapaxes(1, 2) / np.float32(np.sqrt(dim))
@@ -83,15 +83,15 @@ def main() -> int:
         write(file, metadata, tensors)
         del tensors
         text, started = LlamaText(file), time.perf_counter()
-        made = [*text.generate(PROMPT, length=options.length, until_end=False)]
+        ids = [*text.generate(PROMPT, length=options.length, until_end=False)]
         seconds = time.perf_counter() - started
-        found = logits(SIZE, dequantized(file), [*PROMPT, *made[:-1]])[len(PROMPT) - 1 :]
-    same = found.argmax(-1) == made
-    best = np.sort(found, axis=-1)
+        scores = logits(SIZE, dequantized(file), [*PROMPT, *ids[:-1]])[len(PROMPT) - 1 :]
+    same = scores.argmax(-1) == ids
+    best = np.sort(scores, axis=-1)
     gap = (best[:, -1] - best[:, -2]).min()
     print(
-        f"{count:,} weights in {options.format}: {same.sum()} of {len(made)} tokens are those "
-        f"of f32, where the two likeliest are {gap:.1e} apart at least; {len(set(made))} different "
+        f"{count:,} weights in {options.format}: {same.sum()} of {len(ids)} tokens are those "
+        f"of f32, where the two likeliest are {gap:.1e} apart at least; {len(set(ids))} different "
         f"ones, {seconds:.1f} s"
     )
     return 0 if same.all() else 1

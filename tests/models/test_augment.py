@@ -71,14 +71,14 @@ def test_crop() -> None:
     padded = np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0)), constant_values=BLACK)
     places = set()
     for n, crop in enumerate(changed(Crop(2), images)):
-        found = [
+        matches = [
             (i, j)
             for i in range(5)
             for j in range(5)
             if np.array_equal(crop, padded[n, i : i + 5, j : j + 4])
         ]
-        assert len(found) == 1
-        places.update(found)
+        assert len(matches) == 1
+        places.update(matches)
     assert len(places) == 25
     assert np.array_equal(changed(Crop(0), images), images)
     refuses(DataError, "padding", Crop, -1)

@@ -29,14 +29,14 @@ def evaluated(words: list[str]) -> tuple[int, int]:
             stack.append((word[1:], [], 0))
             deepest = max(deepest, len(stack))
         elif word == "]":
-            name, found, _ = stack.pop()
-            assert 2 <= len(found) <= MAX_ARGS
-            low, high = sorted(found)[(len(found) - 1) // 2], sorted(found)[len(found) // 2]
+            name, args, _ = stack.pop()
+            assert 2 <= len(args) <= MAX_ARGS
+            low, high = (sorted(args)[(len(args) - 1) // 2], sorted(args)[len(args) // 2])
             results = {
-                "MIN": sorted(found)[0],
-                "MAX": sorted(found)[-1],
+                "MIN": sorted(args)[0],
+                "MAX": sorted(args)[-1],
                 "MED": (low + high) // 2,
-                "SM": int(str(sum(found))[-1]),
+                "SM": int(str(sum(args))[-1]),
             }
             stack[-1][1].append(results[name])
         else:

@@ -38,8 +38,8 @@ def test_logits_are_those_of_the_formula(text: LlamaText, file: Path) -> None:
     with text.batch:
         cache = text.model.init_cache(8)
         text.model(ml.asarray(PROMPT[:1]), cache, ml.asarray(0))
-        found = text.model(ml.asarray(PROMPT[1:]), cache, ml.asarray(1)).numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        result = text.model(ml.asarray(PROMPT[1:]), cache, ml.asarray(1)).numpy()
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_logits_at_all_places_are_those_of_the_formula(text: LlamaText, file: Path) -> None:
@@ -51,9 +51,9 @@ def test_logits_at_all_places_are_those_of_the_formula(text: LlamaText, file: Pa
 
 def test_tokens_are_those_of_the_dequantised_weights(text: LlamaText, file: Path) -> None:
     """Over the first room of the cache, too. `python -m tests.models.llama` does it with 100 M."""
-    made = [*text.generate(PROMPT, length=262, until_end=False)]
-    expected = logits(SIZE, dequantized(file), [*PROMPT, *made[:-1]])[len(PROMPT) - 1 :]
-    assert made == expected.argmax(-1).tolist()
+    generated = [*text.generate(PROMPT, length=262, until_end=False)]
+    expected = logits(SIZE, dequantized(file), [*PROMPT, *generated[:-1]])[len(PROMPT) - 1 :]
+    assert generated == expected.argmax(-1).tolist()
     assert text.step.signatures <= 4  # a prompt and a token, with room for 256 and for 512
 
 
@@ -111,8 +111,8 @@ def test_other_models_are_refused(change: dict[str, Any], reason: str) -> None:
 def test_tokenizers_that_contradict_themselves_are_refused(
     kind: str, change: dict[str, Any], reason: str
 ) -> None:
-    given = {"model": kind, "tokens": ["a", "b"], "pre": []} | change
-    metadata = {f"tokenizer.ggml.{name}": x for name, x in given.items()}
+    fields = {"model": kind, "tokens": ["a", "b"], "pre": []} | change
+    metadata = {f"tokenizer.ggml.{name}": x for name, x in fields.items()}
     refuses(ml.errors.WeightsError, reason, Tokenizer, metadata)
 
 
@@ -146,7 +146,7 @@ def _bpe() -> Tokenizer:
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "given", "pieces"),
+    ("tokenizer", "original", "pieces"),
     [
         (
             _spm(),
@@ -160,10 +160,10 @@ def _bpe() -> Tokenizer:
     ],
 )
 def test_texts_become_tokens_and_texts_again(
-    tokenizer: Tokenizer, given: str, pieces: list[str]
+    tokenizer: Tokenizer, original: str, pieces: list[str]
 ) -> None:
-    tokens = tokenizer.encode(given)
+    tokens = tokenizer.encode(original)
     assert [tokenizer.tokens[token] for token in tokens] == pieces
     decode = Decoder(tokenizer)
     text = "".join(decode(token) for token in tokens) + decode.end()
-    assert text.removeprefix(" ") == given
+    assert text.removeprefix(" ") == original

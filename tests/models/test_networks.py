@@ -37,8 +37,8 @@ def learning(model: nn.Module, samples: Array, labels: Array, steps: int, rate: 
 
 def captured_alike(fn: Callable[..., Tensor], *arguments: Array) -> bool:
     """Whether a captured call gives the bits of an eager one."""
-    given = [ml.asarray(each) for each in arguments]
-    eager, captured = fn(*given), ml.capture(fn, fuse=False)(*given)
+    operands = [ml.asarray(each) for each in arguments]
+    eager, captured = fn(*operands), ml.capture(fn, fuse=False)(*operands)
     return eager.numpy().tobytes() == captured.numpy().tobytes()
 
 

@@ -47,14 +47,14 @@ def go_on(
         top_k=chosen["top_k"],
     )
     assert replayed.signatures == captured
-    made: list[int] = tokens.numpy()[: int(count)].tolist()
-    return made
+    symbols: list[int] = tokens.numpy()[: int(count)].tolist()
+    return symbols
 
 
 def test_the_likeliest_symbols_are_those_of_the_formula(model: Transformer) -> None:
     [prompt], [expected] = inputs_of(SIZE), reference(SIZE)
-    made = go_on(model, prompt.tolist(), top_k=1)
-    assert made == [*prompt, *expected]
+    result = go_on(model, prompt.tolist(), top_k=1)
+    assert result == [*prompt, *expected]
 
 
 def test_a_symbol_sees_only_those_before_it(model: Transformer) -> None:
@@ -93,7 +93,7 @@ def test_a_captured_generation_makes_what_an_eager_one_makes(
 
 
 def test_one_program_serves_all_prompts_seeds_and_ends(model: Transformer) -> None:
-    run = ml.capture(lambda *given: generate(model, *given[:3], temperature=given[3], end=given[4]))
+    run = ml.capture(lambda *args: generate(model, *args[:3], temperature=args[3], end=args[4]))
     for length, seed, temperature, end in ((1, 0, 1.0, -1), (5, 3, 0.5, 4), (11, 2, 2.0, 0)):
         prompt = np.arange(12) * (np.arange(12) < length)
         _, count = run(
@@ -108,10 +108,10 @@ def test_one_program_serves_all_prompts_seeds_and_ends(model: Transformer) -> No
 
 
 def test_it_stops_after_the_end(model: Transformer) -> None:
-    made = go_on(model, [1, 2], seed=7)
-    end = made[5]
-    assert end not in made[2:5]
-    assert go_on(model, [1, 2], seed=7, end=end) == made[:6]
+    result = go_on(model, [1, 2], seed=7)
+    end = result[5]
+    assert end not in result[2:5]
+    assert go_on(model, [1, 2], seed=7, end=end) == result[:6]
     assert go_on(model, [1, end], seed=7, end=end)[:2] == [1, end]  # a prompt may contain it
 
 

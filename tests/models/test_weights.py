@@ -41,16 +41,16 @@ MODELS = ["mlp_mixer", "vit"]
 def small(model: str, **options: Any) -> nn.Module:
     """A model for 8 x 8 x 1 and 3 classes, with a head that says something."""
     key = ml.random.key(0)
-    made: nn.Module
+    net: nn.Module
     if model == "vit":
-        made = VisionTransformer((8, 8, 1), 3, 2, 12, 2, 20, 3, key=key, **options)
+        net = VisionTransformer((8, 8, 1), 3, 2, 12, 2, 20, 3, key=key, **options)
     else:
-        made = MlpMixer((8, 8, 1), 3, 2, 12, 2, 5, 20, key=key, **options)
+        net = MlpMixer((8, 8, 1), 3, 2, 12, 2, 5, 20, key=key, **options)
     random = np.random.default_rng(0)
-    made.load_state(
-        {name: random.standard_normal(x.shape).astype("f4") for name, x in made.state().items()}
+    net.load_state(
+        {name: random.standard_normal(x.shape).astype("f4") for name, x in net.state().items()}
     )
-    return made
+    return net
 
 
 def arrays_of(model: nn.Module) -> dict[str, Array]:
@@ -62,8 +62,8 @@ def npz(file: Path, arrays: dict[str, Any], save: Callable[..., None] = np.savez
 
 
 def same(one: nn.Module, two: nn.Module, images: Array) -> bool:
-    given = ml.asarray(images)
-    return bool((one(given).numpy() == two(given).numpy()).all())
+    batch = ml.asarray(images)
+    return bool((one(batch).numpy() == two(batch).numpy()).all())
 
 
 IMAGES = np.random.default_rng(3).standard_normal((2, 8, 8, 1)).astype("f4")
@@ -215,10 +215,10 @@ def test_a_head_for_other_classes_is_new_and_the_rest_is_kept(tmp_path: Path) ->
         "the head is kept, and is for a, b, c instead of classes without a name"
     ]
     refuses(ml.errors.WeightsError, "1 channels, not of 3", read.changes, (8, 8, 3), 3)
-    found, before = arrays_of(read.build(num_classes=5)), arrays_of(net)
-    assert found["head/kernel"].shape == (12, 5)
-    assert not found["head/kernel"].any()
-    assert all((x == before[name]).all() for name, x in found.items() if "head/" not in name)
+    arrays, before = arrays_of(read.build(num_classes=5)), arrays_of(net)
+    assert arrays["head/kernel"].shape == (12, 5)
+    assert not arrays["head/kernel"].any()
+    assert all((x == before[name]).all() for name, x in arrays.items() if "head/" not in name)
     for shape, reason in (
         ((8, 10, 1), "not of 8 x 10: a Mixer"),
         ((8, 8, 3), "1 channels, not of 3"),
@@ -255,10 +255,10 @@ def test_interpolation_is_that_of_the_official_code() -> None:
     ndimage = pytest.importorskip("scipy.ndimage")
     positions = np.random.default_rng(0).standard_normal((1, 50, 3))
     for side in (1, 4, 7, 12):
-        found = weights.interpolated(positions, (7, 7), (side, side))[0, 1:]
+        result = weights.interpolated(positions, (7, 7), (side, side))[0, 1:]
         grid = positions[0, 1:].reshape(7, 7, 3)
         zoomed = ndimage.zoom(grid, (side / 7, side / 7, 1), order=1).reshape(-1, 3)
-        np.testing.assert_allclose(found, zoomed, atol=1e-6)
+        np.testing.assert_allclose(result, zoomed, atol=1e-6)
 
 
 # --- what is refused -----------------------------------------------------------------

@@ -52,15 +52,15 @@ class Row:
 
 def rows() -> list[Row]:
     """The rows of the table."""
-    found, group = [], ""
+    table, group = [], ""
     for text in TABLE.read_text("utf-8").splitlines():
         if text.startswith("== "):
             group = text[3:]
         else:
             habit, rest = text.split(maxsplit=1)
             typed, value = rest.rsplit("  =>  ", 1)
-            found.append(Row(group, habit, tuple(typed.split("  ->  ")), value))
-    return found
+            table.append(Row(group, habit, tuple(typed.split("  ->  ")), value))
+    return table
 
 
 ARRAYS: Final = {
@@ -137,37 +137,37 @@ def run(code: str, names: dict[str, Any]) -> Any:
     return None
 
 
-def compare(found: Any, value: str) -> None:
+def compare(result: Any, value: str) -> None:
     """Raise `AssertionError` unless a line gave what its row says."""
     if _TYPE.fullmatch(value):
-        _require(str(found.type) == value, found)
+        _require(str(result.type) == value, result)
     elif value.isidentifier() and value[0].isupper() and value not in ("True", "False", "None"):
-        _require(type(found).__name__ == value, found)
+        _require(type(result).__name__ == value, result)
     else:
-        _compare(found, run(value, theirs()))
+        _compare(result, run(value, theirs()))
 
 
-def _compare(found: Any, wanted: Any) -> None:
-    if isinstance(found, (ml.Tensor, np.ndarray)):
-        array, expected = np.asarray(found), np.asarray(wanted)
-        _require(array.shape == expected.shape and array.dtype.kind == expected.dtype.kind, found)
+def _compare(result: Any, reference: Any) -> None:
+    if isinstance(result, (ml.Tensor, np.ndarray)):
+        array, expected = np.asarray(result), np.asarray(reference)
+        _require(array.shape == expected.shape and array.dtype.kind == expected.dtype.kind, result)
         np.testing.assert_allclose(array, expected, rtol=2e-5, atol=1e-6)
-    elif isinstance(wanted, Mapping):
-        _require(found.keys() == wanted.keys(), found)
-        for name, each in wanted.items():
-            _compare(found[name], each)
-    elif isinstance(wanted, list):
-        for x, y in zip(found, wanted, strict=True):
+    elif isinstance(reference, Mapping):
+        _require(result.keys() == reference.keys(), result)
+        for name, each in reference.items():
+            _compare(result[name], each)
+    elif isinstance(reference, list):
+        for x, y in zip(result, reference, strict=True):
             _compare(x, y)
-    elif isinstance(wanted, float):
-        np.testing.assert_allclose(found, wanted, rtol=2e-5)
+    elif isinstance(reference, float):
+        np.testing.assert_allclose(result, reference, rtol=2e-5)
     else:
-        _require(found == wanted, found)
+        _require(result == reference, result)
 
 
-def _require(fits: bool, found: object) -> None:
+def _require(fits: bool, result: object) -> None:
     if not fits:
-        raise AssertionError(f"it gives {found!r}")
+        raise AssertionError(f"it gives {result!r}")
 
 
 def judge(row: Row) -> str:
@@ -187,11 +187,11 @@ def judge(row: Row) -> str:
 def require_words(text: str, line: str, remedy: str) -> None:
     """Raise `AssertionError` unless a refusal says what is new in the remedy; if nothing is, that
     the value is itself what is wanted, or that the line is to be left out."""
-    said, wanted = {*_WORDS.findall(text)}, {*_WORDS.findall(_TEXTS.sub("", remedy))}
-    lacking = wanted - said - {*_WORDS.findall(line)} - _GIVEN
+    words, remedy_words = {*_WORDS.findall(text)}, {*_WORDS.findall(_TEXTS.sub("", remedy))}
+    lacking = remedy_words - words - {*_WORDS.findall(line)} - _GIVEN
     assert not lacking, f"{text!r} lacks {lacking}"
-    new = wanted - {*_WORDS.findall(line)}
-    assert new or said & {*_WORDS.findall(remedy)} or re.search("itself|leave it out", text), text
+    new = remedy_words - {*_WORDS.findall(line)}
+    assert new or words & {*_WORDS.findall(remedy)} or re.search("itself|leave it out", text), text
 
 
 def main() -> int:

@@ -42,7 +42,7 @@ def main() -> int:
     status = 0
     for captured in (False, True):
         started, passed = time.perf_counter(), 0
-        told: collections.Counter[str] = collections.Counter()
+        reasons: collections.Counter[str] = collections.Counter()
         for case in cases:
             reason = backend.expected(case.name, captured=captured)
             try:
@@ -53,12 +53,12 @@ def main() -> int:
                     status = 1
                     print(f"{case.name} fails: {' '.join(str(error).split())[:300]}")
                 else:
-                    told[reason] += 1
+                    reasons[reason] += 1
                 continue
             passed += 1
-        way = "captured" if captured else "eagerly"
-        print(f"{way}: {passed} of {len(cases)} in {time.perf_counter() - started:.0f} s")
-        for reason, count in told.most_common():
+        mode = "captured" if captured else "eagerly"
+        print(f"{mode}: {passed} of {len(cases)} in {time.perf_counter() - started:.0f} s")
+        for reason, count in reasons.most_common():
             print(f"  {count} fail, as expected: {reason}")
     return status
 

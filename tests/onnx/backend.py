@@ -43,15 +43,15 @@ def cases() -> list[Case]:
     folder = os.environ.get("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # of all runs
     file = Path(folder) / f"mlvm-onnx-{onnx.__version__}.pickle"
     if not file.exists():
-        made = list(_made())
+        entries = list(_generate())
         draft = file.with_suffix(".draft")
-        draft.write_bytes(pickle.dumps(made))
+        draft.write_bytes(pickle.dumps(entries))
         draft.replace(file)
-    found: list[Case] = [Case(*each) for each in pickle.loads(file.read_bytes())]
-    return found
+    all_cases: list[Case] = [Case(*each) for each in pickle.loads(file.read_bytes())]
+    return all_cases
 
 
-def _made() -> Iterator[tuple[Any, ...]]:
+def _generate() -> Iterator[tuple[Any, ...]]:
     import onnx
     from onnx import numpy_helper
     from onnx.backend.test.loader import (
@@ -121,50 +121,50 @@ def run(case: Case, *, captured: bool) -> None:
     raises otherwise."""
     model = load(case.model)
     for inputs, outputs in case.sets:
-        given = dict(
+        arguments = dict(
             zip(
                 model.inputs,
-                (_given(model, n, x, captured) for n, x in zip(model.inputs, inputs, strict=False)),
+                (_input(model, n, x, captured) for n, x in zip(model.inputs, inputs, strict=False)),
                 strict=False,
             )
         )
         function = ml.capture(model) if captured else model
-        made = function(**given)
-        judge(made if isinstance(made, tuple) else (made,), outputs, case)
+        result = function(**arguments)
+        judge(result if isinstance(result, tuple) else (result,), outputs, case)
 
 
-def _given(model: Any, name: str, value: Any, captured: bool) -> Any:
+def _input(model: Any, name: str, value: Any, captured: bool) -> Any:
     """What the model is called with: numbers where a captured function must know them."""
     if value is None:
         return None
     if isinstance(value, list):
-        return [_given(model, name, each, captured) for each in value]
+        return [_input(model, name, each, captured) for each in value]
     if captured and name in model.asked and value.dtype.names is None:
         return value.tolist()
     return ml.asarray(value)
 
 
-def judge(made: Sequence[Any], expected: Sequence[Any], case: Case) -> None:
+def judge(results: Sequence[Any], expected: Sequence[Any], case: Case) -> None:
     """Raise `AssertionError` unless all are alike."""
-    assert len(made) >= len(expected), f"{len(made)} results, not {len(expected)}"
-    for y, wanted in zip(made, expected, strict=False):
-        if isinstance(wanted, list):
+    assert len(results) >= len(expected), f"{len(results)} results, not {len(expected)}"
+    for y, reference in zip(results, expected, strict=False):
+        if isinstance(reference, list):
             assert isinstance(y, list), "no list"
-            assert len(y) == len(wanted), "another length of a list"
-            judge(y, wanted, case)
-        elif wanted is None or y is None:
-            assert y is wanted, f"{y} is not {wanted}"
+            assert len(y) == len(reference), "another length of a list"
+            judge(y, reference, case)
+        elif reference is None or y is None:
+            assert y is reference, f"{y} is not {reference}"
         else:
             array = (
                 np.asarray(y)
                 if not isinstance(y, ml.Tensor) or y.dtype != ml.bfloat16
                 else _bits(y)
             )
-            if wanted.dtype.names:
-                wanted = _wide(wanted)
-            assert array.dtype == wanted.dtype, f"{array.dtype} is not {wanted.dtype}"
-            assert array.shape == wanted.shape, f"{array.shape} is not {wanted.shape}"
-            np.testing.assert_allclose(array, wanted, rtol=case.rtol, atol=case.atol)
+            if reference.dtype.names:
+                reference = _wide(reference)
+            assert array.dtype == reference.dtype, f"{array.dtype} is not {reference.dtype}"
+            assert array.shape == reference.shape, f"{array.shape} is not {reference.shape}"
+            np.testing.assert_allclose(array, reference, rtol=case.rtol, atol=case.atol)
 
 
 def _bits(y: Any) -> Any:
@@ -229,21 +229,21 @@ def frozen() -> dict[str, Case]:
     data = zlib.decompress(FROZEN.read_bytes())
     place = 8 + int.from_bytes(data[:8], "little")
 
-    def taken(size: int) -> bytes:
+    def take(size: int) -> bytes:
         nonlocal place
         place += size
         return data[place - size : place]
 
     def array(name: str, shape: list[int]) -> Any:
         dtype = DType.named(name)
-        return np.frombuffer(taken(math.prod(shape) * dtype.itemsize), dtype.numpy).reshape(shape)
+        return np.frombuffer(take(math.prod(shape) * dtype.itemsize), dtype.numpy).reshape(shape)
 
-    found: dict[str, Case] = {}
+    by_name: dict[str, Case] = {}
     for name, size, rtol, atol, sets in json.loads(data[8:place]):
-        model = taken(size)
+        model = take(size)
         own = [([array(*x) for x in a], [array(*x) for x in b]) for a, b in sets]
-        found[name] = Case(name, model, own, rtol, atol)
-    return found
+        by_name[name] = Case(name, model, own, rtol, atol)
+    return by_name
 
 
 def _nbytes(values: Any) -> int:

@@ -12,19 +12,19 @@ from tests.onnx import backend
 
 def mutation(data: bytes, draw: random.Random) -> bytes:
     """The bytes, damaged in one place or a few."""
-    made = bytearray(data)
+    mutant = bytearray(data)
     for _ in range(draw.randint(1, 4)):
-        place, count = draw.randrange(len(made)), draw.randint(1, 9)
+        place, count = draw.randrange(len(mutant)), draw.randint(1, 9)
         match draw.randrange(8):
             case 0 | 1 | 2 | 3:
-                made[place] = draw.randrange(256)
+                mutant[place] = draw.randrange(256)
             case 4 | 5:
-                del made[place + 1 : place + count]
+                del mutant[place + 1 : place + count]
             case 6:
-                made[place:place] = draw.randbytes(count)
+                mutant[place:place] = draw.randbytes(count)
             case 7:
-                del made[place + 1 :]
-    return bytes(made)
+                del mutant[place + 1 :]
+    return bytes(mutant)
 
 
 def run(count: int, seed: int) -> None:

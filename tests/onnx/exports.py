@@ -121,8 +121,8 @@ def cases() -> Iterator[tuple[str, Callable[[], Any], tuple[Any, ...]]]:
     for line in _LAYERS.strip().splitlines():
         kind, _, calls = line.partition(": ")
         for call in re.findall(r"\w+\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)", calls):
-            given = operands[kind] * (3 if call.startswith("Multihead") else 1)
-            yield call, partial(eval, call, around), given[:3]
+            inputs = operands[kind] * (3 if call.startswith("Multihead") else 1)
+            yield call, partial(eval, call, around), inputs[:3]
     for call in _FUNCTIONS.strip().replace("\n", "; ").split("; "):
         yield call, partial(eval, f"Of(lambda x: {call})", around | {"Of": Of}), (text,)
 
@@ -142,25 +142,25 @@ def difference(make: Callable[[], Any], operands: tuple[Any, ...], captured: boo
     module: Any = make().eval()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        wanted = [x.numpy() for x in leaves(module(*operands))]
+        expected = [x.numpy() for x in leaves(module(*operands))]
         export: Any = torch.onnx.export(module, operands, dynamo=True, verbose=False)
     data, arrays = export.model_proto.SerializeToString(), [x.numpy() for x in operands]
     net, message = load(data), None
     functions: list[Any] = [net, *([ml.capture(net)] if captured else [])]
     for fn in functions:
         try:
-            made = [np.asarray(x) for x in leaves(fn(*arrays[: len(net.inputs)]))]
+            results = [np.asarray(x) for x in leaves(fn(*arrays[: len(net.inputs)]))]
         except ml.errors.MlvmError as error:
             message = f"{type(error).__name__}: {error}"
         else:
-            message = message or _apart(made, wanted)
-    if message and not _is_right(data, arrays, wanted):
+            message = message or _difference(results, expected)
+    if message and not _is_right(data, arrays, expected):
         return None
     return message
 
 
-def _apart(made: list[Any], wanted: list[Any]) -> str | None:
-    for x, y in zip(made, wanted, strict=True):
+def _difference(results: list[Any], expected: list[Any]) -> str | None:
+    for x, y in zip(results, expected, strict=True):
         if (x.dtype, x.shape) != (y.dtype, y.shape):
             return f"{x.dtype}{list(x.shape)} is not {y.dtype}{list(y.shape)}"
         if not np.allclose(x, y, rtol=2e-4, atol=2e-5, equal_nan=True):
@@ -168,19 +168,19 @@ def _apart(made: list[Any], wanted: list[Any]) -> str | None:
     return None
 
 
-def _is_right(data: bytes, arrays: list[Any], wanted: list[Any]) -> bool:
+def _is_right(data: bytes, arrays: list[Any], expected: list[Any]) -> bool:
     """Whether ONNX Runtime makes of the file what the module does."""
     from tests.fuzz.graphs import session
 
     try:
         runtime = session(data)
         names = [each.name for each in runtime.get_inputs()]
-        made = runtime.run(None, dict(zip(names, arrays, strict=False)))
+        results = runtime.run(None, dict(zip(names, arrays, strict=False)))
     except Exception as error:
         if not type(error).__module__.startswith("onnxruntime"):
             raise
         return False
-    return _apart(made, wanted) is None
+    return _difference(results, expected) is None
 
 
 def run(pattern: str = "") -> int:

@@ -15,39 +15,39 @@ from mlvm.onnx.wire import FIELDS, Message
 def varint(n: int) -> bytes:
     """A number as protobuf writes it."""
     n &= (1 << 64) - 1
-    found = bytearray()
+    digits = bytearray()
     while n > 127:
-        found.append(n & 127 | 128)
+        digits.append(n & 127 | 128)
         n >>= 7
-    return bytes([*found, n])
+    return bytes([*digits, n])
 
 
 def encoded(message: Message) -> bytes:
     """The bytes of a message, none for what is absent."""
-    found = bytearray()
+    content = bytearray()
     for number, (name, kind, many, default) in FIELDS[message.kind].items():
         value = getattr(message, name)
         if value is default or (not many and value == default and kind != "int"):
             continue
         for each in value if many else [value]:
             if kind == "int":
-                found += varint(number << 3) + varint(int(each))
+                content += varint(number << 3) + varint(int(each))
             elif kind in ("float", "double"):
                 wire, dtype = (5, "<f4") if kind == "float" else (1, "<f8")
-                found += varint(number << 3 | wire) + np.array(each, dtype).tobytes()
+                content += varint(number << 3 | wire) + np.array(each, dtype).tobytes()
             else:
                 data = each.encode() if kind == "str" else each
                 data = encoded(data) if isinstance(data, Message) else bytes(data)
-                found += varint(number << 3 | 2) + varint(len(data)) + data
-    return bytes(found)
+                content += varint(number << 3 | 2) + varint(len(data)) + data
+    return bytes(content)
 
 
 def constant(name: str, array: Any, **fields: Any) -> Message:
     """An initializer."""
     array = np.asarray(array)
     number = NAMES[DType.of(array.dtype)]
-    given = {"raw_data": array.tobytes(), "dims": array.shape, "data_type": number}
-    return Message("Tensor", name=name, **(given | fields))
+    defaults = {"raw_data": array.tobytes(), "dims": array.shape, "data_type": number}
+    return Message("Tensor", name=name, **(defaults | fields))
 
 
 def value(name: str, number: int = 1, shape: Sequence[int | str] | None = None) -> Message:
@@ -64,20 +64,20 @@ def value(name: str, number: int = 1, shape: Sequence[int | str] | None = None) 
     )
 
 
-def attribute(name: str, given: Any) -> Message:
+def attribute(name: str, setting: Any) -> Message:
     """An attribute, of the kind of what is given."""
-    if isinstance(given, Message):
-        kind = {"Graph": (5, "g"), "Tensor": (4, "t")}[given.kind]
-    elif isinstance(given, (list, tuple)):
-        kind = (6, "floats") if given and isinstance(given[0], float) else (7, "ints")
+    if isinstance(setting, Message):
+        kind = {"Graph": (5, "g"), "Tensor": (4, "t")}[setting.kind]
+    elif isinstance(setting, (list, tuple)):
+        kind = (6, "floats") if setting and isinstance(setting[0], float) else (7, "ints")
     else:
-        kind = {int: (2, "i"), float: (1, "f"), str: (3, "s")}[type(given)]
-        given = given.encode() if isinstance(given, str) else given
-    return Message("Attribute", name=name, type=kind[0], **{kind[1]: given})
+        kind = {int: (2, "i"), float: (1, "f"), str: (3, "s")}[type(setting)]
+        setting = setting.encode() if isinstance(setting, str) else setting
+    return Message("Attribute", name=name, type=kind[0], **{kind[1]: setting})
 
 
 def node(
-    type: str, inputs: str, outputs: str, name: str = "", domain: str = "", **given: Any
+    type: str, inputs: str, outputs: str, name: str = "", domain: str = "", **attributes: Any
 ) -> Message:
     """A node: the names of its inputs and outputs between blanks, `-` for one that is left out."""
     return Message(
@@ -87,7 +87,7 @@ def node(
         output=outputs.split(),
         name=name,
         domain=domain,
-        attribute=[attribute(key, each) for key, each in given.items()],
+        attribute=[attribute(key, each) for key, each in attributes.items()],
     )
 
 
@@ -98,14 +98,14 @@ def graph(
     constants: Sequence[Message] = (),
 ) -> Message:
     """A graph."""
-    made = [value(name) for name in outputs.split()]
-    return Message("Graph", name="it", node=nodes, input=inputs, output=made, initializer=constants)
+    outs = [value(name) for name in outputs.split()]
+    return Message("Graph", name="it", node=nodes, input=inputs, output=outs, initializer=constants)
 
 
-def model(made: Message, opset: int = 21, **fields: Any) -> bytes:
+def model(body: Message, opset: int = 21, **fields: Any) -> bytes:
     """The bytes of a file with that graph."""
     opsets = [
         Message("OperatorSet", version=opset),
         Message("OperatorSet", domain="com.microsoft", version=1),
     ]
-    return encoded(Message("Model", ir_version=10, graph=made, opset_import=opsets, **fields))
+    return encoded(Message("Model", ir_version=10, graph=body, opset_import=opsets, **fields))

@@ -23,9 +23,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_it_says_what_a_file_is(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["onnx", "it.onnx"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("it.onnx: ")
-    assert told[1:] == ["input    rows: f32[4,3]", "output   output: f32[4,2]"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("it.onnx: ")
+    assert lines[1:] == ["input    rows: f32[4,3]", "output   output: f32[4,2]"]
 
 
 def test_it_times_plans_and_saves(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,7 +33,7 @@ def test_it_times_plans_and_saves(file: Path, capsys: pytest.CaptureFixture[str]
     np.save("rows.npy", rows)
     words = ["--input", "rows.npy", "--time", "--plan", "--save", "it.mlvm", "--out", "out"]
     assert main(["onnx", "it.onnx", *words]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for each in (
         "result 0: f32[4,2]",
         " calls: best ",
@@ -42,7 +42,7 @@ def test_it_times_plans_and_saves(file: Path, capsys: pytest.CaptureFixture[str]
         "picture  out/it.plan.svg",
         "saved    it.mlvm, ",
     ):
-        assert each in told
+        assert each in output
     y = np.load("out/0.npy")
     assert np.array_equal(y, ml.onnx.load("it.onnx")(rows))
     assert main(["run", "it.mlvm", "--arg", "rows.npy", "--out", "again"]) == 0
@@ -52,16 +52,16 @@ def test_it_times_plans_and_saves(file: Path, capsys: pytest.CaptureFixture[str]
 def test_an_array_of_f64_is_taken_as_f32_everywhere(file: Path) -> None:
     model = ml.onnx.load("it.onnx")
     rows = np.arange(12).reshape(4, 3) / 12
-    wanted = model(rows.astype("f4")).tolist()
+    expected = model(rows.astype("f4")).tolist()
     assert model(rows).tolist() == model(rows=rows).tolist() == ml.capture(model)(rows).tolist()
-    assert model(rows).tolist() == wanted
+    assert model(rows).tolist() == expected
     np.save("rows.npy", rows)
     words = ["--input", "rows.npy", "--time", "--save", "it.mlvm", "--out", "out"]
     assert main(["onnx", "it.onnx", *words]) == 0
     assert main(["run", "it.mlvm", "--arg", "rows.npy", "--out", "again"]) == 0
-    assert np.load("out/0.npy").tolist() == np.load("again/0.npy").tolist() == wanted
-    told = r"the input 'rows' is f32\[4,3\], not f64\[4,3\]; write ml.astype\(x, ml.float32\)"
-    refuses(ml.errors.DTypeError, told, model, ml.asarray(rows))
+    assert np.load("out/0.npy").tolist() == np.load("again/0.npy").tolist() == expected
+    message = r"the input 'rows' is f32\[4,3\], not f64\[4,3\]; write ml.astype\(x, ml.float32\)"
+    refuses(ml.errors.DTypeError, message, model, ml.asarray(rows))
 
 
 @cases(
@@ -81,7 +81,7 @@ def test_an_error_is_one_line(
 ) -> None:
     Path("damaged.onnx").write_bytes(b"none")
     assert main(["onnx", *words]) == 1
-    told = capsys.readouterr().err
-    assert text in told
-    assert told.startswith("error: ")
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert text in output
+    assert output.startswith("error: ")
+    assert output.count("\n") == 1

@@ -17,7 +17,7 @@ W = [0.5, -1.0, 2.0, 1.5, 0.25, -0.75]
 BOTH = X @ np.array(W, "f4").reshape(2, 3).T
 
 
-def made(op: str, outputs: int = 1, **attributes: Any) -> list[np.ndarray[Any, Any]]:
+def compute(op: str, outputs: int = 1, **attributes: Any) -> list[np.ndarray[Any, Any]]:
     """What a model of one node makes of X."""
     floats = [
         {"name": name, "floats": value, "type": 6}
@@ -35,12 +35,12 @@ def made(op: str, outputs: int = 1, **attributes: Any) -> list[np.ndarray[Any, A
     }
     model = {"ir_version": 8, "graph": graph}
     opsets = [{"domain": "", "version": 17}, {"domain": "ai.onnx.ml", "version": 3}]
-    found = load(b"".join(encode("Model", model | {"opset_import": opsets})))(X)
-    return [np.asarray(x) for x in (found if isinstance(found, tuple) else (found,))]
+    results = load(b"".join(encode("Model", model | {"opset_import": opsets})))(X)
+    return [np.asarray(x) for x in (results if isinstance(results, tuple) else (results,))]
 
 
 @cases(
-    "op, attributes, wanted",
+    "op, attributes, expected",
     ("Scaler", {"offset": [1.0, 2.0, 3.0], "scale": [2.0]}, (X - np.array([1, 2, 3])) * 2),
     ("Normalizer", {"norm": "L2"}, X / np.linalg.norm(X, axis=1, keepdims=True)),
     ("Normalizer", {"norm": "L1"}, X / np.abs(X).sum(1, keepdims=True)),
@@ -51,20 +51,20 @@ def made(op: str, outputs: int = 1, **attributes: Any) -> list[np.ndarray[Any, A
         BOTH + np.array([1, 0.5]),
     ),
 )
-def test_values(op: str, attributes: Any, wanted: Any) -> None:
-    [y] = made(op, **attributes)
+def test_values(op: str, attributes: Any, expected: Any) -> None:
+    [y] = compute(op, **attributes)
     assert y.dtype == np.float32
-    assert np.allclose(y, wanted, atol=1e-6)
+    assert np.allclose(y, expected, atol=1e-6)
 
 
 def test_classes() -> None:
-    labels, scores = made("LinearClassifier", 2, coefficients=W, classlabels_ints=[7, 9],
+    labels, scores = compute("LinearClassifier", 2, coefficients=W, classlabels_ints=[7, 9],
                           post_transform="SOFTMAX")  # fmt: skip
     powers = np.exp(BOTH)
     assert np.array_equal(labels, np.array([7, 9])[BOTH.argmax(1)])
     assert np.allclose(scores, powers / powers.sum(1, keepdims=True), atol=1e-6)
-    labels, scores = made("LinearClassifier", 2, coefficients=W[:3], classlabels_ints=[7, 9],
+    labels, scores = compute("LinearClassifier", 2, coefficients=W[:3], classlabels_ints=[7, 9],
                           post_transform="LOGISTIC")  # fmt: skip
     assert np.array_equal(labels, np.where(BOTH[:, 0] > 0, 9, 7))
     assert np.allclose(scores[:, 1], 1 / (1 + np.exp(-BOTH[:, 0])), atol=1e-6)
-    refuses(ml.errors.ModelError, "strings", made, "LinearClassifier", 2, coefficients=W)
+    refuses(ml.errors.ModelError, "strings", compute, "LinearClassifier", 2, coefficients=W)

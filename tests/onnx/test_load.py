@@ -152,8 +152,8 @@ def test_a_layer_norm_of_seven_nodes_becomes_one(power: bool) -> None:
         data = model(graph(nodes, [value("x", 1, ("n", 5, 4))], outputs, constants), 13)
         net = load(data)
         assert len(net.graph.nodes) == count
-        made = net(ml.asarray(x))
-        np.testing.assert_allclose(made[0] if count == 8 else made, expected, rtol=1e-5, atol=1e-5)
+        y = net(ml.asarray(x))
+        np.testing.assert_allclose(y[0] if count == 8 else y, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_images_lie_channels_last_until_the_end() -> None:
@@ -170,7 +170,7 @@ def test_a_model_runs_on_any_vm(vm: VMProtocol) -> None:
 
 
 def test_lengths_and_branches_are_known_or_not() -> None:
-    ways = [
+    branches = [
         graph(
             [node("Mul", "x x", f"{name}_y")] if name == "t" else [node("Neg", "x", f"{name}_y")],
             [],
@@ -182,7 +182,7 @@ def test_lengths_and_branches_are_known_or_not() -> None:
         graph(
             [
                 node("Reshape", "x shape", "flat"),
-                node("If", "yes", "picked", then_branch=ways[0], else_branch=ways[1]),
+                node("If", "yes", "picked", then_branch=branches[0], else_branch=branches[1]),
                 node("Shape", "flat", "found"),
             ],
             [value("x", 1, ("n", 4)), value("shape", 7, ("k",)), value("yes", 9, ())],
@@ -194,9 +194,9 @@ def test_lengths_and_branches_are_known_or_not() -> None:
     x = ml.reshape(ml.arange(8.0), (2, 4))
     step = ml.capture(net)
     for shape, yes in (((8,), True), ((4, 2), False)):
-        flat, picked, found = step(x, shape, yes)
+        flat, picked, result_shape = step(x, shape, yes)
         assert flat.shape == shape
-        assert found.tolist() == [*shape]
+        assert result_shape.tolist() == [*shape]
         assert np.array_equal(picked, x * x if yes else -x)
         assert np.array_equal(step(x, shape, ml.asarray(yes))[1], picked)  # both are recorded
         assert np.array_equal(net(x, ml.asarray(shape), ml.asarray(yes))[1], picked)
@@ -284,10 +284,10 @@ def computed(type: str, *operands: Any, opset: int = 19, **attributes: Any) -> A
     names = [f"k{i}" for i in range(len(operands) - 1)]
     constants = [constant(*each) for each in zip(names, operands[1:], strict=True)]
     outputs = "y s z" if type == "DynamicQuantizeLinear" else "y"
-    made = node(type, " ".join(["x", *names]), outputs, **attributes)
+    op_node = node(type, " ".join(["x", *names]), outputs, **attributes)
     first = np.asarray(operands[0])
     inputs = [value("x", NAMES[DType.of(first.dtype)], first.shape)]
-    results = load(model(graph([made], inputs, outputs, constants), opset))(first)
+    results = load(model(graph([op_node], inputs, outputs, constants), opset))(first)
     if not isinstance(results, tuple):
         return np.asarray(results).ravel().tolist()
     return [np.asarray(each).tolist() for each in results]
@@ -318,29 +318,29 @@ def test_a_resize_places_its_columns(
     count: int, scale: float, attributes: Any, places: Any
 ) -> None:
     scales = np.asarray([1, 1, 1, scale], np.float32)
-    made = computed("Resize", ROW[..., :count], NONE, scales, **attributes)
-    np.testing.assert_allclose(made, places, rtol=1e-6, atol=1e-6)
+    result = computed("Resize", ROW[..., :count], NONE, scales, **attributes)
+    np.testing.assert_allclose(result, places, rtol=1e-6, atol=1e-6)
 
 
 def test_a_resize_rounds_places_and_lengths_in_f32() -> None:
     by = np.float32(1.1)
     row = np.arange(40, dtype=np.float32).reshape(1, 1, 1, 40)
     for rule, place in (("floor", np.floor), ("ceil", np.ceil)):
-        made = computed("Resize", row, NONE, np.asarray([1, 1, 1, by], np.float32),
+        result = computed("Resize", row, NONE, np.asarray([1, 1, 1, by], np.float32),
                         coordinate_transformation_mode="asymmetric", nearest_mode=rule)  # fmt: skip
-        assert made == np.minimum(place(np.arange(44, dtype=np.float32) / by), 39).tolist()
+        assert result == np.minimum(place(np.arange(44, dtype=np.float32) / by), 39).tolist()
     whole = computed("Resize", row[..., :10], NONE, np.asarray([1, 1, 1, 3.3], np.float32))
     assert len(whole) == 33  # 32.99... where 3.3f is widened
 
 
 @cases(
-    "start, end, step, wanted",
+    "start, end, step, expected",
     (-100, -100, -1, [0]), (-6, -100, -2, [0]), (100, -100, -2, [4, 2, 0]),
     (3, -6, -1, [3, 2, 1, 0]), (-100, 100, 2, [0, 2, 4]), (-100, -3, -1, []),
 )  # fmt: skip
-def test_a_slice_begins_within_its_axis(start: int, end: int, step: int, wanted: Any) -> None:
+def test_a_slice_begins_within_its_axis(start: int, end: int, step: int, expected: Any) -> None:
     x, bounds = ROW.ravel()[:5], [np.asarray([n]) for n in (start, end, 0, step)]
-    assert computed("Slice", x, *bounds) == wanted
+    assert computed("Slice", x, *bounds) == expected
 
 
 def test_a_mean_of_integers_is_rounded_towards_zero() -> None:
@@ -353,8 +353,8 @@ def test_known_numbers_keep_their_dtype() -> None:
     for dtype in ("f8", "f2", "i4", "u1"):
         constants = [constant("a", np.asarray(2, dtype)), constant("b", np.asarray(3, dtype))]
         nodes, inputs = [node("Where", "x a b", "y")], [value("x", 9, ("n",))]
-        made = load(model(graph(nodes, inputs, "y", constants)))(np.asarray([True, False]))
-        assert (made.dtype.numpy, made.tolist()) == (dtype, [2, 3])
+        result = load(model(graph(nodes, inputs, "y", constants)))(np.asarray([True, False]))
+        assert (result.dtype.numpy, result.tolist()) == (dtype, [2, 3])
 
 
 def test_what_is_known_only_in_a_call_is_reduced_there() -> None:
@@ -367,8 +367,8 @@ def test_what_is_known_only_in_a_call_is_reduced_there() -> None:
 
 
 def test_zeros_are_quantized_by_one() -> None:
-    made = computed("DynamicQuantizeLinear", np.zeros(2, np.float32), opset=13)
-    assert made == [[0, 0], 1.0, 0]
+    result = computed("DynamicQuantizeLinear", np.zeros(2, np.float32), opset=13)
+    assert result == [[0, 0], 1.0, 0]
 
 
 @cases(
@@ -485,8 +485,8 @@ def test_a_small_file_is_no_large_memory(name: str, monkeypatch: pytest.MonkeyPa
         arrays = [x for each in graphs for node in each.nodes for x in node.inputs]
         assert sum(x.nbytes for x in arrays if isinstance(x, np.ndarray)) <= 3 << 20
         for function in (net, ml.capture(net)):
-            told = "cannot allocate .* bytes: a call may allocate .*limit"
-            refuses(ml.errors.OutOfMemory, told, function, np.ones(1, np.float32))
+            message = "cannot allocate .* bytes: a call may allocate .*limit"
+            refuses(ml.errors.OutOfMemory, message, function, np.ones(1, np.float32))
         assert vm.consumed_size_in_mib() < 17 + 16
 
 

@@ -17,8 +17,8 @@ Array = np.ndarray[Any, Any]
 
 def called(data: bytes, x: Array) -> Array:
     """What the model makes of x, eagerly and captured."""
-    made = load(data)
-    eager, captured = (np.asarray(fn(ml.asarray(x))) for fn in (made, ml.capture(made)))
+    net = load(data)
+    eager, captured = (np.asarray(fn(ml.asarray(x))) for fn in (net, ml.capture(net)))
     assert np.array_equal(eager, captured)
     return eager
 
@@ -37,17 +37,17 @@ def test_weights_of_few_bits(bits: int, zeros: str) -> None:
         each = 8 // bits
         whole = np.pad(codes, [(0, 0), (0, -codes.shape[1] % each)])
         shifts = bits * np.arange(each)
-        found: Array = (whole.reshape(n, -1, each) << shifts).sum(-1).astype("u1")
-        return found
+        packed_bytes: Array = (whole.reshape(n, -1, each) << shifts).sum(-1).astype("u1")
+        return packed_bytes
 
     constants = [constant("w", packed(q).reshape(n, 3, -1)), constant("s", scale)]
     if zeros != "none":
         constants.append(constant("z", packed(zero) if zeros == "packed" else zero))
     names = "x w s" + " z" * (zeros != "none")
     how: Any = {"K": k, "N": n, "bits": bits, "block_size": block}
-    made = node("MatMulNBits", names, "y", domain="com.microsoft", **how)
+    op_node = node("MatMulNBits", names, "y", domain="com.microsoft", **how)
     x = RNG.standard_normal((2, k)).astype("f4")
-    y = called(model(graph([made], [value("x", 1, x.shape)], "y", constants)), x)
+    y = called(model(graph([op_node], [value("x", 1, x.shape)], "y", constants)), x)
     weights = (q - np.repeat(zero, block, 1)) * np.repeat(scale, block, 1)
     np.testing.assert_allclose(y, x @ weights[:, :k].T, rtol=1e-5, atol=1e-4 * (1 << bits))
 
@@ -62,10 +62,10 @@ def test_convolutions_of_integers_are_exact(
     w = RNG.integers(-100, 100, (6, channels // groups, window, window)).astype(dtype)
     x = RNG.integers(0, 256, (2, channels, 6, 5)).astype("u1")
     how: Any = {"group": groups, "pads": [1, 0, 1, 2], "strides": [2, 1]}
-    made = node("ConvInteger", "x w xz wz", "y", **how)
+    op_node = node("ConvInteger", "x w xz wz", "y", **how)
     zeros = [constant("xz", np.array(9, "u1")), constant("wz", np.array(3, dtype))]
     constants = [constant("w", w), *zeros]
-    y = called(model(graph([made], [value("x", 2, x.shape)], "y", constants)), x)
+    y = called(model(graph([op_node], [value("x", 2, x.shape)], "y", constants)), x)
     plain = model(
         graph([node("Conv", "x w", "y", **how)], [value("x", 11)], "y",
               [constant("w", w.astype("f8") - 3)])
@@ -80,20 +80,20 @@ def test_products_of_integers_are_exact(shape: tuple[int, ...]) -> None:
     x, w = RNG.integers(0, 256, shape).astype("u1"), RNG.integers(-128, 128, (9, 6)).astype("i1")
     xz, wz = RNG.integers(0, 256, 5).astype("u1"), RNG.integers(-128, 128, 6).astype("i1")
     constants = [constant(name, each) for name, each in (("w", w), ("xz", xz), ("wz", wz))]
-    made = node("MatMulInteger", "x w xz wz", "y")
-    y = called(model(graph([made], [value("x", 2, shape)], "y", constants)), x)
+    op_node = node("MatMulInteger", "x w xz wz", "y")
+    y = called(model(graph([op_node], [value("x", 2, shape)], "y", constants)), x)
     assert np.array_equal(y, (x.astype("i8") - xz[:, None]) @ (w.astype("i8") - wz))
 
 
 def quantised(x: Array, scale: float, zero: int, dtype: str = "u1") -> Array:
     limits = np.iinfo(dtype)
-    found: Array = np.clip(np.round(x / np.float32(scale)) + zero, limits.min, limits.max)
-    return found.astype(dtype)
+    result: Array = np.clip(np.round(x / np.float32(scale)) + zero, limits.min, limits.max)
+    return result.astype(dtype)
 
 
 def floats(q: Array, scale: Any, zero: int) -> Array:
-    found: Array = (q.astype("f4") - np.float32(zero)) * np.float32(scale)
-    return found
+    result: Array = (q.astype("f4") - np.float32(zero)) * np.float32(scale)
+    return result
 
 
 @pytest.mark.parametrize("kind", ["Conv", "depthwise", "line", "MatMul", "Gemm"])
@@ -168,24 +168,24 @@ def test_ops_of_quantised_tensors() -> None:
         ("QLinearConcat", "sy zy x sa za b sb zb", {"axis": 1}, np.concatenate([x, y], 1)),
     ]
     for name, operands, how, expected in cases:
-        made = node(name, operands, "y", domain="com.microsoft", **how)
+        op_node = node(name, operands, "y", domain="com.microsoft", **how)
         constants = [*map(constant, names, [*arrays, b])]
-        found = called(model(graph([made], [value("x", 2, a.shape)], "y", constants)), a)
-        wanted = quantised(expected.astype("f4"), sy, zy).astype(int)
+        result = called(model(graph([op_node], [value("x", 2, a.shape)], "y", constants)), a)
+        reference = quantised(expected.astype("f4"), sy, zy).astype(int)
         if name.endswith(("Add", "Mul", "AveragePool")) and "Global" not in name:
-            wanted = np.clip(np.round(expected / sy + zy), 0, 255).astype(int)
-        off = np.abs(found.astype(int) - wanted)
+            reference = np.clip(np.round(expected / sy + zy), 0, 255).astype(int)
+        off = np.abs(result.astype(int) - reference)
         assert off.max() <= 1, name
         assert (off > 0).mean() < 0.01, name
     w, bias = RNG.integers(-99, 99, (5, 4)).astype("i1"), RNG.integers(-99, 99, 5).astype("i4")
     constants = [*map(constant, names[:6], arrays), constant("w", w), constant("c", bias)]
     constants += [constant("sw", np.array(0.1, "f4")), constant("zw", np.array(0, "i1"))]
-    made = node("QGemm", "x sa za w sw zw c sy zy", "y", domain="com.microsoft", transB=1)
+    op_node = node("QGemm", "x sa za w sw zw c sy zy", "y", domain="com.microsoft", transB=1)
     rows = a[0, 0]
-    found = called(model(graph([made], [value("x", 2, rows.shape)], "y", constants)), rows)
+    result = called(model(graph([op_node], [value("x", 2, rows.shape)], "y", constants)), rows)
     total = (rows.astype(int) - za) @ w.T.astype(int) + bias
     expected = quantised(floats(total, np.float32(sa) * np.float32(0.1), 0), sy, zy)
-    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
+    assert np.abs(result.astype(int) - expected.astype(int)).max() <= 1
 
 
 @pytest.mark.parametrize("zero", [0, 3])
@@ -196,17 +196,17 @@ def test_recurrences_of_quantised_weights(zero: int) -> None:
     bias = RNG.standard_normal((1, 8 * hidden)).astype("f4")
     arrays = [w, r, bias, *[np.array([0.01], "f4"), np.array([zero], "i1")] * 2]
     names = ["w", "r", "b", "ws", "wz", "rs", "rz"]
-    made = node("DynamicQuantizeLSTM", "x w r b - - - - ws wz rs rz", "y", domain="com.microsoft",
+    lstm = node("DynamicQuantizeLSTM", "x w r b - - - - ws wz rs rz", "y", domain="com.microsoft",
                 hidden_size=hidden)  # fmt: skip
     x = RNG.standard_normal((steps, n, width)).astype("f4")
-    data = model(graph([made], [value("x", 1, x.shape)], "y", [*map(constant, names, arrays)]))
+    data = model(graph([lstm], [value("x", 1, x.shape)], "y", [*map(constant, names, arrays)]))
 
     def product(x: Array, w: Array) -> Array:
         low, high = min(x.min(), 0), max(x.max(), 0)
         scale = (high - low) / 255 or 1
         q = np.clip(np.round(x / scale) + np.round(-low / scale), 0, 255) - np.round(-low / scale)
-        found: Array = q * scale @ ((w[0].astype("f8") - zero) * 0.01)
-        return found
+        result: Array = q * scale @ ((w[0].astype("f8") - zero) * 0.01)
+        return result
 
     rows = product(x.reshape(-1, width), w).reshape(steps, n, -1) + bias.reshape(2, -1).sum(0)
     h = c = np.zeros((n, hidden))
@@ -233,12 +233,12 @@ def test_halves_are_rounded_as_onnxruntime_rounds_them() -> None:
     ]
     for domain, name, exact, second, scale in cases:
         how: Any = {"domain": domain} if domain else {}
-        made = node(name, "x sa za b sb zb sy zy", "y", **how)
+        op_node = node(name, "x sa za b sb zb sy zy", "y", **how)
         arrays = [np.array(s, "f4") for s in (scale_a, scale_b, scale)]
         arrays += [np.array(z, "u1") for z in (zero_a, zero_b, zero)]
         constants = [*map(constant, ("sa", "sb", "sy", "za", "zb", "zy", "b"), [*arrays, second])]
-        found = called(model(graph([made], [value("x", 2, a.shape)], "y", constants)), a)
+        result = called(model(graph([op_node], [value("x", 2, a.shape)], "y", constants)), a)
         units = exact / scale
-        wanted = np.round(units + zero) if domain else np.round(units) + zero
+        reference = np.round(units + zero) if domain else np.round(units) + zero
         assert np.any(np.round(units + zero) != np.round(units) + zero)
-        assert found.tolist() == wanted.tolist(), name
+        assert result.tolist() == reference.tolist(), name

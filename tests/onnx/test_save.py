@@ -25,7 +25,7 @@ from tests.onnx.making import constant, graph, model, node, value
 F, INTS, B = "f32", "i64", "bool"
 
 
-def made(shape: tuple[int, ...], dtype: str = F, seed: int = 0) -> np.ndarray[Any, Any]:
+def draw(shape: tuple[int, ...], dtype: str = F, seed: int = 0) -> np.ndarray[Any, Any]:
     """An array of small numbers, none of them 0 or near an integer."""
     x = np.random.default_rng(seed).uniform(-2, 2, shape)
     x = np.where(abs(x) < 0.1, 0.3, x)
@@ -34,10 +34,10 @@ def made(shape: tuple[int, ...], dtype: str = F, seed: int = 0) -> np.ndarray[An
     return x.astype("f4" if dtype == F else dtype) if dtype != INTS else (x * 2).astype("i8")
 
 
-X, Y, V = made((3, 4)), made((3, 4), seed=1), made((4,), seed=2)
-N, M = made((3, 4), INTS, 3), made((3, 4), INTS, 4) * 2 + 1
+X, Y, V = draw((3, 4)), draw((3, 4), seed=1), draw((4,), seed=2)
+N, M = draw((3, 4), INTS, 3), draw((3, 4), INTS, 4) * 2 + 1
 P = abs(X) + 0.2
-IMAGES, KERNEL = made((2, 6, 5, 3)), made((3, 2, 3, 4), seed=5)
+IMAGES, KERNEL = draw((2, 6, 5, 3)), draw((3, 2, 3, 4), seed=5)
 PLACES = np.array([[0, -1], [2, 0]])
 BYTES = (X * 60).astype("i1")
 
@@ -72,8 +72,8 @@ def of_volumes(kernel: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
 
 
 def of_patches(x: ml.Tensor) -> ml.Tensor:
-    apart: Any = {"window": (2, 2), "padding": ((0, 0),) * 2, "dilation": (2, 1)}
-    return ml.sum(apply(one_op("patches", stride=(1, 1), **apart), x) ** 2)
+    sliding: Any = {"window": (2, 2), "padding": ((0, 0),) * 2, "dilation": (2, 1)}
+    return ml.sum(apply(one_op("patches", stride=(1, 1), **sliding), x) ** 2)
 
 
 def exact_gelu(x: ml.Tensor) -> ml.Tensor:
@@ -141,22 +141,22 @@ CASES: dict[str, tuple[Any, ...]] = {
     "roll of all": ops("roll", X, shift=5)["roll 0"],
     **ops("slice", X, start=(2, 1), length=(3, 2), step=(-1, 2)),
     **ops("embed", X, shape=(7, 11), start=(5, 1), step=(-2, 3)),
-    **ops("slice_add", made((7, 11)), X, start=(0, 2), step=(2, 1)),
-    **ops("slice_set", made((7, 11)), V, start=(6, 2), length=(3, 4), step=(-3, 2)),
+    **ops("slice_add", draw((7, 11)), X, start=(0, 2), step=(2, 1)),
+    **ops("slice_set", draw((7, 11)), V, start=(6, 2), length=(3, 4), step=(-3, 2)),
     **ops("pad", X, widths=((1, 0), (2, 3)), value=1.5),
     "pad of bools": ops("pad", X > 0, widths=((1, 0), (0, 2)))["pad 0"],
     **ops("tril triu", X, k=1),
     **ops("take", X, PLACES, axis=1),
     **ops("take_along_axis", X, np.array([[0, -1], [1, 2], [3, 3]]), axis=1),
     **ops("one_hot", PLACES % 3, num_classes=4),
-    **ops("scatter_add", made((3, 2, 2)), PLACES, axis=1, length=4),
-    **ops("index_add", X, made((3, 2, 2)), PLACES, axis=1),
-    **ops("index_reduce", X, made((2, 2, 4)), PLACES, by="maximum"),
+    **ops("scatter_add", draw((3, 2, 2)), PLACES, axis=1, length=4),
+    **ops("index_add", X, draw((3, 2, 2)), PLACES, axis=1),
+    **ops("index_reduce", X, draw((2, 2, 4)), PLACES, by="maximum"),
     **ops("index_set", X, V[:2], np.array([2, 0]), axis=1),
     "index_set of two axes": (
-        ops("index_set", axis=0, axes=2)["index_set 0"][0], X, made(()), np.array([[5, 0]])),
+        ops("index_set", axis=0, axes=2)["index_set 0"][0], X, draw(()), np.array([[5, 0]])),
     **ops("scatter_add_along_axis", X, np.array([[0, 1, -1, 0]] * 3), axis=1, length=5),
-    **ops("dynamic_update", X, made((3, 2)), np.int64(-3), axis=1),
+    **ops("dynamic_update", X, draw((3, 2)), np.int64(-3), axis=1),
     **ops("sum mean max min prod logsumexp", X, axis=(0, 1), keepdims=True),
     **{f"{name} along": case for name, case in ops("sum all any logsumexp", X, axis=1).items()},
     **ops("var", X, axis=0, correction=1.0),
@@ -166,7 +166,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     **ops("sort argsort", X, axis=0, descending=True),
     **ops("matmul", X, Y, transpose_y=True),
     "matmul of a vector": ops("matmul", X, V)["matmul 0"],
-    **ops("batch_contract", made((5, 3, 2)), made((5, 3, 4)), transpose_x=True),
+    **ops("batch_contract", draw((5, 3, 2)), draw((5, 3, 4)), transpose_x=True),
     **ops("layer_norm", X, V, V, eps=1e-5),
     **ops("layer_norm_normalize", X, eps=1e-5),
     **ops("layer_norm_scale_vjp", X, Y, eps=1e-5),
@@ -177,30 +177,30 @@ CASES: dict[str, tuple[Any, ...]] = {
     "a dilated pool": (lambda x: ml.max_pool2d(x, (2, 2), stride=1, dilation=(2, 1)), IMAGES),
     "a depthwise convolution": (
         ml.grad(depthwise),
-        made((2, 3, 1, 6)), IMAGES),
+        draw((2, 3, 1, 6)), IMAGES),
     "volumes": (
         ml.value_and_grad(of_volumes, argnums=(0, 1)),
-        made((2, 2, 1, 1, 4)), made((1, 3, 4, 3, 2))),
-    **ops("conv_transpose2d", made((2, 3, 2, 6)), made((3, 2, 2, 6)), shape=(2, 6, 7, 4),
+        draw((2, 2, 1, 1, 4)), draw((1, 3, 4, 3, 2))),
+    **ops("conv_transpose2d", draw((2, 3, 2, 6)), draw((3, 2, 2, 6)), shape=(2, 6, 7, 4),
           stride=(2, 3), padding=((1, 0), (0, 0)), groups=2),
-    **ops("weighted_take", made((2, 3, 4)), PLACES[:, None] % 3, made((2, 1, 2))),
+    **ops("weighted_take", draw((2, 3, 4)), PLACES[:, None] % 3, draw((2, 1, 2))),
     "weighted_take of one": ops(
-        "weighted_take", made((2, 3, 4)), PLACES[None] % 3, made((1, 2, 2)))["weighted_take 0"],
+        "weighted_take", draw((2, 3, 4)), PLACES[None] % 3, draw((1, 2, 2)))["weighted_take 0"],
     "gradient of patches": (ml.grad(of_patches), IMAGES),
-    **ops("dequantize", BYTES, abs(made((3, 2)))),
-    "dequantize by pairs": ops("dequantize", BYTES, made((3, 2, 2)))["dequantize 0"],
-    **ops("dequantize_rows", PLACES, BYTES, made((3, 2, 2))),
-    **ops("quantized_matmul", X, BYTES, made((3, 2))),
+    **ops("dequantize", BYTES, abs(draw((3, 2)))),
+    "dequantize by pairs": ops("dequantize", BYTES, draw((3, 2, 2)))["dequantize 0"],
+    **ops("dequantize_rows", PLACES, BYTES, draw((3, 2, 2))),
+    **ops("quantized_matmul", X, BYTES, draw((3, 2))),
     **ops("integer_matmul", BYTES.astype("u1"), BYTES),
     **ops("integer_conv2d", BYTES.reshape(1, 3, 2, 2), BYTES.reshape(3, 2, 1, 2),
           *np.array([3, -2], "i1"), padding=((0, 1), (1, 0))),
     **ops("quantize_linear", X * 90, np.array(0.7, "f4"), np.array(9, "u1")),
     **ops("dequantize_linear", BYTES, V, np.array(9, "i1")),
-    **ops("det", made((2, 3, 3))),
+    **ops("det", draw((2, 3, 3))),
     "unpack four bits": (lambda x: x + ml.astype(ml.asarray([[1, -2, 3, 4]], dtype="i4"), F), X),
-    "gradient of a network": (ml.value_and_grad(loss), made((4, 4)), X),
+    "gradient of a network": (ml.value_and_grad(loss), draw((4, 4)), X),
     "gradient of images": (ml.value_and_grad(of_images, argnums=(0, 1)), KERNEL, IMAGES),
-    "gradient of a scan": (ml.value_and_grad(scanned), made((4, 4)), X),
+    "gradient of a scan": (ml.value_and_grad(scanned), draw((4, 4)), X),
     "branches": (branch, X),
     "loops": (loop, X),
     "functions": (lambda x: twice(twice(x) + 1), X),
@@ -225,8 +225,8 @@ def close(a: Any, b: Any, by: float = 1e-6) -> bool:
 
 def arrays_of(args: Any) -> list[np.ndarray[Any, Any]]:
     ends = {True: None, False: True}
-    found = flatten(list(args), ends=lambda x: ends[isinstance(x, (list, dict))])[0]
-    return [np.asarray(x) for _, x in found]
+    pairs = flatten(list(args), ends=lambda x: ends[isinstance(x, (list, dict))])[0]
+    return [np.asarray(x) for _, x in pairs]
 
 
 @pytest.fixture
@@ -247,30 +247,30 @@ def saved(tmp_path: Path) -> Callable[..., Any]:
 def test_read_back_it_makes_the_same_bits(
     name: str, saved: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, inputs, wanted = saved(*CASES[name])
+    path, inputs, expected = saved(*CASES[name])
     model = load(path)
     for fn in (model, ml.capture(model)):
-        for x, y in zip(leaves(fn(*inputs)), wanted, strict=True):
+        for x, y in zip(leaves(fn(*inputs)), expected, strict=True):
             assert x.dtype == y.dtype
             assert x.tobytes() == y.tobytes()
     monkeypatch.setattr(mlvm.onnx.graph, "own_op", lambda _: None)
     plain = load(path)  # by what stands there for others
-    for x, y in zip(leaves(plain(*inputs)), wanted, strict=True):
+    for x, y in zip(leaves(plain(*inputs)), expected, strict=True):
         assert close(x, y)
 
 
 def test_onnxruntime_makes_the_same(saved: Callable[..., Any]) -> None:
     runtime = pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")
-    apart = []
+    different = []
     for name, case in CASES.items():
-        path, inputs, wanted = saved(*case)
+        path, inputs, expected = saved(*case)
         onnx.checker.check_model(str(path), full_check=True)
         session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        given = {each.name: x for each, x in zip(session.get_inputs(), inputs, strict=True)}
-        if not all(map(close, session.run(None, given), wanted)):
-            apart.append(name)
-    assert not apart
+        feed = {each.name: x for each, x in zip(session.get_inputs(), inputs, strict=True)}
+        if not all(map(close, session.run(None, feed), expected)):
+            different.append(name)
+    assert not different
 
 
 DTYPES = ("f64", "i8", "u8", "f16", "i16", "u16", "i32", "u32", "i64", "u64", B, F)
@@ -322,15 +322,15 @@ def test_forms_in_other_dtypes_are_those_that_onnxruntime_runs(
         ):
             refuses(ml.errors.ModelError, "of u64, has no form in ONNX", saved, *case)
             continue
-        path, inputs, wanted = saved(*case)
+        path, inputs, expected = saved(*case)
         rows = [leaves(load(path)(*inputs))]
         if runtime is not None:
             onnx.checker.check_model(str(path), full_check=True)
             session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-            given = zip(session.get_inputs(), inputs, strict=True)
-            rows.append(session.run(None, {each.name: x for each, x in given}))
+            pairs = zip(session.get_inputs(), inputs, strict=True)
+            rows.append(session.run(None, {each.name: x for each, x in pairs}))
         for made_there in rows:
-            for x, y in zip(made_there, wanted, strict=True):
+            for x, y in zip(made_there, expected, strict=True):
                 assert close(x, y, 1e-2 if dtype == "f16" else 1e-5), (name, dtype, x, y)
 
 
@@ -423,8 +423,8 @@ def test_a_loaded_model_keeps_the_names_of_its_file(tmp_path: Path) -> None:
     nodes = [node("MatMul", "rows.1 w", "m"), node("Add", "m other", "logits:0"),
              node("Neg", "m", "w_2")]  # fmt: skip
     inputs = [rows, value("other", 1, ("n", 2))]
-    data = model(graph(nodes, inputs, "logits:0 w_2", [constant("w", made((4, 2)))]))
-    net, path, args = load(data), tmp_path / "it.onnx", [made((3, 4)), made((3, 2))]
+    data = model(graph(nodes, inputs, "logits:0 w_2", [constant("w", draw((4, 2)))]))
+    net, path, args = load(data), tmp_path / "it.onnx", [draw((3, 4)), draw((3, 2))]
     for fn in (net, ml.capture(net)):
         save(fn, args, path, dynamic_axes={"rows.1": {0: "n"}, "other": {0: "n"}})
         again = load(path)
@@ -456,7 +456,7 @@ def test_weights_may_lie_beside_the_file(tmp_path: Path) -> None:
     model = ml.nn.Linear(64, 32, key=ml.random.key(0))
     save(model, [ml.TensorType(F, (2, 64))], tmp_path / "it.onnx", external=True)
     assert (tmp_path / "it.onnx").stat().st_size < 2000 < (tmp_path / "it.onnx.data").stat().st_size
-    x = ml.asarray(made((2, 64)))
+    x = ml.asarray(draw((2, 64)))
     read = load(tmp_path / "it.onnx")
     assert np.array_equal(read(x), model(x))
     assert read.inputs == {"x": "f32[2,64]"}
@@ -484,27 +484,27 @@ def test_what_autocast_makes_computes_in_f32_where_others_run_it(
         return ml.softmax(y)
 
     bodies = writing._Model(net, [X], {}, {}, {}).functions
-    made = {name: [each["op_type"] for each in body["node"]] for name, body in bodies.values()}
-    assert made["matmul"] == ["Cast", "Cast", "MatMul", "Cast"]
-    path, inputs, [wanted] = saved(layers[0], X)
+    op_types = {name: [each["op_type"] for each in body["node"]] for name, body in bodies.values()}
+    assert op_types["matmul"] == ["Cast", "Cast", "MatMul", "Cast"]
+    path, inputs, [expected] = saved(layers[0], X)
     with ml.autocast("bfloat16"):
         assert close(np.asarray(load(path)(*inputs)), np.asarray(layers[0](*inputs)))
-        assert not np.array_equal(load(path)(*inputs), wanted)
-    path, inputs, [wanted] = saved(net, X)
-    assert np.array_equal(load(path)(*inputs), wanted)
+        assert not np.array_equal(load(path)(*inputs), expected)
+    path, inputs, [expected] = saved(net, X)
+    assert np.array_equal(load(path)(*inputs), expected)
     monkeypatch.setattr(mlvm.onnx.graph, "own_op", lambda _: None)
-    assert close(np.asarray(load(path)(*inputs)), wanted)
+    assert close(np.asarray(load(path)(*inputs)), expected)
     with suppress(ImportError):
         from onnxruntime import InferenceSession
 
         session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        assert close(session.run(None, {"x": X})[0], wanted)
+        assert close(session.run(None, {"x": X})[0], expected)
 
 
 @pytest.mark.parametrize("dtype", ["i4", "u4", "i2", "u2", "f8e4m3", "f8e5m2", "f4e2m1"])
 def test_weights_of_few_bits_stay_so(dtype: str, tmp_path: Path) -> None:
-    q, scale = ml.quantize_groups(ml.asarray(made((6, 64)) / 3), dtype, group=32)
-    path, x, places = tmp_path / "it.onnx", made((3, 64)), np.array([4, 0])
+    q, scale = ml.quantize_groups(ml.asarray(draw((6, 64)) / 3), dtype, group=32)
+    path, x, places = tmp_path / "it.onnx", draw((3, 64)), np.array([4, 0])
 
     def net(x: ml.Tensor, places: ml.Tensor) -> Any:
         return ml.quantized_matmul(x, q, scale), ml.dequantize_rows(places, q, scale)
@@ -529,8 +529,8 @@ def test_weights_of_few_bits_stay_so(dtype: str, tmp_path: Path) -> None:
 def heads(x: ml.Tensor) -> Any:
     batch, length, width = x.shape
     y = ml.permute_dims(ml.reshape(x, (batch, length, 2, width // 2)), (0, 2, 1, 3))
-    seen = ml.where(ml.tril(ml.ones((length, length))) > 0, 0.0, -1e9)
-    y = ml.softmax(y @ ml.matrix_transpose(y) + seen) @ y
+    mask = ml.where(ml.tril(ml.ones((length, length))) > 0, 0.0, -1e9)
+    y = ml.softmax(y @ ml.matrix_transpose(y) + mask) @ y
     flat = ml.reshape(ml.permute_dims(y, (0, 2, 1, 3)), (batch * length, width))
     return flat, ml.arange(length), ml.zeros((length, 3)), ml.mean(y)
 
@@ -562,15 +562,15 @@ def mean_loss(x: ml.Tensor) -> ml.Tensor:
 
 ROWS = {"x": {0: "n"}}
 OPEN: dict[str, tuple[Any, Any, Any, list[Any], str]] = {
-    "heads": (heads, made((2, 5, 8)), {"x": {0: "b", 1: "n"}}, [made((1, 3, 8)), made((4, 9, 8))],
+    "heads": (heads, draw((2, 5, 8)), {"x": {0: "b", 1: "n"}}, [draw((1, 3, 8)), draw((4, 9, 8))],
               "f32[b*n,8]"),
-    "images": (convnet, made((1, 8, 8, 3)), {"x": {0: "b", 1: "4*h", -2: "4*w"}},
-               [made((2, 12, 4, 3))], "f32[b,4]"),
-    "rows": (along, X, ROWS, [made((9, 4)), made((4, 4))], "f32[4]"),
-    "a gradient": (ml.grad(mean_loss), X, ROWS, [made((7, 4))], "f32[n,4]"),
-    "a gradient of images": (ml.grad(images_loss), made((1, 8, 8, 3)), ROWS,
-                             [made((3, 8, 8, 3))], "f32[n,8,8,3]"),
-    "a scan": (running, X, ROWS, [made((6, 4)), made((1, 4))], "f32[n,4]"),
+    "images": (convnet, draw((1, 8, 8, 3)), {"x": {0: "b", 1: "4*h", -2: "4*w"}},
+               [draw((2, 12, 4, 3))], "f32[b,4]"),
+    "rows": (along, X, ROWS, [draw((9, 4)), draw((4, 4))], "f32[4]"),
+    "a gradient": (ml.grad(mean_loss), X, ROWS, [draw((7, 4))], "f32[n,4]"),
+    "a gradient of images": (ml.grad(images_loss), draw((1, 8, 8, 3)), ROWS,
+                             [draw((3, 8, 8, 3))], "f32[n,8,8,3]"),
+    "a scan": (running, X, ROWS, [draw((6, 4)), draw((1, 4))], "f32[n,4]"),
     "a choice": (choice, X, ROWS, [X[:2], -abs(Y)], "f32[n - 1,4]"),
 }  # fmt: skip
 
@@ -588,19 +588,19 @@ def test_lengths_are_left_open(name: str, tmp_path: Path) -> None:
 
         runtime = InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for other in (x, *others):
-        wanted = leaves(fn(ml.asarray(other)))
+        expected = leaves(fn(ml.asarray(other)))
         for run in (model, captured):
-            for a, b in zip(leaves(run(other)), wanted, strict=True):
+            for a, b in zip(leaves(run(other)), expected, strict=True):
                 assert a.dtype == b.dtype
                 assert a.shape == b.shape
                 assert a.tobytes() == b.tobytes()
         if "runtime" in locals():
-            assert all(map(close, runtime.run(None, {"x": other}), wanted))
+            assert all(map(close, runtime.run(None, {"x": other}), expected))
 
 
 def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "it.onnx"
-    images = made((1, 8, 8, 3))
+    images = draw((1, 8, 8, 3))
     for fn, axes, text in (
         (convnet, {0: "b", 1: "h"}, r"test_save.py:\d+: conv2d has no form for other lengths"),
         (lambda x: x[: len(x) // 2], {0: "b"}, r"test_save.py:\d+: slice has no form"),
@@ -626,8 +626,8 @@ def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
         ({"x": [0]}, "it is a dict such as"),
         ({"x": dict(enumerate("abcd")), "y": {0: "e"}}, "no input 'y'"),
     )
-    for given, text in bad:
-        refuses(ml.errors.ArgumentError, text, save, convnet, [images], path, dynamic_axes=given)
+    for option, text in bad:
+        refuses(ml.errors.ArgumentError, text, save, convnet, [images], path, dynamic_axes=option)
     refuses(
         ml.errors.ArgumentError,
         r"list: for 'f32\[2\]' write \[ml.T",

@@ -15,14 +15,14 @@ TOLERANCE: Final = 1e-4
 NEAR: Final = (1e-7, -1e-7, 2e-7)
 
 
-def difference(made: Any, expected: Any) -> float:
+def difference(results: Any, expected: Any) -> float:
     """The largest difference of results, of their largest elements."""
     worst = 0.0
-    for y, wanted in zip(made, expected, strict=True):
-        if y.shape != wanted.shape:
+    for y, reference in zip(results, expected, strict=True):
+        if y.shape != reference.shape:
             return np.inf
-        size = max(float(np.abs(wanted).max(initial=0.0)), 1e-30)
-        worst = max(worst, float(np.abs(y - wanted).max(initial=0.0)) / size)
+        size = max(float(np.abs(reference).max(initial=0.0)), 1e-30)
+        worst = max(worst, float(np.abs(y - reference).max(initial=0.0)) / size)
     return worst
 
 
@@ -57,15 +57,15 @@ def compare(folder: Path, pattern: str) -> int:
         model = load(data)
         inputs = {k: v.item() if v.ndim == 0 else ml.asarray(v) for k, v in feed.items()}
         ours = [
-            [np.asarray(y) for y in (made if isinstance(made, tuple) else (made,))]
-            for made in (model(**inputs), ml.capture(model)(**inputs))
+            [np.asarray(y) for y in (result if isinstance(result, tuple) else (result,))]
+            for result in (model(**inputs), ml.capture(model)(**inputs))
         ]
-        off, apart = difference(ours[0], expected), difference(*ours)
-        verdict = "as it should be" if off <= most and apart == 0.0 else "WRONG"
+        off, captured_off = difference(ours[0], expected), difference(*ours)
+        verdict = "as it should be" if off <= most and captured_off == 0.0 else "WRONG"
         status |= verdict == "WRONG"
         count += 1
-        told = f"off by {off:.1e} of the largest (of {most:.1e}), captured by {apart:.1e}"
-        print(f"{name}: {told}: {verdict}", flush=True)
+        summary = f"off by {off:.1e} of the largest (of {most:.1e}), captured by {captured_off:.1e}"
+        print(f"{name}: {summary}: {verdict}", flush=True)
     if not count:
         print(how_to_get(folder))
     return int(status or not count)

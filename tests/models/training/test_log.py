@@ -14,8 +14,8 @@ from models.training.train import main, train
 
 def rows(file: Path) -> tuple[list[str], list[list[float]]]:
     with file.open(newline="") as text:
-        header, *found = csv.reader(text)
-    return header, [list(map(float, row)) for row in found]
+        header, *records = csv.reader(text)
+    return header, [list(map(float, row)) for row in records]
 
 
 def test_a_training_writes_its_scalars(tmp_path: Path) -> None:

@@ -395,8 +395,8 @@ def test_two_members_train_as_one_does_wherever_they_meet(tmp_path: Path) -> Non
         assert result["train_loss"] == results[0]["train_loss"]
         assert result["test_loss"] == results[0]["test_loss"]
         assert content == files[0]
-    held = [result["arenas"][0]["high_water"] for result in results]
-    assert held[1] < held[3] < held[0] == held[2]
+    high_waters = [result["arenas"][0]["high_water"] for result in results]
+    assert high_waters[1] < high_waters[3] < high_waters[0] == high_waters[2]
 
 
 def test_members_under_mpi_train_as_threads_do(tmp_path: Path) -> None:
@@ -524,10 +524,10 @@ def test_a_vm_elsewhere_trains_to_the_same_bits(tmp_path: Path) -> None:
 def test_a_server_that_is_to_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def connect(address: str, **options: Any) -> Any:
-        asked.append((address, options["secret_file"], options["tls"]))
+        requests.append((address, options["secret_file"], options["tls"]))
         return connect_to(ml.VM("far"))
 
     monkeypatch.setattr(ml, "connect", connect)
@@ -536,7 +536,7 @@ def test_a_server_that_is_to_train(
     assert main([*command, "--secret-file", str(secret)]) == 0
     assert main([*command, "--tls", "a.pem"]) == 0
     assert main([*command, "--tls"]) == 0
-    assert asked == [
+    assert requests == [
         ("host:1", secret, False),
         ("host:1", None, Path("a.pem")),
         ("host:1", None, True),
@@ -580,22 +580,22 @@ def test_an_overflow_under_a_loss_scale_is_no_divergence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step was skipped, and the scale is less at the next."""
-    step, given = Trainer.step, iter([math.inf, 1.0, math.nan])
+    step, factors = Trainer.step, iter([math.inf, 1.0, math.nan])
 
     def overflowing(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
-        return step(trainer, images, labels) * next(given)
+        return step(trainer, images, labels) * next(factors)
 
     monkeypatch.setattr(Trainer, "step", overflowing)
     options: Any = {"model": "mlp", "epochs": 1, "batch_size": 479, "dtype": "f16"}
     result = train(**options, save=tmp_path / "half", plot=tmp_path)
     assert math.isfinite(result["train_loss"][0])
     assert train(**options, resume=tmp_path / "half")["train_loss"] == result["train_loss"]
-    given = iter([math.inf])
+    factors = iter([math.inf])
     refuses(Diverged, "the loss of step 1 is inf", train, **{**options, "dtype": "f32"})
-    given = iter([math.inf] * 3)
+    factors = iter([math.inf] * 3)
     refuses(Diverged, "no loss of epoch 1 is finite", train, **options)
     monkeypatch.setattr(Trainer, "loss_scale", lambda _: 1.0)
-    given = iter([math.nan])
+    factors = iter([math.nan])
     refuses(Diverged, "the loss of step 1 is nan", train, **options)
 
 
