@@ -33,7 +33,7 @@ from tests import leftovers
 from tests.wired import connect_to, elsewhere, on_device, raising_late
 
 
-def put_elsewhere(way: Callable[[VM], Any]) -> None:
+def put_elsewhere(connect: Callable[[VM], Any]) -> None:
     """Have tests that are imported from now on find VMs at the end of that way, and so the
     default VM."""
     keep_vms = "mlvm.__main__", "mlvm.eager", "mlvm.machines.dry", "mlvm.parallel.group"
@@ -47,8 +47,8 @@ def put_elsewhere(way: Callable[[VM], Any]) -> None:
         "mlvm.eager.VM",
     ):
         module, _, name = place.rpartition(".")
-        found = import_module(module)
-        setattr(found, name, elsewhere(getattr(found, name), way))
+        target = import_module(module)
+        setattr(target, name, elsewhere(getattr(target, name), connect))
 
 
 def make_native() -> None:
@@ -112,8 +112,8 @@ def _is_elsewhere(config: pytest.Config) -> bool:
 @pytest.fixture
 def vm() -> VM:
     """A machine of one processor, with the reference kernels; or what the options put there."""
-    made: VM = import_module("mlvm.core.vm").VM()
-    return made
+    machine: VM = import_module("mlvm.core.vm").VM()
+    return machine
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -175,8 +175,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if chosen.items() <= _crossing(item).items()]
     if _is_elsewhere(config):
         _try_few_examples(items)
-    few = config.getoption("--few")
-    if few is None:
+    limit = config.getoption("--few")
+    if limit is None:
         return
     by_test: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -185,7 +185,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item
         for of_test in by_test.values()
         for i, item in enumerate(of_test)
-        if len(of_test) <= few or i * few % len(of_test) < few
+        if len(of_test) <= limit or i * limit % len(of_test) < limit
     ]
 
 

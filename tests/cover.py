@@ -71,9 +71,9 @@ def run() -> None:
             "PYTHONSAFEPATH": "1",
         }
         for command in COMMANDS if not simd else COMMANDS[:1]:
-            few = ["--few", "1"] if simd else []
+            options = ["--few", "1"] if simd else []
             print(f"python {command} {simd}", flush=True)
-            subprocess.run([sys.executable, *command.split(), *few], cwd=ROOT, env=environment)
+            subprocess.run([sys.executable, *command.split(), *options], cwd=ROOT, env=environment)
 
 
 def reached_lines() -> dict[str, dict[int, int]]:

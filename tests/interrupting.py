@@ -43,13 +43,13 @@ def with_each_line_interrupted(
 def interrupted(function: Callable[[], Any], n: int) -> bool:
     """Call the function, with Ctrl-C where Python looks for signals the n-th time; whether it
     got so far."""
-    seen = 0
+    visits = 0
 
     def look(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal seen
+        nonlocal visits
         here = event in ("call", "c_return") and frame.f_code.co_filename != weakref.__file__
-        seen += here  # an error of what is called as something dies goes nowhere
-        if here and seen == n:
+        visits += here  # an error of what is called as something dies goes nowhere
+        if here and visits == n:
             sys.setprofile(None)
             raise KeyboardInterrupt
 
@@ -70,10 +70,10 @@ def interrupted_at_line(function: Callable[[], Any], n: int, folder: str) -> boo
     """Call the function, with Ctrl-C before the n-th line that it runs in files of that folder;
     whether it got so far. Finalizers are left alone, and the end of a `with`, where Python looks
     for no signals."""
-    seen = 0
+    visits = 0
 
     def tracer(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal seen
+        nonlocal visits
         if folder not in frame.f_code.co_filename or frame.f_code.co_name in (
             "__del__",
             "append",
@@ -82,8 +82,8 @@ def interrupted_at_line(function: Callable[[], Any], n: int, folder: str) -> boo
         ):
             return None
         if event == "line" and not _ends_with(frame):
-            seen += 1
-            if seen == n:
+            visits += 1
+            if visits == n:
                 raise KeyboardInterrupt
         return tracer
 
@@ -97,7 +97,7 @@ def interrupted_at_line(function: Callable[[], Any], n: int, folder: str) -> boo
     finally:
         sys.settrace(before)
         gc.enable()
-    return seen >= n
+    return visits >= n
 
 
 def _ends_with(frame: FrameType) -> bool:

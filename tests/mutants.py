@@ -156,7 +156,7 @@ def main() -> int:
         print(drawn[args.show])
         return 0
     tried: Counter[str] = Counter()
-    found: Counter[str] = Counter()
+    hits: Counter[str] = Counter()
     with TemporaryDirectory() as folder:
         checkout = Path(folder) / "checkout"
         left_out = shutil.ignore_patterns(".git", ".venv", "build", "dist", ".mypy_cache")
@@ -164,12 +164,12 @@ def main() -> int:
         for i, mutant in enumerate(drawn):
             tried[mutant.room] += 1
             if is_found(mutant, checkout, args.seconds):
-                found[mutant.room] += 1
+                hits[mutant.room] += 1
             else:
                 print(f"survivor {i}: {mutant}", flush=True)
     for room, number in tried.items():
-        print(f"{room}: {found[room]} of {number} found")
-    print(f"in all: {found.total()} of {tried.total()} found, {found.total() / tried.total():.0%}")
+        print(f"{room}: {hits[room]} of {number} found")
+    print(f"in all: {hits.total()} of {tried.total()} found, {hits.total() / tried.total():.0%}")
     return 0
 
 

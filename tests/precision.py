@@ -20,10 +20,10 @@ WAYS = {"f32": ("f32", None), "bf16": ("bf16", None), "autocast": ("f32", "bfloa
 
 def curves(model: str, epochs: int, learning_rate: float) -> Iterator[tuple[str, list[float]]]:
     """The training loss of each epoch, in each way."""
-    for way, (dtype, half) in WAYS.items():
+    for precision, (dtype, half) in WAYS.items():
         with ml.autocast(half):
             result = train(model=model, epochs=epochs, learning_rate=learning_rate, dtype=dtype)
-        yield way, result["train_loss"]
+        yield precision, result["train_loss"]
 
 
 def main() -> int:
@@ -32,12 +32,12 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--within", type=float, default=0.03)
-    given = parser.parse_args()
-    found = {}
-    for way, losses in curves(given.model, given.epochs, given.learning_rate):
-        print(f"{way:10}", *[f"{loss:.4f}" for loss in losses], flush=True)
-        found[way] = losses[-1]
-    return int(any(abs(x - found["f32"]) > given.within * found["f32"] for x in found.values()))
+    args = parser.parse_args()
+    final = {}
+    for precision, losses in curves(args.model, args.epochs, args.learning_rate):
+        print(f"{precision:10}", *[f"{loss:.4f}" for loss in losses], flush=True)
+        final[precision] = losses[-1]
+    return int(any(abs(x - final["f32"]) > args.within * final["f32"] for x in final.values()))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def test_an_op_with_gradient_native_row_and_test_is_written_in_five_files(tmp_pa
         return done.stdout
 
     ran("setup.py", "-q", "build_ext", "--inplace")
-    told = ran(
+    output = ran(
         "-m",
         "pytest",
         "-vv",
@@ -92,7 +92,7 @@ def test_an_op_with_gradient_native_row_and_test_is_written_in_five_files(tmp_pa
         "-k",
         "cubed or docstrings or every or each",
     )
-    assert told.count("cubed") > 20
+    assert output.count("cubed") > 20
     ran("-m", "mlvm.eager.stub")
     assert "def cubed(x: Tensor, /" in (copy / "mlvm/eager/tensor/primitives.pyi").read_text(
         "utf-8"

@@ -73,10 +73,10 @@ def folder_for_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("library", ["numpy", "PyTorch", "JAX"])
 def test_what_one_writes_here_runs(library: str) -> None:
-    found, names = rows(library), ours()
+    table, names = rows(library), ours()
     section = PAGE.read_text("utf-8").partition(f"\n## {library}\n")[2].partition("\n## ")[0]
-    assert len(found) == section.count("\n| `") > 15
-    for _, code, _ in found:
+    assert len(table) == section.count("\n| `") > 15
+    for _, code, _ in table:
         run(code, names)
 
 
@@ -87,14 +87,14 @@ def test_both_sides_give_the_same(library: str, theirs: Callable[[], dict[str, A
     there, here = theirs(), ours()
     compared = 0
     for their_code, our_code, differs in rows(library):
-        expected, found = run(their_code, there), run(our_code, here)
-        if isinstance(found, ml.Tensor):
+        expected, actual = run(their_code, there), run(our_code, here)
+        if isinstance(actual, ml.Tensor):
             if hasattr(expected, "detach"):
                 expected = expected.detach()
             if differs.startswith("other values"):
                 continue
             np.testing.assert_allclose(
-                np.asarray(found, np.float64),
+                np.asarray(actual, np.float64),
                 np.asarray(expected, np.float64),
                 rtol=1e-5,
                 atol=1e-6,
@@ -108,8 +108,8 @@ def test_the_names_that_the_rest_of_the_page_has_are_there() -> None:
     names = set(re.findall(r"`ml\.((?:\w+\.)*\w+)", PAGE.read_text("utf-8")))
     assert len(names) > 50
     for name in names - {"concatenate"}:
-        found: Any = ml
+        value: Any = ml
         for part in name.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     with pytest.raises(AttributeError, match=r"mlvm\.eager has no concatenate; use ml\.concat$"):
         ml.concatenate  # type: ignore[attr-defined]  # noqa: B018

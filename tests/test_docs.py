@@ -83,9 +83,9 @@ def test_the_python_prints_what_the_page_says(
     if "parallel.Group(" in (ROOT / page).read_text("utf-8"):
         pytest.importorskip("threadpoolctl")
     namespace: dict[str, Any] = {}
-    found = list(shown(ROOT / page, "python"))
-    assert len(found) >= least
-    for body, expected in found:
+    examples = list(shown(ROOT / page, "python"))
+    assert len(examples) >= least
+    for body, expected in examples:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(body, page, "exec"), namespace)
         assert plainly(printed.getvalue()) == plainly(expected)
@@ -103,9 +103,9 @@ def test_the_script_for_pytorch_trains_there() -> None:
 @pytest.mark.parametrize("page", ["examples/README.md", "docs/machine.md"])
 def test_the_commands_print_what_the_page_says(page: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    found = list(shown(ROOT / page, "sh"))
-    assert found
-    for body, expected in found:
+    examples = list(shown(ROOT / page, "sh"))
+    assert examples
+    for body, expected in examples:
         done = subprocess.run(
             ["sh", "-c", f'python() {{ "{sys.executable}" "$@"; }}\n{body}'],
             cwd=tmp_path,
@@ -140,10 +140,10 @@ def test_an_eager_addition_takes_the_path_that_the_page_walks() -> None:
 
 def code_of(name: str, file: str) -> CodeType:
     """The code of a function as the page names it: `VM.launch` in `mlvm/core/vm.py`."""
-    found: Any = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+    obj: Any = importlib.import_module(file.removesuffix(".py").replace("/", "."))
     for part in name.split("."):
-        found = getattr(found, part)
-    code: CodeType = (found.kernel if isinstance(found, Op) else found).__code__
+        obj = getattr(obj, part)
+    code: CodeType = (obj.kernel if isinstance(obj, Op) else obj).__code__
     assert code.co_filename == str(ROOT / file)
     return code
 

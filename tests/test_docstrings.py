@@ -49,31 +49,31 @@ class Nearly(doctest.OutputChecker):
 
 def public() -> dict[str, Any]:
     """The functions and classes that users call by name."""
-    found = {name: getattr(ml, name) for name in dir(ml)}
+    members = {name: getattr(ml, name) for name in dir(ml)}
     for room in ROOMS:
         module = attrgetter(room)(ml)
-        found |= {f"{room}.{name}": getattr(module, name) for name in dir(module)}
+        members |= {f"{room}.{name}": getattr(module, name) for name in dir(module)}
     return {
         name: value
-        for name, value in found.items()
+        for name, value in members.items()
         if (inspect.isclass(value) or inspect.isroutine(value)) and "__" not in name
     }
 
 
 def beneath() -> dict[str, Any]:
     """What the documentation imports from modules of mlvm beneath the language."""
-    found = {}
+    members = {}
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for module, names in IMPORT.findall(page.read_text("utf-8")):
             for name in names.split(", "):
-                found[f"{module}.{name}"] = getattr(importlib.import_module(module), name)
-    return found
+                members[f"{module}.{name}"] = getattr(importlib.import_module(module), name)
+    return members
 
 
 def test_what_pages_import_has_examples() -> None:
-    found = beneath()
-    assert len(found) > 8
-    assert [name for name, value in found.items() if ">>>" not in (value.__doc__ or "")] == []
+    members = beneath()
+    assert len(members) > 8
+    assert [name for name, value in members.items() if ">>>" not in (value.__doc__ or "")] == []
 
 
 def test_every_public_name_has_a_docstring() -> None:

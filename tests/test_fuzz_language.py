@@ -101,11 +101,11 @@ class RawError(Wrong):
 
 
 class Keeper(Wrong):
-    kept: ClassVar[list[Any]] = []
+    results: ClassVar[list[Any]] = []
 
     def __call__(self, *args: Any) -> Any:
         result = super().__call__(*args)
-        self.kept.append(result)
+        self.results.append(result)
         return result
 
 
@@ -127,14 +127,14 @@ def test_a_wrong_replay_is_found_cut_down_and_printed(
 ) -> None:
     monkeypatch.setattr(ml, "capture", wrong)
     _, failure = fuzzing.fuzz(100, seed=0)
-    Keeper.kept.clear()
+    Keeper.results.clear()
     assert failure is not None
     assert reason in failure
     program, _, rest = failure.partition("\n\nrequire_same(build)\n")
     assert len(program.splitlines()) < 50
     with pytest.raises((Found, ZeroDivisionError)):
         require_same(built_by(program))
-    Keeper.kept.clear()
+    Keeper.results.clear()
     again = re.search(r"--language --seed 0 --first (\d+) --programs 1", rest)
     assert again is not None
     monkeypatch.undo()

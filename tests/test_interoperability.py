@@ -86,8 +86,8 @@ def of_namespace() -> Iterator[Case]:
     )
 
     def extra(name: str, call: Callable[..., Any], *arrays: Any) -> Case:
-        def called(*given: Any) -> Any:
-            return call(importlib.import_module("array_api_extra"), *given)
+        def called(*args: Any) -> Any:
+            return call(importlib.import_module("array_api_extra"), *args)
 
         return Case("array_api_extra", name, called, arrays or (M[0],))
 
@@ -172,9 +172,9 @@ def of_scipy() -> Iterator[Case]:
     def scipy(group: str, call: Callable[..., Any], *arrays: Any, gives: str = "tensors") -> Case:
         room, _, name = group.rpartition(".")
 
-        def called(*given: Any) -> Any:
+        def called(*args: Any) -> Any:
             module = importlib.import_module(f"scipy.{room}")
-            return call(getattr(module, name), *given)
+            return call(getattr(module, name), *args)
 
         return Case("scipy", name, called, arrays, gives, room)
 
@@ -261,8 +261,8 @@ def of_sklearn() -> Iterator[Case]:
     def sklearn(path: str, call: Callable[..., Any], *arrays: Any, gives: str = "tensors") -> Case:
         room, _, name = path.rpartition(".")
 
-        def called(*given: Any) -> Any:
-            return call(getattr(importlib.import_module(f"sklearn.{room}"), name), *given)
+        def called(*args: Any) -> Any:
+            return call(getattr(importlib.import_module(f"sklearn.{room}"), name), *args)
 
         return Case("sklearn", name, called, arrays, gives, room)
 
@@ -382,12 +382,12 @@ def of_files_and_pictures() -> Iterator[Case]:
     """matplotlib, pandas, Pillow and safetensors: what they have of a tensor."""
 
     def drawn(name: str, call: Callable[..., Any], *arrays: Any) -> Case:
-        def called(*given: Any) -> Any:
+        def called(*args: Any) -> Any:
             importlib.import_module("matplotlib").use("Agg")
             plt = importlib.import_module("matplotlib.pyplot")
             figure, axes = plt.subplots()
             try:
-                shown = call(axes, *given)
+                shown = call(axes, *args)
                 figure.savefig(io.BytesIO(), dpi=20)
             finally:
                 plt.close(figure)
@@ -528,9 +528,9 @@ def around(library: str) -> Any:
 def test_a_call_gives_what_it_gives_of_numpys_arrays(case: Case) -> None:
     pytest.importorskip(case.library)
     with around(case.library):
-        wanted = parts(case.call(*[x.copy() for x in case.arrays]))  # `at` writes to its operand
+        expected = parts(case.call(*[x.copy() for x in case.arrays]))  # `at` writes to its operand
         got = parts(case.call(*[ml.asarray(x) for x in case.arrays]))
-    for each, theirs in zip(got, wanted, strict=True):
+    for each, theirs in zip(got, expected, strict=True):
         assert KINDS.get(case.gives, lambda _: True)(each), type(each)
         if each is not None and not isinstance(each, str):
             np.testing.assert_allclose(

@@ -162,22 +162,22 @@ def violations(source: str, package: str) -> list[str]:
     here = layer(package)
     own = eager_room(package)
     wrong = []
-    for found in imports(source, package):
-        top = found.module.split(".")[0]
+    for entry in imports(source, package):
+        top = entry.module.split(".")[0]
         if top in ("mlvm", "models"):
-            if layer(found.module) not in MAY_IMPORT[here]:
-                wrong.append(f"line {found.line}: {here} may not import {found.module}")
-            other = eager_room(found.module)
+            if layer(entry.module) not in MAY_IMPORT[here]:
+                wrong.append(f"line {entry.line}: {here} may not import {entry.module}")
+            other = eager_room(entry.module)
             if own and other and ROOMS.index(other) > ROOMS.index(own):
-                wrong.append(f"line {found.line}: {own} may not import {found.module}")
+                wrong.append(f"line {entry.line}: {own} may not import {entry.module}")
         elif top in sys.stdlib_module_names or top in HARD:
             continue
         elif here == "mlvm.core":
-            wrong.append(f"line {found.line}: mlvm.core may not import {top}")
-        elif not found.in_function:
-            wrong.append(f"line {found.line}: {top} is no hard dependency; import it in a function")
+            wrong.append(f"line {entry.line}: mlvm.core may not import {top}")
+        elif not entry.in_function:
+            wrong.append(f"line {entry.line}: {top} is no hard dependency; import it in a function")
         elif top not in EXTRAS:
-            wrong.append(f"line {found.line}: {top} is no optional dependency of pyproject.toml")
+            wrong.append(f"line {entry.line}: {top} is no optional dependency of pyproject.toml")
     return wrong
 
 
@@ -196,13 +196,13 @@ def imported_files(files: Mapping[str, str]) -> dict[str, set[str]]:
     for module, source in files.items():
         is_folder = any(other.startswith(f"{module}.") for other in files)
         package = module if is_folder else module.rpartition(".")[0]
-        found = set()
+        names = set()
         for each in imports(source, package):
             name = each.module
             while name and name not in files:
                 name = name.rpartition(".")[0]
-            found.add(name)
-        graph[module] = found - {module, ""}
+            names.add(name)
+        graph[module] = names - {module, ""}
     return graph
 
 

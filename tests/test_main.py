@@ -121,8 +121,8 @@ def test_info_refuses_a_setting_that_says_nothing_known(
 ) -> None:
     monkeypatch.setenv("MLVM_THREADS", "2")
     assert main(["info"]) == 0
-    said = f"\nthreads of the default VM: 2 of {os.cpu_count()} (set MLVM_THREADS for others)\n"
-    assert said in capsys.readouterr().out
+    message = f"\nthreads of the default VM: 2 of {os.cpu_count()} (set MLVM_THREADS for others)\n"
+    assert message in capsys.readouterr().out
     monkeypatch.setenv("MLVM_THREADS", "all")
     assert main(["info"]) == 1
     text = "error: MLVM_THREADS is a number from 1 to 256, not 'all'\n"
@@ -552,8 +552,8 @@ def test_show_runs_a_script_with_its_arguments(script: Path, capsys: Captured) -
     arguments = "arguments: ['scripts/train.py', '--epochs', '2', '-o', 'x']"
     assert (output, errors) == (f"{arguments}\npage  {page.relative_to(script.parent)}\n", "")
     text = page.read_text("utf-8")
-    for told in ("a batch/1 on second", "VM second", "scripts/train.py:12", "loss = ml.sum(w @ w)"):
-        assert told in text
+    for part in ("a batch/1 on second", "VM second", "scripts/train.py:12", "loss = ml.sum(w @ w)"):
+        assert part in text
 
 
 def test_show_opens_a_browser_if_told(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -593,7 +593,7 @@ def test_what_show_cannot_do_is_one_line(
 
 
 @cases(
-    "last, status, said, told",
+    "last, status, start, reason",
     (
         "x + ml.ones(4)",
         1,
@@ -610,7 +610,7 @@ def test_what_show_cannot_do_is_one_line(
     ),
 )
 def test_show_writes_what_a_script_did_until_it_failed(
-    last: str, status: int, said: str, told: str, folder: Path, capsys: Captured
+    last: str, status: int, start: str, reason: str, folder: Path, capsys: Captured
 ) -> None:
     """Exit status and traceback are the script's; the page has the error at its top."""
     Path("in").mkdir()
@@ -625,28 +625,28 @@ def test_show_writes_what_a_script_did_until_it_failed(
             '  File "bad.py", line 5, in <module>',
         )
         errors = errors.splitlines(keepends=True)[-1]
-    assert errors.startswith(said)
-    assert bool(errors) == bool(said)
+    assert errors.startswith(start)
+    assert bool(errors) == bool(start)
     page = Path("bad.py.html").read_text("utf-8")
     assert "x = ml.ones(3)" in page
     [at_the_top] = re.findall('<p id="failed" role="alert">(.*)</p>', page)
-    assert html.unescape(at_the_top).startswith(f"bad.py: {told}")
+    assert html.unescape(at_the_top).startswith(f"bad.py: {reason}")
     assert '<p id="nothing"' not in page
 
 
 @cases(
-    "text, told",
+    "text, reason",
     ("", ""),
     ("import mlvm.eager as ml", ""),
     ("x = = 3", "line 1: SyntaxError: "),
     ("\nimport nosuch", "line 2: ModuleNotFoundError: No module named 'nosuch'"),
 )
-def test_show_says_on_its_page_that_nothing_ran(text: str, told: str, folder: Path) -> None:
+def test_show_says_on_its_page_that_nothing_ran(text: str, reason: str, folder: Path) -> None:
     Path("none.py").write_text(text)
-    assert command_line("show none.py") == bool(told)
+    assert command_line("show none.py") == bool(reason)
     page = html.unescape(Path("none.py.html").read_text("utf-8"))
     assert '<p id="nothing" role="alert">nothing of mlvm ran</p>' in page
-    assert ('<p id="failed" role="alert">none.py: ' + told in page) == bool(told)
+    assert ('<p id="failed" role="alert">none.py: ' + reason in page) == bool(reason)
 
 
 def test_show_says_where_arguments_of_a_script_go(script: Path, capsys: Captured) -> None:
@@ -711,8 +711,8 @@ def test_run_goes_on_from_where_a_step_was_saved(step: Any, capsys: Captured) ->
         lines = ["output 0: f32[]", "output 1: f32[2,2]", "output 2: f32[2,2]"]
         assert capsys.readouterr().out.splitlines() == lines
         for number, name in enumerate(["loss", "w", "x"]):
-            found = np.load(f"out/{number}.npy")
-            assert found.tobytes() == expected[name].numpy().tobytes()
+            result = np.load(f"out/{number}.npy")
+            assert result.tobytes() == expected[name].numpy().tobytes()
 
 
 def test_run_takes_a_step_that_keeps_residuals(folder: Path, capsys: Captured) -> None:

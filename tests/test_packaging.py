@@ -112,12 +112,12 @@ def test_the_wheel_holds_the_package_alone(dist: Path, checkout: Path) -> None:
     assert wheel.name == f"mlvm-{mlvm.__version__}-cp311-abi3-{platform}.whl"
     names = set(zipfile.ZipFile(wheel).namelist())
     about = {name for name in names if name.startswith(f"mlvm-{mlvm.__version__}.dist-info/")}
-    held = {
+    contents = {
         f"mlvm/{name}"
         for name in files(checkout / "mlvm")
         if name.startswith(WITHOUT_PYTHON) or not name.startswith(SOURCES)
     }
-    assert names - about == held | STUBS | ({EXTENSION} if HAS_COMPILER else set())
+    assert names - about == contents | STUBS | ({EXTENSION} if HAS_COMPILER else set())
     assert {"mlvm/py.typed", "mlvm/machines/mlvm.h"} <= names
 
 
@@ -125,14 +125,14 @@ def test_the_source_distribution_holds_the_checkout(dist: Path, checkout: Path) 
     [archive] = dist.glob("*.tar.gz")
     name = archive.name.removesuffix(".tar.gz")
     with tarfile.open(archive) as opened:
-        held = {path.removeprefix(f"{name}/") for path in opened.getnames()}
+        paths = {path.removeprefix(f"{name}/") for path in opened.getnames()}
     folders = "mlvm", "models", "bench", "tests", "docs", "examples", ".ci", ".github"
     needed = {f"{top}/{file}" for top in folders for file in files(checkout / top)}
-    assert needed - held == set()
-    assert {"README.md", "LICENSE", "CHANGELOG.md", "Makefile", ".gitignore", "setup.py"} <= held
+    assert needed - paths == set()
+    assert {"README.md", "LICENSE", "CHANGELOG.md", "Makefile", ".gitignore", "setup.py"} <= paths
     some = ("module.c", "plan/plan.h", "plan/kernels/rows.c")
-    assert {f"mlvm/{SOURCES}{name}" for name in some} <= held
-    assert not any(name.endswith((".so", ".o", ".pyc")) or name in STUBS for name in held)
+    assert {f"mlvm/{SOURCES}{name}" for name in some} <= paths
+    assert not any(name.endswith((".so", ".o", ".pyc")) or name in STUBS for name in paths)
 
 
 def test_the_installed_package_works_elsewhere(environment: Path, tmp_path: Path) -> None:
@@ -253,9 +253,9 @@ def test_a_checkout_compiles_a_set_once_when_it_is_asked_for(
     with pytest.raises(AssertionError, match=r"failed: .*there is no C compiler '/no/cc'; there"):
         run(*use, cwd=clone, MLVM_SIMD="avx2", CC="/no/cc")
     assert (clone / EXTENSION).read_bytes() == library
-    asked = {"MLVM_SIMD": "avx2", "CC": str(compiler), "MLVM_OPTIMIZE": "0"}
+    variables = {"MLVM_SIMD": "avx2", "CC": str(compiler), "MLVM_OPTIMIZE": "0"}
     with ThreadPoolExecutor() as threads:  # at once, as workers of pytest-xdist
-        running = [threads.submit(run, *use, cwd=clone, **asked) for _ in range(3)]
+        running = [threads.submit(run, *use, cwd=clone, **variables) for _ in range(3)]
     assert {each.result() for each in running} == {"avx2 avx2 plain\n"}
     compiled = [line for line in log.read_text().splitlines() if " -c " in line]
     assert len(compiled) == len({*compiled}) > 0

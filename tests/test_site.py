@@ -37,15 +37,15 @@ def test_every_link_between_pages_leads_to_one(folder: Path) -> None:
 
 
 def test_the_reference_has_every_public_name(folder: Path) -> None:
-    found = {
+    documented = {
         name
         for page in (folder / "reference").iterdir()
         for name in re.findall(r'heading: "ml\.(\S+)"', page.read_text("utf-8"))
     }
     values = {name: getattr(ml, name) for name in dir(ml)}
     named = {x for x, value in values.items() if isclass(value) or isroutine(value)}
-    assert named <= found
-    assert {"nn.Linear", "optim.Adam", "linalg.solve", "errors.ShapeError"} <= found
+    assert named <= documented
+    assert {"nn.Linear", "optim.Adam", "linalg.solve", "errors.ShapeError"} <= documented
 
 
 def test_a_class_is_found_by_its_public_path(folder: Path) -> None:

@@ -53,7 +53,7 @@ def test_whoever_has_the_result_knows_that_the_thread_has_ended() -> None:
             time.sleep(0.05)
 
     def work() -> threading.Thread:
-        own.kept = EndsLate()
+        own.value = EndsLate()
         return threading.current_thread()
 
     assert not start(work).result(PATIENCE).is_alive()

@@ -103,8 +103,8 @@ def errors(names: Sequence[str], step: int, first: int, last: int) -> list[tuple
         bits = np.arange(block * _BLOCK * step, min((block + 1) * _BLOCK * step, 1 << 32), step)
         x = bits.astype(np.uint32).view(np.float32)
         with np.errstate(all="ignore"):
-            found = [largest_error(name, x) for name in names]
-        worst = [max(pair) for pair in zip(worst, found, strict=True)]
+            block_errors = [largest_error(name, x) for name in names]
+        worst = [max(pair) for pair in zip(worst, block_errors, strict=True)]
     return worst
 
 
@@ -114,8 +114,8 @@ def all_errors(names: Sequence[str], step: int) -> list[tuple[float, float]]:
     firsts = range(0, blocks, _TASK)
     lasts = [min(first + _TASK, blocks) for first in firsts]
     with ProcessPoolExecutor(os.cpu_count()) as processes:
-        found = processes.map(partial(errors, names, step), firsts, lasts)
-        return [max(column) for column in zip(*found, strict=True)]
+        columns = processes.map(partial(errors, names, step), firsts, lasts)
+        return [max(column) for column in zip(*columns, strict=True)]
 
 
 def limit(name: str) -> float:
@@ -128,9 +128,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=[*FUNCTIONS])
     parser.add_argument("--sample", type=int, default=1, metavar="N", help="every N-th input")
     options = parser.parse_args()
-    found = all_errors(options.names, options.sample)
+    results = all_errors(options.names, options.sample)
     failed = False
-    for name, (error, x) in zip(options.names, found, strict=True):
+    for name, (error, x) in zip(options.names, results, strict=True):
         failed |= error > limit(name)
         print(f"{name:14} {error:8.3f} ulp at {x!r}")
     return int(failed)

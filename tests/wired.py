@@ -42,12 +42,12 @@ def on_device(name: str) -> Callable[[VM], Any]:
 
     vm_on_device = import_module("mlvm.machines.gpu.vm").GpuVM
 
-    def way(machine: VM) -> Any:
+    def attach(machine: VM) -> Any:
         if isinstance(machine, DryVM):  # which computes nothing
             return machine
         return vm_on_device(machine.name, device=name, checked=machine.checked)
 
-    return way
+    return attach
 
 
 @contextmanager
@@ -80,13 +80,13 @@ def _serve(machine: VM, sock: socket.socket) -> None:
     session.close()
 
 
-def elsewhere(kind: Callable[..., VM], way: Callable[[VM], Any]) -> Callable[..., Any]:
+def elsewhere(kind: Callable[..., VM], connect: Callable[[VM], Any]) -> Callable[..., Any]:
     """What makes a VM of that kind, and gives the way to it in its place."""
 
     @wraps(kind)
     def make(*args: Any, **options: Any) -> Any:
         machine = kind(*args, **options)
-        vm = way(machine)
+        vm = connect(machine)
         _behind[vm] = machine if isinstance(vm, RemoteVM) else None
         return vm
 

@@ -25,10 +25,10 @@ from typing import Any
 from tests.opinfo.names import COUNT, Entry, Refusals, entries
 
 
-def names(known: dict[str, Entry]) -> str:
+def names(table: dict[str, Entry]) -> str:
     """How many names are here, and why the others are not."""
-    kinds = Counter(each.kind for each in known.values())
-    absent = Counter(each.reason.partition(":")[0] for each in known.values() if each.kind == "-")
+    kinds = Counter(each.kind for each in table.values())
+    absent = Counter(each.reason.partition(":")[0] for each in table.values() if each.kind == "-")
     lines = [
         f"names: {kinds['=']} present, {kinds['~']} by one expression, "
         f"together {kinds['='] + kinds['~']} of {COUNT}"
@@ -37,7 +37,7 @@ def names(known: dict[str, Entry]) -> str:
     return "\n".join(lines)
 
 
-def told(outcome: Any) -> str:
+def describe(outcome: Any) -> str:
     """What is wrong with which sample."""
     name = f"{outcome.name}.{outcome.variant}".rstrip(".")
     place = f"{outcome.verdict} {outcome.what}: {name} {outcome.dtype} #{outcome.number}"
@@ -55,26 +55,26 @@ def main() -> int:
     parser.add_argument("--part", default="1/1", metavar="I/N", help="the Ith of N parts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what is not right there")
     parser.add_argument("--shown", type=int, default=2, help="of each operator and dtype")
-    given = parser.parse_args()
+    args = parser.parse_args()
 
     from tests.opinfo.walk import DTYPES, Walk, operators
 
-    known = entries()
-    wanted = [op for op in operators() if not given.op or op.name in given.op]
-    unknown = {op.name for op in wanted} - known.keys()
-    if unknown or not wanted:
-        parser.error(f"not in names.txt: {', '.join(sorted(unknown)) or given.op}")
-    part, parts = map(int, given.part.split("/"))
-    walk = Walk(Refusals(), given.samples, not given.no_gradients, given.captured)
+    table = entries()
+    chosen = [op for op in operators() if not args.op or op.name in args.op]
+    unknown = {op.name for op in chosen} - table.keys()
+    if unknown or not chosen:
+        parser.error(f"not in names.txt: {', '.join(sorted(unknown)) or args.op}")
+    part, parts = map(int, args.part.split("/"))
+    walk = Walk(Refusals(), args.samples, not args.no_gradients, args.captured)
     counts: Counter[tuple[str, str]] = Counter()
     reasons: Counter[str] = Counter()
     bad = []
-    for op in wanted[part - 1 :: parts]:
-        entry = known[op.name]
+    for op in chosen[part - 1 :: parts]:
+        entry = table[op.name]
         if entry.kind == "-":
             continue
-        found = [walk.of(op, entry, dtype) for dtype in given.dtype or DTYPES]
-        for outcomes in [*found, walk.errors(op, entry)]:
+        results = [walk.of(op, entry, dtype) for dtype in args.dtype or DTYPES]
+        for outcomes in [*results, walk.errors(op, entry)]:
             shown = 0
             for outcome in outcomes:
                 counts[outcome.what, outcome.verdict] += 1
@@ -84,11 +84,11 @@ def main() -> int:
                 if outcome.verdict in ("wrong", "raw"):
                     bad.append(outcome)
                     shown += 1
-                    if shown <= given.shown:
-                        print(told(outcome), flush=True)
-    if given.json:
-        given.json.write_text(json.dumps([asdict(each) for each in bad], indent=1))
-    print(names(known))
+                    if shown <= args.shown:
+                        print(describe(outcome), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps([asdict(each) for each in bad], indent=1))
+    print(names(table))
     for what in ("value", "gradient", "captured", "error"):
         verdicts = ("right", "refused", "skipped", "wrong", "raw")
         print(f"{what}: {', '.join(f'{counts[what, each]} {each}' for each in verdicts)}")

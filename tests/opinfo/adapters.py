@@ -20,14 +20,14 @@ def axes(dim: Any) -> Any:
     return None if dim in (None, (), []) else tuple(dim) if isinstance(dim, list) else dim
 
 
-def lengths(given: Sequence[Any]) -> Any:
+def lengths(items: Sequence[Any]) -> Any:
     """The ints of `reshape(x, 2, 3)` or `reshape(x, (2, 3))`."""
-    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+    return tuple(items[0]) if len(items) == 1 and isinstance(items[0], (tuple, list)) else items
 
 
-def several(given: Sequence[Any]) -> Any:
+def several(items: Sequence[Any]) -> Any:
     """The tensors of `f(x, y)` or `f([x, y])`."""
-    return given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+    return items[0] if len(items) == 1 and isinstance(items[0], (tuple, list)) else items
 
 
 def number(x: Any) -> Any:
@@ -47,10 +47,10 @@ def ends(start: Any, end: Any) -> tuple[Any, Any]:
     return (0, start) if end is None else (start, end)
 
 
-def several_of(function: Callable[[Any], Any], given: Sequence[Any]) -> Any:
+def several_of(function: Callable[[Any], Any], items: Sequence[Any]) -> Any:
     """The function of one tensor, or of each of several."""
-    xs = several(given)
-    return function(xs[0]) if xs is given and len(xs) == 1 else [function(x) for x in xs]
+    xs = several(items)
+    return function(xs[0]) if xs is items and len(xs) == 1 else [function(x) for x in xs]
 
 
 def wide(*xs: Any) -> list[Any]:
@@ -107,9 +107,9 @@ PADS: Final = {
 
 def expanded(x: Any, shape: Sequence[Any]) -> Any:
     """The shape of `expand`, where -1 keeps a length."""
-    wanted = lengths(shape)
-    own = (1,) * (len(wanted) - x.ndim) + x.shape
-    return tuple(n if n != -1 else m for n, m in zip(wanted, own, strict=True))
+    sizes = lengths(shape)
+    own = (1,) * (len(sizes) - x.ndim) + x.shape
+    return tuple(n if n != -1 else m for n, m in zip(sizes, own, strict=True))
 
 
 def cuts(x: Any, sizes: Any, dim: int) -> Any:
@@ -123,8 +123,8 @@ def of_length_1(x: Any, dim: Any) -> Any:
     """The axes that `squeeze` drops: those of another length stay."""
     if dim is None:
         return None
-    given = dim if isinstance(dim, (tuple, list)) else (dim,)
-    return tuple(i for i in given if x.ndim and x.shape[i] == 1)
+    dims = dim if isinstance(dim, (tuple, list)) else (dim,)
+    return tuple(i for i in dims if x.ndim and x.shape[i] == 1)
 
 
 def over(dim: Any) -> Any:
@@ -134,8 +134,8 @@ def over(dim: Any) -> Any:
 
 def corrected(dim: Any, unbiased: Any, correction: Any) -> float:
     """What `var` is to subtract from the count: 1, unless told otherwise."""
-    told = dim if isinstance(dim, bool) else unbiased
-    return float(told) if told is not None else 1.0 if correction is None else float(correction)
+    flag = dim if isinstance(dim, bool) else unbiased
+    return float(flag) if flag is not None else 1.0 if correction is None else float(correction)
 
 
 def from_end(x: Any, dim: int | None) -> Any:
@@ -214,13 +214,13 @@ def range_of(x: Any, low: float, high: float) -> Any:
     return (low, high) if low != high else (float(ml.min(x)), float(ml.max(x)))
 
 
-def in_order(found: Any, inverse: bool, counts: bool) -> Any:
-    return found if inverse or counts else (found[0] if isinstance(found, tuple) else found)
+def in_order(result: Any, inverse: bool, counts: bool) -> Any:
+    return result if inverse or counts else (result[0] if isinstance(result, tuple) else result)
 
 
-def counted(found: Any, x: Any) -> Any:
+def counted(result: Any, x: Any) -> Any:
     """A histogram, whose counts are of the dtype of x."""
-    return found[0].astype(x.dtype), found[1]
+    return result[0].astype(x.dtype), result[1]
 
 
 def along(axis: int, x: Any, index: Any) -> Any:
@@ -243,8 +243,8 @@ class NotHere(Exception):
 
 def absent(value: Any, **arguments: Any) -> Any:
     """The value, if none of these arguments is given. Raises `NotHere`."""
-    for name, given in arguments.items():
-        if given is not None and given is not False:
+    for name, argument in arguments.items():
+        if argument is not None and argument is not False:
             raise NotHere(f"there is no {name}=")
     return value
 
@@ -269,7 +269,7 @@ def first(x: Any, of: Any = None) -> Any:
     return x[0] if of is not None and of.ndim == x.ndim - 1 else x
 
 
-def kept(x: Any, size: Any, count: int) -> Any:
+def pooled_size(x: Any, size: Any, count: int) -> Any:
     """The size of an adaptive pooling, where None keeps a length."""
     sizes = [size] * count if isinstance(size, int) or size is None else size
     pairs = zip(sizes, x.shape[-count:], strict=True)
@@ -280,8 +280,8 @@ def sides(padding: Any, count: int) -> Any:
     """A padding of both sides of each axis."""
     if isinstance(padding, str):
         return padding.upper()
-    given = [padding] * count if isinstance(padding, int) else [*padding] * (count // len(padding))
-    pairs = tuple((n, n) for n in given)
+    pads = [padding] * count if isinstance(padding, int) else [*padding] * (count // len(padding))
+    pairs = tuple((n, n) for n in pads)
     return pairs[0] if count == 1 else pairs
 
 
@@ -355,8 +355,8 @@ def max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    apart = dilation if isinstance(dilation, int) else max(dilation)
-    absent(x, ceil_mode=ceil_mode, dilation=apart > 1)
+    spread = dilation if isinstance(dilation, int) else max(dilation)
+    absent(x, ceil_mode=ceil_mode, dilation=spread > 1)
     return _pooled(function, count, x, kernel_size, stride, padding)
 
 
@@ -386,13 +386,13 @@ def flat(x: Any, shape: Any, weight: Any = None, bias: Any = None) -> tuple[Any,
     return rows, scale, ml.zeros(count, dtype=x.dtype) if bias is None else bias.reshape(count)
 
 
-def layer(made: Any, weight: Any, bias: Any) -> Any:
+def layer(module: Any, weight: Any, bias: Any) -> Any:
     """The layer with these parameters, those which are given."""
     if weight is not None:
-        made.scale = weight.reshape(-1)
+        module.scale = weight.reshape(-1)
     if bias is not None:
-        made.bias = bias
-    return made
+        module.bias = bias
+    return module
 
 
 def batch_norm(
@@ -408,11 +408,11 @@ def batch_norm(
 ) -> Any:
     if x.ndim < 2:
         raise NotHere("samples have channels")
-    made = layer(kind(x.shape[1], eps=eps, dtype=x.dtype), weight, bias)
+    module = layer(kind(x.shape[1], eps=eps, dtype=x.dtype), weight, bias)
     if not training:
-        made.eval()
-        made.mean, made.var = ml.nn.buffer(mean), ml.nn.buffer(var)
-    return first(made(last(x)))
+        module.eval()
+        module.mean, module.var = ml.nn.buffer(mean), ml.nn.buffer(var)
+    return first(module(last(x)))
 
 
 def reduced(losses: Any, reduction: str) -> Any:

@@ -55,8 +55,8 @@ class Entry:
     @cached_property
     def call(self) -> Callable[..., Any]:
         """The function of PyTorch's arguments, with tensors of ours for its."""
-        made: Callable[..., Any] = eval(self.function, SPACE)
-        return made
+        function: Callable[..., Any] = eval(self.function, SPACE)
+        return function
 
     @property
     def function(self) -> str:
@@ -74,17 +74,17 @@ class Entry:
 
 def entries(text: str | None = None) -> dict[str, Entry]:
     """The map, by PyTorch's names. Raises `ValueError` for a line that is none."""
-    found: dict[str, Entry] = {}
+    table: dict[str, Entry] = {}
     lines = (HERE / "names.txt").read_text() if text is None else text
     for number, line in enumerate(lines.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         match = _LINE.fullmatch(line.strip())
-        if match is None or match["name"] in found:
+        if match is None or match["name"] in table:
             raise ValueError(f"names.txt, line {number}: {line}")
-        given = {name: value for name, value in match.groupdict().items() if value is not None}
-        found[match["name"]] = Entry(**{"kind": "-", **given})
-    return found
+        fields = {name: value for name, value in match.groupdict().items() if value is not None}
+        table[match["name"]] = Entry(**{"kind": "-", **fields})
+    return table
 
 
 class Refusals:

@@ -94,8 +94,8 @@ def walk() -> Any:
 
 
 def outcomes(walk: Any, entry: Entry, dtype: str, count: int = 4) -> list[Any]:
-    found = walk.Walk(samples=count, captured=True)
-    return [each for op in walk.operators(entry.name) for each in found.of(op, entry, dtype)]
+    walker = walk.Walk(samples=count, captured=True)
+    return [each for op in walk.operators(entry.name) for each in walker.of(op, entry, dtype)]
 
 
 def test_the_map_is_of_pytorch_s_names(walk: Any) -> None:
@@ -105,9 +105,9 @@ def test_the_map_is_of_pytorch_s_names(walk: Any) -> None:
 @pytest.mark.parametrize("name", A_PART)
 def test_samples(walk: Any, name: str) -> None:
     for dtype in A_PART[name].split():
-        found = outcomes(walk, KNOWN[name], dtype)
-        assert [each for each in found if each.verdict in ("wrong", "raw")] == []
-        assert found
+        results = outcomes(walk, KNOWN[name], dtype)
+        assert [each for each in results if each.verdict in ("wrong", "raw")] == []
+        assert results
 
 
 @pytest.mark.parametrize(
@@ -125,5 +125,5 @@ def test_samples(walk: Any, name: str) -> None:
 )
 def test_it_sees_what_is_wrong(walk: Any, expression: str, what: str, verdict: str) -> None:
     entry = replace(KNOWN["sin"], expression=expression)
-    found = outcomes(walk, entry, "f32", 1)
-    assert (what, verdict) in [(each.what, each.verdict) for each in found]
+    results = outcomes(walk, entry, "f32", 1)
+    assert (what, verdict) in [(each.what, each.verdict) for each in results]

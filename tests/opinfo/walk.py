@@ -89,7 +89,7 @@ class Walk:
                 inputs = op.sample_inputs("cpu", DTYPES[dtype], requires_grad=differentiable)
                 samples = list(islice(inputs, self.samples))
         except Exception as error:
-            text = f"PyTorch makes no samples: {_said(error)}"
+            text = f"PyTorch makes no samples: {_message(error)}"
             yield Outcome(op.name, op.variant_test_name, dtype, 0, "value", "skipped", text)
             return
         for number, sample in enumerate(samples):
@@ -134,11 +134,11 @@ class Walk:
         if missing:
             yield "value", "skipped", _no_such(missing[0])
             return
-        few = DTYPES[dtype] in _FEW
-        difference = _difference(values, expected, entry, few=few)
+        is_narrow = DTYPES[dtype] in _FEW
+        difference = _difference(values, expected, entry, narrow=is_narrow)
         if difference:
             wide = _by_torch(op, entry, _wide(arguments))[0]
-            if wide is None or _difference(values, wide, entry, like=expected, few=few):
+            if wide is None or _difference(values, wide, entry, like=expected, narrow=is_narrow):
                 other = self.refusals.differs.get(f"{op.name} {dtype}")
                 yield "value", *(("skipped", other) if other else ("wrong", difference))
                 return
@@ -159,8 +159,8 @@ class Walk:
             if reason is not None:
                 return "refused", reason, None
             if isinstance(error, ml.errors.MlvmError):
-                return "wrong", f"refused without a reason in refused.toml: {_said(error)}", None
-            return "raw", _said(error), None
+                return "wrong", f"refused without a reason in refused.toml: {_message(error)}", None
+            return "raw", _message(error), None
 
     def _as_captured(self, op: Any, entry: Entry, call: _Call, values: list[Any]) -> Any:
         """Whether the captured call gives the same bits, twice."""
@@ -192,17 +192,17 @@ class Walk:
             yield "gradient", "skipped", other
             return
         weights = _weights(entry, call(call.tensors))
-        verdict, text, found = self._tried(op, entry, lambda: call.gradients(weights, entry))
+        verdict, text, gradients = self._tried(op, entry, lambda: call.gradients(weights, entry))
         if not verdict:
             least = self.refusals.tolerance.get(f"{op.name} {dtype}", 0.0)
             part = "hermitian_gradient" if _reads_half(op) else None
             if op.name == "cholesky_solve":  # which reads a half of the second operand
                 part = "of_upper" if arguments[2].get("upper") else "of_lower"
-            text = _difference(found, expected, part, rounded=True, least=least)
+            text = _difference(gradients, expected, part, rounded=True, least=least)
             if text:
                 wide = _gradients_by_torch(op, entry, _wide(arguments))
                 if wide and not _difference(
-                    found, wide, part, like=expected, rounded=True, least=least
+                    gradients, wide, part, like=expected, rounded=True, least=least
                 ):
                     text = ""
             verdict = "wrong" if text else "right"
@@ -225,7 +225,7 @@ def _refused(entry: Entry, arguments: Any) -> tuple[str, str]:
     except Exception as error:
         files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
         if any(file.startswith(_PACKAGE) for file in files):
-            return "raw", _said(error)
+            return "raw", _message(error)
         return "skipped", "the adapter refuses it"
     return "right", ""
 
@@ -242,9 +242,9 @@ class _Call:
         self.entry = entry
         self.tensors: list[Any] = []
         self.variables: list[int] = []
-        self.pattern = self._taken(arguments)
+        self.pattern = self._as_ours(arguments)
 
-    def _taken(self, value: Any) -> Any:
+    def _as_ours(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if value.requires_grad:
                 self.variables.append(len(self.tensors))
@@ -253,11 +253,11 @@ class _Call:
         if isinstance(value, torch.dtype):
             return _dtype(value)
         if isinstance(value, dict):
-            kept = {name: each for name, each in value.items() if name not in _NOT_OURS}
-            return {name: self._taken(each) for name, each in kept.items()}
+            known_here = {name: each for name, each in value.items() if name not in _NOT_OURS}
+            return {name: self._as_ours(each) for name, each in known_here.items()}
         if isinstance(value, (list, tuple)):
-            made = [self._taken(each) for each in value]
-            return made if isinstance(value, list) else tuple(made)
+            items = [self._as_ours(each) for each in value]
+            return items if isinstance(value, list) else tuple(items)
         return value
 
     def __call__(self, tensors: list[Any]) -> Any:
@@ -288,8 +288,8 @@ class _Call:
                 total = total + ml.sum(ml.real(product) if _complex(x) else product)
             return total
 
-        found = ml.grad(loss)([self.tensors[i] for i in self.variables])
-        return list(found)
+        gradients = ml.grad(loss)([self.tensors[i] for i in self.variables])
+        return list(gradients)
 
 
 @dataclass(frozen=True)
@@ -305,8 +305,8 @@ def _filled(pattern: Any, tensors: list[Any]) -> Any:
     if isinstance(pattern, dict):
         return {name: _filled(each, tensors) for name, each in pattern.items()}
     if isinstance(pattern, (list, tuple)):
-        made = [_filled(each, tensors) for each in pattern]
-        return made if isinstance(pattern, list) else tuple(made)
+        items = [_filled(each, tensors) for each in pattern]
+        return items if isinstance(pattern, list) else tuple(items)
     return pattern
 
 
@@ -361,7 +361,7 @@ def _by_torch(op: Any, entry: Entry, arguments: Any) -> tuple[Any, str]:
             warnings.simplefilter("ignore")
             return op(_fresh(value), *_fresh(args), **_fresh(keywords)), ""
     except Exception as error:
-        return None, f"PyTorch refuses it: {_said(error)}"
+        return None, f"PyTorch refuses it: {_message(error)}"
 
 
 def _fresh(value: Any) -> Any:
@@ -409,21 +409,21 @@ def _gradients_by_torch(op: Any, entry: Entry, arguments: Any) -> list[Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             results = op(value, *args, **keywords)
-            found = _inexact(entry, results)
+            inexact = _inexact(entry, results)
             weights = [
                 torch.as_tensor(w).to(x.dtype)
-                for w, x in zip(_weights(entry, results), found, strict=True)
+                for w, x in zip(_weights(entry, results), inexact, strict=True)
             ]
-            chosen = [(x, w) for x, w in zip(found, weights, strict=True) if x.requires_grad]
+            chosen = [(x, w) for x, w in zip(inexact, weights, strict=True) if x.requires_grad]
             variables = list(_variables(arguments))
             if not chosen or not variables:
                 return []
-            made = torch.autograd.grad(
+            gs = torch.autograd.grad(
                 [x for x, _ in chosen], variables, [w for _, w in chosen], allow_unused=True
             )
     except Exception:
         return []
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(variables, made, strict=True)]
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(variables, gs, strict=True)]
 
 
 # --- both --------------------------------------------------------------------------------
@@ -446,17 +446,17 @@ def _complex(x: Any) -> bool:
 
 def _weights(entry: Entry, results: Any) -> list[Any]:
     """A number for each element of the results, the same in both libraries."""
-    made = []
+    ws = []
     for number, x in enumerate(_inexact(entry, results)):
         generator = np.random.default_rng(number)
         weight = generator.uniform(0.5, 1.5, tuple(x.shape))
         narrow = np.float64 if str(_ALL.get(x.dtype, x.dtype)) in ("f64", "c128") else np.float32
         if _complex(x):
             weight = weight + 1j * generator.uniform(0.5, 1.5, tuple(x.shape))
-            made.append(np.asarray(weight, np.complex128 if narrow is np.float64 else np.complex64))
+            ws.append(np.asarray(weight, np.complex128 if narrow is np.float64 else np.complex64))
         else:
-            made.append(np.asarray(weight, narrow))
-    return made
+            ws.append(np.asarray(weight, narrow))
+    return ws
 
 
 def _compared(entry: Entry | str | None, results: Any) -> list[Any]:
@@ -480,21 +480,21 @@ def _difference(
     like: Any = None,
     *,
     rounded: bool = False,
-    few: bool = False,
+    narrow: bool = False,
     least: float = 0.0,
 ) -> str:
     """The first difference, or nothing. `like` are narrower results, whose types are expected.
     Halves that were `rounded` on the way differ by more; `least` is the least tolerance."""
-    found, wanted = _compared(entry, results), _compared(entry, expected)
-    kinds = wanted if like is None else _compared(entry, like)
-    if len(found) != len(wanted):
-        return f"{len(found)} results, not {len(wanted)}"
-    for number, (x, y, kind) in enumerate(zip(found, wanted, kinds, strict=True)):
+    actual, reference = _compared(entry, results), _compared(entry, expected)
+    kinds = reference if like is None else _compared(entry, like)
+    if len(actual) != len(reference):
+        return f"{len(actual)} results, not {len(reference)}"
+    for number, (x, y, kind) in enumerate(zip(actual, reference, kinds, strict=True)):
         chosen = isinstance(entry, Entry) and entry.compared == "chosen"
-        types_alone = (chosen and few) or (isinstance(entry, Entry) and entry.compared == "type")
+        types_alone = (chosen and narrow) or (isinstance(entry, Entry) and entry.compared == "type")
         text = _one_difference(x, y, kind, types_alone, rounded, least)
         if text:
-            return f"result {number}: {text}" if len(found) > 1 else text
+            return f"result {number}: {text}" if len(actual) > 1 else text
     return ""
 
 
@@ -553,7 +553,7 @@ def _seed() -> None:
     random.seed(0)
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:200]
 

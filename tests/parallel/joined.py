@@ -16,8 +16,8 @@ SECRET = "between the members alone"
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return f"127.0.0.1:{found.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 class Joined:
@@ -41,10 +41,10 @@ class Joined:
         return list(first)
 
     def keep(self, fn: Callable[[int, VM], Any]) -> Callable[..., list[Any]]:
-        kept = self._all([partial(each.keep, fn) for each in self.members])
+        functions = self._all([partial(each.keep, fn) for each in self.members])
 
         def call(*args: Sequence[Any], **common: Any) -> list[Any]:
-            return list(self._all([partial(each, *args, **common) for each in kept])[0])
+            return list(self._all([partial(each, *args, **common) for each in functions])[0])
 
         return call
 

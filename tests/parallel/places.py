@@ -53,7 +53,7 @@ CASES: list[Case] = [
 ]
 
 
-def given(case: Case, rank: int, seed: int = 0) -> list[Array]:
+def inputs_of(case: Case, rank: int, seed: int = 0) -> list[Array]:
     """What the member brings."""
     rng = np.random.default_rng((seed, rank))
     return [
@@ -65,7 +65,7 @@ def given(case: Case, rank: int, seed: int = 0) -> list[Array]:
 def expected(case: Case, size: int, seed: int = 0) -> list[list[Array]]:
     """What each member has in the end, by numpy alone."""
     name, _, attributes = case
-    columns = list(zip(*[given(case, rank, seed) for rank in range(size)], strict=True))
+    columns = list(zip(*[inputs_of(case, rank, seed) for rank in range(size)], strict=True))
     if name == "broadcast":
         return [[xs[attributes["root"]] for xs in columns]] * size
     if name == "all_gather":
@@ -83,15 +83,15 @@ def expected(case: Case, size: int, seed: int = 0) -> list[list[Array]]:
 
 def digest(arrays: Sequence[Array]) -> str:
     """Shapes, dtypes and bits of the arrays, in short."""
-    told = hashlib.sha256()
+    hasher = hashlib.sha256()
     for x in arrays:
-        told.update(f"{x.shape}{x.dtype.str}".encode() + x.tobytes())
-    return told.hexdigest()
+        hasher.update(f"{x.shape}{x.dtype.str}".encode() + x.tobytes())
+    return hasher.hexdigest()
 
 
 def everything(rank: int, vm: VM) -> list[str]:
     """The digest of what each case leaves with this member, and of a ring of sends."""
-    found = [digest(call(vm, case[0], *given(case, rank), **case[2])) for case in CASES]
+    digests = [digest(call(vm, case[0], *inputs_of(case, rank), **case[2])) for case in CASES]
     call(vm, "barrier")
     size = group_size(vm)
     for length in (0, 5, 600_001):
@@ -102,8 +102,8 @@ def everything(rank: int, vm: VM) -> list[str]:
         [y] = call(vm, "recv", source=before, shape=(length,), dtype="f32")
         if rank:
             call(vm, "send", x, to=after)
-        found.append(digest([y]))
-    return found
+        digests.append(digest([y]))
+    return digests
 
 
 def group_size(vm: VM) -> int:
@@ -120,9 +120,9 @@ def expected_of_everything(size: int) -> list[list[str]]:
     return [list(each) for each in zip(*by_case, *rings, strict=True)]
 
 
-def beside(rank: int, vm: VM) -> list[str]:
+def at_once(rank: int, vm: VM) -> list[str]:
     """Several all_reduces are started, other work and a barrier come in between."""
-    arrays = [given(case, rank) for case in CASES if case[0] == "all_reduce"]
+    arrays = [inputs_of(case, rank) for case in CASES if case[0] == "all_reduce"]
     ops = [case[2]["op"] for case in CASES if case[0] == "all_reduce"]
     handles = [[tensor(vm, x) for x in xs] for xs in arrays]
     for each, op in zip(handles, ops, strict=True):
@@ -131,10 +131,10 @@ def beside(rank: int, vm: VM) -> list[str]:
     call(vm, "barrier")
     for each in reversed(handles):
         vm.launch(Program.of_op("all_reduce.wait", len(each), {}, 0), each)
-    found = [digest([vm.read(handle) for handle in each]) for each in handles]
+    digests = [digest([vm.read(handle) for handle in each]) for each in handles]
     for handle in (handle for each in handles for handle in each):
         vm.dealloc_tensor(handle)
-    return found
+    return digests
 
 
 def expected_beside(size: int) -> list[str]:
@@ -227,25 +227,25 @@ def main(what: str) -> None:
     """The program of an MPI process. The first one tells in JSON what all have found."""
     with group("mpi") as members:
         rank = members.rank  # type: ignore[attr-defined]
-        found: Any
+        results: Any
         if what == "everything":
-            kept = members.keep(Counting)
-            found = {
+            counting = members.keep(Counting)
+            results = {
                 "everything": members.run(everything),
-                "beside": members.run(beside),
+                "beside": members.run(at_once),
                 "wrong": {name: outcome(members, fn) for name, (fn, _) in WRONG.items()},
                 "after": members.run(reduce),
-                "kept": [kept([1, 2]), kept([3, 4], factor=10)],
+                "kept": [counting([1, 2]), counting([3, 4], factor=10)],
                 "lambda": members.run(lambda rank, vm: 2 * rank),
             }
         elif what == "leaves":
             if rank == 1:
                 raise RuntimeError("enough")
-            found = outcome(members, reduce)
+            results = outcome(members, reduce)
         else:
-            found = outcome(members, is_killed)
+            results = outcome(members, is_killed)
         if rank == 0:
-            print(json.dumps(found), flush=True)
+            print(json.dumps(results), flush=True)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def test_a_group_has_one_run_at_a_time() -> None:
 @pytest.mark.parametrize("length", [4, SMALL])
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_an_error_of_one_member_ends_the_others(failing: int, length: int) -> None:
-    seen: dict[int, GroupError] = {}
+    errors: dict[int, GroupError] = {}
 
     def step(rank: int, vm: VM) -> None:
         call(vm, "all_reduce", np.ones(length, np.float32))
@@ -93,14 +93,14 @@ def test_an_error_of_one_member_ends_the_others(failing: int, length: int) -> No
         try:
             call(vm, "all_reduce", np.ones(length, np.float32))
         except GroupError as error:
-            seen[rank] = error
+            errors[rank] = error
             raise
 
     with Group(3) as group:
         caught = refuses(ValueError, "boom", group.run, step)
         assert caught.__notes__ == [f"raised by member {failing} (vm{failing}) of a group of 3"]
-        assert seen.keys() == {0, 1, 2} - {failing}
-        for rank, error in seen.items():
+        assert errors.keys() == {0, 1, 2} - {failing}
+        for rank, error in errors.items():
             assert str(error).startswith(
                 f"member {rank} (vm{rank}) gives up all_reduce(f32[{length}]"
             )
@@ -245,11 +245,11 @@ def test_an_error_keeps_no_tensor_alive() -> None:
     class Big:
         pass
 
-    kept: list[weakref.ref[Big]] = []
+    references: list[weakref.ref[Big]] = []
 
     def step(rank: int, vm: VM) -> None:
         big = Big()
-        kept.append(weakref.ref(big))
+        references.append(weakref.ref(big))
         raise ValueError("boom")
 
     gc.disable()
@@ -259,7 +259,7 @@ def test_an_error_keeps_no_tensor_alive() -> None:
                 group.run(step)
             caught.value.__traceback__ = None
             del caught
-            assert kept[0]() is None
+            assert references[0]() is None
     finally:
         gc.enable()
 
@@ -378,8 +378,8 @@ def test_a_vm_twice_or_with_such_a_function_is_refused() -> None:
 
 
 def blas_threads() -> set[int]:
-    found = threadpoolctl.threadpool_info()
-    return {each["num_threads"] for each in found if each["user_api"] == "blas"}
+    pools = threadpoolctl.threadpool_info()
+    return {each["num_threads"] for each in pools if each["user_api"] == "blas"}
 
 
 def test_blas_has_one_thread_while_any_group_runs() -> None:

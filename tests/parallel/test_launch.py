@@ -114,11 +114,11 @@ def test_actors_of_ray_do_what_threads_do() -> None:
     pytest.importorskip("ray")
     with ml.parallel.RayGroup(2, num_cpus=0.5, timeout=30) as members:
         assert members.run(places.everything) == places.expected_of_everything(2)
-        kept = members.keep(places.Counting)
-        assert [kept([1, 2]), kept([3, 4], factor=10)] == [[(0, 1), (1, 2)], [(0, 31), (1, 42)]]
+        count = members.keep(places.Counting)
+        assert [count([1, 2]), count([3, 4], factor=10)] == [[(0, 1), (1, 2)], [(0, 31), (1, 42)]]
         for name, (fn, texts) in places.WRONG.items():
-            told = places.outcome(members, fn)
-            assert all(text in told for text in texts), (name, told)
+            message = places.outcome(members, fn)
+            assert all(text in message for text in texts), (name, message)
         assert members.run(places.reduce) == [[2.0] * 4] * 2
         refuses(GroupError, r"member 1 \(vm1\) has died", members.run, places.is_killed)
         assert members.closed

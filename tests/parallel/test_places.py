@@ -61,8 +61,8 @@ def tcp() -> Iterator[Joined]:
 
 @pytest.fixture(params=["threads", "processes", "tcp"])
 def members(request: pytest.FixtureRequest) -> AnyGroup:
-    found: AnyGroup = request.getfixturevalue(request.param)
-    return found
+    fixture: AnyGroup = request.getfixturevalue(request.param)
+    return fixture
 
 
 # --- the same everywhere -------------------------------------------------------------
@@ -118,11 +118,11 @@ def test_any_tensors_have_the_same_bits_wherever_they_are_reduced(
 
 
 def test_members_keep_functions(members: AnyGroup) -> None:
-    kept, other = members.keep(places.Counting), members.keep(places.Counting)
-    assert kept([1, 2]) == [(0, 1), (1, 2)]
-    assert kept([3, 4], factor=10) == [(0, 31), (1, 42)]
+    counting, other = members.keep(places.Counting), members.keep(places.Counting)
+    assert counting([1, 2]) == [(0, 1), (1, 2)]
+    assert counting([3, 4], factor=10) == [(0, 31), (1, 42)]
     assert other([0, 0]) == [(0, 0), (1, 0)]
-    refuses(GroupError, "one item for each of 2 members", kept, [1, 2, 3])
+    refuses(GroupError, "one item for each of 2 members", counting, [1, 2, 3])
 
 
 # --- what goes wrong -----------------------------------------------------------------
@@ -132,8 +132,8 @@ def test_members_keep_functions(members: AnyGroup) -> None:
 def test_members_that_cannot_meet_say_why(members: AnyGroup, name: str) -> None:
     fn, texts = places.WRONG[name]
     for _ in range(2):
-        told = places.outcome(members, fn)
-        assert all(text in told for text in texts), told
+        message = places.outcome(members, fn)
+        assert all(text in message for text in texts), message
     assert members.run(places.reduce) == [[2.0] * 4] * 2
 
 
@@ -212,9 +212,9 @@ def test_a_killed_process_is_named_and_ends_the_others() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_members_killed_at_random_moments_leave_nothing() -> None:
-    told, wrong = groups.fuzz(1, 1, seed=0)
+    summary, wrong = groups.fuzz(1, 1, seed=0)
     assert not wrong
-    assert told.startswith("1 members killed")
+    assert summary.startswith("1 members killed")
 
 
 def is_alive(pid: int) -> bool:
@@ -254,8 +254,8 @@ def program(then: str, tmp_path: Path) -> subprocess.Popen[str]:
 
 def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     with program("os.kill(os.getpid(), signal.SIGKILL)", tmp_path) as parent:
-        told, errors = parent.communicate(timeout=30)
-    pids = [int(pid) for pid in told.split()]
+        output, errors = parent.communicate(timeout=30)
+    pids = [int(pid) for pid in output.split()]
     assert len(pids) == 2
     until = time.monotonic() + 5
     while any(map(is_alive, pids)) and time.monotonic() < until:
@@ -298,15 +298,15 @@ needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py is not installed")
 def test_mpi_does_it_all() -> None:
     done = mpirun("everything")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["everything"] == places.expected_of_everything(2)
-    assert found["beside"] == [places.expected_beside(2)] * 2
+    results = json.loads(done.stdout)
+    assert results["everything"] == places.expected_of_everything(2)
+    assert results["beside"] == [places.expected_beside(2)] * 2
     for name, (_, texts) in places.WRONG.items():
-        assert all(text in found["wrong"][name] for text in texts), found["wrong"][name]
-    assert found["after"] == [[2.0] * 4] * 2
-    assert found["kept"] == [[[0, 1], [1, 2]], [[0, 31], [1, 42]]]
+        assert all(text in results["wrong"][name] for text in texts), results["wrong"][name]
+    assert results["after"] == [[2.0] * 4] * 2
+    assert results["kept"] == [[[0, 1], [1, 2]], [[0, 31], [1, 42]]]
     if HAS_CLOUDPICKLE:
-        assert found["lambda"] == [0, 2]
+        assert results["lambda"] == [0, 2]
 
 
 @needs_mpi

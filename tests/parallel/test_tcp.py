@@ -58,7 +58,7 @@ def three() -> Iterator[Joined]:
 
 def every_type(rank: int, vm: VM) -> list[str]:
     """The digests of what all collectives leave, in all dtypes, small and round the ring."""
-    found = []
+    digests = []
     for dtype in DType.all:
         rng = np.random.default_rng(rank)
         for length in (0, 3, 9, 3 * SMALL // DType.named(dtype).itemsize):
@@ -72,11 +72,11 @@ def every_type(rank: int, vm: VM) -> list[str]:
                 "bf16": ["mean"],
             }
             for op in ops.get(dtype, ["sum", "min"]):
-                found.append(places.digest(call(vm, "all_reduce", x, op=op)))
-                found.append(places.digest(call(vm, "reduce_scatter", x, op=op)))
-            found.append(places.digest(call(vm, "all_gather", x)))
-            found.append(places.digest(call(vm, "broadcast", x, x[:1], root=length % 3)))
-    return found
+                digests.append(places.digest(call(vm, "all_reduce", x, op=op)))
+                digests.append(places.digest(call(vm, "reduce_scatter", x, op=op)))
+            digests.append(places.digest(call(vm, "all_gather", x)))
+            digests.append(places.digest(call(vm, "broadcast", x, x[:1], root=length % 3)))
+    return digests
 
 
 def test_every_dtype_and_length_has_the_bits_of_threads(
@@ -91,11 +91,11 @@ def test_every_dtype_and_length_has_the_bits_of_threads(
 
 def test_a_member_sends_as_many_messages_as_the_logarithm(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, int]] = []
-    told = messages.Transport.tell_round
+    original = messages.Transport.tell_round
 
     def counted(self: Any, rank: int, run: int, *rest: Any) -> None:
         sent.append((self.rank, rank))
-        told(self, rank, run, *rest)
+        original(self, rank, run, *rest)
 
     monkeypatch.setattr(messages.Transport, "tell_round", counted)
     for size, rounds in ((2, 1), (5, 3), (8, 3)):
@@ -160,9 +160,9 @@ def test_a_run_whose_last_member_is_late_ends() -> None:
 
 
 def test_members_struck_at_random_moments_are_named() -> None:
-    told, wrong = groups.fuzz(3, 1, seed=0, tcp=True)
+    summary, wrong = groups.fuzz(3, 1, seed=0, tcp=True)
     assert not wrong
-    assert told.startswith("3 members killed")
+    assert summary.startswith("3 members killed")
 
 
 # --- who may join --------------------------------------------------------------------
@@ -225,11 +225,11 @@ def test_who_says_nothing_or_nonsense_keeps_nobody_out() -> None:
     host, _, port = address.partition(":")
     strangers: list[socket.socket] = []
 
-    def stranger(said: bytes) -> Any:
+    def stranger(data: bytes) -> Any:
         while True:
             with suppress(ConnectionRefusedError):
                 strangers.append(socket.create_connection((host, int(port))))
-                strangers[-1].sendall(said)
+                strangers[-1].sendall(data)
                 return TcpGroup(0, 1, address)
 
     def last() -> TcpGroup:
@@ -298,8 +298,8 @@ def test_a_secret_comes_from_the_environment_or_a_file(
     file.write_text(SECRET)
     monkeypatch.setenv("MLVM_SECRET", SECRET)
     address = free_address()
-    made = partial(TcpGroup, 1, 2, address, secret_file=file)
-    assert both(partial(TcpGroup, 0, 2, address), made) == [None, None]
+    second = partial(TcpGroup, 1, 2, address, secret_file=file)
+    assert both(partial(TcpGroup, 0, 2, address), second) == [None, None]
 
 
 # --- messages ------------------------------------------------------------------------
@@ -373,9 +373,9 @@ def test_values_and_errors_pass_as_plain_data() -> None:
     error = ShapeError("too wide")
     failure = unpacked(packed_failure(error, first=True)).failure
     assert failure is not None
-    told = failure.error("member 1", GroupError)
-    assert (type(told), str(told)) == (ShapeError, "too wide")
-    assert "in member 1:\n" in told.__notes__[-1]
+    rebuilt = failure.error("member 1", GroupError)
+    assert (type(rebuilt), str(rebuilt)) == (ShapeError, "too wide")
+    assert "in member 1:\n" in rebuilt.__notes__[-1]
 
 
 def test_nothing_that_arrives_is_unpickled() -> None:
@@ -427,8 +427,8 @@ OPEN_MPI = {
 def test_schedulers_tell_who_one_is(
     variables: dict[str, str], rank: int, size: int, address: str
 ) -> None:
-    found = launched(variables)
-    assert (found.rank, found.size, str(found.address)) == (rank, size, address)
+    location = launched(variables)
+    assert (location.rank, location.size, str(location.address)) == (rank, size, address)
 
 
 @cases(

@@ -168,10 +168,10 @@ def as_text(data: bytes) -> list[str]:
 
 def difference(a: Checkout, b: Checkout, name: str) -> str | None:
     """How a file differs, if it does."""
-    given, expected = b.data(name), a.data(name)
-    if given == expected:
+    actual, expected = b.data(name), a.data(name)
+    if actual == expected:
         return None
-    if given is None or expected is None:
+    if actual is None or expected is None:
         return f"{name}: only {(b if expected is None else a).root} has made it"
     roots = str(a.root), str(b.root)
     lines = difflib.unified_diff(a.text(name), b.text(name), *roots, n=2, lineterm="")
@@ -211,7 +211,7 @@ def compared(a: Checkout, b: Checkout, fuzzed: Sequence[str], only: str) -> Iter
         yield f"models and examples differ: {sorted({*lists[0]} ^ {*lists[1]})}"
     both = [part for part in lists[0] if part in lists[1]]
     parts = [part for part in (*both, *fuzzed) if only in part]
-    start, seen, names, broken = time.monotonic(), set[str](), 0, 0
+    start, checked, names, broken = time.monotonic(), set[str](), 0, 0
     chunks = [parts[i : i + AT_ONCE] for i in range(0, len(parts), AT_ONCE)]
     with ThreadPoolExecutor(2) as pool:
         for number, chunk in enumerate(chunks):
@@ -220,15 +220,15 @@ def compared(a: Checkout, b: Checkout, fuzzed: Sequence[str], only: str) -> Iter
                 if failed:
                     yield f"{checkout.root}: the process of {chunk} has failed: {failed[-2000:]}"
             files = {file.name for each in (a, b) for file in each.out.iterdir() if file.is_file()}
-            for name in sorted(files - seen):
-                told = difference(a, b, name)
+            for name in sorted(files - checked):
+                report = difference(a, b, name)
                 names += 1
-                if told is not None:
-                    yield told
+                if report is not None:
+                    yield report
                 elif name.endswith(".failed"):
                     broken += 1
                     print(f"{name} in both: {a.text(name)[-1]}")
-            seen |= files
+            checked |= files
             done = min((number + 1) * AT_ONCE, len(parts))
             progress(f"{done} of {len(parts)} parts, {time.monotonic() - start:.0f} s")
     programs = len(list((a.out / "programs").iterdir()))
@@ -261,10 +261,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("for other kernels programs differ: is the extension built in both?")
             return 1
         differences = 0
-        for told in compared(a, b, written(folder, count), options.only):
+        for report in compared(a, b, written(folder, count), options.only):
             differences += 1
             if differences <= MOST_TOLD:
-                print(f"\n{told}")
+                print(f"\n{report}")
         if differences > MOST_TOLD:
             print(f"\n... and {differences - MOST_TOLD} more")
     print("the same" if not differences else f"{differences} differences")

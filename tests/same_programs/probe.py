@@ -46,7 +46,7 @@ MODES: Final = {
 OUT: Final = Path(sys.argv[1])
 
 
-def found(name: str, home: str) -> Any:
+def lookup(name: str, home: str) -> Any:
     """The public function of that name: where it is at home, or wherever it has moved."""
     homes = [home, *(each.name for each in pkgutil.walk_packages(mlvm.__path__, "mlvm."))]
     for module in homes:
@@ -59,7 +59,7 @@ def found(name: str, home: str) -> Any:
     sys.exit(f"mlvm has no {name}")
 
 
-observed = found("observed", "mlvm.core.observe")
+observed = lookup("observed", "mlvm.core.observe")
 
 
 def digest_of(data: bytes) -> str:
@@ -139,9 +139,9 @@ class Probe:
             signatures = 0
             for i in range(world.steps):
                 with results if world.resets else results.allocating():
-                    given = world.arguments(i)
+                    args = world.arguments(i)
                     try:
-                        returned = step(*given)
+                        returned = step(*args)
                     except ml.errors.MlvmError as error:
                         self.results.append(f"{kind} {i}: {type(error).__name__}")
                         break
@@ -150,7 +150,7 @@ class Probe:
                         if step.signatures != signatures:
                             signatures = step.signatures
                             self._save(step, f"{kind}.{i}")
-                    there = {"result": returned, "argument": given, "state": world.state()}
+                    there = {"result": returned, "argument": args, "state": world.state()}
                     self.see(f"{kind} {i}", {**there, "random": ml.random.state()})
 
     def _save(self, step: Any, kind: str) -> None:
@@ -317,7 +317,7 @@ def example(probe: Probe, path: Path) -> None:
             probe.write("printed", printed.getvalue())
         return
     text = path.read_text("utf-8")
-    program = found("assemble", "mlvm.core.program.assembly")(text)
+    program = lookup("assemble", "mlvm.core.program.assembly")(text)
     probe.write("eager", f"{saved(program)}\n")
     head = "\n".join(line.removeprefix(";").strip() for line in text.split("\n\n")[0].splitlines())
     [command] = re.findall(r"^python -m mlvm (run (?:.*\\\n)*.*)$", head, re.MULTILINE)

@@ -199,9 +199,9 @@ def session() -> tuple[Session, list[Planned]]:
 
 
 def test_a_session_has_arenas_vms_and_waits(session: tuple[Session, list[Planned]]) -> None:
-    seen, planned = session
+    recorded, planned = session
     steps = [Step(x.program, x.recording(), x.moments, x.lines, ()) for x in planned]
-    data = data_of(session_page(seen, steps, "script.py"))
+    data = data_of(session_page(recorded, steps, "script.py"))
     assert len(steps) == 2
     whole, plan, _ = data["views"]
     assert plan["name"] == f"captured step 1, {line_with('ml.sum(ml.exp(ml.matmul(x, x))))')}"
@@ -297,12 +297,12 @@ def test_a_captured_result_is_linked_to_the_call_that_wrote_it() -> None:
     steps = [Step(x.program, x.recording(), x.moments, x.lines, ()) for x in planned]
     data = data_of(session_page(session, steps, "script.py"))
     [pane] = [pane for pane in data["views"][0]["panes"] if pane["name"] == "batch on here"]
-    made = {each["name"]: each for each in items(data, pane["blocks"])}
-    assert list(made) == ["full", "exp", "matmul"]
+    by_name = {each["name"]: each for each in items(data, pane["blocks"])}
+    assert list(by_name) == ["full", "exp", "matmul"]
     for name in ("exp", "matmul"):
-        program = data["programs"][made[name]["program"]]
+        program = data["programs"][by_name[name]["program"]]
         assert program["name"] == "captured step 1"
-        assert f'"{name}.out"' in program["rows"][program["at"][made[name]["pc"]] - 1]
+        assert f'"{name}.out"' in program["rows"][program["at"][by_name[name]["pc"]] - 1]
 
 
 def test_a_script_may_trace_its_vm_itself(tmp_path: Path) -> None:
@@ -350,8 +350,8 @@ def test_a_page_replaces_another_only_when_it_is_whole(
 def browser() -> str:
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     places = Path.home().glob(".cache/ms-playwright/chromium*/chrome-linux*/chrome")
-    found = next(filter(None, map(shutil.which, names)), None) or next(map(str, places), None)
-    return found or pytest.skip("there is no Chromium")
+    executable = next(filter(None, map(shutil.which, names)), None) or next(map(str, places), None)
+    return executable or pytest.skip("there is no Chromium")
 
 
 PROBE = """<pre id="probe"></pre><script>
@@ -414,9 +414,9 @@ def probed(page: str, probe: str, tmp_path: Path) -> dict[str, str]:
         pytest.skip(f"{chromium} shows no page here: {done.stderr[-200:]}")
     assert "CONSOLE" not in done.stderr, done.stderr
     [probe] = re.findall(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
-    told = dict(line.split(": ", 1) for line in html.unescape(probe).splitlines())
-    assert "error" not in told
-    return told
+    fields = dict(line.split(": ", 1) for line in html.unescape(probe).splitlines())
+    assert "error" not in fields
+    return fields
 
 
 TABLE_PROBE = """<pre id="probe"></pre><script>
@@ -438,8 +438,8 @@ def test_a_browser_sums_time_by_op(tmp_path: Path) -> None:
     trace.rows[1] = "here"
     session.traces.append(trace)
     session.ended = start + 30_000
-    told = probed(session_page(session, [], "script.py"), TABLE_PROBE, tmp_path)
-    assert told == {
+    fields = probed(session_page(session, [], "script.py"), TABLE_PROBE, tmp_path)
+    assert fields == {
         "time by op": "calls: time: share",
         "exp": "2: 8.0 µs: 57.1 %",
         "launch": "1: 4.0 µs: 28.6 %",
@@ -450,19 +450,19 @@ def test_a_browser_sums_time_by_op(tmp_path: Path) -> None:
 def test_a_browser_shows_it(saved: Path, tmp_path: Path) -> None:
     assert main(["show", str(saved), "-o", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text("utf-8")
-    told = probed(page, PROBE, tmp_path)
-    assert told["start"].startswith("step.mlvm | ")
-    assert "at most 832 bytes in use at once; planned in 832 bytes" in told["start"]
+    fields = probed(page, PROBE, tmp_path)
+    assert fields["start"].startswith("step.mlvm | ")
+    assert "at most 832 bytes in use at once; planned in 832 bytes" in fields["start"]
     first = next(x for x in SavedStep.from_bytes(saved.read_bytes()).planned.lifetimes)
     line = line_with("ml.matmul(x, w)  # first")
-    assert told["tip"].startswith(f"{first.op}: f32[8,8] | size 256 bytes | address ")
-    assert f"line {line} | y = ml.matmul(x, w)  # first" in told["tip"]
-    assert f"ends with moment {first.end - 1} | lasts {first.end - first.start} m" in told["tip"]
-    assert told["details"].startswith(f"{first.op}: f32[8,8] | size | 256 bytes | address | ")
-    assert told["marked"].startswith("load_arg ")
-    assert re.search(r'push_str "[\w.]+" \| cfunc \d 0 ', told["marked"])
-    assert "matmul" in told["marked"]
-    assert told["nothing"] == "0"
-    assert "sin" in told["chosen"].split(" | ")[0]
-    assert re.match(r"\d+ found", told["found"])
-    assert "search=matmul" in told["at"]
+    assert fields["tip"].startswith(f"{first.op}: f32[8,8] | size 256 bytes | address ")
+    assert f"line {line} | y = ml.matmul(x, w)  # first" in fields["tip"]
+    assert f"ends with moment {first.end - 1} | lasts {first.end - first.start} m" in fields["tip"]
+    assert fields["details"].startswith(f"{first.op}: f32[8,8] | size | 256 bytes | address | ")
+    assert fields["marked"].startswith("load_arg ")
+    assert re.search(r'push_str "[\w.]+" \| cfunc \d 0 ', fields["marked"])
+    assert "matmul" in fields["marked"]
+    assert fields["nothing"] == "0"
+    assert "sin" in fields["chosen"].split(" | ")[0]
+    assert re.match(r"\d+ found", fields["found"])
+    assert "search=matmul" in fields["at"]

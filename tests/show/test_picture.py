@@ -60,15 +60,15 @@ def test_a_tensor_is_a_rectangle_that_tells_what_it_is(batch: ml.Arena, tmp_path
     root = parse((tmp_path / "a.svg").read_text("utf-8"))
     assert "A <step> & more" in texts(root)
     line = f"{Path(__file__).name}:{batch_line('asarray')}"
-    found = {re.split(":", hover)[0]: hover.splitlines() for hover in hovers(root)}
-    assert set(found) == {"copied in", "square", "sum", "add"}
-    assert found["copied in"][:3] == [
+    tooltips = {re.split(":", hover)[0]: hover.splitlines() for hover in hovers(root)}
+    assert set(tooltips) == {"copied in", "square", "sum", "add"}
+    assert tooltips["copied in"][:3] == [
         "copied in: f32[16,32]",
         "2,048 bytes at 0",
         "moments 1 to 6",
     ]
-    assert found["copied in"][3].endswith(line)
-    assert found["add"][3].endswith(f"{Path(__file__).name}:{batch_line('z + 1.0')}")
+    assert tooltips["copied in"][3].endswith(line)
+    assert tooltips["add"][3].endswith(f"{Path(__file__).name}:{batch_line('z + 1.0')}")
     boxes = {
         hover.split(":")[0]: {k: float(v) for k, v in each.attrib.items()}
         for group in groups(root)
@@ -141,11 +141,11 @@ def test_sizes_are_compared_by_name(batch: ml.Arena) -> None:
 def test_without_a_recording_the_picture_shows_what_lives_now(tmp_path: Path) -> None:
     weights = ml.Arena(ml.VM(), "weights")
     with weights.allocating():
-        held = [ml.ones(10), ml.ones((2, 3)), ml.ones(10)]
+        tensors = [ml.ones(10), ml.ones((2, 3)), ml.ones(10)]
     weights.plot(tmp_path / "w.svg")
     root = parse((tmp_path / "w.svg").read_text("utf-8"))
     assert sorted(hover.splitlines()[0] for hover in hovers(root)) == ["f32[10]"] * 2 + ["f32[2,3]"]
-    del held
+    del tensors
 
 
 def test_parameters_and_their_state_have_their_names() -> None:
@@ -162,13 +162,13 @@ def test_parameters_and_their_state_have_their_names() -> None:
         optimizer = ml.optim.SGD(params, 0.1, momentum=0.9)
     with ml.Arena(vm, "batch"):
         optimizer.update({"w": ml.ones(3), "b": ml.ones(1)})
-    known = {"parameter w", "parameter b", "momentum w", "momentum b"}
-    assert names(recording) >= known
+    expected = {"parameter w", "parameter b", "momentum w", "momentum b"}
+    assert names(recording) >= expected
     assert {"parameter", "momentum"} <= set(texts(parse(timeline(recording))))
     with ml.record(weights) as later:
         assert "momentum w" in weights.report()
-    assert names(later) >= known
-    assert names(snapshot(weights)) >= known
+    assert names(later) >= expected
+    assert names(snapshot(weights)) >= expected
     del params["w"], optimizer
     with weights.allocating():
         another = ml.ones(3)  # where a named one was
@@ -211,14 +211,14 @@ def test_a_picture_says_what_is_forgotten(tmp_path: Path) -> None:
         for _ in range(20):
             ml.ones(3)
     batch.plot(tmp_path / "a.svg")
-    said = texts(parse((tmp_path / "a.svg").read_text("utf-8")))
-    assert said[0] == "Arena batch \ufffd \ufffd"
-    assert "in use at once at most 448" in said[1]
-    assert said[2] == (
+    labels = texts(parse((tmp_path / "a.svg").read_text("utf-8")))
+    assert labels[0] == "Arena batch \ufffd \ufffd"
+    assert "in use at once at most 448" in labels[1]
+    assert labels[2] == (
         f"{recording.forgotten} tensors that ended by moment {recording.first} are forgotten; "
         "since then at most 64 bytes in use"
     )
-    assert "lower bound: 64 bytes alive at once" in said
+    assert "lower bound: 64 bytes alive at once" in labels
 
 
 def test_a_picture_is_drawn_alike_everywhere(tmp_path: Path) -> None:

@@ -91,10 +91,10 @@ def test_addresses_of_living_tensors_do_not_overlap() -> None:
     for i, x in enumerate(recording.lifetimes):
         assert 0 <= x.offset <= arena.capacity - x.nbytes
         for y in recording.lifetimes[:i]:
-            assert apart(x, y)
+            assert disjoint(x, y)
 
 
-def apart(x: Lifetime, y: Lifetime) -> bool:
+def disjoint(x: Lifetime, y: Lifetime) -> bool:
     return (
         x.end <= y.start
         or y.end <= x.start
@@ -104,17 +104,17 @@ def apart(x: Lifetime, y: Lifetime) -> bool:
 
 
 def test_used_is_what_the_arena_says(arena: Arena) -> None:
-    said = [arena.used]
+    levels = [arena.used]
     with record(arena) as recording:
         tensors: list[Allocation] = []
         for type in (SMALL, LARGE, SMALL):
             tensors.append(arena.alloc(type, Allocation))
-            said.append(arena.used)
+            levels.append(arena.used)
         while tensors:
             tensors.pop()
-            said.append(arena.used)
-    assert recording.used() == said
-    assert max(said) == arena.high_water
+            levels.append(arena.used)
+    assert recording.used() == levels
+    assert max(levels) == arena.high_water
 
 
 def test_nothing_of_a_recording_stays_in_the_arena(arena: Arena) -> None:
@@ -201,7 +201,7 @@ def test_a_recording_keeps_no_program_alive() -> None:
 
 def test_a_recording_can_forget_what_is_long_past(arena: Arena) -> None:
     with record(arena, most=5) as recording:
-        held = arena.alloc(LARGE, Allocation)
+        tensor = arena.alloc(LARGE, Allocation)
         for _ in range(40):
             arena.alloc(SMALL, Allocation)
         assert len(recording.lifetimes) <= 12
@@ -212,7 +212,7 @@ def test_a_recording_can_forget_what_is_long_past(arena: Arena) -> None:
     assert max(recording.used()) == 256
     assert recording.forgotten == 41 - len(recording.lifetimes)
     assert recording.so_far() == recording
-    del held
+    del tensor
 
 
 def test_the_most_in_use_is_not_forgotten(arena: Arena) -> None:
@@ -223,8 +223,8 @@ def test_the_most_in_use_is_not_forgotten(arena: Arena) -> None:
             arena.alloc(SMALL, Allocation)
     assert max(recording.used()) == 64
     assert recording.high_water == recording.high_before == arena.high_water == 768
-    [said, forgotten] = arena.report().split("\n\n")[1].splitlines()[:2]
-    assert said == "recorded: at most 768 bytes in use"
+    [summary, forgotten] = arena.report().split("\n\n")[1].splitlines()[:2]
+    assert summary == "recorded: at most 768 bytes in use"
     assert forgotten.startswith(
         f"{recording.forgotten} tensors that ended by moment {recording.first} are forgotten; "
         f"since then at most 64 bytes in use, at moment "
@@ -256,15 +256,15 @@ def test_what_a_captured_function_returns_has_the_op_that_wrote_it() -> None:
         program = step.program
         step.close()
     [recording] = [each for each in recordings if each.arena == "a"]
-    found = {each.op: each for each in recording.lifetimes}
-    assert list(found) == ["full", "matmul", "exp, multiply, add", "cos", "copy"]
+    by_op = {each.op: each for each in recording.lifetimes}
+    assert list(by_op) == ["full", "matmul", "exp, multiply, add", "cos", "copy"]
     assert [each.op for each in recording.lifetimes][-2:] == ["copy", "copy"]
     code = program.main.code
     for each in recording.lifetimes[1:]:
         assert each.program is program
         assert each.pc is not None
-    assert found["matmul"].pc is not None
-    assert code[found["matmul"].pc - 1].immediates == ("matmul.out",)
+    assert by_op["matmul"].pc is not None
+    assert code[by_op["matmul"].pc - 1].immediates == ("matmul.out",)
     last = recording.lifetimes[-1].pc
     assert last is not None
     assert code[last].opcode in (Opcode.cfunc, Opcode.call)
@@ -345,11 +345,11 @@ def test_no_arena_and_no_vm_is_kept_to_be_recorded() -> None:
             assert end() is None  # at once, and its memory with it
         gc.collect()
         assert [vm() for vm in vms] == [None] * 3
-    found = [each for each in session.recordings if each.arena == "a"]
-    assert [(each.vm, each.high_water, len(each.lifetimes)) for each in found] == [
+    matches = [each for each in session.recordings if each.arena == "a"]
+    assert [(each.vm, each.high_water, len(each.lifetimes)) for each in matches] == [
         ("v", 4032, 1)
     ] * 3
-    assert [each.lifetimes[0].end for each in found] == [2] * 3
+    assert [each.lifetimes[0].end for each in matches] == [2] * 3
     assert [len(trace.spans) for trace in session.traces] == [1] * 3
 
 
@@ -360,7 +360,7 @@ def test_many_arenas_of_one_name_are_one() -> None:
             x = arena.alloc(SMALL)
             del x, arena
         first, second = Arena(VM("v"), "a"), Arena(VM("v"), "a")
-        held = [first.alloc(LARGE), second.alloc(SMALL)]
+        tensors = [first.alloc(LARGE), second.alloc(SMALL)]
         other = Arena(VM("w"), "a")
         other.alloc(SMALL)
     assert merged_if_many(recordings, 7) == recordings
@@ -374,9 +374,9 @@ def test_many_arenas_of_one_name_are_one() -> None:
     assert len(whole.times) == whole.moments == len(whole.used())
     for i, one in enumerate(whole.lifetimes):
         assert 0 < one.start < one.end <= whole.moments
-        assert all(apart(one, another) for another in whole.lifetimes[:i])
+        assert all(disjoint(one, another) for another in whole.lifetimes[:i])
     assert report_of(whole).splitlines()[1] == "arenas      7, of that name"
-    del held
+    del tensors
 
 
 def test_the_report_is_a_table() -> None:
@@ -391,7 +391,7 @@ def test_the_report_is_a_table() -> None:
         "tensors     0",
     ]
     with ml.record(arena), arena:
-        held = [ml.ones(100), ml.ones((10, 10)), ml.ones(100), ml.ones(3)]
+        tensors = [ml.ones(100), ml.ones((10, 10)), ml.ones(100), ml.ones(3)]
         head, rows = arena.report().split("\n\n")[:2]
     line = f"{__file__}:{test_the_report_is_a_table.__code__.co_firstlineno + 12}"
     line = line.removeprefix(f"{Path.cwd()}/")
@@ -410,15 +410,15 @@ def test_the_report_is_a_table() -> None:
     peak = arena.report().split("\n\n")[1].splitlines()
     assert peak[0] == "recorded: at most 1,408 bytes in use, at moment 4"
     assert peak[2] == f"  896        2  f32[100]    full  {line}"
-    del held
+    del tensors
 
 
 def test_a_report_lists_only_the_largest(arena: Arena) -> None:
-    held = [arena.alloc(TensorType("u8", (n,)), Allocation) for n in range(1, 13)]
+    tensors = [arena.alloc(TensorType("u8", (n,)), Allocation) for n in range(1, 13)]
     rows = arena.report().split("\n\n")[1].splitlines()
     assert len(rows) == 1 + 8 + 1
     assert rows[-1].split() == ["256", "4", "others"]
-    del held
+    del tensors
 
 
 def test_a_region_in_use_again_before_its_tensor_is_gone(arena: Arena) -> None:

@@ -34,20 +34,20 @@ def masked(data: bytes) -> int:
 
 def records(file: Path) -> list[bytes]:
     """What a TFRecord file holds, with every checksum compared."""
-    data, found = file.read_bytes(), []
+    data, payloads = file.read_bytes(), []
     while data:
         length, of_length = struct.unpack("<QI", data[:12])
         assert of_length == masked(data[:8])
-        found.append(data[12 : 12 + length])
+        payloads.append(data[12 : 12 + length])
         [of_record] = struct.unpack("<I", data[12 + length : 16 + length])
-        assert of_record == masked(found[-1])
+        assert of_record == masked(payloads[-1])
         data = data[16 + length :]
-    return found
+    return payloads
 
 
 def fields(message: bytes) -> dict[int, list[Any]]:
     """A protobuf message by the numbers of its fields."""
-    found: dict[int, list[Any]] = {}
+    by_number: dict[int, list[Any]] = {}
 
     def varint() -> int:
         nonlocal message
@@ -74,13 +74,13 @@ def fields(message: bytes) -> dict[int, list[Any]]:
                 [value], message = struct.unpack("<f", message[:4]), message[4:]
             case wire:
                 raise AssertionError(wire)
-        found.setdefault(key >> 3, []).append(value)
-    return found
+        by_number.setdefault(key >> 3, []).append(value)
+    return by_number
 
 
 def events(folder: Path) -> list[tuple[int, str, float]]:
     """Step, tag and value of each scalar, of all files in order."""
-    found = []
+    entries = []
     for file in sorted(folder.glob("events.out.tfevents.*")):
         first, *rest = [fields(each) for each in records(file)]
         assert first[3] == [b"brain.Event:2"]
@@ -90,8 +90,8 @@ def events(folder: Path) -> list[tuple[int, str, float]]:
             for summary in event.get(5, []):
                 for value in fields(summary)[1]:
                     of = fields(value)
-                    found.append((event[2][0], of[1][0].decode(), of[2][0]))
-    return found
+                    entries.append((event[2][0], of[1][0].decode(), of[2][0]))
+    return entries
 
 
 def rows(file: Path) -> list[list[str]]:
@@ -119,12 +119,12 @@ def test_scalars_are_read_back(tmp_path: Path) -> None:
         [str(2**40), "-inf", "0.1"],
     ]
     assert rows(log.folder / "test, held out.csv") == [["step", "accuracy"], ["300", "1e+300"]]
-    found = events(log.folder)
-    assert [(step, tag) for step, tag, _ in found] == [
+    entries = events(log.folder)
+    assert [(step, tag) for step, tag, _ in entries] == [
         *((1, "train/loss"), (1, "train/rate"), (300, "train/loss"), (300, "train/rate")),
         *((300, "test, held out/accuracy"), (2**40, "train/loss"), (2**40, "train/rate")),
     ]
-    values = [value for _, _, value in found]
+    values = [value for _, _, value in entries]
     assert values[:2] == [0.5, 0.25]
     assert math.isnan(values[2])
     assert values[3] == pytest.approx(1e-3, rel=1e-7)
@@ -175,10 +175,10 @@ def test_tensorboard_reads_it(tmp_path: Path) -> None:
         with ml.ScalarLog(tmp_path, purge_step=purge) as log:
             for step in range(purge or 0, 4):
                 log.add("train", step, loss=step + (purge or 0) / 4)
-    found = accumulators.EventAccumulator(str(tmp_path))
-    found.Reload()
-    assert found.Tags()["scalars"] == ["train/loss"]
-    scalars = [(each.step, each.value) for each in found.Scalars("train/loss")]
+    accumulator = accumulators.EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    assert accumulator.Tags()["scalars"] == ["train/loss"]
+    scalars = [(each.step, each.value) for each in accumulator.Scalars("train/loss")]
     assert scalars == [(0, 0.0), (1, 1.0), (2, 2.5), (3, 3.5)]
 
 

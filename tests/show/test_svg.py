@@ -77,8 +77,8 @@ def test_wide_letters_count_as_much_as_they_take() -> None:
 def test_what_no_xml_may_have_is_replaced() -> None:
     svg = document(9, 9, "", text(1, 2, "a\x00b\x1b\ud800c\ufffe重\U0001f600\t."))
     assert "\ud800" not in svg
-    [found] = ElementTree.fromstring(svg.encode()).iter(f"{SVG}text")
-    assert found.text == "a\ufffdb\ufffd\ufffdc\ufffd重\U0001f600\t."
+    [element] = ElementTree.fromstring(svg.encode()).iter(f"{SVG}text")
+    assert element.text == "a\ufffdb\ufffd\ufffdc\ufffd重\U0001f600\t."
 
 
 def test_an_op_has_one_colour_in_all_pictures() -> None:

@@ -71,10 +71,10 @@ def outcome(file: Path, kernels: Kernels, folder: Path) -> tuple[str, str]:
     except Exception as error:
         return "failed", f"{type(error).__name__}: {error}"
     try:
-        told = difference(saved, program)
+        report = difference(saved, program)
     except Exception as error:
         return "failed", f"{type(error).__name__}: {error}"
-    return ("equal", "") if told is None else ("different", told)
+    return ("equal", "") if report is None else ("different", report)
 
 
 def main() -> int:

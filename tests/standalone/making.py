@@ -81,7 +81,7 @@ class Kernels:
 def inputs_for(saved: SavedStep, runs: int) -> list[Array]:
     """Values for each input and so many runs, one behind the other."""
     rng = np.random.default_rng(SEED)
-    made = []
+    inputs = []
     for type in saved.inputs:
         shape = (runs, *type.shape)
         if type.dtype.kind in ("float", "complex") and type.dtype.name != "bf16":
@@ -99,25 +99,25 @@ def inputs_for(saved: SavedStep, runs: int) -> list[Array]:
             ):  # trees, as models/tree_lstm.py has them: others have no end
                 x[..., 1:] = -1
                 x[..., :2, 1:] = [[1, 2], [3, 4]]
-        made.append(np.ascontiguousarray(x))
-    return made
+        inputs.append(np.ascontiguousarray(x))
+    return inputs
 
 
 def difference(saved: SavedStep, program: Path, runs: int = 2) -> str | None:
     """How what the program leaves of some runs differs from what Python does, if it does."""
-    folder, given = program.parent, inputs_for(saved, runs)
-    loaded, left, error = LoadedStep(saved, LocalVM(native=True)), [], None
+    folder, inputs = program.parent, inputs_for(saved, runs)
+    loaded, results, error = LoadedStep(saved, LocalVM(native=True)), [], None
     try:
         for run in range(runs):
-            left.append(loaded(*[x[run] for x in given]))
+            results.append(loaded(*[x[run] for x in inputs]))
     except MlvmError as raised:
         error = raised
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    for i, x in enumerate(given):
+    for i, x in enumerate(inputs):
         (out / f"in{i}").write_bytes(x.tobytes())
-    files = [f"out/in{i}" for i in range(len(given))]
+    files = [f"out/in{i}" for i in range(len(inputs))]
     options = [
         "--weights",
         "weights.bin",
@@ -138,9 +138,9 @@ def difference(saved: SavedStep, program: Path, runs: int = 2) -> str | None:
     for i, result in enumerate(saved.results):
         nbytes = result.type.nbytes * runs
         got = (out / f"{i}.npy").read_bytes()
-        wanted = b"".join([np.ascontiguousarray(each[i]).tobytes() for each in left])
-        if got[len(got) - nbytes :] != wanted:
-            return f"result {i}, {result.type}: {wanted[:64].hex()}, not {got[-nbytes:][:64].hex()}"
+        exact = b"".join([np.ascontiguousarray(each[i]).tobytes() for each in results])
+        if got[len(got) - nbytes :] != exact:
+            return f"result {i}, {result.type}: {exact[:64].hex()}, not {got[-nbytes:][:64].hex()}"
     state, at = (out / "state").read_bytes(), 64
     for i, x in enumerate(loaded.states()):
         if state[at : at + x.nbytes] != x.tobytes():

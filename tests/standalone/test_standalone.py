@@ -96,7 +96,7 @@ def written(path: Path, function: Any, *arguments: Any, **options: Any) -> Saved
     return SavedStep.from_bytes(path.read_bytes())
 
 
-def made(folder: Path, step: str, *options: str) -> Path:
+def build(folder: Path, step: str, *options: str) -> Path:
     """The folder of a build, and its program."""
     assert main(["build", str(folder / step), "-o", str(folder), "--simd", SET, *options]) == 0
     subprocess.run(["make", *FAST], cwd=folder, check=True)
@@ -128,15 +128,15 @@ def test_lanes(tmp_path: Path) -> None:
             return ml.sum(y * y), y
 
         loss, gradient = ml.value_and_grad(loss_of, has_aux=True)(w)
-        taken = ml.batch(lambda y: ml.cond(y[1] > 1, lambda: y[0][y[1]], lambda: y[0][0] * 2))(
+        chosen = ml.batch(lambda y: ml.cond(y[1] > 1, lambda: y[0][y[1]], lambda: y[0][0] * 2))(
             (x, n)
         )
-        return loss, gradient, taken
+        return loss, gradient, chosen
 
     x = ml.asarray(np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3))
     n = np.array([0, 2, 1, 2, 0])
     saved = written(tmp_path / "step.mlvm", step, x, ml.asarray(n))
-    program = made(tmp_path, "step.mlvm", "--records", "200000")
+    program = build(tmp_path, "step.mlvm", "--records", "200000")
     used = _native.simd()
     _native.choose_simd(SET)
     try:
@@ -144,12 +144,12 @@ def test_lanes(tmp_path: Path) -> None:
     finally:
         _native.choose_simd(used)
     np.save(tmp_path / "x.npy", x.numpy())
-    for depth, told in ((3, "index 3 is out of range for length 3"), (9999, "than --records says")):
+    for depth, text in ((3, "index 3 is out of range for length 3"), (9999, "than --records says")):
         np.save(tmp_path / "n.npy", n * depth // 2)
         files = ["--weights", "weights.bin", "x.npy", "n.npy"]
         done = subprocess.run([program, *files], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 1
-        assert f"lanes.run: {told}" in done.stderr or f"bytes {told}" in done.stderr
+        assert f"lanes.run: {text}" in done.stderr or f"bytes {text}" in done.stderr
 
 
 @compiled
@@ -176,7 +176,7 @@ def test_a_condition_of_any_dtype_holds_if_it_is_not_zero(tmp_path: Path) -> Non
         return ml.map(decided, xs), ml.batch(decided)(xs)
 
     saved = written(tmp_path / "step.mlvm", step, ml.zeros(8), fuse=False)
-    assert difference(saved, made(tmp_path, "step.mlvm")) is None
+    assert difference(saved, build(tmp_path, "step.mlvm")) is None
     xs = ml.asarray(np.linspace(-1, 2, 8, dtype=np.float32))
     alone, lanes = ([x.numpy().tolist() for x in each] for each in step(xs))
     assert alone == lanes
@@ -224,7 +224,7 @@ def test_all_that_a_program_may_do(tmp_path: Path) -> None:
 
     x = ml.asarray(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4))
     saved = written(tmp_path / "step.mlvm", step, x, ml.asarray(5))
-    program = made(tmp_path, "step.mlvm")
+    program = build(tmp_path, "step.mlvm")
     used = _native.simd()
     _native.choose_simd(SET)
     try:
@@ -237,7 +237,7 @@ def test_all_that_a_program_may_do(tmp_path: Path) -> None:
 def test_weights_of_few_bits(tmp_path: Path) -> None:
     model = ml.quantize(ml.nn.Linear(64, 8, key=ml.random.key(0)), "i4", group=32)
     saved = written(tmp_path / "step.mlvm", model, ml.random.normal((3, 64), key=ml.random.key(1)))
-    assert difference(saved, made(tmp_path, "step.mlvm"), runs=1) is None
+    assert difference(saved, build(tmp_path, "step.mlvm"), runs=1) is None
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return loss
 
     written(folder / "step.mlvm", step, ml.asarray(np.ones(8, np.float32)), ml.asarray(1))
-    made(folder, "step.mlvm", "--weights", "embed")
+    build(folder, "step.mlvm", "--weights", "embed")
     return folder
 
 
@@ -300,23 +300,23 @@ def test_the_command_line(folder: Path) -> None:
         )
         return done.returncode, done.stdout + done.stderr
 
-    def left() -> Any:
+    def outputs() -> Any:
         return np.load(folder / "0.npy").tolist()
 
     assert run("--out", ".", "x.npy", "i.npy") == (0, "output 0: f32[]\n")
-    assert left() == 14
+    assert outputs() == 14
     (folder / "zero").write_bytes(bytes(8))
     assert run("--steps", "3", "--out", ".", "--save", "state", "two.npy", "zero")[0] == 0
-    assert [round(x, 3) for x in left()] == [14, 55.8, 6.4]
+    assert [round(x, 3) for x in outputs()] == [14, 55.8, 6.4]
     assert run("--weights", "state", "--out", ".", "two.npy", "i.npy")[0] == 0
-    assert round(left(), 3) == 5.0
+    assert round(outputs(), 3) == 5.0
     inside = "--steps", "2", "--out", "made/deeper", "--save", "made/deeper/state"
     assert run(*inside, "along.npy", "zero")[0] == 0
     assert np.load(folder / "made/deeper/0.npy").shape == (2,)
     before = (folder / "state").read_bytes()
     assert run("--save", "state", "x.npy", "turned.npy")[0] == 1  # before anything is written
     assert (folder / "state").read_bytes() == before
-    for arguments, status, told in (
+    for arguments, status, message in (
         (["--help"], 0, "INPUT is a .npy file"),
         ([], 1, "wanted are f32[8], i64[]"),
         (["columns.npy", "zero"], 1, "save a C-ordered array"),
@@ -334,8 +334,8 @@ def test_the_command_line(folder: Path) -> None:
         (["--save", ".", "--steps", "99999999999", "x.npy", "zero"], 1, ".: Is a directory"),
         (["--out", "x.npy", "x.npy", "zero"], 1, "x.npy/0.npy: Not a directory"),
     ):
-        found, text = run(*arguments)
-        assert (found, told in text) == (status, True), (arguments, text)
+        code, text = run(*arguments)
+        assert (code, message in text) == (status, True), (arguments, text)
 
 
 def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -347,7 +347,7 @@ def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "x.onnx").write_bytes(b"\x08\x08\x12\x07pytorch:\xff\x10")
     here = f"{Path(__file__)}:{test_what_needs_python_is_refused.__code__.co_firstlineno + 3}"
     out = ["-o", str(tmp_path / "out")]
-    for file, told, options in (
+    for file, message, options in (
         ("drawn.mlvm", f"gamma, at {here}, cannot be built: there is no kernel in C for", []),
         (
             "lanes.mlvm",
@@ -363,7 +363,7 @@ def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     ):
         (tmp_path / "program.mlasm").write_text(".func main 0 *\n    halt\n")
         assert main(["build", str(tmp_path / file), *out, *options]) == 1
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "Makefile").write_text("all:\n")
@@ -378,14 +378,14 @@ def test_a_string_is_one_literal_whatever_is_in_it(tmp_path: Path) -> None:
     """Nothing in it ends the literal: not a line that is joined to the next, nor a trigraph."""
     from mlvm.machines.standalone.tables import string
 
-    given = ['x\\\n", "', 'a\nb\r"', "??/", "\x1b7\t1", "caf\u00e9"]
-    rows = ", ".join(map(string, given))
+    strings = ['x\\\n", "', 'a\nb\r"', "??/", "\x1b7\t1", "caf\u00e9"]
+    rows = ", ".join(map(string, strings))
     text = f"#include <stdio.h>\nstatic const char *const s[] = {{{rows}}};\nint main(void) {{\n"
     text += 'for (int i = 0; i < (int)(sizeof s / sizeof *s); i++) printf("%s%c", s[i], 1);}'
     (tmp_path / "s.c").write_text(text)
     subprocess.run([COMPILER, "-std=c11", "-o", "s", "s.c"], cwd=tmp_path, check=True)
-    told = subprocess.run([tmp_path / "s"], capture_output=True, check=True).stdout
-    assert told.decode().split("\1")[:-1] == [*given[:-1], "caf\\xe9"]
+    output = subprocess.run([tmp_path / "s"], capture_output=True, check=True).stdout
+    assert output.decode().split("\1")[:-1] == [*strings[:-1], "caf\\xe9"]
 
 
 def test_a_host_function_is_refused(
@@ -420,7 +420,7 @@ def test_the_memory_that_examples_need(
     files += [f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "processor")]
     options = ["-std=c11", "-I.", "-Wl,--unresolved-symbols=ignore-all", "-o", "memory"]
     subprocess.run([COMPILER, *files, *options], cwd=tmp_path / "c", check=True)
-    told = subprocess.run([tmp_path / "c" / "memory"], capture_output=True, check=True).stdout
+    output = subprocess.run([tmp_path / "c" / "memory"], capture_output=True, check=True).stdout
     saved = SavedStep.from_bytes((tmp_path / f"{step}.mlvm").read_bytes())
-    ours = int(told) - saved.planned.plan.nbytes - sum([state.nbytes for state in saved.states])
+    ours = int(output) - saved.planned.plan.nbytes - sum([state.nbytes for state in saved.states])
     assert 0 < ours <= 16 << 10

@@ -73,12 +73,12 @@ def test_a_step_too_large_for_its_addresses_does_not_compile(step: Path) -> None
 def test_instruction_sets_are_found(tmp_path: Path) -> None:
     """Zig's runtime library tells nothing of the processor: the program asks that itself."""
     sets = ("plain", "avx2", "avx512", "avx512_bf16", "neon")
-    asked = "".join([f'printf("%d", processor_has("{name}"));' for name in sets])
-    main = f'#include "processor.h"\n#include <stdio.h>\nint main(void) {{ {asked} }}'
+    queries = "".join([f'printf("%d", processor_has("{name}"));' for name in sets])
+    main = f'#include "processor.h"\n#include <stdio.h>\nint main(void) {{ {queries} }}'
     (tmp_path / "main.c").write_text(main)
     plan = NATIVE / "src" / "plan"
     zig = [sys.executable, "-m", "ziglang", "cc", f"-I{plan}", "main.c", str(plan / "processor.c")]
     subprocess.run([*zig, "-o", "main"], cwd=tmp_path, check=True)
-    told = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout
+    output = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout
     here = dict(extension.EXTENSION.simd_sets()) if extension.EXTENSION else {}
-    assert told == "".join([str(int(here.get(name, False))) for name in sets])
+    assert output == "".join([str(int(here.get(name, False))) for name in sets])

@@ -58,7 +58,7 @@ class Step:
     def flow(self) -> Flow:
         return Flow(self.calls, [cell.value for cell in self.results])
 
-    def given(self, role: Role, array: Array) -> Cell:
+    def cell(self, role: Role, array: Array) -> Cell:
         before = self.inputs if role == "input" else self.states
         type = TensorType.of(array)
         home = Home(role, len(before), type)
@@ -76,14 +76,14 @@ class Step:
     # --- what a function does -----------------------------------------------------
 
     def call(
-        self, name: str, given: dict[str, Any], operands: list[Operand], into: Cell | None = None
+        self, name: str, attrs: dict[str, Any], operands: list[Operand], into: Cell | None = None
     ) -> Cell | None:
         """The result of an op on cells seen as types, in a new cell or, if it fits, written over
         another; None if the op refuses them."""
         op = OPS[name]
         try:
-            attributes = op.bind(given)
-            type = op.infer([seen for _, seen in operands], attributes)
+            attributes = op.bind(attrs)
+            type = op.infer([view for _, view in operands], attributes)
         except OpError:
             return None
         assert type is not None  # there is no dynamic op among them
@@ -91,21 +91,21 @@ class Step:
             type is not into.type or any(cell is into for cell, _ in operands[op.in_place :])
         ):
             return None
-        made = np.empty(type.shape, type.dtype.numpy)
+        output = np.empty(type.shape, type.dtype.numpy)
         with np.errstate(all="ignore"):
-            arrays = [cell.array.reshape(seen.shape) for cell, seen in operands]
-            op.kernel(made, *arrays, **attributes)
-        ins = [Use(cell.value, seen) for cell, seen in operands]
+            arrays = [cell.array.reshape(view.shape) for cell, view in operands]
+            op.kernel(output, *arrays, **attributes)
+        ins = [Use(cell.value, view) for cell, view in operands]
         home = None if into is None else into.home
         value = Value(type.nbytes, home)
         self.calls.append(
             Call(f"{name}.out", op, attributes, [Use(value, type)], ins, self._line())
         )
         if into is None:
-            self.cells.append(Cell(type, value, made))
+            self.cells.append(Cell(type, value, output))
             return self.cells[-1]
         into.value = value
-        into.array[...] = made
+        into.array[...] = output
         return into
 
     def double(self, cells: list[Cell]) -> None:
@@ -139,21 +139,21 @@ def floats(*shape: int, seed: int = 0) -> Array:
 def mlp(layers: int) -> Step:
     """A step as of an MLP: activations on the way, gradients back, and the weights updated."""
     step = Step()
-    x = step.given("input", floats(64, 16))
-    weights = [step.given("state", floats(16, 16, seed=i) / 8) for i in range(layers)]
+    x = step.cell("input", floats(64, 16))
+    weights = [step.cell("state", floats(16, 16, seed=i) / 8) for i in range(layers)]
 
-    def call(name: str, *cells: Cell, into: Cell | None = None, **given: Any) -> Cell:
-        made = step.call(name, given, [(cell, cell.type) for cell in cells], into)
-        assert made is not None
-        return made
+    def call(name: str, *cells: Cell, into: Cell | None = None, **attributes: Any) -> Cell:
+        result = step.call(name, attributes, [(cell, cell.type) for cell in cells], into)
+        assert result is not None
+        return result
 
-    kept = []
+    saved = []
     for weight in weights:
         before = call("matmul", x, weight)
-        kept.append((x, before))
+        saved.append((x, before))
         x = call("gelu", before)
     g = call("negative", x)
-    for weight, (entry, before) in zip(reversed(weights), reversed(kept), strict=True):
+    for weight, (entry, before) in zip(reversed(weights), reversed(saved), strict=True):
         g = call("multiply", g, before)
         slope = call("matmul", entry, g, transpose_x=True)
         g = call("matmul", g, weight, transpose_y=True)
@@ -192,7 +192,7 @@ def steps(draw: st.DrawFn, *, most: int = 25) -> Step:
     roles: tuple[Role, ...] = ("input", "input", "state", "state")
     for role in roles:
         shape = draw(st.sampled_from(SHAPES[:5]))
-        step.given(role, floats(*shape, seed=draw(st.integers(0, 99))))
+        step.cell(role, floats(*shape, seed=draw(st.integers(0, 99))))
 
     def pick() -> Operand:
         """One of the last cells, mostly, as its own type or another."""
@@ -212,12 +212,12 @@ def steps(draw: st.DrawFn, *, most: int = 25) -> Step:
             cells = {id(cell): cell for cell, _ in (pick(), pick()) if cell.type.dtype is f32}
             step.double(list(cells.values()))
             continue
-        name, given = draw(st.sampled_from(OPERATIONS))
+        name, attributes = draw(st.sampled_from(OPERATIONS))
         operands = [pick() for _ in OPS[name].inputs]
         if kind < 6:
-            step.call(name, given, operands, into=operands[0][0])
+            step.call(name, attributes, operands, into=operands[0][0])
         else:
-            step.call(name, given, operands)
+            step.call(name, attributes, operands)
     for _ in range(draw(st.integers(0, 3))):
         step.result(pick()[0])
     return step
@@ -254,8 +254,8 @@ def run(
     assert vm.launch(planned.program, handles) == []
 
     def read(role: str, count: int) -> list[Array]:
-        found = [memory[role, i] for i in range(count)]
-        return [vm.read(vm.tensor_from_storage(storage, type, 0)) for storage, type in found]
+        places = [memory[role, i] for i in range(count)]
+        return [vm.read(vm.tensor_from_storage(storage, type, 0)) for storage, type in places]
 
     return read("input", len(inputs)), read("state", len(states)), read("output", len(outputs))
 
@@ -271,6 +271,6 @@ def _tensor(vm: VM, type: TensorType, array: Array | None) -> tuple[int, TensorT
     return storage, type
 
 
-def assert_same_bits(given: list[Array], expected: list[Array]) -> None:
-    assert [(x.shape, x.dtype) for x in given] == [(x.shape, x.dtype) for x in expected]
-    assert [x.tobytes() for x in given] == [x.tobytes() for x in expected]
+def assert_same_bits(actual: list[Array], expected: list[Array]) -> None:
+    assert [(x.shape, x.dtype) for x in actual] == [(x.shape, x.dtype) for x in expected]
+    assert [x.tobytes() for x in actual] == [x.tobytes() for x in expected]

@@ -45,11 +45,11 @@ class Machine:
         self.now = [Value(TYPE.nbytes, home) for home in self.homes]
         self.flag = Value(FLAG.nbytes, Home("input", 0, FLAG))
         self.calls: list[Call] = []
-        self.made: list[Value] = []
+        self.temporaries: list[Value] = []
         self.run: list[Any] = []  # functions of (arrays by home, arrays by value)
 
     def read(self, which: int) -> Use:
-        values = [*self.now, *self.made]
+        values = [*self.now, *self.temporaries]
         return Use(values[which % len(values)], TYPE)
 
     def op(self, name: str, into: int | None, operands: list[int]) -> None:
@@ -62,13 +62,13 @@ class Machine:
         keys = [use.value.home or use.value for use in ins]
 
         def compute(there: dict[Any, Array]) -> None:
-            made = np.empty(TYPE.shape, np.float32)
-            OPS[name].kernel(made, *[there[key] for key in keys])
-            there[home or out.value] = made
+            output = np.empty(TYPE.shape, np.float32)
+            OPS[name].kernel(output, *[there[key] for key in keys])
+            there[home or out.value] = output
 
         self.run.append(compute)
         if into is None:
-            self.made.append(out.value)
+            self.temporaries.append(out.value)
         else:
             self.now[into] = out.value
 
@@ -78,18 +78,18 @@ class Machine:
         written: set[int] = set()
         inner: list[Block] = []
         runs: list[list[Any]] = []
-        before, made = [*self.now], [*self.made]
+        before, temporaries = [*self.now], [*self.temporaries]
         outer_calls, outer_run = self.calls, self.run
         for write in blocks:
             block = Block()
             self.calls, self.run = block.calls, []
-            self.now, self.made = [*before], [*made]
+            self.now, self.temporaries = [*before], [*temporaries]
             write()
             inner.append(block)
             runs.append(self.run)
             written |= {i for i in range(len(before)) if self.now[i] is not before[i]}
         self.calls, self.run = outer_calls, outer_run
-        self.now, self.made = [*before], made
+        self.now, self.temporaries = [*before], temporaries
         ins = [
             Use(self.flag, FLAG),
             *free_variables(inner),
@@ -147,8 +147,8 @@ def test_branches_leave_what_their_calls_leave(
             each(there)
     planned = compile_flow(Flow(machine.calls, []), fuse=fuse, recompute=recompute)
     with np.errstate(all="ignore"):
-        _, made, _ = run(planned, [np.array(flag)], states, [])
-    assert_same_bits(made, [there[machine.homes[i]] for i in range(2)])
+        _, results, _ = run(planned, [np.array(flag)], states, [])
+    assert_same_bits(results, [there[machine.homes[i]] for i in range(2)])
     plain = compile_flow(Flow(machine.calls, []), fuse=False, recompute=recompute)
     assert planned.plan.nbytes <= plain.plan.nbytes
 
@@ -170,9 +170,9 @@ def state() -> tuple[Machine, Call]:
 
 def test_a_branch_loses_what_nobody_reads() -> None:
     machine, call = state()
-    [kept] = without_dead_calls(Flow(machine.calls, []))
-    assert [[each.name for each in block.calls] for block in kept.blocks] == [["relu.out"], []]
-    assert [use.value.home for use in kept.outs] == [machine.homes[0]]
+    [remaining] = without_dead_calls(Flow(machine.calls, []))
+    assert [[each.name for each in block.calls] for block in remaining.blocks] == [["relu.out"], []]
+    assert [use.value.home for use in remaining.outs] == [machine.homes[0]]
     assert [each.name for each in with_blocks([call])] == [
         "cond", "tanh.out", "relu.out", "negative.out"
     ]  # fmt: skip
@@ -188,9 +188,9 @@ def test_a_loop_keeps_what_its_next_turn_reads() -> None:
     outs = [Use(machine.now[i], TYPE) for i in (0, 2, 3, 4)]
     ins = [Use(Value(TYPE.nbytes, machine.homes[i]), TYPE) for i in (0, 2, 3, 4)]
     call = Call("while", None, {}, outs, [*free_variables([test, body]), *ins], blocks=(test, body))
-    [kept] = without_dead_calls(Flow([call], []))
-    assert [each.name for each in kept.blocks[1].calls] == ["tanh.out", "relu.out", "negative.out"]
-    assert {use.value.home for use in kept.outs} == {machine.homes[i] for i in (0, 2, 3)}
+    [loop] = without_dead_calls(Flow([call], []))
+    assert [each.name for each in loop.blocks[1].calls] == ["tanh.out", "relu.out", "negative.out"]
+    assert {use.value.home for use in loop.outs} == {machine.homes[i] for i in (0, 2, 3)}
 
 
 def test_a_branch_that_nobody_reads_is_gone() -> None:
@@ -235,7 +235,7 @@ def test_a_copy_of_what_nobody_writes_is_read_there(written: bool, returned: boo
     cond(machine, write, lambda: None)
     if written:
         machine.op("abs", 0, [0])
-    flow = without_moves(Flow(machine.calls, [machine.made[1]] if returned else []))
+    flow = without_moves(Flow(machine.calls, [machine.temporaries[1]] if returned else []))
     assert [call.name for call in flow.calls if call.name == "copy.out"] == ["copy.out"] * (
         2 if written else returned
     )

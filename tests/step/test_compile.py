@@ -46,13 +46,13 @@ def assert_faithful(step: Step, planned: Planned) -> None:
 
 def calls_of(planned: Planned) -> list[str]:
     """The names of the functions that the program calls, in order; of chains, their links'."""
-    found = []
+    names = []
     code = planned.program.main.code
     for name, call in pairwise(code):
         if name.opcode is Opcode.push_str:
             chain = call.immediates[2]["chain"] if name.immediates == ("fused",) else None
-            found += [name.immediates[0]] if chain is None else [f"{each[0]}.out" for each in chain]
-    return found
+            names += [name.immediates[0]] if chain is None else [f"{each[0]}.out" for each in chain]
+    return names
 
 
 # --- faithful ------------------------------------------------------------------------
@@ -133,13 +133,13 @@ def test_neither_chains_nor_calls_made_again_make_a_plan_larger(step: Step) -> N
 def test_what_moves_to_its_operand_joins_the_chain_that_makes_it() -> None:
     """As the update of a parameter does, whose gradient was a half: it was recorded far behind."""
     step = Step()
-    step.given("input", floats(4, 6))
-    parameter = step.given("state", floats(4, 6))
+    step.cell("input", floats(4, 6))
+    parameter = step.cell("state", floats(4, 6))
 
     def apply(name: str, *operands: Cell, into: Cell | None = None) -> Cell:
-        made = step.call(name, {}, [(cell, cell.type) for cell in operands], into)
-        assert made is not None
-        return made
+        result = step.call(name, {}, [(cell, cell.type) for cell in operands], into)
+        assert result is not None
+        return result
 
     gradient = apply("negative", apply("softmax", step.cells[0]))
     last = apply("softmax", step.cells[0])
@@ -164,15 +164,15 @@ def test_a_chain_ends_before_all_that_it_would_read_is_there_at_once() -> None:
 def sum_of_products(count: int) -> Step:
     """A step that adds so many products of matrices, which no chain can make."""
     step = Step()
-    x = step.given("input", floats(16, 16))
+    x = step.cell("input", floats(16, 16))
     total = x
     for i in range(count):
-        weight = step.given("state", floats(16, 16, seed=i))
+        weight = step.cell("state", floats(16, 16, seed=i))
         product = step.call("matmul", {}, [(x, x.type), (weight, x.type)])
         assert product is not None
-        made = step.call("add", {}, [(total, x.type), (product, x.type)])
-        assert made is not None
-        total = made
+        added = step.call("add", {}, [(total, x.type), (product, x.type)])
+        assert added is not None
+        total = added
     step.result(total)
     return step
 
@@ -191,22 +191,22 @@ def test_a_chain_takes_the_place_of_an_operand_read_no_more() -> None:
 def chain(*names: str) -> Step:
     """A step of these ops, one on the other."""
     step = Step()
-    cell = step.given("input", floats(2, 8))
+    cell = step.cell("input", floats(2, 8))
     for name in names:
-        given = {"axis": -1} if name == "softmax" else {}
-        made = step.call(name, given, [(cell, cell.type)])
-        assert made is not None
-        cell = made
+        attributes = {"axis": -1} if name == "softmax" else {}
+        result = step.call(name, attributes, [(cell, cell.type)])
+        assert result is not None
+        cell = result
     step.result(cell)
     return step
 
 
 def test_making_activations_again_lowers_the_peak_of_a_deep_mlp() -> None:
     flow = mlp(layers=24).flow
-    kept = compile_flow(flow, recompute=False).plan
+    plain = compile_flow(flow, recompute=False).plan
     again = compile_flow(flow, recompute=True).plan
-    assert again.lower_bound < 0.7 * kept.lower_bound
-    assert again.nbytes < 0.7 * kept.nbytes
+    assert again.lower_bound < 0.7 * plain.lower_bound
+    assert again.nbytes < 0.7 * plain.nbytes
 
 
 # --- programs ------------------------------------------------------------------------

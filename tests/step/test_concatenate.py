@@ -26,16 +26,16 @@ def test_the_program_does_what_the_launches_did(ops: list[tuple[str, list[int]]]
     vm = VM()
     contents = [f32s(i, 2 * i + 1) for i in range(4)]
     handles = [put(vm, x) for x in contents]
-    found: list[Launch] = []
+    launches: list[Launch] = []
     for name, operands in ops:
         arity = 2 if "negative" in name else 3
         program = Program.of_op(name, arity, {}, 0)
-        found.append((program, tuple([handles[i] for i in operands[:arity]])))
-        assert vm.launch(*found[-1]) == []
+        launches.append((program, tuple([handles[i] for i in operands[:arity]])))
+        assert vm.launch(*launches[-1]) == []
     after = [vm.read(handle) for handle in handles]
     for handle, content in zip(handles, contents, strict=True):
         vm.write(handle, content)
-    assert vm.launch(concatenate(found)) == []
+    assert vm.launch(concatenate(launches)) == []
     np.testing.assert_array_equal([vm.read(handle) for handle in handles], after)
 
 
@@ -73,6 +73,6 @@ HALT = instruction("halt")
     (straight(("push_str", "some"), ("cfunc", 0, "*"), "halt"), "returns values"),
 )
 def test_what_cannot_be_concatenated(program: Program, text: str) -> None:
-    found: list[Launch] = [(program, ())]
+    launches: list[Launch] = [(program, ())]
     with pytest.raises(ProgramError, match=text):
-        concatenate(found)
+        concatenate(launches)

@@ -12,8 +12,8 @@ from tests.step.flows import TYPE, Step, call, steps, value
 @given(steps())
 def test_what_lives_is_what_something_wanted_comes_from(step: Step) -> None:
     maker = {use.value: each for each in step.calls for use in each.outs}
-    wanted = step.flow.live_out()
-    todo = [maker[each] for each in wanted if each in maker]
+    live_out = step.flow.live_out()
+    todo = [maker[each] for each in live_out if each in maker]
     todo += [each for each in step.calls if each.op is None]
     alive: set[int] = set()
     while todo:

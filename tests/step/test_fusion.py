@@ -24,14 +24,14 @@ def names(unit: Unit) -> list[str]:
 
 def step_of(*shape: int) -> Step:
     step = Step()
-    step.given("input", floats(*shape))
+    step.cell("input", floats(*shape))
     return step
 
 
-def apply(step: Step, name: str, *operands: int, **given: object) -> None:
+def apply(step: Step, name: str, *operands: int, **attributes: object) -> None:
     """The op on cells of the step by number, as their own types."""
     cells = [step.cells[i] for i in operands]
-    assert step.call(name, given, [(cell, cell.type) for cell in cells]) is not None
+    assert step.call(name, attributes, [(cell, cell.type) for cell in cells]) is not None
 
 
 SHORT = REFERENCE._replace(shortest=2)
@@ -67,9 +67,9 @@ def test_each_chain_fits_what_it_writes_and_reads(step: Step, policy: FusionPoli
 @given(steps(), TASTES)
 @settings(max_examples=200)
 def test_chains_take_no_more_memory_than_there_may_be(step: Step, policy: FusionPolicy) -> None:
-    calls, wanted = without_dead_calls(step.flow), step.flow.live_out()
-    most = Schedule(in_turn(calls), wanted).most_alive
-    assert Schedule(fused(calls, most, policy), wanted).most_alive <= most
+    calls, live_out = without_dead_calls(step.flow), step.flow.live_out()
+    most = Schedule(in_turn(calls), live_out).most_alive
+    assert Schedule(fused(calls, most, policy), live_out).most_alive <= most
 
 
 def test_a_chain_ends_where_the_next_operand_would_be_one_too_many() -> None:
@@ -173,11 +173,11 @@ def test_what_is_seen_as_another_type_is_in_no_chain_with_it() -> None:
 
 def test_nothing_is_written_over_what_its_chain_reads_as_another_type() -> None:
     step = step_of(4, 4)
-    state = step.given("state", floats(4, 1))
+    state = step.cell("state", floats(4, 1))
     row = state.type.with_shape((1, 4))
     x = step.cells[0]
-    made = step.call("multiply", {}, [(x, x.type), (state, row)])
-    assert made is not None
+    product = step.call("multiply", {}, [(x, x.type), (state, row)])
+    assert product is not None
     apply(step, "tanh", 2)
     apply(step, "exp", 3)
     sums = {"axis": 1, "keepdims": True}

@@ -25,8 +25,8 @@ def loss(model: ml.nn.Module, x: Tensor, *, also: bool) -> Tensor:
 
 
 def gradients(model: ml.nn.Module, x: Tensor, *, also: bool) -> list[Tensor]:
-    made, grads = ml.value_and_grad(loss, argnums=(0, 1))(model, x, also=also)
-    return [made, grads[0]["scale"], grads[0]["bias"], grads[1]]
+    value, grads = ml.value_and_grad(loss, argnums=(0, 1))(model, x, also=also)
+    return [value, grads[0]["scale"], grads[0]["bias"], grads[1]]
 
 
 @pytest.mark.parametrize("also", [False, True])
@@ -44,19 +44,19 @@ def test_a_captured_layer_norm_reads_halves_with_the_bits_of_the_eager_one(
 def test_the_copy_in_f32_is_gone_unless_something_else_reads_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gone: list[int] = []
+    removed: list[int] = []
 
     def counted(flow: Flow) -> list[Call]:
-        found = in_halves(flow)
-        gone.append(len(flow.calls) - len(found))
-        return found
+        result = in_halves(flow)
+        removed.append(len(flow.calls) - len(result))
+        return result
 
     monkeypatch.setattr(compiling, "in_halves", counted)
     with ml.autocast("bfloat16"):
-        for also, wanted in ((False, 2), (True, 0)):
+        for also, expected in ((False, 2), (True, 0)):
             ml.capture(gradients)(ml.nn.LayerNorm(8), X, also=also)
-            assert max(gone) == wanted  # the cast there, and that of the gradient
-            gone.clear()
+            assert max(removed) == expected  # the cast there, and that of the gradient
+            removed.clear()
 
 
 def test_a_half_beside_f32_is_widened_in_every_transformation() -> None:
@@ -68,14 +68,14 @@ def test_a_half_beside_f32_is_widened_in_every_transformation() -> None:
     def wide(x: Tensor, scale: Tensor) -> Tensor:
         return f(ml.astype(x, ml.float32), scale)
 
-    ways: tuple[Callable[[Callable[[Tensor, Tensor], Tensor]], Tensor], ...] = (
+    wrappings: tuple[Callable[[Callable[[Tensor, Tensor], Tensor]], Tensor], ...] = (
         lambda f: f(x, scale),
         lambda f: ml.grad(f)(x, scale),
         lambda f: ml.jvp(f, (x, scale), (x, scale))[1],
         lambda f: ml.vmap(lambda scale: f(x, scale))(W),
         lambda f: ml.grad(lambda x: ml.sum(ml.astype(ml.grad(f)(x, scale), ml.float32)))(x),
     )
-    for through in ways:
+    for through in wrappings:
         y, z = through(f), through(wide)
         assert y.dtype is z.dtype
         assert ml.array_equal(y, z)

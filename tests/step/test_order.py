@@ -49,13 +49,13 @@ def test_an_update_waits_for_whoever_reads_what_it_overwrites() -> None:
 
 def test_what_makes_a_scalar_runs_early_as_an_update_may_wait_for_it() -> None:
     step = Step()
-    x, rate = step.given("input", floats(8, 8)), step.given("input", floats())
-    weight = step.given("state", floats(8, 8))
+    x, rate = step.cell("input", floats(8, 8)), step.cell("input", floats())
+    weight = step.cell("state", floats(8, 8))
 
     def make(name: str, *cells: Cell, into: Cell | None = None) -> Cell:
-        made = step.call(name, {}, [(cell, cell.type) for cell in cells], into)
-        assert made is not None
-        return made
+        moved = step.call(name, {}, [(cell, cell.type) for cell in cells], into)
+        assert moved is not None
+        return moved
 
     gradient = make("matmul", x, x)
     result = make("exp", x)

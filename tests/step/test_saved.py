@@ -65,10 +65,10 @@ def test_a_step_comes_back_from_its_bytes_as_it_was(flow: Step) -> None:
         for arrays in (flow.inputs, flow.expected("output"))
     ]
     step = SavedStep(compile_flow(flow.flow), inputs, outputs, (), tuple(flow.states))
-    found = SavedStep.from_bytes(step.to_bytes())
+    loaded = SavedStep.from_bytes(step.to_bytes())
     plan = step.planned.plan._replace(offsets=())  # the arguments have them
-    assert found.planned == replace(step.planned, plan=plan)
-    assert found.to_bytes() == step.to_bytes()
+    assert loaded.planned == replace(step.planned, plan=plan)
+    assert loaded.to_bytes() == step.to_bytes()
 
 
 @cases(

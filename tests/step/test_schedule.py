@@ -59,10 +59,10 @@ def test_what_takes_a_place_is_as_large_and_comes_when_the_other_ends(step: Step
 
 def test_an_operand_that_is_read_later_keeps_its_place() -> None:
     step = Step()
-    x = step.given("input", floats(4, 4))
-    made = step.call("exp", {}, [(x, x.type)])
-    assert made is not None
-    assert step.call("tanh", {}, [(made, made.type)]) is not None
+    x = step.cell("input", floats(4, 4))
+    power = step.call("exp", {}, [(x, x.type)])
+    assert power is not None
+    assert step.call("tanh", {}, [(power, power.type)]) is not None
     [_, tanh] = step.calls
     run = Run(Unit([tanh]), tanh.outs, tanh.ins)
     operand, result = tanh.ins[0].value, tanh.outs[0].value
@@ -72,7 +72,7 @@ def test_an_operand_that_is_read_later_keeps_its_place() -> None:
 
 def test_the_schedule_of_a_planned_step_is_that_of_its_lifetimes() -> None:
     step = Step()
-    x = step.given("input", floats(4, 4))
+    x = step.cell("input", floats(4, 4))
     for name in ("exp", "tanh", "abs"):
         assert step.call(name, {}, [(step.cells[-1], x.type)]) is not None
     step.result(step.cells[-1])

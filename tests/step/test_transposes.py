@@ -43,7 +43,7 @@ def in_a_loop(x: Tensor, w: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("left", "f", "args"),
+    ("count", "f", "args"),
     [
         (0, lambda x, w: x @ w.T, (X, W)),
         (0, ml.value_and_grad(loss, argnums=(0, 1)), (X, W)),
@@ -62,9 +62,9 @@ def in_a_loop(x: Tensor, w: Tensor) -> Tensor:
     ],
 )
 def test_products_take_matrices_as_they_lie(
-    left: int, f: Callable[..., object], args: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch
+    count: int, f: Callable[..., object], args: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert turned(monkeypatch, f, *args) == left
+    assert turned(monkeypatch, f, *args) == count
 
 
 def test_casts_around_products_change_places(monkeypatch: pytest.MonkeyPatch) -> None:

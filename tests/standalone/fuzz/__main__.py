@@ -50,8 +50,8 @@ def compiled(program: Path, arguments: Sequence[str | Path]) -> bool:
     """Compile a target; whether it is libFuzzer's."""
     fuzzer = ["clang", *FLAGS, "-fsanitize=fuzzer,address,undefined", *arguments, "-o", program]
     if shutil.which("clang"):
-        made = subprocess.run([str(each) for each in fuzzer], capture_output=True)
-        if made.returncode == 0:
+        process = subprocess.run([str(each) for each in fuzzer], capture_output=True)
+        if process.returncode == 0:
             return True
     sanitizers = ["-fsanitize=address,undefined", str(HERE / "drive.c")]
     plain = ["gcc", *FLAGS, *sanitizers, *map(str, arguments), "-o", str(program)]
@@ -69,10 +69,10 @@ def main() -> int:
         small_step(folder)
         plan = MACHINES / "native" / "src" / "plan"
         loop = [HERE / "loop.c", plan / "loop.c", plan / "bound.c"]
-        made = folder / "mlvm"
-        kernels = sorted((made / "native/src/plan/kernels").glob("*.c"))
-        runtime = [made / "standalone/src" / name for name in ("step.c", "records.c")]
-        runtime += [made / "native/src/plan" / f"{x}.c" for x in ("loop", "bound", "processor")]
+        package = folder / "mlvm"
+        kernels = sorted((package / "native/src/plan/kernels").glob("*.c"))
+        runtime = [package / "standalone/src" / name for name in ("step.c", "records.c")]
+        runtime += [package / "native/src/plan" / f"{x}.c" for x in ("loop", "bound", "processor")]
         weights = [HERE / "weights.c", folder / "tables.c", *runtime, *kernels]
         programs: dict[str, list[str | Path]] = {
             "loop": [*loop, f"-I{MACHINES}"],
@@ -88,12 +88,12 @@ def main() -> int:
                 shutil.copy(folder / "weights.bin", seeds)
                 np.save(seeds / "x.npy", np.zeros((2, 3), np.float32))
             limits = [f"-max_total_time={options.seconds}", "-max_len=2048", "-print_final_stats=1"]
-            given: list[str | Path] = [*limits, seeds]
+            extra: list[str | Path] = [*limits, seeds]
             if not fuzzer:
-                given = [str(options.seconds), *seeds.iterdir()]
-            done = subprocess.run([program, *given], cwd=folder, capture_output=True, text=True)
-            told = [x for x in done.stderr.splitlines() if "executed_units" in x or "ERROR" in x]
-            print(f"{name}: status {done.returncode}; {'; '.join(told)}", flush=True)
+                extra = [str(options.seconds), *seeds.iterdir()]
+            done = subprocess.run([program, *extra], cwd=folder, capture_output=True, text=True)
+            lines = [x for x in done.stderr.splitlines() if "executed_units" in x or "ERROR" in x]
+            print(f"{name}: status {done.returncode}; {'; '.join(lines)}", flush=True)
             if done.returncode:
                 failed += 1
                 print(done.stderr[-6000:])
