@@ -53,7 +53,7 @@ CHECKED: Final = 8
 
 
 def batches_of(size: Size) -> list[NDArray[Any]]:
-    """Return an epoch's batches, each of another length as far as there are so many."""
+    """Return an epoch's batches, each of another length as far as there are enough lengths."""
     random = np.random.default_rng(0)
     lengths = np.resize(random.permutation(np.arange(4, size.longest + 1)), size.lengths)
     shape: Any = partial(random.integers, size.symbols)

@@ -1,4 +1,4 @@
-"""Interrupts at moments that nobody chose, as Ctrl-C comes."""
+"""Interrupts at arbitrary moments, as Ctrl-C comes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 
 class Interrupted(Exception):
-    """What an alarm raises, where the program happens to be."""
+    """Exception of an alarm, raised wherever the program is."""
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def alarms_interrupt() -> Iterator[None]:
 
 
 def interrupt_after(seconds: float, work: Callable[[], Any]) -> bool:
-    """Do the work, with an alarm after so many seconds; whether that came in time."""
+    """Do the work, with an alarm after the given number of seconds; return whether it came in
+    time."""
     with suppress(Interrupted):
         try:
             signal.setitimer(signal.ITIMER_REAL, seconds)

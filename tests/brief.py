@@ -1,4 +1,4 @@
-"""What tests say often, said briefly."""
+"""Short forms of common test code."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def run() -> None:
 
 
 def reached_lines() -> dict[str, dict[int, int]]:
-    """How often each line of each counted file ran, in all objects together."""
+    """Count the runs of each line of each counted file, in all objects together."""
     lines: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     data = [str(path) for path in (ROOT / "build" / "coverage-objects").rglob("*.gcda")]
     with tempfile.TemporaryDirectory() as folder:

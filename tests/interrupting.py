@@ -1,4 +1,4 @@
-"""What comes in between two lines: a race that always has the same outcome."""
+"""Interruptions between two lines: a race that always has the same outcome."""
 
 from __future__ import annotations
 
@@ -101,6 +101,6 @@ def interrupted_at_line(function: Callable[[], Any], n: int, folder: str) -> boo
 
 
 def _ends_with(frame: FrameType) -> bool:
-    """Whether the frame is about to call `__exit__` with three times None."""
+    """Return whether the frame is about to call `__exit__` with three times None."""
     code = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 8 : 2]
     return bytes([dis.opmap["LOAD_CONST"]] * 3) in code

@@ -1,6 +1,6 @@
 """Plugin of pytest: a run of tests fails if it leaves a process, shared memory or a file behind.
 
-The run has a folder of its own for temporary files, named in the environment of its processes, so
+The run has a separate folder for temporary files, named in the environment of its processes, so
 that runs beside it and their processes are not mistaken for its own. Sockets are files of that
 folder, or end with their process. `pytest -p tests.leftovers PATH` holds other tests to it.
 """

@@ -97,7 +97,7 @@ _CHANGES: Final[Sequence[Callable[[bytes, Random], bytes]]] = (
 
 
 def framed(kind: Kind) -> Callable[[bytes], bytes]:
-    """What makes a message of that kind of the bytes behind its header."""
+    """Return a function that puts a header of that kind before bytes."""
 
     def message(data: bytes) -> bytes:
         return struct.pack("<4sHHQ", MAGIC, VERSION, kind.value, len(data)) + data

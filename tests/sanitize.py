@@ -33,7 +33,8 @@ MEMORY: Final = "allocator_may_return_null=1:max_allocation_size_mb=4096"
 
 
 class Sanitizer(NamedTuple):
-    """What gcc calls it, the libraries to load before all others, and what runs under it."""
+    """A sanitizer: gcc's name of it, the libraries to load before all others, and the commands run
+    under it."""
 
     flags: str
     libraries: tuple[str, ...]
@@ -138,7 +139,7 @@ def found_library(name: str) -> str:
 
 
 def without_random_addresses() -> list[str]:
-    """What to run a command by, so that memory lies where the thread sanitizer expects it."""
+    """Return the prefix of a command that puts memory where the thread sanitizer expects it."""
     setarch = ["setarch", platform.machine(), "-R"]
     try:
         works = subprocess.run([*setarch, "true"], capture_output=True).returncode == 0

@@ -26,7 +26,7 @@ INPUTS = {
 
 
 def rows(library: str) -> list[tuple[str, str, str]]:
-    """What they write, what one writes here, and what differs."""
+    """Return the page's rows: their code, ours, and the difference."""
     section = PAGE.read_text("utf-8").partition(f"\n## {library}\n")[2].partition("\n## ")[0]
     return ROW.findall(section)
 

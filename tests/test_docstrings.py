@@ -61,7 +61,7 @@ def public() -> dict[str, Any]:
 
 
 def beneath() -> dict[str, Any]:
-    """What the documentation imports from modules of mlvm beneath the language."""
+    """Return the names that the documentation imports from modules of mlvm beneath the language."""
     members = {}
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for module, names in IMPORT.findall(page.read_text("utf-8")):

@@ -114,7 +114,8 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Import:
-    """What an import statement brings in, where, and whether only when a function is called."""
+    """An import statement: the module, the line, and whether it runs only when a function is
+    called."""
 
     module: str
     line: int
@@ -158,7 +159,7 @@ def eager_room(module: str) -> str:
 
 
 def violations(source: str, package: str) -> list[str]:
-    """What a module that lies in `package` imports against the rules."""
+    """Return the imports against the rules by a module in `package`."""
     here = layer(package)
     own = eager_room(package)
     wrong = []
@@ -191,7 +192,7 @@ def module_of(file: Path) -> str:
 
 
 def imported_files(files: Mapping[str, str]) -> dict[str, set[str]]:
-    """Which of these modules each one imports, given their sources by name."""
+    """Return the modules that each one imports, given their sources by name."""
     graph = {}
     for module, source in files.items():
         is_folder = any(other.startswith(f"{module}.") for other in files)
@@ -264,7 +265,7 @@ def test_core_without_its_kernels_is_small() -> None:
 
 
 def lines_without_examples(source: str) -> int:
-    """How many lines a file has, without docstrings from their first example on."""
+    """Count the lines of a file, without docstrings from their first example on."""
     lines = source.splitlines()
     shown = 0
     for node in ast.walk(ast.parse(source)):

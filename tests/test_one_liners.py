@@ -1,4 +1,4 @@
-"""What one types in the first week works, or says what to write, which works when it is done."""
+"""Habits of the first week work, or the error says what to write, which works when it is done."""
 
 from __future__ import annotations
 

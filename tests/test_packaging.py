@@ -1,4 +1,4 @@
-"""What a release holds, and that it works where the checkout is not."""
+"""The contents of a release, which works without the checkout."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ HAS_COMPILER: Final = shutil.which(sysconfig.get_config_var("CC").split()[0]) is
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> str:
-    """What the command prints, run with nothing of this environment's that Python and mlvm heed."""
+    """Return the command's output, run without the variables of this environment that Python and
+    mlvm heed."""
     heeded = ("PYTHON", "MLVM_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(heeded)} | variables
     done = subprocess.run(
@@ -74,7 +75,7 @@ def dist(checkout: Path) -> Path:
 
 
 def installed(venv: Path, wheel: Path) -> Path:
-    """That folder, now a virtual environment with the wheel. The dependencies are those installed
+    """Make the folder a virtual environment with the wheel. The dependencies are those installed
     here."""
     run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=venv.parent)
     offline = ("--quiet", "--no-index", "--no-deps")

@@ -16,8 +16,8 @@ SEPARATOR = "-- next block --"
 
 
 def plainly(printed: str) -> str:
-    """What was printed; without plans where numpy kernels run, for which other chains are made
-    than the pages show."""
+    """Return the output without plans where numpy kernels run, for which other chains are made than
+    the pages show."""
     plan = r"^[\d,]+ bytes, lower bound .*$"
     return (printed if is_native(None) else re.sub(plan, "a plan", printed, flags=re.M)).strip()
 

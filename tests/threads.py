@@ -15,8 +15,8 @@ PATIENCE: Final = 60
 
 
 class _Running(Future[R]):
-    """What a thread returns. Who has the result knows that the thread has ended, and with it what
-    was its own, such as its default arena."""
+    """Result of a thread. Once it is there, the thread has ended, and with it what belonged to it,
+    such as its default arena."""
 
     thread: threading.Thread
 
@@ -29,8 +29,8 @@ class _Running(Future[R]):
 
 
 def start(work: Callable[..., R], *args: Any) -> Future[R]:
-    """Call the function on a thread of its own. `result(PATIENCE)` waits for what it returns,
-    raises what it raises, and `TimeoutError` if it hangs."""
+    """Call the function on a new thread. `result(PATIENCE)` waits for what it returns, raises what
+    it raises, and `TimeoutError` if it hangs."""
     future: _Running[R] = _Running()
 
     def run() -> None:
@@ -55,5 +55,5 @@ def in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 
 def waits(future: Future[Any], seconds: float = 0.05) -> bool:
-    """Whether a thread is still at it after so long."""
+    """Return whether a thread is still at it after `seconds`."""
     return bool(wait([future], seconds).not_done)

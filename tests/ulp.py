@@ -1,4 +1,4 @@
-"""How far the native f32 functions are from the true values, over all 2^32 inputs.
+"""Errors of the native f32 functions beside the true values, over all 2^32 inputs.
 
     python -m tests.ulp                 all of them: a quarter of an hour on two cores
     python -m tests.ulp --sample 4097   every 4097th input
@@ -119,7 +119,7 @@ def all_errors(names: Sequence[str], step: int) -> list[tuple[float, float]]:
 
 
 def limit(name: str) -> float:
-    """How large an error may be."""
+    """Return the largest error allowed, in ulp."""
     return 5.0 if "slope" in name else 4.0
 
 

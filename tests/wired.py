@@ -38,7 +38,7 @@ def connect_to(machine: VM) -> RemoteVM:
 
 
 def on_device(name: str) -> Callable[[VM], Any]:
-    """What makes a VM on that device in the place of a plain one."""
+    """Return a function that makes a VM on that device in the place of a plain one."""
 
     vm_on_device = import_module("mlvm.machines.gpu.vm").GpuVM
 
@@ -81,7 +81,7 @@ def _serve(machine: VM, sock: socket.socket) -> None:
 
 
 def elsewhere(kind: Callable[..., VM], connect: Callable[[VM], Any]) -> Callable[..., Any]:
-    """What makes a VM of that kind, and gives the way to it in its place."""
+    """Return a function that makes a VM of that kind, and returns `connect`'s VM in its place."""
 
     @wraps(kind)
     def make(*args: Any, **options: Any) -> Any:

@@ -95,7 +95,7 @@ def test_a_step_repeated_after_a_reset_finds_everything_where_it_was(
 
 
 def test_a_handle_that_comes_again_launches_from_memory(vm: VM) -> None:
-    """Steady state reaches through to the VM: the second step binds nothing anew."""
+    """Steady state reaches through to the VM: the second step binds nothing again."""
     arena, program = Arena(vm, "batch"), Program.of_op("negative.out", 2, {}, 0)
 
     def step() -> tuple[TensorHandle, ...]:

@@ -97,7 +97,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         self.stale += [(tensor, why) for tensor in group.tensors]
 
     def gaps(self) -> list[int]:
-        """How many bytes a fixed arena has free before, between and after its live tensors."""
+        """Return the free bytes of a fixed arena before, between and after its live tensors."""
         spans = ((address(tensor)[1], rounded(tensor.type)) for tensor in self.arena.live())
         occupied = sorted(span for span in spans if span[1])  # one of no bytes may lie in another
         edges = [(0, 0), *occupied, (CAPACITY, 0)]

@@ -114,7 +114,7 @@ def test_an_order_that_is_no_better_than_others_may_be_the_one_that_can_be_impro
 
 
 def test_activations_kept_for_the_backward_pass_meet_the_bound() -> None:
-    """A chain of layers: each keeps its input until its gradient, which needs room of its own."""
+    """A chain of layers: each keeps its input until its gradient, which needs separate room."""
     layers = 40
     sizes = [(i * 37 % 11 + 1) * 4096 for i in range(layers)]
     activations = [Block(size, i, 2 * layers - i) for i, size in enumerate(sizes)]

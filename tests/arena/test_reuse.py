@@ -1,5 +1,5 @@
-"""What arenas promise those who train: steps reuse the memory of the steps before, weights stay,
-and nothing that has ended can be used by mistake."""
+"""Arenas in training: steps reuse the memory of the steps before, weights stay, and nothing that
+has ended can be used by mistake."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ types = st.sampled_from([TensorType(t, (n,)) for t in ("u8", "f32", "f64") for n
 
 @given(st.lists(st.tuples(types, offsets, st.integers(0, 255), st.booleans()), max_size=20))
 def test_a_pad_is_its_bytes(writes: list[tuple[TensorType, int, int, bool]]) -> None:
-    """Whatever is written through whatever tensors, every tensor shows the pad's bytes."""
+    """After any write through any tensor, every tensor shows the pad's bytes."""
     vm = VM()
     pad, model = ScratchPad(vm, 64), np.zeros(64, np.uint8)
     live = []

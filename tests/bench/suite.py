@@ -11,7 +11,7 @@ from bench.harness import Contender, Round, Suite
 
 
 def costs(metric: Callable[[], float], *cases: str) -> Callable[[bool], Mapping[str, Round]]:
-    """A `prepare` whose cases all measure `metric`, in each round anew."""
+    """Return a `prepare` whose cases all measure `metric`, once in each round."""
     return lambda quick: dict.fromkeys(cases, lambda: {"cost": metric()})
 
 

@@ -414,7 +414,7 @@ def test_queue(tmp_path: Path) -> None:
 
 
 def check_report(report: dict[str, Any], rates: Collection[str] = ()) -> None:
-    """What the JSON of every benchmark looks like."""
+    """Check the form of a benchmark's JSON."""
     assert report.keys() == {"environment", "records", "ratios", "contests"}
     assert report["environment"].keys() == {
         "cpu",

@@ -39,7 +39,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 @dataclass
 class Outcomes:
-    """What became of the tests: how many passed, and why the others did not, by name."""
+    """Outcomes of the tests: the number that passed, and why the others did not, by name."""
 
     passed: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)

@@ -25,7 +25,7 @@ def test_it_says_which_standard_it_has() -> None:
 
 @pytest.mark.parametrize("name", FROZEN["signatures"])
 def test_signatures(name: str) -> None:
-    """What the standard passes by position or keyword can be passed so."""
+    """Parameters are positional or by keyword wherever the standard's are."""
     function: Any = ml
     for part in name.split("."):
         function = getattr(function, part)

@@ -169,7 +169,7 @@ C = f32s(10, 20)
 
 
 def run(program: Program, *operands: Array, store: FreeStore | None = None) -> list[Value]:
-    """What the program leaves on the stack of a machine without a VM, which checks nothing."""
+    """Return the program's stack on a machine without a VM, which checks nothing."""
     code = bind(link(program, TABLE), operands, Workspace(), checked=False)
     return machine.run(code, operands, store or FreeStore(), TABLE)
 

@@ -25,8 +25,8 @@ types = st.builds(TensorType, dtypes, st.lists(st.integers(0, 3), max_size=2))
 
 @dataclass
 class Place:
-    """Where the model keeps a tensor: in its storage's bytes, or in bytes that are held for as
-    long as a tensor names them."""
+    """Place of a model's tensor: in its storage's bytes, or in bytes that live as long as a tensor
+    names them."""
 
     type: TensorType
     home: bytearray

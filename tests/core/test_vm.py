@@ -80,8 +80,8 @@ def test_an_error_names_its_own_file_where_two_have_equal_text() -> None:
 
 
 class Collected(dict[Any, Any]):
-    """Bound programs that a finalizer clears as soon as somebody walks over them: from Python 3.12
-    on the garbage collector may run after any call."""
+    """Bound programs that a finalizer clears as soon as they are iterated over: from Python 3.12 on
+    the garbage collector may run after any call."""
 
     def values(self) -> Any:
         return Walked(self)
@@ -313,7 +313,7 @@ def test_numpys_warnings_stay_inside_and_its_settings_stay_outside(vm: VM) -> No
 
 @pytest.fixture
 def verified(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
-    """How often each program has been verified for each tuple of types (None for any)."""
+    """Count the verifications of each program for each tuple of types (None for any)."""
     counts: Counter[Any] = Counter()
 
     def counting(program: Program, functions: FunctionTable, types: Any = None) -> None:

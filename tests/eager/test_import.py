@@ -1,4 +1,4 @@
-"""What `import mlvm.eager` leaves for later, and that nobody sees it."""
+"""`import mlvm.eager` leaves modules for later, and behaves as if it did not."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LIBRARIES = [
 
 
 def run(code: str) -> list[str]:
-    """The words that the code prints in a process of its own."""
+    """Return the words that the code prints in a separate process."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.split()
 

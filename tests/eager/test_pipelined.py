@@ -1,4 +1,5 @@
-"""Eager code on a remote VM that answers later: nobody waits, and all is as it is here."""
+"""Eager code on a remote VM that answers later does not wait, and has the results of a local
+one."""
 
 from __future__ import annotations
 

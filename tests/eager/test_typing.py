@@ -1,4 +1,4 @@
-"""What a strict type checker says of a user's program."""
+"""A strict type checker accepts a user's program."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.mlasm"))
 
 
 def run(name: str, folder: Path, *args: Array) -> list[Array]:
-    """What `python -m mlvm run` writes for these arguments."""
+    """Return the output files of `python -m mlvm run` for these arguments."""
     command = ["run", str(ROOT / "examples" / f"{name}.mlasm"), "--max-steps", "1000000"]
     for number, array in enumerate(args):
         np.save(folder / f"arg{number}.npy", array)
@@ -85,7 +85,8 @@ def test_sigma_clip_of_nothing(tmp_path: Path) -> None:
 
 
 def tree(generator: np.random.Generator, leaves: int) -> Array:
-    """The children of a random binary tree with so many leaves; node 0 is the root."""
+    """Return the children of a random binary tree with the given number of leaves; node 0 is the
+    root."""
     children: list[list[int]] = [[-1, -1]]
     open_leaves = [0]
     while len(open_leaves) < leaves:

@@ -81,7 +81,7 @@ def test_diffusion() -> None:
 
 
 def test_diffusion_of_a_perfect_guess() -> None:
-    """Where all images are one, its noise is known, and what is drawn is the image."""
+    """If all images are one, its noise is known, and the sample drawn is the image."""
     module = program("diffusion")
     image = ml.random.normal((1, 8, 8, 1), key=ml.random.key(0))
 

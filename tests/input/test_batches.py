@@ -1,4 +1,4 @@
-"""Which samples are in which batch, and what is said of data sets that are none."""
+"""Batches have the samples of their indices; wrong data sets are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline takes for a data set besides a `Dataset`: arrays, columns, samples by number."""
+"""A pipeline takes data sets besides a `Dataset`: arrays, columns, samples by number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Y = np.arange(11)
 
 
 class Frame:
-    """What frames of pandas and polars have, with labels that are no positions."""
+    """The interface of frames of pandas and polars, with labels that are no positions."""
 
     columns = ("height", "tall enough", "label")
 

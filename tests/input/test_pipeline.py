@@ -93,7 +93,7 @@ def digests(pipeline: Pipeline[Any], count: int | None = None) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """Whatever a test does, its threads are gone afterwards."""
+    """Check that a test's threads have ended afterwards."""
     before = set(threading.enumerate())
     yield
     gc.collect()

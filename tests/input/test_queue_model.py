@@ -27,7 +27,7 @@ def element(value: int) -> tuple[Array, Array]:
 
 @dataclass
 class Got:
-    """What a get returned, as far as it is still held, and the value that it shows."""
+    """Result of a get, as far as it is still alive, and the value that it shows."""
 
     value: int
     tensors: list[Allocation]

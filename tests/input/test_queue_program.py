@@ -63,7 +63,7 @@ def sums(queue: str) -> Program:
 
 
 def fill(q: QueueTensor, elements: int, size: int = 100) -> float:
-    """Put so many random elements, close, and return what the program makes of them."""
+    """Put the given number of random elements, close, and return the program's result for them."""
     generator = np.random.default_rng(0)
     total = 0.0
     for _ in range(elements):

@@ -53,7 +53,7 @@ def test_more_than_the_machine_has_is_refused_before_it_is_used() -> None:
 
 
 def open_files() -> int:
-    """How many file descriptors this process has, where the system tells."""
+    """Count this process's file descriptors, where the system tells."""
     listing = Path("/proc/self/fd")
     return len(list(listing.iterdir())) if listing.exists() else 0
 

@@ -1,4 +1,4 @@
-"""Whether a row has the same bits, whatever rows stand beside it: docs/determinism.md.
+"""Rows have the same bits beside any other rows: docs/determinism.md.
 
     python -m tests.invariance
     python -m tests.invariance --op matmul --op sum --rows 1 2 33

@@ -1,4 +1,5 @@
-"""What computes an op: numpy, and the native kernels of an instruction set on so many threads."""
+"""Machines that compute an op: numpy, and the native kernels of an instruction set on a number of
+threads."""
 
 from __future__ import annotations
 
@@ -49,9 +50,9 @@ def choose(simd: str) -> None:
 
 
 def outside(machine: Machine, sample: Sample) -> bool:
-    """Whether the contract does not hold there: numpy leaves products to BLAS, which goes another
-    way for each number of rows. It makes the native machine's too where they are complex, or of
-    integers by floats."""
+    """Return whether the contract does not hold there: numpy leaves products to BLAS, which
+    computes each number of rows differently. It makes the native machine's too where they are
+    complex, or of integers by floats."""
     if sample.op not in ("matmul", "batch_contract", "conv2d", "conv_transpose2d"):
         return False
     kinds = {"f" if half.is_half(x) else x.dtype.kind for x in sample.inputs}

@@ -1,4 +1,4 @@
-"""What the walk calls: the cases of all ops, and shapes that take kernels' loops to their ends."""
+"""Samples of the walk: the cases of all ops, and shapes that take kernels' loops to their ends."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _rows() -> Iterator[Sample]:
 
 
 def _reductions() -> Iterator[Sample]:
-    """Of so many elements that a single one is divided among threads."""
+    """Yield reductions of enough elements that a single one is divided among threads."""
     for op in ("argmax", *_REDUCTIONS):
         for shape in ((3, 20_000), (2, 70_000), (2, 300, 100), (2, 9000, 3), (2, 17, 1500)):
             yield _of(op, shape, axis=1)

@@ -1,7 +1,7 @@
 """Rows of ops: where they are, and whether a row's bits depend on the rows beside it.
 
 An op's rows lie along an axis of some operands and of the result, where rows a to b of the operands
-give rows a to b of the result. Nobody says where: an axis is found that may have any length, by the
+give rows a to b of the result. No op says where: an axis is found that may have any length, by the
 type rule, and whose rows are independent, by the reference kernel. What lies behind an axis without
 rows (the columns of a sum along axis 0) is outside of the contract in docs/determinism.md.
 """
@@ -43,7 +43,8 @@ class Sample:
 
     @property
     def type(self) -> TensorType | None:
-        """That of the result; None if the op refuses these operands, or does not know it."""
+        """Infer the type of the result; None if the op refuses these operands, or does not know
+        it."""
         op = OPS[self.op]
         try:
             types = [TensorType.of(x) for x in self.inputs]
@@ -75,7 +76,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Rows:
-    """Where a sample's rows lie: an axis of the result, and one of each operand that has rows."""
+    """Place of a sample's rows: an axis of the result, and one of each operand that has rows."""
 
     axis: int
     axes: tuple[int | None, ...]
@@ -83,7 +84,7 @@ class Rows:
     """Attributes that have their number."""
 
     def of(self, sample: Sample, numbers: Array) -> Sample:
-        """The sample with these rows of its own, which repeat."""
+        """Return the sample with these rows, which may repeat."""
         inputs = [
             x if axis is None else _take(x, numbers % x.shape[axis], axis)
             for x, axis in zip(sample.inputs, self.axes, strict=True)
@@ -117,7 +118,7 @@ def rows_of(sample: Sample) -> list[Rows]:
 
 
 def _in_front(sample: Sample, rows: Rows, choices: Sequence[Rows], operand: int) -> bool:
-    """Whether the rows of the operand lie in front of all axes that the op works along."""
+    """Return whether the rows of the operand lie in front of all axes that the op works along."""
     axis = rows.axes[operand]
     if axis is None:
         return True
@@ -128,7 +129,8 @@ def _in_front(sample: Sample, rows: Rows, choices: Sequence[Rows], operand: int)
 
 
 def _independent(sample: Sample, rows: Rows) -> bool:
-    """Whether the reference kernel says, but for rounding, that a row is its own."""
+    """Return whether a row is independent of the others by the reference kernel, but for
+    rounding."""
     whole = _shown(rows.of(sample, np.arange(7)))
     if not whole.size:
         return False
@@ -140,7 +142,7 @@ def _independent(sample: Sample, rows: Rows) -> bool:
 
 
 def _shown(sample: Sample) -> Array:
-    """What the reference kernel makes of the sample; nothing where it refuses."""
+    """Return the reference kernel's result for the sample; an empty array where it refuses."""
     try:
         return half.shown(reference(sample)) if sample.type is not None else np.empty(0)
     except MlvmError:
@@ -148,13 +150,13 @@ def _shown(sample: Sample) -> Array:
 
 
 def reference(sample: Sample) -> Array:
-    """What the reference kernel makes of the sample."""
+    """Return the reference kernel's result for the sample."""
     op = OPS[sample.op]
     return ran(half.suited(op, op.kernel, sample.inputs), sample)
 
 
 def ran(kernel: Any, sample: Sample) -> Array:
-    """What the kernel makes of the sample."""
+    """Return the kernel's result for the sample."""
     type = sample.type
     assert type is not None, sample
     out = aligned_array(type)
@@ -165,7 +167,7 @@ def ran(kernel: Any, sample: Sample) -> Array:
 
 
 class Runs(Protocol):
-    """What computes a sample."""
+    """A function that computes a sample."""
 
     def run(self, sample: Sample) -> Array: ...
 
@@ -193,7 +195,7 @@ def _take(x: Array, numbers: Array, axis: int) -> Array:
 
 
 def same_bits(x: Array, y: Array) -> bool:
-    """Whether the arrays are the same; of nans, where they are."""
+    """Return whether the arrays are the same; nans need only stand at the same places."""
     if x.tobytes() == y.tobytes():
         return True
     if x.dtype.kind not in "fc" and not half.is_half(x):
@@ -206,5 +208,5 @@ def same_bits(x: Array, y: Array) -> bool:
 
 
 def _are_lengths(value: object, ndim: int) -> bool:
-    """Whether an attribute has the length of each axis of a result."""
+    """Return whether an attribute has the length of each axis of a result."""
     return isinstance(value, (tuple, list)) and len(value) == ndim

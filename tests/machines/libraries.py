@@ -47,8 +47,8 @@ def compile_c(source: Path, library: Path, *flags: str, compiler: str = "cc") ->
 
 
 def compile_text(text: str, folder: Path, name: str, *flags: str) -> Path:
-    """The shared library of a C text that includes `mlvm.h`, under a name of its own: a process
-    never loads two libraries from one path."""
+    """Compile a C text that includes `mlvm.h` to a shared library under a new name: a process never
+    loads two libraries from one path."""
     source = folder / f"{name}.c"
     source.write_text(f"#include <mlvm.h>\n{text}\n")
     return compile_c(source, folder / f"{name}.so", "-std=c99", *flags)

@@ -566,7 +566,7 @@ def test_what_is_refused_here_is_refused_there(
 
 
 def test_an_error_leaves_no_cycle() -> None:
-    """What the failing caller holds is freed at once, not when the collector comes by."""
+    """The failing caller's values are freed at once, not when the collector comes by."""
     _, wire_vm = wired()
 
     def fail() -> weakref.ref[Program]:

@@ -102,7 +102,7 @@ def drawn(model: str, size: Size, seed: int = 0) -> dict[str, Array]:
 
 
 def logits(p: Mapping[str, Any], images: Any, size: Size, *, approximate: bool) -> Any:
-    """What timm's MlpMixer or VisionTransformer computes for images [N, C, H, W]."""
+    """Compute the logits of timm's MlpMixer or VisionTransformer for images [N, C, H, W]."""
     import torch
 
     F = torch.nn.functional

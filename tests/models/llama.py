@@ -33,8 +33,8 @@ def dequantized(file: Path) -> dict[str, Array]:
 
 
 def logits(size: LlamaSize, weights: dict[str, Array], tokens: list[int]) -> Array:
-    """Of what follows each token, in f32, as transformers has it: halves of heads are turned, of
-    weights whose rows are brought into that order."""
+    """Return the logits after each token, in f32, as transformers computes them: halves of heads
+    are turned, of weights whose rows are brought into that order."""
     heads, shared, dim = size.heads, size.kv_heads, size.width // size.heads
     length = len(tokens)
     angles = np.arange(length)[:, np.newaxis] * 10000.0 ** (-np.arange(0, dim, 2) / dim)

@@ -20,7 +20,7 @@ from models.tree_lstm import TreeClassifier
 
 
 def learning(model: nn.Module, samples: Array, labels: Array, steps: int, rate: float) -> float:
-    """The loss after so many steps of Adam, over the loss at first."""
+    """Return the loss after `steps` steps of Adam, over the loss at first."""
     optimizer = ml.optim.Adam(model, rate)
 
     @ml.value_and_grad
@@ -36,7 +36,7 @@ def learning(model: nn.Module, samples: Array, labels: Array, steps: int, rate: 
 
 
 def captured_alike(fn: Callable[..., Tensor], *arguments: Array) -> bool:
-    """Whether a captured call gives the bits of an eager one."""
+    """Return whether a captured call gives the bits of an eager one."""
     operands = [ml.asarray(each) for each in arguments]
     eager, captured = fn(*operands), ml.capture(fn, fuse=False)(*operands)
     return eager.numpy().tobytes() == captured.numpy().tobytes()
@@ -57,7 +57,7 @@ def test_the_lstm_ends_where_a_sequence_does() -> None:
 
 
 def test_the_lstm_learns_an_order() -> None:
-    """Which of two symbols comes first: counts say nothing about it."""
+    """The order of two symbols decides: counts say nothing about it."""
     first = np.arange(16) % 2
     sequences = np.stack([1 + first, np.full(16, 3), 2 - first, np.zeros(16, int)], axis=1)
     model = LstmClassifier(4, 2, 4, 8, key=ml.random.key(0))

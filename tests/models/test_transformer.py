@@ -136,7 +136,7 @@ def test_symbols_are_drawn_with_their_probabilities() -> None:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a training of a transformer would write."""
+    """Write the file of a trained transformer."""
     file = tmp_path_factory.mktemp("trained") / "lm.safetensors"
     model = Transformer(NUM_BYTES, LENGTH, key=ml.random.key(0))
     tensors = {f"model/{name}": x.numpy() for name, x in model.state().items()}

@@ -42,7 +42,7 @@ _GIVEN: Final = {"None", "True", "for", "in", "is", "lambda", "not", "np", "pass
 
 @dataclass(frozen=True)
 class Row:
-    """What one types, and writes instead where that is refused, and what it gives."""
+    """One habit: the line typed, its replacement where that is refused, and its value."""
 
     group: str
     habit: str
@@ -86,7 +86,8 @@ _NARROW: Final = {"float64": ml.float32, "complex128": ml.complex64}
 
 
 def ours() -> dict[str, Any]:
-    """What a line has: tensors, a model and its optimizer, and files in the current folder."""
+    """Return the names of a line: tensors, a model and its optimizer, and files in the current
+    folder."""
     names: dict[str, Any] = {
         name: ml.asarray(array, dtype=_NARROW.get(array.dtype.name))
         for name, array in ARRAYS.items()
@@ -120,14 +121,14 @@ def ours() -> dict[str, Any]:
 
 
 def theirs() -> dict[str, Any]:
-    """What a value has: the same as arrays."""
+    """Return the names of an expected value: the same as arrays."""
     logits, labels = ARRAYS["logits"], ARRAYS["labels"]
     nll = np.log(np.exp(logits).sum(1)) - logits[np.arange(4), labels]
     return {**ARRAYS, **_PLAIN, "nll": nll}
 
 
 def run(code: str, names: dict[str, Any]) -> Any:
-    """What the last expression of the code gives; None of statements."""
+    """Run the code and return its last expression's value; None of statements."""
     body = ast.parse(code).body
     last = body.pop() if isinstance(body[-1], ast.Expr) else None
     with redirect_stdout(io.StringIO()):
@@ -186,7 +187,7 @@ def judge(row: Row) -> str:
 
 def require_words(text: str, line: str, remedy: str) -> None:
     """Raise `AssertionError` unless a refusal says what is new in the remedy; if nothing is, that
-    the value is itself what is wanted, or that the line is to be left out."""
+    the value is itself the result, or that the line is to be left out."""
     words, remedy_words = {*_WORDS.findall(text)}, {*_WORDS.findall(_TEXTS.sub("", remedy))}
     lacking = remedy_words - words - {*_WORDS.findall(line)} - _GIVEN
     assert not lacking, f"{text!r} lacks {lacking}"

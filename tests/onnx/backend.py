@@ -134,7 +134,7 @@ def run(case: Case, *, captured: bool) -> None:
 
 
 def _input(model: Any, name: str, value: Any, captured: bool) -> Any:
-    """What the model is called with: numbers where a captured function must know them."""
+    """Return the model's argument for a value: numbers where a captured function must know them."""
     if value is None:
         return None
     if isinstance(value, list):
@@ -189,7 +189,7 @@ def expected(name: str, *, captured: bool) -> str | None:
 
 
 def is_near(case: Case, *, captured: bool) -> bool:
-    """Whether results in halves are off by no more than two units in the last place."""
+    """Return whether results in halves are off by no more than two units in the last place."""
     try:
         run(case._replace(rtol=2.0**-6 if "bf16" in case.name else 2.0**-9), captured=captured)
     except AssertionError:

@@ -28,7 +28,8 @@ def mutation(data: bytes, draw: random.Random) -> bytes:
 
 
 def run(count: int, seed: int) -> None:
-    """Load so many damaged files, and call what is loaded. Raises what is no `MlvmError`."""
+    """Load the given number of damaged files, and call the models. Raises what is no
+    `MlvmError`."""
     small = [each for each in backend.frozen().values() if len(each.model) < 900]
     draw = random.Random(seed)
     for i in range(count):

@@ -1,4 +1,4 @@
-"""What `torch.onnx` writes of PyTorch's modules and functions, beside PyTorch.
+"""Exports by `torch.onnx` of PyTorch's modules and functions, beside PyTorch.
 
     python -m tests.onnx --exports
 
@@ -135,8 +135,8 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def difference(make: Callable[[], Any], operands: tuple[Any, ...], captured: bool) -> str | None:
-    """How the loaded file differs from the module; None where it does not. Raises `ImportError`
-    without onnxscript, and what the export raises."""
+    """Return how the loaded file differs from the module; None where it does not. Raises
+    `ImportError` without onnxscript, and what the export raises."""
     import torch
 
     module: Any = make().eval()
@@ -169,7 +169,7 @@ def _difference(results: list[Any], expected: list[Any]) -> str | None:
 
 
 def _is_right(data: bytes, arrays: list[Any], expected: list[Any]) -> bool:
-    """Whether ONNX Runtime makes of the file what the module does."""
+    """Return whether ONNX Runtime's results of the file are the module's."""
     from tests.fuzz.graphs import session
 
     try:

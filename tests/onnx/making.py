@@ -51,7 +51,7 @@ def constant(name: str, array: Any, **fields: Any) -> Message:
 
 
 def value(name: str, number: int = 1, shape: Sequence[int | str] | None = None) -> Message:
-    """What a graph says of an input or an output."""
+    """Return the description of a graph's input or output."""
     dims = [
         Message("Dimension", **({"dim_param": n} if isinstance(n, str) else {"dim_value": n}))
         for n in shape or ()

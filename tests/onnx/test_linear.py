@@ -18,7 +18,7 @@ BOTH = X @ np.array(W, "f4").reshape(2, 3).T
 
 
 def compute(op: str, outputs: int = 1, **attributes: Any) -> list[np.ndarray[Any, Any]]:
-    """What a model of one node makes of X."""
+    """Return the results of a model of one node for X."""
     floats = [
         {"name": name, "floats": value, "type": 6}
         if isinstance(value, list) and isinstance(value[0], float)

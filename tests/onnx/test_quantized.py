@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 def called(data: bytes, x: Array) -> Array:
-    """What the model makes of x, eagerly and captured."""
+    """Return the model's result for x, the same eagerly and captured."""
     net = load(data)
     eager, captured = (np.asarray(fn(ml.asarray(x))) for fn in (net, ml.capture(net)))
     assert np.array_equal(eager, captured)
@@ -98,8 +98,8 @@ def floats(q: Array, scale: Any, zero: int) -> Array:
 
 @pytest.mark.parametrize("kind", ["Conv", "depthwise", "line", "MatMul", "Gemm"])
 def test_factors_between_quantising_nodes_are_multiplied_as_integers(kind: str) -> None:
-    """What onnxruntime's quantiser writes around a product: what is left is a product of integers,
-    and the numbers are those of the floats that are meant."""
+    """Nodes of onnxruntime's quantiser around a product become a product of integers, and the
+    numbers are those of the floats that they stand for."""
     groups = {"depthwise": 6}.get(kind, 1)
     shapes: dict[str, Any] = {
         "Conv": ((2, 4, 6, 5), (6, 4, 3, 3)),

@@ -298,7 +298,7 @@ def in_dtype(name: str, dtype: str) -> tuple[Any, ...] | None:
 def test_forms_in_other_dtypes_are_those_that_onnxruntime_runs(
     saved: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each case in two dtypes, and where none has a kernel of its own; u64 has no order then."""
+    """Each case in two dtypes, and in those without a kernel; u64 has no order then."""
     picks = [(name, DTYPES[(i * 5 + k) % 12]) for i, name in enumerate(CASES) for k in (0, 7)]
     names = "negative var atan2 pow argmax where matmul max sum remainder floor_divide clip"
     picks += [(x, dtype) for x in CASES if x.split()[0] in names.split() for dtype in DTYPES]

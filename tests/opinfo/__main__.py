@@ -26,7 +26,7 @@ from tests.opinfo.names import COUNT, Entry, Refusals, entries
 
 
 def names(table: dict[str, Entry]) -> str:
-    """How many names are here, and why the others are not."""
+    """Return the number of names, and why others are absent."""
     kinds = Counter(each.kind for each in table.values())
     absent = Counter(each.reason.partition(":")[0] for each in table.values() if each.kind == "-")
     lines = [
@@ -38,7 +38,7 @@ def names(table: dict[str, Entry]) -> str:
 
 
 def describe(outcome: Any) -> str:
-    """What is wrong with which sample."""
+    """Describe an outcome: what is wrong with which sample."""
     name = f"{outcome.name}.{outcome.variant}".rstrip(".")
     place = f"{outcome.verdict} {outcome.what}: {name} {outcome.dtype} #{outcome.number}"
     return f"{place}: {outcome.text}\n    ({outcome.sample[:300]})"

@@ -1,4 +1,4 @@
-"""What the expressions of `names.txt` are written with: PyTorch's arguments as they are said here.
+"""Adapters for the expressions of `names.txt`: PyTorch's arguments in the words of mlvm.
 
 Images and sequences have their channels last here, and second there.
 """
@@ -66,7 +66,7 @@ def product(xs: Sequence[Any]) -> Any:
 
 
 def booleans(*xs: Any) -> Any:
-    """Whether they are not zero."""
+    """Return which elements are not zero."""
     return [x.astype(ml.bool) if isinstance(x, ml.Tensor) else bool(x) for x in xs]
 
 
@@ -113,7 +113,7 @@ def expanded(x: Any, shape: Sequence[Any]) -> Any:
 
 
 def cuts(x: Any, sizes: Any, dim: int) -> Any:
-    """Where `split` by sizes cuts."""
+    """Return the positions where `split` by sizes cuts."""
     if isinstance(sizes, int):
         return tuple(range(sizes, x.shape[dim], sizes))
     return tuple(sum(sizes[:i]) for i in range(1, len(sizes)))
@@ -133,7 +133,7 @@ def over(dim: Any) -> Any:
 
 
 def corrected(dim: Any, unbiased: Any, correction: Any) -> float:
-    """What `var` is to subtract from the count: 1, unless told otherwise."""
+    """Return what `var` is to subtract from the count: 1 by default."""
     flag = dim if isinstance(dim, bool) else unbiased
     return float(flag) if flag is not None else 1.0 if correction is None else float(correction)
 
@@ -191,7 +191,8 @@ def permutation(pivots: Any) -> Any:
 
 
 def spectral(x: Any, n_fft: int, win_length: int | None, onesided: bool | None) -> Any:
-    """What `stft` and `istft` take, where the half of a spectrum is that of real numbers."""
+    """Return the arguments of `stft` and `istft`, where the half of a spectrum is that of real
+    numbers."""
     real = x.dtype.is_float or (x.ndim > 1 and x.shape[-2] == n_fft // 2 + 1)
     longer = win_length is not None and win_length != n_fft
     return absent(x, win_length=longer, onesided=onesided is not None and onesided != real)
@@ -379,7 +380,8 @@ def columns(windows: Any, of: Any) -> Any:
 
 
 def flat(x: Any, shape: Any, weight: Any = None, bias: Any = None) -> tuple[Any, Any, Any]:
-    """What a normalisation of the last axes takes, these as one; a scale of ones, a bias of 0."""
+    """Return the operands of a normalisation of the last axes, as one axis; a scale of ones, a bias
+    of 0."""
     count = math.prod(shape)
     rows = x.reshape((*x.shape[: x.ndim - len(shape)], count))
     scale = ml.ones(count, dtype=x.dtype) if weight is None else weight.reshape(count)

@@ -88,10 +88,10 @@ def entries(text: str | None = None) -> dict[str, Entry]:
 
 
 class Refusals:
-    """What is refused by design. A reason has patterns of what errors say, as "Class: text".
-    `gradients` and `gradients_of_halves` say why those of an operator are not compared, `tolerance`
-    how exact PyTorch is where it is less so than it might be, `differs` what is another value by
-    design; both by name and dtype."""
+    """Refusals by design. A reason has patterns of what errors say, as "Class: text". `gradients`
+    and `gradients_of_halves` say why those of an operator are not compared, `tolerance` how exact
+    PyTorch is where it is less so than it might be, `differs` what is another value by design; both
+    by name and dtype."""
 
     def __init__(self) -> None:
         table = tomllib.loads((HERE / "refused.toml").read_text())

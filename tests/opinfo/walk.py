@@ -51,7 +51,7 @@ _NOT_OURS: Final = {"device", "layout", "memory_format", "pin_memory", "requires
 
 @dataclass
 class Outcome:
-    """What became of a sample. `what` is "value", "gradient", "captured", or "error" of input that
+    """Outcome of a sample. `what` is "value", "gradient", "captured", or "error" of input that
     PyTorch refuses; `verdict` is "right", "refused", "wrong", "raw" or "skipped"."""
 
     name: str
@@ -163,7 +163,7 @@ class Walk:
             return "raw", _message(error), None
 
     def _as_captured(self, op: Any, entry: Entry, call: _Call, values: list[Any]) -> Any:
-        """Whether the captured call gives the same bits, twice."""
+        """Compare the captured call's bits with the eager ones, twice."""
         if entry.compared == "type":
             return "skipped", "random"
         captured = call.captured()
@@ -317,8 +317,8 @@ def _dtype(value: Any) -> Any:
 
 
 def _reads_half(op: Any) -> bool:
-    """Whether the operator reads one triangle of a Hermitian matrix. Its samples are made so, and
-    where the gradient stands, above or below, is no matter."""
+    """Return whether the operator reads one triangle of a Hermitian matrix. Its samples are made
+    so, and where the gradient stands, above or below, is no matter."""
     return (
         op.gradcheck_wrapper is gradcheck_wrapper_hermitian_input
         or op.name in ("linalg.eigh", "linalg.eigvalsh")
@@ -460,7 +460,7 @@ def _weights(entry: Entry, results: Any) -> list[Any]:
 
 
 def _compared(entry: Entry | str | None, results: Any) -> list[Any]:
-    """What of the results is compared."""
+    """Return the parts of the results that are compared."""
     name = entry.compared if isinstance(entry, Entry) else entry
     return _flat(results if name in (None, "type") else COMPARED[name](results))
 
@@ -523,8 +523,9 @@ def _one_difference(
 
 
 def _close(a: Any, b: Any, tolerance: float) -> Any:
-    """Where they agree. Integers and bools are equal; nan and infinities stand in the same places;
-    numbers differ by no more than the tolerance, of themselves or of the largest beside them."""
+    """Return which elements agree. Integers and bools are equal; nan and infinities stand in the
+    same places; numbers differ by no more than the tolerance, of themselves or of the largest
+    beside them."""
     a, b = np.asarray(a), np.asarray(b)
     if a.dtype.kind not in "fc":
         return np.asarray(a == b)

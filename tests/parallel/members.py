@@ -1,4 +1,4 @@
-"""What the tests of groups call on each member: one collective, on numpy arrays."""
+"""Calls of the tests of groups on each member: one collective, on numpy arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ NO_RESULTS = ("all_reduce", "all_reduce.start", "all_reduce.wait", "broadcast", 
 
 
 def call(vm: VM, name: str, *arrays: Array, **attributes: Any) -> list[Array]:
-    """What one function leaves or makes of copies of the arrays; the VM holds no more after."""
+    """Call one function on copies of the arrays; return its results or what it leaves in them. The
+    VM holds no more after."""
     handles = [tensor(vm, array) for array in arrays]
     try:
         nresults = 0 if name in NO_RESULTS else 1
@@ -34,7 +35,7 @@ def tensor(vm: VM, array: Array) -> int:
 
 
 def run(size: int, *steps: Step) -> list[Any]:
-    """What each member's step returns, in a group of its own; a single step is everybody's."""
+    """Return the results of each member's step, in a new group; a single step is every member's."""
     with Group(size) as group:
         return run_in(group, *steps)
 

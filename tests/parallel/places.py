@@ -1,4 +1,4 @@
-"""What the tests have the members of a group do wherever they are: every collective, in one run.
+"""Steps of members in all kinds of groups: every collective, in one run.
 
 As a script it is the program of the tests' MPI processes:
 
@@ -54,7 +54,7 @@ CASES: list[Case] = [
 
 
 def inputs_of(case: Case, rank: int, seed: int = 0) -> list[Array]:
-    """What the member brings."""
+    """Return the member's inputs."""
     rng = np.random.default_rng((seed, rank))
     return [
         np.asarray(50 * rng.standard_normal(shape)).astype(np.dtype(code))
@@ -63,7 +63,7 @@ def inputs_of(case: Case, rank: int, seed: int = 0) -> list[Array]:
 
 
 def expected(case: Case, size: int, seed: int = 0) -> list[list[Array]]:
-    """What each member has in the end, by numpy alone."""
+    """Return each member's results, by numpy alone."""
     name, _, attributes = case
     columns = list(zip(*[inputs_of(case, rank, seed) for rank in range(size)], strict=True))
     if name == "broadcast":
@@ -204,7 +204,7 @@ WRONG: dict[str, tuple[Callable[[int, VM], Any], list[str]]] = {
 
 
 def outcome(group: AnyGroup, fn: Callable[[int, VM], Any]) -> str:
-    """What a run comes to, as text."""
+    """Return the outcome of a run, as text."""
     try:
         return repr(group.run(fn))
     except Exception as error:
@@ -212,7 +212,7 @@ def outcome(group: AnyGroup, fn: Callable[[int, VM], Any]) -> str:
 
 
 class Counting:
-    """What a member keeps."""
+    """State kept on each member: a counter."""
 
     def __init__(self, rank: int, vm: VM) -> None:
         self.rank = rank

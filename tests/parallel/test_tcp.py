@@ -169,7 +169,7 @@ def test_members_struck_at_random_moments_are_named() -> None:
 
 
 def both(*makes: Any) -> list[BaseException | None]:
-    """What comes of making members at the same time."""
+    """Make members at the same time; return their errors."""
     with ThreadPoolExecutor(len(makes)) as pool:
         done = [pool.submit(each) for each in makes]
         errors = [each.exception(10) for each in done]

@@ -4,7 +4,7 @@
     python -m tests.same_programs A B --quick  # 40 of them
 
 A and B are folders with `mlvm`, `models` and `examples` in them, their extensions built in place.
-Each runs in processes of its own (`probe.py`): every model's training step, the examples, and
+Each runs in separate processes (`probe.py`): every model's training step, the examples, and
 functions that the language fuzzer of this checkout has written, once and for both. A step runs
 eagerly, and captured with fusion and recomputation on and off. Compared are:
 
@@ -12,7 +12,7 @@ eagerly, and captured with fusion and recomputation on and off. Compared are:
 - each captured step as `Captured.save` writes it: program, plan, lifetimes, and the state's bits;
 - what steps return and leave, to the bit; the class of an error; what examples print.
 
-Two things may differ and are put right first. Handles of operands are numbers anew in each launch:
+Two things may differ and are put right first. Handles of operands are new numbers in each launch:
 they only say which operands are one tensor. (B allocates some more beforehand, so that a program
 that depended on them would differ.) Lines of Python that a step was made by are known by their
 text: a model's file may lie elsewhere, and its lines stand elsewhere in it.
@@ -82,7 +82,7 @@ class Checkout:
         self.kernels = self.python("-m", "mlvm", "info").splitlines()[1]
 
     def python(self, *arguments: str) -> str:
-        """What Python prints there; its errors, where it fails."""
+        """Run Python there and return what it prints; its errors, where it fails."""
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=self.root,
@@ -167,7 +167,7 @@ def as_text(data: bytes) -> list[str]:
 
 
 def difference(a: Checkout, b: Checkout, name: str) -> str | None:
-    """How a file differs, if it does."""
+    """Return how a file differs, if it does."""
     actual, expected = b.data(name), a.data(name)
     if actual == expected:
         return None
@@ -182,7 +182,7 @@ def difference(a: Checkout, b: Checkout, name: str) -> str | None:
 
 
 def written(folder: Path, count: int) -> list[str]:
-    """The files of so many fuzzed programs, and the probe beside them."""
+    """Write the files of `count` fuzzed programs, and the probe beside them."""
     shutil.copy(PROBE, folder)
     shutil.copy(world.__file__, folder / "world.py")
     files = []
@@ -199,7 +199,7 @@ def progress(text: str) -> None:
 
 
 def compared(a: Checkout, b: Checkout, fuzzed: Sequence[str], only: str) -> Iterator[str]:
-    """What differs, in words."""
+    """Yield the differences, in words."""
     lists = []
     for each in (a, b):
         failed = each.run(["list"])

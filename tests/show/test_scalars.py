@@ -33,7 +33,7 @@ def masked(data: bytes) -> int:
 
 
 def records(file: Path) -> list[bytes]:
-    """What a TFRecord file holds, with every checksum compared."""
+    """Return the records of a TFRecord file, with every checksum compared."""
     data, payloads = file.read_bytes(), []
     while data:
         length, of_length = struct.unpack("<QI", data[:12])

@@ -27,7 +27,7 @@ ADD = Program.of_op("add", 2, {}, 1)
 
 
 class Log:
-    """An instrument that writes down what it is told, and answers `fakes` by name."""
+    """An instrument that writes down its calls, and answers `fakes` by name."""
 
     def __init__(self, **fakes: Sequence[Value]) -> None:
         self.lines: list[str] = []

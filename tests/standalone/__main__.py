@@ -59,7 +59,7 @@ def saved_steps(folder: Path, functions: int, only: str) -> list[Path]:
 
 
 def outcome(file: Path, kernels: Kernels, folder: Path) -> tuple[str, str]:
-    """What became of a step: a word, and why."""
+    """Return the outcome of a step: a word, and why."""
     try:
         saved = SavedStep.from_bytes(file.read_bytes())
     except MlvmError as error:

@@ -79,7 +79,7 @@ class Kernels:
 
 
 def inputs_for(saved: SavedStep, runs: int) -> list[Array]:
-    """Values for each input and so many runs, one behind the other."""
+    """Return values for each input and the given number of runs, one behind the other."""
     rng = np.random.default_rng(SEED)
     inputs = []
     for type in saved.inputs:
@@ -104,7 +104,7 @@ def inputs_for(saved: SavedStep, runs: int) -> list[Array]:
 
 
 def difference(saved: SavedStep, program: Path, runs: int = 2) -> str | None:
-    """How what the program leaves of some runs differs from what Python does, if it does."""
+    """Return how the program's results of some runs differ from Python's, if they do."""
     folder, inputs = program.parent, inputs_for(saved, runs)
     loaded, results, error = LoadedStep(saved, LocalVM(native=True)), [], None
     try:

@@ -111,7 +111,7 @@ def depth(n: ml.Tensor) -> ml.Tensor:
 
 @ml.function
 def iterated(w: ml.Tensor, x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
-    """x, and so many layers."""
+    """Return x after n layers."""
     result: ml.Tensor = ml.cond(n <= 0, lambda: x, lambda: ml.tanh(w @ iterated(w, x, n - 1)))
     return result
 
@@ -186,7 +186,7 @@ def test_a_condition_of_any_dtype_holds_if_it_is_not_zero(tmp_path: Path) -> Non
 def test_all_that_a_program_may_do(tmp_path: Path) -> None:
     """Training with dropout, gradients of a loop of unknown length, recursion, f64, draws, tensors
     without elements, an LSTM in halves, and products of halves: built where Python's set has
-    kernels of its own for these, they are those of C's set."""
+    kernels for these, they are those of C's set."""
     model = ml.nn.Sequential(ml.nn.Linear(4, 8, key=ml.random.key(0)), ml.gelu)
     lstm = ml.nn.LSTM(4, 3, key=ml.random.key(1))
     optimizer = ml.optim.AdamW(model, 1e-2)

@@ -1,4 +1,4 @@
-"""What `mlvm build` writes compiles for other systems by `zig cc`, where ziglang is installed."""
+"""C from `mlvm build` compiles for other systems by `zig cc`, where ziglang is installed."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Step:
         return self.cells[-1]
 
     def expected(self, role: Role) -> list[Array]:
-        """What the tensors of that role hold in the end."""
+        """Return the arrays of the tensors of that role at the end."""
         homes = {
             cell.home.index: cell for cell in self.cells if cell.home and cell.home.role == role
         }
@@ -236,7 +236,7 @@ def double(frame: Frame) -> None:
 def run(
     planned: Planned, inputs: list[Array], states: list[Array], outputs: list[TensorType]
 ) -> tuple[list[Array], list[Array], list[Array]]:
-    """What the plan leaves in inputs, states and outputs, on memory full of other numbers."""
+    """Run the plan, on memory full of other numbers; return its inputs, states and outputs."""
     vm = VM()
     vm.register("double", double)
     memory: dict[tuple[str, int], tuple[int, TensorType]] = {}

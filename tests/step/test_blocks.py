@@ -157,7 +157,7 @@ def test_branches_leave_what_their_calls_leave(
 
 
 def state() -> tuple[Machine, Call]:
-    """A branch that writes state 0, and scratch 0, which nobody reads."""
+    """Return a branch that writes state 0, and scratch 0, which no call reads."""
     machine = Machine()
 
     def first() -> None:

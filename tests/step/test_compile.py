@@ -162,7 +162,7 @@ def test_a_chain_ends_before_all_that_it_would_read_is_there_at_once() -> None:
 
 
 def sum_of_products(count: int) -> Step:
-    """A step that adds so many products of matrices, which no chain can make."""
+    """Return a step that adds `count` products of matrices, which no chain can make."""
     step = Step()
     x = step.cell("input", floats(16, 16))
     total = x

@@ -1,4 +1,4 @@
-"""Which calls become chains, and that a chain is one that `fused` takes."""
+"""Calls that become chains, and that a chain is one that `fused` takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order units may run, and which of them run earlier."""
+"""The order in which units may run, and which of them run earlier."""
 
 from __future__ import annotations
 

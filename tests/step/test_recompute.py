@@ -1,4 +1,4 @@
-"""Which calls run again, and that they make the same once more."""
+"""Calls that run again, and that they make the same once more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long values live in a schedule, how much is alive at once, and who takes whose place."""
+"""Lifetimes of values in a schedule, the most alive at once, and reuse of their places."""
 
 from __future__ import annotations
 

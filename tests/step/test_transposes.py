@@ -19,7 +19,7 @@ BATCH = ml.random.normal((2, 20, 24), key=KEY)
 
 
 def turned(monkeypatch: pytest.MonkeyPatch, f: Callable[..., object], *args: object) -> int:
-    """How many matrices the captured function transposes. Its results have the eager bits."""
+    """Count the matrices that the captured function transposes. Its results have the eager bits."""
     planned: list[Planned] = []
     monkeypatch.setattr(compiling, "on_planned", [planned.append])
     captured = ml.capture(f, hoist=False)

@@ -88,7 +88,8 @@ def test_halt_in_a_function_leaves_what_is_above_its_base(callee: str, stack: li
 
 
 def both(text: str, array: Array, max_steps: int | None = None) -> list[Array]:
-    """What the program leaves of one argument, bit for bit the same on a checked and a raw VM."""
+    """Return the program's results for one argument, bit for bit the same on a checked and a raw
+    VM."""
     outputs = []
     for vm in (VM(), VM(checked=False)):
         x = put(vm, array)
@@ -153,7 +154,7 @@ def test_an_endless_loop_ends_with_its_steps(vm: VM) -> None:
 
 
 def counted_steps(text: str, n: int) -> int:
-    """How many instructions the program takes, counted by hand: a reference for the machine."""
+    """Count the program's instructions by hand: a reference for the machine."""
     program, x = assemble(text), np.array(n)
     function, pc, steps = program.main, 0, 0
     frames: list[tuple[Function, int, int]] = []

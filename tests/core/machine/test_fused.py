@@ -67,7 +67,7 @@ def small_blocks(size: int) -> Iterator[None]:
 
 
 def alone(op: Op, attributes: Attributes, *operands: Array) -> Array | None:
-    """What the op gives by itself, None if it refuses the operands."""
+    """Return the op's result by itself, None if it refuses the operands."""
     try:
         type = op.infer([TensorType.of(x) for x in operands], attributes)
         assert type is not None

@@ -498,7 +498,8 @@ def doubling(depth: int) -> Program:
 
 
 def unknown_results(count: int) -> Program:
-    """A call of a function that only running tells, with so many results."""
+    """Return a program that calls a function with `count` results, a number that only running
+    shows."""
     return main_of(f'push_str "one" | cfunc 0 1 | cfunc 0 {count}')
 
 

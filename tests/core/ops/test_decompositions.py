@@ -1,4 +1,5 @@
-"""What defines a decomposition, for all dtypes, stacks and empty matrices; and what is refused."""
+"""Decompositions are what defines them, for all dtypes, stacks and empty matrices; wrong ones are
+refused."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ if extension.EXTENSION is not None:
 
 
 def bits(x: Array) -> Array:
-    """What tells equal values apart: the bytes of each element, of any nan those of one."""
+    """Return bytes that differ where values do: those of each element, and one pattern for every
+    nan."""
     x = np.asarray(x)
     if x.dtype in (f16.numpy, bf16.numpy):
         return np.where(np.isnan(half.widened(x)), np.uint16(0x7FFF), x.view(np.uint16))
@@ -385,7 +386,7 @@ def test_a_chain_has_the_bits_of_its_links(vm: VM, dtype: DType) -> None:
 
 
 def test_machines_give_the_same_bits() -> None:
-    """Where the kernels of f32 do: nothing is added by how halves are converted."""
+    """This holds where the kernels of f32 do: conversions of halves add nothing."""
     rng = np.random.default_rng(4)
     for dtype, n in itertools.product(HALVES, (1, 513, 70_000)):
         x, y = (half.cast(rng.normal(size=n) * 100, dtype) for _ in range(2))

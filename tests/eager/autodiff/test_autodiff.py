@@ -294,7 +294,7 @@ def _chosen(x: Any, t: int) -> Any:
 
 
 def _of_parts(part: Callable[[Any, int], Any], x: Tensor) -> Tensor:
-    """What depends on every part, so that its cotangents differ."""
+    """Return a sum to which every part adds in another way, so that its cotangents differ."""
     total = op.sum(x[:1] * 0.0)
     for t in range(TURNS):
         y = part(x, t)
@@ -344,7 +344,7 @@ def test_what_a_tensor_is_cut_into_gives_its_cotangent_back(cut: Any) -> None:
 
 
 def test_no_other_reader_of_a_cotangent_sees_it_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cotangent that is somebody else's too is copied before a part is added to it."""
+    """A cotangent that has another reader is copied before a part is added to it."""
     monkeypatch.setattr(tapes, "_WORTH_UPDATING", 0)
     c = tensor([1.0, 2.0, 3.0, 4.0])
 

@@ -74,7 +74,7 @@ def _differentiable(name: str, case: Case, dtype: str) -> list[int]:
 
 
 def _is_f64(name: str, case: Case) -> bool:
-    """Whether the case has an operand to differentiate for, and computes in f64 alone."""
+    """Return whether the case has an operand to differentiate for, and computes in f64 alone."""
     if not _wide(name, case):
         return False
     result = OPS[name].infer(
@@ -140,7 +140,7 @@ def test_every_rule_of_an_op_that_takes_complex_operands_is_tried_with_them() ->
 
 
 def _takes_complex(name: str) -> bool:
-    """Whether a case of the op is allowed with complex numbers for its floats."""
+    """Return whether a case of the op is allowed with complex numbers for its floats."""
     for case in CASES[name]:
         types = [TensorType.of(x) for x in case.inputs]
         numbers = [i for kind in ("f4", "f8") for i in _differentiable(name, case, kind)]

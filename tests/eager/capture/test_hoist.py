@@ -1,4 +1,5 @@
-"""What depends on weights alone is computed once, and again exactly when somebody has written."""
+"""Values that depend on weights alone are computed once, and again exactly after a write to
+them."""
 
 from __future__ import annotations
 

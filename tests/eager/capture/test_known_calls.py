@@ -1,4 +1,4 @@
-"""A call that is known is told by one walk in C, which says what Python says."""
+"""A call that matches a cache entry is recognised by one walk in C, which agrees with Python."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def place() -> Iterator[None]:
 
 
 def is_hit(captured: Any, *args: Any, **kwargs: Any) -> bool:
-    """Whether the call is known in C. Python finds the same program and the same tensors then."""
+    """Return whether the call matches an entry in C. Python finds the same program and the same
+    tensors then."""
     vm = current_arena().vm
     for call in captured._fast_path.entries:
         match = call.match(vm, args, kwargs)

@@ -1,4 +1,4 @@
-"""What eager code launches, as one program."""
+"""The program of eager code: `program_of` lists the launches of a call."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], ml.optim.Optimizer]] = {
 
 
 class Run:
-    """A model in training on a VM of its own, from one seed."""
+    """Model in training on its own VM, from one seed."""
 
     def __init__(self, name: str, wrap: Callable[..., Any]) -> None:
         self.vm = ml.VM("run")
@@ -56,7 +56,7 @@ class Run:
         return loss, norm
 
     def train(self) -> list[bytes]:
-        """What each step returns, then all that it changes, as bytes."""
+        """Return the results of each step, then all that it changes, as bytes."""
         draws = np.random.default_rng(0)
         outputs = []
         for i in range(STEPS):

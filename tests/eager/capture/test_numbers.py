@@ -41,8 +41,8 @@ def place() -> Iterator[ml.Arena]:
 
 
 def bits(result: Any) -> Any:
-    """What two results are compared by: bits, where one nan is as good as another, and the classes
-    of Python's values."""
+    """Return the form in which two results are compared: bits, where one nan is as good as another,
+    and the classes of Python's values."""
     if isinstance(result, ml.Tensor):
         array = result.numpy()
         if result.dtype.is_float:

@@ -70,7 +70,8 @@ def counts(step: Any) -> dict[str, int]:
 
 
 def check(host: Host, fn: Fn, *args: Any, expected: int, **patterns: Fn) -> Any:
-    """Capture with these patterns by name; results are those without, and so many are replaced."""
+    """Capture with these patterns by name; check that results are those without, and that
+    `expected` launches are replaced."""
     for name, pattern in patterns.items():
         host.register(name, pattern)
     step = ml.capture(fn, replace={pattern: name for name, pattern in patterns.items()})

@@ -125,7 +125,7 @@ def test_numbers_and_arrays_of_branches_are_tensors(mode: Mode) -> None:
 
 
 def test_results_have_memory_of_their_own(mode: Mode) -> None:
-    """What is computed nowhere is copied, so that an update of it changes nothing else."""
+    """A result that no op computed is copied, so that an update of it changes nothing else."""
 
     def step(x: ml.Tensor, none: ml.Tensor) -> Any:
         same = ml.cond(none < 1, lambda: x, lambda: x * 2)
@@ -754,7 +754,7 @@ def log_added_in_one_branch(x: ml.Tensor) -> Any:
     log_added_in_one_branch,
 )
 def test_a_branch_that_is_not_taken_has_no_cotangent(fn: Callable[..., Any], wrap: Mode) -> None:
-    """What it reads may be infinite; zeros would make nan of that."""
+    """The branch may read infinities; zeros would make nan of them."""
     x = ml.asarray(0.0)
     assert float(wrap(ml.grad(fn))(x)) == 2.0
     if wrap is not EVERYWHERE["batch"]:

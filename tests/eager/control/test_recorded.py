@@ -381,7 +381,7 @@ def test_any_nest_is_the_eager_one(body: Any, n: int, fuse: bool, recompute: boo
 
 
 def lstm(turns: int, *, gradient: bool = False) -> ml.Captured[..., Any]:
-    """A captured LSTM cell over so many rows; its plan and program tell their size."""
+    """Capture an LSTM cell over `turns` rows; the sizes of its plan and program are compared."""
     w = ml.full((8, 16), 0.1)
 
     def loss(w: ml.Tensor, xs: ml.Tensor) -> ml.Tensor:

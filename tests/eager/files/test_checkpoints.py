@@ -54,7 +54,8 @@ class Centered(ml.nn.Module):
 
 
 def bits(tensors: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """What two dicts of tensors or arrays are compared by: NaNs are equal, and -0.0 is not 0.0."""
+    """Return the form in which two dicts of tensors or arrays are compared: NaNs are equal, and
+    -0.0 is not 0.0."""
     named = {name: np.asarray(x) for name, x in tensors.items()}
     return {name: (x.dtype, x.shape, x.tobytes()) for name, x in named.items()}
 

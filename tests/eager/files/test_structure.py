@@ -44,7 +44,7 @@ class Points:
 
 
 class Averages:
-    """An object of somebody else's that has a state: a tensor, an array and a number."""
+    """An object of a user's class that has a state: a tensor, an array and a number."""
 
     def __init__(self) -> None:
         self.total, self.counts, self.name = ml.zeros(()), np.zeros(2), "none"

@@ -854,7 +854,7 @@ for module in (ml, ml.errors, ml.nn, ml.optim, ml.parallel, ml.random, ml.testin
 
 
 def test_nothing_but_public_names_can_be_reached() -> None:
-    """In a Python of its own: whoever imports `mlvm.eager.stub` has `ml.stub`."""
+    """This runs in a separate Python: `mlvm.eager.stub` becomes `ml.stub` where it is imported."""
     subprocess.run([sys.executable, "-c", _REACHED], check=True, timeout=60)
 
 

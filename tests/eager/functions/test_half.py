@@ -369,7 +369,7 @@ def test_weights_in_halves(dtype: DType, tmp_path: Path) -> None:
 
 
 def test_what_is_composed_computes_in_f32() -> None:
-    """What is between the ops overflows in f16, and the result does not."""
+    """A value between the ops overflows in f16, and the result does not."""
     h = ml.asarray([0.0, 1000.0, -1000.0], dtype=ml.float16)
     many, hundred = ml.full(10000, 100.0, dtype=ml.float16), ml.full(3, 300.0, dtype=ml.float16)
     small = ml.full(3, 1e-3, dtype=ml.float16)

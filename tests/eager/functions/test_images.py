@@ -32,7 +32,7 @@ def kernel(mode: str, d: float) -> float:
 
 
 def matrix(n: int, count: int, mode: str, align: bool, ratio: float) -> Array:
-    """What each of `count` places takes of each of n."""
+    """Return the weights by which each of `count` places reads each of n elements."""
     weights = np.zeros((count, n))
     for i in range(count):
         if mode == "area":

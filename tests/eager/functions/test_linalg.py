@@ -313,7 +313,7 @@ def test_a_gradient_through_rank_one() -> None:
 
 
 def test_equal_eigenvalues_do_no_harm_to_values() -> None:
-    """Where no cotangent reaches the vectors, there is none of a division by zero."""
+    """If no cotangent reaches the vectors, there is none of a division by zero."""
     x = ml.asarray(np.eye(2))
     for function in (
         lambda x: ml.sum(la.eigh(x).eigenvalues),

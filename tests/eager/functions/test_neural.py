@@ -358,7 +358,7 @@ for i, (window, stride, dilation, padding, whole) in enumerate(
     )
 
     def sums(windows: Array, w: Any, s: Any, d: Any, p: Any) -> Array:
-        """Where each element of an image went, and the sum of what is there."""
+        """Add up the windows' elements at the places that they came from."""
         numbers = np.arange(1, 5 * 6 + 1).reshape(1, 5, 6, 1)
         at = unfolded(numbers, w, s, d, p)[0, ..., 0].astype(int)
         y = np.zeros((len(windows), 31, windows.shape[-1]))

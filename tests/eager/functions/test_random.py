@@ -249,7 +249,7 @@ def test_a_seed_reaches_the_members_of_a_group(kind: str) -> None:
 
 
 def _states(rank: int, _: object) -> tuple[list[int], list[int]]:
-    """The member's keys at first, and after a seed and a draw of its own."""
+    """Return the member's keys at first, and after it has set a seed and drawn from it."""
     before = R.state().tolist()
     R.seed(before[0] + rank)
     R.normal(2)

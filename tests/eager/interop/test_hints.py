@@ -46,7 +46,7 @@ OWN_LAYERS: dict[str, Callable[[], Any]] = {
 
 
 def operands(owner: str) -> dict[str, Any]:
-    """What the code of hints names, by its name."""
+    """Return the values of the names in the code of hints."""
     x = ml.asarray([[1.0, -2.0, 3.0], [4.0, 0.5, -6.0], [2.0, 1.0, 0.25]])
     vector = ml.asarray([3.0, 1.0, 2.0])
     model = OWN_LAYERS.get(owner.rpartition(".")[2], lambda: ml.nn.Linear(3, 3))()

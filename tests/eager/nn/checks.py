@@ -1,4 +1,5 @@
-"""What every layer's tests share: random weights, gradients, capture beside eager, PyTorch."""
+"""Checks shared by the tests of layers: random weights, gradients, capture beside eager,
+PyTorch."""
 
 from __future__ import annotations
 

@@ -349,7 +349,7 @@ def test_a_sequential_is_a_sequence_of_its_layers() -> None:
 
 
 class Lora(nn.Module):
-    """What a Linear does, which stays as it is, and a product of two thin matrices beside it."""
+    """A frozen Linear, and a product of two thin matrices beside it."""
 
     def __init__(self, inner: nn.Linear, rank: int, key: ml.Tensor) -> None:
         width, features = inner.kernel.shape

@@ -1,4 +1,4 @@
-"""What one sees of a model: printed, as a table of its layers, and in a notebook."""
+"""Pictures of a model: printed, as a table of its layers, and in a notebook."""
 
 from __future__ import annotations
 

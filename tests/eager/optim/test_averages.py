@@ -205,7 +205,7 @@ def test_averages_have_no_gradient() -> None:
 
 
 def trained(every: int, *, captured: bool, tied: bool = False) -> dict[str, Any]:
-    """After 4 updates, each with a batch of 12 in so many parts."""
+    """Return the state after 4 updates, each with a batch of 12 in `every` parts."""
     model: Any = Net()
     if tied:
         model.again = model.last

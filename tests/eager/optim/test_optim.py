@@ -625,7 +625,7 @@ def test_state_lives_beside_the_parameters_and_survives_resets(weights: Arena) -
 def test_launches_of_an_update(
     make: Make, each: int, once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So many for each parameter, and so many beside: the cost is known, and stays. The native
+    """The launches for each parameter, and those beside them, are a fixed number. The native
     machine makes the same launches, by a way that nothing can count."""
     vm = LocalVM(native=False)
     counted = 0

@@ -63,7 +63,7 @@ def sgd(model: nn.Module) -> ml.optim.Optimizer:
 
 
 class Trained:
-    """What `train` gave: the losses, and each replica's parameters and state at the end."""
+    """Results of `train`: the losses, and each replica's parameters and state at the end."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -261,7 +261,7 @@ def test_the_rows_of_a_tensor_are_views_of_its_memory() -> None:
 
 
 def calls_of_a_captured_step(*names: str, shard: ml.parallel.Shard | None = None) -> list[str]:
-    """Which of these functions the step of a member calls, in order."""
+    """Return the calls of these functions by the step of a member, in order."""
 
     def step(rank: int) -> list[str]:
         model = nn.Sequential(*[nn.Linear(4, 4, key=ml.random.key(i)) for i in range(3)])

@@ -1,4 +1,4 @@
-"""`data_parallel(..., shard=...)`, and gradients that are averaged on the way back."""
+"""`data_parallel(..., shard=...)`, and gradients that are averaged in the backward pass."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def vm(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def line_of(error: BaseException, text: str) -> bool:
-    """Whether a note names the line of this file with that text."""
+    """Return whether a note names the line of this file with that text."""
     lines = Path(HERE).read_text().splitlines()
     places = [i for i, line in enumerate(lines, 1) if text in line]
     return any(note.endswith(f"{HERE}:{i}") for note in error.__notes__ for i in places)

@@ -1,4 +1,5 @@
-"""What upper floors add to classes of lower ones is there after `import mlvm.eager` alone."""
+"""Methods that upper floors add to classes of lower ones are there after `import mlvm.eager`
+alone."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_every_op_has_a_function_with_its_documentation(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_but_internal_ones_is_public(name: str) -> None:
-    """Straight from the op table, or as a function of its own."""
+    """It is public straight from the op table, or as a separate function."""
     op = OPS[name]
     if op.public:
         own = name in public.__all__  # which takes its arguments otherwise

@@ -1,4 +1,4 @@
-"""What a wrong call shows: one error, which ends at the caller's line or close behind it."""
+"""A wrong call shows one error, which ends at the caller's line or close behind it."""
 
 from __future__ import annotations
 

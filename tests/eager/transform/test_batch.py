@@ -44,8 +44,8 @@ def noise(*shape: int) -> ml.Tensor:
 
 
 def equal(xs: Any, ys: Any) -> bool:
-    """Whether two trees have the same bits. numpy's products, where there are no native ones, have
-    other bits beside other rows; lanes run on the host, and a device has bits of its own."""
+    """Return whether two trees have the same bits. numpy's products, where there are no native
+    ones, have other bits beside other rows; lanes run on the host, and a device has other bits."""
     left, right = ([x.numpy() for x in ml.tree.leaves(each)] for each in (xs, ys))
     if EXTENSION is None or not getattr(current_arena().vm, "on_host", True):
         return all(np.allclose(x, y, atol=1e-5) for x, y in zip(left, right, strict=True))
@@ -397,7 +397,7 @@ def test_a_gradient_of_a_gradient_is_refused() -> None:
 
 
 def launched(program: Program | str, *arrays: Any) -> list[Any]:
-    """What `lanes.run` leaves in the arrays: results, the number of rows, arguments and so on."""
+    """Return the arrays after `lanes.run`: results, the number of rows, arguments and so on."""
     text = program if isinstance(program, str) else lane_link.text_of(program)
     vm = ml.VM()
     handles = [vm.alloc_tensor(ml.TensorType(x.dtype, x.shape)) for x in arrays]

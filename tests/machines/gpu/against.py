@@ -1,4 +1,4 @@
-"""What a device makes of an op's cases, beside the reference machine; all of them by
+"""The cases of an op on a device, beside the reference machine; all of them by
 
     python -m tests.machines.gpu.against opencl:0 [OP ...]
 
@@ -38,7 +38,7 @@ _EITHER_ZERO: Final = frozenset(["maximum", "minimum", "clip", "relu", "max", "m
 
 
 def is_exact(name: str, result: Array) -> bool:
-    """Whether the result has the reference machine's bits."""
+    """Return whether the result has the reference machine's bits."""
     op = OPS[name]
     drawn = op.kernel.__module__.endswith(".random")
     return result.dtype.kind not in "fc" or op.copies_only or drawn or name in _ROUNDED

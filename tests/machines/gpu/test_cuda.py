@@ -70,7 +70,8 @@ def together(texts: Iterable[str]) -> str:
 
 
 def sources(*dtypes: str) -> dict[str, str]:
-    """What a GPU runs for the cases of all ops, with floats of these dtypes: entries by source."""
+    """Return a GPU's sources for the cases of all ops, with floats of these dtypes: entries by
+    source."""
     texts: dict[str, str] = {}
     pairs = [(name, case) for name, cases in CASES.items() for case in cases]
     for name, case in [*pairs, *LARGER]:
@@ -91,7 +92,7 @@ def sources(*dtypes: str) -> dict[str, str]:
 
 
 def of_each_kind(texts: dict[str, str], most: int) -> list[str]:
-    """So many sources of each entry at most, spread over all."""
+    """Return at most `most` sources of each entry, spread over all."""
     by_entry: dict[str, list[str]] = {}
     for text, entry in texts.items():
         by_entry.setdefault(entry, []).append(text)

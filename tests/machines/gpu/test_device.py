@@ -64,7 +64,7 @@ def sent(vm: VM, *arrays: Any) -> list[int]:
 
 
 def counted(vm: GpuVM, work: Any) -> dict[str, int]:
-    """What the work adds to the VM's counts."""
+    """Count what the work adds to the VM's counts."""
     before = vars(copy(vm.counts))
     work()
     return {name: now - before[name] for name, now in vars(vm.counts).items() if now > before[name]}
@@ -554,7 +554,7 @@ def test_options_of_the_processor_are_refused(device: str, option: dict[str, Any
 
 
 def test_what_a_driver_refuses_is_a_machine_error(vm: GpuVM) -> None:
-    """It was pyopencl's own error, which nobody catches."""
+    """It was pyopencl's own error, which callers do not catch."""
 
     def broken() -> None:
         with vm.memory:

@@ -34,7 +34,7 @@ def prepared(name: str, *inputs: Any, **attributes: Any) -> tuple[list[Array], A
 
 
 def planned(name: str, *inputs: Any, **attributes: Any) -> bool:
-    """Whether the op has a native kernel for operands of these types."""
+    """Return whether the op has a native kernel for operands of these types."""
     op = OPS[name]
     bound = op.bind(attributes)
     types = [TensorType.of(np.asarray(x)) for x in inputs]

@@ -83,7 +83,7 @@ def test_works_in_place(size: int) -> None:
 
 
 def one_by_one(example: Example) -> list[Array]:
-    """What a chain's ops give alone, on the native machine."""
+    """Return the results of a chain's ops alone, on the native machine."""
     values: dict[int, Any] = dict(enumerate(example.operands, len(example.expected)))
     for op, target, sources, attributes in example.chain.links:
         operands = [values[source] for source in sources]
@@ -181,7 +181,7 @@ def test_units_cover_as_many_elements_as_asked(unit: int) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16"])
 @pytest.mark.parametrize("approximate", [True, False])
 def test_a_value_and_its_slope_are_made_in_one_pass(dtype: str, *, approximate: bool) -> None:
-    """Where there is such a row function; the bits are those of the two."""
+    """If there is such a row function, the bits are those of the two."""
     how = OPS["gelu"].bind({"approximate": approximate})
     names = ("gelu", "gelu_slope")
     chain = [Link(OPS[name], i, (2,), how) for i, name in enumerate(names)]

@@ -37,7 +37,7 @@ def arena(vm: ml.VM) -> Iterator[ml.Arena]:
 
 
 def launches(vm: Any, work: Callable[[], object]) -> int:
-    """How many launches the work makes by the long way."""
+    """Count the launches that the work makes by the slow path."""
     count = 0
     launch = vm.launch
 
@@ -284,7 +284,7 @@ def test_a_function_registered_while_a_call_is_learned_is_called(
 
 
 def place_of(*operands: ml.Tensor) -> int:
-    """Where a call remembers operands of these types: `entry_of` in language/dispatch.c."""
+    """Return the cache position of operands of these types: `entry_of` in language/dispatch.c."""
     number = 0
     for x in operands:
         number = number * 31 + (id(x.type) >> 5)

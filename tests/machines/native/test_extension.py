@@ -1,4 +1,4 @@
-"""Whether VMs run natively: what was built, what is asked for, and what is said about it."""
+"""VMs run natively or not: what was built, what is asked for, and the messages about it."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
 
 
 class Outcome(NamedTuple):
-    """What a launch has left, or raised: its type, text and notes."""
+    """Outcome of a launch: its stack, or the error's type, text and notes."""
 
     stack: list[Any]
     error: tuple[Any, ...] | None
@@ -209,7 +209,7 @@ class Machines:
     def both(
         self, program: Program | str, *operands: Array, prepare: Callable[[VM], Any] = lambda _: 0
     ) -> Outcome:
-        """What both machines make of the program, which must be the same."""
+        """Run the program on both machines and return its outcome, which must be the same."""
         if isinstance(program, str):
             program = main_of(program)
         outcomes = []
@@ -418,7 +418,7 @@ def test_a_parameter_that_is_left_is_the_same_tensor(machines: Machines) -> None
 
 
 def _is_made(code: int, shape: tuple[int, ...]) -> bool:
-    """Whether the last axis fills bytes."""
+    """Return whether the last axis fills bytes."""
     return DTYPES[code].per_byte == 1 or (bool(shape) and shape[-1] % 4 == 0)
 
 
@@ -544,7 +544,7 @@ def test_a_function_registered_during_a_call_in_c(machines: Machines) -> None:
 
 
 def test_a_launch_within_a_call_in_c(machines: Machines) -> None:
-    """Of the same program, too: each has a frame of its own."""
+    """The launch may be of the same program, too: each has a separate frame."""
     for vm in (machines.native, machines.reference):
         results: list[Any] = []
         programs: list[Program] = []

@@ -42,7 +42,8 @@ def both(
     max_steps: int | None = None,
     prepare: Callable[[VM], Any] = lambda vm: None,
 ) -> Outcome:
-    """What all machines make of a program, given by the body of main, which must be the same."""
+    """Run a program, given by the body of main, on all machines; return its outcome, which must be
+    the same."""
     program = assemble(body if ".func" in body else f".func main 0 *\n{body}\nhalt\n")
     outcomes = []
     for vm in new_machines().values():
@@ -418,7 +419,7 @@ def raw_code(rng: random.Random, numbers: Sequence[int]) -> Iterator[Instruction
 
 
 def raw_outcome(vm: VM, seed: int) -> str:
-    """What a raw machine makes of a program: tensors, or an error of Python's."""
+    """Return a raw machine's outcome of a program: tensors, or an error of Python's."""
     args = [put(vm, f32s(1, 2)), put(vm, f32s(3, 4))]
     program = raw_program(random.Random(seed), (*NUMBERS, args[0]))
     try:

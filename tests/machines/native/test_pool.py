@@ -108,7 +108,7 @@ def test_a_forked_process_has_threads_of_its_own(asleep: bool) -> None:
 
 
 def run_apart(text: str) -> None:
-    """Run it in a process of its own, which must end well."""
+    """Run the text in a separate process, which must end well."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", text]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

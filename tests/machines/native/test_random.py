@@ -42,7 +42,7 @@ def test_sizes_around_units(size: int) -> None:
 
 
 def test_a_word_at_a_layers_edge() -> None:
-    """How many steps lie inside is rounded: this stream has a word for which that matters."""
+    """The number of steps inside is rounded: this stream has a word for which that matters."""
     _check("normal", np.array([0, 2**63], np.uint64), shape=(216_230,))
 
 

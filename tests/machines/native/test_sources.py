@@ -53,7 +53,8 @@ def sources() -> dict[str, str]:
 
 
 def included(files: Mapping[str, str]) -> dict[str, set[str]]:
-    """Which sources each one includes; Python's header is one of them, the C library's are not."""
+    """Return the sources that each one includes; Python's header is one of them, the C library's
+    are not."""
     graph: dict[str, set[str]] = {}
     for name, text in files.items():
         includes = re.findall(r'^\s*#\s*include\s+(?:"([^"]+)"|<(Python\.h)>)', text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What the tests of a server share: a secret, programs, and a server with a log to look at."""
+"""Shared by the tests of a server: a secret, programs, and a server with a log to look at."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Served(Server):
         super().__exit__(*error)
 
     def events(self, event: str, least: int = 0) -> list[dict[str, Any]]:
-        """The events of that name, once there are so many: a log comes after what it tells of."""
+        """Return the events of that name, once there are `least`: a log follows its events."""
         wait_for(lambda: len(self._events(event)) >= least)
         return self._events(event)
 
@@ -98,7 +98,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
 
 
 def is_launching(status: dict[str, Any]) -> bool:
-    """Whether a client has loaded a program, and is busy with the message after that."""
+    """Return whether a client has loaded a program, and is busy with the message after that."""
     return any(each["busy"] and each["messages"] == 2 for each in status["clients"])
 
 
@@ -125,6 +125,6 @@ def vm_of(kind: str) -> Iterator[Any]:
 
 @contextmanager
 def waited(vm: Any) -> Iterator[None]:
-    """What was posted to a VM elsewhere, or to workers, has run at the end of the block."""
+    """Wait at the end of the block for all that was posted to a VM elsewhere, or to workers."""
     yield
     vm.synchronize()

@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @contextmanager
 def serving(*options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
-    """A server of its own, which listens, and what its first event says."""
+    """Start a server, which listens; yield it and its first event."""
     arguments = [sys.executable, "-m", "mlvm", "serve", "--log", "json", *options]
     with subprocess.Popen(
         arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""Who is let in: secrets, both ways, and what an attacker may try."""
+"""Admission of clients: secrets, both ways, and attacks on them."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def passed_on(
     change: Callable[[str, bytes], bytes] = lambda kind, message: message,
     secret: bytes | None = KEY,
 ) -> list[tuple[str, str, bytes]]:
-    """Go through a handshake with somebody between the two, who may change each message. Returns
-    what passed. Raises what the client raises, or what the server does."""
+    """Run a handshake with a man in the middle, who may change each message. Returns what passed.
+    Raises what the client raises, or what the server does."""
     passed: list[tuple[str, str, bytes]] = []
     with admitting() as end:
         here, between = socket.socketpair()
@@ -185,8 +185,8 @@ def test_a_servers_messages_are_of_no_use_to_a_false_server() -> None:
 
 
 def test_a_client_cannot_be_talked_out_of_its_secret() -> None:
-    """Somebody in between who says that the client has none is found out; so is one who plays a
-    server that wants none."""
+    """A man in the middle who says that the client has none is found out; so is one who plays a
+    server that asks for none."""
 
     def without(kind: str, message: bytes) -> bytes:
         return message.replace(b"t", b"f", 1) if kind == "hello" else message
@@ -382,8 +382,8 @@ def test_an_unencrypted_client_on_a_tls_port_is_told_so_quickly() -> None:
 
 
 def test_the_proof_is_bound_to_the_channel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who sits between two TLS connections, with a certificate that the client trusts, cannot pass
-    the proof on: it is of the other connection."""
+    """A man in the middle of two TLS connections, with a certificate that the client trusts, cannot
+    pass the proof on: it is of the other connection."""
     with Served(certificate=CERTIFICATE) as server:
         server.vm(tls=CERTIFICATE).close()
         channel = handshake._channel

@@ -1,4 +1,4 @@
-"""What comes in the middle of a client's work: interrupts, and the garbage collector."""
+"""Interrupts and the garbage collector in the middle of a client's work."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def pid_of(server: Served, name: str) -> int:
 
 
 def holds(vm: RemoteVM, value: float) -> bool:
-    """Whether a VM keeps what is written to it."""
+    """Return whether a VM keeps what is written to it."""
     handle = vm.alloc_tensor(F32X3)
     vm.write(handle, np.full(3, value, np.float32))
     return bool(vm.read(handle).tolist() == [value] * 3)
@@ -96,7 +96,7 @@ def test_each_client_has_a_process(server: Served) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether there is no such process, or only its exit status."""
+    """Return whether there is no such process, or only its exit status."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:

@@ -1,4 +1,4 @@
-"""A server that somebody keeps running: its metrics, systemd, and files that are read again."""
+"""A server as a service: its metrics, systemd, and files that are read again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client does not wait for any longer: by Ctrl-C, and by a timeout for its calls."""
+"""Ends of a client's waiting: by Ctrl-C, and by a timeout for its calls."""
 
 from __future__ import annotations
 

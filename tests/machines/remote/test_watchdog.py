@@ -1,4 +1,4 @@
-"""What ends launches: it comes in time, once, and leaves nothing behind."""
+"""The end of a launch comes in time, once, and leaves nothing behind."""
 
 from __future__ import annotations
 

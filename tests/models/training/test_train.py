@@ -56,7 +56,8 @@ def timeless(result: Any) -> dict[str, Any]:
 
 
 def titles_and_kinds(svg: str) -> list[str]:
-    """What a picture of a plan says but for its numbers, which machines may round otherwise."""
+    """Return the texts of a plan's picture but for its numbers, which machines may round
+    otherwise."""
     texts = [x.text or "" for x in ElementTree.fromstring(svg).iter() if x.tag.endswith("text")]
     return [text for text in texts if not any(map(str.isdigit, text)) and "others" not in text]
 

@@ -3,7 +3,7 @@
     python -m tests.standalone.fuzz             # 60 seconds each
     python -m tests.standalone.fuzz --seconds 5
 
-`loop.c` gives the loop programs that nobody has verified; `weights.c` gives a built step weights,
+`loop.c` gives the loop unverified programs; `weights.c` gives a built step weights,
 and its command line .npy files. Where clang has no libFuzzer, `drive.c` stands for it, under gcc's
 sanitizers: it draws inputs, and does not look at what they reach.
 """

@@ -1,4 +1,5 @@
-"""What changes by itself is told where a captured function reads it, and nothing else is."""
+"""Values that change by themselves warn where a captured function reads them, and nothing else
+does."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def around() -> Callable[[ml.Tensor], ml.Tensor]:
     (around(), "numbers.rand()"),
 )
 def test_what_changes_by_itself_is_told(fn: Callable[..., Any], read: str) -> None:
-    """It was frozen at the recording without a word."""
+    """It used to be frozen at the recording, without a warning."""
     step = ml.capture(fn)
     with pytest.warns(ml.FrozenWarning) as warnings_raised:
         first = step(ml.ones(2))

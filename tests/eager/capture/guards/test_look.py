@@ -1,4 +1,4 @@
-"""What a captured function reaches by itself: a change of it is seen, or it is refused.
+"""State that a captured function reaches by itself: a change of it is seen, or it is refused.
 
 Each case makes a function and a change that the function's results depend on. Eagerly and captured
 they must agree before and after, or the first captured call must raise.
@@ -1460,7 +1460,7 @@ class Loop:
         return loss
 
     def after(self, loss: float) -> None:
-        """What a loop does besides."""
+        """Do the other work of a training loop."""
         self.steps += 1
         self.state.steps += 1
         self.state.history.append(loss)

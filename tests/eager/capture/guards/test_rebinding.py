@@ -1,5 +1,5 @@
-"""What captured functions rebind: fields of Modules become state as in eager; any other name that
-would keep a tensor made inside is refused, and names again what it named."""
+"""Names that captured functions rebind: fields of Modules become state as in eager; any other name
+that would keep a tensor made inside is refused, and names again what it named."""
 
 from __future__ import annotations
 
