@@ -77,13 +77,13 @@ def test_several_over_tcp_do_too(size: int, ring: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(messages, "RING", ring)
     with Joined(size) as members:
         assert members.run(places.everything) == places.expected_of_everything(size)
-        assert members.run(places.beside) == [places.expected_beside(size)] * size
+        assert members.run(places.at_once) == [places.expected_beside(size)] * size
 
 
 def test_three_processes_do_too() -> None:
     with ProcessGroup(3) as members:
         assert members.run(places.everything) == places.expected_of_everything(3)
-        assert members.run(places.beside) == [places.expected_beside(3)] * 3
+        assert members.run(places.at_once) == [places.expected_beside(3)] * 3
         assert members.run(alone) == [1, 1, 1]
 
 
@@ -96,11 +96,11 @@ def alone(rank: int, vm: VM) -> int:
 
 
 def test_what_is_started_is_done_beside_the_program(members: AnyGroup) -> None:
-    assert members.run(places.beside) == [places.expected_beside(2)] * 2
+    assert members.run(places.at_once) == [places.expected_beside(2)] * 2
 
 
 def reduce_drawn(case: places.Case, seed: int, rank: int, vm: VM) -> str:
-    return places.digest(call(vm, case[0], *places.given(case, rank, seed), **case[2]))
+    return places.digest(call(vm, case[0], *places.inputs_of(case, rank, seed), **case[2]))
 
 
 SHAPES = st.sampled_from([(), (0,), (3,), (5, 7), (129, 128), (300, 301), (1000, 1100)])
