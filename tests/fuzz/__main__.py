@@ -1,4 +1,4 @@
-"""Programs that nobody would write, thrown at the machine and at the eager language.
+"""Random programs, thrown at the machine and at the eager language.
 
     python -m tests.fuzz --programs 100000 --seed 0
     python -m tests.fuzz --machines --programs 100000 --seed 0

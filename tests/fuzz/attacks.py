@@ -1,4 +1,4 @@
-"""Attacks on a server: what one client, or somebody who is none, may try to take from all others.
+"""Attacks on a server: a client, or a peer that is none, tries to take from all others.
 
 Each attack has its bound, and raises `Wrong` where it is passed. A witness is another client of the
 server, which computes all the while: it has to be answered within a second, and right.
@@ -118,9 +118,9 @@ def _attacked(name: str, *, limits: Limits = LIMITS, **options: Any) -> Iterator
         raise Wrong(f"{name}: {'; '.join(dict.fromkeys(wrong))}")
 
 
-def _refused(errors: Any, does: Callable[..., object], *given: Any) -> None:
+def _refused(errors: Any, does: Callable[..., object], *args: Any) -> None:
     try:
-        does(*given)
+        does(*args)
     except errors:
         return
     raise Wrong(f"{does} was not refused")
@@ -169,11 +169,11 @@ def stacks(scale: int) -> None:
 
 def handles(scale: int) -> None:
     """Tensors without elements."""
-    few = replace(LIMITS, held_bytes=(1 << 20) * scale)
-    with _attacked("handles", limits=few) as server, _connect(server) as vm:
+    limits = replace(LIMITS, held_bytes=(1 << 20) * scale)
+    with _attacked("handles", limits=limits) as server, _connect(server) as vm:
         empty = TensorType("f32", (0,))
         _refused(
-            OutOfMemory, lambda: [vm.alloc_tensor(empty) for _ in range(few.held_bytes // 100)]
+            OutOfMemory, lambda: [vm.alloc_tensor(empty) for _ in range(limits.held_bytes // 100)]
         )
 
 
@@ -198,15 +198,15 @@ def messages(scale: int) -> None:
 
 def programs(scale: int) -> None:
     """Programs, more than there may be."""
-    few = replace(LIMITS, program_bytes=(1 << 20) * scale)
-    with _attacked("programs", limits=few) as server, _connect(server) as vm:
-        kept = []
+    limits = replace(LIMITS, program_bytes=(1 << 20) * scale)
+    with _attacked("programs", limits=limits) as server, _connect(server) as vm:
+        programs_loaded = []
         text = ".func main 0 *\n" + "    push_int 1\n    pop 1\n" * 200 + "    halt\n"
 
-        for n in range(few.program_bytes // len(text)):
+        for n in range(limits.program_bytes // len(text)):
             try:
-                kept.append(assemble(text.replace("push_int 1", f"push_int {n}", 1)))
-                vm.loaded(kept[-1])
+                programs_loaded.append(assemble(text.replace("push_int 1", f"push_int {n}", 1)))
+                vm.loaded(programs_loaded[-1])
             except LimitExceeded:
                 return
         raise Wrong("programs of any number are loaded")
@@ -221,18 +221,18 @@ def strangers(scale: int) -> None:
     over, count = threading.Event(), [0]
 
     def attack(place: tuple[str, int], source: str) -> None:
-        held: list[socket.socket] = []
+        sockets: list[socket.socket] = []
         while not over.is_set():
             with suppress(OSError):
                 each = socket.create_connection(place, 1, source_address=(source, 0))
                 count[0] += 1
-                held.append(each)
+                sockets.append(each)
                 if count[0] % 2:
                     each.sendall(hello + pack(Greeting.proof, bytes(32)))
-            if len(held) > 100:
-                held.pop(0).close()
+            if len(sockets) > 100:
+                sockets.pop(0).close()
             over.wait(0.005)
-        for each in held:
+        for each in sockets:
             each.close()
 
     with _attacked("strangers") as server:
@@ -333,7 +333,7 @@ def kernels(scale: int) -> None:
 
 
 def losing(scale: int) -> None:
-    """What was called is done at the end, or its error is raised; and what was passed over has no
+    """The calls were made by the end, or their error is raised; a call that was passed over has no
     value."""
     take = Program.of_op("take.out", 3, {"axis": 0}, 0)
     with _attacked("losing", shared=["s"]) as server, _connect(server, vm="s") as reader:

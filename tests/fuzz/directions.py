@@ -65,8 +65,8 @@ def _total(lib: Library, fn: Fn) -> Fn:
     """A scalar of all results."""
 
     def total(*args: Any) -> Any:
-        made = fn(*args)
-        parts = made if isinstance(made, (tuple, list)) else [made]
+        result = fn(*args)
+        parts = result if isinstance(result, (tuple, list)) else [result]
         return sum([lib.sum(lib.sin(y)) for y in parts[1:]], lib.sum(lib.sin(parts[0])))
 
     return total
@@ -147,10 +147,10 @@ def _custom_vjp(lib: Library, module: Any, fn: Fn) -> Fn:
     return custom  # type: ignore[no-any-return]
 
 
-def _flat(made: Any) -> tuple[Any, ...]:
-    if not isinstance(made, (tuple, list)):
-        return (made,)
-    return tuple([each for part in made for each in _flat(part)])
+def _flat(results: Any) -> tuple[Any, ...]:
+    if not isinstance(results, (tuple, list)):
+        return (results,)
+    return tuple([each for part in results for each in _flat(part)])
 
 
 def _vmap(lib: Library, module: Any, fn: Fn) -> Fn:
@@ -158,8 +158,8 @@ def _vmap(lib: Library, module: Any, fn: Fn) -> Fn:
 
     def summed(*args: Any) -> Any:
         both = [lib.concat([x[None], (x * 0.5)[None]], 0) for x in args]
-        made = module.vmap(fn)(*both)
-        return tuple([lib.sum(y, axis=0) for y in _flat(made)])
+        result = module.vmap(fn)(*both)
+        return tuple([lib.sum(y, axis=0) for y in _flat(result)])
 
     return summed
 
@@ -205,25 +205,26 @@ def differs(
     specials: bool = False,
     autocast: bool = False,
 ) -> str | None:
-    """What the program makes otherwise here than there, or captured than eagerly."""
+    """Return a difference between the results of two libraries, or of captured and eager code, in
+    words."""
     args, levels = arguments(program), stack_of(program)
     here = IN_F32 if autocast else HERE
     fn = transformed(here, ml, program, levels)
     fn = ml.autocast("bfloat16")(fn) if autocast else fn
     step = ml.capture(fn)
     for values in ([special(program, args)] if specials else []) + [args]:
-        found = here.computed(fn, values)
+        results = here.computed(fn, values)
         captured = here.computed(step, values)
-        for ours, theirs in zip(found, captured, strict=True):
+        for ours, theirs in zip(results, captured, strict=True):
             if not np.array_equal(ours, theirs, equal_nan=True):
-                given = [x.tolist() for x in values]
-                return f"captured: {theirs.tolist()}\nnot {ours.tolist()}\nof {given}"
+                operands = [x.tolist() for x in values]
+                return f"captured: {theirs.tolist()}\nnot {ours.tolist()}\nof {operands}"
     if autocast:
         return None
     if other is None:
         return None if any("custom" in kind for kind in levels) else _slope_differs(fn, args)
     expected = other.computed(transformed(other, module, program, levels), args)
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(results, expected, strict=True):
         if ours.shape != theirs.shape:
             return f"shape {ours.shape}, not {theirs.shape}"
         scale = max(1.0, float(np.max(np.abs(theirs), initial=0.0)))
@@ -233,17 +234,17 @@ def differs(
 
 
 def _slope_differs(fn: Fn, args: list[Array]) -> str | None:
-    """How the function's derivative along a direction is another than its differences say: than
-    those over a long step and over a short one. A function has kinks, and may bend."""
+    """Compare the function's derivative along a direction with its differences over a long and a
+    short step; return how they disagree. A function has kinks, and may bend."""
     v = [np.cos(x) for x in args]
-    _, found = ml.jvp(lambda *xs: _flat(fn(*xs)), [*map(ml.asarray, args)], [*map(ml.asarray, v)])
+    _, jvps = ml.jvp(lambda *xs: _flat(fn(*xs)), [*map(ml.asarray, args)], [*map(ml.asarray, v)])
     wrong = None
     for step in (1e-4, 1e-6):
-        ahead = HERE.computed(fn, [x + step * t for x, t in zip(args, v, strict=True)])
+        after = HERE.computed(fn, [x + step * t for x, t in zip(args, v, strict=True)])
         behind = HERE.computed(fn, [x - step * t for x, t in zip(args, v, strict=True)])
-        slopes = [(y - x) / (2 * step) for x, y in zip(behind, ahead, strict=True)]
-        pairs = [*zip(map(np.asarray, found), slopes, strict=True)]
-        scale = max([1.0, *[float(np.max(np.abs(y), initial=0.0)) for y in (*slopes, *ahead)]])
+        slopes = [(y - x) / (2 * step) for x, y in zip(behind, after, strict=True)]
+        pairs = [*zip(map(np.asarray, jvps), slopes, strict=True)]
+        scale = max([1.0, *[float(np.max(np.abs(y), initial=0.0)) for y in (*slopes, *after)]])
         if all(np.allclose(x, y, rtol=1e-3, atol=1e-4 * scale, equal_nan=True) for x, y in pairs):
             return None
         wrong = wrong or f"{[x.tolist() for x, _ in pairs]}\nnot {[y.tolist() for _, y in pairs]}"

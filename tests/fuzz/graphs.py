@@ -154,21 +154,21 @@ class Maker:
         for shape, _, _ in results:
             if np.prod(shape, dtype=int) > MOST or len(shape) > 5 or 0 in shape:
                 raise Unfit
-        made = [
+        values = [
             Value(f"v{len(self.values) + i}", dtype, tuple(map(int, shape)), is_exact)
             for i, (shape, dtype, is_exact) in enumerate(results)
         ]
-        names = " ".join(x.name for x in made)
+        names = " ".join(x.name for x in values)
         self.nodes.append(node(type, inputs, names, f"n{len(self.nodes)}", **attributes))
-        self.values += made
-        return made
+        self.values += values
+        return values
 
     def graph(self, *, everything: bool = False) -> Graph:
         """The file: its outputs are what nothing asks for, and more."""
-        made = [x for x in self.values if x.name not in self.operands]
-        chosen = made
+        unused = [x for x in self.values if x.name not in self.operands]
+        chosen = unused
         if not everything:
-            chosen = [x for x in made if x.name not in self.used][-OUTPUTS:]
+            chosen = [x for x in unused if x.name not in self.used][-OUTPUTS:]
         inputs = [value(k, NAMES[DType.of(x.dtype)], x.shape) for k, x in self.operands.items()]
         names = " ".join(x.name for x in chosen)
         whole = graph(self.nodes, inputs, names, self.constants)
@@ -222,13 +222,13 @@ def _pairs(m: Maker) -> None:
     dtype = m.draw.choice(["f4", "f4", "i8", "i4", "f8"])
     x = m.pick(dtype)
     name = m.draw.choice(["Add", "Sub", "Mul", "Max", "Min"])
-    y = _beside(m, x)
+    y = _neighbour(m, x)
     shape = np.broadcast_shapes(x.shape, y.shape)
     is_exact = x.is_exact and y.is_exact and (dtype[0] == "i" or name in ("Max", "Min"))
     m.add(name, f"{x.name} {y.name}", shape, dtype, is_exact)
 
 
-def _beside(m: Maker, x: Value) -> Value:
+def _neighbour(m: Maker, x: Value) -> Value:
     """A value, or a constant, that broadcasts with x."""
 
     def fits(y: Value) -> bool:
@@ -292,7 +292,7 @@ def _logic(m: Maker) -> None:
 def _where(m: Maker) -> None:
     condition = m.pick("?")
     x = m.pick("f4 i8", fits=lambda y: y.shape == condition.shape)
-    y = _beside(m, x)
+    y = _neighbour(m, x)
     shape = np.broadcast_shapes(condition.shape, x.shape, y.shape)
     is_exact = x.is_exact and y.is_exact
     m.add("Where", f"{condition.name} {x.name} {y.name}", shape, x.dtype, is_exact)
@@ -315,7 +315,7 @@ def _cast(m: Maker) -> None:
 @op()
 def _variadic(m: Maker) -> None:
     x = m.pick()
-    parts = [x, _beside(m, x)]
+    parts = [x, _neighbour(m, x)]
     shape = np.broadcast_shapes(*(y.shape for y in parts))
     name = m.draw.choice(["Sum", "Mean", "Max", "Min"])
     third = Value(m.const(m.array((), "f4", True)), "f4", (), True)
@@ -361,21 +361,21 @@ def _reshape(m: Maker) -> None:
         shape[m.draw.randrange(len(shape))] *= n
         if m.draw.random() < 0.4 and len(shape) < 4:
             shape.insert(m.draw.randrange(len(shape) + 1), 1)
-    given = list(shape)
+    lengths = list(shape)
     if m.draw.random() < 0.5:
-        given[m.draw.randrange(len(given))] = -1
-    m.add("Reshape", f"{x.name} {m.ints(given)}", shape, x.dtype, x.is_exact)
+        lengths[m.draw.randrange(len(lengths))] = -1
+    m.add("Reshape", f"{x.name} {m.ints(lengths)}", shape, x.dtype, x.is_exact)
 
 
 def _factors(n: int) -> list[int]:
-    found = []
+    factors = []
     k = 2
     while n > 1:
         while n % k == 0:
-            found.append(k)
+            factors.append(k)
             n //= k
         k += 1
-    return found
+    return factors
 
 
 @op(2)
@@ -635,8 +635,8 @@ def _reduce(m: Maker) -> None:
     axes = sorted(m.draw.sample(range(x.ndim), m.draw.randint(1, x.ndim)))
     keep = m.draw.randrange(2)
     shape = [1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes]
-    given = [i - m.draw.choice([0, x.ndim]) for i in axes]
-    more, attributes = m.axes(given, 13 if name == "Sum" else 18, keepdims=keep)
+    numbers = [i - m.draw.choice([0, x.ndim]) for i in axes]
+    more, attributes = m.axes(numbers, 13 if name == "Sum" else 18, keepdims=keep)
     is_exact = x.is_exact and (name in ("Max", "Min") or x.dtype[0] == "i")
     m.add(f"Reduce{name}", x.name + more, shape, x.dtype, is_exact, **attributes)
 
@@ -704,29 +704,29 @@ def _window(m: Maker, x: Value) -> tuple[list[int], list[int], list[int], list[i
     axes = x.ndim - 2
     window = [m.draw.randint(1, 3) for _ in range(axes)]
     strides = [m.draw.randint(1, 2) for _ in range(axes)]
-    apart = [m.draw.choice([1, 1, 2]) for _ in range(axes)]
+    rates = [m.draw.choice([1, 1, 2]) for _ in range(axes)]
     pads = [m.draw.randint(0, window[i % axes] // 2) for i in range(2 * axes)]
     counts = [
-        (n + pads[i] + pads[i + axes] - (window[i] - 1) * apart[i] - 1) // strides[i] + 1
+        (n + pads[i] + pads[i + axes] - (window[i] - 1) * rates[i] - 1) // strides[i] + 1
         for i, n in enumerate(x.shape[2:])
     ]
     if min(counts) < 1:
         raise Unfit
-    return window, strides, apart, pads, counts
+    return window, strides, rates, pads, counts
 
 
 @op(3)
 def _conv(m: Maker) -> None:
     x = m.pick("f4", range(3, 6))
     n, c = x.shape[:2]
-    window, strides, apart, pads, counts = _window(m, x)
+    window, strides, rates, pads, counts = _window(m, x)
     groups = m.draw.choice([k for k in (1, c) if c % k == 0])
     out = groups * m.draw.randint(1, 2)
-    flags: dict[str, Any] = {"strides": strides, "dilations": apart, "group": groups, "pads": pads}
+    flags: dict[str, Any] = {"strides": strides, "dilations": rates, "group": groups, "pads": pads}
     if m.draw.random() < 0.3 and x.ndim < 5:
         w = m.array((c, out // groups, *window), "f4", False)
         shape = [
-            (k - 1) * strides[i] + (window[i] - 1) * apart[i] + 1 - pads[i] - pads[i + len(window)]
+            (k - 1) * strides[i] + (window[i] - 1) * rates[i] + 1 - pads[i] - pads[i + len(window)]
             for i, k in enumerate(x.shape[2:])
         ]
         if min(shape) < 1:
@@ -748,13 +748,13 @@ def _pool(m: Maker) -> None:
         shape = (*x.shape[:2], *[1] * (x.ndim - 2))
         m.add(name, x.name, shape, "f4", x.is_exact and name == "GlobalMaxPool")
         return
-    window, strides, apart, pads, counts = _window(m, x)
+    window, strides, rates, pads, counts = _window(m, x)
     flags: dict[str, Any] = {"kernel_shape": window, "strides": strides, "pads": pads}
     padded = name == "MaxPool" and any(pads)  # windows of padding alone differ by runtime
     if (name == "MaxPool" and not padded) or (name == "AveragePool" and m.opset >= 19):
-        flags["dilations"] = apart
-    elif max(apart) > 1 or name == "LpPool":
-        apart = [1] * len(apart)
+        flags["dilations"] = rates
+    elif max(rates) > 1 or name == "LpPool":
+        rates = [1] * len(rates)
         counts = [
             (n + pads[i] + pads[i + len(window)] - window[i]) // strides[i] + 1
             for i, n in enumerate(x.shape[2:])
@@ -775,9 +775,9 @@ def _pool(m: Maker) -> None:
 def _resize(m: Maker) -> None:
     x = m.pick("f4", 4)
     mode = m.draw.choice(["nearest", "linear", "cubic"])
-    ways = ["half_pixel", "align_corners", "pytorch_half_pixel", "asymmetric"]
-    way = m.draw.choice(ways + (["half_pixel_symmetric"] if m.opset >= 19 else []))
-    flags: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": way}
+    modes = ["half_pixel", "align_corners", "pytorch_half_pixel", "asymmetric"]
+    transform = m.draw.choice(modes + (["half_pixel_symmetric"] if m.opset >= 19 else []))
+    flags: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": transform}
     if mode == "nearest":
         flags["nearest_mode"] = m.draw.choice(["round_prefer_floor", "floor", "ceil"])
     elif m.opset >= 18 and m.draw.random() < 0.4:
@@ -823,8 +823,8 @@ def _quantized(m: Maker) -> None:
 @op()
 def _integer_product(m: Maker) -> None:
     x = m.pick("f4", range(2, 4), exact=True)
-    made = [(x.shape, "u1", True), ((), "f4", True), ((), "u1", True)]
-    q, _scale, zero = m.several("DynamicQuantizeLinear", x.name, made)
+    outputs = [(x.shape, "u1", True), ((), "f4", True), ((), "u1", True)]
+    q, _scale, zero = m.several("DynamicQuantizeLinear", x.name, outputs)
     k = m.draw.randint(1, 4)
     w = m.const(m.rng.integers(-127, 128, (x.shape[-1], k)).astype(np.int8))
     inputs = f"{q.name} {w} {zero.name} {m.const(np.asarray(3, np.int8))}"
@@ -837,12 +837,12 @@ def _recurrent(m: Maker) -> None:
     x = m.pick("f4", 3)
     steps, batch, width = x.shape
     name, gates = m.draw.choice([("LSTM", 4), ("GRU", 3), ("RNN", 1)])
-    ways, hidden = m.draw.choice([("forward", 1), ("reverse", 1), ("bidirectional", 2)]), 2
-    way, count = ways
+    directions, hidden = m.draw.choice([("forward", 1), ("reverse", 1), ("bidirectional", 2)]), 2
+    direction, count = directions
     w = m.const(m.array((count, gates * hidden, width), "f4", False))
     r = m.const(m.array((count, gates * hidden, hidden), "f4", False))
     b = m.const(m.array((count, 2 * gates * hidden), "f4", False))
-    flags: dict[str, Any] = {"hidden_size": hidden, "direction": way}
+    flags: dict[str, Any] = {"hidden_size": hidden, "direction": direction}
     if name == "GRU":
         flags["linear_before_reset"] = m.draw.randrange(2)
     results = [((steps, count, batch, hidden), "f4", False), ((count, batch, hidden), "f4", False)]
@@ -962,9 +962,10 @@ def session(data: bytes) -> Any:
 
 
 def difference(case: Graph) -> str | None:
-    """How mlvm differs from ONNX Runtime; None where it does not. Raises what is no `MlvmError`."""
+    """Return how mlvm differs from ONNX Runtime; None where it does not. Raises what is no
+    `MlvmError`."""
     runtime = session(case.data)
-    wanted = runtime.run(None, case.operands)
+    reference = runtime.run(None, case.operands)
     moved = {
         k: x + np.abs(x) * np.float32(3e-7) if k in case.smooth else x
         for k, x in case.operands.items()
@@ -977,16 +978,16 @@ def difference(case: Graph) -> str | None:
     except MlvmError as error:
         notes = "; ".join(getattr(error, "__notes__", ()))
         return f"{type(error).__name__}: {error}; {notes}"
-    for how, made in rows:
-        results = made if isinstance(made, tuple) else (made,)
-        for name, x, y, z in zip(net.outputs, results, wanted, other, strict=True):
-            message = _apart(np.asarray(x), y, z)
+    for how, result in rows:
+        results = result if isinstance(result, tuple) else (result,)
+        for name, x, y, z in zip(net.outputs, results, reference, other, strict=True):
+            message = _difference(np.asarray(x), y, z)
             if message:
                 return f"{how}, {name}: {message}"
     return None
 
 
-def _apart(x: Any, y: Any, z: Any) -> str | None:
+def _difference(x: Any, y: Any, z: Any) -> str | None:
     if (x.dtype, x.shape) != (y.dtype, y.shape):
         return f"{x.dtype}{list(x.shape)} is not {y.dtype}{list(y.shape)}"
     if y.dtype.kind != "f":

@@ -9,7 +9,7 @@ and started ones, until one member is killed by SIGKILL, or stopped by SIGSTOP. 
 within 5 seconds after the group's timeout of 1 s. The other processes must be gone after. In the
 end there is nothing new in /dev/shm, and this process has as many open files as before.
 
-With `--tcp` up to five processes meet by TCP, and each of those that are left must tell of it.
+With `--tcp` up to five processes meet by TCP, and each of those that are left must report it.
 
 Prints what was tried and what came of it. What should not be is printed, and the exit status is 1.
 """
@@ -72,7 +72,7 @@ def work(seed: int, rank: int, vm: VM) -> None:
 
 
 def strike(pid: int, sign: signal.Signals, seconds: float, struck: list[float]) -> threading.Timer:
-    """Send the signal after so many seconds."""
+    """Send the signal after the given number of seconds."""
 
     def send() -> None:
         struck.append(time.monotonic())
@@ -91,17 +91,17 @@ def one_of_processes(seed: int, sign: signal.Signals) -> tuple[float, str | None
         victim = rng.randrange(group.size)
         struck: list[float] = []
         timer = strike(pids[victim], sign, rng.uniform(0, 0.2), struck)
-        told, kind = "nothing", ""
+        message, kind = "nothing", ""
         try:
             group.run(partial(work, seed))
         except GroupError as error:
-            told, kind = str(error), type(error).__name__
+            message, kind = str(error), type(error).__name__
         timer.join()
         took = time.monotonic() - struck[0]
-    wanted = f"member {victim} (vm{victim}), process {pids[victim]}, was killed by SIGKILL"
+    expected = f"member {victim} (vm{victim}), process {pids[victim]}, was killed by SIGKILL"
     if sign == signal.SIGSTOP:
-        wanted = f" for member {victim} (vm{victim})"
-    failure = _wrong(told, kind, wanted, took, sign)
+        expected = f" for member {victim} (vm{victim})"
+    failure = _wrong(message, kind, expected, took, sign)
     alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     return took, failure or (f"processes {alive} are still there" if alive else None)
 
@@ -110,10 +110,10 @@ def _timeout(sign: signal.Signals) -> float:
     return TIMEOUT if sign == signal.SIGSTOP else 60.0
 
 
-def _wrong(told: str, kind: str, wanted: str, took: float, sign: signal.Signals) -> str | None:
+def _wrong(message: str, kind: str, expected: str, took: float, sign: signal.Signals) -> str | None:
     is_stop = sign == signal.SIGSTOP
-    if wanted not in told or (is_stop and kind != "GroupTimeout"):
-        return f"{sign.name}: not {wanted!r}, but {kind} {told}"
+    if expected not in message or (is_stop and kind != "GroupTimeout"):
+        return f"{sign.name}: not {expected!r}, but {kind} {message}"
     if took > LIMIT + (TIMEOUT if is_stop else 0):
         return f"{sign.name}: it took {took:.1f} s"
     return None
@@ -136,8 +136,8 @@ def one_of_tcp(seed: int, sign: signal.Signals) -> tuple[float, str | None]:
     rng = random.Random(seed)
     size = rng.choice((2, 3, 5))
     victim = rng.randrange(size)
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        address = f"127.0.0.1:{found.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
     context = multiprocessing.get_context("fork")  # a fresh Python takes a second
     pipes = [context.Pipe() for _ in range(size)]
     processes = [
@@ -160,11 +160,11 @@ def one_of_tcp(seed: int, sign: signal.Signals) -> tuple[float, str | None]:
             if rank == victim:
                 continue
             limit = LIMIT + TIMEOUT - (time.monotonic() - struck[0])
-            kind, told = ours.recv() if ours.poll(limit) else ("nothing", "")
+            kind, message = ours.recv() if ours.poll(limit) else ("nothing", "")
             took = time.monotonic() - struck[0]
-            wanted = f"member {victim} (vm{victim})"
-            wanted = f" for {wanted}" if sign == signal.SIGSTOP else f"{wanted} has left"
-            failure = _wrong(told, kind, wanted, took, sign)
+            expected = f"member {victim} (vm{victim})"
+            expected = f" for {expected}" if sign == signal.SIGSTOP else f"{expected} has left"
+            failure = _wrong(message, kind, expected, took, sign)
             if failure is not None:
                 return took, f"{size} members, {rank} told: {failure}"
         return took, None
@@ -178,7 +178,7 @@ def one_of_tcp(seed: int, sign: signal.Signals) -> tuple[float, str | None]:
 
 
 def fuzz(kills: int, stops: int, seed: int, *, tcp: bool = False) -> tuple[str, list[str]]:
-    """What was tried, and what was wrong."""
+    """Strike members at random moments; return a summary, and the failures."""
     one = one_of_tcp if tcp else one_of_processes
     wrong: list[str] = []
     longest = {signal.SIGKILL: 0.0, signal.SIGSTOP: 0.0}
@@ -210,8 +210,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--stops", type=int, default=50, help="how many are stopped")
     parser.add_argument("--seed", type=int, default=0, help="of all")
     options = parser.parse_args(argv)
-    told, wrong = fuzz(options.kills, options.stops, options.seed, tcp=options.tcp)
-    print(told)
+    summary, wrong = fuzz(options.kills, options.stops, options.seed, tcp=options.tcp)
+    print(summary)
     for each in wrong:
         print(each)
     return int(bool(wrong))

@@ -1,4 +1,4 @@
-"""What JAX makes of a function, computed by NumPy: JAX traces and transforms it, and compiles none.
+"""A function by JAX, computed with NumPy: JAX traces and transforms it, and compiles none.
 
 A random program is as large as no other, and runs once: to compile it takes a hundred times as long
 as to compute it. So its jaxpr is gone through here, primitive by primitive. One without a rule here
@@ -36,15 +36,15 @@ def _run(closed: Any, args: Arrays) -> Arrays:
     for eqn in jaxpr.eqns:
         name, params, operands = eqn.primitive.name, eqn.params, [read(x) for x in eqn.invars]
         if name in _SEVERAL:
-            made = _SEVERAL[name](params, *operands)
+            out = _SEVERAL[name](params, *operands)
         elif name in _ONE:
-            made = [_ONE[name](params, *operands)]
+            out = [_ONE[name](params, *operands)]
         elif name == "empty2":
-            made = [np.zeros(x.aval.shape, x.aval.dtype) for x in eqn.outvars]
+            out = [np.zeros(x.aval.shape, x.aval.dtype) for x in eqn.outvars]
         else:
-            made = eqn.primitive.bind(*operands, **params)
-            made = [np.asarray(y) for y in (made if eqn.primitive.multiple_results else [made])]
-        for x, y in zip(eqn.outvars, made, strict=True):
+            out = eqn.primitive.bind(*operands, **params)
+            out = [np.asarray(y) for y in (out if eqn.primitive.multiple_results else [out])]
+        for x, y in zip(eqn.outvars, out, strict=True):
             env[x] = np.asarray(y, x.aval.dtype)
             if env[x].shape != x.aval.shape:
                 raise ValueError(f"{name} made {env[x].shape}, not {x.aval.shape}")
@@ -81,9 +81,9 @@ def _scan(params: Any, *operands: Any) -> Arrays:
     turns = range(params["length"])
     rows: list[Arrays] = []
     for i in reversed(turns) if params["reverse"] else turns:
-        made = _run(closed, [*consts, *carry, *[x[i] for x in xs]])
-        carry = made[:ncarry]
-        rows.append(made[ncarry:])
+        results = _run(closed, [*consts, *carry, *[x[i] for x in xs]])
+        carry = results[:ncarry]
+        rows.append(results[ncarry:])
     if params["reverse"]:
         rows.reverse()
     if rows:
@@ -142,9 +142,9 @@ def _pad(params: Any, x: Any, value: Any) -> Any:
     spread = np.full([n + max(n - 1, 0) * inner for n, (_, _, inner) in config], value)
     spread[tuple(slice(None, None, inner + 1) for _, (_, _, inner) in config)] = x
     ends = [(max(low, 0), max(high, 0)) for _, (low, high, _) in config]
-    made = np.pad(spread, ends, constant_values=value)
-    cut = zip(made.shape, config, strict=True)
-    return made[tuple(slice(max(-low, 0), m - max(-high, 0)) for m, (_, (low, high, _)) in cut)]
+    padded = np.pad(spread, ends, constant_values=value)
+    cut = zip(padded.shape, config, strict=True)
+    return padded[tuple(slice(max(-low, 0), m - max(-high, 0)) for m, (_, (low, high, _)) in cut)]
 
 
 def _slice(params: Any, x: Any) -> Any:
@@ -154,22 +154,23 @@ def _slice(params: Any, x: Any) -> Any:
 
 
 def _window(x: Any, lengths: Sequence[int], starts: Any) -> tuple[slice, ...]:
-    """That many elements of every axis from `starts` on, or as near as there are so many."""
+    """Return the slices of `lengths` elements of every axis from `starts` on, moved to fit
+    inside."""
     firsts = [min(max(int(i), 0), n - m) for i, n, m in zip(starts, x.shape, lengths, strict=True)]
     return tuple(slice(i, i + m) for i, m in zip(firsts, lengths, strict=True))
 
 
 def _dynamic_update_slice(_: Any, x: Any, update: Any, *starts: Any) -> Any:
-    made = x.copy()
-    made[_window(x, update.shape, starts)] = update
-    return made
+    result = x.copy()
+    result[_window(x, update.shape, starts)] = update
+    return result
 
 
 def _select_n(_: Any, which: Any, *cases: Any) -> Any:
-    made = cases[0]
+    result = cases[0]
     for k, case in enumerate(cases[1:], 1):
-        made = np.where(which == k, case, made)
-    return made
+        result = np.where(which == k, case, result)
+    return result
 
 
 def _cumsum(params: Any, x: Any) -> Any:

@@ -35,7 +35,7 @@ _FIRST_HANDLE: Final = 10**9
 
 
 class Outcome(NamedTuple):
-    """What a launch has left: outputs, arguments and globals; and the error that it raised."""
+    """Outcome of a launch: outputs, arguments and globals; and the error that it raised."""
 
     outputs: list[Array]
     after: list[Array]
@@ -68,7 +68,7 @@ def new_machines() -> dict[str, VM]:
 
 
 def outcome(vm: VM, program: Program, arrays: tuple[Array, ...], max_steps: int | None) -> Outcome:
-    """What the VM makes of the program. Raises `Found` for bytes lost."""
+    """Run the program on the VM. Raises `Found` for bytes lost."""
     outputs, after, error, handles = launch(vm, program, arrays, max_steps)
     if error is None:
         return Outcome(outputs, after, None)
@@ -83,12 +83,12 @@ def _without_handles(text: str, handles: list[int]) -> str:
     return re.sub(r"\b10000\d{5,}\b", "<handle>", text)
 
 
-def require_same(name: str, given: Outcome, expected: Outcome, *, bits: bool) -> None:
+def require_same(name: str, actual: Outcome, expected: Outcome, *, bits: bool) -> None:
     """Raise `Found` unless two outcomes are equal; floats to the bit, if so wanted."""
-    if given.error != expected.error:
-        raise Found(f"the {name} raises\n{given.error}\nnot\n{expected.error}")
+    if actual.error != expected.error:
+        raise Found(f"the {name} raises\n{actual.error}\nnot\n{expected.error}")
     for what in ("outputs", "after"):
-        ours, theirs = getattr(given, what), getattr(expected, what)
+        ours, theirs = getattr(actual, what), getattr(expected, what)
         if len(ours) != len(theirs):
             raise Found(f"the {name} leaves {len(ours)} {what}, not {len(theirs)}")
         for i, (x, y) in enumerate(zip(ours, theirs, strict=True)):
@@ -101,8 +101,8 @@ def same_bits(x: Array, y: Array) -> bool:
 
 
 def is_close(x: Array, y: Array, tolerance: float | None = None, least: float = 0.0) -> bool:
-    """Whether two arrays are of one type and equal; floats up to rounding, or to a tolerance of
-    the largest, or of `least`."""
+    """Return whether two arrays are of one type and equal; floats up to rounding, or to a tolerance
+    of the largest, or of `least`."""
     if x.dtype != y.dtype or x.shape != y.shape:
         return False
     if x.dtype.kind != "f":

@@ -1,4 +1,4 @@
-"""What is tried: programs made at random, and valid ones changed."""
+"""Programs to try: made at random, and valid ones changed."""
 
 from __future__ import annotations
 

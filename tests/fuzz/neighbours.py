@@ -1,4 +1,4 @@
-"""How long others wait for a server while one of its clients computes.
+"""The time that other clients wait for a server while one of its clients computes.
 
     python -m tests.fuzz.neighbours --seconds 5
 
@@ -58,7 +58,7 @@ def trips(vm: RemoteVM, seconds: float) -> tuple[float, float]:
 
 
 def measure(processes: int, seconds: float) -> float:
-    """How many times longer 99 of 100 round trips take beside a busy client."""
+    """Return the factor by which 99 of 100 round trips take longer beside a busy client."""
     options = {"limits": Limits(launch_seconds=60.0), "processes": processes}
     with Server("127.0.0.1:0", secret=SECRET, **options) as server:  # type: ignore[arg-type]
         address = str(server.address)
@@ -69,15 +69,15 @@ def measure(processes: int, seconds: float) -> float:
                 assert busy.stdout is not None
                 busy.stdout.readline()
                 try:
-                    beside = trips(vm, seconds)
+                    busy_trips = trips(vm, seconds)
                 finally:
                     busy.kill()
     where = "a process for each" if processes else "one process for all"
     print(
-        f"{where}: median {idle[0]:.0f} us idle, {beside[0]:.0f} us beside a busy client; "
-        f"99 % below {idle[1]:.0f} us idle, {beside[1]:.0f} us beside it"
+        f"{where}: median {idle[0]:.0f} us idle, {busy_trips[0]:.0f} us beside a busy client; "
+        f"99 % below {idle[1]:.0f} us idle, {busy_trips[1]:.0f} us beside it"
     )
-    return beside[1] / idle[1]
+    return busy_trips[1] / idle[1]
 
 
 def main(argv: list[str] | None = None) -> int:

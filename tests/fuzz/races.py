@@ -34,9 +34,9 @@ def main() -> int:
         environment.pop("OCL_ICD_VENDORS", None)  # oclgrind's own device is the only one
         for module in MODULES:
             ran = subprocess.run([*command, module, "opencl:0"], env=environment, check=False)
-            found = log.read_text() if log.exists() else ""
-            print(found or f"{module}: no race, and no access outside of a buffer")
-            failed |= bool(found) or ran.returncode != 0
+            report = log.read_text() if log.exists() else ""
+            print(report or f"{module}: no race, and no access outside of a buffer")
+            failed |= bool(report) or ran.returncode != 0
     return int(failed)
 
 

@@ -87,7 +87,8 @@ class Wrong(Exception):
 
 
 def fuzz(messages: int, seed: int) -> tuple[Counter[str], str | None]:
-    """Throw so many messages at a server. Returns what came of them, and what went wrong."""
+    """Throw the given number of messages at a server. Returns what came of them, and what went
+    wrong."""
     outcomes: Counter[str] = Counter()
     log = io.StringIO()
     before = threading.active_count()
@@ -95,8 +96,8 @@ def fuzz(messages: int, seed: int) -> tuple[Counter[str], str | None]:
         Server("127.0.0.1:0", secret=SECRET, limits=_LIMITS, log=Log("json", log)) as server,
         connect(str(server.address), secret=SECRET) as witness,
     ):
-        kept = witness.alloc_tensor(TensorType("f32", (8,)))
-        witness.write(kept, np.arange(8, dtype=np.float32))
+        handle = witness.alloc_tensor(TensorType("f32", (8,)))
+        witness.write(handle, np.arange(8, dtype=np.float32))
         sent = number = 0
         while sent < messages:
             choices = random.Random(f"{seed}/{number}")
@@ -107,7 +108,7 @@ def fuzz(messages: int, seed: int) -> tuple[Counter[str], str | None]:
                     count = _stranger(server, choices, outcomes)
                 else:
                     _connection(server, choices, count, outcomes)
-                if number % 20 == 0 and witness.read(kept).tolist() != list(range(8)):
+                if number % 20 == 0 and witness.read(handle).tolist() != list(range(8)):
                     raise Wrong("the witness's tensor has changed")
             except Wrong as error:
                 return outcomes, f"connection {number - 1}: {error}"
@@ -117,7 +118,7 @@ def fuzz(messages: int, seed: int) -> tuple[Counter[str], str | None]:
 
 
 def _left_over(server: Server, nbytes: int, log: io.StringIO) -> str | None:
-    """What is left of clients that have gone, if anything is."""
+    """Return what is left of clients that have gone, if anything is."""
     deadline = time.monotonic() + PATIENCE
     while len(server.status()["clients"]) > 1:
         if time.monotonic() > deadline:
@@ -160,7 +161,7 @@ def _socket(server: Server) -> Iterator[socket.socket]:
 
 
 def _connection(server: Server, choices: random.Random, count: int, outcomes: Counter[str]) -> None:
-    """So many messages from a client that was let in."""
+    """Send `count` messages from a client that was let in."""
     vm = connect(str(server.address), secret=SECRET)
     try:
         types = ["f32[2,3]", "i64[4]", "f32[]", "bool[2]"]
@@ -276,7 +277,7 @@ _SPIN: Final = assemble(".func main 0 *\nagain:\n    jump again\n    halt\n")
 
 
 def be_killed(address: str, seed: str) -> None:
-    """What a client does until it is killed."""
+    """Work as a client until it is killed."""
     choices = random.Random(seed)
     vm = connect(address)
     handles = []
@@ -289,7 +290,7 @@ def be_killed(address: str, seed: str) -> None:
 
 
 def kill(number: int, seed: int) -> str | None:
-    """Kill so many clients of a server of its own. Returns what went wrong."""
+    """Kill the given number of clients of a new server. Returns what went wrong."""
     if not hasattr(os, "fork"):
         return "clients are forked, which this system cannot do"
     with tempfile.TemporaryDirectory() as folder:

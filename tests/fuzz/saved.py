@@ -23,7 +23,7 @@ from tests.fuzz.language.source import built_by
 
 
 class Saved:
-    """What came of the programs so far."""
+    """Outcomes of the programs so far."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -45,8 +45,8 @@ def _program(seed: int, number: int) -> tuple[Any, list[Any]]:
     return built.step, list(built.arguments(0))
 
 
-def _is_sensitive(seed: int, number: int, wanted: list[Any]) -> bool:
-    """Whether the results differ by much where the operands do by little."""
+def _is_sensitive(seed: int, number: int, expected: list[Any]) -> bool:
+    """Return whether the results differ by much where the operands do by little."""
     world.factor = 1 + 1e-5
     try:
         step, args = _program(seed, number)
@@ -54,13 +54,13 @@ def _is_sensitive(seed: int, number: int, wanted: list[Any]) -> bool:
     finally:
         world.factor = 1.0
     return not all(
-        np.allclose(x, y, rtol=1e-3, atol=1e-3) for x, y in zip(wanted, moved, strict=True)
+        np.allclose(x, y, rtol=1e-3, atol=1e-3) for x, y in zip(expected, moved, strict=True)
     )
 
 
 def difference(seed: int, number: int) -> str | None:
-    """How the file of a program differs from it; None where it does not. Raises what `save` does,
-    and what the other readers say of its file."""
+    """Return how the file of a program differs from it; None where it does not. Raises what `save`
+    does, and what the other readers say of its file."""
     step, args = _program(seed, number)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "it.onnx"
@@ -71,15 +71,15 @@ def difference(seed: int, number: int) -> str | None:
     names = [each.name for each in runtime.get_inputs()]
     theirs = runtime.run(None, dict(zip(names, map(np.asarray, operands), strict=True)))
     own = _tensors([load(data)(*operands)])
-    wanted = _tensors([step(*args)])
-    for x, y, z in zip(wanted, own, theirs, strict=True):
+    expected = _tensors([step(*args)])
+    for x, y, z in zip(expected, own, theirs, strict=True):
         a, b = np.asarray(x), np.asarray(y)
         if a.tobytes() != b.tobytes():
             return f"read back: {b.ravel()[:4]}, not {a.ravel()[:4]}"
         most = max(1.0, float(np.abs(a[np.isfinite(a)]).max(initial=0)))
         is_same = (a.dtype, a.shape) == (z.dtype, z.shape)
         if not is_same or not np.allclose(a, z, rtol=1e-3, atol=1e-3 * most, equal_nan=True):
-            if is_same and _is_sensitive(seed, number, wanted):
+            if is_same and _is_sensitive(seed, number, expected):
                 return None
             return f"by ONNX Runtime: {z.dtype}{z.ravel()[:4]}, not {a.dtype}{a.ravel()[:4]}"
     return None

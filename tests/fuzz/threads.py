@@ -6,7 +6,7 @@ In each round several threads use the arenas of one VM, and each its default one
 leave them, compute what is known in advance, read each other's tensors, change their own, free,
 mark, rewind, reset, trim and close. Whatever one does, the others may only get the right value, or
 an `MlvmError` that says what has ended, does not fit, or is entered by another thread. After a
-round nobody is inside an arena, and the VM holds no byte. Prints what was tried and what came out.
+round no thread is inside an arena, and the VM holds no byte. Prints what was tried and outcomes.
 The first wrong value, other error, lost byte or hang is printed with the seed, and the exit status
 is 1. Threads are never the same twice: a seed makes the choices again, not the order.
 """
@@ -62,22 +62,22 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Known:
-    """A tensor and the value of all its elements. `shared` are those that other threads know,
-    and that nobody changes."""
+    """A tensor and the value of all its elements. `shared` are those that other threads know, and
+    that no thread changes."""
 
     tensor: ml.Tensor
     value: int
 
     def check(self) -> None:
         """Raise `Wrong` for another value, `StaleTensor` if the tensor has ended."""
-        found = self.tensor.numpy()
-        if not (found == self.value).all():
-            raise Wrong(f"a {self.tensor.type} of {self.value} holds {found.ravel()[:8]}")
+        values = self.tensor.numpy()
+        if not (values == self.value).all():
+            raise Wrong(f"a {self.tensor.type} of {self.value} holds {values.ravel()[:8]}")
 
 
 @dataclass
 class World:
-    """What the threads of a round share."""
+    """State shared by the threads of a round."""
 
     vm: ml.VM
     queue: ml.QueueTensor
@@ -183,7 +183,7 @@ class Worker:
             return Known(ml.reshape(x.tensor, (-1,)), x.value)
         return Known(ml.where(x.tensor == x.tensor, x.tensor, -x.tensor), x.value)
 
-    def known(self, mine: list[Known]) -> Known:
+    def pick(self, mine: list[Known]) -> Known:
         """One of this thread's tensors, or of those that all know, or a new one."""
         pool = self.world.pool.copy()  # others add to it
         choices = [*mine, *self.rng.sample(pool, min(4, len(pool)))]
@@ -195,14 +195,14 @@ class Worker:
         mine.append(self.new())
 
     def compute(self, mine: list[Known]) -> None:
-        x = self.derived(self.known(mine))
+        x = self.derived(self.pick(mine))
         for _ in range(self.rng.randrange(3)):
             x = self.derived(x)
         x.check()
         mine.append(x)
 
     def read(self, mine: list[Known]) -> None:
-        self.known(mine).check()
+        self.pick(mine).check()
 
     def share(self, mine: list[Known]) -> None:
         pool = self.world.pool
@@ -217,22 +217,22 @@ class Worker:
         Known(tensor, 2 * x.value).check()
 
     def keep(self, mine: list[Known]) -> None:
-        x = self.known(mine)
+        x = self.pick(mine)
         copy = Known(self.rng.choice(self.world.arenas).keep(x.tensor), x.value)
         copy.check()
         mine.append(copy)
 
     def captured(self, mine: list[Known]) -> None:
-        x = self.known(mine)
+        x = self.pick(mine)
         if x.value >= _LARGE:
             return
         y = Known(ml.full(x.tensor.shape, 3, dtype=ml.int64), 3)
-        found = self.step(x.tensor, y.tensor)
+        result = self.step(x.tensor, y.tensor)
         x.check()  # a replay does not look whether an operand has ended meanwhile
-        Known(found, (x.value + 3) * x.value - 3).check()
+        Known(result, (x.value + 3) * x.value - 3).check()
 
     def free(self, mine: list[Known]) -> None:
-        x = self.known(mine).tensor
+        x = self.pick(mine).tensor
         if x.base is None:
             x.arena.free(x)
 
@@ -349,7 +349,7 @@ def play(seed: str, seconds: float, nthreads: int, outcomes: Counter[str]) -> st
 
 
 def left_over(world: World, workers: list[Worker]) -> str | None:
-    """What the round has left behind and should not have."""
+    """Return what the round has left behind and should not have."""
     inside = [arena for arena in world.arenas if arena._inside]
     if inside:
         return f"nobody is inside any more, but {inside} are entered"
@@ -366,8 +366,8 @@ def left_over(world: World, workers: list[Worker]) -> str | None:
     del world.queue
     collect()  # also where another thread collects
     expected = constants(vm)
-    held = vm.consumed_size_in_mib() * 2**20 - expected
-    return f"the VM still holds {held:,.0f} bytes" if held else None
+    nbytes = vm.consumed_size_in_mib() * 2**20 - expected
+    return f"the VM still holds {nbytes:,.0f} bytes" if nbytes else None
 
 
 def constants(vm: ml.VM) -> int:
@@ -377,16 +377,17 @@ def constants(vm: ml.VM) -> int:
 
 
 def fuzz(seconds: float, seed: int, nthreads: int = 4) -> tuple[int, Counter[str], str | None]:
-    """Rounds for so many seconds: how many, how operations ended, what went wrong first."""
+    """Run rounds for the given number of seconds; return their number, how operations ended, and
+    what went wrong first."""
     outcomes: Counter[str] = Counter()
     before = sys.getswitchinterval()
     until = time.monotonic() + seconds
     failure = None
     number = 0
     try:
-        while failure is None and (left := until - time.monotonic()) > 0:
+        while failure is None and (remaining := until - time.monotonic()) > 0:
             faulthandler.dump_traceback_later(ROUND + PATIENCE, exit=True)
-            failure = play(f"{seed}/{number}", min(ROUND, left), nthreads, outcomes)
+            failure = play(f"{seed}/{number}", min(ROUND, remaining), nthreads, outcomes)
             number += 1
     finally:
         faulthandler.cancel_dump_traceback_later()

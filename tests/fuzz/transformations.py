@@ -30,7 +30,7 @@ Fn = Callable[..., Any]
 
 
 class Library(NamedTuple):
-    """What a program is written with, in one library."""
+    """The functions that programs use, of one library."""
 
     asarray: Fn
     tanh: Fn
@@ -294,9 +294,9 @@ def transformed(lib: Library, program: Program, axes: dict[int, Any]) -> Fn:
         if kind == "grad":
 
             def total(*args: Any, fn: Fn = fn) -> Any:
-                made = fn(*args)
-                made = made if isinstance(made, (tuple, list)) else [made]
-                return sum((lib.sum(lib.sin(y)) for y in made[1:]), lib.sum(lib.sin(made[0])))
+                results = fn(*args)
+                results = results if isinstance(results, (tuple, list)) else [results]
+                return sum((lib.sum(lib.sin(y)) for y in results[1:]), lib.sum(lib.sin(results[0])))
 
             fn = lib.grad(total, argnums=of) if lib is not HERE else _grad(total, of)
         elif kind == "jit":
@@ -308,8 +308,8 @@ def transformed(lib: Library, program: Program, axes: dict[int, Any]) -> Fn:
 
 def _grad(fn: Fn, of: tuple[int, ...]) -> Fn:
     """Gradients for several arguments, as a tuple."""
-    found = ml.grad(fn, argnums=of)
-    return lambda *args: tuple(found(*args))
+    gradient = ml.grad(fn, argnums=of)
+    return lambda *args: tuple(gradient(*args))
 
 
 def arguments(program: Program) -> tuple[list[Array], dict[int, Any]]:
@@ -322,27 +322,27 @@ def arguments(program: Program) -> tuple[list[Array], dict[int, Any]]:
     for number, (kind, of) in enumerate(program.levels):
         if kind == "vmap":
             n = int(rng.integers(1, 4))
-            given: list[int | None] = []
+            in_axes: list[int | None] = []
             for i, batched in enumerate(of):
                 axis = int(rng.integers(len(shapes[i]) + 1)) if batched else None
                 if axis is not None:
                     shapes[i] = (*shapes[i][:axis], n, *shapes[i][axis:])
                     axis -= len(shapes[i]) * int(rng.integers(2))
-                given.append(axis)
-            axes[number] = tuple(given), int(rng.integers(2)) * -1
+                in_axes.append(axis)
+            axes[number] = tuple(in_axes), int(rng.integers(2)) * -1
     return [rng.normal(size=shape) for shape in shapes], axes
 
 
-def leaves(made: Any) -> list[Array]:
-    return [np.asarray(y) for y in (made if isinstance(made, (tuple, list)) else [made])]
+def leaves(result: Any) -> list[Array]:
+    return [np.asarray(y) for y in (result if isinstance(result, (tuple, list)) else [result])]
 
 
 def differs(program: Program, other: Library) -> str | None:
-    """What the program makes otherwise here than there."""
+    """Return how results of the program differ between two libraries."""
     args, axes = arguments(program)
-    found = HERE.computed(transformed(HERE, program, axes), args)
+    results = HERE.computed(transformed(HERE, program, axes), args)
     expected = other.computed(transformed(other, program, axes), args)
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(results, expected, strict=True):
         if ours.shape != theirs.shape:
             return f"shape {ours.shape}, not {theirs.shape}"
         if not np.allclose(ours, theirs, rtol=1e-7, atol=1e-9, equal_nan=True):
@@ -351,7 +351,7 @@ def differs(program: Program, other: Library) -> str | None:
 
 
 def lane_by_lane(fn: Fn, in_axes: Any, out_axes: Any) -> Fn:
-    """What `vmap` means."""
+    """Return the reference of `vmap`: the function called lane by lane."""
 
     def batched(*args: Any) -> Any:
         pairs = list(zip(args, in_axes, strict=True))

@@ -1,4 +1,4 @@
-"""How it is tried, and what the machine may do with it."""
+"""Trials of programs, and the outcomes that the machine may have."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def fail(frame: Frame) -> None:
 
 
 class Table:
-    """Whether a VM's function table was changed."""
+    """A VM's function table: `changed` once a program has registered functions."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self.changed = False
@@ -110,7 +110,7 @@ def with_handles(program: Program, handles: list[TensorHandle]) -> Program:
 
 
 class Launched(NamedTuple):
-    """What a launch has left: outputs, arguments and globals, and the error, if it raised one.
+    """Outcome of a launch: outputs, arguments and globals, and the error, if it raised one.
     `handles` were those of the globals."""
 
     outputs: list[Array]
@@ -150,10 +150,10 @@ def launch(
 def computes(vm: VM) -> bool:
     handles = [put(vm, f32s(i, 2 * i)) for i in range(3)]
     vm.launch(ADD_INTO, handles)
-    left: list[float] = vm.read(handles[0]).tolist()
+    result: list[float] = vm.read(handles[0]).tolist()
     for handle in handles:
         vm.dealloc_tensor(handle)
-    return left == [3, 6]
+    return result == [3, 6]
 
 
 class Fuzz:
@@ -178,7 +178,7 @@ class Fuzz:
             self.counts[case.kind, f"not made: {type(error).__name__}"] += 1
             return
         outputs, after, failed, _ = launch(self.vm, program, case.args)
-        left = outputs + after
+        results = outputs + after
         if not computes(self.vm):
             raise Found("the VM computes wrong results")
         outcome = "ran" if failed is None else type(failed).__name__
@@ -187,10 +187,10 @@ class Fuzz:
             self.vm = new_vm()
         elif failed is None:
             for name in self.others:
-                self.compare(name, program, case.args, left)
+                self.compare(name, program, case.args, results)
 
     def compare(
-        self, name: str, program: Program, args: tuple[Array, ...], left: list[Array]
+        self, name: str, program: Program, args: tuple[Array, ...], results: list[Array]
     ) -> None:
         """Raise `Found` unless another VM leaves the same bits."""
         outputs, after, failed, _ = launch(self.others[name], program, args)
@@ -199,14 +199,14 @@ class Fuzz:
             return  # in a part that is never reached, which the raw machine does not know
         if failed is not None:
             raise Found(f"the {name} refuses it: {failed!r}")
-        for ours, theirs in zip(left, again, strict=True):
+        for ours, theirs in zip(results, again, strict=True):
             if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
                 raise Found(f"the {name} leaves tensors of other types")
             if ours.tobytes() != theirs.tobytes():
                 raise Found(f"the {name} computes {theirs}, not {ours}")
 
     def report(self) -> str:
-        """What was tried and what came out, a line each."""
+        """Return what was tried and its outcomes, a line each."""
         totals: Counter[str] = Counter()
         for (kind, _), n in self.counts.items():
             totals[kind] += n
@@ -252,7 +252,7 @@ def listing(case: Case) -> str:
 def fuzz(
     programs: int, seed: int, first: int = 0, runs: Fuzz | None = None
 ) -> tuple[Fuzz, str | None]:
-    """Try so many cases; with what came out, how the machine failed, if it did."""
+    """Try the given number of cases; return the outcomes, and how the machine failed, if it did."""
     runs = Fuzz() if runs is None else runs
     for number in range(first, first + programs):
         try:

@@ -48,7 +48,7 @@ class Dual:
 
 
 class Copies:
-    """What programs do, on `Dual`."""
+    """Operations of programs on `Dual`."""
 
     @staticmethod
     def view(x: Dual, shape: Any) -> Dual:
@@ -88,9 +88,9 @@ class Copies:
         return state
 
     @staticmethod
-    def branch(x: Dual, ways: Any, state: Any) -> Any:
-        way = ways[0] if x.parts[0].sum() > 0 else ways[1]
-        return way(tuple([Copies.view(x, x.shape) for x in state]))
+    def branch(x: Dual, branches: Any, state: Any) -> Any:
+        branch_fn = branches[0] if x.parts[0].sum() > 0 else branches[1]
+        return branch_fn(tuple([Copies.view(x, x.shape) for x in state]))
 
     @staticmethod
     def again(body: Callable[..., Any], state: Any) -> Any:
@@ -102,7 +102,7 @@ class Copies:
 
 
 class Tensors:
-    """What programs do, on tensors."""
+    """Operations of programs on tensors."""
 
     view = staticmethod(ml.reshape)
     add = staticmethod(lambda x, y: x + y)
@@ -128,8 +128,8 @@ class Tensors:
     def loop(self, n: int, body: Callable[..., Any], state: Any) -> Any:
         return ml.fori_loop(0, n, lambda _, now: body(now), tuple(state))
 
-    def branch(self, x: Any, ways: Any, state: Any) -> Any:
-        return ml.cond(ml.sum(x) > 0.0, *ways, tuple(state))
+    def branch(self, x: Any, branches: Any, state: Any) -> Any:
+        return ml.cond(ml.sum(x) > 0.0, *branches, tuple(state))
 
     def again(self, body: Callable[..., Any], state: Any) -> Any:
         return ml.checkpoint(body)(tuple(state))
@@ -217,10 +217,10 @@ _TANGENTS: Final = [_RNG.uniform(-0.9, 0.9, shape) for shape in SHAPES[:2]]
 
 def expected(program: Program) -> tuple[list[Dual], list[Dual], Dual]:
     """The variables after the program, the arguments after it, and the loss with its tangent."""
-    given = [Dual(x, t) for x, t in zip(_STARTS, _TANGENTS, strict=True)]
-    after = run(Copies, program, given)
+    operands = [Dual(x, t) for x, t in zip(_STARTS, _TANGENTS, strict=True)]
+    after = run(Copies, program, operands)
     total = [sum(math.cos(i) * x.parts[k].sum() for i, x in enumerate(after)) for k in (0, 1)]
-    return after, given, Dual(*total)
+    return after, operands, Dual(*total)
 
 
 def function(program: Program) -> Callable[..., Any]:
@@ -234,7 +234,7 @@ def function(program: Program) -> Callable[..., Any]:
 
 
 def loss(program: Program) -> Callable[..., Any]:
-    """The sum of all variables, each times a number of its own."""
+    """Return the sum of all variables, each times a different number."""
     lib = Tensors()
 
     def body(x: Any, y: Any) -> Any:
@@ -246,15 +246,15 @@ def loss(program: Program) -> Callable[..., Any]:
     return body
 
 
-def _require_equal(found: Any, wanted: Any, what: str) -> None:
-    scale = 1.0 + float(np.max(np.abs(wanted), initial=0.0))
-    np.testing.assert_allclose(np.asarray(found), wanted, atol=1e-9 * scale, err_msg=what)
+def _require_equal(actual: Any, reference: Any, what: str) -> None:
+    scale = 1.0 + float(np.max(np.abs(reference), initial=0.0))
+    np.testing.assert_allclose(np.asarray(actual), reference, atol=1e-9 * scale, err_msg=what)
 
 
 def try_program(program: Program, *, captured: bool, gradients: bool = True) -> None:
     """Run a program on tensors, eagerly or captured, and require what numpy has found."""
     with np.errstate(all="ignore"):
-        after, given, total = expected(program)
+        after, operands, total = expected(program)
     if not np.isfinite(total.parts).all() or abs(total.parts[1]) > 1e100:
         return
     wrap: Callable[..., Any] = ml.capture if captured else (lambda fn: fn)
@@ -262,10 +262,10 @@ def try_program(program: Program, *, captured: bool, gradients: bool = True) -> 
     for _ in range(2 if captured else 1):
         x, y = [ml.asarray(each) for each in _STARTS]
         flat = ml.reshape(x, (2, 3))
-        for found, wanted in zip(step(x, y), after, strict=True):
-            _require_equal(found, wanted.parts[0], "a variable")
-        for found, wanted in zip((x, y), given, strict=True):
-            _require_equal(found, wanted.parts[0], "an argument")
+        for actual, reference in zip(step(x, y), after, strict=True):
+            _require_equal(actual, reference.parts[0], "a variable")
+        for actual, reference in zip((x, y), operands, strict=True):
+            _require_equal(actual, reference.parts[0], "an argument")
         _require_equal(flat, _STARTS[0].reshape(2, 3), "a view of an argument")
         assert x.shape == (6,)
     if not gradients:
@@ -275,12 +275,12 @@ def try_program(program: Program, *, captured: bool, gradients: bool = True) -> 
     _require_equal(value, total.parts[0], "the value")
     slope = sum((np.asarray(g) * t).sum() for g, t in zip(pulled, _TANGENTS, strict=True))
     _require_equal(slope, total.parts[1], "the gradient")
-    for found, start in zip((x, y), _STARTS, strict=True):
-        _require_equal(found, start, "an argument of a gradient")
+    for actual, start in zip((x, y), _STARTS, strict=True):
+        _require_equal(actual, start, "an argument of a gradient")
 
 
 class _Report(NamedTuple):
-    """What was tried."""
+    """Report of the trials."""
 
     tried: int
 
@@ -289,7 +289,8 @@ class _Report(NamedTuple):
 
 
 def fuzz(count: int, number: int, first: int) -> tuple[_Report, str | None]:
-    """Try so many programs. Returns what was tried, and the smallest that fails, if one does."""
+    """Try the given number of programs. Returns what was tried, and the smallest that fails, if one
+    does."""
     tried = 0
 
     @seed(number + first)

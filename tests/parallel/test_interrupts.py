@@ -31,8 +31,8 @@ def processes() -> AnyGroup:
 def tcp() -> AnyGroup:
     from mlvm.parallel.tcp import TcpGroup
 
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
     return TcpGroup(0, 1, f"127.0.0.1:{port}", secret="a secret of a test")
 
 

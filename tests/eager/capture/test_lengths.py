@@ -59,11 +59,11 @@ def test_one_trace_serves_all_lengths_of_a_name() -> None:
 
 def test_an_axis_is_opened_at_its_third_size() -> None:
     step = ml.capture(lambda x: ml.softmax(x, axis=0) * x.shape[0])
-    seen = []
+    counts = []
     for n in (5, 6, 7, 8, 9, 20):
         assert same(step, step.fn, matrix(n))
-        seen.append(step.signatures)
-    assert seen == [1, 2, 3, 3, 3, 3]
+        counts.append(step.signatures)
+    assert counts == [1, 2, 3, 3, 3, 3]
 
 
 def test_lengths_of_false_opens_none() -> None:
@@ -140,16 +140,16 @@ def test_an_open_tensor_without_elements() -> None:
 
 
 def test_a_length_kept_elsewhere_is_never_stale() -> None:
-    kept: list[Any] = []
+    lengths: list[Any] = []
 
     def fn(x: Any) -> Any:
-        kept.append(x.shape[0])
-        return x * kept[-1]
+        lengths.append(x.shape[0])
+        return x * lengths[-1]
 
     step = ml.capture(fn, lengths=N)
     results = [float(step(matrix(n) * 0 + 1)[0, 0]) for n in (4, 6, 4)]
     assert results == [4.0, 6.0, 4.0]
-    assert [int(n) for n in kept][:2] == [4, 6]
+    assert [int(n) for n in lengths][:2] == [4, 6]
 
 
 class Model(nn.Module):
@@ -244,8 +244,8 @@ def test_a_program_of_native_kernels_is_verified_once(monkeypatch: pytest.Monkey
         expected = {n: attend(matrix(n)).numpy() for n in (5, 7, 3, 90, 33, 700, 6, 5)}
         monkeypatch.setattr("mlvm.core.vm.verify", None)
         monkeypatch.setattr("mlvm.core.vm.link", None)
-        for n, wanted in expected.items():
-            assert np.array_equal(step(matrix(n)).numpy(), wanted), n
+        for n, result in expected.items():
+            assert np.array_equal(step(matrix(n)).numpy(), result), n
 
 
 @pytest.mark.local(reason="a VM elsewhere binds each length")

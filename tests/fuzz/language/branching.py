@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Self
 from mlvm.core.types import TensorType
 from mlvm.eager.control.state import as_tree
 from tests.fuzz.language.source import Block, rendered
-from tests.fuzz.language.writing import Writer, apart
+from tests.fuzz.language.writing import Writer, templates_of
 
 MOST_ROWS: Final = 6
 """A scan goes through."""
@@ -37,12 +37,12 @@ FORMS: Final = [
 ]
 OTHER_ORDER: Final = {"{{'b': {0}, 'a': [{1}]}}": "{{'a': [{1}], 'b': {0}}}"}
 
-CONDITIONS: Final = apart("""
+CONDITIONS: Final = templates_of("""
     ml.sum({f}) > 0   ml.any({b})   ml.max({x}) == ml.min({same})   {k} > 1   ml.sum({f}) < 1
     ml.random.uniform(()) < 0.5   ml.reshape({k} <= 0, (1, 1))   ml.mean({f})   True   False
 """)
 TURNS: Final = ["0", "1", "2", "3", "4", "ml.clip({k}, 0, 3)", "ml.sum({b}) % 4", "{k}"]
-TESTS: Final = apart("""
+TESTS: Final = templates_of("""
     {i} < {most}   {i} < {most}   ({i} < {most}) & (ml.sum(ml.abs({h})) < 20)
     ({i} < {most}) & (ml.random.uniform(()) < 0.8)   ({i} < {most}) & ml.all({h} == {h})
 """)
@@ -61,9 +61,9 @@ class Branching(Writer):
     def kinds(self) -> list[tuple[int, Callable[[], bool]]]:
         kinds = super().kinds()
         if self.depth < 3:
-            ways = [self.cond, self.switch, self.while_loop, self.fori_loop, self.scan, self.map]
-            ways.append(self.recursion)
-            kinds += [((2, 1, 1)[self.depth] * (2 if way == self.scan else 1), way) for way in ways]
+            fns = [self.cond, self.switch, self.while_loop, self.fori_loop, self.scan, self.map]
+            fns.append(self.recursion)
+            kinds += [((2, 1, 1)[self.depth] * (2 if fn == self.scan else 1), fn) for fn in fns]
         return kinds
 
     def cond(self) -> bool:
@@ -80,13 +80,13 @@ class Branching(Writer):
         names = self._alternatives(operands, self.rng.randint(1, 4))
         if index is None or names is None:
             return False
-        given = ", ".join([f"[{', '.join(names)}]", *operands])
-        return self.makes(f"ml.switch({index}, {given})") is not None
+        arguments = ", ".join([f"[{', '.join(names)}]", *operands])
+        return self.makes(f"ml.switch({index}, {arguments})") is not None
 
     def while_loop(self) -> bool:
-        form, given = self._state()
+        form, values = self._state()
         count = self.rng.choice(["0", "ml.zeros((), dtype='i32')", "1"])
-        init = f"({count}, {form.text.format(*given)})"
+        init = f"({count}, {form.text.format(*values)})"
         inner, parameter, after = self._body(init, ["[1]" + path for path in form.paths])
         result = f"({parameter}[0] + 1, {self._written(form, after)})"
         body = self._defined("body", parameter, inner, result)
@@ -98,8 +98,8 @@ class Branching(Writer):
     def fori_loop(self) -> bool:
         upper = self.filled(self.rng.choice(TURNS))
         lower = self.rng.choice(["0", "0", "1", "-1"])
-        form, given = self._state()
-        init = form.text.format(*given)
+        form, values = self._state()
+        init = form.text.format(*values)
         if upper is None or int(eval(upper, self.namespace)) > MOST_ROWS:
             return False
         i = self.name("i")
@@ -109,8 +109,8 @@ class Branching(Writer):
 
     def scan(self) -> bool:
         xs, row, length = self._rows()
-        form, given = self._state()
-        init = form.text.format(*given)
+        form, values = self._state()
+        init = form.text.format(*values)
         name = self.name("row")
         inner, parameter, after = self._body(init, form.paths, {name: row or "None"})
         ys = [y for y in (inner.some() for _ in range(self.rng.randint(0, 2))) if y is not None]
@@ -132,9 +132,9 @@ class Branching(Writer):
         return self._makes_by(body, f"ml.map({{}}, {xs})")
 
     def recursion(self) -> bool:
-        """A function that calls itself, once or twice, so deep as it is told."""
-        form, given = self._state()
-        init = form.text.format(*given)
+        """Write a function that calls itself, once or twice, to a given depth."""
+        form, values = self._state()
+        init = form.text.format(*values)
         n = self.name("n")
         inner, parameter, after = self._body(init, form.paths, {n: "2"})
         text = "\n".join(rendered(inner.lines))
@@ -168,22 +168,22 @@ class Branching(Writer):
         return inner
 
     def _operands(self) -> list[str]:
-        given = [self.some() for _ in range(self.rng.randint(0, 2))]
-        return [each for each in given if each is not None]
+        names = [self.some() for _ in range(self.rng.randint(0, 2))]
+        return [each for each in names if each is not None]
 
     def _state(self) -> tuple[Form, list[str]]:
         """A form of state, and what it is at first."""
         form = self.rng.choice(FORMS)
-        given: list[str] = []
+        values: list[str] = []
         for _ in form.paths:
             roll = self.rng.random()
             x = self.some(lambda type: type.dtype.is_float) if roll < 0.7 else self.some()
-            if given and roll > 0.9:
-                x = given[0]
+            if values and roll > 0.9:
+                x = values[0]
             number = self.rng.choice(["2", "0.5", "True"])
             plain = 0.7 < roll < 0.75 and "Box" not in form.text
-            given.append(number if plain else x or "ml.ones(())")
-        return form, given
+            values.append(number if plain else x or "ml.ones(())")
+        return form, values
 
     def _written(self, form: Form, leaves: Sequence[str]) -> str:
         text = OTHER_ORDER.get(form.text, form.text) if self.rng.random() < 0.3 else form.text
@@ -207,13 +207,13 @@ class Branching(Writer):
 
     def _next(self, inner: Branching, parameter: str, path: str, type: TensorType) -> str:
         """An expression for what a tensor of the state is after a turn."""
-        made = [x for x in inner.own if inner.types.get(x) is type and x not in inner.fixed]
+        candidates = [x for x in inner.own if inner.types.get(x) is type and x not in inner.fixed]
         roll = self.rng.random()
-        if made and roll < 0.7:
-            return self.rng.choice(made)
-        found = inner.some(lambda each: each is type)
-        if found is not None and roll < 0.85:  # the same again, or another one's
-            return found
+        if candidates and roll < 0.7:
+            return self.rng.choice(candidates)
+        match = inner.some(lambda each: each is type)
+        if match is not None and roll < 0.85:  # the same again, or another one's
+            return match
         forms = {
             "float": "ml.tanh({}) * 0.5",
             "bool": "ml.logical_not({})",
@@ -237,9 +237,9 @@ class Branching(Writer):
             results: list[str] = []
             if types:
                 for type in types:
-                    found = inner.some(partial(is_, type))
+                    match = inner.some(partial(is_, type))
                     new = f"ml.ones({type.shape}, dtype='{type.dtype}')"
-                    results.append(found if found and self.rng.random() < 0.9 else new)
+                    results.append(match if match and self.rng.random() < 0.9 else new)
             else:
                 for _ in form.paths:
                     x = inner.some()
@@ -255,7 +255,7 @@ class Branching(Writer):
         return names
 
     def _rows(self) -> tuple[str, str | None, str]:
-        """What a scan goes through: xs, an expression for a row, and a length."""
+        """Return the input of a scan: xs, an expression for a row, and a length."""
         short = self.some(lambda type: type.ndim > 0 and 0 < type.shape[0] <= MOST_ROWS)
         if short is None or self.rng.random() < 0.15:
             return "None", None, f", {self.rng.choice(['0', '1', '3', 'length=2'])}"

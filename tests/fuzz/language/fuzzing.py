@@ -30,7 +30,8 @@ MOST_REFUSED: Final = 0.05
 
 
 def outcome_of(source: Source, skip: Collection[Kind] = (), device: str | None = None) -> str:
-    """What came of a program, in a few words. Raises `Found`, and what else it fails with."""
+    """Run a program and return its outcome in a few words. Raises `Found`, and what else it fails
+    with."""
     with warnings.catch_warnings(), time_limit(SECONDS * (ON_DEVICE if device else 1)):
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", ml.NoEffectWarning)  # random losses may use no parameter
@@ -40,7 +41,7 @@ def outcome_of(source: Source, skip: Collection[Kind] = (), device: str | None =
 def failure_of(
     source: Source, skip: Collection[Kind] = (), device: str | None = None
 ) -> Exception | None:
-    """How a program fails, if it does."""
+    """Return the error by which a program fails, if it does."""
     try:
         outcome_of(source, skip, device)
     except Exception as error:
@@ -49,7 +50,7 @@ def failure_of(
 
 
 def kind_of(error: Exception | None) -> str | None:
-    """What two failures have in common that are one and the same."""
+    """Return a key by which failures of one cause are equal."""
     return error.kind if isinstance(error, Found) else type(error).__name__ if error else None
 
 
@@ -87,9 +88,9 @@ class Fuzz:
             failed = error
         else:
             return None
-        return self._told(number, source, failed)
+        return self._describe(number, source, failed)
 
-    def _told(self, number: int, source: Source, failed: Exception) -> str:
+    def _describe(self, number: int, source: Source, failed: Exception) -> str:
         """The program, cut down if it fails by itself, and how it failed."""
         smaller = cut_down(source, self.skip, self.device)
         error = failure_of(smaller, self.skip, self.device)
@@ -105,7 +106,7 @@ class Fuzz:
         )
 
     def report(self) -> str:
-        """What came out, a line each."""
+        """Return the outcomes, a line each."""
         total = sum(self.counts.values())
         lines = [f"{n:8d}  {outcome}" for outcome, n in self.counts.most_common()]
         return "\n".join([f"programs in the eager language: {total}", *lines])
@@ -126,8 +127,8 @@ def fuzz(
     skip: Collection[Kind] = (),
     device: str | None = None,
 ) -> tuple[Fuzz, str | None]:
-    """Try so many programs, with a line of progress on a terminal; what came out, and how one
-    failed, if one did."""
+    """Try the given number of programs, with a line of progress on a terminal; return the outcomes,
+    and how one failed, if one did."""
     runs = Fuzz(seed, skip, device)
     start = time.monotonic()
     for number in range(first, first + programs):

@@ -97,20 +97,20 @@ class _Maker:
         resets = rng.random() < 0.4
         setup = self._writer(self.namespace)
         state = self._state(setup)
-        kept = [setup.makes(self.tensor(), "kept") for _ in range(rng.randint(0, 2))]
-        parameters, calls = self._calls(setup, [each for each in kept if each])
+        tensors = [setup.makes(self.tensor(), "kept") for _ in range(rng.randint(0, 2))]
+        parameters, calls = self._calls(setup, [each for each in tensors if each])
         body = setup.within()
         body.depth = 0
         body.rebinds = not resets  # what eager code binds a field to ends with its arena
-        for each in kept:  # which the step knows by its arguments alone
+        for each in tensors:  # which the step knows by its arguments alone
             body.types.pop(each or "", None)
         first = calls[0]
-        made = self._writer({**self.namespace, "i": 0})
+        scratch = self._writer({**self.namespace, "i": 0})
         for line in first.making:
             if line not in self.changes:
-                made.says(line)
+                scratch.says(line)
         for parameter, argument in zip(parameters, first.arguments, strict=True):
-            body.namespace[parameter] = eval(argument, made.namespace)
+            body.namespace[parameter] = eval(argument, scratch.namespace)
             if argument.startswith("values"):  # which a captured function gets as a tensor
                 body.says(f"{parameter} = ml.asarray({parameter})")
             body.knows(parameter)
@@ -134,7 +134,7 @@ class _Maker:
             results=tuple(self._results(body)),
             calls=tuple(calls),
             order=tuple(order),
-            state=(*state, *[each for each in kept if each]),
+            state=(*state, *[each for each in tensors if each]),
             resets=resets,
         )
 
@@ -173,19 +173,19 @@ class _Maker:
                 )
             setup.says(line)
             setup.knows(f"params{number}")
-            made = self.more.choice([rng.choice(OPTIMIZERS)] * 4 + MORE_OPTIMIZERS)
-            setup.says(f"opt{number} = {made.format(p=f'params{number}')}")
+            optimizer = self.more.choice([rng.choice(OPTIMIZERS)] * 4 + MORE_OPTIMIZERS)
+            setup.says(f"opt{number} = {optimizer.format(p=f'params{number}')}")
             state += [f"params{number}", f"opt{number}"]
             if self.more.random() < 0.5:
                 self.changes.append(f"opt{number}.learning_rate = {self.more.choice(RATES)}")
         return [name for name in state if name is not None]
 
-    def _calls(self, setup: Writer, kept: list[str]) -> tuple[list[str], list[Call]]:
+    def _calls(self, setup: Writer, tensors: list[str]) -> tuple[list[str], list[Call]]:
         """The parameters, and the arguments of one to three signatures."""
         rng = self.rng
         first = self._writer({**self.namespace, "i": 0})
         making, sources = self._sources(
-            first, [*kept, *[w for w in setup.types if rng.random() < 0.3]]
+            first, [*tensors, *[w for w in setup.types if rng.random() < 0.3]]
         )
         n = rng.randint(1, 5)
         templates = [self._argument(first, sources) for _ in range(n)]
@@ -193,8 +193,8 @@ class _Maker:
         calls = []
         for k in range(rng.choice([1, 1, 2, 2, 3])):
             lines = self._resized(making) if k and rng.random() < 0.3 else making
-            given = [self._given(each, first, sources) for each in templates]
-            calls.append(Call((*lines, *self.changes), tuple(given)))
+            arguments = [self._fit(each, first, sources) for each in templates]
+            calls.append(Call((*lines, *self.changes), tuple(arguments)))
         return parameters, calls
 
     def _sources(self, writer: Writer, outer: list[str]) -> tuple[list[str], list[str]]:
@@ -247,7 +247,7 @@ class _Maker:
             ]
         )
 
-    def _given(self, template: str, writer: Writer, sources: list[str]) -> str:
+    def _fit(self, template: str, writer: Writer, sources: list[str]) -> str:
         """The argument with a tensor of its type for each, mostly one of several."""
 
         def chosen(match: re.Match[str]) -> str:
@@ -260,7 +260,8 @@ class _Maker:
         return re.sub(r"<([^>]*)>", chosen, template)
 
     def _results(self, body: Writer) -> list[str]:
-        """What the step returns: tensors of its own and others, some seen in other shapes."""
+        """Return the expressions of the step's results: new tensors and others, some seen in other
+        shapes."""
         rng, results = self.rng, []
         for _ in range(rng.randint(1, 5)):
             x = body.some()
@@ -277,11 +278,11 @@ class _Maker:
 
 
 def _is_alike(call: Call, first: Call) -> bool:
-    """Whether two calls have arguments of the same types: a branch that eager code does not take
-    need not fit others."""
-    given = zip(call.arguments, first.arguments, strict=True)
+    """Return whether two calls have arguments of the same types: a branch that eager code does not
+    take need not fit others."""
+    pairs = zip(call.arguments, first.arguments, strict=True)
     return call.making == first.making and not any(
-        each != other and {each, other} & set(NUMBERS) for each, other in given
+        each != other and {each, other} & set(NUMBERS) for each, other in pairs
     )
 
 

@@ -28,7 +28,7 @@ class Block(NamedTuple):
 
 
 class Call(NamedTuple):
-    """How a step is called: its arguments, and the statements that make them."""
+    """A call of a step: its arguments, and the statements that make them."""
 
     making: tuple[Node, ...]
     arguments: tuple[str, ...]
@@ -55,9 +55,9 @@ class Source:
         """The program as Python, whose function `build` makes a `World`."""
         arguments: list[Node] = []
         for number, call in enumerate(self.calls):
-            made = (*call.making, _returned(call.arguments, "()"))
+            body = (*call.making, _returned(call.arguments, "()"))
             steps = tuple([i for i, each in enumerate(self.order) if each == number])
-            arguments += made if len(self.calls) == 1 else [Block(f"if i in {steps}:", made)]
+            arguments += body if len(self.calls) == 1 else [Block(f"if i in {steps}:", body)]
         step = (*self.body, _returned(self.results, "[]"))
         build: list[Node] = [
             *self.setup,

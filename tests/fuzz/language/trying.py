@@ -1,7 +1,7 @@
-"""What is tried of a program: a captured step is the eager one, to the bit.
+"""The checks of a program: a captured step is the eager one, to the bit.
 
 A program's step runs eagerly, and captured with fusion and recomputation on and off, each time in
-a world of its own that begins in the same state. After each step all must be as in the first run:
+a separate world that begins in the same state. After each step all must be as in the first run:
 results, arguments, state and the global random key, to the bit; which of these share memory or are
 one tensor; what can be updated in place; the class of the error, if one is raised. When everything
 is dropped no byte is left. A fused plan is no larger than the unfused one.
@@ -80,8 +80,9 @@ Leaves: TypeAlias = dict[str, Leaf]
 
 @dataclass
 class Seen:
-    """What one step did: the error that it raised, or all that was there after it; which results
-    could be updated in place, and all that was there after that; what the reset has ended."""
+    """Observations of one step: the error that it raised, or all that was there after it; which
+    results could be updated in place, and all that was there after that; what the reset has
+    ended."""
 
     error: MlvmError | None = None
     leaves: Leaves = field(default_factory=dict)
@@ -132,10 +133,10 @@ How: TypeAlias = "Callable[[Callable[..., Any]], Callable[..., Any]]"
 
 
 class Run:
-    """The steps of a program in a world of its own."""
+    """The steps of a program in a separate world."""
 
     def __init__(self, build: Callable[[], World], vm: ml.VM, how: How) -> None:
-        self.seen: list[Seen] = []
+        self.steps: list[Seen] = []
         self.plans: list[int] = []
         self._wait = getattr(vm, "synchronize", lambda: None)
         weights, results = ml.Arena(vm, "weights"), ml.Arena(vm, "results")
@@ -145,8 +146,8 @@ class Run:
                 if arena.used and cycles:
                     gc.collect()
                 if arena.used:
-                    kept = [str(holder) for holder in arena.holders()]
-                    raise Found("bytes", f"{arena} when all was dropped: {kept}")
+                    holders = [str(holder) for holder in arena.holders()]
+                    raise Found("bytes", f"{arena} when all was dropped: {holders}")
         finally:
             weights.close()
             results.close()
@@ -161,43 +162,43 @@ class Run:
         step = how(world.step)
         for i in range(world.steps):
             with results if world.resets else results.allocating():
-                given = world.arguments(i)
-                seen, returned = self._step(step, given, world)
-            seen.ended = {
+                arguments = world.arguments(i)
+                record, returned = self._step(step, arguments, world)
+            record.ended = {
                 path: x.handle == STALE
-                for path, x in walked("", [returned, given, world.state()])
+                for path, x in walked("", [returned, arguments, world.state()])
                 if isinstance(x, ml.Tensor)
             }
-            self.seen.append(seen)
-            if seen.error is not None:
+            self.steps.append(record)
+            if record.error is not None:
                 break
         return world.cycles or isinstance(step, ml.Captured)
 
-    def _step(self, step: Callable[..., Any], given: Any, world: World) -> tuple[Seen, Any]:
+    def _step(self, step: Callable[..., Any], arguments: Any, world: World) -> tuple[Seen, Any]:
         """Call the step and see what there is then."""
 
         def all_there(returned: Any) -> Leaves:
             random = ml.random.state()
-            there = {"result": returned, "argument": given, "state": world.state()}
+            there = {"result": returned, "argument": arguments, "state": world.state()}
             return observed({**there, "random": random})
 
-        seen = Seen()
+        record = Seen()
         before = all_there(None)
         try:
-            returned = step(*given)
+            returned = step(*arguments)
             self._wait()  # for errors of a device, which come late
         except MlvmError as error:
-            seen.error = error.with_traceback(None)
+            record.error = error.with_traceback(None)
             error.__context__ = error.__cause__ = None  # which hold what the step has made
             if isinstance(error, CaptureError):
                 require_equal("after a CaptureError", all_there(None), before, same_bits)
-            return seen, None
+            return record, None
         if isinstance(step, ml.Captured):
             self.plans.append(step.plan.nbytes)
-        seen.leaves = all_there(returned)
-        seen.updates = updated_in_place(returned)
-        seen.updated = all_there(returned)
-        return seen, returned
+        record.leaves = all_there(returned)
+        record.updates = updated_in_place(returned)
+        record.updated = all_there(returned)
+        return record, returned
 
 
 # --- what must be equal ---------------------------------------------------------------------
@@ -207,17 +208,17 @@ Same: TypeAlias = "Callable[[Any, Any], bool]"
 """Whether two values are as equal as they must be."""
 
 
-def require_equal(when: str, given: Leaves, expected: Leaves, same: Same) -> None:
+def require_equal(when: str, leaves: Leaves, expected: Leaves, same: Same) -> None:
     """Raise `Found` unless two sets of leaves have the same values, with the same tensors at the
     same places."""
-    if given.keys() != expected.keys():
-        raise Found("values", f"{when}: there are {[*given]}, not {[*expected]}")
-    for path, leaf in given.items():
+    if leaves.keys() != expected.keys():
+        raise Found("values", f"{when}: there are {[*leaves]}, not {[*expected]}")
+    for path, leaf in leaves.items():
         if not same(leaf.value, expected[path].value):
             raise Found(
                 "values", f"{when}: {path} is\n{leaf.value!r}\nnot\n{expected[path].value!r}"
             )
-    for path, leaf in given.items():
+    for path, leaf in leaves.items():
         if leaf[1:] != expected[path][1:]:
             raise Found("roles", f"{when}: {path} is {leaf}, not {expected[path]}")
 
@@ -229,36 +230,34 @@ def same_bits(x: Any, y: Any) -> bool:
 
 
 def same_numbers(x: Any, y: Any) -> bool:
-    """Whether two values are equal up to the rounding of floats."""
+    """Return whether two values are equal up to the rounding of floats."""
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
         return same_bits(x, y)
     # An f64 may come from f32, and what should be 0 from values about 1.
     return machines.is_close(x, y, machines.TOLERANCE[4], least=1.0)
 
 
-def require_same_step(when: str, given: Seen, expected: Seen, same: Same = same_bits) -> str | None:
+def require_same_step(when: str, got: Seen, expected: Seen, same: Same = same_bits) -> str | None:
     """Raise `Found` unless a step was as the eager one. The reason for which it was refused, if
     it may be."""
-    if type(given.error) is not type(expected.error):
+    if type(got.error) is not type(expected.error):
         reason = None
-        if isinstance(given.error, (CaptureError, GradientError, ArgumentError)):
-            found = [key for key, text in EXPECTED.items() if re.search(text, str(given.error))]
-            reason = found[0] if found else None
+        if isinstance(got.error, (CaptureError, GradientError, ArgumentError)):
+            reasons = [key for key, text in EXPECTED.items() if re.search(text, str(got.error))]
+            reason = reasons[0] if reasons else None
         if reason is None:
-            raise Found(
-                "errors", f"{when}: raises {given.error!r}, where eagerly {expected.error!r}"
-            )
+            raise Found("errors", f"{when}: raises {got.error!r}, where eagerly {expected.error!r}")
         return reason
-    require_equal(when, given.leaves, expected.leaves, same)
-    if given.updates != expected.updates:
-        raise Found("roles", f"{when}: in place {given.updates}, not {expected.updates}")
-    require_equal(f"{when}, updated in place", given.updated, expected.updated, same)
-    for path, ended in given.ended.items():
+    require_equal(when, got.leaves, expected.leaves, same)
+    if got.updates != expected.updates:
+        raise Found("roles", f"{when}: in place {got.updates}, not {expected.updates}")
+    require_equal(f"{when}, updated in place", got.updated, expected.updated, same)
+    for path, ended in got.ended.items():
         # What a view, or an old value, has moved to lies in the arena of what it was of; a captured
         # call allocates all its results in the current one.
         copied = ended and path.startswith("[0]")
         if ended is not expected.ended.get(path) and not copied:
-            raise Found("ends", f"{when}: ended {given.ended}, not {expected.ended}")
+            raise Found("ends", f"{when}: ended {got.ended}, not {expected.ended}")
     return None
 
 
@@ -287,8 +286,8 @@ def require_same(
         raise NoProgram("it does not run eagerly") from error
     with ml.Arena(vm, "before").allocating():
         constant(0, i64)
-    size = _held(vm)  # with constants, which stay
-    outcome = next((type(seen.error).__name__ for seen in eager.seen if seen.error), "same")
+    size = _bytes_of(vm)  # with constants, which stay
+    outcome = next((type(record.error).__name__ for record in eager.steps if record.error), "same")
     if device is not None:
         _require_same_on_device(build, eager, on_device(device))
         return outcome
@@ -302,29 +301,30 @@ def require_same(
     for name, how in runs.items():
         try:
             run = Run(build, vm, how)
-            if _held(vm) != size:
-                raise Found("bytes", f"{name}: {_held(vm)} MiB are left, not {size}")
-            for i, (given, expected) in enumerate(zip(run.seen, eager.seen, strict=False)):
-                refused = require_same_step(f"{name}, step {i}", given, expected)
+            if _bytes_of(vm) != size:
+                raise Found("bytes", f"{name}: {_bytes_of(vm)} MiB are left, not {size}")
+            for i, (actual, expected) in enumerate(zip(run.steps, eager.steps, strict=False)):
+                refused = require_same_step(f"{name}, step {i}", actual, expected)
                 if refused is not None:
                     outcome = f"refused: {refused}"
             plans[name] = run.plans
-        except Found as found:
-            if found.kind not in skip:
+        except Found as failure:
+            if failure.kind not in skip:
                 raise
-            outcome = f"skipped: {found.kind}"
+            outcome = f"skipped: {failure.kind}"
     if "plans" not in skip:
         _require_small_plans(plans)
     return outcome
 
 
-def _held(vm: ml.VM) -> float:
-    """What the VM holds, in MiB, but for the stack of residuals, which it keeps."""
+def _bytes_of(vm: ml.VM) -> float:
+    """Return the MiB in use on the VM, but for the stack of residuals, which it keeps."""
     return vm.consumed_size_in_mib() - residuals.stack_bytes(vm) / (1 << 20)
 
 
 def _is_sensitive(build: Callable[[], World], vm: ml.VM) -> bool:
-    """Whether the program makes much of little: other values for a change in the last digits."""
+    """Return whether the program is ill-conditioned: a change in the last digits changes values by
+    much."""
     plain = Run(build, vm, lambda step: step)
     for factor in (1 + 3e-7, 1 - 3e-7, 1 + 2e-6):
         world.factor = factor
@@ -332,9 +332,9 @@ def _is_sensitive(build: Callable[[], World], vm: ml.VM) -> bool:
             changed = Run(build, vm, lambda step: step)
         finally:
             world.factor = 1.0
-        for given, expected in zip(changed.seen, plain.seen, strict=False):
+        for actual, expected in zip(changed.steps, plain.steps, strict=False):
             try:
-                require_same_step("changed a little", given, expected, same_numbers)
+                require_same_step("changed a little", actual, expected, same_numbers)
             except Found:
                 return True
     return False
@@ -352,13 +352,13 @@ def _require_same_on_other_machines(build: Callable[[], World], eager: Run) -> N
     ]
     for name, vm, how, same in others:
         run = Run(build, vm, how)
-        for i, (given, expected) in enumerate(zip(run.seen, eager.seen, strict=False)):
+        for i, (actual, expected) in enumerate(zip(run.steps, eager.steps, strict=False)):
             try:
-                require_same_step(f"{name}, step {i}", given, expected, same)
-            except Found as found:
+                require_same_step(f"{name}, step {i}", actual, expected, same)
+            except Found as failure:
                 if vm is reference and _is_sensitive(build, vm):
                     return
-                raise Found("machines", str(found)) from None
+                raise Found("machines", str(failure)) from None
 
 
 @cache
@@ -372,15 +372,15 @@ def _require_same_on_device(build: Callable[[], World], eager: Run, vm: ml.VM) -
     not matter much to the program, and captured what it does eagerly, to the bit."""
     there = Run(build, vm, lambda step: step)
     captured = Run(build, vm, ml.capture)
-    for i, (given, expected) in enumerate(zip(captured.seen, there.seen, strict=False)):
-        require_same_step(f"{vm}, captured, step {i}", given, expected)
-    for i, (given, expected) in enumerate(zip(there.seen, eager.seen, strict=False)):
+    for i, (actual, expected) in enumerate(zip(captured.steps, there.steps, strict=False)):
+        require_same_step(f"{vm}, captured, step {i}", actual, expected)
+    for i, (actual, expected) in enumerate(zip(there.steps, eager.steps, strict=False)):
         try:
-            require_same_step(f"{vm}, step {i}", given, expected, same_numbers)
-        except Found as found:
+            require_same_step(f"{vm}, step {i}", actual, expected, same_numbers)
+        except Found as failure:
             if _is_sensitive(build, ml.VM("fuzz")):
                 return
-            raise Found("machines", str(found)) from None
+            raise Found("machines", str(failure)) from None
 
 
 def _require_small_plans(plans: dict[str, list[int]]) -> None:

@@ -1,5 +1,5 @@
-"""What programs in the eager language are made of. Only public names of `mlvm.eager` are used: the
-programs run in any checkout of mlvm (`tests.same_programs`)."""
+"""Building blocks of programs in the eager language. Only public names of `mlvm.eager` are used:
+the programs run in any checkout of mlvm (`tests.same_programs`)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from mlvm.eager.tree import named_leaves
 from tests.fuzz.language.source import Block, Node, rendered
 
 
-def apart(templates: str) -> list[str]:
+def templates_of(templates: str) -> list[str]:
     """Templates that three spaces or a new line stand between."""
     return re.split(r"\s{3,}", templates.strip())
 
@@ -29,7 +29,7 @@ def apart(templates: str) -> list[str]:
 EXPRESSIONS: Final[list[tuple[int, list[str]]]] = [
     (
         10,
-        apart("""
+        templates_of("""
             ml.tanh({f})   ml.sin({f})   ml.cos({f})   ml.sigmoid({f})   ml.exp(-ml.abs({f}))
             ml.sqrt(ml.abs({f}))   ml.log1p(ml.abs({f}))   ml.expm1(-ml.abs({f}))   ml.relu({f})
             ml.gelu({f})   ml.silu({f})   ml.erf({f})   ml.rsqrt({f} * {f} + 1)   ml.square({f})
@@ -40,7 +40,7 @@ EXPRESSIONS: Final[list[tuple[int, list[str]]]] = [
     ),
     (
         16,
-        apart("""
+        templates_of("""
             {f} + {like}   {f} - {like}   {f} * {like}   {f} / (ml.abs({like}) + 1)   {f} + {like}
             {f} - {like}   {f} * {like}   {x} + {x}   {x} * {x}   {f} * {n}   {n} - {f}
             {f} + {n}   {n} * {f}   {f} / {n}   {f} ** {n}   ml.maximum({x}, {like})
@@ -53,20 +53,20 @@ EXPRESSIONS: Final[list[tuple[int, list[str]]]] = [
     ),
     (
         4,
-        apart("""
+        templates_of("""
             ml.where({b}, {f}, {like})   ml.where({f} > 0, {f}, {like})   ml.where({b}, {x}, {n})
             ml.clip({f}, -0.5, 0.5)   ml.clip({x}, {like}, {like})   ml.clip({x}, max=1)
         """),
     ),
     (
         3,
-        apart("""
+        templates_of("""
             ml.astype({x}, {dtype})   ml.astype({f}, 'f64')   ml.astype({f}, 'f32')
         """),
     ),
     (
         8,
-        apart("""
+        templates_of("""
             ml.sum({x}, axis={axis})   ml.sum({x}, axis={axis}, keepdims=True)   ml.sum({x})
             ml.mean({f}, axis={axis})   ml.mean({f}, axis={axis}, keepdims=True)   ml.mean({f})
             ml.max({x}, axis={axis})   ml.min({x}, axis={axis}, keepdims=True)   ml.max({x})
@@ -80,7 +80,7 @@ EXPRESSIONS: Final[list[tuple[int, list[str]]]] = [
     ),
     (
         8,
-        apart("""
+        templates_of("""
             ml.reshape({x}, {shape})   ml.reshape({x}, {shape})   ml.reshape({x}, -1)   {m}.mT
             ml.permute_dims({x}, {order})   ml.expand_dims({x}, axis={one})   ml.squeeze({x})
             ml.broadcast_to({x}, (2, *{same}.shape))   ml.moveaxis({m}, 0, -1)
@@ -90,7 +90,7 @@ EXPRESSIONS: Final[list[tuple[int, list[str]]]] = [
     ),
     (
         8,
-        apart("""
+        templates_of("""
             {x}[{index}]   {x}[{index}]   {x}[None]   {x}[..., None]   {x}[...]   {x}[::-1]
             {x}[ml.abs({i}) % len({same})]   ml.take({x}, {picks}, axis={one})
             ml.take_along_axis({x}, ml.argsort({same}, axis=-1), axis=-1)
@@ -100,14 +100,14 @@ EXPRESSIONS: Final[list[tuple[int, list[str]]]] = [
     ),
     (
         4,
-        apart("""
+        templates_of("""
             ml.concat([{x}, {twin}], axis={one})   ml.stack([{x}, {twin}])   ml.concat([{x}, {x}])
             ml.stack([{x}, {x}, {twin}], axis=-1)   ml.concat([{x}, {twin}], axis=None)
         """),
     ),
     (
         5,
-        apart("""
+        templates_of("""
             {m} @ {x}   {m} @ {same}.mT   {x} @ {m}   ml.matmul({m}, {same}, transpose_x=True)
             ml.outer({f}, {f})   ml.layer_norm({f}, {f}, {f}, eps=1e-5)
             ml.softmax_cross_entropy({m}, ml.argmax({same}, axis=-1))
@@ -115,14 +115,14 @@ EXPRESSIONS: Final[list[tuple[int, list[str]]]] = [
     ),
     (
         3,
-        apart("""
+        templates_of("""
             ml.zeros_like({x})   ml.ones({x}.shape)   ml.full((2,), {n})   ml.arange(4.0)
             ml.full({x}.shape, ml.sum({f}))   ml.eye(3)   ml.linspace(0, 1, 3)   ml.arange(3)
         """),
     ),
     (
         4,
-        apart("""
+        templates_of("""
             ml.random.normal({x}.shape)   ml.random.uniform((2, 3), low=-1.0)
             ml.dropout({f}, 0.5)   ml.random.bernoulli((3,))
             ml.random.randint((2,), low=0, high=5)
@@ -137,7 +137,7 @@ EXPRESSIONS: Final[list[tuple[int, list[str]]]] = [
 ]
 """What a name is given, by how often."""
 
-UPDATES: Final = apart("""
+UPDATES: Final = templates_of("""
     {x} += {into}   {x} -= {into}   {f} *= {into}   {f} /= ml.abs({into}) + 1   {x} += {x}
     {f} -= 0.1 * {into}   {x} *= {n}   {x} += {n}   {f} += ml.sum({same})   {x} -= {same}
     ml.add({x}, {like}, out={fit})   ml.multiply({f}, {n}, out={fit})   ml.tanh({f}, out={fit})
@@ -145,7 +145,7 @@ UPDATES: Final = apart("""
     ml.subtract({f}, {into}, out={same})   ml.square({f}, out={same})   ml.exp(-{f}, out={fit})
     ml.sum({f}, axis=0, out={f})   ml.matmul({m}, {m}, out={f})   ml.sort({x}, out={fit})
 """)
-UNPREDICTABLE: Final = apart("""
+UNPREDICTABLE: Final = templates_of("""
     float(ml.sum({f})) * {f}   {x}[{b}]   ml.nonzero({x})[0]   {f} if ml.sum({f}) > 0 else {f}
     ml.asarray([1.0, 2.0]) * {f}   ml.random.bernoulli((2,), 0.3)
 """)
@@ -226,7 +226,7 @@ class Writer:
         return name
 
     def _is_welcome(self, value: Any) -> bool:
-        """Whether a value is of a size and, most of the time, has values to go on with."""
+        """Return whether a value is of a size and, most of the time, has values to go on with."""
         if not isinstance(value, ml.Tensor):
             return True
         if value.size > self.limit or value.ndim > 4:
@@ -260,22 +260,22 @@ class Writer:
 
     def some(self, welcome: Callable[[TensorType], bool] = lambda type: True) -> str | None:
         """One of the tensors that may be named, the later ones more often."""
-        found = [each for each, type in self.types.items() if welcome(type)]
-        if not found:
+        matches = [each for each, type in self.types.items() if welcome(type)]
+        if not matches:
             return None
-        n = len(found)
+        n = len(matches)
         late = n - 1 - int(self.rng.expovariate(0.3))
-        return found[max(late, 0)] if self.rng.random() < 0.5 else self.rng.choice(found)
+        return matches[max(late, 0)] if self.rng.random() < 0.5 else self.rng.choice(matches)
 
     def filled(self, template: str) -> str | None:
         """The template with something for each placeholder; None where there is nothing."""
         chosen: list[str] = []
 
         def fill(match: re.Match[str]) -> str:
-            found = self._fill(match[1], chosen)
-            if found is None:
+            name = self._fill(match[1], chosen)
+            if name is None:
                 raise LookupError(match[1])
-            return found
+            return name
 
         try:
             return re.sub(r"\{(\w+)\}", fill, template)
@@ -284,10 +284,10 @@ class Writer:
 
     def _fill(self, kind: str, chosen: list[str]) -> str | None:
         rng = self.rng
-        beside = self.types[chosen[-1]] if chosen else TensorType("f32")
-        first = self.types[chosen[0]] if chosen else beside
+        partner = self.types[chosen[-1]] if chosen else TensorType("f32")
+        first = self.types[chosen[0]] if chosen else partner
         shapes = [self.types[each].shape for each in chosen]
-        wanted: dict[str, Callable[[TensorType], bool]] = {
+        conditions: dict[str, Callable[[TensorType], bool]] = {
             "x": lambda type: True,
             "f": lambda type: type.dtype.is_float,
             "i": lambda type: type.dtype.is_integer,
@@ -296,23 +296,23 @@ class Writer:
             "k": lambda type: type.dtype.is_integer and type.ndim == 0,
             "key": lambda type: type is TensorType("u64", (2,)),
             "like": lambda type: (
-                type.dtype is beside.dtype and _broadcast(type.shape, beside.shape) is not None
+                type.dtype is partner.dtype and _broadcast(type.shape, partner.shape) is not None
             ),
             "into": lambda type: (
                 type.dtype is first.dtype and _broadcast(type.shape, first.shape) == first.shape
             ),
-            "twin": lambda type: type is beside,
+            "twin": lambda type: type is partner,
             "fit": lambda type: type.dtype is first.dtype and type.shape == _broadcast(*shapes),
         }
-        if kind in wanted:
-            found = self.some(wanted[kind])
-            if found is not None:
-                chosen.append(found)
-            return found
-        n = beside.ndim
+        if kind in conditions:
+            name = self.some(conditions[kind])
+            if name is not None:
+                chosen.append(name)
+            return name
+        n = partner.ndim
         match kind:
             case "n":
-                return rng.choice([*NUMBERS[beside.dtype.kind], *self.numbers])
+                return rng.choice([*NUMBERS[partner.dtype.kind], *self.numbers])
             case "same":
                 return chosen[0]
             case "module":
@@ -329,13 +329,13 @@ class Writer:
             case "order":
                 return repr(tuple(rng.sample(range(n), n)))
             case "shape":
-                return repr(rng.choice(shapes_of(beside.size)))
+                return repr(rng.choice(shapes_of(partner.size)))
             case "picks":
                 return f"ml.arange({rng.randint(1, 3)})"
             case "cut":
                 return rng.choice(["[1]", "2"])
             case "index":
-                items = [self._item(length) for length in beside.shape[: rng.randint(1, 3)]]
+                items = [self._item(length) for length in partner.shape[: rng.randint(1, 3)]]
                 return ", ".join(items) or "..."
         raise AssertionError(kind)
 
@@ -380,7 +380,7 @@ class Writer:
         return self.makes(text, "tree") is not None
 
     def loop(self) -> bool:
-        """A variable that goes round a few times."""
+        """Write a loop of a few iterations over a variable."""
         h, x = self.some(_is_float), self.some(_is_float)
         if h is None or x is None:
             return False
@@ -398,8 +398,8 @@ class Writer:
 
     def function(self) -> bool:
         """A function of tensors, called with them in one order and, of one type, in another."""
-        given = [self.some() for _ in range(self.rng.randint(1, 3))]
-        operands = [each for each in given if each is not None]
+        names = [self.some() for _ in range(self.rng.randint(1, 3))]
+        operands = [each for each in names if each is not None]
         name, inner, parameters = self.name("f"), self.within(), []
         for each in operands:
             parameters.append(inner.takes(each))
@@ -421,7 +421,7 @@ class Writer:
         return name
 
     def kinds(self) -> list[tuple[int, Callable[[], bool]]]:
-        """What may be written, by how often."""
+        """Return the statements that may be written, by frequency."""
         kinds: list[tuple[int, Callable[[], bool]]] = [
             (60, self.expression),
             (7 if not self.depth else 2, self.update),
@@ -434,7 +434,7 @@ class Writer:
         return kinds
 
     def writes(self, statements: int) -> None:
-        """Write so many statements, or as many as are found."""
+        """Write the given number of statements, or as many as are possible."""
         kinds, written = self.kinds(), 0
         for _ in range(6 * statements):
             [write] = self.rng.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])
@@ -448,8 +448,8 @@ class Writer:
             if written == statements:
                 return
 
-    def scalar_function(self, operands: list[str], kept: bool = False) -> str | None:
-        """Write a function of these operands to a float scalar; its name. With `kept` it also
+    def scalar_function(self, operands: list[str], aux: bool = False) -> str | None:
+        """Write a function of these operands to a float scalar; its name. With `aux` it also
         returns something else."""
         name, inner, parameters = self.name("loss"), self.within(), []
         inner.types = {x: type for x, type in inner.types.items() if self.rng.random() < 0.5}
@@ -464,7 +464,7 @@ class Writer:
         for each in self.rng.sample(float_ones, min(len(float_ones), self.rng.randint(0, 2))):
             terms.append(self.rng.choice(forms).format(each))
         value = " + ".join(terms)
-        more = f"return {value}, {inner.some()}" if kept else f"return {value}"
+        more = f"return {value}, {inner.some()}" if aux else f"return {value}"
         if not self.says(Block(f"def {name}({', '.join(parameters)}):", (*inner.lines, more))):
             return None
         return name
@@ -477,11 +477,11 @@ class Writer:
             if re.fullmatch(r"(params|tree|model|p)\d+", name)
             and _is_float_tree(self.namespace[name])
         ]
-        found = []
+        variables = []
         for _ in range(self.rng.randint(1, 3)):
             is_tree = trees and self.rng.random() < 0.4
-            found.append(self.rng.choice(trees) if is_tree else self.some(_is_float))
-        return [x for x in found if x is not None]
+            variables.append(self.rng.choice(trees) if is_tree else self.some(_is_float))
+        return [x for x in variables if x is not None]
 
     def gradient(self) -> bool:
         operands = self.variables()
@@ -489,21 +489,21 @@ class Writer:
         fn = self.scalar_function(operands, has_aux) if operands else None
         if fn is None:
             return False
-        given = ", ".join(operands)
+        arguments = ", ".join(operands)
         n = len(operands)
         numbers = sorted(self.rng.sample(range(n), self.rng.randint(1, n)))
         argnums = self.rng.choice([repr(tuple(numbers)), str(numbers[0])])
         if has_aux:
-            text = f"ml.value_and_grad({fn}, {argnums}, has_aux=True)({given})"
+            text = f"ml.value_and_grad({fn}, {argnums}, has_aux=True)({arguments})"
             return self.makes(text, "g") is not None
         roll = self.rng.random()
         if roll < 0.3:
-            return self.makes(f"ml.grad({fn}, {argnums})({given})", "g") is not None
+            return self.makes(f"ml.grad({fn}, {argnums})({arguments})", "g") is not None
         if roll < 0.65:
-            return self.makes(f"ml.value_and_grad({fn}, {argnums})({given})", "g") is not None
+            return self.makes(f"ml.value_and_grad({fn}, {argnums})({arguments})", "g") is not None
         if roll < 0.8:
             value, pull, g = self.name("v"), self.name("pull"), self.name("g")
-            lines = [f"{value}, {pull} = ml.vjp({fn}, {given})", f"{g} = {pull}({value} * 0.5)"]
+            lines = [f"{value}, {pull} = ml.vjp({fn}, {arguments})", f"{g} = {pull}({value} * 0.5)"]
             if self.rng.random() < 0.3:
                 lines.append(f"{self.name('g')} = {pull}({value})")
             if not all(self.says(line) for line in lines):
@@ -553,10 +553,10 @@ def _is_float(type: TensorType) -> bool:
 
 def _is_float_tree(tree: Any) -> bool:
     try:
-        found = [x for _, x in named_leaves(tree)]
+        leaves_found = [x for _, x in named_leaves(tree)]
     except MlvmError:
         return False
-    return bool(found) and all(_is_float(x.type) for x in found)
+    return bool(leaves_found) and all(_is_float(x.type) for x in leaves_found)
 
 
 def _broadcast(*shapes: Shape) -> Shape | None:
@@ -567,7 +567,7 @@ def _broadcast(*shapes: Shape) -> Shape | None:
 
 
 def shapes_of(size: int) -> list[Shape]:
-    """Shapes of so many elements."""
+    """Return shapes of the given number of elements."""
     shapes: list[Shape] = [(size,), (1, size), (size, 1)]
     for n in (2, 3, 4, 5):
         if size % n == 0 and size:
