@@ -24,7 +24,7 @@ class ScratchPad(Arena):
     a tensor does not change its bytes. A launch whose result would overwrite an operand while it
     reads it is refused, but not by a VM with `checked=False`.
 
-    It is an arena without a placement of its own: results are not allocated in it, and leaving
+    It is an arena without a placement: results are not allocated in it, and leaving
     `with pad:` closes it. `used` counts bytes once for each live tensor over them. A tensor must
     lie inside the pad, at a multiple of its elements' size. With `raw` only the VM checks that.
 

@@ -17,7 +17,7 @@ class Length:
 
     @property
     def present(self) -> Any:
-        """The value that it has now, which counts as seen by nobody."""
+        """The present value; reading it here counts as no use."""
         raise NotImplementedError
 
     def formula(self) -> int:

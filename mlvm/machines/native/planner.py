@@ -88,7 +88,7 @@ def kernel_call(
     patches: list[int] = []
 
     def present(slot: int, number: Any) -> Any:
-        """Return the number; of a formula its present value, which each launch writes anew."""
+        """Return the number; of a formula its present value, which each launch writes again."""
         if not issubclass(type(number), Length):
             return number
         patches.extend((slot, number.formula()))
