@@ -220,7 +220,7 @@ class OperandValueError(OpError, ValueError):
 
     >>> try: ml.random.key(-1)
     ... except ml.errors.OperandValueError as error: print(error)
-    key(): a seed is an int from 0 to 2**64 - 1, not -1
+    key(): expected a seed as an int from 0 to 2**64 - 1, got -1
     """
 
 

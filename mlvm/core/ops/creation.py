@@ -19,12 +19,12 @@ from mlvm.core.types import Array, DType, TensorType
 def _finite(**values: float) -> None:
     for name, value in values.items():
         if not abs(value) <= sys.float_info.max:
-            raise ArgumentError(f"{name} must be finite, not {value}")
+            raise ArgumentError(f"expected a finite {name}, got {value}")
 
 
 def _full(value: TensorType, shape: tuple[int, ...]) -> TensorType:
     if value.ndim:
-        raise ShapeError(f"the value must be a scalar, not of {value.ndim} dimensions")
+        raise ShapeError(f"expected a scalar as the value, got {value.ndim} dimensions")
     return value.with_shape(shape)
 
 
@@ -37,7 +37,7 @@ def _arange(start: int | float, stop: int | float, step: int | float, dtype: str
     require("real", kind)
     _finite(start=start, stop=stop, step=step)
     if step == 0:
-        raise ArgumentError("step must not be 0")
+        raise ArgumentError("expected a step other than 0")
     if kind.dtype.is_float:
         steps = (stop - start) / step
         if not math.isfinite(steps):
@@ -45,7 +45,7 @@ def _arange(start: int | float, stop: int | float, step: int | float, dtype: str
         return kind.with_shape((max(0, math.ceil(steps)),))
     if not all(isinstance(value, int) for value in (start, stop, step)):
         raise ArgumentError(
-            f"start, stop and step of {dtype} must be integers, not {start}, {stop}, {step}"
+            f"expected integers as start, stop and step of {dtype}, got {start}, {stop}, {step}"
         )
     length: Any = max(0, -((start - stop) // step))
     if length:
@@ -59,7 +59,7 @@ def _linspace(start: float, stop: float, num: int, endpoint: bool, dtype: str) -
     require("float", kind)
     _finite(start=start, stop=stop)
     if num < 0:
-        raise ArgumentError(f"num must be >= 0, not {num}")
+        raise ArgumentError(f"expected num >= 0, got {num}")
     return kind.with_shape((num,))
 
 

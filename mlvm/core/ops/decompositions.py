@@ -33,14 +33,14 @@ def _matrices(x: TensorType) -> TensorType:
     """x itself. Raises unless it is a stack of matrices of floats."""
     require("inexact", x)
     if x.ndim < 2:
-        raise ShapeError(f"needs matrices, in 2 dimensions or more; x has {x.ndim}")
+        raise ShapeError(f"expected matrices, in 2 dimensions or more, got {x.ndim}")
     return x
 
 
 def _squares(x: TensorType, **_: object) -> TensorType:
     rows, columns = _matrices(x).shape[-2:]
     if rows != columns:
-        raise ShapeError(f"needs square matrices, not {rows} by {columns}")
+        raise ShapeError(f"expected square matrices, got {rows} by {columns}")
     return x
 
 
@@ -67,10 +67,10 @@ def _solve(x: TensorType, y: TensorType) -> TensorType:
     require("inexact", y)
     dtype, n = promote(_squares(x).dtype, y.dtype), x.shape[-1]
     if y.ndim == 0:
-        raise ShapeError("the right-hand side needs 1 dimension or more")
+        raise ShapeError("expected a right-hand side of 1 dimension or more")
     rows = y.shape[-1] if y.ndim == 1 else y.shape[-2]
     if rows != n:
-        raise ShapeError(f"{n} equations have a right-hand side of {rows} rows")
+        raise ShapeError(f"expected {n} rows on the right-hand side, got {rows}")
     if y.ndim == 1:
         return TensorType(dtype, x.shape[:-1])
     return TensorType(dtype, (*broadcast_shapes(x.shape[:-2], y.shape[:-2]), *y.shape[-2:]))

@@ -48,7 +48,7 @@ def _whole(x: TensorType, n: int, axis: int, norm: Norm) -> TensorType:
     axis = normalize_axis(axis, x.ndim)
     if n < 1 or x.shape[axis] != n // 2 + 1:
         raise ArgumentError(
-            f"{n} real elements come from {n // 2 + 1}, and axis {axis} has {x.shape[axis]}"
+            f"expected {n // 2 + 1} elements on axis {axis} for {n} real ones, got {x.shape[axis]}"
         )
     return _resized(x, axis, n).with_dtype(x.dtype.real)
 

@@ -33,7 +33,7 @@ from mlvm.core.types import Array, DType, Shape, TensorType
 
 def _length(length: int) -> int:
     if length < 0:
-        raise ArgumentError(f"length must be >= 0, not {length}")
+        raise ArgumentError(f"expected length >= 0, got {length}")
     return length
 
 
@@ -48,14 +48,14 @@ def _scatter_add(updates: TensorType, indices: TensorType, axis: int, length: in
     require("integer", indices)
     if updates.ndim < indices.ndim:
         raise ShapeError(
-            f"updates need the {indices.ndim} axes of indices, and have {updates.ndim}"
+            f"expected updates with the {indices.ndim} axes of indices, got {updates.ndim}"
         )
     axis = normalize_axis(axis, updates.ndim - indices.ndim + 1)
     end = axis + indices.ndim
     if updates.shape[axis:end] != indices.shape:
         raise ShapeError(
-            f"updates must have the indices' shape {indices.shape} from axis {axis} on, "
-            f"not {updates.shape[axis:end]}"
+            f"expected updates of the indices' shape {indices.shape} from axis {axis} on, got "
+            f"{updates.shape[axis:end]}"
         )
     return updates.with_shape((*updates.shape[:axis], _length(length), *updates.shape[end:]))
 
@@ -64,9 +64,9 @@ def _weighted_take(x: TensorType, indices: TensorType, weights: TensorType) -> T
     require_one_float_dtype(x, weights)
     require("integer", indices)
     if x.ndim != 3 or indices.ndim != 3 or indices.shape[0] not in (1, x.shape[0]):
-        raise ShapeError(f"x is [N, M, C] and indices are [N or 1, P, K], not {x} and {indices}")
+        raise ShapeError(f"expected x [N, M, C] and indices [N or 1, P, K], got {x} and {indices}")
     if weights.shape != indices.shape:
-        raise ShapeError(f"weights have the shape of indices, {indices.shape}, not {weights.shape}")
+        raise ShapeError(f"expected weights of shape {indices.shape}, got {weights.shape}")
     return x.with_shape((x.shape[0], indices.shape[1], x.shape[2]))
 
 
@@ -94,7 +94,7 @@ def _index_set(
     require("integer", indices)
     axis = normalize_axis(axis, max(x.ndim, 1))
     if not 0 <= axes <= x.ndim - axis:
-        raise ArgumentError(f"axes must be 0 to {x.ndim - axis}, not {axes}")
+        raise ArgumentError(f"expected axes from 0 to {x.ndim - axis}, got {axes}")
     require_values(x, values, x.shape[:axis] + indices.shape + x.shape[axis + axes :])
     return x
 
@@ -104,7 +104,7 @@ def _take_along_axis(x: TensorType, indices: TensorType, axis: int) -> TensorTyp
     axis = normalize_axis(axis, x.ndim)
     result = x.with_shape(indices.shape)
     if _without(indices.shape, axis) != _without(x.shape, axis) or indices.ndim != x.ndim:
-        raise ShapeError(f"x and indices must be of the same shape but for axis {axis}")
+        raise ShapeError(f"expected x and indices of the same shape but for axis {axis}")
     return result
 
 
@@ -115,7 +115,7 @@ def _scatter_add_along_axis(
     require("integer", indices)
     axis = normalize_axis(axis, updates.ndim)
     if updates.shape != indices.shape:
-        raise ShapeError("updates and indices must be of the same shape")
+        raise ShapeError("expected updates and indices of the same shape")
     return updates.with_shape((*updates.shape[:axis], _length(length), *updates.shape[axis + 1 :]))
 
 
@@ -126,7 +126,7 @@ def _without(shape: Shape, axis: int) -> Shape:
 def _one_hot(indices: TensorType, num_classes: int, dtype: str) -> TensorType:
     require("integer", indices)
     if num_classes < 0:
-        raise ArgumentError(f"num_classes must be >= 0, not {num_classes}")
+        raise ArgumentError(f"expected num_classes >= 0, got {num_classes}")
     return TensorType(DType.named(dtype), (*indices.shape, num_classes))
 
 
@@ -135,11 +135,11 @@ def _dynamic_update(x: TensorType, update: TensorType, start: TensorType, axis: 
     axis = normalize_axis(axis, x.ndim)
     fits = update.ndim == x.ndim and update.shape[axis] <= x.shape[axis]
     if not fits or _without(update.shape, axis) != _without(x.shape, axis):
-        raise ShapeError(f"an update is shaped as x, with no more rows along axis {axis}")
+        raise ShapeError(f"expected an update of x's shape, with no more rows along axis {axis}")
     if update.dtype is not x.dtype:
-        raise DTypeError(f"an update is {x.dtype}, as x is")
+        raise DTypeError(f"expected an update of x's dtype {x.dtype}")
     if start.shape != ():
-        raise ShapeError(f"start is one number, not {start}")
+        raise ShapeError(f"expected one number as start, got {start}")
     return x
 
 
@@ -170,7 +170,7 @@ def _mask_scatter(updates: TensorType, mask: TensorType, shape: Shape) -> Tensor
 def _mask_set(x: TensorType, values: TensorType, mask: TensorType) -> TensorType:
     _check_mask(mask, x.shape)
     if values.ndim == 0:
-        raise ShapeError("values have an axis for the places of the mask")
+        raise ShapeError("expected values with an axis for the places of the mask")
     require_values(x, values, (values.shape[0], *x.shape[mask.ndim :]))
     return x
 

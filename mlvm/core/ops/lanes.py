@@ -17,7 +17,7 @@ from mlvm.core.types import Array, TensorType, i64
 def _sum_lanes(x: TensorType, axis_name: str, size: int) -> TensorType:
     require("numeric", x)
     if size < 0:
-        raise ArgumentError(f"size is a number of lanes, not {size}")
+        raise ArgumentError(f"expected a number of lanes as size, got {size}")
     return x
 
 
@@ -30,9 +30,9 @@ def sum_lanes(out: Array, x: Array, *, axis_name: str, size: int) -> None:
 
 def _gather_lanes(x: TensorType, rank: TensorType, axis_name: str, size: int) -> TensorType:
     if rank is not TensorType(i64):
-        raise ShapeError(f"rank is the number of the lane, i64[], not {rank}")
+        raise ShapeError(f"expected the number of the lane, i64[], as rank, got {rank}")
     if size < 0:
-        raise ArgumentError(f"size is a number of lanes, not {size}")
+        raise ArgumentError(f"expected a number of lanes as size, got {size}")
     return x.with_shape((size, *x.shape))
 
 

@@ -38,11 +38,11 @@ def _broadcast_to(x: TensorType, shape: Shape) -> TensorType:
 
 def _concat(*xs: TensorType, axis: int) -> TensorType:
     if not xs:
-        raise ShapeError("takes 1 tensor or more, was given none")
+        raise ShapeError("expected 1 tensor or more, got none")
     along = rules.normalize_axis(axis, xs[0].ndim)
     others = [x.shape[:along] + x.shape[along + 1 :] for x in xs]
     if any(each != others[0] for each in others) or any(x.ndim != xs[0].ndim for x in xs):
-        raise ShapeError(f"the shapes must be equal but for axis {along}")
+        raise ShapeError(f"expected equal shapes but for axis {along}")
     shape = list(xs[0].shape)
     shape[along] = sum(x.shape[along] for x in xs)
     return TensorType(rules.common_dtype(xs), shape)
@@ -83,15 +83,15 @@ def _flip(x: TensorType, axis: rules.Axis) -> TensorType:
 def _roll(x: TensorType, shift: int | tuple[int, ...], axis: rules.Axis) -> TensorType:
     axes = rules.normalize_axes(axis, x.ndim)
     if isinstance(shift, tuple) and (axis is None or len(shift) != len(axes)):
-        raise ArgumentError(f"shift {shift} needs as many axes, not axis {axis}")
+        raise ArgumentError(f"expected as many shifts as axes, got shift {shift} and axis {axis}")
     return x
 
 
 def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float) -> TensorType:
     if len(widths) != x.ndim:
-        raise ArgumentError(f"widths has {len(widths)} pairs for {x.ndim} dimensions")
+        raise ArgumentError(f"expected {x.ndim} pairs of widths, got {len(widths)}")
     if any(width < 0 for pair in widths for width in pair):
-        raise ArgumentError(f"widths must be >= 0, not {widths}")
+        raise ArgumentError(f"expected widths >= 0, got {widths}")
     rules.require_representable(value, x.dtype)
     return x.with_shape([a + n + b for n, (a, b) in zip(x.shape, widths, strict=True)])
 
@@ -101,12 +101,12 @@ def _check_window(shape: Shape, start: Shape, length: Shape, step: tuple[int, ..
     axis."""
     if not len(start) == len(length) == len(step) == len(shape):
         raise ArgumentError(
-            f"{len(shape)} dimensions need as many starts, lengths and steps, "
-            f"not {len(start)}, {len(length)} and {len(step)}"
+            f"expected {len(shape)} starts, lengths and steps, one a dimension, got {len(start)}, "
+            f"{len(length)} and {len(step)}"
         )
     for axis, (size, first, n, by) in enumerate(zip(shape, start, length, step, strict=True)):
         if by == 0:
-            raise ArgumentError(f"the step of axis {axis} must not be 0")
+            raise ArgumentError(f"expected a step other than 0 along axis {axis}")
         if n < 0 or (n and not (0 <= first < size and 0 <= first + (n - 1) * by < size)):
             raise ArgumentError(
                 f"axis {axis} of length {size} has no {n} elements from {first} by {by}"
@@ -128,7 +128,7 @@ def require_updates(x: TensorType, updates: TensorType) -> None:
     """Raise `DTypeError` unless the updates are numbers of x's own dtype."""
     rules.require("numeric", x)
     if updates.dtype is not x.dtype:
-        raise DTypeError(f"updates must be {x.dtype} as x is, not {updates.dtype}")
+        raise DTypeError(f"expected updates of x's dtype {x.dtype}, got {updates.dtype}")
 
 
 def _slice_add(
@@ -149,7 +149,7 @@ def require_values(x: TensorType, values: TensorType, shape: Shape) -> None:
     """Raise `DTypeError` unless the values are of x's own dtype, `ShapeError` unless they broadcast
     to that shape."""
     if values.dtype is not x.dtype:
-        raise DTypeError(f"values must be {x.dtype} as x is, not {values.dtype}")
+        raise DTypeError(f"expected values of x's dtype {x.dtype}, got {values.dtype}")
     if values.ndim > len(shape) or rules.broadcast_shapes(values.shape, shape) != shape:
         raise ShapeError(f"values of shape {values.shape} do not broadcast to {shape}")
 
@@ -259,7 +259,7 @@ def slice_set(
 
 def _triangle(x: TensorType, k: int) -> TensorType:
     if x.ndim < 2:
-        raise ShapeError(f"needs 2 dimensions or more, x has {x.ndim}")
+        raise ShapeError(f"expected 2 dimensions or more, got {x.ndim}")
     return x
 
 
@@ -276,7 +276,7 @@ def _argsort(x: TensorType, axis: int, descending: bool) -> TensorType:
 def require_castable(x: DType, dtype: DType) -> None:
     """Raise `DTypeError` where a cast would drop imaginary parts."""
     if x.kind == "complex" and dtype.kind not in ("complex", "bool"):
-        raise DTypeError(f"{x} does not become {dtype}: take the real or imag part first")
+        raise DTypeError(f"cannot convert {x} to {dtype}: take the real or imag part first")
 
 
 def _astype(x: TensorType, dtype: str) -> TensorType:

@@ -27,7 +27,7 @@ def _matmul(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: bool) 
     dtype = promote(x.dtype, y.dtype)
     require("numeric", TensorType(dtype))
     if x.ndim == 0 or y.ndim == 0:
-        raise ShapeError("needs 1 dimension or more on both sides; multiply takes scalars")
+        raise ShapeError("expected 1 dimension or more on both sides; multiply takes scalars")
     *rows, x_inner = _matrix(x, transpose_x, "x")
     y_inner, *columns = _matrix(y, transpose_y, "y")
     if x_inner != y_inner:
@@ -39,7 +39,7 @@ def _batch_contract(
     x: TensorType, y: TensorType, transpose_x: bool, transpose_y: bool
 ) -> TensorType:
     if x.ndim < 2 or y.ndim < 2 or x.shape[:-2] != y.shape[:-2]:
-        raise ShapeError("needs matrices with the same batch axes before the last two")
+        raise ShapeError("expected matrices with the same batch axes before the last two")
     product = _matmul(x, y, transpose_x, transpose_y)
     return product.with_shape(product.shape[-2:])
 

@@ -155,7 +155,7 @@ def _dropout(x: TensorType, key: TensorType, rate: float) -> TensorType:
     require("float", x)
     require_key(key)
     if not 0 <= rate < 1:
-        raise ArgumentError(f"rate must be in [0, 1), not {rate}")
+        raise ArgumentError(f"expected rate in [0, 1), got {rate}")
     return x
 
 
@@ -218,7 +218,7 @@ def _cross_entropy(logits: TensorType, labels: TensorType) -> TensorType:
     require("float", logits)
     require("integer", labels)
     if not logits.ndim or labels.shape != logits.shape[:-1]:
-        raise ShapeError("labels must have the shape of logits without its last axis (the classes)")
+        raise ShapeError("expected labels of logits' shape without the last axis (the classes)")
     return labels.with_dtype(logits.dtype)
 
 
@@ -276,7 +276,7 @@ def _layer_norm_normalize(x: TensorType, eps: float) -> TensorType:
     if not x.ndim:
         raise ShapeError("a scalar has no last axis to normalise over")
     if not eps >= 0:
-        raise ArgumentError(f"eps must be >= 0, not {eps}")
+        raise ArgumentError(f"expected eps >= 0, got {eps}")
     return x
 
 
@@ -289,8 +289,8 @@ def _layer_norm(x: TensorType, *vectors: TensorType, eps: float) -> TensorType:
     for vector in vectors:
         if vector.shape != x.shape[-1:]:
             raise ShapeError(
-                f"scale and bias must have the shape of x's last axis, {x.shape[-1:]},"
-                f" not {vector.shape}"
+                f"expected scale and bias of the shape of x's last axis, {x.shape[-1:]}, got "
+                f"{vector.shape}"
             )
     return x
 

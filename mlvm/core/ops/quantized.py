@@ -39,16 +39,16 @@ def _unpack(x: TensorType) -> TensorType:
 
 def _dequantize(x: TensorType, scale: TensorType) -> TensorType:
     if not (x.dtype.is_storage or x.dtype in (i8, u8)):
-        raise DTypeError(f"weights are i8, u8, {', '.join(DType.storage)}, not {x.dtype}")
+        raise DTypeError(f"expected weights of i8, u8, {', '.join(DType.storage)}, got {x.dtype}")
     if scale.dtype is not f32:
-        raise DTypeError(f"the scale must be f32, not {scale.dtype}: convert with astype(x, ...)")
+        raise DTypeError(f"expected a scale of f32, got {scale.dtype}: convert with astype(x, ...)")
     groups = scale.shape[x.ndim - 1 : x.ndim]
     pairs = scale.shape[x.ndim :]
     same = x.ndim and scale.shape[: x.ndim - 1] == x.shape[:-1] and pairs in ((), (2,))
     if not same or not groups or not groups[0] or x.shape[-1] % groups[0]:
         raise ShapeError(
-            "the scale has the weight's shape, but along the last axis one element for each of its "
-            "groups, which are equally long, or for each a scale and an offset"
+            "expected a scale of the weight's shape, but along the last axis one element for each "
+            "of its groups, which are equally long, or for each a scale and an offset"
         )
     return x.with_dtype(f32)
 
@@ -56,21 +56,21 @@ def _dequantize(x: TensorType, scale: TensorType) -> TensorType:
 def _dequantize_rows(indices: TensorType, x: TensorType, scale: TensorType) -> TensorType:
     require("integer", indices)
     if x.ndim != 2:
-        raise ShapeError(f"takes rows of a matrix, not of {x}")
+        raise ShapeError(f"expected a matrix to take rows of, got {x}")
     _dequantize(x, scale)
     return TensorType(f32, (*indices.shape, x.shape[1]))
 
 
 def _quantized_matmul(x: TensorType, y: TensorType, scale: TensorType) -> TensorType:
     if x.dtype is not f32:
-        raise DTypeError(f"x must be f32, not {x.dtype}: convert with astype(x, ...)")
+        raise DTypeError(f"expected x of f32, got {x.dtype}: convert with astype(x, ...)")
     _dequantize(y, scale)
     return TensorType(f32, _rows_by_rows(x, y))
 
 
 def _integer_matmul(x: TensorType, y: TensorType) -> TensorType:
     if not {x.dtype, y.dtype} <= {i8, u8}:
-        raise DTypeError("x and y must be i8 or u8: convert with astype(x, ...)")
+        raise DTypeError("expected x and y of i8 or u8: convert with astype(x, ...)")
     return TensorType(i32, _rows_by_rows(x, y))
 
 
@@ -85,13 +85,13 @@ def _integer_conv2d(
     groups: int,
 ) -> TensorType:
     if not {x.dtype, kernel.dtype} <= {i8, u8}:
-        raise DTypeError("x and kernel must be i8 or u8: convert with astype(x, ...)")
+        raise DTypeError("expected x and kernel of i8 or u8: convert with astype(x, ...)")
     if (x_zero.dtype, kernel_zero.dtype) != (x.dtype, kernel.dtype):
-        raise DTypeError(f"zeros have the dtypes {x.dtype} and {kernel.dtype} of what they are of")
+        raise DTypeError(f"expected zeros of {x.dtype} and {kernel.dtype}, as x and kernel")
     if x_zero.size != 1 or kernel_zero.size != 1:
-        raise ShapeError(f"zeros are single numbers, not {x_zero} and {kernel_zero}")
+        raise ShapeError(f"expected single numbers as zeros, got {x_zero} and {kernel_zero}")
     if kernel.ndim != 4:
-        raise ShapeError(f"a kernel is [channels out, height, width, channels in], not {kernel}")
+        raise ShapeError(f"expected a kernel [out, height, width, channels], got {kernel}")
     outputs, *window, inputs = kernel.shape
     laid = TensorType(f32, (*window, inputs, outputs))
     images = windows.convolution(x.with_dtype(f32), laid, stride, padding, dilation, groups)
@@ -105,23 +105,23 @@ def _integer_conv2d_flops(*operands: TensorType, **how: Any) -> int:
 
 def _quantize_linear(x: TensorType, scale: TensorType, zero: TensorType) -> TensorType:
     if not x.dtype is scale.dtype is f32:
-        raise DTypeError(f"x and scale must be f32, not {x.dtype} and {scale.dtype}")
+        raise DTypeError(f"expected x and scale of f32, got {x.dtype} and {scale.dtype}")
     if zero.dtype not in (i8, u8):
-        raise DTypeError(f"the zero is i8 or u8, not {zero.dtype}")
+        raise DTypeError(f"expected a zero of i8 or u8, got {zero.dtype}")
     return TensorType(zero.dtype, broadcast_shapes(x.shape, scale.shape, zero.shape))
 
 
 def _dequantize_linear(x: TensorType, scale: TensorType, zero: TensorType) -> TensorType:
     if x.dtype not in (i8, u8, i32) or zero.dtype is not x.dtype:
-        raise DTypeError(f"x and its zero are i8, u8 or i32 both, not {x.dtype} and {zero.dtype}")
+        raise DTypeError(f"expected x and zero of i8, u8 or i32, got {x.dtype} and {zero.dtype}")
     if scale.dtype is not f32:
-        raise DTypeError(f"the scale must be f32, not {scale.dtype}: convert with astype(x, ...)")
+        raise DTypeError(f"expected a scale of f32, got {scale.dtype}: convert with astype(x, ...)")
     return TensorType(f32, broadcast_shapes(x.shape, scale.shape, zero.shape))
 
 
 def _rows_by_rows(x: TensorType, y: TensorType) -> tuple[int, ...]:
     if not x.ndim or y.ndim != 2 or x.shape[-1] != y.shape[1]:
-        raise ShapeError(f"takes [..., k] and [n, k], not {x} and {y}")
+        raise ShapeError(f"expected [..., k] and [n, k], got {x} and {y}")
     return (*x.shape[:-1], y.shape[0])
 
 

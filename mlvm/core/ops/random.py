@@ -69,7 +69,7 @@ def generator(key: Array) -> np.random.Generator:
 def require_key(key: TensorType) -> None:
     """Raise `ShapeError` unless this is the type of a key."""
     if key is not _KEY:
-        raise ShapeError(f"a key is {_KEY}, not {key}")
+        raise ShapeError(f"expected a key {_KEY}, got {key}")
 
 
 # --- keys ----------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def _fold_in(key: TensorType, data: TensorType) -> TensorType:
     require_key(key)
     require("integer", data)
     if data.ndim:
-        raise ShapeError(f"data must be a scalar, not {data}")
+        raise ShapeError(f"expected a scalar as data, got {data}")
     return _KEY
 
 
@@ -248,7 +248,7 @@ def _multinomial(
     require("integer", n)
     require("float", p)
     if not p.ndim or not p.shape[-1]:
-        raise ShapeError("p has a last axis of one probability or more")
+        raise ShapeError("expected p with a last axis of one probability or more")
     _by(("n", n), ("p without its last axis", p.with_shape(p.shape[:-1])), shape=shape)
     return _count(key, (*shape, p.shape[-1]), dtype)
 

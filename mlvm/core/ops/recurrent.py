@@ -42,7 +42,7 @@ COTANGENTS: Final[Mapping[str, int]] = {**GATES, "gru": 4}
 def _lengths(lengths: TensorType, batch: int) -> None:
     require("integer", lengths)
     if lengths.shape != (batch,):
-        raise ShapeError(f"lengths are [{batch}], one a sequence, not {lengths}")
+        raise ShapeError(f"expected lengths as [{batch}], one a sequence, got {lengths}")
 
 
 def _recurrence(
@@ -59,20 +59,22 @@ def _recurrence(
     if kernel.dtype is not projected.dtype and not (
         kernel.dtype.is_half and projected.dtype is f32
     ):
-        raise DTypeError(f"the kernel is {projected.dtype}, as the rest, not {kernel.dtype}")
+        raise DTypeError(f"expected a kernel of {projected.dtype}, as the rest, got {kernel.dtype}")
     parts = PARTS[cell]
     if projected.ndim != 3 or state.ndim != 3:
-        raise ShapeError("projected is [time, batch, gates * hidden], state [parts, batch, hidden]")
+        raise ShapeError(
+            "expected projected [time, batch, gates * hidden], state [parts, batch, hidden]"
+        )
     time, batch, width = projected.shape
     hidden = state.shape[2]
     if state.shape[:2] != (parts, batch) or width != GATES[cell] * hidden:
         raise ShapeError(
-            f"the state of {cell} is [{parts}, {batch}, hidden], and what is projected "
-            f"[{time}, {batch}, {GATES[cell]} * hidden], not {state} and {projected}"
+            f"expected the state of {cell} as [{parts}, {batch}, hidden], and projected as "
+            f"[{time}, {batch}, {GATES[cell]} * hidden], got {state} and {projected}"
         )
     if kernel.shape != (hidden, width) or bias.shape != (width,):
         raise ShapeError(
-            f"kernel and bias are [{hidden}, {width}] and [{width}], not {kernel} and {bias}"
+            f"expected kernel [{hidden}, {width}] and bias [{width}], got {kernel} and {bias}"
         )
     _lengths(lengths, batch)
     return TensorType(projected.dtype, (parts + keep * SAVED_SUMS[cell], time + 1, batch, hidden))
@@ -91,7 +93,7 @@ def _recurrence_vjp(
     require_one_float_dtype(g, last, projected, states)
     require("float", turned)
     if g.ndim != 3:
-        raise ShapeError(f"g is [time, batch, hidden], not {g}")
+        raise ShapeError(f"expected g as [time, batch, hidden], got {g}")
     time, batch, hidden = g.shape
     parts, width = PARTS[cell], GATES[cell] * hidden
     expected = (
@@ -101,7 +103,7 @@ def _recurrence_vjp(
         (width, hidden),
     )
     if (last.shape, projected.shape, states.shape, turned.shape) != expected:
-        raise ShapeError(f"last, projected, states and turned are {expected}")
+        raise ShapeError(f"expected last, projected, states and turned as {expected}")
     _lengths(lengths, batch)
     return TensorType(states.dtype, (g.size * COTANGENTS[cell] + last.size,))
 

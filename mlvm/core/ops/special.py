@@ -221,7 +221,7 @@ def digamma(out: Array, x: Array) -> None:
 
 def _order(x: TensorType, n: int) -> TensorType:
     if not 0 <= n <= 100:
-        raise ArgumentError(f"n must be 0 .. 100, not {n}")
+        raise ArgumentError(f"expected n from 0 to 100, got {n}")
     return float_(x)
 
 

@@ -45,7 +45,7 @@ def resolve_padding(
         return ((0, 0),) * len(window)
     if padding != "SAME":
         raise ArgumentError(
-            f'padding {padding!r} is not "SAME", "VALID" or ((top, bottom), (left, right))'
+            f'expected padding "SAME", "VALID" or ((top, bottom), (left, right)), got {padding!r}'
         )
     _require_stride(stride)
     missing = [
@@ -62,7 +62,7 @@ def span_of(window: Shape, dilation: Shape) -> Shape:
 
 def _require_stride(stride: Shape) -> None:
     if min(stride) < 1:
-        raise ArgumentError(f"stride must be >= 1 both ways, not {stride}")
+        raise ArgumentError(f"expected stride >= 1 both ways, got {stride}")
 
 
 def _times(lengths: Shape) -> str:
@@ -75,19 +75,21 @@ def _grid(image: Shape, window: Shape, stride: Shape, padding: Sides, dilation: 
     if len(image) != axes + 2:
         kind, names = ("an image", "") if axes == 2 else ("a volume", "depth, ")
         raise ShapeError(
-            f"{kind} has {axes + 2} axes (batch, {names}height, width, channels), not {len(image)}"
+            f"expected {kind} of {axes + 2} axes (batch, {names}height, width, channels), got "
+            f"{len(image)}"
         )
     if not len(stride) == len(padding) == len(dilation) == axes:
         raise ArgumentError(
-            f"stride, padding and dilation are for {axes} axes, not {stride}, {padding}, {dilation}"
+            f"expected {axes} axes of stride, padding, dilation, got {stride}, {padding}, "
+            f"{dilation}"
         )
     if min(window) < 1:
-        raise ShapeError(f"the window must be at least {_times((1,) * axes)}, not {_times(window)}")
+        raise ShapeError(f"expected a window >= {_times((1,) * axes)}, got {_times(window)}")
     _require_stride(stride)
     if min(dilation) < 1:
-        raise ArgumentError(f"dilation must be >= 1 both ways, not {dilation}")
+        raise ArgumentError(f"expected dilation >= 1 both ways, got {dilation}")
     if min(min(side) for side in padding) < 0:
-        raise ArgumentError(f"padding must be >= 0 on every side, not {padding}")
+        raise ArgumentError(f"expected padding >= 0 on every side, got {padding}")
     padded = tuple(n + sum(side) for n, side in zip(image[1:-1], padding, strict=True))
     span = span_of(window, dilation)
     if any(length > n for length, n in zip(span, padded, strict=True)):
@@ -171,7 +173,7 @@ def _unpatches(
     x: TensorType, shape: Shape, stride: Pair, padding: Padding, dilation: Pair
 ) -> TensorType:
     if x.ndim != 6:
-        raise ShapeError(f"patches have 6 axes (N, OH, OW, KH, KW, C), not {x.ndim}")
+        raise ShapeError(f"expected patches of 6 axes (N, OH, OW, KH, KW, C), got {x.ndim}")
     window = (x.shape[3], x.shape[4])
     image = x.with_shape(shape)
     expected = _patches(image, window, stride, padding, dilation=dilation)
@@ -212,8 +214,8 @@ def convolution(
     if kernel.ndim != axes + 2:
         names = "depth, " if axes == 3 else ""
         raise ShapeError(
-            f"a kernel has {axes + 2} axes ({names}height, width, channels in, channels out), "
-            f"not {kernel.ndim}"
+            f"expected a kernel of {axes + 2} axes ({names}height, width, channels in, channels "
+            f"out), got {kernel.ndim}"
         )
     grid = _grid(x.shape, kernel.shape[:-2], stride, padding, dilation)
     _require_channels(x, kernel, groups)
@@ -223,7 +225,7 @@ def convolution(
 def _require_channels(x: TensorType, kernel: TensorType, groups: int) -> None:
     """Raise unless the kernel is one for as many channels as x has."""
     if groups < 1:
-        raise ArgumentError(f"groups must be an integer >= 1, given {groups}")
+        raise ArgumentError(f"expected groups as an integer >= 1, got {groups}")
     channels, (inputs, outputs) = x.shape[-1], kernel.shape[-2:]
     if inputs * groups == channels and outputs % groups == 0:
         return
@@ -342,7 +344,7 @@ def _conv2d_kernel_vjp(
     groups: int,
 ) -> TensorType:
     if groups < 1 or x.ndim < 1 or x.shape[-1] % groups:
-        raise ArgumentError(f"groups must divide the channels of {x}, given {groups}")
+        raise ArgumentError(f"expected groups that divide the channels of {x}, got {groups}")
     outputs = g.shape[-1] if g.ndim else 0
     kernel = g.with_shape((*window, x.shape[-1] // groups, outputs))
     require_cotangent(g, convolution(x, kernel, stride, padding, dilation, groups))

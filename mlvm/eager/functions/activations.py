@@ -148,7 +148,7 @@ def prelu(x: Tensor, slope: Tensor, /) -> Tensor:
         Tensor([[-0.25, -0.5 ]], f32[1,2])
     """
     if _floats(slope).shape not in ((), _floats(x).shape[-1:]):
-        raise ShapeError("a slope is one number, or one for each channel, the last axis of x")
+        raise ShapeError("expected one slope, or one for each channel, the last axis of x")
     return where(op.greater(x, 0.0), x, slope * x)
 
 

@@ -61,7 +61,7 @@ def sliced(item: slice, length: int) -> Span:
 def type_of(x: Tensor) -> TensorType:
     """Return the type of a tensor. Raises `DTypeError` if it is anything else."""
     if not isinstance(x, Tensor):
-        raise DTypeError(f"takes a tensor, not {kind_of(x)}; make one with asarray")
+        raise DTypeError(f"expected a tensor, got {kind_of(x)}; make one with asarray")
     return x.type
 
 
@@ -79,7 +79,7 @@ def integer(value: int, name: str) -> int:
             return value
     except TypeError:
         pass
-    raise ArgumentError(f"{name} is an int, not {brief(value)}")
+    raise ArgumentError(f"expected {name} as an int, got {brief(value)}")
 
 
 def integers(value: Ints, name: str) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ def integers(value: Ints, name: str) -> tuple[int, ...]:
             return ints
     except TypeError:
         pass
-    raise ArgumentError(f"{name} is an int or a tuple of ints, not {brief(value)}")
+    raise ArgumentError(f"expected {name} as an int or a tuple of ints, got {brief(value)}")
 
 
 def axes_of(axis: Ints | None, x: Tensor, new: int = 0, *, name: str = "axis") -> tuple[int, ...]:
@@ -105,7 +105,7 @@ def counts_of(value: Ints, name: str) -> tuple[int, ...]:
     """Return one or several ints >= 0 as a tuple. Raises `ArgumentError` if one is negative."""
     counts = integers(value, name)
     if min(counts, default=0) < 0:
-        raise ArgumentError(f"{name} must be >= 0, not {min(counts)}")
+        raise ArgumentError(f"expected {name} >= 0, got {min(counts)}")
     return counts
 
 
@@ -128,5 +128,5 @@ def each_of(value: Ints, count: int, name: str, *, least: int = 1) -> tuple[int,
         expected = {1: "an integer", 2: "one or two integers"}.get(
             count, f"one or {count} integers"
         )
-        raise ArgumentError(f"{name} must be {expected} >= {least}, given {value}")
+        raise ArgumentError(f"expected {name} as {expected} >= {least}, got {value}")
     return ints * count if len(ints) == 1 else ints

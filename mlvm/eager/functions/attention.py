@@ -56,10 +56,10 @@ def scaled_dot_product_attention(
     """
     types = (type_of(query), type_of(key), type_of(value))
     if min(type.ndim for type in types) < 2:
-        raise ShapeError("query, key and value have two axes or more")
+        raise ShapeError("expected query, key and value of two axes or more")
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ShapeError(
-            "query and key have equally many features, key and value equally many rows"
+            "expected equally many features in query and key, equally many rows in key and value"
         )
     causal = causal_mask(query.shape[-2], key.shape[-2]) if is_causal else None
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -132,12 +132,12 @@ def _require_mask(mask: Any, scores: Tensor) -> None:
     shape, actual = list(scores.shape), mask.type if isinstance(mask, Tensor) else brief(mask)
     if not isinstance(mask, Tensor) or mask.dtype.kind != "bool":
         raise DTypeError(
-            f"attention: a mask is of bools that broadcast to {shape}, True where a query may "
-            f"see a key, not {actual}"
+            f"attention: expected a mask of bools that broadcasts to {shape}, True where a query "
+            f"may see a key, got {actual}"
         )
     fits = zip(mask.shape[::-1], scores.shape[::-1], strict=False)
     if mask.ndim > scores.ndim or any(n not in (1, length) for n, length in fits):
-        text = f"attention: a mask must broadcast to bool{shape}, given {actual}"
+        text = f"attention: expected a mask that broadcasts to bool{shape}, got {actual}"
         if len(shape) > 2 and mask.shape == (shape[0], shape[-1]):
             hint = ", ".join(["None"] * (len(shape) - 2))
             text += f"; one that says for each sequence which keys are seen is mask[:, {hint}, :]"
@@ -175,7 +175,7 @@ def sinusoidal_encoding(
     """
     angles = _angles(positions, features, base)
     if not DType.of(dtype).is_float:
-        raise DTypeError(f"sines are floats, not {dtype}")
+        raise DTypeError(f"expected a float dtype, got {dtype}")
     both = stack([op.sin(angles), op.cos(angles)], axis=-1)
     return astype(reshape(both, (*positions.shape, features)), dtype)
 
@@ -203,9 +203,9 @@ def rotary_encoding(
         ml.rotary_encoding(ml.ones((5, 4), dtype="i64"))  # DTypeError
     """
     if type_of(x).ndim < 2:
-        raise ShapeError("takes [..., time, features]")
+        raise ShapeError("expected [..., time, features]")
     if not x.dtype.is_float:
-        raise DTypeError(f"takes floats, not {x.dtype}; convert with astype")
+        raise DTypeError(f"expected floats, got {x.dtype}; convert with astype")
     if positions is None:
         positions = arange(x.shape[-2])
     return rotated(x, *rotary_table(positions, x.shape[-1], base, x.dtype))
@@ -232,10 +232,10 @@ def _angles(positions: Tensor, features: int, base: float) -> Tensor:
     f32, the angles of late positions would be inaccurate."""
     type = type_of(positions)
     if not type.dtype.is_integer:
-        raise DTypeError("positions must be integers")
+        raise DTypeError("expected integers as positions")
     if features < 2 or features % 2:
-        raise ArgumentError(f"features must be even, given {features}")
+        raise ArgumentError(f"expected an even number of features, got {features}")
     if not is_real(base) or not base > 0:
-        raise ArgumentError(f"base is a number > 0, not {brief(base)}")
+        raise ArgumentError(f"expected base as a number > 0, got {brief(base)}")
     rates = op.exp(astype(arange(features // 2), f64) * (-2 * math.log(base) / features))
     return expand_dims(astype(positions, f64), axis=-1) * rates

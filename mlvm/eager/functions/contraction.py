@@ -48,7 +48,7 @@ def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
     """
     types = [type_of(x) for x in operands]
     if not isinstance(subscripts, str):
-        raise ArgumentError(f"subscripts are a string, not a {type(subscripts).__name__}")
+        raise ArgumentError(f"expected subscripts as a string, got a {type(subscripts).__name__}")
     labels, out = _parsed(subscripts, tuple([type.ndim for type in types]))
     lengths = _lengths(labels, types)
     terms = [
@@ -78,7 +78,7 @@ def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...]
     inputs, arrow, result = subscripts.replace(" ", "").partition("->")
     parts = inputs.split(",")
     if len(parts) != len(ndims):
-        raise ArgumentError(f"{subscripts!r} is for {len(parts)} operands, not {len(ndims)}")
+        raise ArgumentError(f"{subscripts!r}: expected {len(parts)} operands, got {len(ndims)}")
     dots = [ndim - len(part.replace("...", "")) for part, ndim in zip(parts, ndims, strict=True)]
     for part, ndim, rest in zip(parts, ndims, dots, strict=True):
         if rest < 0 or (rest and "..." not in part):
@@ -104,7 +104,7 @@ def _labels(part: str, dots: int, subscripts: str) -> Labels:
     before, ellipsis, behind = part.partition("...")
     if not {*before, *behind} <= {*string.ascii_letters}:
         raise ArgumentError(
-            f"subscripts are letters, and ... once for each operand, not {subscripts!r}"
+            f"expected letters as subscripts, and ... once for each operand, got {subscripts!r}"
         )
     return (*before, *(_ellipsis(dots) if ellipsis else ()), *behind)
 

@@ -221,11 +221,11 @@ def _arguments(
 def _require_kernel(kernel: Tensor, axes: int) -> None:
     if type_of(kernel).ndim != axes + 2:
         raise ShapeError(
-            f"a kernel has {axes + 2} axes, those of a window and two of channels, "
-            f"not {kernel.ndim}"
+            f"expected a kernel of {axes + 2} axes, those of a window and two of channels, got "
+            f"{kernel.ndim}"
         )
     if 0 in kernel.shape[:axes]:
-        raise ArgumentError(f"kernel must have a window, given {list(kernel.shape)}")
+        raise ArgumentError(f"expected a kernel with a window, got {list(kernel.shape)}")
 
 
 def _conv(
@@ -263,7 +263,7 @@ def _has_places(x: Tensor, kernel: Tensor) -> bool:
 
 def _require_groups(groups: object) -> None:
     if not isinstance(groups, int) or groups < 1:
-        raise ArgumentError(f"groups must be an integer >= 1, given {groups!r}")
+        raise ArgumentError(f"expected groups as an integer >= 1, got {groups!r}")
 
 
 def _transposed(

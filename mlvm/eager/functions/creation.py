@@ -48,8 +48,8 @@ def placed(device: Device) -> AbstractContextManager[object]:
         return nullcontext()
     if not callable(getattr(device, "launch", None)):
         raise ArgumentError(
-            'a device is a VM, such as x.device, default_vm() or ml.VM(device="opencl:0"), not '
-            f"{brief(device)}"
+            'expected a VM as device, such as x.device, default_vm() or ml.VM(device="opencl:0"), '
+            f"got {brief(device)}"
         )
     arena = arena_on(device)
     return nullcontext() if arena is current_arena() else arena.hosting()
@@ -179,7 +179,7 @@ def _filled(shape: Ints, fill_value: Scalar | Tensor, dtype: object, device: Dev
     value = fill_value.item() if isinstance(fill_value, np.generic) else fill_value
     kind = scalar_kind(value.__class__)  # of a `Number`, that of the number it stands for
     if kind is None:
-        raise DTypeError(f"fill_value must be a number or scalar tensor, not {kind_of(value)}")
+        raise DTypeError(f"expected fill_value as a number or scalar tensor, got {kind_of(value)}")
     target = target or DEFAULTS[kind]
     filling, type_ = constant(value, target), TensorType(target, lengths)
     return op.full(filling, shape=type_.shape)

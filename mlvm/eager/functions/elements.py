@@ -109,7 +109,7 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
     """
     if axis is None:
         if type_of(x).ndim != 1:
-            raise ArgumentError("axis must be given unless x has 1 dimension")
+            raise ArgumentError("expected an axis, unless x has 1 dimension")
         axis = 0
     return op.take(x, as_operand(indices), axis=axis)
 
@@ -166,7 +166,7 @@ def dynamic_update(
     """
     types = (type_of(x), type_of(update))
     if not isinstance(start, (Tensor, int, np.integer)):
-        raise DTypeError(f"start is an integer, not {brief(start)}")
+        raise DTypeError(f"expected start as an integer, got {brief(start)}")
     if types[1].ndim == types[0].ndim - 1:
         update = expand_dims(update, axis=axis)
     at = start if isinstance(start, Tensor) else full((), start, dtype=i64)
@@ -190,7 +190,7 @@ def round(x: Tensor, /, decimals: int = 0, *, out: Tensor | None = None) -> Tens
     if not places:
         return op.round(x, out=out)
     if not type_of(x).dtype.is_inexact:
-        raise DTypeError(f"takes floats for decimals = {places}, not {x.dtype}")
+        raise DTypeError(f"expected floats for decimals = {places}, got {x.dtype}")
     scale = 10.0 ** abs(places)
     rounded = op.round(x * scale) / scale if places > 0 else op.round(x / scale) * scale
     return rounded if out is None else op.copy(rounded, out=out)

@@ -27,20 +27,20 @@ from mlvm.eager.tensor.wrapper import names_of, public
 def _real(x: Tensor) -> Tensor:
     x = floating(x)
     if not x.dtype.is_float:
-        raise DTypeError("takes real numbers; fft takes complex ones")
+        raise DTypeError("expected real numbers; fft takes complex ones")
     return x
 
 
 def _lengths(x: Tensor, s: Ints | None, axes: Ints | None) -> tuple[tuple[int, ...], list[int]]:
     """Return the axes and the lengths to transform along them."""
     if s is not None and axes is None:
-        raise ArgumentError("lengths s need the axes that they are of")
+        raise ArgumentError("expected axes for the lengths s")
     along = axes_of(tuple(axes) if isinstance(axes, range) else axes, x, name="axes")
     if s is None:
         return along, [x.shape[i] for i in along]
     lengths = integers(s, "s")
     if len(lengths) != len(along):
-        raise ArgumentError(f"{len(lengths)} lengths are not for {len(along)} axes")
+        raise ArgumentError(f"expected {len(along)} lengths, one an axis, got {len(lengths)}")
     return along, [x.shape[i] if n == -1 else n for n, i in zip(lengths, along, strict=True)]
 
 
@@ -49,7 +49,7 @@ def _fitted(x: Tensor, axes: Sequence[int], lengths: Sequence[int]) -> Tensor:
     shape = list(x.shape)
     for axis, n in zip(axes, lengths, strict=True):
         if n < 1:
-            raise ShapeError(f"a transform has 1 element or more along axis {axis}, not {n}")
+            raise ShapeError(f"expected 1 element or more along axis {axis}, got {n}")
         shape[axis] = n
     overlap = [min(have, want) for have, want in zip(x.shape, shape, strict=True)]
     if overlap != list(x.shape):
@@ -198,7 +198,7 @@ def _irfft(x: Tensor, n: int | None, axis: int, norm: Norm) -> Tensor:
     along, length = _along(x, n, axis)
     length = 2 * (length - 1) if n is None else length
     if length < 1:
-        raise ShapeError(f"a transform has 1 element or more along axis {along}, not {length}")
+        raise ShapeError(f"expected 1 element or more along axis {along}, got {length}")
     return op.irfft(_fitted(x, [along], [length // 2 + 1]), n=length, axis=along, norm=norm)
 
 
@@ -223,7 +223,7 @@ def rfftn(
     x = _real(x)
     along, lengths = _lengths(x, s, axes)
     if not along:
-        raise ArgumentError("names no axis; a real transform has one or more")
+        raise ArgumentError("expected one axis or more for a real transform, got none")
     half = op.rfft(_fitted(x, along, lengths), axis=along[-1], norm=norm)
     return op.fft(half, axes=along[:-1], norm=norm) if along[:-1] else half
 
@@ -248,7 +248,7 @@ def irfftn(
     x = floating(x)
     along, lengths = _lengths(x, s, axes)
     if not along:
-        raise ArgumentError("names no axis; a real transform has one or more")
+        raise ArgumentError("expected one axis or more for a real transform, got none")
     if s is None or integers(s, "s")[-1] == -1:
         lengths[-1] = 2 * (lengths[-1] - 1)
     if others := along[:-1]:
@@ -293,7 +293,7 @@ def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
 
 def _other_way(norm: Norm) -> Norm:
     if norm not in OTHER_WAY:
-        raise ArgumentError(f"norm is one of {', '.join(OTHER_WAY)}, not {brief(norm)}")
+        raise ArgumentError(f"expected norm as one of {', '.join(OTHER_WAY)}, got {brief(norm)}")
     return OTHER_WAY[norm]
 
 
@@ -342,9 +342,9 @@ def rfftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = N
 def _frequencies(halved: bool, n: int, d: float, dtype: object, device: Device) -> Tensor:
     target = f32 if dtype is None else DType.of(dtype)
     if not target.is_float:
-        raise DTypeError(f"frequencies are real floats, not {target}")
+        raise DTypeError(f"expected a real float dtype, got {target}")
     if integer(n, "n") < 1 or not is_real(d) or not d:
-        raise ArgumentError(f"needs n >= 1 and d other than 0, not {n} and {brief(d)}")
+        raise ArgumentError(f"expected n >= 1 and d other than 0, got {n} and {brief(d)}")
     with placed(device):
         half = arange(0, n // 2 + 1 if halved else (n + 1) // 2, dtype=f64)
         whole = half if halved else concat([half, arange(-(n // 2), 0, dtype=f64)])

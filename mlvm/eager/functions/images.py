@@ -63,11 +63,11 @@ def interpolate(
     """
     require("float", type_of(x))
     if x.ndim < 3 or 0 in x.shape[1:-1]:
-        raise ShapeError(f"x must be [N, ..., C] with places between, not {x.type}")
+        raise ShapeError(f"expected x as [N, ..., C] with places between, got {x.type}")
     if mode not in get_args(Mode):
-        raise ArgumentError(f"mode is one of {', '.join(get_args(Mode))}, not {mode!r}")
+        raise ArgumentError(f"expected mode as one of {', '.join(get_args(Mode))}, got {mode!r}")
     if align_corners and mode in ("nearest", "nearest-exact", "area"):
-        raise ArgumentError(f"align_corners is for linear and cubic, not for {mode}")
+        raise ArgumentError(f"align_corners: expected a linear or cubic mode, got {mode}")
     counts, ratios = _counts(x.shape[1:-1], size, scale)
     if mode == "area":
         return adaptive_avg_pool(x, counts)
@@ -104,13 +104,13 @@ def _counts(
     """Return the number of places in the result along each axis, and their distance in x."""
     axes = len(places)
     if (size is None) == (scale is None):
-        raise ArgumentError("give either a size or a scale")
+        raise ArgumentError("expected either a size or a scale")
     if size is not None:
         counts = each_of(size, axes, "size")
         return counts, [n / count for n, count in zip(places, counts, strict=True)]
     scales: list[Any] = list(scale) if isinstance(scale, (tuple, list)) else [scale] * axes
     if len(scales) != axes or not all(is_real(each) and each > 0 for each in scales):
-        raise ArgumentError(f"scale is one number > 0, or {axes}, not {brief(scale)}")
+        raise ArgumentError(f"expected scale as one number > 0, or {axes}, got {brief(scale)}")
     counts = tuple(math.floor(n * each) for n, each in zip(places, scales, strict=True))
     if min(counts) < 1:
         raise ArgumentError(f"a scale of {brief(scale)} leaves nothing of {list(places)}")
@@ -179,13 +179,13 @@ def grid_sample(
     fits = axes in (2, 3) and grid.ndim == x.ndim and grid.shape[:: axes + 1] == (x.shape[0], axes)
     if not fits or 0 in x.shape[1:-1]:
         raise ShapeError(
-            "x is [N, H, W, C] with pixels and the grid [N, OH, OW, 2], or x is [N, D, H, W, C] "
-            f"and the grid [N, OD, OH, OW, 3], not {list(x.shape)} and {list(grid.shape)}"
+            "expected x [N, H, W, C] and grid [N, OH, OW, 2], or x [N, D, H, W, C] and grid [N, "
+            f"OD, OH, OW, 3], got {list(x.shape)} and {list(grid.shape)}"
         )
     if mode not in ("nearest", "bilinear", "bicubic"):
-        raise ArgumentError(f"mode is one of 'nearest', 'bilinear', 'bicubic', not {mode!r}")
+        raise ArgumentError(f"expected mode 'nearest', 'bilinear' or 'bicubic', got {mode!r}")
     if padding not in get_args(Outside):
-        raise ArgumentError(f"padding is one of {get_args(Outside)}, not {padding!r}")
+        raise ArgumentError(f"expected padding as one of {get_args(Outside)}, got {padding!r}")
     n, *size, channels = x.shape
 
     def inside(at: Tensor, length: int) -> Tensor:
@@ -290,6 +290,6 @@ def pixel_unshuffle(x: Tensor, factor: int, /) -> Tensor:
 def _factor(x: Tensor, factor: int) -> int:
     r = integer(factor, "factor")
     if r < 1:
-        raise ArgumentError(f"factor is an int >= 1, not {r}")
+        raise ArgumentError(f"expected factor as an int >= 1, got {r}")
     require_places(x, 2)
     return r

@@ -149,7 +149,7 @@ def _matrices(x: Tensor) -> TensorType:
     """Return the type of a stack of matrices. Raises `ShapeError` if it is anything else."""
     type = type_of(x)
     if type.ndim < 2:
-        raise ShapeError(f"needs matrices, in 2 dimensions or more; x has {type.ndim}")
+        raise ShapeError(f"expected matrices, in 2 dimensions or more, got {type.ndim}")
     return type
 
 
@@ -234,7 +234,7 @@ def _contracted(
             count = integer(cast(int, axes), "axes")
         except ArgumentError:
             raise ArgumentError(
-                f"axes is an int or a pair of sequences, not {brief(axes)}"
+                f"expected axes as an int or a pair of sequences, got {brief(axes)}"
             ) from None
         if not 0 <= count <= min(x1.ndim, x2.ndim):
             raise ArgumentError(
@@ -267,7 +267,7 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """
     axis = _common_axis(x1, x2, axis)
     if x1.shape[axis] != 3 or x2.shape[axis] != 3:
-        raise ShapeError(f"vectors have 3 elements, not {x1.shape[axis]} and {x2.shape[axis]}")
+        raise ShapeError(f"expected vectors of length 3, got {x1.shape[axis]} and {x2.shape[axis]}")
 
     def part(i: int, j: int) -> Tensor:
         return op.roll(x1, shift=-i, axis=axis) * op.roll(x2, shift=-j, axis=axis)
@@ -294,7 +294,7 @@ def matrix_power(x: Tensor, n: int, /) -> Tensor:
     x, n = floating(x), integer(n, "n")
     type = _matrices(x)
     if type.shape[-2] != type.shape[-1]:
-        raise ShapeError(f"needs square matrices, not {type.shape[-2]} by {type.shape[-1]}")
+        raise ShapeError(f"expected square matrices, got {type.shape[-2]} by {type.shape[-1]}")
     if n == 0:
         return op.copy(shapes.broadcast_to(eye(type.shape[-1], dtype=type.dtype), type.shape))
     power, left = op.inv(x) if n < 0 else x, abs(n)
@@ -516,10 +516,10 @@ def lu_solve(factors: tuple[Tensor, Tensor], x2: Tensor, /) -> Tensor:
     both, order = factors
     type, right = _matrices(both), floating(x2)
     if type.shape[-1] != type.shape[-2] or order.shape != type.shape[:-1]:
-        raise ShapeError(f"factors are of square matrices, not {type} and {order.type}")
+        raise ShapeError(f"expected factors of square matrices, got {type} and {order.type}")
     columns = shapes.expand_dims(right, axis=-1) if right.ndim == 1 else right
     if not right.ndim or columns.shape[-2] != type.shape[-1]:
-        raise ShapeError(f"{type.shape[-1]} equations have a right-hand side {right.type}")
+        raise ShapeError(f"expected {type.shape[-1]} rows on the right-hand side, got {right.type}")
     both, wide = widened(both), widened(columns)
     rows = op.one_hot(order, num_classes=type.shape[-1], dtype=wide.dtype.name) @ wide
     half = op.solve_triangular(both, rows, lower=True, unit_diagonal=True)
@@ -607,7 +607,7 @@ def _tolerance(rtol: float | Tensor | None, type: TensorType, name: str = "rtol"
     if rtol is None:
         rtol = max(type.shape[-2:]) * finfo(dtype).eps
     if not is_real(rtol):
-        raise DTypeError(f"{name} is a float or a tensor, not {brief(rtol)}")
+        raise DTypeError(f"expected {name} as a float or a tensor, got {brief(rtol)}")
     if name == "rcond" and rtol < 0:
         rtol = finfo(dtype).eps
     return constant(float(rtol), dtype)
@@ -794,7 +794,7 @@ def vector_norm(
     """
     x = floating(x)
     if not is_real(ord):
-        raise ArgumentError(f"ord is a number, not {brief(ord)}")
+        raise ArgumentError(f"expected ord as a number, got {brief(ord)}")
     axes = axes_of(axis, x)
     if ord == 2:
         squares = op.square(x if x.dtype.is_float else op.abs(x))
@@ -856,7 +856,7 @@ def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro")
         sums = op.sum(op.abs(x), axis=-2 if ord in (1, -1) else -1)
         result = (_largest if ord in (1, math.inf) else op.min)(sums, axis=-1)
     else:
-        raise ArgumentError(f'ord is "fro", "nuc", 1, -1, 2, -2, inf or -inf, not {brief(ord)}')
+        raise ArgumentError(f'expected ord "fro", "nuc", ±1, ±2 or ±inf, got {brief(ord)}')
     return shapes.expand_dims(result, axis=(-2, -1)) if keepdims else result
 
 
@@ -884,7 +884,7 @@ def norm(x: Tensor, /, ord: NormOrder = None, axis: Axis = None, keepdims: bool 
     if len(axes) == 1 and not isinstance(ord, str):
         return vector_norm(x, axis=axes, keepdims=keepdims, ord=2 if ord is None else ord)
     if len(axes) != 2:
-        raise ShapeError(f"a norm is of one axis or two, not {len(axes)}")
+        raise ShapeError(f"expected one axis or two for a norm, got {len(axes)}")
     moved = matrix_norm(shapes.moveaxis(x, axes, (-2, -1)), ord="fro" if ord is None else ord)
     return shapes.expand_dims(moved, axis=axes) if keepdims else moved
 

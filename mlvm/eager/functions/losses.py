@@ -243,7 +243,7 @@ def nll(
     require("float", type_of(log_predictions))
     require("integer", type_of(labels))
     if not log_predictions.ndim or labels.shape != log_predictions.shape[:-1]:
-        raise ShapeError("labels must have the shape of the predictions without its last axis")
+        raise ShapeError("expected labels of the shape of the predictions without its last axis")
     if weight is not None:
         _require_class_weight(weight, log_predictions.type)
     labels, ignored = _counted(labels, ignore_index)
@@ -292,10 +292,10 @@ def softmax_cross_entropy(
         ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 9]))  # OperandValueError
     """
     if type_of(logits).dtype.is_integer and type_of(labels).dtype.is_float:
-        raise DTypeError("takes the logits first and then the labels: they change places")
+        raise DTypeError("expected logits, then labels: exchange the arguments")
     if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
         raise ArgumentError(
-            f"label_smoothing is a number from 0 to 1, not {brief(label_smoothing)}"
+            f"expected label_smoothing as a number from 0 to 1, got {brief(label_smoothing)}"
         )
     smoothing = float(label_smoothing)
     if weight is not None:
@@ -381,7 +381,7 @@ def cosine_embedding(
     """
     type = _require_pair(x, y)
     if not type.ndim or type_of(targets).shape != type.shape[:-1]:
-        raise ShapeError("targets are one for each pair of vectors, the last axes")
+        raise ShapeError("expected one target for each pair of vectors, the last axes")
     cosine = cosine_similarity(x, y)
     dissimilar = op.maximum(cosine - margin, 0.0)
     return reduced(op.where(op.greater(targets, 0), 1.0 - cosine, dissimilar), reduction)
@@ -559,7 +559,7 @@ def gaussian_nll(
 
 def _positive(value: float, name: str) -> float:
     if not is_real(value) or not value > 0:
-        raise ArgumentError(f"{name} is a number > 0, not {brief(value)}")
+        raise ArgumentError(f"expected {name} as a number > 0, got {brief(value)}")
     return float(value)
 
 
@@ -572,14 +572,14 @@ def _require_weight(weight: Tensor, type: TensorType, name: str) -> Tensor:
     require("float", type_of(weight))
     behind = zip(weight.shape[::-1], type.shape[::-1], strict=False)
     if weight.ndim > type.ndim or any(n not in (1, length) for n, length in behind):
-        raise ShapeError(f"a {name} broadcasts to the losses, {list(type.shape)}")
+        raise ShapeError(f"expected a {name} that broadcasts to the losses, {list(type.shape)}")
     return weight
 
 
 def _require_class_weight(weight: Tensor, type: TensorType) -> None:
     require("float", type_of(weight))
     if weight.shape != type.shape[-1:]:
-        raise ShapeError("a weight is one number for each class, the last axis")
+        raise ShapeError("expected a weight of one number for each class, the last axis")
 
 
 def _counted(labels: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor | None]:
@@ -611,9 +611,9 @@ def _require_pair(predictions: Tensor, targets: Tensor) -> TensorType:
     types = [type_of(x) for x in (predictions, targets)]
     for type in types:
         if not type.dtype.is_float:
-            raise DTypeError(f"takes floats, not {type.dtype}; convert with astype")
+            raise DTypeError(f"expected floats, got {type.dtype}; convert with astype")
     if types[0].shape != types[1].shape:
-        raise ShapeError("predictions and targets must be of one shape")
+        raise ShapeError("expected predictions and targets of one shape")
     return types[0]
 
 
@@ -626,4 +626,4 @@ def reduced(losses: Tensor, reduction: Reduction) -> Tensor:
     if reduction == "sum":
         return op.sum(losses)
     choices = ", ".join(map(repr, get_args(Reduction)))
-    raise ArgumentError(f"reduction is one of {choices}, not {reduction!r}")
+    raise ArgumentError(f"expected reduction as one of {choices}, got {reduction!r}")

@@ -77,19 +77,19 @@ def embedding_bag(
     """
     require("float", type_of(embedding))
     if mode not in ("sum", "mean", "max"):
-        raise ArgumentError(f"mode is one of 'sum', 'mean', 'max', not {mode!r}")
+        raise ArgumentError(f"expected mode as one of 'sum', 'mean', 'max', got {mode!r}")
     if embedding.ndim != 2 or not type_of(indices).ndim:
-        raise ShapeError("an embedding has two axes, and a bag of indices one")
+        raise ShapeError("expected an embedding of two axes, and a bag of indices of one")
     if weights is not None:
         require("float", type_of(weights))
         if mode == "max":
             raise ArgumentError("weights are of a sum or a mean, not of a max")
         if weights.shape != indices.shape:
-            raise ShapeError("weights have the shape of the indices")
+            raise ShapeError("expected weights of the shape of the indices")
     if offsets is not None:
         require("integer", type_of(offsets))
         if offsets.ndim != 1 or indices.ndim != 1:
-            raise ShapeError("with offsets, these and the indices have one axis each")
+            raise ShapeError("expected offsets and indices of one axis each")
         if mode == "max":
             raise ArgumentError("a max is of bags of one length, without offsets")
     rows = op.take(embedding, indices, axis=0)

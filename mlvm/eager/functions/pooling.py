@@ -255,7 +255,7 @@ def _adapted(reduce: Any, x: Tensor, size: Ints) -> Tensor:
     """Reduce axis by axis: a window is a product of intervals."""
     require("float", type_of(x))
     if x.ndim < 3 or 0 in x.shape[1:-1]:
-        raise ShapeError(f"x must be [N, ..., C] with places between, not {x.type}")
+        raise ShapeError(f"expected x as [N, ..., C] with places between, got {x.type}")
     for axis, count in enumerate(each_of(size, x.ndim - 2, "size"), 1):
         n = x.shape[axis]
         if n % count == 0:

@@ -102,9 +102,9 @@ def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
     for each in (x1, x2):
         require("numeric", type_of(each))
         if each.ndim < 2:
-            raise ShapeError(f"needs rows, in 2 dimensions or more, not {each.ndim}")
+            raise ShapeError(f"expected rows, in 2 dimensions or more, got {each.ndim}")
     if not (is_real(p) and p >= 0):
-        raise ArgumentError(f"p is a number >= 0, not {p!r}")
+        raise ArgumentError(f"expected p as a number >= 0, got {p!r}")
     if x1.shape[-1] != x2.shape[-1]:
         raise ShapeError(f"rows have lengths {x1.shape[-1]} and {x2.shape[-1]}")
     differences = expand_dims(floating(x1), axis=-2) - expand_dims(floating(x2), axis=-3)
@@ -129,7 +129,7 @@ def diagonal(x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tens
         ml.diagonal(x, 0, 0, 5)  # AxisRefused
     """
     if type_of(x).ndim < 2:
-        raise ShapeError(f"needs matrices, in 2 dimensions or more; x has {x.ndim}")
+        raise ShapeError(f"expected matrices, in 2 dimensions or more, got {x.ndim}")
     first, second = axes_of((axis1, axis2), x)
     return diagonal_of(moveaxis(x, (first, second), (-2, -1)), integer(offset, "offset"))
 
@@ -171,7 +171,7 @@ def diag(x: Tensor, k: int = 0) -> Tensor:
     if type_of(x).ndim == 2:
         return diagonal_of(x, k)
     if x.ndim != 1:
-        raise ShapeError(f"takes a vector or a matrix, not {x.ndim} dimensions")
+        raise ShapeError(f"expected a vector or a matrix, got {x.ndim} dimensions")
     n = x.size + abs(k)
     if not x.size:
         return op.zeros(shape=(n, n), dtype=x.dtype)

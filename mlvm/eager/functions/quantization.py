@@ -55,9 +55,9 @@ def quantize_groups(
     """
     target, type = require_quantized(dtype), type_of(x)
     if type.dtype is not f32:
-        raise DTypeError(f"takes f32, not {type.dtype}; convert with astype")
+        raise DTypeError(f"expected f32, got {type.dtype}; convert with astype")
     if not type.ndim or not type.shape[-1]:
-        raise ShapeError(f"takes rows, not {type}")
+        raise ShapeError(f"expected rows, got {type}")
     length = type.shape[-1] if group is None else integer(group, "group")
     if length < 1 or type.shape[-1] % length:
         raise ShapeError(f"groups of {length} do not fill rows of {type.shape[-1]}")

@@ -343,7 +343,7 @@ def set_state(state: Array | Tensor) -> None:
     if isinstance(state, Tensor):
         state = state.numpy()
     if not isinstance(state, np.ndarray) or TensorType.of(state) is not _KEY:
-        raise ShapeError(f"a state is a numpy array {_KEY}, not {state!r}")
+        raise ShapeError(f"expected a state as a numpy array {_KEY}, got {state!r}")
     prepare(current_arena().vm).write(state)
 
 
@@ -382,7 +382,7 @@ def keys_of(vms: Sequence[VMProtocol]) -> _KeysOf:
 
 def _words(seed: int, n: int) -> Array:
     if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**64:
-        raise OperandValueError(f"a seed is an int from 0 to 2**64 - 1, not {seed!r}")
+        raise OperandValueError(f"expected a seed as an int from 0 to 2**64 - 1, got {seed!r}")
     return np.array((seed, n), np.uint64)
 
 
@@ -459,7 +459,7 @@ def bernoulli(shape: Ints = (), p: Tensor | float = 0.5, *, key: Tensor | None =
     """
     if not isinstance(p, Tensor):
         if not is_real(p):
-            raise DTypeError(f"p is a number or a tensor, not {brief(p)}")
+            raise DTypeError(f"expected p as a number or a tensor, got {brief(p)}")
         p = full((), float(p), dtype=f64)
     return op.bernoulli(_or_next(key), p, shape=integers(shape, "shape"))
 
@@ -581,7 +581,7 @@ def choice(
     if n < 0 or (draws > n and not replace) or (draws and not n):
         raise ArgumentError(f"cannot draw {draws} of {n}{'' if replace else ' without replace'}")
     if p is not None and _float_type(p, "p").shape != (n,):
-        raise ShapeError(f"p has one number for each of {n}, and is {p.type}")
+        raise ShapeError(f"expected one number in p for each of {n}, got {p.type}")
     if p is not None and draws and current_capture.get() is None:
         _require_weights(widened(stop_gradient(p)).numpy())
     if not draws:
@@ -644,7 +644,7 @@ def truncated_normal(
         raise ArgumentError(f"lower = {brief(lower)} must be less than upper = {brief(upper)}")
     target = DType.of(dtype)
     if not target.is_float:
-        raise DTypeError(f"dtype {target} is not one of floats")
+        raise DTypeError(f"expected a float dtype, got {target}")
     low, high = [_bound(x, target) for x in bounds]
     bounds_shape = broadcast_shapes(low.shape, high.shape)
     drawn = _drawn_shape(bounds_shape, shape)
@@ -824,7 +824,7 @@ def dirichlet(
     """
     type = _float_type(alpha, "alpha")
     if not type.ndim:
-        raise ShapeError("alpha has a last axis of parameters")
+        raise ShapeError("expected alpha with a last axis of parameters")
     drawn, target = _drawn_shape(type.shape[:-1], shape), DType.of(dtype)
     logs = _log_gamma(alpha, (*drawn, type.shape[-1]), _or_next(key), target)
     return rounded(op.softmax(logs, axis=-1), target)
@@ -944,7 +944,7 @@ def multinomial(
     trials = n if isinstance(n, Tensor) else full((), integer(n, "n"), dtype=i64)
     type = _float_type(p, "p")
     if not type.ndim:
-        raise ShapeError("p has a last axis of probabilities")
+        raise ShapeError("expected p with a last axis of probabilities")
     drawn = _drawn_shape(broadcast_shapes(trials.shape, type.shape[:-1]), shape)
     return op.multinomial(_or_next(key), trials, p, shape=drawn, dtype=DType.of(dtype))
 
@@ -964,7 +964,7 @@ def _parameters(
     for name, x in parameters.items():
         if not isinstance(x, Tensor):
             if not is_real(x):
-                raise DTypeError(f"{name} is a number or a tensor, not {brief(x)}")
+                raise DTypeError(f"expected {name} as a number or a tensor, got {brief(x)}")
             x = full((), float(x), dtype=f64)
         _float_type(x, name)
         tensors.append(x)
@@ -991,7 +991,7 @@ def _bound(x: float | Tensor, dtype: DType) -> Tensor:
     if isinstance(x, Tensor):
         return asarray(x, dtype=dtype)
     if not is_real(x):
-        raise DTypeError(f"a bound is a number or a tensor, not {brief(x)}")
+        raise DTypeError(f"expected a bound as a number or a tensor, got {brief(x)}")
     return full((), float(x), dtype=dtype)
 
 
@@ -1032,13 +1032,13 @@ def _first(order: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _float_type(x: object, name: str) -> TensorType:
     if not isinstance(x, Tensor) or not x.dtype.is_float:
         actual = x.type if isinstance(x, Tensor) else f"a {type(x).__name__}"
-        raise DTypeError(f"{name} must be a tensor of floats, not {actual}")
+        raise DTypeError(f"expected {name} as a tensor of floats, got {actual}")
     return x.type
 
 
 def _or_next(key: Tensor | None) -> Tensor:
     if key is not None and not isinstance(key, Tensor):
-        raise DTypeError(f"a key is a tensor {_KEY}, not {type(key).__name__}; see random.key")
+        raise DTypeError(f"expected a key tensor {_KEY}, got {type(key).__name__}; see random.key")
     return next_key() if key is None else key
 
 

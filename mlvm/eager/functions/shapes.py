@@ -195,7 +195,7 @@ def moveaxis(
     """
     sources, destinations = axes_of(source, x), axes_of(destination, x)
     if len(sources) != len(destinations):
-        raise ArgumentError(f"{source} and {destination} are not as many axes")
+        raise ArgumentError(f"expected equally many axes, got {source} and {destination}")
     order = [i for i in range(x.ndim) if i not in sources]
     for position, axis in sorted(zip(destinations, sources, strict=True)):
         order.insert(position, axis)
@@ -288,9 +288,9 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Ten
     """
     types = [type_of(x) for x in arrays]
     if indexing not in ("xy", "ij"):
-        raise ArgumentError(f'indexing is "xy" or "ij", not {indexing!r}')
+        raise ArgumentError(f'expected indexing as "xy" or "ij", got {indexing!r}')
     if any(type.ndim != 1 for type in types):
-        raise ShapeError("takes tensors of 1 dimension")
+        raise ShapeError("expected tensors of 1 dimension")
     axes = list(range(len(arrays)))
     if indexing == "xy":
         axes[:2] = reversed(axes[:2])
@@ -347,7 +347,7 @@ def _operands(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """Convert the tensors. Raises `ShapeError` if there are none."""
     xs = [*arrays]
     if not xs:
-        raise ShapeError("takes one tensor, or more")
+        raise ShapeError("expected one tensor, or more")
     return as_operands(xs)
 
 
@@ -407,7 +407,7 @@ def split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Tensor]:
     if isinstance(indices_or_sections, int):
         [sections] = numbers
         if sections < 1 or length % sections:
-            raise ShapeError(f"length {length} is not {sections} equal sections")
+            raise ShapeError(f"cannot divide length {length} into {sections} equal sections")
         cuts = tuple(length // sections * i for i in range(1, sections))
     else:
         cuts = numbers
@@ -500,9 +500,9 @@ def _listed(repeats: Ints | Tensor) -> Ints:
     if not isinstance(repeats, Tensor):
         return repeats
     if not repeats.dtype.is_integer:
-        raise DTypeError("repeats are integers")
+        raise DTypeError("expected integers as repeats")
     if repeats.ndim > 1:
-        raise ShapeError("repeats are a number or a vector")
+        raise ShapeError("expected repeats as a number or a vector")
     counts: Ints = repeats.tolist()
     return counts
 
@@ -540,7 +540,7 @@ def rot90(x: Tensor, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
     """
     several = axes_of(axes, x, name="axes")
     if len(several) != 2:
-        raise ArgumentError(f"axes are two, not {brief(axes)}")
+        raise ArgumentError(f"expected two axes, got {brief(axes)}")
     first, second = several
     turns = integer(k, "k") % 4
     if turns == 0:
@@ -602,7 +602,7 @@ def pad(
 def _bordered(x: Tensor, pairs: tuple[Pair, ...], mode: Border) -> Tensor:
     """Pad x with its own elements, by a pattern of places along each axis."""
     if mode not in get_args(Border):
-        raise ArgumentError(f"mode is one of {', '.join(get_args(Border))}, not {brief(mode)}")
+        raise ArgumentError(f"expected mode {', '.join(get_args(Border))}, got {brief(mode)}")
     inferred(one_op("pad", widths=pairs), x)  # which refuses other widths
     for axis, (before, after) in enumerate(pairs):
         if before == after == 0:

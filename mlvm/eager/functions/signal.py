@@ -103,7 +103,7 @@ def stft(
     x = op.astype(x, dtype=f32) if x.dtype.is_half else x
     shape = _window(window, size, x.dtype.real)
     if not x.ndim:
-        raise ShapeError("a signal has an axis of samples")
+        raise ShapeError("expected a signal with an axis of samples")
     n, margin = x.shape[-1], size // 2 if center else 0
     if n + 2 * margin < size or (margin and n <= margin):
         raise ShapeError(f"{n} samples are too few for frames of {size}")
@@ -151,10 +151,10 @@ def istft(
     """
     size, hop = _sizes(n_fft, hop_length)
     if type_of(x).dtype.kind != "complex":
-        raise DTypeError(f"spectra are complex, not {x.dtype}")
+        raise DTypeError(f"expected complex spectra, got {x.dtype}")
     shape = _window(window, size, x.dtype.real)
     if x.ndim < 2 or x.shape[-2] not in (size // 2 + 1, size) or not x.shape[-1]:
-        raise ShapeError(f"takes [..., {size // 2 + 1} or {size}, frames], not {x.type}")
+        raise ShapeError(f"expected [..., {size // 2 + 1} or {size}, frames], got {x.type}")
     norm: Norm = "ortho" if normalized else "backward"
     frames = x.shape[-1]
     spectra = matrix_transpose(x)
@@ -184,7 +184,7 @@ def istft(
 def _at_least(value: int, name: str, least: int) -> int:
     n = integer(value, name)
     if n < least:
-        raise ArgumentError(f"{name} must be >= {least}, not {n}")
+        raise ArgumentError(f"expected {name} >= {least}, got {n}")
     return n
 
 
@@ -200,7 +200,7 @@ def _window(window: Tensor | None, size: int, dtype: DType) -> Tensor:
         return full((size,), 1.0, dtype=dtype)
     require("float", type_of(window))
     if window.ndim != 1 or window.size > size:
-        raise ShapeError(f"a window is a vector of at most {size}, not {window.type}")
+        raise ShapeError(f"expected a window as a vector of at most {size}, got {window.type}")
     before = (size - window.size) // 2
     padded = op.pad(window, widths=((before, size - window.size - before),))
     return astype(padded, dtype)

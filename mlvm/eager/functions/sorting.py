@@ -92,7 +92,7 @@ def topk(x: Tensor, /, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
     [along] = axes_of(axis, x)
     [count] = counts_of(integer(k, "k"), "k")
     if count > x.shape[along]:
-        raise ArgumentError(f"k must be at most {x.shape[along]}, not {count}")
+        raise ArgumentError(f"expected k of at most {x.shape[along]}, got {count}")
     order = argsort(x, axis=along, descending=True)
     indices = part(order, along, span(count))
     return op.take_along_axis(x, indices, axis=along), indices
@@ -123,12 +123,12 @@ def searchsorted(
     x1 = _ordered(x1)
     x2 = _ordered(as_operand(x2, x1))
     if x1.ndim != 1:
-        raise ShapeError("the sorted tensor has 1 dimension")
+        raise ShapeError("expected a sorted tensor of 1 dimension")
     if side not in ("left", "right"):
-        raise ArgumentError(f'side is "left" or "right", not {brief(side)}')
+        raise ArgumentError(f'expected side as "left" or "right", got {brief(side)}')
     if sorter is not None:
         if sorter.shape != x1.shape:
-            raise ShapeError(f"a sorter has the shape of x1, and is {sorter.type}")
+            raise ShapeError(f"expected a sorter of x1's shape, got {sorter.type}")
         x1 = take(x1, sorter)
     # In the order of both together, so many elements of x1 stand before one of x2 as its place
     # there is beyond its place among those of x2 alone.
@@ -393,7 +393,7 @@ def interp(
     for each in (x, xp, fp):
         require("real", type_of(each))
     if xp.ndim != 1 or xp.shape != fp.shape or not xp.size:
-        raise ShapeError(f"xp and fp are vectors of one length, not {xp.type} and {fp.type}")
+        raise ShapeError(f"expected vectors xp and fp of one length, got {xp.type} and {fp.type}")
     x, xp, fp = [each if each.dtype.is_float else astype(each, f32) for each in (x, xp, fp)]
     n = xp.size
     above = op.clip(searchsorted(xp, x, side="right"), min(1, n - 1), n - 1)

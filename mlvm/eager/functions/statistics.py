@@ -73,7 +73,7 @@ def _quantile(
 ) -> Tensor:
     """Compute `quantile` for q in 0 .. most."""
     if method not in _METHODS:
-        raise ArgumentError(f"method is one of {', '.join(_METHODS)}, not {brief(method)}")
+        raise ArgumentError(f"expected method as one of {', '.join(_METHODS)}, got {brief(method)}")
     x = floating(x)
     require("real", x.type)
     share = _share(q, most)
@@ -113,10 +113,10 @@ def _share(q: Numbers, most: float) -> Tensor:
     if is_real(q):
         number = float(q)
         if not 0 <= number <= most:
-            raise ArgumentError(f"q must be in 0 .. {most:g}, not {brief(q)}")
+            raise ArgumentError(f"expected q from 0 to {most:g}, got {brief(q)}")
         return full((), number / most, dtype=f64)
     if isinstance(q, Tensor) and not q.dtype.is_float:
-        raise DTypeError(f"q is floats, not {q.type}")
+        raise DTypeError(f"expected q of floats, got {q.type}")
     return asarray(q, dtype=f64) / most
 
 
@@ -310,7 +310,7 @@ def average(
     if weights.shape != x.shape:
         along = axes_of(axis, x)
         if len(along) != 1 or weights.shape != (x.shape[along[0]],):
-            raise ShapeError("weights have the shape of x, or are a vector for one axis of it")
+            raise ShapeError("expected weights of the shape of x, or a vector for one axis of it")
         weights = reshape(weights, [n if i in along else 1 for i, n in enumerate(x.shape)])
         weights = broadcast_to(weights, x.shape)
     total = op.sum(weights, axis=axis, keepdims=keepdims)
@@ -362,7 +362,7 @@ def _variables(x: Tensor, rowvar: bool) -> Tensor:
     """Return x with a row for each variable."""
     require("numeric", type_of(x))
     if x.ndim not in (1, 2):
-        raise ShapeError(f"takes 1 or 2 dimensions, not {x.ndim}")
+        raise ShapeError(f"expected 1 or 2 dimensions, got {x.ndim}")
     x = floating(x)
     if x.ndim == 1:
         return expand_dims(x, axis=0)
@@ -415,9 +415,9 @@ def bincount(
     """
     require("integer", type_of(x))
     if x.ndim != 1:
-        raise ShapeError(f"takes a vector, not {x.ndim} dimensions")
+        raise ShapeError(f"expected a vector, got {x.ndim} dimensions")
     if weights is not None and type_of(weights).shape != x.shape:
-        raise ShapeError(f"weights have the shape of x, {x.shape}")
+        raise ShapeError(f"expected weights of the shape of x, {x.shape}")
     [least] = counts_of(integer(minlength, "minlength"), "minlength")
     if length is None:
         length = max(least, int(op.max(x)) + 1 if x.size else 0)
@@ -482,13 +482,13 @@ def histogram(
     """
     require("real", type_of(x))
     if weights is not None and type_of(weights).shape != x.shape:
-        raise ShapeError(f"weights have the shape of x, {x.shape}")
+        raise ShapeError(f"expected weights of the shape of x, {x.shape}")
     flat = reshape(x, -1)
     if isinstance(bins, (list, tuple)) or is_array(bins):
         bins = as_operand(bins, flat)
     edges = bins if isinstance(bins, Tensor) else _edges(floating(flat), bins, range)
     if edges.ndim != 1 or edges.size < 2:
-        raise ShapeError(f"edges are a vector of 2 or more, not {edges.type}")
+        raise ShapeError(f"expected edges as a vector of 2 or more, got {edges.type}")
     count = edges.size - 1
     last = _run(edges, count, count + 1)
     place = op.minimum(searchsorted(edges, flat, side="right") - 1, count - 1)
@@ -507,7 +507,7 @@ def _edges(x: Tensor, bins: Any, ends: tuple[float, float] | None) -> Tensor:
     """Return the edges of equal bins, as `numpy.linspace` does."""
     [count], dtype, x = counts_of(integer(bins, "bins"), "bins"), x.dtype, widened(x)
     if not count:
-        raise ArgumentError("there are no bins")
+        raise ArgumentError("expected one bin or more")
     if ends is None and x.size:
         low, high = op.min(x), op.max(x)
     else:
@@ -518,7 +518,7 @@ def _edges(x: Tensor, bins: Any, ends: tuple[float, float] | None) -> Tensor:
             and all(map(is_real, interval))
         )
         if not pair or not all(map(math.isfinite, interval)) or interval[0] > interval[1]:
-            raise ArgumentError(f"range is a finite low <= high, not {brief(ends)}")
+            raise ArgumentError(f"expected range as a finite low <= high, got {brief(ends)}")
         low, high = [constant(float(each), x.dtype) for each in interval]
     one = op.equal(low, high)
     low, high = op.where(one, low - 0.5, low), op.where(one, high + 0.5, high)

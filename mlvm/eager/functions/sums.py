@@ -55,7 +55,7 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
     """
     types = type_of(x), type_of(y)
     if types[0].ndim != 1 or types[1].ndim != 1:
-        raise ShapeError("takes two tensors of 1 dimension")
+        raise ShapeError("expected two tensors of 1 dimension")
     return expand_dims(x, axis=1) * y
 
 
@@ -136,7 +136,7 @@ def cumulative_sum(
     if not include_initial:
         return op.cumulative_sum(x, axis=axis, dtype=target, out=out)
     if out is not None:
-        raise ArgumentError("there is no out with include_initial")
+        raise ArgumentError("out= is not supported with include_initial")
     return _after(0.0, op.cumulative_sum(x, axis=axis, dtype=target), axis)
 
 
@@ -186,7 +186,7 @@ def _scanned(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, axis: int |
     """Scan an associative function along an axis (None: the only one), in log2(n) steps over all
     elements (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986)."""
     if axis is None and type_of(x).ndim != 1:
-        raise ShapeError("axis must be given unless x has 1 dimension")
+        raise ShapeError("expected an axis, unless x has 1 dimension")
     [along] = axes_of(axis or 0, x)
     n, step = x.shape[along], 1
     result = alias_of(x)

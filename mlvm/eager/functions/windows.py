@@ -44,7 +44,7 @@ def require_places(x: Tensor, axes: int) -> Shape:
     another number of axes."""
     kind, names, _ = KINDS[axes]
     if type_of(x).ndim != axes + 2:
-        raise ShapeError(f"{kind} has {axes + 2} axes {names}, not {x.ndim}")
+        raise ShapeError(f"expected {kind} of {axes + 2} axes {names}, got {x.ndim}")
     return x.shape[1:-1]
 
 
@@ -71,7 +71,7 @@ def numbers_of(padding: Any, axes: int) -> tuple[Pair, ...]:
         if all(isinstance(side, (tuple, list)) and len(side) == 2 for side in sides):
             return tuple(pair(integers(side, "padding"), "padding", least=0) for side in sides)
     raise ArgumentError(
-        f'padding is "SAME", "VALID", a number or {KINDS[axes][2]}, not {brief(padding)}'
+        f'expected padding as "SAME", "VALID", a number or {KINDS[axes][2]}, got {brief(padding)}'
     )
 
 
@@ -156,7 +156,7 @@ def fold(
         ml.fold(ml.ones((1, 2, 2, 2, 2, 1)), 0)  # ArgumentError
     """
     if type_of(windows).ndim != 6:
-        raise ShapeError(f"windows have 6 axes (N, OH, OW, KH, KW, C), not {windows.ndim}")
+        raise ShapeError(f"expected windows of 6 axes (N, OH, OW, KH, KW, C), got {windows.ndim}")
     window, places = windows.shape[3:5], windows.shape[1:3]
     lengths, steps, dilations = (
         pair(size, "size"),

@@ -74,17 +74,16 @@ class MultiHeadAttention(Module):
         )
         if width % heads:
             raise ArgumentError(
-                f"{name}: num_heads must divide embed_dim, given {heads} of {width}"
+                f"{name}: expected num_heads that divides embed_dim, got {heads} of {width}"
             )
         [shared] = sizes(name, num_kv_heads=heads if num_kv_heads is None else num_kv_heads)
         if heads % shared:
             raise ArgumentError(
-                f"{name}: num_kv_heads must divide num_heads, given {shared} of {heads}"
+                f"{name}: expected num_kv_heads that divides num_heads, got {shared} of {heads}"
             )
         if rotary_base is not None and width // heads % 2:
             raise ArgumentError(
-                f"{name}: heads that are turned have an even number of features, "
-                f"not {width // heads}"
+                f"{name}: expected an even number of features in turned heads, got {width // heads}"
             )
         self.num_heads, self.num_kv_heads, self.head_dim = heads, shared, width // heads
         self.memory_dim = memory_width
@@ -185,12 +184,12 @@ class MultiHeadAttention(Module):
         """Raise if the operands do not fit."""
         name, width = "MultiHeadAttention", self.num_heads * self.head_dim
         if x.ndim != 3 or x.shape[2] != width:
-            raise ShapeError(f"{name}: x must be [batch, time, {width}], given {x.type}")
+            raise ShapeError(f"{name}: expected x as [batch, time, {width}], got {x.type}")
         width = self.memory_dim
         source = x if memory is None else memory
         if source.ndim != 3 or source.shape[::2] != (x.shape[0], width):
             raise ShapeError(
-                f"{name}: the memory must be [{x.shape[0]}, length, {width}], given {source.type}"
+                f"{name}: expected the memory as [{x.shape[0]}, length, {width}], got {source.type}"
             )
         if memory is not None and (cache is not None or self.rotary_base is not None):
             what = "a cache" if cache is not None else "a rotary_base"
@@ -198,9 +197,9 @@ class MultiHeadAttention(Module):
         if (cache is None) != (position is None):
             raise ArgumentError(f"{name}: a cache and a position go together")
         if position is not None and not isinstance(position, (int, Tensor)):
-            raise DTypeError(f"{name}: position must be an integer, given {brief(position)}")
+            raise DTypeError(f"{name}: expected position as an integer, got {brief(position)}")
         if isinstance(position, int) and position < 0:
-            raise ArgumentError(f"{name}: position must be >= 0, given {position}")
+            raise ArgumentError(f"{name}: expected position >= 0, got {position}")
         size = 2 if self.rotary_base is None else 4
         if cache is not None and (not isinstance(cache, (list, tuple)) or len(cache) != size):
-            raise DTypeError(f"{name}: a cache is what init_cache makes, not {brief(cache)}")
+            raise DTypeError(f"{name}: expected a cache by init_cache, got {brief(cache)}")

@@ -56,8 +56,8 @@ class _Convolution(Module):
         )
         if inputs % parts or outputs % parts:
             raise ArgumentError(
-                f"{name}: groups must divide in_channels and out_channels, given {parts} groups of "
-                f"{inputs} and {outputs}"
+                f"{name}: expected groups that divide in_channels and out_channels, got {parts} "
+                f"groups of {inputs} and {outputs}"
             )
         shape = window_of(name, "window", window, axes)
         self.stride = window_of(name, "stride", stride, axes)

@@ -63,10 +63,10 @@ def ctc(
         or log_predictions.shape[1:2] != batch
         or not (batch == lengths.shape == label_lengths.shape)
     ):
-        raise ShapeError("takes [time, batch, classes], labels [batch, S], and two lengths [batch]")
+        raise ShapeError("expected [time, batch, classes], labels [batch, S], two lengths [batch]")
     time, n, classes = log_predictions.shape
     if not 0 <= number < classes:
-        raise ArgumentError(f"blank is one of the {classes} classes, not {number}")
+        raise ArgumentError(f"expected blank as one of the {classes} classes, got {number}")
     size, count = labels.shape[1], 2 * labels.shape[1] + 1
     counts = expand_dims(label_lengths, axis=1)
     counts = where(op.less(counts, 0), size + 1, counts)  # which is refused, as too many are

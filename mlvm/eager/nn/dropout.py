@@ -26,7 +26,7 @@ class Dropout(Module):
 
     def __init__(self, rate: float) -> None:
         if not 0 <= rate < 1:
-            raise ArgumentError(f"Dropout: rate must be in [0, 1), given {brief(rate)}")
+            raise ArgumentError(f"Dropout: expected rate in [0, 1), got {brief(rate)}")
         self.rate = float(rate)
 
     def __call__(self, x: Tensor, *, key: Tensor | None = None) -> Tensor:

@@ -360,7 +360,7 @@ def orthogonal(
 
 def _kaiming(shape: Ints, negative_slope: float, mode: str) -> float:
     if mode not in ("fan_in", "fan_out"):
-        raise ArgumentError(f"mode is 'fan_in' or 'fan_out', not {mode!r}")
+        raise ArgumentError(f"expected mode as 'fan_in' or 'fan_out', got {mode!r}")
     fan = _fans(shape)[mode == "fan_out"]
     return 2 / ((1 + _number(negative_slope, "negative_slope") ** 2) * fan)
 
@@ -370,7 +370,7 @@ def _kernel(shape: Ints) -> tuple[int, ...]:
     lengths = integers(shape, "shape")
     if len(lengths) < 2:
         raise ArgumentError(
-            f"a kernel has two axes or more, [*window, channels in, channels out], not {shape}"
+            f"expected a kernel of two axes or more, [*window, in, out], got {shape}"
         )
     return lengths
 
@@ -406,7 +406,7 @@ def _moved(x: Tensor, mean: float, std: float) -> Tensor:
 
 def _number(value: Any, name: str) -> float:
     if not is_real(value):
-        raise ArgumentError(f"{name} is a number, not {brief(value)}")
+        raise ArgumentError(f"expected {name} as a number, got {brief(value)}")
     return float(value)
 
 

@@ -48,7 +48,7 @@ class Linear(Module):
     ) -> None:
         shape = sizes("Linear", in_features=in_features, out_features=out_features)
         if axis not in (-1, -2):
-            raise ArgumentError(f"Linear: axis must be -1 or -2, given {axis!r}")
+            raise ArgumentError(f"Linear: expected axis as -1 or -2, got {axis!r}")
         self.axis = axis
         self.kernel = kernel_of("Linear", kernel_init, shape, shape[0], key, dtype)
         self.bias = bias_of("Linear", bias_init, shape[1], key, dtype) if bias else None
@@ -116,8 +116,8 @@ class Bilinear(Module):
         x, y = (matched("Bilinear", each, self.kernel) for each in (x, y))
         if (x.shape[-1:], y.shape[-1:]) != (self.kernel.shape[:1], self.kernel.shape[1:2]):
             raise ShapeError(
-                f"Bilinear: x and y must be [..., {self.kernel.shape[0]}] and "
-                f"[..., {self.kernel.shape[1]}], given {x.type} and {y.type}"
+                f"Bilinear: expected x and y as [..., {self.kernel.shape[0]}] and [..., "
+                f"{self.kernel.shape[1]}], got {x.type} and {y.type}"
             )
         z = contraction.einsum("...i,ijk,...j->...k", x, self.kernel, y)
         return biased(z, self.bias)

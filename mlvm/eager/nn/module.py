@@ -294,7 +294,7 @@ def buffer(x: T) -> T:
         return x if x._buffer_of is not None else buffer_of(x)
     values = as_operand(x) if hasattr(x, "__array__") and not isinstance(x, Tensor) else x
     if not holds_tensors(values):
-        raise DTypeError(f"a buffer holds a tensor or several, not {brief(x)}; see asarray")
+        raise DTypeError(f"expected a buffer of a tensor or several, got {brief(x)}; see asarray")
     return cast(T, Buffer(values))  # to a type checker it is what the field will have
 
 

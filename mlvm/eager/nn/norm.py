@@ -96,7 +96,7 @@ class GroupNorm(Module):
         [self.groups] = sizes("GroupNorm", groups=groups)
         if shape[0] % self.groups:
             raise ArgumentError(
-                f"GroupNorm: groups must divide channels, given {self.groups} of {shape[0]}"
+                f"GroupNorm: expected groups that divide channels, got {self.groups} of {shape[0]}"
             )
         self.scale = creation.ones(shape, dtype=kind)
         self.bias = creation.zeros(shape, dtype=kind)
@@ -175,7 +175,7 @@ class BatchNorm(Module):
     ) -> None:
         shape, self.eps, kind = _checked("BatchNorm", channels, eps, dtype, "channels")
         if not 0 <= momentum <= 1:
-            raise ArgumentError(f"BatchNorm: momentum must be in [0, 1], given {brief(momentum)}")
+            raise ArgumentError(f"BatchNorm: expected momentum in [0, 1], got {brief(momentum)}")
         self.momentum = float(momentum)
         self.scale = creation.ones(shape, dtype=kind)
         self.bias = creation.zeros(shape, dtype=kind)
@@ -224,11 +224,11 @@ def _checked(
     `DTypeError`."""
     shape = sizes(layer, **{name: features})
     if not eps > 0:
-        raise ArgumentError(f"{layer}: eps must be positive, given {eps}")
+        raise ArgumentError(f"{layer}: expected a positive eps, got {eps}")
     return shape, eps, require_float(layer, dtype)
 
 
 def _require_features(layer: str, x: Tensor, scale: Tensor, least: int = 1) -> None:
     if x.ndim < least or x.shape[-1] != scale.size:
         before = "N, ..., " if least > 1 else "..., "
-        raise ShapeError(f"{layer}: x must be [{before}{scale.size}], given {x.type}")
+        raise ShapeError(f"{layer}: expected x as [{before}{scale.size}], got {x.type}")

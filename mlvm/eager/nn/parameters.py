@@ -51,9 +51,9 @@ def kernel_of(
     expected = TensorType(kind, shape)
     if not isinstance(parameter, Tensor) or parameter.dtype is not kind:
         actual = parameter.type if isinstance(parameter, Tensor) else brief(parameter)
-        raise DTypeError(f"{layer}: {name} must make {expected}, not {actual}")
+        raise DTypeError(f"{layer}: expected {name} to make {expected}, got {actual}")
     if parameter.type is not expected:
-        raise ShapeError(f"{layer}: {name} must make {expected}, not {parameter.type}")
+        raise ShapeError(f"{layer}: expected {name} to make {expected}, got {parameter.type}")
     return parameter
 
 
@@ -70,7 +70,7 @@ def bias_of(
 def require_float(layer: str, dtype: object) -> DType:
     dtype = DType.of(dtype)
     if not dtype.is_float:
-        raise DTypeError(f"{layer}: dtype must be a float, given {dtype}")
+        raise DTypeError(f"{layer}: expected a float dtype, got {dtype}")
     return dtype
 
 
@@ -110,7 +110,7 @@ def sizes(layer: str, **sizes: object) -> tuple[int, ...]:
     """Return the sizes as ints. Raises `ArgumentError` if one is not an integer >= 1."""
     for name, size in sizes.items():
         if not _size(size):
-            raise ArgumentError(f"{layer}: {name} must be an integer >= 1, given {size!r}")
+            raise ArgumentError(f"{layer}: expected {name} as an integer >= 1, got {size!r}")
     return tuple(map(_size, sizes.values()))
 
 

@@ -228,5 +228,5 @@ class GlobalMaxPool(Module):
 def _places(layer: str, x: Tensor) -> tuple[int, ...]:
     """Return the axes of places. Raises `ShapeError` if x has fewer than two axes."""
     if x.ndim < 2:
-        raise ShapeError(f"{layer}: x must be [N, ..., C], given {x.type}")
+        raise ShapeError(f"{layer}: expected x as [N, ..., C], got {x.type}")
     return tuple(range(1, x.ndim - 1))

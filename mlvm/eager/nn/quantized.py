@@ -59,14 +59,14 @@ class QuantizedLinear(Module):
         shape = weight.shape[:1]
         if weight.ndim != 2 or scale.shape[:1] != shape or scale.ndim not in (2, 3):
             raise ShapeError(
-                f"QuantizedLinear: a weight [out, in] and its scale [out, groups] or [out, groups, "
-                f"2], not {weight.type} and {scale.type}"
+                "QuantizedLinear: expected a weight [out, in] and its scale [out, groups] or "
+                f"[out, groups, 2], got {weight.type} and {scale.type}"
             )
         if bias is not None and bias.shape != shape:
-            raise ShapeError(f"QuantizedLinear: a bias is {[*shape]}, not {bias.type}")
+            raise ShapeError(f"QuantizedLinear: expected a bias {[*shape]}, got {bias.type}")
         if dynamic and (weight.dtype is not i8 or scale.type.shape[1:] != (1,)):
             raise DTypeError(
-                f"QuantizedLinear: dynamic is for weights of i8 with one scale a row, not for "
+                "QuantizedLinear: dynamic: expected weights of i8 with one scale a row, got "
                 f"{weight.type} with {scale.type}: quantize(model, 'i8', dynamic=True)"
             )
         self.weight, self.scale, self.dynamic = buffer(weight), buffer(scale), dynamic
@@ -141,9 +141,9 @@ def quantize(
     if dynamic and (group is not None or quantization.require_quantized(dtype) is not i8):
         raise ArgumentError("dynamic is for i8 with one scale a row: leave out group")
     if not isinstance(model, (Module, list, tuple, dict)):
-        raise ArgumentError(f"takes a Module, or several, not {brief(model)}")
+        raise ArgumentError(f"expected a Module, or several, got {brief(model)}")
     if group is not None and (type(group) is not int or group < 1):
-        raise ArgumentError(f"group is an int, how many elements a scale is for, not {group!r}")
+        raise ArgumentError(f"expected group as an int, the elements of a scale, got {group!r}")
     layers = dict(_linear_layers(model))
     if not layers:
         classes = dict.fromkeys(each.layer for each in _unquantized(model))
@@ -285,7 +285,7 @@ def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> Quant
         if isinstance(layer, QuantizedLinear) and path in before:
             pairs[path] = (before[path], layer)
     if not pairs:
-        raise ArgumentError("quantization_errors takes a model and what quantize made of it")
+        raise ArgumentError("quantization_errors: expected a model and what quantize made of it")
     compared = {id(layer): _Compared(layer, other) for layer, other in pairs.values()}
     if inputs:
         chosen = {id(layer): path for path, (layer, _) in pairs.items()}

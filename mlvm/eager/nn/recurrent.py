@@ -138,7 +138,7 @@ class _Cell(Module):
             expected = ", ".join([str(type)] * self.STATES)
             actual = ", ".join(str(x.type) for x in parts) or brief(state)
             error = DTypeError if wrong or not parts else ShapeError
-            raise error(f"{layer}: the state must be {expected}, given {actual}")
+            raise error(f"{layer}: expected the state as {expected}, got {actual}")
         return parts[0] if self.STATES == 1 else tuple(parts)
 
     def project(self, x: Tensor) -> Tensor:
@@ -646,9 +646,9 @@ def _valid(name: str, lengths: Tensor, time: int, batch: int) -> Tensor:
     """Return the mask of valid steps of each sequence: bool[time, batch, 1]."""
     if not isinstance(lengths, Tensor) or not lengths.dtype.is_integer:
         actual = lengths.type if isinstance(lengths, Tensor) else brief(lengths)
-        raise DTypeError(f"{name}: lengths must be integers, i64[{batch}], given {actual}")
+        raise DTypeError(f"{name}: expected lengths as integers, i64[{batch}], got {actual}")
     if lengths.shape != (batch,):
-        raise ShapeError(f"{name}: lengths must be [{batch}], one a sequence, given {lengths.type}")
+        raise ShapeError(f"{name}: expected lengths [{batch}], one a sequence, got {lengths.type}")
     steps = creation.arange(time, dtype=lengths.dtype)
     return shapes.reshape(steps, (time, 1, 1)) < shapes.reshape(lengths, (batch, 1))
 
@@ -662,4 +662,4 @@ def _unstacked(state: Any) -> list[Any]:
 
 def _require_sizes(name: str, x: Tensor, axes: tuple[str, ...], features: int) -> None:
     if x.ndim != len(axes) + 1 or x.shape[-1] != features:
-        raise ShapeError(f"{name}: x must be [{', '.join(axes)}, {features}], given {x.type}")
+        raise ShapeError(f"{name}: expected x as [{', '.join(axes)}, {features}], got {x.type}")

@@ -36,7 +36,7 @@ class Sequential(Module):
         for i, layer in enumerate(layers):
             if not callable(layer):
                 raise ArgumentError(
-                    f"Sequential: layer {i} must be callable, given a {type(layer).__name__}"
+                    f"Sequential: expected a callable as layer {i}, got a {type(layer).__name__}"
                 )
         self.layers = layers
 

@@ -39,7 +39,7 @@ class Upsample(Module):
         align_corners: bool = False,
     ) -> None:
         if (size is None) == (scale is None):
-            raise ArgumentError("Upsample: give either a size or a scale")
+            raise ArgumentError("Upsample: expected either a size or a scale")
         self.size, self.scale = size, scale
         self.mode, self.align_corners = mode, align_corners
 
@@ -105,11 +105,11 @@ class Flatten(Module):
     def __init__(self, start: int = 1) -> None:
         self.start = integer(start, "Flatten: start")
         if self.start < 0:
-            raise ArgumentError(f"Flatten: start is an int >= 0, not {self.start}")
+            raise ArgumentError(f"Flatten: expected start as an int >= 0, got {self.start}")
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.ndim < self.start:
-            raise ShapeError(f"Flatten: x must have {self.start} axes or more, given {x.type}")
+            raise ShapeError(f"Flatten: expected x of {self.start} axes or more, got {x.type}")
         first_axes = x.shape[: self.start]
         return reshape(x, (*first_axes, math.prod(x.shape[self.start :])))
 

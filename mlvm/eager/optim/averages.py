@@ -171,7 +171,7 @@ class MultiSteps:
 
     def __init__(self, optimizer: Optimizer, every: int) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise ArgumentError(f"MultiSteps: it takes an optimizer, not {kind_of(optimizer)}")
+            raise ArgumentError(f"MultiSteps: expected an optimizer, got {kind_of(optimizer)}")
         self.optimizer = optimizer
         self.every = checked("MultiSteps", "every", every, Count)
         params, layout = optimizer._params, optimizer._layout

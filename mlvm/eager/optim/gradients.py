@@ -101,7 +101,7 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
         ml.optim.clip_by_global_norm({"w": v}, 0.0)  # ArgumentError
     """
     if not number_in("clip_by_global_norm", "max_norm", max_norm, 0):
-        raise ArgumentError("clip_by_global_norm: max_norm must be positive, given 0")
+        raise ArgumentError("clip_by_global_norm: expected a positive max_norm, got 0")
     if isinstance(grads, dict) and any(isinstance(name, Name) for name in grads):
         raise ArgumentError(
             "clip_by_global_norm: these are parameters; write grads = clip_by_global_norm(grads, "
@@ -160,14 +160,14 @@ class LossScale:
         self.backoff_factor = number_in("LossScale", "backoff_factor", backoff_factor, 0, 1)
         if type(growth_interval) is not int or not 1 <= growth_interval <= _MOST_INTERVAL:
             raise ArgumentError(
-                f"LossScale: growth_interval must be an int from 1 to {_MOST_INTERVAL}, "
-                f"given {growth_interval!r}"
+                f"LossScale: expected growth_interval as an int from 1 to {_MOST_INTERVAL}, got "
+                f"{growth_interval!r}"
             )
         self.growth_interval = growth_interval
         if self.growth_factor == 1 or not self.backoff_factor:
             raise ArgumentError(
-                f"LossScale: growth_factor must be above 1, and backoff_factor above 0, "
-                f"given {growth_factor} and {backoff_factor}"
+                "LossScale: expected growth_factor above 1 and backoff_factor above 0, got "
+                f"{growth_factor} and {backoff_factor}"
             )
         first = number_in("LossScale", "init_scale", init_scale, 1, _MOST_SCALE)
         self.value = creation.full((), first, dtype=f32)
@@ -182,7 +182,7 @@ class LossScale:
         """
         if not isinstance(loss, Tensor) or not loss.dtype.is_float:
             actual = loss.type if isinstance(loss, Tensor) else brief(loss)
-            raise DTypeError(f"LossScale.scale: a loss is a tensor of floats, not {actual}")
+            raise DTypeError(f"LossScale.scale: expected a loss of floats, got {actual}")
         loss = widened(loss)
         return loss * elements.astype(self.value, loss.dtype)
 
@@ -195,7 +195,7 @@ class LossScale:
         """
         for leaf in leaves(grads):
             if not isinstance(leaf, Tensor):
-                raise DTypeError(f"LossScale.unscale: gradients are tensors, not {brief(leaf)}")
+                raise DTypeError(f"LossScale.unscale: expected tensors, got {brief(leaf)}")
 
         def divided(g: Tensor) -> Tensor:
             g = widened(g)
@@ -213,8 +213,7 @@ class LossScale:
         """
         if not callable(getattr(optimizer, "update", None)):
             raise DTypeError(
-                "LossScale.update: takes an optimizer, then gradients; it was given "
-                f"{brief(optimizer)}"
+                f"LossScale.update: expected an optimizer, then gradients, got {brief(optimizer)}"
             )
         finite = all_finite(grads)
 

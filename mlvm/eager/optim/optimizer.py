@@ -226,7 +226,7 @@ class Optimizer(_OfFields):
         self._read_tree()
         for path, x in self._params.items():
             if not x.dtype.is_float:
-                raise DTypeError(f"{self._name}: parameter {path!r} must be a float, not {x.type}")
+                raise DTypeError(f"{self._name}: expected a float parameter {path!r}, got {x.type}")
             if x.dtype.is_half:
                 raise DTypeError(
                     f"{self._name}: parameter {path!r} is {x.type}, where small updates get lost; "
@@ -419,8 +419,8 @@ class Optimizer(_OfFields):
         if not isinstance(rate, Tensor) or rate.type is not _SCALAR:
             actual = rate.type if isinstance(rate, Tensor) else type(rate).__name__
             raise DTypeError(
-                f"{self._name}: a schedule must return a {_SCALAR}, not {actual}; where the rate "
-                f"depends on the number n of updates: where(n < 1000, 1e-3, 1e-4)"
+                f"{self._name}: expected a schedule that returns a {_SCALAR}, got {actual}; where "
+                "the rate depends on the number n of updates: where(n < 1000, 1e-3, 1e-4)"
             )
         return rate
 
@@ -465,13 +465,13 @@ class Optimizer(_OfFields):
         self._require_same_tensors()
         if isinstance(grads, Tensor) and not isinstance(self._tree, Tensor):
             raise PathError(
-                f"{self._name}: update takes gradients, a tree like the parameters, not one "
+                f"{self._name}: update: expected gradients, a tree like the parameters, got one "
                 f"{grads.type}: of a loss take ml.grad(loss_of)(model)"
             )
         if grads is self._tree and not isinstance(grads, Tensor):
             raise PathError(
-                f"{self._name}: update takes gradients, not the parameters themselves: of a loss "
-                f"take ml.grad(loss_of)(model)"
+                f"{self._name}: update: expected gradients, got the parameters themselves: of a "
+                "loss take ml.grad(loss_of)(model)"
             )
         gradients = self._own(named_leaves(grads))
         types = self._layout.given_types(grads, self._types)

@@ -30,7 +30,7 @@ def number_in(where: str, name: str, value: Any, low: float, below: float = math
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not low <= number < below:
-        raise ArgumentError(f"{where}: {name} must be in [{low}, {below}), given {brief(value)}")
+        raise ArgumentError(f"{where}: expected {name} in [{low}, {below}), got {brief(value)}")
     return number
 
 
@@ -39,14 +39,14 @@ def checked(where: str, name: str, value: Any, kind: Any) -> Any:
     `Count`, or a bool. Raises `ArgumentError` if it is another."""
     if kind is bool:
         if not isinstance(value, bool):
-            raise ArgumentError(f"{where}: {name} must be True or False, given {value!r}")
+            raise ArgumentError(f"{where}: expected {name} as True or False, got {value!r}")
         return value
     if kind == PAIR:
         if not isinstance(value, (tuple, list)) or len(value) != 2:
-            raise ArgumentError(f"{where}: {name} must be two numbers, given {value!r}")
+            raise ArgumentError(f"{where}: expected {name} as two numbers, got {value!r}")
         pair = zip(value, get_args(kind), strict=True)
         return tuple([checked(where, f"{name}[{i}]", x, each) for i, (x, each) in enumerate(pair)])
     if kind == Count and type(value) is not int:
-        raise ArgumentError(f"{where}: {name} must be an int, given {brief(value)}")
+        raise ArgumentError(f"{where}: expected {name} as an int, got {brief(value)}")
     number = number_in(where, name, value, *kind.__metadata__[0])
     return value if kind == Count else number

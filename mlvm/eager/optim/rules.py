@@ -50,7 +50,7 @@ class SGD(Optimizer):
 
     def _require(self, hyper: Any) -> None:
         if hyper.nesterov and not hyper.momentum:
-            raise ArgumentError("SGD: nesterov needs a momentum > 0, given 0")
+            raise ArgumentError("SGD: expected a momentum > 0 for nesterov, got 0")
 
     def _state_of(self, hyper: Any) -> Sequence[str]:
         return ["momentum"] if hyper.momentum else []

@@ -47,6 +47,6 @@ def test_linspace_reaches_both_ends(start: float, stop: float, num: int) -> None
 
 
 def test_full_takes_a_scalar() -> None:
-    with pytest.raises(ShapeError, match="must be a scalar, not of 1 dimensions"):
+    with pytest.raises(ShapeError, match="expected a scalar as the value, got 1 dimensions"):
         evaluate("full", np.ones(1), shape=(2,))
     refuses(ShapeError, "integers >= 0", evaluate, "full", np.array(1.0), shape=(-2,))

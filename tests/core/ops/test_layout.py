@@ -195,7 +195,7 @@ def test_pad_with_a_value_the_dtype_does_not_have(dtype: Any, value: float) -> N
 
 def test_triangles_and_orders_refuse() -> None:
     for name in ("tril", "triu"):
-        refuses(ShapeError, "needs 2 dimensions or more, x has 1", evaluate, name, np.zeros(3))
+        refuses(ShapeError, "expected 2 dimensions or more, got 1", evaluate, name, np.zeros(3))
     for name in ("sort", "argsort"):
         refuses(DTypeError, "dtype bool is not allowed", evaluate, name, np.array([True]))
         refuses(ArgumentError, "out of range for 0 dimensions", evaluate, name, np.array(1.0))

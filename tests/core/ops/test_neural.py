@@ -299,5 +299,5 @@ def test_labels_are_classes() -> None:
 
 
 def test_unknown_padding_is_refused() -> None:
-    refuses(ArgumentError, "'same' is not", resolve_padding, "same", (3, 3), (1, 1), (7, 8))
+    refuses(ArgumentError, "got 'same'", resolve_padding, "same", (3, 3), (1, 1), (7, 8))
     refuses(ArgumentError, "stride", resolve_padding, "SAME", (3, 3), (0, 1), (7, 8))

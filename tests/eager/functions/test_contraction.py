@@ -127,15 +127,15 @@ def test_the_smallest_product_is_made_first() -> None:
     ("ii", [(1, 3)], ml.errors.ShapeError, "axis 'i' has lengths 1 and 3"),
     ("ij", [(2,)], ml.errors.ShapeError, "'ij' of 'ij' does not fit 1 dimensions"),
     ("i", [(2, 3)], ml.errors.ShapeError, "does not fit 2 dimensions"),
-    ("i,j", [(2,)], ml.errors.ArgumentError, "is for 2 operands, not 1"),
-    ("i", [], ml.errors.ArgumentError, "is for 1 operands, not 0"),
+    ("i,j", [(2,)], ml.errors.ArgumentError, "expected 2 operands, got 1"),
+    ("i", [], ml.errors.ArgumentError, "expected 1 operands, got 0"),
     ("i->j", [(2,)], ml.errors.ArgumentError, "'j' is in no operand"),
     ("i->ii", [(2,)], ml.errors.ArgumentError, "twice in the result"),
     ("...i->i", [(2, 3)], ml.errors.ArgumentError, "the result lacks the ..."),
-    ("i.j", [(2, 3, 4)], ml.errors.ArgumentError, "subscripts are letters"),
-    ("i1", [(2, 3)], ml.errors.ArgumentError, "subscripts are letters"),
+    ("i.j", [(2, 3, 4)], ml.errors.ArgumentError, "expected letters as subscripts"),
+    ("i1", [(2, 3)], ml.errors.ArgumentError, "expected letters as subscripts"),
     ("......", [(2,)], ml.errors.ArgumentError, "once for each operand"),
-    (["i"], [(2,)], ml.errors.ArgumentError, "subscripts are a string, not a list"),
+    (["i"], [(2,)], ml.errors.ArgumentError, "expected subscripts as a string, got a list"),
 )
 def test_refused(subscripts: Any, shapes: Any, error: type[Exception], text: str) -> None:
     refuses(error, text, ml.einsum, subscripts, *[ml.zeros(shape) for shape in shapes])

@@ -415,8 +415,8 @@ def test_topk_and_cumulative_prod_can_be_captured() -> None:
 
 @cases(
     "call, error, text",
-    (lambda x: ml.topk(x, 5), ml.errors.ArgumentError, "topk.*k must be at most 4, not 5"),
-    (lambda x: ml.topk(x, -1), ml.errors.ArgumentError, "topk.*k must be >= 0, not -1"),
+    (lambda x: ml.topk(x, 5), ml.errors.ArgumentError, "topk.*k of at most 4, got 5"),
+    (lambda x: ml.topk(x, -1), ml.errors.ArgumentError, "topk.*expected k >= 0, got -1"),
     (lambda x: ml.topk(x, 1, axis=3), ml.errors.ArgumentError, "topk.*axis 3 is out of"),
     (lambda x: ml.topk(ml.sum(x), 1), ml.errors.ArgumentError, "out of range for 0"),
     (lambda x: untyped.topk("1", 1), ml.errors.DTypeError, "asarray"),
@@ -631,11 +631,11 @@ def test_an_axis_out_of_range_is_all_that_libraries_expect() -> None:
 # --- what is refused -----------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
-    "stack of none": (lambda x: ml.stack([]), ml.errors.ShapeError, r"stack\(\): takes 1 tensor"),
+    "stack of none": (lambda x: ml.stack([]), ml.errors.ShapeError, "expected 1 tensor"),
     "stack of shapes": (
         lambda x: ml.stack([x, x[0]]),
         ml.errors.ShapeError,
-        r"stack\(f32\[2,3,4\], f32\[3,4\]\): the shapes must be equal",
+        r"stack\(f32\[2,3,4\], f32\[3,4\]\): expected equal shapes",
     ),
     "reshape": (
         lambda x: ml.reshape(x, (5, 5)),
@@ -655,7 +655,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         ml.errors.ShapeError,
         "2 dimensions",
     ),
-    "moveaxis": (lambda x: ml.moveaxis(x, (0, 1), 0), ml.errors.ArgumentError, "as many"),
+    "moveaxis": (lambda x: ml.moveaxis(x, (0, 1), 0), ml.errors.ArgumentError, "equally many"),
     "broadcast_to": (lambda x: ml.broadcast_to(x, (3, 4)), ml.errors.ShapeError, "broadcast"),
     "broadcast_arrays": (
         lambda x: ml.broadcast_arrays(x, x.mT),
@@ -711,12 +711,12 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "repeat floats": (lambda x: ml.repeat(x, x[0, 0]), ml.errors.DTypeError, "integers"),
     "repeat -1": (lambda x: ml.repeat(x[0, 0], t([1, -1, 1, 1])), ml.errors.ArgumentError, "-1"),
     "repeat grid": (lambda x: ml.repeat(x, t([[1]])), ml.errors.ShapeError, "vector"),
-    "diff": (lambda x: ml.diff(x, n=-1), ml.errors.ArgumentError, "n must be >= 0"),
+    "diff": (lambda x: ml.diff(x, n=-1), ml.errors.ArgumentError, "expected n >= 0"),
     "diff axis": (lambda x: ml.diff(x, axis=3), IndexError, "diff.*axis 3"),
     "cumulative_sum": (
         lambda x: ml.cumulative_sum(x[0, 0], include_initial=True, out=x),
         ml.errors.ArgumentError,
-        "no out",
+        "out= is not supported",
     ),
     "take_along_axis": (
         lambda x: ml.take_along_axis(x, t([[[0, 0]]] * 3), axis=0),

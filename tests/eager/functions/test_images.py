@@ -317,21 +317,21 @@ untyped: Any = ml
 
 @cases(
     "error, text, call",
-    (ml.errors.ArgumentError, "give either a size or a scale", lambda: ml.interpolate(x4)),
+    (ml.errors.ArgumentError, "expected either a size or a scale", lambda: ml.interpolate(x4)),
     (ml.errors.ArgumentError, "either", lambda: ml.interpolate(x4, 2, scale=2.0)),
-    (ml.errors.ArgumentError, "mode is one of", lambda: untyped.interpolate(x4, 2, mode="box")),
+    (ml.errors.ArgumentError, "mode as one of", lambda: untyped.interpolate(x4, 2, mode="box")),
     (ml.errors.ArgumentError, "leaves nothing", lambda: ml.interpolate(x4, scale=0.1)),
     (ml.errors.ArgumentError, "one number > 0", lambda: ml.interpolate(x4, scale=(1.0,))),
     (
         ml.errors.ArgumentError,
-        "align_corners is for linear and cubic, not for nearest",
+        "align_corners: expected a linear or cubic mode, got nearest",
         lambda: ml.interpolate(x4, 2, align_corners=True),
     ),
     (ml.errors.ShapeError, "with places between", lambda: ml.interpolate(rows, 2)),
     (ml.errors.ShapeError, "grid.*OH, OW, 2", lambda: ml.grid_sample(x4, ml.ones((1, 2, 2, 3)))),
     (
         ml.errors.ArgumentError,
-        "'nearest', 'bilinear', 'bicubic', not 'area'",
+        "'nearest', 'bilinear' or 'bicubic', got 'area'",
         lambda: ml.grid_sample(x4, ml.ones((1, 2, 2, 2)), mode="area"),
     ),
     (ml.errors.ShapeError, "9 do not divide 4", lambda: ml.pixel_shuffle(x4, 3)),
@@ -347,9 +347,9 @@ untyped: Any = ml
         lambda: ml.embedding_bag(rows, T_OFFSETS, mode="max", weights=ml.ones(4)),
     ),
     (ml.errors.OperandValueError, "index 4", lambda: ml.embedding_bag(rows, T_LINE)),
-    (ml.errors.ShapeError, "Bilinear: x and y", lambda: nn.Bilinear(2, 3, 4)(rows, rows)),
-    (ml.errors.ShapeError, "Flatten: x must have 1", lambda: nn.Flatten()(ml.ones(()))),
-    (ml.errors.ArgumentError, "Upsample: give", lambda: nn.Upsample()),
+    (ml.errors.ShapeError, "Bilinear: expected x and y", lambda: nn.Bilinear(2, 3, 4)(rows, rows)),
+    (ml.errors.ShapeError, "Flatten: expected x of 1", lambda: nn.Flatten()(ml.ones(()))),
+    (ml.errors.ArgumentError, "Upsample: expected", lambda: nn.Upsample()),
 )
 def test_refused(error: type[Exception], text: str, call: Callable[[], Any]) -> None:
     refuses(error, text, call)

@@ -471,44 +471,44 @@ v2, v3, m22, m23 = (ml.ones(shape) for shape in (2, 3, (2, 2), (2, 3)))
 
 @cases(
     "call, error, text",
-    (lambda: la.inv(m23), ShapeError, r"inv\(f32\[2,3\]\): needs square matrices"),
-    (lambda: la.matrix_power(m23, 2), ShapeError, "matrix_power.*needs square matrices"),
-    (lambda: la.outer(v2, "x"), DTypeError, r"outer\(\): takes a tensor, not str"),
-    (lambda: la.outer(m22, "x"), DTypeError, r"outer\(\): takes a tensor, not str"),
-    (lambda: ml.eye("a"), ArgumentError, r"eye\(\): n_rows is an int, not 'a'"),  # type: ignore[arg-type]
-    (lambda: ml.eye(2, 1.5), ArgumentError, r"eye\(\): n_cols is an int, not 1.5"),  # type: ignore[arg-type]
+    (lambda: la.inv(m23), ShapeError, r"inv\(f32\[2,3\]\): expected square matrices"),
+    (lambda: la.matrix_power(m23, 2), ShapeError, "matrix_power.*expected square matrices"),
+    (lambda: la.outer(v2, "x"), DTypeError, r"outer\(\): expected a tensor, got str"),
+    (lambda: la.outer(m22, "x"), DTypeError, r"outer\(\): expected a tensor, got str"),
+    (lambda: ml.eye("a"), ArgumentError, r"eye\(\): expected n_rows as an int, got 'a'"),  # type: ignore[arg-type]
+    (lambda: ml.eye(2, 1.5), ArgumentError, r"eye\(\): expected n_cols as an int, got 1.5"),  # type: ignore[arg-type]
     (lambda: ml.tensordot(v2, v2, axes="ab"), ArgumentError, "an int or a pair of seq"),  # type: ignore[arg-type]
-    (lambda: la.matrix_power(m22, 0.5), ArgumentError, "n is an int, not 0.5"),
+    (lambda: la.matrix_power(m22, 0.5), ArgumentError, "expected n as an int, got 0.5"),
     (lambda: la.vecdot(v2, v3), ShapeError, "vecdot.*lengths 2 and 3, which do not broadcast"),
     (lambda: la.vecdot(m22, ml.ones((2, 1))), ShapeError, "lengths 2 and 1"),
     (lambda: la.vecdot(v2 > 0, v2 > 0), DTypeError, "vecdot"),
     (lambda: la.vecdot(m22, v2, axis=0), ArgumentError, "axis 0 is another one in each"),
     (lambda: la.vecdot(m22, v2, axis=-2), ArgumentError, "axis -2 is out of range"),
-    (lambda: la.cross(v2, v2), ShapeError, "cross.*vectors have 3 elements, not 2 and 2"),
-    (lambda: la.cross(v3, 1.0), DTypeError, "cross.*takes a tensor, not float"),
+    (lambda: la.cross(v2, v2), ShapeError, "cross.*expected vectors of length 3, got 2 and 2"),
+    (lambda: la.cross(v3, 1.0), DTypeError, "cross.*expected a tensor, got float"),
     (
         lambda: la.tensordot(m22, m23, 1.5),
         ArgumentError,
-        "int or a pair of sequences, not 1.5",
+        "int or a pair of sequences, got 1.5",
     ),
     (lambda: ml.tensordot(m22, v2, 2), ArgumentError, "tensordot.*at most the dimensions"),
     (lambda: ml.tensordot(m22, m23, ([0],)), ArgumentError, "a pair of sequences"),
     (lambda: ml.tensordot(m22, v3, 1), ShapeError, r"lengths \[2\] and \[3\]"),
     (lambda: ml.tensordot(v2 > 0, v2 > 0, 1), DTypeError, r"tensordot\(bool\[2\]"),
-    (lambda: la.diagonal(v2), ShapeError, "diagonal.*needs matrices"),
-    (lambda: la.trace(v2), ShapeError, "trace.*needs matrices"),
-    (lambda: la.vector_norm(v2, ord="fro"), ArgumentError, "ord is a number, not 'fro'"),
+    (lambda: la.diagonal(v2), ShapeError, "diagonal.*expected matrices"),
+    (lambda: la.trace(v2), ShapeError, "trace.*expected matrices"),
+    (lambda: la.vector_norm(v2, ord="fro"), ArgumentError, "expected ord as a number, got 'fro'"),
     (lambda: la.vector_norm(v2, axis=1), ArgumentError, "vector_norm.*out of range"),
-    (lambda: la.matrix_norm(m22, ord=3), ArgumentError, 'ord is "fro", "nuc", 1'),
-    (lambda: la.matrix_norm(v2), ShapeError, "matrix_norm.*needs matrices"),
-    (lambda: la.norm(ml.ones((2, 2, 2)), 1), ShapeError, "one axis or two, not 3"),
+    (lambda: la.matrix_norm(m22, ord=3), ArgumentError, 'expected ord "fro", "nuc", '),
+    (lambda: la.matrix_norm(v2), ShapeError, "matrix_norm.*expected matrices"),
+    (lambda: la.norm(ml.ones((2, 2, 2)), 1), ShapeError, "one axis or two for a norm, got 3"),
     (lambda: la.lstsq(m22, v3), ShapeError, r"lstsq\(f32\[2,2\], f32\[3\]\)"),
     (
         lambda: la.pinv(m22, rtol="big"),
         DTypeError,
-        "rtol is a float or a tensor, not 'big'",
+        "expected rtol as a float or a tensor, got 'big'",
     ),
-    (lambda: la.svd("1"), DTypeError, "svd.*takes a tensor, not str; make one"),
+    (lambda: la.svd("1"), DTypeError, "svd.*expected a tensor, got str; make one"),
 )
 def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
     refuses(error, text, call)
@@ -645,9 +645,9 @@ def test_solvers_of_halves_and_integers() -> None:
     (lambda: la.solve_triangular(ml.ones((2, 3)), ml.ones(2)), ShapeError, "square matrices"),
     (lambda: la.lu_solve(la.lu_factor(ml.ones((2, 2))), ml.ones(2)), LinAlgError, "singular"),
     (lambda: la.lu_solve(la.lu_factor(ml.ones((3, 2))), ml.ones(2)), ShapeError, "square"),
-    (lambda: la.lu_solve(la.lu_factor(ml.eye(2)), ml.ones(3)), ShapeError, "2 equations have a"),
+    (lambda: la.lu_solve(la.lu_factor(ml.eye(2)), ml.ones(3)), ShapeError, "2 rows on the"),
     (lambda: la.cholesky_solve(ml.ones(2), ml.ones(2)), ShapeError, "cholesky_solve.*2 dimensions"),
-    (lambda: la.expm(ml.ones((2, 3))), ShapeError, r"expm\(f32\[2,3\]\): needs square"),
+    (lambda: la.expm(ml.ones((2, 3))), ShapeError, r"expm\(f32\[2,3\]\): expected square"),
     (lambda: la.lu(ml.ones(2)), ShapeError, "2 dimensions or more"),
 )
 def test_solvers_refuse(call: Callable[[], object], error: type[Exception], text: str) -> None:

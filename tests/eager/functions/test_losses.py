@@ -570,16 +570,16 @@ def test_a_captured_loss_is_the_eager_one() -> None:
     (
         lambda: ml.mean_squared_error(ml.zeros((3, 1)), ml.zeros(3)),
         ml.errors.ShapeError,
-        r"mean_squared_error\(f32\[3,1\], f32\[3\]\): .* must be of one shape",
+        r"mean_squared_error\(f32\[3,1\], f32\[3\]\): .* of one shape",
     ),
-    (lambda: ml.l1(ml.zeros(3), ml.arange(3)), ml.errors.DTypeError, r"^l1.*not i64"),
+    (lambda: ml.l1(ml.zeros(3), ml.arange(3)), ml.errors.DTypeError, r"^l1.*got i64"),
     (lambda: untyped.l1(ml.zeros(3), "123"), ml.errors.DTypeError, "asarray"),
-    (lambda: ml.huber(t(X), t(Y), delta=0), ml.errors.ArgumentError, "> 0, not 0"),
+    (lambda: ml.huber(t(X), t(Y), delta=0), ml.errors.ArgumentError, "> 0, got 0"),
     (lambda: untyped.huber(t(X), t(Y), delta="a"), ml.errors.ArgumentError, "huber"),
     (
         lambda: untyped.huber(t(X), t(Y), reduction="average"),
         ml.errors.ArgumentError,
-        "huber.*one of 'none', 'mean', 'sum', not 'average'",
+        "huber.*one of 'none', 'mean', 'sum', got 'average'",
     ),
     (
         lambda: ml.kl_divergence(ml.zeros(()), ml.zeros(())),
@@ -589,12 +589,12 @@ def test_a_captured_loss_is_the_eager_one() -> None:
     (
         lambda: ml.softmax_cross_entropy(t(X), t(LABELS), label_smoothing=1.5),
         ml.errors.ArgumentError,
-        "from 0 to 1, not 1.5",
+        "from 0 to 1, got 1.5",
     ),
     (
         lambda: untyped.softmax_cross_entropy(t(X), t(LABELS), ignore_index=0.5),
         ml.errors.ArgumentError,
-        "ignore_index is an int",
+        "ignore_index as an int",
     ),
     (
         lambda: ml.softmax_cross_entropy(t(X), t(LABELS - 1), ignore_index=7),
@@ -604,7 +604,7 @@ def test_a_captured_loss_is_the_eager_one() -> None:
     (
         lambda: ml.softmax_cross_entropy(t(X), t(LABELS[:2]), ignore_index=7),
         ml.errors.ShapeError,
-        "labels must have",
+        "expected labels of",
     ),
     (
         lambda: ml.softmax_cross_entropy(t(X), t(Y), ignore_index=7),
@@ -631,32 +631,32 @@ def test_a_captured_loss_is_the_eager_one() -> None:
         ml.errors.OperandValueError,
         "index -1",
     ),
-    (lambda: ml.nll(t(LOG_P), t(LABELS[:2])), ml.errors.ShapeError, "labels must have"),
+    (lambda: ml.nll(t(LOG_P), t(LABELS[:2])), ml.errors.ShapeError, "expected labels of"),
     (
         lambda: ml.binary_cross_entropy(t(P), t(BITS), weight=t(np.ones((2, 4, 3)))),
         ml.errors.ShapeError,
-        r"a weight broadcasts to the losses, \[4, 3\]",
+        r"a weight that broadcasts to the losses, \[4, 3\]",
     ),
     (
         lambda: ml.binary_cross_entropy_with_logits(t(X), t(BITS), pos_weight=t(np.ones(4))),
         ml.errors.ShapeError,
-        "a pos_weight broadcasts",
+        "a pos_weight that broadcasts",
     ),
     (
         lambda: ml.smooth_l1(t(X), t(Y), beta=-1.0),
         ml.errors.ArgumentError,
-        "beta is a number > 0",
+        "expected beta as a number > 0",
     ),
     (
         lambda: ml.cosine_embedding(t(X), t(Y), t(X)),
         ml.errors.ShapeError,
-        "one for each pair",
+        "one target for each pair",
     ),
     (lambda: ml.triplet_margin(t(X), t(Y), t(Y[:2])), ml.errors.ShapeError, "of one shape"),
     (
         lambda: ml.ctc(t(STEPS), t(WORDS), t(STEP_COUNTS), t(WORD_COUNTS), blank=7),
         ml.errors.ArgumentError,
-        "ctc.*blank is one of the 5 classes, not 7",
+        "ctc.*blank as one of the 5 classes, got 7",
     ),
     (
         lambda: ml.ctc(t(STEPS), t(WORDS - 2), t(STEP_COUNTS), t(WORD_COUNTS)),
@@ -671,12 +671,12 @@ def test_a_captured_loss_is_the_eager_one() -> None:
     (
         lambda: ml.ctc(t(STEPS), t(WORDS), t(STEP_COUNTS), t(WORD_COUNTS[:1])),
         ml.errors.ShapeError,
-        r"labels \[batch, S\], and two lengths",
+        r"labels \[batch, S\], two lengths",
     ),
     (
         lambda: untyped.softmax_cross_entropy(t(X), t(LABELS), ignore_index=7, reduction="average"),
         ml.errors.ArgumentError,
-        "softmax_cross_entropy.*not 'average'",
+        "softmax_cross_entropy.*got 'average'",
     ),
 )
 def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:

@@ -402,7 +402,7 @@ untyped: Any = ml
 
 @cases(
     "error, text, call",
-    (ml.errors.ShapeError, "a slope", lambda: ml.prelu(images, ml.ones(5))),
+    (ml.errors.ShapeError, "one slope", lambda: ml.prelu(images, ml.ones(5))),
     (ml.errors.ShapeError, "glu.*equal sections", lambda: ml.glu(ml.ones(3))),
     (ml.errors.DTypeError, "relu6.*float", lambda: ml.relu6(ml.arange(3))),
     (
@@ -412,7 +412,7 @@ untyped: Any = ml
     ),
     (
         ml.errors.ArgumentError,
-        "dilation must be one or two integers >= 1, given 0",
+        "expected dilation as one or two integers >= 1, got 0",
         lambda: ml.conv2d(images, ml.ones((3, 3, 2, 1)), dilation=0),
     ),
     (
@@ -422,12 +422,12 @@ untyped: Any = ml
     ),
     (
         ml.errors.ArgumentError,
-        "stride must be an integer >= 1, given",
+        "expected stride as an integer >= 1, got",
         lambda: untyped.conv1d(sequences, ml.ones((2, 2, 1)), stride=(1, 2)),
     ),
     (
         ml.errors.ShapeError,
-        "a kernel has 5 axes",
+        "expected a kernel of 5 axes",
         lambda: ml.conv3d(volumes, ml.ones((2, 2, 2, 1))),
     ),
     (
@@ -437,15 +437,15 @@ untyped: Any = ml
     ),
     (
         ml.errors.ArgumentError,
-        r"or \(\(top, bottom\), \(left, right\)\), not \(1, 2, 3\)",
+        r"or \(\(top, bottom\), \(left, right\)\), got \(1, 2, 3\)",
         lambda: untyped.conv2d(images, ml.ones((3, 3, 2, 1)), padding=(1, 2, 3)),
     ),
-    (ml.errors.ShapeError, "a volume has 5 axes", lambda: ml.max_pool3d(images, 2)),
+    (ml.errors.ShapeError, "a volume of 5 axes", lambda: ml.max_pool3d(images, 2)),
     (ml.errors.ShapeError, "the window is 1 x 6", lambda: ml.avg_pool1d(sequences, 6)),
     (ml.errors.ShapeError, "with places between", lambda: ml.adaptive_avg_pool(ml.ones((2, 3)), 1)),
     (
         ml.errors.ArgumentError,
-        "size must be one or two integers >= 1",
+        "expected size as one or two integers >= 1",
         lambda: ml.adaptive_max_pool(images, (1, 2, 3)),
     ),
     (
@@ -453,7 +453,7 @@ untyped: Any = ml
         r"images of \(5, 5\) have \(4, 4\) windows, not \(2, 2\)",
         lambda: ml.fold(ml.ones((1, 2, 2, 2, 2, 1)), 5),
     ),
-    (ml.errors.ShapeError, "windows have 6 axes", lambda: ml.fold(images, 5)),
+    (ml.errors.ShapeError, "expected windows of 6 axes", lambda: ml.fold(images, 5)),
 )
 def test_refused(error: type[Exception], text: str, call: Callable[[], Any]) -> None:
     refuses(error, text, call)

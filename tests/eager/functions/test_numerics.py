@@ -458,18 +458,18 @@ def test_a_gradient_flows_into_unique_rows() -> None:
 
 @cases(
     "call, error, text",
-    (lambda: ml.quantile(t(V), 1.5), ValueError, r"quantile\(f64\[7\]\): q must be in 0 .. 1"),
-    (lambda: untyped.quantile(t(V), 0.5, method="most"), ValueError, "method is one of linear,"),
+    (lambda: ml.quantile(t(V), 1.5), ValueError, r"quantile\(f64\[7\]\): expected q from 0 to 1"),
+    (lambda: untyped.quantile(t(V), 0.5, method="most"), ValueError, "method as one of linear,"),
     (lambda: ml.median(ml.zeros(0)), ml.errors.ShapeError, "no elements"),
     (lambda: ml.median(t([1j])), ml.errors.DTypeError, "c64"),
     (lambda: ml.bincount(t([-1])), IndexError, "out of range"),
     (lambda: ml.bincount(t([3]), length=2), IndexError, "index 3"),
-    (lambda: ml.histogram(t(V), 0), ValueError, "no bins"),
+    (lambda: ml.histogram(t(V), 0), ValueError, "one bin or more"),
     (lambda: ml.histogram(t(V), 3, (1.0, 0.0)), ValueError, "low <= high"),
     (lambda: ml.histogram(t(V), t([1.0])), ml.errors.ShapeError, "2 or more"),
     (lambda: ml.cov(t(X)), ml.errors.ShapeError, "1 or 2 dimensions"),
     (lambda: ml.cov(t(M), t(V)), ml.errors.ShapeError, "6 observations, and y 7"),
-    (lambda: ml.cummax(t(M)), ml.errors.ShapeError, "axis must be given"),
+    (lambda: ml.cummax(t(M)), ml.errors.ShapeError, "expected an axis"),
     (lambda: ml.interp(t(V), t(V), t(W[:3])), ml.errors.ShapeError, "one length"),
     (lambda: ml.cdist(t(M), t(M[:, :2])), ml.errors.ShapeError, "lengths 6 and 2"),
     (lambda: ml.cdist(t(M), t(M), -1.0), ValueError, ">= 0"),
@@ -516,4 +516,4 @@ def test_the_edges_of_a_histogram_may_be_an_array_or_a_list() -> None:
 
 @pytest.mark.parametrize("ends", [5, ("a", 1), (0.0, 1.0, 2.0)])
 def test_a_range_that_is_none_is_refused(ends: Any) -> None:
-    refuses(ml.errors.ArgumentError, "range is", ml.histogram, ml.ones(3), 2, ends)
+    refuses(ml.errors.ArgumentError, "expected range as", ml.histogram, ml.ones(3), 2, ends)

@@ -532,7 +532,7 @@ def test_what_is_no_array_is_no_operand() -> None:
         (lambda ml: ml.mean_squared_error([1.0, 2.0], np.ones(3)), r"error\(f64\[2\], f64\[3\]\)"),
         (lambda ml: ml.std(np.ones(3), axis=4), r"std\(f64\[3\]\)"),
         (lambda ml: ml.repeat(ml.ones((2, 3)), [1, 2]), r"repeat\(f32\[2,3\]\): 2 repeats for 6"),
-        (lambda ml: ml.concat([[1], "a"], axis=None), r"concat\(\): takes a tensor, not str"),
+        (lambda ml: ml.concat([[1], "a"], axis=None), r"concat\(\): expected a tensor, got str"),
     ],
 )
 def test_an_error_names_the_types_that_arrays_have(call: Any, text: str) -> None:
@@ -599,7 +599,7 @@ def test_recurrent_layers_take_arrays() -> None:
     np.testing.assert_array_equal(
         cell(STEPS[0], before.numpy()).numpy(), cell(x[0], before).numpy(), strict=True
     )
-    with pytest.raises(ml.errors.ShapeError, match=r"GRU: the state must be f32\[1,2,5\]"):
+    with pytest.raises(ml.errors.ShapeError, match=r"GRU: expected the state as f32\[1,2,5\]"):
         gru(STEPS, h.numpy()[:, :1])
 
 

@@ -121,8 +121,8 @@ def test_windows() -> None:
 
 @cases(
     "call, error, text",
-    (lambda: ml.stft(t(X), 0), ValueError, "n_fft must be >= 1"),
-    (lambda: ml.stft(t(X), 4, 0), ValueError, "hop_length must be >= 1"),
+    (lambda: ml.stft(t(X), 0), ValueError, "expected n_fft >= 1"),
+    (lambda: ml.stft(t(X), 4, 0), ValueError, "expected hop_length >= 1"),
     (
         lambda: ml.stft(t(X[:, :3]), 8),
         ml.errors.ShapeError,

@@ -370,7 +370,7 @@ def test_padding_takes_what_is_called_output_padding() -> None:
 
 def test_a_device_by_name_is_told_of_vms() -> None:
     x: Any = ml.ones(2)
-    with pytest.raises(ml.errors.ArgumentError, match=r'ml\.VM\(device="opencl:0"\), not \'cuda:0'):
+    with pytest.raises(ml.errors.ArgumentError, match=r'ml\.VM\(device="opencl:0"\), got \'cuda:0'):
         x.to_device("cuda:0")
     for hint in (METHODS["cuda"], OF_MODULES["to"], TABLE["mlvm.eager"]["cuda"]):
         assert 'ml.VM(device="opencl:0")' in hint

@@ -34,7 +34,7 @@ def test_info() -> None:
     }
     assert info.default_dtypes()["indexing"] is ml.int64
     assert info.capabilities()["boolean indexing"]
-    with pytest.raises(ArgumentError, match="a device is a VM"):
+    with pytest.raises(ArgumentError, match="expected a VM as device"):
         info.dtypes(device=0)  # type: ignore[arg-type]
 
 
@@ -64,7 +64,7 @@ def test_a_device_is_a_vm(name: str) -> None:
     if "like" not in name:
         with ml.Arena(vm, "mine") as arena:
             assert MADE[name](vm).arena is arena
-    refuses(ArgumentError, "a device is a VM", MADE[name], "cuda:0")
+    refuses(ArgumentError, "expected a VM as device", MADE[name], "cuda:0")
 
 
 def test_what_is_like_a_tensor_lies_beside_it() -> None:

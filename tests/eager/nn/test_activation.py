@@ -108,14 +108,14 @@ def test_pooling_has_gradients(make: Callable[[], nn.Module]) -> None:
 
 @cases(
     "call, error, message",
-    (lambda: nn.MaxPool2d(0), ArgumentError, "MaxPool2d(): window must be one or two"),
-    (lambda: nn.AvgPool2d(2, stride=0), ArgumentError, "AvgPool2d(): stride must be one"),
-    (lambda: nn.AvgPool2d(2, padding="FULL"), ArgumentError, "AvgPool2d(): padding is"),
-    (lambda: nn.MaxPool1d(2, padding="FULL"), ArgumentError, "a number or (before, after), not"),
-    (lambda: nn.AdaptiveAvgPool((2, 0)), ArgumentError, "AdaptiveAvgPool(): size must be one"),
-    (lambda: nn.CELU(0.0), ArgumentError, "CELU: alpha is a number other than 0"),
-    (lambda: nn.GlobalMaxPool()(ml.ones(3)), ShapeError, "must be [N, ..., C], given f32[3]"),
-    (lambda: nn.GlobalAvgPool()(ml.ones(3)), ShapeError, "must be [N, ..., C], given f32[3]"),
+    (lambda: nn.MaxPool2d(0), ArgumentError, "MaxPool2d(): expected window as one or two"),
+    (lambda: nn.AvgPool2d(2, stride=0), ArgumentError, "AvgPool2d(): expected stride as one"),
+    (lambda: nn.AvgPool2d(2, padding="FULL"), ArgumentError, "AvgPool2d(): expected padding as"),
+    (lambda: nn.MaxPool1d(2, padding="FULL"), ArgumentError, "a number or (before, after), got"),
+    (lambda: nn.AdaptiveAvgPool((2, 0)), ArgumentError, "AdaptiveAvgPool(): expected size as one"),
+    (lambda: nn.CELU(0.0), ArgumentError, "CELU: expected alpha as a number other than 0"),
+    (lambda: nn.GlobalMaxPool()(ml.ones(3)), ShapeError, "expected x as [N, ..., C], got f32[3]"),
+    (lambda: nn.GlobalAvgPool()(ml.ones(3)), ShapeError, "expected x as [N, ..., C], got f32[3]"),
 )
 def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):

@@ -208,19 +208,19 @@ untyped: Any = 1.0
 
 @cases(
     "call, error, message",
-    (lambda: nn.Conv2d(4, 6, 3, groups=3), ArgumentError, "groups must divide"),
-    (lambda: nn.Conv2d(4, 4, 3, groups=0), ArgumentError, "groups must be an integer >= 1"),
+    (lambda: nn.Conv2d(4, 6, 3, groups=3), ArgumentError, "expected groups that divide"),
+    (lambda: nn.Conv2d(4, 4, 3, groups=0), ArgumentError, "expected groups as an integer >= 1"),
     (
         lambda: nn.Conv2d(4, 4, 3, padding=untyped),
         ArgumentError,
-        'Conv2d(): padding is "SAME", "VALID", a number or ((top, bottom), (left, right)), not 1.0',
+        'padding as "SAME", "VALID", a number or ((top, bottom), (left, right)), got 1.0',
     ),
     (
         lambda: nn.Conv1d(4, 4, 3, padding="FULL"),
         ArgumentError,
         '"VALID", a number or (before, after)',
     ),
-    (lambda: nn.Conv1d(4, 4, 0), ArgumentError, "window must be an integer >= 1, given 0"),
+    (lambda: nn.Conv1d(4, 4, 0), ArgumentError, "expected window as an integer >= 1, got 0"),
     (
         lambda: ml.conv2d(x4, ml.ones((2, 2, 2, 3)), groups=2),
         ShapeError,
@@ -229,8 +229,8 @@ untyped: Any = 1.0
     ),
     (lambda: ml.conv2d(x4, ml.ones((4, 4, 2, 2)), groups=2), ShapeError, "window is 4 x 4"),
     (lambda: ml.conv2d(x4, ml.ones((4, 4, 1, 4)), groups=4), ShapeError, "window is 4 x 4"),
-    (lambda: ml.conv2d(x4, ml.ones((1, 1, 1, 4)), groups=-4), ArgumentError, "groups must"),
-    (lambda: ml.conv1d(x4, ml.ones((3, 4, 4))), ShapeError, "a sequence has 3 axes"),
+    (lambda: ml.conv2d(x4, ml.ones((1, 1, 1, 4)), groups=-4), ArgumentError, "expected groups"),
+    (lambda: ml.conv1d(x4, ml.ones((3, 4, 4))), ShapeError, "expected a sequence of 3 axes"),
     (lambda: ml.conv1d(x3, ml.ones((4, 4, 4))), ShapeError, "the window is 1 x 4"),
     (
         lambda: ml.conv_transpose2d(x4, ml.ones((2, 2, 4, 3))),

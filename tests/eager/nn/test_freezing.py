@@ -383,7 +383,7 @@ def test_a_projection_of_attention_may_be_another_module(rotary_base: float | No
     adapted: Any = layer.query
     adapted.up.kernel += 0.1
     ml.testing.check_gradients(loss, layer)
-    refuses(ml.errors.ShapeError, r"x must be \[batch, time, 8\]", layer, ml.ones((2, 5, 6)))
+    refuses(ml.errors.ShapeError, r"expected x as \[batch, time, 8\]", layer, ml.ones((2, 5, 6)))
 
 
 def test_a_projection_of_attention_may_be_a_function() -> None:

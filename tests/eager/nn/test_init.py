@@ -173,30 +173,30 @@ missing: Any = ml.nn.init
     "error, text, call",
     (
         ml.errors.ArgumentError,
-        r"a kernel has two axes or more, .* not \(3,\)",
+        r"a kernel of two axes or more, .* got \(3,\)",
         lambda: nn.Linear(2, 3, bias_init=init.kaiming_normal),
     ),
     (
         ml.errors.ShapeError,
-        r"Linear: kernel_init must make f32\[2,3\], not f32\[3\]",
+        r"Linear: expected kernel_init to make f32\[2,3\], got f32\[3\]",
         lambda: nn.Linear(2, 3, kernel_init=lambda shape, **_: ml.ones(3)),
     ),
     (
         ml.errors.DTypeError,
-        r"Embedding: embedding_init must make f32\[2,3\], not f64\[2,3\]",
+        r"Embedding: expected embedding_init to make f32\[2,3\], got f64\[2,3\]",
         lambda: nn.Embedding(2, 3, embedding_init=lambda shape, **_: ml.ones(shape, dtype="f64")),
     ),
     (
         ml.errors.DTypeError,
-        "Conv1d: bias_init must make",
+        "Conv1d: expected bias_init to make",
         lambda: untyped.Conv1d(2, 3, 2, bias_init=lambda shape, **_: 0.0),
     ),
     (
         ml.errors.ArgumentError,
-        "mode is 'fan_in' or",
+        "expected mode as 'fan_in' or",
         lambda: init.kaiming_normal((2, 3), mode="x"),
     ),
-    (ml.errors.ArgumentError, "std is a number", lambda: init.normal((2, 3), std="1")),
+    (ml.errors.ArgumentError, "expected std as a number", lambda: init.normal((2, 3), std="1")),
     (TypeError, r"^normal\(\): there is no stddev=; use std=$", lambda: init.normal(stddev=1.0)),
     (TypeError, r"^uniform\(\): got an unexpected", lambda: init.uniform(most=1.0)),
     (

@@ -400,32 +400,32 @@ def test_a_module_without_call() -> None:
 
 @cases(
     "make, message",
-    (lambda: nn.Linear(0, 3), "Linear: in_features must be an integer >= 1, given 0"),
-    (lambda: nn.Linear(3, 2.0), "Linear: out_features must be an integer >= 1, given 2.0"),  # type: ignore[arg-type]
-    (lambda: nn.Linear(3, True), "Linear: out_features must be an integer >= 1, given True"),
-    (lambda: nn.Linear(3, 3, axis=0), "Linear: axis must be -1 or -2, given 0"),
-    (lambda: nn.LayerNorm(-1), "LayerNorm: features must be an integer >= 1, given -1"),
-    (lambda: nn.LayerNorm(3, eps=0), "LayerNorm: eps must be positive, given 0"),
-    (lambda: nn.LayerNorm(3, eps=math.nan), "LayerNorm: eps must be positive, given nan"),
-    (lambda: nn.Conv2d(0, 1, 3), "Conv2d: in_channels must be an integer >= 1, given 0"),
+    (lambda: nn.Linear(0, 3), "Linear: expected in_features as an integer >= 1, got 0"),
+    (lambda: nn.Linear(3, 2.0), "Linear: expected out_features as an integer >= 1, got 2.0"),  # type: ignore[arg-type]
+    (lambda: nn.Linear(3, True), "Linear: expected out_features as an integer >= 1, got True"),
+    (lambda: nn.Linear(3, 3, axis=0), "Linear: expected axis as -1 or -2, got 0"),
+    (lambda: nn.LayerNorm(-1), "LayerNorm: expected features as an integer >= 1, got -1"),
+    (lambda: nn.LayerNorm(3, eps=0), "LayerNorm: expected a positive eps, got 0"),
+    (lambda: nn.LayerNorm(3, eps=math.nan), "LayerNorm: expected a positive eps, got nan"),
+    (lambda: nn.Conv2d(0, 1, 3), "Conv2d: expected in_channels as an integer >= 1, got 0"),
     (
         lambda: nn.Conv2d(1, 1, (3, 0)),
-        "Conv2d(): window must be one or two integers >= 1, given (3, 0)",
+        "Conv2d(): expected window as one or two integers >= 1, got (3, 0)",
     ),
     (
         lambda: nn.Conv2d(1, 1, 3, stride=0),
-        "Conv2d(): stride must be one or two integers >= 1, given 0",
+        "Conv2d(): expected stride as one or two integers >= 1, got 0",
     ),
     (
         lambda: nn.Conv2d(1, 1, 3, padding="FULL"),
-        'Conv2d(): padding is "SAME", "VALID", a number or ((top, bottom), (left, right)), not '
-        "'FULL'",
+        'Conv2d(): expected padding as "SAME", "VALID", a number or '
+        "((top, bottom), (left, right)), got 'FULL'",
     ),
-    (lambda: nn.Dropout(1.0), "Dropout: rate must be in [0, 1), given 1.0"),
-    (lambda: nn.Embedding(3, 0), "Embedding: features must be an integer >= 1, given 0"),
+    (lambda: nn.Dropout(1.0), "Dropout: expected rate in [0, 1), got 1.0"),
+    (lambda: nn.Embedding(3, 0), "Embedding: expected features as an integer >= 1, got 0"),
     (
         lambda: nn.Sequential(nn.Dropout(0.1), 3),  # type: ignore[arg-type]
-        "Sequential: layer 1 must be callable, given a int",
+        "Sequential: expected a callable as layer 1, got a int",
     ),
 )
 def test_hyperparameters_that_are_refused(make: Callable[[], nn.Module], message: str) -> None:
@@ -463,7 +463,7 @@ def test_a_class_in_place_of_a_layer_is_refused(make: Callable[[], object], mess
     lambda: nn.Embedding(2, 3, dtype="i64"),
 )
 def test_parameters_are_floats(make: Callable[[], nn.Module]) -> None:
-    refuses(DTypeError, "dtype must be a float, given i64", make)
+    refuses(DTypeError, "expected a float dtype, got i64", make)
 
 
 @pytest.mark.parametrize("layer", [nn.Linear(3, 4), nn.LayerNorm(3)])
@@ -626,7 +626,7 @@ def test_a_frozen_module_is_a_buffer() -> None:
 
 @pytest.mark.parametrize("value", [1.0, None, []])
 def test_what_is_no_buffer(value: Any) -> None:
-    refuses(DTypeError, "a buffer holds a tensor or several, not", nn.buffer, value)
+    refuses(DTypeError, "expected a buffer of a tensor or several, got", nn.buffer, value)
 
 
 def test_an_integer_that_is_no_buffer_says_what_to_do() -> None:

@@ -122,14 +122,14 @@ def test_norms_beside_torch() -> None:
 
 @cases(
     "call, error, message",
-    (lambda: nn.GroupNorm(4, 6), ArgumentError, "groups must divide channels, given 4 of 6"),
-    (lambda: nn.GroupNorm(0, 6), ArgumentError, "groups must be an integer >= 1"),
-    (lambda: nn.RMSNorm(3, eps=0.0), ArgumentError, "RMSNorm: eps must be positive"),
-    (lambda: nn.BatchNorm(3, momentum=2.0), ArgumentError, "momentum must be in [0, 1]"),
-    (lambda: nn.BatchNorm(3, dtype="i32"), MlvmError, "dtype must be a float"),
-    (lambda: nn.BatchNorm(3)(ml.ones((2, 4))), ShapeError, "must be [..., 3], given f32[2,4]"),
-    (lambda: nn.RMSNorm(3)(ml.ones((2, 1))), ShapeError, "must be [..., 3], given f32[2,1]"),
-    (lambda: nn.GroupNorm(1, 3)(ml.ones(3)), ShapeError, "must be [N, ..., 3], given f32[3]"),
+    (lambda: nn.GroupNorm(4, 6), ArgumentError, "expected groups that divide channels, got 4 of 6"),
+    (lambda: nn.GroupNorm(0, 6), ArgumentError, "expected groups as an integer >= 1"),
+    (lambda: nn.RMSNorm(3, eps=0.0), ArgumentError, "RMSNorm: expected a positive eps"),
+    (lambda: nn.BatchNorm(3, momentum=2.0), ArgumentError, "expected momentum in [0, 1]"),
+    (lambda: nn.BatchNorm(3, dtype="i32"), MlvmError, "expected a float dtype"),
+    (lambda: nn.BatchNorm(3)(ml.ones((2, 4))), ShapeError, "expected x as [..., 3], got f32[2,4]"),
+    (lambda: nn.RMSNorm(3)(ml.ones((2, 1))), ShapeError, "expected x as [..., 3], got f32[2,1]"),
+    (lambda: nn.GroupNorm(1, 3)(ml.ones(3)), ShapeError, "expected x as [N, ..., 3], got f32[3]"),
     (
         lambda: nn.BatchNorm(3)(ml.ones((1, 3))),
         ShapeError,

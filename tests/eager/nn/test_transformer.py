@@ -143,7 +143,7 @@ def test_beside_torch(pre: bool) -> None:
 
 def test_what_is_refused() -> None:
     error = ml.errors.ArgumentError
-    refuses(error, "hidden_dim must be", nn.TransformerEncoderLayer, 4, 2, 0)
-    refuses(error, "must divide embed_dim", nn.TransformerDecoderLayer, 4, 3)
+    refuses(error, "expected hidden_dim as", nn.TransformerEncoderLayer, 4, 2, 0)
+    refuses(error, "that divides embed_dim", nn.TransformerDecoderLayer, 4, 3)
     layer = nn.TransformerDecoderLayer(4, 2)
-    refuses(ml.errors.ShapeError, "memory must be", layer, ml.ones((1, 2, 4)), ml.ones((2, 2, 4)))
+    refuses(ml.errors.ShapeError, "the memory as", layer, ml.ones((1, 2, 4)), ml.ones((2, 2, 4)))

@@ -165,16 +165,16 @@ def test_averages_are_saved_and_follow_a_replaced_parameter() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: optim.EMA({"w": ml.ones(1)}, 1), "EMA: decay must be in [0, 1), given 1"),
+        (lambda: optim.EMA({"w": ml.ones(1)}, 1), "EMA: expected decay in [0, 1), got 1"),
         (lambda: optim.EMA({}), "EMA: there are no parameters to average"),
-        (lambda: optim.MultiSteps(nn.Linear(8, 8), 1), "it takes an optimizer, not Linear"),  # type: ignore[arg-type]
+        (lambda: optim.MultiSteps(nn.Linear(8, 8), 1), "expected an optimizer, got Linear"),  # type: ignore[arg-type]
         (
             lambda: optim.MultiSteps(optim.SGD(ml.ones(1), 1), 0),
-            "MultiSteps: every must be in [1, 16777216), given 0",
+            "MultiSteps: expected every in [1, 16777216), got 0",
         ),
         (
             lambda: optim.MultiSteps(optim.SGD(ml.ones(1), 1), 2.0),  # type: ignore[arg-type]
-            "MultiSteps: every must be an int, given 2.0",
+            "MultiSteps: expected every as an int, got 2.0",
         ),
     ],
 )

@@ -177,17 +177,17 @@ def test_a_plateau_is_a_schedule_that_is_saved() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: optim.exponential(1, -1), "exponential: decay_rate must be in [0, inf), given -1"),
-        (lambda: optim.exponential(1, 1, 0), "exponential: transition_steps must be in [1, inf)"),
-        (lambda: optim.step(-1, 1, 1), "step: initial must be in [0, inf), given -1"),
-        (lambda: optim.step(1, 1, 0), "step: step_size must be in [1, inf), given 0"),
-        (lambda: optim.warmup(-1.0, 5), "constant: rate must be in [0, inf), given -1.0"),
-        (lambda: optim.warmup(1.0, 0), "warmup: warmup_steps must be in [1, inf), given 0"),
-        (lambda: optim.cosine_restarts(1, 0), "cosine_restarts: first_steps must be in [1, inf)"),
-        (lambda: optim.cosine_restarts(1, 1, 0.5), "cosine_restarts: factor must be in [1, inf)"),
-        (lambda: optim.Plateau(-1), "Plateau: rate must be in [0, inf), given -1"),
-        (lambda: optim.Plateau(1, factor=1), "Plateau: factor must be in [0, 1), given 1"),
-        (lambda: optim.Plateau(1, patience=-1), "Plateau: patience must be in [0, inf), given -1"),
+        (lambda: optim.exponential(1, -1), "exponential: expected decay_rate in [0, inf), got -1"),
+        (lambda: optim.exponential(1, 1, 0), "exponential: expected transition_steps in [1, inf)"),
+        (lambda: optim.step(-1, 1, 1), "step: expected initial in [0, inf), got -1"),
+        (lambda: optim.step(1, 1, 0), "step: expected step_size in [1, inf), got 0"),
+        (lambda: optim.warmup(-1.0, 5), "constant: expected rate in [0, inf), got -1.0"),
+        (lambda: optim.warmup(1.0, 0), "warmup: expected warmup_steps in [1, inf), got 0"),
+        (lambda: optim.cosine_restarts(1, 0), "cosine_restarts: expected first_steps in [1, inf)"),
+        (lambda: optim.cosine_restarts(1, 1, 0.5), "cosine_restarts: expected factor in [1, inf)"),
+        (lambda: optim.Plateau(-1), "Plateau: expected rate in [0, inf), got -1"),
+        (lambda: optim.Plateau(1, factor=1), "Plateau: expected factor in [0, 1), got 1"),
+        (lambda: optim.Plateau(1, patience=-1), "Plateau: expected patience in [0, inf), got -1"),
     ],
 )
 def test_what_is_refused(make: Callable[[], object], message: str) -> None:
