@@ -11,6 +11,7 @@ Callers: `capture`, `measure` and `ml.onnx`. No lock is held: a flow belongs to 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -301,6 +302,7 @@ class _ProgramWriter:
         self.moments: list[int] = []
         self.numbers: dict[Location, int] = {}
         self._elements: dict[int, TensorType] = {}  # elements of queues, by stack slot
+        self._loads: dict[Use, Instruction] = {}
         self._outer: dict[int, tuple[Role, int]] = {}  # places of outer homes, by index
         self._names: dict[Procedure, str] = {}
         self._functions: list[Function] = []
@@ -374,12 +376,15 @@ class _ProgramWriter:
 
     def push(self, use: Use, level: _Level, base: int) -> None:
         """Write code that pushes the tensor."""
-        self._load(self._location(use, level, base))
-
-    def _load(self, each: Location) -> None:
+        if use in self._loads:
+            self.code.append(self._loads[use])
+            return
+        each = self._location(use, level, base)
         if each.role != "element":
             number = self.numbers.setdefault(each, len(self.numbers))
             self.code.append(Instruction(Opcode.load_arg, (number,)))
+            if use.value.home is None:  # then this is the only place that it ever has
+                self._loads[use] = self.code[-1]
             return
         self.code.append(Instruction(Opcode.get, (each.place,)))
         if each.type is not self._elements[each.place]:
@@ -609,22 +614,14 @@ def _schedules(flow: Flow, options: _Options) -> list[Schedule]:
         return Schedule(again, live_out) if len(again) < len(chains) else schedule
 
     def in_chains(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
-        most = plain.most_alive
-        schedules = []
+        most, schedules = plain.most_alive, list[Schedule]()
         sloped = with_slopes(calls) if policy.passes else calls
-        if sloped != calls:
-            schedules = [in_order(fused(sloped, most, policy, units), most)]
-            if schedules[0].most_alive <= most:
+        for row in [calls] if sloped == calls else [sloped, calls]:
+            schedules.append(in_order(fused(row, most, policy, units), most))
+            if schedules[-1].most_alive <= most:
                 return schedules
-        return [*schedules, *as_they_are(plain, calls)]
-
-    def as_they_are(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
-        most = plain.most_alive
-        schedules = [in_order(fused(calls, most, policy, units), most)]
-        if schedules[0].most_alive > most:  # chains in the order of `plain` may need less
-            calls = [call for run in plain.runs for call in run.unit.calls]
-            schedules.append(Schedule(fused(calls, most, policy, units), live_out))
-        return schedules
+        calls = [call for run in plain.runs for call in run.unit.calls]  # it may need less
+        return [*schedules, Schedule(fused(calls, most, policy, units), live_out)]
 
     plain = one_by_one(calls)
     chained = in_chains(plain, calls) if fuse else []
@@ -650,12 +647,11 @@ def _ordered(units: Sequence[Unit], live_out: set[Value], enough: int = 0) -> Sc
 
 def _smallest(schedules: Sequence[Schedule]) -> tuple[Schedule, Plan]:
     """Return the first schedule with the smallest plan, and that plan."""
-    best: tuple[int, int, Plan] | None = None
+    best: tuple[float, int, Plan] | None = None
     for i in sorted(range(len(schedules)), key=lambda i: schedules[i].most_alive):
         if best is None or (schedules[i].most_alive, i) < best[:2]:
             planned = plan(schedules[i].blocks)
-            if best is None or (planned.nbytes, i) < best[:2]:
-                best = planned.nbytes, i, planned
+            best = min(best or (math.inf, i, planned), (planned.nbytes, i, planned))
     assert best is not None  # there is a last schedule
     _, i, smallest = best
     return schedules[i], smallest._replace(unfused=schedules[-1].most_alive)

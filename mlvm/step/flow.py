@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mlvm.core.op import Attributes, Op
 from mlvm.core.types import TensorType
@@ -188,6 +188,8 @@ class Unit:
     may_raise: whether later updates must wait for it.
     updates: whether its writes are visible outside.
     movable: whether it may run earlier though that frees nothing.
+    run: its latest `mlvm.step.schedule.Run`, if it has one.
+    touched: the values and homes that the plan places for it, once they are known.
     """
 
     __slots__ = (
@@ -198,12 +200,16 @@ class Unit:
         "movable",
         "reads",
         "reads_from",
+        "run",
+        "touched",
         "updates",
         "writes_to",
     )
 
     def __init__(self, calls: list[Call]) -> None:
         self.calls = calls
+        self.run: Any = None
+        self.touched: Any = None
         self.makes = {value for call in calls for value, _ in call.outs}
         self.reads = {value for call in calls for value, _ in call.ins} - self.makes
         self.writes_to = _homes_of(self.makes)
@@ -217,6 +223,7 @@ class Unit:
         """Return one unit of these calls and then the later unit's."""
         unit = object.__new__(Unit)
         unit.calls = [*self.calls, *later.calls]
+        unit.run = unit.touched = None
         unit.makes = self.makes | later.makes
         unit.reads = (self.reads | later.reads) - unit.makes
         unit.writes_to = self.writes_to | later.writes_to
@@ -257,7 +264,14 @@ class Unit:
 
 
 class UnitTable(dict[Call, Unit]):
-    """UnitTable of single calls, shared by all schedules of the same calls."""
+    """Units of single calls, shared by all schedules of the same calls.
+
+    domains: the shapes that calls work through, by fusion policy.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.domains: dict[Any, Any] = {}
 
     def __missing__(self, call: Call) -> Unit:
         unit = self[call] = Unit([call])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, zip_longest
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from mlvm.arena.placement import rounded
 from mlvm.core.machine.fused import HEADS, Chain, Link
@@ -103,10 +103,10 @@ def joined(
     """Fuse calls that are in chains already (see `fused`)."""
     row = _Row(chains)
     producers: dict[Value, Unit] = {}
-    domains = _Domains(policy)
+    domains = units.domains.setdefault(policy, _Domains(policy))
     for each in row.in_order():
         unit = each
-        if any(domains[call] is None for call in unit.calls):
+        if None in [domains[call] for call in unit.calls]:
             producers.update(dict.fromkeys(unit.makes, unit))
             continue
         for partner in _partners(unit.calls[0], producers, row.place):
@@ -176,8 +176,12 @@ def _units(calls: Sequence[Call], policy: FusionPolicy, units: UnitTable) -> Ite
             yield units[call]
 
 
+_Step: TypeAlias = tuple[int, Unit, set[Placed]]
+"""A place, its unit, and the placed values and homes that this writes or reads."""
+
+
 class _Row:
-    """UnitTable in order, each in its place.
+    """Units in order, each in its place.
 
     The live range of a value, or of a scratch home, goes from the first to the last place that
     writes or reads it. Live ranges change only near two units that merge.
@@ -189,13 +193,11 @@ class _Row:
         self._touched = {unit: _touched(unit) for unit in self.place}
         self._where = {call: i for unit, i in self.place.items() for call in unit.calls}
         self._users: dict[Placed, list[Call]] = {}
-        for unit, touched in self._touched.items():
+        self._life: dict[Placed, tuple[int, int]] = {}
+        for i, (unit, touched) in enumerate(self._touched.items()):
             for each in touched:
                 self._users.setdefault(each, []).append(unit.calls[0])
-        self._life = {
-            each: (self._where[users[0]], self._where[users[-1]])
-            for each, users in self._users.items()
-        }
+                self._life[each] = self._life.get(each, (i, i))[0], i
         self._nbytes = {
             each: rounded(each.nbytes if isinstance(each, Value) else each.type.nbytes)
             for each in self._users
@@ -234,7 +236,7 @@ class _Row:
         touched = (self._touched[earlier] | self._touched[later]) - inside
         between = self.between(earlier, later)
         steps = self._steps(between)
-        steps.insert(0 if moved is later else len(steps), _Step(at, unit, touched))
+        steps.insert(0 if moved is later else len(steps), (at, unit, touched))
 
         before = self._before[start]
         self._life.update(life)
@@ -255,32 +257,18 @@ class _Row:
         return unit
 
     def _steps(self, units: Iterable[Unit]) -> list[_Step]:
-        return [_Step(self.place[unit], unit, self._touched[unit]) for unit in units]
+        return [(self.place[unit], unit, self._touched[unit]) for unit in units]
 
     def _levels(self, steps: Iterable[_Step], alive: int) -> list[_Level]:
         """Return the bytes alive at each of the steps. `alive` are those before the first."""
         levels = []
-        for step in steps:
-            begun: set[Placed] = set()
-            ended: set[Placed] = set()
-            for each in step.touched:
-                first, last = self._life[each]
-                if first == step.place:
-                    begun.add(each)
-                if last == step.place:
-                    ended.add(each)
-            allocated = sum(self._nbytes[each] for each in begun)
-            levels.append(_Level(step.place, step.unit, alive, alive + allocated, begun, ended))
-            alive += allocated - sum(self._nbytes[each] for each in ended)
+        for place, unit, touched in steps:
+            begun = {each for each in touched if self._life[each][0] == place}
+            ended = {each for each in touched if self._life[each][1] == place}
+            allocated = sum([self._nbytes[each] for each in begun])
+            levels.append(_Level(place, unit, alive, alive + allocated, begun, ended))
+            alive += allocated - sum([self._nbytes[each] for each in ended])
         return levels
-
-
-class _Step(NamedTuple):
-    """A unit in its place. `touched`: placed values and homes that it writes or reads."""
-
-    place: int
-    unit: Unit
-    touched: set[Placed]
 
 
 class _Level(NamedTuple):
@@ -301,7 +289,7 @@ class _Level(NamedTuple):
     def exactly(self) -> int:
         """Return the bytes alive while it runs, if results take the place of operands."""
         run = Run(self.unit, *self.unit.operands(self.begun))
-        hosts = in_place(run, self.ended.__contains__)
+        hosts = in_place(run, self.ended)
         return self.most - sum(rounded(operand.nbytes) for operand in hosts.values())
 
 
@@ -311,8 +299,10 @@ def _highest(levels: Iterable[_Level], enough: float) -> int:
 
 
 def _touched(unit: Unit) -> set[Placed]:
-    places = {placed(value) for value in unit.makes | unit.reads}
-    return {each for each in places if each is not None}
+    if unit.touched is None:
+        places = {placed(value) for values in (unit.makes, unit.reads) for value in values}
+        unit.touched = {each for each in places if each is not None}
+    return unit.touched  # type: ignore[no-any-return]
 
 
 def _partners(call: Call, producers: dict[Value, Unit], place: dict[Unit, int]) -> list[Unit]:
@@ -412,7 +402,7 @@ def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
 def chain_of(run: Run) -> Chain:
     """Return the chain that runs the unit. It stores the values that the run writes; the others
     pass in scratch."""
-    unit, outs, ins = run
+    unit, outs, ins = run.unit, run.outs, run.ins
     numbers: dict[Use, int] = {use: number for number, use in enumerate([*outs, *ins])}
     scratch = _Scratch()
     last_read = {use: i for i, call in enumerate(unit.calls) for use in call.ins}

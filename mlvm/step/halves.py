@@ -21,8 +21,9 @@ _ROUNDED: Final = "layer_norm_vjp"
 
 def in_halves(flow: Flow) -> list[Call]:
     """Return the calls without casts whose results only these ops read; they read the half."""
+    casts = [call for call in flow.calls if call.op is not None and call.op.name == "astype"]
     readers: dict[Value, list[Call]] = {}
-    for call in flow.calls:
+    for call in flow.calls if casts else ():
         for value in {use.value for use in call.ins}:
             readers.setdefault(value, []).append(call)
     live_out = flow.live_out()
@@ -46,9 +47,7 @@ def in_halves(flow: Flow) -> list[Call]:
         return cast is not None and cast.outs[0].type is narrow.type and _is_free(cast.outs[0])
 
     changed: dict[Call, Call | None] = {}
-    for call in flow.calls:
-        if call.op is None or call.op.name != "astype":
-            continue
+    for call in casts:
         [wide], [narrow] = call.outs, call.ins
         users = readers.get(wide.value, ())
         if not users or wide.value in live_out or not (_is_free(wide) and _is_free(narrow)):

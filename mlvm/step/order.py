@@ -19,17 +19,20 @@ def earlier_where_it_frees(units: Sequence[Unit], live_out: Iterable[Value]) -> 
     """
     after: list[list[int]] = [[] for _ in units]
     unmet = [0] * len(units)
-    for later, earlier in _dependences(units):
-        after[earlier].append(later)
-        unmet[later] += 1
-    readers: dict[Value, set[int]] = {value: set() for unit in units for value in unit.makes}
+    for later, dependences in enumerate(_dependences(units)):
+        unmet[later] = len(dependences)
+        for earlier in dependences:
+            after[earlier].append(later)
+    # of each value, how many read it that have not run, and the sum of their numbers
+    readers = {value: 0 for unit in units for value in unit.makes}
+    numbers = readers.copy()
+    for value in readers.keys() & live_out:
+        readers[value], numbers[value] = 1, len(units)
     for i, unit in enumerate(units):
         for value in unit.reads:
             if value in readers:
-                readers[value].add(i)
-    for value in live_out:
-        if value in readers:
-            readers[value].add(len(units))
+                readers[value] += 1
+                numbers[value] += i
     done = [False] * len(units)
     order: list[Unit] = []
     early: list[tuple[int, int]] = []
@@ -42,7 +45,7 @@ def earlier_where_it_frees(units: Sequence[Unit], live_out: Iterable[Value]) -> 
             if value.home is None and readers[value]:
                 allocated += value.nbytes
         for value in unit.reads:
-            if value.home is None and len(readers.get(value, ())) == 1:
+            if value.home is None and readers.get(value) == 1:
                 freed += value.nbytes
         if freed > allocated or (0 < allocated <= ALIGNMENT and unit.movable):
             heapq.heappush(early, (allocated, i))
@@ -51,13 +54,11 @@ def earlier_where_it_frees(units: Sequence[Unit], live_out: Iterable[Value]) -> 
         done[i] = True
         order.append(units[i])
         for value in units[i].reads:
-            others = readers.get(value)
-            if others is None:
-                continue
-            others.discard(i)
-            if len(others) == 1:
-                [last] = others
-                if last < len(units) and not unmet[last]:
+            if value in readers:
+                readers[value] -= 1
+                numbers[value] -= i
+                last = numbers[value]
+                if readers[value] == 1 and last < len(units) and not unmet[last]:
                     consider(last)
         for later in after[i]:
             unmet[later] -= 1
@@ -77,8 +78,8 @@ def earlier_where_it_frees(units: Sequence[Unit], live_out: Iterable[Value]) -> 
     return order
 
 
-def _dependences(units: Sequence[Unit]) -> Iterable[tuple[int, int]]:
-    """Yield pairs (later, earlier) of units, of which the second has to run first."""
+def _dependences(units: Sequence[Unit]) -> Iterable[set[int]]:
+    """Yield the numbers of the units that have to run before each unit."""
     producers: dict[Value, int] = {}
     written: dict[Home, int] = {}
     readers: dict[Home, list[int]] = {}
@@ -87,7 +88,7 @@ def _dependences(units: Sequence[Unit]) -> Iterable[tuple[int, int]]:
     for i, unit in enumerate(units):
         dependences = {producers[value] for value in unit.reads if value in producers}
         for home in unit.writes_to:
-            dependences.update(readers.pop(home, []))
+            dependences.update(readers.pop(home, ()))
             if home in written:
                 dependences.add(written[home])
             written[home] = i
@@ -105,5 +106,4 @@ def _dependences(units: Sequence[Unit]) -> Iterable[tuple[int, int]]:
             raising = i  # it comes after the one before: both are fixed
         producers.update(dict.fromkeys(unit.makes, i))
         dependences.discard(i)
-        for earlier in dependences:
-            yield i, earlier
+        yield dependences

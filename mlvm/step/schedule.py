@@ -6,14 +6,15 @@ values that lie in them (`Placed`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
-from typing import NamedTuple, TypeAlias
+import math
+from collections.abc import Container, Iterable, Sequence
+from functools import cached_property
+from typing import TypeAlias
 
 from mlvm.arena.planner import Block, lower_bound
 from mlvm.core.machine.fused import HEADS
 from mlvm.core.types import TensorType
-from mlvm.step.flow import Call, Home, Unit, Use, Value
+from mlvm.step.flow import Home, Unit, Use, Value
 
 Placed: TypeAlias = Value | Home
 
@@ -25,12 +26,33 @@ def placed(value: Value) -> Placed | None:
     return value.home if value.home.role == "scratch" else None
 
 
-class Run(NamedTuple):
-    """A unit, and the uses that its function writes and reads."""
+class Run:
+    """A unit, and the uses that its function writes and reads.
 
-    unit: Unit
-    outs: Sequence[Use]
-    ins: Sequence[Use]
+    places: the bytes of each placed value and home among these, by first use.
+    hosts: of each value that may take the place of an operand, the operands.
+    """
+
+    __slots__ = ("hosts", "ins", "outs", "places", "unit")
+
+    def __init__(self, unit: Unit, outs: Sequence[Use], ins: Sequence[Use]) -> None:
+        self.unit, self.outs, self.ins = unit, outs, ins
+        self.places = places = dict[Placed, int]()
+        for uses in (outs, ins):
+            for value, _ in uses:
+                home = value.home
+                if home is None:
+                    places[value] = value.nbytes
+                elif home.role == "scratch":
+                    places[home] = max(value.nbytes, places.get(home, 0))
+        self.hosts = _hosts(unit, outs, ins)
+
+
+def _run_of(unit: Unit, stored: Container[object]) -> Run:
+    """Return the run of a unit; that of a single call does not depend on `stored`."""
+    if unit.run is None or len(unit.calls) > 1:
+        unit.run = Run(unit, *unit.operands(stored))
+    return unit.run  # type: ignore[no-any-return]
 
 
 class Schedule:
@@ -52,33 +74,26 @@ class Schedule:
         """Schedule units. `same` is a schedule of the same units in another order."""
         if same is None:
             stored = set(live_out).union(*[unit.reads for unit in units])
-            self._run_of = {unit: Run(unit, *unit.operands(stored)) for unit in units}
+            self._run_of = {unit: _run_of(unit, stored) for unit in units}
         else:
             self._run_of = same._run_of
         self.runs = [self._run_of[unit] for unit in units]
         self.start, self.end = start, end = dict[Placed, int](), dict[Placed, int]()
         self.root: dict[Placed, Placed] = {}
         self.size = size = dict[Placed, int]()
-        for moment, (_, outs, ins) in enumerate(self.runs):
-            for uses in (outs, ins):
-                for value, _ in uses:
-                    home = value.home
-                    each: Placed = value
-                    if home is not None:
-                        if home.role != "scratch":
-                            continue
-                        each = home
-                    if each not in start:
-                        start[each] = moment
-                        size[each] = value.nbytes
-                    elif home is not None and value.nbytes > size[each]:
-                        size[each] = value.nbytes
-                    end[each] = moment + 1
+        for moment, run in enumerate(self.runs):
+            for each, nbytes in run.places.items():
+                if each not in start:
+                    start[each] = moment
+                    size[each] = nbytes
+                elif nbytes > size[each]:
+                    size[each] = nbytes
+                end[each] = moment + 1
         host: dict[Placed, Value] = {}
         for moment, run in enumerate(self.runs, 1):
-            first = run.unit.calls[0]
-            if len(run.unit.calls) > 1 or (first.op is not None and first.op.in_place):
-                host.update(in_place(run, partial(_ends, end, moment)).items())
+            if run.hosts:
+                ended = {each for each in run.places if end[each] == moment}
+                host.update(in_place(run, ended).items())
         until: dict[Placed, int] = {}
         for each in start:  # a host comes before the value that takes its place
             root = self.root[each] = self.root[host[each]] if each in host else each
@@ -98,68 +113,50 @@ class Schedule:
         return lower_bound(self.blocks)
 
 
-def _ends(end: Mapping[Placed, int], moment: int, value: Value) -> bool:
-    return end[value] == moment
-
-
-def _in_place_alone(call: Call, ends: Callable[[Value], bool]) -> dict[Value, Value]:
-    """Return `in_place` of a unit of one call: an op may overwrite some of its operands."""
-    if call.op is None or not call.op.in_place:
-        return {}
-    [(out, type)], ins = call.outs, call.ins
-    for value, used_as in ins[: call.op.in_place] if out.home is None else ():
-        if (
-            value.home is None
-            and value.nbytes == out.nbytes
-            and used_as.shape == type.shape
-            and ends(value)
-            and all(x is not value for x, _ in ins[call.op.in_place :])
-            and all(as_type == used_as for x, as_type in ins if x is value)
-        ):
-            return {out: value}
-    return {}
-
-
-def in_place(run: Run, ends: Callable[[Value], bool]) -> dict[Value, Value]:
-    """Return the values that take the place of an operand, as value -> operand. The operand `ends`
-    with the unit, and no call of the unit reads it after the value is written. The call that
-    writes the value may read the operand if its op may overwrite it."""
-    first, *others = run.unit.calls
-    if not others:
-        return _in_place_alone(first, ends)
-    outs = [use for use in run.outs if use.value.home is None]
-    sizes = {use.value.nbytes for use in outs}
-    free = [
-        use
-        for use in run.ins
-        if use.value.home is None and use.value.nbytes in sizes and ends(use.value)
-    ]
-    if not free:
-        return {}
-    if first.op is not None and first.op.name in HEADS:
-        # Later rows of a product need all of its operands.
-        whole = {use.value for use in first.ins}
-        free = [use for use in free if use.value not in whole]
-    writer: dict[Value, int] = {}
-    reader: dict[Value, int] = {}
-    types: dict[Value, set[TensorType]] = {}
-    for i, call in enumerate(run.unit.calls):
-        for use in call.ins:
-            reader[use.value] = i
-            types.setdefault(use.value, set()).add(use.type)
-        writer.update((use.value, i) for use in call.outs)
+def in_place(run: Run, ended: Container[Placed]) -> dict[Value, Value]:
+    """Return the values that take the place of an operand, as value -> operand. The operand has
+    `ended` with the unit, and no call of the unit reads it after the value is written. The call
+    that writes the value may read the operand if its op may overwrite it."""
     hosts: dict[Value, Value] = {}
-    for out in sorted(outs, key=lambda use: -use.value.nbytes):
-        at = writer[out.value]
-        op = run.unit.calls[at].op
-        latest = at if op is not None and op.in_place else at - 1
-        for i, use in enumerate(free):
-            if (
-                use.value.nbytes == out.value.nbytes
-                and use.type.shape == out.type.shape
-                and reader[use.value] <= latest
-                and len(types[use.value]) == 1
-            ):
-                hosts[out.value] = free.pop(i).value
+    for out, operands in run.hosts:
+        for value in operands:
+            if value in ended and value not in hosts.values():
+                hosts[out] = value
                 break
+    return hosts
+
+
+def _hosts(unit: Unit, outs: Sequence[Use], ins: Sequence[Use]) -> list[tuple[Value, list[Value]]]:
+    """Return the hosts of a run, for the largest results first."""
+    calls = unit.calls
+    if len(calls) == 1 and (calls[0].op is None or not calls[0].op.in_place):
+        return []
+    own = [use for use in outs if use.value.home is None]
+    sizes = {use.value.nbytes for use in own}
+    free = [use for use in ins if use.value.home is None and use.value.nbytes in sizes]
+    if not free:
+        return []
+    needed: dict[Value, float] = {}  # the last call before which the value must be whole
+    types: dict[Value, set[TensorType]] = {}
+    writer: dict[Value, int] = {}
+    for i, call in enumerate(calls):
+        assert call.op is not None
+        for j, (value, type) in enumerate(call.ins):
+            needed[value] = max(needed.get(value, 0), i + (j >= call.op.in_place))
+            types.setdefault(value, set()).add(type)
+        writer[call.outs[0].value] = i
+        if call.op.name in HEADS:  # later rows of a product need all of its operands
+            needed.update((value, math.inf) for value, _ in call.ins)
+    hosts = []
+    for out in sorted(own, key=lambda use: -use.value.nbytes):
+        operands = [
+            use.value
+            for use in free
+            if use.value.nbytes == out.value.nbytes
+            and use.type.shape == out.type.shape
+            and needed[use.value] <= writer[out.value]
+            and len(types[use.value]) == 1
+        ]
+        if operands:
+            hosts.append((out.value, operands))
     return hosts

@@ -25,8 +25,15 @@ _SIDE: Final = 16
 def without_transposes(flow: Flow) -> list[Call]:
     """Return the calls without matrices that are transposed only for products, or products that
     are only computed to be transposed."""
+    order = None
     for rewrite in (_beside_casts, _of_factors, _of_results):
-        flow = Flow(rewrite(flow), flow.results)
+        if not any(map(_swaps, flow.calls)):
+            break
+        order = order or _Order(flow)
+        changed = rewrite(flow, order)
+        if changed:
+            calls = [new for call in flow.calls if (new := changed.get(call, call)) is not None]
+            flow, order = Flow(calls, flow.results), None
     return flow.calls
 
 
@@ -59,10 +66,9 @@ class _Order:
         return not any(begin < i <= end for home in homes for i in self._writes.get(home, ()))
 
 
-def _beside_casts(flow: Flow) -> list[Call]:
+def _beside_casts(flow: Flow, order: _Order) -> dict[Call, Call | None]:
     """Transpose matrices in fewer bytes: behind a cast that narrows, and in front of a cast that
     widens, as `ml.autocast` has them around products."""
-    order = _Order(flow)
     producers = {call.outs[0].value: call for call in flow.calls if _swaps(call) or _casts(call)}
     changed: dict[Call, Call | None] = {}
     for second in producers.values():
@@ -80,12 +86,11 @@ def _beside_casts(flow: Flow) -> list[Call]:
             between = Use(Value(type.nbytes), type)
             changed[first] = replace(second, outs=[between], ins=[source])
             changed[second] = replace(first, outs=[result], ins=[between])
-    return _changed(flow, changed)
+    return changed
 
 
-def _of_factors(flow: Flow) -> list[Call]:
+def _of_factors(flow: Flow, order: _Order) -> dict[Call, Call | None]:
     """Replace transposed copies of factors by products that take the factors transposed."""
-    order = _Order(flow)
     changed: dict[Call, Call | None] = {}
     for swap in filter(_swaps, flow.calls):
         [factor], [source] = swap.outs, swap.ins
@@ -102,12 +107,11 @@ def _of_factors(flow: Flow) -> list[Call]:
             flips = [use == factor for use in product.ins]
             ins = [source if use == factor else use for use in product.ins]
             changed[call] = _with(product, ins, _transposed(product), flips)
-    return _changed(flow, changed)
+    return changed
 
 
-def _of_results(flow: Flow) -> list[Call]:
+def _of_results(flow: Flow, order: _Order) -> dict[Call, Call | None]:
     """Replace products that are only transposed by products that compute the transposed result."""
-    order = _Order(flow)
     producers = {call.outs[0].value: call for call in flow.calls if _multiplies(call)}
     changed: dict[Call, Call | None] = {}
     for swap in filter(_swaps, flow.calls):
@@ -122,7 +126,7 @@ def _of_results(flow: Flow) -> list[Call]:
             changed[product] = None
             swapped = replace(product, outs=swap.outs)
             changed[swap] = _with(swapped, [y, x], _transposed(product)[::-1], [True, True])
-    return _changed(flow, changed)
+    return changed
 
 
 def _swaps(call: Call) -> bool:
@@ -168,7 +172,3 @@ def _with(call: Call, ins: list[Use], transposed: list[bool], flips: list[bool])
     """Return the product of these factors, transposed once more where `flips` says so."""
     x, y = (is_set is not flip for is_set, flip in zip(transposed, flips, strict=True))
     return replace(call, ins=ins, attributes={"transpose_x": x, "transpose_y": y})
-
-
-def _changed(flow: Flow, changed: dict[Call, Call | None]) -> list[Call]:
-    return [new for call in flow.calls if (new := changed.get(call, call)) is not None]

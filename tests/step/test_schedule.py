@@ -66,8 +66,8 @@ def test_an_operand_that_is_read_later_keeps_its_place() -> None:
     [_, tanh] = step.calls
     run = Run(Unit([tanh]), tanh.outs, tanh.ins)
     operand, result = tanh.ins[0].value, tanh.outs[0].value
-    assert in_place(run, lambda value: True) == {result: operand}
-    assert in_place(run, lambda value: False) == {}
+    assert in_place(run, {operand}) == {result: operand}
+    assert in_place(run, ()) == {}
 
 
 def test_the_schedule_of_a_planned_step_is_that_of_its_lifetimes() -> None:

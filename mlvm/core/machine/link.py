@@ -164,7 +164,7 @@ class _Linker:
             step_of[pc] = len(steps)
             steps.append(self.step(pc, instruction, name))
             ends.append(pc)
-            if folds:
+            if folds and steps[-1][0] == CALL:
                 self.fold_arguments(targets)
         for i, (code, value, number, rest) in enumerate(steps):
             if code in (JUMP, JUMP_IF_FALSE):
@@ -207,20 +207,16 @@ class _Linker:
         return kind, binding, number, CallDetails(bound, nresults, unproven, may_alias)
 
     def fold_arguments(self, targets: set[int]) -> None:
-        """Fold the last step with the load_args before it. It must call a kernel, they must push
+        """Fold the last CALL with the load_args before it. It must be of a kernel, they must push
         all of its parameters, and no jump may go between them."""
         steps, starts, ends = self.code.steps, self.code.starts, self.code.ends
-        code, binding, number, details = steps[-1]
-        if code != CALL or binding.callee.kernel is None:
+        _, binding, number, details = steps[-1]
+        if binding.callee.kernel is None or details.unproven or details.nresults not in (STAR, 0):
             return
-        if details.unproven or details.nresults not in (STAR, 0):
+        first = 0 if number == ALL else len(steps) - 1 - number
+        loads = steps[first:-1]
+        if first < 0 or any(load[0] != LOAD_ARG for load in loads):
             return
-        if number == ALL:  # it takes all steps so far, if these are loads
-            number = len(steps) - 1
-        loads = steps[len(steps) - 1 - number : -1]
-        if len(loads) != number or any(load[0] != LOAD_ARG for load in loads):
-            return
-        first = len(steps) - 1 - number
         if not targets.isdisjoint(range(starts[first] + 1, ends[-1] + 1)):
             return
         arguments = tuple([load[2] for load in loads])

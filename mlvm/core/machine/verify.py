@@ -95,8 +95,7 @@ class Verdict(NamedTuple):
     `reached`: places that can be reached. `unproven`: calls whose operands the machine checks as
     they run, since a kind or type was not inferred. `outputs`: whether a launch may leave any.
     `bound`: each call's function, and its bound attributes.
-    `cost`: bytes of the results that its ops make, and their floating-point operations, as far
-    as types are known (see `VM.estimate`)."""
+    `cost`: with `by_type`, bytes and operations of its ops, as far as known (`VM.estimate`)."""
 
     reached: frozenset[tuple[str, int]]
     unproven: frozenset[tuple[str, int]]
@@ -199,6 +198,7 @@ class _Verifier:
     many: int = 0  # results of calls that leave more than a few
     unproven: set[tuple[str, int]] = field(default_factory=set)
     bound: dict[tuple[str, int], tuple[Callee, Attributes]] = field(default_factory=dict)
+    known: dict[Any, Any] = field(default_factory=dict)  # attributes bound, and types inferred
     reached: set[tuple[str, int]] = field(default_factory=set)
     targets: dict[str, set[int]] = field(default_factory=dict)
     contexts: dict[str, dict[tuple[str, ...], _Context]] = field(default_factory=dict)
@@ -404,9 +404,13 @@ class _Verifier:
             ):
                 raise self.error(f"{name} would write to a constant")
             if has_types:
-                inferred = callee.infer(types, attributes) or ()  # type: ignore[arg-type]
-                self.context.costs[self.pc] = callee.cost(types, attributes)  # type: ignore[arg-type]
-                return [Abstract("Tensor", type) for type in inferred]
+                if self.by_type:
+                    self.context.costs[self.pc] = callee.cost(types, attributes)  # type: ignore[arg-type]
+                key = callee, id(attributes), *types
+                if key not in self.known:
+                    inferred = callee.infer(types, attributes) or ()  # type: ignore[arg-type]
+                    self.known[key] = [Abstract("Tensor", type) for type in inferred]
+                return self.known[key]  # type: ignore[no-any-return]
             self.unproven.add((self.context.function.name, self.pc))
             return [TENSOR] * (callee.nresults or 0)
         except ProgramError:
@@ -416,12 +420,12 @@ class _Verifier:
             raise
 
     def bound_by(self, callee: Callee, attributes: Attributes) -> Attributes:
-        """Bind the attributes of the current call, once for each place."""
-        place = self.context.function.name, self.pc
-        binding = self.bound.get(place)
-        if binding is None or binding[0] is not callee:
-            binding = self.bound[place] = callee, callee.bind(attributes)
-        return binding[1]
+        """Bind the attributes of the current call, once for all calls that share them."""
+        place, key = (self.context.function.name, self.pc), (id(attributes), callee)
+        if key not in self.known:
+            self.known[key] = callee, callee.bind(attributes)
+        self.bound[place] = self.known[key]
+        return self.bound[place][1]
 
     def call(self, name: str) -> object:
         function = self.program.functions[name]

@@ -110,20 +110,22 @@ class Program:
         (['main'], 7)
     """
 
-    __slots__ = ("__weakref__", "constants", "functions", "written")
+    __slots__ = ("__weakref__", "constants", "functions", "single", "written")
 
+    # What `mlvm.arena.writes` and a recorder have found of it, once they were asked.
     written: frozenset[int] | None
-    """What `mlvm.arena.writes` has found of it, once it was asked."""
+    single: Any
 
     def __init__(
         self, functions: Iterable[Function], constants: Mapping[str, Array] | None = None
     ) -> None:
         self.functions: dict[str, Function] = {}
+        copies: dict[int, tuple[object, object]] = {}
         for function in functions:
             _check_name("function", function.name)
             if function.name in self.functions:
                 raise ProgramError(f"function {function.name!r} is defined twice")
-            self.functions[function.name] = _frozen(function)
+            self.functions[function.name] = _frozen(function, copies)
         if "main" not in self.functions:
             raise ProgramError(f"no function 'main' among {', '.join(self.functions) or 'none'}")
         self.constants: dict[str, Array] = {}
@@ -243,23 +245,23 @@ def _check_name(kind: str, name: str) -> None:
         )
 
 
-def _frozen(function: Function) -> Function:
-    """The function with attributes that its maker cannot change any more."""
-    return function._replace(code=tuple(map(_frozen_instruction, function.code)))
+def _frozen(function: Function, copies: dict[int, tuple[object, object]]) -> Function:
+    """The function with attributes that its maker cannot change: copies, shared by their users."""
 
+    def frozen(value: Any) -> Any:
+        if value.__class__ in PLAIN or not isinstance(value, Mapping):
+            return value
+        if id(value) not in copies:
+            copies[id(value)] = value, MappingProxyType({k: canonical(x) for k, x in value.items()})
+        return copies[id(value)][1]
 
-def _frozen_instruction(instruction: Instruction) -> Instruction:
-    opcode, immediates = instruction
-    plain = immediates.__class__ is tuple and PLAIN.issuperset(map(type, immediates))
-    if plain and instruction.__class__ is Instruction:
-        return instruction
-    return Instruction(opcode, tuple(map(_frozen_immediate, immediates)))
+    def instruction(each: Instruction) -> Instruction:
+        plain = each[1].__class__ is tuple and PLAIN.issuperset(map(type, each[1]))
+        if plain and each.__class__ is Instruction:
+            return each
+        return Instruction(each[0], tuple(map(frozen, each[1])))
 
-
-def _frozen_immediate(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    return MappingProxyType({name: canonical(x) for name, x in value.items()})
+    return function._replace(code=tuple(map(instruction, function.code)))
 
 
 def _are_alike(x: Any, y: Any) -> bool:

@@ -21,9 +21,9 @@ Paths: TypeAlias = dict[
 ]
 """Paths of Modules in others, by the ids of both, with references to both."""
 
-_OTHERS: Final[dict[int, CodeType]] = {}
-"""Code objects of mlvm that are not methods of Modules, by id: reading a frame's variables and
-hashing a code object are slow."""
+_OTHERS: Final[dict[int, weakref.ref[CodeType]]] = {}
+"""Code objects that are not methods of Modules, by id: reading a frame's variables and hashing a
+code object are slow."""
 
 
 def layer_here() -> str | None:
@@ -52,8 +52,9 @@ def _path_of(inner: Module, outer: Module, paths: Paths) -> str | None:
     key = id(inner), id(outer)
     modules, path = paths.get(key, (None, None))
     if modules is None or modules[0]() is not inner or modules[1]() is not outer:
-        path = next((path for path, part in named_nodes(outer) if part is inner), None)
-        paths[key] = (weakref.ref(inner), weakref.ref(outer)), path
+        for each, part in [(None, inner), *named_nodes(outer)]:
+            paths[id(part), id(outer)] = (weakref.ref(part), weakref.ref(outer)), each
+        path = paths[key][1]
     return path
 
 
@@ -68,14 +69,14 @@ def _owner_of(frame: FrameType) -> Any:
     traced = frame.f_trace is not None or sys.gettrace() is not None
     if type(variables) is dict and not traced:
         variables.clear()  # a copy, until Python 3.12, which would keep all variables alive
-    if not isinstance(owner, Module):
+    if not isinstance(owner, Module) and OURS.get(code.co_filename):
         _pass_over(code)
     return owner
 
 
 def _pass_over(code: CodeType) -> None:
-    if OURS.get(code.co_filename):  # which is a file's, and stays
-        _OTHERS[id(code)] = code
+    number = id(code)
+    _OTHERS[number] = weakref.ref(code, lambda _: _OTHERS.pop(number, None))
 
 
 def _with_layer(error: MlvmError, *args: object) -> None:

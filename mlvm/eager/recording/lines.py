@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Final
 
 from mlvm.core import errors
@@ -32,8 +33,11 @@ def user_line() -> Line | None:
     if (line := traced_line.get()) is not None:
         return line
     text = errors.user_line()
-    if text is None:
-        return None
+    return None if text is None else _line(text, layer_here())
+
+
+@lru_cache(maxsize=4096)
+def _line(text: str, layer: str | None) -> Line:
     line = Line(text)
-    line.layer = layer_here()
+    line.layer = layer
     return line

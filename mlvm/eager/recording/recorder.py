@@ -270,7 +270,7 @@ class Recorder:
         return handle
 
     def dealloc_storage(self, handle: StorageHandle) -> None:
-        pass
+        """Do nothing: it has no bytes."""
 
     def tensor_from_storage(
         self, storage: StorageHandle, type: TensorType, offset: int
@@ -281,7 +281,7 @@ class Recorder:
         return next(_handles)
 
     def dealloc_tensor(self, handle: TensorHandle) -> None:
-        pass
+        """Do nothing: it has no bytes."""
 
     def require_open(self) -> None:
         """Do nothing: a recorder is never closed."""
@@ -291,9 +291,8 @@ class Recorder:
     ) -> list[Array]:
         """Record the program's call. Raises `CaptureError` if it is not one call, or has
         outputs."""
-        name, numbers, attributes = _only_call(program)
-        op = OPS.get(name.removesuffix(OUT)) if name.endswith(OUT) else None
-        params = [(self._reference(args[i]), self._type(args[i])) for i in numbers]
+        name, op, numbers, attributes = _only_call(program)
+        params = [self._operand(args[i]) for i in numbers]
         line = user_line()
         if op is not None:
             self._require_writable(op, params)
@@ -836,19 +835,32 @@ class Recorder:
     def _reference(self, handle: TensorHandle) -> Reference:
         """Return the reference to the tensor that holds the handle's region. A tensor's values are
         stored by it."""
+        return self._operand(handle)[0]
+
+    def _operand(self, handle: TensorHandle) -> _Operand:
+        """Return the reference to the tensor that holds the handle's region, and the handle's
+        type."""
         self._require_live(handle)
         weak = self.memory.regions.data.get(handle)
         region = weak() if weak is not None else None
         reference = region.holder if region is not None else None
         holder = reference() if reference is not None else None
-        if reference is None or holder is None:
+        if region is None or reference is None or holder is None:
             raise _refused(
                 f"a tensor of another VM, or in no arena of {self.name} (handle {handle}), is used",
                 f"; the function runs on {self.name}: call it inside `with arena:` of an arena on "
                 f"the VM of its tensors",
             )
-        if id(reference) in self.memory.references:
-            return self.placeholders.aliases.get(id(reference), reference)
+        if id(reference) not in self.memory.references:
+            self._note_outside(reference, holder)
+        reference = self.placeholders.aliases.get(id(reference), reference)
+        for type, each in region.handles.items():
+            if each == handle:
+                return reference, type
+        raise HandleError(f"there is no handle {handle}")
+
+    def _note_outside(self, reference: Reference, holder: Allocation) -> None:
+        """Note the first use of a tensor from outside."""
         if isinstance(holder.arena, ScratchPad):
             raise _refused("a tensor of a scratch pad, which may lie over others, is used")
         self.memory.references[id(reference)] = reference
@@ -863,10 +875,10 @@ class Recorder:
                 self.placeholders.aliased_inputs.add(number)
                 own = _reference_to(self.placeholders.by_original[id(holder)])
                 self.placeholders.aliased.add(id(own))
-                return self.placeholders.aliases.setdefault(id(reference), own)
+                self.placeholders.aliases[id(reference)] = own
+                return
             self._settle(holder, "state", len(self.outside.states))
             self.outside.states.append(holder)
-        return reference
 
     def _require_live(self, handle: TensorHandle) -> None:
         if handle == STALE:
@@ -892,12 +904,6 @@ class Recorder:
             if id(reference) in self.memory.values:
                 self.memory.values[id(reference)].home = home
 
-    def _type(self, handle: TensorHandle) -> TensorType:
-        for type, each in self.memory.regions[handle].handles.items():
-            if each == handle:
-                return type
-        raise HandleError(f"there is no handle {handle}")
-
     def _value(self, reference: Reference) -> Value:
         value = self.memory.values.get(id(reference))
         if value is None:
@@ -907,19 +913,14 @@ class Recorder:
                 f"{user_line() or 'here'}: a tensor that a loop's body, a branch or an "
                 f"ml.function has made is used outside of it; return it from there"
             )
-        key, inner = id(reference), self.scopes.frames[1:]
-        if (
-            inner
-            and key in inner[-1]
-            and key not in (self.scopes.frames[0].keys() | self.scopes.cells)
-        ):
+        key, frames = id(reference), self.scopes.frames
+        if len(frames) > 1 and key in frames[-1] and key not in (*frames[0], *self.scopes.cells):
             raise _refused("a tensor of one ml.function is used in another that it calls")
         return value
 
     def _new_value(self, reference: Reference, type: TensorType) -> Value:
-        value = self.memory.values[id(reference)] = Value(
-            type.nbytes, self.memory.homes.get(id(reference))
-        )
+        home = self.memory.homes.get(id(reference))
+        value = self.memory.values[id(reference)] = Value(type.nbytes, home)
         return value
 
 
@@ -944,21 +945,24 @@ def _is_among(x: Allocation, views: _Views) -> bool:
     return reference is not None and reference() is x
 
 
-def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
-    """Return the call of a one-call program: the function, the numbers of its arguments, its
+def _only_call(program: Program) -> tuple[str, Op | None, list[int], Attributes]:
+    """Return the call of a one-call program: function, op, numbers of its arguments, and
     attributes. Raises `CaptureError` for another program, or one with outputs."""
-    code = program.main.code
-    loads = [i.immediates[0] for i in code[:-3] if i.opcode is Opcode.load_arg]
-    opcodes = tuple([instruction.opcode for instruction in code[len(loads) :]])
-    if len(program.functions) > 1 or opcodes != (Opcode.push_str, Opcode.cfunc, Opcode.halt):
-        raise _refused("a program of several calls is launched")
-    [name], (nparams, nresults, *rest) = code[-3].immediates, code[-2].immediates
-    if nparams not in (STAR, len(loads)):
-        raise _refused("a program of several calls is launched")
-    if nresults != 0:
-        remedy = "; call it outside, or keep the shape, as where(mask, x, 0) does"
-        raise _refused(f"{name}, whose results' types depend on values, is called", remedy)
-    return name, loads, rest[0] if rest else NO_ATTRIBUTES
+    if not hasattr(program, "single"):
+        code = program.main.code
+        loads = [i.immediates[0] for i in code[:-3] if i.opcode is Opcode.load_arg]
+        opcodes = tuple([instruction.opcode for instruction in code[len(loads) :]])
+        if len(program.functions) > 1 or opcodes != (Opcode.push_str, Opcode.cfunc, Opcode.halt):
+            raise _refused("a program of several calls is launched")
+        [name], (nparams, nresults, *rest) = code[-3].immediates, code[-2].immediates
+        if nparams not in (STAR, len(loads)):
+            raise _refused("a program of several calls is launched")
+        if nresults != 0:
+            remedy = "; call it outside, or keep the shape, as where(mask, x, 0) does"
+            raise _refused(f"{name}, whose results' types depend on values, is called", remedy)
+        op = OPS.get(name.removesuffix(OUT)) if name.endswith(OUT) else None
+        program.single = name, op, loads, rest[0] if rest else NO_ATTRIBUTES
+    return program.single  # type: ignore[no-any-return]
 
 
 def _refused(what: str, remedy: str = "") -> CaptureError:
