@@ -58,7 +58,7 @@ def test_indexed_and_updated() -> None:
     (lambda z: ml.max(z), ml.errors.DTypeError, "it must be real"),
     (lambda z: ml.softmax(z, axis=0), ml.errors.DTypeError, "it must be float"),
     (lambda z: float(z[0, 0]), TypeError, "complex"),
-    (lambda z: ml.optim.SGD({"z": z}, 0.1), ml.errors.DTypeError, "must be a float"),
+    (lambda z: ml.optim.SGD({"z": z}, 0.1), ml.errors.DTypeError, "expected a float parameter"),
     (lambda z: ml.grad(lambda z: ml.sum(z))(z), ml.errors.GradientError, "take the real"),
     (
         lambda z: ml.grad(lambda z: ml.abs(ml.sum(ml.sign(z))))(z),

@@ -343,7 +343,7 @@ def test_a_sequential_is_a_sequence_of_its_layers() -> None:
     untyped: Any = model
     refuses(IndexRefused, "there is no layer 3 among 3", untyped.__getitem__, 3)
     refuses(IndexRefused, "there is no layer 'a' among 3", untyped.__setitem__, "a", ml.relu)
-    refuses(ArgumentError, "layer 1 must be callable", untyped.__setitem__, 1, 3)
+    refuses(ArgumentError, "expected a callable as layer 1", untyped.__setitem__, 1, 3)
     assert nn.Sequential()[:] is not None
     assert not nn.Sequential()
 

@@ -724,7 +724,7 @@ def test_clipping_zeros_gives_zeros() -> None:
 
 @pytest.mark.parametrize("max_norm", [0, -1, math.nan, math.inf, "1e"])
 def test_a_norm_to_clip_to_is_positive(max_norm: Any) -> None:
-    with pytest.raises(ArgumentError, match="clip_by_global_norm: expected a positive max_norm"):
+    with pytest.raises(ArgumentError, match="clip_by_global_norm: expected .*max_norm"):
         optim.clip_by_global_norm({}, max_norm)
 
 
@@ -903,7 +903,7 @@ def test_an_optimizer_needs_parameters(params: Any) -> None:
 
 
 def test_parameters_are_floats() -> None:
-    with pytest.raises(DTypeError, match=r"parameter 'a/0' must be a float, not i64\[2\]"):
+    with pytest.raises(DTypeError, match=r"a float parameter 'a/0', got i64\[2\]"):
         optim.SGD({"a": [from_array(np.arange(2))]}, 0.1)
 
 
@@ -1141,7 +1141,7 @@ def test_what_is_no_learning_rate_is_not_assigned() -> None:
         for value in ("0.1", b"0.1", None, -1, math.nan):
             refuses(
                 ArgumentError,
-                f"{name}: learning_rate must be",
+                f"{name}: expected learning_rate",
                 setattr,
                 owner,
                 "learning_rate",
