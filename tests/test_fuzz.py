@@ -202,7 +202,9 @@ def test_random_transformations(
 def test_random_directions(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Captured, and beside finite differences; and a wrong tangent is found."""
+    """Captured, and beside finite differences; a wrong tangent is found. Under autocast the states
+    of loops, into which products go, keep their types."""
+    assert directions.main(["--autocast", "--programs", "2", "--seed", "45"]) == 0
     command = ["--slopes", "--programs", "3", "--seed", "0"]
     assert directions.main(command) == 0
     jvp = ml.jvp

@@ -193,6 +193,7 @@ def special(program: Program, args: list[Array]) -> list[Array]:
 
 IN_F32 = HERE._replace(
     asarray=lambda x: ml.asarray(x, dtype=ml.float32),
+    matmul=lambda x, y: ml.astype(ml.matmul(x, y), ml.float32),
     computed=lambda fn, args: leaves(fn(*[ml.asarray(x, dtype=ml.float32) for x in args])),
 )
 
