@@ -142,9 +142,18 @@ class Conditional:
 
 
 class Begun(Conditional):
-    """Sum of zeros, on which another cotangent stands as it does on none."""
+    """Sum of cotangents over the iterations of a loop so far, which may be none.
+
+    x is valid in any case: zeros, if there is none. Another cotangent is added to it as to none. So
+    a branch or an inner loop that adds to it in some cases only leaves it `Begun`. One that is left
+    at the end of an iteration has the loop recorded again, with a condition.
+    """
 
     __slots__ = ()
+
+    def at(self, x: Tensor) -> Begun:
+        """Return a later value of the sum."""
+        return Begun(x, self.present, is_clean=True)
 
 
 def added(total: Any, part: Any) -> Any:

@@ -240,19 +240,22 @@ def either(
 ) -> list[Any]:
     """Record two branches whose results are cotangents of these types, which may be absent.
 
-    A result that is absent in one branch, or is conditional there, is `Conditional`. `partly` has
-    the positions of those for which this is known; the recording begins again with others. The
-    number of a record is 0 where it is absent.
+    A result that is absent in one branch, or is conditional there, is `Conditional`; one that is
+    `Begun` in a branch is `Begun`. `partly` has the positions of those for which this is known; the
+    recording begins again with others. The number of a record is 0 where it is absent.
     """
     shapes: dict[int, Shape] = {k: () for k in partly if types[k].dtype.is_inexact}
     unclean: set[int] = set()
+    begun: dict[int, Begun] = {}
 
     def recorded(side: Callable[[], Sequence[Any]]) -> Tensors:
         parts = side()
+        begun.update((k, g) for k, g in enumerate(parts) if isinstance(g, Begun))
         new = {
             k: g.present.shape if isinstance(g, Conditional) else shapes.get(k, ())
             for k, g in enumerate(parts)
-            if types[k].dtype.is_inexact and (g is None or isinstance(g, Conditional))
+            if types[k].dtype.is_inexact
+            and (g is None or (isinstance(g, Conditional) and k not in begun))
         }
         if any(k not in shapes or len(shapes[k]) < len(shape) for k, shape in new.items()):
             shapes.update({k: max(shape, shapes.get(k, ()), key=len) for k, shape in new.items()})
@@ -268,10 +271,12 @@ def either(
 
     results = _branch([], pred, [partial(recorded, side) for side in sides])
     flags = dict(zip(shapes, results[len(types) :], strict=True))
-    return [
-        Conditional(x, flags[k], is_clean=k not in unclean) if k in flags else x
-        for k, x in enumerate(results[: len(types)])
-    ]
+    totals: list[Any] = results[: len(types)]
+    for k, flag in flags.items():
+        totals[k] = Conditional(totals[k], flag, is_clean=k not in unclean)
+    for k, g in begun.items():
+        totals[k] = g.at(totals[k])
+    return totals
 
 
 def present(g: Any, shape: Shape = ()) -> Tensor:
@@ -298,7 +303,7 @@ def _added(total: Any, part: Any) -> Any:
         return Conditional(x + y, total.present, is_clean=total.is_clean and part.is_clean)
     both = x + y
     if isinstance(total, Begun):
-        return both if other is None else Conditional(_chosen(other, both, x), other)
+        return both if other is None else total.at(_chosen(other, both, x))
     if one is None or other is None:
         return _chosen(other, both, x) if one is None else _chosen(one, both, y)
     with taped(None):

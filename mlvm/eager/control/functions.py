@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVa
 from mlvm.core.errors import CaptureError, GradientError
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros, seed
-from mlvm.eager.autodiff.tape import CotangentAccumulator, Tape, taping
+from mlvm.eager.autodiff.tape import Conditional, CotangentAccumulator, Tape, taping
 from mlvm.eager.control import blocks, records
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.state import aliased, as_tree, copied, tensors
@@ -338,10 +338,10 @@ def _vjp(
     _, [of_number], of_totals = blocks.split(gs, len(vjp.outputs), 1)
     for (cell, _), g in zip(own, of_totals, strict=True):
         cell.cotangent = None if g is None else blocks.as_shared_cell(record, g)
-    closures = segment.closures.items()
+    sums = [Conditional.cleaned(h) if isinstance(h, Conditional) else h for h in sums]
     cells = [
         h if isinstance(h, blocks.Cell) else blocks.new_cell(record, or_zeros(h, type))
-        for h, (_, type) in zip(sums, closures, strict=True)
+        for h, type in zip(sums, segment.closures.values(), strict=True)
     ]
     tracked_residuals = vjp.tracked(vjp.residuals)
     outputs, params = vjp.tracked(vjp.outputs), vjp.tracked(vjp.params)

@@ -623,7 +623,10 @@ def _backward(
     }
     is_exact = bool(partly) or any(isinstance(g, Conditional) for g in row_gs)
     partly |= {k for k, h in enumerate(initial_sums[: len(active)]) if h is None and is_exact}
+    outer = {k: h for k, h in enumerate(initial_sums) if isinstance(h, Begun)}
+    still_begun = set[int]()
     partly &= {k for k, type in enumerate(sum_types) if type.dtype.is_inexact}  # no record number
+    partly.difference_update(outer)
     conditional = sorted(partly)
 
     def is_scalar(g: Any) -> bool:
@@ -684,10 +687,12 @@ def _backward(
         segment.walk(pending, inside, outside)
         parts: list[Any] = [pending.get(x.node) for x in active_params]
         parts += [pending[number] for number in closures]
+        still_begun.update(k for k in outer if isinstance(parts[k], Begun))
         wider.update(
             k
             for k, g in enumerate(parts)
             if k not in partly
+            and k not in outer
             and sum_types[k].dtype.is_inexact
             and (isinstance(g, Conditional) or (g is None and is_exact))
         )
@@ -729,6 +734,9 @@ def _backward(
         ]
         for k in begun:
             totals[k] = Conditional(totals[k], has_run, is_clean=True)
+        still_begun.update(outer)
+    for k in still_begun:
+        totals[k] = outer[k].at(finals[k])
     for k, condition in zip(conditional, finals[len(initial_sums) + len(numbers) :], strict=True):
         totals[k] = Conditional(finals[k], condition)
     parts: list[Any] = [None] * (nstate + nrows)

@@ -759,3 +759,80 @@ def test_a_branch_that_is_not_taken_has_no_cotangent(fn: Callable[..., Any], wra
     assert float(wrap(ml.grad(fn))(x)) == 2.0
     if wrap is not EVERYWHERE["batch"]:
         assert float(wrap(ml.grad(ml.grad(fn)))(x)) == 0.0
+
+
+def of_a_sum_in_one_branch(x: ml.Tensor, yes: ml.Tensor) -> Any:
+    """Each iteration uses x, and one of two branches uses it once more."""
+
+    def body(s: ml.Tensor, _: Any) -> Any:
+        u = ml.tanh(x)
+        s = ml.cond(yes, lambda: u * s, lambda: x * u)
+        return s, s
+
+    last, rows = ml.scan(body, x * 0 + 1, ml.ones(3))
+    return last + ml.sum(rows)
+
+
+def of_a_sum_in_an_inner_branch(x: ml.Tensor, yes: ml.Tensor) -> Any:
+    def body(i: Any, s: ml.Tensor) -> Any:
+        u = ml.sin(x)
+        s = ml.fori_loop(0, 2, lambda j, s: ml.cond(yes, lambda: s * u, lambda: s * x), s)
+        return s * u + ml.cond(yes, lambda: s, lambda: s * x)
+
+    return ml.fori_loop(0, 3, body, x * 2.0)
+
+
+def of_a_sum_in_an_inner_loop(x: ml.Tensor, yes: ml.Tensor) -> Any:
+    """The inner loop may have no iterations."""
+
+    def body(i: Any, s: ml.Tensor) -> Any:
+        u = ml.sin(x)
+        s = ml.fori_loop(0, 1 - ml.astype(yes, ml.int64), lambda j, s: s * x, s)
+        return s * u
+
+    return ml.fori_loop(0, 3, body, x * 2.0)
+
+
+def of_a_sum_by_rows(x: ml.Tensor, yes: ml.Tensor) -> Any:
+    def body(i: Any, s: ml.Tensor) -> Any:
+        u = ml.cos(x)
+        _, rows = ml.scan(lambda c, r: (c * u, ml.cond(yes, lambda: c, lambda: r * x)), x, s + s)
+        return rows * u
+
+    return ml.sum(ml.fori_loop(0, 3, body, ml.ones(2, dtype=ml.float64) * x))
+
+
+def of_a_sum_in_a_function(x: ml.Tensor, yes: ml.Tensor) -> Any:
+    @ml.function
+    def times(s: ml.Tensor) -> ml.Tensor:
+        return ml.sin(s * x)
+
+    def body(i: Any, s: ml.Tensor) -> Any:
+        return times(ml.cond(yes, lambda: times(s), lambda: s * ml.tanh(x)))
+
+    return ml.fori_loop(0, 2, body, x * 2.0)
+
+
+@cases(
+    "fn",
+    of_a_sum_in_one_branch,
+    of_a_sum_in_an_inner_branch,
+    of_a_sum_in_an_inner_loop,
+    of_a_sum_by_rows,
+    of_a_sum_in_a_function,
+)
+@pytest.mark.parametrize("yes", [True, False])
+def test_a_sum_of_iterations_is_complete_where_a_branch_adds_nothing(
+    fn: Callable[..., Any], yes: bool
+) -> None:
+    """Eager gradients have no conditions, and differences tell that they are right."""
+    x, flag, h = ml.asarray(0.7, dtype=ml.float64), ml.asarray(yes), 1e-6
+    gradient = ml.grad(lambda x: fn(x, flag))
+    expected = float(gradient(x))
+    assert float(fn(x + h, flag) - fn(x - h, flag)) / (2 * h) == pytest.approx(expected, rel=1e-6)
+    assert float(ml.capture(lambda x, flag: ml.grad(lambda x: fn(x, flag))(x))(x, flag)) == expected
+    second = pytest.approx(float(gradient(x + h) - gradient(x - h)) / (2 * h), rel=1e-5)
+    assert float(ml.jvp(gradient, (x,), (x * 0 + 1,))[1]) == second
+    assert float(ml.capture(ml.grad(gradient))(x)) == second
+    rows = ml.vmap(lambda x, flag: ml.grad(lambda x: fn(x, flag))(x))
+    assert float(rows(ml.stack([x, x]), ml.asarray([yes, not yes]))[0]) == pytest.approx(expected)
