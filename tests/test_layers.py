@@ -79,7 +79,7 @@ BUDGET = {
     "mlvm/eager/functions": 4_840,
     "mlvm/eager/recording": 1_020,
     "mlvm/eager/autodiff": 2_360,
-    "mlvm/eager/control": 1_680,
+    "mlvm/eager/control": 1_700,
     "mlvm/eager/transform": 2_140,
     "mlvm/eager/nn": 2_350,
     "mlvm/eager/parallel": 640,
@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 530,
     "models": 3_470,
     "bench": 4_900,
-    "tests": 70_930,
+    "tests": 71_010,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
