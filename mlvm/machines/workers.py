@@ -120,13 +120,13 @@ class Workers:
             self._bad.heal(span)
 
     def drain(self) -> None:
-        """Wait until all tasks are done."""
-        with self._change:
-            self._change.wait_for(lambda: not self._open)
+        """Wait until all tasks so far are done. Another thread may submit more meanwhile."""
+        for task in [*self._open]:
+            task.done.wait()
 
     def synchronize(self) -> None:
-        """Wait until all tasks are done. Raises the first error whose bytes are still bad, and
-        forgets all such errors."""
+        """Wait until all tasks so far are done. Raises the first error whose bytes are still bad,
+        and forgets all such errors."""
         self.drain()
         with self._change:
             error, self._bad = self._bad.first_error(), BadBytes()
@@ -134,10 +134,10 @@ class Workers:
             raise again(error)
 
     def close(self) -> None:
-        """End the workers after their tasks. Idempotent."""
-        self.drain()
+        """End the workers after their tasks; refuse new ones. Idempotent."""
         with self._change:
             self._closed = True
+        self.drain()
         self._pool.shutdown(wait=True)
 
     def _wait(self, spans: list[Span], writing: bool) -> None:

@@ -325,6 +325,32 @@ def test_closing_finishes_what_was_given_and_ends_with_a_typed_error() -> None:
     refuses(HandleError, "was closed", vm.read, x)
 
 
+class Gates(Before):
+    """An instrument that holds each `copy.out` back until an event of its own is set."""
+
+    def __init__(self, *events: threading.Event) -> None:
+        rest = iter(events)
+        super().__init__(lambda name, _: name == "copy.out" and next(rest).wait(PATIENCE))
+
+
+def test_no_end_waits_for_what_another_thread_launches_meanwhile() -> None:
+    vm = VM(workers=2)
+    x, y, z = vectors(vm, 1.0, 2.0, 3.0)
+    first, second = threading.Event(), threading.Event()
+    vm.functions.watch(Gates(first, second))
+    vm.launch(COPY, (y, x))
+    quiet = start(vm.quiesce)
+    assert waits(quiet)
+    vm.launch(COPY, (z, x))
+    first.set()
+    quiet.result(PATIENCE)
+    closed = start(vm.close)
+    assert waits(closed)
+    refuses(MachineError, "is closed", vm.launch, ADD, (x, y, y))
+    second.set()
+    closed.result(PATIENCE)
+
+
 def test_even_an_exit_in_a_worker_is_an_error_of_its_result() -> None:
     vm = VM(workers=1)
     x, y = vectors(vm, 1.0, 1.0)
