@@ -724,7 +724,7 @@ def test_clipping_zeros_gives_zeros() -> None:
 
 @pytest.mark.parametrize("max_norm", [0, -1, math.nan, math.inf, "1e"])
 def test_a_norm_to_clip_to_is_positive(max_norm: Any) -> None:
-    with pytest.raises(ArgumentError, match="clip_by_global_norm: expected .*max_norm"):
+    with pytest.raises(ArgumentError, match=r"clip_by_global_norm: expected .*max_norm"):
         optim.clip_by_global_norm({}, max_norm)
 
 
