@@ -76,12 +76,12 @@ def prepared(
     def timed(size: Size) -> Mapping[str, float]:
         step, traces = make(size)
         batches = batches_of(size)
-        seen: set[int] = set()
+        lengths: set[int] = set()
         first: list[tuple[NDArray[Any], float]] = []
         begin = time.perf_counter()
         for tokens in batches:
-            is_new = tokens.shape[1] not in seen
-            seen.add(tokens.shape[1])
+            is_new = tokens.shape[1] not in lengths
+            lengths.add(tokens.shape[1])
             start = time.perf_counter()
             step(tokens)
             if is_new:

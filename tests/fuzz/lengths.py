@@ -267,7 +267,7 @@ def outcome(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 def from_file(step: Any) -> SavedStep | None:
     """Save a captured function's step, and return it from the file; None for one without lengths,
-    whose last call had a program of its own."""
+    whose last call had a separate program."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "step.mlvm")
         try:

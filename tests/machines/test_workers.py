@@ -326,7 +326,7 @@ def test_closing_finishes_what_was_given_and_ends_with_a_typed_error() -> None:
 
 
 class Gates(Before):
-    """An instrument that holds each `copy.out` back until an event of its own is set."""
+    """An instrument that holds each `copy.out` back until its event is set."""
 
     def __init__(self, *events: threading.Event) -> None:
         rest = iter(events)

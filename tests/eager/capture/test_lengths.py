@@ -396,7 +396,7 @@ def test_bad_lengths_change_nothing(arguments: Sequence[Any], message: str) -> N
 
 
 def loaded(step: Any, folder: Path) -> LoadedStep:
-    """The step of a captured function, saved and loaded, on a machine of its own."""
+    """The step of a captured function, saved and loaded, on another machine."""
     step.save(folder / "step.mlvm")
     return LoadedStep(SavedStep.from_bytes((folder / "step.mlvm").read_bytes()), LocalVM())
 

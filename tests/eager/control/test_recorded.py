@@ -793,9 +793,9 @@ def test_elements_of_queues() -> None:
                 y, _ = q.get()
                 return s + y * 10.0
 
-            made = ml.fori_loop(0, n, body, x)
-            ml.add(total, made, out=total)
-            return made
+            result = ml.fori_loop(0, n, body, x)
+            ml.add(total, result, out=total)
+            return result
 
         def put(values: list[Any]) -> None:
             for value, n in values:
@@ -879,8 +879,8 @@ def test_an_optimizer_in_a_loop() -> None:
                 optimizer.update(gradients)
                 return value
 
-            made: ml.Tensor = ml.fori_loop(0, turns, turn, 0.0)
-            return made
+            result: ml.Tensor = ml.fori_loop(0, turns, turn, 0.0)
+            return result
 
         value = wrap(step)(ml.reshape(vector(6), (2, 3)), turns)
         return [bits(value), bits(model), bits(optimizer.state()), ml.random.state().tolist()]
