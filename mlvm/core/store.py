@@ -1,12 +1,15 @@
 """The free store: storages of bytes, and handles that name tensors in them.
 
 A handle is an integer that is never used twice, in any store of this process; so a handle
-that outlives its tensor is always noticed. The store outlives launches and counts every byte.
+that outlives its tensor is always noticed. A process that serves others has numbers of its own
+(`number_apart`). The store outlives launches and counts every byte.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+import secrets
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -20,6 +23,16 @@ Handle = int
 _TOMBSTONES: Final = 1 << 16  # ended handles whose type and end an error can still name
 
 _handles = itertools.count(1)
+_apart: int | None = None
+"""The process that has numbers of its own."""
+
+
+def number_apart() -> None:
+    """Have later handles of this process begin at a random number above 2**32. A tensor of one
+    process that is used on a VM of another then names nothing there, instead of another tensor."""
+    global _apart, _handles
+    if _apart != os.getpid():
+        _apart, _handles = os.getpid(), itertools.count(1 + secrets.randbelow(1 << 20) << 32)
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from mlvm.core.errors import (
     OutOfMemory,
 )
 from mlvm.core.program.encoding import HEADER, VERSION, Allowance, Kind
+from mlvm.core.store import number_apart
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote import handshake
@@ -144,6 +145,7 @@ class Server:
                 raise errors.MachineError(
                     f"shared=: expected distinct names of 1 to {most} characters, got {shown}"
                 )
+        number_apart()
         self._processes: Processes | None = None
         self._names = list(shared)
         self.shared = {} if processes else {name: self.make_vm(name) for name in shared}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+import mlvm.eager as ml
 from mlvm.__main__ import main
-from mlvm.core.errors import ConnectionLost, LimitExceeded
+from mlvm.core.errors import ConnectionLost, LimitExceeded, MlvmError
 from mlvm.machines.remote import command
 from mlvm.machines.remote.connect import Observer, connect
 from mlvm.machines.remote.limits import Limits
@@ -67,6 +68,38 @@ def test_a_server_prints_its_secret_and_its_port() -> None:
         assert events[0] == "connected"
         assert events[-1] == "stopped"
         assert match[1] not in log
+
+
+CALLS: list[Callable[[ml.Tensor, ml.Tensor], ml.Tensor]] = [
+    lambda far, near: far + 0.0,
+    lambda far, near: near + far,
+    lambda far, near: ml.sum(far),
+    lambda far, near: far[0],
+    ml.capture(lambda far, near: near * far),
+]
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_tensor_of_a_server_names_nothing_in_this_process(processes: str, tmp_path: Path) -> None:
+    """Nor in another server. Handles of both begin anew, and would be the same numbers."""
+    a, b = (("--listen", f"unix:{tmp_path}/{name}", "--processes", processes) for name in "ab")
+    with (
+        serving(*a) as (_, first),
+        serving(*b) as (_, second),
+        connect(first["address"]) as vm,
+        connect(second["address"]) as other,
+        connect(first["address"]) as again,
+    ):
+        with ml.use(vm):
+            far = ml.full((3,), 1.0)
+        for where in (ml.default_vm(), other, again):
+            with ml.use(where):
+                near = [ml.full((3,), 100.0) for _ in range(100)]
+                for call in CALLS:
+                    with pytest.raises(MlvmError, match="lives on"):
+                        call(far, near[0]).numpy()
+                    assert near[0].tolist() == [100.0] * 3
+        assert far.tolist() == [1.0] * 3
 
 
 def status_of(address: str) -> dict[str, Any]:
