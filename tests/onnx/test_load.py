@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import ModelError
+from mlvm.core.errors import ArgumentError, ModelError
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
 from mlvm.onnx import load, wire
@@ -531,3 +531,10 @@ def test_what_pytorch_exports_is_as_there(name: str) -> None:
         pytest.importorskip(package)
     [(make, operands)] = [each[1:] for each in exports.cases() if each[0] == name]
     assert exports.difference(make, operands, captured=True) is None
+
+
+def test_names_of_lengths_are_for_inputs_passed_by_name() -> None:
+    step = ml.capture(load(NETWORK), lengths={"x": ("batch", None, None, None)})
+    x = ml.asarray(X)
+    assert step(x=x).shape[0] == x.shape[0]
+    refuses(ArgumentError, "lengths names 'x', which no argument of the call has", step, x)

@@ -99,6 +99,14 @@ class LengthSpec:
         for parameter in self._parameters.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 bound |= bound.pop(parameter.name, {})
+        parameters = self._parameters.parameters.values()
+        rest = next((f"*{x.name}" for x in parameters if x.kind is x.VAR_POSITIONAL), None)
+        unnamed = sorted(self.names.keys() - bound.keys())
+        if rest is not None and unnamed:
+            raise ArgumentError(
+                f"capture: lengths names {unnamed[0]!r}, which no argument of the call has: write "
+                f"{unnamed[0]}=..., as those of {rest} have no names"
+            )
         ordinals = {id(x): i for i, x in enumerate(signature.tensors)}
         axes: dict[str, list[Axis]] = {}
         sizes: dict[str, tuple[int, str]] = {}

@@ -291,7 +291,7 @@ def softmax_cross_entropy(
         ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 3]), label_smoothing=2.0)  # ArgumentError
         ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 9]))  # OperandValueError
     """
-    if type_of(logits).dtype.is_integer and type_of(labels).dtype.is_float:
+    if type_of(labels).dtype.is_float and type_of(logits).dtype.is_integer:
         raise DTypeError("expected logits, then labels: exchange the arguments")
     if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
         raise ArgumentError(

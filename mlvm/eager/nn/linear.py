@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.types import f32
 from mlvm.eager.functions import contraction, neural, shapes
+from mlvm.eager.functions.creation import asarray
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import Init, bias_of, biased, kernel_of, matched, sizes
 from mlvm.eager.tensor import primitives as op
@@ -63,8 +66,8 @@ class Linear(Module):
             return biased(y, None if bias is None else shapes.expand_dims(bias, axis=-1))
         except ShapeError:
             axis, features = self.axis, self.kernel.shape[0]
-            if x.ndim < -axis or x.shape[axis] == features:
-                raise  # of weights that fit no longer
+            if not isinstance(x, Tensor) or x.ndim < -axis or x.shape[axis] == features:
+                raise  # of weights that fit no longer, or what is no tensor
             actual = f"x has {x.shape[axis]} ({x.type}, axis {axis})"
             raise ShapeError(f"Linear takes {features} features, {actual}") from None
 
@@ -158,7 +161,8 @@ class Embedding(Module):
 
     @public
     def __call__(self, indices: Tensor) -> Tensor:
-        return op.take(self.embedding, indices, axis=0)
+        x = asarray(indices) if isinstance(indices, (int, np.integer)) else indices
+        return op.take(self.embedding, x, axis=0)
 
 
 class EmbeddingBag(Embedding):

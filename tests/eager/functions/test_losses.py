@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from tests.brief import cases
+from mlvm.core.errors import DTypeError
+from tests.brief import cases, refuses
 from tests.eager.functions.rows import CHECKS, Row
 
 Array = np.ndarray[Any, Any]
@@ -682,3 +683,7 @@ def test_a_captured_loss_is_the_eager_one() -> None:
 def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         call()
+
+
+def test_labels_are_tensors() -> None:
+    refuses(DTypeError, "expected a tensor, got int", ml.softmax_cross_entropy, ml.zeros(3), 2)
