@@ -360,9 +360,9 @@ class Captured(Generic[P, R]):
         if entry.open_part is None:
             types = ", ".join(map(str, entry.input_types))
             raise CaptureError(
-                f"the last program of {self!r}, of ({types}), is for its lengths alone, as those "
-                f"of lengths 0 and 1, with replace= and under ml.debug are; call it at another "
-                f"length, or capture it with lengths=False"
+                f"the last program of {self!r}, of ({types}), is for its lengths alone: these are "
+                f"0 or 1, or a tensor is larger than at the bounds, or replace= or ml.debug is "
+                f"used; call it at other lengths, or capture it with lengths=False"
             )
         return entry.open_part(entry, planned, states)
 

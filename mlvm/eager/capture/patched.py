@@ -23,9 +23,10 @@ from mlvm.core.program.program import Program, Variant
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.number import Numbers
 from mlvm.machines.native.extension import EXTENSION
-from mlvm.step.lengths import OpenType, Place, PlannedTemplate, Site, at
+from mlvm.step.lengths import Place, PlannedTemplate, Site, at
 
 _MOST_ALTERNATIVES: Final = 64
+_MOST_CHOICES: Final = 8
 
 
 class _Alternative(NamedTuple):
@@ -33,6 +34,18 @@ class _Alternative(NamedTuple):
 
     guards: tuple[float, ...]
     call: Any
+
+
+class _Choice(NamedTuple):
+    """Calls that were chosen for a length, and all guards of these alternatives.
+
+    calls: of each site.
+    ordered: the same, in the order of the program.
+    """
+
+    guards: tuple[float, ...]
+    calls: list[Any]
+    ordered: list[Any]
 
 
 class NotPatched(Exception):
@@ -67,9 +80,13 @@ class PatchedProgram:
                 numbered[key] = len(self._sites)
                 self._sites.append((site, []))
             self._order.append(numbered[key])
-        self._limits: dict[OpenType, int] = {}
+        self._choices: list[_Choice] = []  # the last first
+        self._limits: dict[tuple[int, ...], int] = {}  # of products of values at these places
         for type, nbytes in template.scratch_types():
-            self._limits[type] = min(self._limits.get(type, nbytes), nbytes)
+            places = tuple([n.number for n in type.shape if isinstance(n, Place)])
+            closed = math.prod([n for n in type.shape if not isinstance(n, Place)])
+            most = nbytes // (closed * type.dtype.itemsize) if closed else nbytes
+            self._limits[places] = min(self._limits.get(places, most), most)
         self._active: weakref.ref[object] | None = None
         self.busy = False  # a launch is between `activate` and its end
         rows, nargs = [site.arguments for site in sites], len(template.planned.arguments)
@@ -80,9 +97,8 @@ class PatchedProgram:
     def variant(self, values: Sequence[Any]) -> Variant | None:
         """Return the program for these values of formulas; None where a tensor would be larger than
         in the plan."""
-        for type, nbytes in self._limits.items():
-            sizes = [values[n.number] if isinstance(n, Place) else n for n in type.shape]
-            if math.prod(sizes) * type.dtype.itemsize > nbytes:
+        for places, most in self._limits.items():
+            if math.prod([values[place] for place in places]) > most:
                 return None
         inputs = [values[place] for place in self.inputs]
         return Variant(partial(self._full, [*values]), self, (inputs, values))
@@ -102,29 +118,40 @@ class PatchedProgram:
             return self._program
         self._active = None
         try:
-            calls = self._calls(*patched.variant.values)
+            choice = self._choice(*patched.variant.values)
         except (NotPatched, OverflowError):
             return None
-        self._formulas.write(calls)
-        self._program.activate([calls[i] for i in self._order], patched.operands)
+        self._formulas.write(choice.calls)
+        self._program.activate(choice.ordered, patched.operands)
         self._active = weakref.ref(patched, partial(_release, weakref.ref(self)))
         return self._program
 
-    def _calls(self, inputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    def _choice(self, inputs: Sequence[Any], values: Sequence[Any]) -> _Choice:
         """Return the call of each site. Raises `NotPatched`, and `OverflowError` for an integer of
         more than 64 bits."""
         formulas = self._formulas
         formulas.evaluate(inputs)
-        hold, calls = formulas.hold, []
+        hold = formulas.hold
+        for choice in self._choices:
+            if hold(choice.guards):
+                return choice
+        guards: dict[tuple[float, float], None] = {}
+        calls = []
         for site, alternatives in self._sites:
-            call = next((each.call for each in alternatives if hold(each.guards)), None)
-            if call is None:
-                call = self._add(site, alternatives, values)
+            match = next((each for each in alternatives if hold(each.guards)), None)
+            if match is None:
+                match = self._add(site, alternatives, values)
                 formulas.evaluate(inputs)
-            calls.append(call)
-        return calls
+            guards.update(dict.fromkeys(zip(match.guards[::2], match.guards[1::2], strict=True)))
+            calls.append(match.call)
+        flat = tuple([x for pair in guards for x in pair])
+        choice = _Choice(flat, calls, [calls[i] for i in self._order])
+        self._choices = [choice, *self._choices[: _MOST_CHOICES - 1]]
+        return choice
 
-    def _add(self, site: Site, alternatives: list[_Alternative], values: Sequence[Any]) -> Any:
+    def _add(
+        self, site: Site, alternatives: list[_Alternative], values: Sequence[Any]
+    ) -> _Alternative:
         """Plan the call of a site at these values as formulas. Raises `NotPatched`."""
         callee = self._functions.binding(site.name).callee
         plan = getattr(getattr(callee, "kernel", None), "plan", None)
@@ -147,7 +174,7 @@ class PatchedProgram:
         if len(alternatives) >= _MOST_ALTERNATIVES:
             alternatives.clear()
         alternatives.insert(0, _Alternative(tuple([x for pair in guards for x in pair]), call))
-        return call
+        return alternatives[0]
 
 
 def _release(owner: weakref.ref[PatchedProgram], ended: weakref.ref[object]) -> None:

@@ -18,6 +18,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, CaptureError, MlvmError, ShapeError
 from mlvm.core.types import root
 from mlvm.eager import nn
+from mlvm.eager.capture import opened
 from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.capture.patched import PatchedProgram
 from mlvm.eager.tensor.polynomials import added, atom, constant_of, divided, multiplied, polynomial
@@ -259,7 +260,7 @@ def test_a_call_inside_the_preparation_of_another(monkeypatch: pytest.MonkeyPatc
     step = ml.capture(fn, lengths=N, at_most={"n": 40})
     for n in (9, 12, 7, 30):
         assert same(step, fn, matrix(n))
-    prepare = PatchedProgram._calls
+    prepare = PatchedProgram._choice
     inner: list[bool] = []
 
     def interrupted(self: PatchedProgram, inputs: Any, values: Any) -> Any:
@@ -269,7 +270,7 @@ def test_a_call_inside_the_preparation_of_another(monkeypatch: pytest.MonkeyPatc
             inner.append(same(step, fn, matrix(30)))
         return calls
 
-    monkeypatch.setattr(PatchedProgram, "_calls", interrupted)
+    monkeypatch.setattr(PatchedProgram, "_choice", interrupted)
     for n in (8, 12, 31):
         assert same(step, fn, matrix(n))
     assert inner == [True, True]
@@ -481,7 +482,7 @@ def test_a_saved_step_refuses_other_lengths(shapes: Any, message: str, tmp_path:
             ml.tanh,
             {"at_most": {"n": 9}, "replace": {lambda x: ml.tanh(x): "tanh"}},
             5,
-            "is for its lengths alone, as",
+            "is for its lengths alone: th",
         ),
     ],
 )
@@ -530,6 +531,48 @@ def test_the_plan_tells_the_bytes_of_the_last_lengths(tmp_path: Path) -> None:
     fixed = ml.capture(lambda x: ml.sum(ml.sort(x)), lengths=False)
     fixed(ml.ones(4))
     assert fixed.plan.used is None
+
+
+def test_a_temporary_may_be_larger_than_at_the_bound(tmp_path: Path) -> None:
+    def fn(x: Any) -> Any:
+        return ml.sum(ml.sort(ml.tanh(ml.ones(40 - x.shape[0])) * x[0, 0]))
+
+    step = ml.capture(fn, lengths=N, at_most={"n": 32})
+    for n in (30, 5, 31, 8, 30):
+        assert same(step, fn, matrix(n))
+    assert step.signatures == 1
+    with pytest.raises(CaptureError, match="or a tensor is larger than at the bounds"):
+        step.save(tmp_path / "step.mlvm")
+    expected = step(matrix(32)).numpy().tobytes()
+    saved = loaded(step, tmp_path)
+    assert saved(matrix(32).numpy())[0].tobytes() == expected
+    with pytest.raises(ShapeError, match="step: at n = 5 a temporary is larger than at the bounds"):
+        saved(matrix(5).numpy())
+
+
+@pytest.mark.local(reason="a VM elsewhere binds each length")
+@pytest.mark.skipif(EXTENSION is None, reason="the loop in Python binds each length")
+def test_kernels_chosen_for_a_length_serve_those_of_equal_guards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ml.use(ml.VM(native=True)):
+        step = ml.capture(attend, lengths=N, at_most={"n": 700})
+        planned: list[str] = []
+        add = PatchedProgram._add
+
+        def counted(self: PatchedProgram, site: Any, *rest: Any) -> Any:
+            planned.append(site.name)
+            return add(self, site, *rest)
+
+        monkeypatch.setattr(PatchedProgram, "_add", counted)
+        lengths = (600, 3, 5, 16, 17, 64, 65, 300, 7, 32, 33)
+        for n in lengths * 2:
+            assert same(step, attend, matrix(n))
+        count = len(planned)
+        monkeypatch.setattr(opened, "MOST_PROGRAMS", 1)
+        for n in (601, 9, 66, *lengths):
+            assert same(step, attend, matrix(n))
+        assert len(planned) - count <= 6 < count
 
 
 def test_trees_of_arguments() -> None:
