@@ -218,8 +218,12 @@ class OpenTrace:
         self._entries[lengths] = [*self._entries.get(lengths, ()), entry]
         self._entries.move_to_end(lengths)
         dropped: list[CacheEntry] = []
-        while len(self._entries) > MOST_PROGRAMS:
-            dropped += self._entries.popitem(last=False)[1]
+        while sum(map(len, self._entries.values())) > MOST_PROGRAMS:
+            oldest, entries = self._entries.popitem(last=False)
+            dropped.append(entries[0])
+            if entries[1:]:
+                self._entries[oldest] = entries[1:]
+                self._entries.move_to_end(oldest, last=False)
         return dropped
 
     def open_part(

@@ -188,19 +188,23 @@ class TracedCall(NamedTuple):
         """Return the places in the frozen types of results, and of numbers that it returns."""
         numbers: list[_NumberLeaf] = []
         replace(numbers.append, self.outcome.tree, _NumberLeaf)
-        types = [x.type for x in self.outcome.results] + [x.type for x in self.outcome.outputs]
-        return places(types) | {each.place for each in numbers}
+        return self._places_of_types() | {each.place for each in numbers}
+
+    def _places_of_types(self) -> set[int]:
+        outcome = self.outcome
+        return places([x.type for x in outcome.results] + [x.type for x in outcome.outputs])
 
     def at(self, values: Sequence[Any], flow: Flow | None = None) -> TracedCall:
         """Return the call for these values of all formulas. Without a flow it has the frozen one,
         from which only homes may be read."""
-        outcome = self.outcome
+        outcome, template = self.outcome, self.template
+        assert template is not None
         results = [each._replace(type=at(each.type, values)) for each in outcome.results]
         outputs = [each._replace(type=at(each.type, values)) for each in outcome.outputs]
         return self._replace(
             flow=flow or self.flow,
             outcome=Outcome(outcome.tree, results, outputs, outcome.rebound),
-            numbers=self.numbers.at(values),
+            numbers=self.numbers.at(values, template.places | self._places_of_types()),
         )
 
     def named_results(self) -> list[tuple[str, Use]]:

@@ -14,7 +14,7 @@ import math
 import numbers
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, NoReturn, Self
@@ -38,6 +38,9 @@ from mlvm.eager.tensor.polynomials import (
 _COMPARED: Final = frozenset(
     {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge}
 )
+
+_LARGEST: Final = 1 << 62
+"""Largest constant of formulas in C; beyond it, one is compared only."""
 
 _current: ContextVar[Numbers | None] = ContextVar("numbers", default=None)
 
@@ -142,9 +145,10 @@ class Numbers:
         self._by_polynomial = {k: v for k, v in self._by_polynomial.items() if v in used}
         self._places = {}
 
-    def at(self, values: Sequence[Any]) -> Numbers:
+    def at(self, values: Sequence[Any], used: Iterable[int]) -> Numbers:
         """Return the computation for calls with the open lengths of these values: results that
-        depend on lengths alone are constants."""
+        depend on lengths alone are constants. Numbers at the `used` places, which types and
+        attributes have, are guarded."""
         other = copy.copy(self)
         first = self.given - self.lengths
         other.values, other.lengths = [*values], self.lengths
@@ -155,7 +159,7 @@ class Numbers:
             if not varies.isdisjoint(step[2]):
                 varies.add(step[0])
                 other.steps.append(step)
-        other.seen = {place: None for place in self.seen if place in varies}
+        other.seen = {place: None for place in (*self.seen, *used) if place in varies}
         return other
 
     def again(self, inputs: Sequence[float]) -> list[Any] | None:
@@ -344,11 +348,14 @@ class Numbers:
         if number is None:
             if place in self._constants:
                 value = self.values[place]
-                most = 1 << 62
-                value = max(-most, min(value, most)) if isinstance(value, int) else value
+                if isinstance(value, int):
+                    value = max(-_LARGEST, min(value, _LARGEST))
                 number = self.formulas.constant(value)
             else:
                 fn, operands = next((f, x) for n, f, x in self.steps if n == place)
+                constants = [self.values[each] for each in operands if each in self._constants]
+                if fn not in _COMPARED and any(abs(x) > _LARGEST for x in constants):
+                    raise OverflowError("the integers of kernels have 64 bits")
                 numbers = [self.formula(each) for each in operands]
                 number = self.formulas.step(fn.__name__, numbers[0], numbers[-1])
             self._numbers_of[place] = number

@@ -20,11 +20,13 @@ from mlvm.core.types import root
 from mlvm.eager import nn
 from mlvm.eager.capture import opened
 from mlvm.eager.capture.guards.changing import RecompilationWarning
+from mlvm.eager.capture.opened import MOST_PROGRAMS
 from mlvm.eager.capture.patched import PatchedProgram
 from mlvm.eager.tensor.polynomials import added, atom, constant_of, divided, multiplied, polynomial
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.step.saved import LoadedStep, SavedStep
+from tests.brief import cases
 from tests.fuzz import lengths as fuzz
 
 N = {"x": ("n", None)}
@@ -665,3 +667,29 @@ def test_the_algebra_of_lengths() -> None:
     assert difference is not None
     assert constant_of(difference) == 0
     assert constant_of(n) is None
+
+
+@pytest.mark.filterwarnings("ignore:.*has recorded its")
+@cases("lengths", {"x": ("n",)}, None)
+@cases(
+    "fn",
+    lambda x, k: ml.roll(x, k),
+    lambda x, k: x[k:],
+    lambda x, k: ml.arange(k, k + x.shape[0]),
+    lambda x, k: ml.concat([ml.roll(x, -k), x * k]),
+)
+def test_a_number_in_an_attribute_is_that_of_the_call_at_each_length(fn: Any, lengths: Any) -> None:
+    step = ml.capture(fn, lengths=lengths)
+    for n in (6, 3, 4, 5, 7):
+        x = ml.arange(n, dtype=ml.float32)
+        for k in (1, 2, 0, -1, 2, 2**31):
+            assert step(x, k).tolist() == fn(x, k).tolist(), (n, k)
+
+
+@pytest.mark.filterwarnings("ignore:.*has recorded its")
+def test_programs_of_one_length_are_forgotten_too() -> None:
+    step = ml.capture(lambda x, k: ml.roll(x, k), lengths={"x": ("n",)})
+    for k in range(MOST_PROGRAMS + 9):
+        step(ml.ones(50), k)
+    [*traces] = [each for family in step._families._families.values() for each in family.traces]
+    assert max(sum(map(len, each._entries.values())) for each in traces) == MOST_PROGRAMS
