@@ -86,12 +86,12 @@ BUDGET = {
     "mlvm/eager/optim": 1_260,
     "mlvm/eager/files": 890,
     "mlvm/eager/interop": 440,
-    "mlvm/eager/capture": 3_420,
+    "mlvm/eager/capture": 3_430,
     "mlvm/onnx": 6_030,
     "mlvm": 530,
     "models": 3_470,
     "bench": 4_900,
-    "tests": 71_040,
+    "tests": 71_060,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
