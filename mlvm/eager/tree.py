@@ -445,7 +445,7 @@ def warn_of_hidden(tree: Tree) -> None:
     visited = {id(node) for _, node in nodes}
     for path, node in nodes:
         for name, field in vars(node).items():
-            hidden = None if name in MARKS or holds_tensors(field) else _hidden(field, visited, 4)
+            hidden = None if name in MARKS else _hidden(field, visited, 4)
             if hidden is not None:
                 warn_at(
                     user_line(),
@@ -476,7 +476,9 @@ def _hidden(part: Any, visited: set[int], depth: int) -> str | None:
     elif isinstance(part, partial):
         inner = (part.func, *part.args, *part.keywords.values())
     elif isinstance(part, FunctionType):
+        reached = [part.__globals__.get(name) for name in part.__code__.co_names]
         inner = [cell.cell_contents for cell in part.__closure__ or () if cell != _EMPTY]
+        inner += [x for x in reached if isinstance(x, Node)]
     else:
         names = {**getattr(part, "__dict__", {}), **getattr(part, "__dataclass_fields__", {})}
         inner = [getattr(part, name, None) for name in names]

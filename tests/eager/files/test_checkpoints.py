@@ -528,6 +528,9 @@ class Holding(ml.nn.Module):
         self.inner: Any = None
 
 
+OF_THIS_FILE = ml.nn.Linear(2, 2)
+
+
 @cases(
     "obj",
     Pair(1, ml.nn.Linear(2, 2)),
@@ -538,6 +541,8 @@ class Holding(ml.nn.Module):
     partial(ml.nn.Linear(2, 2), ml.ones((1, 2))),
     ml.nn.Linear(2, 2).__call__,
     {1: deque([ml.nn.Linear(2, 2)])},
+    lambda x: OF_THIS_FILE(x),
+    [lambda x: OF_THIS_FILE(x), ml.nn.Linear(2, 2)],
     ids=lambda obj: type(obj).__name__,
 )
 def test_a_module_that_is_hidden_in_a_field_is_warned_of(tmp_path: Path, obj: Any) -> None:
