@@ -372,12 +372,12 @@ def read_type(number: int, text: str) -> TensorType:
 
 
 def _check_count(
-    expected: int, count: int, what: str, types: Sequence[object] | None = None
+    expected: int, count: int, option: str, types: Sequence[object] | None = None
 ) -> None:
     if count != expected:
         takes = f"; it takes {', '.join(map(str, types))}" if types else ""
         arguments = "1 argument" if expected == 1 else f"{expected} arguments"
-        raise BadInput(f"the program loads {arguments}; {count} {what} given{takes}")
+        raise BadInput(f"the program loads {arguments}; got {count} {option}{takes}")
 
 
 # --- the commands ----------------------------------------------------------------------
@@ -390,7 +390,7 @@ def run(options: argparse.Namespace) -> None:
     verify(program_of(loaded), vm.functions)
     types = loaded.input_types if isinstance(loaded, SavedStep) else None
     expected = len(loaded.inputs) if isinstance(loaded, SavedStep) else nargs_of(loaded)
-    _check_count(expected, len(options.arg), "with --arg are", types)
+    _check_count(expected, len(options.arg), "--arg", types)
     arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)  # now, not after a long run
@@ -468,7 +468,7 @@ def check(options: argparse.Namespace) -> None:
     functions = LocalVM().functions
     verdict = verify(program, functions, types)
     if options.type:
-        _check_count(nargs_of(program), len(options.type), "with --type are")
+        _check_count(nargs_of(program), len(options.type), "--type")
         types = [read_type(number, text) for number, text in enumerate(options.type)]
         verdict = verify(program, functions, types)
     places = [
@@ -507,7 +507,7 @@ def memory(options: argparse.Namespace) -> None:
             print(f"lengths: {loaded.open}: {', '.join(loaded.open.input_types())}")
         show_plan(loaded.planned.plan, loaded.planned.recording(), file, out)
         return
-    _check_count(nargs_of(program), len(options.arg), "with --arg are")
+    _check_count(nargs_of(program), len(options.arg), "--arg")
     arguments = [read_argument_or_type(number, text) for number, text in enumerate(options.arg)]
     out.mkdir(parents=True, exist_ok=True)
     show_program(program, arguments, file, out)

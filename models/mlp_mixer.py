@@ -101,7 +101,7 @@ class MlpMixer(nn.Module):
 
     def __call__(self, images: Tensor) -> Tensor:
         if images.shape[1:] != self.image_shape:
-            raise ml.errors.ShapeError(f"built for images {self.image_shape}, given {images.type}")
+            raise ml.errors.ShapeError(f"built for images {self.image_shape}, got {images.type}")
         x = self.stem(images)
         x = ml.reshape(x, (x.shape[0], -1, x.shape[-1]))
         for block in self.MixerBlock:

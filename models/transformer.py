@@ -61,7 +61,7 @@ class Transformer(nn.Module):
 
     def __call__(self, tokens: Tensor) -> Tensor:
         if tokens.shape[1] > self.length:
-            raise ml.errors.ShapeError(f"built for {self.length} symbols, given {tokens.type}")
+            raise ml.errors.ShapeError(f"built for {self.length} symbols, got {tokens.type}")
         x = self.tokens(tokens) + self.positions.embedding[: tokens.shape[1]]
         for block in self.block:
             x = block(x)

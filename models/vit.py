@@ -149,7 +149,7 @@ class VisionTransformer(nn.Module):
             raise ml.errors.ShapeError(f"{patch} x {patch} patches do not tile {height} x {width}")
         if num_heads < 1 or hidden_size % num_heads:
             raise ml.errors.ArgumentError(
-                f"num_heads must divide hidden_size, given {num_heads} of {hidden_size}"
+                f"num_heads must divide hidden_size, got {num_heads} of {hidden_size}"
             )
         keys = ml.random.split(ml.random.next_key() if key is None else key, 3)
         self.image_shape = image_shape
@@ -176,7 +176,7 @@ class VisionTransformer(nn.Module):
 
     def __call__(self, images: Tensor) -> Tensor:
         if images.shape[1:] != self.image_shape:
-            raise ml.errors.ShapeError(f"built for images {self.image_shape}, given {images.type}")
+            raise ml.errors.ShapeError(f"built for images {self.image_shape}, got {images.type}")
         x = self.embedding(images)
         x = ml.reshape(x, (x.shape[0], -1, x.shape[-1]))
         cls = ml.broadcast_to(self.cls, (x.shape[0], *self.cls.shape[1:]))

@@ -209,7 +209,7 @@ def _recognised(
     layout = "mlvm" if metadata.keys() & {DESCRIPTION, checkpoint.TRAINING} else "official"
     if num_heads is not None and ("patch_embed.proj.weight" not in arrays or num_heads < 1):
         raise WeightsError(
-            f"a number of heads, 1 or more, is for a ViT in timm's layout; given {num_heads}"
+            f"a number of heads, 1 or more, is for a ViT in timm's layout; got {num_heads}"
         )
     if "stem.proj.weight" in arrays or "patch_embed.proj.weight" in arrays:
         layout, arrays = "timm", _unique(_from_timm(arrays, num_heads))

@@ -72,7 +72,7 @@ BUDGET = {
     "mlvm/arena": 1_345,
     "mlvm/show": 1_700,
     "mlvm/input": 1_620,
-    "mlvm/step": 3_400,
+    "mlvm/step": 3_410,
     "mlvm/parallel": 3_250,
     "mlvm/eager": 880,
     "mlvm/eager/tensor": 2_120,
@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 530,
     "models": 3_470,
     "bench": 4_900,
-    "tests": 71_060,
+    "tests": 71_120,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
@@ -261,7 +261,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(lines_without_examples(file.read_text()) for file in files) <= 5445
+    assert sum(lines_without_examples(file.read_text()) for file in files) <= 5450
 
 
 def lines_without_examples(source: str) -> int:

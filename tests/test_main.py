@@ -266,10 +266,10 @@ def write_bad_files() -> None:
     ("check unknown.mlasm", "no function 'ad'; did you mean"),
     ("check unknown.mlasm", "at main, pc 3: cfunc 2 1"),
     ("run underflow.mlasm", "main, pc 0: pop 1: needs 1 values above base; there are 0"),
-    ("run add.mlasm", "the program loads 2 arguments; 0 with --arg are given"),
-    ("run add.mlasm --arg x.npy", "loads 2 arguments; 1 with --arg"),
-    ("run add.mlasm" + 3 * " --arg x.npy", "loads 2 arguments; 3 with --arg"),
-    ("check add.mlasm --type f32[2]", "loads 2 arguments; 1 with --type"),
+    ("run add.mlasm", "the program loads 2 arguments; got 0 --arg"),
+    ("run add.mlasm --arg x.npy", "loads 2 arguments; got 1 --arg"),
+    ("run add.mlasm" + 3 * " --arg x.npy", "loads 2 arguments; got 3 --arg"),
+    ("check add.mlasm --type f32[2]", "loads 2 arguments; got 1 --type"),
     ("check add.mlasm --type f32[2] --type f32", "argument 1: 'f32' is not a type"),
     ("check add.mlasm --type f32[2] --type f32[3]", "add(f32[2], f32[3]): shapes do not"),
     ("run add.mlasm --arg x.npy --arg three.npy", "at main, pc 3: cfunc 2 1"),
@@ -528,7 +528,7 @@ def test_memory_plans_the_intermediates_of_a_program(folder: Path, capsys: Captu
     ("memory nosuch.py", "nosuch.py: there is no such file"),
     ("memory nosuch.mlasm", "nosuch.mlasm: No such file or directory"),
     ("memory scripts/train.py --arg f32[2]", "a script takes no --arg"),
-    ("memory add.mlasm --arg x.npy", "the program loads 2 arguments; 1 with --arg are given"),
+    ("memory add.mlasm --arg x.npy", "the program loads 2 arguments; got 1 --arg"),
     ("memory add.mlasm --arg x.npy --arg f32[-1]", "argument 1: 'f32[-1]' is not a type"),
     ("memory add.mlasm --arg x.npy --arg f32[3]", "add(f32[2,2], f32[3]): shapes do not"),
     ("memory add.mlasm --arg x.npy --arg y.npy --out x.npy", "x.npy: File exists"),
@@ -749,7 +749,7 @@ def test_a_step_with_lengths(folder: Path, capsys: Captured) -> None:
         message = f"error: step: axis 0 of input 0 is 'time' = {n}, expected 1 to 8\n"
         assert capsys.readouterr().err == message
     assert command_line("run step.mlvm") == 1
-    assert capsys.readouterr().err.endswith("are given; it takes f32[time,2]\n")
+    assert capsys.readouterr().err.endswith("--arg; it takes f32[time,2]\n")
     for command in ("memory", "show"):
         assert command_line(f"{command} step.mlvm") == 0
         assert "time = 3, at most 8: f32[time,2]" in capsys.readouterr().out
@@ -781,7 +781,7 @@ def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Captured) -> No
     "command, message",
     (
         "run step.mlvm",
-        "the program loads 2 arguments; 0 with --arg are given; it takes f32[2,2], f32[2,2]",
+        "the program loads 2 arguments; got 0 --arg; it takes f32[2,2], f32[2,2]",
     ),
     ("run step.mlvm --arg x.npy --arg f32[3]", "argument 1"),
     ("run step.mlvm --arg x.npy --arg z.npy", "f32[2,2]"),

@@ -138,7 +138,7 @@ class Op:
             if value is REQUIRED:
                 raise ArgumentError(f"attribute {name!r} is missing").at(self.name, ())
             if not _matches(value, attribute.hint):
-                refused = ArgumentError(f"attribute {attribute} was given {brief(value)}")
+                refused = ArgumentError(f"expected attribute {attribute}, got {brief(value)}")
                 raise refused.at(self.name, ())
             bound[name] = float(value) if attribute.hint is float else value
         return bound
@@ -167,7 +167,7 @@ class Op:
         try:
             if len(operands) < least or (len(operands) > least and not self.variadic):
                 more = " or more" if self.variadic else ""
-                raise ShapeError(f"takes {least}{more} tensors, was given {len(operands)}")
+                raise ShapeError(f"takes {least}{more} tensors, got {len(operands)}")
             out = self._infer(*operands, **attributes)
             if not self.takes_storage:
                 for type in operands if out is None else (out, *operands):

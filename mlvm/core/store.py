@@ -8,6 +8,7 @@ that outlives its tensor is always noticed. A process that serves others has num
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -22,14 +23,15 @@ Handle = int
 _TOMBSTONES: Final = 1 << 16  # ended handles whose type and end an error can still name
 
 _handles = itertools.count(1)
+_apart = 0  # the process that has numbers of its own
 
 
 def number_apart() -> None:
     """Have later handles of this process begin at a random number above 2**32. A tensor of one
     process that is used on a VM of another then names nothing there, instead of another tensor."""
-    global _handles
-    if next(_handles) < 1 << 32:
-        _handles = itertools.count(1 + secrets.randbelow(1 << 20) << 32)
+    global _apart, _handles
+    if _apart != os.getpid():  # a forked process has its parent's
+        _apart, _handles = os.getpid(), itertools.count(1 + secrets.randbelow(1 << 20) << 32)
 
 
 @dataclass(slots=True)

@@ -761,16 +761,16 @@ def require_types(
     """
     texts = differences(expected, actual, what)
     if texts:
-        raise PathError(f"{'; '.join(texts)}; given are {', '.join(actual) or 'none'}")
+        raise PathError(f"{'; '.join(texts)}; got {', '.join(actual) or 'none'}")
     for path, type in expected.items():
         if actual[path].dtype is not type.dtype:
             name = type.dtype.long_name
             remedy = f"ml.astype(x, ml.{name})" if type.dtype.is_half else f"astype({name!r})"
             raise DTypeError(
-                f"{what} {path!r} is {type}, given {actual[path]}: convert it with {remedy}"
+                f"{what} {path!r} is {type}, got {actual[path]}: convert it with {remedy}"
             )
         if actual[path] is not type:
-            raise ShapeError(f"{what} {path!r} is {type}, given {actual[path]}")
+            raise ShapeError(f"{what} {path!r} is {type}, got {actual[path]}")
 
 
 def differences(expected: Iterable[str], actual: Iterable[str], what: str) -> list[str]:

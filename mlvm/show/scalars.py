@@ -79,7 +79,7 @@ class ScalarLog:
         names = self._names.get(group) or self._header(group, list(scalars))
         if names != list(scalars) and sorted(names) != sorted(scalars):
             raise ArgumentError(
-                f"add: the rows of {group!r} have {', '.join(names)}; given: {', '.join(scalars)}"
+                f"add: the rows of {group!r} have {', '.join(names)}; got {', '.join(scalars)}"
             )
         values = [float(scalars[name]) for name in names]
         parts = [

@@ -35,6 +35,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
 
 _MOST_BITS: Final = 2_000
 _MOST_POWER: Final = 64
+_NUMBERS: Final = frozenset({bool, int, float})
 
 
 class StepLength(NamedTuple):
@@ -142,6 +143,8 @@ class OpenStep(NamedTuple):
         try:
             for place, name, operands in self.steps:
                 arguments = [values[each] for each in operands]
+                if not _NUMBERS.issuperset(map(type, arguments)):
+                    return False
                 if name in ("pow", "lshift") and abs(arguments[1]) > _MOST_POWER:
                     return False
                 value = values[place] = FUNCTIONS[name](*arguments)

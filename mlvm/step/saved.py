@@ -15,7 +15,7 @@ import numpy as np
 
 from mlvm.arena.planner import Plan
 from mlvm.arena.recording import Lifetime
-from mlvm.core.errors import EncodingError, MlvmError, ProgramError, brief
+from mlvm.core.errors import EncodingError, HandleError, MlvmError, ProgramError, ShapeError, brief
 from mlvm.core.ops.half import cast, number_array
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
@@ -58,7 +58,12 @@ class SavedStep(NamedTuple):
         results = zip(self.results, self.open.results, strict=True)
         states = [*self.states]
         for number, place in self.open.scalars:
-            states[number] = number_array(values[place], TensorType.of(states[number]).dtype)
+            dtype = TensorType.of(states[number]).dtype
+            try:
+                states[number] = number_array(values[place], dtype)
+            except OverflowError:
+                at_sizes = self.open.sizes(values)
+                raise ShapeError(f"step: at {at_sizes}, {values[place]} is no {dtype}") from None
         return SavedStep(
             self.open.planned_at(values),
             tuple([at(each, values) for each in self.open.inputs]),
@@ -163,6 +168,8 @@ class LoadedStep:
     def __init__(self, step: SavedStep, vm: VMProtocol) -> None:
         self.step = step
         self.vm = vm
+        self._now: SavedStep | None = None
+        self._is_closed = False
         self._storages: dict[tuple[str, int], StorageHandle] = {}
         self._handles: dict[tuple[str, int, TensorType], TensorHandle] = {}
         self._write_states(range(len(step.states)), step)
@@ -175,12 +182,15 @@ class LoadedStep:
 
     def _use(self, step: SavedStep) -> None:
         """Prepare the memory of a step for the lengths of the next calls."""
-        self._now = step
+        self._now = None  # until all of it is there
         for key in [key for key in self._handles if key[0] != "state"]:
             self.vm.dealloc_tensor(self._handles.pop(key))
         for home in [home for home in self._storages if home[0] in ("input", "output")]:
             self.vm.dealloc_storage(self._storages.pop(home))
         self._args = [self._handle(*argument) for argument in step.planned.arguments]
+        if self.step.open is not None:
+            self._write_states([number for number, _ in self.step.open.scalars], step)
+        self._now = step
 
     def __call__(self, *arrays: Array, max_steps: int | None = None) -> list[Array]:
         """Run the step on arrays of its inputs' types, and return copies of its results. As in a
@@ -194,19 +204,22 @@ class LoadedStep:
         if len(arrays) != len(inputs):
             types = ", ".join(map(str, self.step.input_types))
             raise ProgramError(f"the step takes {len(inputs)} arrays ({types}), not {len(arrays)}")
-        if opened is not None and any(
-            x.shape != type.shape for x, type in zip(arrays, self._now.inputs, strict=True)
+        if self._is_closed:
+            raise HandleError("step: expected an open step, this one was closed; load it again")
+        now = self._now
+        if now is None or (
+            opened is not None
+            and any(x.shape != type.shape for x, type in zip(arrays, now.inputs, strict=True))
         ):
-            step = self.step.at([TensorType.of(array) for array in arrays])
-            step._check()
-            self._use(step)
-            self._write_states([number for number, _ in opened.scalars], step)
-        for place, (type, array) in enumerate(zip(self._now.inputs, arrays, strict=True)):
+            now = self.step.at([TensorType.of(array) for array in arrays])
+            now._check()
+            self._use(now)
+        for place, (type, array) in enumerate(zip(now.inputs, arrays, strict=True)):
             if array.dtype == np.float64 and type.dtype.is_float:
                 array = cast(array, type.dtype)
             self.vm.write(self._handle("input", place, type), array)
-        self.vm.launch(self._now.planned.program, self._args, max_steps=max_steps)
-        return [self.vm.read(self._handle(*result)) for result in self._now.results]
+        self.vm.launch(now.planned.program, self._args, max_steps=max_steps)
+        return [self.vm.read(self._handle(*result)) for result in now.results]
 
     def states(self) -> list[Array]:
         """Return copies of the tensors that calls update, and of those that they only read."""
@@ -216,7 +229,8 @@ class LoadedStep:
         ]
 
     def close(self) -> None:
-        """Give all memory back to the VM. Idempotent."""
+        """Give all memory back to the VM. Idempotent. A later call raises `HandleError`."""
+        self._is_closed = True
         while self._storages:
             self.vm.dealloc_storage(self._storages.popitem()[1])
         self._handles.clear()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -303,3 +306,19 @@ def test_a_read_only_array_is_copied() -> None:
     assert array.ctypes.data % ALIGNMENT == 0
     np.testing.assert_array_equal(array, constant)
     assert store.consumed == 24
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no process is forked here")
+def test_a_forked_process_that_serves_has_numbers_of_its_own() -> None:
+    """Also where its parent has served before."""
+    code = """
+import os
+from mlvm.core import store
+store.number_apart()
+child = os.fork()
+store.number_apart()
+print(f"{next(store._handles) >> 32}\\n", end="", flush=True)
+if child: os.waitpid(child, 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert len({*done.stdout.split()}) == 2

@@ -257,12 +257,12 @@ class TestLoad:
             (
                 {"x": ONE, "y": np.zeros(1)},
                 DTypeError,
-                r"value 'y' is f32\[1\], given f64\[1\]: convert it with astype\('float32'\)",
+                r"value 'y' is f32\[1\], got f64\[1\]: convert it with astype\('float32'\)",
             ),
             (
                 {"x": ONE, "y": np.ones((1, 1), np.float32)},
                 ShapeError,
-                r"value 'y' is f32\[1\], given f32\[1,1\]",
+                r"value 'y' is f32\[1\], got f32\[1,1\]",
             ),
             (
                 {"x": ONE, "y": [1.0]},

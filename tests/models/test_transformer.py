@@ -77,7 +77,7 @@ def test_steps_with_a_cache_are_a_pass(model: Transformer) -> None:
 
 
 def test_too_many_symbols_are_refused(model: Transformer) -> None:
-    with pytest.raises(ml.errors.ShapeError, match=r"built for 12 symbols, given i64\[1,13\]"):
+    with pytest.raises(ml.errors.ShapeError, match=r"built for 12 symbols, got i64\[1,13\]"):
         model(ml.zeros((1, 13), dtype=ml.int64))
 
 

@@ -97,7 +97,7 @@ def test_the_head_starts_at_zero_and_the_same_key_makes_the_same_model() -> None
 def test_impossible_sizes_and_other_images() -> None:
     with pytest.raises(ml.errors.ShapeError, match="3 x 3 patches do not tile 8 x 8"):
         VisionTransformer((8, 8, 1), 3, 3)
-    with pytest.raises(ml.errors.ArgumentError, match="must divide hidden_size, given 5 of 96"):
+    with pytest.raises(ml.errors.ArgumentError, match="must divide hidden_size, got 5 of 96"):
         VisionTransformer((8, 8, 1), 3, num_heads=5)
     with pytest.raises(ml.errors.ShapeError, match=r"built for images \(8, 8, 1\)"):
         VisionTransformer((8, 8, 1), 3)(ml.zeros((2, 8, 4, 1)))

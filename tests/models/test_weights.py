@@ -423,7 +423,7 @@ def test_heads_that_cannot_be(tmp_path: Path) -> None:
     file = tmp_path / "x"
     for model in MODELS:
         ml.save(file, small(model))
-        with pytest.raises(ml.errors.WeightsError, match="is for a ViT in timm's layout; given 3"):
+        with pytest.raises(ml.errors.WeightsError, match="is for a ViT in timm's layout; got 3"):
             weights.read(file, num_heads=3)
     state = arrays_of(small("vit"))
     block = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
@@ -434,7 +434,7 @@ def test_heads_that_cannot_be(tmp_path: Path) -> None:
         lambda: weights.read(file).build(),
     )
     ml.save(file, drawn("vit", SMALL["vit"]))
-    refuses(ml.errors.WeightsError, r"1 or more.*given 0", weights.read, file, num_heads=0)
+    refuses(ml.errors.WeightsError, r"1 or more.*got 0", weights.read, file, num_heads=0)
 
 
 def test_heads_are_those_of_the_published_models_or_said_to_be_a_guess(tmp_path: Path) -> None:

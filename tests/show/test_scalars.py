@@ -150,8 +150,8 @@ def test_a_later_log_goes_on_or_writes_rows_again(tmp_path: Path) -> None:
 
 @cases(
     "add, message",
-    (lambda log: log.add("train", 2, accuracy=1), "'train' have loss; given: accuracy"),
-    (lambda log: log.add("train", 2, loss=1, rate=1), "'train' have loss; given: loss, rate"),
+    (lambda log: log.add("train", 2, accuracy=1), "'train' have loss; got accuracy"),
+    (lambda log: log.add("train", 2, loss=1, rate=1), "'train' have loss; got loss, rate"),
     (lambda log: log.add("train", -1, loss=1), "a step is an int from 0 on, not -1"),
     (lambda log: log.add("train", 1.5, loss=1), "a step is an int from 0 on, not 1.5"),
     (lambda log: log.add("train", 2), "'train' has no scalars in step 2"),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 import mlvm.eager as ml
-from mlvm.core.errors import EncodingError, MlvmError
+from mlvm.core.errors import EncodingError, HandleError, MlvmError, OutOfMemory
 from mlvm.core.program.encoding import HEADER, Kind, Writer
 from mlvm.core.program.program import Opcode
 from mlvm.core.types import TensorType
@@ -19,7 +19,7 @@ from mlvm.machines.local import LocalVM
 from mlvm.show.picture import timeline
 from mlvm.step.compile import compile_flow
 from mlvm.step.saved import LoadedStep, SavedStep
-from tests.brief import cases
+from tests.brief import cases, refuses
 from tests.mutations import assert_well_refused, framed
 from tests.step.flows import Step, steps
 
@@ -182,3 +182,45 @@ def test_powers_of_a_length_stay_small(open_data: bytes) -> None:
     huge = step.open._replace(values=(*step.open.values, 4, *[4] * 60), steps=steps)
     with pytest.raises(EncodingError, match="computes otherwise"):
         SavedStep.from_bytes(step._replace(open=huge).to_bytes())
+
+
+@cases("operand", "%2000000000d", ("n",))
+def test_formulas_are_of_numbers(open_data: bytes, operand: Any) -> None:
+    """So that a small file takes no time and memory."""
+    step = SavedStep.from_bytes(open_data)
+    assert step.open is not None
+    place = len(step.open.values)
+    values = (*step.open.values, operand, 1 << 30, operand)
+    for name in ("mod", "mul"):
+        steps = ((place + 2, name, (place, place + 1)),)
+        damaged = step._replace(open=step.open._replace(values=values, steps=steps))
+        refuses(EncodingError, "computes otherwise", SavedStep.from_bytes, damaged.to_bytes())
+
+
+def test_a_closed_step_with_lengths_is_refused(open_data: bytes) -> None:
+    loaded = LoadedStep(SavedStep.from_bytes(open_data), LocalVM("closed"))
+    arrays = [np.zeros(type.shape, type.dtype.numpy) for type in loaded.step.inputs]
+    loaded(*arrays)
+    loaded.close()
+    longer = [np.repeat(array, 2, axis=0) for array in arrays]
+    for each in (arrays, longer):
+        refuses(HandleError, "this one was closed", loaded, *each)
+    assert loaded.vm.consumed_size_in_mib() == 0
+
+
+def test_a_change_of_lengths_that_fails_is_made_by_the_next_call(open_data: bytes) -> None:
+    step = SavedStep.from_bytes(open_data)
+    vm = LocalVM("full")
+    loaded = LoadedStep(step, vm)
+    arrays = [np.ones(type.shape, type.dtype.numpy) for type in step.inputs]
+    longer = [np.repeat(array, 2, axis=0) for array in arrays]
+    expected = [x.tolist() for x in LoadedStep(step, LocalVM("other"))(*longer)]
+    loaded(*arrays)
+    alloc, vm.alloc_storage = vm.alloc_storage, no_memory  # type: ignore[method-assign]
+    refuses(OutOfMemory, "", loaded, *longer)
+    vm.alloc_storage = alloc  # type: ignore[method-assign]
+    assert [x.tolist() for x in loaded(*longer)] == expected
+
+
+def no_memory(nbytes: int) -> Any:
+    raise OutOfMemory(f"{nbytes} bytes")

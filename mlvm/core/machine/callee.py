@@ -248,7 +248,7 @@ class UserFunction:
     def check_count(self, nparams: int) -> None:
         """Raise `MachineError` unless the function takes that number of parameters."""
         if self.nparams not in (None, nparams):
-            raise MachineError(f"{self.name} takes {self.nparams} parameters, was given {nparams}")
+            raise MachineError(f"{self.name} takes {self.nparams} parameters, got {nparams}")
 
     def check_results(self, nresults: int) -> None:
         """Raise `MachineError` unless the function has left as many results as it announces."""

@@ -239,7 +239,7 @@ class _Body(Body):
             raise token.error(f"no instruction {token.text!r}{hint}")
         if not opcode.takes(len(words)):
             syntax = " ".join([token.text, *opcode.immediates])
-            raise token.error(f"write {syntax}; {len(words)} immediates are given")
+            raise token.error(f"expected {syntax}, got {len(words)} immediates")
         return Instruction(opcode, tuple(map(self._immediate, opcode.immediates, words)))
 
     def _immediate(self, kind: str, word: _Token) -> Any:
@@ -304,7 +304,7 @@ def _read_value(head: _Token, elements: list[_Token]) -> Array:
     with _at(head):
         type = TensorType.parse(head.text)
     if len(elements) != type.size:
-        raise head.error(f"{type} has {type.size} elements; {len(elements)} are given")
+        raise head.error(f"{type} has {type.size} elements, got {len(elements)}")
     values = np.empty(type.size, _read_as(type.dtype).numpy)
     for i, word in enumerate(elements):
         values[i] = _read_element(word, type.dtype)

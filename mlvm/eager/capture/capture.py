@@ -364,7 +364,14 @@ class Captured(Generic[P, R]):
                 f"0 or 1, or a tensor is larger than at the bounds, or replace= or ml.debug is "
                 f"used; call it at other lengths, or capture it with lengths=False"
             )
-        return entry.open_part(entry, planned, states)
+        opened = entry.open_part(entry, planned, states)
+        closed = self._spec.lengths - {each.name for each in opened.lengths}
+        if closed:
+            raise CaptureError(
+                f"the last program of {self!r} has {', '.join(sorted(closed))} closed: call it at "
+                f"other lengths than 0 and 1"
+            )
+        return opened
 
     def close(self) -> None:
         """Wait for a call that runs now, give the scratch memory back, and forget the programs. A

@@ -42,6 +42,7 @@ class LengthSpec:
     """The axes that the user has opened by name.
 
     names: for each parameter, the names of its axes, in a tree as its argument.
+    lengths: the names of all.
     at_most: the bound of a length, by its name.
     is_allowed: whether axes may be opened at all.
     """
@@ -49,6 +50,7 @@ class LengthSpec:
     def __init__(self, fn: Callable[..., Any], lengths: object, at_most: object) -> None:
         self.is_allowed = lengths is not False
         self.names: dict[str, Any] = {}
+        self.lengths: set[str] = set()
         self.at_most: dict[str, int] = {}
         self._parameters: inspect.Signature | None = None
         if lengths is None or lengths is False:
@@ -60,7 +62,7 @@ class LengthSpec:
                 'capture: lengths is {"x": (None, "time")}, None or False, not ' + brief(lengths)
             )
         self.names = dict(lengths)
-        names = set().union(*map(_names_in, self.names.values()))
+        names = self.lengths = set().union(*map(_names_in, self.names.values()))
         try:
             self._parameters = inspect.signature(fn)
         except (TypeError, ValueError):

@@ -120,9 +120,7 @@ class Structure:
             plain = {path: x for path, x in plain.items() if path in values}
         texts = differences(tensors, arrays, "tensor") + differences(values, plain, "value")
         if texts:
-            raise PathError(
-                f"{'; '.join(texts)}; given are {', '.join([*arrays, *plain]) or 'none'}"
-            )
+            raise PathError(f"{'; '.join(texts)}; got {', '.join([*arrays, *plain]) or 'none'}")
         types = {
             path: x.type if isinstance(x, Tensor) else type_of(x) for path, x in tensors.items()
         }

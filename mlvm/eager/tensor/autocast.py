@@ -67,7 +67,7 @@ class autocast(ContextDecorator):
             if half is None or not half.is_half:
                 raise DTypeError(
                     'autocast: products are computed in "float16" or "bfloat16", on any device; '
-                    f"None leaves a block; given {brief(dtype)}"
+                    f"None leaves a block; got {brief(dtype)}"
                 )
         self.dtype: DType | None = half if enabled else None
 

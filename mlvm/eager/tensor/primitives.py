@@ -89,7 +89,7 @@ def _require_few(op: Op, operands: Sequence[object]) -> None:
     if len(operands) > most and op.attributes and not op.variadic:
         also = " and axis" if _takes_axis(op) else ""
         raise ShapeError(
-            f"takes {most}{also} by position, was given {len(operands)}; by keyword it takes "
+            f"takes {most}{also} by position, got {len(operands)}; by keyword it takes "
             f"{', '.join(op.attributes)}"
         )
 

@@ -189,7 +189,7 @@ def test_a_parameter_that_there_is_not(i: int) -> None:
 def test_announced_counts_are_held_before_and_after() -> None:
     vm = host(nothing, nparams=2, nresults=1)
     x = put(vm, f32s(1))
-    refuses(MachineError, "f takes 2 parameters, was given 1", vm.launch, call_f(1), [x])
+    refuses(MachineError, "f takes 2 parameters, got 1", vm.launch, call_f(1), [x])
     with pytest.raises(ProgramError, match="main, pc 3: cfunc 2 2: f leaves 1 results, not 2"):
         vm.launch(call_f(2, 2), [x, x])
     refuses(MachineError, "f: announced 1 results, left 0", vm.launch, call_f(2, 1), [x, x])

@@ -43,7 +43,7 @@ ANY = 'push_str "any" | cfunc 0 1'
     (5, "cfunc 0 0", MachineError, "a function's name is a Str, not Int 5"),
     (C, "cfunc 0 0", MachineError, r"a function's name is a Str, not f32\[2\]"),
     ("negativ", "cfunc 0 0", UnknownFunction, "no function 'negativ'; did you mean negative"),
-    ("negative", "cfunc 0 1", ShapeError, r"negative\(\): takes 1 tensors, was given 0"),
+    ("negative", "cfunc 0 1", ShapeError, r"negative\(\): takes 1 tensors, got 0"),
     ("sum", 'cfunc 0 1 {"colour": 1}', ArgumentError, "no attribute 'colour'"),
     ("s", "jump_if_false end | end:", MachineError, "a condition is an Int or .*not Str 's'"),
     (C, "jump_if_false end | end:", MachineError, r"of one element, not f32\[2\]"),

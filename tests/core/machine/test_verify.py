@@ -229,7 +229,7 @@ def test_star_takes_everything_and_accepts_any_number_of_results() -> None:
     program = straight(*X, *X, ("push_str", "add"), ("cfunc", "*", "*"), "halt")
     verify(program, TABLE, [VECTOR])
     program = straight(*X, *X, *X, ("push_str", "add"), ("cfunc", "*", "*"), "halt")
-    refuses(ShapeError, "takes 2 tensors, was given 3", verify, program, TABLE, [VECTOR])
+    refuses(ShapeError, "takes 2 tensors, got 3", verify, program, TABLE, [VECTOR])
 
 
 def test_nothing_after_halt_is_looked_at() -> None:

@@ -26,7 +26,7 @@ from mlvm.eager.tensor.polynomials import added, atom, constant_of, divided, mul
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.step.saved import LoadedStep, SavedStep
-from tests.brief import cases
+from tests.brief import cases, refuses
 from tests.fuzz import lengths as fuzz
 
 N = {"x": ("n", None)}
@@ -693,3 +693,20 @@ def test_programs_of_one_length_are_forgotten_too() -> None:
         step(ml.ones(50), k)
     [*traces] = [each for family in step._families._families.values() for each in family.traces]
     assert max(sum(map(len, each._entries.values())) for each in traces) == MOST_PROGRAMS
+
+
+def test_a_number_of_a_length_that_does_not_fit_names_the_length(tmp_path: Path) -> None:
+    step = ml.capture(lambda x: x * x.shape[0], lengths=N, at_most={"n": 300})
+    for n in (3, 4, 5):
+        step(ml.ones((n, 2), dtype="i8"))
+    saved = loaded(step, tmp_path)
+    refuses(ShapeError, "at n = 128, 128 is no i8", saved, np.ones((128, 2), "i1"))
+    assert saved(np.ones((5, 2), "i1"))[0].tolist() == [[5, 5]] * 5
+
+
+def test_a_step_is_saved_with_all_of_its_lengths(tmp_path: Path) -> None:
+    lengths = {"x": ("n", None), "y": ("m", None)}
+    step = ml.capture(lambda x, y: (x * 2.0, y * 3.0), lengths=lengths, at_most={"n": 9, "m": 9})
+    for m in (3, 4, 5):
+        step(ml.ones((1, 4)), ml.ones((m, 4)))
+    refuses(CaptureError, "has n closed", step.save, tmp_path / "step.mlvm")

@@ -305,12 +305,12 @@ def test_load_parameters_restores_a_model() -> None:
     (
         {"bias": np.zeros(3)},
         DTypeError,
-        "parameter 'bias' is f32[3], given f64[3]: convert it with astype('float32')",
+        "parameter 'bias' is f32[3], got f64[3]: convert it with astype('float32')",
     ),
     (
         {"bias": np.zeros(2, np.float32)},
         ShapeError,
-        "parameter 'bias' is f32[3], given f32[2]",
+        "parameter 'bias' is f32[3], got f32[2]",
     ),
 )
 def test_load_parameters_is_strict(

@@ -157,7 +157,7 @@ def test_averages_are_saved_and_follow_a_replaced_parameter() -> None:
     with pytest.raises(PathError, match="missing state 'count'"):
         again.load_state({"average/w": saved["average/w"]})
     params["w"] = ml.ones(3)
-    with pytest.raises(ShapeError, match=r"parameter 'w' is f32\[2\], given f32\[3\]"):
+    with pytest.raises(ShapeError, match=r"parameter 'w' is f32\[2\], got f32\[3\]"):
         average.update()
     assert repr(average) == "<EMA of 1 tensors: decay=0.5>"
 
@@ -317,8 +317,8 @@ def test_state_that_does_not_fit_changes_nothing() -> None:
     ("grads", "error", "message"),
     [
         ({}, PathError, "missing gradient 'w'"),
-        ({"w": ml.ones(3)}, ShapeError, r"gradient 'w' is f32\[2\], given f32\[3\]"),
-        ({"w": ml.ones(2, dtype=ml.float64)}, DTypeError, r"given f64\[2\]"),
+        ({"w": ml.ones(3)}, ShapeError, r"gradient 'w' is f32\[2\], got f32\[3\]"),
+        ({"w": ml.ones(2, dtype=ml.float64)}, DTypeError, r"got f64\[2\]"),
     ],
 )
 def test_gradients_that_do_not_fit_change_nothing(grads: Any, error: Any, message: str) -> None:

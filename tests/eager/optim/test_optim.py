@@ -683,7 +683,7 @@ def test_load_state_is_strict() -> None:
         optimizer.load_state({path: x for path, x in saved.items() if path != "count"})
     with pytest.raises(PathError, match="unknown state 'extra'"):
         optimizer.load_state({**saved, "extra": np.zeros(3)})
-    with pytest.raises(ShapeError, match=r"state 'momentum/bias' is f64\[4\], given f64\[3\]"):
+    with pytest.raises(ShapeError, match=r"state 'momentum/bias' is f64\[4\], got f64\[3\]"):
         optimizer.load_state({**saved, "momentum/bias": np.zeros(3)})
 
 
@@ -935,12 +935,12 @@ def stale(shape: tuple[int, ...]) -> Tensor:
         (
             {"gain": asarray(np.float32(1))},
             DTypeError,
-            "gradient 'gain' is f64[], given f32[]: convert it with astype('float64')",
+            "gradient 'gain' is f64[], got f32[]: convert it with astype('float64')",
         ),
         (
             {"gain": from_array(np.ones(1))},
             ShapeError,
-            "gradient 'gain' is f64[], given f64[1]",
+            "gradient 'gain' is f64[], got f64[1]",
         ),
         ({"gain": stale(())}, StaleTensor, "its arena was reset"),
     ],

@@ -314,7 +314,7 @@ def test_what_is_refused() -> None:
         with shards.sharding("optimizer"):
             optimizer = ml.optim.SGD(x, 0.1)
             _, parts = ml.parallel.value_and_grad(lambda x: ml.sum(x["x"]))(x)
-        with pytest.raises(ShapeError, match=r"gradient 'x' is f32\[2\], given f32\[3\]"):
+        with pytest.raises(ShapeError, match=r"gradient 'x' is f32\[2\], got f32\[3\]"):
             optimizer.update(ml.parallel.Parts(x=ml.ones((3,))))
         optimizer.update(parts)
         optimizer.update({"x": ml.ones((3,))})
@@ -326,7 +326,7 @@ def test_what_is_refused() -> None:
                 ml.optim.EMA(layer)
         with pytest.raises(ArgumentError, match=r"Linear.kernel is kept in parts"):
             layer.kernel = ml.ones((3, 5))
-        with pytest.raises(ShapeError, match=r"'kernel' is f32\[3,5\], given f32\[8\]"):
+        with pytest.raises(ShapeError, match=r"'kernel' is f32\[3,5\], got f32\[8\]"):
             layer.load_parameters({"kernel": np.zeros(8, "f"), "bias": np.zeros(5, "f")})
 
     run(step)

@@ -111,8 +111,8 @@ x = ml.asarray(X)
         r"add\(\): str is no operand; tensors, numbers, and arrays or lists of numbers are",
     ),
     (lambda: untyped.add(x), ml.errors.ShapeError, r"add\(f32\[2,3\]\): takes 2 tensors"),
-    (lambda: untyped.exp(x, x), ml.errors.ShapeError, "takes 1 tensors, was given 2"),
-    (lambda: untyped.add(), ml.errors.ShapeError, "was given 0"),
+    (lambda: untyped.exp(x, x), ml.errors.ShapeError, "takes 1 tensors, got 2"),
+    (lambda: untyped.add(), ml.errors.ShapeError, "got 0"),
     (lambda: untyped.add(x, None), ml.errors.DTypeError, "NoneType"),
     (
         lambda: untyped.sum(x, axes=0),
@@ -122,7 +122,7 @@ x = ml.asarray(X)
     (
         lambda: untyped.sum(x, 1, True),
         ml.errors.ShapeError,
-        r"sum\(f32\[2,3\], 1, True\): takes 1 and axis by position, was given 3; by keyword it "
+        r"sum\(f32\[2,3\], 1, True\): takes 1 and axis by position, got 3; by keyword it "
         "takes axis, keepdims",
     ),
     (
@@ -135,7 +135,7 @@ x = ml.asarray(X)
         ml.errors.DTypeError,
         r"subtract\(ndarray, f32\[2,3\]\): .*<U1",
     ),
-    (lambda: untyped.sum(x, axis=1.0), ml.errors.ArgumentError, "was given 1.0"),
+    (lambda: untyped.sum(x, axis=1.0), ml.errors.ArgumentError, "got 1.0"),
     (lambda: untyped.slice(x, start=(0, 0)), ml.errors.ArgumentError, "'length' is missing"),
     (lambda: untyped.exp(x, out=X), ml.errors.DTypeError, "out must be a tensor, not ndarray"),
     (lambda: untyped.exp(x, out=ml.zeros(3)), ml.errors.ShapeError, r"out=f32\[3\]"),

@@ -141,7 +141,7 @@ static PyObject *kernel_call_run(KernelCallObject *self, PyObject *const *args, 
     char *p[MOST_PARAMETERS + 1];
     const KernelCall *call = &self->call;
     if (nargs != call->nparams + 1 || nargs > MOST_PARAMETERS || !is_pool(args[0]))
-        return PyErr_Format(PyExc_TypeError, "%s takes a Pool and %d arrays, was given %zd values",
+        return PyErr_Format(PyExc_TypeError, "%s takes a Pool and %d arrays, got %zd values",
                             call->kernel->name, call->nparams, nargs);
     for (Py_ssize_t i = 1; i < nargs; i++)
         if (address_of(args[i], &p[i - 1], NULL))
