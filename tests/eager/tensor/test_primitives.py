@@ -140,7 +140,7 @@ x = ml.asarray(X)
     (lambda: untyped.exp(x, out=X), ml.errors.DTypeError, "out must be a tensor, not ndarray"),
     (lambda: untyped.exp(x, out=ml.zeros(3)), ml.errors.ShapeError, r"out=f32\[3\]"),
     (
-        lambda: vars(primitives)["nonzero_indices"](x, out=ml.zeros((6, 2), dtype=ml.int64)),
+        lambda: primitives.nonzero_indices(x, out=ml.zeros((6, 2), dtype=ml.int64)),
         ml.errors.ArgumentError,
         "out= is not supported",
     ),
