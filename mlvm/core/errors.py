@@ -431,7 +431,7 @@ class PathError(MlvmError, KeyError):
 
     >>> try: ml.nn.Dropout(0.5).load_state({'bias': ml.ones(1)})
     ... except ml.errors.PathError as error: print(error)
-    unknown tensor 'bias'; given are bias
+    unknown tensor 'bias'; got bias
     """
 
     def __str__(self) -> str:
