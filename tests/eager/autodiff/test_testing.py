@@ -112,7 +112,7 @@ def test_the_tolerance_is_relative_to_the_tensors_largest_slope() -> None:
         ml.errors.DTypeError,
         r"expected floats or complex numbers to differentiate with respect to, got i64\[\] at n",
     ),
-    (lambda: check_gradients(abs, normal(2), order=0), ml.errors.ArgumentError, "given 0"),
+    (lambda: check_gradients(abs, normal(2), order=0), ml.errors.ArgumentError, "got 0"),
 )
 def test_what_cannot_be_checked(
     check: Callable[[], None], error: type[Exception], message: str
