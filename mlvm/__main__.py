@@ -442,7 +442,7 @@ def build(options: argparse.Namespace) -> None:
             f"{options.file} takes lengths ({loaded.open}), and a step in C has one size; build a "
             f"step captured with lengths=False, which was called at that size"
         )
-    made = builder.build(
+    step = builder.build(
         planned_of(loaded),
         options.folder,
         target=options.target,
@@ -453,8 +453,8 @@ def build(options: argparse.Namespace) -> None:
         records=options.records,
         title=f"{Path(options.file).name}, as a step in C.",
     )
-    print(f"{options.folder}: {len(made.kernels)} kernels for {', '.join(made.sets)}")
-    print(f"memory: {made.memory} bytes of tensors; weights: {made.weights} bytes")
+    print(f"{options.folder}: {len(step.kernels)} kernels for {', '.join(step.sets)}")
+    print(f"memory: {step.memory} bytes of tensors; weights: {step.weights} bytes")
     print(f"next: make -C {shlex.quote(str(options.folder))}")
 
 
@@ -537,8 +537,8 @@ def show(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         finally:
             on_planned.remove(planned.append)
         steps = [_as_step(each) for each in planned]
-        said = str(failed) if failed is not None else None
-        html = session_page(session, steps, file.name, failed=said)
+        failure = str(failed) if failed is not None else None
+        html = session_page(session, steps, file.name, failed=failure)
     else:
         if arguments:
             raise BadInput("a captured step takes no arguments here; a script does")
@@ -635,9 +635,9 @@ def print_info() -> None:
     print(f"instruction sets: {', '.join(sets) or 'those of numpy'}")
     threads = extension.default_threads()
     print(f"threads of the default VM: {threads} of {os.cpu_count()} (set MLVM_THREADS for others)")
-    told = [f"{x.name} {x.model}, {x.nbytes / 2**30:.0f} GiB" for x in devices()]
+    available = [f"{x.name} {x.model}, {x.nbytes / 2**30:.0f} GiB" for x in devices()]
     missing = [f"no {kind} ({why})" for kind in ("opencl", "cuda") if (why := why_not(kind))]
-    print(f"devices: {'; '.join([*told, *missing])}")
+    print(f"devices: {'; '.join([*available, *missing])}")
     print(f"{len(OPS)} ops; dtypes {' '.join(DType.all)}; for storage {' '.join(DType.storage)}")
     print("instructions:")
     for opcode in Opcode:

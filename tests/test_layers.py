@@ -86,7 +86,7 @@ BUDGET = {
     "mlvm/eager/optim": 1_260,
     "mlvm/eager/files": 890,
     "mlvm/eager/interop": 440,
-    "mlvm/eager/capture": 3_430,
+    "mlvm/eager/capture": 3_415,
     "mlvm/onnx": 6_030,
     "mlvm": 530,
     "models": 3_470,

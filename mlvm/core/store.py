@@ -1,8 +1,8 @@
 """The free store: storages of bytes, and handles that name tensors in them.
 
 A handle is an integer that is never used twice, in any store of this process; so a handle
-that outlives its tensor is always noticed. A process that serves others has numbers of its own
-(`number_apart`). The store outlives launches and counts every byte.
+that outlives its tensor is always noticed. Handles of a process that serves others begin at a
+random number (`number_apart`). The store outlives launches and counts every byte.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Handle = int
 _TOMBSTONES: Final = 1 << 16  # ended handles whose type and end an error can still name
 
 _handles = itertools.count(1)
-_apart = 0  # the process that has numbers of its own
+_server = 0  # the process whose numbers begin at random
 
 
 def number_apart() -> None:
     """Have later handles of this process begin at a random number above 2**32. A tensor of one
     process that is used on a VM of another then names nothing there, instead of another tensor."""
-    global _apart, _handles
-    if _apart != os.getpid():  # a forked process has its parent's
-        _apart, _handles = os.getpid(), itertools.count(1 + secrets.randbelow(1 << 20) << 32)
+    global _server, _handles
+    if _server != os.getpid():  # a forked process has its parent's
+        _server, _handles = os.getpid(), itertools.count(1 + secrets.randbelow(1 << 20) << 32)
 
 
 @dataclass(slots=True)

@@ -198,7 +198,7 @@ class _Verifier:
     many: int = 0  # results of calls that leave more than a few
     unproven: set[tuple[str, int]] = field(default_factory=set)
     bound: dict[tuple[str, int], tuple[Callee, Attributes]] = field(default_factory=dict)
-    known: dict[Any, Any] = field(default_factory=dict)  # attributes bound, and types inferred
+    cached: dict[Any, Any] = field(default_factory=dict)  # attributes bound, and types inferred
     reached: set[tuple[str, int]] = field(default_factory=set)
     targets: dict[str, set[int]] = field(default_factory=dict)
     contexts: dict[str, dict[tuple[str, ...], _Context]] = field(default_factory=dict)
@@ -407,10 +407,10 @@ class _Verifier:
                 if self.by_type:
                     self.context.costs[self.pc] = callee.cost(types, attributes)  # type: ignore[arg-type]
                 key = callee, id(attributes), *types
-                if key not in self.known:
+                if key not in self.cached:
                     inferred = callee.infer(types, attributes) or ()  # type: ignore[arg-type]
-                    self.known[key] = [Abstract("Tensor", type) for type in inferred]
-                return self.known[key]  # type: ignore[no-any-return]
+                    self.cached[key] = [Abstract("Tensor", type) for type in inferred]
+                return self.cached[key]  # type: ignore[no-any-return]
             self.unproven.add((self.context.function.name, self.pc))
             return [TENSOR] * (callee.nresults or 0)
         except ProgramError:
@@ -422,9 +422,9 @@ class _Verifier:
     def bound_by(self, callee: Callee, attributes: Attributes) -> Attributes:
         """Bind the attributes of the current call, once for all calls that share them."""
         place, key = (self.context.function.name, self.pc), (id(attributes), callee)
-        if key not in self.known:
-            self.known[key] = callee, callee.bind(attributes)
-        self.bound[place] = self.known[key]
+        if key not in self.cached:
+            self.cached[key] = callee, callee.bind(attributes)
+        self.bound[place] = self.cached[key]
         return self.bound[place][1]
 
     def call(self, name: str) -> object:

@@ -58,7 +58,7 @@ def check_gradients(
         ml.testing.check_gradients(ml.relu, ml.zeros(1))  # GradientMismatch
     """
     if not isinstance(order, int) or order < 1:
-        raise ArgumentError(f"check_gradients: order expected an int >= 1, got {order!r}")
+        raise ArgumentError(f"check_gradients: expected an int >= 1 as order, got {order!r}")
     wide = [substitute(_in_f64, arg) for arg in args]
     numbers = [i for i, arg in enumerate(wide) if _has_floats(arg)]
     if not numbers:

@@ -58,8 +58,6 @@ class FastPathEntry:
         self._tensors = launch.states, (*reached, *launch.states)
         self.pattern = self._pattern(launch)
         self._unhoisted: Any = None
-        fields = [output.field for output in entry.outcome.outputs]
-        self.is_plain = entry.outcome.single is not None and fields == [None] and not launch.hoisted
 
     def _pattern(self, launch: Launch) -> Any:
         assert EXTENSION is not None
@@ -90,17 +88,6 @@ class FastPathEntry:
             if live_tapes or not EXTENSION.exclusive(updated):  # type: ignore[union-attr]
                 return None
         return None if match is None else (scalars, *match)
-
-    def replay(self, arena: Arena, args: Any, kwargs: Any) -> Tensor | None:
-        """Return the result of a call of a plain entry, which has one result and no hoisted values;
-        None if the program is for other calls."""
-        vm, entry = arena.vm, self.entry
-        match = self.match(vm, args, kwargs)
-        if match is None:
-            return None
-        outputs = [entry.outcome.outputs[0].alloc(arena)]
-        entry.launch.run(self.scratch, match[0], vm, match[2], outputs, self.pattern)
-        return outputs[0]
 
 
 class FastPath:

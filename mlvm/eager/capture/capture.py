@@ -136,12 +136,6 @@ class Captured(Generic[P, R]):
             )
         arena = current_arena()
         for path in () if loop else self._fast_path.entries:
-            if path.is_plain:
-                result = path.replay(arena, args, kwargs)
-                if result is not None:
-                    self._last = path.entry
-                    return result
-                continue
             bound = path.match(arena.vm, args, kwargs)
             if bound is not None:
                 entry = self._last = path.entry

@@ -238,7 +238,7 @@ class OpenTrace:
         `CaptureError` for a length without a bound, and for a function of lengths that a file
         cannot have."""
         numbers, values = self.numbers, entry.scalars.values
-        first = numbers.given - numbers.lengths
+        first = numbers.first_length
         lengths: list[StepLength] = []
         inputs: list[Any] = [*entry.input_types]
         for place, (each, axes) in enumerate(zip(self._open, self._axes, strict=True), first):
@@ -269,7 +269,7 @@ class OpenTrace:
         outcome, by_id = self.call.outcome, {id(x): i for i, x in enumerate(states)}
         tensors = numbers.tensors.items()
         scalars = [(by_id[id(x)], place) for (place, _), x in tensors if id(x) in by_id]
-        guards = sorted({*numbers.seen, *guards})
+        guards = sorted({*numbers.guarded, *guards})
         used = template.places | self.call.places() | {*guards, *[place for _, place in scalars]}
         used = numbers.sources(used) | {length.place for length in lengths}
         steps = []
@@ -294,7 +294,7 @@ class OpenTrace:
         """Return the axes whose very size Python code has seen."""
         numbers = self.numbers
         places = numbers.sources(set(numbers.pins))
-        first = numbers.given - numbers.lengths
+        first = numbers.first_length
         return [
             axis for i, each in enumerate(self._open) if first + i in places for axis in each.axes
         ]
@@ -303,10 +303,10 @@ class OpenTrace:
         """Warn of the first line of Python that saw the value of a length that the user opened. An
         axis that was opened by itself is closed instead."""
         numbers = self.numbers
-        first = numbers.given - numbers.lengths
+        first = numbers.first_length
         for place, line in numbers.pins.items():
             for each in numbers.sources({place}):
-                if each < first or each >= numbers.given:
+                if each < first or each >= numbers.inputs:
                     continue
                 if any(axis in named for axis in self._open[each - first].axes):
                     message = (

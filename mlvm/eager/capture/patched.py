@@ -168,7 +168,7 @@ class PatchedProgram:
                 attributes = callee.bind(attributes)
             call = plan(types, attributes)
             call = getattr(call, "call", call)
-            guards = [(numbers.formula(n), numbers.values[n]) for n in numbers.seen]
+            guards = [(numbers.formula(n), numbers.values[n]) for n in numbers.guarded]
         if call is None:
             raise NotPatched
         if len(alternatives) >= _MOST_ALTERNATIVES:

@@ -2,7 +2,7 @@
 
 In a trace, a `Number` is the placeholder of a Python number. Python's arithmetic on it is recorded
 (`steps`), and done again at each call with that call's number: by Python, in double precision, so
-the result has the bits of the eager call. Values that Python code needs are guards (`seen`): the
+the result has the bits of the eager call. Values that Python code needs are guards (`guarded`): the
 truth of `x > 0`, the value in a text or as an index. A call with other values there needs another
 program. Numbers belong to one trace, and so to one thread.
 """
@@ -66,10 +66,10 @@ class Numbers:
     """Recorded computation on the Python numbers and the open lengths of a traced call.
 
     values: the inputs, numbers and then lengths; then constants and computed values.
-    given: the number of inputs.
-    lengths: the number of lengths among them.
+    inputs: the number of inputs.
+    first_length: the place of the first length among them.
     steps: the computation: the place of a result, the function, the places of its operands.
-    seen: guards, the places of values that Python code needed.
+    guarded: the places of values that Python code needed.
     tensors: scalar tensors that ops took for a value, by place and dtype.
     vm: the machine of these tensors.
     types: open types, by dtype and shape.
@@ -80,22 +80,21 @@ class Numbers:
     """
 
     def __init__(
-        self, given: Sequence[float], vm: object = None, lengths: Sequence[int] = ()
+        self, numbers: Sequence[float], vm: object = None, lengths: Sequence[int] = ()
     ) -> None:
-        self.values: list[Any] = [*given, *lengths]
-        self.given = len(self.values)
-        self.lengths = len(lengths)
+        self.values: list[Any] = [*numbers, *lengths]
+        self.inputs, self.first_length = len(self.values), len(numbers)
         self.present: tuple[int, ...] = ()
         self.largest: list[Any] | None = None
         self.types: dict[Any, TensorType] = {}
         self.pins: dict[int, str | None] = {}
         self._polynomials: dict[int, Polynomial] = {}
         self._by_polynomial: dict[Polynomial, int] = {}
-        for place in range(len(given), self.given):
+        for place in range(self.first_length, self.inputs):
             self._polynomials[place] = atom(place)
             self._by_polynomial[atom(place)] = place
         self.steps: list[tuple[int, Callable[..., Any], tuple[int, ...]]] = []
-        self.seen: dict[int, None] = {}
+        self.guarded: dict[int, None] = {}
         self.tensors: dict[tuple[int, Any], Any] = {}
         self.vm = vm
         self.closed = False
@@ -105,13 +104,17 @@ class Numbers:
         self._places: dict[Any, int] = {}  # of constants by value, of results by computation
         self._placeholders: list[weakref.ref[Number]] = []
 
+    @property
+    def has_lengths(self) -> bool:
+        return self.first_length < self.inputs
+
     @contextmanager
     def recording(self) -> Iterator[list[Number]]:
         """Record computation on the inputs inside the block, which gets their placeholders. After
         the block a placeholder behaves as its number."""
         token = _current.set(self)
         try:
-            yield [self._number(place) for place in range(self.given)]
+            yield [self._number(place) for place in range(self.inputs)]
         finally:
             self.closed = True
             _current.reset(token)
@@ -121,12 +124,12 @@ class Numbers:
         if any(reference() is not None for reference in self._placeholders):
             collect()
         alive = [each for reference in self._placeholders if (each := reference()) is not None]
-        self.seen.update(dict.fromkeys(each.place for each in alive))
+        self.guarded.update(dict.fromkeys(each.place for each in alive))
 
     def fixed(self) -> set[int]:
         """Return the places of input numbers that guarded numbers are computed of."""
-        guarded = {place for place in self.seen if type(self.values[place]) in (int, float)}
-        return {place for place in self.sources(guarded) if place < self.given - self.lengths}
+        guarded = {place for place in self.guarded if type(self.values[place]) in (int, float)}
+        return {place for place in self.sources(guarded) if place < self.first_length}
 
     def sources(self, places: set[int]) -> set[int]:
         """Return the places, and those of all values that they are computed of."""
@@ -138,9 +141,9 @@ class Numbers:
 
     def prune(self, used: set[int]) -> None:
         """Forget the steps that neither guards nor tensors nor the `used` places depend on."""
-        used = self.sources({*used, *self.seen, *[place for place, _ in self.tensors]})
+        used = self.sources({*used, *self.guarded, *[place for place, _ in self.tensors]})
         self.steps = [step for step in self.steps if step[0] in used]
-        used.update(range(self.given), self._constants)
+        used.update(range(self.inputs), self._constants)
         self._polynomials = {k: v for k, v in self._polynomials.items() if k in used}
         self._by_polynomial = {k: v for k, v in self._by_polynomial.items() if v in used}
         self._places = {}
@@ -150,16 +153,15 @@ class Numbers:
         depend on lengths alone are constants. Numbers at the `used` places, which types and
         attributes have, are guarded."""
         other = copy.copy(self)
-        first = self.given - self.lengths
-        other.values, other.lengths = [*values], self.lengths
-        other.present = tuple(values[first : self.given])
-        varies = set(range(first))
+        other.values = [*values]
+        other.present = tuple(values[self.first_length : self.inputs])
+        varies = set(range(self.first_length))
         other.steps = []
         for step in self.steps:
             if not varies.isdisjoint(step[2]):
                 varies.add(step[0])
                 other.steps.append(step)
-        other.seen = {place: None for place in (*self.seen, *used) if place in varies}
+        other.guarded = {place: None for place in (*self.guarded, *used) if place in varies}
         return other
 
     def again(self, inputs: Sequence[float]) -> list[Any] | None:
@@ -172,14 +174,14 @@ class Numbers:
                     return None
         except Exception:  # the eager call raises it, and so does a retrace
             return None
-        same = all(is_same(values[place], self.values[place]) for place in self.seen)
+        same = all(is_same(values[place], self.values[place]) for place in self.guarded)
         return values if same else None
 
     def compute(self, fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """Record and return fn(*operands), for Python numbers some of which are placeholders."""
         places = tuple([self._place(each) for each in operands])
         place = self._places.get((fn, places))
-        if place is None and self.lengths:
+        if place is None and self.has_lengths:
             is_decided, result = self._by_algebra(fn, places)
             if is_decided:
                 return result
@@ -190,7 +192,7 @@ class Numbers:
             self.steps.append((place, fn, places))
         if type(self.values[place]) in (int, float):
             return self._number(place)
-        self.seen[place] = None  # a truth, or a complex number
+        self.guarded[place] = None  # a truth, or a complex number
         return self.values[place]
 
     def _by_algebra(self, fn: Callable[..., Any], places: Sequence[int]) -> tuple[bool, Any]:
@@ -273,13 +275,12 @@ class Numbers:
         have their bytes at these bounds of all lengths. The block gets placeholders of the values
         and, at its end, the guards by place. Raises `Pinned` after a block that needed the value of
         a length; its computation is dropped then."""
-        before = len(self.values), len(self.steps), dict(self.seen), dict(self.pins)
+        before = len(self.values), len(self.steps), dict(self.guarded), dict(self.pins)
         guards: dict[int, Any] = {}
         token = _current.set(self)
         self.values = [*present]
         self.closed = False
-        first = self.given - self.lengths
-        self.largest = [*self.values[:first], *bounds, *self.values[self.given :]]
+        self.largest = [*self.values[: self.first_length], *bounds, *self.values[self.inputs :]]
         self._evaluated = 0
         self._places = {}
         try:
@@ -288,16 +289,16 @@ class Numbers:
                 self._number(place) if type(value) is int else value
                 for place, value in enumerate(self.values)
             ]
-            self.seen = {}
+            self.guarded = {}
             yield placeholders, guards
             if len(self.pins) > len(before[3]):
                 raise Pinned
-            guards.update((place, self.values[place]) for place in self.seen)
-            self.seen = before[2]
+            guards.update((place, self.values[place]) for place in self.guarded)
+            self.guarded = before[2]
         except BaseException:
             self.values[before[0] :] = []
             self.steps[before[1] :] = []
-            self.seen, self.pins = before[2:]
+            self.guarded, self.pins = before[2:]
             self._polynomials = {k: v for k, v in self._polynomials.items() if k < before[0]}
             self._by_polynomial = {k: v for k, v in self._by_polynomial.items() if v < before[0]}
             raise
@@ -314,7 +315,13 @@ class Numbers:
         steps = {(fn, operands): place for place, fn, operands in self.steps}
         ints = {key: place for key, place in steps.items() if type(other.values[place]) is int}
         other._places = ints | {k: n for k, n in self._places.items() if n < len(other.values)}
-        other.steps, other.seen, other.pins, other.types, other._placeholders = [], {}, {}, {}, []
+        other.steps, other.guarded, other.pins, other.types, other._placeholders = (
+            [],
+            {},
+            {},
+            {},
+            [],
+        )
         other._constants, other._numbers_of = {*self._constants}, {**self._numbers_of}
         other._polynomials = {**self._polynomials}
         other._by_polynomial = {**self._by_polynomial}
@@ -323,7 +330,7 @@ class Numbers:
     def fork_for(self, formulas: Any) -> tuple[Numbers, list[int]]:
         """Return a fork in which these formulas compute the integers of kernels, and the places of
         the formulas' inputs."""
-        computed = {place for place, _, _ in self.steps} | {*range(self.given)}
+        computed = {place for place, _, _ in self.steps} | {*range(self.inputs)}
         inputs = [place for place in sorted(computed) if type(self.values[place]) is int]
         other = self.fork()
         other.formulas = formulas
@@ -492,7 +499,7 @@ class Number(Length):
         return own if _current.get() is own and not own.closed else None
 
     def is_open(self) -> bool:
-        is_length = self._numbers.lengths > 0 and type(self._value) is int
+        is_length = self._numbers.has_lengths and type(self._value) is int
         return is_length and self.recorded is not None
 
     @property
@@ -508,9 +515,9 @@ class Number(Length):
     def see(self) -> Any:
         """Return the value itself, and guard it."""
         own = self._numbers
-        if not own.closed and self.place not in own.seen:
-            own.seen[self.place] = None
-            if own.lengths:
+        if not own.closed and self.place not in own.guarded:
+            own.guarded[self.place] = None
+            if own.has_lengths:
                 own.pins[self.place] = user_line()
         return self._value
 
