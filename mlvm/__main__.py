@@ -44,12 +44,12 @@ from mlvm.core.program.assembly import (
 from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
+from mlvm.eager.capture.building import lengths_of, planned_of
 from mlvm.machines.gpu import tiles
 from mlvm.machines.gpu.devices import devices, why_not
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
-from mlvm.machines.standalone import planned as standalone
 from mlvm.machines.standalone.targets import OPTIONS, TARGETS
 from mlvm.parallel.launch import launch
 from mlvm.parallel.mpirun import mpirun
@@ -409,23 +409,6 @@ def run(options: argparse.Namespace) -> None:
         print(f"output {number}: {text}")
 
 
-def planned_of(loaded: SavedStep) -> standalone.Planned:
-    """The step as a build takes it."""
-    planned, plan = loaded.planned, loaded.planned.plan
-    return standalone.Planned(
-        planned.program,
-        [standalone.Tensor(*each) for each in planned.arguments],
-        [standalone.Tensor(*each) for each in loaded.results],
-        loaded.inputs,
-        loaded.outputs,
-        loaded.states,
-        plan.nbytes,
-        planned.lines,
-        [standalone.Stay(x.offset, x.nbytes, x.start, x.end) for x in planned.lifetimes],
-        {pc: moment for moment, pc in enumerate(planned.moments)},
-    )
-
-
 def build(options: argparse.Namespace) -> None:
     """Write a step as C, and say what is in it."""
     extension.require("a step is built from the native kernels")
@@ -437,14 +420,10 @@ def build(options: argparse.Namespace) -> None:
         raise BadInput(f"{error}; {A_STEP}") from None
     if not isinstance(loaded, SavedStep):
         raise BadInput(f"{options.file} is a program; {A_STEP}")
-    if loaded.open is not None:
-        raise BadInput(
-            f"{options.file} takes lengths ({loaded.open}), and a step in C has one size; build a "
-            f"step captured with lengths=False, which was called at that size"
-        )
     step = builder.build(
         planned_of(loaded),
         options.folder,
+        source=lengths_of(loaded),
         target=options.target,
         simd=options.simd,
         embed=options.weights == "embed",

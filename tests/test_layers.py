@@ -67,7 +67,7 @@ BUDGET = {
     "mlvm/machines": 1_790,
     "mlvm/machines/native": 2_920,
     "mlvm/machines/gpu": 3_380,
-    "mlvm/machines/standalone": 1_320,
+    "mlvm/machines/standalone": 1_865,
     "mlvm/machines/remote": 3_940,
     "mlvm/arena": 1_345,
     "mlvm/show": 1_700,
@@ -86,12 +86,12 @@ BUDGET = {
     "mlvm/eager/optim": 1_260,
     "mlvm/eager/files": 890,
     "mlvm/eager/interop": 440,
-    "mlvm/eager/capture": 3_415,
+    "mlvm/eager/capture": 3_490,
     "mlvm/onnx": 6_030,
     "mlvm": 530,
     "models": 3_470,
     "bench": 4_900,
-    "tests": 71_120,
+    "tests": 71_335,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

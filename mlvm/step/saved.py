@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,6 @@ class SavedStep(NamedTuple):
         if self.open is None:
             return self
         values = self.open.values_at(types)
-        results = zip(self.results, self.open.results, strict=True)
         states = [*self.states]
         for number, place in self.open.scalars:
             dtype = TensorType.of(states[number]).dtype
@@ -64,12 +63,19 @@ class SavedStep(NamedTuple):
             except OverflowError:
                 at_sizes = self.open.sizes(values)
                 raise ShapeError(f"step: at {at_sizes}, {values[place]} is no {dtype}") from None
+        return self.at_values(values)._replace(states=tuple(states))
+
+    def at_values(self, values: Sequence[Any]) -> SavedStep:
+        """Return the step for these values of its formulas, with the states of this one. Raises
+        `ShapeError` if a temporary is larger than in the plan."""
+        assert self.open is not None
+        results = zip(self.results, self.open.results, strict=True)
         return SavedStep(
             self.open.planned_at(values),
             tuple([at(each, values) for each in self.open.inputs]),
             tuple([at(each, values) for each in self.open.outputs]),
             tuple([each._replace(type=at(type, values)) for each, type in results]),
-            tuple(states),
+            self.states,
         )
 
     def to_bytes(self) -> bytes:

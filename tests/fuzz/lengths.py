@@ -4,15 +4,17 @@ A function is a random list of steps on values of a few kinds: a matrix [n, d], 
 square [n, n], a vector [d], a list [m] of some formula of n, a scalar. Steps choose nothing by the
 length, unless they branch on it. The captured function must have the bits of the eager one at each
 length, or raise what it raises. So must its step, which is saved after the last call and loaded. A
-step may refuse lengths at which the function computes otherwise, and these are counted.
+step may refuse lengths at which the function computes otherwise, and these are counted. With
+`--built`, each step without loops is built as C, too, and run at these lengths.
 
-    python -m tests.fuzz.lengths --functions 500 --seed 0
+    python -m tests.fuzz.lengths --functions 500 --seed 0 --built
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -28,6 +30,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import CaptureError, MlvmError, ShapeError
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM
+from mlvm.machines.standalone.targets import CannotBuild
 from mlvm.step.saved import LoadedStep, SavedStep
 
 WIDTH = 4
@@ -302,9 +305,49 @@ def difference(
     return ""
 
 
-def check(seed: int, lengths: int = 5, counts: Counter[str] | None = None) -> tuple[str, int]:
+Build = Callable[[SavedStep, Path], Path]
+
+
+def difference_in_c(
+    step: SavedStep, calls: list[tuple[tuple[Any, ...], Any]], build: Build, counts: Counter[str]
+) -> str:
+    """Return where the step in C differs from outcomes of eager calls, as `difference` does."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            program = build(step, folder)
+        except CannotBuild as error:
+            counts["without loops" if "without loops" in str(error) else str(error)] += 1
+            return ""
+        for arguments, expected in calls:
+            if isinstance(expected, str):
+                continue
+            for i, x in enumerate(arguments):
+                np.save(folder / f"{i}.npy", x.numpy())
+            files = [f"{i}.npy" for i in range(len(step.inputs))]
+            command = [str(program), "--weights", "weights.bin", "--out", "out", *files]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+            if "computes otherwise" in done.stderr:
+                counts["refused in C"] += 1
+                continue
+            counts["served in C"] += 1
+            if done.returncode:
+                return f"at {len(arguments[0])}: {done.stderr}"
+            arrays = [np.load(folder / "out" / f"{i}.npy") for i in range(len(step.results))]
+            if [(str(TensorType.of(x)), x.tobytes()) for x in arrays] != expected:
+                return f"at {len(arguments[0])}: other bits in C"
+    return ""
+
+
+def check(
+    seed: int,
+    lengths: int = 5,
+    counts: Counter[str] | None = None,
+    build: Build | None = None,
+) -> tuple[str, int]:
     """Compare the function of a seed at that many lengths, and then its step: what came of it, and
     the traces. The `counts` get the number of lengths that saved steps serve and refuse."""
+    counts = Counter() if counts is None else counts
     fn, rng = function(seed), np.random.default_rng(seed)
     named = {"x": ("n", None), "ids": ("n",)} if seed % 4 else None
     step = ml.capture(fn, lengths=named, at_most={"n": LENGTHS[-1]} if named else None)
@@ -323,7 +366,9 @@ def check(seed: int, lengths: int = 5, counts: Counter[str] | None = None) -> tu
         calls.append((arguments, eager))
     saved = from_file(step) if named and not isinstance(calls[-1][1], str) else None
     if saved is not None:
-        different = difference(saved, calls, Counter() if counts is None else counts)
+        different = difference(saved, calls, counts)
+        if not different and build is not None:
+            different = difference_in_c(saved, calls, build, counts)
         if different:
             return f"wrong {different}", 0
     return "raised" if failed else "equal", step.signatures
@@ -334,7 +379,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--functions", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--built", action="store_true", help="build the steps as C, too")
     options = parser.parse_args()
+    build, scratch = None, tempfile.TemporaryDirectory()
+    if options.built:
+        from mlvm.machines.native import _native
+        from tests.standalone.making import SET, Kernels
+
+        _native.choose_simd(SET)
+        build = Kernels(Path(scratch.name), SET).build
     counts: Counter[str] = Counter()
     traces: Counter[int] = Counter()
     saved: Counter[str] = Counter()
@@ -343,7 +396,7 @@ def main() -> int:
     for seed in range(options.seed, options.seed + options.functions):
         try:
             with np.errstate(all="ignore"):
-                what, count = check(seed, counts=saved)
+                what, count = check(seed, counts=saved, build=build)
         except Exception:
             what, count = "raw error", 0
             traceback.print_exc()
@@ -354,6 +407,7 @@ def main() -> int:
         traces[count] += 1
     print(dict(counts), "functions by traces:", dict(sorted(traces.items())))
     print("calls of saved steps:", dict(saved))
+    scratch.cleanup()
     return int(wrong > 0)
 
 

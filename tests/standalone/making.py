@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from mlvm.__main__ import planned_of
 from mlvm.core.errors import MlvmError
 from mlvm.core.types import Array, TensorType
+from mlvm.eager.capture.building import lengths_of, planned_of
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import _native
 from mlvm.machines.standalone import build as standalone
@@ -64,14 +64,14 @@ class Kernels:
 
     def build(self, saved: SavedStep, folder: Path) -> Path:
         """The step's program. Raises `CannotBuild`."""
-        standalone.build(planned_of(saved), folder, simd=self.simd, records=1 << 26)
+        planned, source = planned_of(saved), lengths_of(saved)
+        standalone.build(planned, folder, source=source, simd=self.simd, records=1 << 26)
         strict = ["-std=c11", "-I.", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
         command([COMPILER, *strict, "-Werror", "-fsyntax-only", "tables.c"], folder)
         own = ["tables.c", "mlvm/standalone/src/command.c", "mlvm/standalone/src/step.c"]
         own += [f"mlvm/standalone/src/{name}.c" for name in ("records", "lanes")]
-        own += [
-            f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "lanes", "processor")
-        ]
+        plan = [*standalone.PLAN, *["formulas"] * (source is not None)]
+        own += [f"mlvm/native/src/plan/{name}.c" for name in plan]
         out = ["-o", "step", str(self.folder / "libkernels.a"), "-lm"]
         arguments: list[str | Path] = [COMPILER, *FLAGS, "-O1", *own, *out]
         command(arguments, folder)

@@ -376,7 +376,7 @@ def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 @compiled
 def test_a_string_is_one_literal_whatever_is_in_it(tmp_path: Path) -> None:
     """Nothing in it ends the literal: not a line that is joined to the next, nor a trigraph."""
-    from mlvm.machines.standalone.tables import string
+    from mlvm.machines.standalone.literals import string
 
     strings = ['x\\\n", "', 'a\nb\r"', "??/", "\x1b7\t1", "caf\u00e9"]
     rows = ", ".join(map(string, strings))

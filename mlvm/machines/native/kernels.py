@@ -20,7 +20,7 @@ from mlvm.core.ops.half import is_half
 from mlvm.core.types import Array, DType, TensorType, f32, f64
 from mlvm.machines.native import planners
 from mlvm.machines.native._native import KernelCall, Pool
-from mlvm.machines.native.planner import PLANNERS, Planner, Types
+from mlvm.machines.native.planner import PLANNERS, Planner, Types, unwrapped
 from mlvm.machines.native.planners.chain import chain_call
 from mlvm.machines.native.planners.elementwise import row_of
 from mlvm.machines.native.planners.halves import PRODUCTS, ROWS, SUMS, halves_call
@@ -235,7 +235,7 @@ def _call_of(links: Sequence[Link], types: Types) -> _Part | None:
     place = {number: i for i, number in enumerate(numbers)}
     renumbered = [link.renumbered(place) for link in links]
     call = chain_call(renumbered, [types[number] for number in numbers])
-    return None if call is None else _Part(call, numbers, NO_ATTRIBUTES)
+    return None if call is None else _Part(unwrapped(call), numbers, NO_ATTRIBUTES)
 
 
 def native_kernels(pool: Pool) -> Kernels:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from mlvm.core.errors import MachineError
+from mlvm.core.lengths import Length
 from mlvm.core.machine import fused
 from mlvm.core.machine.link import bind, link
 from mlvm.core.machine.verify import verify
-from mlvm.core.types import Array, TensorType, aligned_array, u8
+from mlvm.core.types import Array, TensorType, aligned_array, f32, f64, i32, i64, u8
 from mlvm.machines import native
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import _native
 from mlvm.machines.native._native import KernelCall
+from mlvm.machines.standalone.images import patched_fields
+from mlvm.machines.standalone.lengths import Formulas, OpenPlanned, OpenSource, variants
+from mlvm.machines.standalone.literals import array, string
 from mlvm.machines.standalone.lower import Temporary
 from mlvm.machines.standalone.planned import Planned, Tensor
 from mlvm.machines.standalone.steps import Run, Step, Steps
-from mlvm.machines.standalone.tables import FILE_OF, Tables, array, string
+from mlvm.machines.standalone.tables import FILE_OF, Tables
 from mlvm.machines.standalone.targets import OPTIONS, TARGETS, CannotBuild, Target, sets_for
 
 HERE: Final = Path(__file__).parent
@@ -44,6 +49,7 @@ def build(
     planned: Planned,
     folder: Path,
     *,
+    source: OpenSource | None = None,
     target: str = "host",
     simd: str = "auto",
     embed: bool = False,
@@ -52,15 +58,17 @@ def build(
     records: int = 1 << 20,
     title: str = "a step",
 ) -> Built:
-    """Write the folder. Raises `CannotBuild` for a step that needs Python, and `OSError`."""
+    """Write the folder; `source` makes the step at other lengths, if it has some. Raises
+    `CannotBuild` for a step that needs Python, and `OSError`."""
     sets = sets_for(target, simd)
     counts = ("threads", threads, 1, 1024), ("depth", depth, 0, 1 << 20)
     for name, value, least, most in (*counts, ("records", records, 0, 1 << 40)):
         if not least <= value <= most:
             raise CannotBuild(f"{name} may be {least} to {most}, not {value}")
     with _kernels_of_all_sets():
-        layout = _Layout(planned, threads, depth, records)
-    tables = Tables(layout.steps.functions, sets)
+        layout = _Layout(planned, source, threads, depth, records)
+    mains = [each.steps.functions[0] for each in layout.variants]
+    tables = Tables(layout.steps.functions if source is None else mains, sets)
     text = layout.text(tables, embed)
     makefile = folder / "Makefile"
     if makefile.exists() and not makefile.read_bytes().startswith(_WRITTEN.encode()):
@@ -68,14 +76,14 @@ def build(
     folder.mkdir(parents=True, exist_ok=True)
     files = sorted({FILE_OF[name] for name in tables.kernels})
     files += ["elementwise"] * bool(tables.rows)
-    _copy_sources(folder, files, threads)
+    _copy_sources(folder, files, threads, source is not None)
     used = [("kernel", name) for name in sorted(tables.kernels)]
     used += [("row", name) for name in sorted(tables.rows)]
     defines = [f"#define USES_{kind}_{name} ~, KEPT\n" for kind, name in used]
     (folder / "used.h").write_text("".join(defines))
     (folder / "tables.c").write_text(text)
-    (folder / "described.h").write_text(_described(planned, sets, threads))
-    (folder / "step.h").write_text(_header(planned, sets, threads, title))
+    (folder / "described.h").write_text(_described(planned, source, sets, threads))
+    (folder / "step.h").write_text(_header(planned, source, sets, threads, title))
     weights = layout.weights()
     if embed:
         rows = [str(byte) for byte in weights]
@@ -84,7 +92,7 @@ def build(
         )
     else:
         (folder / "weights.bin").write_bytes(weights)
-    makefile.write_text(_makefile(TARGETS[target], sets, files, embed, threads))
+    makefile.write_text(_makefile(TARGETS[target], sets, files, embed, threads, source is not None))
     return Built(sets, tuple([name for _, name in used]), layout.memory, len(weights))
 
 
@@ -101,11 +109,24 @@ def _kernels_of_all_sets() -> Iterator[None]:
         _native.choose_simd(used)
 
 
-class _Layout:
-    """Memory layout of a step, and its tables in C."""
+class _Variant:
+    """Functions of a step at some lengths, with scratch memory of their calls in the plan.
 
-    def __init__(self, planned: Planned, threads: int, depth: int, records: int) -> None:
-        self.planned, self.threads = planned, threads
+    opened: the types and attributes as formulas, if the step has lengths.
+    memory: bytes of the plan and of scratch memory.
+    guards: where they are valid.
+    """
+
+    def __init__(
+        self,
+        planned: Planned,
+        threads: int,
+        opened: OpenPlanned | None = None,
+        formulas: Formulas | None = None,
+    ) -> None:
+        self.opened, self._threads, self._formulas = opened, threads, formulas
+        self._moments, self._plan = planned.moments, planned.scratch
+        self.guards: Sequence[tuple[int, Any]] = ()
         types = [each.type for each in planned.arguments]
         functions = LocalVM(native=True).functions
         verdict = verify(planned.program, functions, types)
@@ -114,57 +135,49 @@ class _Layout:
             bind(code, tuple(_arrays(planned)), fused.Workspace(), checked=True)
         except MachineError as error:
             raise CannotBuild(str(error)) from None
-        self.steps = Steps(code, types, planned.lines, self._scratch_of)
-        self.depth = _depth(self.steps, depth)
-        uses = any(step.records for function in self.steps.functions for step in function.steps)
-        self.records = records * uses
-        self.room = records * bool(self.steps.lanes)
+        if opened is None or formulas is None:
+            self.steps = Steps(code, types, planned.lines, self.scratch_of)
+            self._stays = sorted(planned.stays)
+        else:
+            self.steps = Steps(
+                code,
+                opened.arguments,
+                planned.lines,
+                self.scratch_of,
+                opened.attributes,
+                formulas.bound,
+            )
+            bounds = [formulas.bound(nbytes) for nbytes in opened.stays]
+            pairs = zip(planned.stays, bounds, strict=True)
+            self._stays = sorted([stay._replace(nbytes=nbytes) for stay, nbytes in pairs])
         self.memory = planned.scratch
         for pc, steps in self.steps.runs():
             self._place_scratch(pc, steps)
-        self.outputs = [self._take(type.nbytes) for type in planned.outputs]
-        self.inputs = [
-            self._take(type.nbytes) if self._is_written("input", i) else None
-            for i, type in enumerate(planned.inputs)
-        ]
-        self.states = [
-            self._take(array.nbytes) if self._is_written("state", i) else None
-            for i, array in enumerate(planned.states)
-        ]
-        cases = [x.call for f in self.steps.functions for s in f.steps for x in s.cases.values()]
-        self.scratch = self._take(max(map(self._scratch_of, cases), default=0))
-        for lanes in self.steps.lanes.values():
-            lanes.at = self._take(lanes.nbytes)
-        self.memory = _rounded(self.memory)
-        self.in_weights, end = [], ALIGNMENT
-        for state in planned.states:
-            self.in_weights.append(end)
-            end += _rounded(state.nbytes)
-        self.nweights = end
 
-    def _take(self, nbytes: int) -> int:
-        at = _rounded(self.memory)
-        self.memory = at + nbytes
-        return at
-
-    def _scratch_of(self, call: KernelCall) -> int:
+    def scratch_of(self, call: KernelCall) -> int:
         """Return the bytes of scratch memory of a call: each thread's, and that which all share."""
-        return _rounded(call.scratch) * self.threads + _rounded(call.shared)
+        nbytes = {"scratch": call.scratch, "shared": call.shared}
+        for field, formula in patched_fields(call):
+            if field in nbytes and self._formulas is not None:
+                nbytes[field] = self._formulas.largest(formula)
+        return _rounded(nbytes["scratch"]) * self._threads + _rounded(nbytes["shared"])
 
     def _place_scratch(self, pc: int, steps: Sequence[Step]) -> None:
         """Place scratch memory and temporaries of an op's calls where the plan has a hole at that
         moment, or after the plan."""
         runs = [step.run for step in steps if step.run is not None]
         temporaries = [x for run in runs for x in run.parameters if isinstance(x, Temporary)]
-        temporary_bytes = _rounded(max([x.at + x.type.nbytes for x in temporaries], default=0))
-        nbytes = temporary_bytes + max([self._scratch_of(run.call) for run in runs], default=0)
+        temporary_bytes = _rounded(max([x.at + x.nbytes for x in temporaries], default=0))
+        nbytes = temporary_bytes + max([self.scratch_of(run.call) for run in runs], default=0)
         if not nbytes:
             return
-        moment, at = self.planned.moments.get(pc), 0
+        moment, at = self._moments.get(pc), 0
         if moment is None:
-            at = _rounded(self.planned.scratch)
+            at = _rounded(self._plan)
         else:
-            for stay in sorted(x for x in self.planned.stays if x.start <= moment < x.end):
+            for stay in self._stays:
+                if not stay.start <= moment < stay.end:
+                    continue
                 if at + nbytes <= stay.at:
                     break
                 at = max(at, _rounded(stay.at + stay.nbytes))
@@ -174,6 +187,89 @@ class _Layout:
                 x._replace(at=at + x.at) if isinstance(x, Temporary) else x for x in run.parameters
             ]
             step.run = Run(run.call, tuple(parameters), at + temporary_bytes)
+
+
+class _Layout:
+    """Memory layout of a step, and its tables in C.
+
+    variants: its functions; with lengths, for some lengths each.
+    """
+
+    def __init__(
+        self,
+        planned: Planned,
+        source: OpenSource | None,
+        threads: int,
+        depth: int,
+        records: int,
+    ) -> None:
+        self.planned, self.source, self.threads = planned, source, threads
+        self.formulas: Formulas | None = None
+        if source is None:
+            self.variants = [_Variant(planned, threads)]
+        else:
+            self.formulas = formulas = Formulas(source.lengths)
+            self.variants = []
+
+            def plan(planned: Planned, opened: OpenPlanned) -> _Variant:
+                return _Variant(planned, threads, opened, formulas)
+
+            for functions, guards in variants(source, formulas, plan):
+                functions.guards = guards
+                self.variants.append(functions)
+        self.steps = self.variants[0].steps
+        self.depth = _depth(self.steps, depth)
+        uses = any(step.records for function in self.steps.functions for step in function.steps)
+        self.records = records * uses
+        self.room = records * bool(self.steps.lanes)
+        self.memory = max([each.memory for each in self.variants])
+        self.outputs = [self._take(nbytes) for nbytes in self._nbytes("outputs")]
+        self.inputs = [
+            self._take(nbytes) if self._is_written("input", i) else None
+            for i, nbytes in enumerate(self._nbytes("inputs"))
+        ]
+        self.scalars = self._scalars()
+        self.states = [
+            self._take(array.nbytes) if self._is_written("state", i) or i in self.scalars else None
+            for i, array in enumerate(planned.states)
+        ]
+        cases = [x.call for f in self.steps.functions for s in f.steps for x in s.cases.values()]
+        scratch_of = self.variants[0].scratch_of
+        self.scratch = self._take(max(map(scratch_of, cases), default=0))
+        for lanes in self.steps.lanes.values():
+            lanes.at = self._take(lanes.nbytes)
+        self.memory = _rounded(self.memory)
+        self.in_weights, end = [], ALIGNMENT
+        for state in planned.states:
+            self.in_weights.append(end)
+            end += _rounded(state.nbytes)
+        self.nweights = end
+
+    def _nbytes(self, role: str) -> list[int]:
+        """Return the bytes of inputs or outputs; with lengths, the largest."""
+        types = getattr(self.variants[0].opened or self.planned, role)
+        bound = int if self.formulas is None else self.formulas.bound
+        return [bound(type.nbytes) for type in types]
+
+    def _scalars(self) -> dict[int, int]:
+        """Return the formulas of states that are computed of lengths, by their numbers. Raises
+        `CannotBuild` for a dtype that the C of a step does not write."""
+        opened = self.variants[0].opened
+        scalars: dict[int, int] = {}
+        for number, value in opened.scalars if opened is not None else ():
+            dtype = TensorType.of(self.planned.states[number]).dtype
+            if dtype not in (f32, f64, i32, i64):
+                raise CannotBuild(
+                    f"lengths: expected numbers of f32, f64, i32 or i64, got one of {dtype} that "
+                    f"is computed of a length; convert the tensor after the computation"
+                )
+            scalars[number] = value.formula()
+        return scalars
+
+    def _take(self, nbytes: int) -> int:
+        at = _rounded(self.memory)
+        self.memory = at + nbytes
+        return at
 
     def _is_written(self, role: str, place: int) -> bool:
         written = [self.planned.arguments[i] for i in self.steps.written]
@@ -213,13 +309,19 @@ class _Layout:
         planned, functions = self.planned, self.steps.functions
         place: dict[object, int] = {i: i for i in range(len(planned.arguments))}
         addresses = [self._address(each) for each in planned.arguments]
-        for step in functions[0].steps:
+        steps = [step for each in self.variants for step in each.steps.functions[0].steps]
+        for step in steps:
             for each in step.run.parameters if step.run is not None else ():
                 if each not in place:
                     assert isinstance(each, Temporary)
                     place[each] = len(addresses)
                     addresses.append(f"{{IN_MEMORY, {each.at}}}")
-        body = tables.text(place, self.scratch)
+        open_tables: dict[str, list[str]] = {}
+        open_members: dict[str, object] = {}
+        if self.source is None:
+            body = tables.text(place, self.scratch)
+        else:
+            body, open_tables, open_members = self._open_text(tables, place)
         pushed = [
             f"{{{number}, &type{tables.types[planned.arguments[number].type]}}}"
             for number in self.steps.pushed
@@ -236,8 +338,13 @@ class _Layout:
         outputs = [self._address(each) for each in planned.results]
         named = {
             "Set sets": [
-                *[f'{{"{name}", functions_{name}}}' for name in tables.sets],
-                "{NULL, NULL}",
+                *[
+                    f'{{"{name}", functions_{name}, NULL}}'
+                    if self.source is None
+                    else f'{{"{name}", NULL, images_{name}}}'
+                    for name in tables.sets
+                ],
+                "{NULL, NULL, NULL}",
             ],
             "char *const ops": [string(str(op)) for op in tables.ops.all],
             "char *const lines": [string(_short(str(line))) for line in tables.lines.all],
@@ -246,6 +353,7 @@ class _Layout:
             "Input inputs": inputs,
             "Address outputs": outputs,
             "State states": states,
+            **open_tables,
         }
         declared = [array(f"static const {name}[]", rows or ["0"]) for name, rows in named.items()]
         depth, main = self.depth, functions[0]
@@ -275,6 +383,7 @@ class _Layout:
             "weights": self.nweights,
             "fingerprint": f"UINT64_C({self.fingerprint()})",
             "embedded": "step_weights" if embed else "NULL",
+            **open_members,
         }
         initializer = ",\n".join([f"    .{key} = {value}" for key, value in members.items()])
         return "\n".join(
@@ -291,6 +400,53 @@ class _Layout:
             ]
         )
 
+    def _open_text(
+        self, tables: Tables, place: dict[object, int]
+    ) -> tuple[str, dict[str, list[str]], dict[str, object]]:
+        """Return the text of functions with lengths, further tables, and members of `Built`."""
+        source, formulas, opened = self.source, self.formulas, self.variants[0].opened
+        assert source is not None
+        assert formulas is not None
+        assert opened is not None
+        results = [type.shape for type in opened.results]
+        inputs = [type.nbytes for type in opened.inputs]
+        sizes: list[Any] = [n for shape in results for n in shape] + inputs
+        used = [n.formula() for n in sizes if issubclass(type(n), Length)]
+        guards = [each.guards for each in self.variants]
+        body, numbered = tables.text_of_images(
+            place, guards, formulas, [*used, *self.scalars.values()]
+        )
+
+        def formula(n: Any) -> int:
+            return numbered[n.formula()] if issubclass(type(n), Length) else -1
+
+        axes = [
+            [f"{{{0 if formula(n) >= 0 else n}, {formula(n)}}}" for n in shape] for shape in results
+        ]
+        shapes = [f"{{{len(shape)}, axes{i}}}" for i, shape in enumerate(axes)]
+        scalars = [
+            f"{{{self.states[i]}, MLVM_{TensorType.of(self.planned.states[i]).dtype.name.upper()}, "
+            f"{numbered[n]}}}"
+            for i, n in self.scalars.items()
+        ]
+        lengths = [f"{{{string(x.name)}, {x.at_most}, {x.saved}}}" for x in source.lengths]
+        named = {
+            "Length lengths": lengths,
+            "Scalar scalars": scalars or ["{0, 0, 0}"],
+            "int input_formulas": [str(formula(n)) for n in inputs] or ["-1"],
+            **{f"Axis axes{i}": rows or ["{0, -1}"] for i, rows in enumerate(axes)},
+            "Shape shapes": shapes or ["{0, NULL}"],
+        }
+        members: dict[str, object] = {
+            "nformulas": len(numbered),
+            "nvariants": len(self.variants),
+            "nscalars": len(scalars),
+            "image": "sizeof(AnyImage)",
+        }
+        names = ("lengths", "formulas", "constants", "variants", "scalars", "input_formulas")
+        members |= {name: name for name in (*names, "shapes")}
+        return body, named, members
+
 
 _WRITTEN: Final = (
     "# Written by `python -m mlvm build`: `make` makes libstep.a and a program, `step`."
@@ -298,6 +454,8 @@ _WRITTEN: Final = (
 _TOO_LARGE: Final = "the step needs more memory than there are addresses"
 _ENTRY: Final = 128  # bytes, and more than a value, a frame, a pointer or a tensor of the loop has
 _RUNTIME: Final = "mlvm/standalone/src"
+PLAN: Final = ("loop", "bound", "lanes", "processor")
+"""Sources of the loop."""
 _KERNELS: Final = "mlvm/native/src/plan/kernels"
 
 
@@ -338,12 +496,12 @@ def _depth(steps: Steps, most: int) -> int:
     return of(0, ())
 
 
-def _copy_sources(folder: Path, files: Sequence[str], threads: int) -> None:
+def _copy_sources(folder: Path, files: Sequence[str], threads: int, has_lengths: bool) -> None:
     """Copy the sources that the build compiles, in folders like those of the package."""
     plan = NATIVE / "src" / "plan"
     if not plan.is_dir():
         raise CannotBuild(f"the C sources are not here, in {plan}: is the package whole?")
-    sources = [plan / name for name in ("bound.c", "lanes.c", "loop.c", "processor.c")]
+    sources = [plan / f"{name}.c" for name in (*PLAN, *["formulas"] * has_lengths)]
     sources += [*plan.glob("*.h"), *plan.glob("kernels/*.h"), *plan.glob("kernels/*.def")]
     sources += [plan / "kernels" / f"{name}.c" for name in files]
     runtime = ["built.h", "lanes.h", "lanes.c", "records.h", "records.c", "step.c", "command.c"]
@@ -355,6 +513,17 @@ def _copy_sources(folder: Path, files: Sequence[str], threads: int) -> None:
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, to)
 
+
+_C_WORDS: Final = frozenset(
+    [
+        *("auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else"),
+        *("enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register"),
+        *("restrict", "return", "short", "signed", "sizeof", "static", "struct", "switch"),
+        *("typedef", "union", "unsigned", "void", "volatile", "while", "class", "delete", "new"),
+        *("operator", "private", "protected", "public", "template", "this", "throw", "try"),
+    ]
+)
+"""Words that no member has, in C and in C++."""
 
 _C_TYPES: Final = {
     "bool": "uint8_t",
@@ -369,7 +538,9 @@ _C_TYPES: Final = {
 }
 
 
-def _header(planned: Planned, sets: Sequence[str], threads: int, title: str) -> str:
+def _header(
+    planned: Planned, source: OpenSource | None, sets: Sequence[str], threads: int, title: str
+) -> str:
     results = [each.type for each in planned.results]
     fields = {}
     for name, types in (("input", planned.inputs), ("output", results)):
@@ -381,48 +552,90 @@ def _header(planned: Planned, sets: Sequence[str], threads: int, title: str) -> 
     text = (HERE / "src" / "step.h.in").read_text()
     safe = title.replace("*/", "* /").encode("ascii", "backslashreplace").decode()
     for key, value in {
-        **fields, "@TITLE@": safe, "@SETS@": ", ".join(sets), "@THREADS@": str(threads),
-    }.items():  # fmt: skip
+        **fields,
+        "@LENGTHS@": _lengths(source),
+        "@TITLE@": safe,
+        "@SETS@": ", ".join(sets),
+        "@THREADS@": str(threads),
+    }.items():
         text = text.replace(key, value)
     return text
 
 
-def _described(planned: Planned, sets: Sequence[str], threads: int) -> str:
+def _lengths(source: OpenSource | None) -> str:
+    """Return the declarations of a step's lengths."""
+    if source is None:
+        return ""
+    fields: dict[str, str] = {}
+    for each in source.lengths:
+        name = re.sub(r"\W", "_", each.name, flags=re.ASCII)
+        while not name or name[0].isdecimal() or name in fields or name in _C_WORDS:
+            name = f"n_{name}"
+        fields[name] = f"    int64_t {name}; /* 1 to {each.at_most} */\n"
+    text = (HERE / "src" / "lengths.h.in").read_text()
+    fields_text = "".join(fields.values())
+    return text.replace("@COUNT@", str(len(fields))).replace("@FIELDS@", fields_text) + "\n"
+
+
+def _described(
+    planned: Planned, source: OpenSource | None, sets: Sequence[str], threads: int
+) -> str:
     """Return the description of the step for its command line, in C."""
     results = [each.type for each in planned.results]
+    lengths: list[str] = []
 
-    def rows_of(types: Sequence[TensorType]) -> list[str]:
+    def rows_of(types: Sequence[TensorType], axes: Mapping[tuple[int, int], int]) -> list[str]:
         rows = []
-        for type in types:
-            lengths = type.array_shape  # as numpy has it
-            shape = ", ".join(map(str, lengths)) + "," * bool(lengths)
+        for i, type in enumerate(types):
+            shape = type.array_shape  # as numpy has it
+            text = ", ".join(map(str, shape)) + "," * bool(shape)
             descr = type.dtype.numpy.str if type.dtype.name != "bf16" else "<V2"
-            rows.append(f"{{{string(str(type))}, {string(descr)}, {string(shape)}, {type.nbytes}}}")
-        return rows or ['{"", "", "", 0}']
+            numbers = [axes.get((i, k), -1) for k in range(len(shape))]
+            has = any(n >= 0 for n in numbers)
+            if has:
+                lengths.append(array(f"static const int step_lengths{i}[]", map(str, numbers)))
+            rows.append(
+                f"{{{string(str(type))}, {string(descr)}, {string(text)}, {type.nbytes}, "
+                f"{type.dtype.numpy.itemsize}, {f'step_lengths{i}' if has else 'NULL'}}}"
+            )
+        return rows or ['{"", "", "", 0, 0, NULL}']
 
-    takes = ", ".join(map(str, planned.inputs)) or "none"
+    inputs = rows_of(planned.inputs, source.axes if source is not None else {})
+    takes = ", ".join(map(str, source.input_types if source else planned.inputs)) or "none"
+    of_lengths = source.lengths if source is not None else ()
+    spelled = ", ".join([f"{x.name} 1 to {x.at_most}" for x in of_lengths])
     return "\n".join(
         [
             "#include <stddef.h>",
             f"#define STEP_TAKES {string(takes)}",
+            f"#define STEP_TAKES_LENGTHS {string(spelled)}",
             f"#define STEP_SETS {string(', '.join(sets))}",
             f"#define STEP_MOST_THREADS {threads}",
             f"enum {{ STEP_NINPUTS = {len(planned.inputs)}, STEP_NOUTPUTS = {len(results)} }};",
-            "typedef struct {\n    const char *type, *dtype, *shape;\n    size_t nbytes;",
+            f"enum {{ STEP_NLENGTHS = {len(of_lengths)} }};",
+            "/* `lengths`: of each axis, the number of its length or -1; NULL without lengths. */",
+            "typedef struct {\n    const char *type, *dtype, *shape;\n    size_t nbytes, itemsize;",
+            "    const int *lengths;",
             "} TensorSpec;",
-            array("static const TensorSpec step_input_specs[]", rows_of(planned.inputs)),
-            array("static const TensorSpec step_output_specs[]", rows_of(results)),
+            *lengths,
+            array("static const TensorSpec step_input_specs[]", inputs),
+            array("static const TensorSpec step_output_specs[]", rows_of(results, {})),
         ]
     )
 
 
 def _makefile(
-    target: Target, sets: Sequence[str], files: Sequence[str], embed: bool, threads: int
+    target: Target,
+    sets: Sequence[str],
+    files: Sequence[str],
+    embed: bool,
+    threads: int,
+    has_lengths: bool,
 ) -> str:
     own = ["tables.c", *["weights.c"] * embed]
     own += [f"{_RUNTIME}/{name}.c" for name in ("step", "records", "lanes")]
     own += [f"{_RUNTIME}/threads.c"] * (threads > 1)
-    own += [f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "lanes", "processor")]
+    own += [f"mlvm/native/src/plan/{name}.c" for name in (*PLAN, *["formulas"] * has_lengths)]
     zig = "ZIG" in target.compiler
     lines = [
         _WRITTEN,

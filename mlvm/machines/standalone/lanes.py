@@ -124,7 +124,7 @@ class LaneCode:
                 raise ValueError(f"{type.nbytes} bytes do not fit in {room}")
             where.append(self._place(where_, at))
         runs = self._runs(part.program, [type for _, _, type in part.arguments])
-        ends = [x.at + x.type.nbytes for _, xs in runs for x in xs if isinstance(x, Temporary)]
+        ends = [x.at + x.nbytes for _, xs in runs for x in xs if isinstance(x, Temporary)]
         temporaries = self._take(max(ends, default=0))
         scratch_at = self._take(max([self._scratch_of(call) for call, _ in runs], default=0))
         calls = []

@@ -7,31 +7,34 @@ beside an f64 is converted first. A chain runs in parts where a link has no row 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mlvm.core.machine.callee import OpInto, WritesInto
+from mlvm.core.machine.callee import Fused, OpInto, WritesInto
+from mlvm.core.machine.fused import parse
 from mlvm.core.op import Attributes
 from mlvm.core.ops import half
 from mlvm.core.types import DType, TensorType, f32, f64, i64
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.kernels import NativeFused, NativeKernel, Parts
-from mlvm.machines.native.planner import PLANNERS
+from mlvm.machines.native.planner import PLANNERS, unwrapped
 
 _ALIGNMENT = 64
 _TAKE_ANY_VALUE = frozenset(["sum", "mean", "max", "min", "sort", "argsort"])
 
 
 class Temporary(NamedTuple):
-    """Temporary tensor of a step, at an offset of its scratch memory."""
+    """Temporary tensor of a step: `nbytes` bytes at an offset of its scratch memory."""
 
     type: TensorType
     at: int
+    nbytes: int
 
 
 Parameter: TypeAlias = int | Temporary
+Bound: TypeAlias = Callable[[Any], int]
 Calls: TypeAlias = list[tuple[KernelCall, tuple[Parameter, ...]]]
 
 
@@ -40,15 +43,21 @@ class _Impossible(Exception):
 
 
 def lowered(
-    callee: WritesInto, types: Sequence[TensorType], numbers: Sequence[int], attributes: Attributes
+    callee: WritesInto,
+    types: Sequence[TensorType],
+    numbers: Sequence[int],
+    attributes: Attributes,
+    bound: Bound | None = None,
 ) -> Calls | None:
-    """Lower an op to calls with their parameters; None if there is no kernel in C."""
-    lowering = _Lowering()
+    """Lower an op to calls with their parameters; None if there is no kernel in C. With lengths,
+    `bound` returns the largest value of a size, and attributes are as in the program."""
+    lowering = _Lowering(bound)
     try:
         if isinstance(callee, OpInto):
-            lowering.op(callee.kernel, types, [*numbers], attributes)
-        elif isinstance(callee.kernel, NativeFused):
-            lowering.parts(callee.kernel.plan_for(attributes["chain"], types), types, numbers)
+            bound_attributes = callee.bind(attributes) if bound else attributes
+            lowering.op(callee.kernel, types, [*numbers], bound_attributes)
+        elif isinstance(callee, Fused) and isinstance(callee.kernel, NativeFused):
+            lowering.chain(callee, types, numbers, attributes)
         else:
             return None
     except _Impossible:
@@ -59,19 +68,43 @@ def lowered(
 class _Lowering:
     """Builder of the calls of an op."""
 
-    def __init__(self) -> None:
+    def __init__(self, bound: Bound | None) -> None:
         self.calls: Calls = []
         self._end = 0
+        self._bound = bound
 
     def _temporary(self, type: TensorType) -> Temporary:
-        temporary = Temporary(type, self._end)
-        self._end += -(-type.nbytes // _ALIGNMENT) * _ALIGNMENT
+        nbytes = type.nbytes if self._bound is None else self._bound(type.nbytes)
+        temporary = Temporary(type, self._end, nbytes)
+        self._end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         return temporary
 
     def _add(self, call: KernelCall | None, parameters: Sequence[Parameter]) -> None:
         if call is None:
             raise _Impossible
-        self.calls.append((call, tuple(parameters)))
+        self.calls.append((unwrapped(call), tuple(parameters)))
+
+    def _call(
+        self, kernel: NativeKernel, types: Sequence[TensorType], attributes: Attributes
+    ) -> KernelCall | None:
+        return (kernel.plan if self._bound else kernel.call)(types, attributes)
+
+    def chain(
+        self,
+        callee: Fused,
+        types: Sequence[TensorType],
+        numbers: Sequence[int],
+        attributes: Attributes,
+    ) -> None:
+        """Lower a chain."""
+        kernel: Any = callee.kernel
+        if self._bound is None:
+            return self.parts(kernel.plan_for(attributes["chain"], types), types, numbers)
+        chain = parse(attributes, callee.kernels)
+        call = kernel.plan(types, {"chain": chain})
+        if call is not None:
+            return self._add(call, numbers)
+        return self.parts(Parts(chain, types), types, numbers)
 
     def _convert(self, out: TensorType, into: Parameter, x: TensorType, source: Parameter) -> None:
         self._add(PLANNERS["astype"]([out, x], {"dtype": out.dtype.name}), (into, source))
@@ -100,7 +133,7 @@ class _Lowering:
         """Lower an op by the steps that its kernel takes where it has no call."""
         if not isinstance(kernel, NativeKernel):
             raise _Impossible
-        call = kernel.call(types, attributes)
+        call = self._call(kernel, types, attributes)
         out, op = types[0], kernel.op
         if call is not None:
             self._add(call, parameters)
@@ -111,18 +144,22 @@ class _Lowering:
         elif op.name == "sum" and out.dtype.is_integer:  # modulo 2^64, and then less
             wide = out.with_dtype(i64)
             temporary, attributes = self._temporary(wide), {**attributes, "dtype": i64.name}
-            self._add(kernel.call([wide, *types[1:]], attributes), (temporary, *parameters[1:]))
+            self._add(
+                self._call(kernel, [wide, *types[1:]], attributes), (temporary, *parameters[1:])
+            )
             self._convert(out, parameters[0], wide, temporary)
         elif op.name == "matmul" and out.dtype.is_integer and out.dtype.itemsize < i64.itemsize:
             temporary = self._temporary(out.with_dtype(i64))  # modulo 2^64, and then less
             alike, sources = self._all_as(i64, types[1:], parameters[1:])
-            self._add(kernel.call([temporary.type, *alike], attributes), [temporary, *sources])
+            self._add(
+                self._call(kernel, [temporary.type, *alike], attributes), [temporary, *sources]
+            )
             self._convert(out, parameters[0], temporary.type, temporary)
         elif (op.name == "concat" or (op.name == "matmul" and out.dtype in (f32, f64))) and any(
             x.dtype is not out.dtype for x in types[1:]
         ):
             alike, sources = self._all_as(out.dtype, types[1:], parameters[1:])
-            self._add(kernel.call([out, *alike], attributes), [parameters[0], *sources])
+            self._add(self._call(kernel, [out, *alike], attributes), [parameters[0], *sources])
         elif any(map(half.is_half, types)):
             self._halves(kernel, types, parameters, attributes)
         else:
@@ -149,7 +186,7 @@ class _Lowering:
         if not any(type.dtype is f64 for type in types[1:]):
             raise _Impossible
         wide, sources = self._widened(types, parameters, f32, f64)
-        self._add(kernel.call(wide, attributes), sources)
+        self._add(self._call(kernel, wide, attributes), sources)
 
     def _widened(
         self, types: Sequence[TensorType], parameters: Sequence[Parameter], *dtypes: DType

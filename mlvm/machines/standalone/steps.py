@@ -17,7 +17,7 @@ from mlvm.core.machine.callee import UserFunction, WritesInto
 from mlvm.core.machine.functions import Binding
 from mlvm.core.machine.link import CallDetails, Code, link
 from mlvm.core.machine.verify import verify
-from mlvm.core.op import NO_ATTRIBUTES
+from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
 from mlvm.machines import lanes, residuals
@@ -26,7 +26,7 @@ from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.loop import Site, call_of
 from mlvm.machines.native.types import native_type
 from mlvm.machines.standalone.lanes import LaneCode
-from mlvm.machines.standalone.lower import Calls, Temporary, lowered
+from mlvm.machines.standalone.lower import Bound, Calls, Temporary, lowered
 from mlvm.machines.standalone.targets import CannotBuild
 
 RECORDS: Final = {
@@ -40,6 +40,10 @@ RECORDS: Final = {
 """Functions of residuals: their names in C, and the parameters that they write."""
 
 _MOST_CONTEXTS: Final = 1000
+_OPEN: Final = (
+    "a step with lengths is built without loops, branches and functions; `mlvm run` runs it, and "
+    "with lengths=False it is built at one size"
+)
 
 
 class Case(NamedTuple):
@@ -109,6 +113,8 @@ class Steps:
     pushed: numbers of arguments that are pushed on the stack.
     lanes: programs for rows, by their text.
     scratch_of: the bytes of scratch memory of a call.
+    attributes_at: with lengths, the attributes of the call at a pc.
+    bound: with lengths, the largest value of a size.
 
     Raises `CannotBuild`.
     """
@@ -119,8 +125,11 @@ class Steps:
         arguments: Sequence[TensorType],
         lines: Mapping[tuple[str, int], str],
         scratch_of: Callable[[KernelCall], int],
+        attributes_at: Callable[[int], Attributes] | None = None,
+        bound: Bound | None = None,
     ) -> None:
         self.arguments = arguments
+        self._attributes_at, self._bound = attributes_at, bound
         self.written: set[int] = set()
         self.pushed: dict[int, int] = {}
         self._lines = lines
@@ -168,7 +177,10 @@ class Steps:
         kind, value, count, rest = code.steps[number]
         op, line = self._place(code, number)
         if kind == linker.CALL_ON_ARGS:
-            return self._on_arguments(value, count, rest or NO_ATTRIBUTES, op, line)
+            opened = self._attributes_at and self._attributes_at(code.ends[number])
+            return self._on_arguments(value, count, rest or NO_ATTRIBUTES, opened, op, line)
+        if self._attributes_at is not None and kind not in (linker.HALT, linker.UNREACHED):
+            raise self._refuse(op, line, _OPEN)
         name = _NAMES.get(kind)
         if name is None:
             raise self._refuse(op, line, "its function is known only at run time")
@@ -215,14 +227,22 @@ class Steps:
         return self.lanes[text]
 
     def _on_arguments(
-        self, binding: Binding, numbers: Sequence[int], attributes: Any, op: str, line: str
+        self,
+        binding: Binding,
+        numbers: Sequence[int],
+        attributes: Any,
+        opened: Attributes | None,
+        op: str,
+        line: str,
     ) -> list[Step]:
         types = [self.arguments[i] for i in numbers]
         callee = binding.callee
         assert isinstance(callee, WritesInto)
         self.written.update(numbers[: callee.writes(attributes)])
-        call = call_of(callee.kernel, types, attributes)
-        runs = [(call, tuple(numbers))] if call else lowered(callee, types, numbers, attributes)
+        call = call_of(callee.kernel, types, attributes) if opened is None else None
+        runs: Calls | None = [(call, tuple(numbers))] if call else None
+        if runs is None:
+            runs = lowered(callee, types, numbers, opened or attributes, self._bound)
         if runs is None:
             spelled = ", ".join(map(str, types))
             raise self._refuse(op, line, f"there is no kernel in C for ({spelled})")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from mlvm.core.types import TensorType
 from mlvm.machines.native import _native
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.types import DTYPES
+from mlvm.machines.standalone.images import Image
 from mlvm.machines.standalone.lanes import LaneCode, Part
+from mlvm.machines.standalone.lengths import Formulas, number
+from mlvm.machines.standalone.literals import array, integer, real, string
 from mlvm.machines.standalone.steps import Function, Step
 
-_A_LINE: Final = 96
 _CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
@@ -37,25 +38,81 @@ class Tables:
         self.kernels: set[str] = set()
         self.rows: set[str] = set()
         self.types, self.ops, self.lines = Numbered(), Numbered(), Numbered()
-        self._numbers, self._places = Numbered(), Numbered()
+        self._numbers, self._places, self._pointers = Numbered(), Numbered(), Numbered()
         self._calls: dict[tuple[int, int], tuple[KernelCall, str]] = {}
         self._lane_codes = Numbered()
         self._text: list[str] = []
         self._functions = functions
 
+    def text_of_images(
+        self, place: dict[object, int], guards: Sequence[Sequence[tuple[int, Any]]],
+        formulas: Formulas, used: Iterable[int],
+    ) -> tuple[str, dict[int, int]]:  # fmt: skip
+        """Return the tables of functions that are variants of `main`, each with its guards, and the
+        numbers in C of these formulas and of the `used` ones."""
+        images = [Image(k, self.initializer, self.call) for k in range(len(guards))]
+        text = [
+            image.text(
+                main.steps,
+                self.sets,
+                lambda step, set_, call: self._step(step, set_, "", place, 0, call),
+            )
+            for image, main in zip(images, self._functions, strict=True)
+        ]
+        all_patches = [formula for image in images for _, _, formula in image.patches]
+        numbered = formulas.numbered(
+            [*used, *all_patches, *[formula for each in guards for formula, _ in each]]
+        )
+        variants = []
+        for k, (image, main) in enumerate(zip(images, self._functions, strict=True)):
+            pointers, patches = image.tables(numbered)
+            tables = {
+                "Guard guards": [f"{{{numbered[n]}, {number(value)}}}" for n, value in guards[k]],
+                "size_t pointers": pointers,
+                "Patch patches": patches,
+                "Place places": self._places_of(main),
+            }
+            for name, rows in tables.items():
+                text.append(array(f"static const {name}{k}[]", rows or ["{0}"]))
+            counts = f"{len(guards[k])}, {len(pointers)}, {len(patches)}, sizeof({image.name})"
+            variants.append(f"{{guards{k}, pointers{k}, patches{k}, {counts}, places{k}}}")
+        text.append(array("static const Variant variants[]", variants))
+        for name in self.sets:
+            rows = [f"&{image.of(name)}" for image in images]
+            text.append(array(f"static const void *const images_{name}[]", rows))
+        for name, rows in zip(
+            ("Formula formulas", "Number constants"), formulas.tables(numbered), strict=True
+        ):
+            text.append(array(f"static const {name}[]", rows))
+        largest = " ".join([f"{image.name} of{k};" for k, image in enumerate(images)])
+        text.append(f"typedef union {{ {largest} }} AnyImage;\n")
+        text.append("static const Place *const places[] = {NULL};\n")
+        return "\n".join([*self._declared(), "", *self._text, *text]), numbered
+
+    def _places_of(self, function: Function) -> list[str]:
+        return [f"{{{self.ops[s.op]}, {self.lines[s.line]}}}" for s in function.steps]
+
+    def _declared(self) -> list[str]:
+        return [
+            f"extern const {kind}Entry {kind.lower()}_{entry}_{name};"
+            for kind, names in (("Kernel", self.kernels), ("Row", self.rows))
+            for entry in sorted(names)
+            for name in self.sets
+        ]
+
     def text(self, place: dict[object, int], scratch: int) -> str:
         """Return all tables but those of types. `place` numbers the addresses; `scratch` is the
         offset of the scratch memory of calls on the stack."""
         steps, places = [], []
-        for number, function in enumerate(self._functions):
-            ends = [f"{{{self.ops[s.op]}, {self.lines[s.line]}}}" for s in function.steps]
-            places.append(array(f"static const Place places{number}[]", ends))
+        for k, function in enumerate(self._functions):
+            ends = self._places_of(function)
+            places.append(array(f"static const Place places{k}[]", ends))
             for name in self.sets:
                 rows = [
-                    self._step(s, name, f"{number}_{i}", place, scratch)
+                    self._step(s, name, f"{k}_{i}", place, scratch)
                     for i, s in enumerate(function.steps)
                 ]
-                steps.append(array(f"static const Step steps{number}_{name}[]", rows))
+                steps.append(array(f"static const Step steps{k}_{name}[]", rows))
         for name in self.sets:
             rows = [
                 f"{{steps{i}_{name}, {len(f.steps)}, NULL, NULL}}"
@@ -65,22 +122,16 @@ class Tables:
         places.append(
             array("static const Place *const places[]", [f"places{i}" for i in range(len(places))])
         )
-        declared = [
-            f"extern const {kind}Entry {kind.lower()}_{entry}_{name};"
-            for kind, names in (("Kernel", self.kernels), ("Row", self.rows))
-            for entry in sorted(names)
-            for name in self.sets
-        ]
-        return "\n".join([*declared, "", *self._text, *steps, *places])
+        return "\n".join([*self._declared(), "", *self._text, *steps, *places])
 
     def text_of_types(self) -> str:
         """Return the tables of the types in use."""
         types = []
-        for number, type in enumerate(self.types.all):
+        for i, type in enumerate(self.types.all):
             assert isinstance(type, TensorType)
-            shape = array(f"static const int64_t shape{number}[]", [*map(str, type.shape)] or ["0"])
-            code = f"{type.nbytes}, {type.size}, shape{number}, {_CODES[type.dtype]}, {type.ndim}"
-            types.append(f"{shape}static const Type type{number} = {{{code}}};\n")
+            shape = array(f"static const int64_t shape{i}[]", [*map(str, type.shape)] or ["0"])
+            code = f"{type.nbytes}, {type.size}, shape{i}, {_CODES[type.dtype]}, {type.ndim}"
+            types.append(f"{shape}static const Type type{i} = {{{code}}};\n")
         return "\n".join(types)
 
     def _ints(self, values: Iterable[int]) -> str:
@@ -101,7 +152,7 @@ class Tables:
             self._text.append(array(f"static const double {name}[]", reals))
         return name
 
-    def _call(self, call: KernelCall, set_: str, scratch: int = 0) -> str:
+    def call(self, call: KernelCall, set_: str, scratch: int = 0) -> str:
         """Return the C expression of a call with scratch memory at that offset, for an instruction
         set."""
         key = id(call), scratch if call.scratch or call.shared else 0
@@ -112,37 +163,50 @@ class Tables:
 
     def _write_call(self, call: KernelCall, key: int, scratch: int) -> None:
         number = self._calls[key, scratch][1]
-        ints, floats, parts, rows = call.described()
+        for name in self.sets:
+            placed = self.initializer(call, name, {}, scratch)
+            self._text.append(f"static const Placed call{number}_{name} = {placed};\n")
+
+    def initializer(
+        self, call: KernelCall, set_: str, replaced: Mapping[str, str], scratch: int
+    ) -> str:
+        """Return the initializer of a call with scratch memory at that offset; `replaced` has the
+        expressions of members that lie elsewhere."""
+        ints, floats, parts, rows, _ = call.described()
         self.kernels.add(call.kernel)
         self.rows.update(rows)
-        ints_name = self._ints(ints) if ints else "NULL"
-        floats_name = self._floats(floats) if floats else "NULL"
-        for name in self.sets:
-            children = rows_name = "NULL"
-            if parts:
-                children = f"children{number}_{name}"
-                each = [self._call(part, name) for part in parts]
-                self._text.append(array(f"static const KernelCall *const {children}[]", each))
-            if rows:
-                rows_name = f"rows{number}_{name}"
-                each = [f"&row_{row}_{name}" for row in rows]
-                self._text.append(array(f"static const RowEntry *const {rows_name}[]", each))
-            members = {
-                "kernel": f"&kernel_{call.kernel}_{name}",
-                "units": call.units,
-                "work": real(call.work),
-                "scratch": call.scratch,
-                "shared": call.shared,
-                "nparams": call.nparams,
-                "ints": ints_name,
-                "floats": floats_name,
-                "children": children,
-                "nchildren": len(parts),
-                "rows": rows_name,
-            }
-            initializer = ", ".join([f".{key} = {value}" for key, value in members.items()])
-            placed = f"{{.call = {{{initializer}}}, .scratch = {scratch}}}"
-            self._text.append(f"static const Placed call{number}_{name} = {placed};\n")
+        members = {
+            "kernel": f"&kernel_{call.kernel}_{set_}",
+            "units": call.units,
+            "work": real(call.work),
+            "scratch": call.scratch,
+            "shared": call.shared,
+            "nparams": call.nparams,
+            "nchildren": len(parts),
+            **replaced,
+        }
+        if "ints" not in members:
+            members["ints"] = self._ints(ints) if ints else "NULL"
+        if "floats" not in members:
+            members["floats"] = self._floats(floats) if floats else "NULL"
+        if "children" not in members:
+            each = [self.call(part, set_) for part in parts]
+            members["children"] = self._names("children", "KernelCall", each)
+        each = [f"&row_{row}_{set_}" for row in rows]
+        members["rows"] = self._names("rows", "RowEntry", each)
+        initializer = ", ".join([f".{key} = {value}" for key, value in members.items()])
+        return f"{{.call = {{{initializer}}}, .scratch = {scratch}}}"
+
+    def _names(self, name: str, type: str, items: Sequence[str]) -> str:
+        """Return the name of a table of pointers."""
+        if not items:
+            return "NULL"
+        key = name, tuple(items)
+        is_written = key in self._pointers
+        name = f"{name}{self._pointers[key]}"
+        if not is_written:
+            self._text.append(array(f"static const {type} *const {name}[]", items))
+        return name
 
     def _addresses(self, numbers: Iterable[int]) -> str:
         """Return the name of a table of numbers of addresses."""
@@ -227,7 +291,7 @@ class Tables:
 
     def _part(self, name: str, part: Part, at: int, set_: str) -> str:
         calls = [
-            f"{{{self._call(call, set_, at + scratch)}, {self._addresses(places)}}}"
+            f"{{{self.call(call, set_, at + scratch)}, {self._addresses(places)}}}"
             for call, places, scratch in part.calls
         ]
         tables = [
@@ -241,7 +305,13 @@ class Tables:
         return f"{{{tables[0]}, {len(calls)}, {tables[1]}, {tables[2]}}}"
 
     def _step(
-        self, step: Step, set_: str, where: str, place: dict[object, int], scratch: int
+        self,
+        step: Step,
+        set_: str,
+        where: str,
+        place: dict[object, int],
+        scratch: int,
+        call: str | None = None,
     ) -> str:
         members: dict[str, object] = {"code": step.code}
         if step.number:
@@ -250,7 +320,7 @@ class Tables:
             members["nparams"] = step.nparams
         if step.run is not None:
             name = self._addresses([place[parameter] for parameter in step.run.parameters])
-            call = self._call(step.run.call, set_, step.run.scratch)
+            call = call or self.call(step.run.call, set_, step.run.scratch)
             members["bound"] = f"{{{call}, {name}}}"
         if step.code == "PUSH":
             members["value"] = f"{{INTEGER, {{.integer = {integer(step.number)}}}}}"
@@ -272,7 +342,7 @@ class Tables:
                 over = ", ".join([f"{each}u" for each in case.over])
                 fields = [
                     f".count = {len(case.types)}",
-                    f".call = {self._call(case.call, set_, scratch)}",
+                    f".call = {self.call(case.call, set_, scratch)}",
                 ]
                 fields += [f".types = {{{types}}}"] * bool(types) + [f".out = {out}"]
                 fields += [f".nwrites = {len(case.over)}"] + [f".over = {{{over}}}"] * bool(over)
@@ -280,34 +350,6 @@ class Tables:
             self._text.append(array(f"static const Case {name}[]", cases))
             members |= {"cases": name, "ncases": len(cases)}
         return f"{{{', '.join([f'.{key} = {value}' for key, value in members.items()])}}}"
-
-
-def integer(value: int) -> str:
-    return f"INT64_C({value})" if value > -(1 << 63) else "INT64_MIN"
-
-
-def real(value: float) -> str:
-    if math.isnan(value):
-        return "NAN"
-    return value.hex() if math.isfinite(value) else ("-" if value < 0 else "") + "INFINITY"
-
-
-def string(text: str) -> str:
-    """Write a literal of C, with special characters as octal numbers."""
-    escaped = text.encode("ascii", "backslashreplace").decode()
-    special = [c if c.isprintable() and c not in '\\"?' else f"\\{ord(c):03o}" for c in escaped]
-    return f'"{"".join(special)}"'
-
-
-def array(declaration: str, items: Iterable[str]) -> str:
-    """Write a table, with lines filled to their limit."""
-    lines, line = [], "   "
-    for item in items:
-        if len(line) + len(item) > _A_LINE and line.strip():
-            lines.append(line)
-            line = "   "
-        line += f" {item},"
-    return "\n".join([f"{declaration} = {{", *lines, line, "};", ""])
 
 
 FILE_OF: Final = {name: file for name, (file, _) in _native.kernels().items()}

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.__main__ import planned_of
+from mlvm.eager.capture.building import planned_of
 from mlvm.machines.standalone import build as standalone
 from mlvm.step.saved import SavedStep
 

@@ -2,6 +2,8 @@
 #ifndef MLVM_BUILT_H
 #define MLVM_BUILT_H
 
+#include "../../mlvm.h"
+#include "../../native/src/plan/formulas.h"
 #include "../../native/src/plan/loop.h"
 #include "lanes.h"
 
@@ -46,10 +48,59 @@ typedef struct {
     uint16_t op, line;
 } Place;
 
-/* The functions of the step for one instruction set. */
+/* Length of a step: its name and bound, and its value in the call before saving. */
+typedef struct {
+    const char *name;
+    int64_t most, saved;
+} Length;
+
+/* Field of an image that lengths decide: an integer or a real, and the number of its formula. */
+typedef struct {
+    size_t at;
+    int is_real;
+    uint32_t formula;
+} Patch;
+
+/* Value that a formula has wherever a variant is valid. */
+typedef struct {
+    uint32_t formula;
+    Number value;
+} Guard;
+
+/* The functions of the step for some lengths: an image of them with pointers into itself, which are at
+ * `pointers`, and fields by formulas. It begins with the function `main`. */
+typedef struct {
+    const Guard *guards;
+    const size_t *pointers;
+    const Patch *patches;
+    uint32_t nguards, npointers, npatches;
+    size_t nbytes;
+    const Place *places;
+} Variant;
+
+/* Length of an axis: a number, or that of a formula where it is not negative. */
+typedef struct {
+    int64_t size;
+    int formula;
+} Axis;
+
+typedef struct {
+    int ndim;
+    const Axis *axes;
+} Shape;
+
+/* State of one number that is computed of lengths. */
+typedef struct {
+    size_t at;
+    int dtype;
+    uint32_t formula;
+} Scalar;
+
+/* The functions of the step for one instruction set; with lengths, the images of its variants. */
 typedef struct {
     const char *name;
     const Function *functions;
+    const void *const *images;
 } Set;
 
 /* What is done by this program and by no kernel. */
@@ -78,6 +129,16 @@ typedef struct {
     size_t weights; /* bytes with their header */
     uint64_t fingerprint;
     const void *embedded; /* the weights, or NULL */
+    /* Of a step with lengths alone: */
+    uint32_t nformulas, nvariants, nscalars;
+    const Length *lengths;
+    const Formula *formulas; /* the first are the lengths */
+    const Number *constants; /* as many as formulas, with the values of constants */
+    const Variant *variants;
+    const Scalar *scalars;
+    const int *input_formulas; /* of an input's bytes, or -1 */
+    const Shape *shapes;       /* of outputs */
+    size_t image;              /* bytes of the largest */
 } Built;
 
 extern const Built built;

@@ -29,6 +29,9 @@ static const char HELP[] =
     "\n"
     "Runs the step. INPUT is a .npy file, or the packed elements of one: " STEP_TAKES ".\n"
     "A file with several inputs one behind the other gives each run the next, and begins again.\n"
+#ifdef STEP_LENGTHS
+    "The shapes of .npy files give the lengths: " STEP_TAKES_LENGTHS ".\n"
+#endif
     "\n"
     "  --weights FILE  start from these: what the build or --save wrote\n"
     "  --save FILE     write the state behind the last run\n"
@@ -94,25 +97,44 @@ static int read_shape(const char *text, unsigned long long *lengths)
     return count;
 }
 
-/* Return whether an array has a shape, or several of them along its first axis or a new one. */
-static int fits_shape(const char *text, const char *expected)
+/* Return whether an array has a shape, or several of them along its first axis or a new one. Note the
+ * lengths of the step in it; one that was noted before is the same. */
+static int fits_shape(const char *text, const TensorSpec *spec, unsigned long long *sizes)
 {
     unsigned long long lengths[MOST_DIMENSIONS], input[MOST_DIMENSIONS];
-    int count = read_shape(text, lengths), rank = read_shape(expected, input);
+    int count = read_shape(text, lengths), rank = read_shape(spec->shape, input);
     int stacked = count == rank + 1, same = stacked || count == rank;
     for (int i = 0; same && i < rank; i++) {
         unsigned long long n = lengths[i + stacked];
-        same = n == input[i] || (!i && !stacked && input[0] && n % input[0] == 0);
+        if (spec->lengths && spec->lengths[i] >= 0) {
+            unsigned long long *size = &sizes[spec->lengths[i]];
+            *size = *size ? *size : n;
+            same = n == *size;
+        } else
+            same = n == input[i] || (!i && !stacked && !spec->lengths && input[0] && n % input[0] == 0);
     }
     return same;
 }
 
+/* Return the bytes of an input at these lengths. */
+static size_t nbytes_of(const TensorSpec *spec, const unsigned long long *sizes)
+{
+    unsigned long long input[MOST_DIMENSIONS];
+    size_t nbytes = spec->itemsize;
+    int rank = read_shape(spec->shape, input);
+    for (int i = 0; i < rank; i++) {
+        int length = spec->lengths ? spec->lengths[i] : -1;
+        nbytes *= (size_t)(length < 0 ? input[i] : sizes[length]);
+    }
+    return nbytes;
+}
+
 /* Leave the elements of a .npy file, if it is one. Returns NULL, or what is wrong with it. */
-static const char *unpack(Data *data, const char *dtype, const char *expected)
+static const char *unpack(Data *data, const TensorSpec *spec, unsigned long long *sizes)
 {
     static const unsigned char magic[] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
     if (data->nbytes < 12 || memcmp(data->bytes, magic, sizeof magic))
-        return NULL;
+        return spec->lengths ? "it is no .npy file, and its shape is to give lengths" : NULL;
     size_t begin = data->bytes[6] > 1 ? 12 : 10, length = data->bytes[8] | (size_t)data->bytes[9] << 8;
     if (begin == 12)
         length |= (size_t)data->bytes[10] << 16 | (size_t)data->bytes[11] << 24;
@@ -125,11 +147,13 @@ static const char *unpack(Data *data, const char *dtype, const char *expected)
         return "its columns come first: save a C-ordered array";
     const char *descr = strstr(header, "'descr':");
     descr = descr ? strchr(descr + 8, '\'') : NULL;
-    if (!descr || strncmp(descr + 1, dtype, strlen(dtype)) || descr[1 + strlen(dtype)] != '\'')
+    size_t name = strlen(spec->dtype);
+    if (!descr || strncmp(descr + 1, spec->dtype, name) || descr[1 + name] != '\'')
         return "its elements are of another dtype";
     const char *shape = strstr(header, "'shape':");
-    if (!shape || !fits_shape(shape + 8, expected))
-        return "its shape is another: give one input, or several stacked along the first axis";
+    if (!shape || !fits_shape(shape + 8, spec, sizes))
+        return spec->lengths ? "its shape is another, or a length of it is another than in an input before"
+                             : "its shape is another: give one input, or several stacked along the first axis";
     data->nbytes -= begin + length;
     memmove(data->bytes, data->bytes + begin + length, data->nbytes);
     return NULL;
@@ -188,14 +212,16 @@ static int run(const Options *options, char **names, int count)
     static FILE *files[STEP_NOUTPUTS + 1];
     static Data weights;
     static void *memory;
+    unsigned long long sizes[STEP_NLENGTHS + 1] = {0};
     if (count != STEP_NINPUTS)
         return complain("inputs", "wanted are " STEP_TAKES);
     for (int i = 0; i < count; i++) {
         if (read_file(names[i], &inputs[i]))
             return 1;
-        const char *wrong = unpack(&inputs[i], step_input_specs[i].dtype, step_input_specs[i].shape);
-        if (!wrong && (inputs[i].nbytes < step_input_specs[i].nbytes ||
-                       (step_input_specs[i].nbytes && inputs[i].nbytes % step_input_specs[i].nbytes)))
+        const TensorSpec *spec = &step_input_specs[i];
+        const char *wrong = unpack(&inputs[i], spec, sizes);
+        size_t nbytes = nbytes_of(spec, sizes);
+        if (!wrong && (inputs[i].nbytes < nbytes || (nbytes && inputs[i].nbytes % nbytes)))
             wrong = "not as many bytes as the input has, or several of them";
         if (wrong)
             return complain(names[i], wrong);
@@ -207,17 +233,40 @@ static int run(const Options *options, char **names, int count)
     FILE *save = options->save ? fopen(options->save, "ab") : NULL; /* what is there stays */
     if (options->save && (!save || fclose(save)))
         return complain(options->save, strerror(errno));
-    for (int i = 0; options->out && i < STEP_NOUTPUTS; i++) {
-        const TensorSpec *spec = &step_output_specs[i];
-        if (!(files[i] = open_output(options->out, i, spec->dtype, spec->shape, options->steps)))
-            return 1;
-    }
     struct step step;
     memory = aligned_alloc(64, (step_memory() + 63) / 64 * 64);
     if (!memory)
         return complain("memory", "there is too little");
     if (step_init_for(&step, memory, weights.bytes, weights.nbytes, options->simd))
         return complain("weights", step_error(&step));
+#ifdef STEP_LENGTHS
+    struct step_lengths lengths;
+    int64_t of_inputs[STEP_LENGTHS];
+    for (int i = 0; i < STEP_LENGTHS; i++)
+        of_inputs[i] = (int64_t)sizes[i];
+    memcpy(&lengths, of_inputs, sizeof lengths);
+    if (step_set_lengths(&step, &lengths))
+        return complain("lengths", step_error(&step));
+#endif
+    size_t nbytes_out[STEP_NOUTPUTS + 1];
+    static char shapes[STEP_NOUTPUTS + 1][1024];
+    for (int i = 0; i < STEP_NOUTPUTS; i++) {
+        const TensorSpec *spec = &step_output_specs[i];
+        nbytes_out[i] = spec->nbytes;
+        snprintf(shapes[i], sizeof shapes[i], "%s", spec->shape);
+#ifdef STEP_LENGTHS
+        int64_t shape[MOST_DIMENSIONS];
+        int rank = step_output_shape(&step, i, shape), at = 0;
+        nbytes_out[i] = spec->itemsize;
+        for (int k = 0; k < rank; k++) {
+            at += snprintf(shapes[i] + at, sizeof shapes[i] - (size_t)at, "%lld, ", (long long)shape[k]);
+            nbytes_out[i] *= (size_t)shape[k];
+        }
+#endif
+        if (options->out &&
+            !(files[i] = open_output(options->out, i, spec->dtype, shapes[i], options->steps)))
+            return 1;
+    }
     if (options->threads > 1) {
 #ifdef STEP_THREADS
         step_use_threads(&step, step_threads((int)options->threads));
@@ -233,7 +282,7 @@ static int run(const Options *options, char **names, int count)
         struct step_inputs from;
         struct step_outputs to;
         for (int i = 0; i < STEP_NINPUTS; i++) {
-            size_t nbytes = step_input_specs[i].nbytes;
+            size_t nbytes = nbytes_of(&step_input_specs[i], sizes);
             size_t there = nbytes ? inputs[i].nbytes / nbytes : 1;
             sources[i] = inputs[i].bytes + (size_t)number % there * nbytes;
         }
@@ -245,7 +294,7 @@ static int run(const Options *options, char **names, int count)
         best = took < best ? took : best;
         memcpy(results, &to, STEP_NOUTPUTS * sizeof *results);
         for (int i = 0; options->out && i < STEP_NOUTPUTS; i++)
-            if (fwrite(results[i], 1, step_output_specs[i].nbytes, files[i]) != step_output_specs[i].nbytes)
+            if (fwrite(results[i], 1, nbytes_out[i], files[i]) != nbytes_out[i])
                 return complain(options->out, strerror(errno));
     }
     double all = now() - begun;
@@ -253,7 +302,11 @@ static int run(const Options *options, char **names, int count)
         if (fclose(files[i]))
             return complain(options->out, strerror(errno));
     for (int i = 0; i < STEP_NOUTPUTS; i++)
+#ifdef STEP_LENGTHS
+        printf("output %d: %s of shape (%s)\n", i, step_output_specs[i].type, shapes[i]);
+#else
         printf("output %d: %s\n", i, step_output_specs[i].type);
+#endif
     if (options->time)
         printf("%s: %.9f s a run, %.9f on the average\n", step_simd(&step), best, all / (double)steps);
     if (options->save) {

@@ -83,6 +83,10 @@ typedef struct {
     Block *top;
     char *room; /* for lanes */
     const unsigned char *weights;
+    const Set *set;
+    const Variant *variant; /* NULL without lengths */
+    Number *numbers;        /* of formulas, at the lengths */
+    char *image;            /* of the variant */
     char *addresses[]; /* of the arguments; behind them the rest of the machine's own */
 } Running;
 
@@ -248,9 +252,108 @@ static size_t parts(Running *r, char *at)
     PART(r->heap, built.heap);
     PART(r->records.memory, built.records);
     PART(r->room, built.lanes);
+    PART(r->numbers, built.nformulas * sizeof(Number));
+    PART(r->image, built.image);
 #undef PART
     return used;
 }
+
+/* --- lengths --- */
+
+#ifdef STEP_LENGTHS
+/* Compute the formulas for these lengths, and return the variant that is valid for them, or NULL. */
+static const Variant *variant_for(Running *r, const int64_t *lengths)
+{
+    memcpy(r->numbers, built.constants, built.nformulas * sizeof(Number));
+    for (uint32_t i = 0; i < STEP_LENGTHS; i++)
+        r->numbers[i] = (Number){INTEGRAL, lengths[i], 0};
+    evaluate(built.formulas, r->numbers, built.nformulas);
+    for (uint32_t k = 0; k < built.nvariants; k++) {
+        const Variant *variant = &built.variants[k];
+        uint32_t i = 0;
+        while (i < variant->nguards &&
+               is_same_number(&r->numbers[variant->guards[i].formula], &variant->guards[i].value))
+            i++;
+        if (i == variant->nguards)
+            return variant;
+    }
+    return NULL;
+}
+
+/* Write a number as an element of that dtype: only these four are built. */
+static void write_number(void *to, int dtype, const Number *number)
+{
+    double real = real_of(number);
+    float narrow = number->kind == REAL ? (float)number->real : (float)number->integer;
+    int32_t small = (int32_t)number->integer;
+    switch (dtype) {
+    case MLVM_F32: memcpy(to, &narrow, sizeof narrow); break;
+    case MLVM_F64: memcpy(to, &real, sizeof real); break;
+    case MLVM_I32: memcpy(to, &small, sizeof small); break;
+    default: memcpy(to, &number->integer, sizeof number->integer);
+    }
+}
+
+/* Use the variant for the lengths of the numbers. */
+static void use_variant(Running *r, const Variant *variant)
+{
+    const char *image = r->set->images[variant - built.variants];
+    memcpy(r->image, image, variant->nbytes);
+    for (uint32_t i = 0; i < variant->npointers; i++) {
+        uintptr_t pointer;
+        memcpy(&pointer, r->image + variant->pointers[i], sizeof pointer);
+        pointer += (uintptr_t)r->image - (uintptr_t)image;
+        memcpy(r->image + variant->pointers[i], &pointer, sizeof pointer);
+    }
+    for (uint32_t i = 0; i < variant->npatches; i++) {
+        const Patch *patch = &variant->patches[i];
+        const Number *number = &r->numbers[patch->formula];
+        double real = real_of(number);
+        const void *from = patch->is_real ? (const void *)&real : &number->integer;
+        memcpy(r->image + patch->at, from, sizeof real);
+    }
+    for (uint32_t i = 0; i < built.nscalars; i++)
+        write_number(r->step->memory + built.scalars[i].at, built.scalars[i].dtype,
+                     &r->numbers[built.scalars[i].formula]);
+    r->variant = variant;
+    r->m.functions = (const Function *)(void *)r->image;
+}
+
+int step_set_lengths(struct step *step, const struct step_lengths *lengths)
+{
+    Running *r = running_of(step);
+    int64_t sizes[STEP_LENGTHS], before[STEP_LENGTHS];
+    memcpy(sizes, lengths, sizeof sizes);
+    for (uint32_t i = 0; i < STEP_LENGTHS; i++) {
+        before[i] = r->numbers[i].integer;
+        if (sizes[i] < 1 || sizes[i] > built.lengths[i].most)
+            return fail(step, "%s = %lld: expected 1 to %lld", built.lengths[i].name, (long long)sizes[i],
+                        (long long)built.lengths[i].most);
+    }
+    const Variant *variant = variant_for(r, sizes);
+    if (!variant) {
+        variant_for(r, before);
+        return fail(step, "%s", "at these lengths the function computes otherwise than in the call before saving");
+    }
+    use_variant(r, variant);
+    return 0;
+}
+
+int step_output_shape(const struct step *step, int output, int64_t *shape)
+{
+    const Shape *of = &built.shapes[output];
+    for (int i = 0; i < of->ndim; i++)
+        shape[i] = of->axes[i].formula < 0 ? of->axes[i].size
+                                           : running_of(step)->numbers[of->axes[i].formula].integer;
+    return of->ndim;
+}
+
+static size_t input_nbytes(const Running *r, uint32_t i)
+{
+    int formula = built.input_formulas[i];
+    return formula < 0 ? built.inputs[i].nbytes : (size_t)r->numbers[formula].integer;
+}
+#endif
 
 static const char *checked_weights(const unsigned char *weights, size_t nbytes)
 {
@@ -299,6 +402,7 @@ int step_init_for(struct step *step, void *memory, const void *weights, size_t n
     r->pool.memory = step->memory;
     r->m.runner = &runner;
     r->m.functions = set->functions;
+    r->set = set;
     r->m.pool = &r->pool;
     r->m.addresses = r->addresses;
     r->m.version = &r->m.version_seen;
@@ -316,6 +420,12 @@ int step_init_for(struct step *step, void *memory, const void *weights, size_t n
             r->addresses[i] = argument->where == IN_MEMORY ? (char *)step->memory + argument->at
                                                            : (char *)(uintptr_t)r->weights + argument->at;
     }
+#ifdef STEP_LENGTHS
+    int64_t saved[STEP_LENGTHS];
+    for (uint32_t i = 0; i < STEP_LENGTHS; i++)
+        saved[i] = built.lengths[i].saved;
+    use_variant(r, variant_for(r, saved));
+#endif
     return 0;
 }
 
@@ -333,7 +443,8 @@ void step_use_threads(struct step *step, const struct step_threads *threads)
 static int explain(Running *r)
 {
     struct step *step = r->step;
-    const Place *place = &built.places[r->m.function][r->m.pc];
+    const Place *places = r->variant ? r->variant->places : built.places[r->m.function];
+    const Place *place = &places[r->m.pc];
     char why[sizeof step->error];
     memcpy(why, step->error, sizeof why);
     const char *reason = why[0] ? why : "the op refuses the values that it is given";
@@ -355,10 +466,15 @@ int step_run(struct step *step, const struct step_inputs *inputs, struct step_ou
     for (uint32_t i = 0; i < built.ninputs; i++) {
         const Input *input = &built.inputs[i];
         const void *source = inputs ? pointer_in(inputs, i) : NULL;
-        if (!source && input->nbytes)
+#ifdef STEP_LENGTHS
+        size_t nbytes = input_nbytes(r, i);
+#else
+        size_t nbytes = input->nbytes;
+#endif
+        if (!source && nbytes)
             return fail(step, "input %u is NULL", (unsigned)i);
-        if (input->copied && input->nbytes)
-            memcpy(step->memory + input->at, source, input->nbytes);
+        if (input->copied && nbytes)
+            memcpy(step->memory + input->at, source, nbytes);
     }
     for (uint32_t i = 0; i < built.narguments; i++)
         if (built.arguments[i].where == IN_INPUT)

@@ -153,11 +153,12 @@ static PyObject *kernel_call_run(KernelCallObject *self, PyObject *const *args, 
     return PyBool_FromLong(!result);
 }
 
-/* call.described() -> (ints, floats, parts, rows): what it was made of */
+/* call.described() -> (ints, floats, parts, rows, patches): what it was made of */
 static PyObject *kernel_call_described(KernelCallObject *self, PyObject *unused)
 {
     (void)unused;
     PyObject *ints = PyList_New(0), *reals = PyList_New(0), *rows = PyList_New(0);
+    PyObject *patches = PyList_New(0);
     PyObject *parts = self->parts ? Py_NewRef(self->parts) : PyTuple_New(0);
     PyObject *item;
 #define FILL(list, count, new_item)                            \
@@ -169,12 +170,16 @@ static PyObject *kernel_call_described(KernelCallObject *self, PyObject *unused)
     FILL(ints, self->nints, PyLong_FromLongLong(self->ints[i]))
     FILL(reals, self->nfloats, PyFloat_FromDouble(self->floats[i]))
     FILL(rows, self->nrows, PyUnicode_FromString(self->rows[i]->name))
+    FILL(patches, self->npatches, PyLong_FromLongLong(self->patches[i]))
 #undef FILL
-    PyObject *all = ints && reals && parts && rows ? PyTuple_Pack(4, ints, reals, parts, rows) : NULL;
+    PyObject *all = ints && reals && parts && rows && patches
+                        ? PyTuple_Pack(5, ints, reals, parts, rows, patches)
+                        : NULL;
     Py_XDECREF(ints);
     Py_XDECREF(reals);
     Py_XDECREF(parts);
     Py_XDECREF(rows);
+    Py_XDECREF(patches);
     return all;
 }
 
@@ -188,7 +193,7 @@ static PyMethodDef kernel_call_methods[] = {
     {"run", (PyCFunction)(void (*)(void))kernel_call_run, METH_FASTCALL,
      "run(pool, *arrays): do it; return False for values that the op refuses."},
     {"described", (PyCFunction)kernel_call_described, METH_NOARGS,
-     "What it was made of: ints, floats, parts, rows."},
+     "What it was made of: ints, floats, parts, rows, patches."},
     {NULL, NULL, 0, NULL}};
 
 #define MEMBER(name, type)                                                 \

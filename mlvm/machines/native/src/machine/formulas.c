@@ -3,33 +3,12 @@
  * In:       inputs, constants and steps, added one by one; each has the next number. Values of inputs.
  * Out:      the values of all numbers; by these the integers of calls are written.
  * Must hold: a call whose integers are written does not run meanwhile: the caller has the VM's lock.
- * Callers:  `mlvm/machines/native/opened.py`.
+ * Callers:  `mlvm/eager/capture/patched.py`.
  */
 #include "formulas.h"
 
+#include "../plan/formulas.h"
 #include "call.h"
-
-#include <math.h>
-#include <string.h>
-
-/* Python's operators, by their names in `operator`. */
-#define OPERATORS(X)                                                                                  \
-    X(add) X(sub) X(mul) X(floordiv) X(mod) X(truediv) X(neg) X(pos) X(abs) X(truth) X(lt) X(le) X(eq) \
-        X(ne) X(gt) X(ge)
-#undef NAME /* of names.h */
-#define NAME(name) AS_##name,
-enum Operator { OPERATORS(NAME) INPUT, CONSTANT };
-
-typedef struct {
-    int operator, a, b;
-} Formula;
-
-/* An integer, or a real; UNDEFINED where Python raises an error. */
-typedef struct {
-    enum { INTEGRAL, REAL, UNDEFINED } kind;
-    int64_t integer;
-    double real;
-} Number;
 
 typedef struct {
     PyObject_HEAD Formula *formulas;
@@ -86,73 +65,16 @@ static PyObject *formulas_constant(FormulasObject *self, PyObject *value)
 
 static PyObject *formulas_step(FormulasObject *self, PyObject *args)
 {
-    static const char *const names[] = {
-#define QUOTED(name) #name,
-        OPERATORS(QUOTED)};
     const char *name;
     int a, b;
     if (!PyArg_ParseTuple(args, "sii", &name, &a, &b))
         return NULL;
     if (a < 0 || b < 0 || a >= self->count || b >= self->count)
         return PyErr_Format(PyExc_IndexError, "a step is of numbers before it");
-    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
-        if (!strcmp(name, names[i]))
-            return append(self, (Formula){i, a, b}, (Number){UNDEFINED, 0, 0});
+    int operator = operator_of(name);
+    if (operator >= 0)
+        return append(self, (Formula){operator, a, b}, (Number){UNDEFINED, 0, 0});
     return PyErr_Format(PyExc_LookupError, "%s is no operator of formulas", name);
-}
-
-static Number integral(int64_t value)
-{
-    return (Number){INTEGRAL, value, 0};
-}
-
-static Number of_integers(int operator, int64_t a, int64_t b)
-{
-    switch (operator) {
-    case AS_add: return integral(a + b);
-    case AS_sub: return integral(a - b);
-    case AS_mul: return integral(a * b);
-    case AS_floordiv: return b ? integral(a / b - (a % b && (a % b < 0) != (b < 0))) : (Number){UNDEFINED, 0, 0};
-    case AS_mod: return b ? integral(a % b + (a % b && (a % b < 0) != (b < 0) ? b : 0)) : (Number){UNDEFINED, 0, 0};
-    case AS_truediv: return b ? (Number){REAL, 0, (double)a / (double)b} : (Number){UNDEFINED, 0, 0};
-    case AS_neg: return integral(-a);
-    case AS_pos: return integral(a);
-    case AS_abs: return integral(a < 0 ? -a : a);
-    case AS_truth: return integral(a != 0);
-    case AS_lt: return integral(a < b);
-    case AS_le: return integral(a <= b);
-    case AS_eq: return integral(a == b);
-    case AS_ne: return integral(a != b);
-    case AS_gt: return integral(a > b);
-    case AS_ge: return integral(a >= b);
-    default: return (Number){UNDEFINED, 0, 0};
-    }
-}
-
-static Number of_reals(int operator, double a, double b)
-{
-    switch (operator) {
-    case AS_add: return (Number){REAL, 0, a + b};
-    case AS_sub: return (Number){REAL, 0, a - b};
-    case AS_mul: return (Number){REAL, 0, a * b};
-    case AS_truediv: return b != 0 ? (Number){REAL, 0, a / b} : (Number){UNDEFINED, 0, 0};
-    case AS_neg: return (Number){REAL, 0, -a};
-    case AS_pos: return (Number){REAL, 0, a};
-    case AS_abs: return (Number){REAL, 0, fabs(a)};
-    case AS_truth: return integral(a != 0);
-    case AS_lt: return integral(a < b);
-    case AS_le: return integral(a <= b);
-    case AS_eq: return integral(a == b);
-    case AS_ne: return integral(a != b);
-    case AS_gt: return integral(a > b);
-    case AS_ge: return integral(a >= b);
-    default: return (Number){UNDEFINED, 0, 0};
-    }
-}
-
-static double real_of(const Number *number)
-{
-    return number->kind == REAL ? number->real : (double)number->integer;
 }
 
 /* formulas.evaluate(values): compute all numbers for these values of the inputs. */
@@ -163,18 +85,7 @@ static PyObject *formulas_evaluate(FormulasObject *self, PyObject *values)
     for (Py_ssize_t i = 0; i < self->inputs; i++)
         if (number_of(PyList_GetItem(values, i), &self->numbers[i]))
             return NULL;
-    for (Py_ssize_t i = self->inputs; i < self->count; i++) {
-        Formula formula = self->formulas[i];
-        if (formula.operator == CONSTANT)
-            continue;
-        const Number *a = &self->numbers[formula.a], *b = &self->numbers[formula.b];
-        if (a->kind == UNDEFINED || b->kind == UNDEFINED)
-            self->numbers[i].kind = UNDEFINED;
-        else if (a->kind == INTEGRAL && b->kind == INTEGRAL)
-            self->numbers[i] = of_integers(formula.operator, a->integer, b->integer);
-        else
-            self->numbers[i] = of_reals(formula.operator, real_of(a), real_of(b));
-    }
+    evaluate(self->formulas, self->numbers, self->count);
     Py_RETURN_NONE;
 }
 
@@ -188,9 +99,7 @@ static PyObject *formulas_hold(FormulasObject *self, PyObject *guards)
         Number wanted;
         if (number_of(PyTuple_GetItem(guards, i + 1), &wanted) || place < 0 || place >= self->count)
             return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "no number %zd", place);
-        const Number *present = &self->numbers[place];
-        if (present->kind != wanted.kind || present->integer != wanted.integer ||
-            (wanted.kind == REAL && present->real != wanted.real))
+        if (!is_same_number(&self->numbers[place], &wanted))
             Py_RETURN_FALSE;
     }
     Py_RETURN_TRUE;

@@ -1,0 +1,91 @@
+/* Evaluation of formulas of lengths, without Python. */
+#include "formulas.h"
+
+#include <math.h>
+#include <string.h>
+
+static Number integral(int64_t value)
+{
+    return (Number){INTEGRAL, value, 0};
+}
+
+static Number of_integers(int operator, int64_t a, int64_t b)
+{
+    switch (operator) {
+    case AS_add: return integral(a + b);
+    case AS_sub: return integral(a - b);
+    case AS_mul: return integral(a * b);
+    case AS_floordiv: return b ? integral(a / b - (a % b && (a % b < 0) != (b < 0))) : (Number){UNDEFINED, 0, 0};
+    case AS_mod: return b ? integral(a % b + (a % b && (a % b < 0) != (b < 0) ? b : 0)) : (Number){UNDEFINED, 0, 0};
+    case AS_truediv: return b ? (Number){REAL, 0, (double)a / (double)b} : (Number){UNDEFINED, 0, 0};
+    case AS_neg: return integral(-a);
+    case AS_pos: return integral(a);
+    case AS_abs: return integral(a < 0 ? -a : a);
+    case AS_truth: return integral(a != 0);
+    case AS_lt: return integral(a < b);
+    case AS_le: return integral(a <= b);
+    case AS_eq: return integral(a == b);
+    case AS_ne: return integral(a != b);
+    case AS_gt: return integral(a > b);
+    case AS_ge: return integral(a >= b);
+    default: return (Number){UNDEFINED, 0, 0};
+    }
+}
+
+static Number of_reals(int operator, double a, double b)
+{
+    switch (operator) {
+    case AS_add: return (Number){REAL, 0, a + b};
+    case AS_sub: return (Number){REAL, 0, a - b};
+    case AS_mul: return (Number){REAL, 0, a * b};
+    case AS_truediv: return b != 0 ? (Number){REAL, 0, a / b} : (Number){UNDEFINED, 0, 0};
+    case AS_neg: return (Number){REAL, 0, -a};
+    case AS_pos: return (Number){REAL, 0, a};
+    case AS_abs: return (Number){REAL, 0, fabs(a)};
+    case AS_truth: return integral(a != 0);
+    case AS_lt: return integral(a < b);
+    case AS_le: return integral(a <= b);
+    case AS_eq: return integral(a == b);
+    case AS_ne: return integral(a != b);
+    case AS_gt: return integral(a > b);
+    case AS_ge: return integral(a >= b);
+    default: return (Number){UNDEFINED, 0, 0};
+    }
+}
+
+double real_of(const Number *number)
+{
+    return number->kind == REAL ? number->real : (double)number->integer;
+}
+
+int is_same_number(const Number *x, const Number *y)
+{
+    return x->kind == y->kind && x->integer == y->integer && (x->kind != REAL || x->real == y->real);
+}
+
+void evaluate(const Formula *formulas, Number *numbers, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        Formula formula = formulas[i];
+        if (formula.operator == INPUT || formula.operator == CONSTANT)
+            continue;
+        const Number *a = &numbers[formula.a], *b = &numbers[formula.b];
+        if (a->kind == UNDEFINED || b->kind == UNDEFINED)
+            numbers[i] = (Number){UNDEFINED, 0, 0};
+        else if (a->kind == INTEGRAL && b->kind == INTEGRAL)
+            numbers[i] = of_integers(formula.operator, a->integer, b->integer);
+        else
+            numbers[i] = of_reals(formula.operator, real_of(a), real_of(b));
+    }
+}
+
+int operator_of(const char *name)
+{
+    static const char *const names[] = {
+#define QUOTED(name) #name,
+        OPERATORS(QUOTED)};
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
+        if (!strcmp(name, names[i]))
+            return i;
+    return -1;
+}

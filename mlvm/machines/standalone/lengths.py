@@ -1,0 +1,225 @@
+"""Formulas of lengths of a built step, evaluated at all lengths within the bounds at once.
+
+In: a step whose types and attributes are formulas. Out: tables of formulas in C, the largest value
+of each, and the lengths at which guards hold. The functions of a step are planned at some lengths
+and are valid wherever the guards of that planning hold: a `Variant`. Others are planned at lengths
+that no variant is valid for, until all have one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import cycle, product
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mlvm.core.lengths import Length
+from mlvm.core.types import TensorType
+from mlvm.machines.standalone.literals import integer, real
+from mlvm.machines.standalone.planned import Planned
+from mlvm.machines.standalone.targets import CannotBuild
+
+_MOST_COMBINATIONS: Final = 1 << 16
+_MOST_VARIANTS: Final = 256
+_OF_INTS: Final = frozenset({"floordiv", "mod"})
+_BOOLS: Final = frozenset({"truth", "lt", "le", "eq", "ne", "gt", "ge"})
+
+Column = npt.NDArray[Any]
+
+
+class StepLength(NamedTuple):
+    """Length of a step: its name and bound, and its value in the call before saving."""
+
+    name: str
+    at_most: int
+    saved: int
+
+
+class OpenPlanned(NamedTuple):
+    """A planned step whose types and attributes are formulas of lengths.
+
+    arguments, inputs, outputs, results: types.
+    attributes: of the call at a pc of `main`.
+    stays: bytes of live ranges, by their number.
+    scalars: states that are computed of lengths, and their numbers.
+    guards: returns the formulas of numbers that were seen since, with their values.
+    """
+
+    arguments: Sequence[TensorType]
+    inputs: Sequence[TensorType]
+    outputs: Sequence[TensorType]
+    results: Sequence[TensorType]
+    attributes: Callable[[int], Mapping[str, Any]]
+    stays: Sequence[int]
+    scalars: Sequence[tuple[int, Any]]
+    guards: Callable[[], Sequence[tuple[int, Any]]]
+
+
+class OpenSource(NamedTuple):
+    """A saved step with lengths, as a build takes it.
+
+    lengths: its lengths.
+    axes: the number of the length that an axis of an input has.
+    input_types: types of inputs, with the names of lengths.
+    is_valid: returns whether it is for these lengths.
+    at: returns it at these lengths.
+    opened: records it at these lengths, with types that are formulas.
+    """
+
+    lengths: Sequence[StepLength]
+    axes: Mapping[tuple[int, int], int]
+    input_types: Sequence[object]
+    is_valid: Callable[[Sequence[int]], bool]
+    at: Callable[[Sequence[int]], Planned]
+    opened: Callable[[Sequence[int], Formulas], AbstractContextManager[OpenPlanned]]
+
+
+class Formulas:
+    """Formulas of lengths, with their values at all combinations of lengths.
+
+    sizes: the combinations, a row each.
+    rows: operator and operands of each number, as `plan/formulas.h` has them; a constant's value.
+    """
+
+    def __init__(self, lengths: Sequence[StepLength]) -> None:
+        bounds = [each.at_most for each in lengths]
+        count = int(np.prod(bounds, dtype=object))
+        if count > _MOST_COMBINATIONS:
+            names = ", ".join([f"{each.name!r} to {each.at_most}" for each in lengths])
+            raise CannotBuild(
+                f"lengths: expected at most {_MOST_COMBINATIONS:,} combinations, got {count:,} "
+                f"({names}); capture the step with lower bounds, at_most="
+            )
+        rows = list(product(*[range(1, n + 1) for n in bounds]))
+        self.sizes: npt.NDArray[np.int64] = np.array(rows, np.int64).reshape(count, len(bounds))
+        self.rows: list[tuple[str, Any, Any]] = []
+        self._columns: list[tuple[Column, Column | bool]] = []
+        self._numbers: dict[Any, int] = {}
+        self._inputs = cycle(range(len(bounds)))
+        for i in range(len(bounds)):
+            self._add(("INPUT", i, 0), self.sizes[:, i])
+
+    def _add(
+        self, row: tuple[str, Any, Any], values: Column, is_defined: Column | bool = True
+    ) -> int:
+        key = row[0], repr(row[1]), row[2]
+        if key not in self._numbers:
+            self._numbers[key] = len(self.rows)
+            self.rows.append(row)
+            self._columns.append((values, is_defined))
+        return self._numbers[key]
+
+    def input(self) -> int:
+        """Return the number of the next length; after the last comes the first."""
+        return next(self._inputs)
+
+    def constant(self, value: float) -> int:
+        """Add a constant; return its number."""
+        constant = float(value) if isinstance(value, float) else int(value)
+        return self._add(("CONSTANT", constant, 0), np.asarray(constant))
+
+    def step(self, name: str, a: int, b: int) -> int:
+        """Add an operator's result; return its number. Raises `CannotBuild` for operators that C
+        has not."""
+        (x, x_defined), (y, y_defined) = self._columns[a], self._columns[b]
+        is_defined = np.logical_and(x_defined, y_defined)
+        fn = getattr(operator, name, None)
+        is_real = x.dtype.kind == "f" or y.dtype.kind == "f"
+        if fn is None or name not in _OPERATORS or (is_real and name in _OF_INTS):
+            raise CannotBuild(f"C has no {name} of lengths")
+        if name in ("floordiv", "mod", "truediv"):
+            is_defined = np.logical_and(is_defined, y != 0)
+            y = np.where(y != 0, y, 1)
+        if name == "truth":
+            values = x != 0
+        elif name in ("neg", "pos", "abs"):
+            values = fn(x)
+        else:
+            values = fn(x, y)
+        values = np.asarray(values).astype(np.int64) if name in _BOOLS else np.asarray(values)
+        return self._add((name, a, b), values, is_defined)
+
+    def largest(self, formula: int) -> int:
+        """Return the largest value of an integer."""
+        values, is_defined = self._columns[formula]
+        return int(np.max(np.where(is_defined, values, 0)))
+
+    def bound(self, n: Any) -> int:
+        """Return the largest value of a size."""
+        return self.largest(n.formula()) if issubclass(type(n), Length) else int(n)
+
+    def holds(self, guard: tuple[int, Any]) -> Column:
+        """Return at which combinations a number has that value."""
+        values, is_defined = self._columns[guard[0]]
+        same_kind = (values.dtype.kind == "f") == isinstance(guard[1], float)
+        same = np.logical_and(is_defined, values == guard[1]) & same_kind
+        return np.broadcast_to(same, len(self.sizes))
+
+    def numbered(self, used: Iterable[int]) -> dict[int, int]:
+        """Number the lengths, and the formulas that these are computed of, in C."""
+        needed = {*used}
+        for i in reversed(range(len(self.rows))):
+            name, a, b = self.rows[i]
+            if i in needed and name not in ("INPUT", "CONSTANT"):
+                needed.update((a, b))
+        lengths = range(self.sizes.shape[1])
+        return {n: i for i, n in enumerate([*lengths, *sorted(needed.difference(lengths))])}
+
+    def tables(self, numbered: Mapping[int, int]) -> tuple[list[str], list[str]]:
+        """Return the rows of formulas and of constants in C."""
+        formulas, constants = [], []
+        for i in numbered:
+            name, a, b = self.rows[i]
+            is_constant = name == "CONSTANT"
+            constants.append(number(a) if is_constant else "{UNDEFINED, 0, 0}")
+            is_operator = name in _OPERATORS
+            operands = f"{numbered[a]}, {numbered[b]}" if is_operator else "0, 0"
+            formulas.append(f"{{{'AS_' * is_operator}{name}, {operands}}}")
+        return formulas, constants
+
+
+def number(value: Any) -> str:
+    """Write a number of formulas in C."""
+    if isinstance(value, float):
+        return f"{{REAL, 0, {real(value)}}}"
+    return f"{{INTEGRAL, {integer(int(value))}, 0}}"
+
+
+_OPERATORS: Final = _OF_INTS | _BOOLS | {"add", "sub", "mul", "truediv", "neg", "pos", "abs"}
+
+
+Part = TypeVar("Part")
+
+
+def variants(
+    source: OpenSource, formulas: Formulas, plan: Callable[[Planned, OpenPlanned], Part]
+) -> Iterator[tuple[Part, list[tuple[int, Any]]]]:
+    """Yield the step as `plan` makes it, and its guards, until all lengths of the step have one.
+
+    The first is that of the call before saving. Raises `CannotBuild` for too many.
+    """
+    saved = tuple([each.saved for each in source.lengths])
+    all_sizes = [tuple(map(int, sizes)) for sizes in formulas.sizes]
+    is_valid = np.array([source.is_valid(sizes) for sizes in all_sizes])
+    remaining = is_valid.copy()
+    for count in range(_MOST_VARIANTS):
+        if not remaining.any():
+            return
+        sizes = all_sizes[int(np.flatnonzero(remaining)[0])] if count else saved
+        with source.opened(sizes, formulas) as opened:
+            part = plan(source.at(sizes), opened)
+            guards = [*dict.fromkeys(opened.guards())]
+        masks = [formulas.holds(guard) for guard in guards]
+        holds = np.logical_and.reduce([np.ones(len(remaining), bool), *masks])
+        if (holds & ~is_valid).any() or not (holds & remaining).any():
+            raise CannotBuild(f"lengths: the guards at {sizes} do not say where they hold")
+        yield part, [guard for guard, mask in zip(guards, masks, strict=True) if not mask.all()]
+        remaining &= ~holds
+    raise CannotBuild(
+        f"lengths: expected at most {_MOST_VARIANTS} ways to compute, got more; capture the step "
+        f"with lower bounds, at_most="
+    )

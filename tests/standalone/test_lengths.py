@@ -1,0 +1,230 @@
+"""A step with lengths as C: at each length the bits of the saved step."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.__main__ import main
+from mlvm.core.types import Array
+from mlvm.machines.local import LocalVM
+from mlvm.machines.native import extension
+from mlvm.step.saved import LoadedStep, SavedStep
+from tests.standalone.test_standalone import COMPILER, FAST, compiled
+
+pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason="there are no native kernels")
+if extension.EXTENSION is not None:
+    from mlvm.machines.native import _native
+    from tests.standalone.making import SET
+
+
+def saved(path: Path, step: Any, *arguments: Any) -> SavedStep:
+    step(*arguments)
+    step.save(path)
+    return SavedStep.from_bytes(path.read_bytes())
+
+
+def build(folder: Path) -> Path:
+    """The program of `step.mlvm`."""
+    assert main(["build", str(folder / "step.mlvm"), "-o", str(folder), "--simd", SET]) == 0
+    subprocess.run(["make", *FAST], cwd=folder, check=True)
+    return folder / "step"
+
+
+def run(program: Path, arrays: Sequence[Array], *options: str) -> tuple[list[Array], str]:
+    """The results of one run, and the text of an error."""
+    folder = program.parent
+    for i, x in enumerate(arrays):
+        np.save(folder / f"in{i}.npy", x)
+    files = [f"in{i}.npy" for i in range(len(arrays))]
+    command = [str(program), "--weights", "weights.bin", "--out", "out", *options, *files]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        return [], done.stderr
+    return [np.load(folder / "out" / f"{i}.npy") for i in range(done.stdout.count("output"))], ""
+
+
+def equals_at(step: SavedStep, program: Path, inputs: Any, sizes: Mapping[str, Any]) -> None:
+    """Compare results at all combinations of lengths, bit for bit."""
+    used = _native.simd()
+    _native.choose_simd(SET)
+    try:
+        for lengths in itertools.product(*sizes.values()):
+            arrays = inputs(*lengths)
+            expected = LoadedStep(step, LocalVM(native=True))(*arrays)
+            results, error = run(program, arrays)
+            assert not error, lengths
+            for x, y in zip(results, expected, strict=True):
+                assert (x.shape, x.dtype) == (y.shape, y.dtype), lengths
+                assert x.tobytes() == y.tobytes(), lengths
+    finally:
+        _native.choose_simd(used)
+
+
+@compiled
+def test_training_on_sentences(tmp_path: Path) -> None:
+    """Two lengths, embeddings, causal attention, a mean over places, and an optimizer."""
+    key = ml.random.key(0)
+    block = ml.nn.TransformerEncoderLayer(8, 2, 16, key=key)
+    model = ml.nn.Sequential(ml.nn.Embedding(7, 8, key=key), block, ml.nn.Linear(8, 7, key=key))
+    optimizer = ml.optim.AdamW(model, 1e-2)
+
+    def train(tokens: ml.Tensor, labels: ml.Tensor) -> Any:
+        def loss_of(model: Any) -> ml.Tensor:
+            return ml.mean(ml.softmax_cross_entropy(model(tokens), labels)) / tokens.shape[1]
+
+        loss, gradients = ml.value_and_grad(loss_of)(model)
+        optimizer.update(gradients)
+        return loss, model(tokens)[:, tokens.shape[1] // 2 :]
+
+    axes = ("batch", "time")
+    names = {"tokens": axes, "labels": axes}
+    step = ml.capture(train, lengths=names, at_most={"batch": 5, "time": 33})
+
+    def inputs(batch: int, time: int) -> list[Array]:
+        rng = np.random.default_rng(batch * 100 + time)
+        return [rng.integers(0, 7, (batch, time)) for _ in range(2)]
+
+    step(*map(ml.asarray, inputs(2, 9)))
+    file = saved(tmp_path / "step.mlvm", step, *map(ml.asarray, inputs(3, 12)))
+    program = build(tmp_path)
+    equals_at(file, program, inputs, {"batch": (2, 3, 5), "time": (2, 7, 12, 16, 33)})
+    x, y = inputs(2, 4), inputs(2, 5)
+    for arrays, text in (
+        ([x[0], y[1]], "a length of it is another than in an input before"),
+        (inputs(2, 34), "time = 34: expected 1 to 33"),
+        (inputs(6, 3), "batch = 6: expected 1 to 5"),
+        ([np.zeros((2, 4), np.int32), x[1]], "another dtype"),
+        ([x[0][None, None], x[1]], "its shape is another"),
+    ):
+        assert text in run(program, arrays)[1]
+    (tmp_path / "in0.raw").write_bytes(x[0].tobytes())
+    done = subprocess.run([program, "in0.raw", "in1.npy"], cwd=tmp_path, capture_output=True)
+    assert b"is no .npy file" in done.stderr
+
+
+@compiled
+def test_branches_on_lengths_and_numbers_of_them(tmp_path: Path) -> None:
+    """A built step refuses lengths on the other side of a branch, and computes numbers of lengths;
+    kernels that are chosen by size are those of each size."""
+
+    def step(x: ml.Tensor) -> Any:
+        n = x.shape[0]
+        y = x * 2.0 if n > 4 else x
+        z = ml.pad(y, ((1, 0), (0, 0)))[:-1] @ ml.ones((8, 3))
+        return ml.sum(y) / n, ml.flip(z, axis=0), ml.arange(n) * n, ml.mean(x @ x.T, axis=0)
+
+    capture = ml.capture(step, lengths={"x": ("n", None)}, at_most={"n": 70})
+    file = saved(tmp_path / "step.mlvm", capture, ml.ones((9, 8)))
+    program = build(tmp_path)
+
+    def inputs(n: int) -> list[Array]:
+        return [np.random.default_rng(n).normal(size=(n, 8)).astype(np.float32)]
+
+    equals_at(file, program, inputs, {"n": (5, 6, 8, 15, 16, 17, 31, 33, 64, 70)})
+    assert "computes otherwise" in run(program, inputs(4))[1]
+    stacked = np.stack([inputs(6)[0], inputs(6)[0] + 1])
+    results, _ = run(program, [stacked], "--steps", "2")
+    assert results[1].shape == (2, 6, 3)
+
+
+@compiled
+def test_the_functions_of_a_step_with_lengths(tmp_path: Path) -> None:
+    """Lengths change between runs, a refused one changes nothing, and no byte behind the memory of
+    the step is written."""
+    weights = ml.asarray(np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3))
+
+    def train(x: ml.Tensor) -> Any:
+        weights[:] = weights - 0.1 * (x.T @ (x @ weights))
+        return ml.sum(weights), x @ weights
+
+    step = ml.capture(train, lengths={"x": ("int", None)}, at_most={"int": 9})
+    saved(tmp_path / "step.mlvm", step, ml.ones((3, 4)))
+    arguments = ["-o", str(tmp_path), "--simd", SET, "--weights", "embed"]
+    assert main(["build", str(tmp_path / "step.mlvm"), *arguments]) == 0
+    (tmp_path / "caller.c").write_text(_CALLER)
+    subprocess.run(["make", *FAST, "libstep.a"], cwd=tmp_path, check=True)
+    command = [COMPILER, "-std=c11", "-Wall", "-Wextra", "-Werror", "-o", "caller", "caller.c"]
+    subprocess.run([*command, "libstep.a", "-lm"], cwd=tmp_path, check=True)
+    done = subprocess.run(["./caller"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines == [
+        "0 2: 3 3",
+        "-1 int = 10: expected 1 to 9",
+        "-1 int = 0: expected 1 to 9",
+        "0 2: 3 3",
+        "0 2: 9 3",
+        "the same",
+    ]
+
+
+_CALLER = r"""
+#include "step.h"
+#include <stdio.h>
+#include <string.h>
+
+static _Alignas(64) unsigned char memory[2][1 << 20];
+static float x[36];
+
+static void shape(const struct step *step, int result)
+{
+    int64_t shape[2];
+    int ndim = step_output_shape(step, 1, shape);
+    printf("%d %d: %d %d\n", result, ndim, (int)shape[0], (int)shape[1]);
+}
+
+int main(void)
+{
+    struct step a, b;
+    struct step_inputs in = {x};
+    struct step_outputs out, other;
+    if (step_memory() + 64 > sizeof memory[0])
+        return 9;
+    for (int i = 0; i < 36; i++)
+        x[i] = (float)i / 20;
+    memset(memory, 77, sizeof memory);
+    if (step_init(&a, memory[0], NULL, 0) || step_init(&b, memory[1], NULL, 0))
+        return 8;
+    shape(&a, 0);
+    for (int n = 10; n >= 0; n -= 10)
+        printf("%d %s\n", step_set_lengths(&a, &(struct step_lengths){n}), step_error(&a));
+    shape(&a, step_run(&a, &in, &out));
+    step_run(&b, &in, &other);
+    int result = step_set_lengths(&a, &(struct step_lengths){9});
+    shape(&a, result | step_run(&a, &in, &out));
+    step_set_lengths(&b, &(struct step_lengths){9});
+    step_run(&b, &in, &other);
+    puts(memcmp(out.output1, other.output1, 27 * sizeof(float)) ? "differ" : "the same");
+    for (int i = 0; i < 64; i++)
+        if (memory[0][step_memory() + i] != 77)
+            return 7;
+    return 0;
+}
+"""
+
+
+def test_what_is_not_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Loops, other numbers of lengths, and too many combinations are refused by name."""
+
+    def looped(x: ml.Tensor) -> Any:
+        return ml.scan(lambda s, row: (s + row, s), x[0], x)[0]
+
+    def halved(x: ml.Tensor) -> Any:
+        return ml.astype(x, ml.float16) / x.shape[0]
+
+    for function, most, text in (
+        (looped, 9, "without loops, branches and functions"),
+        (halved, 9, "expected numbers of f32, f64, i32 or i64, got one of f16"),
+        (lambda x: x + 1, 1 << 17, "expected at most 65,536 combinations, got 131,072"),
+    ):
+        step = ml.capture(function, lengths={"x": ("n", None)}, at_most={"n": most})
+        saved(tmp_path / "step.mlvm", step, ml.ones((3, 4)))
+        assert main(["build", str(tmp_path / "step.mlvm"), "-o", str(tmp_path / "c")]) == 1
+        assert text in capsys.readouterr().err
