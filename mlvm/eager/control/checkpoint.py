@@ -24,7 +24,7 @@ from mlvm.eager.autodiff.tape import (
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import halves, random
 from mlvm.eager.recording.recorder import current_capture, recomputing
-from mlvm.eager.tensor.apply import alias_of, untracked
+from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.autocast import autocast, autocast_dtype
 from mlvm.eager.tensor.context import current_tape, lifted, taped
 from mlvm.eager.tensor.tensor import Tensor
@@ -33,6 +33,7 @@ from mlvm.eager.tree import replace
 P = ParamSpec("P")
 R = TypeVar("R")
 Ends: TypeAlias = list[int | None]  # nodes where a backward pass ends
+Reached: TypeAlias = Sequence[tuple[Tensor, int | None]]  # captured tensors with their nodes
 
 
 def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
@@ -69,14 +70,10 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
         closures = closures_of(tape, _live(_from(tape, start, origins), start, outs), start, outs)
         tape.nodes[start:] = [_LEFT] * (len(tape.nodes) - start)
         captured = [] if record is None else _reached(record.read_in_blocks(ncalls), tape, start)
-        inner = {x.node for x in captured if x.tape is tape}
-        inside = [x if x.tape is tape and x.node in closures else untracked(x) for x in captured]
-        closures = {n: type for n, type in closures.items() if n not in inner}
-        noperands = len(operands)
+        reached = [(x, x.node if x.tape is tape else None) for x in captured]
         saved = [*operands, *captured, *keys]
-        operands += inside
         again = partial(_run, autocast(autocast_dtype())(fn), arguments)
-        vjp = partial(_vjp, again, tape, start, closures, noperands, captured)
+        vjp = partial(_vjp, again, tape, start, closures, len(operands), reached)
         add_node(tape, outs, operands, closures, saved, vjp)
         return result  # type: ignore[no-any-return]
 
@@ -136,31 +133,34 @@ def _reached(roots: Sequence[Tensor], tape: Tape, start: int) -> list[Tensor]:
 
 
 @contextmanager
-def _substituting(reached: Sequence[Tensor], now: Sequence[Tensor], tape: Tape) -> Iterator[Ends]:
+def _substituting(reached: Reached, now: Sequence[Tensor], tape: Tape) -> Iterator[dict[int, int]]:
     """Substitute saved values for captured tensors while a function runs again.
 
-    Yields the tape nodes of the substitutes that are tracked.
+    Yields the node of the substitute for each tracked node.
     """
     record = current_capture.get()
     if record is None:
-        yield []
+        yield {}
         return
-    tape_fields = [(x.tape, getattr(x, "node", 0)) for x in reached]
-    pairs = [*zip(reached, now, strict=True)]
-    ends = [tape.watch(y).node if x.tape is tape else None for x, y in pairs]
+    ends: dict[int, int] = {}
+    tape_fields = [(x.tape, getattr(x, "node", 0)) for x, _ in reached]
+    pairs = [(x, y) for (x, _), y in zip(reached, now, strict=True)]
     try:
-        for x, end in zip(reached, ends, strict=True):
-            x.node = getattr(x, "node", 0) if end is None else end
+        for (x, node), y in zip(reached, now, strict=True):
+            if node is not None:
+                if node not in ends:
+                    ends[node] = tape.watch(y).node
+                x.tape, x.node = tape, ends[node]
         with record.substituting([(x, y) for x, y in pairs if x.base is None]):
             yield ends
     finally:
-        for x, (on, node) in zip(reached, tape_fields, strict=True):
-            x.tape, x.node = on, node
+        for (x, _), (on, at) in zip(reached, tape_fields, strict=True):
+            x.tape, x.node = on, at
 
 
-def _exchange(tape: Tape, start: int, reached: Sequence[Tensor], now: Sequence[Tensor]) -> None:
+def _exchange(tape: Tape, start: int, reached: Reached, now: Sequence[Tensor]) -> None:
     """Replace captured tensors by their substitutes among the values that new nodes have saved."""
-    others = {id(x): y for x, y in zip(reached, now, strict=True) if x.base is None}
+    others = {id(x): y for (x, _), y in zip(reached, now, strict=True) if x.base is None}
 
     def other(x: Tensor) -> Tensor:
         if id(x.root) not in others:
@@ -183,7 +183,7 @@ def _vjp(
     first: int,
     closures: dict[int, TensorType],
     noperands: int,
-    reached: Sequence[Tensor],
+    reached: Reached,
     cotangents: Cotangents,
     saved: Saved,
     sums: Sums,
@@ -210,17 +210,17 @@ def _vjp(
         finally:
             tape.within = within
         _exchange(tape, start, reached, saved[noperands:end])
-    origins += ends
-    nodes = _from(tape, start, origins)
+    nodes = _from(tape, start, [*origins, *ends.values()])
     if current_tape.get() is not tape:  # or these are part of what an outer gradient is taken of
         del tape.nodes[length:]
     pending = CotangentAccumulator()
-    pending.update((n, h) for n, h in zip(closures, sums, strict=True) if h is not None)
+    destinations = [ends.get(n, n) for n in closures]
+    pending.update((n, h) for n, h in zip(destinations, sums, strict=True) if h is not None)
     outs = [y for y in tensors(result) if y.tape is tape and y.node >= start]
     seed(pending, tape, outs, cotangents)
     pending.walk(nodes, start)
     parts = [None if origin is None else pending.get(origin) for origin in origins]
-    return [*parts, *[pending.get(number) for number in closures]]
+    return [*parts, *[pending.get(number) for number in destinations]]
 
 
 halves.checkpoint = checkpoint

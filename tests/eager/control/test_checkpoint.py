@@ -186,6 +186,23 @@ def test_a_checkpoint_in_a_captured_body_reaches_what_that_makes(name: str) -> N
         assert ml.random.state().tolist() == state
 
 
+def test_a_captured_checkpoint_sums_cotangents_in_the_order_of_eager_code() -> None:
+    def loss(x: ml.Tensor, y: ml.Tensor) -> ml.Tensor:
+        z = x * y + 0.2
+
+        def body(s: ml.Tensor, row: ml.Tensor) -> Any:
+            return ml.checkpoint(lambda s: (ml.sin(s) + 0.5 * ml.tanh(z)) * z * 0.9)(s * row), s
+
+        last, rows = ml.scan(body, x * 0.7, ml.stack([y, z * 0.5, x * 0.7]))
+        return ml.sin(last * 0.5 + ml.sum(rows))
+
+    gradient = ml.grad(loss, argnums=(0, 1))
+    captured = ml.capture(gradient)
+    for x, y in np.random.default_rng(0).uniform(0.2, 1.1, (16, 2)):
+        operands = ml.asarray(x), ml.asarray(y)
+        assert [float(g) for g in captured(*operands)] == [float(g) for g in gradient(*operands)]
+
+
 def test_what_a_checkpoint_does_not_need_gets_no_cotangent_captured_either() -> None:
     """Not even zeros, which would be -0 times what is negative."""
 
