@@ -22,7 +22,7 @@ from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Plan, plan
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.arena.writes import leave_out
-from mlvm.core.errors import ProgramError
+from mlvm.core.errors import OpError, ProgramError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.protocol import StorageHandle
@@ -110,10 +110,14 @@ class Planned:
         return StorageHandle(handle)
 
     def note_line(self, error: Exception) -> None:
-        """Add the failing call's line of Python to an error of the program, as a note."""
+        """Add the failing call's line of Python to an error of the program, as a note, and name the
+        operation there."""
         function, pc = getattr(error, "function", None), getattr(error, "pc", None)
         line = self.lines.get((str(function), pc)) if isinstance(pc, int) else None
         if line is not None:
+            call = getattr(line, "call", None)
+            if call is not None and isinstance(error, OpError):
+                error.op, error.operands = call  # the op that has raised stands for it
             layer = getattr(line, "layer", None)  # a saved step's line has none
             error.add_note(f"recorded at {line}" + (f", in {layer}" if layer else ""))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Final
@@ -19,13 +20,31 @@ layer_here: Callable[[], str | None] = _no_layer
 
 
 class Line(str):
-    """Place of a call: `file:line`, and the path of the running `layer`."""
+    """Place of a call: `file:line`, the path of the running `layer`, and the operation there with
+    its operands, if the op that stands for it has others."""
 
     layer: str | None
+    call: tuple[str, tuple[object, ...]] | None = None
 
 
 traced_line: Final[ContextVar[Line | None]] = ContextVar("traced_line", default=None)
 """Line of the traced call that an interpreter runs now."""
+
+
+@contextmanager
+def standing_for(name: str, operands: Sequence[object]) -> Iterator[None]:
+    """Let errors of the ops that are recorded inside name this call of one element of `vmap`."""
+    line = traced_line.get()
+    if line is None or line.call is not None:  # the outermost one is the user's
+        yield
+        return
+    named = Line(line)
+    named.layer, named.call = line.layer, (name, tuple(operands))
+    token = traced_line.set(named)
+    try:
+        yield
+    finally:
+        traced_line.reset(token)
 
 
 def user_line() -> Line | None:

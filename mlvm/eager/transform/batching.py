@@ -14,7 +14,7 @@ Control flow by a batched value masks: both branches run, and `where` selects. A
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from types import MappingProxyType
@@ -39,6 +39,7 @@ from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray, full, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import moveaxis, reshape
+from mlvm.eager.recording.lines import standing_for
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, alias_of, apply
 from mlvm.eager.tensor.constants import constant
@@ -138,11 +139,12 @@ class BatchingInterpreter:
             raise no_rule(name)
         if rule is one_by_one and blocks.is_recorded():
             return Batched(self._map_rows(call, xs), True)
-        try:
+        if blocks.is_recorded():
+            element_types = [v.x.type.with_shape(v.shape) for v in xs]
+            with standing_for(name, element_types) if name in REFUSING else nullcontext():
+                return Batched(rule(call, self.n, *xs), True)
+        with suppress(OperandValueError):
             return Batched(rule(call, self.n, *xs), True)
-        except OperandValueError:
-            if blocks.is_recorded():
-                raise
         return Batched(
             one_by_one(call, self.n, *xs), True
         )  # its error names the operands of one element

@@ -585,6 +585,7 @@ def test_an_index_error_has_the_index_length_and_line_of_the_function(wrap: Any,
         wrap(ml.vmap(pick))(ml.ones((4, 7)), ml.asarray([1, 2, 3, 9]))
     line = pick.__code__.co_firstlineno if pick(ml.ones(7), ml.asarray(0)).ndim == 0 else _SET_LINE
     assert any(f"test_vmap.py:{line}" in note for note in raised.value.__notes__)
+    assert "f32[7]" in map(str, raised.value.operands)  # as the function has it, for one element
 
 
 def _set(x: Tensor, i: Tensor) -> Tensor:
