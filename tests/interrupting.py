@@ -67,19 +67,20 @@ def interrupted(function: Callable[[], Any], n: int) -> bool:
 
 
 def interrupted_at_line(function: Callable[[], Any], n: int, folder: str) -> bool:
-    """Call the function, with Ctrl-C before the n-th line that it runs in files of that folder;
-    whether it got so far. Finalizers are left alone, and the end of a `with`, where Python looks
-    for no signals."""
+    """Call the function, with Ctrl-C before the n-th line that it runs in files of that folder,
+    finalizers included; return whether it got so far. The end of a `with`, where Python looks for
+    no signals, is left alone."""
+    return lines_run(function, folder, n) >= n
+
+
+def lines_run(function: Callable[[], Any], folder: str, n: int = 0) -> int:
+    """Call the function, and return how many lines it runs in files of that folder; with Ctrl-C
+    before the n-th of them."""
     visits = 0
 
     def tracer(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal visits
-        if folder not in frame.f_code.co_filename or frame.f_code.co_name in (
-            "__del__",
-            "append",
-            "settle",
-            "give_back",
-        ):
+        if folder not in frame.f_code.co_filename:
             return None
         if event == "line" and not _ends_with(frame):
             visits += 1
@@ -87,8 +88,14 @@ def interrupted_at_line(function: Callable[[], Any], n: int, folder: str) -> boo
                 raise KeyboardInterrupt
         return tracer
 
-    before = sys.gettrace()
+    def report(problem: Any) -> None:
+        """Report what a finalizer raised; one that is interrupted is no problem."""
+        if not isinstance(problem.exc_value, KeyboardInterrupt):
+            hook(problem)
+
+    before, hook = sys.gettrace(), sys.unraisablehook
     gc.disable()
+    sys.unraisablehook = report
     sys.settrace(tracer)
     try:
         function()
@@ -96,8 +103,9 @@ def interrupted_at_line(function: Callable[[], Any], n: int, folder: str) -> boo
         pass
     finally:
         sys.settrace(before)
+        sys.unraisablehook = hook
         gc.enable()
-    return visits >= n
+    return visits
 
 
 def _ends_with(frame: FrameType) -> bool:

@@ -20,13 +20,22 @@ from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
 from mlvm.eager.autodiff.rules_batching import BATCHING
+from mlvm.input.slots import Slot, _Finalizer
 from mlvm.machines.native import extension
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
 from tests.brief import cases
-from tests.fuzz import directions, graphs, remote, saved, threads, transformations
+from tests.fuzz import (
+    directions,
+    graphs,
+    interrupts,
+    remote,
+    saved,
+    threads,
+    transformations,
+)
 from tests.fuzz.machines import Machines
 from tests.fuzz.making import VALID, Case, make_case
 from tests.fuzz.trying import Fuzz, fuzz
@@ -185,6 +194,31 @@ def test_what_threads_do_wrong_is_found_and_printed(
     _, _, failure = threads.fuzz(20, seed=0)
     assert failure is not None
     assert reason in failure
+
+
+# --- interrupts ---------------------------------------------------------------------------
+
+
+def test_two_hundred_interrupts() -> None:
+    command = [sys.executable, "-m", "tests.fuzz.interrupts", "--programs", "200"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {"queue", "pipeline", "group of 2"} <= set(
+        re.findall(r"^ +[1-9]\d*  (.+)$", done.stdout, re.MULTILINE)
+    )
+
+
+@cases(
+    "owner, name, wrong, reason",
+    (_Finalizer, "__del__", lambda finalizer: None, "free slots, bytes and tensors"),
+    (Slot, "sweep", lambda slot: None, "free slots, bytes and tensors"),
+)
+def test_what_an_interrupt_loses_is_found(
+    owner: type, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, wrong)
+    _, failures = interrupts.fuzz(400, seed=0)
+    assert any(reason in failure for failure in failures)
 
 
 def test_random_transformations(

@@ -253,7 +253,7 @@ class QueueTensor:
 
     def qsize(self) -> int:
         """Return the number of waiting elements."""
-        return max(self._waiting.qsize() - self.closed, 0)
+        return max(self._waiting.qsize() - (not self._end), 0)
 
     def empty(self) -> bool:
         """Return whether no element waits."""
@@ -271,8 +271,8 @@ class QueueTensor:
 
     @property
     def closed(self) -> bool:
-        """True after `close` or `cancel`."""
-        return not self._end
+        """True after `close` or `cancel`, including an interrupted `cancel`."""
+        return not self._end or self._error is not None
 
     def stats(self) -> QueueStats:
         """Return the numbers of elements, and the times of waiting so far."""
@@ -319,8 +319,7 @@ class QueueTensor:
             raise ArenaError(f"expected a timeout of None or seconds >= 0, got {timeout!r}")
         with suppress(queue.Empty):
             return ring.get_nowait()
-        for slot in self.arena.slots:
-            slot.sweep()
+        self.arena.sweep()
         try:
             return ring.get_nowait()
         except queue.Empty:

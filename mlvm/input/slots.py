@@ -21,8 +21,9 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from threading import get_ident
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from mlvm.arena.arena import Allocation, Arena, scope, set_name
 from mlvm.arena.placement import Chunk, Region
@@ -125,13 +126,18 @@ class Claim:
     types: types of an element that is smaller than the slot, else empty
     """
 
-    __slots__ = ("element", "home", "slot", "types")
+    __slots__ = ("_finalizers", "element", "home", "slot", "types")
 
-    def __init__(self, slot: Slot | None, home: weakref.ref[Ring]) -> None:
+    def __init__(
+        self, slot: Slot | None, home: weakref.ref[Ring], newest: list[Any] | None = None
+    ) -> None:
         self.slot = slot
         self.home = home
         self.element: Sequence[Allocation] = ()
         self.types: tuple[TensorType, ...] = ()
+        key = object()
+        newest = [key] if newest is None else newest
+        self._finalizers = tuple([_Finalizer(key, newest, slot, home) for _ in range(2)])
 
     def give_back(self) -> None:
         """Put the claim into its ring. The caller must have the only reference."""
@@ -140,10 +146,26 @@ class Claim:
         if ring is not None:
             ring.put(self)
 
+
+class _Finalizer(NamedTuple):
+    """Finalizer of a claim: it puts another one into the ring.
+
+    A claim has two, since Ctrl-C may end one at any line.
+
+    newest: a list that all claims to the slot share; its last item is the newest one's key
+    """
+
+    key: object
+    newest: list[Any]
+    slot: Slot | None
+    home: weakref.ref[Ring]
+
     def __del__(self) -> None:
         ring = self.home()
-        if ring is not None:
-            ring.put(Claim(self.slot, self.home))  # Python finalizes an object once
+        if ring is not None and self.newest[-1] is self.key:
+            claim = Claim(self.slot, self.home, self.newest)
+            key = claim._finalizers[0].key
+            self.newest[:] = chain(map(ring.put, [claim]), [key])  # by one call in C
 
 
 class Loan:
@@ -204,8 +226,14 @@ class SlotArena(Arena):
 
     def free_slots(self) -> int:
         """Return the number of free slots."""
+        self.sweep()
         free = self._free()
         return 0 if free is None else max(free.qsize() - (not self.end), 0)
+
+    def sweep(self) -> None:
+        """Free the slots whose tensors are gone, including those whose end was interrupted."""
+        for slot in self.slots:
+            slot.sweep()
 
     def begin(self, claim: Claim, slot: Slot) -> None:
         """Wait until the slot's memory, which a producer is about to fill, is no longer in use."""

@@ -1,0 +1,332 @@
+"""Ctrl-C before random lines of queues, pipelines and groups, finalizers included.
+
+    python -m tests.fuzz.interrupts --programs 5000 --seed 0
+
+A program is a few random calls. It runs once to count its lines in the package's folder, and once
+more with Ctrl-C before one of them, sometimes before two. After that, each slot of a queue is free
+or has its element, and elements come in order, none of them twice; a pipeline's position and its
+batches agree, with as many threads as before; a group runs again, or is closed. A program that
+leaves anything else is printed with the number that makes it again, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.arena.arena import Arena
+from mlvm.core.errors import MlvmError, QueueEmpty, QueueFull, ShutDown
+from mlvm.input.pipeline import Pipeline
+from mlvm.input.queue import QueueTensor
+from mlvm.machines.local import LocalVM as VM
+from mlvm.machines.wire import WireVM
+from mlvm.parallel.group import AnyGroup, Group
+from mlvm.parallel.processes import ProcessGroup
+from tests.fuzz.trying import time_limit
+from tests.input.datasets import Numbers
+from tests.interrupting import lines_run
+
+INPUT: Final = "/mlvm/input/"
+PARALLEL: Final = "/mlvm/parallel/"
+SECONDS: Final = 20
+"""For one program; more counts as a hang."""
+
+PROCESSES: Final = 50
+"""One program in so many runs in a process."""
+
+
+class Wrong(Exception):
+    """A program left what it may not."""
+
+
+def require(condition: object, text: str) -> None:
+    """Raise `Wrong` unless the condition is true."""
+    if not condition:
+        raise Wrong(text)
+
+
+def interrupt(rng: random.Random, calls: Callable[[], Any], total: int, folder: str) -> str:
+    """Run calls of that total number of lines, with Ctrl-C before one; return its place."""
+    n = rng.randint(1, max(total, 1))
+    reached = lines_run(calls, folder, n)
+    return f"line {n} of {total}, {'reached' if reached >= n else 'not reached'}"
+
+
+# --- queues ---------------------------------------------------------------------------
+
+
+class QueueCalls:
+    """Calls on a queue, each of which ends at once."""
+
+    def __init__(self, queue: QueueTensor) -> None:
+        self.queue = queue
+        self.next = 1  # the value to put next
+        self.elements: list[int] = []  # the values that came
+        self.lent: list[Any] = []
+
+    def value(self) -> Any:
+        self.next += 1
+        return np.full(3, self.next, np.float32), np.full((), self.next)
+
+    def saw(self, tensors: Any) -> None:
+        self.elements.append(int(self.queue.vm.read(tensors[1].handle)))
+
+    def put(self) -> None:
+        self.queue.put(self.value(), 0)
+
+    def reserve(self) -> None:
+        with self.queue.reserve(0) as (x, y):
+            x[...], y[...] = self.value()
+
+    def cancels(self) -> None:
+        self.queue.reserve(0).cancel()
+
+    def drops(self) -> None:
+        self.queue.reserve(0)
+
+    def fails(self) -> None:
+        with suppress(ZeroDivisionError), self.queue.reserve(0):
+            raise ZeroDivisionError
+
+    def get(self) -> None:
+        self.saw(self.queue.get(0))
+
+    def keep(self) -> None:
+        tensors = self.queue.get(0)
+        self.lent.append(tensors)
+        self.saw(tensors)
+
+    def forget(self) -> None:
+        self.lent.clear()
+
+    def inside(self) -> None:
+        with Arena(self.queue.vm, "batch"):
+            self.keep()
+
+    def end(self) -> None:
+        self.queue.close()
+
+    def cancel(self) -> None:
+        self.queue.cancel(ShutDown("cancelled"))
+
+
+_CALLS: Final = (
+    *("put", "put", "put", "reserve", "reserve", "cancels", "drops", "fails", "get", "get"),
+    *("keep", "keep", "forget", "inside"),
+)
+
+
+def try_queue(rng: random.Random) -> str:
+    """Interrupt calls on a queue; raise `Wrong` for a slot that is lost or an element that is not
+    in order."""
+    maxsize, is_far = rng.randint(1, 3), rng.random() < 0.2
+    options: Any = {"single_threaded": rng.random() < 0.4, "shared": rng.random() < 0.1}
+    names = [rng.choice(_CALLS) for _ in range(rng.randint(1, 8))]
+    if rng.random() < 0.15:
+        names.insert(rng.randrange(len(names) + 1), rng.choice(["end", "cancel"]))
+
+    def new() -> QueueCalls:
+        vm: Any = WireVM(VM()) if is_far else VM()
+        return QueueCalls(QueueTensor(vm, ["f32[3]", "i64[]"], maxsize, **options))
+
+    def run(calls: QueueCalls, names: list[str]) -> None:
+        for name in names:
+            with suppress(QueueEmpty, QueueFull, ShutDown):
+                getattr(calls, name)()
+
+    total = lines_run(partial(run, new(), names), INPUT)
+    calls = new()
+    place = f"{names} of {maxsize} slots, {options}, {'far' if is_far else 'here'}: "
+    place += interrupt(rng, partial(run, calls, names), total, INPUT)
+    if rng.random() < 0.3:
+        place += ", then " + interrupt(rng, partial(run, calls, names), total, INPUT)
+    calls.lent.clear()
+    queue = calls.queue
+    was_closed = queue.closed
+    with suppress(QueueEmpty, ShutDown):
+        while True:
+            calls.get()
+    order = calls.elements
+    require(order == sorted(set(order)), f"{place}: elements {order}")
+    state = queue.arena.free_slots(), queue.arena.used, queue.arena.live()
+    require(state == (maxsize, 0, []), f"{place}: free slots, bytes and tensors are {state}")
+    require(queue.closed == was_closed, f"{place}: closed by get")
+    if not was_closed:
+        for _ in range(maxsize):
+            queue.put(calls.value(), 0)
+        require(queue.full(), f"{place}: a slot is there twice")
+        for _ in range(maxsize):
+            calls.get()
+    queue.close()
+    with suppress(ShutDown):
+        queue.get()
+        raise Wrong(f"{place}: a closed queue has an element")
+    return "queue"
+
+
+# --- pipelines ------------------------------------------------------------------------
+
+
+def first_values(batches: Pipeline[Any], count: int) -> list[int]:
+    """Return the first sample of each of the next batches."""
+    numbers = []
+    for _ in range(count):
+        numbers.append(int(batches._vm.read(batches.get()[1].handle)[0]))
+    return numbers
+
+
+def try_pipeline(rng: random.Random) -> str:
+    """Interrupt a pipeline that begins, goes on or ends; raise `Wrong` for a batch that is skipped
+    or comes twice, and for threads that stay."""
+    workers, count = rng.randint(0, 3), rng.randrange(3)
+    names = [rng.choice(["get", "get", "peek", "state", "for"]) for _ in range(rng.randint(1, 3))]
+    names += rng.choice([[], ["close"]])
+
+    def new() -> Pipeline[Any]:
+        options: Any = {"shuffle": True, "seed": 7, "epochs": None, "workers": workers}
+        return Pipeline(Numbers(), 5, vm=VM(), **options)
+
+    def run(batches: Pipeline[Any]) -> None:
+        for name in names:
+            if name == "for":
+                for _ in batches:
+                    break
+            else:
+                getattr(batches, name)()
+
+    with new() as batches:
+        whole = first_values(batches, 16)
+    threads = threading.active_count()
+    with new() as batches:
+        first_values(batches, count)
+        total = lines_run(partial(run, batches), INPUT)
+    with new() as batches:
+        first_values(batches, count)
+        place = f"{names} after {count} with {workers} workers: "
+        place += interrupt(rng, partial(run, batches), total, INPUT)
+        if not batches._closed:
+            at = batches.state()["next_index"] // 5
+            numbers = first_values(batches, 3)
+            require(numbers == whole[at : at + 3], f"{place}: {numbers} at {at}")
+            now = threading.active_count()
+            require(now == threads + workers, f"{place}: {now - threads} threads")
+    require(threading.active_count() == threads, f"{place}: threads after close")
+    return "pipeline"
+
+
+# --- groups ---------------------------------------------------------------------------
+
+
+def twice(rank: int, vm: VM) -> int:
+    return 2 * rank
+
+
+class Groups:
+    """Groups that programs use one after the other, until one is closed."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, AnyGroup] = {}
+
+    def group(self, kind: str) -> AnyGroup:
+        """Return an open group of that kind."""
+        group = self._groups.get(kind)
+        if group is None or group.closed:
+            group = ProcessGroup(1) if kind == "processes" else Group(int(kind))
+            self._groups[kind] = group
+        return group
+
+    def close(self) -> None:
+        for group in self._groups.values():
+            group.close()
+
+
+def try_group(rng: random.Random, groups: Groups, kind: str) -> str:
+    """Interrupt a run of a group; raise `Wrong` if it neither runs again nor is closed."""
+    group = groups.group(kind)
+    total = lines_run(partial(group.run, twice), PARALLEL)
+    place = f"a group of {kind}: {interrupt(rng, partial(group.run, twice), total, PARALLEL)}"
+    if group.closed:
+        group.close()
+        group = groups.group(kind)
+    try:
+        results = group.run(twice)
+    except MlvmError as error:
+        raise Wrong(f"{place}: {error}") from error
+    require(results == [2 * rank for rank in range(group.size)], f"{place}: {results}")
+    return f"group of {kind}"
+
+
+def try_close(rng: random.Random) -> str:
+    """Interrupt the end of a group; raise `Wrong` if another `close` leaves threads."""
+    threads = threading.active_count()
+    with Group(2) as group:
+        group.run(twice)
+        total = lines_run(group.close, PARALLEL)
+    group = Group(2)
+    place = f"close: {interrupt(rng, group.close, total, PARALLEL)}"
+    group.close()
+    require(threading.active_count() == threads, f"{place}: threads after close")
+    return "close of a group"
+
+
+# --- all ------------------------------------------------------------------------------
+
+
+def try_program(seed: int, number: int, groups: Groups) -> str:
+    """Try the program of that number; return its kind. Raises `Wrong`."""
+    rng = random.Random(f"interrupts:{seed}:{number}")
+    if number % PROCESSES == 0 and os.name == "posix":
+        return try_group(rng, groups, "processes")
+    kind = rng.random()
+    if kind < 0.6:
+        return try_queue(rng)
+    if kind < 0.85:
+        return try_pipeline(rng)
+    return try_close(rng) if kind < 0.88 else try_group(rng, groups, rng.choice("12"))
+
+
+def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Counter[str], list[str]]:
+    """Try the given number of programs; return how many of each kind, and what was wrong."""
+    counts: Counter[str] = Counter()
+    failures = []
+    groups = Groups()
+    try:
+        for number in range(first, first + programs):
+            try:
+                with time_limit(SECONDS):
+                    counts[try_program(seed, number, groups)] += 1
+            except Exception as error:
+                text = str(error) if isinstance(error, Wrong) else traceback.format_exc()
+                failures.append(f"--seed {seed} --first {number}: {text}")
+    finally:
+        groups.close()
+    return counts, failures
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args(argv)
+    counts, failures = fuzz(options.programs, options.seed, options.first)
+    for kind, count in counts.most_common():
+        print(f"{count:8d}  {kind}")
+    for failure in failures:
+        print(failure)
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
