@@ -71,13 +71,13 @@ BUDGET = {
     "mlvm/machines/remote": 3_940,
     "mlvm/arena": 1_345,
     "mlvm/show": 1_700,
-    "mlvm/input": 1_620,
+    "mlvm/input": 1_635,
     "mlvm/step": 3_410,
     "mlvm/parallel": 3_250,
     "mlvm/eager": 880,
     "mlvm/eager/tensor": 2_120,
     "mlvm/eager/functions": 4_840,
-    "mlvm/eager/recording": 1_020,
+    "mlvm/eager/recording": 1_035,
     "mlvm/eager/autodiff": 2_360,
     "mlvm/eager/control": 1_700,
     "mlvm/eager/transform": 2_140,
@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 530,
     "models": 3_470,
     "bench": 4_900,
-    "tests": 71_335,
+    "tests": 71_665,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -18,8 +18,8 @@ must do the same.
 With `--language`: random functions in the eager language, called a few times eagerly and captured,
 with fusion and recomputation on and off, on one thread and on three. All must be equal to the bit,
 and give the same tensors in the same places. The reference machine must do the same but for the
-rounding of floats. With `--device` they run there instead of on the other machines, eagerly and
-captured.
+rounding of floats. With `--few` each program runs in a few of these ways, chosen at random. With
+`--device` they run there instead of on the other machines, eagerly and captured.
 
 With `--values`: random programs of views and updates, eagerly and captured, with gradients, beside
 numpy with copies.
@@ -66,6 +66,9 @@ def main(argv: list[str] | None = None) -> int:
         choices=KINDS,
         help="with --language: a kind of difference that is let pass (may be given several times)",
     )
+    parser.add_argument(
+        "--few", action="store_true", help="with --language: few ways to run a program, at random"
+    )
     parser.add_argument("--device", help="with --language: beside the processor, as opencl:0")
     parser.add_argument(
         "--memory", type=int, default=4, help="GiB of addresses for the process, if it is limited"
@@ -76,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     gc.freeze()  # what is there now need not be looked at when a program's garbage is collected
     fuzz: Callable[..., tuple[Any, str | None]] = trying.fuzz
     if options.language:
-        fuzz = partial(fuzzing.fuzz, skip=options.skip, device=options.device)
+        fuzz = partial(fuzzing.fuzz, skip=options.skip, device=options.device, few=options.few)
     elif options.values:
         fuzz = values.fuzz
     elif options.graphs:

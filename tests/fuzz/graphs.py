@@ -9,6 +9,7 @@ its operands differ in their last bits.
 from __future__ import annotations
 
 import collections
+import math
 import random
 import sys
 from collections.abc import Callable
@@ -119,7 +120,7 @@ class Maker:
             if x.dtype in dtypes.split()
             and x.ndim in ndims
             and (x.is_exact or not exact)
-            and np.prod(x.shape, dtype=int) > 0
+            and 0 not in x.shape
             and fits(x)
         ]
         if not suited:
@@ -152,7 +153,7 @@ class Maker:
     def several(self, type: str, inputs: str, results: Any, **attributes: Any) -> list[Value]:
         """A node and its results."""
         for shape, _, _ in results:
-            if np.prod(shape, dtype=int) > MOST or len(shape) > 5 or 0 in shape:
+            if math.prod(shape) > MOST or len(shape) > 5 or 0 in shape:
                 raise Unfit
         values = [
             Value(f"v{len(self.values) + i}", dtype, tuple(map(int, shape)), is_exact)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import time
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
 
 import mlvm.eager as ml
 from tests.fuzz.language.making import make
@@ -29,21 +30,24 @@ MOST_REFUSED: Final = 0.05
 """Of all programs, as a fraction, that may be refused by a `CaptureError`."""
 
 
-def outcome_of(source: Source, skip: Collection[Kind] = (), device: str | None = None) -> str:
+def outcome_of(
+    source: Source, skip: Collection[Kind] = (), device: str | None = None, few: str | None = None
+) -> str:
     """Run a program and return its outcome in a few words. Raises `Found`, and what else it fails
-    with."""
+    with. `few` is a seed that chooses some of the ways to run it."""
     with warnings.catch_warnings(), time_limit(SECONDS * (ON_DEVICE if device else 1)):
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", ml.NoEffectWarning)  # random losses may use no parameter
-        return require_same(built_by(source.text()), skip=skip, device=device)
+        chosen = None if few is None else random.Random(few)
+        return require_same(built_by(source.text()), skip=skip, device=device, few=chosen)
 
 
 def failure_of(
-    source: Source, skip: Collection[Kind] = (), device: str | None = None
+    source: Source, skip: Collection[Kind] = (), device: str | None = None, few: str | None = None
 ) -> Exception | None:
     """Return the error by which a program fails, if it does."""
     try:
-        outcome_of(source, skip, device)
+        outcome_of(source, skip, device, few)
     except Exception as error:
         return error
     return None
@@ -54,9 +58,11 @@ def kind_of(error: Exception | None) -> str | None:
     return error.kind if isinstance(error, Found) else type(error).__name__ if error else None
 
 
-def cut_down(source: Source, skip: Collection[Kind] = (), device: str | None = None) -> Source:
+def cut_down(
+    source: Source, skip: Collection[Kind] = (), device: str | None = None, few: str | None = None
+) -> Source:
     """The program without what it does not need to fail as it does."""
-    kind = kind_of(failure_of(source, skip, device))
+    kind = kind_of(failure_of(source, skip, device, few))
     until = time.monotonic() + CUTTING_SECONDS
     smaller: Source | None = source
     while smaller is not None:
@@ -64,7 +70,7 @@ def cut_down(source: Source, skip: Collection[Kind] = (), device: str | None = N
         for each in source.cuts():
             if time.monotonic() > until:
                 return source
-            if kind_of(failure_of(each, skip, device)) == kind:
+            if kind_of(failure_of(each, skip, device, few)) == kind:
                 smaller = each
                 break
     return source
@@ -73,17 +79,24 @@ def cut_down(source: Source, skip: Collection[Kind] = (), device: str | None = N
 class Fuzz:
     """Tries programs, and counts what comes of them."""
 
-    def __init__(self, seed: int, skip: Collection[Kind] = (), device: str | None = None) -> None:
+    def __init__(
+        self, seed: int, skip: Collection[Kind] = (), device: str | None = None, few: bool = False
+    ) -> None:
         self.seed = seed
         self.skip = skip
         self.device = device
+        self.few = few
         self.counts: Counter[str] = Counter()
+
+    def _options(self, number: int, source: Source) -> tuple[Any, ...]:
+        few = f"few:{self.seed}:{number}" if self.few else None
+        return source, self.skip, self.device, few
 
     def run(self, number: int) -> str | None:
         """Try the program of that number; how it failed, if it did."""
         source = make(self.seed, number)
         try:
-            self.counts[outcome_of(source, self.skip, self.device)] += 1
+            self.counts[outcome_of(*self._options(number, source))] += 1
         except Exception as error:
             failed = error
         else:
@@ -92,13 +105,14 @@ class Fuzz:
 
     def _describe(self, number: int, source: Source, failed: Exception) -> str:
         """The program, cut down if it fails by itself, and how it failed."""
-        smaller = cut_down(source, self.skip, self.device)
-        error = failure_of(smaller, self.skip, self.device)
+        smaller = cut_down(*self._options(number, source))
+        error = failure_of(*self._options(number, smaller))
         if error is None:
             smaller, error = source, failed
         trace = "".join(traceback.format_exception(error))
         skip = "".join(f" --skip {kind}" for kind in self.skip)
         skip += f" --device {self.device}" if self.device else ""
+        skip += " --few" if self.few else ""
         again = f"python -m tests.fuzz --language --seed {self.seed} --first {number} --programs 1"
         return (
             f"{smaller.text()}\n\nrequire_same(build)\n\n{trace}\n"
@@ -126,10 +140,12 @@ def fuzz(
     first: int = 0,
     skip: Collection[Kind] = (),
     device: str | None = None,
+    *,
+    few: bool = False,
 ) -> tuple[Fuzz, str | None]:
     """Try the given number of programs, with a line of progress on a terminal; return the outcomes,
     and how one failed, if one did."""
-    runs = Fuzz(seed, skip, device)
+    runs = Fuzz(seed, skip, device, few)
     start = time.monotonic()
     for number in range(first, first + programs):
         failure = runs.run(number)

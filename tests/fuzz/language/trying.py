@@ -13,6 +13,7 @@ must do the same to the bit; and on the reference machine, where floats may diff
 from __future__ import annotations
 
 import gc
+import random
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -268,16 +269,28 @@ MODES: Final = {
 }
 
 
+ONE_MODE: Final = 0.75
+"""Share of programs that are captured in one mode, where few runs are chosen; others in two."""
+
+OTHER_RUNS: Final = 0.15
+"""Share of programs of each other run, where few are chosen."""
+
+
 def require_same(
-    build: Callable[[], World], *, skip: Collection[Kind] = (), device: str | None = None
+    build: Callable[[], World],
+    *,
+    skip: Collection[Kind] = (),
+    device: str | None = None,
+    few: random.Random | None = None,
 ) -> str:
     """Raise `Found` unless the program does the same eagerly and captured, or on that device. What
     came of it: "same", the name of an error, or why it was refused. Differences of a kind in `skip`
-    pass.
+    pass. `few` chooses some of the runs.
 
     Raises `NoProgram` for one that raises eagerly what is no `MlvmError`.
     """
-    vm = ml.VM("fuzz")
+    vm_of = new_vm if few is None or _is_chosen(few) else used_vm
+    vm = vm_of("fuzz")
     try:
         eager = Run(build, vm, lambda step: step)
     except Found:
@@ -292,11 +305,14 @@ def require_same(
         _require_same_on_device(build, eager, on_device(device))
         return outcome
     if vm.native and "machines" not in skip:
-        _require_same_on_other_machines(build, eager)
+        _require_same_on_other_machines(build, eager, vm_of, few)
     plans: dict[str, list[int]] = {}
-    runs: dict[str, How] = {"eager again": lambda step: step}
-    for name, options in MODES.items():
-        fuse, recompute = options
+    runs: dict[str, How] = {"eager again": lambda step: step} if _is_chosen(few) else {}
+    modes = [*MODES]
+    if few is not None:
+        modes = few.sample(modes, 1 if few.random() < ONE_MODE else 2)
+    for name in modes:
+        fuse, recompute = MODES[name]
         runs[name] = partial(ml.capture, fuse=fuse, recompute=recompute)
     for name, how in runs.items():
         try:
@@ -315,6 +331,10 @@ def require_same(
     if "plans" not in skip:
         _require_small_plans(plans)
     return outcome
+
+
+def _is_chosen(few: random.Random | None) -> bool:
+    return few is None or few.random() < OTHER_RUNS
 
 
 def _bytes_of(vm: ml.VM) -> float:
@@ -340,23 +360,39 @@ def _is_sensitive(build: Callable[[], World], vm: ml.VM) -> bool:
     return False
 
 
-def _require_same_on_other_machines(build: Callable[[], World], eager: Run) -> None:
+def new_vm(name: str) -> ml.VM:
+    """Return a new VM for runs: "fuzz", "reference", or "threads", which shares all its work."""
+    if name == "threads":
+        with machines.all_is_shared():
+            return ml.VM(name, threads=3)
+    return ml.VM(name, native=False if name == "reference" else None)
+
+
+used_vm: Final = cache(new_vm)
+"""The VM of that name, which other programs have used."""
+
+
+def _require_same_on_other_machines(
+    build: Callable[[], World],
+    eager: Run,
+    vm_of: Callable[[str], ml.VM],
+    few: random.Random | None,
+) -> None:
     """Raise `Found` unless three threads compute the same bits, eagerly and captured, and the
     reference machine the same but for rounding, if that does not matter much to the program."""
-    with machines.all_is_shared():
-        threads, reference = ml.VM("threads", threads=3), ml.VM("reference", native=False)
-    others: list[tuple[str, ml.VM, How, Same]] = [
-        ("3 threads", threads, lambda step: step, same_bits),
-        ("3 threads, captured", threads, ml.capture, same_bits),
-        ("reference machine", reference, lambda step: step, same_numbers),
+    others: list[tuple[str, str, How, Same]] = [
+        ("3 threads", "threads", lambda step: step, same_bits),
+        ("3 threads, captured", "threads", ml.capture, same_bits),
+        ("reference machine", "reference", lambda step: step, same_numbers),
     ]
-    for name, vm, how, same in others:
+    for name, kind, how, same in [each for each in others if _is_chosen(few)]:
+        vm = vm_of(kind)
         run = Run(build, vm, how)
         for i, (actual, expected) in enumerate(zip(run.steps, eager.steps, strict=False)):
             try:
                 require_same_step(f"{name}, step {i}", actual, expected, same)
             except Found as failure:
-                if vm is reference and _is_sensitive(build, vm):
+                if kind == "reference" and _is_sensitive(build, vm):
                     return
                 raise Found("machines", str(failure)) from None
 
