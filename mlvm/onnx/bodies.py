@@ -338,6 +338,27 @@ def _isinf(b: Body) -> str:
 CASTS: Final = "astype", "unpack"
 
 
+@body("astype")
+def _astype(b: Body) -> str:
+    """Convert; a float that an integer dtype cannot hold becomes the nearest that it has, which
+    ONNX leaves open."""
+    dtype = b.types[0].dtype
+    if not (dtype.kind == "float" and b.out.dtype.is_integer):
+        return b.cast("x0", b.out.dtype)
+    bits = 8 * b.out.dtype.itemsize
+    wide = f32 if bits < 32 and dtype is not f64 else f64
+    low, high = np.iinfo(b.out.dtype.numpy).min, np.iinfo(b.out.dtype.numpy).max
+    if bits < 64:  # bounds that floats have
+        return b.cast(
+            b("Clip", b.operand(0, wide), b.number(low, wide), b.number(high, wide)), b.out.dtype
+        )
+    x = b("Max", b.operand(0, wide), b.number(low, wide))
+    y = b.cast(x, b.out.dtype)
+    if b.out.dtype is u64:
+        return y
+    return b("Where", b("GreaterOrEqual", x, b.number(2.0**63, wide)), b.array(high), y)
+
+
 BODIES.update(
     {
         "copy": lambda b: b("Identity", "x0"),
@@ -349,7 +370,6 @@ BODIES.update(
             "Where", b.operand(0, bool_), b.operand(1, b.out.dtype), b.operand(2, b.out.dtype)
         ),
         "isfinite": lambda b: b("Not", b("Or", _isnan(b), _isinf(b))),
-        "astype": lambda b: b.cast("x0", b.out.dtype),
         "unpack": lambda b: b.cast("x0", b.out.dtype),
         "gelu": lambda b: b("Gelu", "x0", approximate="tanh" if b.approximate else "none"),
         "square": lambda b: b("Mul", "x0", "x0"),

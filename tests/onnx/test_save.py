@@ -126,6 +126,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     **ops("where", X > 0, X, Y),
     **ops("clip multiply_add", X, Y, V),
     "as integers": ops("astype", X * 3, dtype="i32")["astype 0"],
+    **{f"beyond the range of {dtype}": ops("astype", X * 1e19, dtype=dtype)["astype 0"]
+       for dtype in ("u8", "i8", "u16", "i16", "u32", "i32", "i64")},
     "as bools": ops("astype", N, dtype="bool")["astype 0"],
     **ops("softmax log_softmax", X, axis=0),
     **ops("gelu", X, approximate=False),
