@@ -45,17 +45,21 @@ NUMBERS: Final = ["2", "0.5", "-1.0", "3", "True", "i"]
 MORE_NUMBERS: Final = ["i / 3", "-0.0", "1e30", "2**40 + i"]
 
 
-def make(seed: int, number: int) -> Source:
-    """The program of that number, always the same one for the same seed."""
+def make(seed: int, number: int, without: re.Pattern[str] | None = None) -> Source:
+    """The program of that number, always the same one for the same seed; no statement of it matches
+    `without`."""
     name = f"language:{seed}:{number}"
-    return _Maker(random.Random(name), random.Random(f"{name}:more")).source()
+    return _Maker(random.Random(name), random.Random(f"{name}:more"), without).source()
 
 
 class _Maker:
     """Makes one program: its state, the arguments of its calls, and its step."""
 
-    def __init__(self, rng: random.Random, more: random.Random) -> None:
+    def __init__(
+        self, rng: random.Random, more: random.Random, without: re.Pattern[str] | None
+    ) -> None:
         self.rng = rng
+        self.without = without
         self.more = more  # for what came later, so that the rest of a program stays as it was
         roll = rng.random()
         big = 1 if roll < 0.85 else 60 if roll < 0.97 else 200
@@ -90,6 +94,7 @@ class _Maker:
 
     def _writer(self, namespace: dict[str, Any]) -> Writer:
         self.writers.append(Branching(self.rng, namespace, self.names, self.limit))
+        self.writers[-1].without = self.without
         return self.writers[-1]
 
     def _source(self) -> Source:

@@ -165,7 +165,10 @@ class Writer:
 
     `types` has the tensors that may be named, by expression, `namespace` what the names hold.
     `own` are those of them that statements here have made. What is in `fixed` names is not updated.
+    No statement matches `without`.
     """
+
+    without: re.Pattern[str] | None = None
 
     def __init__(
         self, rng: random.Random, namespace: dict[str, Any], names: Iterator[int], limit: int
@@ -198,14 +201,18 @@ class Writer:
         inner.fixed = set(self.fixed)
         inner.types, inner.modules = dict(self.types), dict(self.modules)
         inner.numbers, inner.depth = [*self.numbers], self.depth + 1
+        inner.without = self.without
         return inner
 
     # --- statements, tried ---
 
     def says(self, node: Node) -> bool:
         """Write a statement, if it runs. Several lines are one that runs as a whole."""
+        text = "\n".join(rendered([node]))
+        if self.without is not None and self.without.search(text):
+            return False
         try:
-            exec("\n".join(rendered([node])), self.namespace)
+            exec(text, self.namespace)
         except MlvmError:
             return False
         self.lines.append(node)
