@@ -34,6 +34,7 @@ class Tile(NamedTuple):
 
 _SMALL: Final = Tile(32, 32, 16, 2, 2, 1)
 _LARGE: Final = Tile(64, 64, 16, 4, 4, 1)
+_POSITIONS: Final = 4 << 10  # bytes beside the tiles, for the places of images; less are used
 _ENOUGH: Final = 512 * 512  # elements of a result that keep a GPU busy in large tiles
 
 Table = dict[str, dict[str, list[int]]]
@@ -55,14 +56,16 @@ def candidates(device: Facts, dtype: DType) -> list[Tile]:
         for high, parts, nbytes in shapes:
             lanes = nbytes // dtype.itemsize
             tiles.append(Tile(8 * high, 64, 64, high, parts * lanes, lanes))
-        return tiles
+        fitting = [x for x in tiles if _fits(device, x, dtype)]
+        return fitting or [tiles[0]._replace(depth=16)]  # OpenCL's least is 32 KiB
     cuts = [(64, 64, 16, 4, 4), (64, 64, 8, 4, 4), (128, 64, 16, 8, 4), (128, 128, 8, 8, 8)]
     tiles = [Tile(*cut, 1) for cut in cuts]
     return [x for x in tiles if x.items <= device.most_items and _fits(device, x, dtype)]
 
 
 def _fits(device: Facts, tile: Tile, dtype: DType) -> bool:
-    return (tile.rows + tile.columns) * tile.depth * dtype.itemsize <= device.local_bytes
+    nbytes = (tile.rows + tile.columns) * tile.depth * dtype.itemsize
+    return nbytes + _POSITIONS <= device.local_bytes
 
 
 def tile(device: Facts, dtype: DType, m: int, n: int, batch: int) -> Tile:

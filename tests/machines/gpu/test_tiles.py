@@ -9,9 +9,10 @@ import pytest
 
 from mlvm.__main__ import main
 from mlvm.core.errors import MachineError
-from mlvm.core.types import f32
+from mlvm.core.types import DType, f16, f32, f64
 from mlvm.machines.gpu import tiles, tune
 from mlvm.machines.gpu.devices import devices
+from mlvm.machines.gpu.kernels import Facts
 from mlvm.machines.gpu.tiles import Tile
 from mlvm.machines.gpu.vm import GpuVM
 from mlvm.machines.local import LocalVM
@@ -35,6 +36,16 @@ def test_a_tile_changes_no_bit(device: str) -> None:
     tiles.keep(vm.memory.driver.facts, f32, Tile(16, 16, 8, 4, 4, 4))
     other = GpuVM(device=device)
     assert launched(other, "matmul", case).tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+@pytest.mark.parametrize("dtype", [f16, f32, f64])
+def test_tiles_fit_in_the_least_local_memory(is_cpu: bool, dtype: DType) -> None:
+    """With room for the places of a convolution: 32 KiB, which OpenCL asks of a device."""
+    device = Facts("a device", True, is_cpu, 1, 32 << 10, 1024)
+    for tile in tiles.candidates(device, dtype):
+        nbytes = (tile.rows + tile.columns) * tile.depth * dtype.itemsize
+        assert nbytes + 24 * (tile.depth + tile.rows) <= 32 << 10
 
 
 def test_the_fastest_is_kept(
