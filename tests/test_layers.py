@@ -87,11 +87,11 @@ BUDGET = {
     "mlvm/eager/files": 890,
     "mlvm/eager/interop": 440,
     "mlvm/eager/capture": 3_495,
-    "mlvm/onnx": 6_030,
+    "mlvm/onnx": 6_045,
     "mlvm": 530,
     "models": 3_470,
     "bench": 4_900,
-    "tests": 71_665,
+    "tests": 71_690,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
