@@ -347,7 +347,8 @@ def _astype(b: Body) -> str:
         return b.cast("x0", b.out.dtype)
     bits = 8 * b.out.dtype.itemsize
     wide = f32 if bits < 32 and dtype is not f64 else f64
-    low, high = np.iinfo(b.out.dtype.numpy).min, np.iinfo(b.out.dtype.numpy).max
+    limits = np.iinfo(str(b.out.dtype.numpy))
+    low, high = limits.min, limits.max
     if bits < 64:  # bounds that floats have
         return b.cast(
             b("Clip", b.operand(0, wide), b.number(low, wide), b.number(high, wide)), b.out.dtype
