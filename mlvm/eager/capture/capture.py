@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
@@ -35,6 +35,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.capture.cache import CacheEntry, ProgramCache, free_numbers
 from mlvm.eager.capture.call import FastPath, as_tensors
@@ -47,7 +48,7 @@ from mlvm.eager.capture.launch import Launch, ScalarInputs, Scratch, ScratchMemo
 from mlvm.eager.capture.lengths import LengthSpec, OpenLength
 from mlvm.eager.capture.opened import CallFamilies, OpenTrace, without_sizes
 from mlvm.eager.capture.replacing import Replacer, check_replace
-from mlvm.eager.capture.trace import TracedCall, trace, trace_once
+from mlvm.eager.capture.trace import Output, TracedCall, trace, trace_once
 from mlvm.eager.recording import debug, recorder
 from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.number import is_same
@@ -55,6 +56,7 @@ from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tensor.wrapper import hinted
+from mlvm.eager.tree import replace
 from mlvm.machines import residuals
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.show import html
@@ -353,10 +355,18 @@ class Captured(Generic[P, R]):
         none."""
         if entry.open_part is None:
             types = ", ".join(map(str, entry.input_types))
+            if self._replace or debug.is_watched(entry.vm):
+                used = "replace= is" if self._replace else "ml.debug is"
+                why = f"{used} used; capture it without, or with lengths=False"
+            elif any(n < 2 for type in entry.input_types for n in type.shape):
+                why = "sizes of 0 and 1 have programs by themselves; call it at other lengths"
+            else:
+                why = (
+                    "the compiler needed their values, or a tensor is larger than at the bounds; "
+                    "call it at other lengths, or capture it with lengths=False"
+                )
             raise CaptureError(
-                f"the last program of {self!r}, of ({types}), is for its lengths alone: these are "
-                f"0 or 1, or a tensor is larger than at the bounds, or replace= or ml.debug is "
-                f"used; call it at other lengths, or capture it with lengths=False"
+                f"the last program of {self!r}, of ({types}), is for its lengths alone: {why}"
             )
         opened = entry.open_part(entry, planned, states)
         closed = self._spec.lengths - {each.name for each in opened.lengths}
@@ -725,17 +735,24 @@ def measure(
     fuse: bool = True,
     recompute: bool = True,
     hoist: bool = True,
+    lengths: Mapping[str, Any] | None = None,
+    at_most: Mapping[str, int] | None = None,
     **kwargs: Any,
 ) -> Measured:
     """Measure the memory of a call besides its arguments and the state that the function reaches,
     without running it or allocating anything.
 
     Arguments are as the function takes them, with a `TensorType` where a tensor would be, or the
-    tensor itself. Raises what `capture` raises, `ArgumentError` for an option that is no bool,
-    and `CaptureError` for a type given as text.
+    tensor itself. With `lengths` and `at_most`, as in `capture`, the plan is that of the bounds,
+    and its `used` has the bytes in use at the sizes of the arguments. Raises what `capture`
+    raises, `ArgumentError` for an option that is no bool, and `CaptureError` for a type given as
+    text.
 
         >>> ml.measure(lambda x: ml.sum(ml.sort(x)), ml.zeros(1000)).plan.nbytes
         4032
+        >>> axes = {"x": ("n",)}
+        >>> ml.measure(ml.tanh, ml.zeros(10), lengths=axes, at_most={"n": 1000}).arena
+        64
 
     Refuses:
         ml.measure(ml.sum, v, fuse="no")  # ArgumentError
@@ -743,14 +760,39 @@ def measure(
     """
     _require_bools("measure", fuse=fuse, recompute=recompute, hoist=hoist)
     recorder.refuse_captured("a function is measured")
-    call, _ = trace_once(fn, args, kwargs)
+    options = {"fuse": fuse, "recompute": recompute, "hoist": hoist}
+    if not lengths:
+        return _measured(fn, args, kwargs, options)
+    spec = LengthSpec(fn, lengths, at_most)
+    with closing(Arena(current_arena().vm, "measured")) as arena:  # axes of tensors are opened
+        tensors: Any = replace(
+            lambda type: Output(type, None).alloc(arena), (args, kwargs), TensorType
+        )
+        return _measured(fn, *tensors, options, spec)
+
+
+def _measured(
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    options: Mapping[str, bool],
+    spec: LengthSpec | None = None,
+) -> Measured:
+    call, signature = trace_once(fn, args, kwargs)
     arena = current_arena()
-    policy = policy_of(arena.vm)
-    hoisting = _hoist(call, arena.vm) if hoist else None
-    plan = compile_flow(
-        call.flow, fuse=fuse, recompute=recompute, policy=policy, hoist=hoisting
-    ).plan
-    return Measured(call.record.arena_bytes, plan)
+    compiler = partial(
+        compile_flow,
+        fuse=options["fuse"],
+        recompute=options["recompute"],
+        policy=policy_of(arena.vm),
+        hoist=_hoist(call, arena.vm) if options["hoist"] else None,
+    )
+    nbytes, plan = call.record.arena_bytes, None
+    named = [] if spec is None else spec.axes(signature, args, kwargs)
+    if named:
+        call = trace(fn, args, kwargs, arena, signature, (), named)
+        plan = OpenTrace(call, named, signature).measured(signature, compiler)
+    return Measured(nbytes, plan or compiler(call.flow).plan)
 
 
 def _pattern(fn: Callable[..., Any], operands: Types) -> Pattern:

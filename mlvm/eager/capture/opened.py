@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from mlvm.arena.planner import Plan
 from mlvm.core.errors import CaptureError
 from mlvm.core.locks import new_lock
 from mlvm.core.types import TensorType
@@ -198,6 +199,19 @@ class OpenTrace:
             used |= each.template.places | each.guards.keys()
             used.update(() if each.patched is None else each.patched.inputs)
         self.numbers.prune(used)
+
+    def measured(self, signature: Signature, compiled: Callable[[Flow], Planned]) -> Plan | None:
+        """Return the plan at the bounds, with the bytes in use by the traced call; None where each
+        size has a program."""
+        values = self.values(signature, self.present)
+        if values is not None:
+            self.plan(self.present, values, compiled)
+            values = self.values(signature, self.present)
+        for each in () if values is None else self.plans(self.present, values):
+            planned = each.template.at(values)
+            if planned is not None:
+                return planned.plan._replace(used=planned.recording().high_water)
+        return None
 
     def find(
         self, lengths: tuple[int, ...], signature: Signature

@@ -220,6 +220,12 @@ def test_the_plan_is_that_of_the_bound() -> None:
         plans.append(step.plan.nbytes)
     assert len({*plans}) == 1
     assert plans[0] == ml.measure(fn, ml.TensorType("f32", (100, 4))).plan.nbytes
+    for x in (matrix(30), ml.TensorType("f32", (30, 4))):
+        measured = ml.measure(fn, x, lengths=N, at_most={"n": 100})
+        assert measured.plan == step.plan
+        assert measured.arena == ml.measure(fn, x).arena
+        with pytest.raises(ShapeError, match="axis 0 of x is 'n' = 30, at most 29"):
+            ml.measure(fn, x, lengths=N, at_most={"n": 29})
 
 
 def test_without_a_bound_the_plan_doubles() -> None:
@@ -478,13 +484,13 @@ def test_a_saved_step_refuses_other_lengths(shapes: Any, message: str, tmp_path:
     ("fn", "options", "length", "message"),
     [
         (ml.tanh, {}, 5, "expected a bound of 'n', got none; capture it with at_most={'n': 512}"),
-        (ml.tanh, {"at_most": {"n": 9}}, 1, "of (f32[1,4]), is for its lengths alone"),
+        (ml.tanh, {"at_most": {"n": 9}}, 1, "is for its lengths alone: sizes of 0 and 1"),
         (lambda x: x * len(x), {"at_most": {"n": 9}}, 5, "needs the value of 'n', so that each"),
         (
             ml.tanh,
             {"at_most": {"n": 9}, "replace": {lambda x: ml.tanh(x): "tanh"}},
             5,
-            "is for its lengths alone: th",
+            "is for its lengths alone: replace= is used",
         ),
     ],
 )
