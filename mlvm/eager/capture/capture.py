@@ -765,10 +765,10 @@ def measure(
         return _measured(fn, args, kwargs, options)
     spec = LengthSpec(fn, lengths, at_most)
     with closing(Arena(current_arena().vm, "measured")) as arena:  # axes of tensors are opened
-        tensors: Any = replace(
+        args, kwargs = replace(
             lambda type: Output(type, None).alloc(arena), (args, kwargs), TensorType
         )
-        return _measured(fn, *tensors, options, spec)
+        return _measured(fn, args, kwargs, options, spec)
 
 
 def _measured(

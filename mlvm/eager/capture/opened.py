@@ -207,10 +207,11 @@ class OpenTrace:
         if values is not None:
             self.plan(self.present, values, compiled)
             values = self.values(signature, self.present)
-        for each in () if values is None else self.plans(self.present, values):
-            planned = each.template.at(values)
-            if planned is not None:
-                return planned.plan._replace(used=planned.recording().high_water)
+        if values is not None:
+            for each in self.plans(self.present, values):
+                planned = each.template.at(values)
+                if planned is not None:
+                    return planned.plan._replace(used=planned.recording().high_water)
         return None
 
     def find(
