@@ -46,10 +46,11 @@ def steps_of(
     """List the steps of an op on parameters, or scratch, of these types, the result's first."""
     if not types[0].size:
         return []
-    row = KERNELS.get(op.name)
-    if any(type.dtype.is_storage for type in types):  # several elements a byte
+    row, dtypes = KERNELS.get(op.name), [type.dtype for type in types]
+    if any(dtype.is_storage for dtype in dtypes):  # several elements a byte
         row = None
-    calls = None if row is None else row.make(facts, types, **attributes)
+    lacks = row is not None and row.computes and not all(map(facts.has, dtypes))
+    calls = None if row is None or lacks else row.make(facts, types, **attributes)
     if row is None or calls is None:
         return [OnHost(op, attributes, tuple(types), tuple(args))]
     steps: list[Step] = []
@@ -66,11 +67,9 @@ def steps_of(
 
 
 def _named_scratch(argument: Argument, name: str) -> Argument:
-    return (
-        argument._replace(name=f"{name} {argument.name}")
-        if isinstance(argument, Scratch)
-        else argument
-    )
+    if not isinstance(argument, Scratch):
+        return argument
+    return argument._replace(name=f"{name} {argument.name}")
 
 
 def steps_of_chain(facts: Facts, chain: Chain, types: Types) -> list[Step]:

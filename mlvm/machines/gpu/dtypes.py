@@ -8,17 +8,11 @@ from typing import Any
 import numpy as np
 
 from mlvm.core.types import DType, Shape, TensorType, f32
-from mlvm.machines.gpu.kernels import Facts, Types
 
 
 def computed(dtype: DType) -> DType:
     """The dtype that elements of this one are computed in: f32 for halves."""
     return f32 if dtype.is_half else dtype
-
-
-def runs(device: Facts, types: Types) -> bool:
-    """Return whether kernels can compute with all of these types."""
-    return all(device.has(type.dtype) for type in types)
 
 
 def scalar(dtype: DType, value: float) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType, Shape, TensorType, i64
-from mlvm.machines.gpu.dtypes import around, runs
+from mlvm.machines.gpu.dtypes import around
 from mlvm.machines.gpu.kernels import (
     REFUSED,
     Argument,
@@ -68,22 +68,18 @@ def _take_along_axis(device: Facts, types: Types, *, axis: int) -> Calls:
     return [_call(text, "take_along_axis", args, out.size * units, *numbers)]
 
 
-@kernel("weighted_take", judges=2)
+@kernel("weighted_take", judges=2, computes=True)
 def _weighted_take(device: Facts, types: Types) -> Calls:
     out, x, indices, _ = types
-    if not runs(device, types):
-        return None
     _, points, many = indices.shape
     numbers = (x.shape[1], x.shape[2], points, many, int(indices.shape[0] == 1))
     text = _text(x.dtype.name, indices.dtype)
     return [_call(text, "weighted_take", (0, 1, 2, 3, REFUSED), out.size, *numbers)]
 
 
-@kernel("one_hot", judges=1)
+@kernel("one_hot", judges=1, computes=True)
 def _one_hot(device: Facts, types: Types, *, num_classes: int, dtype: str) -> Calls:
     out, indices = types
-    if not runs(device, types):
-        return None
     text = _text(out.dtype.name, indices.dtype)
     return [_call(text, "one_hot", (0, 1, REFUSED), out.size, num_classes)]
 

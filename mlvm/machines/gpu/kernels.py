@@ -108,24 +108,25 @@ class Facts(NamedTuple):
 @dataclass(frozen=True)
 class Row:
     """A row of the table. `judges` is the number of the operand whose values are refused, as a
-    parameter; 0 where none is."""
+    parameter; 0 where none is. One that `computes` is for dtypes that the device computes with."""
 
     make: Maker
     judges: int = 0
+    computes: bool = False
 
 
 KERNELS: Final[dict[str, Row]] = {}
 """By op name. An op that has no row runs on the host."""
 
 
-def kernel(*names: str, judges: int = 0) -> Callable[[Maker], Maker]:
+def kernel(*names: str, judges: int = 0, computes: bool = False) -> Callable[[Maker], Maker]:
     """Declare the maker of these ops."""
 
     def declare(make: Maker) -> Maker:
         for name in names:
             if name in KERNELS or name not in OPS:
                 raise ValueError(f"{name!r} has a kernel already, or is no op")
-            KERNELS[name] = Row(make, judges)
+            KERNELS[name] = Row(make, judges, computes)
         return make
 
     return declare

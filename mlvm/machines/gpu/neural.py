@@ -9,7 +9,7 @@ import numpy as np
 
 from mlvm.core.ops.windows import Padding, Pair
 from mlvm.core.types import DType, Shape
-from mlvm.machines.gpu.dtypes import around, computed, runs, scalar
+from mlvm.machines.gpu.dtypes import around, computed, scalar
 from mlvm.machines.gpu.kernels import (
     REFUSED,
     Argument,
@@ -30,7 +30,7 @@ def _rows(
     device: Facts, types: Types, axis: int, entry: str, args: tuple[Any, ...], **defines: str | int
 ) -> Calls:
     """One launch over the rows along `axis` of the first operand."""
-    if not runs(device, types) or len({x.dtype for x in types if x.dtype.is_float}) > 1:
+    if len({x.dtype for x in types if x.dtype.is_float}) > 1:
         return None
     x = types[1]
     return [_over_rows(device, x.shape, x.dtype.name, axis, entry, args, **defines)]
@@ -59,54 +59,52 @@ def _over_rows(
     return Call(text, entry, (before * behind * lanes,), (GROUP,), (*args, *numbers))
 
 
-@kernel("softmax")
+@kernel("softmax", computes=True)
 def _softmax(device: Facts, types: Types, *, axis: int) -> Calls:
     x = types[1]
     keeps: dict[str, str | int] = {} if x.dtype.is_half else {"KEEPS": 1}
     return _rows(device, types, axis, "softmax", (0, 1), **keeps)
 
 
-@kernel("log_softmax")
+@kernel("log_softmax", computes=True)
 def _log_softmax(device: Facts, types: Types, *, axis: int) -> Calls:
     return _rows(device, types, axis, "log_softmax", (0, 1))
 
 
-@kernel("softmax_cross_entropy", judges=2)
+@kernel("softmax_cross_entropy", judges=2, computes=True)
 def _softmax_cross_entropy(device: Facts, types: Types) -> Calls:
     args = (0, 1, 2, REFUSED)
     return _rows(device, types, -1, "softmax_cross_entropy", args, Y=types[2].dtype.name)
 
 
-@kernel("softmax_cross_entropy_vjp", judges=3)
+@kernel("softmax_cross_entropy_vjp", judges=3, computes=True)
 def _softmax_cross_entropy_vjp(device: Facts, types: Types) -> Calls:
-    if not runs(device, types):
-        return None
     x, labels = types[2:]
     args = (0, 1, 2, 3, REFUSED)
     name = "softmax_cross_entropy_vjp"
     return [_over_rows(device, x.shape, x.dtype.name, -1, name, args, Y=labels.dtype.name)]
 
 
-@kernel("layer_norm")
+@kernel("layer_norm", computes=True)
 def _layer_norm(device: Facts, types: Types, *, eps: float) -> Calls:
     return _rows(device, types, -1, "layer_norm", (0, 1, 2, 3, scalar(types[1].dtype, eps)))
 
 
-@kernel("layer_norm_normalize")
+@kernel("layer_norm_normalize", computes=True)
 def _layer_norm_normalize(device: Facts, types: Types, *, eps: float) -> Calls:
     args = (0, 1, scalar(types[1].dtype, eps))
     return _rows(device, types, -1, "layer_norm_normalize", args)
 
 
-@kernel("layer_norm_vjp")
+@kernel("layer_norm_vjp", computes=True)
 def _layer_norm_vjp(device: Facts, types: Types, *, eps: float) -> Calls:
     return _rows(device, types, -1, "layer_norm_vjp", (0, 1, 2, 3, scalar(types[1].dtype, eps)))
 
 
-@kernel("layer_norm_scale_vjp")
+@kernel("layer_norm_scale_vjp", computes=True)
 def _layer_norm_scale_vjp(device: Facts, types: Types, *, eps: float) -> Calls:
     """The statistics of each row, then sums over pieces of the rows, which a reduction adds up."""
-    if not runs(device, types) or len({x.dtype for x in types}) > 1:
+    if len({x.dtype for x in types}) > 1:
         return None
     out, _, x = types
     dtype, length = computed(x.dtype), x.shape[-1]
@@ -143,10 +141,8 @@ def _windows(
     filler: float = 0,
     args: tuple[Argument, ...] = (0, 1),
     items: int | None = None,
-) -> Calls:
+) -> list[Call]:
     """Launch a kernel with an item for each element of the result, or `items` of them."""
-    if not runs(device, types):
-        return None
     out = types[0]
     count = out.size if items is None else items
     sizes = (count, *image[1:], *grid, *window, *stride, *dilation, padding[0][0], padding[1][0])
@@ -155,27 +151,27 @@ def _windows(
     return [Call(text, entry, (count,), (GROUP,), whole)]
 
 
-@kernel("patches")
+@kernel("patches", computes=True)
 def _patches(device: Facts, types: Types, *, window: Pair, pad_value: float, **how: Any) -> Calls:
     out, x = types
     grid = out.shape[1:3]
     return _windows(device, types, "patches", x.shape, grid, window, filler=pad_value, **how)
 
 
-@kernel("unpatches")
+@kernel("unpatches", computes=True)
 def _unpatches(device: Facts, types: Types, *, shape: Shape, **how: Any) -> Calls:
     x = types[1].shape
     return _windows(device, types, "unpatches", shape, x[1:3], x[3:5], **how)
 
 
-@kernel("max_pool2d")
+@kernel("max_pool2d", computes=True)
 def _max_pool2d(device: Facts, types: Types, *, window: Pair, **how: Any) -> Calls:
     out, x = types
     grid = out.shape[1:3]
     return _windows(device, types, "max_pool2d", x.shape, grid, window, filler=-math.inf, **how)
 
 
-@kernel("max_pool2d_vjp")
+@kernel("max_pool2d_vjp", computes=True)
 def _max_pool2d_vjp(device: Facts, types: Types, *, window: Pair, **how: Any) -> Calls:
     """The largest of each window and the share of those who are, then the sums of these."""
     out, g, x = types
@@ -188,10 +184,10 @@ def _max_pool2d_vjp(device: Facts, types: Types, *, window: Pair, **how: Any) ->
     )
     args = (0, largest, shares, 2)
     second = _windows(device, types, "max_pool2d_vjp", x.shape, grid, window, args=args, **how)
-    return None if first is None or second is None else [*first, *second]
+    return [*first, *second]
 
 
-@kernel("avg_pool2d")
+@kernel("avg_pool2d", computes=True)
 def _avg_pool2d(device: Facts, types: Types, *, window: Pair, **how: Any) -> Calls:
     out, x = types
     return _windows(device, types, "avg_pool2d", x.shape, out.shape[1:3], window, **how)

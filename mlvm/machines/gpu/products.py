@@ -10,7 +10,7 @@ import numpy as np
 
 from mlvm.core.ops.windows import Sides
 from mlvm.core.types import Shape, TensorType
-from mlvm.machines.gpu.dtypes import computed, runs
+from mlvm.machines.gpu.dtypes import computed
 from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Scratch, Types, kernel, source
 from mlvm.machines.gpu.moves import Window, move
 from mlvm.machines.gpu.reductions import adding, fold
@@ -197,11 +197,9 @@ def _in_panels(
 _VECTORS: Final = {"f32": "float", "f64": "double"}
 
 
-@kernel("matmul")
+@kernel("matmul", computes=True)
 def _matmul(device: Facts, types: Types, *, transpose_x: bool, transpose_y: bool) -> Calls:
     out, x, y = types
-    if not runs(device, types):
-        return None
     rows, inner = _matrix(x, transpose_x, left=True)
     columns = _matrix(y, transpose_y, left=False)[1]
     x_stack, y_stack = x.shape[:-2], y.shape[:-2]
@@ -254,11 +252,9 @@ def _stack(
     return first * second, second, x_first, x_second, y_first, y_second
 
 
-@kernel("batch_contract")
+@kernel("batch_contract", computes=True)
 def _batch_contract(device: Facts, types: Types, *, transpose_x: bool, transpose_y: bool) -> Calls:
     out, x, y = types
-    if not runs(device, types):
-        return None
     rows, inner = _matrix(x, transpose_x, left=True)
     columns = _matrix(y, transpose_y, left=False)[1]
     batch = math.prod(x.shape[:-2])
@@ -293,13 +289,11 @@ def _windows_of(
     return _Windows(*sizes, *how, x.shape[-1] // groups, x.shape[-1])
 
 
-@kernel("conv2d")
+@kernel("conv2d", computes=True)
 def _conv2d(
     device: Facts, types: Types, *, stride: Shape, padding: Sides, dilation: Shape, groups: int
 ) -> Calls:
     out, x, weights = types
-    if not runs(device, types):
-        return None
     grid, window = out.shape[1:-1], weights.shape[:-2]
     windows = _windows_of(x, grid, window, stride, padding, dilation, groups)
     outputs = out.shape[-1]
@@ -309,7 +303,7 @@ def _conv2d(
     return product(device, out, left, right, sizes, windows=windows)
 
 
-@kernel("conv_transpose2d")
+@kernel("conv_transpose2d", computes=True)
 def _conv_transpose2d(
     device: Facts,
     types: Types,
@@ -323,8 +317,6 @@ def _conv_transpose2d(
     """Results that lie a stride apart are a phase: they have the same places of the kernel, every
     so-manieth, and are a convolution of x with these. The phases are a batch of products."""
     out, x, weights = types
-    if not runs(device, types):
-        return None
     inputs, outputs = weights.shape[-2:]
     each, taps, lengths = (
         outputs // groups,
@@ -355,7 +347,7 @@ def _conv_transpose2d(
     return product(device, out, left, right, sizes, count, windows)
 
 
-@kernel("conv2d_kernel_vjp")
+@kernel("conv2d_kernel_vjp", computes=True)
 def _conv2d_kernel_vjp(
     device: Facts,
     types: Types,
@@ -367,8 +359,6 @@ def _conv2d_kernel_vjp(
     groups: int,
 ) -> Calls:
     out, g, x = types
-    if not runs(device, types):
-        return None
     windows = _windows_of(x, g.shape[1:-1], window, stride, padding, dilation, groups)
     windows = windows._replace(transposed=True)
     outputs = g.shape[-1]

@@ -13,7 +13,7 @@ import numpy as np
 
 from mlvm.core.ops.random import SPLIT
 from mlvm.core.types import Shape, f64, i64
-from mlvm.machines.gpu.dtypes import runs, scalar
+from mlvm.machines.gpu.dtypes import scalar
 from mlvm.machines.gpu.kernels import (
     REFUSED,
     Argument,
@@ -50,9 +50,9 @@ def _fold_in(device: Facts, types: Types) -> Calls:
     return [Call(text, "fold_in", (1,), (1,), (0, 1, 2))]
 
 
-@kernel("uniform")
+@kernel("uniform", computes=True)
 def _uniform(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
-    if types[0].dtype.is_half or not runs(device, types):
+    if types[0].dtype.is_half:
         return None
     out = types[0]
     text = source("random.c", T=dtype, **({"WIDE": 1} if out.dtype is f64 else {}))
@@ -60,10 +60,8 @@ def _uniform(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
     return [_call(text, "uniform", (0, 1, np.int64(out.size)), out.size, each)]
 
 
-@kernel("dropout")
+@kernel("dropout", computes=True)
 def _dropout(device: Facts, types: Types, *, rate: float) -> Calls:
-    if not runs(device, types):
-        return None
     out = types[0]
     args = (0, 1, 2, np.int64(out.size), scalar(out.dtype, 1 / (1 - rate)), np.float32(rate))
     return [_call(source("random.c", T=out.dtype.name), "dropout", args, out.size, 8)]

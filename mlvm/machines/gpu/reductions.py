@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from mlvm.core.rules import Axis, normalize_axes
 from mlvm.core.types import DType, TensorType, f64
-from mlvm.machines.gpu.dtypes import around, computed, extremes, nbytes, runs, scalar
+from mlvm.machines.gpu.dtypes import around, computed, extremes, nbytes, scalar
 from mlvm.machines.gpu.kernels import (
     KERNELS,
     Argument,
@@ -84,33 +85,15 @@ def fold(
     to = out if last else (Scratch(scratch, before * pieces * behind * item), how.of)
     wide = 16 if device.is_cpu and behind >= 16 and not in_rows else 1
     items = before * pieces * (GROUP if in_rows else -(-behind // wide))
-    text = first.text(x[1], to[1], wide, _name(divisor))
+    text = first.text(x[1], to[1], wide, DType.of(divisor.dtype).name)
     numbers = [np.int64(n) for n in (before, length, behind, piece, pieces)]
-    call = Call(
-        text,
-        "rows" if in_rows else "columns",
-        (items,),
-        (GROUP,),
-        (to[0], x[0], *centre, *numbers, divisor),
-    )
+    args = (to[0], x[0], *centre, *numbers, divisor)
+    call = Call(text, "rows" if in_rows else "columns", (items,), (GROUP,), args)
     if last:
         return [call]
-    rest = replace(how, map="(v)")
-    again = fold(
-        device,
-        rest,
-        out,
-        to,
-        (before, pieces, behind),
-        centre=centre,
-        divisor=divisor,
-        scratch=scratch + "+",
-    )
-    return [call, *again]
-
-
-def _name(value: Any) -> str:
-    return DType.of(value.dtype).name
+    rest, sizes = replace(how, map="(v)"), (before, pieces, behind)
+    more: Any = {"centre": centre, "divisor": divisor, "scratch": scratch + "+"}
+    return [call, *fold(device, rest, out, to, sizes, **more)]
 
 
 def reduced(x: TensorType, axis: Axis) -> tuple[int, int, int] | None:
@@ -128,9 +111,11 @@ def reduced(x: TensorType, axis: Axis) -> tuple[int, int, int] | None:
 
 
 def side_by_side(
-    device: Facts, x: TensorType, axis: Axis
+    device: Facts, out: TensorType, x: TensorType, axis: Axis
 ) -> tuple[list[Call], Argument, tuple[int, int, int]] | None:
     """Calls that bring the reduced axes side by side, where x lies then, and the three sizes."""
+    if x.size == 0:  # the kept axes have elements: the result is what a fold of nothing is
+        return [], 1, (out.size, 0, 1)
     sizes = reduced(x, axis)
     if sizes is not None:
         return [], 1, sizes
@@ -141,29 +126,22 @@ def side_by_side(
     if calls is None:
         return None
     there = Scratch("moved", x.size * x.dtype.itemsize)
-    calls = [
-        call._replace(
-            args=tuple([there if isinstance(a, int) and a == 0 else a for a in call.args])
-        )
-        for call in calls
-    ]
+    moves = []
+    for call in calls:
+        args = [there if isinstance(a, int) and a == 0 else a for a in call.args]
+        moves.append(call._replace(args=tuple(args)))
     length = math.prod(x.shape[i] for i in axes)
-    return calls, there, (x.size // max(length, 1), length, 1)
+    return moves, there, (x.size // max(length, 1), length, 1)
 
 
 def _fold_axes(device: Facts, types: Types, axis: Axis, how: Fold, divisor: Any = None) -> Calls:
     out, x = types
-    if x.size == 0:  # the kept axes have elements: the result is what a fold of nothing is
-        sizes = (out.size, 0, 1)
-        return fold(device, how, (0, out.dtype.name), (1, x.dtype.name), sizes, divisor=divisor)
-    moved = side_by_side(device, x, axis)
+    moved = side_by_side(device, out, x, axis)
     if moved is None:
         return None
     calls, there, sizes = moved
-    return [
-        *calls,
-        *fold(device, how, (0, out.dtype.name), (there, x.dtype.name), sizes, divisor=divisor),
-    ]
+    ends = (0, out.dtype.name), (there, x.dtype.name)
+    return [*calls, *fold(device, how, *ends, sizes, divisor=divisor)]
 
 
 def _count(types: Types) -> int:
@@ -178,56 +156,34 @@ def adding(dtype: DType) -> Fold:
     return Fold("0", "((a) + (b))", computed(dtype).name, _CAST)
 
 
-@kernel("sum")
-def _sum(device: Facts, types: Types, *, axis: Axis, keepdims: bool, dtype: str | None) -> Calls:
-    return _fold_axes(device, types, axis, adding(types[0].dtype)) if runs(device, types) else None
-
-
-@kernel("prod")
-def _prod(device: Facts, types: Types, *, axis: Axis, keepdims: bool, dtype: str | None) -> Calls:
-    how = Fold("1", "((a) * (b))", computed(types[0].dtype).name, _CAST)
-    return _fold_axes(device, types, axis, how) if runs(device, types) else None
-
-
 def _wide(x: TensorType) -> DType:
     """Return the dtype that means are computed in: x's dtype, f64 for integers."""
     return computed(x.dtype) if x.dtype.is_float else f64
 
 
-@kernel("mean")
+@kernel("mean", computes=True)
 def _mean(device: Facts, types: Types, *, axis: Axis, keepdims: bool) -> Calls:
     wide = _wide(types[1])
-    if not (runs(device, types) and device.has(wide)):
+    if not device.has(wide):
         return None
     how = replace(adding(wide), finish="((a) / divisor)")
     return _fold_axes(device, types, axis, how, scalar(wide, _count(types)))
 
 
-@kernel("var")
+@kernel("var", computes=True)
 def _var(device: Facts, types: Types, *, axis: Axis, keepdims: bool, correction: float) -> Calls:
     _, x = types
     wide = _wide(x)
-    if not (runs(device, types) and device.has(wide)):
+    if not device.has(wide):
         return None
-    return _centred(
-        device,
-        types,
-        axis,
-        replace(adding(wide), finish="((a) / divisor)"),
-        scalar(wide, _count(types)),
-        replace(
-            adding(wide),
-            map=f"(({_CAST} - middle) * ({_CAST} - middle))",
-            finish="((a) / divisor)",
-        ),
-        scalar(wide, max(_count(types) - correction, 0)),
-    )
+    mean = replace(adding(wide), finish="((a) / divisor)")
+    squares = replace(mean, map=f"(({_CAST} - middle) * ({_CAST} - middle))")
+    by, then = scalar(wide, _count(types)), scalar(wide, max(_count(types) - correction, 0))
+    return _centred(device, types, axis, mean, by, squares, then)
 
 
-@kernel("logsumexp")
+@kernel("logsumexp", computes=True)
 def _logsumexp(device: Facts, types: Types, *, axis: Axis, keepdims: bool) -> Calls:
-    if not runs(device, types):
-        return None
     dtype = computed(types[1].dtype)
     peak = replace(_most(dtype), finish="((a) - (a) == 0 ? (a) : 0)")
     powers = replace(adding(dtype), map="(exp((v) - middle))", finish="(log(a) + middle)")
@@ -239,32 +195,16 @@ def _centred(
 ) -> Calls:
     """Two folds, of which the second takes the result of the first."""
     out, x = types
-    if x.size == 0:
-        calls: list[Call] = []
-        there: Argument = 1
-        sizes = (out.size, 0, 1)
-    else:
-        moved = side_by_side(device, x, axis)
-        if moved is None:
-            return None
-        calls, there, sizes = moved
+    moved = side_by_side(device, out, x, axis)
+    if moved is None:
+        return None
+    calls, there, sizes = moved
     wide = DType.named(first.of)
     centre = Scratch("centre", nbytes(wide, out.size))
     second = replace(second, defines=(("CENTRED", "1"),))
-    name = x.dtype.name
-    return [
-        *calls,
-        *fold(device, first, (centre, wide.name), (there, name), sizes, divisor=by),
-        *fold(
-            device,
-            second,
-            (0, out.dtype.name),
-            (there, name),
-            sizes,
-            centre=(centre,),
-            divisor=then,
-        ),
-    ]
+    at, to = (there, x.dtype.name), (0, out.dtype.name)
+    calls = [*calls, *fold(device, first, (centre, wide.name), at, sizes, divisor=by)]
+    return [*calls, *fold(device, second, to, at, sizes, centre=(centre,), divisor=then)]
 
 
 # --- extremes, decisions --------------------------------------------------------------
@@ -276,45 +216,33 @@ def _most(dtype: DType, of: str = ">") -> Fold:
     return Fold(lowest if of == ">" else highest, best, computed(dtype).name)
 
 
-@kernel("max")
-def _max(device: Facts, types: Types, *, axis: Axis, keepdims: bool) -> Calls:
-    return _fold_axes(device, types, axis, _most(types[1].dtype)) if runs(device, types) else None
+def _position(dtype: DType, of: str) -> Fold:
+    defines = (("CHOOSES", dtype.name), ("AHEAD(a, b)", f"((a) {of} (b))"))
+    return Fold("NOTHING", "(chosen(a, b))", "choice", "(choice(v, i))", "((a).place)", defines)
 
 
-@kernel("min")
-def _min(device: Facts, types: Types, *, axis: Axis, keepdims: bool) -> Calls:
-    how = _most(types[1].dtype, "<")
-    return _fold_axes(device, types, axis, how) if runs(device, types) else None
+_FOLDS: Final[dict[str, Callable[[DType, DType], Fold]]] = {
+    "sum": lambda out, x: adding(out),
+    "prod": lambda out, x: Fold("1", "((a) * (b))", computed(out).name, _CAST),
+    "max": lambda out, x: _most(x),
+    "min": lambda out, x: _most(x, "<"),
+    "argmax": lambda out, x: _position(x, ">"),
+    "argmin": lambda out, x: _position(x, "<"),
+    "any": lambda out, x: Fold("0", "((a) | (b))", "u8", "((v) != 0)"),
+    "all": lambda out, x: Fold("1", "((a) & (b))", "u8", "((v) != 0)"),
+}
+"""Ops that are one fold, by the dtypes of the result and of the operand."""
 
 
-@kernel("argmax")
-def _argmax(device: Facts, types: Types, *, axis: int | None, keepdims: bool) -> Calls:
-    return _position(device, types, axis, ">")
+def _declare(name: str) -> None:
+    @kernel(name, computes=True)
+    def make(device: Facts, types: Types, *, axis: Axis, **_: object) -> Calls:
+        out, x = types
+        return _fold_axes(device, types, axis, _FOLDS[name](out.dtype, x.dtype))
 
 
-@kernel("argmin")
-def _argmin(device: Facts, types: Types, *, axis: int | None, keepdims: bool) -> Calls:
-    return _position(device, types, axis, "<")
-
-
-def _position(device: Facts, types: Types, axis: int | None, of: str) -> Calls:
-    if not runs(device, types):
-        return None
-    defines = (("CHOOSES", types[1].dtype.name), ("AHEAD(a, b)", f"((a) {of} (b))"))
-    how = Fold("NOTHING", "(chosen(a, b))", "choice", "(choice(v, i))", "((a).place)", defines)
-    return _fold_axes(device, types, axis, how)
-
-
-@kernel("any")
-def _any(device: Facts, types: Types, *, axis: Axis, keepdims: bool) -> Calls:
-    how = Fold("0", "((a) | (b))", "u8", "((v) != 0)")
-    return _fold_axes(device, types, axis, how) if runs(device, types) else None
-
-
-@kernel("all")
-def _all(device: Facts, types: Types, *, axis: Axis, keepdims: bool) -> Calls:
-    how = Fold("1", "((a) & (b))", "u8", "((v) != 0)")
-    return _fold_axes(device, types, axis, how) if runs(device, types) else None
+for _name in _FOLDS:
+    _declare(_name)
 
 
 # --- running sums ---------------------------------------------------------------------
@@ -353,10 +281,8 @@ def running(
     return [*calls, Call(text, "scan", items, (GROUP,), (out[0], x[0], starts, *numbers))]
 
 
-@kernel("cumulative_sum")
+@kernel("cumulative_sum", computes=True)
 def _cumulative_sum(device: Facts, types: Types, *, axis: int | None, dtype: str | None) -> Calls:
     out, x = types
-    if not runs(device, types):
-        return None
     sizes = around(x.shape, 0 if axis is None else axis)
     return running(device, out.dtype, (0, out.dtype.name), (1, x.dtype.name), sizes)

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from mlvm.core.types import DType
-from mlvm.machines.gpu.dtypes import around, computed, runs
+from mlvm.machines.gpu.dtypes import around, computed
 from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Scratch, Types, kernel, source
 from mlvm.machines.gpu.reductions import GROUP
 
@@ -47,7 +47,7 @@ def text_of(dtype: DType, out: DType, descending: bool = False, numbers: bool = 
 def _sort_into(device: Facts, types: Types, axis: int, descending: bool, numbers: bool) -> Calls:
     out, x = types
     sizes = around(x.shape, axis)
-    if not runs(device, types) or sizes[1] > _MOST:
+    if sizes[1] > _MOST:
         return None
     text = text_of(x.dtype, out.dtype, descending, numbers)
     calls, keys, order = sorted_rows(1, x.dtype, sizes, text)
@@ -56,11 +56,11 @@ def _sort_into(device: Facts, types: Types, axis: int, descending: bool, numbers
     return [*calls, back]
 
 
-@kernel("sort")
+@kernel("sort", computes=True)
 def _sort(device: Facts, types: Types, *, axis: int, descending: bool) -> Calls:
     return _sort_into(device, types, axis, descending, False)
 
 
-@kernel("argsort")
+@kernel("argsort", computes=True)
 def _argsort(device: Facts, types: Types, *, axis: int, descending: bool) -> Calls:
     return _sort_into(device, types, axis, descending, True)
