@@ -35,14 +35,7 @@ from typing import (
 import numpy as np
 
 from mlvm.arena.arena import STALE
-from mlvm.core.errors import (
-    ArgumentError,
-    DTypeError,
-    PathError,
-    ShapeError,
-    brief,
-    user_line,
-)
+from mlvm.core.errors import ArgumentError, DTypeError, PathError, ShapeError, brief, user_line
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.eager.tensor.operands import NUMBERS, is_array

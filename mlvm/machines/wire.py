@@ -120,9 +120,7 @@ TYPES: Final = _several(TYPE)
 ARRAY: Final = Field("array", _write_array, Reader.array)
 ARRAYS: Final = _several(ARRAY)
 PROGRAM: Final = Field(
-    "program",
-    _write_program,
-    lambda reader: Program.from_bytes(reader.blob(), reader.allowance),
+    "program", _write_program, lambda reader: Program.from_bytes(reader.blob(), reader.allowance)
 )
 ESTIMATE: Final = Field(
     "estimate", lambda writer, estimate: writer.sequence(estimate, Writer.integer), _read_estimate

@@ -46,12 +46,7 @@ class Member:
     """
 
     def __init__(
-        self,
-        name: str,
-        rank: int,
-        size: int,
-        memory: Memory = HOST,
-        timeout: float | None = None,
+        self, name: str, rank: int, size: int, memory: Memory = HOST, timeout: float | None = None
     ) -> None:
         self.name = name
         self.rank = rank

@@ -389,13 +389,7 @@ def _pool(
 
 @op(infer=_pool)
 def max_pool2d(
-    out: Array,
-    x: Array,
-    *,
-    window: Pair,
-    stride: Pair,
-    padding: Padding,
-    dilation: Pair = (1, 1),
+    out: Array, x: Array, *, window: Pair, stride: Pair, padding: Padding, dilation: Pair = (1, 1)
 ) -> None:
     """The largest element of each window, channel by channel. Padding counts as -inf."""
     out[...] = -np.inf
@@ -434,13 +428,7 @@ def max_pool2d_vjp(
 
 @op(infer=_pool)
 def avg_pool2d(
-    out: Array,
-    x: Array,
-    *,
-    window: Pair,
-    stride: Pair,
-    padding: Padding,
-    dilation: Pair = (1, 1),
+    out: Array, x: Array, *, window: Pair, stride: Pair, padding: Padding, dilation: Pair = (1, 1)
 ) -> None:
     """The mean of each window, channel by channel. Padding counts as zeros: at the border, too,
     the divisor is the size of the window."""

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from mlvm.core.errors import (
-    ArgumentError,
-    DTypeError,
-    GradientError,
-    ShapeError,
-    UnknownFunction,
-)
+from mlvm.core.errors import ArgumentError, DTypeError, GradientError, ShapeError, UnknownFunction
 from mlvm.core.op import OPS, Attributes, canonical
 from mlvm.core.program.program import STAR, Program
 from mlvm.core.rules import broadcast_shapes

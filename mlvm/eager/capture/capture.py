@@ -26,13 +26,7 @@ from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overlo
 from mlvm.arena.arena import Allocation, Arena
 from mlvm.arena.planner import Plan
 from mlvm.core.collecting import uncollected
-from mlvm.core.errors import (
-    ArgumentError,
-    CaptureError,
-    GradientError,
-    ShutDown,
-    brief,
-)
+from mlvm.core.errors import ArgumentError, CaptureError, GradientError, ShutDown, brief
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType

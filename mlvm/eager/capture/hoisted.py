@@ -34,11 +34,7 @@ class HoistedValues:
     """
 
     def __init__(
-        self,
-        part: HoistedPart,
-        states: Sequence[Allocation],
-        vm: VMProtocol,
-        name: str,
+        self, part: HoistedPart, states: Sequence[Allocation], vm: VMProtocol, name: str
     ) -> None:
         self.vm, self.part, self.note_line = vm, part, part.planned.note_line
         self._states = _states_of(part, states)

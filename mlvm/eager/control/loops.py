@@ -83,7 +83,7 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
         def iterate(_: Tensor, xs: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
             return tensors(next_state(state, body_fun(with_leaves(state, iter(xs))))), []
 
-        final, _ = _loop(more, iterate, tensors(state), [], constant(0, i64))
+        final, _ = _record(_Loop(more, iterate, constant(0, i64)), tensors(state), [])
         return with_leaves(state, iter(final))
     state = copied(state)
 
@@ -385,67 +385,58 @@ def _scan(
     def more(i: Tensor, _: Tensors) -> Tensor:
         return i >= 0 if reverse else i < count
 
-    rest = (trip_count, total, reverse, stacked, continued, residual_rows)
-    return _loop(more, body, init, xs, first, *rest)
+    bounds = trip_count, total, reverse, stacked, continued, residual_rows
+    return _record(_Loop(more, body, first, *bounds), init, xs)
 
 
-def _loop(
-    more: Callable[[Tensor, Tensors], Tensor],
-    body: LoopBody,
-    init: Tensors,
-    xs: Tensors,
-    first: Tensor,
-    trip_count: Tensor | int | None = None,
-    total: int | None = None,
-    reverse: bool = False,
-    stacked: bool = False,
-    continued: int = 0,
-    residual_rows: Container[int] = (),
-) -> tuple[Tensors, Tensors]:
-    """Record a loop, numbered from `first` on, that runs while `more`.
+class _Loop(NamedTuple):
+    """Loop, numbered from `first` on, that runs while `more`.
 
-    Without `trip_count` the loop counts its iterations. A body that is not `stacked` has no rows.
+    trip_count: number of iterations; None: the loop counts them
+    total: bound on the trip count, the number of rows of results; None: there is none
+    stacked: whether the body has rows
+    continued, residual_rows: see `_scan`
     """
+
+    more: Callable[[Tensor, Tensors], Tensor]
+    body: LoopBody
+    first: Tensor
+    trip_count: Tensor | int | None = None
+    total: int | None = None
+    reverse: bool = False
+    stacked: bool = False
+    continued: int = 0
+    residual_rows: Container[int] = ()
+
+
+def _record(loop: _Loop, init: Tensors, xs: Tensors) -> tuple[Tensors, Tensors]:
     tape = taping()
     tracked = [tape is not None and x.tape is tape for x in init]
-    rest = (first, trip_count, total, reverse, stacked, continued, residual_rows)
-    return _recorded_loop(tracked, [], more, body, init, xs, *rest)
+    return _recorded_loop(tracked, [], loop, init, xs)
 
 
 @blocks.retry_blocks
 def _recorded_loop(
-    tracked: list[bool],
-    carried: Tensors,
-    more: Callable[[Tensor, Tensors], Tensor],
-    body: LoopBody,
-    init: Tensors,
-    xs: Tensors,
-    first: Tensor,
-    trip_count: Tensor | int | None,
-    total: int | None,
-    reverse: bool,
-    stacked: bool,
-    continued: int,
-    residual_rows: Container[int],
+    tracked: list[bool], carried: Tensors, loop: _Loop, init: Tensors, xs: Tensors
 ) -> tuple[Tensors, Tensors]:
     """Record the loop.
 
     `tracked` marks the parts of the state that are tracked in any iteration, as far as known; a
     later recording adds to it. `carried` is additional state (see `blocks.carrying`).
     """
-    record, tape = blocks.recorder(), taping()
+    record, tape, trip_count, total = blocks.recorder(), taping(), loop.trip_count, loop.total
     nown, init = len(init), [*init, *carried]
     tracked += [tape is not None and x.tape is tape for x in init[len(tracked) :]]
     with taped(None):
         state = [blocks.new_variable(record, x) for x in init]
-        i = blocks.new_variable(record, first)
+        i = blocks.new_variable(record, loop.first)
         last = None  # the number of the last record
         if tape is not None and total is None:
             last = blocks.new_variable(record, constant(0, i64))
     length = record.use(trip_count) if isinstance(trip_count, Tensor) else trip_count
     of_xs = [record.use(x) for x in xs]
     with record.block() as test, taped(None):
-        test.result = record.use(more(i, [untracked(x) for x in state]))
+        test.result = record.use(loop.more(i, [untracked(x) for x in state]))
     start = 0 if tape is None else len(tape.nodes)
     is_known = True
     residuals: Tensors = []  # saved by each iteration
@@ -464,13 +455,11 @@ def _recorded_loop(
         own_params = blocks.aliases(params)
         blocks.assign_carried(carried, own_params[nown:])
         try:
-            after, ys = body(now, own_params[:nown], blocks.aliases(rows))
-            after, ys = (
-                blocks.block_outputs(carried, [*after, *carried]),
-                blocks.block_outputs(carried, ys),
-            )
+            after, ys = loop.body(now, own_params[:nown], blocks.aliases(rows))
+            after = blocks.block_outputs(carried, [*after, *carried])
+            ys = blocks.block_outputs(carried, ys)
         except blocks.UnknownResults:  # zero iterations give the result types
-            if stacked:
+            if loop.stacked:
                 raise
             is_known = False
             after, ys = params, []
@@ -495,34 +484,22 @@ def _recorded_loop(
         written = [(h, record.use(x)) for h, x in zip(homes, [*ys, *residuals], strict=False)]
         with taped(None):
             _assign(state, after)
-            overwrite(i, _ADD, i, constant(-1 if reverse else 1, i64))
+            overwrite(i, _ADD, i, constant(-1 if loop.reverse else 1, i64))
     if not is_known:
         return blocks.release(record, state)[:nown], []
     for stack in results if isinstance(trip_count, Tensor) else []:
         overwrite(stack, COPY, zeros(stack.shape, dtype=stack.dtype))
     record.control("while", [test, block])
     if length is not None:
-        record.calls[-1].loop = LoopInfo(counter, length, total, reverse, of_xs, row_uses, written)
+        uses = of_xs, row_uses, written
+        record.calls[-1].loop = LoopInfo(counter, length, total, loop.reverse, *uses)
     finals, results = blocks.release(record, state), blocks.release(record, results)
     stacks = blocks.release(record, stacks)
     if tape is not None and segment is not None:
         count = record.released(i) if trip_count is None else trip_count
         number = [] if last is None else [record.released(last)]
-        ncontinued = 0 if isinstance(count, Tensor) else continued  # one iteration a row
-        vjp = _LoopVjp(
-            segment,
-            params,
-            rows,
-            i,
-            after,
-            ys,
-            residuals,
-            set(),
-            count,
-            total,
-            reverse,
-            residual_rows,
-        )
+        ncontinued = 0 if isinstance(count, Tensor) else loop.continued  # one iteration a row
+        vjp = _LoopVjp(loop, segment, params, rows, i, after, ys, residuals, set(), count)
         saved = [*xs, *stacks, *number, *segment.outside]
         if isinstance(count, Tensor):
             saved.append(count)
@@ -546,6 +523,7 @@ class _LoopVjp(NamedTuple):
     used: numbers of the residuals that have cotangents in a gradient of the gradient.
     """
 
+    loop: _Loop
     segment: blocks.Segment
     params: Tensors
     rows: Tensors
@@ -555,9 +533,6 @@ class _LoopVjp(NamedTuple):
     residuals: Tensors
     used: set[int]
     trip_count: Tensor | int
-    total: int | None
-    reverse: bool
-    residual_rows: Container[int]
 
 
 def _vjp(vjp: _LoopVjp, cotangents: Cotangents, saved: Saved, sums: Sums) -> Sums:
@@ -579,16 +554,16 @@ def _backward(
     have a cotangent in some iterations only. Each has a condition beside it, as part of the state.
     A later recording adds to it.
     """
-    segment, trip_count = vjp.segment, vjp.trip_count
+    loop, segment, trip_count = vjp.loop, vjp.segment, vjp.trip_count
     sums, so_far = blocks.split(sums, len(segment.closures))
     if isinstance(trip_count, Tensor):
         *saved, trip_count = saved
     nstate, nrows = len(vjp.params), len(vjp.rows)
-    nstacks = len(vjp.residuals) if vjp.total is not None else 1
+    nstacks = len(vjp.residuals) if loop.total is not None else 1
     xs, stacks, outside = blocks.split(saved, nrows, nstacks)
     of_state, out_gs, residual_gs = blocks.split(cotangents, nstate, len(vjp.ys))
     tape = segment.tape
-    if vjp.total is None:
+    if loop.total is None:
         numbers, residual_gs, of_record = stacks, [], [g for g in residual_gs if g is not None]
         numbers += of_record
         stacks = []
@@ -641,7 +616,7 @@ def _backward(
     residual_rows = {
         k
         for k, x in zip(tracked, tracked_rows, strict=True)
-        if k in vjp.residual_rows and x.dtype.is_inexact
+        if k in loop.residual_rows and x.dtype.is_inexact
     }
     wider = set[int]()
 
@@ -706,7 +681,6 @@ def _backward(
         results += [present(g, g.present.shape if isinstance(g, Conditional) else ()) for g in own]
         return [*values, *places, *[present(parts[k]) for k in conditional]], results
 
-    reverse = not vjp.reverse
     by_row = [k for k, g in enumerate(row_gs) if isinstance(g, Conditional) and g.present.shape]
     rows = [*xs, *stacks, *[g.x if isinstance(g, Conditional) else g for g in row_gs]]
     rows += [row_gs[k].present for k in by_row] + [*continued.values()]
@@ -716,8 +690,8 @@ def _backward(
         init,
         rows,
         trip_count,
-        vjp.total,
-        reverse=reverse,
+        loop.total,
+        reverse=not loop.reverse,
         continued=n,
         residual_rows={*range(nrows, n), *range(n + len(ys), n + len(row_gs))},
     )

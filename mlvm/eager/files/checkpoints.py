@@ -11,14 +11,7 @@ from typing import Any, Final, TypeAlias, TypeVar, overload
 
 import numpy as np
 
-from mlvm.core.errors import (
-    ArgumentError,
-    DTypeError,
-    PathError,
-    ShapeError,
-    WeightsError,
-    brief,
-)
+from mlvm.core.errors import ArgumentError, DTypeError, PathError, ShapeError, WeightsError, brief
 from mlvm.core.types import Array
 from mlvm.eager.files.gguf import MAGIC, GgufFile
 from mlvm.eager.files.safetensors import WeightsFile, escaped, type_of, write

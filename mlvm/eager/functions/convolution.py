@@ -267,13 +267,7 @@ def _require_groups(groups: object) -> None:
 
 
 def _transposed(
-    x: Tensor,
-    kernel: Tensor,
-    axes: int,
-    stride: Ints,
-    padding: object,
-    dilation: Ints,
-    groups: int,
+    x: Tensor, kernel: Tensor, axes: int, stride: Ints, padding: object, dilation: Ints, groups: int
 ) -> Tensor:
     """Apply the transpose of a convolution over `axes` axes."""
     places = require_places(x, axes)

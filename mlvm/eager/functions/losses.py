@@ -357,13 +357,7 @@ def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1
 @public
 @in_f32
 def cosine_embedding(
-    x: Tensor,
-    y: Tensor,
-    targets: Tensor,
-    /,
-    *,
-    margin: float = 0.0,
-    reduction: Reduction = "none",
+    x: Tensor, y: Tensor, targets: Tensor, /, *, margin: float = 0.0, reduction: Reduction = "none"
 ) -> Tensor:
     """Compute 1 - cos for similar vectors (target 1), and max(cos - margin, 0) for dissimilar ones
     (target -1), with the `cosine_similarity` of the last axes.
@@ -439,13 +433,7 @@ def triplet_margin(
 @public
 @in_f32
 def margin_ranking(
-    x: Tensor,
-    y: Tensor,
-    targets: Tensor,
-    /,
-    *,
-    margin: float = 0.0,
-    reduction: Reduction = "none",
+    x: Tensor, y: Tensor, targets: Tensor, /, *, margin: float = 0.0, reduction: Reduction = "none"
 ) -> Tensor:
     """Compute max(-target (x - y) + margin, 0): a target of 1 ranks x above y by the margin, -1
     ranks y above x.

@@ -13,13 +13,7 @@ from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import Ints, each_of, type_of
 from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.shapes import expand_dims, part, reshape, squeeze, stack
-from mlvm.eager.functions.windows import (
-    Sides,
-    Volume,
-    Window,
-    require_places,
-    sides_of,
-)
+from mlvm.eager.functions.windows import Sides, Volume, Window, require_places, sides_of
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public

@@ -31,13 +31,7 @@ from mlvm.eager.functions.arguments import (
 from mlvm.eager.functions.creation import arange, asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, alias_of, apply, one_op
-from mlvm.eager.tensor.operands import (
-    as_operand,
-    as_operands,
-    is_array,
-    is_whole,
-    widest_of,
-)
+from mlvm.eager.tensor.operands import as_operand, as_operands, is_array, is_whole, widest_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 

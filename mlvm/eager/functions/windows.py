@@ -93,12 +93,7 @@ def grid_of(size: Shape, span: Shape, stride: Shape, sides: tuple[Pair, ...]) ->
 
 @public
 def unfold(
-    x: Tensor,
-    window: Window,
-    *,
-    stride: Window = 1,
-    padding: Sides = "VALID",
-    dilation: Window = 1,
+    x: Tensor, window: Window, *, stride: Window = 1, padding: Sides = "VALID", dilation: Window = 1
 ) -> Tensor:
     """Return all windows of NHWC images, which `fold` adds up again: f[N, H, W, C] -> f[N, OH, OW,
     KH, KW, C]. `stride`, `padding` and `dilation` are those of `conv2d`.

@@ -15,14 +15,7 @@ from mlvm.eager.nn.module import Module, buffer
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
-from mlvm.eager.tree import (
-    Where,
-    fits,
-    holds_tensors,
-    named_leaves,
-    named_nodes,
-    nothing_meant,
-)
+from mlvm.eager.tree import Where, fits, holds_tensors, named_leaves, named_nodes, nothing_meant
 from mlvm.show.report import table
 
 M = TypeVar("M", bound=Module)

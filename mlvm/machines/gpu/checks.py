@@ -40,12 +40,7 @@ class Note:
     line of Python that launched it."""
 
     def __init__(
-        self,
-        op: Op,
-        attributes: Attributes,
-        types: Sequence[TensorType],
-        judges: int,
-        slot: int,
+        self, op: Op, attributes: Attributes, types: Sequence[TensorType], judges: int, slot: int
     ) -> None:
         self.op, self.attributes, self.types = op, attributes, types
         self.judges, self.slot = judges, slot

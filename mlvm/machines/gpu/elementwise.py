@@ -18,16 +18,7 @@ import numpy as np
 
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
 from mlvm.core.types import DType, Shape, TensorType, bool_, f32, promote
-from mlvm.machines.gpu.kernels import (
-    REFUSED,
-    Argument,
-    Call,
-    Calls,
-    Facts,
-    Types,
-    kernel,
-    source,
-)
+from mlvm.machines.gpu.kernels import REFUSED, Argument, Call, Calls, Facts, Types, kernel, source
 
 GROUP: Final = 64
 

@@ -195,11 +195,7 @@ def _flip(device: Facts, types: Types, *, axis: int | tuple[int, ...] | None) ->
 
 @kernel("roll")
 def _roll(
-    device: Facts,
-    types: Types,
-    *,
-    shift: int | tuple[int, ...],
-    axis: int | tuple[int, ...] | None,
+    device: Facts, types: Types, *, shift: int | tuple[int, ...], axis: int | tuple[int, ...] | None
 ) -> Calls:
     """Along each axis two parts, which change places."""
     _, x = types

@@ -193,32 +193,18 @@ class OpenCL:
 
     def copy(self, memory: Any, offset: int, source: Any, start: int, nbytes: int) -> None:
         self._cl.enqueue_copy(
-            self._queue,
-            memory,
-            source,
-            dst_offset=offset,
-            src_offset=start,
-            byte_count=nbytes,
+            self._queue, memory, source, dst_offset=offset, src_offset=start, byte_count=nbytes
         )
 
     def send(self, memory: Any, offset: int, values: Array) -> None:
         event = self._cl.enqueue_copy(
-            self._queue,
-            memory,
-            values,
-            dst_offset=offset,
-            is_blocking=False,
+            self._queue, memory, values, dst_offset=offset, is_blocking=False
         )
         self._keep(event, values)
 
     def send_beside(self, memory: Any, offset: int, values: Array, after: Any) -> Any:
         event = self._cl.enqueue_copy(
-            self._copy_queue,
-            memory,
-            values,
-            dst_offset=offset,
-            is_blocking=False,
-            wait_for=[after],
+            self._copy_queue, memory, values, dst_offset=offset, is_blocking=False, wait_for=[after]
         )
         self._copy_queue.flush()
         self._keep(event, values)

@@ -11,13 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from mlvm.core.errors import (
-    ArgumentError,
-    HostFunctionError,
-    MachineError,
-    MlvmError,
-    OutOfMemory,
-)
+from mlvm.core.errors import ArgumentError, HostFunctionError, MachineError, MlvmError, OutOfMemory
 from mlvm.core.machine.callee import UserFunction, Value
 from mlvm.core.machine.functions import Binding
 from mlvm.core.machine.link import CallDetails

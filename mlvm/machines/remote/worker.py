@@ -139,11 +139,7 @@ class _Process:
     """Server of one VM: an own one of one client, or a shared one."""
 
     def __init__(
-        self,
-        channel: Channel,
-        limits: Limits,
-        settings: dict[str, Any],
-        request: dict[str, Any],
+        self, channel: Channel, limits: Limits, settings: dict[str, Any], request: dict[str, Any]
     ) -> None:
         self._channel = channel
         name = request["name"]
