@@ -15,7 +15,7 @@ after `lengths` steps, if there are as many: its state then stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,14 +27,24 @@ from mlvm.core.types import Array, TensorType, f32
 
 Cell: TypeAlias = Literal["tanh", "relu", "lstm", "gru"]
 
-GATES: Final[Mapping[str, int]] = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 3}
-"""Columns of a kernel for each element of the state."""
-PARTS: Final[Mapping[str, int]] = {"tanh": 1, "relu": 1, "lstm": 2, "gru": 1}
-"""Of a state: h, and of an LSTM c."""
-SAVED_SUMS: Final[Mapping[str, int]] = {"tanh": 0, "relu": 0, "lstm": 4, "gru": 3}
-"""Sums that the backward pass reads: p + b + q of each gate, but of gru's n only q + b."""
-COTANGENTS: Final[Mapping[str, int]] = {**GATES, "gru": 4}
-"""Cotangents of the backward pass: of p + b + q; of gru first that of n's p, then those of q."""
+
+class CellKind(NamedTuple):
+    """Kind of cell.
+
+    gates: columns of a kernel for each element of the state
+    parts: of a state: h, and of an LSTM c
+    saved_sums: sums that the backward pass reads: p + b + q of each gate, but of gru's n only q + b
+    cotangents: of the backward pass: of p + b + q; of gru first that of n's p, then those of q
+    step, pull: a step of the op, and of its vjp
+    """
+
+    gates: int
+    parts: int
+    saved_sums: int
+    cotangents: int
+    step: Callable[..., Array]
+    pull: Callable[..., Array]
+
 
 # --- type rules ----------------------------------------------------------------------
 
@@ -60,24 +70,24 @@ def _recurrence(
         kernel.dtype.is_half and projected.dtype is f32
     ):
         raise DTypeError(f"expected a kernel of {projected.dtype}, as the rest, got {kernel.dtype}")
-    parts = PARTS[cell]
+    gates, parts, saved_sums, *_ = CELLS[cell]
     if projected.ndim != 3 or state.ndim != 3:
         raise ShapeError(
             "expected projected [time, batch, gates * hidden], state [parts, batch, hidden]"
         )
     time, batch, width = projected.shape
     hidden = state.shape[2]
-    if state.shape[:2] != (parts, batch) or width != GATES[cell] * hidden:
+    if state.shape[:2] != (parts, batch) or width != gates * hidden:
         raise ShapeError(
             f"expected the state of {cell} as [{parts}, {batch}, hidden], and projected as "
-            f"[{time}, {batch}, {GATES[cell]} * hidden], got {state} and {projected}"
+            f"[{time}, {batch}, {gates} * hidden], got {state} and {projected}"
         )
     if kernel.shape != (hidden, width) or bias.shape != (width,):
         raise ShapeError(
             f"expected kernel [{hidden}, {width}] and bias [{width}], got {kernel} and {bias}"
         )
     _lengths(lengths, batch)
-    return TensorType(projected.dtype, (parts + keep * SAVED_SUMS[cell], time + 1, batch, hidden))
+    return TensorType(projected.dtype, (parts + keep * saved_sums, time + 1, batch, hidden))
 
 
 def _recurrence_vjp(
@@ -95,17 +105,14 @@ def _recurrence_vjp(
     if g.ndim != 3:
         raise ShapeError(f"expected g as [time, batch, hidden], got {g}")
     time, batch, hidden = g.shape
-    parts, width = PARTS[cell], GATES[cell] * hidden
-    expected = (
-        (parts, batch, hidden),
-        (time, batch, width),
-        (parts + SAVED_SUMS[cell], time + 1, batch, hidden),
-        (width, hidden),
-    )
+    gates, parts, saved_sums, cotangents, *_ = CELLS[cell]
+    sums = time, batch, gates * hidden
+    stored = parts + saved_sums, time + 1, batch, hidden
+    expected = (parts, batch, hidden), sums, stored, (gates * hidden, hidden)
     if (last.shape, projected.shape, states.shape, turned.shape) != expected:
         raise ShapeError(f"expected last, projected, states and turned as {expected}")
     _lengths(lengths, batch)
-    return TensorType(states.dtype, (g.size * COTANGENTS[cell] + last.size,))
+    return TensorType(states.dtype, (g.size * cotangents + last.size,))
 
 
 def _flops(projected: TensorType, state: TensorType, kernel: TensorType, *_: object, **__: object
@@ -142,15 +149,16 @@ def recurrence(
     rounded to it, and sums are f32. With `keep` more parts follow, each step's sums for the
     backward pass; they are 0 where a sequence has ended.
     """
-    time, step, parts = len(projected), _STEPS[cell], PARTS[cell]
+    time, kind = len(projected), CELLS[cell]
+    parts = kind.parts
     out[:parts, time if reverse else 0] = state
     out[parts:, time] = 0
     for t in range(time)[:: -1 if reverse else 1]:
         before, after = out[:parts, t + reverse], out[:parts, t + (not reverse)]
-        sums = step(after, projected[t], bias, before[0] @ kernel, before)
+        sums = kind.step(after, projected[t], bias, before[0] @ kernel, before)
         ended = (t >= lengths)[:, None]
         np.copyto(after, before, where=ended)
-        for part, each in zip(out[parts:, t], np.split(sums, GATES[cell], -1), strict=False):
+        for part, each in zip(out[parts:, t], np.split(sums, kind.gates, -1), strict=False):
             part[...] = np.where(ended, 0, each)
 
 
@@ -171,18 +179,15 @@ def recurrence_vjp(
 
     g are the cotangents of h after each step, `last` those of the last state. `states` are states
     and sums that `recurrence` saved, `turned` is the kernel's transpose."""
-    time, batch, parts = *g.shape[:2], PARTS[cell]
-    cotangents = out[: g.size * COTANGENTS[cell]].reshape(
-        time, batch, len(turned) // GATES[cell] * COTANGENTS[cell]
-    )
+    time, batch, (gates, parts, _, ncotangents, _, pull) = *g.shape[:2], CELLS[cell]
+    width = len(turned) // gates * ncotangents
+    cotangents = out[: g.size * ncotangents].reshape(time, batch, width)
     carried = last.copy()
     for t in range(time)[:: 1 if reverse else -1]:
         before, after = states[:parts, t + reverse], states[:parts, t + (not reverse)]
         ended = (t >= lengths)[:, None]
         carried[0] += g[t]
-        through = _PULLS[cell](
-            cotangents[t], carried, states[parts:, t], projected[t], before, after
-        )
+        through = pull(cotangents[t], carried, states[parts:, t], projected[t], before, after)
         np.copyto(cotangents[t], 0, where=ended)
         through[0] += cotangents[t, :, -len(turned) :] @ turned
         np.copyto(carried, through, where=~ended)
@@ -251,15 +256,10 @@ def _gru_pull(out: Array, g: Array, sums: Array, p: Array, before: Array, after:
     return through
 
 
-_STEPS: Final[Mapping[str, Callable[..., Array]]] = {
-    "tanh": _tanh_step,
-    "relu": _relu_step,
-    "lstm": _lstm_step,
-    "gru": _gru_step,
+CELLS: Final[Mapping[str, CellKind]] = {
+    "tanh": CellKind(1, 1, 0, 1, _tanh_step, _tanh_pull),
+    "relu": CellKind(1, 1, 0, 1, _relu_step, _relu_pull),
+    "lstm": CellKind(4, 2, 4, 4, _lstm_step, _lstm_pull),
+    "gru": CellKind(3, 1, 3, 4, _gru_step, _gru_pull),
 }
-_PULLS: Final[Mapping[str, Callable[..., Array]]] = {
-    "tanh": _tanh_pull,
-    "relu": _relu_pull,
-    "lstm": _lstm_pull,
-    "gru": _gru_pull,
-}
+"""By name."""

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.errors import DTypeError, ShapeError, brief
-from mlvm.core.ops.recurrent import COTANGENTS, Cell
+from mlvm.core.ops.recurrent import CELLS, Cell
 from mlvm.core.types import TensorType, f32, i64
 from mlvm.eager import tree
 from mlvm.eager.autodiff.grad import vjp
@@ -583,7 +583,7 @@ def _back(
         g, g_last, projected, states, turned, lengths, cell=kind, reverse=reverse
     )
     of_sums, of_state = shapes.split(flat, [flat.size - begin.size])
-    own = of_product = shapes.reshape(of_sums, (time, batch, COTANGENTS[kind] * hidden))
+    own = of_product = shapes.reshape(of_sums, (time, batch, CELLS[kind].cotangents * hidden))
     if kind == "gru":
         new, r_z, of_product = own[..., :hidden], own[..., hidden : 3 * hidden], own[..., hidden:]
         own = shapes.concat([r_z, new], axis=-1)

@@ -165,6 +165,7 @@ CHAIN_MOST_VALUES: int
 CHAIN_MOST_AXES: int
 CHAIN_VALUE: tuple[str, ...]
 HALVES_VALUE: tuple[str, ...]
+RECURRENT_CELLS: tuple[str, ...]
 COPY_UNIT: int
 RANGE_UNIT: int
 DRAW_UNIT: int

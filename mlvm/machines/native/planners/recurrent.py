@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from mlvm.core.op import Attributes
-from mlvm.core.ops.recurrent import COTANGENTS, GATES, PARTS, SAVED_SUMS
+from mlvm.core.ops.recurrent import CELLS
 from mlvm.core.types import bf16, f16, f32, f64, u64
-from mlvm.machines.native._native import KernelCall
+from mlvm.machines.native._native import RECURRENT_CELLS, KernelCall
 from mlvm.machines.native.elements import integer_kind
 from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.linalg import Matrix, Product, tiles, vector
@@ -15,7 +15,6 @@ from mlvm.machines.native.planners.linalg import Matrix, Product, tiles, vector
 _UNIT: Final = 32  # elements of a state: as wide as a tile
 _WORTH_A_BARRIER: Final = 6000  # nanoseconds of a step, after which threads wait for each other
 _FEW_ROWS: Final = 4  # for which a kernel of bf16 is read as it is, and not widened
-_CELLS: Final = ("tanh", "relu", "lstm", "gru")
 
 
 @planner("recurrence")
@@ -28,10 +27,10 @@ def recurrence(op: str, types: Types, attributes: Attributes) -> KernelCall | No
     hidden = kernel.shape[0]
     product = Product(dtype, Matrix(rows, hidden, hidden, 1), Matrix(hidden, width, width, 1))
     size = 8 if kernel.dtype is f64 else 4
-    cell = attributes["cell"]
-    scratch = (PARTS[cell] * rows * hidden + (rows + 2) * width) * size
-    saved = SAVED_SUMS[cell] if attributes["keep"] else 0
-    kept_states = 4 * (PARTS[cell] + 1) * rows * hidden if out.dtype is bf16 else 0
+    cell = CELLS[attributes["cell"]]
+    scratch = (cell.parts * rows * hidden + (rows + 2) * width) * size
+    saved = cell.saved_sums if attributes["keep"] else 0
+    kept_states = 4 * (cell.parts + 1) * rows * hidden if out.dtype is bf16 else 0
     halves = [out.dtype is bf16, kernel.dtype is bf16]
     return _call(op, types, product, attributes, hidden, [saved, *halves], scratch, kept_states)
 
@@ -42,7 +41,7 @@ def recurrence_vjp(op: str, types: Types, attributes: Attributes) -> KernelCall 
     if states.dtype is not turned.dtype or states.dtype not in (f32, f64):
         return None
     _, rows, hidden = g.shape
-    width, nparts = turned.shape[0], COTANGENTS[attributes["cell"]]
+    width, nparts = turned.shape[0], CELLS[attributes["cell"]].cotangents
     x = Matrix(rows, width, nparts * hidden, 1)
     product = Product(str(states.dtype), x, Matrix(width, hidden, hidden, 1))
     scratch = g.dtype.itemsize * rows * hidden
@@ -58,20 +57,17 @@ def _call(op: str, types: Types, product: Product, attributes: Attributes, hidde
     if child is None:
         return None
     cell, size = attributes["cell"], product.x.columns * product.y.columns
-    step = 100 + size * max(1.0 / 16, rows / 40) + 2.0 * rows * GATES[cell] * hidden
+    step = 100 + size * max(1.0 / 16, rows / 40) + 2.0 * rows * CELLS[cell].gates * hidden
     alone = hidden % _UNIT or step < _WORTH_A_BARRIER
     unit = hidden if alone else _UNIT
     units = hidden // unit
     rest = [time, integer_kind(lengths.dtype), attributes["reverse"]]
-    rest += [PARTS[cell], more[0], _CELLS.index(cell), *more[1:]]
-    return kernel_call(
-        f"{op}_{product.dtype}",
-        len(types),
-        units,
-        time * step,
-        {"m": rows, "k": product.x.columns, "n": product.y.columns, "unit": unit},
-        scratch=scratch + 64 + max(child.scratch, 4 * product.y.columns),
-        shared=64 + -(-units // 8) * 64 + states,
-        children=[child],
-        rest=rest,
-    )
+    rest += [CELLS[cell].parts, more[0], RECURRENT_CELLS.index(cell.upper()), *more[1:]]
+    kernel, n = f"{op}_{product.dtype}", product.y.columns
+    integers = {"m": rows, "k": product.x.columns, "n": n, "unit": unit}
+    memory = {
+        "scratch": scratch + 64 + max(child.scratch, 4 * n),
+        "shared": 64 + -(-units // 8) * 64 + states,
+    }
+    head = kernel, len(types), units, time * step, integers
+    return kernel_call(*head, children=[child], rest=rest, **memory)

@@ -413,7 +413,9 @@ int call_init(PyObject *module)
 #define TEXT(name) #name,
     static const char *const of_chain[] = {chain_value_integers(TEXT) NULL};
     static const char *const of_halves[] = {halves_value_integers(TEXT) NULL};
-    if (add_names(module, "CHAIN_VALUE", of_chain) || add_names(module, "HALVES_VALUE", of_halves))
+    static const char *const cells[] = {recurrent_cells(TEXT) NULL};
+    if (add_names(module, "CHAIN_VALUE", of_chain) || add_names(module, "HALVES_VALUE", of_halves) ||
+        add_names(module, "RECURRENT_CELLS", cells))
         return -1;
     return PyModule_AddFunctions(module, call_functions);
 }

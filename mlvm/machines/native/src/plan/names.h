@@ -99,6 +99,9 @@
 #define random_integers(EACH)                                                            \
     EACH(COUNT) EACH(CHANCES) EACH(PURPOSE) EACH(KIND) EACH(LOW) EACH(MOST) EACH(WORD)
 
+/* The cells of recurrences, by the names of mlvm/core/ops/recurrent.py. */
+#define recurrent_cells(EACH) EACH(TANH) EACH(RELU) EACH(LSTM) EACH(GRU)
+
 /* See kernels/reduction.c. LENGTH: how many rows of x follow one another, the reduced axis. ROWS_OUTER: how
  * often, each time STRIDE elements further, the reduced outer axis. PARTS: of an output, PARTS_OF_LENGTH of
  * them for the same outer rows; PART_ROWS: outer rows in a part. BLOCKS: of columns, of WIDTH. CONTIGUOUS:

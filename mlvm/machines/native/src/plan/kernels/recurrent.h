@@ -9,7 +9,7 @@
  * lengths are, whether the last comes first, how many parts a state has, how many sums are kept or
  * cotangents made of each element, the cell; whether the state is bf16, and whether the kernel is. */
 enum { STEPS = AXES + 1, LENGTHS, BACKWARD, PARTS, KEPT, CELL, HALF_STATES, HALF_KERNEL, MADE = KEPT };
-enum { TANH, RELU, LSTM, GRU };
+enum { recurrent_cells(NAME) };
 
 #define SIGMOID(x) _Generic((x), float : sigmoid_f32, double : sigmoid_f64)(x)
 #define TANH_(x) _Generic((x), float : tanh_f32, double : tanh_f64)(x)
