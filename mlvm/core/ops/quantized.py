@@ -79,10 +79,7 @@ def _integer_conv2d(
     kernel: TensorType,
     x_zero: TensorType,
     kernel_zero: TensorType,
-    stride: Pair,
-    padding: Padding,
-    dilation: Pair,
-    groups: int,
+    **how: Any,
 ) -> TensorType:
     if not {x.dtype, kernel.dtype} <= {i8, u8}:
         raise DTypeError("expected x and kernel of i8 or u8: convert with astype(x, ...)")
@@ -94,7 +91,7 @@ def _integer_conv2d(
         raise ShapeError(f"expected a kernel [out, height, width, channels], got {kernel}")
     outputs, *window, inputs = kernel.shape
     laid = TensorType(f32, (*window, inputs, outputs))
-    images = windows.convolution(x.with_dtype(f32), laid, stride, padding, dilation, groups)
+    images = windows.convolution(x.with_dtype(f32), laid, **how)
     return images.with_dtype(i32)
 
 

@@ -141,16 +141,9 @@ def _window_elements(
 # --- patches -------------------------------------------------------------------------
 
 
-def _patches(
-    x: TensorType,
-    window: Pair,
-    stride: Pair,
-    padding: Padding,
-    pad_value: float = 0,
-    dilation: Pair = (1, 1),
-) -> TensorType:
+def _patches(x: TensorType, window: Pair, pad_value: float = 0, **how: Any) -> TensorType:
     require("float", x)
-    grid = _grid(x.shape, window, stride, padding, dilation)
+    grid = _grid(x.shape, window, **how)
     return x.with_shape((x.shape[0], *grid, *window, x.shape[3]))
 
 
@@ -169,14 +162,12 @@ def patches(
     out[...] = _windows(_pad(x, padding, pad_value), window, stride, dilation)
 
 
-def _unpatches(
-    x: TensorType, shape: Shape, stride: Pair, padding: Padding, dilation: Pair
-) -> TensorType:
+def _unpatches(x: TensorType, shape: Shape, **how: Any) -> TensorType:
     if x.ndim != 6:
         raise ShapeError(f"expected patches of 6 axes (N, OH, OW, KH, KW, C), got {x.ndim}")
     window = (x.shape[3], x.shape[4])
     image = x.with_shape(shape)
-    expected = _patches(image, window, stride, padding, dilation=dilation)
+    expected = _patches(image, window, **how)
     if x is not expected:
         raise ShapeError(f"patches of an image {image} are {expected}, not {x}")
     return image
@@ -284,17 +275,9 @@ def _weights(kernel: Array, groups: int) -> Array:
     return matrix.transpose(1, 0, 2)
 
 
-def _conv_transpose2d(
-    x: TensorType,
-    kernel: TensorType,
-    shape: Shape,
-    stride: Shape,
-    padding: Sides,
-    dilation: Shape,
-    groups: int,
-) -> TensorType:
+def _conv_transpose2d(x: TensorType, kernel: TensorType, shape: Shape, **how: Any) -> TensorType:
     images = x.with_shape(shape)
-    expected = convolution(images, kernel, stride, padding, dilation, groups)
+    expected = convolution(images, kernel, **how)
     if x is not expected:
         raise ShapeError(f"a convolution of {images} makes {expected} of them, not {x}")
     return images
@@ -335,19 +318,13 @@ def conv_transpose2d(
 
 
 def _conv2d_kernel_vjp(
-    g: TensorType,
-    x: TensorType,
-    window: Shape,
-    stride: Shape,
-    padding: Sides,
-    dilation: Shape,
-    groups: int,
+    g: TensorType, x: TensorType, window: Shape, groups: int, **how: Any
 ) -> TensorType:
     if groups < 1 or x.ndim < 1 or x.shape[-1] % groups:
         raise ArgumentError(f"expected groups that divide the channels of {x}, got {groups}")
     outputs = g.shape[-1] if g.ndim else 0
     kernel = g.with_shape((*window, x.shape[-1] // groups, outputs))
-    require_cotangent(g, convolution(x, kernel, stride, padding, dilation, groups))
+    require_cotangent(g, convolution(x, kernel, groups=groups, **how))
     return kernel
 
 
@@ -379,11 +356,9 @@ def conv2d_kernel_vjp(
 # --- pooling -------------------------------------------------------------------------
 
 
-def _pool(
-    x: TensorType, window: Pair, stride: Pair, padding: Padding, dilation: Pair
-) -> TensorType:
+def _pool(x: TensorType, window: Pair, **how: Any) -> TensorType:
     require("float", x)
-    grid = _grid(x.shape, window, stride, padding, dilation)
+    grid = _grid(x.shape, window, **how)
     return x.with_shape((x.shape[0], *grid, x.shape[3]))
 
 

@@ -17,6 +17,11 @@ def pattern(value: object, dtype: DType) -> int:
     return int(np.full(8 // dtype.itemsize, value, dtype.numpy).view(np.int64)[0])
 
 
+def wrapped(value: int) -> int:
+    """Wrap an integer to the i64 with the same last 64 bits."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
 def numbers(dtype: DType) -> str:
     """Return the suffix of a kernel that adds: a float dtype, or an integer's size, since signed
     and unsigned sums wrap alike."""

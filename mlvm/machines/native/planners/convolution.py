@@ -20,6 +20,7 @@ from mlvm.machines.native.planners.linalg import (
     in_panels,
     tiles,
 )
+from mlvm.machines.native.planners.windows import geometry
 
 _NARROW: Final = (2, 4, 8, 16)
 """Channels of groups that are convolved without products of matrices."""
@@ -234,15 +235,10 @@ def _narrow(
 ) -> KernelCall | None:
     """Plan narrow groups. A unit is a row of the result, or a row of the kernel for some
     channels."""
-    (top, _), (left, _) = attributes["padding"]
     (n, height, width, channels), (_, down, across, _) = read.shape, written.shape
-    (tall, wide, each, _), (stride_y, stride_x) = weights.shape, attributes["stride"]
-    apart_y, apart_x = attributes["dilation"]
-    block = _CHANNELS // out.dtype.itemsize
-    integers = {"images": n, "height": height, "width": width, "channels": channels}
-    integers |= {"down": down, "across": across, "tall": tall, "wide": wide, "block": block}
-    integers |= {"stride_y": stride_y, "stride_x": stride_x, "top": top, "left": left}
-    integers |= {"apart_y": apart_y, "apart_x": apart_x, "each_group": each}
+    (tall, wide, each, _), block = weights.shape, _CHANNELS // out.dtype.itemsize
+    integers = {"images": n, "block": block, "each_group": each}
+    integers |= geometry(read.shape, (down, across), (tall, wide), attributes)
     of_kernel = kernel == "grouped_kernel_vjp"
     units = -(-channels // block) * tall if of_kernel else n * down
     places = min(height * width, down * across)

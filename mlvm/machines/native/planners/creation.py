@@ -5,7 +5,7 @@ from __future__ import annotations
 from mlvm.core.op import Attributes
 from mlvm.machines.native._native import RANGE_UNIT, KernelCall
 from mlvm.machines.native.boxes import Boxes, strides
-from mlvm.machines.native.elements import pattern
+from mlvm.machines.native.elements import pattern, wrapped
 from mlvm.machines.native.planner import Types, kernel_call, planner
 
 
@@ -31,12 +31,7 @@ def arange(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     if out.dtype.is_float:
         return _range(f"range_{out.dtype}", out.size, (float(start), float(step)))
     kernel = f"range_{out.dtype.itemsize}"
-    return _range(kernel, out.size, start=_wrapped(start), step=_wrapped(step))
-
-
-def _wrapped(value: int) -> int:
-    """Wrap an integer to the i64 with the same last 64 bits."""
-    return (value + 2**63) % 2**64 - 2**63
+    return _range(kernel, out.size, start=wrapped(start), step=wrapped(step))
 
 
 @planner("linspace")

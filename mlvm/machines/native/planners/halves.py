@@ -69,15 +69,7 @@ def halves_call(op: str, types: Types, attributes: Attributes) -> KernelCall | N
         end += -(-size * 4 // 64) * 64
     shared = -(-types[0].size * 4 // 64) * 64 if later else 0
     integers = {"together": together, "shared_at": shared, "scratch_at": end}
-    return kernel_call(
-        "halves",
-        len(types),
-        child.units,
-        child.work,
-        integers,
-        scratch=end + child.scratch,
-        shared=shared + child.shared,
-        children=[child],
-        rest=rest,
-        rows=[conversion(half, f32), conversion(f32, half)],
-    )
+    rows = [conversion(half, f32), conversion(f32, half)]
+    memory = {"scratch": end + child.scratch, "shared": shared + child.shared}
+    head = "halves", len(types), child.units, child.work, integers
+    return kernel_call(*head, children=[child], rest=rest, rows=rows, **memory)

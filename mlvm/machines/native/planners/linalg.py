@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.machine.fused import Link
 from mlvm.core.op import OPS, Attributes
@@ -107,6 +107,30 @@ class Chain(NamedTuple):
 
 
 # --- the ops -----------------------------------------------------------------------------
+
+
+def chained_call(
+    kernels: tuple[str, str],
+    chain: Chain | None,
+    nparams: int,
+    units: int,
+    work: float,
+    integers: dict[str, int],
+    scratch: int,
+    rest: Sequence[int] = (),
+) -> KernelCall | None:
+    """Plan a product by the first of two kernels; with a chain, by the second, which runs it."""
+    if chain is None:
+        first, _ = kernels
+        return kernel_call(first, nparams, units, work, integers, scratch=scratch, rest=rest)
+    child, work = chain.child, work + chain.child.work
+    more: Any = {"scratch": scratch, "children": [child], "rest": rest}
+    return kernel_call(kernels[1], chain.nparams, units, work, integers, **more)
+
+
+def scratch_behind(child_scratch: int, chain: Chain | None) -> int:
+    """Return where the product lies in scratch memory: behind that of the chain's call."""
+    return child_scratch + (-(-chain.child.scratch // 64) * 64 if chain else 0)
 
 
 @planner("matmul")
@@ -340,7 +364,7 @@ def _amx(product: Product, chain: Chain | None = None) -> KernelCall | None:
     # Scratch: rows of x, panels of y; then the scratch memory of the chain's child; then sums.
     strip = min(rows, _whole(m)) * block
     child_scratch = 2 * strip + columns * panels * (not product.panel)
-    product_scratch = child_scratch + (-(-chain.child.scratch // 64) * 64 if chain else 0)
+    product_scratch = scratch_behind(child_scratch, chain)
     has_sums = chain is not None or groups > 1 or block < k
     by_columns = n > m and not chain
     unit = 2 * _SIDE if by_columns else _SIDE
@@ -350,16 +374,10 @@ def _amx(product: Product, chain: Chain | None = None) -> KernelCall | None:
     integers |= {"columns_at_once": columns, "strip_length": strip}
     integers |= {"child_scratch": child_scratch, "product_scratch": product_scratch}
     integers |= {"past": product.batch * m * n * 2 >= _PAST_CACHES}
-    return kernel_call(
-        f"matmul_chain_{_AMX}" if chain else f"matmul_{_AMX}",
-        chain.nparams if chain else 3,
-        product.batch * -(-(n if by_columns else m) // unit),
-        product.work / 8 + (chain.child.work if chain else 0),
-        integers,
-        scratch=product_scratch + has_sums * rows * columns * 4,
-        children=[chain.child] if chain else [],
-        rest=product.rest,
-    )
+    units = product.batch * -(-(n if by_columns else m) // unit)
+    scratch = product_scratch + has_sums * rows * columns * 4
+    kernels, work = (f"matmul_{_AMX}", f"matmul_chain_{_AMX}"), product.work / 8
+    return chained_call(kernels, chain, 3, units, work, integers, scratch, product.rest)
 
 
 def _whole(length: int) -> int:
@@ -427,13 +445,6 @@ def tiles(
     integers |= {"product_scratch": product_scratch}
     if chain:
         integers |= {"x": chain.x, "y": chain.y, "out": -1 if chain.out is None else chain.out}
-    return kernel_call(
-        f"matmul_chain_{product.dtype}" if chain else f"matmul_{product.dtype}",
-        chain.nparams if chain else 3,
-        product.batch * -(-(n if by_columns else m) // unit),
-        product.work + (chain.child.work if chain else 0),
-        integers,
-        scratch=scratch,
-        children=[chain.child] if chain else [],
-        rest=product.rest,
-    )
+    units = product.batch * -(-(n if by_columns else m) // unit)
+    kernels = f"matmul_{product.dtype}", f"matmul_chain_{product.dtype}"
+    return chained_call(kernels, chain, 3, units, product.work, integers, scratch, product.rest)

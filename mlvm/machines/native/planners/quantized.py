@@ -11,7 +11,8 @@ from mlvm.core.op import Attributes
 from mlvm.core.types import TensorType, i8
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
-from mlvm.machines.native.planners.linalg import Chain, after
+from mlvm.machines.native.planners.linalg import Chain, after, chained_call, scratch_behind
+from mlvm.machines.native.planners.windows import geometry
 
 _WORDS: Final = 16  # of 32 bits, of weights, that the kernel uses at once
 _CACHE: Final = 1 << 18
@@ -51,14 +52,10 @@ def quantized_matmul(op: str, types: Types, attributes: Attributes) -> KernelCal
         panel = chunks * (per_word + _WORDS) + _WORDS * (at_once + 8) + scales
         scratch += panel * _COLUMNS * 4
     integers = {"m": m, "n": n, "k": k, "groups": groups, "pairs": scale.ndim == 3}
-    return kernel_call(
-        f"quantized_matmul_{y.dtype}",
-        4,
-        -(-n // unit),
-        50 + n * k * max(work, 0.025),
-        {**integers, "unit": unit, "at_once": at_once, "many": many},
-        scratch=scratch,
-    )
+    integers |= {"unit": unit, "at_once": at_once, "many": many}
+    kernel, units = f"quantized_matmul_{y.dtype}", -(-n // unit)
+    work = 50 + n * k * max(work, 0.025)
+    return kernel_call(kernel, 4, units, work, integers, scratch=scratch)
 
 
 @planner("integer_matmul")
@@ -100,17 +97,11 @@ def _integer_call(
     integers = dict(zip(("out", "x", "y", "x_zero", "y_zero"), places, strict=False))
     integers |= {"x_signed": x.dtype is i8, "y_signed": y.dtype is i8}
     if windows:
-        groups, ((top, _), (left, _)) = attributes["groups"], attributes["padding"]
-        (down, across), (apart_y, apart_x) = attributes["stride"], attributes["dilation"]
-        _, height, width, channels = x.shape
-        integers |= {"height": height, "width": width, "channels": channels}
-        integers |= {"down": out.shape[1], "across": out.shape[2], "top": top, "left": left}
-        integers |= {"tall": y.shape[1], "wide": y.shape[2], "stride_y": down}
-        integers |= {"stride_x": across, "apart_y": apart_y, "apart_x": apart_x}
-        plain = (
-            {*y.shape[1:3], down, across} == {1} and groups == 1 and x.shape[:3] == out.shape[:3]
-        )
-        if groups == channels == n > 1:
+        groups = attributes["groups"]
+        integers |= geometry(x.shape, out.shape[1:3], y.shape[1:3], attributes)
+        plain = groups == 1 and {*y.shape[1:3], *attributes["stride"]} == {1}
+        plain = plain and x.shape[:3] == out.shape[:3]
+        if groups == x.shape[-1] == n > 1:
             return _depthwise(out, y, integers, chain)
         windows = not plain
     m, k = math.prod(out.shape[:-1]), math.prod(y.shape[1:])
@@ -131,22 +122,16 @@ def _integer_call(
     # product.
     scratch = max(many * panels * width + at_once * (row + 8) + 64, 2 * (at_once + 8) * row)
     child_scratch = -(-scratch // 64) * 64
-    product_scratch = child_scratch + (-(-chain.child.scratch // 64) * 64 if chain else 0)
+    product_scratch = scratch_behind(child_scratch, chain)
     unit = _rows_of_unit(m) if many else _COLUMNS
     integers |= {"m": m, "n": n, "k": k, "groups": groups, "windows": windows, "many": many}
     integers |= {"unit": unit, "at_once": at_once, "panels_at_once": panels}
     integers |= {"child_scratch": child_scratch, "product_scratch": product_scratch}
     k_work = n // groups * k * (0.002 if many else 0.004)
     work = 50 + groups * m * k_work + m * k * 0.05 * windows + n * k * (0.1 if many else 0.02)
-    return kernel_call(
-        "integer_chain" if chain else "integer_matmul",
-        chain.nparams if chain else len(operands) + 1,
-        -(-(m if many else n) // unit),
-        work + (chain.child.work if chain else 0),
-        integers,
-        scratch=product_scratch + (at_once * n * 4 if chain else 0),
-        children=[chain.child] if chain else [],
-    )
+    units, scratch = -(-(m if many else n) // unit), product_scratch + bool(chain) * at_once * n * 4
+    kernels, nparams = ("integer_matmul", "integer_chain"), len(operands) + 1
+    return chained_call(kernels, chain, nparams, units, work, integers, scratch)
 
 
 def _rows_of_unit(m: int) -> int:
@@ -162,15 +147,9 @@ def _depthwise(
     images, down, across, channels = out.shape
     window = math.prod(y.shape[1:])
     child_scratch = 4 * window * -(-channels // 32) * 32
-    product_scratch = child_scratch + (-(-chain.child.scratch // 64) * 64 if chain else 0)
+    product_scratch = scratch_behind(child_scratch, chain)
     integers |= {"n": channels, "groups": channels}
     integers |= {"child_scratch": child_scratch, "product_scratch": product_scratch}
-    return kernel_call(
-        "integer_depthwise_chain" if chain else "integer_depthwise",
-        chain.nparams if chain else 5,
-        images * down,
-        50 + out.size * window * 0.03 + (chain.child.work if chain else 0),
-        integers,
-        scratch=product_scratch + (across * channels * 4 if chain else 0),
-        children=[chain.child] if chain else [],
-    )
+    kernels, work = ("integer_depthwise", "integer_depthwise_chain"), 50 + out.size * window * 0.03
+    scratch = product_scratch + bool(chain) * across * channels * 4
+    return chained_call(kernels, chain, 5, images * down, work, integers, scratch)

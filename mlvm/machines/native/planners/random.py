@@ -10,7 +10,7 @@ from mlvm.core.op import Attributes
 from mlvm.core.ops.random import FOLD, SPLIT
 from mlvm.core.types import f32
 from mlvm.machines.native._native import DRAW_UNIT, KernelCall
-from mlvm.machines.native.elements import integer_kind
+from mlvm.machines.native.elements import integer_kind, wrapped
 from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.ziggurat import ziggurat
 
@@ -63,18 +63,13 @@ def randint(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     low, most = attributes["low"], attributes["high"] - 1 - attributes["low"]
     size = types[0].dtype.itemsize
     word = size if size < 8 else 4 if most < 1 << 32 else 8
-    integers = {"low": _signed(low), "most": _signed(most), "word": word}
+    integers = {"low": wrapped(low), "most": wrapped(most), "word": word}
     return _follow(f"randint_u{8 * size}", types, 3, integers)
 
 
 @planner("permutation")
 def permutation(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     return _follow("permutation", types, 6) if types[0].size < 1 << 32 else None
-
-
-def _signed(number: int) -> int:
-    """Reinterpret an integer of 64 bits as an i64."""
-    return (number + 2**63) % 2**64 - 2**63
 
 
 def _follow(

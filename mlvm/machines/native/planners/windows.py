@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from mlvm.core.op import Attributes
-from mlvm.core.types import TensorType
+from mlvm.core.types import Shape, TensorType
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.boxes import Boxes, strides
 from mlvm.machines.native.planner import Types, kernel_call, planner
 
-_NO_PADDING = ((0, 0), (0, 0))
-_BLOCK = 64
+_NO_PADDING: Final = ((0, 0), (0, 0))
+_BLOCK: Final = 64
+_GEOMETRY: Final = (
+    *("height", "width", "channels", "down", "across", "tall", "wide"),
+    *("stride_y", "stride_x", "apart_y", "apart_x", "top", "left"),
+)
+
+
+def geometry(image: Shape, grid: Shape, window: Shape, attributes: Attributes) -> dict[str, int]:
+    """The integers of windows over images: lengths of an image, of the grid of windows and of a
+    window, and where windows lie."""
+    front = [before for before, _ in attributes["padding"]]
+    strides = (*attributes["stride"], *attributes["dilation"])
+    return dict(zip(_GEOMETRY, (*image[1:], *grid, *window, *strides, *front), strict=True))
+
+
 """Channels of an image in a unit, at most as many as the kernel has room for."""
 
 
@@ -57,15 +73,8 @@ def _call(
 ) -> KernelCall | None:
     """Plan a call over windows. A unit is a row of windows, or of the image if that is written, or
     some channels."""
-    (top, _), (left, _) = attributes["padding"]
-    n, height, width, channels = image.shape
-    down, across = windows.shape[1:3]
-    (tall, wide), (stride_y, stride_x) = window, attributes["stride"]
-    of_image = {"height": height, "width": width, "channels": channels, "top": top, "left": left}
-    of_windows = {"down": down, "across": across, "tall": tall, "wide": wide}
-    apart_y, apart_x = attributes["dilation"]
-    strides = {"stride_y": stride_y, "stride_x": stride_x, "apart_y": apart_y, "apart_x": apart_x}
-    integers = {**of_image, **of_windows, **strides, "block": _BLOCK}
+    (n, height, _, channels), (down, across), (tall, wide) = image.shape, windows.shape[1:3], window
+    integers = {**geometry(image.shape, (down, across), window, attributes), "block": _BLOCK}
     units, count = n * (height if by_rows else down), n * down * across * tall
     if by_blocks:
         units, count = n * -(-channels // _BLOCK), 3 * count
