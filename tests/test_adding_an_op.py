@@ -93,6 +93,7 @@ def test_an_op_with_gradient_native_row_and_test_is_written_in_five_files(tmp_pa
         "cubed or docstrings or every or each",
     )
     assert output.count("cubed") > 20
+    ran("-c", "from tests.machines.gpu.against import ELEMENTWISE; assert 'cubed' in ELEMENTWISE")
     ran("-m", "mlvm.eager.stub")
     assert "def cubed(x: Tensor, /" in (copy / "mlvm/eager/tensor/primitives.pyi").read_text(
         "utf-8"

@@ -7,11 +7,13 @@ serves all shapes of a pattern.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha1
+from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,91 +27,63 @@ GROUP: Final = 64
 _MOST_BYTES: Final = 1024
 """Of a kernel's arguments: what each device of OpenCL takes."""
 
-_NUMBERS: Final = {
-    "add": "x + y",
-    "subtract": "x - y",
-    "multiply": "x * y",
-    "square": "x * x",
-    "negative": "0 - x",
-}
-"""What wraps around in integers; in floats it is the same, but for `negative`."""
+_WRAPS: Final = frozenset({"add", "subtract", "multiply", "square", "negative"})
+"""Ops of integers that are computed without a sign."""
 
-_REALS: Final = {
-    "maximum": "greatest_T(x, y)",
-    "minimum": "least_T(x, y)",
-    "clip": "least_T(greatest_T(x, y), z)",
-    "floor_divide": "quotient_T(x, y)",
-    "remainder": "modulus_T(x, y)",
-    "real": "x",
-    "conj": "x",
-    "imag": "0",
-}
+_TABLE: Final = Path(__file__).parents[1] / "native/src/plan/kernels/elementwise_ops.def"
+_ROW: Final = re.compile(r"(?:[A-Z]*ARY|SAME|COMPARISON|PREDICATE)\((\w+)(?:, [\w.]+, (.+))?\)")
+_DEFINED: Final = frozenset({"greatest", "least", "quotient", "modulus", "log_of_sum"})
+"""Functions of source/elementwise.h that the native kernels have, too."""
 
-_INTEGERS: Final = {
-    "floor": "x",
-    "ceil": "x",
-    "round": "x",
-    "trunc": "x",
-    "bitwise_invert": "~x",
+_OF_ALL: Final = {"real": "x", "conj": "x", "imag": "0"}
+_OF_INTEGERS: Final = {
     "bitwise_left_shift": "(u64)y < 8 * sizeof(T) ? (u64)x << y : 0",
     "bitwise_right_shift": "(u64)y < 8 * sizeof(T) ? x >> y : x < 0 ? -1 : 0",
-    "abs": "x < 0 ? 0 - x : x",
-    "sign": "(x > 0) - (x < 0)",
-    "bitwise_and": "x & y",
-    "bitwise_or": "x | y",
-    "bitwise_xor": "x ^ y",
     "pow": "power_T(x, y)",
 }
-
-_FLOATS: Final = {
-    "negative": "-x",
-    "abs": "fabs(x)",
+_OF_FLOATS: Final = {
     "sign": "sign_T(x)",
     "relu": "x <= 0 ? (T)0 : x",
-    "floor": "floor(x)",
-    "ceil": "ceil(x)",
-    "round": "rint(x)",
-    "trunc": "trunc(x)",
-    "multiply_add": "x * y + z",
-    "copysign": "copysign(x, y)",
-    "divide": "x / y",
-    "reciprocal": "1 / x",
-    "sqrt": "sqrt(x)",
-    "rsqrt": "1 / sqrt(x)",
-    "pow": "pow(x, y)",
     "sigmoid": "1 / (1 + exp(-x))",
-    "logaddexp": "log_of_sum_T(x, y)",
+    "floor_divide": "quotient_T(x, y)",
+    "remainder": "modulus_T(x, y)",
     **{
         name: f"{name}(x)"
         for name in (
-            *("exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "asin"),
-            *("acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf"),
+            *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh"),
+            "atanh",
         )
     },
-    "atan2": "atan2(x, y)",
-    "hypot": "hypot(x, y)",
-    "nextafter": "nextafter(x, y)",
+    **{name: f"{name}(x, y)" for name in ("atan2", "hypot", "nextafter")},
 }
+"""Expressions that the native kernels have otherwise, or not at all."""
 
-_BOOLS: Final = {
-    "logical_and": "x & y",
-    "logical_or": "x | y",
-    "logical_xor": "x ^ y",
-    "logical_not": "!x",
-    "bitwise_and": "x & y",
-    "bitwise_or": "x | y",
-    "bitwise_xor": "x ^ y",
-    "bitwise_invert": "!x",
-}
 
-_PREDICATES: Final = {
-    "equal": "x == y",
-    "not_equal": "x != y",
-    "less": "x < y",
-    "less_equal": "x <= y",
-    "greater": "x > y",
-    "greater_equal": "x >= y",
-}
+def _expressions() -> dict[str, dict[str, str]]:
+    """The expressions of ops in C, for each kind of dtypes: those of the native kernels' table."""
+    every: dict[str, dict[str, str]] = {"bool": {}, "unsigned": {}, "signed": {}, "float": {}}
+    kinds = [*every]
+    for line in _TABLE.read_text(encoding="ascii").splitlines():
+        if line.startswith("#"):
+            named = [kind for kind in every if kind.upper() in line.split()]
+            others = [kind for kind in every if kind not in named]
+            kinds = others if "!=" in line or not named else named
+        elif match := _ROW.fullmatch(line):
+            text = (match[2] or "x").replace("(W)", "")
+            text = re.sub(r"MATH\((?:__builtin_)?(\w+)\)", r"\1", text)
+            text = re.sub(r"OF\((\w+)\)", lambda m: m[1] + "_T" * (m[1] in _DEFINED), text)
+            for kind in kinds if match[1] in OPS else ():
+                every[kind][match[1]] = text
+    for kind in ("unsigned", "signed"):
+        every[kind] |= {**_OF_ALL, **_OF_INTEGERS}
+    every["float"] |= {**_OF_ALL, **_OF_FLOATS}
+    return every
+
+
+_EXPRESSIONS: Final = _expressions()
+_PREDICATES: Final = frozenset(
+    {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
+)
 """Of operands that promote; the result is a bool."""
 
 _IS: Final = ("isnan", "isinf", "isfinite")
@@ -190,23 +164,15 @@ def expression(
     worked = out
     if name in _PREDICATES:
         worked = operands[0] if operands[0] is operands[1] else promote(*operands)
-        text: str | None = _PREDICATES[name]
-    elif out is bool_:
-        text = _BOOLS.get(name)
-    elif out.is_integer:
-        text = {**_NUMBERS, **_REALS, **_INTEGERS}.get(name)
-    else:
-        text = {**_NUMBERS, **_REALS, **_FLOATS}.get(name)
-        if name == "nextafter" and out.is_half:
-            return None
-    if text is None:
+    text = _EXPRESSIONS[worked.kind].get(name)
+    if text is None or (name == "nextafter" and out.is_half):
         return None
     type = _computed(worked) if lanes == 1 else "lanes"
     arguments = [
         converted(value, dtype, _common(dtype, worked))
         for value, dtype in zip(values, operands, strict=True)
     ]
-    if worked.is_integer and name in _NUMBERS:
+    if worked.is_integer and name in _WRAPS:
         wide = "u64" if worked.itemsize == 8 else "u32"
         arguments = [f"({wide}){value}" for value in arguments]
     else:
@@ -495,7 +461,7 @@ def _pow(device: Facts, types: Types) -> Calls:
 
 ELEMENTWISE: Final = frozenset(
     {
-        *(_NUMBERS | _REALS | _INTEGERS | _FLOATS | _BOOLS | _PREDICATES),
+        *itertools.chain(*_EXPRESSIONS.values()),
         *("astype", "signbit", "gelu", "gelu_slope", *_IS, *_MOVES),
     }
 )

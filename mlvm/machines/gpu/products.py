@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -92,12 +92,7 @@ def product(
         Y=y.dtype,
         A=dtype.name,
         V=f"{_VECTORS[dtype.name]}{cut.lanes}" if cut.lanes > 1 else dtype.name,
-        ROWS=cut.rows,
-        COLUMNS=cut.columns,
-        DEPTH=cut.depth,
-        HIGH=cut.high,
-        WIDE=cut.wide,
-        LANES=cut.lanes,
+        **cut.defines(),
         X_ALONG=int(x.column == 1),
         Y_ALONG=int(y.column == 1),
         **_defines(windows),
@@ -180,14 +175,8 @@ def _in_panels(
     high = min(m, cut.high)
     tiles = -(-m // high) * -(-n // wide) * batch
     length, splits = _shared_out(sizes)
-    text = source(
-        "panels.c",
-        T=dtype.name,
-        V=f"{_VECTORS[dtype.name]}{lanes}",
-        HIGH=high,
-        WIDE=wide,
-        LANES=lanes,
-    )
+    vector = f"{_VECTORS[dtype.name]}{lanes}"
+    text = source("panels.c", T=dtype.name, V=vector, HIGH=high, WIDE=wide, LANES=lanes)
     items = tiles * splits, 8
     numbers = _numbers(x, y, sizes, second, length, splits)
     product = _added_up(device, out, text, "panels", items, (x.number, number), numbers, splits)
@@ -277,10 +266,11 @@ def _windows_of(
     x: TensorType,
     grid: Shape,
     window: Shape,
+    groups: int,
+    *,
     stride: Shape,
     padding: Sides,
     dilation: Shape,
-    groups: int,
 ) -> _Windows:
     """The windows of a convolution of x."""
     lead = _in_three([-before for before, _ in padding], 0)
@@ -290,12 +280,9 @@ def _windows_of(
 
 
 @kernel("conv2d", computes=True)
-def _conv2d(
-    device: Facts, types: Types, *, stride: Shape, padding: Sides, dilation: Shape, groups: int
-) -> Calls:
+def _conv2d(device: Facts, types: Types, *, groups: int, **how: Any) -> Calls:
     out, x, weights = types
-    grid, window = out.shape[1:-1], weights.shape[:-2]
-    windows = _windows_of(x, grid, window, stride, padding, dilation, groups)
+    windows = _windows_of(x, out.shape[1:-1], weights.shape[:-2], groups, **how)
     outputs = out.shape[-1]
     sizes = Sizes(out.size // outputs, outputs // groups, math.prod(weights.shape[:-1]), groups, 1)
     left = _Operand(1, x.dtype.name, 1, 1, windows.channels)
@@ -318,11 +305,7 @@ def _conv_transpose2d(
     so-manieth, and are a convolution of x with these. The phases are a batch of products."""
     out, x, weights = types
     inputs, outputs = weights.shape[-2:]
-    each, taps, lengths = (
-        outputs // groups,
-        _in_three(weights.shape[:-2]),
-        _in_three(out.shape[1:-1]),
-    )
+    each, taps, lengths = outputs // groups, *map(_in_three, (weights.shape[:-2], out.shape[1:-1]))
     strides, dilations = _in_three(stride), _in_three(dilation)
     every = [s // math.gcd(s, d) for s, d in zip(strides, dilations, strict=True)]
     grid = [-(-n // s) for n, s in zip(lengths, strides, strict=True)]
@@ -338,10 +321,8 @@ def _conv_transpose2d(
         outputs,
         phases=(*strides, *dilations, *every, *taps, *lengths),
     )
-    count = math.prod(strides)
-    sizes = Sizes(
-        out.shape[0] * math.prod(grid), inputs, math.prod(window) * each, groups * count, 1
-    )
+    count, inner = math.prod(strides), math.prod(window) * each
+    sizes = Sizes(out.shape[0] * math.prod(grid), inputs, inner, groups * count, 1)
     left = _Operand(1, x.dtype.name, 1, 1, each)
     right = _Operand(2, weights.dtype.name, inputs * outputs, outputs, each)
     return product(device, out, left, right, sizes, count, windows)
@@ -349,17 +330,10 @@ def _conv_transpose2d(
 
 @kernel("conv2d_kernel_vjp", computes=True)
 def _conv2d_kernel_vjp(
-    device: Facts,
-    types: Types,
-    *,
-    window: Shape,
-    stride: Shape,
-    padding: Sides,
-    dilation: Shape,
-    groups: int,
+    device: Facts, types: Types, *, window: Shape, groups: int, **how: Any
 ) -> Calls:
     out, g, x = types
-    windows = _windows_of(x, g.shape[1:-1], window, stride, padding, dilation, groups)
+    windows = _windows_of(x, g.shape[1:-1], window, groups, **how)
     windows = windows._replace(transposed=True)
     outputs = g.shape[-1]
     sizes = Sizes(out.size // outputs, outputs // groups, math.prod(g.shape[:-1]), groups, 1)

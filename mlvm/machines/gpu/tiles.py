@@ -27,6 +27,10 @@ class Tile(NamedTuple):
     wide: int
     lanes: int
 
+    def defines(self) -> dict[str, int]:
+        """The tile's sizes, as the text of a kernel names them."""
+        return {name.upper(): size for name, size in self._asdict().items()}
+
     @property
     def items(self) -> int:
         return (self.rows // self.high) * (self.columns // self.wide)
