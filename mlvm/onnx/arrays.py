@@ -185,18 +185,19 @@ def array_of(tensor: Message, files: Files) -> Array:
         raise ModelError(f"{what} has the shape {list(shape)}: {error}") from None
 
 
+_LISTS: Final = {
+    **dict.fromkeys((1, 14), "float"),
+    **dict.fromkeys((11, 15), "double"),
+    7: "int64",
+    12: "uint64",
+    13: "uint64",
+}
+"""Fields of a tensor's values by its dtype; those of others are integers of 32 bits."""
+
+
 def _listed(tensor: Message, number: int, dtype: DType, count: int, what: str) -> Array:
     """Return the values that a tensor has in a list of numbers."""
-    if number in (1, 14):
-        values = tensor.float_data
-    elif number in (11, 15):
-        values = tensor.double_data
-    elif number == 7:
-        values = tensor.int64_data
-    elif number in (12, 13):
-        values = tensor.uint64_data
-    else:
-        values = tensor.int32_data
+    values = getattr(tensor, f"{_LISTS.get(number, 'int32')}_data")
     array = np.asarray(values, None if len(values) else np.int64)
     count *= 2 if dtype.kind == "complex" else 1
     if len(array) != count:

@@ -19,6 +19,7 @@ from mlvm.onnx.wire import FIELDS, Message
 
 _OURS: Final = ("", "ai.onnx")
 _NEWEST: Final = 1000  # an opset beyond is no number of one
+_PLAIN: Final = {1: "f", 2: "i", 13: "tp"}  # fields of attributes by their kind
 _MOST_NODES: Final = 100_000  # that functions in functions may amount to
 REFUSALS: Final = (
     *(MlvmError, TypeError, ValueError, AttributeError, LookupError),
@@ -375,10 +376,8 @@ class Builder:
     ) -> Any:
         """Return the value of an attribute."""
         kind = attribute.type
-        if kind == 1:
-            return attribute.f
-        if kind == 2:
-            return attribute.i
+        if kind in _PLAIN:
+            return getattr(attribute, _PLAIN[kind])
         if kind == 3:
             return bytes(attribute.s).decode("utf-8", "replace")
         if kind == 4 and attribute.t is not None:
@@ -393,8 +392,6 @@ class Builder:
             return [bytes(x).decode("utf-8", "replace") for x in attribute.strings]
         if kind == 11 and attribute.sparse_tensor is not None:
             return dense(attribute.sparse_tensor, self.files)
-        if kind == 13:
-            return attribute.tp
         raise ModelError(f"{what} has the attribute {attribute.name!r} of an unknown kind, {kind}")
 
 

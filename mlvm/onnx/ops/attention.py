@@ -40,6 +40,11 @@ def _bias(allowed: Any, dtype: Any) -> Any:
     return ml.where(allowed, ml.zeros((), dtype=dtype), ml.full((), -math.inf, dtype=dtype))
 
 
+def _behind(past: Any, now: Any) -> Any:
+    """Append keys or values to those of earlier calls, if there are any."""
+    return now if past is None else ml.concat([tensor(past), now], axis=2)
+
+
 @op("Attention", "tensors")
 def attention(at: Call, q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = None,
               past_v: Any = None, lengths: Any = None) -> Any:  # fmt: skip
@@ -49,9 +54,7 @@ def attention(at: Call, q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = 
         k, v = heads(k, at["kv_num_heads"]), heads(v, at["kv_num_heads"])
     dtype, d = q.dtype, q.shape[3]
     half = math.sqrt(at.get("scale") or 1.0 / math.sqrt(d))
-    if past_k is not None:
-        k, v = ml.concat([past_k, k], axis=2), ml.concat([past_v, v], axis=2)
-    present_k, present_v = k, v
+    present_k, present_v = k, v = _behind(past_k, k), _behind(past_v, v)
     t, s = q.shape[2], k.shape[2]
     offset: Any = 0 if past_k is None else past_k.shape[2]
     rows, columns = ml.reshape(ml.arange(t), (t, 1)), ml.reshape(ml.arange(s), (1, s))
@@ -60,13 +63,10 @@ def attention(at: Call, q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = 
         fill = s - mask.shape[-1]
         if fill > 0:
             widths = [*[(0, 0)] * (mask.ndim - 1), (0, fill)]
-            is_bool = mask.dtype == ml.bool
-            mask = (
-                ml.pad(ml.astype(mask, ml.uint8), widths)
-                if is_bool
-                else ml.pad(mask, widths, -math.inf)
-            )
-            mask = ml.astype(mask, ml.bool) if is_bool else mask
+            if mask.dtype == ml.bool:
+                mask = ml.astype(ml.pad(ml.astype(mask, ml.uint8), widths), ml.bool)
+            else:
+                mask = ml.pad(mask, widths, -math.inf)
         bias = _bias(mask, dtype) if mask.dtype == ml.bool else ml.astype(mask, dtype)
     left, right = at.get("left_window_size", -1), at.get("right_window_size", -1)
     where = rows + offset
@@ -93,8 +93,6 @@ def attention(at: Call, q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = 
     if cap:
         scores = ml.tanh(scores / cap) * cap
         shown = scores if mode == 1 else shown
-    if mode == 2 and cap:
-        shown = scores
     scores = scores if bias is None else scores + bias
     shown = scores if mode == 2 else shown
     number = at.get("softmax_precision")
@@ -142,13 +140,7 @@ def linear_attention(at: Call, q: Any, k: Any, v: Any, past: Any = None, decay: 
     state = ml.zeros((n, kv_heads, dk, dv)) if past is None else ml.astype(past, ml.float32)
     scale = at.get("scale", 0.0) or 1.0 / math.sqrt(dk)
     if decay is not None:
-        last = decay.shape[-1]
-        decay = (
-            heads(decay, kv_heads)
-            if last != kv_heads
-            else ml.permute_dims(ml.reshape(decay, (n, t, kv_heads, 1)), (0, 2, 1, 3))
-        )
-        decay = ml.exp(ml.astype(decay, ml.float32))
+        decay = ml.exp(ml.astype(heads(decay, kv_heads), ml.float32))
     if beta is not None:
         beta = ml.astype(ml.permute_dims(ml.reshape(beta, (n, t, -1, 1)), (0, 2, 1, 3)), ml.float32)
     outputs = []
@@ -195,41 +187,40 @@ def rotated(x: Any, cos: Any, sin: Any, width: int, interleaved: bool) -> Any:
     return ml.concat([turned, rest], axis=-1) if rest.shape[-1] else turned
 
 
+def _turned(x: Any, count: int, cos: Any, sin: Any, width: int, interleaved: bool) -> Any:
+    """Rotate x [N, T, count D] or [N, H, T, D]."""
+    if x.ndim == 3:
+        rows = ml.reshape(x, (*x.shape[:2], count, -1))
+        return ml.reshape(rotated(rows, cos, sin, width, interleaved), x.shape)
+    swap = 0, 2, 1, 3
+    return ml.permute_dims(rotated(ml.permute_dims(x, swap), cos, sin, width, interleaved), swap)
+
+
 @op("RotaryEmbedding", "tensors")
 def rotary_embedding(at: Call, x: Any, cos: Any, sin: Any, places: Any = None) -> Any:
-    is_flat, shape = x.ndim == 3, x.shape
-    if is_flat:
-        x = ml.reshape(x, (*shape[:2], at["num_heads"], shape[2] // at["num_heads"]))
-    else:
-        x = ml.permute_dims(x, (0, 2, 1, 3))
+    count = at["num_heads"] if x.ndim == 3 else 1
     if places is not None:
         flat = ml.reshape(places, (-1,))
         cos, sin = (ml.reshape(ml.take(c, flat, axis=0), (*places.shape, -1)) for c in (cos, sin))
-    width = at.get("rotary_embedding_dim", 0) or x.shape[-1]
+    width = at.get("rotary_embedding_dim", 0) or x.shape[-1] // count
     if cos.shape[-1] * 2 != width:
         raise ModelError(f"expected caches of {width // 2} columns, got {cos.shape[-1]}")
     cos, sin = ml.expand_dims(cos, axis=2), ml.expand_dims(sin, axis=2)
-    y = rotated(x, cos, sin, width, bool(at.get("interleaved", 0)))
-    return ml.reshape(y, shape) if is_flat else ml.permute_dims(y, (0, 2, 1, 3))
+    return _turned(x, count, cos, sin, width, bool(at.get("interleaved", 0)))
 
 
 @op("com.microsoft.RotaryEmbedding", "raw")
 def rotary_of_microsoft(at: Call, x: Value, places: Value, cos: Value, sin: Value) -> Value:
     x, places, cos, sin = (tensor(v) for v in (x, places, cos, sin))
-    is_flat, shape = x.ndim == 3, x.shape
-    width = at.get("rotary_embedding_dim", 0) or cos.shape[-1] * 2
-    if is_flat:
-        count = at.get("num_heads", 0) or shape[2] // (cos.shape[-1] * 2)
-        x = ml.reshape(x, (*shape[:2], count, -1))
-    else:
-        x = ml.permute_dims(x, (0, 2, 1, 3))
-    n, t = x.shape[:2]
+    full = cos.shape[-1] * 2
+    width = at.get("rotary_embedding_dim", 0) or full
+    count = at.get("num_heads", 0) or x.shape[-1] // full
+    n, t = x.shape[0], x.shape[-2]
     if places.size == 1:
         places = ml.reshape(places, (1, 1)) + ml.reshape(ml.arange(t, dtype=places.dtype), (1, t))
     flat = ml.reshape(ml.broadcast_to(places, (n, t)), (-1,))
     cos, sin = (ml.reshape(ml.take(c, flat, axis=0), (n, t, 1, -1)) for c in (cos, sin))
-    y = rotated(x, cos, sin, width, bool(at.get("interleaved", 0)))
-    return ml.reshape(y, shape) if is_flat else ml.permute_dims(y, (0, 2, 1, 3))
+    return _turned(x, count, cos, sin, width, bool(at.get("interleaved", 0)))
 
 
 @op("com.microsoft.MultiHeadAttention", "raw")
@@ -244,9 +235,7 @@ def multi_head_attention(at: Call, q: Value, k: Value = None, v: Value = None, b
         own = tensor(bias)
         q, k = q + own[: q.shape[2]], k + own[q.shape[2] : q.shape[2] + k.shape[2]]
         v = v + own[q.shape[2] + k.shape[2] :]
-    q, k, v = heads(q, count), heads(k, count), heads(v, count)
-    if past_k is not None:
-        k, v = ml.concat([tensor(past_k), k], axis=2), ml.concat([tensor(past_v), v], axis=2)
+    q, k, v = heads(q, count), _behind(past_k, heads(k, count)), _behind(past_v, heads(v, count))
     scale = at.get("scale", 0.0) or 1.0 / math.sqrt(q.shape[3])
     scores = ml.matmul(q * scale, k, transpose_y=True)
     scores = scores if added is None else scores + tensor(added)
@@ -271,11 +260,7 @@ def group_query_attention(at: Call, q: Value, k: Value = None, v: Value = None,
     q = tensor(q)
     if k is None:
         d = q.shape[2] // (count + 2 * kv_heads)
-        q, k, v = (
-            q[..., : count * d],
-            q[..., count * d : (count + kv_heads) * d],
-            q[..., (count + kv_heads) * d :],
-        )
+        q, k, v = ml.split(q, [count * d, (count + kv_heads) * d], axis=2)
     q, k, v = heads(q, count), heads(tensor(k), kv_heads), heads(tensor(v), kv_heads)
     before = 0 if past_k is None else past_k.shape[2]
     t = q.shape[2]
@@ -283,14 +268,8 @@ def group_query_attention(at: Call, q: Value, k: Value = None, v: Value = None,
         own = slice(before, before + t)
         turns, tilts = (ml.reshape(tensor(c)[own], (1, t, 1, -1)) for c in (cos, sin))
         width, turn = turns.shape[-1] * 2, bool(at.get("rotary_interleaved", 0))
-        q, k = (
-            ml.permute_dims(
-                rotated(ml.permute_dims(x, (0, 2, 1, 3)), turns, tilts, width, turn), (0, 2, 1, 3)
-            )
-            for x in (q, k)
-        )
-    if past_k is not None:
-        k, v = ml.concat([tensor(past_k), k], axis=2), ml.concat([tensor(past_v), v], axis=2)
+        q, k = (_turned(x, 0, turns, tilts, width, turn) for x in (q, k))
+    k, v = _behind(past_k, k), _behind(past_v, v)
     scale = at.get("scale", 0.0) or 1.0 / math.sqrt(q.shape[3])
     scores = ml.matmul(q * scale, repeated(k, count // kv_heads), transpose_y=True)
     cap, window = at.get("softcap", 0.0), at.get("local_window_size", -1)
@@ -314,9 +293,8 @@ def embed_layer_normalization(at: Call, ids: Value, segments: Value, words: Valu
     y = ml.reshape(ml.take(tensor(words), ml.reshape(ids, (-1,)), axis=0), (n, t, -1))
     y = y + tensor(places)[:t]
     if segments is not None:
-        y = y + ml.reshape(
-            ml.take(tensor(kinds), ml.reshape(tensor(segments), (-1,)), axis=0), (n, t, -1)
-        )
+        rows = ml.take(tensor(kinds), ml.reshape(tensor(segments), (-1,)), axis=0)
+        y = y + ml.reshape(rows, (n, t, -1))
     normal = normalized(y, tensor(scale), tensor(bias), 2, at.get("epsilon", 1e-12))
     counts = ml.zeros((n,), dtype=ml.int32)
     if mask is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from mlvm.core.errors import ModelError
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import Array
 from mlvm.eager.tensor import primitives
-from mlvm.onnx.ops.neural import channels_last, channels_second
+from mlvm.onnx.ops.neural import channels_last, channels_second, steps_of
 from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import Value, bounded, in_memory, ints, permuted, tensor
 
@@ -212,12 +213,9 @@ def grid_sample(at: Call, x: Value, grid: Value) -> Value:
 def affine_grid(at: Call, theta: Any, size: Any) -> Any:
     places = [int(n) for n in size[2:]]
     bounded((*places, len(places) + 1))
-    lines = []
-    for n in places:
-        line = (
-            np.linspace(-1, 1, n) if at.get("align_corners", 0) else (2 * np.arange(n) + 1) / n - 1
-        )
-        lines.append(line)
+    lines = [(2 * np.arange(n) + 1) / n - 1 for n in places]
+    if at.get("align_corners", 0):
+        lines = [np.linspace(-1, 1, n) for n in places]
     grid = np.meshgrid(*lines, indexing="ij")[::-1]
     points = np.stack([*grid, np.ones(places)], axis=-1).reshape(-1, len(places) + 1)
     y = ml.matmul(
@@ -236,6 +234,8 @@ def roi_align(at: Call, x: Value, rois: Any, batch: Any) -> Value:
         "coordinate_transformation_mode", "half_pixel" if at.opset >= 16 else "output_half_pixel"
     )
     shift = 0.5 if mode == "half_pixel" else 0.0
+    is_max = at.get("mode", "avg") == "max"
+    combined, over_cells = (ml.maximum, ml.max) if is_max else (ml.add, ml.mean)
     regions = []
     for roi, image in zip(rois.astype(np.float64), batch.reshape(-1), strict=True):
         x1, y1, x2, y2 = roi * scale - shift
@@ -253,15 +253,8 @@ def roi_align(at: Call, x: Value, rois: Any, batch: Any) -> Value:
             )
             part = ml.take(ml.take(picture, ml.asarray(r), axis=0), ml.asarray(q), axis=1)
             parts.append(part * share)
-        if at.get("mode", "avg") == "max":
-            values = parts[0]
-            for part in parts[1:]:
-                values = ml.maximum(values, part)
-        else:
-            values = sum(parts[1:], parts[0])
-        cells = ml.reshape(values, (ph, rows, pw, columns, c))
-        reduce = ml.max if at.get("mode", "avg") == "max" else ml.mean
-        regions.append(reduce(cells, axis=(1, 3)))
+        cells = ml.reshape(reduce(combined, parts), (ph, rows, pw, columns, c))
+        regions.append(over_cells(cells, axis=(1, 3)))
     return channels_second(ml.stack(regions))
 
 
@@ -281,31 +274,23 @@ def _pair(at: Array, n: int) -> list[tuple[Array, Array]]:
 def col2im(at: Call, x: Any, image: Any, block: Any) -> Any:
     size, window = [int(n) for n in image], [int(n) for n in block]
     axes = len(size)
-    dilation, strides = at.get("dilations") or [1] * axes, at.get("strides") or [1] * axes
+    strides, dilation, span = steps_of(at, window)
     pads = at.get("pads") or [0] * (2 * axes)
     n, c = x.shape[0], x.shape[1] // math.prod(window)
     whole = [size[i] + pads[i] + pads[i + axes] for i in range(axes)]
     bounded(whole)
-    counts = [(whole[i] - (window[i] - 1) * dilation[i] - 1) // strides[i] + 1 for i in range(axes)]
+    counts = [(whole[i] - span[i]) // strides[i] + 1 for i in range(axes)]
     places: Any = 0
     for i in range(axes):
-        line = (
-            np.arange(window[i])[:, None] * dilation[i] + np.arange(counts[i])[None, :] * strides[i]
-        )
+        line = np.add.outer(np.arange(window[i]) * dilation[i], np.arange(counts[i]) * strides[i])
         shape = [1] * (2 * axes)
         shape[i], shape[axes + i] = line.shape
         places = places * whole[i] + line.reshape(shape)
     rows = ml.permute_dims(ml.reshape(x, (n * c, -1)), (1, 0))
-    total = primitives.index_add(
-        ml.zeros((math.prod(whole), n * c), dtype=x.dtype),
-        rows,
-        ml.asarray(np.ravel(places)),
-        axis=0,
-    )
+    zeros = ml.zeros((math.prod(whole), n * c), dtype=x.dtype)
+    total = primitives.index_add(zeros, rows, ml.asarray(np.ravel(places)), axis=0)
     images = ml.reshape(ml.permute_dims(total, (1, 0)), (n, c, *whole))
-    return images[
-        (slice(None), slice(None), *(slice(pads[i], pads[i] + size[i]) for i in range(axes)))
-    ]
+    return images[(..., *(slice(pads[i], pads[i] + size[i]) for i in range(axes)))]
 
 
 @op("DeformConv", "tensors")

@@ -261,14 +261,10 @@ def depth_to_space(at: Call, x: Value) -> Value:
     n, c, *places = x.shape
     inner = c // r ** len(places)
     if at.get("mode", "DCR") == "DCR":
-        x = ml.reshape(x, (n, r, r, inner, *places))
-        return ml.reshape(
-            ml.permute_dims(x, (0, 3, 4, 1, 5, 2)), (n, inner, places[0] * r, places[1] * r)
-        )
-    x = ml.reshape(x, (n, inner, r, r, *places))
-    return ml.reshape(
-        ml.permute_dims(x, (0, 1, 4, 2, 5, 3)), (n, inner, places[0] * r, places[1] * r)
-    )
+        x = ml.permute_dims(ml.reshape(x, (n, r, r, inner, *places)), (0, 3, 4, 1, 5, 2))
+    else:
+        x = ml.permute_dims(ml.reshape(x, (n, inner, r, r, *places)), (0, 1, 4, 2, 5, 3))
+    return ml.reshape(x, (n, inner, places[0] * r, places[1] * r))
 
 
 @op("SpaceToDepth", "raw")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
+from mlvm.core.ops.windows import span_of
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import Array, DType, Shape
 from mlvm.eager.tensor import primitives
@@ -35,7 +37,14 @@ def channels_second(y: Any) -> Value:
     return permuted(y, (0, n - 1, *range(1, n - 1)))
 
 
-def sides(at: Call, size: Shape, span: list[int], strides: list[int], *, up: bool = False) -> Sides:
+def steps_of(at: Call, window: Sequence[int]) -> tuple[list[int], list[int], Shape]:
+    """Return the strides, the dilation, and the span of the dilated window."""
+    ones = [1] * len(window)
+    strides, dilation = at.get("strides") or ones, at.get("dilations") or ones
+    return strides, dilation, span_of(tuple(window), tuple(dilation))
+
+
+def sides(at: Call, size: Shape, span: Shape, strides: list[int], *, up: bool = False) -> Sides:
     """Return the padding of each axis. `up` lets the last window reach beyond, as with
     `ceil_mode`."""
     axes, kind = len(size), at.get("auto_pad", "NOTSET")
@@ -91,8 +100,7 @@ def convolved(at: Call, x: Any, kernel: Any, axes: int) -> Any:
     call."""
     if axes > 3 or x.ndim != axes + 2:
         raise ModelError(f"expected 1 to 3 spatial axes, got {axes}")
-    strides, dilation = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
-    span = [(k - 1) * d + 1 for k, d in zip(kernel.shape, dilation, strict=False)]
+    strides, dilation, span = steps_of(at, kernel.shape[:axes])
     function: Any = (ml.conv1d, ml.conv2d, ml.conv3d)[axes - 1]
     options = _options(
         stride=strides, padding=sides(at, x.shape[1:-1], span, strides), dilation=dilation
@@ -110,12 +118,12 @@ def _options(**options: Any) -> dict[str, Any]:
 def conv_transpose(at: Call, x: Value, w: Value, b: Value = None) -> Value:
     kernel, x = _laid(at, w), channels_last(x)
     axes, groups = kernel.ndim - 2, at.get("group", 1)
-    strides, dilation = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
+    strides, dilation, span = steps_of(at, kernel.shape[:axes])
     more, output_shape = at.get("output_padding") or [0] * axes, at.get("output_shape")
     pads, kind = at.get("pads") or [0] * (2 * axes), at.get("auto_pad", "NOTSET")
     whole, padding = [], []
     for i in range(axes):
-        size = (x.shape[i + 1] - 1) * strides[i] + (kernel.shape[i] - 1) * dilation[i] + 1
+        size = (x.shape[i + 1] - 1) * strides[i] + span[i]
         if output_shape is not None or kind.startswith("SAME"):
             target = (
                 output_shape[-axes:][i] if output_shape is not None else x.shape[i + 1] * strides[i]
@@ -156,9 +164,7 @@ def pooled(
 
 def _windows(at: Call, x: Any) -> tuple[list[int], list[int], list[int], Sides]:
     window = at["kernel_shape"]
-    axes = len(window)
-    strides, dilation = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
-    span = [(k - 1) * d + 1 for k, d in zip(window, dilation, strict=True)]
+    strides, dilation, span = steps_of(at, window)
     up = bool(at.get("ceil_mode", 0))
     return window, strides, dilation, sides(at, x.shape[1:-1], span, strides, up=up)
 
@@ -180,30 +186,25 @@ def _places_of_largest(
     """Return the index of each window's largest element in all of x."""
     axes, (n, c, *places) = len(window), shape
     x = ml.pad(x, [(0, 0), *padding, (0, 0)], -math.inf)
-    order = at.get("storage_order", 0)
-    steps = [math.prod(places[i + 1 :]) for i in range(axes)]
-    if order:
-        steps = [math.prod(places[:i]) for i in range(axes)]
+    order: Any = "F" if at.get("storage_order", 0) else "C"
+    inside = np.pad(np.arange(math.prod(places)).reshape(places, order=order), padding)
     parts, numbers = [], []
-    counts = [
-        (x.shape[i + 1] - (window[i] - 1) * dilation[i] - 1) // strides[i] + 1 for i in range(axes)
-    ]
     for offset in np.ndindex(*window):
-        index: list[Any] = [slice(None)]
-        number = np.zeros(counts, np.int64)
-        for i, k in enumerate(offset):
-            start = k * dilation[i]
-            index.append(slice(start, start + (counts[i] - 1) * strides[i] + 1, strides[i]))
-            at_axis = np.arange(counts[i]) * strides[i] + start - padding[i][0]
-            number += at_axis.reshape([-1 if j == i else 1 for j in range(axes)]) * steps[i]
-        parts.append(x[tuple(index)])
-        numbers.append(number)
+        index = tuple(
+            [
+                slice(k * d, n - (m - 1 - k) * d, step)
+                for n, k, m, d, step in zip(
+                    inside.shape, offset, window, dilation, strides, strict=True
+                )
+            ]
+        )
+        parts.append(x[(slice(None), *index)])
+        numbers.append(inside[index])
     best = ml.argmax(ml.stack(parts), axis=0)  # [N, ..., C]
     table = ml.asarray(np.stack(numbers).reshape(len(parts), -1))
-    column = ml.reshape(ml.arange(math.prod(counts)), (1, *counts, 1))
-    flat = ml.take(
-        ml.reshape(table, (-1,)), ml.reshape(best * math.prod(counts) + column, (-1,)), axis=0
-    )
+    size = numbers[0].size
+    rows = best * size + ml.reshape(ml.arange(size), (1, *numbers[0].shape, 1))
+    flat = ml.take(ml.reshape(table, (-1,)), ml.reshape(rows, (-1,)), axis=0)
     image = np.arange(n * c).reshape(n, *[1] * axes, c) * math.prod(places)
     return channels_second(ml.reshape(flat, best.shape) + ml.asarray(image))
 
@@ -220,12 +221,7 @@ def averaged(at: Call, x: Any) -> Any:
     if any(low or high for low, high in padding):
         counted: Any = np.ones(x.shape[1:-1])
         if at.get("count_include_pad", 0):
-            own_padding = sides(
-                at,
-                x.shape[1:-1],
-                [(k - 1) * d + 1 for k, d in zip(window, dilation, strict=False)],
-                strides,
-            )
+            own_padding = sides(at, x.shape[1:-1], steps_of(at, window)[2], strides)
             counted = np.pad(counted, own_padding, constant_values=1.0)
             rest = [(0, max(b[1] - a[1], 0)) for a, b in zip(own_padding, padding, strict=True)]
             counted = np.pad(counted, rest)
@@ -285,6 +281,7 @@ def batch_normalization(
     at: Call, x: Value, scale: Value, bias: Value, mean: Value, var: Value
 ) -> Value:
     eps = at.get("epsilon", 1e-5)
+    running: tuple[Any, ...] = ()
     gamma, beta, middle, spread = (tensor(v) for v in (scale, bias, mean, var))
     y, axes = in_memory(x)
     channel = axes[1] if y.ndim > 1 else 1
@@ -295,13 +292,8 @@ def batch_normalization(
         rest = tuple(i for i in range(y.ndim) if i != channel)
         now, around = ml.mean(y, axis=rest), ml.var(y, axis=rest)
         keep = at.get("momentum", 0.9)
-        running: tuple[Any, ...] = (
-            middle * keep + now * (1 - keep),
-            spread * keep + around * (1 - keep),
-        )
+        running = middle * keep + now * (1 - keep), spread * keep + around * (1 - keep)
         middle, spread = now, around
-    else:
-        running = ()
     by = gamma / ml.sqrt(ml.astype(spread, gamma.dtype) + eps)
     shift = beta - ml.astype(middle, gamma.dtype) * by
     normal: Value = y * ml.astype(ml.reshape(by, tuple(shape)), y.dtype)
@@ -322,10 +314,8 @@ def group_normalization(at: Call, x: Value, scale: Value, bias: Value) -> Value:
     spread = ml.var(inner, axis=-1, keepdims=True)
     y = (inner - middle) * ml.rsqrt(spread + at.get("epsilon", 1e-5))
     if scale.shape[0] != c:  # one for each group, before opset 21
-        y = ml.astype(y, x.dtype) * ml.reshape(scale, (1, groups, 1)) + ml.reshape(
-            bias, (1, groups, 1)
-        )
-        return ml.reshape(y, x.shape)
+        scale, bias = (ml.reshape(v, (1, groups, 1)) for v in (scale, bias))
+        return ml.reshape(ml.astype(y, x.dtype) * scale + bias, x.shape)
     y = ml.astype(ml.reshape(y, x.shape), x.dtype)
     shape = (1, c, *[1] * len(places))
     return y * ml.reshape(scale, shape) + ml.reshape(bias, shape)
@@ -333,14 +323,9 @@ def group_normalization(at: Call, x: Value, scale: Value, bias: Value) -> Value:
 
 def normalized(x: Any, scale: Any, bias: Any, axis: int, eps: float) -> Any:
     """Apply layer norm over the axes from `axis` on."""
-    inner = x.shape[axis:]
-    size = math.prod(inner)
-    if (
-        bias is None
-        or tuple(scale.shape) != tuple(inner)
-        or x.dtype != scale.dtype
-        or bias.shape != scale.shape
-    ):
+    inner, size = x.shape[axis:], math.prod(x.shape[axis:])
+    is_plain = bias is not None and scale.shape == bias.shape == inner and x.dtype == scale.dtype
+    if not is_plain:
         wide = ml.astype(x, ml.float32) if x.dtype != ml.float64 else x
         rows = ml.reshape(wide, (*x.shape[:axis], size))
         y = primitives.layer_norm_normalize(rows, eps=eps)

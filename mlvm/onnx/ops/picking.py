@@ -117,6 +117,14 @@ def scatter_nd(at: Call, x: Any, indices: Any, updates: Any) -> Any:
     return ml.reshape(_scattered(flat, places, updates, how), x.shape)
 
 
+def _places_beside(shape: Any, grid: list[Array], axis: int) -> tuple[Array, int]:
+    """Return the row-major places in `shape` of the points of a grid whose coordinate on the axis
+    is 0, and the step along the axis."""
+    steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    along = [i for i in range(len(shape)) if i != axis]
+    return sum((grid[i] * steps[i] for i in along), np.zeros((), np.int64)), steps[axis]
+
+
 @op("ScatterElements Scatter")
 def scatter_elements(at: Call, x: Any, indices: Any, updates: Any) -> Any:
     axis, how = normalize_axis(at.get("axis", 0), x.ndim), at.get("reduction", "none")
@@ -125,11 +133,8 @@ def scatter_elements(at: Call, x: Any, indices: Any, updates: Any) -> Any:
     if at.is_host:
         grid[axis] = indices
         return _scattered_on_host(x, tuple(grid), updates, how)
-    strides = [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
-    rest = np.asarray(
-        sum(g * s for i, (g, s) in enumerate(zip(grid, strides, strict=False)) if i != axis)
-    )
-    places = ml.astype(indices, ml.int64) * strides[axis] + ml.asarray(rest.astype(np.int64))
+    rest, step = _places_beside(x.shape, grid, axis)
+    places = ml.astype(indices, ml.int64) * step + ml.asarray(rest)
     places = ml.reshape(ml.broadcast_to(places, indices.shape), (-1,))
     flat = ml.reshape(x, (-1,))
     return ml.reshape(_scattered(flat, places, ml.reshape(updates, (-1,)), how), x.shape)
@@ -140,20 +145,15 @@ def tensor_scatter(at: Call, cache: Any, update: Any, starts: Any = None) -> Any
     axis = normalize_axis(at.get("axis", -2), cache.ndim)
     n, count = cache.shape[axis], update.shape[axis]
     begin = np.zeros(cache.shape[0], np.int64) if starts is None else starts
-    shape = [1] * cache.ndim
-    shape[0] = -1
-    places = begin.reshape(shape) + np.arange(count).reshape(
-        [-1 if i == axis else 1 for i in range(cache.ndim)]
-    )
+    ones = [1] * (cache.ndim - 1)
+    lengths = [count if i == axis else 1 for i in range(cache.ndim)]
+    places = begin.reshape(-1, *ones) + np.arange(count).reshape(lengths)
     if at.get("mode", "linear") == "circular":
         places = places % n
-    strides = [math.prod(cache.shape[i + 1 :]) for i in range(cache.ndim)]
-    grid = [*np.indices(update.shape, sparse=True)]
-    total = sum(g * s for i, (g, s) in enumerate(zip(grid, strides, strict=False)) if i != axis)
-    flat = np.broadcast_to(total + places * strides[axis], update.shape).reshape(-1)
-    updated = primitives.index_set(
-        ml.reshape(cache, (-1,)), ml.reshape(update, (-1,)), ml.asarray(flat), axis=0
-    )
+    rest, step = _places_beside(cache.shape, [*np.indices(update.shape, sparse=True)], axis)
+    flat = ml.asarray(np.broadcast_to(rest + places * step, update.shape).reshape(-1))
+    pairs = ml.reshape(cache, (-1,)), ml.reshape(update, (-1,))
+    updated = primitives.index_set(*pairs, flat, axis=0)
     return ml.reshape(updated, cache.shape)
 
 
@@ -173,9 +173,8 @@ def top_k(at: Call, x: Any, k: Any = None) -> Any:
     else:
         order = ml.argsort(x, axis=axis, descending=descending)
     order = order[(slice(None),) * axis + (slice(0, count),)]
-    return xp.take_along_axis(x, order, axis=axis), xp.astype(
-        order, np.int64 if at.is_host else ml.int64
-    )
+    places = xp.astype(order, np.int64 if at.is_host else ml.int64)
+    return xp.take_along_axis(x, order, axis=axis), places
 
 
 @op("OneHot", "raw", host=[1])
@@ -245,10 +244,9 @@ def non_max_suppression(
                 best, order = order[0], order[1:]
                 selected.append((n, k, best))
                 count += 1
-                sides = np.minimum(high[n, best], high[n, order]) - np.maximum(
-                    low[n, best], low[n, order]
-                )
-                shared = np.prod(np.maximum(sides, 0), axis=-1)
+                end = np.minimum(high[n, best], high[n, order])
+                sides = np.maximum(end - np.maximum(low[n, best], low[n, order]), 0)
+                shared = np.prod(sides, axis=-1)
                 union = area[n, best] + area[n, order] - shared
                 order = order[~((shared > above * union) & (union > 0))]
     return np.asarray(selected, np.int64).reshape(-1, 3)

@@ -14,7 +14,14 @@ from mlvm.eager.tensor import primitives
 from mlvm.onnx.arrays import FLOATS, INTEGERS, NAMES, dtype_of, is_array
 from mlvm.onnx.few import rounded
 from mlvm.onnx.ops.elementwise import ACTIVATIONS, activation
-from mlvm.onnx.ops.neural import averaged, channels_last, channels_second, convolved, sides
+from mlvm.onnx.ops.neural import (
+    averaged,
+    channels_last,
+    channels_second,
+    convolved,
+    sides,
+    steps_of,
+)
 from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import (
     PermutedTensor,
@@ -296,8 +303,7 @@ def _integer_conv(at: Call, x: Value, xz: Value, w: Value, wz: Value, place: int
         flat = _wide(image) if xz is None else _wide(image) - _wide(tensor(xz))
         y = convolved(at, flat, ml.permute_dims(kernel, (*range(1, axes + 2), 0)), axes)
         return ml.astype(y, ml.int32)
-    strides, dilation = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
-    span = [(k - 1) * d + 1 for k, d in zip(window, dilation, strict=True)]
+    strides, dilation, span = steps_of(at, window)
     padding: Any = [(0, 0)] * (2 - axes) + sides(at, image.shape[1:-1], span, strides)
     above: Any = [1] * (2 - axes)
     image = ml.reshape(image, (image.shape[0], *above, *image.shape[1:]))

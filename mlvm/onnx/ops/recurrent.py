@@ -108,23 +108,16 @@ def _run(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value, start
          cell: Callable[..., Any], peep: Value = None) -> Any:  # fmt: skip
     """Run a cell in all directions: return its outputs [T, D, N, H], and the last state of each."""
     x, w, r = tensor(x), _whole(at, 1, w), _whole(at, 2, r)
-    hidden, direction, gates = (
-        at["hidden_size"],
-        at.get("direction", "forward"),
-        len(_ORDER[at.node.type]),
-    )
+    hidden, direction = at["hidden_size"], at.get("direction", "forward")
+    gates = len(_ORDER[at.node.type])
     by_batch = bool(at.get("layout", 0))
     x = ml.swapaxes(x, 0, 1) if by_batch else x
     count, n, _ = x.shape
     directions = w.shape[0]
     if lengths is not None:
-        lengths = (
-            ml.asarray(to_host(lengths, "lengths of sequences"))
-            if isinstance(lengths, np.ndarray)
-            else tensor(lengths)
-        )
-        if isinstance(lengths, ml.Tensor):
-            lengths = ml.astype(lengths, ml.int64)
+        if isinstance(lengths, np.ndarray):
+            lengths = ml.asarray(to_host(lengths, "lengths of sequences"))
+        lengths = ml.astype(tensor(lengths), ml.int64)
     if b is not None:
         b = tensor(b)
         halves = [_ordered(ml, at.node.type, half) for half in ml.split(b, 2, axis=1)]
@@ -260,8 +253,19 @@ def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, leng
     x, hidden = tensor(x), at["hidden_size"]
     count, n, _ = x.shape
     outs, lasts = [], []
-    for d in range(wq.shape[0]):
+
+    def cell(d: int, r: Any, by: Any) -> Any:
         f, g, k = _activations(at, ["Sigmoid", "Tanh", "Tanh"], d)
+
+        def step(state: Any, row: Any) -> Any:
+            h, c = state
+            i, o, forget, new = ml.split(row + dynamic_matmul(h, r, by), 4, axis=1)
+            c = f(cut(forget)) * c + f(cut(i)) * g(cut(new))
+            return f(cut(o)) * k(c), c
+
+        return step
+
+    for d in range(wq.shape[0]):
         start = tuple(
             ml.zeros((n, hidden), dtype=x.dtype) if s is None else tensor(s)[d] for s in (h, c)
         )
@@ -276,24 +280,8 @@ def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, leng
         if bias is not None:
             rows = rows + bias[: 4 * hidden] + bias[4 * hidden :]
         rows = ml.reshape(rows, (count, n, 4 * hidden))
-
-        def step(
-            state: Any,
-            row: Any,
-            r: Any = inner,
-            by: Any = rscale[d],
-            f: Any = f,
-            g: Any = g,
-            k: Any = k,
-        ) -> Any:
-            h, c = state
-            total = row + dynamic_matmul(h, r, by)
-            i, o, forget, new = ml.split(total, 4, axis=1)
-            c = f(cut(forget)) * c + f(cut(i)) * g(cut(new))
-            return f(cut(o)) * k(c), c
-
         reverse = at.get("direction", "forward") == "reverse" or d == 1
-        last, states = _steps(step, start, rows, None, reverse)
+        last, states = _steps(cell(d, inner, rscale[d]), start, rows, None, reverse)
         outs.append(states)
         lasts.append(last)
     ends = [ml.stack([last[i] for last in lasts]) for i in range(2)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -76,22 +76,21 @@ _REDUCTIONS: dict[str, Reduce] = {
 }
 
 
+_IDENTITIES: Final = (
+    *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceLogSumExp"),
+)
+"""Reductions that, of no axes, change nothing."""
+
+
 def _enter(name: str, function: Reduce) -> None:
     def run(at: Call, x: Value, axes: Value = None) -> Value:
         node_axes = at.get("axes") if axes is None else ints(axes, "axes of a reduction")
         if not node_axes and at.get("noop_with_empty_axes", 0):
-            if name in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"):
+            if name in _IDENTITIES:
                 return x
-            if name == "ReduceLogSumExp":
-                return x
-            node_axes = []
-        chosen = (
-            [*range(x.ndim)]
-            if not node_axes
-            else [normalize_axis(n, max(x.ndim, 1)) for n in node_axes]
-        )
-        if not node_axes and at.get("noop_with_empty_axes", 0):
             chosen = []
+        else:
+            chosen = [normalize_axis(n, max(x.ndim, 1)) for n in node_axes or range(x.ndim)]
         keep = bool(at.get("keepdims", 1))
         if is_known(x):
             return np.asarray(function(np, x, tuple(chosen), keep))
