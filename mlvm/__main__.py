@@ -108,14 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif options.command == "onnx":
             run_onnx(options)
         elif options.command == "launch":
-            return launch(
-                options.members,
-                _command(options),
-                restarts=options.restarts,
-                nodes=options.nodes,
-                node=options.node,
-                address=options.address,
-            )
+            named = {each: vars(options)[each] for each in ("restarts", "nodes", "node", "address")}
+            return launch(options.members, _command(options), **named)
         elif options.command == "mpirun":
             mpirun(options.processes, _command(options))
         elif options.command == "ops":
@@ -170,13 +164,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--simd", choices=sets, default="auto", help=text)
     where = "in the program, or in DIR/weights.bin, which it is given"
     add("--weights", choices=("embed", "file"), default="file", help=where)
-    add(
-        "--threads",
-        type=_count,
-        default=1,
-        metavar="N",
-        help="how many it may use at most (default: 1)",
-    )
+    most = "how many it may use at most (default: 1)"
+    add("--threads", type=_count, default=1, metavar="N", help=most)
     deep = "how deep functions may call themselves (default: 64)"
     add("--depth", type=_count, default=64, metavar="N", help=deep)
     records = "memory for residuals of loops of unknown length, and for rows of ml.batch "
@@ -568,14 +557,8 @@ def run_onnx(options: argparse.Namespace) -> None:
     from mlvm.onnx.command import run  # which the other commands do without
 
     arrays = [read_argument_or_type(number, text) for number, text in enumerate(options.input)]
-    run(
-        Path(options.file),
-        arrays,
-        times=options.time,
-        plan=options.plan,
-        save=options.save,
-        out=options.out,
-    )
+    named = {each: vars(options)[each] for each in ("plan", "save", "out")}
+    run(Path(options.file), arrays, times=options.time, **named)
 
 
 def print_ops(names: Sequence[str]) -> None:

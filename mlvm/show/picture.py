@@ -30,25 +30,7 @@ _MOST_INK: Final = 20
 
 _OTHER: Final = "#a0a4aa"
 
-_STYLE: Final = """
-text { fill: #1f2328 }
-.soft { fill: #656d76 }
-.right { text-anchor: end }
-.middle { text-anchor: middle }
-.halo { fill: #fff; stroke: #fff; stroke-width: 4px; stroke-linejoin: round }
-.grid { stroke: #e3e6ea }
-.axis { stroke: #656d76; fill: none }
-.reset { stroke: #656d76; stroke-opacity: .45; stroke-dasharray: 1 3 }
-.used { stroke: #1f2328; stroke-opacity: .8; stroke-width: 1.2; fill: none }
-.level { stroke-dasharray: 7 4 }
-path.bound { stroke: #c2410c }
-text.bound { fill: #c2410c }
-path.top { stroke: #1d4ed8 }
-text.top { fill: #1d4ed8 }
-.tensors rect { stroke: #fff; stroke-width: .5 }
-.dense rect { stroke: none }
-.tensors rect:hover { stroke: #1f2328; stroke-width: 2 }
-"""
+_STYLE: Final = "\n" + Path(__file__).with_name("picture.css").read_text("utf-8")
 
 
 def timeline(recording: Recording, *, title: str | None = None) -> str:

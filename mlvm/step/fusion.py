@@ -39,41 +39,24 @@ class FusionPolicy(NamedTuple):
     transposes: whether products take transposed factors, with the same bits.
     """
 
-    heads: frozenset[str]
-    reductions: bool
-    passes: bool
-    shortest: int
-    longest: float
-    panels: bool
-    halves: bool
-    transposes: bool
+    heads: frozenset[str] = frozenset()
+    reductions: bool = True
+    passes: bool = False
+    shortest: int = 3
+    longest: float = math.inf
+    panels: bool = False
+    halves: bool = False
+    transposes: bool = False
 
     def links(self, op: Op) -> bool:
         return op.links if self.passes else op.elementwise
 
 
-REFERENCE: Final = FusionPolicy(
-    heads=frozenset(),
-    reductions=True,
-    passes=False,
-    shortest=3,
-    longest=math.inf,
-    panels=False,
-    halves=False,
-    transposes=False,
-)
+REFERENCE: Final = FusionPolicy()
 """With numpy, two ops gain less by sharing the cache than the blocks cost."""
 
-NATIVE: Final = FusionPolicy(
-    heads=HEADS,
-    reductions=False,
-    passes=True,
-    shortest=2,
-    longest=24,
-    panels=True,
-    halves=True,
-    transposes=True,
-)
+_SHORTCUTS: Final = {"passes": True, "panels": True, "halves": True, "transposes": True}
+NATIVE: Final = FusionPolicy(HEADS, reductions=False, shortest=2, longest=24, **_SHORTCUTS)
 """A reduction alone is as fast as in a chain, for which there is no row function."""
 
 

@@ -45,7 +45,7 @@ from mlvm.eager.tensor.apply import OneOp, alias_of, apply
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.transform.custom import CustomRule
-from mlvm.eager.transform.trace import OUTSIDE, interpret, trace_function
+from mlvm.eager.transform.trace import OUTSIDE, Body, ScanBody, Types, interpret, trace_function
 from mlvm.machines.checks import CHECK
 from mlvm.machines.residuals import ADD, PUSH, READ, READ_ROWS
 from mlvm.step.flow import Call, Procedure
@@ -299,7 +299,7 @@ class BatchingInterpreter:
             return _batched(branches.cond(op.any(mask), run_branch, skip_branch), flags)
 
     def while_loop(
-        self, test: Callable[[Values], Batched], body: Callable[[Values], Values], state: Values
+        self, test: Callable[[Values], Batched], body: Body[Batched], state: Values
     ) -> Values:
         diverges = False
 
@@ -337,7 +337,7 @@ class BatchingInterpreter:
 
     def scan(
         self,
-        body: Callable[[Batched, Values, Values], tuple[Values, Values]],
+        body: ScanBody[Batched],
         state: Values,
         xs: Values,
         trip_count: Batched | int,
@@ -392,11 +392,7 @@ class BatchingInterpreter:
         return _batched(after, flags), _batched(stacks, row_flags)
 
     def function(
-        self,
-        procedure: Procedure,
-        body: Callable[[Values], Values],
-        args: Values,
-        types: Sequence[TensorType],
+        self, procedure: Procedure, body: Body[Batched], args: Values, types: Types
     ) -> Values:
         """Call the function if any element takes part, so that recursion ends."""
         if self.is_dry:
@@ -422,13 +418,7 @@ class BatchingInterpreter:
         outputs = called() if live is None else branches.cond(op.any(live), called, skipped)
         return _batched(outputs, [True] * len(types))
 
-    def custom(
-        self,
-        rule: CustomRule,
-        body: Callable[[Values], Values],
-        args: Values,
-        types: Sequence[TensorType],
-    ) -> Values:
+    def custom(self, rule: CustomRule, body: Body[Batched], args: Values, types: Types) -> Values:
         """Call a function with a rule for the whole batch, applying its rule to each element.
 
         Cotangents of an unbatched argument are summed.

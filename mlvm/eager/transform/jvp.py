@@ -31,7 +31,15 @@ from mlvm.eager.tensor.apply import OneOp, alias_of, apply
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.transform.custom import CustomRule
-from mlvm.eager.transform.trace import OUTSIDE, interpret, partial_eval, trace_function
+from mlvm.eager.transform.trace import (
+    OUTSIDE,
+    Body,
+    ScanBody,
+    Types,
+    interpret,
+    partial_eval,
+    trace_function,
+)
 from mlvm.eager.tree import (
     Buffer,
     Node,
@@ -235,9 +243,7 @@ class JvpInterpreter:
             duals[k] = Dual(duals[k].x, Conditional(duals[k].t, condition, is_clean=True))
         return duals
 
-    def while_loop(
-        self, test: Callable[[Duals], Dual], body: Callable[[Duals], Duals], state: Duals
-    ) -> Duals:
+    def while_loop(self, test: Callable[[Duals], Dual], body: Body[Dual], state: Duals) -> Duals:
         kinds, _ = self._tangent_fixed_point(lambda now: (body(now), []), state)
 
         def more(xs: Tensors) -> Tensor:
@@ -250,7 +256,7 @@ class JvpInterpreter:
 
     def scan(
         self,
-        body: Callable[[Dual, Duals, Duals], tuple[Duals, Duals]],
+        body: ScanBody[Dual],
         state: Duals,
         xs: Duals,
         trip_count: Dual | int,
@@ -300,13 +306,7 @@ class JvpInterpreter:
             kinds = more
         return kinds, ()
 
-    def function(
-        self,
-        procedure: Procedure,
-        body: Callable[[Duals], Duals],
-        args: Duals,
-        types: Sequence[TensorType],
-    ) -> Duals:
+    def function(self, procedure: Procedure, body: Body[Dual], args: Duals, types: Types) -> Duals:
         """Call the function, or record it with tangents for all its floats."""
         if not blocks.is_recorded():
             return body(args)
@@ -320,13 +320,7 @@ class JvpInterpreter:
         operands = _packed(args, kinds)
         return _unpacked(functions.called(key, procedure.name, operands, called), kinds_of_results)
 
-    def custom(
-        self,
-        rule: CustomRule,
-        body: Callable[[Duals], Duals],
-        args: Duals,
-        types: Sequence[TensorType],
-    ) -> Duals:
+    def custom(self, rule: CustomRule, body: Body[Dual], args: Duals, types: Types) -> Duals:
         """Compute the tangents by the rule, if there are any."""
         kinds = _kinds(args)
         refused = next((kind for kind in kinds if isinstance(kind, NoTangent)), None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Allocation
 from mlvm.core.errors import CaptureError, MachineError, OpError
@@ -38,6 +38,11 @@ from mlvm.step.blocks import free_variables, with_blocks, without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, LoopInfo, Procedure, Use, Value
 
 V = TypeVar("V")
+Types: TypeAlias = Sequence[TensorType]
+Body: TypeAlias = Callable[[list[V]], list[V]]
+"""Body of a function, or of a loop over a state."""
+ScanBody: TypeAlias = Callable[[V, list[V], list[V]], tuple[list[V], list[V]]]
+"""Body of a scan: of the number, the state and a row of each xs; the next state, and rows."""
 
 STOP: Final = "stop_gradient"
 """Name of a copy through which no derivative goes."""
@@ -217,14 +222,12 @@ class Interpreter(Protocol[V]):
         A branch may take a function to apply to values from outside.
         """
 
-    def while_loop(
-        self, test: Callable[[list[V]], V], body: Callable[[list[V]], list[V]], state: list[V]
-    ) -> list[V]:
+    def while_loop(self, test: Callable[[list[V]], V], body: Body[V], state: list[V]) -> list[V]:
         """Run the body while the test is true; return the final state."""
 
     def scan(
         self,
-        body: Callable[[V, list[V], list[V]], tuple[list[V], list[V]]],
+        body: ScanBody[V],
         state: list[V],
         xs: list[V],
         turns: V | int,
@@ -236,22 +239,10 @@ class Interpreter(Protocol[V]):
         A stack has `total` rows.
         """
 
-    def function(
-        self,
-        procedure: Procedure,
-        body: Callable[[list[V]], list[V]],
-        args: list[V],
-        types: Sequence[TensorType],
-    ) -> list[V]:
+    def function(self, procedure: Procedure, body: Body[V], args: list[V], types: Types) -> list[V]:
         """Call a function, possibly recursive, whose arguments have these types."""
 
-    def custom(
-        self,
-        rule: Any,
-        body: Callable[[list[V]], list[V]],
-        args: list[V],
-        types: Sequence[TensorType],
-    ) -> list[V]:
+    def custom(self, rule: Any, body: Body[V], args: list[V], types: Types) -> list[V]:
         """Call a function with a user-defined derivative (`custom`)."""
 
     def other(self, call: Call, xs: Sequence[V]) -> list[V]:

@@ -131,6 +131,7 @@ def _with_unit(n: float) -> str:
     return f"{n:g}"
 
 
+_OF_SERVER: Final = "certificate", "key", "insecure", "shared", "processes"
 _SECONDS: Final[Any] = {"type": _seconds, "metavar": "S"}
 
 
@@ -165,16 +166,12 @@ def serve(options: argparse.Namespace, version: str) -> None:
             server = Server(
                 inherited or options.listen,
                 secret=secret,
-                certificate=options.certificate,
-                key=options.key,
-                insecure=options.insecure,
                 limits=limits,
-                shared=options.shared,
                 libraries=options.library,
                 options={"threads": options.threads, "native": options.native},
                 about={"version": version},
                 log=log,
-                processes=options.processes,
+                **{each: vars(options)[each] for each in _OF_SERVER},
             )
             stack.callback(server.close)
             if options.metrics is not None:
