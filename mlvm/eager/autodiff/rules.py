@@ -189,6 +189,14 @@ def _ones_like(out: Tensor) -> Tensor:
     return _ones(out.shape, out.type)
 
 
+_EXTREME: Final = forward(
+    {"x": _extreme},
+    x=lambda t, x, out, x_type, axis, keepdims: _reduced(
+        t, _extreme(_ones_like(out), x, out, x_type, axis), axis, keepdims
+    ),
+)
+
+
 def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
     """Return the product of the other elements, without a division: zeros do no harm."""
     reduced = normalize_axes(axis, x.ndim)
@@ -304,12 +312,6 @@ def _slice(g: Tensor, x_type: TensorType, start: Shape, step: tuple[int, ...]) -
 
 def _sliced(g: Tensor, x_type: TensorType, start: Shape, step: tuple[int, ...]) -> Tensor:
     return op.slice(g, start=start, length=x_type.shape, step=step)
-
-
-def _sliced_updates(
-    g: Tensor, updates_type: TensorType, start: Shape, step: tuple[int, ...]
-) -> Tensor:
-    return _sliced(g, updates_type, start, step)
 
 
 def _slice_set_x(g: Tensor, start: Shape, length: Shape, step: tuple[int, ...]) -> Tensor:
@@ -655,18 +657,7 @@ VJPS: Final[dict[str, Rules]] = {
             t, op.exp(x - _with_axes(out, x_type, axis)), axis, keepdims
         ),
     ),
-    "max": forward(
-        {"x": _extreme},
-        x=lambda t, x, out, x_type, axis, keepdims: _reduced(
-            t, _extreme(_ones_like(out), x, out, x_type, axis), axis, keepdims
-        ),
-    ),
-    "min": forward(
-        {"x": _extreme},
-        x=lambda t, x, out, x_type, axis, keepdims: _reduced(
-            t, _extreme(_ones_like(out), x, out, x_type, axis), axis, keepdims
-        ),
-    ),
+    **dict.fromkeys(("max", "min"), _EXTREME),
     **_none("argmax argmin all any"),
     # --- linalg ---
     "matmul": multilinear(x=_matmul_x, y=_matmul_y),
@@ -701,7 +692,10 @@ VJPS: Final[dict[str, Rules]] = {
     ),
     "slice": linear(x=_slice),
     "embed": linear(x=_sliced),
-    "slice_add": linear(x=lambda g: g, updates=_sliced_updates),
+    "slice_add": linear(
+        x=lambda g: g,
+        updates=lambda g, updates_type, start, step: _sliced(g, updates_type, start, step),
+    ),
     "slice_set": linear(
         x=_slice_set_x,
         values=lambda g, start, length, step: op.slice(g, start=start, length=length, step=step),

@@ -111,11 +111,8 @@ def unfold(
         ml.unfold(images, 0)  # ArgumentError
     """
     size = require_places(x, 2)
-    shape, steps, dilations = (
-        pair(window, "window"),
-        pair(stride, "stride"),
-        pair(dilation, "dilation"),
-    )
+    shape, steps = pair(window, "window"), pair(stride, "stride")
+    dilations = pair(dilation, "dilation")
     span = span_of(shape, dilations)
     sides = sides_of(padding, span, steps, size)
     return op.patches(
@@ -153,11 +150,8 @@ def fold(
     if type_of(windows).ndim != 6:
         raise ShapeError(f"expected windows of 6 axes (N, OH, OW, KH, KW, C), got {windows.ndim}")
     window, places = windows.shape[3:5], windows.shape[1:3]
-    lengths, steps, dilations = (
-        pair(size, "size"),
-        pair(stride, "stride"),
-        pair(dilation, "dilation"),
-    )
+    lengths, steps = pair(size, "size"), pair(stride, "stride")
+    dilations = pair(dilation, "dilation")
     span = span_of(window, dilations)
     sides = sides_of(padding, span, steps, lengths)
     grid = grid_of(lengths, span, steps, sides)

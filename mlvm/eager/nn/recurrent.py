@@ -82,17 +82,11 @@ class _Cell(Module):
         bound = 1 / math.sqrt(hidden)
         keys = shapes.unstack(random.split(random.next_key() if key is None else key))
         width, even = self.GATES * hidden, partial(random.uniform, low=-bound, high=bound)
-        self.input_kernel = kernel_of(
-            name, kernel_init or even, (inputs, width), inputs, keys[0], kind
-        )
+        init, hidden_init = kernel_init or even, hidden_kernel_init or even
+        self.input_kernel = kernel_of(name, init, (inputs, width), inputs, keys[0], kind)
+        options = hidden, keys[1], kind
         self.hidden_kernel = kernel_of(
-            name,
-            hidden_kernel_init or even,
-            (hidden, width),
-            hidden,
-            keys[1],
-            kind,
-            name="hidden_kernel_init",
+            name, hidden_init, (hidden, width), *options, name="hidden_kernel_init"
         )
         self.bias = bias_of(name, bias_init, width, key, kind)
         self._begin()
