@@ -70,6 +70,8 @@ def halves_call(op: str, types: Types, attributes: Attributes) -> KernelCall | N
     shared = -(-types[0].size * 4 // 64) * 64 if later else 0
     integers = {"together": together, "shared_at": shared, "scratch_at": end}
     rows = [conversion(half, f32), conversion(f32, half)]
-    memory = {"scratch": end + child.scratch, "shared": shared + child.shared}
     head = "halves", len(types), child.units, child.work, integers
-    return kernel_call(*head, children=[child], rest=rest, rows=rows, **memory)
+    scratch, shared = end + child.scratch, shared + child.shared
+    return kernel_call(
+        *head, scratch=scratch, shared=shared, children=[child], rest=rest, rows=rows
+    )

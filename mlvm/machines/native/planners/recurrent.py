@@ -65,9 +65,7 @@ def _call(op: str, types: Types, product: Product, attributes: Attributes, hidde
     rest += [CELLS[cell].parts, more[0], RECURRENT_CELLS.index(cell.upper()), *more[1:]]
     kernel, n = f"{op}_{product.dtype}", product.y.columns
     integers = {"m": rows, "k": product.x.columns, "n": n, "unit": unit}
-    memory = {
-        "scratch": scratch + 64 + max(child.scratch, 4 * n),
-        "shared": 64 + -(-units // 8) * 64 + states,
-    }
+    scratch += 64 + max(child.scratch, 4 * n)
+    shared = 64 + -(-units // 8) * 64 + states
     head = kernel, len(types), units, time * step, integers
-    return kernel_call(*head, children=[child], rest=rest, **memory)
+    return kernel_call(*head, scratch=scratch, shared=shared, children=[child], rest=rest)
