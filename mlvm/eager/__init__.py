@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING, Any
 from mlvm.core.types import DType
 from mlvm.eager import public
 from mlvm.eager.interop import standard
-from mlvm.eager.interop.hints import existing, hint_at, hints, missing, of_users
+from mlvm.eager.interop.hints import (
+    existing,
+    hint_at,
+    hints,
+    missing,
+    of_users,
+    refuse_assignment,
+)
 from mlvm.eager.tensor import primitives
 
 if TYPE_CHECKING:
@@ -38,7 +45,9 @@ __array_namespace_info__ = standard.Info
 _here = _sys.modules[__name__]
 _calls = {each: partial(getattr, _here, each) for each in primitives.__all__ + public.functions()}
 hint_at(public.PRESENT["Tensor"], {**_calls, **hints()["mlvm.eager.Tensor"]}, of_users)
+refuse_assignment(public.PRESENT["Tensor"])
 hint_at(DType, hints()["mlvm.eager.DType"], existing)
+hint_at(public.PRESENT["VM"], hints()["mlvm.eager.VM"], existing)
 
 if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the imports instead
     __all__ = [*dict.fromkeys([*primitives.__all__, *public.__all__])]

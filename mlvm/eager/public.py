@@ -180,14 +180,14 @@ def functions() -> list[str]:
 
 def later(name: str) -> Any:
     """Import and return the public object of that name."""
-    module = import_module(LATER[name])
-    if name not in SHOWN:
-        return getattr(module, name)
+    module, is_shown = import_module(LATER[name]), name in SHOWN
+    space = f"{__package__}.{name}" if is_shown else __package__
     for each, texts in hints().items():
         room, _, owner = each.rpartition(".")
-        if room == f"{__package__}.{name}" and owner[0].isupper():
-            hint_at(getattr(module, owner), texts, existing)
-    return _shown(name, module)
+        value = getattr(module, owner, None) if room == space and owner[0].isupper() else None
+        if value is not None and (is_shown or value.__module__ == module.__name__):
+            hint_at(value, texts, existing)
+    return _shown(name, module) if is_shown else getattr(module, name)
 
 
 def _shown(name: str, module: ModuleType) -> ModuleType:

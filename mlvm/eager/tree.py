@@ -220,6 +220,8 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
         hint = ""
         if isinstance(tree, Buffer):
             hint = "; a field is one, or a Module in a list; a tensor in a list is kept by freeze"
+        elif isinstance(tree, str):
+            hint = "; the names are those of model.parameters(), and a model is a tree itself"
         elif isinstance(tree, (float, int)) or hasattr(tree, "__array__"):
             hint = "; make a tensor of it, ml.asarray(...)"
         raise DTypeError(f"a tree has tensors as leaves, not a {kind}{_at(path)}{hint}")

@@ -106,8 +106,16 @@ def with_parts(like: tuple[Any, ...], parts: Sequence[Any]) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=64)
 def _named(names: tuple[str, ...]) -> Any:
-    """Make a named tuple; as in pandas' `itertuples`, an invalid name becomes its position."""
-    return namedtuple("Batch", names, rename=True)
+    """Make a named tuple, which takes names as indices, too; as in pandas' `itertuples`, an invalid
+    name becomes its position."""
+
+    class Batch(namedtuple("Batch", names, rename=True)):  # type: ignore[misc]
+        __slots__ = ()
+
+        def __getitem__(self, key: Any) -> Any:
+            return super().__getitem__(names.index(key) if key in names else key)
+
+    return Batch
 
 
 class _Columns:

@@ -23,6 +23,7 @@ from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes
 from mlvm.eager.tensor.warn import NoEffectWarning, warn_at
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import (
     Copies,
     Leaves,
@@ -227,6 +228,7 @@ def value_and_grad(
     holomorphic: bool = False,
     where: Where | None = None,
 ) -> Callable[P, tuple[tuple[Tensor, A], Any]]: ...
+@hinted
 def value_and_grad(
     fn: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -342,6 +344,7 @@ def grad(
     holomorphic: bool = False,
     where: Where | None = None,
 ) -> Callable[P, tuple[Any, A]]: ...
+@hinted
 def grad(
     fn: Callable[..., Any],
     argnums: int | Sequence[int] = 0,

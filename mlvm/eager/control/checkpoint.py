@@ -28,6 +28,7 @@ from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.autocast import autocast, autocast_dtype
 from mlvm.eager.tensor.context import current_tape, lifted, taped
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import replace
 
 P = ParamSpec("P")
@@ -36,6 +37,7 @@ Ends: TypeAlias = list[int | None]  # nodes where a backward pass ends
 Reached: TypeAlias = Sequence[tuple[Tensor, int | None]]  # captured tensors with their nodes
 
 
+@hinted
 def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
     """Recompute `fn` in the backward pass instead of saving its activations.
 

@@ -19,6 +19,7 @@ from mlvm.eager.files.structure import Structure, Values, loader_of
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor, from_array
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import (
     Node,
     Where,
@@ -59,6 +60,7 @@ class Loaded(dict[str, Tensor]):
         self.plain = dict(plain)
 
 
+@hinted
 def save(
     file: File,
     tensors: Any,
@@ -139,7 +141,7 @@ def save(
             warn_of_hidden(x)
     for place in _arrays_in({path: x for path, (x, _) in parts.objects.items()}):
         text = f"{place} is an array of numpy, which is not saved: ml.nn.buffer(ml.asarray(x))"
-        warnings.warn(f"{text} makes it part of the model's state", stacklevel=2)
+        warnings.warn(f"{text} makes it part of the model's state", stacklevel=3)
     chosen, plain = parts.selected(where)
     texts = dict(metadata or {})
     if plain:
@@ -167,6 +169,7 @@ def load(
 ) -> Loaded: ...
 @overload
 def load(file: File, into: T, *, rename: Rename | None = None, where: Where | None = None) -> T: ...
+@hinted
 def load(
     file: File,
     into: Any = None,

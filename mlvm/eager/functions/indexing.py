@@ -33,7 +33,7 @@ from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.warn import warn_of_temporary
-from mlvm.eager.tensor.wrapper import annotate_error, public
+from mlvm.eager.tensor.wrapper import annotate_error, hinted, public
 
 Item: TypeAlias = "int | slice | Tensor | None"
 
@@ -423,28 +423,34 @@ class Places:
         self._x = x
         self._key = key
 
+    @hinted
     def get(self) -> Tensor:
         """Return x[key]."""
         return getitem(self._x, self._key)
 
+    @hinted
     def set(self, values: object) -> Tensor:
         """Return x with the values there."""
         out = alias_of(self._x)
         setitem(out, self._key, values)
         return out
 
+    @hinted
     def add(self, values: object) -> Tensor:
         """Return x with the values added there."""
         return self._combined("add", "add", values)
 
+    @hinted
     def multiply(self, values: object) -> Tensor:
         """Return x multiplied by the values there."""
         return self._combined("multiply", "multiply", values)
 
+    @hinted
     def min(self, values: object) -> Tensor:
         """Return x with the smallest of its elements and the values there."""
         return self._combined("min", "minimum", values)
 
+    @hinted
     def max(self, values: object) -> Tensor:
         """Return x with the largest of its elements and the values there."""
         return self._combined("max", "maximum", values)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from inspect import Parameter, getattr_static, signature
+from inspect import Parameter, Signature, getattr_static, signature
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -66,6 +66,13 @@ class Elsewhere:
         raise AttributeError(f"{article} {name} has no {self.name}; {hint}")
 
 
+class Refused(Elsewhere):
+    """Refuses an assignment, too, where it would have no effect."""
+
+    def __set__(self, instance: object, value: object) -> NoReturn:
+        self.__get__(instance, type(instance))
+
+
 def _call(name: str, function: Callable[..., Any]) -> str:
     """Return the text of a call with all required arguments."""
     arguments = []
@@ -77,22 +84,44 @@ def _call(name: str, function: Callable[..., Any]) -> str:
     return f"{name}({', '.join(arguments)})"
 
 
+_UNUSED: Final = {"requires_grad", "trainable"}
+"""Fields of other libraries' layers that would have no effect here."""
+
+
 def hint_at(owner: type, texts: Mapping[str, Hint], listing: Callable[..., list[str]]) -> None:
     """Give the class a hint at each of these names that it lacks. `listing` becomes the `dir` of
     its instances."""
     own = set(dir(owner))
     for name, text in texts.items():
         if name not in own or isinstance(getattr_static(owner, name), Elsewhere):
-            setattr(owner, name, Elsewhere(name, text))
+            is_refused = name in _UNUSED or "__dict__" not in own
+            setattr(owner, name, (Refused if is_refused else Elsewhere)(name, text))
     owner.__dir__ = listing  # type: ignore[method-assign]
 
 
+def refuse_assignment(owner: type) -> None:
+    """Let an assignment of these properties raise `AttributeError` with the hint."""
+
+    def refuse(name: str) -> Callable[[object, object], NoReturn]:
+        def setter(instance: object, value: object) -> NoReturn:
+            text = f"the {name} of a {owner.__name__} is not assigned; {hints()['assigned'][name]}"
+            raise AttributeError(text)
+
+        return setter
+
+    for name in hints()["assigned"]:
+        setattr(owner, name, getattr_static(owner, name).setter(refuse(name)))
+
+
 def hint(
-    function: str, args: Sequence[object], keywords: Mapping[str, object], names: Collection[str]
+    function: str,
+    args: Sequence[object],
+    keywords: Mapping[str, object],
+    names: Mapping[str, object],
 ) -> str | None:
     """Return the remedy for arguments of another library's function of that name: arguments that
-    mean something else here by position, and replacements of unknown keywords. None if there is
-    none."""
+    mean something else here by position, and replacements of unknown keywords. Of arguments that do
+    not fit the parameters for another reason, say which there are. None if they fit."""
     if function == "__call__":
         function = type(args[0]).__name__
     text = _of_places(function, args, keywords, names)
@@ -107,7 +136,26 @@ def hint(
         elif here in names:
             also = ", 1 for True" if name == "unbiased" else ""
             remedies.append(f"there is no {name}=; use {here}={also}")
+    parameters = [x for x in names.values() if isinstance(x, Parameter)]
+    if parameters and not remedies:  # not attributes of an op
+        try:
+            Signature(parameters).bind_partial(*args, **keywords)  # first those too many
+            Signature(parameters).bind(*args, **keywords)
+        except TypeError as error:
+            remedies = [f"{error}; it takes {_listed(parameters)}"]
     return f"{function}(): {'; '.join(remedies)}" if remedies else None
+
+
+def _listed(parameters: Iterable[Parameter]) -> str:
+    """List arguments by their names: those by position, then the others."""
+    named = [each for each in parameters if each.name != "self"]
+    by_name = [each.name for each in named if each.kind is each.KEYWORD_ONLY]
+    by_place = [each.name for each in named if each.kind < each.KEYWORD_ONLY]
+    return ", ".join(by_place or ["none"]) + (f", by name {', '.join(by_name)}" if by_name else "")
+
+
+_OF_ONE_TUPLE: Final = {"broadcast_to", "permute_dims", "reshape", "tile"}
+_OF_ONE_LIST: Final = {"concat", "hstack", "stack", "vstack"}
 
 
 def _of_places(
@@ -122,9 +170,15 @@ def _of_places(
         return 'takes a dtype, and is for any device: ml.autocast("bfloat16")'
     if function in ("empty", "ones", "zeros") and 1 < len(ints) == len(args):
         return f"the shape is one argument: write {function}({(*ints,)})"
-    if function.startswith("Conv") and len(args) > 3:
+    if function in _OF_ONE_TUPLE and 1 < len(ints) == len(args) - 1:
+        return f"these numbers are one argument: write {function}(x, {(*ints,)})"
+    if function in _OF_ONE_LIST and args and all(isinstance(x, Tensor) for x in args[:2]):
+        return f"the tensors are one argument: write {function}([x, y])"
+    if "groups" in names and args and _is_of_groups(args[0]):
+        return 'takes the model, and groups=[("*bias", {"learning_rate": 0.1})] beside it'
+    if function.startswith("Conv") and len(args) > 3 and "window" in names:
         return f"stride= and padding= are given by name: {function}(in, out, window, stride=...)"
-    if function.startswith(("MaxPool", "AvgPool")) and len(args) > 1 and first == "self":
+    if function.startswith(("MaxPool", "AvgPool")) and len(args) > 1 and "window" in names:
         return f"stride= and padding= are given by name: {function}(window, stride=...)"
     if "memory" in names and len(args) > 3:
         return "keys and values are both of memory: layer(x) or layer(x, memory), with mask="
@@ -141,6 +195,11 @@ def _of_places(
     if missing_bounds or (function in ("randint", "uniform") and len(args) > 1):
         return f"takes low= and high= by name: {function}({first}{bounds})"
     return None
+
+
+def _is_of_groups(x: object) -> bool:
+    """Return whether it is a list of groups as PyTorch's optimizers take them."""
+    return isinstance(x, list) and any(isinstance(each, dict) and "params" in each for each in x)
 
 
 def _is_key(x: object) -> bool:

@@ -14,7 +14,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.pickling import reduced
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.wrapper import require_arguments
+from mlvm.eager.tensor.wrapper import hinted, require_arguments
 from mlvm.eager.tree import (
     BUFFER_OF,
     Buffer,
@@ -206,6 +206,7 @@ class Module(Node):
         """
         self._load(self.named_parameters(), arrays, "parameter")
 
+    @hinted
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over parameters and buffers, in place, by the paths of `state`; otherwise as
         `load_parameters`."""

@@ -21,6 +21,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Node, Tree, containers, leaves, load, named_tensors, substitute
 
 _MOST_SCALE: Final = 2.0**126
@@ -87,6 +88,7 @@ def global_norm(tree: Tree) -> Tensor:
     return op.sqrt(reduce(op.add, parts)) if parts else creation.zeros((), dtype=f32)
 
 
+@hinted
 def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
     """Scale a tree by max_norm / global_norm(grads) if that is below 1 (Pascanu et al., arXiv
     1211.5063).

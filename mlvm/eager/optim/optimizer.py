@@ -23,7 +23,7 @@ from mlvm.eager.tensor.constants import constant as scalar
 from mlvm.eager.tensor.context import current_arena, current_tape
 from mlvm.eager.tensor.number import Number
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.wrapper import require_arguments
+from mlvm.eager.tensor.wrapper import hinted, require_arguments
 from mlvm.eager.tree import (
     Tree,
     Where,
@@ -203,7 +203,8 @@ class Optimizer(_OfFields):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls is Optimizer:
             raise TypeError("an Optimizer has no rule of its own; make one such as ml.optim.SGD")
-        require_arguments(cls, args, kwargs)
+        if args or kwargs:  # not when a pickle is loaded
+            require_arguments(cls, args, kwargs)
         return super().__new__(cls)
 
     def _begin(
@@ -318,6 +319,7 @@ class Optimizer(_OfFields):
     def _all_kinds(self) -> Mapping[str, Any]:
         return {"learning_rate": Positive, **self._kinds}
 
+    @hinted
     def update(self, grads: Tree) -> None:
         """Update every parameter from its gradient; `grads` is a tree like that of the parameters.
 

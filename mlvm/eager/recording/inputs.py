@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from typing_extensions import TypeVar
 
@@ -66,6 +66,14 @@ class Pipeline(pipeline.Pipeline[Tensor]):
 
     def _default_seed(self) -> int:
         return prepare(self._vm).seed
+
+    if not TYPE_CHECKING:  # else a type checker would take it for an iterator
+
+        def __next__(self) -> NoReturn:
+            raise TypeError(
+                "a Pipeline is no iterator: pipeline.get() is its next batch, pipeline.peek() a "
+                "look at it, and `for batch in pipeline` goes over an epoch"
+            )
 
     def _repr_html_(self) -> str:
         stats = [(name, f"{value:g}") for name, value in self.stats()._asdict().items()]

@@ -71,6 +71,9 @@ class autocast(ContextDecorator):
                 )
         self.dtype: DType | None = half if enabled else None
 
+    def __reduce__(self) -> tuple[type[autocast], tuple[DType | None]]:
+        return autocast, (self.dtype,)
+
     def __repr__(self) -> str:
         return f"autocast({self.dtype and self.dtype.long_name!r})"
 

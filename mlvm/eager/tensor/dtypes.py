@@ -37,6 +37,11 @@ class FloatInfo(NamedTuple):
     smallest_normal: float
     dtype: DType
 
+    @property
+    def tiny(self) -> float:
+        """`smallest_normal`, as numpy and PyTorch also call it."""
+        return self.smallest_normal
+
 
 class IntInfo(NamedTuple):
     """Limits of an integer dtype."""

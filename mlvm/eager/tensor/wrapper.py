@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
 from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, OpError, brief
@@ -28,12 +28,11 @@ def _no_hint(*_: object) -> None:
     return None
 
 
-hint: Callable[[str, Sequence[object], Mapping[str, object], Collection[str]], str | None] = (
+hint: Callable[[str, Sequence[object], Mapping[str, object], Mapping[str, object]], str | None] = (
     _no_hint
 )
 """Return a remedy for the arguments of a failed call, or None. Its arguments: the function's name,
-the arguments by position and by keyword, the names of parameters. `mlvm.eager.interop.hints` sets
-it."""
+the arguments by position and by keyword, the parameters. `mlvm.eager.interop.hints` sets it."""
 
 
 def annotate_error(error: MlvmError, function: str, operands: Iterable[object]) -> None:
@@ -112,12 +111,16 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def hinted(fn: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function: a keyword of another library raises `ArgumentError` with the remedy."""
+    """Wrap a function: arguments that it does not take raise `ArgumentError` with the remedy, and
+    its errors have no inner frames."""
 
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> R:
         try:
             return fn(*args, **keywords)
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
         except TypeError:
             text = hint(fn.__name__, args, keywords, inspect.signature(fn).parameters)
             if text is not None:
@@ -185,19 +188,17 @@ def _operands(
 
 def require_arguments(owner: type, args: Sequence[object], keywords: Mapping[str, object]) -> None:
     """Refuse arguments that a constructor of mlvm does not take. Raises `ArgumentError` with the
-    remedy for a keyword of another library, and `TypeError` with the name of the class if the
-    constructor is that of a private base."""
+    remedy for a keyword of another library, or else the arguments that there are."""
     constructor = getattr(owner, "__init__")  # noqa: B009  mypy knows no such field of a type
     if not str(getattr(constructor, "__module__", None)).startswith("mlvm."):
         return
-    if not keywords and not constructor.__qualname__.startswith("_"):
-        return
-    signature = inspect.signature(constructor)
-    text = hint(owner.__name__, args, keywords, signature.parameters)
+    text = hint(owner.__name__, args, keywords, _parameters(constructor))
     if text is not None:
         raise ArgumentError(text)
-    if constructor.__qualname__.startswith("_"):
-        try:
-            signature.bind(None, *args, **keywords)
-        except TypeError as error:
-            raise TypeError(f"{owner.__name__}(): {error}") from None
+
+
+@cache
+def _parameters(constructor: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a constructor, without self."""
+    _, *parameters = inspect.signature(constructor).parameters.items()
+    return dict(parameters)

@@ -20,7 +20,15 @@ from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from mlvm.core import errors
-from mlvm.core.errors import CallTimeout, ConnectionLost, HandleError, Place, brief, user_place
+from mlvm.core.errors import (
+    CallTimeout,
+    ConnectionLost,
+    HandleError,
+    MachineError,
+    Place,
+    brief,
+    user_place,
+)
 from mlvm.core.observe import explaining
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
 from mlvm.core.program.program import Program
@@ -88,6 +96,8 @@ class RemoteVM(WireVM):
         shared: bool = False,
         interrupt: Callable[[int], object] | None = None,
     ) -> None:
+        if isinstance(stream, str):
+            raise MachineError(f"RemoteVM: expected a connection; write ml.connect({stream!r})")
         self._begin()
         self._stream = stream
         self._interrupt = interrupt

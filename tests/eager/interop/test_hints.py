@@ -277,6 +277,9 @@ def test_a_field_from_elsewhere_is_none_of_a_model_or_optimizer() -> None:
         (ml.optim.EMA(model), "optim.EMA", "an EMA"),
         (ml.optim.LossScale(), "optim.LossScale", "a LossScale"),
         (ml.float32, "DType", "a DType"),
+        (ml.default_vm(), "VM", "an? \\w+"),
+        (ml.capture(ml.sin), "Captured", "a Captured"),
+        (ml.Pipeline([1.0], 1), "Pipeline", "a Pipeline"),
         (ml.zeros(3).at[0], "Places", "a Places"),
     ):
         for name, hint in TABLE[f"mlvm.eager.{section}"].items():
@@ -297,7 +300,8 @@ def test_a_constructor_says_what_a_keyword_is_called_here() -> None:
     padding = x[..., 0] < 1  # what the hint says is taken
     assert layer(x, mask=ml.logical_not(padding)[:, None, None, :]).shape == (1, 3, 2)
     refuses(TypeError, r"^Dropout\(\): there is no p=; use rate=$", untyped.nn.Dropout, p=0.5)
-    refuses(TypeError, "unexpected keyword argument 'other'", untyped.nn.Linear, 2, 3, other=1)
+    unexpected = "unexpected keyword argument 'other'; it takes in_features, .*by name bias, "
+    refuses(TypeError, unexpected, untyped.nn.Linear, 2, 3, other=1)
     calls: dict[Callable[[], object], str] = {
         (lambda: untyped.nn.Conv2d(3, 4, kernel_size=3)): r"Conv2d\(\): .* use window=$",
         (lambda: untyped.nn.Embedding(3, embedding_dim=2)): "use features=$",
@@ -306,7 +310,7 @@ def test_a_constructor_says_what_a_keyword_is_called_here() -> None:
         (lambda: untyped.nn.LayerNorm(3, elementwise_affine=False)): r"layer\.freeze\(\)",
         (lambda: untyped.nn.BatchNorm(3, affine=False)): r"layer\.freeze\(\)",
         (lambda: untyped.nn.GRU(2, 3, bias=False)): r"GRU\(\): there is no bias=; ",
-        (lambda: untyped.nn.GRU(3)): r"^GRU\(\): missing a required argument: 'hidden_size'$",
+        (lambda: untyped.nn.GRU(3)): r"^GRU\(\): missing .*: 'hidden_size'; it takes input_size, h",
         (lambda: untyped.nn.LSTMCell(3)): r"^LSTMCell\(\): missing a required argument",
         (lambda: untyped.optim.SGD(model, 0.1, dampening=0.1)): "no dampening=; momentum",
         (lambda: untyped.optim.Adam(model, 0.1, weight_decay=0.1)): r"; use ml\.optim\.AdamW, ",
@@ -314,7 +318,9 @@ def test_a_constructor_says_what_a_keyword_is_called_here() -> None:
         (lambda: untyped.random.randint((3,), 0, 5)): r"randint\(shape, low=\.\.\., high=\.\.\.\)$",
         (lambda: untyped.Pipeline([x], num_workers=2)): r"^Pipeline\(\): .*; use workers=$",
         (lambda: untyped.Pipeline([x], 1, collate_fn=list)): "no collate_fn=; .* transform=",
-        (lambda: untyped.Pipeline([x])): "missing 1 required positional argument: 'batch_size'",
+        (
+            lambda: untyped.Pipeline([x])
+        ): "missing .*: 'batch_size'; it takes dataset, batch_size, by n",
         (lambda: untyped.optim.cosine(warmup=3)): r"^cosine\(\): .*; use warmup_steps=$",
         (lambda: untyped.optim.step(1.0, gamma=0.5, step_size=3)): r"; use decay_rate=$",
         (lambda: untyped.nn.MultiHeadAttention(2, 1, batch_first=True)): r"\[batch, time, features",
@@ -324,7 +330,7 @@ def test_a_constructor_says_what_a_keyword_is_called_here() -> None:
         (lambda: untyped.nn.Linear(2, 3, use_bias=False)): "use bias=$",
         (lambda: untyped.max_pool2d(x, 2, ceil_mode=True)): "no ceil_mode=; .* padding=",
         (lambda: untyped.quantize(model, bits=4)): r"no bits=; .* ml\.quantize\(model, \"i4\"\)",
-        (lambda: untyped.optim.cosine(1.0)): "missing 1 required .*'total_steps'",
+        (lambda: untyped.optim.cosine(1.0)): "missing .*'total_steps'; it takes ",
     }
     for call, text in calls.items():
         refuses(TypeError, text, call)
@@ -523,10 +529,13 @@ def test_a_dtype_makes_a_tensor() -> None:
 
 def test_the_package_says_where_the_language_is() -> None:
     refuses(AttributeError, "import mlvm.eager as ml, ml.zeros$", getattr, mlvm, "zeros")
+    assert find_spec("mlvm.core.nothing") is None
 
 
 @cases(
     "line, text",
+    ("from mlvm import nn, optim", "mlvm has no nn; the language is mlvm.eager: import mlvm.eager"),
+    ("import mlvm.nn as nn", "mlvm has no nn; the language is mlvm.eager: import mlvm.eager as ml"),
     ("from mlvm.eager.nn import functional", "functional; the functions are ml's own: ml.relu, "),
     ("import mlvm.eager.nn.functional as F", "functional; the functions are ml's own: ml.relu, "),
     ("from mlvm.eager import lax", "lax; the functions are ml's own, such as ml.scan"),
@@ -538,6 +547,40 @@ def test_an_import_from_elsewhere(line: str, text: str) -> None:
     with pytest.raises(ImportError, match=re.escape(text)):
         exec(line, {})
     assert find_spec("mlvm.eager.nothing") is None
+
+
+def test_an_assignment_without_effect_is_refused() -> None:
+    x: Any = ml.ones((2, 3))
+    for name, hint in TABLE["assigned"].items():
+        refuses(AttributeError, f"^the {name} of .*; {re.escape(hint)}$", setattr, x, name, None)
+    refuses(AttributeError, "a Tensor has no requires_grad; ", setattr, x, "requires_grad", True)
+    model = ml.nn.Linear(2, 2)
+    refuses(AttributeError, r"use model\.freeze\(\)", setattr, model, "trainable", False)
+    model.weight = ml.ones(2)  # type: ignore[attr-defined]
+    assert "weight" in model.named_parameters()
+
+
+def test_arguments_by_position_say_which_are_one() -> None:
+    x: Any = ml.ones((2, 3))
+    untyped: Any = ml
+    model = ml.nn.Linear(2, 2)
+    calls: dict[Callable[[], object], str] = {
+        (lambda: untyped.reshape(x, 3, 2)): r"write reshape\(x, \(3, 2\)\)$",
+        (lambda: untyped.concat(x, x)): r"write concat\(\[x, y\]\)$",
+        (lambda: untyped.topk(x, 2, largest=False)): r"-ml\.topk\(-x, k\)\[0\]",
+        (lambda: untyped.optim.Adam([{"params": model}], 0.1)): r'groups=\[\("\*bias", ',
+        (lambda: untyped.optim.SGD(model, 0.1).update(model, {})): "too many .*; it takes grads$",
+        (lambda: untyped.grad(ml.sin, argnum=0)): r"^grad\(\): there is no argnum=; use argnums=",
+        (lambda: untyped.max_pool2d(x, 2, 2)): "too many .*; it takes x, window, by name stride, ",
+        (lambda: untyped.autocast()): r"is for any device: ml\.autocast\(\"bfloat16\"\)$",
+        (lambda: untyped.RemoteVM("here:1")): r"write ml\.connect\('here:1'\)$",
+    }
+    for call, text in calls.items():
+        refuses(ml.errors.MlvmError, text, call)
+    pipeline: Any = ml.Pipeline([1.0], 1)
+    refuses(TypeError, r"no iterator: pipeline\.get\(\)", lambda: next(pipeline))
+    names = [*model.state()]
+    refuses(ml.errors.DTypeError, r"names .* model\.parameters", ml.optim.SGD, names, 0.1)
 
 
 def test_a_mistyped_name() -> None:

@@ -863,9 +863,9 @@ def test_a_constructor_takes_the_fields_of_its_class() -> None:
     ]:
         with pytest.raises(TypeError, match=rf"SGD(\.__init__)?\(\):? {message}"):
             make(PARAMS, 0.1, **{name: 0.5})
-    with pytest.raises(TypeError, match=r"SGD\.__init__\(\) missing .*'learning_rate'"):
+    with pytest.raises(TypeError, match=r"SGD\(\): missing .*'learning_rate'; it takes params, l"):
         make(PARAMS)
-    with pytest.raises(TypeError, match="takes 3 positional arguments but 4 were given"):
+    with pytest.raises(TypeError, match="too many positional arguments; it takes params, learn"):
         make(PARAMS, 0.1, 0.9)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import re
 from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -292,3 +293,8 @@ def test_digits_are_learned_as_in_f32() -> None:
     assert 1 < final_losses["f32"] < 2
     assert final_losses["bf16"] == pytest.approx(final_losses["f32"], rel=0.01)
     assert final_losses["autocast"] == pytest.approx(final_losses["f32"], rel=0.01)
+
+
+def test_a_block_can_be_pickled() -> None:
+    for block in (ml.autocast("bfloat16"), ml.autocast("float16", enabled=False)):
+        assert pickle.loads(pickle.dumps(block)).dtype is block.dtype
