@@ -162,9 +162,8 @@ class Residuals:
         total, p, q = filter(is_tensor, map(frame.param, range(3)))
         pairs = [*zip(p.ravel().tolist(), q.ravel().tolist(), strict=True)]
         npairs = len(pairs)
-        named: list[
-            list[tuple[int, int]]
-        ] = []  # by pair: where the pairs that it names begin, and count
+        # by pair: where the pairs that it names begin, and count
+        named: list[list[tuple[int, int]]] = []
         for pair in pairs:  # which grows meanwhile
             named.append([])
             if all(pair):

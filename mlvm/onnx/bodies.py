@@ -777,15 +777,6 @@ def _cross_entropy_vjp(b: Body) -> str:
     return b("Mul", difference, b("Unsqueeze", "x0", b.array([-1])))
 
 
-def _channels_second(ndim: int) -> list[int]:
-    """Return the axes by which a transposition makes [N, C, ...] of [N, ..., C]."""
-    return [0, ndim - 1, *range(1, ndim - 1)]
-
-
-def _channels_last(b: Body, y: str) -> str:
-    return b("Transpose", y, perm=[0, *range(2, b.out.ndim), 1])
-
-
 def _sliding(b: Body) -> dict[str, list[int]]:
     """Padding, strides and dilation as ONNX has them."""
     how = {"pads": [side[i] for i in (0, 1) for side in b.padding], "strides": list(b.stride)}
@@ -794,8 +785,10 @@ def _sliding(b: Body) -> dict[str, list[int]]:
 
 def _images(b: Body, op: str, *more: str, **attributes: Any) -> str:
     """Apply an op of ONNX to images whose channels are last."""
-    x = b("Transpose", "x0", perm=_channels_second(b.out.ndim))
-    return _channels_last(b, b(op, x, *more, **_sliding(b), **attributes))
+    n = b.out.ndim
+    x = b("Transpose", "x0", perm=[0, n - 1, *range(1, n - 1)])
+    y = b(op, x, *more, **_sliding(b), **attributes)
+    return b("Transpose", y, perm=[0, *range(2, n), 1])
 
 
 def _filters(b: Body) -> str:

@@ -98,7 +98,8 @@ def _run(
                 if status is not None:
                     del running[rank]
                 if status:
-                    return _status(status), f"member {rank} {_how(status)}"
+                    as_of_a_shell = 128 - status if status < 0 else status
+                    return as_of_a_shell, f"member {rank} {_how(status)}"
             time.sleep(_LOOK)
         return 0, ""
     finally:
@@ -124,11 +125,6 @@ def _heed_signals() -> dict[signal.Signals, Any]:
         for number in filter(None, heard)
         if signal.getsignal(number) is signal.SIG_DFL  # as nohup ignores SIGHUP
     }
-
-
-def _status(code: int) -> int:
-    """Return an exit status as a shell does."""
-    return 128 - code if code < 0 else code
 
 
 def _how(code: int) -> str:

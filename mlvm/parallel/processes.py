@@ -214,9 +214,8 @@ class _Run:
     def results(self) -> list[Any]:
         """Return the results of the members. Raises the first error of one."""
         if self.dead is not None:
-            raise type(self.dead)(
-                str(self.dead)
-            )  # of one that is kept the traceback would keep all
+            # a copy: the traceback of one that is kept would keep all
+            raise type(self.dead)(str(self.dead))
         return results_of(self._outcomes, self._names)
 
     def _receive(self, rank: int) -> None:

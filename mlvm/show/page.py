@@ -26,7 +26,7 @@ from mlvm.show.calls import calls_in, label_of, name_of
 from mlvm.show.report import short
 from mlvm.show.session import Session
 from mlvm.show.svg import COLOURS, home_colour
-from mlvm.show.trace import Span, Trace
+from mlvm.show.trace import Trace
 
 _MOST_ELEMENTS: Final = 16  # of a constant that is listed
 MOST_ALIKE: Final = 16
@@ -93,9 +93,8 @@ class _Content:
         self._sources: dict[int, str] = {}
         self._programs: list[dict[str, Any]] = []
         self._numbers: dict[Program, int] = {}
-        self._number_of_id: dict[
-            int, int
-        ] = {}  # by identity: programs that differ often hash alike
+        # by identity: programs that differ often hash alike
+        self._number_of_id: dict[int, int] = {}
         self._labels: list[dict[int, str]] = []  # of each program's calls, by pc
         self._only: list[dict[str, int]] = []  # the pc of those that are the only ones of a name
         self._views: list[dict[str, Any]] = []
@@ -232,7 +231,7 @@ class _Content:
         lanes: dict[int, _Spans] = {}
         began, spans = session.began, [span for trace in traces for span in trace.spans]
         rows = {thread: name for trace in traces for thread, name in trace.rows.items()}
-        for span in sorted(spans, key=_by_time):
+        for span in sorted(spans, key=lambda span: (span.began, -span.ended)):
             program = self._program(span.program) if span.program is not None else -1
             pc = span.pc
             if pc is None and program >= 0:  # of a program with jumps
@@ -368,10 +367,6 @@ def _by_name(traces: Sequence[Trace]) -> list[tuple[list[Trace], str]]:
         else:
             shown += [([trace], "") for trace in group]
     return shown
-
-
-def _by_time(span: Span) -> tuple[int, int]:
-    return span.began, -span.ended
 
 
 @dataclass

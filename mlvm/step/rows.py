@@ -122,10 +122,6 @@ def _shaped(name: str, lane: Lane) -> BatchedOp:
     return name, {"shape": (lane.total, *shape)}, lane.all_rows(rank)
 
 
-def _full(name: str, lane: Lane) -> BatchedOp:
-    return _shaped("broadcast_to", lane)
-
-
 def _sliced(name: str, lane: Lane) -> BatchedOp:
     """Batch a slice, or an op that writes or pads one."""
     n = lane.total
@@ -162,7 +158,7 @@ _RULES: Final[Mapping[str, Callable[[str, Lane], BatchedOp]]] = {
     **_each("fft ifft rfft irfft", _along),
     **_each("concat take_along_axis scatter_add_along_axis", _all_many(_along)),
     **_each("reshape broadcast_to", _shaped),
-    "full": _full,
+    "full": lambda name, lane: _shaped("broadcast_to", lane),
     **_each("pad slice embed slice_add slice_set", _all_many(_sliced)),
     "permute_dims": _permuted,
     "take": _take,

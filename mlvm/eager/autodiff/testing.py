@@ -89,15 +89,13 @@ def replacement(
         ml.testing.replacement(ml.exp, "sin", ml.TensorType("f32", (2,)))  # CheckFailed
         ml.testing.replacement(ml.relu, "none", ml.TensorType("f32", (2,)))  # UnknownFunction
     """
-    rng = np.random.default_rng(0)
+    rng, operands = np.random.default_rng(0), list[Tensor]()
     for type in types:
         if not isinstance(type, TensorType):
             raise ArgumentError(f"replacement: an operand is a TensorType, not {brief(type)}")
-    operands = [
-        astype(asarray(np.asarray(draw(rng, type))), type.dtype)
-        for type in types
-        for draw in [_drawn_numbers if type.dtype.is_inexact else _drawn_bits]
-    ]
+        is_inexact, shape = type.dtype.is_inexact, type.shape
+        drawn = rng.standard_normal(shape) if is_inexact else rng.integers(0, 2, shape)
+        operands.append(astype(asarray(np.asarray(drawn)), type.dtype))
     expected = [y for _, y in named_leaves(pattern(*operands))]
     value = call(name, *operands)
     results = value if isinstance(value, tuple) else () if value is None else (value,)
@@ -113,14 +111,6 @@ def replacement(
                 f"{name}: result {i}, {got.type}: {wrong.sum()} of {wrong.size} elements differ "
                 f"from the pattern's, by {abs(x - y)[wrong].max():.3g} at most"
             )
-
-
-def _drawn_numbers(rng: np.random.Generator, type: TensorType) -> Array:
-    return np.asarray(rng.standard_normal(type.shape))
-
-
-def _drawn_bits(rng: np.random.Generator, type: TensorType) -> Array:
-    return np.asarray(rng.integers(0, 2, type.shape))
 
 
 def _in_f64(x: Tensor) -> Tensor:

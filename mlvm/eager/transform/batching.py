@@ -145,9 +145,8 @@ class BatchingInterpreter:
                 return Batched(rule(call, self.n, *xs), True)
         with suppress(OperandValueError):
             return Batched(rule(call, self.n, *xs), True)
-        return Batched(
-            one_by_one(call, self.n, *xs), True
-        )  # its error names the operands of one element
+        # its error names the operands of one element
+        return Batched(one_by_one(call, self.n, *xs), True)
 
     def _collective(self, call: OneOp, v: Batched) -> Batched:
         """Apply a collective along the batch axis; its result is the same for all elements."""

@@ -77,10 +77,8 @@ class CustomRule:
             if tracked and self.fwd is not None:
                 outs, res = self.fwd(operands)
             elif tracked and self.jvp is not None and isinstance(on, Tracer):
-                outs, res = (
-                    self.jvp(operands, [None] * len(operands))[0],
-                    [],
-                )  # by its rule, for others
+                # by its rule, for others
+                outs, res = self.jvp(operands, [None] * len(operands))[0], []
             elif tracked:
                 outs, res = self.fn(operands), []
             elif not isinstance(on, Tracer):

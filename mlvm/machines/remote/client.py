@@ -112,9 +112,8 @@ class RemoteVM(WireVM):
         self._sending = threading.RLock()  # `_lock` is for calls that wait, and taken before it
         self._outbox = new_outbox()
         stream.add((), _Sent(0, 0, 0, []))
-        self._allocs: dict[
-            int, str
-        ] = {}  # by number of a call, the name of an unanswered allocation
+        # by number of a call, the name of an unanswered allocation
+        self._allocs: dict[int, str] = {}
         self._blamed: dict[int, Place | _Posted | None] = {}  # by number of a failed post
         self._lost: str | None = None
         self._where = where or name or "the VM"

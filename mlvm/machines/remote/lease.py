@@ -95,9 +95,8 @@ class LeasedStream(Stream):
             unconfirmed = before.unconfirmed if isinstance(before, _Leased) else []
             unconfirmed = [each for each in unconfirmed if each.call > self.received]
             if parts and note is not None:
-                data = [
-                    bytes(each) for each in parts
-                ]  # a copy, as the caller may change the memory
+                # a copy, as the caller may change the memory
+                data = [bytes(each) for each in parts]
                 was: Noted | None = before.note
                 first, last = _messages(was) + 1, _messages(note)
                 has_call = note.calls > (0 if was is None else was.calls)
@@ -227,9 +226,8 @@ class LeasedStream(Stream):
 def _is_over(sock: socket) -> bool:
     """Return whether the peer has hung up, and all its bytes were received."""
     try:
-        return has_hung_up(sock) and not socket.recv(
-            sock, 1, MSG_PEEK
-        )  # the plain socket, also under TLS
+        # the plain socket, also under TLS
+        return has_hung_up(sock) and not socket.recv(sock, 1, MSG_PEEK)
     except OSError:
         return True
 

@@ -313,9 +313,8 @@ class Server:
                 sock.do_handshake()
             client = _Client(peer, sock, self._limits.lease_seconds)
             credentials = addresses.credentials(sock)
-            trusted = (
-                credentials is not None and credentials[1] == os.getuid()
-            )  # a process of the same user's
+            # a process of the same user's
+            trusted = credentials is not None and credentials[1] == os.getuid()
             decide = partial(self._decide, client)
             handshake.admit(sock, self._users, trusted=trusted, decide=decide, deadline=deadline)
         except (MlvmError, OSError) as error:

@@ -59,10 +59,6 @@ def _float(xp: Any, v: Any) -> Any:
     return xp.astype(v, np.float32 if xp is np else ml.float32)
 
 
-def _bytes(dtype: DType) -> bool:
-    return dtype in (i8, u8)
-
-
 def _along(v: Value, x: Any, axis: int, dtype: DType) -> Any:
     """Shape a scale or zero of x, or of each position of its axis, to broadcast with x."""
     values = ml.zeros((), dtype=dtype) if v is None else ml.astype(tensor(v), dtype)
@@ -105,7 +101,7 @@ def dequantize_linear(at: Call, x: Value, scale: Value, zero: Value = None) -> V
     number = at.get("output_dtype", 0)
     dtype = dtype_of(number, "it") if number else DType.of(scale.dtype)
     own = DType.of(x.dtype)
-    if xp is ml and not block and (_bytes(own) or own is i32):
+    if xp is ml and not block and own in (i8, u8, i32):
         x, order = in_memory(x)
         axis = order[axis] if order else 0
         by, add = _along(scale, x, axis, ml.float32), _along(zero, x, axis, own)
