@@ -104,7 +104,7 @@ class Slot:
             loan, self.loan = self.loan, None
             if loan is not None:
                 loan.host.guests.discard(loan)
-            claim.give_back()
+            claim.reuse()
 
     def sweep(self) -> None:
         """Free the slot if all tensors are gone, including one whose end was interrupted."""
@@ -139,12 +139,17 @@ class Claim:
         newest = [key] if newest is None else newest
         self._finalizers = tuple([_Finalizer(key, newest, slot, home) for _ in range(2)])
 
-    def give_back(self) -> None:
-        """Put the claim into its ring. The caller must have the only reference."""
+    def reuse(self) -> None:
+        """Put the claim itself into its ring. The caller must have the only reference."""
         self.element, self.types = (), ()
         ring = self.home()
         if ring is not None:
             ring.put(self)
+
+    def give_back(self) -> None:
+        """Put another claim into the ring. This one, which a traceback may still hold, is void."""
+        self.element, self.types = (), ()
+        self._finalizers[0].put()
 
 
 class _Finalizer(NamedTuple):
@@ -161,6 +166,10 @@ class _Finalizer(NamedTuple):
     home: weakref.ref[Ring]
 
     def __del__(self) -> None:
+        self.put()
+
+    def put(self) -> None:
+        """Put the next claim into the ring, unless that has been done."""
         ring = self.home()
         if ring is not None and self.newest[-1] is self.key:
             claim = Claim(self.slot, self.home, self.newest)

@@ -391,6 +391,24 @@ def test_an_interrupt_anywhere_loses_no_slot(
     assert n > 20
 
 
+def test_an_interrupted_get_after_an_error_that_is_kept() -> None:
+    """The error's traceback knows the place of the queue's end from an earlier `get`."""
+    for n in itertools.count(1):
+        q = QueueTensor(VM(), PAIR, 2)
+        error = ShutDown("stop")
+        q.cancel(error)
+        refuses(ShutDown, "stop", q.get)
+        went_on = interrupted_at_line(lambda q=q: suppressed(q), n, "/mlvm/input/")  # type: ignore[misc]
+        refuses(ShutDown, "stop", q.get, 0)
+        if not went_on:
+            break
+    assert n > 10
+
+
+def suppressed(q: QueueTensor) -> None:
+    refuses(ShutDown, "stop", q.get)
+
+
 # --- memory ---------------------------------------------------------------------------
 
 
