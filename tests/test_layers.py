@@ -71,7 +71,7 @@ BUDGET = {
     "mlvm/machines/remote": 3_940,
     "mlvm/arena": 1_342,
     "mlvm/show": 1_676,
-    "mlvm/input": 1_640,
+    "mlvm/input": 1_645,
     "mlvm/step": 3_391,
     "mlvm/parallel": 3_238,
     "mlvm/eager": 885,
@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 500,
     "models": 3_470,
     "bench": 4_900,
-    "tests": 71_740,
+    "tests": 71_770,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

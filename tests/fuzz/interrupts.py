@@ -39,7 +39,7 @@ from tests.interrupting import lines_run
 
 INPUT: Final = "/mlvm/input/"
 PARALLEL: Final = "/mlvm/parallel/"
-SECONDS: Final = 20
+SECONDS: Final = 60
 """For one program; more counts as a hang."""
 
 PROCESSES: Final = 50
