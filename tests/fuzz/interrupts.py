@@ -182,7 +182,8 @@ def first_values(batches: Pipeline[Any], count: int) -> list[int]:
     """Return the first sample of each of the next batches."""
     numbers = []
     for _ in range(count):
-        numbers.append(int(batches._vm.read(batches.get()[1].handle)[0]))
+        tensors = batches.get()  # a worker fills their slot as soon as they are gone
+        numbers.append(int(batches._vm.read(tensors[1].handle)[0]))
     return numbers
 
 
