@@ -188,6 +188,12 @@ class OpenStep(NamedTuple):
             if not rows[0]:
                 raise ValueError("there are none")
             lengths = tuple([StepLength(*each) for each in rows[0]])
+            for name, at_most, _, axes in lengths:
+                if type(name) is not str or type(at_most) is not int or not axes:
+                    raise ValueError("a length has a name, a bound and axes")
+            for _, place in rows[4]:
+                if place not in range(len(rows[1])) or type(rows[1][place]) not in _NUMBERS:
+                    raise ValueError("a number of a state is a value")
             inputs, outputs, results = [tuple(map(_opened, row)) for row in rows[5:8]]
             types = {i: _opened(type) for i, type, _ in rows[8]}
             sizes = {i: nbytes for i, _, nbytes in rows[8] if nbytes >= 0}

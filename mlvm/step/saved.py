@@ -128,6 +128,7 @@ class SavedStep(NamedTuple):
         """Raise `EncodingError` unless the open part makes this step for the call before saving."""
         try:
             step = self.at(self.inputs)
+            values = [] if self.open is None else self.open.values_at(self.inputs)
         except (
             MlvmError,
             ArithmeticError,
@@ -138,7 +139,8 @@ class SavedStep(NamedTuple):
         ) as e:
             raise EncodingError(f"the lengths are not those of the step: {e}") from None
         planned = replace(step.planned, lines=self.planned.lines)
-        if (planned, *step[1:4]) != (self.planned, *self[1:4]):
+        is_same = self.open is None or repr(values) == repr([*self.open.values])
+        if not is_same or (planned, *step[1:4]) != (self.planned, *self[1:4]):
             raise EncodingError(f"the lengths ({self.open}) are not those of the step")
 
     def _check(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.__main__ import main
+from mlvm.core.errors import EncodingError
 from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
@@ -99,6 +101,7 @@ def test_training_on_sentences(tmp_path: Path) -> None:
     x, y = inputs(2, 4), inputs(2, 5)
     for arrays, text in (
         ([x[0], y[1]], "a length of it is another than in an input before"),
+        ([x[0][:0], y[1]], "its shape is another"),
         (inputs(2, 34), "time = 34: expected 1 to 33"),
         (inputs(6, 3), "batch = 6: expected 1 to 5"),
         ([np.zeros((2, 4), np.int32), x[1]], "another dtype"),
@@ -133,6 +136,68 @@ def test_branches_on_lengths_and_numbers_of_them(tmp_path: Path) -> None:
     stacked = np.stack([inputs(6)[0], inputs(6)[0] + 1])
     results, _ = run(program, [stacked], "--steps", "2")
     assert results[1].shape == (2, 6, 3)
+
+
+@compiled
+def test_numbers_that_do_not_fit(tmp_path: Path) -> None:
+    """Lengths are refused at which a number of them has too many bits for its dtype, or is none."""
+
+    def step(x: ml.Tensor, i: ml.Tensor) -> Any:
+        n = x.shape[0]
+        return x * (n * n * n * n * n), i * (n * 100_000), x * (1 / (n - 4))
+
+    names = {"x": ("n",), "i": ("n",)}
+    capture = ml.capture(step, lengths=names, at_most={"n": 30_000})
+    arguments = ml.ones(5), ml.ones(5, dtype=ml.int32)
+    file = saved(tmp_path / "step.mlvm", capture, *arguments)
+    program = build(tmp_path)
+
+    def inputs(n: int) -> list[Array]:
+        return [np.ones(n, np.float32), np.ones(n, np.int32)]
+
+    equals_at(file, program, inputs, {"n": (2, 5, 6000)})
+    for n in (4, 7000, 22_000):
+        assert "computes otherwise" in run(program, inputs(n))[1]
+
+
+@compiled
+def test_results_of_few_bits(tmp_path: Path) -> None:
+    """A packed tensor is a result, as bytes."""
+    few = ml.asarray([[1, -2, 3, 4], [5, 6, 7, -8]], dtype="i4")
+    step = ml.capture(lambda x: (x + 1, few), lengths={"x": ("n",)}, at_most={"n": 5})
+    file = saved(tmp_path / "step.mlvm", step, ml.ones(3))
+    x, program = np.ones(5, np.float32), build(tmp_path)
+    expected = LoadedStep(file, LocalVM())(x)[1]
+    assert run(program, [x])[0][1].tobytes() == expected.tobytes()
+
+
+def test_names_of_lengths_in_c(tmp_path: Path) -> None:
+    """Members have no words of C or C++ as names, and no two have one name."""
+    axes = ("namespace", "_Bool", "or", "a b", "a_b", "NULL")
+    step = ml.capture(lambda x: x + 1, lengths={"x": axes}, at_most=dict.fromkeys(axes, 3))
+    saved(tmp_path / "step.mlvm", step, ml.ones((2,) * 6))
+    assert main(["build", str(tmp_path / "step.mlvm"), "-o", str(tmp_path)]) == 0
+    fields = re.findall(r"int64_t (\w+); /\*", (tmp_path / "step.h").read_text())
+    assert fields == ["n_namespace", "n__Bool", "n_or", "a_b", "n_a_b", "n_NULL"]
+
+
+def test_damaged_lengths_are_refused(tmp_path: Path) -> None:
+    """A file's lengths have names, bounds and axes, and numbers of states are numbers."""
+    step = ml.capture(lambda x: x * x.shape[0], lengths={"x": ("n",)}, at_most={"n": 5})
+    file = saved(tmp_path / "step.mlvm", step, ml.ones(3))
+    assert file.open is not None
+    first, (number, _) = file.open.lengths[0], file.open.scalars[0]
+    nothing = {"values": (*file.open.values, None), "scalars": ((number, len(file.open.values)),)}
+    for change in (
+        {"lengths": (first._replace(name=3),)},
+        {"lengths": (first._replace(at_most=None),)},
+        {"lengths": (first._replace(axes=()),)},
+        {"values": (4, *file.open.values[1:])},
+        nothing,
+    ):
+        damaged = file._replace(open=file.open._replace(**change))  # type: ignore[arg-type]
+        with pytest.raises(EncodingError):
+            SavedStep.from_bytes(damaged.to_bytes())
 
 
 @compiled
@@ -219,7 +284,11 @@ def test_what_is_not_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     def halved(x: ml.Tensor) -> Any:
         return ml.astype(x, ml.float16) / x.shape[0]
 
+    def multiplied(x: ml.Tensor) -> Any:
+        return x * (x.shape[0] * (1 << 63))
+
     for function, most, text in (
+        (multiplied, 9, "expected numbers below 2**62"),
         (looped, 9, "without loops, branches and functions"),
         (halved, 9, "expected numbers of f32, f64, i32 or i64, got one of f16"),
         (lambda x: x + 1, 1 << 17, "expected at most 65,536 combinations, got 131,072"),
@@ -228,3 +297,8 @@ def test_what_is_not_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         saved(tmp_path / "step.mlvm", step, ml.ones((3, 4)))
         assert main(["build", str(tmp_path / "step.mlvm"), "-o", str(tmp_path / "c")]) == 1
         assert text in capsys.readouterr().err
+    names, x = {"x": ("n",), "y": ("m",)}, ml.ones(3)
+    step = ml.capture(lambda x, y: x + y, lengths=names, at_most={"n": 9, "m": 9})
+    saved(tmp_path / "step.mlvm", step, x, x)
+    assert main(["build", str(tmp_path / "step.mlvm"), "-o", str(tmp_path / "c")]) == 1
+    assert "'n' and 'm' are of one axis" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from mlvm.core.errors import ShapeError
 from mlvm.eager.tensor.number import Numbers
 from mlvm.machines.standalone.lengths import Formulas, OpenPlanned, OpenSource, StepLength
 from mlvm.machines.standalone.planned import Planned, Stay, Tensor
+from mlvm.machines.standalone.targets import CannotBuild
 from mlvm.step.lengths import Place
 from mlvm.step.open_step import FUNCTIONS, OpenStep
 from mlvm.step.saved import SavedStep
@@ -45,6 +46,14 @@ def lengths_of(step: SavedStep) -> OpenSource | None:
         return None
     names = [each.name for each in opened.lengths]
     scratch = opened.template.scratch_types()
+    axes: dict[tuple[int, int], int] = {}
+    for k, each in enumerate(opened.lengths):
+        for place in each.axes:
+            if axes.setdefault(place, k) != k:
+                raise CannotBuild(
+                    f"lengths: {names[axes[place]]!r} and {each.name!r} are of one axis of one "
+                    f"tensor; give them one name"
+                )
 
     def values_of(sizes: Sequence[int]) -> list[Any]:
         return opened.values_of(dict(zip(names, sizes, strict=True)))
@@ -62,7 +71,7 @@ def lengths_of(step: SavedStep) -> OpenSource | None:
 
     return OpenSource(
         [StepLength(x.name, x.at_most, opened.values[x.place]) for x in opened.lengths],
-        {place: k for k, each in enumerate(opened.lengths) for place in each.axes},
+        axes,
         opened.input_types(),
         is_valid,
         lambda sizes: planned_of(step.at_values(values_of(sizes))),

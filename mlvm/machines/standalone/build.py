@@ -263,7 +263,7 @@ class _Layout:
                     f"lengths: expected numbers of f32, f64, i32 or i64, got one of {dtype} that "
                     f"is computed of a length; convert the tensor after the computation"
                 )
-            scalars[number] = value.formula()
+            scalars[number] = self.formulas.number_of(value)  # type: ignore[union-attr]
         return scalars
 
     def _take(self, nbytes: int) -> int:
@@ -408,7 +408,7 @@ class _Layout:
         assert source is not None
         assert formulas is not None
         assert opened is not None
-        results = [type.shape for type in opened.results]
+        results = [type.array_shape for type in opened.results]
         inputs = [type.nbytes for type in opened.inputs]
         sizes: list[Any] = [n for shape in results for n in shape] + inputs
         used = [n.formula() for n in sizes if issubclass(type(n), Length)]
@@ -514,14 +514,16 @@ def _copy_sources(folder: Path, files: Sequence[str], threads: int, has_lengths:
         shutil.copyfile(file, to)
 
 
-_C_WORDS: Final = frozenset(
-    [
-        *("auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else"),
-        *("enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register"),
-        *("restrict", "return", "short", "signed", "sizeof", "static", "struct", "switch"),
-        *("typedef", "union", "unsigned", "void", "volatile", "while", "class", "delete", "new"),
-        *("operator", "private", "protected", "public", "template", "this", "throw", "try"),
-    ]
+_C_WORDS: Final = (
+    " alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t "
+    "char16_t char32_t class co_await co_return co_yield compl concept const const_cast "
+    "consteval constexpr constinit continue decltype default delete do double dynamic_cast "
+    "else enum explicit export extern false float for friend goto if inline int int64_t long "
+    "mutable namespace new noexcept not not_eq nullptr offsetof operator or or_eq private "
+    "protected public register reinterpret_cast requires restrict return short signed sizeof "
+    "static static_assert static_cast struct switch template this thread_local throw true try "
+    "typedef typeid typename typeof typeof_unqual union unsigned using virtual void volatile "
+    "wchar_t while xor xor_eq linux unix NULL "
 )
 """Words that no member has, in C and in C++."""
 
@@ -545,7 +547,7 @@ def _header(
     fields = {}
     for name, types in (("input", planned.inputs), ("output", results)):
         rows = [
-            f"    const {_C_TYPES[type.dtype.name]} *{name}{i}; /* {type} */\n"
+            f"    const {_C_TYPES.get(type.dtype.name, 'uint8_t')} *{name}{i}; /* {type} */\n"
             for i, type in enumerate(types)
         ]
         fields[f"@{name.upper()}S@"] = "".join(rows) or f"    const void *no_{name};\n"
@@ -569,7 +571,7 @@ def _lengths(source: OpenSource | None) -> str:
     fields: dict[str, str] = {}
     for each in source.lengths:
         name = re.sub(r"\W", "_", each.name, flags=re.ASCII)
-        while not name or name[0].isdecimal() or name in fields or name in _C_WORDS:
+        while re.match(r"\d|_[A-Z_]|$", name) or name in fields or f" {name} " in _C_WORDS:
             name = f"n_{name}"
         fields[name] = f"    int64_t {name}; /* 1 to {each.at_most} */\n"
     text = (HERE / "src" / "lengths.h.in").read_text()

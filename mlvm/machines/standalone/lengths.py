@@ -18,13 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mlvm.core.lengths import Length
-from mlvm.core.types import TensorType
+from mlvm.core.types import DType, TensorType
 from mlvm.machines.standalone.literals import integer, real
 from mlvm.machines.standalone.planned import Planned
 from mlvm.machines.standalone.targets import CannotBuild
 
 _MOST_COMBINATIONS: Final = 1 << 16
 _MOST_VARIANTS: Final = 256
+_MOST_INTEGER: Final = 1 << 62
+_MOST_EXACT: Final = 1 << 53  # a double has each integer up to this
 _OF_INTS: Final = frozenset({"floordiv", "mod"})
 _BOOLS: Final = frozenset({"truth", "lt", "le", "eq", "ne", "gt", "ge"})
 
@@ -120,6 +122,8 @@ class Formulas:
     def constant(self, value: float) -> int:
         """Add a constant; return its number."""
         constant = float(value) if isinstance(value, float) else int(value)
+        if isinstance(constant, int) and abs(constant) > _MOST_INTEGER:
+            raise OverflowError
         return self._add(("CONSTANT", constant, 0), np.asarray(constant))
 
     def step(self, name: str, a: int, b: int) -> int:
@@ -134,6 +138,12 @@ class Formulas:
         if name in ("floordiv", "mod", "truediv"):
             is_defined = np.logical_and(is_defined, y != 0)
             y = np.where(y != 0, y, 1)
+        if name == "truediv" and not is_real:
+            is_defined = np.logical_and(is_defined, np.maximum(abs(x), abs(y)) <= _MOST_EXACT)
+        may_wrap = name in ("add", "sub", "mul") and not is_real
+        if may_wrap and np.max(abs(fn(x * 1.0, y * 1.0))) > _MOST_INTEGER:
+            exact = fn(x.astype(object), y.astype(object))
+            is_defined = np.logical_and(is_defined, (exact >= -1 << 63) & (exact < 1 << 63))
         if name == "truth":
             values = x != 0
         elif name in ("neg", "pos", "abs"):
@@ -158,6 +168,17 @@ class Formulas:
         same_kind = (values.dtype.kind == "f") == isinstance(guard[1], float)
         same = np.logical_and(is_defined, values == guard[1]) & same_kind
         return np.broadcast_to(same, len(self.sizes))
+
+    def number_of(self, value: Any) -> int:
+        """Return the number of a formula, or of a constant."""
+        return value.formula() if issubclass(type(value), Length) else self.constant(value)
+
+    def fits(self, formula: int, dtype: DType) -> Column:
+        """Return at which combinations a number is defined, and one of that dtype."""
+        values, is_defined = self._columns[formula]
+        if dtype.is_integer:
+            is_defined = np.logical_and(is_defined, values == values.astype(dtype.numpy))
+        return np.broadcast_to(is_defined, len(self.sizes))
 
     def numbered(self, used: Iterable[int]) -> dict[int, int]:
         """Number the lengths, and the formulas that these are computed of, in C."""
@@ -202,20 +223,35 @@ def variants(
 
     The first is that of the call before saving. Raises `CannotBuild` for too many.
     """
-    saved = tuple([each.saved for each in source.lengths])
     all_sizes = [tuple(map(int, sizes)) for sizes in formulas.sizes]
+    sizes = tuple([each.saved for each in source.lengths])
+    if sizes not in all_sizes:
+        raise CannotBuild(f"lengths: expected those of the call before saving, got {sizes}")
+    saved = all_sizes.index(sizes)
     is_valid = np.array([source.is_valid(sizes) for sizes in all_sizes])
     remaining = is_valid.copy()
     for count in range(_MOST_VARIANTS):
         if not remaining.any():
             return
-        sizes = all_sizes[int(np.flatnonzero(remaining)[0])] if count else saved
-        with source.opened(sizes, formulas) as opened:
-            part = plan(source.at(sizes), opened)
-            guards = [*dict.fromkeys(opened.guards())]
+        index = int(np.flatnonzero(remaining)[0]) if count else saved
+        sizes = all_sizes[index]
+        try:
+            with source.opened(sizes, formulas) as opened:
+                planned = source.at(sizes)
+                part = plan(planned, opened)
+                guards = [*dict.fromkeys(opened.guards())]
+                types = [TensorType.of(state) for state in planned.states]
+                scalars = [(formulas.number_of(x), types[i].dtype) for i, x in opened.scalars]
+        except OverflowError:
+            raise CannotBuild(
+                "lengths: expected numbers below 2**62, got a larger one that is computed of "
+                "lengths; compute it with tensors"
+            ) from None
         masks = [formulas.holds(guard) for guard in guards]
-        holds = np.logical_and.reduce([np.ones(len(remaining), bool), *masks])
-        if (holds & ~is_valid).any() or not (holds & remaining).any():
+        fits = [formulas.fits(*scalar) for scalar in scalars]
+        holds = np.logical_and.reduce([np.ones(len(remaining), bool), *masks, *fits])
+        remaining &= np.logical_and.reduce([remaining, *fits])
+        if (holds & ~is_valid).any() or not holds[index]:
             raise CannotBuild(f"lengths: the guards at {sizes} do not say where they hold")
         yield part, [guard for guard, mask in zip(guards, masks, strict=True) if not mask.all()]
         remaining &= ~holds

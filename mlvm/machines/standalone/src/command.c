@@ -109,7 +109,7 @@ static int fits_shape(const char *text, const TensorSpec *spec, unsigned long lo
         if (spec->lengths && spec->lengths[i] >= 0) {
             unsigned long long *size = &sizes[spec->lengths[i]];
             *size = *size ? *size : n;
-            same = n == *size;
+            same = n && n == *size;
         } else
             same = n == input[i] || (!i && !stacked && !spec->lengths && input[0] && n % input[0] == 0);
     }

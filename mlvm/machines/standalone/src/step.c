@@ -261,6 +261,21 @@ static size_t parts(Running *r, char *at)
 /* --- lengths --- */
 
 #ifdef STEP_LENGTHS
+/* Return whether all numbers that a variant writes are defined, and fit. */
+static int is_defined(const Running *r, const Variant *variant)
+{
+    for (uint32_t i = 0; i < built.nscalars; i++) {
+        const Number *number = &r->numbers[built.scalars[i].formula];
+        int narrow = built.scalars[i].dtype == MLVM_I32 && number->integer != (int32_t)number->integer;
+        if (number->kind == UNDEFINED || narrow)
+            return 0;
+    }
+    for (uint32_t i = 0; i < variant->npatches; i++)
+        if (r->numbers[variant->patches[i].formula].kind == UNDEFINED)
+            return 0;
+    return 1;
+}
+
 /* Compute the formulas for these lengths, and return the variant that is valid for them, or NULL. */
 static const Variant *variant_for(Running *r, const int64_t *lengths)
 {
@@ -274,7 +289,7 @@ static const Variant *variant_for(Running *r, const int64_t *lengths)
         while (i < variant->nguards &&
                is_same_number(&r->numbers[variant->guards[i].formula], &variant->guards[i].value))
             i++;
-        if (i == variant->nguards)
+        if (i == variant->nguards && is_defined(r, variant))
             return variant;
     }
     return NULL;
@@ -284,7 +299,7 @@ static const Variant *variant_for(Running *r, const int64_t *lengths)
 static void write_number(void *to, int dtype, const Number *number)
 {
     double real = real_of(number);
-    float narrow = number->kind == REAL ? (float)number->real : (float)number->integer;
+    float narrow = (float)real; /* rounded twice, as numpy does */
     int32_t small = (int32_t)number->integer;
     switch (dtype) {
     case MLVM_F32: memcpy(to, &narrow, sizeof narrow); break;
@@ -424,7 +439,10 @@ int step_init_for(struct step *step, void *memory, const void *weights, size_t n
     int64_t saved[STEP_LENGTHS];
     for (uint32_t i = 0; i < STEP_LENGTHS; i++)
         saved[i] = built.lengths[i].saved;
-    use_variant(r, variant_for(r, saved));
+    const Variant *variant = variant_for(r, saved);
+    if (!variant)
+        return fail(step, "%s", "it was built for no lengths of the call before saving");
+    use_variant(r, variant);
 #endif
     return 0;
 }

@@ -9,18 +9,26 @@ static Number integral(int64_t value)
     return (Number){INTEGRAL, value, 0};
 }
 
+static const Number undefined = {UNDEFINED, 0, 0};
+static const int64_t EXACT = INT64_C(1) << 53; /* a double has each integer up to this */
+
 static Number of_integers(int operator, int64_t a, int64_t b)
 {
+    const int divides = b && !(b == -1 && a == INT64_MIN);
+    int64_t value;
     switch (operator) {
-    case AS_add: return integral(a + b);
-    case AS_sub: return integral(a - b);
-    case AS_mul: return integral(a * b);
-    case AS_floordiv: return b ? integral(a / b - (a % b && (a % b < 0) != (b < 0))) : (Number){UNDEFINED, 0, 0};
-    case AS_mod: return b ? integral(a % b + (a % b && (a % b < 0) != (b < 0) ? b : 0)) : (Number){UNDEFINED, 0, 0};
-    case AS_truediv: return b ? (Number){REAL, 0, (double)a / (double)b} : (Number){UNDEFINED, 0, 0};
-    case AS_neg: return integral(-a);
+    case AS_add: return __builtin_add_overflow(a, b, &value) ? undefined : integral(value);
+    case AS_sub: return __builtin_sub_overflow(a, b, &value) ? undefined : integral(value);
+    case AS_mul: return __builtin_mul_overflow(a, b, &value) ? undefined : integral(value);
+    case AS_floordiv: return divides ? integral(a / b - (a % b && (a % b < 0) != (b < 0))) : undefined;
+    case AS_mod: return divides ? integral(a % b + (a % b && (a % b < 0) != (b < 0) ? b : 0)) : undefined;
+    case AS_truediv:
+        if (!b || a > EXACT || a < -EXACT || b > EXACT || b < -EXACT)
+            return undefined;
+        return (Number){REAL, 0, (double)a / (double)b};
+    case AS_neg: return a == INT64_MIN ? undefined : integral(-a);
     case AS_pos: return integral(a);
-    case AS_abs: return integral(a < 0 ? -a : a);
+    case AS_abs: return a == INT64_MIN ? undefined : integral(a < 0 ? -a : a);
     case AS_truth: return integral(a != 0);
     case AS_lt: return integral(a < b);
     case AS_le: return integral(a <= b);
@@ -28,7 +36,7 @@ static Number of_integers(int operator, int64_t a, int64_t b)
     case AS_ne: return integral(a != b);
     case AS_gt: return integral(a > b);
     case AS_ge: return integral(a >= b);
-    default: return (Number){UNDEFINED, 0, 0};
+    default: return undefined;
     }
 }
 
@@ -38,7 +46,7 @@ static Number of_reals(int operator, double a, double b)
     case AS_add: return (Number){REAL, 0, a + b};
     case AS_sub: return (Number){REAL, 0, a - b};
     case AS_mul: return (Number){REAL, 0, a * b};
-    case AS_truediv: return b != 0 ? (Number){REAL, 0, a / b} : (Number){UNDEFINED, 0, 0};
+    case AS_truediv: return b != 0 ? (Number){REAL, 0, a / b} : undefined;
     case AS_neg: return (Number){REAL, 0, -a};
     case AS_pos: return (Number){REAL, 0, a};
     case AS_abs: return (Number){REAL, 0, fabs(a)};
@@ -49,7 +57,7 @@ static Number of_reals(int operator, double a, double b)
     case AS_ne: return integral(a != b);
     case AS_gt: return integral(a > b);
     case AS_ge: return integral(a >= b);
-    default: return (Number){UNDEFINED, 0, 0};
+    default: return undefined;
     }
 }
 
@@ -71,7 +79,7 @@ void evaluate(const Formula *formulas, Number *numbers, int64_t count)
             continue;
         const Number *a = &numbers[formula.a], *b = &numbers[formula.b];
         if (a->kind == UNDEFINED || b->kind == UNDEFINED)
-            numbers[i] = (Number){UNDEFINED, 0, 0};
+            numbers[i] = undefined;
         else if (a->kind == INTEGRAL && b->kind == INTEGRAL)
             numbers[i] = of_integers(formula.operator, a->integer, b->integer);
         else

@@ -20,7 +20,7 @@ typedef struct {
     int operator, a, b;
 } Formula;
 
-/* An integer, or a real; UNDEFINED where Python raises an error. */
+/* An integer, or a real; UNDEFINED where Python raises an error, or has an integer of more bits. */
 typedef struct {
     enum { INTEGRAL, REAL, UNDEFINED } kind;
     int64_t integer;
