@@ -189,13 +189,13 @@ def test_damaged_lengths_are_refused(tmp_path: Path) -> None:
     first, (number, _) = file.open.lengths[0], file.open.scalars[0]
     nothing = {"values": (*file.open.values, None), "scalars": ((number, len(file.open.values)),)}
     for change in (
-        {"lengths": (first._replace(name=3),)},
-        {"lengths": (first._replace(at_most=None),)},
+        {"lengths": (first._replace(name=3),)},  # type: ignore[arg-type]
+        {"lengths": (first._replace(at_most=None),)},  # type: ignore[arg-type]
         {"lengths": (first._replace(axes=()),)},
         {"values": (4, *file.open.values[1:])},
         nothing,
     ):
-        damaged = file._replace(open=file.open._replace(**change))  # type: ignore[arg-type]
+        damaged = file._replace(open=file.open._replace(**change))
         with pytest.raises(EncodingError):
             SavedStep.from_bytes(damaged.to_bytes())
 
@@ -298,7 +298,7 @@ def test_what_is_not_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert main(["build", str(tmp_path / "step.mlvm"), "-o", str(tmp_path / "c")]) == 1
         assert text in capsys.readouterr().err
     names, x = {"x": ("n",), "y": ("m",)}, ml.ones(3)
-    step = ml.capture(lambda x, y: x + y, lengths=names, at_most={"n": 9, "m": 9})
-    saved(tmp_path / "step.mlvm", step, x, x)
+    both = ml.capture(ml.add, lengths=names, at_most={"n": 9, "m": 9})
+    saved(tmp_path / "step.mlvm", both, x, x)
     assert main(["build", str(tmp_path / "step.mlvm"), "-o", str(tmp_path / "c")]) == 1
     assert "'n' and 'm' are of one axis" in capsys.readouterr().err
