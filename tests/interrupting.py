@@ -5,8 +5,10 @@ from __future__ import annotations
 import dis
 import gc
 import sys
+import threading
 import weakref
 from collections.abc import Callable
+from contextvars import copy_context
 from types import FrameType
 from typing import Any
 
@@ -75,8 +77,13 @@ def interrupted_at_line(function: Callable[[], Any], n: int, folder: str) -> boo
 
 def lines_run(function: Callable[[], Any], folder: str, n: int = 0) -> int:
     """Call the function, and return how many lines it runs in files of that folder; with Ctrl-C
-    before the n-th of them."""
+    before the n-th of them.
+
+    It runs on a thread: an error that a trace raises between two instructions of an `except` stays
+    the one that its thread handles, with all that its traceback holds.
+    """
     visits = 0
+    errors: list[BaseException] = []
 
     def tracer(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal visits
@@ -93,18 +100,29 @@ def lines_run(function: Callable[[], Any], folder: str, n: int = 0) -> int:
         if not isinstance(problem.exc_value, KeyboardInterrupt):
             hook(problem)
 
-    before, hook = sys.gettrace(), sys.unraisablehook
+    def run() -> None:
+        sys.settrace(tracer)
+        try:
+            function()
+        except KeyboardInterrupt:
+            pass
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            sys.settrace(None)
+
+    hook = sys.unraisablehook
     gc.disable()
     sys.unraisablehook = report
-    sys.settrace(tracer)
     try:
-        function()
-    except KeyboardInterrupt:
-        pass
+        thread = threading.Thread(target=copy_context().run, args=(run,))
+        thread.start()
+        thread.join()
     finally:
-        sys.settrace(before)
         sys.unraisablehook = hook
         gc.enable()
+    if errors:
+        raise errors.pop()
     return visits
 
 

@@ -109,13 +109,11 @@ def _named(names: tuple[str, ...]) -> Any:
     """Make a named tuple, which takes names as indices, too; as in pandas' `itertuples`, an invalid
     name becomes its position."""
 
-    class Batch(namedtuple("Batch", names, rename=True)):  # type: ignore[misc]
-        __slots__ = ()
+    def item(batch: tuple[Any, ...], key: Any) -> Any:
+        return tuple.__getitem__(batch, names.index(key) if key in names else key)
 
-        def __getitem__(self, key: Any) -> Any:
-            return super().__getitem__(names.index(key) if key in names else key)
-
-    return Batch
+    base = namedtuple("Batch", names, rename=True)  # type: ignore[misc]
+    return type("Batch", (base,), {"__slots__": (), "__getitem__": item})
 
 
 class _Columns:

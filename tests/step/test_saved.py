@@ -156,7 +156,7 @@ def test_mutations_of_lengths(open_data: bytes) -> None:
 
 @cases(
     "change, message",
-    ({"values": ()}, "the lengths are not those of the step: "),
+    ({"values": ()}, "expected the lengths of a step: a number of a state is a value"),
     ({"lengths": ()}, "expected the lengths of a step: there are none"),
     ({"inputs": ()}, "the lengths are not those of the step: "),
     ({"outputs": ()}, r"the lengths \(n = 2, at most 9\) are not those of the step"),
