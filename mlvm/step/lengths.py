@@ -9,8 +9,10 @@ planned once, at bounds of the lengths.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -339,9 +341,23 @@ class PlannedTemplate:
         """Return the frozen type of an argument."""
         return self.types.get(argument) or self.planned.arguments[argument].type
 
-    def scratch_types(self) -> list[tuple[OpenType, int]]:
-        """Return the open types of temporaries, each with the bytes that it has in the plan."""
-        return [(self.types[i], nbytes) for i, nbytes in self.sizes.items()]
+    @cached_property
+    def _limits(self) -> Mapping[tuple[int, ...], int]:
+        """The largest products of values at these places for which temporaries fit in the plan."""
+        limits: dict[tuple[int, ...], int] = {}
+        for i, nbytes in self.sizes.items():
+            type = self.types[i]
+            places = tuple([n.number for n in type.shape if isinstance(n, Place)])
+            closed = math.prod([n for n in type.shape if not isinstance(n, Place)])
+            if closed:
+                most = nbytes // (closed * type.dtype.itemsize)
+                limits[places] = min(limits.get(places, most), most)
+        return limits
+
+    def fits(self, values: Sequence[Any]) -> bool:
+        """Return whether no temporary is larger for these values than in the plan."""
+        limits = self._limits.items()
+        return all(math.prod([values[i] for i in places]) <= most for places, most in limits)
 
     def sites(self) -> list[Site] | None:
         """Return the calls of a straight program; None for another."""

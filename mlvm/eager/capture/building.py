@@ -7,17 +7,15 @@ Callers: `mlvm.__main__`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from mlvm.core.errors import ShapeError
-from mlvm.eager.tensor.number import Numbers
+from mlvm.eager.tensor.number import Numbers, plain
 from mlvm.machines.standalone.lengths import Formulas, OpenPlanned, OpenSource, StepLength
 from mlvm.machines.standalone.planned import Planned, Stay, Tensor
 from mlvm.machines.standalone.targets import CannotBuild
-from mlvm.step.lengths import Place
 from mlvm.step.open_step import FUNCTIONS, OpenStep
 from mlvm.step.saved import SavedStep
 
@@ -45,7 +43,6 @@ def lengths_of(step: SavedStep) -> OpenSource | None:
     if opened is None:
         return None
     names = [each.name for each in opened.lengths]
-    scratch = opened.template.scratch_types()
     axes: dict[tuple[int, int], int] = {}
     for k, each in enumerate(opened.lengths):
         for place in each.axes:
@@ -63,11 +60,7 @@ def lengths_of(step: SavedStep) -> OpenSource | None:
             values = values_of(sizes)
         except ShapeError:
             return False
-        return all(
-            math.prod([values[n.number] if isinstance(n, Place) else n for n in type.shape])
-            <= nbytes // type.dtype.itemsize
-            for type, nbytes in scratch
-        )
+        return opened.template.fits(values)
 
     return OpenSource(
         [StepLength(x.name, x.at_most, opened.values[x.place]) for x in opened.lengths],
@@ -93,7 +86,7 @@ def _recorded(
         for place, name, operands in opened.steps:
             symbols[place] = FUNCTIONS[name](*[symbols[each] for each in operands])
         for place in opened.guards:
-            repr(symbols[place])  # a number that is seen is guarded
+            plain(symbols[place])  # a number that is seen is guarded
         now = step.at_values(symbols)
         code = now.planned.program.main.code
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
@@ -754,39 +754,26 @@ def measure(
     """
     _require_bools("measure", fuse=fuse, recompute=recompute, hoist=hoist)
     recorder.refuse_captured("a function is measured")
-    options = {"fuse": fuse, "recompute": recompute, "hoist": hoist}
-    if not lengths:
-        return _measured(fn, args, kwargs, options)
-    spec = LengthSpec(fn, lengths, at_most)
-    with closing(Arena(current_arena().vm, "measured")) as arena:  # axes of tensors are opened
-        args, kwargs = replace(
-            lambda type: Output(type, None).alloc(arena), (args, kwargs), TensorType
+    spec, arena = LengthSpec(fn, lengths, at_most), current_arena()
+    with closing(Arena(arena.vm, "measured")) if spec.names else nullcontext() as own:
+        if own is not None:  # axes of tensors are opened
+            args, kwargs = replace(
+                lambda type: Output(type, None).alloc(own), (args, kwargs), TensorType
+            )
+        call, signature = trace_once(fn, args, kwargs)
+        compiler = partial(
+            compile_flow,
+            fuse=fuse,
+            recompute=recompute,
+            policy=policy_of(arena.vm),
+            hoist=_hoist(call, arena.vm) if hoist else None,
         )
-        return _measured(fn, args, kwargs, options, spec)
-
-
-def _measured(
-    fn: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    options: Mapping[str, bool],
-    spec: LengthSpec | None = None,
-) -> Measured:
-    call, signature = trace_once(fn, args, kwargs)
-    arena = current_arena()
-    compiler = partial(
-        compile_flow,
-        fuse=options["fuse"],
-        recompute=options["recompute"],
-        policy=policy_of(arena.vm),
-        hoist=_hoist(call, arena.vm) if options["hoist"] else None,
-    )
-    nbytes, plan = call.record.arena_bytes, None
-    named = [] if spec is None else spec.axes(signature, args, kwargs)
-    if named:
-        call = trace(fn, args, kwargs, arena, signature, (), named)
-        plan = OpenTrace(call, named, signature).measured(signature, compiler)
-    return Measured(nbytes, plan or compiler(call.flow).plan)
+        nbytes, plan = call.record.arena_bytes, None
+        named = spec.axes(signature, args, kwargs)
+        if named:
+            call = trace(fn, args, kwargs, arena, signature, (), named)
+            plan = OpenTrace(call, named, signature).measured(signature, compiler)
+        return Measured(nbytes, plan or compiler(call.flow).plan)
 
 
 def _pattern(fn: Callable[..., Any], operands: Types) -> Pattern:

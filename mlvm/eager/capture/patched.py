@@ -9,7 +9,6 @@ Callers: `OpenTrace`, which has its lock; `NativeLoop`, which has the lock of th
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from mlvm.core.program.program import Program, Variant
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.number import Numbers
 from mlvm.machines.native.extension import EXTENSION
-from mlvm.step.lengths import Place, PlannedTemplate, Site, at
+from mlvm.step.lengths import PlannedTemplate, Site, at
 
 _MOST_ALTERNATIVES: Final = 64
 _MOST_CHOICES: Final = 8
@@ -81,12 +80,6 @@ class PatchedProgram:
                 self._sites.append((site, []))
             self._order.append(numbered[key])
         self._choices: list[_Choice] = []  # the last first
-        self._limits: dict[tuple[int, ...], int] = {}  # of products of values at these places
-        for type, nbytes in template.scratch_types():
-            places = tuple([n.number for n in type.shape if isinstance(n, Place)])
-            closed = math.prod([n for n in type.shape if not isinstance(n, Place)])
-            most = nbytes // (closed * type.dtype.itemsize) if closed else nbytes
-            self._limits[places] = min(self._limits.get(places, most), most)
         self._active: weakref.ref[object] | None = None
         self.busy = False  # a launch is between `activate` and its end
         rows, nargs = [site.arguments for site in sites], len(template.planned.arguments)
@@ -97,9 +90,8 @@ class PatchedProgram:
     def variant(self, values: Sequence[Any]) -> Variant | None:
         """Return the program for these values of formulas; None where a tensor would be larger than
         in the plan."""
-        for places, most in self._limits.items():
-            if math.prod([values[place] for place in places]) > most:
-                return None
+        if not self._template.fits(values):
+            return None
         inputs = [values[place] for place in self.inputs]
         return Variant(partial(self._full, [*values]), self, (inputs, values))
 

@@ -7,13 +7,13 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from mlvm.core.errors import MachineError
-from mlvm.core.lengths import Length
 from mlvm.core.machine import fused
 from mlvm.core.machine.link import bind, link
 from mlvm.core.machine.verify import verify
@@ -408,22 +408,12 @@ class _Layout:
         assert source is not None
         assert formulas is not None
         assert opened is not None
-        results = [type.array_shape for type in opened.results]
-        inputs = [type.nbytes for type in opened.inputs]
-        sizes: list[Any] = [n for shape in results for n in shape] + inputs
-        used = [n.formula() for n in sizes if issubclass(type(n), Length)]
+        results = [[*map(formulas.number_of, type.array_shape)] for type in opened.results]
+        inputs = [formulas.number_of(type.nbytes) for type in opened.inputs]
         guards = [each.guards for each in self.variants]
-        body, numbered = tables.text_of_images(
-            place, guards, formulas, [*used, *self.scalars.values()]
-        )
-
-        def formula(n: Any) -> int:
-            return numbered[n.formula()] if issubclass(type(n), Length) else -1
-
-        axes = [
-            [f"{{{0 if formula(n) >= 0 else n}, {formula(n)}}}" for n in shape] for shape in results
-        ]
-        shapes = [f"{{{len(shape)}, axes{i}}}" for i, shape in enumerate(axes)]
+        used = [*inputs, *chain(*results), *self.scalars.values()]
+        body, numbered = tables.text_of_images(place, guards, formulas, used)
+        shapes = [f"{{{len(shape)}, axes{i}}}" for i, shape in enumerate(results)]
         scalars = [
             f"{{{self.states[i]}, MLVM_{TensorType.of(self.planned.states[i]).dtype.name.upper()}, "
             f"{numbered[n]}}}"
@@ -433,8 +423,11 @@ class _Layout:
         named = {
             "Length lengths": lengths,
             "Scalar scalars": scalars or ["{0, 0, 0}"],
-            "int input_formulas": [str(formula(n)) for n in inputs] or ["-1"],
-            **{f"Axis axes{i}": rows or ["{0, -1}"] for i, rows in enumerate(axes)},
+            "uint32_t input_formulas": [str(numbered[n]) for n in inputs] or ["0"],
+            **{
+                f"uint32_t axes{i}": [str(numbered[n]) for n in shape] or ["0"]
+                for i, shape in enumerate(results)
+            },
             "Shape shapes": shapes or ["{0, NULL}"],
         }
         members: dict[str, object] = {

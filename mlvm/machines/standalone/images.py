@@ -57,8 +57,7 @@ class Image:
         self.patches: list[tuple[str, bool, int]] = []
         self._initializer, self._closed = initializer, closed
         self._members: list[tuple[str, Callable[[str], str]]] = []
-        self._calls: dict[tuple[int, int], str] = {}
-        self._keepalive: list[KernelCall] = []
+        self._calls: dict[tuple[KernelCall, int], str] = {}
 
     def of(self, set_: str) -> str:
         """Return the name of the image for an instruction set."""
@@ -66,10 +65,9 @@ class Image:
 
     def call(self, call: KernelCall, scratch: int) -> str:
         """Add a call with formulas; return its member."""
-        key = id(call), scratch if call.scratch or call.shared else 0
+        key = call, scratch if call.scratch or call.shared else 0
         if key in self._calls:
             return self._calls[key]
-        self._keepalive.append(call)
         n = len(self._calls)
         member = self._calls[key] = f"call{n}"
         ints, floats, parts, _, _ = call.described()

@@ -226,6 +226,8 @@ def test_the_plan_is_that_of_the_bound() -> None:
         assert measured.arena == ml.measure(fn, x).arena
         with pytest.raises(ShapeError, match="axis 0 of x is 'n' = 30, at most 29"):
             ml.measure(fn, x, lengths=N, at_most={"n": 29})
+    with pytest.raises(ArgumentError, match="at_most bounds lengths, and no length has a name"):
+        ml.measure(fn, x, at_most={"n": 29})
 
 
 def test_without_a_bound_the_plan_doubles() -> None:

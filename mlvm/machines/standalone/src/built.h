@@ -78,15 +78,10 @@ typedef struct {
     const Place *places;
 } Variant;
 
-/* Length of an axis: a number, or that of a formula where it is not negative. */
-typedef struct {
-    int64_t size;
-    int formula;
-} Axis;
-
+/* The shape of an output: the formula of each axis. */
 typedef struct {
     int ndim;
-    const Axis *axes;
+    const uint32_t *formulas;
 } Shape;
 
 /* State of one number that is computed of lengths. */
@@ -136,9 +131,9 @@ typedef struct {
     const Number *constants; /* as many as formulas, with the values of constants */
     const Variant *variants;
     const Scalar *scalars;
-    const int *input_formulas; /* of an input's bytes, or -1 */
-    const Shape *shapes;       /* of outputs */
-    size_t image;              /* bytes of the largest */
+    const uint32_t *input_formulas; /* of the bytes of inputs */
+    const Shape *shapes;            /* of outputs */
+    size_t image;                   /* bytes of the largest */
 } Built;
 
 extern const Built built;

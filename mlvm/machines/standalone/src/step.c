@@ -358,16 +358,10 @@ int step_output_shape(const struct step *step, int output, int64_t *shape)
 {
     const Shape *of = &built.shapes[output];
     for (int i = 0; i < of->ndim; i++)
-        shape[i] = of->axes[i].formula < 0 ? of->axes[i].size
-                                           : running_of(step)->numbers[of->axes[i].formula].integer;
+        shape[i] = running_of(step)->numbers[of->formulas[i]].integer;
     return of->ndim;
 }
 
-static size_t input_nbytes(const Running *r, uint32_t i)
-{
-    int formula = built.input_formulas[i];
-    return formula < 0 ? built.inputs[i].nbytes : (size_t)r->numbers[formula].integer;
-}
 #endif
 
 static const char *checked_weights(const unsigned char *weights, size_t nbytes)
@@ -485,7 +479,7 @@ int step_run(struct step *step, const struct step_inputs *inputs, struct step_ou
         const Input *input = &built.inputs[i];
         const void *source = inputs ? pointer_in(inputs, i) : NULL;
 #ifdef STEP_LENGTHS
-        size_t nbytes = input_nbytes(r, i);
+        size_t nbytes = (size_t)r->numbers[built.input_formulas[i]].integer;
 #else
         size_t nbytes = input->nbytes;
 #endif

@@ -12,6 +12,12 @@ static Number integral(int64_t value)
 static const Number undefined = {UNDEFINED, 0, 0};
 static const int64_t EXACT = INT64_C(1) << 53; /* a double has each integer up to this */
 
+#define COMPARED(name, comparison) \
+    case AS_##name: return integral(a comparison b);
+#define COMPARISONS                                                                       \
+    COMPARED(lt, <) COMPARED(le, <=) COMPARED(eq, ==) COMPARED(ne, !=) COMPARED(gt, >) \
+    COMPARED(ge, >=)
+
 static Number of_integers(int operator, int64_t a, int64_t b)
 {
     const int divides = b && !(b == -1 && a == INT64_MIN);
@@ -30,12 +36,7 @@ static Number of_integers(int operator, int64_t a, int64_t b)
     case AS_pos: return integral(a);
     case AS_abs: return a == INT64_MIN ? undefined : integral(a < 0 ? -a : a);
     case AS_truth: return integral(a != 0);
-    case AS_lt: return integral(a < b);
-    case AS_le: return integral(a <= b);
-    case AS_eq: return integral(a == b);
-    case AS_ne: return integral(a != b);
-    case AS_gt: return integral(a > b);
-    case AS_ge: return integral(a >= b);
+        COMPARISONS
     default: return undefined;
     }
 }
@@ -51,12 +52,7 @@ static Number of_reals(int operator, double a, double b)
     case AS_pos: return (Number){REAL, 0, a};
     case AS_abs: return (Number){REAL, 0, fabs(a)};
     case AS_truth: return integral(a != 0);
-    case AS_lt: return integral(a < b);
-    case AS_le: return integral(a <= b);
-    case AS_eq: return integral(a == b);
-    case AS_ne: return integral(a != b);
-    case AS_gt: return integral(a > b);
-    case AS_ge: return integral(a >= b);
+        COMPARISONS
     default: return undefined;
     }
 }
