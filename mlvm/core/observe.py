@@ -73,15 +73,14 @@ def observe(vm: VMProtocol, **layers: Layer) -> None:
 
 
 def of_updates(layer: Layer) -> Layer:
-    """The layer, around `launch`, which need not see the eager calls that write to new memory. So
+    """The layer, around `launch`, which need not see launches that write to new memory alone. So
     these keep their short way."""
     layer.of_updates = True  # type: ignore[attr-defined]
     return layer
 
 
 def _layers_of(vm: VMProtocol, name: str) -> list[Layer]:
-    layers: list[Layer] = vars(vm).setdefault(_LAYERS, {}).setdefault(name, [])
-    return layers
+    return vars(vm).setdefault(_LAYERS, {}).setdefault(name, [])  # type: ignore[no-any-return]
 
 
 def _wrap(vm: VMProtocol, name: str) -> None:
@@ -99,4 +98,5 @@ def _wrap(vm: VMProtocol, name: str) -> None:
         vars(vm).pop(name, None)
     fast_path = getattr(vm, "fast_path", None)
     if name == "launch" and fast_path is not None:  # else launches by it would not be seen
+        fast_path.counted = bool(layers)
         fast_path.observed = not all(hasattr(layer, "of_updates") for layer in layers)

@@ -11,7 +11,6 @@ No lock is held: the list of entries is replaced whole, and C keeps the interpre
 
 from __future__ import annotations
 
-import operator
 from typing import Any, Final
 
 import numpy as np
@@ -20,8 +19,14 @@ from mlvm.arena.arena import Arena
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType
 from mlvm.eager.capture.cache import CacheEntry
-from mlvm.eager.capture.guards.signature import Signature, Signatures, context_of, parts_of
-from mlvm.eager.capture.launch import Launch, Scratch
+from mlvm.eager.capture.guards.checker import GuardChecker
+from mlvm.eager.capture.guards.signature import (
+    Signature,
+    Signatures,
+    context_guards,
+    parts_of,
+)
+from mlvm.eager.capture.launch import ScalarInputs, Scratch
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.tensor.operands import array_beside, widest_of
 from mlvm.eager.tensor.tensor import Tensor
@@ -41,47 +46,41 @@ class FastPathEntry:
 
     entry: the program.
     scratch: the scratch memory of its VM.
-    pattern: the arguments, in C; it also reads the handles that the program is launched on.
+    pattern: the arguments, in C.
     """
 
     def __init__(
-        self, entry: CacheEntry, signature: Signature, context: Any, parts: Any, scratch: Scratch
+        self, entry: CacheEntry, signature: Signature, vm: VMProtocol, parts: Any, scratch: Scratch
     ) -> None:
-        self.entry, self.scratch = entry, scratch
-        self._context, self._guards = context, signature.guards
-        self._checker = signature.guards.checker
+        self.entry, self.scratch, self._vm = entry, scratch, vm
+        self._context: Any = GuardChecker(context_guards(vm)).native
+        self._guards, self._checker = signature.guards, signature.guards.checker
+        self._native: Any = self._checker.native
+        self._numbers: tuple[ScalarInputs, Any] | None = None
+        self._narrays = len(entry.numbers.tensors)
         launch = entry.launch
         self._states = [launch.states[i] for role, i in launch.updates if role == "state"]
         self._updated = [i for role, i in launch.updates if role == "input"]
         reached = [x for x in signature.guards.keepalive if id(x) in signature.guards.tensors]
-        self._classes = Tensor, Arena, parts
-        self._tensors = launch.states, (*reached, *launch.states)
-        self.pattern = self._pattern(launch)
-        self._unhoisted: Any = None
-
-    def _pattern(self, launch: Launch) -> Any:
         assert EXTENSION is not None
-        return EXTENSION.Pattern(*self._classes, tuple(launch.operands), *self._tensors)
+        self.pattern = EXTENSION.Pattern(Tensor, Arena, parts, (*reached, *launch.states))
 
-    def pattern_of(self, launch: Launch) -> Any:
-        """Return the pattern that reads the handles of one of the entry's programs."""
-        if launch is self.entry.launch:
-            return self.pattern
-        self._unhoisted = self._unhoisted or self._pattern(launch)
-        return self._unhoisted
+    def _numbers_of(self, scalars: ScalarInputs) -> Any:
+        """Return the check in C that the numbers that the function reaches are those of a call."""
+        numbers = self._numbers
+        if numbers is None or numbers[0] is not scalars:
+            numbers = self._numbers = scalars, self._guards.numbers_check(scalars.args)
+        return numbers[1]
 
     def match(self, vm: VMProtocol, args: Any, kwargs: Any) -> Any:
         """Return the call's scalar inputs, tensors and inputs if its program is the entry's."""
-        entry = self.entry
-        scalars = entry.scalars
-        if self._context != context_of(vm) or len(scalars.arrays) != len(entry.numbers.tensors):
+        scalars = self.entry.scalars
+        if vm is not self._vm or len(scalars.arrays) != self._narrays or not self._context.holds():
             return None
-        if not self._checker.holds():
+        if not (self._native.holds() or self._checker.holds()):
             return None
-        if self._guards.numbers:
-            values = self._guards.values(checked=False)
-            if values is None or not all(map(operator.is_, values[1], scalars.args)):
-                return None
+        if self._guards.numbers and not self._numbers_of(scalars).holds():
+            return None
         match = self.pattern.match(args, kwargs, scalars.args)
         if match is not None and (self._states or self._updated):
             updated = [*self._states, *[match[1][i] for i in self._updated]]
@@ -118,7 +117,7 @@ class FastPath:
         if parts is None:
             return
         entry.fast_paths += 1
-        first = FastPathEntry(entry, signature, context_of(vm), parts, scratch)
+        first = FastPathEntry(entry, signature, vm, parts, scratch)
         others = [each for each in self.entries if each.entry is not entry]
         self.entries = [first, *others[: _MOST_FAST_PATHS - 1]]  # at once
 

@@ -23,7 +23,7 @@ from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
-from mlvm.arena.arena import Allocation, Arena
+from mlvm.arena.arena import Allocation, Arena, scope
 from mlvm.arena.planner import Plan
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import ArgumentError, CaptureError, GradientError, ShutDown, brief
@@ -44,7 +44,12 @@ from mlvm.eager.capture.opened import CallFamilies, OpenTrace, without_sizes
 from mlvm.eager.capture.replacing import Replacer, check_replace
 from mlvm.eager.capture.trace import Output, TracedCall, trace, trace_once
 from mlvm.eager.recording import debug, recorder
-from mlvm.eager.tensor.context import current_arena, current_capture
+from mlvm.eager.tensor.context import (
+    current_arena,
+    current_capture,
+    current_tape,
+    default_arena,
+)
 from mlvm.eager.tensor.number import is_same
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor
@@ -126,21 +131,16 @@ class Captured(Generic[P, R]):
         return self._call(args, kwargs, loop=True)  # type: ignore[no-any-return]
 
     def _call(self, args: Any, kwargs: Any, *, loop: bool = False) -> Any:
-        if taping() is not None:
+        if current_tape.get() is not None and taping() is not None:
             raise GradientError(
                 f"{self!r} cannot be differentiated: capture the function that takes the gradient"
             )
-        arena = current_arena()
+        arena = scope.get() or default_arena()
         for path in () if loop else self._fast_path.entries:
             bound = path.match(arena.vm, args, kwargs)
             if bound is not None:
                 entry = self._last = path.entry
-                launch = entry.variants.select()
-                scalars, tensors, inputs = bound
-                pattern, scratch = path.pattern_of(launch), path.scratch
-                return self._launch(
-                    entry, launch, arena, scratch, scalars, tensors, inputs, pattern
-                )
+                return self._launch(entry, entry.variants.select(), arena, path.scratch, *bound)
         args, kwargs = as_tensors(self._signatures, arena.vm, args, kwargs)
         while True:
             signature, key = self._signatures.of(arena.vm, args, kwargs)
@@ -181,14 +181,17 @@ class Captured(Generic[P, R]):
         scalars: ScalarInputs,
         tensors: Sequence[Tensor],
         inputs: Sequence[Tensor],
-        pattern: Any = None,
     ) -> Any:
         """Launch an entry's program on a call's tensors. Return the value of the call."""
-        outputs = [output.alloc(arena) for output in entry.outcome.outputs]
-        launch.run(scratch, scalars, arena.vm, inputs, outputs, pattern)
-        single = entry.outcome.single
+        outcome = entry.outcome
+        types, single = outcome.types, outcome.single
+        outputs = launch.replayed(scalars, arena, inputs, types)
+        if outputs is None:
+            outputs = [output.alloc(arena) for output in outcome.outputs]
+            learning = None if types is None or scalars.arrays else arena
+            launch.run(scratch, scalars, arena.vm, inputs, outputs, arena=learning)
         if single is not None:  # as the value below, sooner
-            return outputs[single].root
+            return outputs[single]
         return entry.value_of_call(arena.vm, scalars, tensors, inputs, outputs)
 
     def _launch_in_loop(

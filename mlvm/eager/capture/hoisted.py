@@ -60,6 +60,10 @@ class HoistedValues:
         """True before they are computed, and after a write to a weight."""
         return self._changes != self._watch.changes
 
+    def is_current(self) -> bool:
+        """Return whether a launch may read them as they are. The caller holds the VM's lock."""
+        return not (self.is_stale or is_shared(self.vm) or stale_of(self.sources))
+
     def writes(self) -> int:
         """Return the count of writes to the weights, and watch the memory where they lie now. The
         caller holds the VM's lock."""

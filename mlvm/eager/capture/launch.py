@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from mlvm.arena.arena import Allocation
+from mlvm.arena.arena import Allocation, Arena
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import HandleError, MlvmError
 from mlvm.core.locks import new_lock
@@ -35,6 +35,7 @@ from mlvm.eager.tensor.reading import explain, values_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import taken_ahead
+from mlvm.machines.native.extension import EXTENSION
 from mlvm.step.compile import Planned
 from mlvm.step.saved import SavedStep
 
@@ -138,6 +139,7 @@ class Launch:
     operands: role, number and type of each operand, before temporaries.
     has_temporaries: whether scratch memory follows these.
     storage, temporaries: the scratch memory of the last launch, and its handles.
+    replay: its launches on known tensors, in C.
     owner: the launch with whose temporaries it runs, if these are not its own.
     program: the program; that of `planned`, or a variant.
     """
@@ -185,6 +187,14 @@ class Launch:
         self.storage: StorageHandle | None = None
         self.temporaries: tuple[TensorHandle, ...] = ()
         self._looped: Program | None = None
+        self.replay = self._new_replay()
+
+    def _new_replay(self) -> Any:
+        """Return the launches of the program in C; None without C."""
+        if EXTENSION is None:
+            return None
+        check = None if self.hoisted is None else self.hoisted.is_current
+        return EXTENSION.Replay(tuple(self.operands), self.states, bool(self.updates), check)
 
     def with_program(self, planned: Planned) -> Launch:
         """Return a launch of another program, which takes no hoisted values, on the same."""
@@ -206,7 +216,25 @@ class Launch:
         other.storage, other.temporaries, other._looped = None, (), None
         other.program, other.operands, other.owner = program, operands, owner
         other._planned, other._make_planned = None, make_planned
+        other.replay = other._new_replay()
         return other
+
+    def replayed(
+        self,
+        scalars: ScalarInputs,
+        arena: Arena,
+        inputs: Sequence[Tensor],
+        types: tuple[TensorType, ...] | None,
+    ) -> list[Tensor] | None:
+        """Launch the program in C, if it has run on these tensors before, and return outputs of
+        these types in the arena. None: nothing has happened, and `run` is to launch it."""
+        if types is None or scalars.arrays or self.replay is None:
+            return None
+        try:
+            return self.replay.run(arena, inputs, types)  # type: ignore[no-any-return]
+        except Exception as error:
+            self.note_line(error)
+            raise
 
     def looped(self) -> Program:
         """Return the program in a loop that runs while its queue has elements. Raises
@@ -221,17 +249,17 @@ class Launch:
         vm: VMProtocol,
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
-        pattern: Any = None,
         program: Program | None = None,
         *,
+        arena: Arena | None = None,
         is_ahead: bool = False,
     ) -> None:
-        """Launch the program, or that `program` in its place, on a call's tensors. A `pattern` in C
-        reads their handles. It `is_ahead` where its first queue's element is taken already."""
+        """Launch the program, or that `program` in its place, on a call's tensors. With an `arena`,
+        that of the outputs, `replayed` may launch it next time. It `is_ahead` where its first
+        queue's element is taken already."""
         if self.first_queue is not None and not is_ahead:
             with taken_ahead(self.first_queue):
-                operands = scratch, scalars, vm, inputs, outputs, pattern, program
-                self.run(*operands, is_ahead=True)
+                self.run(scratch, scalars, vm, inputs, outputs, program, is_ahead=True)
             return
         program = program or self.program
         if self.queues:
@@ -250,8 +278,8 @@ class Launch:
                     explains = self.note_line
                 temporaries = scratch.reserve(vm, self) if self.has_temporaries else ()
                 handles = None
-                if pattern is not None:
-                    handles = pattern.handles(inputs, outputs, temporaries)
+                if self.replay is not None:
+                    handles = self.replay.handles(inputs, outputs, temporaries)
                 if handles is None:
                     used = [as_type(tensors[role][i], type) for role, i, type in self.operands]
                     handles = (*[x.handle for x in used], *temporaries)
@@ -267,6 +295,8 @@ class Launch:
                         raise
                     return
                 vm.launch(program, handles)
+                if arena is not None and self.replay is not None:
+                    self.replay.learn(arena, inputs, outputs, program, handles)
         except Exception as error:
             if getattr(error, "late", False):
                 raise

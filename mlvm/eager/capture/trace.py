@@ -117,6 +117,7 @@ class Outcome:
     results: the tensors.
     outputs: those of them that a call allocates.
     rebound: the fields that it rebinds, each with the number of its result.
+    types: the types of the outputs, unless one belongs to a field.
     single: the number of the output that alone is the value, if it is so.
     """
 
@@ -128,6 +129,8 @@ class Outcome:
         rebound: list[tuple[Field, int]],
     ) -> None:
         self.tree, self.results, self.outputs, self.rebound = tree, results, outputs, rebound
+        of_fields = any(output.field is not None for output in outputs)
+        self.types = None if of_fields else tuple([output.type for output in outputs])
         leaf = results[tree.number] if type(tree) is _ResultLeaf else None
         self.single = None if leaf is None or rebound else leaf.whole_output
 

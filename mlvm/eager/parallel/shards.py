@@ -57,6 +57,9 @@ _GATHER_INTO: Final = Program.of_op("all_gather.out", 2, {}, 0)
 
 _sharding: ContextVar[Shard | None] = ContextVar("shard", default=None)
 
+sharding_here: Final = _sharding.get
+"""Return the sharding of the block that this thread or task is in, in a group of any size."""
+
 
 @contextmanager
 def sharding(shard: Shard | None) -> Iterator[None]:
@@ -70,12 +73,12 @@ def sharding(shard: Shard | None) -> Iterator[None]:
 
 def current_sharding() -> Shard | None:
     """Return the current sharding; None in a group of one."""
-    return _sharding.get() if size() > 1 else None
+    return sharding_here() if size() > 1 else None
 
 
 def sharing_of(vm: VMProtocol) -> tuple[int, int, Shard | None]:
     """Return the context of a step on this VM, for guards: rank, group size and sharding."""
-    return *collectives.place_of(vm), _sharding.get()
+    return *collectives.place_of(vm), sharding_here()
 
 
 # --- pieces --------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from mlvm.step.saved import LoadedStep, SavedStep
 
 __all__ = ["nans"]
 
-_watched: Final[dict[VMProtocol, LocalVM | None]] = {}
+watched: Final[dict[VMProtocol, LocalVM | None]] = {}
 """The VMs inside `nans`, each with its rehearsing VM if it is not of this process."""
 
 
@@ -71,7 +71,7 @@ class nans(ContextDecorator):
         refuse_captured("ml.debug.nans is entered")
         with ExitStack() as stack:
             for vm in self.vms or (current_arena().vm,):
-                if vm not in _watched:
+                if vm not in watched:
                     stack.enter_context(_watching(vm))
             self._entered.append(stack.pop_all())
 
@@ -81,7 +81,7 @@ class nans(ContextDecorator):
 
 def is_watched(vm: VMProtocol) -> bool:
     """Return whether launches on the VM are checked."""
-    return bool(_watched) and vm in _watched
+    return bool(watched) and vm in watched
 
 
 @contextmanager
@@ -92,11 +92,11 @@ def _watching(vm: VMProtocol) -> Iterator[None]:
         stack.enter_context(here.instrumented(_Watch(here.memory)))
         if local is not None:
             stack.enter_context(observed(vm, launch=_rehearsing(vm, local)))
-        _watched[vm] = local
+        watched[vm] = local
         try:
             yield
         finally:
-            del _watched[vm]
+            del watched[vm]
 
 
 def launch_watched(
@@ -108,7 +108,7 @@ def launch_watched(
 ) -> None:
     """Launch the program of a step, which updates these tensors. If it raises `NotFinite`, restore
     the tensors. `saved` returns the step with its present state, and its inputs."""
-    rehearsal = _watched[vm]
+    rehearsal = watched[vm]
     if rehearsal is not None:
         step, inputs = saved()
         loaded = LoadedStep(step, rehearsal)

@@ -25,6 +25,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 _entered: ContextVar[tuple[autocast, ...]] = ContextVar("autocast", default=())
 """The blocks that this thread or task is in, the last one at the end."""
 
+_dtype: ContextVar[DType | None] = ContextVar("autocast_dtype", default=None)
+"""The dtype of the last one of these blocks."""
+
+autocast_dtype: Final = _dtype.get
+"""Return the half dtype that products are computed in here, if any."""
+
 
 class autocast(ContextDecorator):
     """Inside the block products are computed in a half, `float16` or `bfloat16`, from f32 operands
@@ -78,13 +84,18 @@ class autocast(ContextDecorator):
         return f"autocast({self.dtype and self.dtype.long_name!r})"
 
     def __enter__(self) -> None:
-        _entered.set((*_entered.get(), self))
+        self._enter((*_entered.get(), self))
 
     def __exit__(self, *_: object) -> None:
         """Leave this block, whichever was entered last: generators leave theirs when they end."""
         entered = _entered.get()
         last = max([i for i, block in enumerate(entered) if block is self], default=len(entered))
-        _entered.set(entered[:last] + entered[last + 1 :])
+        self._enter(entered[:last] + entered[last + 1 :])
+
+    @staticmethod
+    def _enter(blocks: tuple[autocast, ...]) -> None:
+        _entered.set(blocks)
+        _dtype.set(blocks[-1].dtype if blocks else None)
 
     def __call__(self, func: F) -> F:
         """Decorate a function, which then runs in such a block."""
@@ -127,12 +138,6 @@ def _run_in(block: autocast, inner: Generator[Any, Any, Any]) -> Generator[Any, 
             raise
         except BaseException as error:  # of the reader's `throw`
             resume = partial(inner.throw, error)
-
-
-def autocast_dtype() -> DType | None:
-    """Return the half dtype that products are computed in here, if any."""
-    entered = _entered.get()
-    return entered[-1].dtype if entered else None
 
 
 NO_AUTOCAST: Final = autocast(None)

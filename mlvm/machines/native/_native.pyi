@@ -113,24 +113,33 @@ class Pattern:
         tensor_class: type,
         arena_class: type,
         parts: tuple[Any, ...],
-        uses: tuple[Any, ...],
-        states: list[Any],
         apart: tuple[Any, ...],
     ) -> None: ...
     def match(self, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Any]) -> Any: ...
+
+class Replay:
+    def __init__(
+        self, operands: tuple[Any, ...], states: list[Any], writes: bool, check: Any
+    ) -> None: ...
     def handles(self, inputs: list[Any], outputs: list[Any], scratch: tuple[int, ...]) -> Any: ...
+    def run(self, arena: Any, inputs: list[Any], types: tuple[Any, ...]) -> Any: ...
+    def learn(
+        self, arena: Any, inputs: list[Any], outputs: list[Any], program: Any, handles: Any
+    ) -> None: ...
 
 def exclusive(tensors: list[Any]) -> bool: ...
 
 class FastPath:
     observed: bool
     instrumented: bool
+    counted: bool
     prepare: Any
 
     def __init__(
         self,
         find: object = ...,
         prepare: object = ...,
+        bound: object = ...,
         lock: object = ...,
         pool: Pool = ...,
         outbox: Outbox = ...,

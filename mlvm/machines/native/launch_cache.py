@@ -15,7 +15,7 @@ from mlvm.core.protocol import TensorHandle
 from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
 from mlvm.machines.native._native import MOST_HANDLES, Bound, Pool, run_launches
-from mlvm.machines.native.loop import call_of
+from mlvm.machines.native.loop import bound_code, call_of
 
 _MOST: Final = 1 << 16
 
@@ -45,9 +45,7 @@ class LaunchCache:
     def add(self, body: bytes, program: Program, args: tuple[TensorHandle, ...]) -> None:
         """Add the launch with this body, if it is one call of a native kernel on its arguments."""
         with self._lock:
-            linked = self._vm._linked.get(id(program))
-            code, _ = linked.bound.get(args, (None, ())) if linked is not None else (None, ())
-            self._add(body, code)
+            self._add(body, bound_code(self._vm, program, args, self._bound))
 
     def forget(self, number: int) -> None:
         """Drop the launches of the program with that number, which is now another or none."""
@@ -73,4 +71,3 @@ class LaunchCache:
         self._version = int(self._vm.functions.version)
         self._bound[body] = Bound(call, tuple(arrays))
         self._programs.add(body[:8])
-        self._vm._store.caches[id(self._bound)] = self._bound

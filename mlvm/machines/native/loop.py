@@ -8,10 +8,10 @@ does not want to explain.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -27,11 +27,15 @@ from mlvm.core.machine.run import Scheduler, State
 from mlvm.core.machine.verify import verify
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import STAR, Function, Variant
-from mlvm.core.store import FreeStore
+from mlvm.core.protocol import TensorHandle
+from mlvm.core.store import Cache, FreeStore
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.native._native import ANYWHERE, FastPath, KernelCall, Pool, Program, steps
 from mlvm.machines.native.host import host_of
 from mlvm.machines.native.types import Type, native_type
+
+if TYPE_CHECKING:
+    from mlvm.core.vm import VM
 
 _STEPS: Final = steps()
 _CODES: Final = {getattr(link, name): code for name, code in _STEPS.items() if hasattr(link, name)}
@@ -230,15 +234,7 @@ class NativeLoop:
             return []
         if isinstance(ended, list):
             return ended
-        state, error = _state(ended, [main, *prepared.called])
-        if error is None:
-            return reference.run(main, operands, store, functions, state=state)
-        try:
-            if isinstance(error, Exception):  # an interrupt has no place
-                error = reference.explain(error, state)
-            raise error
-        finally:  # else the error would keep itself alive by its traceback
-            del ended, error, state
+        return _resume(ended, main, prepared, operands, store, functions)
 
     def _run_patched(
         self,
@@ -327,28 +323,75 @@ def _state(ended: tuple[Any, ...], codes: list[Code]) -> tuple[State, BaseExcept
     return State(stack, callers, codes[function], pc, base, nparams, spared, since), error
 
 
-def open_fast_path(
-    functions: FunctionTable, store: FreeStore, lock: object, pool: Pool
-) -> FastPath:
-    """Open the fast path of eager calls to a VM (`language/dispatch.c`). It has weak references to
-    store and functions, which may refer to it."""
-    store_of, functions_of = weakref.ref(store), weakref.ref(functions)
+def _resume(
+    ended: tuple[Any, ...],
+    main: Code,
+    prepared: Prepared,
+    operands: tuple[Array, ...],
+    store: FreeStore,
+    functions: FunctionTable,
+) -> list[Value]:
+    """Go on in the reference loop from the state in which the loop in C ended, or raise its
+    error."""
+    state, error = _state(ended, [main, *prepared.called])
+    if error is None:
+        return reference.run(main, operands, store, functions, state=state)
+    try:
+        if isinstance(error, Exception):  # an interrupt has no place
+            error = reference.explain(error, state)
+        raise error
+    finally:  # else the error would keep itself alive by its traceback
+        del ended, error, state
+
+
+def bound_code(vm: VM, program: Any, args: tuple[TensorHandle, ...], cache: Cache) -> Code | None:
+    """Return the code that was bound to these handles; None before a launch on them. The cache is
+    cleared when a handle may name another array."""
+    linked = vm._linked.get(id(program))
+    code, _ = linked.bound.get(args, (None, ())) if linked is not None else (None, ())
+    if code is not None:
+        vm._store.caches[id(cache)] = cache
+    return code
+
+
+def open_fast_path(vm: VM, lock: object, pool: Pool) -> FastPath:
+    """Open the fast path of eager and captured calls to a VM (`language/dispatch.c`, `replay.c`).
+    It has a weak reference to the VM, which may refer to it."""
+    vm_of = weakref.ref(vm)
+    helper = Helper(weakref.proxy(vm._store))
 
     def find(handle: int, fast_path: FastPath) -> tuple[Array, TensorType] | None:
-        store = store_of()
-        if store is None:
+        vm = vm_of()
+        if vm is None:
             return None
-        entry = store.entry(handle)
-        store.caches[id(fast_path)] = fast_path  # is to be cleared once handles change
+        entry = vm._store.entry(handle)
+        vm._store.caches[id(fast_path)] = fast_path  # is to be cleared once handles change
         return entry.array, entry.type
 
     def prepare(
         _: object, name: str, types: Sequence[TensorType], attributes: Attributes
     ) -> KernelCall | None:
-        functions = functions_of()
-        if functions is None:
+        vm = vm_of()
+        if vm is None:
             return None
-        callee = functions.binding(name + OUT).callee
+        callee = vm.functions.binding(name + OUT).callee
         return call_of(callee.kernel, types, attributes) if isinstance(callee, OpInto) else None
 
-    return FastPath(find, prepare, lock, pool)
+    def bound(
+        program: Any, handles: tuple[TensorHandle, ...], cache: Cache
+    ) -> tuple[Program, Helper, Callable[[Any], object]] | None:
+        vm = vm_of()
+        code = None if vm is None else bound_code(vm, program, handles, cache)
+        prepared = None if code is None else code.prepared
+        if code is None or not isinstance(prepared, Prepared):
+            return None
+
+        def resume(ended: tuple[Any, ...]) -> object:
+            vm = vm_of()
+            assert vm is not None  # it runs
+            arrays = tuple([vm.array_of(handle) for handle in handles])
+            return _resume(ended, code, prepared, arrays, vm._store, vm.functions)
+
+        return prepared.program, helper, resume
+
+    return FastPath(find, prepare, bound, lock, pool)

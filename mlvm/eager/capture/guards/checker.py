@@ -70,7 +70,10 @@ _VIEWS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 class GuardChecker:
-    """Checker of guards: columns of owners, names and values, kind by kind."""
+    """Checker of guards: columns of owners, names and values, kind by kind.
+
+    native: the check in C, which may say no where `holds` says yes; None without C.
+    """
 
     def __init__(self, guards: Iterable[Guard]) -> None:
         by_kind: dict[str, list[Guard]] = {}
@@ -87,12 +90,12 @@ class GuardChecker:
         self._items = list(chain.from_iterable(guard.value for guard in containers))
         self._unread = [columns(kind) for kind in ("plain", "unread") if kind in by_kind]
         self._equal = by_kind.get("equal", ())
-        self._native = None if EXTENSION is None else EXTENSION.Checklist(MISSING, _flat(by_kind))
+        self.native = None if EXTENSION is None else EXTENSION.Checklist(MISSING, _flat(by_kind))
         self._numbers, self._tensors = columns("number"), columns("tensor")
 
     def holds(self) -> bool:
         """Return whether all guards hold."""
-        if self._native is not None and self._native.holds():
+        if self.native is not None and self.native.holds():
             return True
         try:
             return self._holds()
@@ -112,6 +115,11 @@ class GuardChecker:
             if not all(map(operator.is_, now, values)) and any(map(_counts, now)):
                 return False
         return all(name(owner) == value for _, owner, name, value in self._equal)
+
+    def numbers_at(self, numbers: Iterable[float]) -> list[Guard]:
+        """Return guards on the numbers that count as arguments, which are the first of these."""
+        owners, names, _ = self._numbers
+        return [Guard("item", *read) for read in zip(owners, names, numbers, strict=False)]
 
     def values(self) -> tuple[list[Tensor], list[float]] | None:
         """Return the present tensors and numbers; None if their classes have changed."""

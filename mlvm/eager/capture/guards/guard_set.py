@@ -22,7 +22,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
@@ -136,6 +136,13 @@ class GuardSet:
         if values is not None:
             values[1].extend([x.value[x.item] for x in self._in_tuples])
         return values
+
+    def numbers_check(self, numbers: Iterable[float]) -> Any:
+        """Return the check in C that `numbers` are the first of these, while the guards hold."""
+        rest = iter(numbers)
+        guards = self.checker.numbers_at(rest)
+        guards += [Guard("entry", x.value, x.item, next(rest)) for x in self._in_tuples]
+        return GuardChecker(guards).native
 
     def _add_part(self, name: Any, value: Any) -> None:
         """Make the value of a name part of the key. Its contents follow when the walk comes to it;

@@ -15,12 +15,14 @@ from mlvm.core.errors import CaptureError
 from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
+from mlvm.eager.capture.guards.checker import MISSING, Guard
 from mlvm.eager.capture.guards.guard_set import CALLED, NUMBERS, Field, GuardSet, dict_of
 from mlvm.eager.capture.guards.layout import PLAIN
-from mlvm.eager.parallel.shards import sharing_of
+from mlvm.eager.parallel.shards import sharding_here, sharing_of
 from mlvm.eager.recording import debug
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.parallel.group import Membership
 
 _MOST_GUARD_SETS: Final = 8
 
@@ -131,6 +133,17 @@ class Signature:
 def context_of(vm: VMProtocol) -> Any:
     """Return the state of mlvm that programs depend on, besides arguments and guarded state."""
     return id(vm), debug.is_watched(vm), sharing_of(vm), autocast_dtype()
+
+
+def context_guards(vm: VMProtocol) -> list[Guard]:
+    """Return guards on the same state, but for the VM itself."""
+    membership = vm.attached(Membership)
+    return [
+        Guard("item", debug.watched, vm, debug.watched.get(vm, MISSING)),
+        Guard("attribute", membership, "member", membership.member),
+        Guard("equal", None, sharding_here, sharding_here(None)),
+        Guard("equal", None, autocast_dtype, autocast_dtype(None)),
+    ]
 
 
 class Signatures:

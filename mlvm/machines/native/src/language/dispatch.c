@@ -14,19 +14,10 @@
  */
 #include "dispatch.h"
 
-#include "../machine/call.h"
-#include "posts.h"
-
 #include <stdlib.h>
 #include <string.h>
 
 /* --- the fields that C reads and writes: see mlvm/arena/fields.py and dispatch.h --- */
-
-typedef struct {
-    PyObject_HEAD PyObject *fast_path, *bins, *refer;
-    long long used, high_water;
-    PyObject *weakrefs;
-} Arena;
 
 enum { MOST_OPERANDS = 4, MASKS = 1 << MOST_OPERANDS, ENTRIES = 32 };
 
@@ -45,32 +36,11 @@ typedef struct {
     PyObject_HEAD Entry *entries;
 } Call;
 
-/* The addresses of a VM's tensors, by handle, until any handle may name another array. */
-typedef struct {
-    int64_t handle; /* 0: free */
-    char *address;
-    PyObject *type; /* the free store keeps it */
-} Place;
-
-typedef struct {
-    PyObject_HEAD PyObject *find; /* find(handle, fast_path) -> (array, type), or None */
-    PyObject *prepare; /* prepare(program, name, types, attributes) -> KernelCall, number or None */
-    PyObject *acquire, *release; /* of the VM's lock */
-    PoolObject *pool;
-    Outbox *outbox;              /* of a remote VM, which has no pool nor lock */
-    PyObject *flush;             /* flush(): send its messages, unless another thread does */
-    long long number;            /* unique, not 0 */
-    long long generation;        /* counts changes of the function table */
-    char observed, instrumented; /* then the slow path is taken */
-    Place *places;
-    int64_t room, occupied;
-} FastPath;
-
 static PyTypeObject *arena_type, *call_type, *fast_path_type;
-PyTypeObject *allocation_type, *region_type;
+PyTypeObject *allocation_type, *region_type, *tensor_class;
 
 /* Objects of Python, set by `install`. */
-static PyTypeObject *tensor_class, *tape_class;
+static PyTypeObject *tape_class;
 static PyObject *slow, *get_scope, *get_current_tape, *default_arena, *resolve, *raise_stale;
 static PyObject *weak_reference;
 static PyObject *record_name, *nodes_name, *kept_name, *templates_name;
@@ -332,21 +302,25 @@ static void fill_cache(Call *call, FastPath *fast_path, Allocation *const *opera
 
 static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"find", "prepare", "lock", "pool", "outbox", "flush", NULL};
-    PyObject *find = NULL, *prepare = NULL, *lock = NULL, *pool = NULL, *outbox = NULL, *flush = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOOO:FastPath", names, &find, &prepare, &lock, &pool,
-                                     &outbox, &flush))
+    static char *names[] = {"find", "prepare", "bound", "lock", "pool", "outbox", "flush", NULL};
+    PyObject *find = NULL, *prepare = NULL, *bound = NULL, *lock = NULL, *pool = NULL, *outbox = NULL,
+             *flush = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOOOO:FastPath", names, &find, &prepare, &bound,
+                                     &lock, &pool, &outbox, &flush))
         return NULL;
-    if (!prepare || (outbox ? !is_outbox(outbox) || !flush : !find || !lock || !pool || !is_pool(pool)))
-        return PyErr_Format(PyExc_TypeError, "FastPath: expected find, lock and Pool, or Outbox and flush");
+    if (!prepare ||
+        (outbox ? !is_outbox(outbox) || !flush : !find || !bound || !lock || !pool || !is_pool(pool)))
+        return PyErr_Format(PyExc_TypeError,
+                            "FastPath: expected find, bound, lock and Pool, or Outbox and flush");
     FastPath *self = (FastPath *)object_of(type);
     if (!self)
         return NULL;
-    PyObject *owned[] = {find, prepare, pool, outbox, flush};
+    PyObject *owned[] = {find, prepare, bound, pool, outbox, flush};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         Py_XINCREF(owned[i]);
     self->find = find;
     self->prepare = prepare;
+    self->bound = bound;
     self->pool = (PoolObject *)pool;
     self->outbox = (Outbox *)outbox;
     self->flush = flush;
@@ -370,6 +344,7 @@ static int fast_path_traverse(FastPath *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->find);
     Py_VISIT(self->prepare);
+    Py_VISIT(self->bound);
     Py_VISIT(self->flush);
     return 0;
 }
@@ -378,6 +353,7 @@ static int fast_path_clear(FastPath *self)
 {
     Py_CLEAR(self->find);
     Py_CLEAR(self->prepare);
+    Py_CLEAR(self->bound);
     Py_CLEAR(self->flush);
     return 0;
 }
@@ -464,6 +440,7 @@ static PyMemberDef fast_path_members[] = {
     {"prepare", T_OBJECT_EX, offsetof(FastPath, prepare), READONLY, NULL},
     {"observed", T_BOOL, offsetof(FastPath, observed), 0, NULL},
     {"instrumented", T_BOOL, offsetof(FastPath, instrumented), 0, NULL},
+    {"counted", T_BOOL, offsetof(FastPath, counted), 0, NULL},
     {NULL, 0, 0, 0, NULL}};
 static PyMethodDef fast_path_methods[] = {
     {"forget", (PyCFunction)fast_path_forget, METH_NOARGS, "The function table has changed."},
@@ -475,7 +452,7 @@ static PyType_Slot fast_path_slots[] = {{Py_tp_new, fast_path_new},
                                         {Py_tp_dealloc, fast_path_dealloc},
                                         {Py_tp_members, fast_path_members},
                                         {Py_tp_methods, fast_path_methods},
-                                        {Py_tp_doc, "FastPath(find, prepare, lock, pool), "
+                                        {Py_tp_doc, "FastPath(find, prepare, bound, lock, pool), "
                                                     "FastPath(prepare=, outbox=, flush=): a VM's short "
                                                     "way for one-op launches."},
                                         {0, NULL}};
@@ -484,7 +461,7 @@ static PyType_Spec fast_path_spec = {"mlvm.machines.native._native.FastPath", si
 
 /* --- apply --- */
 
-static int call_without_result(PyObject *function)
+int call_without_result(PyObject *function)
 {
     PyObject *result = PyObject_CallNoArgs(function);
     Py_XDECREF(result);
@@ -499,9 +476,25 @@ static void set(PyObject **field, PyObject *value)
     Py_XDECREF(old);
 }
 
-/* The free region that the next tensor of that type would get, borrowed, and the handle of that
- * type there. NULL if Python must look for one. */
-static Region *next_region(const Arena *arena, PyObject *type, PyObject **handle)
+void release_vm(FastPath *fast_path)
+{
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    if (call_without_result(fast_path->release))
+        PyErr_Clear();
+    PyErr_Restore(type, error, traceback);
+}
+
+FastPath *fast_path_of(PyObject *arena)
+{
+    if (!PyObject_TypeCheck(arena, arena_type))
+        return NULL;
+    const Arena *its = (Arena *)arena;
+    int is_plain = its->fast_path && Py_TYPE(its->fast_path) == fast_path_type && its->refer == weak_reference;
+    return is_plain ? (FastPath *)its->fast_path : NULL;
+}
+
+Region *next_region(const Arena *arena, PyObject *type, PyObject **handle)
 {
     PyObject *bin = arena->bins ? PyDict_GetItemWithError(arena->bins, type) : NULL;
     Py_ssize_t count = bin ? PyList_Size(bin) : 0;
@@ -617,11 +610,9 @@ static Region *addresses(Entry *entry, Arena *arena, FastPath *fast_path, Alloca
     return missing || !p[0] ? NULL : region;
 }
 
-/* Make `out` a tensor in the arena's next region. Returns 0, or -1 with an exception set. */
-static int take(Region *region, PyObject *handle, Entry *entry, Arena *arena, Allocation *out,
-                PyObject *holder)
+int take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocation *out, PyObject *holder)
 {
-    PyObject *bin = PyDict_GetItemWithError(arena->bins, entry->out);
+    PyObject *bin = PyDict_GetItemWithError(arena->bins, type);
     Py_INCREF((PyObject *)region);
     if (PyList_SetSlice(bin, PyList_Size(bin) - 1, PyList_Size(bin), NULL)) {
         Py_DECREF((PyObject *)region);
@@ -632,7 +623,7 @@ static int take(Region *region, PyObject *handle, Entry *entry, Arena *arena, Al
     if (arena->used > arena->high_water)
         arena->high_water = arena->used;
     set(&out->arena, (PyObject *)arena);
-    set(&out->type, entry->out);
+    set(&out->type, type);
     set(&out->base, Py_None);
     set(&out->handle, handle);
     set(&region->holder, holder);
@@ -660,7 +651,7 @@ static int post(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *con
         return PyErr_Occurred() ? -1 : 0;
     handles[0] = PyLong_AsLongLong(handle);
     long long program = entry->program;
-    if (take(region, handle, entry, arena, out, holder))
+    if (take(region, handle, entry->out, arena, out, holder))
         return -1;
     int due = outbox_launch(fast_path->outbox, program, handles, count + 1);
     return due < 0 || (due && call_without_result(fast_path->flush)) ? -1 : 1;
@@ -684,7 +675,7 @@ static int launch(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *c
         return 0;
     KernelCallObject *kernel = entry->call;
     Py_INCREF((PyObject *)kernel); /* another thread may forget the entry */
-    int refused = take(region, handle, entry, arena, out, holder)
+    int refused = take(region, handle, entry->out, arena, out, holder)
                       ? -1
                       : run_in_pool(fast_path->pool, &kernel->call, p);
     Py_DECREF((PyObject *)kernel);
@@ -722,13 +713,12 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
         return NULL;
     PyObject *result = NULL;
     Arena *arena = (Arena *)scope;
-    if (!PyObject_TypeCheck(scope, arena_type) || !arena->fast_path ||
-        Py_TYPE(arena->fast_path) != fast_path_type || arena->refer != weak_reference) {
+    FastPath *fast_path = fast_path_of(scope);
+    if (!fast_path) {
         result = long_way(args, nargs);
         Py_DECREF(scope);
         return result;
     }
-    FastPath *fast_path = (FastPath *)arena->fast_path;
     Py_INCREF((PyObject *)fast_path);
     Allocation *out = NULL;
     PyObject *holder = NULL;
@@ -750,11 +740,7 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
             if (!fast_path->observed && !fast_path->instrumented &&
                 entry_holds(entry, fast_path, operands, count) && entry->call)
                 done = launch(entry, arena, fast_path, operands, count, out, holder);
-            PyObject *type, *error, *traceback;
-            PyErr_Fetch(&type, &error, &traceback);
-            if (call_without_result(fast_path->release))
-                PyErr_Clear();
-            PyErr_Restore(type, error, traceback);
+            release_vm(fast_path);
         }
         if (done < 0)
             goto end;

@@ -223,18 +223,12 @@ typedef struct {
 } Part;
 
 typedef struct {
-    Py_ssize_t role, place;
-    PyObject *type;
-} Operand;
-
-typedef struct {
-    PyObject_HEAD PyObject *tensor_class, *arena_class, *parts, *uses, *states, *kept;
+    PyObject_HEAD PyObject *tensor_class, *arena_class, *parts, *kept;
     Part *part;
-    Operand *use;
     void **apart;   /* memories that are no arguments, in order */
     uintptr_t *met; /* the tensors and memories of a walk: a table by hashes, 0 is free */
     size_t room;    /* in it: a power of 2 */
-    Py_ssize_t nuses, napart;
+    Py_ssize_t napart;
 } Pattern;
 
 static int by_address(const void *x, const void *y)
@@ -358,38 +352,6 @@ static PyObject *pattern_match(Pattern *self, PyObject *const *args, Py_ssize_t 
     return result;
 }
 
-/* The tensor that a use means; a borrowed reference, NULL if there is none. */
-static Allocation *used(const Pattern *self, const Operand *use, PyObject *inputs, PyObject *outputs)
-{
-    PyObject *list = use->role == 0 ? inputs : use->role == 1 ? outputs : self->states;
-    return use->place < PyList_Size(list) ? (Allocation *)PyList_GetItem(list, use->place) : NULL;
-}
-
-/* handles(inputs, outputs, scratch) -> tuple, or None where a tensor is seen as another type. */
-static PyObject *pattern_handles(Pattern *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    if (nargs != 3 || !PyList_Check(args[0]) || !PyList_Check(args[1]) || !PyTuple_Check(args[2]))
-        return PyErr_Format(PyExc_TypeError, "handles takes two lists and a tuple");
-    Py_ssize_t nscratch = PyTuple_Size(args[2]);
-    PyObject *handles = PyTuple_New(self->nuses + nscratch);
-    for (Py_ssize_t i = 0; handles && i < self->nuses; i++) {
-        Allocation *x = used(self, &self->use[i], args[0], args[1]);
-        if (!x || !PyObject_TypeCheck((PyObject *)x, allocation_type) || !x->handle ||
-            x->type != self->use[i].type) {
-            Py_DECREF(handles);
-            Py_RETURN_NONE;
-        }
-        Py_INCREF(x->handle);
-        PyTuple_SetItem(handles, i, x->handle);
-    }
-    for (Py_ssize_t i = 0; handles && i < nscratch; i++) {
-        PyObject *each = PyTuple_GetItem(args[2], i);
-        Py_INCREF(each);
-        PyTuple_SetItem(handles, self->nuses + i, each);
-    }
-    return handles;
-}
-
 /* exclusive(tensors) -> bool: whether nobody else has a view of their memory, as far as is known. */
 static PyObject *exclusive(PyObject *module, PyObject *tensors)
 {
@@ -412,25 +374,24 @@ static PyObject *exclusive(PyObject *module, PyObject *tensors)
     Py_RETURN_TRUE;
 }
 
-/* Pattern(tensor_class, arena_class, parts, uses, states, apart) */
+/* Pattern(tensor_class, arena_class, parts, apart) */
 static PyObject *pattern_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     (void)kwargs;
-    PyObject *tensor_class, *arena_class, *parts, *uses, *states, *apart;
-    if (!PyArg_ParseTuple(args, "OOO!O!O!O!:Pattern", &tensor_class, &arena_class, &PyTuple_Type, &parts,
-                          &PyTuple_Type, &uses, &PyList_Type, &states, &PyTuple_Type, &apart))
+    PyObject *tensor_class, *arena_class, *parts, *apart;
+    if (!PyArg_ParseTuple(args, "OOO!O!:Pattern", &tensor_class, &arena_class, &PyTuple_Type, &parts,
+                          &PyTuple_Type, &apart))
         return NULL;
     Pattern *self = (Pattern *)object_of(type);
     if (!self)
         return NULL;
-    Py_ssize_t nparts = PyTuple_Size(parts), nuses = PyTuple_Size(uses), n = PyTuple_Size(apart);
+    Py_ssize_t nparts = PyTuple_Size(parts), n = PyTuple_Size(apart);
     self->part = PyMem_Calloc((size_t)nparts + 1, sizeof *self->part);
-    self->use = PyMem_Calloc((size_t)nuses + 1, sizeof *self->use);
     self->apart = PyMem_Calloc((size_t)n + 1, sizeof *self->apart);
     for (self->room = 8; self->room < 4 * (size_t)nparts;)
         self->room *= 2;
     self->met = PyMem_Calloc(self->room, sizeof *self->met);
-    int failed = !self->part || !self->use || !self->apart || !self->met;
+    int failed = !self->part || !self->apart || !self->met;
     if (failed)
         PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < nparts && !failed; i++) {
@@ -440,10 +401,6 @@ static PyObject *pattern_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
                                    &part->place, &part->is_root);
         part->kind = (enum PartKind)kind;
     }
-    for (Py_ssize_t i = 0; i < nuses && !failed; i++) {
-        Operand *use = &self->use[i];
-        failed = !PyArg_ParseTuple(PyTuple_GetItem(uses, i), "nnO", &use->role, &use->place, &use->type);
-    }
     for (Py_ssize_t i = 0; i < n && !failed; i++)
         self->apart[i] = PyTuple_GetItem(apart, i);
     if (failed) {
@@ -451,12 +408,12 @@ static PyObject *pattern_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     }
     qsort(self->apart, (size_t)n, sizeof(void *), by_address);
-    self->nuses = nuses, self->napart = n;
-    PyObject *references[] = {tensor_class, arena_class, parts, uses, states, apart};
+    self->napart = n;
+    PyObject *references[] = {tensor_class, arena_class, parts, apart};
     for (size_t i = 0; i < sizeof references / sizeof *references; i++)
         Py_INCREF(references[i]);
-    self->tensor_class = tensor_class, self->arena_class = arena_class, self->parts = parts;
-    self->uses = uses, self->states = states, self->kept = apart;
+    self->tensor_class = tensor_class, self->arena_class = arena_class;
+    self->parts = parts, self->kept = apart;
     return (PyObject *)self;
 }
 
@@ -480,7 +437,6 @@ static void pattern_dealloc(Pattern *self)
     PyObject_GC_UnTrack(self);
     pattern_clear(self);
     PyMem_Free(self->part);
-    PyMem_Free(self->use);
     PyMem_Free(self->apart);
     PyMem_Free(self->met);
     free_object((PyObject *)self);
@@ -489,8 +445,6 @@ static void pattern_dealloc(Pattern *self)
 static PyMethodDef pattern_methods[] = {
     {"match", (PyCFunction)(void (*)(void))pattern_match, METH_FASTCALL,
      "match(args, kwargs, given): the tensors of such arguments, and the first of each memory."},
-    {"handles", (PyCFunction)(void (*)(void))pattern_handles, METH_FASTCALL,
-     "handles(inputs, outputs, scratch): what to launch the program on."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot pattern_slots[] = {
     {Py_tp_new, pattern_new},
@@ -498,7 +452,7 @@ static PyType_Slot pattern_slots[] = {
     {Py_tp_traverse, pattern_traverse},
     {Py_tp_clear, pattern_clear},
     {Py_tp_methods, pattern_methods},
-    {Py_tp_doc, "Pattern(tensor_class, arena_class, parts, uses, states, apart): a known call."},
+    {Py_tp_doc, "Pattern(tensor_class, arena_class, parts, apart): a known call."},
     {0, NULL}};
 static PyType_Spec pattern_spec = {"mlvm.machines.native._native.Pattern", sizeof(Pattern), 0,
                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, pattern_slots};

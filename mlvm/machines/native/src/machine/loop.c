@@ -782,6 +782,22 @@ static int lend_arguments(Launch *m, PyObject *operands)
     return 0;
 }
 
+PyObject *program_run_calls(PyObject *object, PoolObject *pool, PyObject *helper)
+{
+    ProgramObject *self = (ProgramObject *)object;
+    Launch m = {.program = self, .pool = pool, .helper = helper, .m = machine_of(self, pool)};
+    if (pool_reserve(pool->pool, self->scratch, self->shared))
+        return PyErr_NoMemory();
+    m.releases = self->work >= WORTH_RELEASING;
+    Py_INCREF(object); /* another thread may forget it */
+    release(&m);
+    m.m.pc = run_straight(&m);
+    hold(&m);
+    PyObject *result = m.m.pc < 0 ? Py_NewRef(Py_None) : state_of(&m);
+    Py_DECREF(object);
+    return result;
+}
+
 /* program.run(pool, helper, operands, left): a list of what is left on the stack, or the
  * state of the machine where the reference loop is to go on. */
 static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssize_t nargs)
@@ -795,23 +811,12 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
     PyObject *result = NULL;
     if (PyErr_Occurred())
         return NULL;
+    if (self->straight && m.m.steps_left < 0)
+        return program_run_calls((PyObject *)self, m.pool, m.helper);
     if (pool_reserve(m.pool->pool, self->scratch, self->shared))
         return PyErr_NoMemory();
     m.releases = self->work >= WORTH_RELEASING;
     Py_INCREF((PyObject *)self); /* a host function may forget the program */
-    if (self->straight && m.m.steps_left < 0) {
-        release(&m);
-        m.m.pc = run_straight(&m);
-        hold(&m);
-        if (m.m.pc < 0) {
-            Py_DECREF(self);
-            Py_INCREF(Py_None);
-            return Py_None;
-        }
-        result = state_of(&m);
-        Py_DECREF(self);
-        return result;
-    }
     if (!self->running && types_count(&self->types) > MOST_KEPT)
         forget_cases(self);
     if (self->has_c && !(m.frame = frame_take(&self->types))) {

@@ -1,0 +1,294 @@
+/* Launches of a captured program on a call's tensors, without Python.
+ *
+ * In:        `Replay(operands, states, writes, check)`: the tensors that a program runs on, by role and
+ *            number, the states among them, whether it writes to other tensors than outputs, and None or a
+ *            function that tells under the VM's lock whether it may run.
+ * Out:       `run` allocates the outputs and runs the program on them and a call's inputs; or returns None
+ *            before any side effect, and then Python launches it, as `Launch.run` in
+ *            mlvm/eager/capture/launch.py does, and lets the replay `learn` of it.
+ * Must hold: as for eager calls (dispatch.c): a native VM that nobody watches, an arena with free regions.
+ *            The program is a straight one, bound to just these handles; `Replay` has a dict of these by
+ *            the bytes of the handles, which the free store clears when a handle may name another array.
+ * Callers:   `Captured`, from any thread.
+ * Locks:     the interpreter lock; the VM's lock from the launch's check to its end. Whatever was looked up
+ *            before the VM's lock is looked up again under it, as it may have been waited for.
+ */
+#include "replay.h"
+
+#include "../machine/loop.h"
+#include "dispatch.h"
+
+#include <string.h>
+
+enum { MOST_KNOWN = 16, MOST_VAIN = 64, NUMBERS = 2, ON_STACK = 64 };
+
+/* The operand of a program: its role (input, output, state), its number there, and its type. */
+typedef struct {
+    Py_ssize_t role, place;
+    PyObject *type;
+} Operand;
+
+typedef struct {
+    PyObject_HEAD PyObject *operands, *states, *check, *runs;
+    Operand *operand;
+    Py_ssize_t count;
+    int writes;
+    int vain; /* launches remembered beyond those that ran again */
+} Replay;
+
+static PyTypeObject *replay_type;
+
+/* The tensor of an operand, borrowed; NULL if there is none, or it is seen as another type. */
+static Allocation *tensor_of(const Replay *self, const Operand *operand, PyObject *inputs,
+                             PyObject *outputs)
+{
+    PyObject *list = operand->role == 0 ? inputs : operand->role == 1 ? outputs : self->states;
+    if (operand->place >= PyList_Size(list))
+        return NULL;
+    Allocation *x = (Allocation *)PyList_GetItem(list, operand->place);
+    int fits = PyObject_TypeCheck((PyObject *)x, allocation_type) && x->handle && x->type == operand->type;
+    return fits ? x : NULL;
+}
+
+/* handles(inputs, outputs, scratch) -> tuple, or None where a tensor is seen as another type. */
+static PyObject *replay_handles(Replay *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 3 || !PyList_Check(args[0]) || !PyList_Check(args[1]) || !PyTuple_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "handles takes two lists and a tuple");
+    Py_ssize_t nscratch = PyTuple_Size(args[2]);
+    PyObject *handles = PyTuple_New(self->count + nscratch);
+    for (Py_ssize_t i = 0; handles && i < self->count; i++) {
+        Allocation *x = tensor_of(self, &self->operand[i], args[0], args[1]);
+        if (!x) {
+            Py_DECREF(handles);
+            Py_RETURN_NONE;
+        }
+        PyTuple_SetItem(handles, i, Py_NewRef(x->handle));
+    }
+    for (Py_ssize_t i = 0; handles && i < nscratch; i++)
+        PyTuple_SetItem(handles, self->count + i, Py_NewRef(PyTuple_GetItem(args[2], i)));
+    return handles;
+}
+
+/* The key of a launch on these tensors: the VM, its functions and all handles. NULL if a tensor is not
+ * there; an exception is set only if there is no memory. */
+static PyObject *key_of(const Replay *self, const FastPath *fast_path, PyObject *inputs, PyObject *outputs)
+{
+    int64_t on_stack[ON_STACK], *numbers = on_stack;
+    size_t nbytes = (size_t)(self->count + NUMBERS) * sizeof *numbers;
+    if (self->count + NUMBERS > ON_STACK && !(numbers = PyMem_Malloc(nbytes)))
+        return PyErr_NoMemory();
+    numbers[0] = fast_path->number;
+    numbers[1] = fast_path->generation;
+    Py_ssize_t i = 0;
+    for (; i < self->count; i++) {
+        Allocation *x = tensor_of(self, &self->operand[i], inputs, outputs);
+        if (!x)
+            break;
+        numbers[NUMBERS + i] = PyLong_AsLongLong(x->handle);
+    }
+    PyObject *key = i < self->count ? NULL : PyBytes_FromStringAndSize((char *)numbers, (Py_ssize_t)nbytes);
+    if (numbers != on_stack)
+        PyMem_Free(numbers);
+    return key;
+}
+
+/* Whether launches of the program on that VM need not be seen. */
+static int is_unwatched(const Replay *self, const FastPath *fast_path)
+{
+    return !fast_path->outbox && !fast_path->observed && !fast_path->instrumented &&
+           !(self->writes && fast_path->counted);
+}
+
+/* Tensors of these types, in the arena. NULL if one has no free region; an exception may be set. */
+static PyObject *alloc_tensors(Arena *arena, PyObject *types)
+{
+    Py_ssize_t count = PyTuple_Size(types);
+    PyObject *outputs = PyList_New(count);
+    for (Py_ssize_t i = 0; outputs && i < count; i++) {
+        PyObject *type = PyTuple_GetItem(types, i), *handle;
+        Allocation *out = (Allocation *)object_of(tensor_class);
+        if (!out || PyList_SetItem(outputs, i, (PyObject *)out)) {
+            Py_DECREF(outputs);
+            return NULL;
+        }
+        PyObject *holder = PyWeakref_NewRef((PyObject *)out, NULL);
+        Region *region = holder ? next_region(arena, type, &handle) : NULL;
+        if (!region || take(region, handle, type, arena, out, holder))
+            Py_CLEAR(outputs); /* what was taken goes back */
+        else
+            out->tape = Py_NewRef(Py_None);
+        Py_XDECREF(holder);
+    }
+    return outputs;
+}
+
+/* Whether `check` allows a run; -1 with an exception set. */
+static int is_allowed(const Replay *self)
+{
+    PyObject *answer = self->check == Py_None ? Py_NewRef(Py_True) : PyObject_CallNoArgs(self->check);
+    int allowed = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return allowed;
+}
+
+/* Run the program bound to the key's handles, if it is still known. Returns 1 if that is done, 0 if it is
+ * not known, -1 with an exception set. The VM's lock is held. */
+static int run_bound_to(Replay *self, FastPath *fast_path, PyObject *key, int64_t generation)
+{
+    int allowed = is_allowed(self);
+    if (allowed <= 0)
+        return allowed;
+    PyObject *run = PyDict_GetItemWithError(self->runs, key), *program, *helper, *resume;
+    if (!run || generation != fast_path->generation || !is_unwatched(self, fast_path))
+        return PyErr_Occurred() ? -1 : 0;
+    if (!PyArg_ParseTuple(run, "OOO", &program, &helper, &resume))
+        return -1;
+    Py_INCREF(run);
+    PyObject *state = program_run_calls(program, fast_path->pool, helper);
+    if (state && state != Py_None) {
+        PyObject *rest = PyObject_CallFunctionObjArgs(resume, state, NULL);
+        Py_DECREF(state);
+        state = rest;
+    }
+    Py_DECREF(run);
+    Py_XDECREF(state);
+    return state ? 1 : -1;
+}
+
+/* run(arena, inputs, types) -> outputs of these types, or None: then nothing has happened. */
+static PyObject *replay_run(Replay *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 3 || !PyList_Check(args[1]) || !PyTuple_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "run takes an arena, a list and a tuple");
+    FastPath *fast_path = fast_path_of(args[0]);
+    if (!fast_path || !is_unwatched(self, fast_path) || !PyDict_Size(self->runs))
+        Py_RETURN_NONE;
+    Py_INCREF((PyObject *)fast_path);
+    int64_t generation = fast_path->generation;
+    PyObject *outputs = alloc_tensors((Arena *)args[0], args[2]);
+    PyObject *key = outputs ? key_of(self, fast_path, args[1], outputs) : NULL;
+    int done = PyErr_Occurred() ? -1 : 0;
+    if (key && PyDict_GetItemWithError(self->runs, key) && !(done = call_without_result(fast_path->acquire))) {
+        done = run_bound_to(self, fast_path, key, generation);
+        release_vm(fast_path);
+    }
+    Py_XDECREF(key);
+    Py_DECREF((PyObject *)fast_path);
+    if (done > 0) {
+        self->vain -= self->vain > 0;
+        return outputs;
+    }
+    Py_XDECREF(outputs);
+    return done < 0 || PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+/* learn(arena, inputs, outputs, program, handles): remember a launch that Python has just sent. */
+static PyObject *replay_learn(Replay *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 5 || !PyList_Check(args[1]) || !PyList_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "learn takes an arena, two lists, a program and handles");
+    FastPath *fast_path = fast_path_of(args[0]);
+    if (!fast_path || !is_unwatched(self, fast_path) || self->vain >= MOST_VAIN)
+        Py_RETURN_NONE;
+    self->vain++;
+    Py_INCREF((PyObject *)fast_path);
+    PyObject *key = key_of(self, fast_path, args[1], args[2]);
+    PyObject *run =
+        key ? PyObject_CallFunctionObjArgs(fast_path->bound, args[3], args[4], self->runs, NULL) : NULL;
+    if (run && run != Py_None && PyTuple_Check(run) && program_is_straight(PyTuple_GetItem(run, 0))) {
+        if (PyDict_Size(self->runs) >= MOST_KNOWN)
+            PyDict_Clear(self->runs);
+        if (PyDict_SetItem(self->runs, key, run))
+            Py_CLEAR(run);
+    }
+    Py_XDECREF(key);
+    Py_XDECREF(run);
+    Py_DECREF((PyObject *)fast_path);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+/* Replay(operands, states, writes, check) */
+static PyObject *replay_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)kwargs;
+    PyObject *operands, *states, *check;
+    int writes;
+    if (!PyArg_ParseTuple(args, "O!O!pO:Replay", &PyTuple_Type, &operands, &PyList_Type, &states, &writes,
+                          &check))
+        return NULL;
+    Replay *self = (Replay *)object_of(type);
+    if (!self)
+        return NULL;
+    Py_ssize_t count = PyTuple_Size(operands);
+    self->operand = PyMem_Calloc((size_t)count + 1, sizeof *self->operand);
+    self->runs = PyDict_New();
+    int failed = !self->operand || !self->runs;
+    if (failed)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count && !failed; i++) {
+        Operand *its = &self->operand[i];
+        failed = !PyArg_ParseTuple(PyTuple_GetItem(operands, i), "nnO", &its->role, &its->place, &its->type);
+    }
+    if (failed) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    self->operands = Py_NewRef(operands);
+    self->states = Py_NewRef(states);
+    self->check = Py_NewRef(check);
+    self->count = count;
+    self->writes = writes;
+    return (PyObject *)self;
+}
+
+static int replay_traverse(Replay *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    for (PyObject **field = &self->operands; field <= &self->runs; field++)
+        Py_VISIT(*field);
+    return 0;
+}
+
+static int replay_clear(Replay *self)
+{
+    self->count = 0;
+    if (self->runs)
+        PyDict_Clear(self->runs); /* the free store keeps the dict */
+    for (PyObject **field = &self->operands; field <= &self->runs; field++)
+        Py_CLEAR(*field);
+    return 0;
+}
+
+static void replay_dealloc(Replay *self)
+{
+    PyObject_GC_UnTrack(self);
+    replay_clear(self);
+    PyMem_Free(self->operand);
+    free_object((PyObject *)self);
+}
+
+static PyMethodDef replay_methods[] = {
+    {"handles", (PyCFunction)(void (*)(void))replay_handles, METH_FASTCALL,
+     "handles(inputs, outputs, scratch): the handles to launch the program on."},
+    {"run", (PyCFunction)(void (*)(void))replay_run, METH_FASTCALL,
+     "run(arena, inputs, types): the outputs of a launch, or None if Python must launch the program."},
+    {"learn", (PyCFunction)(void (*)(void))replay_learn, METH_FASTCALL,
+     "learn(arena, inputs, outputs, program, handles): remember a launch."},
+    {NULL, NULL, 0, NULL}};
+static PyType_Slot replay_slots[] = {
+    {Py_tp_new, replay_new},
+    {Py_tp_dealloc, replay_dealloc},
+    {Py_tp_traverse, replay_traverse},
+    {Py_tp_clear, replay_clear},
+    {Py_tp_methods, replay_methods},
+    {Py_tp_doc, "Replay(operands, states, writes, check): launches of a captured program."},
+    {0, NULL}};
+static PyType_Spec replay_spec = {"mlvm.machines.native._native.Replay", sizeof(Replay), 0,
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, replay_slots};
+
+int replay_init(PyObject *module)
+{
+    replay_type = add_type(module, "Replay", &replay_spec);
+    return replay_type ? 0 : -1;
+}

@@ -1,0 +1,215 @@
+"""Known launches run in C, on the same tensors, with the results and errors of those in Python."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.observe import observed
+from mlvm.eager.capture.launch import Launch
+from mlvm.machines.native.extension import EXTENSION
+
+pytestmark = [
+    pytest.mark.skipif(EXTENSION is None, reason="the extension is not here"),
+    pytest.mark.local(reason="a VM elsewhere launches by messages"),
+]
+
+
+@pytest.fixture(autouse=True)
+def arena() -> Iterator[Any]:
+    with ml.Arena(ml.VM("replay", native=True), "replay").allocating() as arena:
+        yield arena
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The launches that Python sends."""
+    sent: list[Any] = []
+    run = Launch.run
+
+    def counted(self: Any, *args: Any, **options: Any) -> None:
+        sent.append(self)
+        run(self, *args, **options)
+
+    monkeypatch.setattr(Launch, "run", counted)
+    return sent
+
+
+def warmed(fn: Any, *args: Any) -> Any:
+    captured = ml.capture(fn)
+    for _ in range(5):
+        captured(*args)
+    return captured
+
+
+def test_repeated_calls_are_launched_in_c(launches: list[Any]) -> None:
+    x = ml.asarray([1.0, 2.0])
+    double = warmed(lambda x: x + x, x)
+    before = len(launches)
+    values = [double(x).tolist() for _ in range(20)]
+    assert values == [[2.0, 4.0]] * 20
+    assert len(launches) == before
+
+
+def test_results_that_stay_alive_have_memory_of_their_own() -> None:
+    x = ml.asarray([1.0, 2.0])
+    scale = warmed(lambda x: (x + x, x * x), x)
+    results = []
+    for i in range(200):
+        x[...] = float(i)
+        results.append(scale(x))
+    for i, (double, square) in enumerate(results):
+        assert double.tolist() == [2.0 * i] * 2
+        assert square.tolist() == [float(i * i)] * 2
+
+
+def test_updates_happen_once_a_call(launches: list[Any]) -> None:
+    w = ml.zeros(3)
+
+    def step(x: Any) -> Any:
+        w[...] = w + x
+        return ml.sum(w)
+
+    x = ml.ones(3)
+    captured = warmed(step, x)
+    before = len(launches)
+    totals = [float(captured(x)) for _ in range(10)]
+    assert totals == [3.0 * (5 + i) for i in range(1, 11)]
+    assert w.tolist() == [15.0] * 3
+    assert len(launches) == before
+
+
+def test_a_refused_value_raises_once_and_names_the_line(launches: list[Any]) -> None:
+    counts, table = ml.zeros(2), ml.asarray([1.0, 2.0, 3.0])
+
+    def step(index: Any) -> Any:
+        counts[...] = counts + 1.0
+        return ml.take(table, index)
+
+    index = ml.asarray([0, 2])
+    captured = warmed(step, index)
+    before = len(launches)
+    index[...] = 7
+    with pytest.raises(ml.errors.MlvmError) as caught:
+        captured(index)
+    assert len(launches) == before
+    line = step.__code__.co_firstlineno + 2
+    assert any(f"test_replay.py:{line}" in note for note in caught.value.__notes__)
+    assert counts.tolist() == [6.0, 6.0]
+    index[...] = 1
+    assert captured(index).tolist() == [2.0, 2.0]
+    assert counts.tolist() == [7.0, 7.0]
+
+
+def test_hoisted_values_follow_the_weights(launches: list[Any]) -> None:
+    layer, x = ml.nn.Linear(3, 2), ml.ones((4, 3))
+    captured = warmed(layer, x)
+    before = len(launches)
+    captured(x)
+    assert len(launches) == before
+    layer.kernel[...] = layer.kernel * 2.0
+    assert np.array_equal(captured(x).numpy(), layer(x).numpy())
+    assert layer.bias is not None
+    layer.bias[...] = layer.bias + 1.0
+    assert np.array_equal(captured(x).numpy(), layer(x).numpy())
+
+
+def test_launches_that_are_observed_pass_python(arena: Any, launches: list[Any]) -> None:
+    x = ml.ones(2)
+    double = warmed(lambda x: x + x, x)
+    seen = []
+
+    def look(proceed: Any, program: Any, args: Any = (), **options: Any) -> Any:
+        seen.append(program)
+        return proceed(program, args, **options)
+
+    before = len(launches)
+    with observed(arena.vm, launch=look):
+        double(x)
+    assert len(seen) == 1
+    assert len(launches) == before + 1
+    double(x)
+    assert len(launches) == before + 1
+
+
+def test_another_context_has_another_program() -> None:
+    x = ml.ones((2, 2))
+    square = warmed(lambda x: x @ x, x)
+    with ml.autocast("bfloat16"):
+        assert square(x).dtype is ml.bfloat16
+    assert square(x).dtype is ml.float32
+
+
+def test_a_changed_function_table_is_seen(arena: Any, launches: list[Any]) -> None:
+    x = ml.ones(2)
+    double = warmed(lambda x: x + x, x)
+    before = len(launches)
+    arena.vm.register("another", lambda frame: None, nparams=0, nresults=0)
+    assert double(x).tolist() == [2.0, 2.0]
+    assert len(launches) == before + 1
+
+
+def test_a_closed_vm_is_told(arena: Any) -> None:
+    x = ml.ones(2)
+    double = warmed(lambda x: x + x, x)
+    arena.vm.close()
+    with pytest.raises(ml.errors.MlvmError, match="closed"):
+        double(x)
+
+
+def test_what_was_launched_ends_with_the_function(arena: Any) -> None:
+    w = ml.ones(1000)
+
+    def scaled(x: Any, w: Any = w) -> Any:
+        return x * w
+
+    captured = warmed(scaled, ml.ones(1000))
+    ended = weakref.ref(captured)
+    del captured, scaled, w
+    gc.collect()
+    assert ended() is None
+    assert arena.used == 0
+
+
+def test_memory_of_ended_arenas_does_not_grow() -> None:
+    vm = ml.VM("ends", native=True)
+    double = ml.capture(lambda x: x + x)
+    consumed = []
+    for _ in range(20):
+        with ml.Arena(vm, "scratch") as scratch, scratch.allocating():
+            x = ml.ones(1000)
+            assert [float(double(x).sum()) for _ in range(5)] == [2000.0] * 5
+        consumed.append(vm.consumed_size_in_mib())
+    assert len(set(consumed[5:])) == 1
+
+
+def test_threads_share_a_function() -> None:
+    w, errors = ml.asarray(np.arange(8.0, dtype=np.float32)), []
+    captured = warmed(lambda x: ml.sum(ml.tanh(x * w) * x), ml.ones(8))
+    vm = w.device
+
+    def work(seed: int) -> None:
+        try:
+            with ml.Arena(vm, f"of {seed}").allocating():
+                x = ml.full(8, float(seed))
+                expected = np.tanh(np.float32(seed) * np.arange(8, dtype=np.float32)).sum() * seed
+                for i in range(300):
+                    assert abs(float(captured(x)) - expected) < 1e-3
+                    if i % 50 == 7:
+                        ml.Arena(vm, "brief").close()  # handles end: known launches are forgotten
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
