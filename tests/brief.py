@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -45,3 +46,8 @@ class Before:
 def cases(names: str, *rows: Any, ids: Any = None) -> pytest.MarkDecorator:
     """A decorator: the test runs with each row for the names, as by `pytest.mark.parametrize`."""
     return pytest.mark.parametrize(names, rows, ids=ids)
+
+
+def with_long(quick: Any, whole: Any) -> Any:
+    """Return `whole` in a run with `--long`, `quick` in any other."""
+    return whole if os.environ.get("MLVM_TESTS_LONG") else quick

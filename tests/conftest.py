@@ -2,6 +2,7 @@
 `--device opencl:0`: run them on VMs on that device.
 `--native`: give the plain VMs, which the tests of `mlvm.core` make, the native kernels and loop.
 `--op conv2d --case 3 --machine native`: of the walks over cases of ops, run these alone.
+`--long`: run the tests of `long.txt`, too, as `make test-all` and `.ci/run` do.
 
     python -m pytest --remote tests/eager tests/arena
 
@@ -22,6 +23,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from functools import wraps
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +78,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--device", metavar="NAME", help="run on VMs on that device")
     parser.addoption("--native", action="store_true", help="run on native kernels and loop")
+    parser.addoption("--long", action="store_true", help="run the tests of long.txt, too")
     parser.addoption("--op", metavar="NAME", help="run walks over cases, for that op alone")
     parser.addoption("--case", type=int, metavar="N", help="of the op's cases, run that one")
     parser.addoption("--machine", metavar="NAME", help="run walks on that machine alone")
@@ -95,6 +98,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As under nohup, or in the background of a script: the processes of tests would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("--long"):
+        os.environ["MLVM_TESTS_LONG"] = "1"  # `tests.brief.with_long`
     if config.getoption("--op") and config.args_source == pytest.Config.ArgsSource.TESTPATHS:
         config.args[:] = WALKS
     if config.getoption("--native"):
@@ -150,7 +155,7 @@ ODD = ("1", "3", "5", "7", "9")
 SLOW = (
     "test_packaging.py",
     "remote/test_suites.py",
-    "test_fuzz_language.py",
+    "fuzz/language/test_language.py",
     "bench/test_bench.py",
 )
 """Files whose tests take long. They begin, or the last of them would run while all else is done."""
@@ -173,6 +178,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = {key: config.getoption(f"--{key}") for key in ("op", "case", "machine")}
     chosen = {key: value for key, value in chosen.items() if value is not None}
     items[:] = [item for item in items if chosen.items() <= _crossing(item).items()]
+    if not config.getoption("--long"):
+        _leave_out_long(config, items)
     if _is_elsewhere(config):
         _try_few_examples(items)
     limit = config.getoption("--few")
@@ -187,6 +194,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for i, item in enumerate(of_test)
         if len(of_test) <= limit or i * limit % len(of_test) < limit
     ]
+
+
+def _leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of `long.txt`. Fail where a line there matches none of a whole run."""
+    text = (Path(__file__).parent / "long.txt").read_text("utf-8")
+    lines = {f"tests/{line}" for line in text.splitlines() if line and line[0] != "#"}
+    matches: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        keys = item.nodeid.partition("::")[0], name, item.nodeid
+        for key in lines.intersection(keys):
+            matches.setdefault(key, []).append(item)
+    if config.args_source == pytest.Config.ArgsSource.TESTPATHS and lines - matches.keys():
+        raise pytest.UsageError(f"long.txt: no tests {sorted(lines - matches.keys())}")
+    long = {item for each in matches.values() for item in each}
+    config.hook.pytest_deselected(items=[*long])
+    items[:] = [item for item in items if item not in long]
 
 
 def _crossing(item: pytest.Item) -> dict[str, Any]:

@@ -27,12 +27,12 @@ COUNTED: Final = (f"{SOURCE}/plan", f"{SOURCE}/machine")
 EXCLUDED: Final = (f"{SOURCE}/plan/kernels/amx.c",)
 """Sources for a processor that the tests emulate elsewhere."""
 
-PYTEST: Final = "-m pytest -q -o pythonpath= -p no:cacheprovider"
+PYTEST: Final = "-m pytest -q --long -o pythonpath= -p no:cacheprovider"
 COMMANDS: Final = (
     f"{PYTEST} tests/machines/test_c_functions.py tests/eager/nn tests/onnx/test_quantized.py",
     f"{PYTEST} tests/core/machine tests/machines/test_residuals.py tests/machines/native",
     f"{PYTEST} tests/eager/transform/test_batch.py",
-    "-m tests.fuzz --machines --programs 200 --memory 0",
+    "-m tests.fuzz machines --programs 200 --memory 0",
 )
 
 
@@ -95,7 +95,7 @@ def reached_lines() -> dict[str, dict[int, int]]:
 def python() -> int:
     """Run all tests under coverage.py, and print its report."""
     coverage = [sys.executable, "-m", "coverage"]
-    subprocess.run([*coverage, "run", "-m", "pytest", "-q", "-n", "0"], cwd=ROOT)
+    subprocess.run([*coverage, "run", "-m", "pytest", "-q", "--long", "-n", "0"], cwd=ROOT)
     subprocess.run([*coverage, "combine", "--quiet"], cwd=ROOT)
     return subprocess.run([*coverage, "report"], cwd=ROOT).returncode
 

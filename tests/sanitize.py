@@ -59,9 +59,9 @@ SANITIZERS: Final = {
             "tests/eager/transform/test_batch.py",
         ),
         (
-            ("tests.fuzz", "--machines", "--programs", "1000", "--memory", "0"),
-            ("tests.fuzz", "--language", "--programs", "20", "--memory", "0"),
-            ("tests.fuzz.threads", "--seconds", "10"),
+            ("tests.fuzz", "machines", "--programs", "1000", "--memory", "0"),
+            ("tests.fuzz", "language", "--programs", "20", "--memory", "0"),
+            ("tests.fuzz", "threads", "--seconds", "10"),
         ),
     ),
     "thread": Sanitizer(
@@ -70,8 +70,8 @@ SANITIZERS: Final = {
         {"TSAN_OPTIONS": f"suppressions={ROOT / 'tests' / 'threads.supp'}:{MEMORY}"},
         ("tests/machines/native", "tests/parallel", "tests/eager/test_threads.py"),
         (
-            ("tests.fuzz", "--machines", "--programs", "300", "--memory", "0"),
-            ("tests.fuzz.threads", "--seconds", "10"),
+            ("tests.fuzz", "machines", "--programs", "300", "--memory", "0"),
+            ("tests.fuzz", "threads", "--seconds", "10"),
         ),
     ),
 }
@@ -109,7 +109,7 @@ def run(name: str, options: list[str], *, quick: bool) -> int:
     pytest = ["-m", "pytest", "-n", "2", "--dist", "worksteal", "-o", "pythonpath="]
     pytest += ["-p", "no:cacheprovider"]
     here = f"from mlvm.machines.native import _native as n; assert {str(folder)!r} in n.__file__"
-    tests = [*QUICK] if quick else [*options, *sanitizer.tests]
+    tests = [*QUICK] if quick else ["--long", *options, *sanitizer.tests]
     commands = [["-m", *fuzzer] for fuzzer in sanitizer.fuzzers if not options]
 
     def failed(command: list[str]) -> bool:

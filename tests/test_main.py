@@ -30,7 +30,7 @@ from mlvm.core.types import DType
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
 from tests.brief import cases, refuses
-from tests.mutations import assert_well_refused
+from tests.fuzz.mutations import assert_well_refused
 
 ROOT = Path(__file__).resolve().parent.parent
 

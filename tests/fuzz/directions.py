@@ -1,6 +1,6 @@
 """Random functions under derivatives of all kinds, beside JAX.
 
-    python -m tests.fuzz.directions --programs 1000 --seed 0
+    python -m tests.fuzz directions --programs 1000 --seed 0
 
 A program is one of `transformations`. Over it goes a stack of `grad`, `vjp`, `jvp`, `linearize`,
 `jacfwd`, `jacrev`, products with Hessians, functions with rules of their own, `vmap` and `capture`
@@ -13,9 +13,7 @@ it again, and the exit status is 1.
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +21,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.types import Array
+from tests.fuzz.command import parser_of
 from tests.fuzz.transformations import HERE, Library, Program, jax_library, leaves
 
 Fn = Callable[..., Any]
@@ -253,7 +252,7 @@ def _slope_differs(fn: Fn, args: list[Array]) -> str | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__name__, __doc__)
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--special", action="store_true", help="nan, infinities, zeros, captured")
@@ -280,7 +279,3 @@ def main(argv: list[str] | None = None) -> int:
     there = "JAX" if jax else "nothing else" if options.autocast else "finite differences"
     print(f"{options.programs} programs captured, and beside {there}, {wrong} wrong")
     return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

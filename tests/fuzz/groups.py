@@ -1,7 +1,7 @@
 """Members of groups that are killed, or stopped, at random moments.
 
-    python -m tests.fuzz.groups --kills 200 --stops 50 --seed 0
-    python -m tests.fuzz.groups --tcp --kills 200 --stops 50 --seed 0
+    python -m tests.fuzz groups --kills 200 --stops 50 --seed 0
+    python -m tests.fuzz groups --tcp --kills 200 --stops 50 --seed 0
 
 Each time a group of two or three processes runs collectives of random sizes without end, blocking
 and started ones, until one member is killed by SIGKILL, or stopped by SIGSTOP. The run must raise a
@@ -16,13 +16,11 @@ Prints what was tried and what came of it. What should not be is printed, and th
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import random
 import signal
 import socket
-import sys
 import threading
 import time
 from functools import partial
@@ -37,6 +35,7 @@ from mlvm.core.program.program import Program
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.processes import ProcessGroup
 from mlvm.parallel.tcp import TcpGroup
+from tests.fuzz.command import parser_of
 from tests.parallel.members import call, tensor
 
 LIMIT: Final = 5.0
@@ -201,10 +200,7 @@ def fuzz(kills: int, stops: int, seed: int, *, tcp: bool = False) -> tuple[str, 
 
 
 def main(argv: list[str] | None = None) -> int:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.groups", description=__doc__.split("\n")[0]
-    )
+    parser = parser_of(__name__, __doc__)
     parser.add_argument("--tcp", action="store_true", help="groups that meet by TCP")
     parser.add_argument("--kills", type=int, default=200, help="how many are killed")
     parser.add_argument("--stops", type=int, default=50, help="how many are stopped")
@@ -215,7 +211,3 @@ def main(argv: list[str] | None = None) -> int:
     for each in wrong:
         print(each)
     return int(bool(wrong))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Ctrl-C before random lines of queues, pipelines and groups, finalizers included.
 
-    python -m tests.fuzz.interrupts --programs 5000 --seed 0
+    python -m tests.fuzz interrupts --programs 5000 --seed 0
 
 A program is a few random calls. It runs once to count its lines in the package's folder, and once
 more with Ctrl-C before one of them, sometimes before two. After that, each slot of a queue is free
@@ -11,10 +11,8 @@ leaves anything else is printed with the number that makes it again, and the exi
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-import sys
 import threading
 import traceback
 from collections import Counter
@@ -33,6 +31,7 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.wire import WireVM
 from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.processes import ProcessGroup
+from tests.fuzz.command import parser_of
 from tests.fuzz.trying import time_limit
 from tests.input.datasets import Numbers
 from tests.interrupting import lines_run
@@ -317,7 +316,7 @@ def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Counter[str], list[s
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__name__, __doc__)
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
@@ -328,7 +327,3 @@ def main(argv: list[str] | None = None) -> int:
     for failure in failures:
         print(failure)
     return int(bool(failures))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,15 +7,13 @@ length, or raise what it raises. So must its step, which is saved after the last
 step may refuse lengths at which the function computes otherwise, and these are counted. With
 `--built`, each step without loops is built as C, too, and run at these lengths.
 
-    python -m tests.fuzz.lengths --functions 500 --seed 0 --built
+    python -m tests.fuzz lengths --functions 500 --seed 0 --built
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import subprocess
-import sys
 import tempfile
 import traceback
 import warnings
@@ -32,6 +30,7 @@ from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM
 from mlvm.machines.standalone.targets import CannotBuild
 from mlvm.step.saved import LoadedStep, SavedStep
+from tests.fuzz.command import parser_of
 
 WIDTH = 4
 LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17, 23, 31)
@@ -374,13 +373,13 @@ def check(
     return "raised" if failed else "equal", step.signatures
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run the fuzzer; return 1 if a function was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = parser_of(__name__, __doc__)
     parser.add_argument("--functions", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--built", action="store_true", help="build the steps as C, too")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     build, scratch = None, tempfile.TemporaryDirectory()
     if options.built:
         from mlvm.machines.native import _native
@@ -409,7 +408,3 @@ def main() -> int:
     print("calls of saved steps:", dict(saved))
     scratch.cleanup()
     return int(wrong > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -129,7 +129,7 @@ def with_special_values(rng: random.Random, array: Array) -> Array:
 class Machines(Fuzz):
     """Tries cases on all machines, and counts what comes out, by the case's kind."""
 
-    option = " --machines"
+    name = "machines"
 
     def __init__(self) -> None:
         self.counts = Counter()

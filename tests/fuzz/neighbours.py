@@ -1,6 +1,6 @@
 """The time that other clients wait for a server while one of its clients computes.
 
-    python -m tests.fuzz.neighbours --seconds 5
+    python -m tests.fuzz neighbours --seconds 5
 
 A client asks for nothing and counts how long that takes, first alone, then beside another one that
 computes without a pause: singular values, and products of integers, whose kernels keep the lock of
@@ -11,7 +11,6 @@ status is 1 if it does. With one process for all it is printed, too, for compari
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import connect
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.server import Server
+from tests.fuzz.command import parser_of
 
 SECRET: Final = "between neighbours"
 MOST: Final = 3.0
@@ -81,10 +81,7 @@ def measure(processes: int, seconds: float) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.neighbours", description=__doc__.split("\n")[0]
-    )
+    parser = parser_of(__name__, __doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     text = "how often; the best counts, since others may use this host"
     parser.add_argument("--rounds", type=int, default=3, help=text)
@@ -95,7 +92,3 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{ratio:.2f} times as long; {MOST:g} may be")
         return int(ratio > MOST)
     return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """The kernels of a device under oclgrind, which finds what no device tells: two items that touch an
 element without a barrier between them, and accesses outside of a buffer.
 
-    python -m tests.fuzz.races
+    python -m tests.fuzz races
 
 All cases of ops run, and larger ones, as on a processor and as on a GPU. Needs the program oclgrind
 (https://github.com/jrprice/Oclgrind) and pyopencl. What is found is printed, and the status is 1.
@@ -16,10 +16,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.fuzz.command import parser_of
+
 MODULES = ("tests.machines.gpu.against", "tests.machines.gpu.larger")
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
+    parser_of(__name__, __doc__).parse_args(argv)
     oclgrind = shutil.which("oclgrind")
     if oclgrind is None:
         print("there is no oclgrind here: https://github.com/jrprice/Oclgrind")
@@ -38,7 +41,3 @@ def main() -> int:
             print(report or f"{module}: no race, and no access outside of a buffer")
             failed |= bool(report) or ran.returncode != 0
     return int(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,9 @@
 """Bytes that no client sends, and clients that are killed, at a real server.
 
-    python -m tests.fuzz.remote --messages 100000 --seed 0
-    python -m tests.fuzz.remote --killed 1000
-    python -m tests.fuzz.remote --attacks 20
-    python -m tests.fuzz.remote --attacks 1000 --only coming_and_going
+    python -m tests.fuzz remote --messages 100000 --seed 0
+    python -m tests.fuzz remote --killed 1000
+    python -m tests.fuzz remote --attacks 20
+    python -m tests.fuzz remote --attacks 1000 --only coming_and_going
 
 With `--messages`: valid calls and posts, mutated, cut off, in any order, and random bytes, on many
 connections. Whatever comes, the server may only answer, with a result or an `MlvmError`, or end
@@ -21,7 +21,6 @@ Prints what was tried and what came of it. What should not be is printed, and th
 
 from __future__ import annotations
 
-import argparse
 import gc
 import hashlib
 import io
@@ -58,8 +57,9 @@ from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.server import Server
 from mlvm.machines.wire import encode_call
 from tests.fuzz.attacks import ATTACKS, attack
+from tests.fuzz.command import parser_of
 from tests.fuzz.making import VALID
-from tests.mutations import framed, mutated
+from tests.fuzz.mutations import framed, mutated
 
 SECRET: Final = "a secret for fuzzing"
 PATIENCE: Final = 30.0
@@ -379,10 +379,7 @@ def _wrong_in(log: list[str]) -> str | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.remote", description=__doc__.split("\n")[0]
-    )
+    parser = parser_of(__name__, __doc__)
     parser.add_argument("--messages", type=int, default=0, help="how many")
     parser.add_argument("--killed", type=int, default=0, help="how many clients")
     parser.add_argument("--attacks", type=int, default=0, help="of how large a scale")
@@ -406,7 +403,3 @@ def main(argv: list[str] | None = None) -> int:
     for each in failures:
         print(each)
     return int(bool(failures))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Threads that take turns in arenas, and end what the others use.
 
-    python -m tests.fuzz.threads --seconds 60 --seed 0
+    python -m tests.fuzz threads --seconds 60 --seed 0
 
 In each round several threads use the arenas of one VM, and each its default one. They enter and
 leave them, compute what is known in advance, read each other's tensors, change their own, free,
@@ -13,7 +13,6 @@ is 1. Threads are never the same twice: a seed makes the choices again, not the 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextvars
 import faulthandler
@@ -36,6 +35,7 @@ from mlvm.core.errors import ArenaBusy, ArenaError, QueueEmpty, QueueFull, Stale
 from mlvm.eager.functions.random import prepare
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.garbage import collect
+from tests.fuzz.command import parser_of
 from tests.threads import start
 
 SHAPES: Final = [(1,), (8,), (2, 4), (9,), (16,), (3, 5), (40,)]
@@ -396,9 +396,7 @@ def fuzz(seconds: float, seed: int, nthreads: int = 4) -> tuple[int, Counter[str
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.threads", description=__doc__.split("\n")[0]
-    )
+    parser = parser_of(__name__, __doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=4)
@@ -410,7 +408,3 @@ def main(argv: list[str] | None = None) -> int:
     if failure is not None:
         print(f"seed {options.seed}, round {rounds - 1}: {failure}")
     return int(failure is not None)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Random functions under mixed transformations, beside JAX or lane by lane.
 
-    python -m tests.fuzz.transformations --programs 1000 --seed 0
+    python -m tests.fuzz transformations --programs 1000 --seed 0
 
 A program is a function of a few tensors, of steps that both libraries have: arithmetic, reductions,
 products, indexing, `cond`, `while_loop`, `scan`. A stack of transformations goes over it: `vmap`
@@ -12,10 +12,8 @@ and the exit status is 1.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +23,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.types import Array, DType
 from tests.fuzz import jaxprs
+from tests.fuzz.command import parser_of
 
 Fn = Callable[..., Any]
 
@@ -371,7 +370,7 @@ ONE_BY_ONE = HERE._replace(vmap=lane_by_lane, jit=lambda fn: fn)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__name__, __doc__)
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lanes", action="store_true", help="lane by lane, also where JAX is")
@@ -392,7 +391,3 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{number - options.seed + 1} programs", flush=True)
     print(f"{options.programs} programs beside {'JAX' if jax else 'their lanes'}, {wrong} wrong")
     return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -159,8 +159,8 @@ def computes(vm: VM) -> bool:
 class Fuzz:
     """Tries cases and counts what comes out, by the case's kind."""
 
-    option = ""
-    """Of the command."""
+    name = "programs"
+    """Of the fuzzer, in the command."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -259,7 +259,7 @@ def fuzz(
             with time_limit(SECONDS):
                 runs.run(make_case(seed, number))
         except Exception as error:
-            place = f"python -m tests.fuzz{runs.option} --seed {seed} --first {number} --programs 1"
+            place = f"python -m tests.fuzz {runs.name} --seed {seed} --first {number} --programs 1"
             text = listing(make_case(seed, number))
             trace = "".join(traceback.format_exception(error))
             return runs, f"{text}\n{trace}\nThe program above did this. Again: {place}"

@@ -1,6 +1,6 @@
 """Random programs of views and updates, beside numpy with copies.
 
-    python -m tests.fuzz --values --programs 10000
+    python -m tests.fuzz values --programs 10000
 
 Of a tensor all that counts is its value: an update changes the tensor that it names, and no other.
 numpy does the same where every result is a copy. So each program runs on tensors and on numpy's

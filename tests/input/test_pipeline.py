@@ -44,7 +44,7 @@ from mlvm.input import workers as crew_module
 from mlvm.input.pipeline import Pipeline
 from mlvm.input.sampling import SampleRandom
 from mlvm.machines.wire import WireVM
-from tests.brief import cases, refuses
+from tests.brief import cases, refuses, with_long
 from tests.input.datasets import Numbers
 from tests.interrupting import interrupted_at_line
 from tests.threads import PATIENCE, start
@@ -627,7 +627,7 @@ def test_an_interrupt_anywhere_skips_no_batch(workers: int, count: int) -> None:
         batches.get()
         batches.close()
 
-    for n in itertools.count(1):
+    for n in itertools.count(1, with_long(3, 1)):
         batches = pipeline(epochs=None, workers=workers)
         if count:
             assert digests(batches, count) == whole[:count]

@@ -34,7 +34,7 @@ from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
 from mlvm.machines.dry import DryVM
 from mlvm.machines.wire import WireVM
-from tests.brief import cases, refuses
+from tests.brief import cases, refuses, with_long
 from tests.interrupting import (
     interrupted_at_line,
     with_each_line_interrupted,
@@ -371,7 +371,7 @@ def test_an_interrupt_anywhere_loses_no_slot(
     calls: Callable[[QueueTensor], None], single_threaded: bool
 ) -> None:
     """Each slot is free, waits or is lent, and comes free again."""
-    for n in itertools.count(1):
+    for n in itertools.count(1, with_long(3, 1)):
         q = QueueTensor(VM(), PAIR, 2, single_threaded=single_threaded)
         went_on = interrupted_at_line(lambda q=q: calls(q), n, "/mlvm/input/")  # type: ignore[misc]
         while q.qsize():
@@ -393,7 +393,7 @@ def test_an_interrupt_anywhere_loses_no_slot(
 
 def test_an_interrupted_get_after_an_error_that_is_kept() -> None:
     """The error's traceback knows the place of the queue's end from an earlier `get`."""
-    for n in itertools.count(1):
+    for n in itertools.count(1, with_long(3, 1)):
         q = QueueTensor(VM(), PAIR, 2)
         error = ShutDown("stop")
         q.cancel(error)

@@ -59,7 +59,7 @@ from mlvm.machines.wire import (
 )
 from tests.brief import cases, refuses
 from tests.core.programs import ADD_INTO, f32s, put, straight
-from tests.mutations import assert_well_refused, framed
+from tests.fuzz.mutations import assert_well_refused, framed
 from tests.threads import in_threads
 from tests.wired import connect_to
 

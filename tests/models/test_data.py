@@ -18,7 +18,7 @@ from models.data import DataError, DataSet, load
 from models.data.batches import evaluation_batches
 from models.data.dataset import NO_LABEL, Examples, Images, LabelledImages, Labels
 from tests.brief import cases, refuses
-from tests.mutations import assert_well_refused
+from tests.fuzz.mutations import assert_well_refused
 
 
 def everything(examples: Examples) -> tuple[Images, Labels]:

@@ -16,7 +16,7 @@ from models.data import DataError, load
 from models.data.folder import ImageFolder, pixels
 from models.training.train import train
 from tests.brief import refuses
-from tests.mutations import assert_well_refused
+from tests.fuzz.mutations import assert_well_refused
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -16,7 +16,7 @@ import pytest
 from models.data import DataError, load
 from models.data.mapped import open_npy, open_npz
 from tests.brief import cases, refuses
-from tests.mutations import assert_well_refused
+from tests.fuzz.mutations import assert_well_refused
 
 X = np.arange(60, dtype=np.float32).reshape(10, 2, 3)
 

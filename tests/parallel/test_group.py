@@ -22,7 +22,7 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel import blas
 from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group, member_of
-from tests.brief import refuses
+from tests.brief import refuses, with_long
 from tests.interrupting import interrupted_at_line
 from tests.parallel.members import Step, call, run, run_in
 
@@ -309,7 +309,7 @@ def test_ctrl_c_ends_a_run(other: str) -> None:
 def test_an_interrupt_anywhere_in_a_run_leaves_a_group_that_runs(size: int) -> None:
     before = blas_threads()
     with Group(size) as group:
-        for n in itertools.count(1):
+        for n in itertools.count(1, with_long(3, 1)):
             reached = interrupted_at_line(lambda: group.run(reduce), n, "/mlvm/parallel/")
             assert group.run(reduce) == [[float(size)] * 4] * size, n
             assert blas_threads() == before, n
@@ -321,7 +321,7 @@ def test_an_interrupt_anywhere_in_a_run_leaves_a_group_that_runs(size: int) -> N
 def test_an_interrupt_anywhere_in_close_leaves_the_rest_to_another() -> None:
     vms = [VM("a"), VM("b")]
     threads = threading.active_count()
-    for n in itertools.count(1):
+    for n in itertools.count(1, with_long(3, 1)):
         group = Group(vms)
         reached = interrupted_at_line(group.close, n, "/mlvm/parallel/")
         group.close()

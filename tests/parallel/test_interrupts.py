@@ -13,6 +13,7 @@ import pytest
 
 from mlvm.core.vm import VM
 from mlvm.parallel.group import AnyGroup
+from tests.brief import with_long
 from tests.interrupting import interrupted_at_line
 
 pytest.importorskip("threadpoolctl")
@@ -76,7 +77,7 @@ def ray() -> AnyGroup:
 )
 def test_a_group_is_never_busy_for_ever(make: Any, file: str) -> None:
     group = make()
-    for n in itertools.count(1):
+    for n in itertools.count(1, with_long(3, 1)):
         reached = interrupted_at_line(partial(group.run, twice), n, file)
         if group.closed:
             group.close()

@@ -62,10 +62,10 @@ class Kernels:
         assert not sum([each.wait() for each in running])
         command(["ar", "rcs", "libkernels.a", *[f"{x.stem}.o" for x in sources]], folder)
 
-    def build(self, saved: SavedStep, folder: Path) -> Path:
+    def build(self, saved: SavedStep, folder: Path, records: int = 1 << 26) -> Path:
         """The step's program. Raises `CannotBuild`."""
         planned, source = planned_of(saved), lengths_of(saved)
-        standalone.build(planned, folder, source=source, simd=self.simd, records=1 << 26)
+        standalone.build(planned, folder, source=source, simd=self.simd, records=records)
         strict = ["-std=c11", "-I.", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
         command([COMPILER, *strict, "-Werror", "-fsyntax-only", "tables.c"], folder)
         own = ["tables.c", "mlvm/standalone/src/command.c", "mlvm/standalone/src/step.c"]

@@ -19,7 +19,7 @@ from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.step.saved import LoadedStep, SavedStep
-from tests.standalone.test_standalone import COMPILER, FAST, compiled
+from tests.standalone.test_standalone import COMPILER, FAST, Builder, compiled
 
 pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason="there are no native kernels")
 if extension.EXTENSION is not None:
@@ -31,13 +31,6 @@ def saved(path: Path, step: Any, *arguments: Any) -> SavedStep:
     step(*arguments)
     step.save(path)
     return SavedStep.from_bytes(path.read_bytes())
-
-
-def build(folder: Path) -> Path:
-    """The program of `step.mlvm`."""
-    assert main(["build", str(folder / "step.mlvm"), "-o", str(folder), "--simd", SET]) == 0
-    subprocess.run(["make", *FAST], cwd=folder, check=True)
-    return folder / "step"
 
 
 def run(program: Path, arrays: Sequence[Array], *options: str) -> tuple[list[Array], str]:
@@ -71,7 +64,7 @@ def equals_at(step: SavedStep, program: Path, inputs: Any, sizes: Mapping[str, A
 
 
 @compiled
-def test_training_on_sentences(tmp_path: Path) -> None:
+def test_training_on_sentences(tmp_path: Path, program_of: Builder) -> None:
     """Two lengths, embeddings, causal attention, a mean over places, and an optimizer."""
     key = ml.random.key(0)
     block = ml.nn.TransformerEncoderLayer(8, 2, 16, key=key)
@@ -96,7 +89,7 @@ def test_training_on_sentences(tmp_path: Path) -> None:
 
     step(*map(ml.asarray, inputs(2, 9)))
     file = saved(tmp_path / "step.mlvm", step, *map(ml.asarray, inputs(3, 12)))
-    program = build(tmp_path)
+    program = program_of(file, tmp_path)
     equals_at(file, program, inputs, {"batch": (2, 3, 5), "time": (2, 7, 12, 16, 33)})
     x, y = inputs(2, 4), inputs(2, 5)
     for arrays, text in (
@@ -114,7 +107,7 @@ def test_training_on_sentences(tmp_path: Path) -> None:
 
 
 @compiled
-def test_branches_on_lengths_and_numbers_of_them(tmp_path: Path) -> None:
+def test_branches_on_lengths_and_numbers_of_them(tmp_path: Path, program_of: Builder) -> None:
     """A built step refuses lengths on the other side of a branch, and computes numbers of lengths;
     kernels that are chosen by size are those of each size."""
 
@@ -126,7 +119,7 @@ def test_branches_on_lengths_and_numbers_of_them(tmp_path: Path) -> None:
 
     capture = ml.capture(step, lengths={"x": ("n", None)}, at_most={"n": 70})
     file = saved(tmp_path / "step.mlvm", capture, ml.ones((9, 8)))
-    program = build(tmp_path)
+    program = program_of(file, tmp_path)
 
     def inputs(n: int) -> list[Array]:
         return [np.random.default_rng(n).normal(size=(n, 8)).astype(np.float32)]
@@ -139,7 +132,7 @@ def test_branches_on_lengths_and_numbers_of_them(tmp_path: Path) -> None:
 
 
 @compiled
-def test_numbers_that_do_not_fit(tmp_path: Path) -> None:
+def test_numbers_that_do_not_fit(tmp_path: Path, program_of: Builder) -> None:
     """Lengths are refused at which a number of them has too many bits for its dtype, or is none."""
 
     def step(x: ml.Tensor, i: ml.Tensor) -> Any:
@@ -150,7 +143,7 @@ def test_numbers_that_do_not_fit(tmp_path: Path) -> None:
     capture = ml.capture(step, lengths=names, at_most={"n": 30_000})
     arguments = ml.ones(5), ml.ones(5, dtype=ml.int32)
     file = saved(tmp_path / "step.mlvm", capture, *arguments)
-    program = build(tmp_path)
+    program = program_of(file, tmp_path)
 
     def inputs(n: int) -> list[Array]:
         return [np.ones(n, np.float32), np.ones(n, np.int32)]
@@ -161,12 +154,12 @@ def test_numbers_that_do_not_fit(tmp_path: Path) -> None:
 
 
 @compiled
-def test_results_of_few_bits(tmp_path: Path) -> None:
+def test_results_of_few_bits(tmp_path: Path, program_of: Builder) -> None:
     """A packed tensor is a result, as bytes."""
     few = ml.asarray([[1, -2, 3, 4], [5, 6, 7, -8]], dtype="i4")
     step = ml.capture(lambda x: (x + 1, few), lengths={"x": ("n",)}, at_most={"n": 5})
     file = saved(tmp_path / "step.mlvm", step, ml.ones(3))
-    x, program = np.ones(5, np.float32), build(tmp_path)
+    x, program = np.ones(5, np.float32), program_of(file, tmp_path)
     expected = LoadedStep(file, LocalVM())(x)[1]
     assert run(program, [x])[0][1].tobytes() == expected.tobytes()
 

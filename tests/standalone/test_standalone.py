@@ -7,8 +7,9 @@ import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ if extension.EXTENSION is not None:
     from mlvm.machines.native import _native
     from tests.standalone.making import SET, difference
 
+Builder: TypeAlias = Callable[..., Path]
 COMPILER: Final = os.environ.get("CC", "gcc")
 compiled = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="there is no C compiler")
 FAST: Final = ["OPTIMIZE=-O0", f"CC={COMPILER}", "-j2", "-s"]
@@ -117,7 +119,7 @@ def iterated(w: ml.Tensor, x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
 
 
 @compiled
-def test_lanes(tmp_path: Path) -> None:
+def test_lanes(tmp_path: Path, program_of: Builder) -> None:
     """A batch of calls of different depths, its gradient, which lanes sum up, a row that each takes
     by its index, and one that is not there. Lanes beyond their memory are an error."""
     w = ml.asarray(np.linspace(-0.5, 0.6, 9, dtype=np.float32).reshape(3, 3))
@@ -136,7 +138,7 @@ def test_lanes(tmp_path: Path) -> None:
     x = ml.asarray(np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3))
     n = np.array([0, 2, 1, 2, 0])
     saved = written(tmp_path / "step.mlvm", step, x, ml.asarray(n))
-    program = build(tmp_path, "step.mlvm", "--records", "200000")
+    program = program_of(saved, tmp_path, 200_000)
     used = _native.simd()
     _native.choose_simd(SET)
     try:
@@ -153,7 +155,9 @@ def test_lanes(tmp_path: Path) -> None:
 
 
 @compiled
-def test_a_condition_of_any_dtype_holds_if_it_is_not_zero(tmp_path: Path) -> None:
+def test_a_condition_of_any_dtype_holds_if_it_is_not_zero(
+    tmp_path: Path, program_of: Builder
+) -> None:
     """Of numbers and of zeros of both signs, in the program and in its lanes. Those of the `rest`
     are constants: C has no kernel that converts to these."""
     rest = ("c64", "c128", "f8e4m3", "f8e5m2")
@@ -176,7 +180,7 @@ def test_a_condition_of_any_dtype_holds_if_it_is_not_zero(tmp_path: Path) -> Non
         return ml.map(decided, xs), ml.batch(decided)(xs)
 
     saved = written(tmp_path / "step.mlvm", step, ml.zeros(8), fuse=False)
-    assert difference(saved, build(tmp_path, "step.mlvm")) is None
+    assert difference(saved, program_of(saved, tmp_path)) is None
     xs = ml.asarray(np.linspace(-1, 2, 8, dtype=np.float32))
     alone, lanes = ([x.numpy().tolist() for x in each] for each in step(xs))
     assert alone == lanes
@@ -234,10 +238,10 @@ def test_all_that_a_program_may_do(tmp_path: Path) -> None:
 
 
 @compiled
-def test_weights_of_few_bits(tmp_path: Path) -> None:
+def test_weights_of_few_bits(tmp_path: Path, program_of: Builder) -> None:
     model = ml.quantize(ml.nn.Linear(64, 8, key=ml.random.key(0)), "i4", group=32)
     saved = written(tmp_path / "step.mlvm", model, ml.random.normal((3, 64), key=ml.random.key(1)))
-    assert difference(saved, build(tmp_path, "step.mlvm"), runs=1) is None
+    assert difference(saved, program_of(saved, tmp_path), runs=1) is None
 
 
 @pytest.fixture(scope="module")

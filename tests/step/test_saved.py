@@ -20,7 +20,7 @@ from mlvm.show.picture import timeline
 from mlvm.step.compile import compile_flow
 from mlvm.step.saved import LoadedStep, SavedStep
 from tests.brief import cases, refuses
-from tests.mutations import assert_well_refused, framed
+from tests.fuzz.mutations import assert_well_refused, framed
 from tests.step.flows import Step, steps
 
 

@@ -21,7 +21,7 @@ from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
 from tests.core.programs import f32s, instruction, straight
-from tests.mutations import assert_well_refused, framed
+from tests.fuzz.mutations import assert_well_refused, framed
 
 HEADER = 16
 

@@ -20,7 +20,7 @@ from mlvm.core.errors import (
     UnknownFunction,
 )
 from mlvm.eager.tree import named_leaves
-from tests.brief import cases, refuses
+from tests.brief import cases, refuses, with_long
 from tests.wired import machine
 
 Fn = Callable[..., Any]
@@ -349,7 +349,7 @@ PATTERNS: dict[str, Fn] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(with_long(5, 20)))
 def test_random_steps_are_the_same_with_and_without_patterns(host: Host, seed: int) -> None:
     """The host functions run the same ops, so results and state are equal to the bit."""
     for name, pattern in PATTERNS.items():

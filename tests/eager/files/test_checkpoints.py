@@ -26,7 +26,7 @@ import mlvm.eager as ml
 from mlvm.machines.wire import WireVM
 from tests.alarms import alarms_interrupt, interrupt_after
 from tests.brief import cases, refuses
-from tests.mutations import assert_well_refused
+from tests.fuzz.mutations import assert_well_refused
 
 __all__ = ["alarms_interrupt"]  # a fixture
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from tests.brief import cases, refuses
+from tests.slopes import check_slopes
 
 RNG = np.random.default_rng(5)
 
@@ -79,7 +80,7 @@ def test_einsum_is_numpys(subscripts: str, shapes: list[tuple[int, ...]]) -> Non
 )
 def test_gradients(subscripts: str, shapes: list[tuple[int, ...]]) -> None:
     xs = [ml.asarray(x) for x in _operands(shapes)]
-    ml.testing.check_gradients(lambda *xs: ml.einsum(subscripts, *xs), *xs, order=2)
+    check_slopes(lambda *xs: ml.einsum(subscripts, *xs), *xs, order=2)
 
 
 @settings(max_examples=100, deadline=None)

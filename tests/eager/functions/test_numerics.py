@@ -13,6 +13,7 @@ import pytest
 import mlvm.eager as ml
 from tests.brief import cases, refuses
 from tests.cases.special import digamma, inverse_of_erf, polygamma
+from tests.slopes import check_slopes
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(12)
@@ -298,7 +299,7 @@ def test_in_f32_and_in_halves(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.smooth])
 def test_gradients(name: str) -> None:
     row = ROWS[name]
-    ml.testing.check_gradients(lambda *xs: row.fn(ml, *xs), *map(t, row.operands), tolerance=2e-6)
+    check_slopes(lambda *xs: row.fn(ml, *xs), *map(t, row.operands), tolerance=2e-6)
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in DYNAMIC])
@@ -349,7 +350,7 @@ def test_bincount() -> None:
     np.testing.assert_allclose(ml.bincount(t(x), t(weights)).numpy(), np.bincount(x, weights))
     assert ml.bincount(t(x.astype(np.uint8)), length=300).shape == (300,)
     assert ml.bincount(ml.zeros(0, dtype="i64"), minlength=2).tolist() == [0, 0]
-    ml.testing.check_gradients(lambda w: ml.bincount(t(x), w), t(weights))
+    check_slopes(lambda w: ml.bincount(t(x), w), t(weights))
     captured = ml.capture(lambda x: ml.bincount(x, length=5))
     captured(t(x))
     assert captured(t(x)).tolist() == np.bincount(x).tolist()

@@ -11,6 +11,7 @@ import pytest
 
 import mlvm.eager as ml
 from tests.brief import cases, refuses
+from tests.slopes import check_slopes
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(8)
@@ -98,9 +99,9 @@ def test_gradients_captures_and_dtypes() -> None:
         return ml.istft(spectra, 8, 3, ml.hamming(8, dtype="f64"))
 
     x = t(X[:, :20])
-    ml.testing.check_gradients(there, x, window)
+    check_slopes(there, x, window)
     spectra = there(x, window) * 1j
-    ml.testing.check_gradients(back, spectra)
+    check_slopes(back, spectra)
     for fn, args in ((there, (x, window)), (back, (spectra,))):
         captured = ml.capture(fn)
         captured(*args)

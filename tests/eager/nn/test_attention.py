@@ -15,6 +15,7 @@ from mlvm.core.types import Array
 from mlvm.eager import nn
 from tests.brief import cases
 from tests.eager.nn.checks import RNG, check, f64, normal, numbers, randomized, require_torch
+from tests.slopes import check_slopes
 
 
 def attention(q: Array, k: Array, v: Array, mask: Array, scale: float | None = None) -> Array:
@@ -61,9 +62,7 @@ def test_heads_of_queries_share_those_of_keys(masked: bool) -> None:
     mask = ml.asarray(bits) if masked else None
     result = ml.scaled_dot_product_attention(*operands, mask, is_causal=True)
     np.testing.assert_allclose(result.numpy(), expected, rtol=1e-10, atol=1e-14)
-    ml.testing.check_gradients(
-        ml.scaled_dot_product_attention, f64(4, 2, 3), f64(2, 3, 3), f64(2, 3, 2)
-    )
+    check_slopes(ml.scaled_dot_product_attention, f64(4, 2, 3), f64(2, 3, 3), f64(2, 3, 2))
     one = ml.scaled_dot_product_attention(operands[0], operands[1][:, :1], operands[2][:, :1])
     expected = attention(q, k[:, [0] * 6], v[:, [0] * 6], np.ones((4, 4), bool))
     np.testing.assert_allclose(one.numpy(), expected, rtol=1e-10, atol=1e-14)
@@ -110,7 +109,7 @@ def test_a_query_that_sees_no_key_before_it_sees_none_after_it() -> None:
 def test_attention_has_gradients(causal: bool) -> None:
     q, k, v, mask = f64(4, 2), f64(3, 2), f64(3, 2), ml.asarray(MASK)
     for each_mask in (None, mask):
-        ml.testing.check_gradients(
+        check_slopes(
             lambda q, k, v, attn_mask=each_mask: ml.scaled_dot_product_attention(
                 q, k, v, attn_mask, is_causal=causal
             ),
@@ -297,7 +296,7 @@ def test_a_product_of_turned_vectors_depends_on_their_distance() -> None:
 
 
 def test_encodings_have_gradients() -> None:
-    ml.testing.check_gradients(ml.rotary_encoding, f64(3, 4))
+    check_slopes(ml.rotary_encoding, f64(3, 4))
 
 
 layer = nn.MultiHeadAttention(4, 2)

@@ -113,7 +113,7 @@ class Fuzz:
         skip = "".join(f" --skip {kind}" for kind in self.skip)
         skip += f" --device {self.device}" if self.device else ""
         skip += " --few" if self.few else ""
-        again = f"python -m tests.fuzz --language --seed {self.seed} --first {number} --programs 1"
+        again = f"python -m tests.fuzz language --seed {self.seed} --first {number} --programs 1"
         return (
             f"{smaller.text()}\n\nrequire_same(build)\n\n{trace}\n"
             f"The program above did this. Again: {again}{skip}"

@@ -27,6 +27,7 @@ from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Progr
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
+from tests.brief import with_long
 from tests.core.programs import f32s, put
 from tests.fuzz.machines import Outcome, new_machines, outcome, require_same
 from tests.fuzz.trying import new_vm
@@ -442,6 +443,7 @@ def raw_fuzz(first: int, last: int) -> None:
 
 
 def test_a_raw_machine_keeps_to_its_stack() -> None:
-    run = "from tests.machines.native.test_loop import raw_fuzz; raw_fuzz(0, 4000)"
+    run = "from tests.machines.native.test_loop import raw_fuzz; raw_fuzz(0, "
+    run += f"{with_long(1000, 4000)})"
     ended = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True)
     assert not ended.returncode, f"seed {ended.stdout.split()[-1]}: {ended.stderr}"

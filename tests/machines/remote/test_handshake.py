@@ -34,8 +34,8 @@ from mlvm.machines.remote.handshake import (
 from mlvm.machines.remote.secret import find_secret, make_secret, read_secret
 from mlvm.machines.remote.server import Server
 from tests.brief import refuses
+from tests.fuzz.mutations import mutated
 from tests.machines.remote.serving import CERTIFICATE, OTHER_CERTIFICATE, SECRET, Served, limits
-from tests.mutations import mutated
 
 KEY = SECRET.encode()
 

@@ -16,7 +16,7 @@ from mlvm.core.program.program import Program
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.client import RemoteVM, new_outbox
 from mlvm.machines.remote.outbox import PythonOutbox
-from tests.brief import refuses
+from tests.brief import refuses, with_long
 from tests.interrupting import interrupted
 from tests.machines.remote.serving import F32X3, Served
 from tests.threads import PATIENCE, start
@@ -39,7 +39,7 @@ def test_after_an_interrupt_answers_are_those_of_their_calls(name: str) -> None:
             vm.write(x, np.ones(3, np.float32))
             vm.launch(add, [x, x])
             vm._stream.socket.settimeout(5)  # what hangs is lost
-            n += 1
+            n += with_long(3, 1)
             if not interrupted(lambda vm=vm, x=x: calls[name](vm, x), n):  # type: ignore[misc]
                 break
             assert vm.read(x).tolist() == [1, 1, 1]
@@ -54,7 +54,7 @@ def test_an_interrupt_while_a_connection_is_given_up_keeps_no_other_thread_waiti
             vm = server.vm()
             x = vm.alloc_tensor(F32X3)
             vm._stream.socket.shutdown(socket.SHUT_RDWR)
-            n += 1
+            n += with_long(3, 1)
             try:
                 went_on = interrupted(lambda vm=vm, x=x: vm.read(x), n)  # type: ignore[misc]
             except ConnectionLost:

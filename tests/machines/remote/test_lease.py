@@ -26,10 +26,10 @@ from mlvm.machines.remote.lease import LeasedStream, _messages_after, _Unconfirm
 from mlvm.machines.remote.server import _Client
 from mlvm.machines.remote.stream import Stream
 from tests.brief import refuses
+from tests.fuzz.mutations import framed
 from tests.fuzz.remote import train
 from tests.interrupting import interrupted
 from tests.machines.remote.serving import CERTIFICATE, F32X3, FOR_EVER, Served, limits, wait_for
-from tests.mutations import framed
 from tests.threads import PATIENCE, start
 
 ADD = Program.of_op("add.out", 3, {}, 0)

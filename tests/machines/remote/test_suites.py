@@ -1,10 +1,12 @@
-"""The tests of the layers above pass on VMs at the end of a socket, posts and all: here each with
-one of its parameters, with all of them by `python -m pytest --remote tests/eager tests/arena`."""
+"""The tests of the layers above pass on VMs at the end of a socket, posts and all: here a few of
+them, with `--long` all, each with one of its parameters. All parameters are tried by
+`python -m pytest --remote tests/eager tests/arena`."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,16 +17,20 @@ TRANSFORM = "tests/eager/transform"
 """What these tests do is eager code, which other tests run: one of them will do."""
 
 LANES = f"{TRANSFORM}/test_batch.py::test_sentences_of_any_length_go_their_own_way"
+FEW = ("tests/eager/tensor", "tests/arena/test_arena.py", f"{CAPTURE}/test_replacing.py")
+BUT = ["--long", *[f"--ignore={each}" for each in FEW]]
 
 
 @pytest.mark.parametrize(
     "folders",
     [
-        ["tests/eager", f"--ignore={CAPTURE}", f"--ignore={TRANSFORM}"],
-        [CAPTURE, "tests/arena", LANES],
+        FEW,
+        ["tests/eager", f"--ignore={CAPTURE}", f"--ignore={TRANSFORM}", *BUT],
+        [CAPTURE, "tests/arena", LANES, *BUT],
     ],
+    ids=["few", "eager", "capture"],
 )
-def test_the_eager_and_arena_tests_pass_on_remote_vms(folders: list[str]) -> None:
+def test_the_eager_and_arena_tests_pass_on_remote_vms(folders: Sequence[str]) -> None:
     options = ["--remote", "--few=1", "-q", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, *folders]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

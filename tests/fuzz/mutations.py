@@ -14,8 +14,9 @@ from random import Random
 from typing import Any, Final
 
 from mlvm.core.program.encoding import MAGIC, VERSION, Kind
+from tests.brief import with_long
 
-MUTATIONS: Final = int(os.environ.get("MUTATIONS", "300"))
+MUTATIONS: Final = int(os.environ.get("MUTATIONS", with_long("100", "300")))
 """How many mutations of a format are tried."""
 
 _EXTREMES: Final = (0, 1, -1, 2**7, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63)

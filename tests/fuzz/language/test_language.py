@@ -1,18 +1,16 @@
-"""Small runs of `python -m tests.fuzz --language`, and that it notices what it looks for."""
+"""Small runs of `python -m tests.fuzz language`, and that it notices what it looks for."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 import mlvm.eager as ml
 from tests.brief import cases
+from tests.fuzz.__main__ import main
 from tests.fuzz.language import fuzzing
 from tests.fuzz.language.making import make
 from tests.fuzz.language.source import built_by
@@ -27,16 +25,13 @@ pytestmark = [
 KNOWN: tuple[Kind, ...] = ()
 """What is still found in the eager language, until it is mended."""
 
-ROOT = Path(__file__).resolve().parent.parent
 
-
-def test_programs_in_the_eager_language() -> None:
-    options = ["--programs", "6", "--seed", "0", "--first", "100"]
+def test_programs_in_the_eager_language(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--programs", "6", "--seed", "0", "--first", "100", "--memory", "0"]
     options += [option for kind in KNOWN for option in ("--skip", kind)]
-    command = [sys.executable, "-m", "tests.fuzz", "--language", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    counts = {what: int(n) for n, what in re.findall(r"^ +(\d+)  (.+)$", done.stdout, re.MULTILINE)}
+    status, output = main(["language", *options]), capsys.readouterr().out
+    assert status == 0, output
+    counts = {what: int(n) for n, what in re.findall(r"^ +(\d+)  (.+)$", output, re.MULTILINE)}
     assert sum(counts.values()) == 6
     assert counts["same"] > (2 if KNOWN else 4)
 
@@ -135,7 +130,7 @@ def test_a_wrong_replay_is_found_cut_down_and_printed(
     with pytest.raises((Found, ZeroDivisionError)):
         require_same(built_by(program))
     Keeper.results.clear()
-    again = re.search(r"--language --seed 0 --first (\d+) --programs 1", rest)
+    again = re.search(r"language --seed 0 --first (\d+) --programs 1", rest)
     assert again is not None
     monkeypatch.undo()
     assert fuzzing.failure_of(make(0, int(again[1])), KNOWN) is None

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,39 @@ from tests.fuzz import (
     threads,
     transformations,
 )
+from tests.fuzz.__main__ import OTHERS, main
 from tests.fuzz.machines import Machines
 from tests.fuzz.making import VALID, Case, make_case
 from tests.fuzz.trying import Fuzz, fuzz
 
 KINDS = ("attributes", "program", "text", "bytes")
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """A function that runs the command in this process and returns its output."""
+
+    def run(*arguments: str) -> str:
+        status, output = main([*arguments]), capsys.readouterr().out
+        assert status == 0, output
+        return output
+
+    return run
+
+
+def test_the_command_names_its_fuzzers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nothing"]) == 2
+    expected = capsys.readouterr().out
+    assert "neighbours" in expected
+    for name in OTHERS:
+        assert callable(import_module(f"tests.fuzz.{name}").main)
+    assert main(["--help"]) == 0
 
 
 def test_two_thousand_programs() -> None:
-    command = [sys.executable, "-m", "tests.fuzz", "--programs", "2000", "--seed", "0"]
+    command = [sys.executable, "-m", "tests.fuzz", "programs", "--programs", "2000", "--seed", "0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     outcomes = re.findall(r"^ +(\d+)  (.+)$", done.stdout, re.MULTILINE)
@@ -57,11 +81,9 @@ def test_two_thousand_programs() -> None:
 
 
 @pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON)
-def test_two_thousand_programs_on_both_machines() -> None:
-    command = [sys.executable, "-m", "tests.fuzz", "--machines", "--programs", "2000"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^ +[1-9]\d*  ran$", done.stdout, re.MULTILINE)
+def test_two_thousand_programs_on_both_machines(run: Run) -> None:
+    output = run("machines", "--programs", "2000", "--memory", "0")
+    assert re.search(r"^ +[1-9]\d*  ran$", output, re.MULTILINE)
 
 
 @pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON)
@@ -73,7 +95,7 @@ def test_what_the_native_machine_does_otherwise_is_found(
     _, failure = fuzz(2000, seed=0, runs=Machines())
     assert failure is not None
     assert "the native machine" in failure
-    again = re.search(r"tests.fuzz --machines --seed 0 --first (\d+) --programs 1$", failure)
+    again = re.search(r"tests.fuzz machines --seed 0 --first (\d+) --programs 1$", failure)
     assert again is not None
     monkeypatch.undo()
     assert fuzz(1, seed=0, first=int(again[1]), runs=Machines())[1] is None
@@ -105,11 +127,8 @@ def forgets(store: FreeStore, storage: Any) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is told by /proc")
-def test_eleven_attacks_on_a_server() -> None:
-    command = [sys.executable, "-m", "tests.fuzz.remote", "--attacks", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == 11
+def test_eleven_attacks_on_a_server(run: Run) -> None:
+    assert len(run("remote", "--attacks", "1").splitlines()) == 11
 
 
 @cases(
@@ -125,7 +144,7 @@ def test_what_is_wrong_is_found_and_printed(
     _, failure = fuzz(2000, seed=0)
     assert failure is not None
     assert reason in failure
-    program, _, again = failure.partition("Again: python -m tests.fuzz --seed 0 --first ")
+    program, _, again = failure.partition("Again: python -m tests.fuzz programs --seed 0 --first ")
     assert ".func main" in program
     number = int(again.split()[0])
     assert fuzz(1, seed=0, first=number)[1] is not None
@@ -136,11 +155,9 @@ def test_what_is_wrong_is_found_and_printed(
 # --- servers ------------------------------------------------------------------------------
 
 
-def test_two_thousand_messages_and_twenty_killed_clients() -> None:
-    command = [sys.executable, "-m", "tests.fuzz.remote", "--messages", "2000", "--killed", "20"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    outcomes = re.findall(r"^ +[1-9]\d*  (.+)$", done.stdout, re.MULTILINE)
+def test_two_thousand_messages_and_twenty_killed_clients(run: Run) -> None:
+    output = run("remote", "--messages", "2000", "--killed", "20")
+    outcomes = re.findall(r"^ +[1-9]\d*  (.+)$", output, re.MULTILINE)
     assert {"answered", "EncodingError", "HandleError"} <= set(outcomes)
 
 
@@ -166,15 +183,13 @@ def test_what_a_server_does_wrong_is_found(
 
 
 @pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning")
-def test_two_seconds_of_threads() -> None:
+def test_two_seconds_of_threads(run: Run) -> None:
     """Or more, where a busy machine does not come to each operation in so short a time."""
     missing = {"compute", "read", "update", "share", "keep", "rewind"}
     for seconds in ("2", "8", "30"):
-        command = [sys.executable, "-m", "tests.fuzz.threads", "--seconds", seconds]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert re.search(r"^[1-9]\d* rounds, [\d,]+ operations$", done.stdout, re.MULTILINE)
-        missing -= set(re.findall(r"^ +[1-9]\d*  (\w+)$", done.stdout, re.MULTILINE))
+        output = run("threads", "--seconds", seconds)
+        assert re.search(r"^[1-9]\d* rounds, [\d,]+ operations$", output, re.MULTILINE)
+        missing -= set(re.findall(r"^ +[1-9]\d*  (\w+)$", output, re.MULTILINE))
         if not missing:
             break
     assert not missing
@@ -199,13 +214,10 @@ def test_what_threads_do_wrong_is_found_and_printed(
 # --- interrupts ---------------------------------------------------------------------------
 
 
-def test_two_hundred_interrupts() -> None:
-    command = [sys.executable, "-m", "tests.fuzz.interrupts", "--programs", "200"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert {"queue", "pipeline", "group of 2"} <= set(
-        re.findall(r"^ +[1-9]\d*  (.+)$", done.stdout, re.MULTILINE)
-    )
+def test_two_hundred_interrupts(run: Run) -> None:
+    output = run("interrupts", "--programs", "200")
+    kinds = {*re.findall(r"^ +[1-9]\d*  (.+)$", output, re.MULTILINE)}
+    assert kinds >= {"queue", "pipeline", "group of 2"}
 
 
 @cases(

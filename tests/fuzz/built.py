@@ -1,7 +1,7 @@
 """libFuzzer on what needs no Python, under the address and undefined behaviour sanitizers.
 
-    python -m tests.standalone.fuzz             # 60 seconds each
-    python -m tests.standalone.fuzz --seconds 5
+    python -m tests.fuzz built             # 60 seconds each
+    python -m tests.fuzz built --seconds 5
 
 `loop.c` gives the loop unverified programs; `weights.c` gives a built step weights,
 and its command line .npy files. Where clang has no libFuzzer, `drive.c` stands for it, under gcc's
@@ -10,10 +10,8 @@ sanitizers: it draws inputs, and does not look at what they reach.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +23,9 @@ import mlvm.eager as ml
 from mlvm.eager.capture.building import planned_of
 from mlvm.machines.standalone import build as standalone
 from mlvm.step.saved import SavedStep
+from tests.fuzz.command import parser_of
 
-HERE: Final = Path(__file__).parent
+HERE: Final = Path(__file__).parent / "c"
 MACHINES: Final = standalone.HERE.parent
 FLAGS: Final = ["-std=c11", "-g", "-O1", "-w", "-fno-sanitize-recover=undefined"]
 
@@ -59,11 +58,10 @@ def compiled(program: Path, arguments: Sequence[str | Path]) -> bool:
     return False
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.standalone.fuzz", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def main(argv: list[str] | None = None) -> int:
+    parser = parser_of(__name__, __doc__)
     parser.add_argument("--seconds", type=int, default=60)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         small_step(folder)
@@ -98,7 +96,3 @@ def main() -> int:
                 failed += 1
                 print(done.stderr[-6000:])
         return int(failed > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
