@@ -47,8 +47,10 @@ from typing import Any
 from tests.fuzz.command import limit_memory, parser_of
 
 PROGRAMS = ("programs", "machines", "language", "values", "graphs", "saved")
-OTHERS = ("transformations", "directions", "lengths", "interrupts", "threads", "remote", "groups")
-OTHERS += ("neighbours", "races", "built")
+OTHERS = (
+    *("transformations", "directions", "lengths", "interrupts", "threads", "remote", "groups"),
+    *("neighbours", "races", "built"),
+)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -297,8 +297,11 @@ def try_program(seed: int, number: int, groups: Groups) -> str:
     return try_close(rng) if kind < 0.88 else try_group(rng, groups, rng.choice("12"))
 
 
-def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Counter[str], list[str]]:
-    """Try the given number of programs; return how many of each kind, and what was wrong."""
+def fuzz(
+    programs: int, seed: int, first: int = 0, until: str | None = None
+) -> tuple[Counter[str], list[str]]:
+    """Try the given number of programs; return how many of each kind, and what was wrong. With
+    `until` the first failure with this text is the last."""
     counts: Counter[str] = Counter()
     failures = []
     groups = Groups()
@@ -310,6 +313,8 @@ def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Counter[str], list[s
             except Exception as error:
                 text = str(error) if isinstance(error, Wrong) else traceback.format_exc()
                 failures.append(f"--seed {seed} --first {number}: {text}")
+                if until is not None and until in text:
+                    break
     finally:
         groups.close()
     return counts, failures

@@ -20,14 +20,22 @@ def crossed(
     *,
     cases: Mapping[str, Sequence[Any]] = CASES,
     first: bool = False,
+    few: bool = False,
 ) -> pytest.MarkDecorator:
-    """Run the test for the `name` and `case` of each suited case; with `first`, of one an op."""
+    """Run the test for the `name` and `case` of each suited case; with `first`, of one an op; with
+    `few`, of those with the same attributes and kinds of dtypes one."""
     params = []
     for name, of_op in cases.items():
         suited = [(i, case) for i, case in enumerate(of_op) if is_suited(name, case)]
         suited = suited[:1] if first else suited
+        if few:
+            suited = [*{_kind(case): (i, case) for i, case in reversed(suited)}.values()]
         params += [pytest.param(name, case, id=f"{name}-{i}") for i, case in suited]
     return pytest.mark.parametrize(("name", "case"), params)
+
+
+def _kind(case: Case) -> str:
+    return f"{case.attributes} {[x.dtype.kind for x in case.inputs]}"
 
 
 def assert_expected(name: str, case: Case, result: Array, tolerance: float | None = None) -> None:

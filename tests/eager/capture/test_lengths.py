@@ -26,7 +26,7 @@ from mlvm.eager.tensor.polynomials import added, atom, constant_of, divided, mul
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.step.saved import LoadedStep, SavedStep
-from tests.brief import cases, refuses
+from tests.brief import cases, refuses, with_long
 from tests.fuzz import lengths as fuzz
 
 N = {"x": ("n", None)}
@@ -653,7 +653,7 @@ def test_threads_share_a_trace() -> None:
         assert all(pool.map(run, range(4)))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(with_long(15, 40)))
 def test_random_functions(seed: int) -> None:
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")

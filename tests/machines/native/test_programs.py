@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from mlvm.machines.native.extension import EXTENSION
+from tests.brief import with_long
 
 ROOT = Path(__file__).parent.parent.parent.parent
 FOLDERS = ["tests/core/machine", "tests/core/test_vm.py", "tests/core/test_observe.py"]
 
 
 @pytest.mark.skipif(EXTENSION is None, reason="the native machine was not built")
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_the_tests_of_the_reference_machine_pass_on_the_native_one(folder: str) -> None:
-    command = [sys.executable, "-m", "pytest", "--native", "-q", "-p", "no:cacheprovider", folder]
+def test_the_tests_of_the_reference_machine_pass_on_the_native_one() -> None:
+    """Two parameters of each, with `--long` all."""
+    options = ["--native", "-q", "-p", "no:cacheprovider", *with_long(["--few=2"], ["--long"])]
+    command = [sys.executable, "-m", "pytest", *options, *FOLDERS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
