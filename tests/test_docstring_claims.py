@@ -441,9 +441,7 @@ def test_ops_take_and_give_the_dtypes_that_docstrings_say(dtype: DType) -> None:
 # --- methods ---------------------------------------------------------------------------
 
 
-UNSEEN_OF_METHODS = {
-    ("QueueTensor.emit", "ShutDown"): "the program raises it, see tests/input",
-}
+UNSEEN_OF_METHODS = {("QueueTensor.emit", "ShutDown"): "the program raises it, see tests/input"}
 """As `UNSEEN`. What has the docstring of a function of `ml` is tried there."""
 
 

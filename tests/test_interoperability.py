@@ -79,10 +79,7 @@ def of_namespace() -> Iterator[Case]:
     yield of_compat("is_array_api_obj", lambda x: compat().is_array_api_obj(x))
     yield of_compat("size", lambda x: compat().size(x))
     yield Case(
-        "array_api_compat",
-        "to_device",
-        lambda x: compat().to_device(x, compat().device(x)),
-        (F,),
+        "array_api_compat", "to_device", lambda x: compat().to_device(x, compat().device(x)), (F,)
     )
 
     def extra(name: str, call: Callable[..., Any], *arrays: Any) -> Case:

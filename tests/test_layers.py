@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 500,
     "models": 3_470,
     "bench": 4_900,
-    "tests": 71_987,
+    "tests": 71_714,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

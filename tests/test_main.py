@@ -777,10 +777,7 @@ def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Captured) -> No
 
 @cases(
     "command, message",
-    (
-        "run step.mlvm",
-        "the program loads 2 arguments; got 0 --arg; it takes f32[2,2], f32[2,2]",
-    ),
+    ("run step.mlvm", "the program loads 2 arguments; got 0 --arg; it takes f32[2,2], f32[2,2]"),
     ("run step.mlvm --arg x.npy --arg f32[3]", "argument 1"),
     ("run step.mlvm --arg x.npy --arg z.npy", "f32[2,2]"),
     ("run step.mlvm --arg x.npy --arg w.npy", "f32[2,2]"),

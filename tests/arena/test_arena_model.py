@@ -11,13 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mlvm.arena.arena import STALE, Allocation, Arena, Mark, scope
 from mlvm.core.errors import ArenaError, ArenaOverflow, HandleError, StaleTensor

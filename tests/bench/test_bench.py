@@ -326,11 +326,7 @@ def test_scaling() -> None:
         ("all_reduce 64 MiB", "gib_ms"),
     }
     trained = {r.contender for r in records if r.metric == "image_ms"}
-    assert trained - {"mlvm-replay-2t"} == {
-        "mlvm-replay",
-        "mlvm-replay-2vm",
-        "mlvm-replay-2p",
-    }
+    assert trained - {"mlvm-replay-2t"} == {"mlvm-replay", "mlvm-replay-2vm", "mlvm-replay-2p"}
     assert ("mlvm-replay-2t" in trained) == (extension.EXTENSION is not None)
 
 

@@ -220,10 +220,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "floor": _rounding(math.floor),
     "ceil": _rounding(math.ceil),
-    "round": [
-        *_rounding(round),
-        *_complex(lambda v: complex(round(v.real), round(v.imag)), _z(2)),
-    ],
+    "round": [*_rounding(round), *_complex(lambda v: complex(round(v.real), round(v.imag)), _z(2))],
     "trunc": _rounding(math.trunc),
     "exp": [*_function("exp", _away(3, 4)), Case((_int(1, -2),), _each(math.exp, np.float32))],
     "expm1": [

@@ -120,9 +120,7 @@ def _order(x: Array, axis: int = -1, descending: bool = False) -> Array:
 
 def _sort(x: Array, axis: int = -1, descending: bool = False) -> Array:
     return np.apply_along_axis(
-        lambda row: np.array(sorted(row.tolist(), key=_rank, reverse=descending), x.dtype),
-        axis,
-        x,
+        lambda row: np.array(sorted(row.tolist(), key=_rank, reverse=descending), x.dtype), axis, x
     )
 
 

@@ -107,16 +107,10 @@ CASES: dict[str, list[Case]] = {
         Case((_OTHER, np.array(9), np.array(1.0)), _drawn("binomial", np.int64), {"shape": ()}),
     ],
     "multinomial": [
-        Case((_KEY, np.array(30), np.array([1.0, 0.0, 3.0])), _multinomial, {"shape": (4,)}),
+        Case((_KEY, np.array(30), np.array([1.0, 0.0, 3.0])), _multinomial, {"shape": (4,)})
     ],
-    "permutation": [
-        Case((_KEY,), _permutation, {"n": 11}),
-        Case((_KEY,), _permutation, {"n": 0}),
-    ],
-    "split_key": [
-        Case((_KEY,), _split_key, {"n": 3}),
-        Case((_OTHER,), _split_key, {"n": 0}),
-    ],
+    "permutation": [Case((_KEY,), _permutation, {"n": 11}), Case((_KEY,), _permutation, {"n": 0})],
+    "split_key": [Case((_KEY,), _split_key, {"n": 3}), Case((_OTHER,), _split_key, {"n": 0})],
     "fold_in": [
         Case((_KEY, np.array(3)), _fold_in),
         Case((_OTHER, np.array(-1, np.int8)), _fold_in),

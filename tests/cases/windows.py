@@ -189,11 +189,7 @@ CASES: dict[str, list[Case]] = {
             _unpatches,
             {"shape": (1, 4, 7, 2), "stride": (2, 2), "padding": _NONE},
         ),
-        Case(
-            (_f64(2, 5, 3, 2, 3, 2),),
-            _unpatches,
-            {"shape": (2, 5, 6, 2), **_but_window(_APART)},
-        ),
+        Case((_f64(2, 5, 3, 2, 3, 2),), _unpatches, {"shape": (2, 5, 6, 2), **_but_window(_APART)}),
     ],
     "conv2d": _convolutions(lambda x, kernel, g, how: Case((x, kernel), _conv2d, how)),
     "conv_transpose2d": _convolutions(

@@ -249,11 +249,7 @@ class TestLoad:
         ("arrays", "error", "message"),
         [
             ({}, PathError, "missing values 'x', 'y'"),
-            (
-                {"x": ONE, "z": ONE},
-                PathError,
-                "missing value 'y'; unknown value 'z'",
-            ),
+            ({"x": ONE, "z": ONE}, PathError, "missing value 'y'; unknown value 'z'"),
             (
                 {"x": ONE, "y": np.zeros(1)},
                 DTypeError,
@@ -264,11 +260,7 @@ class TestLoad:
                 ShapeError,
                 r"value 'y' is f32\[1\], got f32\[1,1\]",
             ),
-            (
-                {"x": ONE, "y": [1.0]},
-                DTypeError,
-                "value 'y' must be an array, not a li",
-            ),
+            ({"x": ONE, "y": [1.0]}, DTypeError, "value 'y' must be an array, not a li"),
             ({"x": ONE, "y": np.array(["a"])}, DTypeError, "no dtype"),
             ([1], DTypeError, "arrays come by path, in a mapping, not in a list"),
         ],

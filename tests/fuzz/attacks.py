@@ -22,13 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import (
-    AccessRefused,
-    LimitExceeded,
-    MlvmError,
-    OutOfMemory,
-    PositionRefused,
-)
+from mlvm.core.errors import AccessRefused, LimitExceeded, MlvmError, OutOfMemory, PositionRefused
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.encoding import HEADER, Kind, Writer
 from mlvm.core.program.program import Program

@@ -339,10 +339,7 @@ def difference_in_c(
 
 
 def check(
-    seed: int,
-    lengths: int = 5,
-    counts: Counter[str] | None = None,
-    build: Build | None = None,
+    seed: int, lengths: int = 5, counts: Counter[str] | None = None, build: Build | None = None
 ) -> tuple[str, int]:
     """Compare the function of a seed at that many lengths, and then its step: what came of it, and
     the traces. The `counts` get the number of lengths that saved steps serve and refuse."""

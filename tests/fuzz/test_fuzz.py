@@ -28,15 +28,7 @@ from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
 from tests.brief import cases
-from tests.fuzz import (
-    directions,
-    graphs,
-    interrupts,
-    remote,
-    saved,
-    threads,
-    transformations,
-)
+from tests.fuzz import directions, graphs, interrupts, remote, saved, threads, transformations
 from tests.fuzz.__main__ import OTHERS, main
 from tests.fuzz.machines import Machines
 from tests.fuzz.making import VALID, Case, make_case

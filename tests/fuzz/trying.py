@@ -11,13 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import (
-    ArgumentError,
-    MachineError,
-    MlvmError,
-    ProgramError,
-    UnknownFunction,
-)
+from mlvm.core.errors import ArgumentError, MachineError, MlvmError, ProgramError, UnknownFunction
 from mlvm.core.machine.callee import Value
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import disassemble

@@ -30,14 +30,7 @@ from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Allocation
-from mlvm.core.errors import (
-    MlvmError,
-    PipelineError,
-    QueueEmpty,
-    ShutDown,
-    StaleTensor,
-    WorkerDied,
-)
+from mlvm.core.errors import MlvmError, PipelineError, QueueEmpty, ShutDown, StaleTensor, WorkerDied
 from mlvm.core.observe import observed
 from mlvm.core.vm import VM
 from mlvm.input import workers as crew_module

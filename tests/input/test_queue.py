@@ -35,10 +35,7 @@ from mlvm.input.queue import QueueTensor
 from mlvm.machines.dry import DryVM
 from mlvm.machines.wire import WireVM
 from tests.brief import cases, refuses, with_long
-from tests.interrupting import (
-    interrupted_at_line,
-    with_each_line_interrupted,
-)
+from tests.interrupting import interrupted_at_line, with_each_line_interrupted
 
 PAIR = ["f32[2,3]", "i64[2]"]
 
@@ -482,16 +479,8 @@ def test_an_impossible_queue_is_refused(
     ((*pair(1), pair(1)[0]), ArenaError, "got 3"),
     (np.zeros((2, 2, 3)), ArenaError, "an element of 2 arrays, a tuple, got array"),
     (None, ArenaError, "got None"),
-    (
-        ([[1.0]], pair(1)[1]),
-        DTypeError,
-        r"array 0 is f32\[2,3\]: expected an array, got a list",
-    ),
-    (
-        (pair(1)[0], np.zeros(2, np.int32)),
-        DTypeError,
-        "array 1 is .*: the array's dtype is int32",
-    ),
+    (([[1.0]], pair(1)[1]), DTypeError, r"array 0 is f32\[2,3\]: expected an array, got a list"),
+    ((pair(1)[0], np.zeros(2, np.int32)), DTypeError, "array 1 is .*: the array's dtype is int32"),
     ((np.zeros((2, 3)), pair(1)[1]), DTypeError, "the array's dtype is float64"),
     ((pair(1)[0].T, pair(1)[1]), ShapeError, r"the array's shape is \(3, 2\)"),
     ((pair(1)[0], np.int64(3)), ShapeError, r"the array's shape is \(\)"),

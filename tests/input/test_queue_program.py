@@ -199,10 +199,7 @@ def test_the_ends_are_empty_tensors_of_the_same_dtypes(vm: VM) -> None:
         q.emit(b)
         b.pop(1).halt()
     outputs = vm.launch(b.build())
-    assert [TensorType.of(x) for x in outputs] == [
-        TensorType("f32", (0,)),
-        TensorType("u8", (0,)),
-    ]
+    assert [TensorType.of(x) for x in outputs] == [TensorType("f32", (0,)), TensorType("u8", (0,))]
 
 
 def test_raises_gets_without_a_flag_and_raises_at_the_end(vm: VM) -> None:

@@ -391,11 +391,7 @@ def test_no_library(tmp_path: Path) -> None:
         "const mlvm_entry mlvm_functions[] = {{NULL, NULL, 0, 0}};",
         r"was built for version 99 of mlvm\.h; this is version 3$",
     ),
-    (
-        "null",
-        'MLVM_FUNCTIONS({"f", NULL, 0, 0});',
-        "impossible function: name 'f', address 0x0",
-    ),
+    ("null", 'MLVM_FUNCTIONS({"f", NULL, 0, 0});', "impossible function: name 'f', address 0x0"),
     ("nameless", 'MLVM_FUNCTIONS({"", f, 0, 0});', "impossible function: name ''"),
     ("minus", 'MLVM_FUNCTIONS({"f", f, -2, 0});', "-2 parameters, 0 results$"),
     ("twice", 'MLVM_FUNCTIONS({"f", f, 0, 0}, {"f", f, 1, 0});', "lists 'f' twice$"),

@@ -647,16 +647,10 @@ def error_message(
 
 @cases(
     "message, text",
-    (
-        error_message("ShapeError", ["x"], {"__notes__": 1}),
-        "ShapeError has no part '__notes__'",
-    ),
+    (error_message("ShapeError", ["x"], {"__notes__": 1}), "ShapeError has no part '__notes__'"),
     (error_message("ShapeError", ["x"], {"at": 1}), "ShapeError has no part 'at'"),
     (error_message("ValueError", [], {"add_note": None}), "ValueError has no part 'add_note'"),
-    (
-        error_message("ShapeError", ["x"], {"op": "add", "operands": 3}),
-        "is not made of .*'add'",
-    ),
+    (error_message("ShapeError", ["x"], {"op": "add", "operands": 3}), "is not made of .*'add'"),
     (error_message("ShapeError", [5]), r"ShapeError is not made of \(5, {}\)"),
     (error_message("ShapeError", [5, 6]), r"ShapeError is not made of \(5, 6, {}\)"),
     (error_message("OSError", [11, "x", 2**100]), "OSError is not made of"),

@@ -44,10 +44,7 @@ class Size(NamedTuple):
         return (self.image // self.patch) ** 2
 
 
-SMALL = {
-    "mlp_mixer": Size(12, 3, 5, 4, 16, 2, (6, 20)),
-    "vit": Size(12, 3, 5, 4, 16, 2, (24,), 2),
-}
+SMALL = {"mlp_mixer": Size(12, 3, 5, 4, 16, 2, (6, 20)), "vit": Size(12, 3, 5, 4, 16, 2, (24,), 2)}
 FULL = {
     "mlp_mixer": Size(224, 3, 1000, 16, 512, 8, (256, 2048)),
     "vit": Size(224, 3, 1000, 16, 384, 12, (1536,), 6),

@@ -222,10 +222,7 @@ def test_npz_data_set(tmp_path: Path) -> None:
 @cases(
     "changes, reason",
     ({"test_labels": None}, "has no array test_labels"),
-    (
-        {"test_images": np.zeros((4, 8, 8, 3), np.uint8)},
-        r"\(8, 4, 3\), test images \(8, 8, 3\)",
-    ),
+    ({"test_images": np.zeros((4, 8, 8, 3), np.uint8)}, r"\(8, 4, 3\), test images \(8, 8, 3\)"),
     ({"train_images": np.zeros((9, 8, 4, 3))}, "train: images are u8 or f32"),
     ({"test_labels": np.array([0, -1, 0, 0])}, "test: label -1 at position 1"),
 )

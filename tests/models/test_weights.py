@@ -292,10 +292,7 @@ POOLED = np.zeros((1, 16, 12), "f4")  # position embeddings of 4 x 4 patches and
         {**arrays_of(small("vit")), "Transformer/posembed_input/pos_embedding": POOLED},
         "its 15 patches beside its class token are those of no square image",
     ),
-    (
-        {"patch_embed.proj.weight": np.zeros((10, 3, 2, 2), "f4")},
-        "how many heads of 10 features",
-    ),
+    ({"patch_embed.proj.weight": np.zeros((10, 3, 2, 2), "f4")}, "how many heads of 10 features"),
     (
         {
             "patch_embed.proj.weight": np.zeros((64, 3, 2, 2), "f4"),

@@ -54,9 +54,7 @@ def cases() -> list[Case]:
 def _generate() -> Iterator[tuple[Any, ...]]:
     import onnx
     from onnx import numpy_helper
-    from onnx.backend.test.loader import (
-        load_model_tests,
-    )
+    from onnx.backend.test.loader import load_model_tests
 
     def value(file: Path, type: Any) -> Any:
         kind = type.WhichOneof("value")

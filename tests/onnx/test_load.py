@@ -53,7 +53,7 @@ def network() -> bytes:
                 constant("dense", dense),
                 constant("k", np.ones(7, np.float32)),
             ],
-        ),
+        )
     )
 
 

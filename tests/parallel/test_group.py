@@ -175,10 +175,7 @@ CANNOT_MEET: list[tuple[tuple[Step, ...], list[str] | None]] = [
     ((reduce, other_type), ["different things", "f32[4]", "f32[5]"]),
     ((reduce, other_dtype), ["different things", "f32[4]", "f64[4]"]),
     ((reduce, gather), ["different things", "all_reduce(f32[4]", "all_gather(f32[4])"]),
-    (
-        (several, other_several),
-        ["(7 tensors, f32[7], f32[8], ", "(7 tensors, f32[8], f32[8], "],
-    ),
+    ((several, other_several), ["(7 tensors, f32[7], f32[8], ", "(7 tensors, f32[8], f32[8], "]),
     ((reduce, several), ["all_reduce(f32[4], op", "all_reduce(f32[0], ", "5 more, op='sum')"]),
     ((reduce, barrier), ["different things", "barrier()"]),
     ((recv_5_from_1, send_to_0), ["different things", "send(f32[4], to=0)", "recv(f32[5]"]),

@@ -113,9 +113,7 @@ def test_a_member_sends_as_many_messages_as_the_logarithm(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("steps", "texts"), CANNOT_MEET)
 def test_members_that_cannot_meet_raise(
-    steps: tuple[Step, ...],
-    texts: list[str] | None,
-    monkeypatch: pytest.MonkeyPatch,
+    steps: tuple[Step, ...], texts: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "_PATIENCE", 0.02)
     with Joined(len(steps)) as members:

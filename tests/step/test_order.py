@@ -38,11 +38,7 @@ def test_an_update_runs_as_soon_as_it_frees_its_gradient() -> None:
 def test_an_update_waits_for_whoever_reads_what_it_overwrites() -> None:
     weights = Home("state", 0, TYPE)
     weight, updated, g, result = value(weights), value(weights), value(), value()
-    calls = [
-        call("abs", g, weight),
-        call("exp", result, weight),
-        call("add", updated, weight, g),
-    ]
+    calls = [call("abs", g, weight), call("exp", result, weight), call("add", updated, weight, g)]
     order = earlier_where_it_frees(in_turn(calls), [result, updated])
     assert [unit.calls[0] for unit in order] == calls
 

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import (
-    LimitExceeded,
-)
+from mlvm.core.errors import LimitExceeded
 from mlvm.core.machine.run import MAX_DEPTH
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.assembly import assemble

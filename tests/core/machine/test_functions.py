@@ -7,12 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import (
-    ArgumentError,
-    DTypeError,
-    ShapeError,
-    UnknownFunction,
-)
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, UnknownFunction
 from mlvm.core.machine import functions
 from mlvm.core.machine.functions import Binding, FunctionTable
 from mlvm.core.op import NO_ATTRIBUTES, OPS

@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlvm.core.errors import (
-    DTypeError,
-    HandleError,
-)
+from mlvm.core.errors import DTypeError, HandleError
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, f32

@@ -11,11 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.errors import (
-    HandleError,
-    MachineError,
-    OperandValueError,
-)
+from mlvm.core.errors import HandleError, MachineError, OperandValueError
 from mlvm.core.machine.frame import Frame
 from mlvm.core.machine.link import nargs_of
 from mlvm.core.machine.verify import verify
@@ -25,17 +21,7 @@ from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
-from tests.core.programs import (
-    ADD_INTO,
-    TABLE,
-    C,
-    f32s,
-    instruction,
-    main_of,
-    put,
-    run,
-    straight,
-)
+from tests.core.programs import ADD_INTO, TABLE, C, f32s, instruction, main_of, put, run, straight
 
 CONSTANT = f32s(10, 20)
 KERNELS: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "negative": np.negative}

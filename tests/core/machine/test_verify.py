@@ -61,10 +61,7 @@ NEGATIVE: Code = (("push_str", "negative"), ("cfunc", 1, 1))
     ((("push_int", "5"),), "main, pc 0: push_int 5: n must be an integer of 64 bits, not '5'"),
     ((("push_int", True),), "push_int True: n must be an integer of 64 bits, not True"),
     ((("push_str", 5),), "push_str 5: s must be a string, not 5"),
-    (
-        (("push_const", "c"),),
-        "main, pc 0: push_const c: name must be a constant, of none, not 'c'",
-    ),
+    ((("push_const", "c"),), "main, pc 0: push_const c: name must be a constant, of none, not 'c'"),
     ((("push_const", ["c"]),), "name must be a constant, of none, not ['c']"),
     ((("load_arg", -1),), "load_arg -1: i must be an argument's number >= 0, not -1"),
     ((("load_arg", "x"),), "i must be an argument's number >= 0, not 'x'"),
@@ -89,10 +86,7 @@ NEGATIVE: Code = (("push_str", "negative"), ("cfunc", 1, 1))
         (*X, ("push_str", "negative"), ("cfunc", 1, 2)),
         "main, pc 2: cfunc 1 2: negative leaves 1 results, not 2",
     ),
-    (
-        (*X, ("push_str", "negative"), ("cfunc", 1, 1, 5)),
-        "attrs must be attributes by name, not 5",
-    ),
+    ((*X, ("push_str", "negative"), ("cfunc", 1, 1, 5)), "attrs must be attributes by name, not 5"),
     (
         (*X, ("push_int", 5), ("push_str", "add"), ("cfunc", 2, 1)),
         "add takes Tensors, not (f32[2], Int)",
@@ -114,15 +108,9 @@ NEGATIVE: Code = (("push_str", "negative"), ("cfunc", 1, 1))
         (("push_int", 5), ("push_int", 5), "store_global"),
         "main, pc 2: store_global: expected a Tensor on top of the stack, got Int",
     ),
-    (
-        (*X, *X, "store_global"),
-        "store_global: expected an Int on top of the stack, got f32[2]",
-    ),
+    ((*X, *X, "store_global"), "store_global: expected an Int on top of the stack, got f32[2]"),
     ((("get", "0"),), "get 0: i must be a slot's number, not '0'"),
-    (
-        (("get", 0),),
-        "get 0: slot 0 is not there: 0 parameters lie below base, 0 values above",
-    ),
+    ((("get", 0),), "get 0: slot 0 is not there: 0 parameters lie below base, 0 values above"),
     ((*X, ("get", 1)), "slot 1 is not there: 0 parameters lie below base, 1 values above"),
     ((*X, ("get", -1)), "get -1: slot -1 is not there"),
     ((*X, ("set", 0)), "set 0: slot 0 is not there"),

@@ -6,10 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlvm.core.errors import (
-    LinAlgError,
-    OperandValueError,
-)
+from mlvm.core.errors import LinAlgError, OperandValueError
 from mlvm.core.op import OPS
 from mlvm.core.types import Array, TensorType
 from tests.brief import cases, refuses

@@ -45,14 +45,7 @@ def test_matmul_is_einsum(
     np.testing.assert_array_equal(result, expected)
 
 
-@given(
-    st.lists(lengths, max_size=2),
-    lengths,
-    lengths,
-    lengths,
-    st.booleans(),
-    st.booleans(),
-)
+@given(st.lists(lengths, max_size=2), lengths, lengths, lengths, st.booleans(), st.booleans())
 def test_batch_contract_is_the_sum_of_the_products(
     batch: list[int], m: int, k: int, n: int, transpose_x: bool, transpose_y: bool
 ) -> None:

@@ -366,12 +366,7 @@ MAIN = ".func main 0 *\n"
     (MAIN + "get 1.0", 2, 5, "expected an integer, got 1.0"),
     (MAIN + f"push_int {2**63}", 2, 10, "expected an integer of 64 bits, got 92233720368"),
     (MAIN + f"push_int {-(2**63) - 1}", 2, 10, "expected an integer of 64 bits, got -92"),
-    (
-        MAIN + "halt\n push_int " + "9" * 5000,
-        3,
-        11,
-        "expected an integer of 64 bits, got 9999",
-    ),
+    (MAIN + "halt\n push_int " + "9" * 5000, 3, 11, "expected an integer of 64 bits, got 9999"),
     (MAIN + "push_str add", 2, 10, 'expected a string such as "add", got add'),
     (MAIN + "push_str {}", 2, 10, 'expected a string such as "add", got {}'),
     (MAIN + "push_const 5", 2, 12, "expected a name, got 5"),

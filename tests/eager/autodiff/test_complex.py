@@ -61,11 +61,7 @@ def test_indexed_and_updated() -> None:
     (lambda z: float(z[0, 0]), TypeError, "complex"),
     (lambda z: ml.optim.SGD({"z": z}, 0.1), ml.errors.DTypeError, "expected a float parameter"),
     (lambda z: ml.grad(lambda z: ml.sum(z))(z), ml.errors.GradientError, "take the real"),
-    (
-        lambda z: ml.grad(lambda z: ml.abs(ml.sum(ml.sign(z))))(z),
-        ml.errors.GradientError,
-        "sign",
-    ),
+    (lambda z: ml.grad(lambda z: ml.abs(ml.sum(ml.sign(z))))(z), ml.errors.GradientError, "sign"),
 )
 def test_refused(call: Callable[[Any], Any], error: type[Exception], text: str) -> None:
     z = ml.asarray(Z)

@@ -101,11 +101,7 @@ def test_the_tolerance_is_relative_to_the_tensors_largest_slope() -> None:
 @cases(
     "check, error, message",
     (lambda: check_gradients(abs, 3.0), ml.errors.GradientError, "no argument has a float"),
-    (
-        lambda: check_gradients(ml.argmax, normal(3)),
-        ml.errors.GradientError,
-        "returns no float",
-    ),
+    (lambda: check_gradients(ml.argmax, normal(3)), ml.errors.GradientError, "returns no float"),
     (lambda: check_gradients(float, normal()), ml.errors.DTypeError, "not a float"),
     (
         lambda: check_gradients(lambda tree: tree["x"], {"x": normal(2), "n": ml.asarray(3)}),

@@ -83,9 +83,7 @@ def test_three_arguments_of_every_pattern(updated: int | None) -> None:
 
 
 @pytest.mark.parametrize("updates_argument", [False, True])
-def test_an_update_that_a_gradient_must_not_see_under_both_names(
-    updates_argument: bool,
-) -> None:
+def test_an_update_that_a_gradient_must_not_see_under_both_names(updates_argument: bool) -> None:
     w, x = ml.ones((2,)), ml.ones((2,))
 
     def step(a: ml.Tensor) -> ml.Tensor:

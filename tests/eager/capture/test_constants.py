@@ -194,10 +194,7 @@ def a_view_of_what_changes() -> Any:
     base = np.arange(9, dtype=np.float32)
     view, frozen = base[::3], np.broadcast_to(base[:1], (3,))
     assert not frozen.flags.writeable
-    return lambda x: x * view + frozen, [
-        lambda: put(base, 3, -1.0),
-        lambda: put(base, 0, 5.0),
-    ]
+    return lambda x: x * view + frozen, [lambda: put(base, 3, -1.0), lambda: put(base, 0, 5.0)]
 
 
 @case
@@ -283,10 +280,7 @@ def where_values_go() -> Any:
         y[0] += values.sum()
         return y, ml.where(values.mean() > 5, x, values[0]), untyped.take(x, [1, *places], axis=1)
 
-    return fn, [
-        lambda: put(values, 0, 7.0),
-        lambda: put(places, 0, 1),
-    ]
+    return fn, [lambda: put(values, 0, 7.0), lambda: put(places, 0, 1)]
 
 
 @case

@@ -108,13 +108,7 @@ def test_a_module_is_saved_by_path_and_loaded_into_another(tmp_path: Path) -> No
     one.mean += 2
     ml.save(file, one, {"epoch": "3"})
     loaded = ml.load(file)
-    assert loaded.keys() == {
-        "linear/kernel",
-        "linear/bias",
-        "tied_1/kernel",
-        "tied_1/bias",
-        "mean",
-    }
+    assert loaded.keys() == {"linear/kernel", "linear/bias", "tied_1/kernel", "tied_1/bias", "mean"}
     assert loaded.metadata == {"epoch": "3"}
     handles = {name: x.handle for name, x in two.state().items()}
     assert ml.load(file, two) is two

@@ -309,11 +309,7 @@ def test_keys_of_a_file_of_one_vm_are_for_all(tmp_path: Path, rows: int) -> None
     ({"step": ...}, PathError, "unknown value 'step'; got "),
     ({"more": 1, "w": ml.ones(1)}, PathError, "missing tensor 'w'; missing value 'more'"),
     ({"step": ml.ones(1)}, PathError, "missing tensor 'step'; unknown value 'step'"),
-    (
-        {"model": {"kernel": 1}},
-        PathError,
-        "unknown tensors 'model/.*; missing value 'model'",
-    ),
+    ({"model": {"kernel": 1}}, PathError, "unknown tensors 'model/.*; missing value 'model'"),
     ({"key": ml.ones(2)}, DTypeError, r"tensor 'key' is f32\[2\], got u64\[2\]"),
     (
         {"model": nn.Linear(2, 4)},

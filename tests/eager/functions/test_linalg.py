@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import (
-    ArgumentError,
-    DTypeError,
-    GradientError,
-    LinAlgError,
-    ShapeError,
-)
+from mlvm.core.errors import ArgumentError, DTypeError, GradientError, LinAlgError, ShapeError
 from mlvm.core.types import Array
 from mlvm.machines.wire import WireVM
 from tests.brief import cases, refuses
@@ -487,11 +481,7 @@ v2, v3, m22, m23 = (ml.ones(shape) for shape in (2, 3, (2, 2), (2, 3)))
     (lambda: la.vecdot(m22, v2, axis=-2), ArgumentError, "axis -2 is out of range"),
     (lambda: la.cross(v2, v2), ShapeError, "cross.*expected vectors of length 3, got 2 and 2"),
     (lambda: la.cross(v3, 1.0), DTypeError, "cross.*expected a tensor, got float"),
-    (
-        lambda: la.tensordot(m22, m23, 1.5),
-        ArgumentError,
-        "int or a pair of sequences, got 1.5",
-    ),
+    (lambda: la.tensordot(m22, m23, 1.5), ArgumentError, "int or a pair of sequences, got 1.5"),
     (lambda: ml.tensordot(m22, v2, 2), ArgumentError, "tensordot.*at most the dimensions"),
     (lambda: ml.tensordot(m22, m23, ([0],)), ArgumentError, "a pair of sequences"),
     (lambda: ml.tensordot(m22, v3, 1), ShapeError, r"lengths \[2\] and \[3\]"),

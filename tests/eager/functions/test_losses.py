@@ -613,11 +613,7 @@ def test_a_captured_loss_is_the_eager_one() -> None:
         ml.errors.ArgumentError,
         "of class numbers, not of distributions",
     ),
-    (
-        lambda: ml.softmax_cross_entropy(t(X), t(Y > 0)),
-        ml.errors.DTypeError,
-        "integer",
-    ),
+    (lambda: ml.softmax_cross_entropy(t(X), t(Y > 0)), ml.errors.DTypeError, "integer"),
     (
         lambda: ml.softmax_cross_entropy(t(X), t(LABELS.astype("f8"))),
         ml.errors.ShapeError,
@@ -628,11 +624,7 @@ def test_a_captured_loss_is_the_eager_one() -> None:
         ml.errors.ShapeError,
         "one number for each class",
     ),
-    (
-        lambda: ml.nll(t(LOG_P), t(LABELS - 1)),
-        ml.errors.OperandValueError,
-        "index -1",
-    ),
+    (lambda: ml.nll(t(LOG_P), t(LABELS - 1)), ml.errors.OperandValueError, "index -1"),
     (lambda: ml.nll(t(LOG_P), t(LABELS[:2])), ml.errors.ShapeError, "expected labels of"),
     (
         lambda: ml.binary_cross_entropy(t(P), t(BITS), weight=t(np.ones((2, 4, 3)))),

@@ -68,12 +68,7 @@ def pool(
 
 
 def convolve(
-    x: Array,
-    kernel: Array,
-    stride: Any,
-    dilation: Any,
-    padding: Any = "VALID",
-    groups: int = 1,
+    x: Array, kernel: Array, stride: Any, dilation: Any, padding: Any = "VALID", groups: int = 1
 ) -> Array:
     *window, inputs, outputs = kernel.shape
     x, grid, places = placed(x, window, stride, dilation, padding, 0.0)
@@ -88,12 +83,7 @@ def convolve(
 
 
 def transposed(
-    x: Array,
-    kernel: Array,
-    stride: Any,
-    dilation: Any,
-    padding: Any = "VALID",
-    groups: int = 1,
+    x: Array, kernel: Array, stride: Any, dilation: Any, padding: Any = "VALID", groups: int = 1
 ) -> Array:
     """Each element adds the kernel, times itself, to a window; what falls on the padding goes."""
     *window, per_group, inputs = kernel.shape
@@ -181,16 +171,10 @@ ROWS: dict[str, Row] = {
         ml.relu6, (X * 3,), lambda x: np.minimum(np.maximum(x, 0), 6), lambda F, x: F.relu6(x)
     ),
     "hard_sigmoid": Row(
-        ml.hard_sigmoid,
-        (X,),
-        lambda x: np.clip(x / 6 + 0.5, 0, 1),
-        lambda F, x: F.hardsigmoid(x),
+        ml.hard_sigmoid, (X,), lambda x: np.clip(x / 6 + 0.5, 0, 1), lambda F, x: F.hardsigmoid(x)
     ),
     "hard_swish": Row(
-        ml.hard_swish,
-        (X,),
-        lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
-        lambda F, x: F.hardswish(x),
+        ml.hard_swish, (X,), lambda x: x * np.clip(x / 6 + 0.5, 0, 1), lambda F, x: F.hardswish(x)
     ),
     "hard_tanh": Row(
         lambda x: ml.hard_tanh(x, -2.0, 1.5),

@@ -327,11 +327,7 @@ def test_an_update_takes_a_list_as_it_takes_a_number() -> None:
     "dtype, values, text",
     ("f16", np.ones(3, np.float32), r"write values\.astype\(np\.float16\)"),
     ("f32", ml.ones(3, dtype="f64"), r"write ml\.astype\(values, ml\.float32\)"),
-    (
-        "i32",
-        1.5,
-        r"a f32 does .*; write ml\.asarray\(values\)\.astype\(ml\.int32\)",
-    ),
+    ("i32", 1.5, r"a f32 does .*; write ml\.asarray\(values\)\.astype\(ml\.int32\)"),
     ("u8", np.ones(3, np.int64), r"write values\.astype\(np\.uint8\)"),
     ("bool", [0, 1, 2], r"write ml\.asarray\(values\)\.astype\(ml\.bool\)"),
     ("f64", [1j, 2, 3], "ml.real"),
@@ -348,16 +344,8 @@ def test_an_update_names_the_remedy(dtype: str, values: Any, text: str) -> None:
 
 @cases(
     "fn, error, text",
-    (
-        lambda u: u - [300],
-        ml.errors.OperandValueError,
-        r"subtract\(u8\[2\], list\): the int 300",
-    ),
-    (
-        lambda u: [-1] * u,
-        ml.errors.OperandValueError,
-        r"multiply\(list, u8\[2\]\): the int -1 ",
-    ),
+    (lambda u: u - [300], ml.errors.OperandValueError, r"subtract\(u8\[2\], list\): the int 300"),
+    (lambda u: [-1] * u, ml.errors.OperandValueError, r"multiply\(list, u8\[2\]\): the int -1 "),
     (lambda u: untyped.isin(u, [300]), ml.errors.OperandValueError, r"isin.* int 300 does"),
     (lambda u: u.__setitem__(0, [300]), ml.errors.OperandValueError, r"setitem.* int 300 "),
     (lambda u: u == [2**70], ml.errors.OperandValueError, "any integer dtype; write it as a"),

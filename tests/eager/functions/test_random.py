@@ -530,11 +530,7 @@ def test_draws_have_no_gradient_for_their_parameters() -> None:
 
 def test_draws_refuse_bad_parameters() -> None:
     bad: list[tuple[Callable[[], object], type[Exception], str]] = [
-        (
-            lambda: R.gamma(0.0),
-            ml.errors.OperandValueError,
-            "0.0 is no shape of a gamma",
-        ),
+        (lambda: R.gamma(0.0), ml.errors.OperandValueError, "0.0 is no shape of a gamma"),
         (lambda: R.gamma(ml.asarray([1.0, math.nan])), ml.errors.OperandValueError, "nan"),
         (lambda: R.beta(-0.5, 1.0), ml.errors.OperandValueError, "a must be > 0"),
         (lambda: R.dirichlet(ml.zeros(2)), ml.errors.OperandValueError, "must be > 0"),

@@ -128,11 +128,7 @@ def test_lists() -> None:
     "call, error, text",
     (lambda: ml.zeros(3).at[t([5])].add(1.0), IndexError, "index 5"),
     (lambda: ml.zeros(3).at[t([5])].max(1.0), IndexError, "index 5"),
-    (
-        lambda: ml.zeros(3).at[3].add(1.0),
-        IndexError,
-        r"at\[...\].add\(f32\[3\]\): index 3",
-    ),
+    (lambda: ml.zeros(3).at[3].add(1.0), IndexError, r"at\[...\].add\(f32\[3\]\): index 3"),
     (lambda: ml.zeros(3).at[0.5].add(1.0), IndexError, "float is no index"),
     (lambda: ml.zeros(3).at[t([0])].add(t([1.0, 2.0])), ml.errors.ShapeError, "do not broadcast"),
     (lambda: ml.zeros(3).at[t([0])].add(1j), ml.errors.DTypeError, "ml.real"),

@@ -124,11 +124,7 @@ def test_windows() -> None:
     "call, error, text",
     (lambda: ml.stft(t(X), 0), ValueError, "expected n_fft >= 1"),
     (lambda: ml.stft(t(X), 4, 0), ValueError, "expected hop_length >= 1"),
-    (
-        lambda: ml.stft(t(X[:, :3]), 8),
-        ml.errors.ShapeError,
-        "3 samples are too few",
-    ),
+    (lambda: ml.stft(t(X[:, :3]), 8), ml.errors.ShapeError, "3 samples are too few"),
     (lambda: ml.stft(t(X), 4, window=ml.ones(5)), ml.errors.ShapeError, "at most 4"),
     (lambda: ml.istft(t(X * 1j), 8), ml.errors.ShapeError, r"\[..., 5 or 8, frames\]"),
     (lambda: ml.istft(t(X), 8), ml.errors.DTypeError, "complex"),

@@ -12,13 +12,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import (
-    CopyRefused,
-    DTypeError,
-    ExchangeRefused,
-    NoExchange,
-    StaleTensor,
-)
+from mlvm.core.errors import CopyRefused, DTypeError, ExchangeRefused, NoExchange, StaleTensor
 from mlvm.core.types import DType
 from mlvm.machines.wire import WireVM
 from tests.brief import cases, refuses

@@ -162,11 +162,7 @@ def test_conv2d_and_conv1d_beside_torch(groups: int) -> None:
         groups=groups,
     )
     ours = ml.conv2d(
-        ml.asarray(x),
-        ml.asarray(kernel),
-        stride=(2, 1),
-        padding=((1, 1), (0, 0)),
-        groups=groups,
+        ml.asarray(x), ml.asarray(kernel), stride=(2, 1), padding=((1, 1), (0, 0)), groups=groups
     )
     np.testing.assert_allclose(ours.numpy(), theirs.permute(0, 2, 3, 1), rtol=1e-10, atol=1e-12)
     theirs = torch.nn.functional.conv1d(

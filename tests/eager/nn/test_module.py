@@ -14,13 +14,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import (
-    ArgumentError,
-    DTypeError,
-    OperandValueError,
-    PathError,
-    ShapeError,
-)
+from mlvm.core.errors import ArgumentError, DTypeError, OperandValueError, PathError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn, optim, random
 from mlvm.eager.autodiff.grad import grad
@@ -307,11 +301,7 @@ def test_load_parameters_restores_a_model() -> None:
         DTypeError,
         "parameter 'bias' is f32[3], got f64[3]: convert it with astype('float32')",
     ),
-    (
-        {"bias": np.zeros(2, np.float32)},
-        ShapeError,
-        "parameter 'bias' is f32[3], got f32[2]",
-    ),
+    ({"bias": np.zeros(2, np.float32)}, ShapeError, "parameter 'bias' is f32[3], got f32[2]"),
 )
 def test_load_parameters_is_strict(
     change: dict[str, Any], error: type[Exception], message: str
@@ -440,10 +430,7 @@ class Holding(nn.Module):
 @cases(
     "make, message",
     (lambda: nn.Sequential(nn.Linear(2, 3), nn.ReLU), "layers[1] is the class ReLU, "),  # type: ignore[arg-type]
-    (
-        lambda: Holding(nn.ReLU),
-        "Holding: part is the class ReLU, which is no layer yet; w",
-    ),
+    (lambda: Holding(nn.ReLU), "Holding: part is the class ReLU, which is no layer yet; w"),
     (lambda: Holding([nn.ReLU(), nn.Linear]), "part[1] is the class Linear, which is no layer yet"),
     (lambda: Holding(nn.Linear), "write nn.Linear(...)"),
     (lambda: Holding(nn.ReLU), "write nn.ReLU()"),

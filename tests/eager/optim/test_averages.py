@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import (
-    ArgumentError,
-    DTypeError,
-    GradientError,
-    PathError,
-    ShapeError,
-)
+from mlvm.core.errors import ArgumentError, DTypeError, GradientError, PathError, ShapeError
 from mlvm.eager import Tensor, nn, optim
 
 RNG = np.random.default_rng(5)

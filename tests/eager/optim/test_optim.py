@@ -937,11 +937,7 @@ def stale(shape: tuple[int, ...]) -> Tensor:
             DTypeError,
             "gradient 'gain' is f64[], got f32[]: convert it with astype('float64')",
         ),
-        (
-            {"gain": from_array(np.ones(1))},
-            ShapeError,
-            "gradient 'gain' is f64[], got f64[1]",
-        ),
+        ({"gain": from_array(np.ones(1))}, ShapeError, "gradient 'gain' is f64[], got f64[1]"),
         ({"gain": stale(())}, StaleTensor, "its arena was reset"),
     ],
 )

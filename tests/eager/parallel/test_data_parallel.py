@@ -34,10 +34,7 @@ Model = Callable[[], nn.Module]
 
 MODELS: dict[str, tuple[Model, tuple[int, ...]]] = {
     "mlp": (lambda: Mlp((4, 4, 1), 3, key=ml.random.key(1)), (4, 4, 1)),
-    "mixer": (
-        lambda: MlpMixer((8, 8, 1), 3, 4, 16, 2, 8, 32, key=ml.random.key(1)),
-        (8, 8, 1),
-    ),
+    "mixer": (lambda: MlpMixer((8, 8, 1), 3, 4, 16, 2, 8, 32, key=ml.random.key(1)), (8, 8, 1)),
 }
 
 

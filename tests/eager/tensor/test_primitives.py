@@ -114,11 +114,7 @@ x = ml.asarray(X)
     (lambda: untyped.exp(x, x), ml.errors.ShapeError, "takes 1 tensors, got 2"),
     (lambda: untyped.add(), ml.errors.ShapeError, "got 0"),
     (lambda: untyped.add(x, None), ml.errors.DTypeError, "NoneType"),
-    (
-        lambda: untyped.sum(x, axes=0),
-        ml.errors.ArgumentError,
-        "no attribute 'axes'; there are",
-    ),
+    (lambda: untyped.sum(x, axes=0), ml.errors.ArgumentError, "no attribute 'axes'; there are"),
     (
         lambda: untyped.sum(x, 1, True),
         ml.errors.ShapeError,
@@ -130,11 +126,7 @@ x = ml.asarray(X)
         ml.errors.ArgumentError,
         r"sum\(f32\[2,3\]\): axis is given twice",
     ),
-    (
-        lambda: np.array(["a"]) - x,
-        ml.errors.DTypeError,
-        r"subtract\(ndarray, f32\[2,3\]\): .*<U1",
-    ),
+    (lambda: np.array(["a"]) - x, ml.errors.DTypeError, r"subtract\(ndarray, f32\[2,3\]\): .*<U1"),
     (lambda: untyped.sum(x, axis=1.0), ml.errors.ArgumentError, "got 1.0"),
     (lambda: untyped.slice(x, start=(0, 0)), ml.errors.ArgumentError, "'length' is missing"),
     (lambda: untyped.exp(x, out=X), ml.errors.DTypeError, "out must be a tensor, not ndarray"),

@@ -373,10 +373,7 @@ used_vm: Final = cache(new_vm)
 
 
 def _require_same_on_other_machines(
-    build: Callable[[], World],
-    eager: Run,
-    vm_of: Callable[[str], ml.VM],
-    few: random.Random | None,
+    build: Callable[[], World], eager: Run, vm_of: Callable[[str], ml.VM], few: random.Random | None
 ) -> None:
     """Raise `Found` unless three threads compute the same bits, eagerly and captured, and the
     reference machine the same but for rounding, if that does not matter much to the program."""

@@ -396,10 +396,7 @@ def test_functions_in_python_get_copies_of_the_host(vm: GpuVM) -> None:
     vm.register("doubled", doubled, nparams=2, nresults=1)
     x, total = sent(vm, np.arange(3.0), np.zeros(()))
     counts = counted(vm, lambda: vm.launch(Program.of_op("doubled", 2, {}, 1), [x, total]))
-    assert (counts["fetched"], counts["sent"]) == (
-        3,
-        2,
-    )  # with the output, and the result
+    assert (counts["fetched"], counts["sent"]) == (3, 2)  # with the output, and the result
     np.testing.assert_array_equal(vm.read(total), 3.0)
 
 

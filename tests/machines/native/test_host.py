@@ -21,13 +21,7 @@ from mlvm.core.types import ALIGNMENT, Array, TensorType
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
 from tests.core.programs import f32s, put
-from tests.machines.libraries import (
-    EXAMPLE,
-    FUNCTIONS,
-    compile_c,
-    compile_text,
-    needs_compiler,
-)
+from tests.machines.libraries import EXAMPLE, FUNCTIONS, compile_c, compile_text, needs_compiler
 
 if extension.EXTENSION is None:
     pytest.skip(extension.REASON, allow_module_level=True)

@@ -18,13 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mlvm.eager as ml
-from mlvm.core.errors import (
-    ConnectionLost,
-    HandleError,
-    OperandValueError,
-    ShapeError,
-    user_place,
-)
+from mlvm.core.errors import ConnectionLost, HandleError, OperandValueError, ShapeError, user_place
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, f32, i64
 from mlvm.machines.local import LocalVM
@@ -103,9 +97,7 @@ def test_posts_are_done_in_order(served: Served) -> None:
     assert vm.read(x).tolist() == [210, 420]
 
 
-def test_the_error_of_a_post_comes_with_the_next_answer_and_names_its_line(
-    served: Served,
-) -> None:
+def test_the_error_of_a_post_comes_with_the_next_answer_and_names_its_line(served: Served) -> None:
     vm = served.vm
     x, out = put(vm, 1, 2), vm.alloc_tensor(TensorType(f32, (1,)))
     vm.launch(ADD_INTO, (out, out, out))  # a new program is a call that waits

@@ -213,11 +213,7 @@ def test_a_lease_ends() -> None:
         assert server.status()["bytes"] == 0
         begun = time.monotonic()
         for _ in range(2):
-            refuses(
-                ConnectionLost,
-                "was refused: no connected client has that key",
-                vm.synchronize,
-            )
+            refuses(ConnectionLost, "was refused: no connected client has that key", vm.synchronize)
         assert time.monotonic() - begun < 2
 
 

@@ -229,11 +229,7 @@ def test_a_message_that_comes_byte_by_byte_has_a_deadline(size: int) -> None:
                     ours.send(bytes([byte]))
 
         dripping, begun = start(drip), time.monotonic()
-        refuses(
-            ConnectionLost,
-            "receiving a message took",
-            lambda: receiver.receive()[1].rest(),
-        )
+        refuses(ConnectionLost, "receiving a message took", lambda: receiver.receive()[1].rest())
         assert time.monotonic() - begun < 2.0
         over.set()
         dripping.result(PATIENCE)

@@ -13,27 +13,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from mlvm.core.errors import (
-    AccessRefused,
-    CallTimeout,
-    ConnectionLost,
-    LimitExceeded,
-    MachineError,
-)
+from mlvm.core.errors import AccessRefused, CallTimeout, ConnectionLost, LimitExceeded, MachineError
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import _Endpoint
 from mlvm.machines.remote.handshake import Hello
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.stream import Stream
 from tests.brief import refuses
-from tests.machines.remote.serving import (
-    CERTIFICATE,
-    F32X3,
-    FOR_EVER,
-    SECRET,
-    Served,
-    wait_for,
-)
+from tests.machines.remote.serving import CERTIFICATE, F32X3, FOR_EVER, SECRET, Served, wait_for
 from tests.threads import PATIENCE, start
 
 
@@ -124,11 +111,7 @@ def test_who_has_no_key_ends_nothing(server: Served) -> None:
     end = _Endpoint(str(server.address), SECRET, None, server._context is not None and CERTIFICATE)
     for key, last in (("", "1"), ("0" * 32, "1")):
         refuses(
-            AccessRefused,
-            "no connected client has",
-            end.open,
-            Hello("interrupt", key, last),
-            5.0,
+            AccessRefused, "no connected client has", end.open, Hello("interrupt", key, last), 5.0
         )
 
 
@@ -139,10 +122,7 @@ def test_a_server_that_stops_is_lost_in_time(reply: bytes) -> None:
     def interrupt(last: int) -> None:
         raise refused
 
-    for refused in (
-        AccessRefused("no connected client has"),
-        ConnectionLost("no server there"),
-    ):
+    for refused in (AccessRefused("no connected client has"), ConnectionLost("no server there")):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             vm = RemoteVM(Stream(ours), "far", interrupt=interrupt)

@@ -22,10 +22,7 @@ def spin(seconds: float) -> int:
 
 def test_a_thread_that_takes_too_long_is_ended() -> None:
     dog = Watchdog()
-    with (
-        pytest.raises(LimitExceeded, match=r"its limit of 0\.05 seconds"),
-        dog.watch(0.05),
-    ):
+    with pytest.raises(LimitExceeded, match=r"its limit of 0\.05 seconds"), dog.watch(0.05):
         spin(60)
 
 

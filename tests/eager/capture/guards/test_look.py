@@ -460,10 +460,7 @@ def a_dataclass_as_a_dict() -> Any:
         unnamed: float = 2.0
 
     a = Config()
-    return (
-        lambda x: x * sum(dataclasses.asdict(a).values()),
-        lambda: setattr(a, "unnamed", 3.0),
-    )
+    return (lambda x: x * sum(dataclasses.asdict(a).values()), lambda: setattr(a, "unnamed", 3.0))
 
 
 @noticed
