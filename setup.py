@@ -73,6 +73,16 @@ def macros(options):
     )
 
 
+def read_by(rule):
+    """Return the headers that an object was compiled of, by the compiler's rule for make: all of
+    them where it has not written one."""
+    try:
+        files = rule.read_text("utf-8").partition(":")[2]
+    except OSError:
+        return INCLUDED
+    return [Path(name) for name in files.replace("\\\n", " ").split()]
+
+
 def built():
     """Return the instruction sets that the extension in place was built for."""
     names = re.findall(rb"kernels of (\w+)\0", LIBRARY.read_bytes()) if LIBRARY.exists() else []
@@ -161,7 +171,7 @@ class BuildNative(build_ext):
         Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
         unix = self.compiler.compiler_type == "unix"
         sets = targets(self.in_place) if unix else {"plain": ""}
-        flags = [*FLAGS, "-pthread", *self._gcc_flags()] if unix else []
+        flags = [*FLAGS, "-pthread", "-MMD", *self._gcc_flags()] if unix else []
         sanitize = os.environ.get("MLVM_SANITIZE")
         if sanitize:
             flags += [f"-fsanitize={sanitize}", "-g", "-O1"]
@@ -188,13 +198,15 @@ class BuildNative(build_ext):
                 for source in sorted(KERNELS.glob("*.c"))
                 if source.name in ONLY.get(name, [source.name])
             ]
-        newest_header = max(path.stat().st_mtime for path in INCLUDED)
 
         def is_new(job):
             source, folder, _, _ = job
             object_file = folder / source.with_suffix(".o" if unix else ".obj")
-            changed = max(source.stat().st_mtime, newest_header)
-            return object_file.exists() and object_file.stat().st_mtime > changed and not self.force
+            if not object_file.exists() or self.force:
+                return False
+            read = [source, *read_by(object_file.with_suffix(".d"))]
+            compiled = object_file.stat().st_mtime
+            return all(path.exists() and path.stat().st_mtime < compiled for path in read)
 
         def compile_(job):
             source, folder, options, macros = job

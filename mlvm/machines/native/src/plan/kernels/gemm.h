@@ -341,9 +341,11 @@ static void OF(strip)(Part *part, const Strip *strip)
             t.b_k = COLUMNS;
         }
         /* The next panel, or what it is made of, comes nearer while this one is read: `lines` of a
-         * cache, as many as it has rows, each of a row; or of the columns in turn, if they lie apart.
+         * cache, as many as it has rows, each of a row; or of the columns in turn, if they lie apart;
+         * and as many `beside` them, if a row is longer than a line.
          * A small y is in the caches already. */
         int64_t lines = small || jr + 2 * COLUMNS > columns ? 0 : k, down = n[Y_K] * (int64_t)sizeof(T);
+        int64_t beside = COLUMNS * sizeof(T) > 64 ? 64 : 0; /* a panel's row is of two lines */
         const char *next;
         int apart = 0;
         if (n[COPY_Y] && !copy) {
@@ -356,6 +358,10 @@ static void OF(strip)(Part *part, const Strip *strip)
             down = n[Y_K] * PACK * (int64_t)sizeof(S);
             apart = n[Y_COLUMN] != 1;
             lines = n[RUN_Y] ? 0 : lines;
+            if (beside && apart)
+                beside = k / COLUMNS * 64; /* the other half of the columns */
+            else if (beside && PACK > 1)
+                beside = n[Y_K] * (int64_t)sizeof(S);
         }
         for (int64_t begin = 0; begin < rows; begin += line)
             for (int64_t tile = 0, ir = 0; tile < tiles; tile++) {
@@ -366,9 +372,12 @@ static void OF(strip)(Part *part, const Strip *strip)
                     for (int64_t i = end; i < end + height; i++)
                         for (int64_t l = 0; l < k; l += 64 / (int64_t)sizeof(T))
                             __builtin_prefetch(from + i * row_step + l);
-                for (int64_t l = tile * some; begin == 0 && l < least((tile + 1) * some, lines); l++)
-                    __builtin_prefetch(next + (apart ? l % COLUMNS * across + l / COLUMNS * 64 : l * down),
-                                       0, 2);
+                for (int64_t l = tile * some; begin == 0 && l < least((tile + 1) * some, lines); l++) {
+                    const char *at = next + (apart ? l % COLUMNS * across + l / COLUMNS * 64 : l * down);
+                    __builtin_prefetch(at, 0, 2);
+                    if (beside)
+                        __builtin_prefetch(at + beside, 0, 2);
+                }
                 if (n[COPY_X] && n[X_K] != 1 && !by_columns)
                     t.a_k = height;
                 t.c = part->out + (row + begin + ir) * n[OUT_ROW] + column + jr;
