@@ -69,7 +69,7 @@ BUDGET = {
     "mlvm/machines/gpu": 3_200,
     "mlvm/machines/standalone": 1_898,
     "mlvm/machines/remote": 3_940,
-    "mlvm/arena": 1_342,
+    "mlvm/arena": 1_347,
     "mlvm/show": 1_676,
     "mlvm/input": 1_645,
     "mlvm/step": 3_411,
@@ -86,12 +86,12 @@ BUDGET = {
     "mlvm/eager/optim": 1_255,
     "mlvm/eager/files": 880,
     "mlvm/eager/interop": 480,
-    "mlvm/eager/capture": 3_561,
+    "mlvm/eager/capture": 3_574,
     "mlvm/onnx": 5_959,
     "mlvm": 500,
     "models": 3_470,
     "bench": 4_900,
-    "tests": 71_714,
+    "tests": 71_738,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

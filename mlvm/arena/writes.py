@@ -40,6 +40,14 @@ class Watch:
         self._writes.watch(self, [x.root.region for x in tensors])
 
 
+def may_count(vm: VMProtocol, program: Program, args: tuple[TensorHandle, ...]) -> bool:
+    """Return whether a launch may write to a watched tensor. The caller has the VM's lock."""
+    if "launch" not in vars(vm):  # there has been no watch
+        return False
+    writes = vm.attached(_Writes)
+    return bool(writes._of) and writes._quiet.get((id(program), args)) is not program
+
+
 class _Writes:
     """The watches of one VM, by watched region."""
 

@@ -80,7 +80,8 @@ def of_updates(layer: Layer) -> Layer:
 
 
 def _layers_of(vm: VMProtocol, name: str) -> list[Layer]:
-    return vars(vm).setdefault(_LAYERS, {}).setdefault(name, [])  # type: ignore[no-any-return]
+    layers: list[Layer] = vars(vm).setdefault(_LAYERS, {}).setdefault(name, [])
+    return layers
 
 
 def _wrap(vm: VMProtocol, name: str) -> None:
@@ -98,5 +99,4 @@ def _wrap(vm: VMProtocol, name: str) -> None:
         vars(vm).pop(name, None)
     fast_path = getattr(vm, "fast_path", None)
     if name == "launch" and fast_path is not None:  # else launches by it would not be seen
-        fast_path.counted = bool(layers)
         fast_path.observed = not all(hasattr(layer, "of_updates") for layer in layers)

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from mlvm.arena.arena import Allocation, Arena
+from mlvm.arena.writes import may_count
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import HandleError, MlvmError
 from mlvm.core.locks import new_lock
@@ -146,7 +147,7 @@ class Launch:
 
     def __init__(self, planned: Planned, call: TracedCall, hoisted: HoistedValues | None) -> None:
         record = call.record
-        self.hoisted = hoisted
+        self.hoisted, self._vm = hoisted, record.vm
         self.states = [*record.outside.states, *(hoisted.values if hoisted is not None else ())]
         written = {use.value.home for each in call.flow.calls for use in each.outs}
         self.updates = [
@@ -193,8 +194,10 @@ class Launch:
         """Return the launches of the program in C; None without C."""
         if EXTENSION is None:
             return None
-        check = None if self.hoisted is None else self.hoisted.is_current
-        return EXTENSION.Replay(tuple(self.operands), self.states, bool(self.updates), check)
+        check = None
+        if self.hoisted is not None or self.updates:
+            check = partial(_may_replay, self._vm, self.program, self.hoisted, bool(self.updates))
+        return EXTENSION.Replay(tuple(self.operands), self.states, check)
 
     def with_program(self, planned: Planned) -> Launch:
         """Return a launch of another program, which takes no hoisted values, on the same."""
@@ -215,8 +218,7 @@ class Launch:
         other = copy.copy(self)
         other.storage, other.temporaries, other._looped = None, (), None
         other.program, other.operands, other.owner = program, operands, owner
-        other._planned, other._make_planned = None, make_planned
-        other.replay = other._new_replay()
+        other._planned, other._make_planned, other.replay = None, make_planned, other._new_replay()
         return other
 
     def replayed(
@@ -315,6 +317,20 @@ class Launch:
         types = [tuple([x.root.type for x in each]) for each in (inputs, outputs)]
         step = SavedStep(self.planned, types[0], types[1], (), tuple(map(values_of, self.states)))
         return step, [values_of(x.root) for x in inputs]
+
+
+def _may_replay(
+    vm: VMProtocol,
+    program: Program,
+    hoisted: HoistedValues | None,
+    updates: bool,
+    handles: tuple[TensorHandle, ...],
+) -> bool:
+    """Return whether nothing is to be computed before a launch or counted after it. The caller has
+    the VM's lock."""
+    return (hoisted is None or hoisted.is_current()) and not (
+        updates and may_count(vm, program, handles)
+    )
 
 
 class Variants:

@@ -379,7 +379,7 @@ def open_fast_path(vm: VM, lock: object, pool: Pool) -> FastPath:
 
     def bound(
         program: Any, handles: tuple[TensorHandle, ...], cache: Cache
-    ) -> tuple[Program, Helper, Callable[[Any], object]] | None:
+    ) -> tuple[Program, Helper, Callable[[Any], object], tuple[TensorHandle, ...]] | None:
         vm = vm_of()
         code = None if vm is None else bound_code(vm, program, handles, cache)
         prepared = None if code is None else code.prepared
@@ -392,6 +392,6 @@ def open_fast_path(vm: VM, lock: object, pool: Pool) -> FastPath:
             arrays = tuple([vm.array_of(handle) for handle in handles])
             return _resume(ended, code, prepared, arrays, vm._store, vm.functions)
 
-        return prepared.program, helper, resume
+        return prepared.program, helper, resume, handles
 
     return FastPath(find, prepare, bound, lock, pool)

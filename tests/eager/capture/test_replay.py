@@ -109,16 +109,49 @@ def test_a_refused_value_raises_once_and_names_the_line(launches: list[Any]) -> 
 
 
 def test_hoisted_values_follow_the_weights(launches: list[Any]) -> None:
-    layer, x = ml.nn.Linear(3, 2), ml.ones((4, 3))
-    captured = warmed(layer, x)
+    w, x = ml.full((4, 3), 2.0), ml.ones((2, 4))
+
+    def model(x: Any) -> Any:
+        return x @ ml.exp(w)
+
+    captured = warmed(model, x)
+    assert captured._last.launch.hoisted is not None
     before = len(launches)
     captured(x)
     assert len(launches) == before
-    layer.kernel[...] = layer.kernel * 2.0
-    assert np.array_equal(captured(x).numpy(), layer(x).numpy())
-    assert layer.bias is not None
-    layer.bias[...] = layer.bias + 1.0
-    assert np.array_equal(captured(x).numpy(), layer(x).numpy())
+    for _ in range(6):
+        w[...] = w * 0.5
+        for _ in range(5):
+            assert np.array_equal(captured(x).numpy(), model(x).numpy())
+
+
+def test_hoisted_values_follow_captured_updates(launches: list[Any]) -> None:
+    w, x, factor = ml.full((4, 3), 2.0), ml.ones((2, 4)), ml.asarray(0.5)
+
+    def model(x: Any) -> Any:
+        return x @ ml.exp(w)
+
+    def shrink(factor: Any) -> None:
+        w[...] = w * factor
+
+    step, forward = warmed(shrink, factor), warmed(model, x)
+    assert forward._last.launch.hoisted is not None
+    for _ in range(6):
+        step(factor)
+        for _ in range(5):
+            assert np.array_equal(forward(x).numpy(), model(x).numpy())
+    other = ml.zeros(3)
+
+    def unrelated(x: Any) -> None:
+        other[...] = other + x
+
+    add = warmed(unrelated, ml.ones(3))
+    before = len(launches)
+    one = ml.ones(3)
+    for _ in range(5):
+        add(one)
+    assert len(launches) <= before + 1
+    assert other.tolist() == [10.0] * 3
 
 
 def test_launches_that_are_observed_pass_python(arena: Any, launches: list[Any]) -> None:

@@ -440,7 +440,6 @@ static PyMemberDef fast_path_members[] = {
     {"prepare", T_OBJECT_EX, offsetof(FastPath, prepare), READONLY, NULL},
     {"observed", T_BOOL, offsetof(FastPath, observed), 0, NULL},
     {"instrumented", T_BOOL, offsetof(FastPath, instrumented), 0, NULL},
-    {"counted", T_BOOL, offsetof(FastPath, counted), 0, NULL},
     {NULL, 0, 0, 0, NULL}};
 static PyMethodDef fast_path_methods[] = {
     {"forget", (PyCFunction)fast_path_forget, METH_NOARGS, "The function table has changed."},

@@ -35,7 +35,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD PyObject *find; /* find(handle, fast_path) -> (array, type), or None */
     PyObject *prepare; /* prepare(program, name, types, attributes) -> KernelCall, number or None */
-    PyObject *bound;   /* bound(program, handles, cache) -> (Program, helper, resume), or None */
+    PyObject *bound;   /* bound(program, handles, cache) -> (Program, helper, resume, handles), or None */
     PyObject *acquire, *release; /* of the VM's lock */
     PoolObject *pool;
     Outbox *outbox;              /* of a remote VM, which has no pool nor lock */
@@ -43,7 +43,6 @@ typedef struct {
     long long number;            /* unique, not 0 */
     long long generation;        /* counts changes of the function table */
     char observed, instrumented; /* then the slow path is taken */
-    char counted;                /* then it is taken for programs that write to tensors */
     Place *places;
     int64_t room, occupied;
 } FastPath;

@@ -1,8 +1,8 @@
 /* Launches of a captured program on a call's tensors, without Python.
  *
- * In:        `Replay(operands, states, writes, check)`: the tensors that a program runs on, by role and
- *            number, the states among them, whether it writes to other tensors than outputs, and None or a
- *            function that tells under the VM's lock whether it may run.
+ * In:        `Replay(operands, states, check)`: the tensors that a program runs on, by role and number, the
+ *            states among them, and None or a function that tells under the VM's lock whether the program may
+ *            run on some handles.
  * Out:       `run` allocates the outputs and runs the program on them and a call's inputs; or returns None
  *            before any side effect, and then Python launches it, as `Launch.run` in
  *            mlvm/eager/capture/launch.py does, and lets the replay `learn` of it.
@@ -32,7 +32,6 @@ typedef struct {
     PyObject_HEAD PyObject *operands, *states, *check, *runs;
     Operand *operand;
     Py_ssize_t count;
-    int writes;
     int vain; /* launches remembered beyond those that ran again */
 } Replay;
 
@@ -93,11 +92,9 @@ static PyObject *key_of(const Replay *self, const FastPath *fast_path, PyObject 
     return key;
 }
 
-/* Whether launches of the program on that VM need not be seen. */
-static int is_unwatched(const Replay *self, const FastPath *fast_path)
+static int is_unwatched(const FastPath *fast_path)
 {
-    return !fast_path->outbox && !fast_path->observed && !fast_path->instrumented &&
-           !(self->writes && fast_path->counted);
+    return !fast_path->outbox && !fast_path->observed && !fast_path->instrumented;
 }
 
 /* Tensors of these types, in the arena. NULL if one has no free region; an exception may be set. */
@@ -123,10 +120,12 @@ static PyObject *alloc_tensors(Arena *arena, PyObject *types)
     return outputs;
 }
 
-/* Whether `check` allows a run; -1 with an exception set. */
-static int is_allowed(const Replay *self)
+/* Whether `check` allows a run on these handles; -1 with an exception set. */
+static int is_allowed(const Replay *self, PyObject *handles)
 {
-    PyObject *answer = self->check == Py_None ? Py_NewRef(Py_True) : PyObject_CallNoArgs(self->check);
+    PyObject *answer = self->check == Py_None
+                           ? Py_NewRef(Py_True)
+                           : PyObject_CallFunctionObjArgs(self->check, handles, NULL);
     int allowed = answer ? PyObject_IsTrue(answer) : -1;
     Py_XDECREF(answer);
     return allowed;
@@ -136,24 +135,25 @@ static int is_allowed(const Replay *self)
  * not known, -1 with an exception set. The VM's lock is held. */
 static int run_bound_to(Replay *self, FastPath *fast_path, PyObject *key, int64_t generation)
 {
-    int allowed = is_allowed(self);
-    if (allowed <= 0)
-        return allowed;
-    PyObject *run = PyDict_GetItemWithError(self->runs, key), *program, *helper, *resume;
-    if (!run || generation != fast_path->generation || !is_unwatched(self, fast_path))
+    PyObject *run = PyDict_GetItemWithError(self->runs, key), *program, *helper, *resume, *handles;
+    if (!run || generation != fast_path->generation || !is_unwatched(fast_path))
         return PyErr_Occurred() ? -1 : 0;
-    if (!PyArg_ParseTuple(run, "OOO", &program, &helper, &resume))
+    if (!PyArg_ParseTuple(run, "OOOO", &program, &helper, &resume, &handles))
         return -1;
     Py_INCREF(run);
-    PyObject *state = program_run_calls(program, fast_path->pool, helper);
-    if (state && state != Py_None) {
-        PyObject *rest = PyObject_CallFunctionObjArgs(resume, state, NULL);
-        Py_DECREF(state);
-        state = rest;
+    int done = is_allowed(self, handles);
+    if (done > 0) {
+        PyObject *state = program_run_calls(program, fast_path->pool, helper);
+        if (state && state != Py_None) {
+            PyObject *rest = PyObject_CallFunctionObjArgs(resume, state, NULL);
+            Py_DECREF(state);
+            state = rest;
+        }
+        done = state ? 1 : -1;
+        Py_XDECREF(state);
     }
     Py_DECREF(run);
-    Py_XDECREF(state);
-    return state ? 1 : -1;
+    return done;
 }
 
 /* run(arena, inputs, types) -> outputs of these types, or None: then nothing has happened. */
@@ -162,7 +162,7 @@ static PyObject *replay_run(Replay *self, PyObject *const *args, Py_ssize_t narg
     if (nargs != 3 || !PyList_Check(args[1]) || !PyTuple_Check(args[2]))
         return PyErr_Format(PyExc_TypeError, "run takes an arena, a list and a tuple");
     FastPath *fast_path = fast_path_of(args[0]);
-    if (!fast_path || !is_unwatched(self, fast_path) || !PyDict_Size(self->runs))
+    if (!fast_path || !is_unwatched(fast_path) || !PyDict_Size(self->runs))
         Py_RETURN_NONE;
     Py_INCREF((PyObject *)fast_path);
     int64_t generation = fast_path->generation;
@@ -189,7 +189,7 @@ static PyObject *replay_learn(Replay *self, PyObject *const *args, Py_ssize_t na
     if (nargs != 5 || !PyList_Check(args[1]) || !PyList_Check(args[2]))
         return PyErr_Format(PyExc_TypeError, "learn takes an arena, two lists, a program and handles");
     FastPath *fast_path = fast_path_of(args[0]);
-    if (!fast_path || !is_unwatched(self, fast_path) || self->vain >= MOST_VAIN)
+    if (!fast_path || !is_unwatched(fast_path) || self->vain >= MOST_VAIN)
         Py_RETURN_NONE;
     self->vain++;
     Py_INCREF((PyObject *)fast_path);
@@ -208,13 +208,12 @@ static PyObject *replay_learn(Replay *self, PyObject *const *args, Py_ssize_t na
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
-/* Replay(operands, states, writes, check) */
+/* Replay(operands, states, check) */
 static PyObject *replay_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     (void)kwargs;
     PyObject *operands, *states, *check;
-    int writes;
-    if (!PyArg_ParseTuple(args, "O!O!pO:Replay", &PyTuple_Type, &operands, &PyList_Type, &states, &writes,
+    if (!PyArg_ParseTuple(args, "O!O!O:Replay", &PyTuple_Type, &operands, &PyList_Type, &states,
                           &check))
         return NULL;
     Replay *self = (Replay *)object_of(type);
@@ -238,7 +237,6 @@ static PyObject *replay_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->states = Py_NewRef(states);
     self->check = Py_NewRef(check);
     self->count = count;
-    self->writes = writes;
     return (PyObject *)self;
 }
 
@@ -282,7 +280,7 @@ static PyType_Slot replay_slots[] = {
     {Py_tp_traverse, replay_traverse},
     {Py_tp_clear, replay_clear},
     {Py_tp_methods, replay_methods},
-    {Py_tp_doc, "Replay(operands, states, writes, check): launches of a captured program."},
+    {Py_tp_doc, "Replay(operands, states, check): launches of a captured program."},
     {0, NULL}};
 static PyType_Spec replay_spec = {"mlvm.machines.native._native.Replay", sizeof(Replay), 0,
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, replay_slots};
