@@ -25,7 +25,6 @@ DOCS_READY := $(VENV)/.ready-$(lastword $(FOUND))-docs
 # Compiled again where the C sources have changed: for the C programmer it must succeed, for others
 # it may fail, and the numpy kernels run.
 BUILD = $(BIN)/python setup.py -q build_ext --inplace
-PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 # The device's sources are excluded: they are OpenCL C and CUDA C by macros.
 C_FILES = $(shell find mlvm examples bench tests -name '*.[ch]' -not -path '*/gpu/*')
@@ -34,7 +33,7 @@ CPPCHECK := --quiet --std=c11 --enable=warning,performance,portability --inline-
             --suppress=missingInclude --suppress=unknownMacro --suppress=ctunullpointer \
             -D__x86_64__ -DTARGET=plain --error-exitcode=1
 
-.PHONY: help native extension demo test test-all fuzz-c sanitize lint lines coverage format bench example-c wheel docs clean
+.PHONY: help native extension demo test fuzz-c sanitize lint lines coverage format bench example-c wheel docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -49,13 +48,9 @@ extension: $(TEST_READY)
 demo: extension ## train a small MLP-Mixer on the digits
 	$(BIN)/python -m models.train --model mlp_mixer --data digits --epochs 20 --seed 0
 
-test: $(TEST_READY) ## run the tests, on all cores, with every instruction set
+test: $(TEST_READY) ## run the tests, on all cores, with every instruction set; LONG=1: the long ones, too
 	@MLVM_TARGETS=all $(BUILD)
-	$(PYTEST)
-
-test-all: $(TEST_READY) ## run these and the long ones, as .ci/run does
-	@MLVM_TARGETS=all $(BUILD)
-	$(PYTEST) --long
+	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(LONG),--long)
 
 fuzz-c: extension ## fuzz the loop and built steps without Python, under sanitizers
 	$(BIN)/python -m tests.fuzz built

@@ -2,7 +2,7 @@
 `--device opencl:0`: run them on VMs on that device.
 `--native`: give the plain VMs, which the tests of `mlvm.core` make, the native kernels and loop.
 `--op conv2d --case 3 --machine native`: of the walks over cases of ops, run these alone.
-`--long`: run the tests of `long.txt`, too, as `make test-all` and `.ci/run` do.
+`--long`: run the tests of `long.txt`, too, as `make test LONG=1` and `.ci/run` do.
 
     python -m pytest --remote tests/eager tests/arena
 
