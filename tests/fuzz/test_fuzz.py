@@ -27,7 +27,7 @@ from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
-from tests.brief import cases
+from tests.brief import cases, with_long
 from tests.fuzz import directions, graphs, interrupts, remote, saved, threads, transformations
 from tests.fuzz.__main__ import OTHERS, main
 from tests.fuzz.machines import Machines
@@ -37,6 +37,7 @@ from tests.fuzz.trying import Fuzz, fuzz
 KINDS = ("attributes", "program", "text", "bytes")
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., str]
+PROGRAMS = with_long(1000, 2000)
 
 
 @pytest.fixture
@@ -60,12 +61,12 @@ def test_the_command_names_its_fuzzers(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["--help"]) == 0
 
 
-def test_two_thousand_programs() -> None:
-    command = [sys.executable, "-m", "tests.fuzz", "programs", "--programs", "2000", "--seed", "0"]
+def test_random_programs() -> None:
+    command = [sys.executable, "-m", "tests.fuzz", "programs", "--programs", str(PROGRAMS)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     outcomes = re.findall(r"^ +(\d+)  (.+)$", done.stdout, re.MULTILINE)
-    assert sum(int(n) for n, _ in outcomes) == 2000
+    assert sum(int(n) for n, _ in outcomes) == PROGRAMS
     for kind in ("random program", *(f"changed {x}" for x in KINDS)):
         assert re.search(rf"^{kind}: [1-9]", done.stdout, re.MULTILINE)
     expected = {"ran", "ProgramError", "ShapeError", "DTypeError", "MachineError", "LimitExceeded"}
@@ -73,8 +74,8 @@ def test_two_thousand_programs() -> None:
 
 
 @pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON)
-def test_two_thousand_programs_on_both_machines(run: Run) -> None:
-    output = run("machines", "--programs", "2000", "--memory", "0")
+def test_random_programs_on_both_machines(run: Run) -> None:
+    output = run("machines", "--programs", str(PROGRAMS), "--memory", "0")
     assert re.search(r"^ +[1-9]\d*  ran$", output, re.MULTILINE)
 
 
