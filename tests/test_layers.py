@@ -65,7 +65,7 @@ Others (`__init__`, `stub`) import from all."""
 BUDGET = {
     "mlvm/core": 6_959,
     "mlvm/machines": 1_787,
-    "mlvm/machines/native": 2_903,
+    "mlvm/machines/native": 2_906,
     "mlvm/machines/gpu": 3_200,
     "mlvm/machines/standalone": 1_898,
     "mlvm/machines/remote": 3_940,
@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 500,
     "models": 3_470,
     "bench": 4_900,
-    "tests": 71_738,
+    "tests": 71_740,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

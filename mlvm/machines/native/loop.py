@@ -234,7 +234,10 @@ class NativeLoop:
             return []
         if isinstance(ended, list):
             return ended
-        return _resume(ended, main, prepared, operands, store, functions)
+        try:
+            return _resume(ended, main, prepared, operands, store, functions)
+        finally:  # else an error would keep itself alive by its traceback
+            del ended
 
     def _run_patched(
         self,
