@@ -98,6 +98,25 @@ class Allocation(AllocationFields):
 V = TypeVar("V")
 
 
+class ViewLog:
+    """Numbers of views, by their ids, in the order of their creation.
+
+    count: the number of views created while the log is one of the `view_logs`.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.numbers: dict[int, int] = {}
+
+    def note(self, view: Allocation) -> None:
+        self.numbers[id(view)] = self.count
+        self.count += 1
+
+
+view_logs: Final[list[ViewLog]] = []
+"""The logs that note each new view, of any thread."""
+
+
 def _alive(entries: weakref.WeakValueDictionary[int, V] | None) -> list[V]:
     """Return the live values. The references are copied at once, as another thread may add some."""
     references = entries.valuerefs() if entries else ()
@@ -136,6 +155,8 @@ def exchange(x: Allocation, new: Allocation) -> None:
     if base is not None and views is not None:
         views.pop(id(x), None)
         views[id(new)] = new
+        for log in view_logs:
+            log.note(new)
     else:
         for view in _alive(views):
             view.base = new
@@ -447,6 +468,8 @@ class Arena(ArenaFields):
             with self._lock:  # several threads may view one tensor
                 views = region.views = region.views or weakref.WeakValueDictionary()
         views[id(tensor)] = tensor
+        for log in view_logs:
+            log.note(tensor)
         if root.region is not region:  # another thread has ended or moved it meanwhile
             return self.view(base, type, kind)
         return tensor

@@ -7,6 +7,7 @@ recorded, each as a block, and the program takes one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.state import (
     Body,
+    as_condition,
     as_like,
     as_tree,
     copied,
@@ -206,7 +208,7 @@ def _vjp(vjps: list[_Branch], closures: Closures, gs: Cotangents, saved: Saved, 
     cells, others = blocks.split_cells(closures, sums)
     before = {number: h for number, h in others.items() if h is not None}
     sides: list[Callable[[], list[Any]]] = []
-    reached: list[set[int]] = []
+    reached = set(before)
 
     def back(side: _Branch, values: Tensors, outside: Tensors, residual_gs: Cotangents) -> Any:
         segment = side.segment
@@ -224,59 +226,96 @@ def _vjp(vjps: list[_Branch], closures: Closures, gs: Cotangents, saved: Saved, 
         sides.append(partial(back, side, inside, outside, its_own))
         pairs = zip([*side.outputs, *segment.inside], [*output_gs, *its_own], strict=True)
         ends = [y.node for y, g in pairs if g is not None and y.tape is segment.tape]
-        reached.append({*before, *segment.reached(ends)})
-    numbers = [number for number in others if any(number in each for each in reached)]
-    partly = [k for k, n in enumerate(numbers) if not all(n in each for each in reached)]
-    totals = either(pred, sides, [closures[n] for n in numbers], partly)
+        reached |= segment.reached(ends)
+    numbers = [number for number in others if number in reached]
+    totals = either(pred, sides, [closures[n] for n in numbers])
     sums_by_node = {**cells, **dict(zip(numbers, totals, strict=True))}
     return [sums_by_node.get(number) for number in closures]
 
 
 def either(
-    pred: Tensor,
-    sides: Sequence[Callable[[], Sequence[Any]]],
-    types: Sequence[TensorType],
-    partly: Sequence[int] = (),
+    pred: Tensor, sides: Sequence[Callable[[], Sequence[Any]]], types: Sequence[TensorType]
 ) -> list[Any]:
     """Record two branches whose results are cotangents of these types, which may be absent.
 
     A result that is absent in one branch, or is conditional there, is `Conditional`; one that is
-    `Begun` in a branch is `Begun`. `partly` has the positions of those for which this is known; the
-    recording begins again with others. The number of a record is 0 where it is absent.
+    `Begun` in a branch is `Begun`. A condition that a branch computes is another result of the
+    branches, for which the recording begins again. The number of a record is 0 where it is absent.
     """
-    shapes: dict[int, Shape] = {k: () for k in partly if types[k].dtype.is_inexact}
+    record = blocks.recorder()
+    shapes: dict[int, Shape] = {}
     unclean: set[int] = set()
     begun: dict[int, Begun] = {}
+    conditions: dict[int, list[Any]] = {}  # by the number of the branch; None: always
 
-    def recorded(side: Callable[[], Sequence[Any]]) -> Tensors:
+    def recorded(number: int, side: Callable[[], Sequence[Any]]) -> Tensors:
         parts = side()
         begun.update((k, g) for k, g in enumerate(parts) if isinstance(g, Begun))
+        conditional = {k: g for k, g in enumerate(parts) if isinstance(g, Conditional)}
         new = {
-            k: g.present.shape if isinstance(g, Conditional) else shapes.get(k, ())
-            for k, g in enumerate(parts)
-            if types[k].dtype.is_inexact
-            and (g is None or (isinstance(g, Conditional) and k not in begun))
+            k: g.present.shape
+            for k, g in conditional.items()
+            if k not in begun and record.is_inside(g.present)
         }
         if any(k not in shapes or len(shapes[k]) < len(shape) for k, shape in new.items()):
             shapes.update({k: max(shape, shapes.get(k, ()), key=len) for k, shape in new.items()})
             raise blocks.RetryBlocks
-        unclean.update(
-            k for k, g in enumerate(parts) if isinstance(g, Conditional) and not g.is_clean
-        )
+        unclean.update(k for k, g in conditional.items() if not g.is_clean)
+        conditions[number] = [g is not None for g in parts]
+        for k, g in conditional.items():
+            conditions[number][k] = g.present
         values = [
             g.x if isinstance(g, Conditional) else or_zeros(g, type)
             for g, type in zip(parts, types, strict=True)
         ]
         return values + [present(parts[k], shape) for k, shape in shapes.items()]
 
-    results = _branch([], pred, [partial(recorded, side) for side in sides])
-    flags = dict(zip(shapes, results[len(types) :], strict=True))
+    results = _branch([], pred, [partial(recorded, i, side) for i, side in enumerate(sides)])
     totals: list[Any] = results[: len(types)]
-    for k, flag in flags.items():
-        totals[k] = Conditional(totals[k], flag, is_clean=k not in unclean)
-    for k, g in begun.items():
-        totals[k] = g.at(totals[k])
+    flags = dict(zip(shapes, results[len(types) :], strict=True))
+    selected = _Selected(pred)
+    sides_known = [conditions.get(i, [True] * len(types)) for i in range(2)]
+    for k, (one, other) in enumerate(zip(*sides_known, strict=True)):
+        if k in begun:
+            totals[k] = begun[k].at(totals[k])
+        elif types[k].dtype.is_inexact:
+            flag = flags[k] if k in flags else selected(one, other)
+            if flag is False:
+                totals[k] = None
+            elif flag is not True:
+                totals[k] = Conditional(totals[k], flag, is_clean=k not in unclean)
     return totals
+
+
+class _Selected:
+    """Conditions that are those of one branch or of the other. Each is a bool[] or known."""
+
+    def __init__(self, pred: Tensor) -> None:
+        self._pred = pred
+        self._pair: tuple[Tensor, Tensor] | None = None
+        self._results: dict[tuple[int, int], Any] = {}
+
+    def __call__(self, one: Any, other: Any) -> Any:
+        """Return the condition `one` where the predicate holds, else `other`."""
+        if one is other:
+            return one
+        key = id(one), id(other)
+        if key not in self._results:
+            self._pair = self._pair or complements(self._pred)
+            parts = [
+                where if each is True else op.logical_and(where, each)
+                for where, each in zip(self._pair, (one, other), strict=True)
+                if each is not False
+            ]
+            self._results[key] = parts[0] if len(parts) == 1 else op.logical_or(*parts)
+        return self._results[key]
+
+
+def complements(pred: Tensor) -> tuple[Tensor, Tensor]:
+    """Return whether a condition holds, and whether it does not, each a bool[]."""
+    with taped(None):
+        holds = reshape(as_condition(pred), ())
+        return holds, op.logical_not(holds)
 
 
 def present(g: Any, shape: Shape = ()) -> Tensor:
@@ -301,15 +340,30 @@ def _added(total: Any, part: Any) -> Any:
     one, other = [g.present if isinstance(g, Conditional) else None for g in (total, part)]
     if one is other and isinstance(total, Conditional) and isinstance(part, Conditional):
         return Conditional(x + y, total.present, is_clean=total.is_clean and part.is_clean)
-    both = x + y
     if isinstance(total, Begun):
+        both = x + y
         return both if other is None else total.at(_chosen(other, both, x))
+    value = _sum_of_present(x, y, one, other)
     if one is None or other is None:
-        return _chosen(other, both, x) if one is None else _chosen(one, both, y)
+        return value
     with taped(None):
         shape = max(one.shape, other.shape, key=len)
         either_one = op.logical_or(present(total, shape), present(part, shape))
-    return Conditional(_chosen(one, _chosen(other, both, x), y), either_one)
+    return Conditional(value, either_one)
+
+
+def _sum_of_present(x: Tensor, y: Tensor, one: Tensor | None, other: Tensor | None) -> Tensor:
+    """Return x + y, or one of them where the condition of the other does not hold."""
+    scalars = not any(each is not None and each.shape for each in (one, other))
+    with taped(None) if scalars else nullcontext():
+        value = x + y
+        if other is not None:
+            value = _chosen(other, value, x)
+        if one is not None:
+            value = _chosen(one, value, y)
+    if scalars:
+        _add_selection(value, (x, one), (y, other))
+    return value
 
 
 def _chosen(pred: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -319,8 +373,39 @@ def _chosen(pred: Any, x: Tensor, y: Tensor) -> Tensor:
     """
     if pred.shape:
         return op.where(reshape(pred, pred.shape + (1,) * (x.ndim - pred.ndim)), x, y)
-    [chosen] = _branch([], pred, [lambda: [x], lambda: [y]])
+    with taped(None):
+        [chosen] = _branch([], pred, [lambda: [x], lambda: [y]])
+    pred, otherwise = complements(pred)
+    _add_selection(chosen, (x, pred), (y, otherwise))
     return chosen
+
+
+def _add_selection(out: Tensor, *parts: tuple[Tensor, Tensor | None]) -> None:
+    """Add the tape node of a result whose cotangent is that of each part, under its condition."""
+    tape = taping()
+    operands = [x for x, _ in parts]
+    if tape is None or not any(blocks.is_tracked(x, tape) for x in operands):
+        return
+    conditions = [condition for _, condition in parts]
+    saved = [each for each in conditions if each is not None]
+    have = [each is not None for each in conditions]
+
+    def vjp(gs: Cotangents, saved: Saved, _: Sums) -> Sums:
+        rest = iter(saved)
+        return [_where_present(gs[0], next(rest) if has else None) for has in have]
+
+    add_node(tape, [out], operands, {}, saved, vjp)
+
+
+def _where_present(g: Any, condition: Tensor | None) -> Any:
+    """Return a cotangent that is present only where the condition holds, too."""
+    if g is None or condition is None:
+        return g
+    if not isinstance(g, Conditional):
+        return Conditional(g, condition)
+    with taped(None):
+        both = op.logical_and(g.present, condition)
+    return Conditional(g.x, both)
 
 
 def _cleaned(g: Conditional) -> Tensor:

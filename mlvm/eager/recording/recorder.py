@@ -15,13 +15,26 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect
+from collections import ChainMap
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
-from mlvm.arena.arena import STALE, Allocation, Arena, exchange, rebase, regions, scope, vms
+from mlvm.arena.arena import (
+    STALE,
+    Allocation,
+    Arena,
+    ViewLog,
+    exchange,
+    rebase,
+    regions,
+    scope,
+    view_logs,
+    vms,
+)
 from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import ArgumentError, CaptureError, GradientError, HandleError
@@ -94,18 +107,18 @@ class RetryWithCarry(BaseException):
 class _Open(NamedTuple):
     """An open block, and the state when it was opened.
 
-    values: the value of each tensor.
+    depth: the number of blocks around it.
     tape: the current tape.
     nodes: the number of nodes of each tape.
-    views: all views.
+    nviews: the number of views created so far.
     carried: the tensors that the block carries.
     """
 
     block: Block
-    values: dict[int, Value]
+    depth: int
     tape: Tape | None
     nodes: dict[Tape, int]
-    views: _Views
+    nviews: int
     carried: Sequence[Tensor]
 
 
@@ -113,22 +126,67 @@ class _Scopes:
     """Open blocks and functions.
 
     open: the open blocks, outermost first.
-    frames: the values outside of each open function.
+    frames: for each open function, the number of blocks around it.
     callees: functions that the outermost open function calls.
     cells: ids of references to variables that functions may update.
     writes: for each closed block, ids of references to outer tensors that it has written.
-    closed_views: views created in closed blocks.
+    views: views created since the recording began, in order.
+    closed_views: for the views created in closed blocks, the first number and the next one.
     layer_paths: paths of layers, for lines; see `mlvm.eager.nn.layer`.
     """
 
     def __init__(self) -> None:
         self.open: list[_Open] = []
-        self.frames: list[dict[int, Value]] = []
+        self.frames: list[int] = []
         self.callees: list[Procedure] = []
         self.cells: set[int] = set()
         self.writes: dict[Block, list[int]] = {}
-        self.closed_views: _Views = {}
+        self.views = ViewLog()
+        self.closed_views: list[tuple[int, int]] = []
         self.layer_paths: dict[Any, Any] = {}
+
+
+class _Values:
+    """Values by the id of a tensor's reference, with a layer of changes for each open block.
+
+    layers: the outermost first. A block's values when it was opened are those of the layers before.
+    order: for each tensor, the number of tensors that had a value before it had one.
+    """
+
+    def __init__(self) -> None:
+        self.layers: list[dict[int, Value]] = [{}]
+        self.order: dict[int, int] = {}
+
+    def at(self, key: int, depth: int | None = None) -> Value | None:
+        """Return the present value, or that outside of the block with this number of others around
+        it."""
+        for layer in reversed(self.layers if depth is None else self.layers[: depth + 1]):
+            if key in layer:
+                return layer[key]
+        return None
+
+    def set(self, key: int, value: Value, depth: int = -1) -> None:
+        """Set the value, by default of the innermost block."""
+        self.order.setdefault(key, len(self.order))
+        self.layers[depth][key] = value
+
+    def close(self) -> list[int]:
+        """Restore the values before the innermost block; return the tensors from outside that it
+        has written. Its other tensors have `_ENDED`."""
+        written = []
+        top = self.layers.pop()
+        for key in sorted(top, key=self.order.__getitem__):
+            before = self.at(key)
+            if before is None:
+                self.layers[-1][key] = _ENDED
+            elif before is not top[key]:
+                written.append(key)
+        return written
+
+    def with_any(self, values: Container[Value]) -> list[int]:
+        """Return the tensors that have one of these values now, oldest first."""
+        now = ChainMap(*reversed(self.layers))
+        return sorted([k for k, v in now.items() if v in values], key=self.order.__getitem__)
 
 
 class _Memory:
@@ -144,7 +202,7 @@ class _Memory:
     def __init__(self, vm: VMProtocol) -> None:
         self.regions = regions(vm)
         self.references: dict[int, Reference] = {}
-        self.values: dict[int, Value] = {}
+        self.values = _Values()
         self.homes: dict[int, Home] = {}
         self.nscratch = 0
 
@@ -298,14 +356,14 @@ class Recorder:
             self._require_writable(op, params)
             out, *operands = params
             ins = [Use(self._value(reference), type) for reference, type in operands]
-            if self.scopes.open and id(out[0]) in self.scopes.open[-1].values:
+            if self.scopes.open and self._is_before(id(out[0])):
                 self._require_own(out[0])
                 self._fix_home(*out)
             outs = [Use(self._new_value(*out), out[1])]
         else:
             for each in params:
                 self._fix_home(*each)
-            before = [(self.memory.values.get(id(r)), type) for r, type in params]
+            before = [(self.memory.values.at(id(r)), type) for r, type in params]
             ins = [Use(value, type) for value, type in before if value is not None]
             values = {id(r): self._new_value(r, type) for r, type in params}
             outs = [Use(values[id(r)], type) for r, type in params]
@@ -446,7 +504,7 @@ class Recorder:
         for view in views:
             self._require_inside(view, out)
         for depth, opened in enumerate(self.scopes.open):
-            needed = any(_is_among(view, opened.views) for view in views)
+            needed = any(self._is_from_before(view, opened) for view in views)
             if out.base is None and not needed:
                 needed = any(tape.keeps(out, opened.nodes.get(tape, 0)) for tape in tapes)
             if needed:
@@ -476,11 +534,12 @@ class Recorder:
             return
         new = self._copied(x)
         self._give(x.arena.view(x, x.type, Tensor), x, (), tapes)
-        value = self.memory.values[id(_reference_to(new))]
+        value = self.memory.values.at(id(_reference_to(new)))
+        assert value is not None  # it has just been copied
         exchange(x, new)
         reference = _reference_to(x)
         self.memory.references[id(reference)] = reference
-        self.memory.values[id(reference)] = value
+        self.memory.values.set(id(reference), value)
 
     def _give(
         self, old: Tensor, x: Tensor, views: Sequence[Allocation], tapes: Sequence[Tape]
@@ -501,12 +560,10 @@ class Recorder:
         """Return a tensor with the present value of x, for an update of x."""
         reference = self._reference(x.handle)
         value = self._value(reference)
-        if value.home is not None or (
-            self.scopes.open and id(reference) in self.scopes.open[-1].values
-        ):
+        if value.home is not None or (self.scopes.open and self._is_before(id(reference))):
             return self._copied(x)
         old, reference = self._new_tensor(x.type)
-        self.memory.values[id(reference)] = value
+        self.memory.values.set(id(reference), value)
         return old
 
     def _copied(self, x: Tensor) -> Tensor:
@@ -523,7 +580,7 @@ class Recorder:
             return
         if any(each is x for each in opened.carried):
             return
-        if not self.scopes.frames or opened.values is not self.scopes.frames[-1]:
+        if not self.scopes.frames or opened.depth != self.scopes.frames[-1]:
             raise RetryWithCarry(x, self.depth - 1)
         raise GradientError(
             f"{user_line() or 'here'}: a {x.type} from outside of an ml.function is updated in it, "
@@ -533,8 +590,19 @@ class Recorder:
     def _is_new(self, x: Tensor) -> bool:
         """Return whether the tensor was created in the innermost open block."""
         if x.base is not None:
-            return not _is_among(x, self.scopes.open[-1].views)
-        return id(self._reference(x.handle)) not in self.scopes.open[-1].values
+            return not self._is_from_before(x, self.scopes.open[-1])
+        return not self._is_before(id(self._reference(x.handle)))
+
+    def _is_before(self, key: int, depth: int = -1) -> bool:
+        """Return whether the tensor had a value before that open block, or the innermost one."""
+        return self.memory.values.at(key, self.scopes.open[depth].depth) is not None
+
+    def _is_from_before(self, view: Allocation, opened: _Open) -> bool:
+        """Return whether the view is from before the open block, and not from a closed one."""
+        number = self.scopes.views.numbers.get(id(view), -1)
+        place = bisect(self.scopes.closed_views, (number + 1,))
+        is_closed = place > 0 and number < self.scopes.closed_views[place - 1][1]
+        return number < opened.nviews and not is_closed
 
     # --- control flow -----------------------------------------------------------------
 
@@ -543,37 +611,32 @@ class Recorder:
         """Record calls into a block, which `control` then runs. Tensors of the block cannot be used
         outside of it. It may update outer tensors in place; a tape tracks that only for those that
         are `carried`."""
-        calls, elements, before = self.calls, self.placeholders.nelements, dict(self.memory.values)
+        calls, elements, depth = self.calls, self.placeholders.nelements, self.depth
         block = Block()
         self.calls = block.calls
         nodes = {tape: len(tape.nodes) for tape in live_tapes.copy() if tape.within is self}
-        views = {
-            key: view
-            for key, view in _all_views(self.vm).items()
-            if self.scopes.closed_views.get(key) is not view
-        }
-        opened = _Open(block, before, current_tape.get(), nodes, views, carried)
+        nviews, closed = self.scopes.views.count, self.scopes.closed_views
+        opened = _Open(block, depth, current_tape.get(), nodes, nviews, carried)
         self.scopes.open.append(opened)
+        self.memory.values.layers.append({})
         try:
             yield block
         finally:
             self.scopes.open.pop()
             self.calls, self.placeholders.nelements = calls, elements
-            after = _all_views(self.vm).items()
-            self.scopes.closed_views.update((key, view) for key, view in after if key not in views)
-            for key, value in self.memory.values.items():
-                if key not in before:
-                    self.memory.values[key] = _ENDED
-                elif value is not before[key]:
-                    self.scopes.writes.setdefault(block, []).append(key)
-                    self.memory.values[key] = before[key]
+            while closed and closed[-1][0] >= nviews:
+                closed.pop()
+            closed.append((nviews, self.scopes.views.count))
+            written = self.memory.values.close()
+            if written:
+                self.scopes.writes[block] = written
 
     @contextmanager
     def function(self, procedure: Procedure) -> Iterator[None]:
         """Record calls into the block of a function."""
         with self.block() as block:
             procedure.block = block
-            self.scopes.frames.append(self.scopes.open[-1].values)
+            self.scopes.frames.append(self.depth - 1)
             try:
                 yield
             finally:
@@ -606,9 +669,11 @@ class Recorder:
             key for block in blocks for key in self.scopes.writes.pop(block, [])
         ):
             home = self.memory.homes[key]
-            ins.append(Use(self.memory.values[key], home.type))
-            self.memory.values[key] = Value(home.type.nbytes, home)
-            outs.append(Use(self.memory.values[key], home.type))
+            before, after = self.memory.values.at(key), Value(home.type.nbytes, home)
+            assert before is not None  # it is from outside of the blocks
+            ins.append(Use(before, home.type))
+            self.memory.values.set(key, after)
+            outs.append(Use(after, home.type))
         ins = list(dict.fromkeys(ins))
         line = user_line()
         self.calls.append(Call(name, None, NO_ATTRIBUTES, outs, ins, line, blocks=tuple(blocks)))
@@ -654,7 +719,7 @@ class Recorder:
         self._fix_home(reference, type)
         value = self._new_value(reference, type)
         if outside:
-            self.scopes.open[-1].values[id(reference)] = value
+            self.memory.values.set(id(reference), value, -2)
         if len(self.scopes.open) > outside:
             self.scopes.open[-1 - outside].block.homes.add(self.memory.homes[id(reference)])
         return x
@@ -711,21 +776,24 @@ class Recorder:
         """Return another tensor with the variable's value; the variable itself ends."""
         old, (other, new) = _reference_to(x), self._new_tensor(x.type)
         self.memory.homes[id(new)] = self.memory.homes[id(old)]
-        self.memory.values[id(new)] = self.memory.values[id(old)]
-        self.memory.values[id(old)] = _ENDED
+        value = self.memory.values.at(id(old))
+        assert value is not None  # a variable has one from the start
+        self.memory.values.set(id(new), value)
+        self.memory.values.set(id(old), _ENDED)
         return other
 
     def holder_of(self, value: Value) -> Tensor:
         """Return the tensor with that value now."""
-        key = next(key for key, each in self.memory.values.items() if each is value)
+        [key, *_] = self.memory.values.with_any({value})
         x = self.memory.references[key]()
         assert isinstance(x, Tensor)  # the caller has just read it
         return x
 
     def is_inside(self, x: Tensor) -> bool:
         """Return whether the tensor was created in the open block, or updated there."""
-        key, before = id(self._reference(x.root.handle)), self.scopes.open[-1].values
-        return key not in before or self.memory.values[key] is not before[key]
+        key, values = id(self._reference(x.root.handle)), self.memory.values
+        before = values.at(key, self.depth - 1)
+        return before is None or values.at(key) is not before
 
     def read_in_blocks(self, ncalls: int) -> list[Tensor]:
         """Return the function's tensors that calls of the open block, from that number on, have
@@ -733,7 +801,7 @@ class Recorder:
         calls = self.calls[ncalls:] if self.scopes.open else []
         written = {use.value for call in calls for use in call.outs}
         read = {use.value for call in calls for use in call.ins} - written
-        keys = [key for key, value in self.memory.values.items() if value in read]
+        keys = self.memory.values.with_any(read)
         tensors = [self.memory.references[key]() for key in keys]
         return [x for x in tensors if isinstance(x, Tensor) and x.arena is self.arena]
 
@@ -741,12 +809,14 @@ class Recorder:
     def substituting(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
         """Give the first tensor of each pair the value of the second inside the block."""
         values = {id(self._reference(x.handle)): self.use(y).value for x, y in pairs}
-        before = {key: self.memory.values[key] for key in values}
-        self.memory.values.update(values)
+        before = {key: self.memory.values.at(key) for key in values}
+        for key, value in values.items():
+            self.memory.values.set(key, value)
         try:
             yield
         finally:
-            self.memory.values.update(before)
+            for key, old in before.items():
+                self.memory.values.set(key, old or _ENDED)
 
     def value_of(self, x: Tensor) -> Value:
         """Return the tensor's present value. Raises `CaptureError` if it has none."""
@@ -788,7 +858,7 @@ class Recorder:
 
     def line_of(self, x: Tensor) -> str | None:
         """Return the line of Python that computed the tensor; None for a placeholder."""
-        value = self.memory.values.get(id(_reference_to(x)))
+        value = self.memory.values.at(id(_reference_to(x)))
         lines = (call.line for call in self.calls for use in call.outs if use.value is value)
         return next((line for line in lines if line), None)
 
@@ -802,7 +872,8 @@ class Recorder:
     def drop_flow(self) -> None:
         """Drop the recorded calls and values, and with them the types of the trace."""
         self.calls = []
-        for each in (self.memory.homes, self.memory.values, self.scopes.writes):
+        self.memory.values = _Values()
+        for each in (self.memory.homes, self.scopes.writes):
             each.clear()
 
     def _require_writable(self, op: Op, params: Sequence[_Operand]) -> None:
@@ -822,7 +893,7 @@ class Recorder:
         of the `cells`."""
         if (
             self.scopes.frames
-            and id(reference) in self.scopes.frames[-1]
+            and self._is_before(id(reference), self.scopes.frames[-1])
             and id(reference) not in self.scopes.cells
         ):
             raise _refused(
@@ -888,24 +959,23 @@ class Recorder:
         """Set the tensor's home outside: a role, and an index."""
         reference = _reference_to(x)
         home = self.memory.homes[id(reference)] = Home(role, index, x.type)
-        value = self.memory.values[id(reference)] = Value(x.type.nbytes, home)
+        depth = -1 if role == "element" else 0
+        self.memory.values.set(id(reference), Value(x.type.nbytes, home), depth)
         self.memory.references[id(reference)] = reference
-        if role != "element":
-            for opened in self.scopes.open:
-                opened.values[id(reference)] = value
 
     def _fix_home(self, reference: Reference, type: TensorType) -> None:
         """Fix the home of a tensor that a host function or a block updates in place."""
-        if self.memory.values.get(id(reference)) is _ENDED:
+        value = self.memory.values.at(id(reference))
+        if value is _ENDED:
             self._value(reference)
         if id(reference) not in self.memory.homes:
             home = self.memory.homes[id(reference)] = Home("scratch", self.memory.nscratch, type)
             self.memory.nscratch += 1
-            if id(reference) in self.memory.values:
-                self.memory.values[id(reference)].home = home
+            if value is not None:
+                value.home = home
 
     def _value(self, reference: Reference) -> Value:
-        value = self.memory.values.get(id(reference))
+        value = self.memory.values.at(id(reference))
         if value is None:
             raise _refused("a tensor is read that nothing has been written to")
         if value is _ENDED:
@@ -914,13 +984,19 @@ class Recorder:
                 f"ml.function has made is used outside of it; return it from there"
             )
         key, frames = id(reference), self.scopes.frames
-        if len(frames) > 1 and key in frames[-1] and key not in (*frames[0], *self.scopes.cells):
+        if (
+            len(frames) > 1
+            and self._is_before(key, frames[-1])
+            and not self._is_before(key, frames[0])
+            and key not in self.scopes.cells
+        ):
             raise _refused("a tensor of one ml.function is used in another that it calls")
         return value
 
     def _new_value(self, reference: Reference, type: TensorType) -> Value:
         home = self.memory.homes.get(id(reference))
-        value = self.memory.values[id(reference)] = Value(type.nbytes, home)
+        value = Value(type.nbytes, home)
+        self.memory.values.set(id(reference), value)
         return value
 
 
@@ -994,6 +1070,7 @@ def recorded_by(recorder: R) -> Iterator[R]:
     while isinstance(recorded[-1], Recorder):  # inside of another recording
         recorded.append(recorded[-1].vm)
     token = current_capture.set(recorder)
+    view_logs.append(recorder.scopes.views)
     try:
         layers = {name: _layer(recorder, name) for name in _REPLACED}
         with ExitStack() as stack:
@@ -1007,6 +1084,7 @@ def recorded_by(recorder: R) -> Iterator[R]:
             stack.enter_context(recorder.arena.allocating())
             yield recorder
     finally:
+        view_logs[:] = [each for each in view_logs if each is not recorder.scopes.views]
         recorder.close()
         current_capture.reset(token)
 

@@ -126,35 +126,47 @@ def _unpacked(xs: Sequence[Tensor], kinds: Kinds) -> Duals:
     ]
 
 
-def _abstract_kinds(partly: set[int], fn: Callable[[], Duals]) -> Kinds | None:
-    """Return the kinds of the function's results without running it, or None if not known yet.
+class _Abstract(NamedTuple):
+    """Result of a function that was not run, as far as tangents matter.
 
-    Adds the positions of conditional tangents to `partly`.
+    kinds: of the results.
+    partly: the positions of conditional tangents.
+    types: of the results.
     """
-    kinds: list[Kinds] = []
+
+    kinds: Kinds
+    partly: set[int]
+    types: tuple[TensorType, ...]
+
+
+def _abstract(fn: Callable[[], Duals]) -> _Abstract | None:
+    """Return what the function's results are without running it, or None if not known yet."""
+    results: list[_Abstract] = []
 
     def run() -> None:
         duals = fn()
-        partly.update(k for k, each in enumerate(duals) if isinstance(each.t, Conditional))
-        kinds.append(_kinds(duals))
+        partly = {k for k, each in enumerate(duals) if isinstance(each.t, Conditional)}
+        results.append(_Abstract(_kinds(duals), partly, tuple([each.x.type for each in duals])))
 
     try:
         blocks.abstract_eval(run)
     except blocks.UnknownResults:
         return None
-    return kinds[-1]
+    return results[-1]
 
 
 class JvpInterpreter:
     """Interpreter of pairs of value and tangent.
 
     has_tangents: False where all tangents are zero.
+    is_dry: True in a dry run, which only finds which values have tangents.
     records: the records of residuals, in an eager interpretation.
     record_kinds: for the types of a record, which of its tensors have tangents.
     """
 
     def __init__(self, *, has_tangents: bool = True) -> None:
         self.has_tangents = has_tangents
+        self.is_dry = False
         self.records: list[Duals] = []
         self.record_kinds: dict[tuple[TensorType, ...], Kinds] = {}
 
@@ -219,29 +231,49 @@ class JvpInterpreter:
     def cond(self, pred: Dual, branch_fns: Sequence[Callable[[], Duals]]) -> Duals:
         if not blocks.is_recorded():
             return branch_fns[0 if bool(pred.x) else 1]()
-        partly: set[int] = set()
-        each = [
-            kinds
-            for kinds in map(partial(_abstract_kinds, partly), branch_fns)
-            if kinds is not None
-        ]
+        each = [known for known in map(self._dry_run, branch_fns) if known is not None]
         if not each:
             raise blocks.UnknownResults
-        columns = [*zip(*each, strict=True)]
+        columns = [*zip(*[known.kinds for known in each], strict=True)]
         kinds = tuple([_joined(*column) for column in columns])
-        partly |= {k for k, column in enumerate(columns) if not all(column)}
+        partly = {k for known in each for k in known.partly}
         conditional = sorted(k for k in partly if kinds[k] is True)
+        flags: dict[int, Tensor] = {}
+        if not all(map(all, columns)) and not self.is_dry:
+            pair = branches.complements(pred.x)
+            for k, column in enumerate(columns):
+                if kinds[k] is True and k not in partly and not all(column):
+                    flags[k] = pair[not column[0]]
 
         def packed(branch: Callable[[], Duals]) -> Tensors:
             duals = branch()
             conditions = [branches.present(duals[k].t) for k in conditional]
             return [*conditions, *_packed(duals, kinds)]
 
-        xs = branches.cond(pred.x, *[partial(packed, branch) for branch in branch_fns])
-        duals = _unpacked(xs[len(conditional) :], kinds)
-        for k, condition in zip(conditional, xs, strict=False):
+        if self.is_dry:
+            flags = {
+                k: pred.x
+                for k, column in enumerate(columns)
+                if kinds[k] is True and (k in partly or not all(column))
+            }
+            types = each[0].types
+            moving = [t for t, kind in zip(types, kinds, strict=True) if kind is True]
+            duals = _unpacked([zeros(t.shape, dtype=t.dtype) for t in (*types, *moving)], kinds)
+        else:
+            xs = branches.cond(pred.x, *[partial(packed, branch) for branch in branch_fns])
+            flags |= dict(zip(conditional, xs, strict=False))
+            duals = _unpacked(xs[len(conditional) :], kinds)
+        for k, condition in flags.items():
             duals[k] = Dual(duals[k].x, Conditional(duals[k].t, condition, is_clean=True))
         return duals
+
+    def _dry_run(self, fn: Callable[[], Duals]) -> _Abstract | None:
+        """Return what the function's results are (see `_abstract`). A branch inside runs once."""
+        before, self.is_dry = self.is_dry, True
+        try:
+            return _abstract(fn)
+        finally:
+            self.is_dry = before
 
     def while_loop(self, test: Callable[[Duals], Dual], body: Body[Dual], state: Duals) -> Duals:
         kinds, _ = self._tangent_fixed_point(lambda now: (body(now), []), state)
@@ -297,9 +329,10 @@ class JvpInterpreter:
                 after, rows = iterate(_unpacked(_packed(state, kinds), kinds))
                 return [*after, *rows]
 
-            after = _abstract_kinds(set(), try_iteration)
-            if after is None:
+            known = self._dry_run(try_iteration)
+            if known is None:
                 break
+            after = known.kinds
             more = tuple([_joined(was, now) for was, now in zip(kinds, after, strict=False)])
             if [*map(type, more), *more] == [*map(type, kinds), *kinds]:
                 return kinds, after[len(state) :]
@@ -326,8 +359,8 @@ class JvpInterpreter:
         refused = next((kind for kind in kinds if isinstance(kind, NoTangent)), None)
         args = [*map(_settled, args)]
         nothing = [Dual(each.x, None) for each in args]
-        captured_kinds = _abstract_kinds(set(), lambda: body(nothing)) or ()
-        if any(captured_kinds):
+        captured = self._dry_run(lambda: body(nothing))
+        if captured is not None and any(captured.kinds):
             raise rule.captured_error("tensor")
         xs = [each.x for each in args]
         if True in kinds and rule.jvp is not None and refused is None:

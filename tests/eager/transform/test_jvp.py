@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import CaptureError, CheckFailed, DTypeError, GradientError, ShapeError
 from mlvm.core.program.program import Opcode
 from mlvm.eager import nn
+from mlvm.eager.recording import recorder
 from mlvm.eager.tensor.tensor import Tensor
 from tests.brief import cases, refuses
 
@@ -357,3 +359,74 @@ def test_a_branch_that_is_not_taken_has_no_tangent(wrap: Callable[..., Any], nes
     assert float(tangent) == 0.0
     _, tangent = step(ml.asarray(-1.0), ml.asarray(2.0))
     assert float(tangent) == pytest.approx(1.0)
+
+
+def test_nested_branches_take_quadratic_work_to_record(recorded: Counter[str]) -> None:
+    def launches(depth: int) -> int:
+        def branch(x: Tensor, depth: int = depth) -> Any:
+            if depth == 0:
+                return ml.sin(x)
+            return ml.cond(ml.sum(x) > depth, lambda: branch(x * 1.5, depth - 1), lambda: x)
+
+        recorded.clear()
+        ml.capture(lambda x: ml.jvp(branch, (x,), (x,))[1])(ml.ones(2))
+        return recorded["launch"]
+
+    assert launches(8) < 12 * launches(2)
+
+
+def test_gradients_of_branches_take_little_more_work_with_each_order(
+    recorded: Counter[str],
+) -> None:
+    def fn(x: Tensor) -> Any:
+        y = ml.cond(ml.sum(x) > 0.0, lambda: x * x, lambda: ml.sin(x))
+        z = ml.cond(ml.sum(x) > 1.0, lambda: ml.tanh(x), lambda: ml.ones(2))
+        return ml.sum(y * z * y)
+
+    def gradient(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return ml.grad(lambda x: ml.sum(fn(x)))
+
+    blocks = []
+    for step in (third := gradient(gradient(gradient(fn))), gradient(third)):
+        recorded.clear()
+        np.testing.assert_allclose(ml.capture(step)(ml.ones(2)), step(ml.ones(2)), rtol=1e-5)
+        blocks.append(recorded["block"])
+    assert blocks[0] < 150
+    assert blocks[1] < 600
+
+
+def test_a_block_costs_what_is_recorded_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    scans: list[int] = []
+
+    def all_views(vm: Any, scan: Callable[..., Any] = recorder._all_views) -> Any:
+        scans.append(1)
+        return scan(vm)
+
+    monkeypatch.setattr(recorder, "_all_views", all_views)
+
+    def fn(x: Tensor) -> Any:
+        for _ in range(20):
+            x = ml.cond(ml.sum(x) > 0.0, lambda x: x * 2.0, lambda x: x, x)
+        return x
+
+    assert ml.capture(fn)(ml.ones(2)).tolist() == [2.0**20] * 2
+    assert len(scans) == 1
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The numbers of launches and blocks that any recorder has recorded."""
+    counts: Counter[str] = Counter()
+
+    def counted(name: str) -> None:
+        method = getattr(recorder.Recorder, name)
+
+        def count(self: Any, *args: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return method(self, *args, **options)
+
+        monkeypatch.setattr(recorder.Recorder, name, count)
+
+    counted("launch")
+    counted("block")
+    return counts
