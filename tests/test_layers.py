@@ -63,24 +63,24 @@ ROOMS = [
 Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
-    "mlvm/core": 6_959,
+    "mlvm/core": 6_961,
     "mlvm/machines": 1_787,
     "mlvm/machines/native": 2_906,
     "mlvm/machines/gpu": 3_200,
     "mlvm/machines/standalone": 1_898,
     "mlvm/machines/remote": 3_940,
-    "mlvm/arena": 1_347,
+    "mlvm/arena": 1_360,
     "mlvm/show": 1_676,
     "mlvm/input": 1_645,
-    "mlvm/step": 3_411,
+    "mlvm/step": 3_420,
     "mlvm/parallel": 3_238,
     "mlvm/eager": 885,
     "mlvm/eager/tensor": 2_128,
     "mlvm/eager/functions": 4_805,
-    "mlvm/eager/recording": 1_045,
-    "mlvm/eager/autodiff": 2_355,
-    "mlvm/eager/control": 1_665,
-    "mlvm/eager/transform": 2_109,
+    "mlvm/eager/recording": 1_098,
+    "mlvm/eager/autodiff": 2_356,
+    "mlvm/eager/control": 1_727,
+    "mlvm/eager/transform": 2_133,
     "mlvm/eager/nn": 2_335,
     "mlvm/eager/parallel": 640,
     "mlvm/eager/optim": 1_255,
@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 500,
     "models": 3_470,
     "bench": 4_900,
-    "tests": 71_740,
+    "tests": 71_900,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -242,6 +242,8 @@ class PositionRefused(OperandValueError, IndexError):
     take(f32[2], i64[1]): index 5 at position [0] is out of range for length 2
     """
 
+    position: Sequence[int] = ()
+
 
 class ProgramError(MlvmError, ValueError):
     """A program is malformed. The text names `function`, `pc` and instruction.

@@ -22,7 +22,7 @@ from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Plan, plan
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.arena.writes import leave_out
-from mlvm.core.errors import OpError, ProgramError
+from mlvm.core.errors import OpError, PositionRefused, ProgramError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.protocol import StorageHandle
@@ -47,6 +47,7 @@ from mlvm.step.halves import in_halves
 from mlvm.step.hoist import Hoist, split_flow
 from mlvm.step.order import earlier_where_it_frees
 from mlvm.step.recompute import recomputed
+from mlvm.step.rows import in_lane
 from mlvm.step.schedule import Placed, Run, Schedule, placed
 from mlvm.step.transposes import without_transposes
 
@@ -118,6 +119,8 @@ class Planned:
             call = getattr(line, "call", None)
             if call is not None and isinstance(error, OpError):
                 error.op, error.operands = call  # the op that has raised stands for it
+                if isinstance(error, PositionRefused) and (naxes := getattr(line, "naxes", 0)):
+                    in_lane(error, (), naxes)
             layer = getattr(line, "layer", None)  # a saved step's line has none
             error.add_note(f"recorded at {line}" + (f", in {layer}" if layer else ""))
 

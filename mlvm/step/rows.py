@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from mlvm.core.errors import PositionRefused
 from mlvm.core.op import Attributes, Op
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import TensorType
@@ -63,6 +64,16 @@ def over_lanes(
     if op.elementwise:
         return op.name, attributes, lane.all_rows(max((x.ndim for x in types), default=0))
     return None
+
+
+def in_lane(error: PositionRefused, lane: Sequence[int], naxes: int) -> None:
+    """Name the lane in an error. The first `naxes` numbers of its position are numbers of lanes,
+    too.
+    """
+    numbers, rest = [*lane, *error.position[:naxes]], error.position[naxes:]
+    place = f"position {rest} of lane {numbers[0] if len(numbers) == 1 else numbers}"
+    error.reason = error.reason.replace(f"position {error.position}", place, 1)
+    error.position = rest
 
 
 def _matmul(name: str, lane: Lane) -> BatchedOp:

@@ -336,10 +336,11 @@ def _positions(indices: Array, length: int, *, negative: bool = True) -> Array:
         low, high = int(indices.min()), int(indices.max())
         if low < lowest or high >= length:
             where = np.argwhere((indices < lowest) | (indices >= length))[0].tolist()
-            raise PositionRefused(
-                f"index {indices[tuple(where)]} at position {where} is out of range "
-                f"for length {length}"
-            )
+            index = indices[tuple(where)]
+            reason = f"index {index} at position {where} is out of range for length {length}"
+            error = PositionRefused(reason)
+            error.position = where
+            raise error
         if low < 0:
             indices = np.where(indices < 0, indices.astype(np.intp) + length, indices)
     return indices.astype(np.intp, copy=False)

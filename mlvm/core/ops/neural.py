@@ -256,10 +256,10 @@ def _picked(logits: Array, labels: Array) -> tuple[Array, Array]:
     bad = (labels < 0) | (labels >= classes)
     if bad.any():
         position = tuple(map(int, np.argwhere(bad)[0]))
-        raise PositionRefused(
-            f"label {labels[position]} at position {position} is none of the"
-            f" {classes} classes 0 .. {classes - 1}"
-        )
+        reason = f"label {labels[position]} at position {position} is none of the {classes} classes"
+        error = PositionRefused(f"{reason} 0 .. {classes - 1}")
+        error.position = position
+        raise error
     return np.arange(labels.size), labels.reshape(-1)
 
 

@@ -20,16 +20,18 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from mlvm.core.errors import PositionRefused
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import Shape, i64
 from mlvm.eager.functions.creation import full, zeros
 from mlvm.eager.functions.indexing import getitem
 from mlvm.eager.functions.shapes import broadcast_to, moveaxis, permute_dims, reshape
+from mlvm.eager.recording.lines import traced_line
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, apply, one_op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.step.rows import over_lanes
+from mlvm.step.rows import in_lane, over_lanes
 
 
 class Batched(NamedTuple):
@@ -402,11 +404,23 @@ def _convolution(call: OneOp, n: int, x: Batched, y: Batched) -> Tensor:
     return moveaxis(reshape(result, (*result.shape[:-1], n, result.shape[-1] // n)), -2, 0)
 
 
-def one_by_one(call: OneOp, n: int, *xs: Batched) -> Tensor:
-    """Apply the op to one element after the other, such as for random numbers by key."""
-    elements = [
-        apply(call, *[getitem(v.x, i) if v.is_batched else v.x for v in xs]) for i in range(n)
-    ]
+def one_by_one(call: OneOp, n: int, *xs: Batched, in_lanes: bool = False) -> Tensor:
+    """Apply the op to one element after the other, such as for random numbers by key.
+
+    With `in_lanes`, an error names the element.
+    """
+    elements = []
+    for i in range(n):
+        operands = [getitem(v.x, i) if v.is_batched else v.x for v in xs]
+        try:
+            elements.append(apply(call, *operands))
+        except PositionRefused as error:
+            if in_lanes:
+                line = traced_line.get()
+                if line is not None and line.call is not None:  # an inner `vmap` of this one
+                    error.op, error.operands = line.call
+                in_lane(error, [i], 0 if line is None else line.naxes)
+            raise
     if not elements:
         like = call.infer(tuple([v.x.type.with_shape(v.shape) for v in xs]))
         assert like is not None  # no op with a rule is dynamic

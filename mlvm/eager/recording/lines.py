@@ -21,10 +21,12 @@ layer_here: Callable[[], str | None] = _no_layer
 
 class Line(str):
     """Place of a call: `file:line`, the path of the running `layer`, and the operation there with
-    its operands, if the op that stands for it has others."""
+    its operands, if the op that stands for it has others. Positions in these operands begin with
+    `naxes` numbers of lanes."""
 
     layer: str | None
     call: tuple[str, tuple[object, ...]] | None = None
+    naxes: int = 0
 
 
 traced_line: Final[ContextVar[Line | None]] = ContextVar("traced_line", default=None)
@@ -32,14 +34,15 @@ traced_line: Final[ContextVar[Line | None]] = ContextVar("traced_line", default=
 
 
 @contextmanager
-def standing_for(name: str, operands: Sequence[object]) -> Iterator[None]:
+def standing_for(name: str, operands: Sequence[object], *, has_lanes: bool) -> Iterator[None]:
     """Let errors of the ops that are recorded inside name this call of one element of `vmap`."""
     line = traced_line.get()
-    if line is None or line.call is not None:  # the outermost one is the user's
+    if line is None:
         yield
         return
     named = Line(line)
-    named.layer, named.call = line.layer, (name, tuple(operands))
+    named.layer, named.naxes = line.layer, line.naxes + has_lanes
+    named.call = line.call or (name, tuple(operands))  # the outermost one is the user's
     token = traced_line.set(named)
     try:
         yield

@@ -141,12 +141,13 @@ class BatchingInterpreter:
             return Batched(self._map_rows(call, xs), True)
         if blocks.is_recorded():
             element_types = [v.x.type.with_shape(v.shape) for v in xs]
-            with standing_for(name, element_types) if name in REFUSING else nullcontext():
+            named = standing_for(name, element_types, has_lanes=_has_lanes(call, xs))
+            with named if name in REFUSING else nullcontext():
                 return Batched(rule(call, self.n, *xs), True)
         with suppress(OperandValueError):
             return Batched(rule(call, self.n, *xs), True)
         # its error names the operands of one element
-        return Batched(one_by_one(call, self.n, *xs), True)
+        return Batched(one_by_one(call, self.n, *xs, in_lanes=_has_lanes(call, xs)), True)
 
     def _collective(self, call: OneOp, v: Batched) -> Batched:
         """Apply a collective along the batch axis; its result is the same for all elements."""
@@ -546,6 +547,13 @@ class BatchingInterpreter:
                 sums[p, q] = int(self._push(total))
         numbers = [sums.get(pair, pair[0] or pair[1]) for pair in pairs]
         return reshape(asarray(numbers, dtype=i64), number.shape)
+
+
+def _has_lanes(call: OneOp, xs: Sequence[Batched]) -> bool:
+    """Return whether the operand with positions has a row for each element."""
+    named = zip(call.op.inputs, xs, strict=False)
+    is_merged = call.op.name == "weighted_take"  # with the batch of images
+    return not is_merged and any(v.is_batched for k, v in named if k in ("indices", "labels"))
 
 
 def _numbers(x: Tensor) -> list[int]:

@@ -552,6 +552,25 @@ def test_an_index_out_of_range_is_named_as_in_its_lane() -> None:
     assert any(f"{__file__}:{line}" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.local(reason="an error that comes late names the line of the launch")
+@pytest.mark.parametrize("wrap", _WRAPS)
+def test_an_index_error_tells_the_lane_and_the_position_in_it(wrap: Any) -> None:
+    def first_refused(fn: Any, *args: Any) -> str:
+        with pytest.raises(PositionRefused) as caught:
+            wrap(fn)(*args)
+        return str(caught.value)
+
+    x, i = ml.ones((2, 3)), ml.asarray([[0, 1], [2, 7]])
+    text = "take(f32[3], i64[2]): index 7 at position [1] of lane 1 is out of range for length 3"
+    assert first_refused(ml.vmap(ml.take), x, i) == text
+    assert first_refused(ml.vmap(ml.take, in_axes=(None, 0)), x[0], i) == text
+    text = text.replace(" of lane 1", "")
+    assert first_refused(ml.vmap(ml.take, in_axes=(0, None)), x, i[1]) == text
+    nested = ml.vmap(ml.vmap(lambda x, k: x[k]))
+    text = "index 7 at position [] of lane [1, 1] is out of range for length 3"
+    assert text in first_refused(nested, ml.ones((2, 2, 3)), i)
+
+
 def test_a_gradient_through_vmap_of_a_function_has_the_same_bits_captured() -> None:
     twice = ml.function(lambda a: (lambda y: (y, y * ml.sin(y)))(ml.exp(a) * a))
 
