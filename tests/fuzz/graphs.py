@@ -194,9 +194,10 @@ def _smooth(m: Maker) -> None:
     name, attributes = m.draw.choice(kinds)
     if m.opset < {"HardSwish": 14, "Mish": 18, "Gelu": 20}.get(name, 0):
         raise Unfit
-    if name in ("Exp", "Sinh", "Cosh"):
-        x = m.add("Clip", f"{x.name} {m.const(np.float32(-4))} {m.const(np.float32(4))}", x.shape,
-                  "f4", x.is_exact)  # fmt: skip
+    most = {"Exp": 4, "Sinh": 4, "Cosh": 4, "Sin": 64, "Cos": 64}.get(name)
+    if most is not None:  # of a larger one, a bit of the operand decides
+        bounds = m.const(np.float32(-most)), m.const(np.float32(most))
+        x = m.add("Clip", " ".join([x.name, *bounds]), x.shape, "f4", x.is_exact)
         m.used.add(x.name)
     m.add(name, x.name, x.shape, "f4", False, **attributes)
 
