@@ -70,8 +70,8 @@ def interrupted(function: Callable[[], Any], n: int) -> bool:
 
 def interrupted_at_line(function: Callable[[], Any], n: int, folder: str) -> bool:
     """Call the function, with Ctrl-C before the n-th line that it runs in files of that folder,
-    finalizers included; return whether it got so far. The end of a `with`, where Python looks for
-    no signals, is left alone."""
+    finalizers included; return whether it got so far. The end of a `with` and the line of a `try`,
+    where Python looks for no signals, are left alone."""
     return lines_run(function, folder, n) >= n
 
 
@@ -89,7 +89,7 @@ def lines_run(function: Callable[[], Any], folder: str, n: int = 0) -> int:
         nonlocal visits
         if folder not in frame.f_code.co_filename:
             return None
-        if event == "line" and not _ends_with(frame):
+        if event == "line" and not _is_uninterruptible(frame):
             visits += 1
             if visits == n:
                 raise KeyboardInterrupt
@@ -126,7 +126,8 @@ def lines_run(function: Callable[[], Any], folder: str, n: int = 0) -> int:
     return visits
 
 
-def _ends_with(frame: FrameType) -> bool:
-    """Return whether the frame is about to call `__exit__` with three times None."""
+def _is_uninterruptible(frame: FrameType) -> bool:
+    """Return whether Python looks for no signals here: the frame is about to call `__exit__` with
+    three times None, or at the no-op of a `try`, which no `with` around it covers."""
     code = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 8 : 2]
-    return bytes([dis.opmap["LOAD_CONST"]] * 3) in code
+    return bytes([dis.opmap["LOAD_CONST"]] * 3) in code or code[0] == dis.opmap["NOP"]

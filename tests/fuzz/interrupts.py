@@ -1,12 +1,13 @@
-"""Ctrl-C before random lines of queues, pipelines and groups, finalizers included.
+"""Ctrl-C before random lines of queues, pipelines, groups and remote VMs, finalizers included.
 
     python -m tests.fuzz interrupts --programs 5000 --seed 0
 
 A program is a few random calls. It runs once to count its lines in the package's folder, and once
 more with Ctrl-C before one of them, sometimes before two. After that, each slot of a queue is free
 or has its element, and elements come in order, none of them twice; a pipeline's position and its
-batches agree, with as many threads as before; a group runs again, or is closed. A program that
-leaves anything else is printed with the number that makes it again, and the exit status is 1.
+batches agree, with as many threads as before; a group runs again, or is closed; a remote VM has
+the tensors that it had, and computes, or its connection is lost. A program that leaves anything
+else is printed with the number that makes it again, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -24,10 +26,15 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import MlvmError, QueueEmpty, QueueFull, ShutDown
+from mlvm.core.errors import ConnectionLost, MlvmError, QueueEmpty, QueueFull, ShutDown
+from mlvm.core.program.program import Program
+from mlvm.core.types import TensorType, f32
 from mlvm.input.pipeline import Pipeline
 from mlvm.input.queue import QueueTensor
 from mlvm.machines.local import LocalVM as VM
+from mlvm.machines.remote.client import RemoteVM
+from mlvm.machines.remote.connect import connect
+from mlvm.machines.remote.server import Server
 from mlvm.machines.wire import WireVM
 from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.processes import ProcessGroup
@@ -38,8 +45,15 @@ from tests.interrupting import lines_run
 
 INPUT: Final = "/mlvm/input/"
 PARALLEL: Final = "/mlvm/parallel/"
+REMOTE: Final = "/mlvm/machines/remote/"
 SECONDS: Final = 60
 """For one program; more counts as a hang."""
+
+_SECRET: Final = "between interrupts"
+_VECTOR: Final = TensorType(f32, (3,))
+_ADD: Final = Program.of_op("add", 2, {}, 1)
+_ADD_INTO: Final = Program.of_op("add.out", 3, {}, 0)
+_REMOTE_CALLS: Final = ("alloc", "read", "launch", "outputs", "dealloc", "size")
 
 PROCESSES: Final = 50
 """One program in so many runs in a process."""
@@ -281,10 +295,78 @@ def try_close(rng: random.Random) -> str:
     return "close of a group"
 
 
+# --- remote VMs -----------------------------------------------------------------------
+
+
+class RemoteCalls:
+    """Calls on a VM of a server."""
+
+    def __init__(self, vm: RemoteVM) -> None:
+        self.vm = vm
+        self.written: dict[int, float] = {}  # the values of tensors, by their handles
+
+    def alloc(self) -> None:
+        handle = self.vm.alloc_tensor(_VECTOR)
+        self.vm.write(handle, np.full(3, 2.0, np.float32))
+        self.written[handle] = 2.0
+
+    def read(self) -> None:
+        for handle, value in self.written.items():
+            result = self.vm.read(handle).tolist()
+            require(result == [value] * 3, f"read {result}, not {value}")
+
+    def launch(self) -> None:
+        for handle in self.written:
+            value = self.written.pop(handle)  # neither the old one nor the new one is known
+            self.vm.launch(_ADD_INTO, [handle, handle, handle])
+            self.written[handle] = 2 * value
+            break
+
+    def outputs(self) -> None:
+        for handle, value in self.written.items():
+            [result] = self.vm.launch(_ADD, [handle, handle])
+            require(result.tolist() == [2 * value] * 3, f"launch returned {result}")
+
+    def dealloc(self) -> None:
+        if self.written:
+            self.vm.dealloc_tensor(self.written.popitem()[0])
+
+    def size(self) -> None:
+        self.vm.consumed_size_in_mib()
+
+
+def try_remote(rng: random.Random, server: Server) -> str:
+    """Interrupt calls on a remote VM; raise `Wrong` if it neither computes nor says that its
+    connection is lost."""
+    names = ["alloc", *[rng.choice(_REMOTE_CALLS) for _ in range(rng.randint(1, 8))]]
+
+    def run(calls: RemoteCalls) -> None:
+        for name in names:
+            getattr(calls, name)()
+
+    threads = threading.active_count()
+    with connect(str(server.address), secret=_SECRET) as vm:
+        total = lines_run(partial(run, RemoteCalls(vm)), REMOTE)
+    with connect(str(server.address), secret=_SECRET) as vm:
+        calls = RemoteCalls(vm)
+        place = f"{names}: {interrupt(rng, partial(run, calls), total, REMOTE)}"
+        try:
+            for name in ("read", "alloc", "launch", "outputs", "read", "size", "dealloc"):
+                getattr(calls, name)()
+        except ConnectionLost:
+            place = ""
+        except (MlvmError, Wrong) as error:
+            raise Wrong(f"{place}: {error}") from error
+    until = time.monotonic() + SECONDS / 10
+    while threading.active_count() > threads and time.monotonic() < until:
+        time.sleep(1e-3)  # the server's threads for the two connections end
+    return "remote VM" if place else "remote VM, lost"
+
+
 # --- all ------------------------------------------------------------------------------
 
 
-def try_program(seed: int, number: int, groups: Groups) -> str:
+def try_program(seed: int, number: int, groups: Groups, server: Server) -> str:
     """Try the program of that number; return its kind. Raises `Wrong`."""
     rng = random.Random(f"interrupts:{seed}:{number}")
     if number % PROCESSES == 0 and os.name == "posix":
@@ -294,7 +376,9 @@ def try_program(seed: int, number: int, groups: Groups) -> str:
         return try_queue(rng)
     if kind < 0.85:
         return try_pipeline(rng)
-    return try_close(rng) if kind < 0.88 else try_group(rng, groups, rng.choice("12"))
+    if kind < 0.9:
+        return try_remote(rng, server)
+    return try_close(rng) if kind < 0.92 else try_group(rng, groups, rng.choice("12"))
 
 
 def fuzz(
@@ -305,11 +389,12 @@ def fuzz(
     counts: Counter[str] = Counter()
     failures = []
     groups = Groups()
+    server = Server("127.0.0.1:0", secret=_SECRET)
     try:
         for number in range(first, first + programs):
             try:
                 with time_limit(SECONDS):
-                    counts[try_program(seed, number, groups)] += 1
+                    counts[try_program(seed, number, groups, server)] += 1
             except Exception as error:
                 text = str(error) if isinstance(error, Wrong) else traceback.format_exc()
                 failures.append(f"--seed {seed} --first {number}: {text}")
@@ -317,6 +402,7 @@ def fuzz(
                     break
     finally:
         groups.close()
+        server.close()
     return counts, failures
 
 
