@@ -72,7 +72,7 @@ class Plan(NamedTuple):
         bound = f"lower bound {self.lower_bound:,} ({ratio:.2f})"
         unfused = "" if self.unfused is None else f", unfused {self.unfused:,}"
         ahead = f"; {self.ahead:,} bytes are computed ahead" if self.ahead else ""
-        used = "" if self.used is None else f"; at most {self.used:,} in use at the last lengths"
+        used = "" if self.used is None else f"; at most {self.used:,} in use at a call's lengths"
         return f"{self.nbytes:,} bytes, {bound}{unfused}, by {self.order}{ahead}{used}"
 
     def __repr__(self) -> str:

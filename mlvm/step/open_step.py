@@ -128,9 +128,11 @@ class OpenStep(NamedTuple):
                 )
             values[names[name].place] = n
         if not self._compute(values):
+            is_short = any(values[each.place] < 2 for each in self.lengths)
+            how = "captured with lengths=False" if is_short else "after a call at these lengths"
             raise ShapeError(
                 f"step: at {self.sizes(values)} the function computes otherwise than at "
-                f"{self.sizes(self.values)}; call it at that length, and save it again"
+                f"{self.sizes(self.values)}; save another step, {how}"
             )
         return values
 

@@ -95,12 +95,12 @@ def test_training_on_sentences(tmp_path: Path, program_of: Builder) -> None:
     equals_at(file, program, inputs, sizes)
     x, y = inputs(2, 4), inputs(2, 5)
     for arrays, text in (
-        ([x[0], y[1]], "a length of it is another than in an input before"),
-        ([x[0][:0], y[1]], "its shape is another"),
+        ([x[0], y[1]], "1 to 33 as in the inputs before, got shape (2, 5)"),
+        ([x[0][:0], y[1]], "expected i64[batch,time] with batch 1 to 5, time 1 to 33"),
         (inputs(2, 34), "time = 34: expected 1 to 33"),
         (inputs(6, 3), "batch = 6: expected 1 to 5"),
-        ([np.zeros((2, 4), np.int32), x[1]], "another dtype"),
-        ([x[0][None, None], x[1]], "its shape is another"),
+        ([np.zeros((2, 4), np.int32), x[1]], "expected i64[batch,time], got elements of <i4"),
+        ([x[0][None, None], x[1]], "got shape (1, 1, 2, 4)"),
     ):
         assert text in run(program, arrays)[1]
     (tmp_path / "in0.raw").write_bytes(x[0].tobytes())
@@ -127,7 +127,7 @@ def test_branches_on_lengths_and_numbers_of_them(tmp_path: Path, program_of: Bui
         return [np.random.default_rng(n).normal(size=(n, 8)).astype(np.float32)]
 
     equals_at(file, program, inputs, {"n": (5, 6, 8, 15, 16, 17, 31, 33, 64, 70)})
-    assert "computes otherwise" in run(program, inputs(4))[1]
+    assert "at n = 4 the function computes otherwise" in run(program, inputs(4))[1]
     stacked = np.stack([inputs(6)[0], inputs(6)[0] + 1])
     results, _ = run(program, [stacked], "--steps", "2")
     assert results[1].shape == (2, 6, 3)
@@ -219,6 +219,8 @@ def test_the_functions_of_a_step_with_lengths(tmp_path: Path) -> None:
         "0 2: 3 3",
         "-1 int = 10: expected 1 to 9",
         "-1 int = 0: expected 1 to 9",
+        "-1 the lengths are NULL",
+        "-1 -1",
         "0 2: 3 3",
         "0 2: 9 3",
         "the same",
@@ -255,6 +257,8 @@ int main(void)
     shape(&a, 0);
     for (int n = 10; n >= 0; n -= 10)
         printf("%d %s\n", step_set_lengths(&a, &(struct step_lengths){n}), step_error(&a));
+    printf("%d %s\n", step_set_lengths(&a, NULL), step_error(&a));
+    printf("%d %d\n", step_output_shape(&a, 2, NULL), step_output_shape(&a, -1, NULL));
     shape(&a, step_run(&a, &in, &out));
     step_run(&b, &in, &other);
     int result = step_set_lengths(&a, &(struct step_lengths){9});

@@ -130,7 +130,11 @@ def as_tensors(signatures: Signatures, vm: VMProtocol, args: Any, kwargs: Any) -
     float of the call's tensors: its other arguments, and those that the function reaches."""
     if not kwargs and {Tensor}.issuperset(map(type, args)):
         return args, kwargs
-    arrays = [x for _, x in flatten((args, kwargs), None, ends=_at_arrays)[0]]
+    is_flat = not kwargs and {Tensor, np.ndarray}.issuperset(map(type, args))
+    if is_flat:  # sooner than the walk, which finds the same
+        arrays = [x for x in args if isinstance(x, np.ndarray)]
+    else:
+        arrays = [x for _, x in flatten((args, kwargs), None, ends=_at_arrays)[0]]
     if not arrays:
         return args, kwargs
     widest = None
@@ -143,6 +147,8 @@ def as_tensors(signatures: Signatures, vm: VMProtocol, args: Any, kwargs: Any) -
         own = DType.of(x.dtype)
         return asarray(x, dtype=own if widest is None else array_beside(own, widest.dtype))
 
+    if is_flat:
+        return tuple([tensor(x) if isinstance(x, np.ndarray) else x for x in args]), kwargs
     return replace(tensor, (args, kwargs), _ARRAYS)
 
 

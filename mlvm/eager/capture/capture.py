@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
@@ -141,7 +141,10 @@ class Captured(Generic[P, R]):
             if bound is not None:
                 entry = self._last = path.entry
                 return self._launch(entry, entry.variants.select(), arena, path.scratch, *bound)
+        arrays = args
         args, kwargs = as_tensors(self._signatures, arena.vm, args, kwargs)
+        if args is not arrays:
+            return self._call(args, kwargs, loop=loop)  # it may be known with these
         while True:
             signature, key = self._signatures.of(arena.vm, args, kwargs)
             named = self._spec.axes(signature, args, kwargs) if self._spec.names else []
@@ -290,6 +293,10 @@ class Captured(Generic[P, R]):
         name = getattr(self.fn, "__name__", "").strip("_<>")
         title = f"Memory of {name or 'a captured function'}"
         planned = self.planned
+        if lengths is not None and not isinstance(lengths, Mapping):
+            raise ArgumentError(
+                f'plot: expected lengths by name, such as {{"time": 12}}, got {brief(lengths)}'
+            )
         if lengths:
             opened = self._open_part(self._last_entry(), planned)
             planned = opened.planned_at(opened.values_of(lengths))
@@ -352,7 +359,9 @@ class Captured(Generic[P, R]):
         none."""
         if entry.open_part is None:
             types = ", ".join(map(str, entry.input_types))
-            if self._replace or debug.is_watched(entry.vm):
+            if not self._spec.names:
+                why = 'name open axes, as in ml.capture(step, lengths={"x": ("n",)})'
+            elif self._replace or debug.is_watched(entry.vm):
                 used = "replace= is" if self._replace else "ml.debug is"
                 why = f"{used} used; capture it without, or with lengths=False"
             elif any(n < 2 for type in entry.input_types for n in type.shape):
@@ -740,8 +749,8 @@ def measure(
     without running it or allocating anything.
 
     Arguments are as the function takes them, with a `TensorType` where a tensor would be, or the
-    tensor itself. With `lengths` and `at_most`, as in `capture`, the plan is that of the bounds,
-    and its `used` has the bytes in use at the sizes of the arguments. Raises what `capture`
+    tensor or array itself. With `lengths` and `at_most`, as in `capture`, the plan is that of the
+    bounds, and its `used` has the bytes in use at the sizes of the arguments. Raises what `capture`
     raises, `ArgumentError` for an option that is no bool, and `CaptureError` for a type given as
     text.
 
@@ -758,11 +767,13 @@ def measure(
     _require_bools("measure", fuse=fuse, recompute=recompute, hoist=hoist)
     recorder.refuse_captured("a function is measured")
     spec, arena = LengthSpec(fn, lengths, at_most), current_arena()
-    with closing(Arena(arena.vm, "measured")) if spec.names else nullcontext() as own:
-        if own is not None:  # axes of tensors are opened
+    with closing(Arena(arena.vm, "measured")) as own:
+        if spec.names:  # axes of tensors are opened
             args, kwargs = replace(
                 lambda type: Output(type, None).alloc(own), (args, kwargs), TensorType
             )
+        with own.allocating():
+            args, kwargs = as_tensors(Signatures(fn), arena.vm, args, kwargs)
         call, signature = trace_once(fn, args, kwargs)
         compiler = partial(
             compile_flow,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -537,11 +537,17 @@ def _header(
     planned: Planned, source: OpenSource | None, sets: Sequence[str], threads: int, title: str
 ) -> str:
     results = [each.type for each in planned.results]
+    takes = planned.inputs if source is None else source.input_types
+    by_lengths = "" if source is None else " at the lengths of the call before saving"
+    types_by_name = {
+        "input": [str(type) for type in takes],
+        "output": [f"{type}{by_lengths}" for type in results],
+    }
     fields = {}
     for name, types in (("input", planned.inputs), ("output", results)):
         rows = [
-            f"    const {_C_TYPES.get(type.dtype.name, 'uint8_t')} *{name}{i}; /* {type} */\n"
-            for i, type in enumerate(types)
+            f"    const {_C_TYPES.get(type.dtype.name, 'uint8_t')} *{name}{i}; /* {text} */\n"
+            for i, (type, text) in enumerate(zip(types, types_by_name[name], strict=True))
         ]
         fields[f"@{name.upper()}S@"] = "".join(rows) or f"    const void *no_{name};\n"
     text = (HERE / "src" / "step.h.in").read_text()
@@ -579,9 +585,11 @@ def _described(
     results = [each.type for each in planned.results]
     lengths: list[str] = []
 
-    def rows_of(types: Sequence[TensorType], axes: Mapping[tuple[int, int], int]) -> list[str]:
+    def rows_of(
+        types: Sequence[TensorType], axes: Mapping[tuple[int, int], int], names: Iterable[object]
+    ) -> list[str]:
         rows = []
-        for i, type in enumerate(types):
+        for i, (type, name) in enumerate(zip(types, names, strict=True)):
             shape = type.array_shape  # as numpy has it
             text = ", ".join(map(str, shape)) + "," * bool(shape)
             descr = type.dtype.numpy.str if type.dtype.name != "bf16" else "<V2"
@@ -590,13 +598,14 @@ def _described(
             if has:
                 lengths.append(array(f"static const int step_lengths{i}[]", map(str, numbers)))
             rows.append(
-                f"{{{string(str(type))}, {string(descr)}, {string(text)}, {type.nbytes}, "
+                f"{{{string(str(name))}, {string(descr)}, {string(text)}, {type.nbytes}, "
                 f"{type.dtype.numpy.itemsize}, {f'step_lengths{i}' if has else 'NULL'}}}"
             )
         return rows or ['{"", "", "", 0, 0, NULL}']
 
-    inputs = rows_of(planned.inputs, source.axes if source is not None else {})
-    takes = ", ".join(map(str, source.input_types if source else planned.inputs)) or "none"
+    input_types = planned.inputs if source is None else source.input_types
+    inputs = rows_of(planned.inputs, source.axes if source is not None else {}, input_types)
+    takes = ", ".join(map(str, input_types)) or "none"
     of_lengths = source.lengths if source is not None else ()
     spelled = ", ".join([f"{x.name} 1 to {x.at_most}" for x in of_lengths])
     return "\n".join(
@@ -614,7 +623,7 @@ def _described(
             "} TensorSpec;",
             *lengths,
             array("static const TensorSpec step_input_specs[]", inputs),
-            array("static const TensorSpec step_output_specs[]", rows_of(results, {})),
+            array("static const TensorSpec step_output_specs[]", rows_of(results, {}, results)),
         ]
     )
 

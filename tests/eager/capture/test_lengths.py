@@ -462,7 +462,10 @@ def test_a_saved_step_takes_all_lengths(tmp_path: Path) -> None:
         (((9, 4), (9,)), "step: axis 0 of input 0 and axis 0 of input 1 is 'n' = 9, expected 1 to"),
         (((0, 4), (0,)), "step: axis 0 of input 0 and axis 0 of input 1 is 'n' = 0, expected 1 to"),
         (((5, 4), (6,)), "step: 'n' is 5 at axis 0 of input 0, and 6 at axis 0 of input 1: axes"),
-        (((4, 4), (4,)), "step: at n = 4 the function computes otherwise than at n = 7; call it"),
+        (
+            ((4, 4), (4,)),
+            "step: at n = 4 the function computes otherwise than at n = 7; save another step, after",
+        ),
         (((5, 4), (5, 1)), "step: input 1 is f32[n], got f32[5,1]"),
         (((5, 3), (5,)), "write to f32[5,4]: the array's shape is (5, 3)"),
     ],
@@ -531,7 +534,7 @@ def test_the_plan_tells_the_bytes_of_the_last_lengths(tmp_path: Path) -> None:
         step.plot(tmp_path / "named.svg", lengths={"n": 48})
     assert used[0] == step.plan.nbytes
     assert used == [used[0], used[0] // 6, used[0] // 2]
-    assert str(step.plan).endswith(f"; at most {used[2]:,} in use at the last lengths")
+    assert str(step.plan).endswith(f"; at most {used[2]:,} in use at a call's lengths")
     named = (tmp_path / "named.svg").read_text()
     assert named.replace(" at n = 48", "") == pictures[2] != pictures[1]
     for sizes, message in (({"n": 97}, "expected 1 to 96"), ({"m": 3}, "a length of n, got 'm'")):
@@ -718,3 +721,21 @@ def test_a_step_is_saved_with_all_of_its_lengths(tmp_path: Path) -> None:
     for m in (3, 4, 5):
         step(ml.ones((1, 4)), ml.ones((m, 4)))
     refuses(CaptureError, "has n closed", step.save, tmp_path / "step.mlvm")
+
+
+def test_arrays_are_measured_at_lengths() -> None:
+    array = np.ones((5, 4), np.float32)
+    axes: dict[str, Any] = {"lengths": {"x": ("n", None)}, "at_most": {"n": 100}}
+    needed = ml.measure(lambda x: ml.sum(ml.sort(x)), array, **axes).plan
+    assert needed == ml.measure(lambda x: ml.sum(ml.sort(x)), ml.asarray(array), **axes).plan
+    assert needed is not None
+    assert needed.used is not None
+    refuses(ShapeError, "at most 100", ml.measure, ml.sort, np.ones((101, 4)), **axes)
+
+
+def test_pictures_without_lengths_name_the_remedy(tmp_path: Path) -> None:
+    step = ml.capture(ml.tanh)
+    step(ml.ones(3))
+    path = tmp_path / "step.svg"
+    refuses(ArgumentError, "expected lengths by name", step.plot, path, lengths=5)
+    refuses(CaptureError, "name open axes, as in", step.plot, path, lengths={"n": 3})

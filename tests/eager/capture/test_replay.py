@@ -58,6 +58,14 @@ def test_repeated_calls_are_launched_in_c(launches: list[Any]) -> None:
     assert len(launches) == before
 
 
+def test_arrays_are_known_as_tensors(launches: list[Any]) -> None:
+    array, x = np.ones(2, np.float32), ml.ones(2)
+    add = warmed(lambda x, y: x + y, array, x)
+    before = len(launches)
+    assert [add(array * i, x).tolist() for i in range(20)] == [[i + 1.0] * 2 for i in range(20)]
+    assert len(launches) == before
+
+
 def test_results_that_stay_alive_have_memory_of_their_own() -> None:
     x = ml.asarray([1.0, 2.0])
     scale = warmed(lambda x: (x + x, x * x), x)

@@ -132,6 +132,7 @@ static size_t nbytes_of(const TensorSpec *spec, const unsigned long long *sizes)
 /* Leave the elements of a .npy file, if it is one. Returns NULL, or what is wrong with it. */
 static const char *unpack(Data *data, const TensorSpec *spec, unsigned long long *sizes)
 {
+    static char reason[2048];
     static const unsigned char magic[] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
     if (data->nbytes < 12 || memcmp(data->bytes, magic, sizeof magic))
         return spec->lengths ? "it is no .npy file, and its shape is to give lengths" : NULL;
@@ -149,11 +150,17 @@ static const char *unpack(Data *data, const TensorSpec *spec, unsigned long long
     descr = descr ? strchr(descr + 8, '\'') : NULL;
     size_t name = strlen(spec->dtype);
     if (!descr || strncmp(descr + 1, spec->dtype, name) || descr[1 + name] != '\'')
-        return "its elements are of another dtype";
+        return snprintf(reason, sizeof reason, "expected %s, got elements of %.*s", spec->type,
+                        descr ? (int)strcspn(descr + 1, "'") : 0, descr ? descr + 1 : ""),
+               reason;
     const char *shape = strstr(header, "'shape':");
-    if (!shape || !fits_shape(shape + 8, spec, sizes))
-        return spec->lengths ? "its shape is another, or a length of it is another than in an input before"
-                             : "its shape is another: give one input, or several stacked along the first axis";
+    shape = shape ? strchr(shape, '(') : NULL;
+    if (!shape || !fits_shape(shape, spec, sizes))
+        return snprintf(reason, sizeof reason, "expected %s%s, got shape %.*s", spec->type,
+                        spec->lengths ? " with " STEP_TAKES_LENGTHS " as in the inputs before"
+                                      : " or several stacked along the first axis",
+                        shape ? (int)strcspn(shape, ")") + 1 : 0, shape ? shape : ""),
+               reason;
     data->nbytes -= begin + length;
     memmove(data->bytes, data->bytes + begin + length, data->nbytes);
     return NULL;

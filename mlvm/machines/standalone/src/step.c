@@ -338,6 +338,8 @@ int step_set_lengths(struct step *step, const struct step_lengths *lengths)
 {
     Running *r = running_of(step);
     int64_t sizes[STEP_LENGTHS], before[STEP_LENGTHS];
+    if (!lengths)
+        return fail(step, "%s", "the lengths are NULL");
     memcpy(sizes, lengths, sizeof sizes);
     for (uint32_t i = 0; i < STEP_LENGTHS; i++) {
         before[i] = r->numbers[i].integer;
@@ -347,8 +349,13 @@ int step_set_lengths(struct step *step, const struct step_lengths *lengths)
     }
     const Variant *variant = variant_for(r, sizes);
     if (!variant) {
+        char text[160];
+        size_t at = 0;
+        for (uint32_t i = 0; i < STEP_LENGTHS && at < sizeof text; i++)
+            at += (size_t)snprintf(text + at, sizeof text - at, "%s%s = %lld", i ? ", " : "",
+                                   built.lengths[i].name, (long long)sizes[i]);
         variant_for(r, before);
-        return fail(step, "%s", "at these lengths the function computes otherwise than in the call before saving");
+        return fail(step, "at %s the function computes otherwise than in the call before saving", text);
     }
     use_variant(r, variant);
     return 0;
@@ -356,6 +363,8 @@ int step_set_lengths(struct step *step, const struct step_lengths *lengths)
 
 int step_output_shape(const struct step *step, int output, int64_t *shape)
 {
+    if (output < 0 || (uint32_t)output >= built.noutputs)
+        return -1;
     const Shape *of = &built.shapes[output];
     for (int i = 0; i < of->ndim; i++)
         shape[i] = running_of(step)->numbers[of->formulas[i]].integer;
@@ -391,7 +400,7 @@ int step_init_for(struct step *step, void *memory, const void *weights, size_t n
         nbytes = built.weights;
     }
     if (!weights)
-        return fail(step, "%s", "it was built without weights: give those of its file");
+        return fail(step, "%s", "it was built without weights: give those that the build wrote (--weights FILE)");
     const char *wrong = checked_weights(weights, nbytes);
     if (wrong)
         return fail(step, "%s", wrong);
