@@ -38,6 +38,7 @@ from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import taken_ahead
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.step.compile import Planned
+from mlvm.step.replacement import Types
 from mlvm.step.saved import SavedStep
 
 _MOST_REFRESHED: Final = 2
@@ -222,11 +223,7 @@ class Launch:
         return other
 
     def replayed(
-        self,
-        scalars: ScalarInputs,
-        arena: Arena,
-        inputs: Sequence[Tensor],
-        types: tuple[TensorType, ...] | None,
+        self, scalars: ScalarInputs, arena: Arena, inputs: Sequence[Tensor], types: Types | None
     ) -> list[Tensor] | None:
         """Launch the program in C, if it has run on these tensors before, and return outputs of
         these types in the arena. None: nothing has happened, and `run` is to launch it."""
