@@ -35,6 +35,7 @@ from mlvm.core.types import (
     u32,
     u64,
 )
+from mlvm.eager.tensor.number import is_free, is_open
 from mlvm.onnx.arrays import DTYPES, NAMES
 from mlvm.onnx.ops.elementwise import PAIRS
 
@@ -93,6 +94,8 @@ _FLOATING: Final = (
 class Body:
     """The nodes that compute the op of that name, of operands named x0, x1, ... of these types.
 
+    sizes: further operands, formulas of lengths: lists of integers, or a number of a dtype.
+
     Other runtimes have no kernels of bf16. So where the op computes with it, operands are cast to
     f32 and the result is cast back, as the op itself does; `takes` are the operands before."""
 
@@ -110,6 +113,7 @@ class Body:
         self.names = [f"x{i}" for i in range(len(types))]
         self.takes: list[str] = []
         self.nodes: list[dict[str, Any]] = []
+        self.sizes: dict[str, tuple[Any, DType]] = {}
         self._dtypes: dict[str, DType] = {}
         for x, operand_type, type in zip(self.names, types, self.types, strict=True):
             self.takes.append(x if operand_type is type else f"{x}.{operand_type.dtype}")
@@ -173,8 +177,22 @@ class Body:
             return self.cast(x, self._gives)
         return self("Identity", x) if x in self.takes else x
 
+    def _size(self, value: Any, dtype: DType) -> str:
+        """Add an operand for a formula of lengths."""
+        name = f"n{len(self.sizes)}"
+        self.sizes[name], self._dtypes[name] = (value, dtype), dtype
+        return name
+
+    def counted(self, n: int) -> str:
+        """Add 0 .. n - 1."""
+        if not is_open(n):
+            return self.array(range(n))
+        return self("Range", self.array(0), self.array(n), self.array(1))
+
     def array(self, value: Any, dtype: DType = i64) -> str:
-        """Add a constant."""
+        """Add a constant, or sizes."""
+        if is_open(value) or (isinstance(value, list) and any(map(is_open, value))):
+            return self._size(value, dtype)
         value = np.asarray(value, dtype.numpy)
         return self("Constant", value=value)
 
@@ -183,6 +201,8 @@ class Body:
         from mlvm.core.ops import half
 
         dtype = dtype or self.out.dtype
+        if is_free(value):
+            return self._size(value, dtype)
         return self("Constant", value=half.cast(np.asarray(value, np.float64), dtype))
 
     def cast(self, x: str, dtype: DType) -> str:
@@ -266,7 +286,7 @@ class Body:
         )
 
     def padded(self, x: str, widths: Sequence[tuple[int, int]], value: float = 0.0) -> str:
-        if not any(map(any, widths)):
+        if not any(is_open(n) or n for pair in widths for n in pair):
             return x
         pads = self.array([a for a, _ in widths] + [b for _, b in widths])
         return self("Pad", x, pads, self.number(value))
@@ -414,6 +434,7 @@ BODIES.update(
         "triu": lambda b: b("Trilu", "x0", b.array(b.k), upper=1),
         "argmax": lambda b: _extreme(b, "ArgMax"),
         "argmin": lambda b: _extreme(b, "ArgMin"),
+        "zeros": lambda b: _zeros(b),
         "sort": lambda b: _sorted(b, 0),
         "argsort": lambda b: _sorted(b, 1),
     }
@@ -575,17 +596,44 @@ def _slice_add(b: Body) -> str:
 def _slice_set(b: Body) -> str:
     values = b("Expand", b.operand(1, b.out.dtype), b.array(list(b.length)))
     placed = b.embedded(values, b.length, b.out.shape, b.start, b.step)
-    inside = None
+    inside, zero = None, b.array(0)
     for axis, (n, a, m, s) in enumerate(zip(b.out.shape, b.start, b.length, b.step, strict=True)):
-        there = np.zeros(n, bool)
-        there[[a + i * s for i in range(m)]] = True
-        if not there.all():
-            mask = b.array(there.reshape(n, *[1] * (b.out.ndim - axis - 1)), bool_)
-            inside = mask if inside is None else b("And", inside, mask)
+        if m == n:
+            continue
+        places = b("Sub", b.counted(n), b.array(a if s > 0 else a + s * (m - 1)))
+        there = b("And", b("GreaterOrEqual", places, zero), b("Less", places, b.array(m * abs(s))))
+        if abs(s) > 1:
+            there = b("And", there, b("Equal", b("Mod", places, b.array(abs(s))), zero))
+        mask = b.reshaped(there, [n, *[1] * (b.out.ndim - axis - 1)])
+        inside = mask if inside is None else b("And", inside, mask)
     return placed if inside is None else b("Where", inside, placed, "x0")
 
 
 # --- positions ----------------------------------------------------------------------------
+
+
+@body("arange")
+def _arange(b: Body) -> str:
+    """start + i step, in f64 or i64, rounded once."""
+    wide = f64 if b.out.dtype.is_float else i64
+    steps = b("Mul", b.cast(b.counted(b.out.shape[0]), wide), b.number(b.step, wide))
+    return b.cast(b("Add", steps, b.number(b.start, wide)), b.out.dtype)
+
+
+@body("linspace")
+def _linspace(b: Body) -> str:
+    places, intervals = b.counted(b.num), b.num - 1 if b.endpoint else b.num
+    steps = b("Mul", b.cast(places, f64), b.number((b.stop - b.start) / intervals, f64))
+    y = b("Add", steps, b.number(b.start, f64))
+    if b.endpoint:
+        y = b("Where", b("Equal", places, b.array(intervals)), b.number(b.stop, f64), y)
+    return b.cast(y, b.out.dtype)
+
+
+@body("eye")
+def _eye(b: Body) -> str:
+    rows = b("Add", b("Unsqueeze", b.counted(b.rows), b.array([1])), b.array(b.k))
+    return b.cast(b("Equal", rows, b.counted(b.columns)), b.out.dtype)
 
 
 @body("take_along_axis")
@@ -607,7 +655,7 @@ def _take_along_axis(b: Body) -> str:
 @body("one_hot")
 def _one_hot(b: Body) -> str:
     places = b("Unsqueeze", b.operand(0, i64), b.array([-1]))
-    return b.cast(b("Equal", places, b.array(range(b.num_classes))), b.out.dtype)
+    return b.cast(b("Equal", places, b.counted(b.num_classes)), b.out.dtype)
 
 
 def _rows_first(b: Body, x: str, axis: int, count: int, ndim: int) -> str:
@@ -667,7 +715,7 @@ def _dynamic_update(b: Body) -> str:
     axis, (n, m) = axes_of(b.axis, b.out.ndim)[0], (b.out.shape[b.axis], b.types[1].shape[b.axis])
     start = b.reshaped(b.operand(2, i64), [1])
     start = b("Where", b("Less", start, b.array([0])), b("Add", start, b.array([n])), start)
-    places = b("Sub", b.array(range(n)), start)
+    places = b("Sub", b.counted(n), start)
     inside = b("And", b("GreaterOrEqual", places, b.array([0])), b("Less", places, b.array([m])))
     rows = b("Gather", "x1", b("Clip", places, b.array(0), b.array(max(m - 1, 0))), axis=axis)
     mask = b.reshaped(inside, [n, *[1] * (b.out.ndim - axis - 1)])
@@ -772,7 +820,7 @@ def _cross_entropy(b: Body) -> str:
 @body("softmax_cross_entropy_vjp")
 def _cross_entropy_vjp(b: Body) -> str:
     labels = b("Unsqueeze", b.operand(2, i64), b.array([-1]))
-    hot = b.cast(b("Equal", labels, b.array(range(b.out.shape[-1]))), b.out.dtype)
+    hot = b.cast(b("Equal", labels, b.counted(b.out.shape[-1])), b.out.dtype)
     difference = b("Sub", b("Softmax", "x1", axis=-1), hot)
     return b("Mul", difference, b("Unsqueeze", "x0", b.array([-1])))
 

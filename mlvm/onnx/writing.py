@@ -10,31 +10,37 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from mlvm.arena.arena import Arena
 from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ModelError, brief
 from mlvm.core.types import Array, DType, TensorType, bool_, i64
 from mlvm.eager import Tensor
 from mlvm.eager.capture.capture import Captured
-from mlvm.eager.capture.trace import code_for_type, trace_once
+from mlvm.eager.capture.guards.guard_set import ASKS_CLASS
+from mlvm.eager.capture.guards.signature import Signature
+from mlvm.eager.capture.lengths import Axis, OpenLength
+from mlvm.eager.capture.trace import Output, TracedCall, code_for_type, trace_once
 from mlvm.eager.files.safetensors import destination, replacing
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.recurrent import step_by_step
 from mlvm.eager.recording.recorder import refuse_captured
+from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tree import flatten, named_nodes, named_tensors, unflatten
 from mlvm.onnx.arrays import NAMES, STORED
 from mlvm.onnx.bodies import BODIES, OPSET, Body
 from mlvm.onnx.encode import Parts, encode, size_of
-from mlvm.onnx.lengths import OpenAxes, Sizes, merge, open_axes, resized, samples_of
+from mlvm.onnx.lengths import Lengths, OpenAxes, Sizes, open_axes, resized, samples_of
 from mlvm.onnx.model import Model
 from mlvm.onnx.own import DOMAIN, encode_op
 from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Use, Value
+from mlvm.step.lengths import frozen, places
 
 _IR: Final = 10, 13  # of opset 21, and of later ones
 _ELSEWHERE: Final = {
@@ -71,9 +77,10 @@ def save(
 
     Shapes are those of `args`, but for `dynamic_axes`: by the name of an input, and the axis, the
     name of a length that the file leaves open. One name is one length, `"8*width"` a multiple of
-    it. The function is then traced at several sizes: a little above those of `args`, and for each
-    name once at a thousand more. A decision that depends on a length outside of these is taken as
-    at these sizes.
+    it. The function is traced as by `capture(lengths=)`, at sizes a little above those of `args`.
+    The file computes the formulas of lengths, and has no guards: a decision by a length must be the
+    same at these sizes, at a few more, and for each name at a thousand more. Outside of these it
+    stays the same.
 
     The ops are those of opset 20; weights of few bits raise it to the first that casts them. An op
     that takes several nodes of ONNX is a function of the file, in the domain "mlvm". With
@@ -112,9 +119,12 @@ def save(
     if dynamic_axes:
         axes = open_axes(dynamic_axes, model.inputs)
         samples = samples_of(axes, model.inputs)
-        models = [_Model(fn, list(args), kwargs, axes, sizes) for sizes in samples]
-        merge(models, samples, axes)
-        model = models[0]
+        model = _Model(fn, list(args), kwargs, axes, samples[0])
+        decided = model.lengths.decided(samples)
+        if decided is not None:  # calls that are dead now may have needed it
+            for sizes in samples[1:]:
+                if not model.is_same(_Model(fn, list(args), kwargs, axes, sizes)):
+                    raise model.lengths.refused(decided)
     parts, data = model.parts(external, f"{target.name}.data")
     if data:
         _write(target.with_name(f"{target.name}.data"), data)
@@ -164,27 +174,36 @@ class _Model:
         tree = [_by_name(fn, args), kwargs]
         leaves, structure = flatten(tree, ends=_is_input)
         named = [(self.name(_shown(path)), type_of(x)) for path, x in leaves]
-        self.inputs = {name: resized(x, axes.get(name, {}), sizes) for name, x in named}
-        for name, type in self.inputs.items():
+        types = {name: resized(x, axes.get(name, {}), sizes) for name, x in named}
+        for name, type in types.items():
             if type.dtype.is_storage:
                 raise ModelError(f"the input {name!r} is {type}; only weights have few bits")
-        by_name, named_too = unflatten(structure, self.inputs.values())
-        whole = step_by_step.set(True)  # a loop has a form in ONNX, with all states
-        try:
-            recorded, signature = _recorded_at(sizes, fn, [*by_name.values()], named_too)
-        finally:
-            step_by_step.reset(whole)
+        recorded, signature = _recorded(fn, structure, types, axes, sizes)
         if signature.fields or recorded.outcome.rebound or recorded.record.outside.queues:
             raise ModelError(
                 "a function that rebinds a field, or takes from a queue, is not written"
             )
-        self.states = [x.root for x in recorded.record.outside.states]
+        self.states: list[Any] = [x.root for x in recorded.record.outside.states]
         self.initializers: dict[str, Array | Tensor] = {}
         self.functions: dict[Any, tuple[str, dict[str, Any]]] = {}
-        self.types: dict[str, TensorType] = dict(self.inputs)
         self._state_names: dict[int, str] = {}
         self._paths = _paths(fn, args, kwargs)
-        self._input_names = list(self.inputs)
+        numbers = recorded.numbers
+        self.lengths = Lengths(numbers, axes, self)
+        self._scalars = {id(x): place for (place, _), x in numbers.tensors.items()}
+        with numbers.planning_kernels() as placeholders:
+            self.inputs = {
+                name: resized(x, axes.get(name, {}), dict(zip(sizes, placeholders, strict=False)))
+                for name, x in types.items()
+            }
+            self.types: dict[str, TensorType] = dict(self.inputs)
+            self._input_names = list(self.inputs)
+            if recorded.template is not None:
+                recorded = recorded.at(placeholders, recorded.template.flow(placeholders))
+            self._write(fn, recorded)
+
+    def _write(self, fn: Callable[..., Any], recorded: TracedCall) -> None:
+        """Write the graph of a trace."""
         results = recorded.named_results()
         if not results:
             raise ModelError("a function that returns no tensor is not written")
@@ -200,7 +219,17 @@ class _Model:
         for name, (_, use) in zip(names, results, strict=True):
             graph.node("Identity", [graph.read(use)], {name: use.type})
             outputs[name] = use.type
-        self.message = graph.message("main", self.inputs, outputs)
+        message = graph.message("main", self.inputs, outputs)
+        self.message = message | {"node": self.lengths.nodes + message["node"]}
+
+    def is_same(self, other: _Model) -> bool:
+        """Return whether the file of another trace is the same."""
+        pairs = zip(self.initializers.items(), other.initializers.items(), strict=False)
+        return (
+            self.message == other.message
+            and [*self.functions.values()] == [*other.functions.values()]
+            and all(name == also and _is_same(x, y) for (name, x), (also, y) in pairs)
+        )
 
     def name(self, stem: str) -> str:
         """Return a new name in the graph, `stem` or with a number behind it."""
@@ -215,6 +244,10 @@ class _Model:
         """Return the name of the initializer for a tensor that the function reads from outside."""
         if index not in self._state_names:
             x = self.states[index]
+            if id(x) in self._scalars:
+                name = self._state_names[index] = self.lengths.scalar(self._scalars[id(x)], x.dtype)
+                self.types[name] = x.type
+                return name
             name = self.name(self._paths.get(id(x)) or "constant")
             self._state_names[index] = name
             self.initializers[name], self.types[name] = x, x.type
@@ -237,7 +270,7 @@ class _Model:
                 name,
                 {
                     "name": name,
-                    "input": body.takes,
+                    "input": [*body.takes, *body.sizes],
                     "output": [result],
                     "node": [_node(each) for each in body.nodes],
                     "domain": DOMAIN,
@@ -315,9 +348,14 @@ class _Graph:
         return {
             "node": self.nodes,
             "name": name,
-            "input": [_value(*each) for each in inputs.items()],
-            "output": [_value(*each) for each in outputs.items()],
+            "input": list(map(self._value, inputs, inputs.values())),
+            "output": list(map(self._value, outputs, outputs.values())),
         }
+
+    def _value(self, name: str, type: TensorType) -> dict[str, Any]:
+        shape = {"dim": list(map(self.model.lengths.dim, type.shape))}
+        number = _number(type.dtype, name)
+        return {"name": name, "type": {"tensor_type": {"elem_type": number, "shape": shape}}}
 
     def node(
         self,
@@ -349,7 +387,9 @@ class _Graph:
         elif home.role == "input":
             name = self.model.input_name(home.index)
         else:  # nothing was written there
-            name = self.model.constant(np.zeros(use.type.shape, use.type.dtype.numpy), use.type)
+            zero = self.model.constant(np.zeros((), use.type.dtype.numpy), use.type.with_shape(()))
+            name = self.model.name("zeros")
+            self.node("Expand", [zero, self.model.lengths.vector(use.type.shape)], {name: use.type})
         return self._seen_as(name, use.type)
 
     def _seen_as(self, name: str, type: TensorType) -> str:
@@ -358,9 +398,8 @@ class _Graph:
             return name
         if here.dtype is not type.dtype:
             raise ModelError(f"a {here} seen as {type} has no form in ONNX")
-        shape = self.model.constant(np.array(type.shape, np.int64), TensorType(i64, (type.ndim,)))
-        reshaped = self.model.name("reshape")
-        self.node("Reshape", [name, shape], {reshaped: type}, attributes={"allowzero": 1})
+        ins, reshaped = [name, self.model.lengths.vector(type.shape)], self.model.name("reshape")
+        self.node("Reshape", ins, {reshaped: type}, attributes={"allowzero": 1})
         return reshaped
 
     def write(self, use: Use, name: str, line: str | None = None) -> None:
@@ -393,6 +432,9 @@ class _Graph:
                 self.write(call.outs[0], self.read(call.ins[0]), call.line)
             else:
                 self._op(call)
+            self.model.lengths.locate(
+                f"{call.line or 'here'}: {call.op.name if call.op else call.name}"
+            )
 
     def _op(self, call: Call) -> None:
         """Write a call of an op."""
@@ -404,7 +446,8 @@ class _Graph:
         for type in (*types, out.type):
             if not _is_written(type.dtype):
                 raise _refused(f"{op.name} of {type.dtype}", call.line)
-        if not call.ins:
+        opened = places(frozen((call.attributes, out.type)))
+        if not call.ins and not opened:
             value = np.zeros(out.type.shape, out.type.dtype.numpy)
             op.kernel(value, **call.attributes)
             self.write(out, self.model.constant(value, out.type), call.line)
@@ -418,16 +461,18 @@ class _Graph:
             result = body.result(rule(body))
         except ModelError as error:
             raise _refused(f"{op.name}, {error},", call.line) from None
-        text = encode_op(op, call.attributes, types)
-        more: dict[str, Any] = {"metadata_props": [{"key": DOMAIN, "value": text}]}
-        if op.name == "unpack":  # of what `load` has unpacked
-            more = {}
+        attributes, more = frozen(call.attributes), dict[str, Any]()
+        text = repr(attributes) if places(attributes) else encode_op(op, attributes, types)
+        if op.name != "unpack" and not places(attributes):  # `load` unpacks by itself
+            more = {"metadata_props": [{"key": DOMAIN, "value": text}]}
         name, ins = self.model.name(op.name), [self.read(use) for use in call.ins]
-        attributes: dict[str, Any] = {}
-        if len(body.nodes) == 1 and body.nodes[0]["input"] == body.takes:
-            node, attributes = body.nodes[0]["op_type"], body.nodes[0]["attributes"]
+        ins += [self.model.lengths.written(*each) for each in body.sizes.values()]
+        attributes = {}
+        first, operands = body.nodes[0], [*body.takes, *body.sizes]
+        if len(body.nodes) == 1 and first["input"] == operands and first["output"] == [result]:
+            node, attributes = first["op_type"], first["attributes"]
         else:
-            node = self.model.function(op.name, (text, *types), body, result)
+            node = self.model.function(op.name, (text, out.type, *types), body, result)
             more["domain"] = DOMAIN
         self.node(node, ins, {name: out.type}, call.line, attributes, **more)
         self.write(out, name, call.line)
@@ -512,19 +557,64 @@ class _Graph:
                 self.write(use, inner._seen_as(inner._homes[params[use]], use.type), call.line)
 
 
-def _recorded_at(sizes: Sizes, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Trace a function once; a note on its errors names the sizes."""
+def _recorded(
+    fn: Callable[..., Any],
+    structure: Any,
+    types: Mapping[str, TensorType],
+    axes: OpenAxes,
+    sizes: Sizes,
+) -> tuple[TracedCall, Signature]:
+    """Trace a function of inputs of these types; a note on its errors names the sizes of open axes.
+    Raises `ModelError` for a function that sees a length's class."""
+    arena = Arena(current_arena().vm, "saved")
+    operands: dict[str, Any] = dict(types)
+    operands |= {name: Output(types[name], None).alloc(arena) for name in axes}
+
+    def lengths(signature: Signature) -> list[OpenLength]:
+        if ASKS_CLASS in signature.guards.names:
+            raise ModelError(
+                "a function that may ask for the class of a length, as type(n) does, has no form "
+                "for other lengths: write isinstance(n, int)"
+            )
+        tensors = [id(x) for x in signature.tensors]
+        return [
+            OpenLength(
+                tuple(
+                    [
+                        Axis(tensors.index(id(operands[input])), axis, each.times)
+                        for input, own in axes.items()
+                        for axis, each in own.items()
+                        if each.name == name
+                    ]
+                ),
+                name,
+            )
+            for name in sizes
+        ]
+
+    by_name, named = unflatten(structure, operands.values())
+    whole = step_by_step.set(True)  # a loop has a form in ONNX, with all states
     try:
-        return trace_once(fn, args, kwargs)
+        with closing(arena):
+            return trace_once(fn, [*by_name.values()], named, lengths)
     except MlvmError as error:
         if sizes:
             shown = ", ".join(f"{name} = {n}" for name, n in sizes.items())
             error.add_note(f"dynamic_axes leaves lengths open: it was recorded at {shown}")
         raise
+    finally:
+        step_by_step.reset(whole)
 
 
 def _refused(what: str, line: str | None, remedy: str = "") -> ModelError:
     return ModelError(f"{line or 'here'}: {what} has no form in ONNX{remedy}")
+
+
+def _is_same(x: Array | Tensor, y: Array | Tensor) -> bool:
+    """Return whether two initializers are the same tensor, or constants of the same bits."""
+    if isinstance(x, Tensor) or isinstance(y, Tensor):
+        return isinstance(x, Tensor) and isinstance(y, Tensor) and x.root is y.root
+    return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
 
 
 def _is_written(dtype: DType) -> bool:
@@ -596,14 +686,6 @@ def _paths(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int,
 # --- messages -----------------------------------------------------------------------------
 
 
-def _value(name: str, type: TensorType) -> dict[str, Any]:
-    shape = {"dim": [{"dim_value": n} for n in type.shape]}
-    return {
-        "name": name,
-        "type": {"tensor_type": {"elem_type": _number(type.dtype, name), "shape": shape}},
-    }
-
-
 def _node(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return the message of a node, whose attributes are Python's values."""
     fields = {name: value for name, value in node.items() if name != "attributes"}
@@ -625,4 +707,4 @@ def _attribute(name: str, value: Any) -> dict[str, Any]:
         return {"name": name, "t": tensor, "type": 4}
     if isinstance(value, dict):
         return {"name": name, "g": value, "type": 5}
-    return {"name": name, "ints": list(value), "type": 7}
+    return {"name": name, "ints": list(map(int, value)), "type": 7}

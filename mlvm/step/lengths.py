@@ -280,13 +280,20 @@ def _canonical(immediates: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class Site(NamedTuple):
-    """A call of a straight program: a function's name, its frozen attributes, and the numbers and
+    """A call of a program: a function's name, its frozen attributes, and the numbers and
     frozen types of the arguments that it takes."""
 
     name: str
     attributes: Any
     arguments: tuple[int, ...]
     types: tuple[Any, ...]
+
+
+class Jump(NamedTuple):
+    """A step that jumps, or loads its condition: the name of its code, and its number."""
+
+    code: str
+    number: int
 
 
 class PlannedTemplate:
@@ -359,13 +366,17 @@ class PlannedTemplate:
         limits = self._limits.items()
         return all(math.prod([values[i] for i in places]) <= most for places, most in limits)
 
-    def sites(self) -> list[Site] | None:
-        """Return the calls of a straight program; None for another."""
-        main = self.planned.program.main
-        sites: list[Site] = []
+    def steps(self) -> list[Site | Jump] | None:
+        """Return the steps of a program of calls and jumps alone, as the linker numbers them; None
+        for another."""
+        code = self.planned.program.main.code
+        steps: list[Site | Jump] = []
+        numbers: dict[int, int] = {}  # of the step that begins at a pc
         loads: list[int] = []
         name = ""
-        for pc, (opcode, immediates) in enumerate(main.code):
+        for pc, (opcode, immediates) in enumerate(code):
+            if not loads:
+                numbers[pc] = len(steps)
             if opcode is Opcode.load_arg:
                 loads.append(immediates[0])
             elif opcode is Opcode.push_str:
@@ -373,11 +384,21 @@ class PlannedTemplate:
             elif opcode is Opcode.cfunc and immediates[:2] == (len(loads), 0):
                 [*rest] = self.code.get(("main", pc), immediates)[2:]
                 types = tuple(map(self.type_of, loads))
-                sites.append(Site(name, rest[0] if rest else {}, tuple(loads), types))
+                steps.append(Site(name, rest[0] if rest else {}, tuple(loads), types))
                 loads = []
-            elif opcode is not Opcode.halt:
+            elif opcode is Opcode.jump_if_false and len(loads) == 1 and loads[0] not in self.types:
+                steps += [Jump("LOAD_ARG", loads[0]), Jump("JUMP_IF_FALSE", immediates[0])]
+                loads = []
+            elif opcode is Opcode.jump and not loads:
+                steps.append(Jump("JUMP", immediates[0]))
+            elif opcode is not Opcode.halt or pc + 1 < len(code) or loads:
                 return None
-        return sites
+        jumps = {i: x for i, x in enumerate(steps) if isinstance(x, Jump) and x.code != "LOAD_ARG"}
+        if any(x.number not in numbers for x in jumps.values()):
+            return None
+        for i, jump in jumps.items():
+            steps[i] = Jump(jump.code, numbers[jump.number])
+        return steps
 
     def at(self, values: Sequence[Any]) -> Planned | None:
         """Return the program for these values, in the memory of the plan; None where a tensor would

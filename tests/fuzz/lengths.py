@@ -5,7 +5,7 @@ square [n, n], a vector [d], a list [m] of some formula of n, a scalar. Steps ch
 length, unless they branch on it. The captured function must have the bits of the eager one at each
 length, or raise what it raises. So must its step, which is saved after the last call and loaded. A
 step may refuse lengths at which the function computes otherwise, and these are counted. With
-`--built`, each step without loops is built as C, too, and run at these lengths.
+`--built`, each step that C takes is built, too, and run at these lengths.
 
     python -m tests.fuzz lengths --functions 500 --seed 0 --built
 """
@@ -316,7 +316,7 @@ def difference_in_c(
         try:
             program = build(step, folder)
         except CannotBuild as error:
-            counts["without loops" if "without loops" in str(error) else str(error)] += 1
+            counts["not built" if "without functions" in str(error) else str(error)] += 1
             return ""
         for arguments, expected in calls:
             if isinstance(expected, str):

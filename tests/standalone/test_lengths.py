@@ -134,6 +134,35 @@ def test_branches_on_lengths_and_numbers_of_them(tmp_path: Path, program_of: Bui
 
 
 @compiled
+def test_loops_and_branches(tmp_path: Path, program_of: Builder) -> None:
+    """The gradient of a scan, a loop of unknown length and a branch inside of another loop."""
+
+    def loss_of(x: ml.Tensor) -> ml.Tensor:
+        state, ys = ml.scan(lambda s, row: (ml.tanh(s + row), s * row), ml.zeros(4), x)
+        return ml.sum(state) + ml.mean(ys)
+
+    def larger(s: ml.Tensor, row: ml.Tensor) -> Any:
+        return ml.cond(ml.sum(row) > ml.sum(s), lambda: (row, row * 0.5), lambda: (s, row))
+
+    def step(x: ml.Tensor) -> Any:
+        turns, y = ml.while_loop(
+            lambda s: ml.logical_and(s[0] < x.shape[0], ml.sum(s[1]) < 3.0),
+            lambda s: (s[0] + 1, s[1] * 1.1 + x[s[0]] ** 2),
+            (0, x[-1]),
+        )
+        return ml.value_and_grad(loss_of)(x), turns, y, ml.scan(larger, x[0], x[: x.shape[0] // 2])
+
+    capture = ml.capture(step, lengths={"x": ("n", None)}, at_most={"n": 40})
+    file = saved(tmp_path / "step.mlvm", capture, ml.ones((9, 4)))
+    program = program_of(file, tmp_path)
+
+    def inputs(n: int) -> list[Array]:
+        return [np.random.default_rng(n).normal(size=(n, 4)).astype(np.float32) * 0.4]
+
+    equals_at(file, program, inputs, {"n": (4, 5, 6, 8, 15, 16, 17, 31, 40)})
+
+
+@compiled
 def test_numbers_that_do_not_fit(tmp_path: Path, program_of: Builder) -> None:
     """Lengths are refused at which a number of them has too many bits for its dtype, or is none."""
 
@@ -275,10 +304,14 @@ int main(void)
 
 
 def test_what_is_not_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Loops, other numbers of lengths, and too many combinations are refused by name."""
+    """Functions, other numbers of lengths, and too many combinations are refused by name."""
 
-    def looped(x: ml.Tensor) -> Any:
-        return ml.scan(lambda s, row: (s + row, s), x[0], x)[0]
+    @ml.function
+    def summed(x: ml.Tensor, i: ml.Tensor) -> Any:
+        return ml.cond(i > 0, lambda: summed(x, i - 1) + 1.0, lambda: ml.sum(x))
+
+    def called(x: ml.Tensor) -> Any:
+        return summed(x, ml.asarray(2))
 
     def halved(x: ml.Tensor) -> Any:
         return ml.astype(x, ml.float16) / x.shape[0]
@@ -288,7 +321,7 @@ def test_what_is_not_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
     for function, most, text in (
         (multiplied, 9, "expected numbers below 2**62"),
-        (looped, 9, "without loops, branches and functions"),
+        (called, 9, "without functions, ml.batch and gradients of loops of unknown"),
         (halved, 9, "expected numbers of f32, f64, i32 or i64, got one of f16"),
         (lambda x: x + 1, 1 << 17, "expected at most 65,536 combinations, got 131,072"),
     ):

@@ -19,10 +19,11 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class Axis(NamedTuple):
-    """An axis of a tensor of a signature, by the number of the tensor."""
+    """An axis of a tensor of a signature, by the number of the tensor: `times` the length."""
 
     tensor: int
     axis: int
+    times: int = 1
 
 
 class OpenLength(NamedTuple):
@@ -35,7 +36,7 @@ class OpenLength(NamedTuple):
     def size_in(self, signature: Signature) -> int:
         """Return the length in a call."""
         first = self.axes[0]
-        return signature.tensors[first.tensor].shape[first.axis]
+        return signature.tensors[first.tensor].shape[first.axis] // first.times
 
 
 class LengthSpec:
@@ -193,6 +194,6 @@ def open_types(
     for each, length in zip(axes, lengths, strict=True):
         for axis in each.axes:
             shape = shapes.setdefault(axis.tensor, list(signature.tensors[axis.tensor].shape))
-            shape[axis.axis] = length
+            shape[axis.axis] = length if axis.times == 1 else length * axis.times
     tensors = signature.tensors
     return {id(tensors[i]): TensorType(tensors[i].dtype, shape) for i, shape in shapes.items()}

@@ -123,7 +123,7 @@ class OpenTrace:
         self._open = tuple(lengths)
         numbers_of_inputs = {id(x): i for i, x in enumerate(signature.inputs)}
         self._axes = [
-            tuple([(numbers_of_inputs[id(signature.tensors[i])], axis) for i, axis in each.axes])
+            tuple([(numbers_of_inputs[id(signature.tensors[i])], axis) for i, axis, _ in each.axes])
             for each in lengths
         ]
         self.numbers = call.numbers

@@ -2,7 +2,7 @@
 
 In: a planned template, its numbers, and a VM whose loop is in C. Out: a `PatchedProgram`, which
 makes a `Variant` for the values of a launch: a program whose integers are written when it runs.
-A straight program of native kernels has one; any other is verified and bound for each length.
+A program of native kernels and jumps has one; any other is verified and bound for each length.
 A site has alternatives: kernel calls, each with the guards under which its planner makes it.
 Callers: `OpenTrace`, which has its lock; `NativeLoop`, which has the lock of the VM.
 """
@@ -61,9 +61,12 @@ class PatchedProgram:
     def __init__(
         self, template: PlannedTemplate, numbers: Numbers, values: Sequence[Any], vm: Any
     ) -> None:
-        sites = template.sites()
-        if EXTENSION is None or sites is None or not getattr(vm, "_pool", None):
+        steps = template.steps()
+        if EXTENSION is None or steps is None or not getattr(vm, "_pool", None):
             raise NotPatched
+        from mlvm.machines.native.types import native_type
+
+        sites = [step for step in steps if isinstance(step, Site)]
         self._template = template
         self._functions: FunctionTable = vm.functions
         self._version = int(vm.functions.version)
@@ -82,8 +85,17 @@ class PatchedProgram:
         self._choices: list[_Choice] = []  # the last first
         self._active: weakref.ref[object] | None = None
         self.busy = False  # a launch is between `activate` and its end
-        rows, nargs = [site.arguments for site in sites], len(template.planned.arguments)
-        self._program = EXTENSION.open_program(rows, nargs, vm.functions.version)
+        codes, arguments = EXTENSION.steps(), template.planned.arguments
+        rows = [
+            (codes["RUN"], 0, step.arguments)
+            if isinstance(step, Site)
+            else (codes[step.code], step.number, ())
+            for step in steps
+        ]
+        types = [] if len(sites) == len(steps) else [native_type(each.type) for each in arguments]
+        self._program = EXTENSION.open_program(
+            rows, len(arguments), tuple(types), vm.functions.version
+        )
         for site, alternatives in self._sites:
             self._add(site, alternatives, values)
 

@@ -227,9 +227,14 @@ def code_for_type(x: object) -> str | None:
     return None
 
 
-def trace_once(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[TracedCall, Signature]:
-    """Trace a call, where arguments may be types in place of tensors. Raises what `capture`
-    raises, and `CaptureError` for a type given as text."""
+def trace_once(
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    lengths: Callable[[Signature], Sequence[OpenLength]] = lambda _: (),
+) -> tuple[TracedCall, Signature]:
+    """Trace a call with these lengths open, where other arguments may be types in place of tensors.
+    Raises what `capture` raises, and `CaptureError` for a type given as text."""
     for _, x in flatten((args, kwargs), None, ends=_at_texts)[0]:
         code = code_for_type(x)
         if code is not None:
@@ -238,7 +243,7 @@ def trace_once(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[TracedCa
     while True:
         signature, _ = signatures.of(arena.vm, args, kwargs)
         try:
-            return trace(fn, args, kwargs, arena, signature, ()), signature
+            return trace(fn, args, kwargs, arena, signature, (), lengths(signature)), signature
         except recorder.RetryAfterCopy as error:
             make_exclusive(error.x)
 

@@ -43,7 +43,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY, alias_of, one_op, untracked
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.context import taped
-from mlvm.eager.tensor.number import is_free
+from mlvm.eager.tensor.number import index_of, is_free, is_length
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tree import Tree, named_leaves, replace, with_leaves
@@ -126,10 +126,10 @@ def fori_loop(
     if blocks.is_recorded():
         first = None if type(lower) is int and lower == 0 else as_index(lower)
         trip_count: Tensor | int
-        if any(isinstance(each, Tensor) or is_free(each) for each in (lower, upper)):
+        if any(isinstance(x, Tensor) or (is_free(x) and not is_length(x)) for x in (lower, upper)):
             trip_count = as_index(upper) if first is None else as_index(upper) - first
         else:
-            trip_count = max(int(upper) - int(lower), 0)
+            trip_count = max(index_of(upper) - index_of(lower), 0)
 
         def iterate(i: Tensor, xs: Tensors, _: Tensors) -> tuple[Tensors, Tensors]:
             number = i if first is None else first + i

@@ -82,7 +82,7 @@ def _quantile(
         raise ShapeError("there are no elements")
     rows = op.sort(rows, axis=-1)
     valid = op.logical_and(op.greater_equal(share, 0.0), op.less_equal(share, 1.0))
-    place = op.where(valid, share, constant(0.0, f64)) * float(rows.shape[-1] - 1)
+    place = op.where(valid, share, constant(0.0, f64)) * (rows.shape[-1] - 1)
     fixed = stop_gradient(place)
     low, high = op.floor(fixed), op.ceil(fixed)
     below, above = [op.take(rows, astype(at, i64), axis=-1) for at in (low, high)]

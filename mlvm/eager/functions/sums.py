@@ -258,7 +258,7 @@ def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -
     [along] = axes_of(axis, y)
     y = y if y.dtype.is_inexact else astype(y, f32)
     n = y.shape[along]
-    behind, before = range(min(1, n), n), range(max(0, n - 1))
+    behind, before = span(min(1, n), n), span(max(0, n - 1))
     heights = part(y, along, behind) + part(y, along, before)
     if x is None:
         return op.sum(heights, axis=along) * (dx / 2)

@@ -69,7 +69,7 @@ class Numbers:
     inputs: the number of inputs.
     first_length: the place of the first length among them.
     steps: the computation: the place of a result, the function, the places of its operands.
-    guarded: the places of values that Python code needed.
+    guarded: the places of values that Python code needed, with its lines in a trace with lengths.
     tensors: scalar tensors that ops took for a value, by place and dtype.
     vm: the machine of these tensors.
     types: open types, by dtype and shape.
@@ -94,7 +94,7 @@ class Numbers:
             self._polynomials[place] = atom(place)
             self._by_polynomial[atom(place)] = place
         self.steps: list[tuple[int, Callable[..., Any], tuple[int, ...]]] = []
-        self.guarded: dict[int, None] = {}
+        self.guarded: dict[int, str | None] = {}
         self.tensors: dict[tuple[int, Any], Any] = {}
         self.vm = vm
         self.closed = False
@@ -166,6 +166,12 @@ class Numbers:
 
     def again(self, inputs: Sequence[float]) -> list[Any] | None:
         """Compute all values for other inputs; return None if a guard does not hold."""
+        values = self.computed(inputs)
+        return None if values is None or self.broken(values) is not None else values
+
+    def computed(self, inputs: Sequence[float]) -> list[Any] | None:
+        """Compute all values for other inputs; return None where Python raises an error, or has a
+        number of another class."""
         values = [*inputs, *self.present, *self.values[len(inputs) + len(self.present) :]]
         try:
             for place, fn, operands in self.steps:
@@ -174,8 +180,14 @@ class Numbers:
                     return None
         except Exception:  # the eager call raises it, and so does a retrace
             return None
-        same = all(is_same(values[place], self.values[place]) for place in self.guarded)
-        return values if same else None
+        return values
+
+    def broken(self, values: Sequence[Any]) -> int | None:
+        """Return the first place whose guard does not hold for these values; None if all hold."""
+        for place in self.guarded:
+            if not is_same(values[place], self.values[place]):
+                return place
+        return None
 
     def compute(self, fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """Record and return fn(*operands), for Python numbers some of which are placeholders."""
@@ -192,13 +204,15 @@ class Numbers:
             self.steps.append((place, fn, places))
         if type(self.values[place]) in (int, float):
             return self._number(place)
-        self.guarded[place] = None  # a truth, or a complex number
+        if place not in self.guarded:  # a truth, or a complex number
+            is_trace = self.has_lengths and self.largest is None and self.formulas is None
+            self.guarded[place] = user_line() if is_trace else None
         return self.values[place]
 
     def _by_algebra(self, fn: Callable[..., Any], places: Sequence[int]) -> tuple[bool, Any]:
         """Return whether the polynomials of the operands decide the result, and the result: a
         constant, or the number of the result's polynomial."""
-        terms = [self._polynomial(place) for place in places]
+        terms = [self.polynomial_of(place) for place in places]
         p, q = terms if len(terms) == 2 else (terms[0], None)
         if p is None or (q is None and len(terms) == 2):
             return False, None
@@ -231,7 +245,7 @@ class Numbers:
             self._polynomials[place], self._by_polynomial[result] = result, place
         return True, self._number(place)
 
-    def _polynomial(self, place: int) -> Polynomial | None:
+    def polynomial_of(self, place: int) -> Polynomial | None:
         """Return the polynomial of an int, an atom where it is neither constant nor a sum or
         product; None for another value."""
         value = self.values[place]
@@ -418,6 +432,12 @@ def is_open(value: Any) -> bool:
     return type(value) is Number and value.is_open()
 
 
+def is_length(value: Any) -> bool:
+    """Return whether a value is computed of open lengths and of no other number of the call."""
+    own = value.recorded if is_open(value) else None
+    return own is not None and own.sources({value.place}).isdisjoint(range(own.first_length))
+
+
 def is_free(value: Any) -> bool:
     """Return whether a value is the placeholder of a Python number, in its trace."""
     return type(value) is Number and value.recorded is not None
@@ -518,7 +538,7 @@ class Number(Length):
         if not own.closed and self.place not in own.guarded:
             own.guarded[self.place] = None
             if own.has_lengths:
-                own.pins[self.place] = user_line()
+                own.guarded[self.place] = own.pins[self.place] = user_line()
         return self._value
 
     __add__, __radd__ = _binary(operator.add)

@@ -265,6 +265,8 @@ class NativeLoop:
             return self(*patched.full(functions), store, functions, *more)
         if ended is None:
             return []
+        if isinstance(ended, list):
+            return ended
         main, operands = patched.full(functions)
         state, error = _state(ended, [main])
         if error is not None:

@@ -41,9 +41,13 @@ RECORDS: Final = {
 
 _MOST_CONTEXTS: Final = 1000
 _OPEN: Final = (
-    "a step with lengths is built without loops, branches and functions; `mlvm run` runs it, and "
-    "with lengths=False it is built at one size"
+    "a step with lengths is built without functions, ml.batch and gradients of loops of unknown "
+    "length; `mlvm run` runs it, and with lengths=False it is built at one size"
 )
+_OF_LENGTHS: Final = frozenset(
+    {linker.HALT, linker.UNREACHED, linker.LOAD_ARG, linker.JUMP, linker.JUMP_IF_FALSE}
+)
+"""Steps that a step with lengths may have besides calls of kernels on arguments."""
 
 
 class Case(NamedTuple):
@@ -179,7 +183,7 @@ class Steps:
         if kind == linker.CALL_ON_ARGS:
             opened = self._attributes_at and self._attributes_at(code.ends[number])
             return self._on_arguments(value, count, rest or NO_ATTRIBUTES, opened, op, line)
-        if self._attributes_at is not None and kind not in (linker.HALT, linker.UNREACHED):
+        if self._attributes_at is not None and kind not in _OF_LENGTHS:
             raise self._refuse(op, line, _OPEN)
         name = _NAMES.get(kind)
         if name is None:

@@ -259,6 +259,78 @@ def test_a_program_of_native_kernels_is_verified_once(monkeypatch: pytest.Monkey
             assert np.array_equal(step(matrix(n)).numpy(), result), n
 
 
+def scanned(x: Any) -> Any:
+    state, ys = ml.scan(lambda s, row: (ml.tanh(s + row), s * row), ml.zeros(4), x, reverse=True)
+    return ml.sum(state) + ml.sum(ys)
+
+
+def counted_loop(x: Any) -> Any:
+    return ml.fori_loop(1, x.shape[0], lambda i, s: ml.tanh(s + x[i]), x[0])
+
+
+def loop_loss(x: Any) -> Any:
+    return ml.sum(counted_loop(x))
+
+
+def searched(x: Any) -> Any:
+    def more(s: Any) -> Any:
+        return ml.logical_and(s[0] < x.shape[0] - 1, ml.sum(s[1]) < 3.0)
+
+    return ml.while_loop(more, lambda s: (s[0] + 1, s[1] * 1.1 + x[s[0]] ** 2), (0, x[-1]))[1]
+
+
+def branched(x: Any) -> Any:
+    turned = ml.cond(ml.sum(x) > 0, lambda y: y * 2.0, lambda y: ml.flip(y, axis=0) - 1.0, x)
+    return ml.scan(lambda s, y: ml.cond(y[0] > s[0], lambda: (y, s), lambda: (s, y)), x[0], turned)[
+        1
+    ]
+
+
+LOOPS: dict[str, Callable[..., Any]] = {
+    "a scan": scanned,
+    "the gradient of a scan": ml.grad(scanned),
+    "a loop": counted_loop,
+    "the gradient of a loop": ml.grad(loop_loss),
+    "a loop of unknown length": searched,
+    "branches": branched,
+}
+
+
+@pytest.mark.local(reason="the verifier of this process is taken away")
+@pytest.mark.skipif(EXTENSION is None, reason="the loop in Python binds each length")
+@pytest.mark.parametrize("fn", LOOPS.values(), ids=LOOPS)
+def test_a_program_with_loops_is_verified_once(
+    fn: Callable[..., ml.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ml.use(ml.VM(native=True)):
+        step = ml.capture(fn, lengths=N, at_most={"n": 100})
+        assert same(step, fn, matrix(60))
+        expected = {n: fn(matrix(n)).numpy() for n in (5, 7, 3, 90, 33, 100, 6, 5)}
+        monkeypatch.setattr("mlvm.core.vm.verify", None)
+        monkeypatch.setattr("mlvm.core.vm.link", None)
+        for n, result in expected.items():
+            assert np.array_equal(step(matrix(n)).numpy(), result), n
+
+
+def test_an_error_in_a_loop_of_another_length() -> None:
+    """The machine goes on from the iteration that has refused a value."""
+    table = ml.ones((3, 2))
+
+    def fn(x: Any) -> Any:
+        def body(i: Any, s: Any) -> Any:
+            return s + ml.take(table, x[i], axis=0)
+
+        return ml.fori_loop(0, x.shape[0], body, ml.zeros(2))
+
+    step = ml.capture(fn, lengths={"x": ("n",)}, at_most={"n": 9})
+    for n in (4, 6, 5):
+        assert same(step, fn, ml.ones((n,), dtype=ml.int64))
+    for n in (7, 8, 7):
+        with pytest.raises(MlvmError, match=r"take.*i64"):
+            step(ml.arange(n) // 2)
+        assert same(step, fn, ml.ones((n,), dtype=ml.int64))
+
+
 @pytest.mark.local(reason="a VM elsewhere binds each length")
 @pytest.mark.skipif(EXTENSION is None, reason="the loop in Python binds each length")
 def test_a_call_inside_the_preparation_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -658,6 +730,16 @@ def test_random_functions(seed: int) -> None:
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert fuzz.check(seed)[0] in ("equal", "raised")
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda x: ml.trapezoid(x), ml.median, lambda x: ml.quantile(x, [0.1, 0.7])]
+)
+def test_functions_of_a_sequence_have_one_program(fn: Callable[..., ml.Tensor]) -> None:
+    step = ml.capture(fn, lengths={"x": ("n",)}, at_most={"n": 40})
+    for n in (9, 12, 7, 30, 7):
+        assert same(step, fn, matrix(n)[:, 0] * 1.0)
+    assert step.signatures == 1
 
 
 def test_the_algebra_of_lengths() -> None:

@@ -870,15 +870,16 @@ int program_run_straight(PyObject *object, PoolObject *pool)
     return refused != 0;
 }
 
-/* open_program(rows, nargs, version): a straight program of calls of which only the numbers of their
- * arguments are known, a tuple for each; `activate` makes it ready to run. */
+/* open_program(rows, nargs, types, version): a program whose calls are set later, by `activate`. A row is
+ * (code, number, arguments): a step that the loop knows, or RUN with the numbers of its arguments. Of `types`,
+ * those of the launch's arguments, LOAD_ARG takes its own. */
 static PyObject *open_program(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *rows, *version;
+    PyObject *rows, *types, *version;
     char *address;
     Py_ssize_t nargs;
-    if (!PyArg_ParseTuple(args, "O!nO", &PyList_Type, &rows, &nargs, &version) ||
+    if (!PyArg_ParseTuple(args, "O!nO!O", &PyList_Type, &rows, &nargs, &PyTuple_Type, &types, &version) ||
         address_of(version, &address, NULL))
         return NULL;
     ProgramObject *self = (ProgramObject *)object_of(program_type);
@@ -886,11 +887,10 @@ static PyObject *open_program(PyObject *module, PyObject *args)
         return NULL;
     Py_ssize_t count = PyList_Size(rows), nplaces = 0;
     for (Py_ssize_t i = 0; i < count; i++)
-        nplaces += PyTuple_Size(PyList_GetItem(rows, i));
+        nplaces += PyTuple_Size(PyTuple_GetItem(PyList_GetItem(rows, i), 2));
     self->version = (const int64_t *)address;
     self->straight = 1;
-    self->nbound = (int)count;
-    self->arguments = PyTuple_New(0);
+    self->arguments = Py_NewRef(types);
     self->keepalive = PyList_New(0);
     self->functions = PyMem_Calloc(1, sizeof *self->functions);
     self->bound = PyMem_Calloc((size_t)count + 1, sizeof *self->bound);
@@ -905,16 +905,22 @@ static PyObject *open_program(PyObject *module, PyObject *args)
     self->nfunctions = 1;
     self->naddresses = (uint32_t)nargs;
     self->functions[0] = (Function){.steps = steps, .count = (int)count + 1};
-    for (Py_ssize_t i = 0; i <= count; i++)
-        steps[i].code = i < count ? RUN : HALT;
-    if (!self->arguments || !self->keepalive || types_init(&self->types) || keep(self, version))
+    steps[count].code = HALT;
+    if (!self->keepalive || types_init(&self->types) || keep(self, version))
         goto failed;
     uint32_t *next = self->places;
     for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *row = PyList_GetItem(rows, i);
-        self->bound[i].places = next;
-        for (Py_ssize_t k = 0; k < PyTuple_Size(row); k++) {
-            Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(row, k));
+        PyObject *arguments;
+        if (!PyArg_ParseTuple(PyList_GetItem(rows, i), "iiO!", &steps[i].code, &steps[i].number, &PyTuple_Type,
+                              &arguments))
+            goto failed;
+        if (steps[i].code != RUN) {
+            self->straight = 0;
+            continue;
+        }
+        self->bound[self->nbound++].places = next;
+        for (Py_ssize_t k = 0; k < PyTuple_Size(arguments); k++) {
+            Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(arguments, k));
             if (number < 0 || number >= nargs) {
                 PyErr_BadArgument();
                 goto failed;
@@ -965,6 +971,13 @@ static PyObject *program_activate(ProgramObject *self, PyObject *args)
         self->shared = call->shared > self->shared ? call->shared : self->shared;
         self->work += call->work;
     }
+    if (!self->straight) {
+        const BoundCall *next = self->bound;
+        for (Step *step = (Step *)self->functions[0].steps; step->code != HALT; step++)
+            if (step->code == RUN)
+                step->bound = *next++;
+        self->work = WORTH_RELEASING;
+    }
     Py_RETURN_NONE;
 }
 
@@ -999,7 +1012,7 @@ static PyObject *get_steps(PyObject *module, PyObject *unused)
 
 static PyMethodDef loop_functions[] = {
     {"steps", get_steps, METH_NOARGS, "The numbers of the steps that the loop knows."},
-    {"open_program", open_program, METH_VARARGS, "A straight program whose calls are set later."},
+    {"open_program", open_program, METH_VARARGS, "A program whose calls are set later."},
     {NULL, NULL, 0, NULL}};
 
 int loop_init(PyObject *module)
