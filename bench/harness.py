@@ -300,7 +300,7 @@ def run(suite: Suite, *, quick: bool = False, records: list[Record] | None = Non
             entrants = {name: children[name] for name in children if case in cases[name]}
             rounds = suite.quick_rounds if quick else suite.rounds
             say(f"{suite.name}: {case}, {rounds} rounds of {', '.join(entrants)}")
-            for _ in range(1 if quick else suite.warm_up_rounds):
+            for _ in range(min(1, suite.warm_up_rounds) if quick else suite.warm_up_rounds):
                 for child in entrants.values():
                     child.round(case)
             samples: dict[str, list[dict[str, float]]] = {name: [] for name in entrants}

@@ -1,33 +1,48 @@
-"""Training on lengths as they come, and what a new length costs.
+"""Training on lengths as they come, and the cost of a new length.
 
-A round is two epochs: each batch has another length, in random order. `first_ms` is an epoch that
-begins without any program, so that traces and compilations count; `epoch_ms` is the one after.
-`extra_ms` is the median of what the first call of a length takes above a repeated one, in the
-second half of the first epoch; `traces` is the number of programs.
+Each contender trains two epochs, in which nearly each batch has another length, in random order.
+`first_ms` is the mean of a batch in the first epoch, traces and compilations included; `epoch_ms`
+is that of the second. `step_ms` is the geometric mean of a step at a few lengths, the same for all
+contenders. `extra_ms` is the median, over new lengths in the second half of the first epoch, of the
+first call less 1.2 times a repeated one. `traces` counts programs. `growth_mib` is how much more
+memory is resident at the end than after the longest batch. `unequal` counts losses and weights that
+differ from those of eager calls by a bit.
 
-`mlvm` is one trace with open lengths, `mlvm-by-shape` a program for each length. JAX pads to powers
-of two, as is usual there. Losses of `mlvm` are those of eager calls to the bit, or it fails.
+`mlvm` is one trace with open lengths. `mlvm-by-shape` has a program for each length: it trains on
+the few lengths of `step_ms` alone, as `lengths` says. JAX pads to powers of two. A Tree-LSTM's
+length is the number of its nodes, two for each level.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.harness import Contender, Round, Suite
+from bench.harness import Contender, Contest, Round, Suite
 
 Step = Callable[[NDArray[Any]], float]
-"""Trains on a batch of tokens i64[batch, time], and returns the loss."""
+"""Trains on tokens i64[batch, time], or on trees i64[batch, nodes, 3]; returns the loss."""
+
+
+class Trainer(NamedTuple):
+    """Training step, its number of programs, and the number of losses and weights that differ from
+    those of eager calls, if they were compared."""
+
+    step: Step
+    traces: Callable[[], int]
+    unequal: int | None = None
 
 
 class Size(NamedTuple):
-    """A model of tokens, a batch, and the number and bound of lengths."""
+    """A model, a batch, the number of batches in an epoch, and the bound of lengths."""
 
     model: str
     width: int
@@ -36,6 +51,7 @@ class Size(NamedTuple):
     lengths: int = 200
     longest: int = 128
     symbols: int = 64
+    sample: int = 6
 
 
 CASES: Final = {
@@ -43,63 +59,98 @@ CASES: Final = {
     "gpt 10M": Size("gpt", 384, 6, lengths=40),
     "bert": Size("bert", 64, 4),
     "lstm": Size("lstm", 64, 1),
+    "tree-lstm": Size("tree", 64, 1, lengths=60, longest=129),
 }
 QUICK: Final = {
-    name: size._replace(width=16, layers=1, lengths=4, longest=24) for name, size in CASES.items()
+    name: size._replace(width=16, layers=1, lengths=8, longest=16, sample=3)
+    for name, size in CASES.items()
+    if name != "gpt 10M"  # it would be the tiny one
 }
 HEADS: Final = 4
 RATE: Final = 1e-3
-CHECKED: Final = 8
+REPEATED: Final = 12  # lengths at which the first call is compared with a repeated one
 
 
 def batches_of(size: Size) -> list[NDArray[Any]]:
     """Return an epoch's batches, each of another length as far as there are enough lengths."""
     random = np.random.default_rng(0)
-    lengths = np.resize(random.permutation(np.arange(4, size.longest + 1)), size.lengths)
+    possible = (
+        np.arange(5, size.longest + 1, 2)
+        if size.model == "tree"
+        else np.arange(4, size.longest + 1)
+    )
+    lengths = random.permutation(np.resize(random.permutation(possible), size.lengths))
     shape: Any = partial(random.integers, size.symbols)
-    return [shape(size=(size.batch, int(length))) for length in random.permutation(lengths)]
+    if size.model == "tree":
+        return [trees(shape(size=(size.batch, int(n)))) for n in lengths]
+    return [shape(size=(size.batch, int(n))) for n in lengths]
+
+
+def trees(words: NDArray[Any]) -> NDArray[Any]:
+    """Return a tree of each row of words, a row (word, left, right) for each node: of two children
+    the left one is a leaf."""
+    n = words.shape[1]
+    left = np.where(np.arange(n) % 2, -1, np.arange(n) + 1)
+    left[-1] = -1
+    right = np.where(left < 0, -1, left + 1)
+    return np.stack([words, *np.broadcast_arrays(left, right, words)[:2]], axis=-1)
+
+
+def sampled(batches: Sequence[NDArray[Any]], count: int) -> list[NDArray[Any]]:
+    """Return that many batches, whose lengths lie evenly among all."""
+    ordered = sorted(batches, key=lambda x: x.shape[1])
+    return [ordered[int((i + 0.5) * len(ordered) / count)] for i in range(count)]
 
 
 def padded(tokens: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return tokens padded to a power of two, and the weights of the labels, 0 for padding."""
     length = tokens.shape[1]
     more = (1 << (length - 1).bit_length()) - length
+    if tokens.ndim == 3:  # trees: leaves that no node has as a child
+        return np.pad(tokens, ((0, 0), (0, more), (0, 0)), constant_values=-1), np.ones(len(tokens))
     weights = np.pad(np.ones((len(tokens), length - 1), np.float32), ((0, 0), (0, more)))
     return np.pad(tokens, ((0, 0), (0, more))), weights
 
 
 def prepared(
-    make: Callable[[Size], tuple[Step, Callable[[], int]]], quick: bool
+    make: Callable[[Size], Trainer], quick: bool, *, by_shape: bool = False, models: str = ""
 ) -> Mapping[str, Round]:
-    """Return a round for each case: a new step trains two epochs, and each length once more."""
+    """Return a round for each case, or for those of some models: a new step trains two epochs."""
 
     def timed(size: Size) -> Mapping[str, float]:
-        step, traces = make(size)
-        batches = batches_of(size)
-        lengths: set[int] = set()
-        first: list[tuple[NDArray[Any], float]] = []
-        begin = time.perf_counter()
-        for tokens in batches:
-            is_new = tokens.shape[1] not in lengths
-            lengths.add(tokens.shape[1])
-            start = time.perf_counter()
-            step(tokens)
-            if is_new:
-                first.append((tokens, time.perf_counter() - start))
-        cold = time.perf_counter() - begin
-        warm = seconds(lambda: [step(tokens) for tokens in batches])
+        trainer = make(size)
+        step, batches = trainer.step, batches_of(size)
+        compared = sampled(batches, size.sample)
+        epoch = compared if by_shape else batches
+        longest = max(x.shape[1] for x in epoch)
+        calls: dict[int, tuple[NDArray[Any], float]] = {}  # the first of each length
+        first, resident = [], 0.0
+        for x in epoch:
+            first.append(seconds(lambda x=x: step(x)))  # type: ignore[misc]
+            calls.setdefault(x.shape[1], (x, first[-1]))
+            if x.shape[1] == longest:
+                resident = resident_mib()
+        later = seconds(lambda: [step(x) for x in epoch])
+        growth = resident_mib() - resident
         extra = []
-        for tokens, took in first[len(first) // 2 :]:
-            step(tokens)
-            extra.append(took - min(seconds(lambda x=tokens: step(x)) for _ in range(3)))  # type: ignore[misc]
-        return {
-            "first_ms": cold * 1e3,
-            "epoch_ms": warm * 1e3,
-            "extra_ms": max(0.0, statistics.median(extra) * 1e3),
-            "traces": traces(),
+        for x, took in list(calls.values())[-min(REPEATED, len(calls) // 2) :]:
+            extra.append(took - 1.2 * fastest(lambda x=x: step(x)))  # type: ignore[misc]
+        steps = [fastest(lambda x=x: step(x)) for x in compared]  # type: ignore[misc]
+        metrics = {
+            "first_ms": statistics.mean(first) * 1e3,
+            "epoch_ms": later / len(epoch) * 1e3,
+            "step_ms": statistics.geometric_mean(steps) * 1e3,
+            "extra_ms": statistics.median(extra) * 1e3,
+            "traces": trainer.traces(),
+            "lengths": len(calls),
+            "growth_mib": growth,
         }
+        return metrics | ({} if trainer.unequal is None else {"unequal": trainer.unequal})
 
-    return {name: partial(timed, size) for name, size in (QUICK if quick else CASES).items()}
+    cases = (QUICK if quick else CASES).items()
+    return {
+        name: partial(timed, size) for name, size in cases if size.model in (models or size.model)
+    }
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -109,52 +160,75 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def fastest(work: Callable[[], object]) -> float:
+    """Return how long the fastest of three calls takes, after another one."""
+    work()
+    return min(seconds(work) for _ in range(3))
+
+
+def resident_mib() -> float:
+    """Return the resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
 # --- mlvm ----------------------------------------------------------------------------
 
 
-def mlvm(size: Size, *, lengths: Any) -> tuple[Step, Callable[[], int]]:
+def mlvm(size: Size, *, lengths: Any) -> Trainer:
     import mlvm.eager as ml
 
     vm = ml.VM("bench")
     with ml.Arena(vm, "weights").allocating():
-        eager, captured = _training(size), _training(size)
-    named = {"time": size.longest} if lengths else None
-    step: Any = ml.capture(captured, lengths=lengths, at_most=named)
+        (eager, expected), (captured, weights) = _training(size), _training(size)
+    names = {"x": (None, "time", None)[: 3 if size.model == "tree" else 2]}
+    bounds = {"time": size.longest} if lengths else None
+    step: Any = ml.capture(captured, lengths=names if lengths else lengths, at_most=bounds)
     memory = ml.Arena(vm, "batch")
 
-    def run(tokens: NDArray[Any]) -> float:
+    def run(x: NDArray[Any]) -> float:
         with memory:
-            return float(step(ml.asarray(tokens)))
+            return float(step(ml.asarray(x)))
 
-    for tokens in batches_of(size)[:CHECKED] if lengths is not False else ():
-        loss = run(tokens)
+    unequal = 0
+    for x in batches_of(size) if lengths is not False else ():
         with memory:
-            expected = float(eager(ml.asarray(tokens)))
-        if loss != expected:
-            raise ValueError(f"another loss than eagerly at length {tokens.shape[1]}")
+            unequal += float(eager(ml.asarray(x))) != run(x)
+    pairs = zip(weights(), expected(), strict=True)
+    unequal += sum(x.tobytes() != y.tobytes() for x, y in pairs)
     step.close()
-    return run, lambda: step.signatures
+    return Trainer(run, lambda: step.signatures, None if lengths is False else unequal)
 
 
-def _training(size: Size) -> Callable[[Any], Any]:
-    """Return mlvm's training step of a model that is the same each time."""
+def _training(size: Size) -> tuple[Callable[[Any], Any], Callable[[], list[NDArray[Any]]]]:
+    """Return mlvm's training step of a model that is the same each time, and what reads its
+    weights."""
     import mlvm.eager as ml
     from mlvm.eager import nn
+    from models.tree_lstm import TreeClassifier
 
     ml.random.seed(0)
-    embedding, head = nn.Embedding(size.symbols, size.width), nn.Linear(size.width, size.symbols)
-    layers: Sequence[Any]
-    if size.model == "lstm":
-        layers = [nn.LSTM(size.width, size.width)]
+    model: Any
+    if size.model == "tree":
+        model = TreeClassifier(size.symbols, size.symbols, size.width, size.width)
     else:
-        layers = [
-            nn.TransformerEncoderLayer(size.width, HEADS, rotary_base=10000.0, pre_norm=True)
-            for _ in range(size.layers)
-        ]
-    model = nn.Sequential(embedding, *layers, head)
+        embedding, head = (
+            nn.Embedding(size.symbols, size.width),
+            nn.Linear(size.width, size.symbols),
+        )
+        layers: Sequence[Any] = [nn.LSTM(size.width, size.width)]
+        if size.model != "lstm":
+            layers = [
+                nn.TransformerEncoderLayer(size.width, HEADS, rotary_base=10000.0, pre_norm=True)
+                for _ in range(size.layers)
+            ]
+        model = nn.Sequential(embedding, *layers, head)
     optimizer = ml.optim.AdamW(model, RATE)
 
     def loss_of(model: Any, tokens: Any) -> Any:
+        if size.model == "tree":
+            labels = tokens[:, 0, 0]  # the root's word, which no node reads
+            return ml.softmax_cross_entropy(model(tokens), labels, reduction="mean")
         x = model[0](tokens[:, :-1])
         if size.model == "lstm":
             x = ml.permute_dims(model[1](ml.permute_dims(x, (1, 0, 2)))[0], (1, 0, 2))
@@ -163,18 +237,18 @@ def _training(size: Size) -> Callable[[Any], Any]:
                 x = layer(x, is_causal=size.model == "gpt")
         return ml.softmax_cross_entropy(model[-1](x), tokens[:, 1:], reduction="mean")
 
-    def train(tokens: Any) -> Any:
-        loss, gradients = ml.value_and_grad(loss_of)(model, tokens)
+    def train(x: Any) -> Any:
+        loss, gradients = ml.value_and_grad(loss_of)(model, x)
         optimizer.update(gradients)
         return loss
 
-    return train
+    return train, lambda: [x.numpy() for x in ml.tree.leaves(model.parameters())]
 
 
 # --- PyTorch and JAX -------------------------------------------------------------------
 
 
-def torch(size: Size, *, compiled: bool) -> tuple[Step, Callable[[], int]]:
+def torch(size: Size, *, compiled: bool) -> Trainer:
     import torch as pt
     from torch.nn import functional as F
 
@@ -189,6 +263,8 @@ def torch(size: Size, *, compiled: bool) -> tuple[Step, Callable[[], int]]:
         )
         body = pt.nn.TransformerEncoder(layer, size.layers, enable_nested_tensor=False)
     parts = [pt.nn.Embedding(size.symbols, width), body, pt.nn.Linear(width, size.symbols)]
+    if size.model == "tree":
+        parts[1:2] = [pt.nn.Linear(width, 3 * width), pt.nn.Linear(2 * width, 5 * width)]
     model = pt.nn.ModuleList(parts)
     optimizer = pt.optim.AdamW(model.parameters(), RATE)
 
@@ -203,7 +279,26 @@ def torch(size: Size, *, compiled: bool) -> tuple[Step, Callable[[], int]]:
             x = model[1](x)
         return F.cross_entropy(model[2](x).flatten(0, 1), tokens[:, 1:].flatten())
 
-    call = pt.compile(forward, dynamic=True) if compiled else forward
+    def classify(trees: Any) -> Any:
+        i, o, u = model[1](model[0].weight).chunk(3, dim=-1)  # of every symbol
+        cells = i.sigmoid() * u.tanh()
+        leaves = o.sigmoid() * cells.tanh(), cells
+
+        def state(tree: Any, node: int) -> Any:
+            word, left, right = tree[node]
+            if left < 0:
+                return leaves[0][word], leaves[1][word]
+            (h, c), (other_h, other_c) = state(tree, left), state(tree, right)
+            i, f, g, o, u = model[2](pt.cat([h, other_h])).chunk(5)
+            c = i.sigmoid() * u.tanh() + f.sigmoid() * c + g.sigmoid() * other_c
+            return o.sigmoid() * c.tanh(), c
+
+        roots = pt.stack([state(tree, 0)[0] for tree in trees.tolist()])
+        return F.cross_entropy(model[3](roots), trees[:, 0, 0])
+
+    call: Any = classify if size.model == "tree" else forward
+    if compiled:
+        call = pt.compile(call, dynamic=True)
 
     def run(tokens: NDArray[Any]) -> float:
         optimizer.zero_grad()
@@ -212,10 +307,10 @@ def torch(size: Size, *, compiled: bool) -> tuple[Step, Callable[[], int]]:
         optimizer.step()
         return float(loss.item())
 
-    return run, lambda: 1
+    return Trainer(run, lambda: 1)
 
 
-def jax(size: Size) -> tuple[Step, Callable[[], int]]:
+def jax(size: Size) -> Trainer:
     import jax as jx
     import jax.numpy as jnp
 
@@ -227,6 +322,8 @@ def jax(size: Size) -> tuple[Step, Callable[[], int]]:
     params: Any = {"tokens": dense(size.symbols, width), "head": dense(width, size.symbols)}
     if size.model == "lstm":
         params["cell"] = dense(2 * width, 4 * width)
+    elif size.model == "tree":
+        params |= {"leaf": dense(width, 3 * width), "node": dense(2 * width, 5 * width)}
     else:
         params["layers"] = [
             (dense(width, 3 * width), dense(width, width), dense(width, 4 * width),
@@ -257,7 +354,31 @@ def jax(size: Size) -> tuple[Step, Callable[[], int]]:
             x = x + jx.nn.gelu(jx.nn.standardize(x) @ up) @ down
         return jx.nn.standardize(x) @ params["head"]
 
+    def root(params: Any, tree: Any) -> Any:
+        n = len(tree)
+        i, o, u = jnp.split(params["tokens"] @ params["leaf"], 3, axis=-1)
+        cells = jx.nn.sigmoid(i) * jnp.tanh(u)
+        leaves = jx.nn.sigmoid(o) * jnp.tanh(cells)
+
+        def turn(k: Any, state: Any) -> Any:
+            (h, c), node = state, n - 1 - k
+            word, left, right = tree[node]
+            both = jnp.concatenate([h[left], h[right]])
+            i, f, g, o, u = jnp.split(both @ params["node"], 5)
+            cell = jx.nn.sigmoid(i) * jnp.tanh(u) + jx.nn.sigmoid(f) * c[left]
+            cell = cell + jx.nn.sigmoid(g) * c[right]
+            cell = jnp.where(left < 0, cells[word], cell)
+            out = jnp.where(left < 0, leaves[word], jx.nn.sigmoid(o) * jnp.tanh(cell))
+            return h.at[node].set(out), c.at[node].set(cell)
+
+        zeros = jnp.zeros((n, width))
+        return jx.lax.fori_loop(0, n, turn, (zeros, zeros))[0][0]
+
     def loss_of(params: Any, tokens: Any, weights: Any) -> Any:
+        if size.model == "tree":
+            logits = jx.vmap(partial(root, params))(tokens) @ params["head"]
+            logs = jx.nn.log_softmax(logits)
+            return -jnp.mean(jnp.take_along_axis(logs, tokens[:, 0, :1], axis=1))
         logs = jx.nn.log_softmax(forward(params, tokens[:, :-1]))
         chosen = jnp.take_along_axis(logs, tokens[:, 1:, None], axis=2)[..., 0]
         return -jnp.sum(chosen * weights) / jnp.sum(weights)
@@ -282,23 +403,60 @@ def jax(size: Size) -> tuple[Step, Callable[[], int]]:
         states[0], loss = update(states[0], *padded(tokens))
         return float(loss)
 
-    return run, lambda: int(update._cache_size())
+    return Trainer(run, lambda: int(update._cache_size()))
 
+
+_PEERS: Final = "torch", "torch-compiled", "jax"
 
 SUITE: Final = Suite(
     module=__name__,
     contenders=(
-        Contender(
-            "mlvm", "mlvm", partial(prepared, partial(mlvm, lengths={"tokens": (None, "time")}))
-        ),
+        Contender("mlvm", "mlvm", partial(prepared, partial(mlvm, lengths=True))),
         Contender("mlvm-unnamed", "mlvm", partial(prepared, partial(mlvm, lengths=None))),
-        Contender("mlvm-by-shape", "mlvm", partial(prepared, partial(mlvm, lengths=False))),
+        Contender(
+            "mlvm-by-shape", "mlvm", partial(prepared, partial(mlvm, lengths=False), by_shape=True)
+        ),
         Contender("torch", "torch", partial(prepared, partial(torch, compiled=False))),
-        Contender("torch-compiled", "torch", partial(prepared, partial(torch, compiled=True))),
+        Contender(
+            "torch-compiled",
+            "torch",
+            partial(prepared, partial(torch, compiled=True), models="gpt bert lstm"),
+        ),
         Contender("jax", "jax", partial(prepared, jax)),
     ),
-    units={"first_ms": "ms", "epoch_ms": "ms", "extra_ms": "ms", "traces": "programs"},
-    rounds=3,
+    units={
+        **dict.fromkeys(("first_ms", "epoch_ms", "step_ms", "extra_ms"), "ms"),
+        **dict.fromkeys(("traces", "lengths", "unequal"), "count"),
+        "growth_mib": "MiB",
+    },
+    limits={
+        (case, metric, ours): limit
+        for case in CASES
+        for ours, most in (("mlvm", 1), ("mlvm-unnamed", 3))
+        for metric, limit in (
+            *(("traces", most), ("extra_ms", 0.3), ("growth_mib", 1.0), ("unequal", 0)),
+        )
+    },
+    contests=(
+        Contest(
+            "epoch with traces over programs by shape",
+            "first_ms",
+            ("mlvm",),
+            ("mlvm-by-shape",),
+            dict.fromkeys(CASES, 3.0),
+        ),
+        Contest(
+            "epoch with traces over peers",
+            "first_ms",
+            ("mlvm",),
+            _PEERS,
+            dict.fromkeys(CASES, 1.5),
+        ),
+        Contest(
+            "step over a program by shape", "step_ms", ("mlvm",), ("mlvm-by-shape",), mean=1 / 1.1
+        ),
+    ),
+    rounds=1,
     quick_rounds=1,
     warm_up_rounds=0,
     timeout=1800.0,

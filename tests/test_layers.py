@@ -90,8 +90,8 @@ BUDGET = {
     "mlvm/onnx": 5_885,
     "mlvm": 500,
     "models": 3_470,
-    "bench": 4_900,
-    "tests": 71_898,
+    "bench": 5_030,
+    "tests": 72_013,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -123,7 +123,8 @@ def save(
         decided = model.lengths.decided(samples)
         if decided is not None:  # calls that are dead now may have needed it
             for sizes in samples[1:]:
-                if not model.is_same(_Model(fn, list(args), kwargs, axes, sizes)):
+                other = _Model(fn, list(args), kwargs, axes, sizes)
+                if model.parts(False, "") != other.parts(False, ""):
                     raise model.lengths.refused(decided)
     parts, data = model.parts(external, f"{target.name}.data")
     if data:
@@ -221,15 +222,6 @@ class _Model:
             outputs[name] = use.type
         message = graph.message("main", self.inputs, outputs)
         self.message = message | {"node": self.lengths.nodes + message["node"]}
-
-    def is_same(self, other: _Model) -> bool:
-        """Return whether the file of another trace is the same."""
-        pairs = zip(self.initializers.items(), other.initializers.items(), strict=False)
-        return (
-            self.message == other.message
-            and [*self.functions.values()] == [*other.functions.values()]
-            and all(name == also and _is_same(x, y) for (name, x), (also, y) in pairs)
-        )
 
     def name(self, stem: str) -> str:
         """Return a new name in the graph, `stem` or with a number behind it."""
@@ -577,26 +569,18 @@ def _recorded(
                 "for other lengths: write isinstance(n, int)"
             )
         tensors = [id(x) for x in signature.tensors]
-        return [
-            OpenLength(
-                tuple(
-                    [
-                        Axis(tensors.index(id(operands[input])), axis, each.times)
-                        for input, own in axes.items()
-                        for axis, each in own.items()
-                        if each.name == name
-                    ]
-                ),
-                name,
-            )
-            for name in sizes
-        ]
+        by_name: dict[str, list[Axis]] = {name: [] for name in sizes}
+        for input, own in axes.items():
+            for axis, each in own.items():
+                place = Axis(tensors.index(id(operands[input])), axis, each.times)
+                by_name[each.name].append(place)
+        return [OpenLength(tuple(each), name) for name, each in by_name.items()]
 
-    by_name, named = unflatten(structure, operands.values())
+    arguments, named = unflatten(structure, operands.values())
     whole = step_by_step.set(True)  # a loop has a form in ONNX, with all states
     try:
         with closing(arena):
-            return trace_once(fn, [*by_name.values()], named, lengths)
+            return trace_once(fn, [*arguments.values()], named, lengths)
     except MlvmError as error:
         if sizes:
             shown = ", ".join(f"{name} = {n}" for name, n in sizes.items())
@@ -608,13 +592,6 @@ def _recorded(
 
 def _refused(what: str, line: str | None, remedy: str = "") -> ModelError:
     return ModelError(f"{line or 'here'}: {what} has no form in ONNX{remedy}")
-
-
-def _is_same(x: Array | Tensor, y: Array | Tensor) -> bool:
-    """Return whether two initializers are the same tensor, or constants of the same bits."""
-    if isinstance(x, Tensor) or isinstance(y, Tensor):
-        return isinstance(x, Tensor) and isinstance(y, Tensor) and x.root is y.root
-    return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
 
 
 def _is_written(dtype: DType) -> bool:
