@@ -80,8 +80,7 @@ def of_updates(layer: Layer) -> Layer:
 
 
 def _layers_of(vm: VMProtocol, name: str) -> list[Layer]:
-    layers: list[Layer] = vars(vm).setdefault(_LAYERS, {}).setdefault(name, [])
-    return layers
+    return vars(vm).setdefault(_LAYERS, {}).setdefault(name, [])  # type: ignore[no-any-return]
 
 
 def _wrap(vm: VMProtocol, name: str) -> None:

@@ -343,8 +343,9 @@ class VM(Identity):
     def close(self) -> None:
         """End the workers after their work, all tensors and storages, and what is attached. Later
         uses raise an error that names the VM; to free does nothing. Idempotent."""
+        fast_path = getattr(self, "fast_path", None)  # of a native VM
         with self._lock:
-            if self.depth:
+            if self.depth or (fast_path is not None and fast_path.is_running()):
                 raise MachineError(f"{self.name} cannot be closed in a launch; close it after")
         if self._scheduler is not None:
             self._scheduler.close()

@@ -134,6 +134,7 @@ class FastPath:
     instrumented: bool
     prepare: Any
 
+    def is_running(self) -> bool: ...
     def __init__(
         self,
         find: object = ...,

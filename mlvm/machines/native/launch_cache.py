@@ -45,7 +45,7 @@ class LaunchCache:
     def add(self, body: bytes, program: Program, args: tuple[TensorHandle, ...]) -> None:
         """Add the launch with this body, if it is one call of a native kernel on its arguments."""
         with self._lock:
-            self._add(body, bound_code(self._vm, program, args, self._bound))
+            self._add(body, bound_code(self._vm, program, args, self._bound)[0])
 
     def forget(self, number: int) -> None:
         """Drop the launches of the program with that number, which is now another or none."""

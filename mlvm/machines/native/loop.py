@@ -349,14 +349,15 @@ def _resume(
         del ended, error, state
 
 
-def bound_code(vm: VM, program: Any, args: tuple[TensorHandle, ...], cache: Cache) -> Code | None:
-    """Return the code that was bound to these handles; None before a launch on them. The cache is
-    cleared when a handle may name another array."""
+def bound_code(
+    vm: VM, program: Any, args: tuple[TensorHandle, ...], cache: Cache
+) -> tuple[Code | None, tuple[Array, ...]]:
+    """Return the code that was bound to these handles, and its arrays; None before a launch on
+    them. The cache is cleared when a handle may name another array, from before the look-up on."""
+    number = id(cache)  # a call on the next line might hand over to a thread that clears
+    vm._store.caches[number] = cache
     linked = vm._linked.get(id(program))
-    code, _ = linked.bound.get(args, (None, ())) if linked is not None else (None, ())
-    if code is not None:
-        vm._store.caches[id(cache)] = cache
-    return code
+    return (None, ()) if linked is None else linked.bound.get(args, (None, ()))
 
 
 def open_fast_path(vm: VM, lock: object, pool: Pool) -> FastPath:
@@ -386,7 +387,7 @@ def open_fast_path(vm: VM, lock: object, pool: Pool) -> FastPath:
         program: Any, handles: tuple[TensorHandle, ...], cache: Cache
     ) -> tuple[Program, Helper, Callable[[Any], object], tuple[TensorHandle, ...]] | None:
         vm = vm_of()
-        code = None if vm is None else bound_code(vm, program, handles, cache)
+        code, arrays = (None, ()) if vm is None else bound_code(vm, program, handles, cache)
         prepared = None if code is None else code.prepared
         if code is None or not isinstance(prepared, Prepared):
             return None
@@ -394,7 +395,6 @@ def open_fast_path(vm: VM, lock: object, pool: Pool) -> FastPath:
         def resume(ended: tuple[Any, ...]) -> object:
             vm = vm_of()
             assert vm is not None  # it runs
-            arrays = tuple([vm.array_of(handle) for handle in handles])
             return _resume(ended, code, prepared, arrays, vm._store, vm.functions)
 
         return prepared.program, helper, resume, handles

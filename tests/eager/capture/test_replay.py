@@ -254,3 +254,53 @@ def test_threads_share_a_function() -> None:
     for thread in threads:
         thread.join()
     assert not errors
+
+
+def test_arrays_that_change_while_a_launch_is_learned(
+    arena: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlvm.machines.native import loop
+
+    bound_code = loop.bound_code
+    x, y = ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0])
+
+    def handing_over(*args: Any) -> Any:  # as to a thread that swaps, once C has called Python
+        bound = bound_code(*args)
+        arena.vm.swap(x.handle, y.handle)
+        return bound
+
+    monkeypatch.setattr(loop, "bound_code", handing_over)
+    double = ml.capture(lambda x: x + x)
+    for _ in range(6):
+        expected = (x.numpy() * 2.0).tolist()
+        assert double(x).tolist() == expected
+
+
+def test_a_vm_is_not_closed_in_a_launch(
+    arena: Any, launches: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlvm.machines.native import loop
+
+    def products(x: Any) -> Any:
+        y = x
+        for _ in range(30):
+            y = ml.tanh(y @ x)
+        return y
+
+    x = ml.full((512, 512), 1e-3)
+    expected, errors = products(x).tolist(), []
+    captured = warmed(products, x)
+
+    def close(_: Any) -> None:  # where handlers of signals run
+        try:
+            arena.vm.close()
+        except ml.errors.MachineError as error:
+            errors.append(str(error))
+
+    monkeypatch.setattr(loop.Helper, "check_signals", close)
+    before = len(launches)
+    for _ in range(50):
+        if not errors:
+            assert captured(x).tolist() == expected
+    assert "closed in a launch" in errors[0]
+    assert len(launches) == before

@@ -436,6 +436,12 @@ static void find_address(FastPath *self, PyObject *handle)
     clear_nonfatal_error();
 }
 
+static PyObject *fast_path_is_running(const FastPath *self, PyObject *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(self->running == process_number());
+}
+
 static PyMemberDef fast_path_members[] = {
     {"prepare", T_OBJECT_EX, offsetof(FastPath, prepare), READONLY, NULL},
     {"observed", T_BOOL, offsetof(FastPath, observed), 0, NULL},
@@ -444,6 +450,8 @@ static PyMemberDef fast_path_members[] = {
 static PyMethodDef fast_path_methods[] = {
     {"forget", (PyCFunction)fast_path_forget, METH_NOARGS, "The function table has changed."},
     {"clear", (PyCFunction)fast_path_forget_places, METH_NOARGS, "A handle may name another array."},
+    {"is_running", (PyCFunction)fast_path_is_running, METH_NOARGS,
+     "is_running(): whether a captured call runs now; the caller has the VM's lock."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot fast_path_slots[] = {{Py_tp_new, fast_path_new},
                                         {Py_tp_traverse, fast_path_traverse},

@@ -43,6 +43,7 @@ typedef struct {
     long long number;            /* unique, not 0 */
     long long generation;        /* counts changes of the function table */
     char observed, instrumented; /* then the slow path is taken */
+    int running;                 /* a captured call: the process that it runs in, else 0 */
     Place *places;
     int64_t room, occupied;
 } FastPath;

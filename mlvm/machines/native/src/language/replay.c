@@ -136,19 +136,21 @@ static int is_allowed(const Replay *self, PyObject *handles)
 static int run_bound_to(Replay *self, FastPath *fast_path, PyObject *key, int64_t generation)
 {
     PyObject *run = PyDict_GetItemWithError(self->runs, key), *program, *helper, *resume, *handles;
-    if (!run || generation != fast_path->generation || !is_unwatched(fast_path))
+    if (!run || !PyTuple_Check(run) || generation != fast_path->generation || !is_unwatched(fast_path))
         return PyErr_Occurred() ? -1 : 0;
     if (!PyArg_ParseTuple(run, "OOOO", &program, &helper, &resume, &handles))
         return -1;
     Py_INCREF(run);
-    int done = is_allowed(self, handles);
+    int done = is_allowed(self, handles), outer = fast_path->running;
     if (done > 0) {
+        fast_path->running = process_number(); /* a signal's handler may call the VM */
         PyObject *state = program_run_calls(program, fast_path->pool, helper);
         if (state && state != Py_None) {
             PyObject *rest = PyObject_CallFunctionObjArgs(resume, state, NULL);
             Py_DECREF(state);
             state = rest;
         }
+        fast_path->running = outer;
         done = state ? 1 : -1;
         Py_XDECREF(state);
     }
@@ -193,15 +195,19 @@ static PyObject *replay_learn(Replay *self, PyObject *const *args, Py_ssize_t na
         Py_RETURN_NONE;
     self->vain++;
     Py_INCREF((PyObject *)fast_path);
-    PyObject *key = key_of(self, fast_path, args[1], args[2]);
-    PyObject *run =
-        key ? PyObject_CallFunctionObjArgs(fast_path->bound, args[3], args[4], self->runs, NULL) : NULL;
-    if (run && run != Py_None && PyTuple_Check(run) && program_is_straight(PyTuple_GetItem(run, 0))) {
-        if (PyDict_Size(self->runs) >= MOST_KNOWN)
-            PyDict_Clear(self->runs);
-        if (PyDict_SetItem(self->runs, key, run))
+    if (PyDict_Size(self->runs) >= MOST_KNOWN)
+        PyDict_Clear(self->runs);
+    PyObject *key = key_of(self, fast_path, args[1], args[2]), *run = NULL;
+    /* While the mark is there, nothing has cleared the dict: `bound` runs Python, and other threads. */
+    PyObject *mark = key ? PyList_New(0) : NULL;
+    if (mark && !PyDict_SetItem(self->runs, key, mark))
+        run = PyObject_CallFunctionObjArgs(fast_path->bound, args[3], args[4], self->runs, NULL);
+    if (run && PyDict_GetItemWithError(self->runs, key) == mark) {
+        int is_straight = PyTuple_Check(run) && program_is_straight(PyTuple_GetItem(run, 0));
+        if (is_straight ? PyDict_SetItem(self->runs, key, run) : PyDict_DelItem(self->runs, key))
             Py_CLEAR(run);
     }
+    Py_XDECREF(mark);
     Py_XDECREF(key);
     Py_XDECREF(run);
     Py_DECREF((PyObject *)fast_path);
