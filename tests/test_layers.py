@@ -65,7 +65,7 @@ Others (`__init__`, `stub`) import from all."""
 BUDGET = {
     "mlvm/core": 6_961,
     "mlvm/machines": 1_787,
-    "mlvm/machines/native": 2_908,
+    "mlvm/machines/native": 2_911,
     "mlvm/machines/gpu": 3_200,
     "mlvm/machines/standalone": 1_911,
     "mlvm/machines/remote": 3_940,
@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 500,
     "models": 3_470,
     "bench": 5_030,
-    "tests": 72_013,
+    "tests": 72_065,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -395,7 +395,10 @@ def open_fast_path(vm: VM, lock: object, pool: Pool) -> FastPath:
         def resume(ended: tuple[Any, ...]) -> object:
             vm = vm_of()
             assert vm is not None  # it runs
-            return _resume(ended, code, prepared, arrays, vm._store, vm.functions)
+            try:
+                return _resume(ended, code, prepared, arrays, vm._store, vm.functions)
+            finally:  # else an error would keep itself alive by its traceback
+                del ended
 
         return prepared.program, helper, resume, handles
 

@@ -276,7 +276,11 @@ def test_arrays_that_change_while_a_launch_is_learned(
         assert double(x).tolist() == expected
 
 
-def test_a_vm_is_not_closed_in_a_launch(
+class Stopped(BaseException):
+    """An interrupt."""
+
+
+def test_signals_in_a_launch(
     arena: Any, launches: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlvm.machines.native import loop
@@ -297,10 +301,23 @@ def test_a_vm_is_not_closed_in_a_launch(
         except ml.errors.MachineError as error:
             errors.append(str(error))
 
+    def stop(_: Any) -> None:
+        raise Stopped
+
     monkeypatch.setattr(loop.Helper, "check_signals", close)
-    before = len(launches)
+    before, stopped = len(launches), None
     for _ in range(50):
         if not errors:
             assert captured(x).tolist() == expected
     assert "closed in a launch" in errors[0]
+    gc.disable()
+    monkeypatch.setattr(loop.Helper, "check_signals", stop)
+    for _ in range(50):
+        try:
+            assert stopped is not None or captured(x) is not None
+        except Stopped as error:
+            stopped = weakref.ref(error)
+    alive = stopped is not None and stopped()
+    gc.enable()
+    assert alive is None, "the error keeps itself alive"
     assert len(launches) == before
