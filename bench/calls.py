@@ -145,7 +145,7 @@ SUITE = Suite(
     units={"us_per_call": "us"},
     ours=("mlvm",),
     targets={
-        ("add", "us_per_call", "mlvm", "jax"): 0.9,
+        ("add", "us_per_call", "mlvm", "jax"): 1.25,
         ("tree", "us_per_call", "mlvm", "jax"): 1.4,
         ("momentum", "us_per_call", "mlvm", "jax"): 10.0,
     },

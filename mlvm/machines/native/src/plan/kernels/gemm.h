@@ -342,11 +342,11 @@ static void OF(strip)(Part *part, const Strip *strip)
         }
         /* The next panel, or what it is made of, comes nearer while this one is read: `lines` of a
          * cache, as many as it has rows, each of a row; or of the columns in turn, if they lie apart;
-         * and as many `beside` them, if a row is longer than a line.
+         * and as many `beside` them, where a copy does not lie in one piece.
          * A small y is in the caches already. */
         int64_t lines = small || jr + 2 * COLUMNS > columns ? 0 : k, down = n[Y_K] * (int64_t)sizeof(T);
-        int64_t beside = COLUMNS * sizeof(T) > 64 ? 64 : 0; /* a panel's row is of two lines */
         const char *next;
+        int64_t beside = 0;
         int apart = 0;
         if (n[COPY_Y] && !copy) {
             next = (const char *)(t.b + panel_length);
@@ -358,10 +358,8 @@ static void OF(strip)(Part *part, const Strip *strip)
             down = n[Y_K] * PACK * (int64_t)sizeof(S);
             apart = n[Y_COLUMN] != 1;
             lines = n[RUN_Y] ? 0 : lines;
-            if (beside && apart)
-                beside = k / COLUMNS * 64; /* the other half of the columns */
-            else if (beside && PACK > 1)
-                beside = n[Y_K] * (int64_t)sizeof(S);
+            if (COLUMNS * sizeof(T) > 64) /* then a row of a panel is of two lines, or of two rows of y */
+                beside = apart ? k / COLUMNS * 64 : PACK > 1 ? n[Y_K] * (int64_t)sizeof(S) : 64;
         }
         for (int64_t begin = 0; begin < rows; begin += line)
             for (int64_t tile = 0, ir = 0; tile < tiles; tile++) {
