@@ -64,6 +64,7 @@ def test_an_op_computes_what_its_oracle_does(name: str, case: Case, machine: str
     assert_expected(name, case, result, tight)
 
 
+@pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning")
 @pytest.mark.parametrize("machine", ["captured"])
 @crossed(lambda name, case: case.inputs and not OPS[name].dynamic, few=with_long(True, False))
 def test_a_captured_op_computes_what_its_oracle_does(name: str, case: Case, machine: str) -> None:
