@@ -231,12 +231,12 @@ class JvpInterpreter:
     def cond(self, pred: Dual, branch_fns: Sequence[Callable[[], Duals]]) -> Duals:
         if not blocks.is_recorded():
             return branch_fns[0 if bool(pred.x) else 1]()
-        each = [known for known in map(self._dry_run, branch_fns) if known is not None]
+        each = [results for results in map(self._dry_run, branch_fns) if results is not None]
         if not each:
             raise blocks.UnknownResults
-        columns = [*zip(*[known.kinds for known in each], strict=True)]
+        columns = [*zip(*[results.kinds for results in each], strict=True)]
         kinds = tuple([_joined(*column) for column in columns])
-        partly = {k for known in each for k in known.partly}
+        partly = {k for results in each for k in results.partly}
         conditional = sorted(k for k in partly if kinds[k] is True)
         flags: dict[int, Tensor] = {}
         if not all(map(all, columns)) and not self.is_dry:
@@ -329,10 +329,10 @@ class JvpInterpreter:
                 after, rows = iterate(_unpacked(_packed(state, kinds), kinds))
                 return [*after, *rows]
 
-            known = self._dry_run(try_iteration)
-            if known is None:
+            results = self._dry_run(try_iteration)
+            if results is None:
                 break
-            after = known.kinds
+            after = results.kinds
             more = tuple([_joined(was, now) for was, now in zip(kinds, after, strict=False)])
             if [*map(type, more), *more] == [*map(type, kinds), *kinds]:
                 return kinds, after[len(state) :]

@@ -165,16 +165,16 @@ def test_hoisted_values_follow_captured_updates(launches: list[Any]) -> None:
 def test_launches_that_are_observed_pass_python(arena: Any, launches: list[Any]) -> None:
     x = ml.ones(2)
     double = warmed(lambda x: x + x, x)
-    seen = []
+    programs = []
 
     def look(proceed: Any, program: Any, args: Any = (), **options: Any) -> Any:
-        seen.append(program)
+        programs.append(program)
         return proceed(program, args, **options)
 
     before = len(launches)
     with observed(arena.vm, launch=look):
         double(x)
-    assert len(seen) == 1
+    assert len(programs) == 1
     assert len(launches) == before + 1
     double(x)
     assert len(launches) == before + 1
