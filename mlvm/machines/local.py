@@ -128,7 +128,7 @@ class LocalVM(VM):
         super().__init__(name, checked=checked, kernels=kernels, run=run)
         self._equip(native=native, threads=threads)
         if native and not workers:
-            self.fast_path = open_fast_path(self, self._lock, pool)
+            self.fast_path = open_fast_path(self, pool)
             self._pool = pool
         if workers:
             from mlvm.machines.workers import Workers

@@ -55,7 +55,6 @@ class FastPathEntry:
         self.entry, self.scratch, self._vm = entry, scratch, vm
         self._context: Any = GuardChecker(context_guards(vm)).native
         self._guards, self._checker = signature.guards, signature.guards.checker
-        self._native: Any = self._checker.native
         self._numbers: tuple[ScalarInputs, Any] | None = None
         self._narrays = len(entry.numbers.tensors)
         launch = entry.launch
@@ -77,7 +76,7 @@ class FastPathEntry:
         scalars = self.entry.scalars
         if vm is not self._vm or len(scalars.arrays) != self._narrays or not self._context.holds():
             return None
-        if not (self._native.holds() or self._checker.holds()):
+        if not self._checker.holds():
             return None
         if self._guards.numbers and not self._numbers_of(scalars).holds():
             return None

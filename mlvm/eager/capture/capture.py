@@ -187,11 +187,12 @@ class Captured(Generic[P, R]):
     ) -> Any:
         """Launch an entry's program on a call's tensors. Return the value of the call."""
         outcome = entry.outcome
-        types, single = outcome.types, outcome.single
-        outputs = launch.replayed(scalars, arena, inputs, types)
+        single = outcome.single
+        types = outcome.types if launch.replay is not None and not scalars.arrays else None
+        outputs = None if types is None else launch.replayed(arena, inputs, types)
         if outputs is None:
             outputs = [output.alloc(arena) for output in outcome.outputs]
-            learning = None if types is None or scalars.arrays else arena
+            learning = None if types is None else arena
             launch.run(scratch, scalars, arena.vm, inputs, outputs, arena=learning)
         if single is not None:  # as the value below, sooner
             return outputs[single]

@@ -222,13 +222,9 @@ class Launch:
         other._planned, other._make_planned, other.replay = None, make_planned, other._new_replay()
         return other
 
-    def replayed(
-        self, scalars: ScalarInputs, arena: Arena, inputs: Sequence[Tensor], types: Types | None
-    ) -> list[Tensor] | None:
+    def replayed(self, arena: Arena, inputs: Sequence[Tensor], types: Types) -> list[Tensor] | None:
         """Launch the program in C, if it has run on these tensors before, and return outputs of
         these types in the arena. None: nothing has happened, and `run` is to launch it."""
-        if types is None or scalars.arrays or self.replay is None:
-            return None
         try:
             return self.replay.run(arena, inputs, types)  # type: ignore[no-any-return]
         except Exception as error:
@@ -294,7 +290,7 @@ class Launch:
                         raise
                     return
                 vm.launch(program, handles)
-                if arena is not None and self.replay is not None:
+                if arena is not None:
                     self.replay.learn(arena, inputs, outputs, program, handles)
         except Exception as error:
             if getattr(error, "late", False):
@@ -325,9 +321,9 @@ def _may_replay(
 ) -> bool:
     """Return whether nothing is to be computed before a launch or counted after it. The caller has
     the VM's lock."""
-    return (hoisted is None or hoisted.is_current()) and not (
-        updates and may_count(vm, program, handles)
-    )
+    if hoisted is not None and not hoisted.is_current():
+        return False
+    return not (updates and may_count(vm, program, handles))
 
 
 class Variants:

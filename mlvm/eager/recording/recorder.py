@@ -109,9 +109,9 @@ class _Open(NamedTuple):
 
     depth: the number of blocks around it.
     tape: the current tape.
-    nodes: the number of nodes of each tape.
-    nviews: the number of views created so far.
-    carried: the tensors that the block carries.
+    nodes: numbers of nodes, by tape.
+    nviews: the number of earlier views.
+    carried: tensors that the block carries.
     """
 
     block: Block

@@ -159,7 +159,7 @@ class JvpInterpreter:
     """Interpreter of pairs of value and tangent.
 
     has_tangents: False where all tangents are zero.
-    is_dry: True in a dry run, which only finds which values have tangents.
+    is_dry: True while it only finds which values have tangents.
     records: the records of residuals, in an eager interpretation.
     record_kinds: for the types of a record, which of its tensors have tangents.
     """

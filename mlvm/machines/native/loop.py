@@ -235,7 +235,7 @@ class NativeLoop:
         if isinstance(ended, list):
             return ended
         try:
-            return _resume(ended, main, prepared, operands, store, functions)
+            return _resume(ended, [main, *prepared.called], operands, store, functions)
         finally:  # else an error would keep itself alive by its traceback
             del ended
 
@@ -268,10 +268,10 @@ class NativeLoop:
         if isinstance(ended, list):
             return ended
         main, operands = patched.full(functions)
-        state, error = _state(ended, [main])
-        if error is not None:
-            raise reference.explain(error, state) if isinstance(error, Exception) else error
-        return reference.run(main, operands, store, functions, state=state)
+        try:
+            return _resume(ended, [main], operands, store, functions)
+        finally:  # else an error would keep itself alive by its traceback
+            del ended
 
     def bind_variant(
         self,
@@ -330,17 +330,16 @@ def _state(ended: tuple[Any, ...], codes: list[Code]) -> tuple[State, BaseExcept
 
 def _resume(
     ended: tuple[Any, ...],
-    main: Code,
-    prepared: Prepared,
+    codes: list[Code],
     operands: tuple[Array, ...],
     store: FreeStore,
     functions: FunctionTable,
 ) -> list[Value]:
-    """Go on in the reference loop from the state in which the loop in C ended, or raise its
-    error."""
-    state, error = _state(ended, [main, *prepared.called])
+    """Go on in the reference loop from the state in which the loop in C ended, or raise its error.
+    The first of the program's functions is main."""
+    state, error = _state(ended, codes)
     if error is None:
-        return reference.run(main, operands, store, functions, state=state)
+        return reference.run(codes[0], operands, store, functions, state=state)
     try:
         if isinstance(error, Exception):  # an interrupt has no place
             error = reference.explain(error, state)
@@ -360,7 +359,7 @@ def bound_code(
     return (None, ()) if linked is None else linked.bound.get(args, (None, ()))
 
 
-def open_fast_path(vm: VM, lock: object, pool: Pool) -> FastPath:
+def open_fast_path(vm: VM, pool: Pool) -> FastPath:
     """Open the fast path of eager and captured calls to a VM (`language/dispatch.c`, `replay.c`).
     It has a weak reference to the VM, which may refer to it."""
     vm_of = weakref.ref(vm)
@@ -396,10 +395,11 @@ def open_fast_path(vm: VM, lock: object, pool: Pool) -> FastPath:
             vm = vm_of()
             assert vm is not None  # it runs
             try:
-                return _resume(ended, code, prepared, arrays, vm._store, vm.functions)
+                codes = [code, *prepared.called]
+                return _resume(ended, codes, arrays, vm._store, vm.functions)
             finally:  # else an error would keep itself alive by its traceback
                 del ended
 
         return prepared.program, helper, resume, handles
 
-    return FastPath(find, prepare, bound, lock, pool)
+    return FastPath(find, prepare, bound, vm.lock, pool)

@@ -539,15 +539,14 @@ def _header(
     results = [each.type for each in planned.results]
     takes = planned.inputs if source is None else source.input_types
     by_lengths = "" if source is None else " at the lengths of the call before saving"
-    types_by_name = {
-        "input": [str(type) for type in takes],
-        "output": [f"{type}{by_lengths}" for type in results],
-    }
     fields = {}
-    for name, types in (("input", planned.inputs), ("output", results)):
+    for name, types, texts in (
+        ("input", planned.inputs, takes),
+        ("output", results, [f"{type}{by_lengths}" for type in results]),
+    ):
         rows = [
             f"    const {_C_TYPES.get(type.dtype.name, 'uint8_t')} *{name}{i}; /* {text} */\n"
-            for i, (type, text) in enumerate(zip(types, types_by_name[name], strict=True))
+            for i, (type, text) in enumerate(zip(types, texts, strict=True))
         ]
         fields[f"@{name.upper()}S@"] = "".join(rows) or f"    const void *no_{name};\n"
     text = (HERE / "src" / "step.h.in").read_text()

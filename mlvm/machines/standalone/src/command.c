@@ -149,18 +149,20 @@ static const char *unpack(Data *data, const TensorSpec *spec, unsigned long long
     const char *descr = strstr(header, "'descr':");
     descr = descr ? strchr(descr + 8, '\'') : NULL;
     size_t name = strlen(spec->dtype);
-    if (!descr || strncmp(descr + 1, spec->dtype, name) || descr[1 + name] != '\'')
-        return snprintf(reason, sizeof reason, "expected %s, got elements of %.*s", spec->type,
-                        descr ? (int)strcspn(descr + 1, "'") : 0, descr ? descr + 1 : ""),
-               reason;
+    if (!descr || strncmp(descr + 1, spec->dtype, name) || descr[1 + name] != '\'') {
+        snprintf(reason, sizeof reason, "expected %s, got elements of %.*s", spec->type,
+                 descr ? (int)strcspn(descr + 1, "'") : 0, descr ? descr + 1 : "");
+        return reason;
+    }
     const char *shape = strstr(header, "'shape':");
     shape = shape ? strchr(shape, '(') : NULL;
-    if (!shape || !fits_shape(shape, spec, sizes))
-        return snprintf(reason, sizeof reason, "expected %s%s, got shape %.*s", spec->type,
-                        spec->lengths ? " with " STEP_TAKES_LENGTHS " as in the inputs before"
-                                      : " or several stacked along the first axis",
-                        shape ? (int)strcspn(shape, ")") + 1 : 0, shape ? shape : ""),
-               reason;
+    if (!shape || !fits_shape(shape, spec, sizes)) {
+        snprintf(reason, sizeof reason, "expected %s%s, got shape %.*s", spec->type,
+                 spec->lengths ? " with " STEP_TAKES_LENGTHS " as in the inputs before"
+                               : " or several stacked along the first axis",
+                 shape ? (int)strcspn(shape, ")") + 1 : 0, shape ? shape : "");
+        return reason;
+    }
     data->nbytes -= begin + length;
     memmove(data->bytes, data->bytes + begin + length, data->nbytes);
     return NULL;

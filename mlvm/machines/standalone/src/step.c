@@ -87,7 +87,7 @@ typedef struct {
     const Variant *variant; /* NULL without lengths */
     Number *numbers;        /* of formulas, at the lengths */
     char *image;            /* of the variant */
-    char *addresses[]; /* of the arguments; behind them the rest of the machine's own */
+    char *addresses[];      /* of the arguments; behind them the rest of the machine's own */
 } Running;
 
 static int fail(struct step *step, const char *format, ...)
@@ -400,7 +400,8 @@ int step_init_for(struct step *step, void *memory, const void *weights, size_t n
         nbytes = built.weights;
     }
     if (!weights)
-        return fail(step, "%s", "it was built without weights: give those that the build wrote (--weights FILE)");
+        return fail(step, "%s",
+                    "it was built without weights: give those that the build wrote (--weights FILE)");
     const char *wrong = checked_weights(weights, nbytes);
     if (wrong)
         return fail(step, "%s", wrong);

@@ -497,7 +497,8 @@ FastPath *fast_path_of(PyObject *arena)
     if (!PyObject_TypeCheck(arena, arena_type))
         return NULL;
     const Arena *its = (Arena *)arena;
-    int is_plain = its->fast_path && Py_TYPE(its->fast_path) == fast_path_type && its->refer == weak_reference;
+    int is_plain = its->fast_path && Py_TYPE(its->fast_path) == fast_path_type &&
+                   its->refer == weak_reference;
     return is_plain ? (FastPath *)its->fast_path : NULL;
 }
 

@@ -123,9 +123,8 @@ static PyObject *alloc_tensors(Arena *arena, PyObject *types)
 /* Whether `check` allows a run on these handles; -1 with an exception set. */
 static int is_allowed(const Replay *self, PyObject *handles)
 {
-    PyObject *answer = self->check == Py_None
-                           ? Py_NewRef(Py_True)
-                           : PyObject_CallFunctionObjArgs(self->check, handles, NULL);
+    PyObject *answer = self->check == Py_None ? Py_NewRef(Py_True)
+                                              : PyObject_CallFunctionObjArgs(self->check, handles, NULL);
     int allowed = answer ? PyObject_IsTrue(answer) : -1;
     Py_XDECREF(answer);
     return allowed;
@@ -171,7 +170,8 @@ static PyObject *replay_run(Replay *self, PyObject *const *args, Py_ssize_t narg
     PyObject *outputs = alloc_tensors((Arena *)args[0], args[2]);
     PyObject *key = outputs ? key_of(self, fast_path, args[1], outputs) : NULL;
     int done = PyErr_Occurred() ? -1 : 0;
-    if (key && PyDict_GetItemWithError(self->runs, key) && !(done = call_without_result(fast_path->acquire))) {
+    if (key && PyDict_GetItemWithError(self->runs, key) &&
+        !(done = call_without_result(fast_path->acquire))) {
         done = run_bound_to(self, fast_path, key, generation);
         release_vm(fast_path);
     }
@@ -219,8 +219,7 @@ static PyObject *replay_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 {
     (void)kwargs;
     PyObject *operands, *states, *check;
-    if (!PyArg_ParseTuple(args, "O!O!O:Replay", &PyTuple_Type, &operands, &PyList_Type, &states,
-                          &check))
+    if (!PyArg_ParseTuple(args, "O!O!O:Replay", &PyTuple_Type, &operands, &PyList_Type, &states, &check))
         return NULL;
     Replay *self = (Replay *)object_of(type);
     if (!self)
@@ -233,7 +232,8 @@ static PyObject *replay_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < count && !failed; i++) {
         Operand *its = &self->operand[i];
-        failed = !PyArg_ParseTuple(PyTuple_GetItem(operands, i), "nnO", &its->role, &its->place, &its->type);
+        failed = !PyArg_ParseTuple(PyTuple_GetItem(operands, i), "nnO", &its->role, &its->place,
+                                   &its->type);
     }
     if (failed) {
         Py_DECREF((PyObject *)self);

@@ -70,7 +70,8 @@ static PyObject *kernel_call_new(PyTypeObject *type, PyObject *args, PyObject *k
     long long units = 1, scratch = 0, shared = 0;
     double work = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "si|OOLdLLOOO:KernelCall", names, &kernel, &nparams,
-                                     &ints, &reals, &units, &work, &scratch, &shared, &parts, &rows, &patches))
+                                     &ints, &reals, &units, &work, &scratch, &shared, &parts, &rows,
+                                     &patches))
         return NULL;
     const KernelEntry *entry = find_kernel(kernel);
     if (!entry)

@@ -71,8 +71,8 @@ static PyObject *formulas_step(FormulasObject *self, PyObject *args)
         return NULL;
     if (a < 0 || b < 0 || a >= self->count || b >= self->count)
         return PyErr_Format(PyExc_IndexError, "a step is of numbers before it");
-    int operator = operator_of(name);
-    if (operator >= 0)
+    int operator= operator_of(name);
+    if (operator>= 0)
         return append(self, (Formula){operator, a, b}, (Number){UNDEFINED, 0, 0});
     return PyErr_Format(PyExc_LookupError, "%s is no operator of formulas", name);
 }
@@ -109,7 +109,8 @@ static int write_call(const FormulasObject *self, KernelCallObject *call)
 {
     for (Py_ssize_t i = 0; i + 1 < call->npatches; i += 2) {
         int64_t slot = call->patches[i], place = call->patches[i + 1];
-        if (place < 0 || place >= self->count || slot >= call->nints || self->numbers[place].kind == UNDEFINED)
+        if (place < 0 || place >= self->count || slot >= call->nints ||
+            self->numbers[place].kind == UNDEFINED)
             return PyErr_SetString(PyExc_IndexError, "a patch of a call is of no number"), -1;
         const Number *number = &self->numbers[place];
         if (slot >= 0)

@@ -911,8 +911,8 @@ static PyObject *open_program(PyObject *module, PyObject *args)
     uint32_t *next = self->places;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *arguments;
-        if (!PyArg_ParseTuple(PyList_GetItem(rows, i), "iiO!", &steps[i].code, &steps[i].number, &PyTuple_Type,
-                              &arguments))
+        if (!PyArg_ParseTuple(PyList_GetItem(rows, i), "iiO!", &steps[i].code, &steps[i].number,
+                              &PyTuple_Type, &arguments))
             goto failed;
         if (steps[i].code != RUN) {
             self->straight = 0;
@@ -981,11 +981,11 @@ static PyObject *program_activate(ProgramObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyMethodDef program_methods[] = {{"activate", (PyCFunction)program_activate, METH_VARARGS,
-                                         "activate(calls, operands): see opened.py."},
-                                        {"run", (PyCFunction)(void (*)(void))program_run, METH_FASTCALL,
-                                         "run(pool, helper, operands, left): see loop.py."},
-                                        {NULL, NULL, 0, NULL}};
+static PyMethodDef program_methods[] = {
+    {"activate", (PyCFunction)program_activate, METH_VARARGS, "activate(calls, operands): see opened.py."},
+    {"run", (PyCFunction)(void (*)(void))program_run, METH_FASTCALL,
+     "run(pool, helper, operands, left): see loop.py."},
+    {NULL, NULL, 0, NULL}};
 static PyMemberDef program_members[] = {
     {"straight", T_INT, offsetof(ProgramObject, straight), READONLY, NULL},
     {"work", T_DOUBLE, offsetof(ProgramObject, work), READONLY, NULL},

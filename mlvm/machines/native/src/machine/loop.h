@@ -15,8 +15,8 @@ int program_is_straight(PyObject *object);
  * reference loop is to go on; NULL with an exception set if there is no memory. */
 PyObject *program_run_calls(PyObject *program, PoolObject *pool, PyObject *helper);
 
-/* Run such a program once, as part of a larger one. Returns 0; 1 if the reference loop is to say why not; or -1 with an
- * exception set. */
+/* Run such a program once, as part of a larger one. Returns 0; 1 if the reference loop is to say why
+ * not; or -1 with an exception set. */
 int program_run_straight(PyObject *program, PoolObject *pool);
 
 #endif

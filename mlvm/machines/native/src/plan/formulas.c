@@ -13,10 +13,10 @@ static const Number undefined = {UNDEFINED, 0, 0};
 static const int64_t EXACT = INT64_C(1) << 53; /* a double has each integer up to this */
 
 #define COMPARED(name, comparison) \
-    case AS_##name: return integral(a comparison b);
-#define COMPARISONS                                                                       \
-    COMPARED(lt, <) COMPARED(le, <=) COMPARED(eq, ==) COMPARED(ne, !=) COMPARED(gt, >) \
-    COMPARED(ge, >=)
+    case AS_##name:                \
+        return integral(a comparison b);
+#define COMPARISONS \
+    COMPARED(lt, <) COMPARED(le, <=) COMPARED(eq, ==) COMPARED(ne, !=) COMPARED(gt, >) COMPARED(ge, >=)
 
 static Number of_integers(int operator, int64_t a, int64_t b)
 {
@@ -35,8 +35,7 @@ static Number of_integers(int operator, int64_t a, int64_t b)
     case AS_neg: return a == INT64_MIN ? undefined : integral(-a);
     case AS_pos: return integral(a);
     case AS_abs: return a == INT64_MIN ? undefined : integral(a < 0 ? -a : a);
-    case AS_truth: return integral(a != 0);
-        COMPARISONS
+    case AS_truth: return integral(a != 0); COMPARISONS
     default: return undefined;
     }
 }
@@ -51,8 +50,7 @@ static Number of_reals(int operator, double a, double b)
     case AS_neg: return (Number){REAL, 0, -a};
     case AS_pos: return (Number){REAL, 0, a};
     case AS_abs: return (Number){REAL, 0, fabs(a)};
-    case AS_truth: return integral(a != 0);
-        COMPARISONS
+    case AS_truth: return integral(a != 0); COMPARISONS
     default: return undefined;
     }
 }
@@ -71,7 +69,7 @@ void evaluate(const Formula *formulas, Number *numbers, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
         Formula formula = formulas[i];
-        if (formula.operator == INPUT || formula.operator == CONSTANT)
+        if (formula.operator== INPUT || formula.operator== CONSTANT)
             continue;
         const Number *a = &numbers[formula.a], *b = &numbers[formula.b];
         if (a->kind == UNDEFINED || b->kind == UNDEFINED)
