@@ -64,23 +64,23 @@ Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
     "mlvm/core": 6_961,
-    "mlvm/machines": 1_787,
-    "mlvm/machines/native": 2_911,
+    "mlvm/machines": 1_849,
+    "mlvm/machines/native": 2_912,
     "mlvm/machines/gpu": 3_200,
     "mlvm/machines/standalone": 1_910,
     "mlvm/machines/remote": 3_940,
     "mlvm/arena": 1_360,
     "mlvm/show": 1_676,
     "mlvm/input": 1_645,
-    "mlvm/step": 3_438,
+    "mlvm/step": 3_509,
     "mlvm/parallel": 3_238,
     "mlvm/eager": 885,
-    "mlvm/eager/tensor": 2_140,
+    "mlvm/eager/tensor": 2_143,
     "mlvm/eager/functions": 4_805,
     "mlvm/eager/recording": 1_098,
     "mlvm/eager/autodiff": 2_356,
     "mlvm/eager/control": 1_727,
-    "mlvm/eager/transform": 2_133,
+    "mlvm/eager/transform": 2_137,
     "mlvm/eager/nn": 2_335,
     "mlvm/eager/parallel": 640,
     "mlvm/eager/optim": 1_255,
@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 500,
     "models": 3_470,
     "bench": 5_030,
-    "tests": 72_066,
+    "tests": 72_167,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

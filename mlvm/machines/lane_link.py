@@ -13,10 +13,12 @@ begins with `lanes.part`, which describes its arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import MachineError
 from mlvm.core.machine.callee import OUT
+from mlvm.core.program.encoding import Deferred
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType
 from mlvm.machines import residuals
@@ -33,22 +35,33 @@ FIRST: Final = "first"
 Step: TypeAlias = list[Any]
 
 
-class Part(NamedTuple):
-    """Function over a number of rows: a program, and the bytes of its scratch memory."""
+class Part:
+    """Segment for a number of rows.
 
-    function: Function
-    nbytes: int
+    program: straight code.
+    arguments: its arguments: role (input, output or scratch), place there, and type.
+    nbytes: bytes of its scratch memory.
+    """
 
-    @property
-    def program(self) -> Program:
-        return Program.straight(self.function.code[2:])
+    def __init__(
+        self, program: Program, arguments: Sequence[tuple[str, int, TensorType]], nbytes: int
+    ) -> None:
+        self.program, self.arguments, self.nbytes = program, arguments, nbytes
 
-    @property
-    def arguments(self) -> list[tuple[str, int, TensorType]]:
-        """List the arguments: role (input, output or scratch), place there, and type."""
-        words = _head(self.function, PART)["arguments"].split()
+    @staticmethod
+    def of(function: Function) -> Part:
+        """Return the part that a function of a program is."""
+        head = _head(function, PART)
+        words = head["arguments"].split()
         rows = zip(words[::3], words[1::3], words[2::3], strict=True)
-        return [(role, int(at), TensorType.parse(type)) for role, at, type in rows]
+        arguments = [(role, int(at), TensorType.parse(type)) for role, at, type in rows]
+        return Part(Program.straight(function.code[2:]), arguments, head["nbytes"])
+
+    def function(self, name: str, facts: Mapping[str, Any]) -> Function:
+        """Return the function of that name, which begins with these facts of its segment."""
+        words = " ".join([f"{role} {at} {type}" for role, at, type in self.arguments])
+        head = {**facts, "arguments": words, "nbytes": self.nbytes}
+        return Function(name, 0, STAR, (*host_call(PART, 0, 0, head), *self.program.main.code))
 
 
 class Segment(NamedTuple):
@@ -75,22 +88,80 @@ class Segment(NamedTuple):
         return [count * nbytes for nbytes in self.ins], [count * nbytes for nbytes in self.outs]
 
 
-def segments_of(program: Program) -> dict[str, Segment]:
-    """Find the functions with parts, by name. Raises `MachineError` for a malformed part."""
-    segments: dict[str, Segment] = {}
-    for function in program.functions.values():
-        name, _, rows = function.name.rpartition(".x")
-        if name:
+class LaneProgram(Deferred):
+    """Program for rows.
+
+    rows: its functions, of which `run.py` runs main for each row.
+    segments: those with parts, by name.
+    types: of its operands.
+    family: the same for programs of one function at other lengths.
+    """
+
+    def __init__(
+        self, rows: Program, segments: Mapping[str, Segment], family: object = None
+    ) -> None:
+        self.rows, self.segments, self.types = rows, segments, types_of(rows)
+        self.family = family or self
+        if not all(min(each.parts) == 1 for each in segments.values()):
+            raise MachineError("lanes: a segment needs a part for one row")
+        if any(each.sum >= 0 and len(each.outs) != 1 for each in segments.values()):
+            raise MachineError("lanes: a segment that adds to a sum must have one result, the sum")
+
+    @staticmethod
+    def of(program: Program) -> LaneProgram:
+        """Return the program for rows that these functions are. Raises `MachineError` for malformed
+        ones."""
+        functions: list[Function] = []
+        segments: dict[str, Segment] = {}
+        for function in program.functions.values():
+            name, _, rows = function.name.rpartition(".x")
+            if not name:
+                functions.append(function)
+                continue
             head = _head(function, PART)
-            parts = segments.setdefault(
-                name, Segment({}, *[head[key] for key in Segment._fields[1:]])
-            )
-            parts.parts[int(rows)] = Part(function, head["nbytes"])
-    if not all(min(each.parts) == 1 for each in segments.values()):
-        raise MachineError("lanes: a segment needs a part for one row")
-    if any(each.sum >= 0 and len(each.outs) != 1 for each in segments.values()):
-        raise MachineError("lanes: a segment that adds to a sum must have one result, the sum")
-    return segments
+            segment = segments.setdefault(name, Segment({}, *[head[key] for key in _FACTS]))
+            segment.parts[int(rows)] = Part.of(function)
+        return LaneProgram(Program(functions, program.constants), segments)
+
+    @cached_property
+    def _text(self) -> str:
+        return self.program.to_bytes().decode("latin-1")
+
+    def __str__(self) -> str:
+        """Return the bytes of the program as an attribute."""
+        return self._text
+
+    @property
+    def program(self) -> Program:
+        """The program of all functions, and of all parts."""
+        parts = [
+            part.function(f"{name}.x{count}", {key: getattr(segment, key) for key in _FACTS})
+            for name, segment in self.segments.items()
+            for count, part in segment.parts.items()
+        ]
+        return Program([*self.rows.functions.values(), *parts], self.rows.constants)
+
+
+_FACTS: Final = Segment._fields[1:]
+
+
+def program_of(attribute: object) -> LaneProgram:
+    """Return the program that an attribute of `lanes.run` is, or the text of. Raises what
+    `Program.from_bytes` and `LaneProgram.of` raise."""
+    if isinstance(attribute, LaneProgram):
+        return attribute
+    return LaneProgram.of(Program.from_bytes(str(attribute).encode("latin-1")))
+
+
+def host_call(
+    name: str, nparams: int, nresults: int, attributes: Mapping[str, Any]
+) -> list[Instruction]:
+    """Return the code that calls a host function."""
+    rest = (attributes,) if attributes else ()
+    return [
+        Instruction(Opcode.push_str, (name,)),
+        Instruction(Opcode.cfunc, (nparams, nresults, *rest)),
+    ]
 
 
 def _head(function: Function, name: str) -> Mapping[str, Any]:
@@ -113,24 +184,6 @@ class _Symbol(NamedTuple):
     at: Any
     type: TensorType = _NO_TYPE
     step: Step | None = None
-
-
-def text_of(program: Program) -> str:
-    """Encode the program's bytes as an attribute."""
-    text = program.to_bytes().decode("latin-1")
-    _programs[text] = program
-    while len(_programs) > _MOST_PROGRAMS:
-        _programs.pop(next(iter(_programs)), None)
-    return text
-
-
-def program_of(text: str) -> Program:
-    """Decode the program that `text_of` wrote. Raises what `Program.from_bytes` raises."""
-    return _programs.get(text) or Program.from_bytes(text.encode("latin-1"))
-
-
-_MOST_PROGRAMS: Final = 64
-_programs: Final[dict[str, Program]] = {}  # those that were written last, by their bytes
 
 
 class Types(NamedTuple):
@@ -163,10 +216,10 @@ class Linked:
     Raises `MachineError` for a program that only `run.py` runs.
     """
 
-    def __init__(self, program: Program, types: Types, segments: Mapping[str, Segment]) -> None:
-        self.program = program
-        self.args, self.shared, _ = types
-        self.segments = dict(segments)
+    def __init__(self, lanes: LaneProgram) -> None:
+        program = self.program = lanes.rows
+        self.args, self.shared, _ = lanes.types
+        self.segments = dict(lanes.segments)
         self.first = self.segments.pop(FIRST, None)
         self.runs = [name for name, each in self.segments.items() if each.sum < 0]
         self.sites = [name for name, each in self.segments.items() if each.sum >= 0]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,12 +38,11 @@ from mlvm.machines.lane_link import (
     ADD,
     FIRST,
     FRAME,
+    LaneProgram,
     Linked,
     Part,
     Segment,
     program_of,
-    segments_of,
-    types_of,
 )
 
 if TYPE_CHECKING:
@@ -51,41 +50,26 @@ if TYPE_CHECKING:
 
 RUN: Final = "lanes.run"
 
-_MOST_CODES: Final = 64
+_MOST_CODES: Final = 128
+_MOST_BINDINGS: Final = 8
 _FEW: Final = 64
 
 
-class _Bound:
-    """Part of a segment, bound to the arrays of its last run."""
+class _Binding:
+    """Part that is bound to memory: a launch, and its program in C once that is asked for."""
 
-    def __init__(self, vm: VM, part: Part) -> None:
-        self.arguments, self.program = part.arguments, part.program
-        self._vm = weakref.ref(vm)
-        self._arrays: list[Array] = []
-        self._run: Callable[[], object] = lambda: None
+    def __init__(self, vm: VM, part: Part, arrays: tuple[Array, ...]) -> None:
+        self.run = _prepared(vm, part.program, arrays)
+        self._native: Any = None
 
-    def run(self, operands: Sequence[Array], results: Sequence[Array], scratch: Array) -> None:
-        """Run the part: read `operands`, write `results`."""
-        arrays = [*operands, *results, scratch]
-        bound = self._arrays
-        if len(bound) != len(arrays) or any(x is not y for x, y in zip(bound, arrays, strict=True)):
-            self._run, self._arrays = self.on(operands, results, scratch), arrays
-        self._run()
+    def native(self, vm: VM) -> Any:
+        """Return the program in C."""
+        from mlvm.machines.native.lanes import program_of
 
-    def on(
-        self, operands: Sequence[Array], results: Sequence[Array], scratch: Array
-    ) -> partial[list[Value]]:
-        """Bind the part to these arrays; return the launch, which may be repeated."""
-        arguments = []
-        for role, place, type in self.arguments:
-            if role == "scratch":
-                x = scratch[place : place + type.nbytes]
-            else:
-                x = (operands if role == "input" else results)[place].reshape(-1).view(np.uint8)
-            arguments.append(_as_type(x, type))
-        vm = self._vm()
-        assert vm is not None
-        return _prepared(vm, self.program, tuple(arguments))
+        if self._native is None:
+            code, arguments = self.run.args[:2]
+            self._native = program_of(code, arguments, vm.functions)
+        return self._native
 
 
 def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> partial[list[Value]]:
@@ -104,27 +88,111 @@ def _as_type(x: Array, type: TensorType) -> Array:
     return raw.view(type.dtype.numpy).reshape(type.array_shape)
 
 
-class Lanes:
-    """Program for rows on one VM, with memory that is reused by the next run."""
+class _Memory:
+    """Memory of the programs of one function at all lengths, which run one after the other.
 
-    def __init__(self, vm: VM, text: str) -> None:
+    users: the number of these programs.
+    version: how often memory of a part has moved.
+    last: the program whose rows it has.
+    """
+
+    def __init__(self, vm: VM) -> None:
         self._vm = weakref.ref(vm)
-        self._handles: list[int] = []
-        self._areas: dict[tuple[int, int], Array] = {}
-        self._rows: dict[int, tuple[int, Array]] = {}  # by their bytes: a handle, and all of them
-        self._bound: dict[tuple[str, int], _Bound] = {}
-        self.program = program_of(text)
-        self.types = types_of(self.program)
-        self.segments = segments_of(self.program)
+        self._areas: dict[Any, tuple[int, Array]] = {}  # a handle, and its memory
+        self._retired: list[int] = []
+        self._bindings: weakref.WeakKeyDictionary[Part, dict[Any, _Binding]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self.users = self.version = 0
+        self.last: Lanes | None = None
+
+    @property
+    def vm(self) -> VM:
+        vm = self._vm()
+        assert vm is not None  # it runs a program
+        return vm
+
+    def area(self, key: Any, nbytes: int) -> Array:
+        """Return memory for an operand or a result of a part. Where it has moved, the former stays
+        until `begin`."""
+        handle, area = self._areas.get(key, (None, None))
+        if area is None or len(area) < nbytes:
+            if handle is not None:
+                self._retired.append(handle)
+                self.version += 1
+            area = self._new(key, max(nbytes, 0 if area is None else 2 * len(area)))
+        return area
+
+    def _new(self, key: Any, nbytes: int) -> Array:
+        handle = self.vm.alloc_tensor(TensorType(u8, (max(nbytes, ALIGNMENT),)))
+        self._areas[key] = handle, self.vm.array_of(handle)
+        return self._areas[key][1]
+
+    def rows(self, key: int, nbytes: int, used: int, more: int) -> Array:
+        """Return memory for `more` rows of these bytes behind those in use."""
+        handle, before = self._areas.get(key, (None, np.empty(0, np.uint8)))
+        needed = (used + more) * nbytes
+        if handle is None or len(before) < needed:
+            area = self._new(key, max(needed, 2 * len(before), _FEW * nbytes))
+            area[: used * nbytes] = before[: used * nbytes]
+            if handle is not None:
+                self.vm.dealloc_tensor(handle)
+        return self._areas[key][1]
+
+    def begin(self) -> None:
+        """Free what no part is bound to any more: each program forgets its parts before it runs."""
+        while self._retired:
+            self.vm.dealloc_tensor(self._retired.pop())
+
+    def bound(self, part: Part, operands: Sequence[Array], results: Sequence[Array]) -> _Binding:
+        """Bind a part to this memory."""
+        bindings = self._bindings.setdefault(part, {})
+        scratch = self.area("scratch", part.nbytes)
+        key = tuple([x.__array_interface__["data"][0] for x in (*operands, *results, scratch)])
+        binding = bindings.pop(key, None)
+        if binding is None:
+            arrays = []
+            for role, place, type in part.arguments:
+                if role == "scratch":
+                    x = scratch[place : place + type.nbytes]
+                else:
+                    x = (operands if role == "input" else results)[place]
+                    x = x.reshape(-1).view(np.uint8)
+                arrays.append(_as_type(x, type))
+            binding = _Binding(self.vm, part, tuple(arrays))
+            if len(bindings) >= _MOST_BINDINGS:
+                del bindings[next(iter(bindings))]
+        bindings[key] = binding  # the last one used is the last
+        return binding
+
+    def free(self) -> None:
+        """Free all memory, if that was the last of its programs."""
+        self.users -= 1
+        vm = self._vm()
+        if vm is not None and not self.users:
+            self.begin()
+            for handle, _ in self._areas.values():
+                vm.dealloc_tensor(handle)
+            self._areas.clear()
+
+
+class Lanes:
+    """Program for rows on one VM."""
+
+    def __init__(self, memory: _Memory, program: LaneProgram) -> None:
+        vm = memory.vm
+        self.memory, self._version = memory, memory.version
+        self._fitting: set[tuple[str, int]] = set()
+        self._bindings: dict[tuple[str, int], _Binding] = {}  # the last of each part
+        self.program, self.types = program.rows, program.types
+        self.segments = program.segments
         self.sites = [each for each in self.segments.items() if each[1].sum >= 0]
-        parts = [part for each in self.segments.values() for part in each.parts.values()]
-        self.scratch = self._new(max([part.nbytes for part in parts], default=0))
         nhoisted = len(self.segments[FIRST].outs) if FIRST in self.segments else 0
         ngiven = len(self.types.shared) - nhoisted
         self.shared_types = self.types.shared[:ngiven]
-        self.hoisted = [self._new(type.nbytes) for type in self.types.shared[ngiven:]]
+        self.hoisted = self.types.shared[ngiven:]
         self.shared: list[Array] = []
-        self._places: list[dict[str, Any]] | None = None  # of the shared operands
+        self._places: Any = None  # of the shared operands
         self._code: Any = None
         self.calls = 0  # how many there were so far
         # By site: the number of the call, and the operands that it adds.
@@ -133,71 +201,30 @@ class Lanes:
         if vm.checked:
             types = [*self.types.args, *self.types.shared]
             self._verdict = verify(self.program, vm.functions, types)
-        self._native = None if getattr(vm, "_pool", None) is None else self._in_steps()
+        self._native = None if getattr(vm, "_pool", None) is None else self._in_steps(program)
+        memory.users += 1
 
-    def _in_steps(self) -> NativeLanes | None:
+    def _in_steps(self, program: LaneProgram) -> NativeLanes | None:
         """Make the runner in C; None for a program that only runs row by row."""
         from mlvm.machines.native.lanes import NativeLanes
 
         try:
-            linked = Linked(self.program, self.types, self.segments)
-            return NativeLanes(linked, self._part_of, self._grow, self._keep)
+            rows, keep = self.memory.rows, self.memory.vm.keep
+            return NativeLanes(Linked(program), self._part_of, rows, keep)
         except MachineError:
             return None
 
-    def _new(self, nbytes: int) -> Array:
-        vm = self._vm()
-        assert vm is not None
-        handle = vm.alloc_tensor(TensorType(u8, (max(nbytes, ALIGNMENT),)))
-        self._handles.append(handle)
-        return vm.array_of(handle)
-
-    def free(self) -> None:
-        """Free all memory of the program."""
-        vm = self._vm()
-        for handle in (*self._handles, *[handle for handle, _ in self._rows.values()]):
-            if vm is not None:
-                vm.dealloc_tensor(handle)
-
-    def _grow(self, nbytes: int, used: int, more: int) -> Array:
-        """Grow the memory of rows of that size, behind those in use."""
-        vm = self._vm()
-        assert vm is not None
-        old, before = self._rows.get(nbytes, (None, np.empty((0, nbytes), np.uint8)))
-        rows = max(used + more, 2 * len(before), _FEW)
-        handle = vm.alloc_tensor(TensorType(u8, (rows, nbytes)))
-        self._rows[nbytes] = handle, vm.array_of(handle)
-        self._rows[nbytes][1][:used] = before[:used]
-        if old is not None:
-            vm.dealloc_tensor(old)
-        return self._rows[nbytes][1]
-
-    def _keep(self, nbytes: int) -> None:
-        """Count bytes beside tensors, where the VM has limits."""
-        vm = self._vm()
-        assert vm is not None
-        vm.keep(nbytes)
-
-    def bound(self, name: str, count: int) -> _Bound:
-        bound = self._bound.get((name, count))
-        if bound is None:
-            vm = self._vm()
-            assert vm is not None
-            segment = self.segments[name]
-            bound = self._bound[name, count] = _Bound(vm, segment.parts[count])
+    def _part(self, name: str, count: int) -> Part:
+        segment = self.segments[name]
+        part = segment.parts[count]
+        if (name, count) not in self._fitting:
             ins, outs = segment.rows(count)
-            for role, at, type in bound.arguments:
+            for role, at, type in part.arguments:
                 there = {"input": ins, "output": outs}.get(role, [])[at : at + 1]
                 if any(type.nbytes > nbytes for nbytes in there):
                     raise MachineError(f"{name}.x{count} takes more bytes than its segment has")
-        return bound
-
-    def _area(self, number: int, nbytes: int) -> Array:
-        """Return memory for an operand or a result of a segment."""
-        area = self._areas.get((number, nbytes))
-        if area is None:
-            area = self._areas[number, nbytes] = self._new(nbytes)
-        return area
+            self._fitting.add((name, count))
+        return part
 
     def _shared_of(self, segment: Segment) -> list[Array]:
         nargs = len(self.types.args)
@@ -218,18 +245,24 @@ class Lanes:
             or any(site.outs[0] != sums[site.sum].nbytes for _, site in self.sites)
         ):
             raise MachineError("lanes: the sizes of operands differ from the program's types")
-        places = [x.__array_interface__ for x in ws]
+        memory = self.memory
+        memory.begin()
+        hoisted = [memory.area(("first", i), each.nbytes) for i, each in enumerate(self.hoisted)]
+        places = memory.version, [x.__array_interface__ for x in ws]
         if places != self._places:
-            self._places, self.shared = places, [*ws, *self.hoisted]
+            self._places, self.shared = places, [*ws, *hoisted]
             if self._native is not None:
                 self._native.lanes.forget()
+        if memory.last is not self:
+            memory.last = self
+            if self._native is not None:
+                self._native.lanes.forget_rows()
         if FIRST in self.segments:
             shared = self._shared_of(self.segments[FIRST])
-            self.bound(FIRST, 1).run(shared, self.hoisted, self.scratch)
+            memory.bound(self._part(FIRST, 1), shared, hoisted).run()
         if not 0 <= count <= min(map(len, (*xs, *results)), default=0):
             raise OperandValueError(f"lanes: the operands have fewer than {count} rows")
-        vm = self._vm()
-        assert vm is not None
+        vm = memory.vm
         for y in results:
             y[count:] = 0
         for total in sums:
@@ -243,8 +276,7 @@ class Lanes:
         self, xs: Sequence[Array], results: Sequence[Array], sums: Sequence[Array], count: int
     ) -> None:
         """Run the program on each row alone by `run.py`: the reference semantics."""
-        vm = self._vm()
-        assert vm is not None
+        vm = self.memory.vm
         if self._code is None:
             self._code = link(self.program, vm.functions, self._verdict, deferred=False)
         self.calls, self.contributions = 0, [[] for _ in self.sites]
@@ -277,44 +309,65 @@ class Lanes:
                 for area, column in zip(operands[1:], zip(*rows, strict=True), strict=True):
                     joined = np.concatenate([x.reshape(-1).view(np.uint8) for x in column])
                     area[: len(joined)] = joined
-                self.bound(name, count).run(operands, [after], self.scratch)
+                self.memory.bound(self._part(name, count), operands, [after]).run()
                 total[...] = after[: len(total)]
                 first += count
 
     def _operands(self, segment: Segment, count: int) -> tuple[list[Array], list[Array]]:
         """Return the memory of operands and results of a part."""
         ins, outs = segment.rows(count)
-        operands = [self._area(k, nbytes) for k, nbytes in enumerate(ins)]
-        return operands, [self._area(-1 - k, nbytes) for k, nbytes in enumerate(outs)]
+        area = self.memory.area
+        operands = [area(("operand", k), nbytes)[:nbytes] for k, nbytes in enumerate(ins)]
+        return operands, [area(("result", k), nbytes)[:nbytes] for k, nbytes in enumerate(outs)]
 
     def _part_of(
         self, name: str, count: int, *, run: bool = False
     ) -> tuple[object, list[Array], list[Array]]:
         """Return the program of a segment for `count` rows, its operands and results; or `run`
         it."""
-        from mlvm.machines.native.lanes import program_of
-
-        segment, bound = self.segments[name], self.bound(name, count)
-        operands, results = self._operands(segment, count)
-        arrays = [*operands, *self._shared_of(segment)]
         if run:
-            bound.run(arrays, results, self.scratch)
-            return None, operands, results
-        vm = self._vm()
-        assert vm is not None
-        code, arguments = bound.on(arrays, results, self.scratch).args[:2]
-        return program_of(code, arguments, vm.functions), operands, results
+            self._bindings[name, count].run()
+            return None, [], []
+        segment = self.segments[name]
+        operands, results = self._operands(segment, count)
+        part, shared = self._part(name, count), self._shared_of(segment)
+        binding = self.memory.bound(part, [*operands, *shared], results)
+        self._bindings[name, count] = binding
+        return binding.native(self.memory.vm), operands, results
 
 
 def register(vm: VM) -> None:
     """Register the host functions of lanes on the VM."""
     reference = weakref.ref(vm)
-    cache: dict[str, Lanes] = {}
+    cache: dict[object, Lanes] = {}
+    memories: weakref.WeakKeyDictionary[Any, _Memory] = weakref.WeakKeyDictionary()
     running: list[Lanes] = []
     version = 0
 
-    def run(frame: Frame) -> None:
+    def lanes_of(machine: VM, attribute: object) -> Lanes:
+        """Return the program of an attribute, ready to run. A program inside another one, such as
+        in a signal handler, has memory of its own."""
         nonlocal version
+        if version != int(machine.functions.version):
+            version = int(machine.functions.version)
+            while cache:
+                cache.popitem()[1].memory.free()
+            memories.clear()
+        if running:
+            return Lanes(_Memory(machine), program_of(attribute))
+        lanes = cache.pop(attribute, None)
+        if lanes is None:
+            if len(cache) >= _MOST_CODES:
+                cache.pop(next(iter(cache))).memory.free()
+            program = program_of(attribute)
+            memory = memories.get(program.family)
+            if memory is None or not memory.users:
+                memory = memories[program.family] = _Memory(machine)
+            lanes = Lanes(memory, program)
+        cache[attribute] = lanes  # the last one used is the last
+        return lanes
+
+    def run(frame: Frame) -> None:
         machine = reference()
         assert machine is not None  # it runs a program
         if machine.memory is not HOST:
@@ -323,24 +376,18 @@ def register(vm: VM) -> None:
             raise MachineError(
                 "lanes: this program was saved by mlvm 0.1 or before: capture and save it again"
             )
-        text = str(frame.attributes.get("program", ""))
+        attribute = frame.attributes.get("program", "")
         arrays = list(filter(is_tensor, [frame.param(i) for i in range(frame.nparams)]))
         try:
-            if version != int(machine.functions.version):
-                version = int(machine.functions.version)
-                while cache:  # their programs call functions that may have been replaced
-                    cache.popitem()[1].free()
-            lanes = cache.pop(text, None)
-            if lanes is None:
-                if len(cache) >= _MOST_CODES:
-                    cache.pop(next(iter(cache))).free()
-                lanes = Lanes(machine, text)
-            cache[text] = lanes  # the last one used is the last
+            lanes = lanes_of(machine, attribute)
+            is_inner = bool(running)
             running.append(lanes)
             try:
                 lanes.run(arrays)
             finally:
                 running.pop()
+                if is_inner:
+                    lanes.memory.free()
         except MlvmError:
             raise
         except (AttributeError, IndexError, KeyError, ValueError, TypeError) as error:

@@ -7,20 +7,25 @@ and no bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError
+from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import OUT
 from mlvm.core.op import OPS, Attributes
+from mlvm.core.program.encoding import Deferred
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType, i64
 from mlvm.machines import lane_link, residuals
 from mlvm.machines.checks import CHECK
+from mlvm.machines.lane_link import LaneProgram, Part, Segment, host_call
 from mlvm.step.blocks import with_blocks, without_dead_calls, without_dead_calls_in
 from mlvm.step.compile import compile_flow
 from mlvm.step.flow import Call, Flow, Home, Procedure, Use, Value
 from mlvm.step.fusion import FusionPolicy
+from mlvm.step.lengths import AtValues, Freeze, OpenPart, Substitution
 from mlvm.step.rows import BatchedOp, over_lanes
 
 COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
@@ -41,6 +46,47 @@ _HARMLESS: Final = frozenset(
 _Key: TypeAlias = Value | Home
 
 
+class LaneFunction(NamedTuple):
+    """A recorded function for lanes: the arguments of `lanes_of`."""
+
+    main: Procedure
+    procedures: Sequence[Procedure]
+    results: Sequence[Use]
+    shared: Sequence[Use]
+    sums: Mapping[Home, int]
+    policy: FusionPolicy
+
+    def changed(self, by: Substitution) -> LaneFunction:
+        """Return the copy of the function."""
+        return self._replace(
+            main=by.procedure(self.main),
+            procedures=list(map(by.procedure, self.procedures)),
+            results=by.uses(self.results),
+            shared=by.uses(self.shared),
+            sums={by.home(home): i for home, i in self.sums.items()},
+        )
+
+
+class OpenLanes(OpenPart, Deferred):
+    """Program of a function whose types or attributes depend on open lengths. It has no text:
+    that raises `CaptureError`."""
+
+    def __init__(self, function: LaneFunction) -> None:
+        freeze = Freeze()
+        self._function, self.places = function.changed(freeze), freeze.places
+
+    def at(self, values: Sequence[Any]) -> Any:
+        if any(isinstance(values[place], Length) for place in self.places):
+            return self
+        return lanes_of(*self._function.changed(AtValues(values)), family=self)
+
+    def __str__(self) -> str:
+        raise CaptureError(
+            "no file can hold ml.batch of a function with open lengths; capture the step with "
+            "lengths=False"
+        )
+
+
 def lanes_of(
     main: Procedure,
     procedures: Sequence[Procedure],
@@ -48,7 +94,8 @@ def lanes_of(
     shared: Sequence[Use],
     sums: Mapping[Home, int],
     policy: FusionPolicy,
-) -> str:
+    family: object = None,
+) -> LaneProgram:
     """Write the program of a function, for `lanes.run`. The parameters of `main` are its arguments;
     it returns `results`. `shared`: the values that it reads from outside, in order. `sums`: homes
     outside to which frames add.
@@ -57,8 +104,8 @@ def lanes_of(
     value outside.
     """
     key = policy, _spelled([main, *procedures], results, shared, sums)
-    text = _written.pop(key, None)
-    if text is None:
+    program = _written.pop(key, None)
+    if program is None:
         if len(_written) >= _MOST_WRITTEN:
             del _written[next(iter(_written))]
         everything = [*with_blocks([c for each in (main, *procedures) for c in each.block.calls])]
@@ -72,13 +119,17 @@ def lanes_of(
         for each in procedures:
             if each in nresults:
                 writer.procedure(each, without_dead_calls_in(each.block).calls)
-        text = lane_link.text_of(writer.program())
-    _written[key] = text  # the last one used is the last
-    return text
+        program = writer.program(family)
+    _written[key] = program  # the last one used is the last
+    return program
 
 
 _MOST_WRITTEN: Final = 256
-_written: Final[dict[Any, str]] = {}  # by how the functions are spelled
+_written: Final[dict[Any, LaneProgram]] = {}  # by how the functions are spelled
+
+
+_MOST_PARTS: Final = 4096
+_parts: Final[dict[Any, Part]] = {}  # by policy, number of rows, and how the segment is spelled
 
 
 def _spelled(
@@ -124,6 +175,32 @@ def _spelled(
     return homes, tuple(params), uses_of(shared), bodies, uses_of(results)
 
 
+def _spelled_calls(
+    calls: Sequence[Call],
+    key_of: Callable[[Use], _Key],
+    is_shared: Callable[[_Key], bool],
+    outs: Sequence[_Key],
+) -> Any:
+    """Return a key that is equal for segments equal up to the identity of their values."""
+    numbers: dict[_Key, int] = {}
+
+    def spelled(use: Use) -> Any:
+        key = key_of(use)
+        return numbers.setdefault(key, len(numbers)), use.type, is_shared(key)
+
+    rows = tuple(
+        [
+            (
+                call.name,
+                repr(call.attributes) if call.attributes else "",
+                *map(spelled, (*call.ins, *call.outs)),
+            )
+            for call in calls
+        ]
+    )
+    return rows, tuple([numbers[key] for key in outs])
+
+
 class _Writer:
     """Writer of a program, function by function."""
 
@@ -145,6 +222,7 @@ class _Writer:
             self.shared.setdefault(use.value, i)
         self.sums = sums
         self.functions: list[Function] = []
+        self.segments: dict[str, Segment] = {}
         self.nsegments = self.nsites = 0
         self.hoisted: list[Use] = []
         self.first_calls: list[Call] = []
@@ -212,7 +290,7 @@ class _Writer:
             "params": [str(type) for type in self.types[: self.nparams]],
             "locals": [str(type) for type in self.types[self.nparams :]],
         }
-        head = _host_call(lane_link.FRAME, 0, len(self.types) - self.nparams, facts)
+        head = host_call(lane_link.FRAME, 0, len(self.types) - self.nparams, facts)
         code = [each.jumping(lambda pc: pc + len(head)) for each in self.code]
         name = self.name_of(procedure) if results is None else lane_link.ROW
         self.functions.append(Function(name, self.nparams, count, (*head, *code)))
@@ -253,7 +331,7 @@ class _Writer:
         return len(self.code) - 1
 
     def op(self, name: str, nparams: int, nresults: int, **attributes: Any) -> None:
-        self.code += _host_call(name, nparams, nresults, attributes)
+        self.code += host_call(name, nparams, nresults, attributes)
 
     def key(self, use: Use) -> _Key:
         """Return the key of a use's slot: its home, or the value if it has none."""
@@ -484,8 +562,12 @@ class _Writer:
             "heavy": False,
             "sum": place,
         }
+        shapes = call.ins[0].type, *[use.type for use in operands]
+        of = None if product is None else (product.outs[0].type, repr(product.attributes))
+        key = name, repr(call.attributes), of, shapes
         for count in SUM_COUNTS if whole else (1,):
-            self.part(site, count, _summed(call, product, operands, count), facts)
+            make = partial(_summed, call, product, operands, count)
+            self.part(site, count, key, make, facts)
 
     # --- segments ---------------------------------------------------------------------------
 
@@ -550,9 +632,10 @@ class _Writer:
             "heavy": not light,
             "sum": -1,
         }
+        key = _spelled_calls(calls, self.key, shared.__contains__, outs)
         for count in counts:
-            rows = self.rows_of(calls, count, list(ins), list(shared), outs)
-            self.part(name, count, rows, facts)
+            make = partial(self.rows_of, calls, count, list(ins), list(shared), outs)
+            self.part(name, count, key, make, facts)
 
     def alone(
         self, name: str, calls: Sequence[Call], ins: Mapping[_Key, TensorType], outs: list[_Key]
@@ -576,15 +659,28 @@ class _Writer:
         self.functions.append(Function(name, self.nparams, len(outs), tuple(self.code)))
         self.code, self.slots, self.types, self.nparams, self.owned = outer
 
-    def part(self, name: str, count: int, calls: list[Call], facts: Mapping[str, Any]) -> None:
-        """Write the part of a segment for `count` rows."""
-        planned = compile_flow(Flow(calls, []), policy=self.policy)
-        arguments = " ".join(
-            [f"{each.role} {each.place} {each.type}" for each in planned.arguments]
-        )
-        head = {**facts, "arguments": arguments, "nbytes": planned.plan.nbytes}
-        code = (*_host_call(lane_link.PART, 0, 0, head), *planned.program.main.code)
-        self.functions.append(Function(f"{name}.x{count}", 0, STAR, code))
+    def part(
+        self,
+        name: str,
+        count: int,
+        key: Any,
+        make_calls: Callable[[], list[Call]],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Write the part of a segment for `count` rows. `key` is equal for segments that have the
+        same parts."""
+        key = self.policy, count, key
+        part = _parts.pop(key, None)
+        if part is None:
+            planned = compile_flow(Flow(make_calls(), []), policy=self.policy)
+            arguments = [(each.role, each.place, each.type) for each in planned.arguments]
+            part = Part(planned.program, arguments, planned.plan.nbytes)
+            if len(_parts) >= _MOST_PARTS:
+                del _parts[next(iter(_parts))]
+        _parts[key] = part  # the last one used is the last
+        segment = self.segments.get(name) or Segment({}, **facts)
+        self.segments[name] = segment
+        segment.parts[count] = part
 
     def rows_of(
         self,
@@ -624,7 +720,7 @@ class _Writer:
             )
         return batched_calls
 
-    def program(self) -> Program:
+    def program(self, family: object) -> LaneProgram:
         """Return the program of all functions."""
         if self.first_calls:
             self.hoist_first()
@@ -634,10 +730,10 @@ class _Writer:
         code = [Instruction(Opcode.load_arg, (i,)) for i in range(self.nargs)]
         code.append(Instruction(Opcode.call, (lane_link.ROW,)))
         if self.has_records:
-            begin, end = (_host_call(name, 0, 0, {}) for name in (residuals.BEGIN, residuals.END))
+            begin, end = (host_call(name, 0, 0, {}) for name in (residuals.BEGIN, residuals.END))
             code = [*begin, *code, *end]
         main = Function("main", 0, STAR, (*code, Instruction(Opcode.halt)))
-        return Program([main, *self.functions])
+        return LaneProgram(Program([main, *self.functions]), self.segments, family)
 
     def hoist_first(self) -> None:
         """Write the function of the values that all rows share."""
@@ -657,18 +753,10 @@ class _Writer:
             now[out.value] = Value(out.type.nbytes, Home("output", places[out.value], out.type))
             outs = [Use(now[out.value], out.type)]
             calls.append(Call(call.name, call.op, call.attributes, outs, operands, call.line))
-        facts = {"ins": [], "outs": [use.type.nbytes for use in self.hoisted]}
-        self.part(lane_link.FIRST, 1, calls, {**facts, "shared": inputs, "heavy": False, "sum": -1})
-
-
-def _host_call(
-    name: str, nparams: int, nresults: int, attributes: Mapping[str, Any]
-) -> list[Instruction]:
-    rest = (attributes,) if attributes else ()
-    return [
-        Instruction(Opcode.push_str, (name,)),
-        Instruction(Opcode.cfunc, (nparams, nresults, *rest)),
-    ]
+        sizes = [use.type.nbytes for use in self.hoisted]
+        facts = {"ins": [], "outs": sizes, "shared": inputs, "heavy": False, "sum": -1}
+        key = _spelled_calls(calls, lambda use: use.value, lambda _: False, [])
+        self.part(lane_link.FIRST, 1, key, lambda: calls, facts)
 
 
 def _given_back(call: Call) -> int:

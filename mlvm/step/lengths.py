@@ -30,6 +30,19 @@ class Place(NamedTuple):
     number: int
 
 
+class OpenPart:
+    """Base of parts of an attribute that are made of the values of a launch.
+
+    places: the numbers of the places in it.
+    """
+
+    places: set[int]
+
+    def at(self, values: Sequence[Any]) -> Any:
+        """Return the part for these values; itself while these are placeholders."""
+        raise NotImplementedError
+
+
 class OpenType(NamedTuple):
     """Type with places among its lengths."""
 
@@ -61,6 +74,8 @@ def at(part: Any, values: Sequence[Any]) -> Any:
         return part.at(values)
     if kind is Place:
         return values[part.number]
+    if isinstance(part, OpenPart):
+        return part.at(values)
     return mapped(lambda each: at(each, values), part)
 
 
@@ -83,6 +98,8 @@ def places(part: Any) -> set[int]:
         return {part.number}
     if type(part) is OpenType:
         return places(part.shape)
+    if isinstance(part, OpenPart):
+        return part.places
     if isinstance(part, (tuple, list)):
         return set().union(*map(places, part))
     return set().union(*map(places, part.values())) if isinstance(part, Mapping) else set()
@@ -208,12 +225,21 @@ class Substitution:
         )
 
 
-class _Freeze(Substitution):
+class Freeze(Substitution):
     """Substitution of places for the numbers of a trace. The size of a value is that of the type as
-    which it is used."""
+    which it is used.
+
+    places: the numbers of all places so far.
+    """
 
     def __init__(self) -> None:
-        super().__init__(frozen)
+        super().__init__(self._frozen)
+        self.places: set[int] = set()
+
+    def _frozen(self, part: Any) -> Any:
+        part = frozen(part)
+        self.places |= places(part)
+        return part
 
     def use(self, use: Use) -> Use:
         copied = super().use(use)
@@ -229,7 +255,7 @@ class _Freeze(Substitution):
         return copied
 
 
-class _At(Substitution):
+class AtValues(Substitution):
     """Substitution of the values of a launch for places."""
 
     def __init__(self, values: Sequence[Any]) -> None:
@@ -248,30 +274,18 @@ class Template:
     """
 
     def __init__(self, flow: Flow, places: set[int]) -> None:
-        self.frozen = flow
-        self.places = places
-        self._collect(flow.calls)
+        self.frozen, self.places = flow, places
 
     @staticmethod
     def of(flow: Flow) -> tuple[Template, Callable[[Home], Home]]:
         """Return the template of a recorded flow, and the function from its homes to frozen
         ones."""
-        freeze = _Freeze()
-        frozen_flow = freeze.flow(flow)
-        used = set().union(*map(places, freeze.types()))
-        return Template(frozen_flow, used), freeze.home
-
-    def _collect(self, calls: Sequence[Call]) -> None:
-        for call in calls:
-            self.places |= places(call.attributes)
-            if call.loop is not None:
-                self.places |= places((call.loop.length, call.loop.total))
-            for block in (*call.blocks, *[each.block for each in call.procedures]):
-                self._collect(block.calls)
+        freeze = Freeze()
+        return Template(freeze.flow(flow), freeze.places), freeze.home
 
     def flow(self, values: Sequence[Any]) -> Flow:
         """Return the flow for these values."""
-        return _At(values).flow(self.frozen)
+        return AtValues(values).flow(self.frozen)
 
 
 def _canonical(immediates: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -326,7 +340,7 @@ class PlannedTemplate:
             (name, pc): each
             for name, function in planned.program.functions.items()
             for pc, instruction in enumerate(function.code)
-            if (each := frozen(instruction.immediates)) is not instruction.immediates
+            if places(each := frozen(instruction.immediates))
         }
         arguments = {i: each for i, each in enumerate(planned.arguments) if each.type.is_open}
         types = {i: frozen(each.type) for i, each in arguments.items()}

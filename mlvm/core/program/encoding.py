@@ -78,13 +78,15 @@ def open_message(
     if number not in [kind.value for kind in kinds]:
         expected = " or ".join(f"{kind.name} ({kind.value})" for kind in kinds)
         raise EncodingError(f"expected a message of kind {expected}, got {number}")
-    if length != len(data) - HEADER.size:
-        raise EncodingError(
-            f"the header announces {length} bytes; {len(data) - HEADER.size} follow it"
-        )
+    if length != (rest := len(data) - HEADER.size):
+        raise EncodingError(f"the header announces {length} bytes; {rest} follow it")
     reader = Reader(data, HEADER.size)
     reader.allowance = allowance
     return Kind(number), reader
+
+
+class Deferred:
+    """Base of attributes that are texts, which `str` makes where a program is written down."""
 
 
 class Writer:
@@ -154,7 +156,8 @@ class Writer:
         if value is None or isinstance(value, bool):
             self._data += next(tag for tag, each in _ALONE.items() if value is each)
             return
-        form = next((form for form in _FORMS if isinstance(value, form.type)), None)
+        form = _BY_TYPE.get(type(value))
+        form = form or next((form for form in _FORMS if isinstance(value, form.type)), None)
         if form is None:
             raise EncodingError(f"there is no encoding for {value!r}")
         self._data += form.tag
@@ -224,8 +227,7 @@ class Reader:
         return int.from_bytes(self._take(size), "little", signed=True)
 
     def f64(self) -> float:
-        x: float = _F64.unpack(self._take(8))[0]
-        return x
+        return float(_F64.unpack(self._take(8))[0])
 
     def dtype(self) -> DType:
         try:
@@ -245,12 +247,11 @@ class Reader:
         """Read an array into new memory."""
         type = self.type()
         dtype = type.dtype.numpy
-        data = self._elements(type.nbytes)
+        data = np.frombuffer(self._take(type.nbytes), np.uint8).copy()
         if type.dtype.kind == "bool" and data.size and data.max() > 1:
             raise self.error("a bool is 0 or 1")
-        return (
-            data.view(dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(type.array_shape)
-        )
+        data = data.view(dtype.newbyteorder("<")).astype(dtype, copy=False)
+        return data.reshape(type.array_shape)
 
     def value(self) -> Any:
         if self._depth > MAX_NESTING:
@@ -285,9 +286,6 @@ class Reader:
             self.allowance.spend(n)
         return n
 
-    def _elements(self, n: int) -> Array:
-        return np.frombuffer(self._take(n), np.uint8).copy()
-
     def _take(self, n: int) -> memoryview:
         end = self._at + n
         if end > self._end:
@@ -310,6 +308,7 @@ _ALONE: Final = {b"n": None, b"t": True, b"f": False}
 """Values that are written as their tag alone."""
 
 _FORMS: Final = (
+    _Form(b"s", Deferred, lambda writer, value: writer.text(str(value)), Reader.text),
     _Form(b"i", int, Writer.integer, Reader.integer),
     _Form(b"d", float, Writer.f64, Reader.f64),
     _Form(b"s", str, Writer.text, Reader.text),
@@ -320,3 +319,4 @@ _FORMS: Final = (
     _Form(b"{", Mapping, Writer.mapping, Reader.mapping),
 )
 _BY_TAG: Final = {form.tag: form for form in _FORMS}
+_BY_TYPE: Final[Mapping[type, _Form]] = {form.type: form for form in _FORMS}

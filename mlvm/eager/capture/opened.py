@@ -35,7 +35,7 @@ from mlvm.step.flow import Flow
 from mlvm.step.lengths import OpenType, Place, PlannedTemplate, at
 from mlvm.step.open_step import FUNCTIONS, OpenStep, StepLength
 
-MOST_PROGRAMS: Final = 32
+MOST_PROGRAMS: Final = 64
 """Programs of one trace that are kept."""
 
 _MOST_TRACES: Final = 8

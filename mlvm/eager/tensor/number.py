@@ -432,6 +432,12 @@ def is_open(value: Any) -> bool:
     return type(value) is Number and value.is_open()
 
 
+def has_open_lengths() -> bool:
+    """Return whether a trace with open lengths goes on."""
+    own = _current.get()
+    return own is not None and own.has_lengths
+
+
 def is_length(value: Any) -> bool:
     """Return whether a value is computed of open lengths and of no other number of the call."""
     own = value.recorded if is_open(value) else None

@@ -42,14 +42,16 @@ from mlvm.eager.recording.recorder import RetryAfterCopy, current_capture, recor
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant, prepare_constants
 from mlvm.eager.tensor.context import current_arena, taped
+from mlvm.eager.tensor.number import has_open_lengths
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import Tree, with_leaves
 from mlvm.machines import lanes
+from mlvm.machines.lane_link import LaneProgram
 from mlvm.step.blocks import free_variables
 from mlvm.step.flow import Use, Value
 from mlvm.step.fusion import FusionPolicy, policy_of
-from mlvm.step.lanes import lanes_of
+from mlvm.step.lanes import LaneFunction, OpenLanes, lanes_of
 
 _Body: TypeAlias = Callable[[Tensors], Tensors]
 
@@ -187,12 +189,13 @@ def _stacked(xs: Sequence[Tensor]) -> Tensor:
 class _Code(NamedTuple):
     """Code of a function for lanes.
 
+    program: as `lanes.run` takes it.
     types: the types of a lane's results.
     lane_sums: the types of sums over lanes.
     shared: tensors that it reads from outside.
     """
 
-    text: str
+    program: LaneProgram | OpenLanes
     types: list[TensorType]
     lane_sums: list[TensorType]
     shared: Tensors
@@ -201,7 +204,7 @@ class _Code(NamedTuple):
         """Run the code for the given number of lanes; return stacked results, then sums."""
         total = operands[0].shape[0]
         rows = [type.with_shape((total, *type.shape)) for type in self.types]
-        types, attributes = [*rows, *self.lane_sums], {"program": self.text}
+        types, attributes = [*rows, *self.lane_sums], {"program": self.program}
         operands_and_shared = [number, *operands, *self.shared]
         if blocks.is_recorded():
             record = blocks.recorder()
@@ -318,7 +321,7 @@ def _build_code(recorded: Recorded, cells: list[Cell]) -> _Code:
     ):
         if use.value.home is None or use.value.home not in lane_sums:
             uses.setdefault(use.value, use)
-    text = lanes_of(
+    function = LaneFunction(
         recorded.procedure,
         recorded.callees,
         recorded.results,
@@ -326,9 +329,11 @@ def _build_code(recorded: Recorded, cells: list[Cell]) -> _Code:
         lane_sums,
         _policy(),
     )
+    opened = OpenLanes(function) if has_open_lengths() else None
+    program = opened if opened is not None and opened.places else lanes_of(*function)
     types = [use.type for use in recorded.results]
     shared = [record.holder_of(value) for value in uses]
-    return _Code(text, types, [cell.type for cell in cells], shared)
+    return _Code(program, types, [cell.type for cell in cells], shared)
 
 
 def _policy() -> FusionPolicy:

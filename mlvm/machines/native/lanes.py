@@ -94,14 +94,14 @@ class Flat:
 
 class NativeLanes:
     """Runner of steps in C. `part(segment, count)` returns a program and the arrays of its operands
-    and results, and with `run` runs it; `grow(nbytes, used, more)` enlarges the memory of rows of
-    that size."""
+    and results, and with `run` runs it; `grow(size, nbytes, used, more)` enlarges the memory of
+    rows of the size of that number."""
 
     def __init__(
         self,
         linked: Linked,
         part: Callable[..., tuple[object, Sequence[Array], Sequence[Array]]],
-        grow: Callable[[int, int, int], Array],
+        grow: Callable[[int, int, int, int], Array],
         keep: Callable[[int], None],
     ) -> None:
         self._part, self._grow, self._steps = part, grow, linked.steps
@@ -164,8 +164,9 @@ class NativeLanes:
         self._nbytes += nbytes
 
     def grow(self, size: int, used: int, more: int) -> tuple[int, int]:
-        data = self._grow(self._sizes[size], used, more)
-        return _address(data), len(data)
+        nbytes = self._sizes[size]
+        data = self._grow(size, nbytes, used, more)
+        return _address(data), len(data) // max(nbytes, 1)
 
     def part(self, segment: int, count: int) -> tuple[object, tuple[int, ...], tuple[int, ...]]:
         program, operands, results = self._part(self._names[segment], count)

@@ -9,8 +9,7 @@ from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, i64
-from mlvm.machines import lane_link
-from mlvm.machines.lane_link import Linked, Segment
+from mlvm.machines.lane_link import LaneProgram, Linked, Segment
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.lanes import Flat
 from mlvm.machines.standalone.lower import Temporary
@@ -53,15 +52,14 @@ class LaneCode:
 
     def __init__(
         self,
-        text: str,
+        program: LaneProgram,
         functions: FunctionTable,
         runs: Runs,
         scratch_of: Callable[[KernelCall], int],
     ) -> None:
-        program = lane_link.program_of(text)
-        types = lane_link.types_of(program)
-        verify(program, functions, [*types.args, *types.shared])
-        self.linked = linked = Linked(program, types, lane_link.segments_of(program))
+        types = program.types
+        verify(program.rows, functions, [*types.args, *types.shared])
+        self.linked = linked = Linked(program)
         self._runs, self._scratch_of = runs, scratch_of
         self.at = self.nbytes = 0
         self.nsums, self.nargs = types.sums, len(types.args)

@@ -21,6 +21,7 @@ from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
 from mlvm.machines import lanes, residuals
+from mlvm.machines.lane_link import program_of
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.loop import Site, call_of
@@ -115,7 +116,7 @@ class Steps:
 
     written: numbers of arguments that are written.
     pushed: numbers of arguments that are pushed on the stack.
-    lanes: programs for rows, by their text.
+    lanes: programs for rows, by their attributes.
     scratch_of: the bytes of scratch memory of a call.
     attributes_at: with lengths, the attributes of the call at a pc.
     bound: with lengths, the largest value of a size.
@@ -138,7 +139,7 @@ class Steps:
         self.pushed: dict[int, int] = {}
         self._lines = lines
         self._scratch_of = scratch_of
-        self.lanes: dict[str, LaneCode] = {}
+        self.lanes: dict[object, LaneCode] = {}
         self._codes: list[Code] = [main]
         self._visited: dict[tuple[int, Stack], None] = {}
         self.functions = [self._function(main)]
@@ -191,7 +192,7 @@ class Steps:
         step = Step(name, op, line, count if isinstance(count, int) else 0)
         if kind == linker.CALL and isinstance(value.callee, UserFunction):
             if value.name == lanes.RUN:
-                step.lanes = self._lanes(str(rest.attributes.get("program", "")), op, line)
+                step.lanes = self._lanes(rest.attributes.get("program", ""), op, line)
             elif value.name in RECORDS:
                 step.records = RECORDS[value.name][0]
             else:
@@ -208,7 +209,7 @@ class Steps:
             raise self._refuse(op, line, "it reaches into a VM's free store")
         return [step]
 
-    def _lanes(self, text: str, op: str, line: str) -> LaneCode:
+    def _lanes(self, attribute: object, op: str, line: str) -> LaneCode:
         functions = LocalVM(native=True).functions
 
         def runs(program: Program, types: Sequence[TensorType]) -> Calls:
@@ -221,14 +222,15 @@ class Steps:
                 raise self._refuse(op, line, "a lane calls a function that is no kernel in C")
             return [(step.run.call, step.run.parameters) for step in inner if step.run is not None]
 
-        if text not in self.lanes:
+        if attribute not in self.lanes:
             try:
-                self.lanes[text] = LaneCode(text, functions, runs, self._scratch_of)
+                lanes = program_of(attribute)
+                self.lanes[attribute] = LaneCode(lanes, functions, runs, self._scratch_of)
             except CannotBuild:
                 raise
             except (MlvmError, AttributeError, LookupError, ValueError, TypeError) as error:
                 raise self._refuse(op, line, f"this is no program for rows: {error!r}") from error
-        return self.lanes[text]
+        return self.lanes[attribute]
 
     def _on_arguments(
         self,

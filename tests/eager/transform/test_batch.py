@@ -294,7 +294,7 @@ def test_no_schedule_changes_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
             return [x.numpy().tobytes() for x in ml.tree.leaves(gradients)]
 
     expected = grads()
-    monkeypatch.setattr(lanes.Lanes, "_in_steps", lambda self: None)
+    monkeypatch.setattr(lanes.Lanes, "_in_steps", lambda *_: None)
     assert grads() == expected
 
 
@@ -398,7 +398,7 @@ def test_a_gradient_of_a_gradient_is_refused() -> None:
 
 def launched(program: Program | str, *arrays: Any) -> list[Any]:
     """Return the arrays after `lanes.run`: results, the number of rows, arguments and so on."""
-    text = program if isinstance(program, str) else lane_link.text_of(program)
+    text = program if isinstance(program, str) else program.to_bytes().decode("latin-1")
     vm = ml.VM()
     handles = [vm.alloc_tensor(ml.TensorType(x.dtype, x.shape)) for x in arrays]
     for handle, x in zip(handles, arrays, strict=True):
@@ -503,8 +503,8 @@ def test_rows_that_loop_forever_end_with_their_launch() -> None:
     handles = [vm.alloc_tensor(ml.TensorType(x.dtype, x.shape)) for x in arrays]
     for handle, x in zip(handles, arrays, strict=True):
         vm.write(handle, x)
-    text = lane_link.text_of(rows_of("again:\nget -1\njump_if_false again\nget -1"))
-    program = Program.of_op(lanes.RUN, 3, {"program": text}, 0)
+    rows = lane_link.LaneProgram.of(rows_of("again:\nget -1\njump_if_false again\nget -1"))
+    program = Program.of_op(lanes.RUN, 3, {"program": rows}, 0)
     refuses(LimitExceeded, "takes longer", vm.launch, program, handles)
 
 
@@ -569,9 +569,7 @@ def test_a_function_with_other_parameters_than_it_says_runs_row_by_row() -> None
         MachineError,
         "parameters of f differ",
         lane_link.Linked,
-        program,
-        lane_link.types_of(program),
-        lane_link.segments_of(program),
+        lane_link.LaneProgram.of(program),
     )
     assert launched(program, np.zeros(2, np.int64), np.array(2), I64)[0] == [7, 8]
 

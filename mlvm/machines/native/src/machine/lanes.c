@@ -381,9 +381,21 @@ static PyObject *lanes_forget(LanesObject *object, PyObject *unused)
     return Py_None;
 }
 
+/* forget_rows(): another program has used their memory. */
+static PyObject *lanes_forget_rows(LanesObject *object, PyObject *unused)
+{
+    Lanes *self = &object->lanes;
+    (void)unused;
+    for (int64_t i = 0; i < self->nrows; i++)
+        self->rows[i] = (Rows){.nbytes = self->rows[i].nbytes};
+    Py_INCREF(Py_None);
+    return Py_None;
+}
+
 static PyMethodDef lanes_methods[] = {
     {"run", (PyCFunction)lanes_run, METH_VARARGS, "run(pool, helper, count, args, results, sums, shared)"},
     {"forget", (PyCFunction)lanes_forget, METH_NOARGS, "Shared operands lie elsewhere now."},
+    {"forget_rows", (PyCFunction)lanes_forget_rows, METH_NOARGS, "Their memory had other rows."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot lanes_slots[] = {{Py_tp_new, lanes_new},
                                     {Py_tp_dealloc, lanes_dealloc},
