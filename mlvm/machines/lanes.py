@@ -193,6 +193,7 @@ class Lanes:
         self.hoisted = self.types.shared[ngiven:]
         self.shared: list[Array] = []
         self._places: Any = None  # of the shared operands
+        self._first: _Binding | None = None  # computes the hoisted ones
         self._code: Any = None
         self.calls = 0  # how many there were so far
         # By site: the number of the call, and the operands that it adds.
@@ -253,13 +254,15 @@ class Lanes:
             self._places, self.shared = places, [*ws, *hoisted]
             if self._native is not None:
                 self._native.lanes.forget()
+            if FIRST in self.segments:
+                shared = self._shared_of(self.segments[FIRST])
+                self._first = memory.bound(self._part(FIRST, 1), shared, hoisted)
         if memory.last is not self:
             memory.last = self
             if self._native is not None:
                 self._native.lanes.forget_rows()
-        if FIRST in self.segments:
-            shared = self._shared_of(self.segments[FIRST])
-            memory.bound(self._part(FIRST, 1), shared, hoisted).run()
+        if self._first is not None:
+            self._first.run()
         if not 0 <= count <= min(map(len, (*xs, *results)), default=0):
             raise OperandValueError(f"lanes: the operands have fewer than {count} rows")
         vm = memory.vm
