@@ -35,18 +35,30 @@ FIRST: Final = "first"
 Step: TypeAlias = list[Any]
 
 
-class Part:
-    """Segment for a number of rows.
+class PartCode(NamedTuple):
+    """Code of a part.
 
     program: straight code.
     arguments: its arguments: role (input, output or scratch), place there, and type.
     nbytes: bytes of its scratch memory.
     """
 
-    def __init__(
-        self, program: Program, arguments: Sequence[tuple[str, int, TensorType]], nbytes: int
-    ) -> None:
-        self.program, self.arguments, self.nbytes = program, arguments, nbytes
+    program: Program
+    arguments: Sequence[tuple[str, int, TensorType]]
+    nbytes: int
+
+
+class Part:
+    """Segment for a number of rows; its code is compiled where it is first needed."""
+
+    def __init__(self, make: Callable[[], PartCode]) -> None:
+        self._make: Callable[[], PartCode] | None = make
+
+    @cached_property
+    def code(self) -> PartCode:
+        make, self._make = self._make, None
+        assert make is not None  # it is called once
+        return make()
 
     @staticmethod
     def of(function: Function) -> Part:
@@ -55,13 +67,15 @@ class Part:
         words = head["arguments"].split()
         rows = zip(words[::3], words[1::3], words[2::3], strict=True)
         arguments = [(role, int(at), TensorType.parse(type)) for role, at, type in rows]
-        return Part(Program.straight(function.code[2:]), arguments, head["nbytes"])
+        code = PartCode(Program.straight(function.code[2:]), arguments, head["nbytes"])
+        return Part(lambda: code)
 
     def function(self, name: str, facts: Mapping[str, Any]) -> Function:
         """Return the function of that name, which begins with these facts of its segment."""
-        words = " ".join([f"{role} {at} {type}" for role, at, type in self.arguments])
-        head = {**facts, "arguments": words, "nbytes": self.nbytes}
-        return Function(name, 0, STAR, (*host_call(PART, 0, 0, head), *self.program.main.code))
+        program, arguments, nbytes = self.code
+        words = " ".join([f"{role} {at} {type}" for role, at, type in arguments])
+        head = {**facts, "arguments": words, "nbytes": nbytes}
+        return Function(name, 0, STAR, (*host_call(PART, 0, 0, head), *program.main.code))
 
 
 class Segment(NamedTuple):

@@ -59,7 +59,7 @@ class _Binding:
     """Part that is bound to memory: a launch, and its program in C once that is asked for."""
 
     def __init__(self, vm: VM, part: Part, arrays: tuple[Array, ...]) -> None:
-        self.run = _prepared(vm, part.program, arrays)
+        self.run = _prepared(vm, part.code.program, arrays)
         self._native: Any = None
 
     def native(self, vm: VM) -> Any:
@@ -147,12 +147,12 @@ class _Memory:
     def bound(self, part: Part, operands: Sequence[Array], results: Sequence[Array]) -> _Binding:
         """Bind a part to this memory."""
         bindings = self._bindings.setdefault(part, {})
-        scratch = self.area("scratch", part.nbytes)
+        scratch = self.area("scratch", part.code.nbytes)
         key = tuple([x.__array_interface__["data"][0] for x in (*operands, *results, scratch)])
         binding = bindings.pop(key, None)
         if binding is None:
             arrays = []
-            for role, place, type in part.arguments:
+            for role, place, type in part.code.arguments:
                 if role == "scratch":
                     x = scratch[place : place + type.nbytes]
                 else:
@@ -199,7 +199,7 @@ class Lanes:
         # By site: the number of the call, and the operands that it adds.
         self.contributions: list[list[tuple[int, list[Array]]]] = []
         self._verdict = None
-        if vm.checked:
+        if vm.checked and not memory.users:  # others are the same at other lengths
             types = [*self.types.args, *self.types.shared]
             self._verdict = verify(self.program, vm.functions, types)
         self._native = None if getattr(vm, "_pool", None) is None else self._in_steps(program)
@@ -220,7 +220,7 @@ class Lanes:
         part = segment.parts[count]
         if (name, count) not in self._fitting:
             ins, outs = segment.rows(count)
-            for role, at, type in part.arguments:
+            for role, at, type in part.code.arguments:
                 there = {"input": ins, "output": outs}.get(role, [])[at : at + 1]
                 if any(type.nbytes > nbytes for nbytes in there):
                     raise MachineError(f"{name}.x{count} takes more bytes than its segment has")

@@ -7,20 +7,20 @@ and no bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError
 from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import OUT
-from mlvm.core.op import OPS, Attributes
+from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.encoding import Deferred
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType, i64
 from mlvm.machines import lane_link, residuals
 from mlvm.machines.checks import CHECK
-from mlvm.machines.lane_link import LaneProgram, Part, Segment, host_call
+from mlvm.machines.lane_link import LaneProgram, Part, PartCode, Segment, host_call
 from mlvm.step.blocks import with_blocks, without_dead_calls, without_dead_calls_in
 from mlvm.step.compile import compile_flow
 from mlvm.step.flow import Call, Flow, Home, Procedure, Use, Value
@@ -175,30 +175,84 @@ def _spelled(
     return homes, tuple(params), uses_of(shared), bodies, uses_of(results)
 
 
-def _spelled_calls(
-    calls: Sequence[Call],
-    key_of: Callable[[Use], _Key],
-    is_shared: Callable[[_Key], bool],
-    outs: Sequence[_Key],
-) -> Any:
-    """Return a key that is equal for segments equal up to the identity of their values."""
-    numbers: dict[_Key, int] = {}
+class _SegmentCall(NamedTuple):
+    """Call of a segment: its op, and its operands and result by number, with their types."""
 
-    def spelled(use: Use) -> Any:
-        key = key_of(use)
-        return numbers.setdefault(key, len(numbers)), use.type, is_shared(key)
+    op: Op
+    attributes: Attributes
+    ins: tuple[tuple[int, TensorType], ...]
+    out: tuple[int, TensorType]
+    line: str | None
 
-    rows = tuple(
-        [
-            (
-                call.name,
-                repr(call.attributes) if call.attributes else "",
-                *map(spelled, (*call.ins, *call.outs)),
-            )
-            for call in calls
-        ]
-    )
-    return rows, tuple([numbers[key] for key in outs])
+
+class _SegmentCalls:
+    """Calls of a segment, whatever function they are of.
+
+    inputs: the numbers of operands from outside, and of the shared ones behind these.
+    outs: the numbers of results.
+    key: equal for segments that have the same parts.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        key_of: Callable[[Use], _Key],
+        ins: Iterable[_Key],
+        shared: Iterable[_Key],
+        outs: Iterable[_Key],
+    ) -> None:
+        numbers: dict[_Key, int] = {}
+
+        def numbered(use: Use) -> tuple[int, TensorType]:
+            return numbers.setdefault(key_of(use), len(numbers)), use.type
+
+        self.calls = []
+        for call in calls:
+            assert call.op is not None
+            operands = tuple(map(numbered, call.ins))
+            result = numbered(call.outs[0])
+            self.calls.append(_SegmentCall(call.op, call.attributes, operands, result, call.line))
+        self.shared = {numbers[key] for key in shared}
+        self.inputs = [*[numbers[key] for key in ins], *[numbers[key] for key in shared]]
+        self.outs = [numbers[key] for key in outs]
+        rows = [(x.op.name, repr(x.attributes), x.ins, x.out) for x in self.calls]
+        self.key = tuple(rows), tuple(self.inputs), len(self.shared), tuple(self.outs)
+
+    def rows(self, count: int) -> list[Call]:
+        """Return the calls, each batched over `count` rows. Raises `CaptureError` for one that has
+        no such form."""
+        now: dict[int, Value] = {}
+        last = {call.out[0]: i for i, call in enumerate(self.calls)}
+        batched_calls: list[Call] = []
+        for i, (op, attributes, ins, (number, out_type), line) in enumerate(self.calls):
+            which = [each not in self.shared for each, _ in ins]
+            batched = _batched(op, attributes, [type for _, type in ins], which, count)
+            assert batched is not None
+            name, attributes, types = batched
+            operands = []
+            for (each, _), type in zip(ins, types, strict=True):
+                if each not in now:
+                    home = Home("input", self.inputs.index(each), type)
+                    now[each] = Value(type.nbytes, home)
+                operands.append(Use(now[each], type))
+            op = OPS[name]
+            type_ = op.infer(types, attributes)
+            if type_ is None or type_.nbytes != count * out_type.nbytes:
+                raise CaptureError(f"{line or 'here'}: {name} has no rows in lanes")
+            value = now[number] = Value(type_.nbytes)
+            if number in self.outs and last[number] == i:
+                value.home = Home("output", self.outs.index(number), type_)
+            outs = [Use(value, type_)]
+            batched_calls.append(Call(f"{name}{OUT}", op, attributes, outs, operands, line))
+        return batched_calls
+
+
+def _batched(
+    op: Op, attributes: Attributes, types: Sequence[TensorType], which: Sequence[bool], count: int
+) -> BatchedOp:
+    if count == 1 and over_lanes(op, attributes, types, which, 2) is None:
+        return op.name, attributes, types
+    return over_lanes(op, attributes, types, which, count)
 
 
 class _Writer:
@@ -576,7 +630,7 @@ class _Writer:
         calls, self.pending = self.pending, []
         run: list[Call] = []
         for call in calls:
-            if self.batched(call, 2) is None:
+            if not self.is_batched(call):
                 self.segment(run)
                 self.segment([call], counts=(1,))
                 run = []
@@ -584,13 +638,12 @@ class _Writer:
                 run.append(call)
         self.segment(run)
 
-    def batched(self, call: Call, count: int) -> BatchedOp:
+    def is_batched(self, call: Call) -> bool:
+        """Return whether a call has a batching rule."""
         assert call.op is not None
         types = [use.type for use in call.ins]
         which = [not self.is_shared(use) for use in call.ins]
-        if count == 1 and over_lanes(call.op, call.attributes, types, which, 2) is None:
-            return call.op.name, call.attributes, types
-        return over_lanes(call.op, call.attributes, types, which, count)
+        return over_lanes(call.op, call.attributes, types, which, 2) is not None
 
     def segment(self, calls: list[Call], counts: Sequence[int] = COUNTS) -> None:
         """Write calls that run for many rows at once."""
@@ -632,10 +685,11 @@ class _Writer:
             "heavy": not light,
             "sum": -1,
         }
-        key = _spelled_calls(calls, self.key, shared.__contains__, outs)
+        batched = _SegmentCalls(calls, self.key, ins, shared, outs)
+        if (self.policy, counts[-1], batched.key) not in _parts:
+            batched.rows(min(counts[-1], 2))  # raises its errors now
         for count in counts:
-            make = partial(self.rows_of, calls, count, list(ins), list(shared), outs)
-            self.part(name, count, key, make, facts)
+            self.part(name, count, batched.key, partial(batched.rows, count), facts)
 
     def alone(
         self, name: str, calls: Sequence[Call], ins: Mapping[_Key, TensorType], outs: list[_Key]
@@ -672,53 +726,13 @@ class _Writer:
         key = self.policy, count, key
         part = _parts.pop(key, None)
         if part is None:
-            planned = compile_flow(Flow(make_calls(), []), policy=self.policy)
-            arguments = [(each.role, each.place, each.type) for each in planned.arguments]
-            part = Part(planned.program, arguments, planned.plan.nbytes)
+            part = Part(partial(_compiled, make_calls, self.policy))
             if len(_parts) >= _MOST_PARTS:
                 del _parts[next(iter(_parts))]
         _parts[key] = part  # the last one used is the last
         segment = self.segments.get(name) or Segment({}, **facts)
         self.segments[name] = segment
         segment.parts[count] = part
-
-    def rows_of(
-        self,
-        calls: Sequence[Call],
-        count: int,
-        ins: list[_Key],
-        shared: list[_Key],
-        outs: list[_Key],
-    ) -> list[Call]:
-        """Return the calls, each batched over `count` rows."""
-        now: dict[_Key, Value] = {}
-        last = {self.key(call.outs[0]): i for i, call in enumerate(calls)}
-        batched_calls: list[Call] = []
-        for i, call in enumerate(calls):
-            rows = self.batched(call, count)
-            assert rows is not None
-            name, attributes, types = rows
-            operands = []
-            for use, type in zip(call.ins, types, strict=True):
-                key = self.key(use)
-                if key not in now:
-                    place = ins.index(key) if key in ins else len(ins) + shared.index(key)
-                    now[key] = Value(type.nbytes, Home("input", place, type))
-                operands.append(Use(now[key], type))
-            op = OPS[name]
-            out_type = op.infer(types, attributes)
-            [out] = call.outs
-            if out_type is None or out_type.nbytes != count * out.type.nbytes:
-                raise CaptureError(f"{call.line or 'here'}: {name} has no rows in lanes")
-            key = self.key(out)
-            value = Value(out_type.nbytes)
-            if key in outs and last[key] == i:
-                value.home = Home("output", outs.index(key), out_type)
-            now[key] = value
-            batched_calls.append(
-                Call(f"{name}{OUT}", op, attributes, [Use(value, out_type)], operands, call.line)
-            )
-        return batched_calls
 
     def program(self, family: object) -> LaneProgram:
         """Return the program of all functions."""
@@ -755,8 +769,14 @@ class _Writer:
             calls.append(Call(call.name, call.op, call.attributes, outs, operands, call.line))
         sizes = [use.type.nbytes for use in self.hoisted]
         facts = {"ins": [], "outs": sizes, "shared": inputs, "heavy": False, "sum": -1}
-        key = _spelled_calls(calls, lambda use: use.value, lambda _: False, [])
+        key = _SegmentCalls(calls, lambda use: use.value, [], [], []).key
         self.part(lane_link.FIRST, 1, key, lambda: calls, facts)
+
+
+def _compiled(make_calls: Callable[[], list[Call]], policy: FusionPolicy) -> PartCode:
+    planned = compile_flow(Flow(make_calls(), []), policy=policy)
+    arguments = [(each.role, each.place, each.type) for each in planned.arguments]
+    return PartCode(planned.program, arguments, planned.plan.nbytes)
 
 
 def _given_back(call: Call) -> int:

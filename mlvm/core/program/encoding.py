@@ -98,8 +98,7 @@ class Writer:
 
     def message(self, kind: Kind) -> bytes:
         """All that was written, behind a header."""
-        length = len(self._data) - HEADER.size
-        HEADER.pack_into(self._data, 0, MAGIC, VERSION, kind.value, length)
+        HEADER.pack_into(self._data, 0, MAGIC, VERSION, kind.value, len(self._data) - HEADER.size)
         return bytes(self._data)
 
     def count(self, n: int) -> None:
@@ -188,8 +187,7 @@ class Reader:
     def __init__(self, data: bytes | memoryview, at: int) -> None:
         self.allowance: Allowance | None = None
         self._data = memoryview(data)
-        self._at = at
-        self._end = len(self._data)
+        self._at, self._end = at, len(self._data)
         self._depth = 0  # how many values enclose the one being read
 
     def error(self, reason: str) -> EncodingError:
@@ -247,7 +245,7 @@ class Reader:
         """Read an array into new memory."""
         type = self.type()
         dtype = type.dtype.numpy
-        data = np.frombuffer(self._take(type.nbytes), np.uint8).copy()
+        data = self._elements(type.nbytes)
         if type.dtype.kind == "bool" and data.size and data.max() > 1:
             raise self.error("a bool is 0 or 1")
         data = data.view(dtype.newbyteorder("<")).astype(dtype, copy=False)
@@ -285,6 +283,9 @@ class Reader:
         if self.allowance is not None:
             self.allowance.spend(n)
         return n
+
+    def _elements(self, n: int) -> Array:
+        return np.frombuffer(self._take(n), np.uint8).copy()
 
     def _take(self, n: int) -> memoryview:
         end = self._at + n

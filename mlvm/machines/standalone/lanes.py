@@ -104,7 +104,7 @@ class LaneCode:
     ) -> Part:
         """Build a part, whose memory overlaps that of other parts."""
         end, self.nbytes = self.nbytes, self._begin
-        part = segment.parts[count]
+        part = segment.parts[count].code
         operands = [self._take(nbytes) for nbytes in ins]
         results = hoisted if hoisted is not None else [self._take(nbytes) for nbytes in outs]
         scratch = self._take(part.nbytes)
