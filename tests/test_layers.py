@@ -72,7 +72,7 @@ BUDGET = {
     "mlvm/arena": 1_360,
     "mlvm/show": 1_676,
     "mlvm/input": 1_645,
-    "mlvm/step": 3_513,
+    "mlvm/step": 3_662,
     "mlvm/parallel": 3_238,
     "mlvm/eager": 885,
     "mlvm/eager/tensor": 2_143,
@@ -80,7 +80,7 @@ BUDGET = {
     "mlvm/eager/recording": 1_098,
     "mlvm/eager/autodiff": 2_356,
     "mlvm/eager/control": 1_727,
-    "mlvm/eager/transform": 2_137,
+    "mlvm/eager/transform": 2_138,
     "mlvm/eager/nn": 2_335,
     "mlvm/eager/parallel": 640,
     "mlvm/eager/optim": 1_255,
@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 500,
     "models": 3_470,
     "bench": 5_030,
-    "tests": 72_167,
+    "tests": 72_189,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -12,10 +12,8 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError
-from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import OUT
 from mlvm.core.op import OPS, Attributes, Op
-from mlvm.core.program.encoding import Deferred
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType, i64
 from mlvm.machines import lane_link, residuals
@@ -25,7 +23,6 @@ from mlvm.step.blocks import with_blocks, without_dead_calls, without_dead_calls
 from mlvm.step.compile import compile_flow
 from mlvm.step.flow import Call, Flow, Home, Procedure, Use, Value
 from mlvm.step.fusion import FusionPolicy
-from mlvm.step.lengths import AtValues, Freeze, OpenPart, Substitution
 from mlvm.step.rows import BatchedOp, over_lanes
 
 COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
@@ -44,47 +41,6 @@ _HARMLESS: Final = frozenset(
 """Ops beside elementwise ones that raise for no values, so that they may run speculatively."""
 
 _Key: TypeAlias = Value | Home
-
-
-class LaneFunction(NamedTuple):
-    """A recorded function for lanes: the arguments of `lanes_of`."""
-
-    main: Procedure
-    procedures: Sequence[Procedure]
-    results: Sequence[Use]
-    shared: Sequence[Use]
-    sums: Mapping[Home, int]
-    policy: FusionPolicy
-
-    def changed(self, by: Substitution) -> LaneFunction:
-        """Return the copy of the function."""
-        return self._replace(
-            main=by.procedure(self.main),
-            procedures=list(map(by.procedure, self.procedures)),
-            results=by.uses(self.results),
-            shared=by.uses(self.shared),
-            sums={by.home(home): i for home, i in self.sums.items()},
-        )
-
-
-class OpenLanes(OpenPart, Deferred):
-    """Program of a function whose types or attributes depend on open lengths. It has no text:
-    that raises `CaptureError`."""
-
-    def __init__(self, function: LaneFunction) -> None:
-        freeze = Freeze()
-        self._function, self.places = function.changed(freeze), freeze.places
-
-    def at(self, values: Sequence[Any]) -> Any:
-        if any(isinstance(values[place], Length) for place in self.places):
-            return self
-        return lanes_of(*self._function.changed(AtValues(values)), family=self)
-
-    def __str__(self) -> str:
-        raise CaptureError(
-            "no file can hold ml.batch of a function with open lengths; capture the step with "
-            "lengths=False"
-        )
 
 
 def lanes_of(

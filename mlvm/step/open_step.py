@@ -2,8 +2,8 @@
 
 In: a planned template with the formulas of its trace, and their values in the call before saving.
 Out: the step for inputs of other lengths, in the memory of the plan; the same as fields of a file.
-In a file a place among the values is the mapping `{"": place}`, and a type with places is
-`{"": (dtype, shape)}`; no attribute has an empty name.
+In a file a place among the values is the mapping `{"": place}`, a type with places is
+`{"": (dtype, shape)}`, and a function of lanes `{"": fields}`; no attribute has an empty name.
 Callers: `SavedStep`. The functions of formulas are those of `FUNCTIONS` alone, on small integers,
 since a file may come from anywhere.
 """
@@ -20,6 +20,7 @@ from mlvm.core.program.encoding import Reader, Writer
 from mlvm.core.types import DType, TensorType
 from mlvm.step.compile import Planned
 from mlvm.step.lengths import OpenType, Place, PlannedTemplate, at, mapped
+from mlvm.step.open_lanes import OpenLanes
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     fn.__name__: fn
@@ -214,6 +215,8 @@ def _closed(part: Any) -> Any:
         return {"": part.number}
     if type(part) is OpenType:
         return {"": (part.dtype, mapped(_closed, part.shape))}
+    if type(part) is OpenLanes:
+        return {"": part.fields(_closed)}
     return mapped(_closed, part)
 
 
@@ -225,6 +228,8 @@ def _opened(part: Any) -> Any:
                 return Place(place)
             case (DType() as dtype, tuple() as shape):
                 return OpenType(dtype, mapped(_opened, shape))
+            case (*fields,) if len(fields) == OpenLanes.NFIELDS:
+                return OpenLanes.read(fields, _opened)
             case other:
                 raise ValueError(f"{brief(other)} is no place of a value")
     return mapped(_opened, part)

@@ -138,7 +138,8 @@ class SavedStep(NamedTuple):
             ValueError,
         ) as e:
             raise EncodingError(f"the lengths are not those of the step: {e}") from None
-        planned = replace(step.planned, lines=self.planned.lines)
+        program = Program.from_bytes(step.planned.program.to_bytes())  # as in a file
+        planned = replace(step.planned, program=program, lines=self.planned.lines)
         is_same = self.open is None or repr(values) == repr([*self.open.values])
         if not is_same or (planned, *step[1:4]) != (self.planned, *self[1:4]):
             raise EncodingError(f"the lengths ({self.open}) are not those of the step")

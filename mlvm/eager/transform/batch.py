@@ -51,7 +51,8 @@ from mlvm.machines.lane_link import LaneProgram
 from mlvm.step.blocks import free_variables
 from mlvm.step.flow import Use, Value
 from mlvm.step.fusion import FusionPolicy, policy_of
-from mlvm.step.lanes import LaneFunction, OpenLanes, lanes_of
+from mlvm.step.lanes import lanes_of
+from mlvm.step.open_lanes import LaneFunction, OpenLanes
 
 _Body: TypeAlias = Callable[[Tensors], Tensors]
 
@@ -329,8 +330,8 @@ def _build_code(recorded: Recorded, cells: list[Cell]) -> _Code:
         lane_sums,
         _policy(),
     )
-    opened = OpenLanes(function) if has_open_lengths() else None
-    program = opened if opened is not None and opened.places else lanes_of(*function)
+    opened = OpenLanes.of(function) if has_open_lengths() else None
+    program = opened or lanes_of(*function)
     types = [use.type for use in recorded.results]
     shared = [record.holder_of(value) for value in uses]
     return _Code(program, types, [cell.type for cell in cells], shared)

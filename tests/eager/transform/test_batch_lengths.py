@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 import mlvm.eager as ml
 from bench.lengths import trees
-from mlvm.core.errors import CaptureError
+from mlvm.core.errors import MlvmError, ShapeError
 from mlvm.machines import lanes
+from mlvm.step.saved import LoadedStep, SavedStep
 from models.tree_lstm import TreeClassifier
 from tests.brief import refuses
 
@@ -66,13 +68,40 @@ def test_an_axis_of_rows_is_opened_at_its_third_size() -> None:
     assert counts == [1, 2, 3, 3, 3]
 
 
-def test_no_file_holds_rows_of_open_lengths(tmp_path: Path) -> None:
-    step = ml.capture(ml.batch(ml.sum), lengths={"x": (None, "n")}, at_most={"n": 8})
-    for n in (4, 6):
-        step(ml.ones((2, n)))
-    path = tmp_path / "step.mlvm"
-    refuses(CaptureError, "no file can hold ml.batch", step.save, path)
-    assert not path.exists()
+@pytest.fixture(scope="module")
+def saved() -> tuple[bytes, TreeClassifier]:
+    """The file of a step for trees of up to 31 nodes, and its model."""
+    net = model()
+    step = ml.capture(lambda x: net(x), lengths=NAMES, at_most={"time": 31})
+    for size in (5, 9):
+        step(batch_of(size))
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "step.mlvm")
+        step.save(path)
+        return path.read_bytes(), net
+
+
+def test_a_file_has_rows_of_any_length(saved: tuple[bytes, TreeClassifier]) -> None:
+    data, net = saved
+    step = LoadedStep(SavedStep.from_bytes(data), ml.VM())
+    for size in SIZES:
+        x = batch_of(size)
+        assert np.array_equal(step(x.numpy())[0], net(x).numpy())
+    refuses(ShapeError, "expected 1 to 31", step, batch_of(33).numpy())
+
+
+def test_a_damaged_file_is_refused_or_another_step(saved: tuple[bytes, TreeClassifier]) -> None:
+    """Its open part comes last."""
+    data, rng = saved[0], np.random.default_rng(0)
+    x, refused = batch_of(7).numpy(), 0
+    for _ in range(300):
+        place, value = int(rng.integers(len(data) - 9000, len(data))), int(rng.integers(256))
+        damaged = data[:place] + bytes([value]) + data[place + 1 :]
+        try:
+            LoadedStep(SavedStep.from_bytes(damaged), ml.VM())(x)
+        except MlvmError:
+            refused += 1
+    assert refused > 150
 
 
 @pytest.mark.local(reason="it runs inside of a launch")

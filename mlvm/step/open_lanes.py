@@ -1,0 +1,236 @@
+"""Functions of lanes whose types depend on open lengths, and the same as fields of a file.
+
+In: a function as `lanes_of` takes it, recorded with placeholders of lengths. Out: `OpenLanes`, an
+attribute of `lanes.run`, of which a launch's lengths make a program for rows.
+In a file each home, value and block has a number, and a block the numbers of those inside it.
+Callers: `ml.batch` in a trace with open lengths; `OpenStep`, which reads files from anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from mlvm.core.errors import EncodingError, MlvmError
+from mlvm.core.lengths import Length
+from mlvm.core.machine.callee import OUT
+from mlvm.core.op import OPS
+from mlvm.core.types import TensorType
+from mlvm.step.flow import Block, Call, Home, Procedure, Use, Value
+from mlvm.step.fusion import NATIVE, REFERENCE, FusionPolicy
+from mlvm.step.lanes import lanes_of
+from mlvm.step.lengths import AtValues, Freeze, OpenPart, OpenType, Substitution, places
+
+_POLICIES = [REFERENCE, NATIVE]
+
+T = TypeVar("T")
+
+
+class LaneFunction(NamedTuple):
+    """A recorded function for lanes: the arguments of `lanes_of`."""
+
+    main: Procedure
+    procedures: Sequence[Procedure]
+    results: Sequence[Use]
+    shared: Sequence[Use]
+    sums: Mapping[Home, int]
+    policy: FusionPolicy
+
+    def changed(self, by: Substitution) -> LaneFunction:
+        """Return the copy of the function."""
+        return self._replace(
+            main=by.procedure(self.main),
+            procedures=list(map(by.procedure, self.procedures)),
+            results=by.uses(self.results),
+            shared=by.uses(self.shared),
+            sums={by.home(home): i for home, i in self.sums.items()},
+        )
+
+
+class OpenLanes(OpenPart):
+    """Program of a function whose types or attributes depend on open lengths.
+
+    function: with places.
+    """
+
+    NFIELDS: Final = 8
+
+    def __init__(self, function: LaneFunction, places: set[int], *, is_read: bool = False) -> None:
+        self.function, self.places, self._is_read = function, places, is_read
+
+    @staticmethod
+    def of(function: LaneFunction) -> OpenLanes | None:
+        """Return the function with places; None if nothing of it depends on a length."""
+        freeze = Freeze()
+        frozen = function.changed(freeze)
+        return OpenLanes(frozen, freeze.places) if freeze.places else None
+
+    def at(self, values: Sequence[Any]) -> Any:
+        if any(isinstance(values[place], Length) for place in self.places):
+            return self
+        try:
+            return lanes_of(*self.function.changed(AtValues(values)), family=self)
+        except MlvmError:
+            raise
+        except Exception as error:
+            if not self._is_read:
+                raise
+            raise EncodingError(f"a file has no such function of lanes: {error!r}") from None
+
+    def fields(self, closed: Callable[[Any], Any]) -> tuple[Any, ...]:
+        """Return the function in values that a file can have, with types and attributes as `closed`
+        has them; `read` takes them again."""
+        return _Fields(self.function, closed).all()
+
+    @staticmethod
+    def read(fields: Any, opened: Callable[[Any], Any]) -> OpenLanes:
+        """Return the function of which `fields` made these values. Raises `ValueError` for
+        others."""
+        numbers: set[int] = set()
+
+        def noted(part: Any) -> Any:
+            numbers.update(places(part))
+            return part
+
+        try:
+            function = _function_of(fields, opened).changed(Substitution(noted))
+            return OpenLanes(function, numbers, is_read=True)
+        except (AttributeError, LookupError, MlvmError, TypeError) as error:
+            raise ValueError(f"expected a function of lanes: {error!r}") from None
+
+
+class _Fields:
+    """Numbers of the parts of a function, and their fields in order."""
+
+    def __init__(self, function: LaneFunction, closed: Callable[[Any], Any]) -> None:
+        self._function, self._closed = function, closed
+        self._procedures = [function.main, *function.procedures]
+        self._numbers: dict[int, int] = {}  # by id
+        self._homes: list[Any] = []
+        self._values: list[Any] = []
+        self._blocks: list[Any] = []
+
+    def all(self) -> tuple[Any, ...]:
+        function = self._function
+        procedures = [
+            (each.name, tuple(map(self._home, each.params)), self._block(each.block))
+            for each in self._procedures
+        ]
+        results, shared = self._uses(function.results), self._uses(function.shared)
+        sums = tuple([(self._home(home), i) for home, i in function.sums.items()])
+        policy = _POLICIES.index(function.policy)
+        rows = map(tuple, (self._homes, self._values, self._blocks))
+        return (*rows, tuple(procedures), results, shared, sums, policy)
+
+    def _number(self, part: object, rows: list[Any], fields: Callable[[], Any]) -> int:
+        number = self._numbers.get(id(part))
+        if number is None:
+            number = self._numbers[id(part)] = len(rows)
+            rows.append(None)
+            rows[number] = fields()
+        return number
+
+    def _home(self, home: Home) -> int:
+        fields = home.role, home.index, self._closed(home.type)
+        return self._number(home, self._homes, lambda: fields)
+
+    def _use(self, use: Use) -> tuple[int, Any]:
+        value = use.value
+        home = -1 if value.home is None else self._home(value.home)
+        fields = self._closed(value.nbytes), home
+        return self._number(value, self._values, lambda: fields), self._closed(use.type)
+
+    def _uses(self, uses: Sequence[Use]) -> tuple[Any, ...]:
+        return tuple(map(self._use, uses))
+
+    def _block(self, block: Block) -> int:
+        def fields() -> Any:
+            homes = tuple(sorted(map(self._home, block.homes)))
+            result = None if block.result is None else self._use(block.result)
+            return homes, tuple(map(self._call, block.calls)), result
+
+        return self._number(block, self._blocks, fields)
+
+    def _call(self, call: Call) -> Any:
+        procedure = -1 if call.callee is None else self._procedures.index(call.callee)
+        return (
+            call.name,
+            call.op is not None,
+            self._closed(call.attributes),
+            self._uses(call.outs),
+            self._uses(call.ins),
+            tuple(map(self._block, call.blocks)),
+            procedure,
+            self._uses(call.passed),
+        )
+
+
+def _function_of(fields: Any, opened: Callable[[Any], Any]) -> LaneFunction:
+    """Build the function of which `_Fields` made these values."""
+    homes, values, blocks, procedures, results, shared, sums, policy = fields
+    all_homes = [Home(role, index, _type(opened(type))) for role, index, type in homes]
+    all_values = [
+        Value(_size(opened(nbytes)), None if home == -1 else _at(all_homes, home))
+        for nbytes, home in values
+    ]
+    all_blocks = [Block() for _ in blocks]
+    all_procedures = [Procedure(str(name), Block()) for name, _, _ in procedures]
+    free = [*range(len(blocks))]  # those that lie in none so far: none lies in itself, or in two
+
+    def use_of(use: Any) -> Use:
+        value, type = use
+        return Use(_at(all_values, value), _type(opened(type)))
+
+    def block_of(number: Any, after: int) -> Block:
+        if number <= after:
+            raise ValueError("a block lies in itself")
+        free.remove(number)
+        return _at(all_blocks, number)
+
+    def call_of(call: Any, number: int) -> Call:
+        name, has_op, attributes, outs, ins, inside, callee, passed = call
+        return Call(
+            str(name),
+            OPS[name.removesuffix(OUT)] if has_op else None,
+            opened(attributes),
+            [use_of(each) for each in outs],
+            [use_of(each) for each in ins],
+            blocks=tuple([block_of(each, number) for each in inside]),
+            orderly=True,
+            callee=None if callee == -1 else _at(all_procedures, callee),
+            passed=[use_of(each) for each in passed],
+        )
+
+    for procedure, (_, params, block) in zip(all_procedures, procedures, strict=True):
+        procedure.params = [_at(all_homes, each) for each in params]
+        procedure.block = block_of(block, -1)
+    for number, (block, (block_homes, calls, result)) in enumerate(
+        zip(all_blocks, blocks, strict=True)
+    ):
+        block.homes = {_at(all_homes, each) for each in block_homes}
+        block.calls = [call_of(each, number) for each in calls]
+        block.result = None if result is None else use_of(result)
+    return LaneFunction(
+        all_procedures[0],
+        all_procedures[1:],
+        [use_of(each) for each in results],
+        [use_of(each) for each in shared],
+        {_at(all_homes, home): int(i) for home, i in sums},
+        _at(_POLICIES, policy),
+    )
+
+
+def _at(rows: Sequence[T], number: Any) -> T:
+    if type(number) is not int or not 0 <= number < len(rows):
+        raise ValueError(f"no part has the number {number}")
+    return rows[number]
+
+
+def _type(type_: Any) -> Any:
+    if type(type_) not in (TensorType, OpenType):
+        raise TypeError(f"{type_!r} is no type")
+    return type_
+
+
+def _size(nbytes: Any) -> Any:
+    return nbytes if type(nbytes) is int else _type(nbytes)
