@@ -35,8 +35,8 @@ from mlvm.step.flow import Flow
 from mlvm.step.lengths import OpenType, Place, PlannedTemplate, at
 from mlvm.step.open_step import FUNCTIONS, OpenStep, StepLength
 
-MOST_PROGRAMS: Final = 64
-"""Programs of one trace that are kept."""
+MOST_PROGRAMS: Final = 32
+"""Programs of one trace that are kept; twice as many where each is bound for its length."""
 
 _MOST_TRACES: Final = 8
 """Traces with open lengths that are kept of calls that differ by sizes alone."""
@@ -233,7 +233,8 @@ class OpenTrace:
         self._entries[lengths] = [*self._entries.get(lengths, ()), entry]
         self._entries.move_to_end(lengths)
         dropped: list[CacheEntry] = []
-        while sum(map(len, self._entries.values())) > MOST_PROGRAMS:
+        most = MOST_PROGRAMS if entry.launch.owner else 2 * MOST_PROGRAMS
+        while sum(map(len, self._entries.values())) > most:
             oldest, entries = self._entries.popitem(last=False)
             dropped.append(entries[0])
             if entries[1:]:
