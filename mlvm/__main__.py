@@ -468,8 +468,12 @@ def memory(options: argparse.Namespace) -> None:
     program = program_of(loaded)
     verify(program, LocalVM().functions)
     if isinstance(loaded, SavedStep):
+        if options.arg and loaded.open is None:
+            raise BadInput("a captured step without lengths has its one plan: it takes no --arg")
         if options.arg:
-            raise BadInput("a captured step brings its own plan: it takes no --arg here")
+            _check_count(len(loaded.inputs), len(options.arg), "--arg")
+            arguments = [read_argument_or_type(i, text) for i, text in enumerate(options.arg)]
+            loaded = loaded.at([*map(TensorType.of, arguments)])
         out.mkdir(parents=True, exist_ok=True)
         if loaded.open is not None:
             print(f"lengths: {loaded.open}: {', '.join(loaded.open.input_types())}")

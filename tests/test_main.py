@@ -785,7 +785,7 @@ def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Captured) -> No
     ("check half.mlvm", "half.mlvm: "),
     ("disasm half.mlvm", "half.mlvm: "),
     ("memory half.mlvm", "half.mlvm: "),
-    ("memory step.mlvm --arg f32[2,2]", "a captured step brings its own plan"),
+    ("memory step.mlvm --arg f32[2,2]", "a captured step without lengths has its one plan"),
 )
 def test_what_a_saved_step_cannot_do_is_one_line(
     command: str, message: str, step: Any, capsys: Captured
@@ -873,3 +873,21 @@ def test_the_errors_of_a_process_have_no_line_of_python_in_them(folder: Path) ->
     )
     assert done.returncode == 1
     assert re.fullmatch(r"error: .*; at main, pc 0: jump L0; stack: empty\n", done.stderr)
+
+
+def test_a_step_with_lengths_draws_its_plan_at_a_length(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names, bounds = {"x": ("n", None), "i": ()}, {"n": 8}
+    step = ml.capture(lambda x, i: ml.take(x * 2.0, i, axis=0) @ x.T, lengths=names, at_most=bounds)
+    for n in (4, 6):
+        step(ml.ones((n, 4)), ml.asarray(0))
+    step.save("step.mlvm")
+    for n in (3, 8):
+        assert main(["memory", "step.mlvm", "--arg", f"f32[{n},4]", "--arg", "i64[]"]) == 0
+        assert f"f32[{n},4]" in capsys.readouterr().out
+    assert main(["memory", "step.mlvm", "--arg", "f32[9,4]", "--arg", "i64[]"]) == 1
+    assert "expected 1 to 8" in capsys.readouterr().err
+    assert main(["run", "step.mlvm", "--arg", "f32[3,4] " + "1 " * 12, "--arg", "i64[] 7"]) == 1
+    assert re.search(r"index 7 .* recorded at .*test_main\.py:\d+$", capsys.readouterr().err)

@@ -227,7 +227,11 @@ class LoadedStep:
             if array.dtype == np.float64 and type.dtype.is_float:
                 array = cast(array, type.dtype)
             self.vm.write(self._handle("input", place, type), array)
-        self.vm.launch(now.planned.program, self._args, max_steps=max_steps)
+        try:
+            self.vm.launch(now.planned.program, self._args, max_steps=max_steps)
+        except MlvmError as error:
+            now.planned.note_line(error)
+            raise
         return [self.vm.read(self._handle(*result)) for result in now.results]
 
     def states(self) -> list[Array]:
