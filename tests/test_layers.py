@@ -72,7 +72,7 @@ BUDGET = {
     "mlvm/arena": 1_360,
     "mlvm/show": 1_676,
     "mlvm/input": 1_645,
-    "mlvm/step": 3_662,
+    "mlvm/step": 3_666,
     "mlvm/parallel": 3_238,
     "mlvm/eager": 885,
     "mlvm/eager/tensor": 2_143,
@@ -86,12 +86,12 @@ BUDGET = {
     "mlvm/eager/optim": 1_255,
     "mlvm/eager/files": 880,
     "mlvm/eager/interop": 480,
-    "mlvm/eager/capture": 3_600,
+    "mlvm/eager/capture": 3_601,
     "mlvm/onnx": 5_885,
-    "mlvm": 500,
+    "mlvm": 503,
     "models": 3_470,
     "bench": 5_030,
-    "tests": 72_189,
+    "tests": 72_212,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
