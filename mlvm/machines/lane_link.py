@@ -53,12 +53,16 @@ class Part:
 
     def __init__(self, make: Callable[[], PartCode]) -> None:
         self._make: Callable[[], PartCode] | None = make
+        self._code: PartCode | None = None
 
-    @cached_property
+    @property
     def code(self) -> PartCode:
-        make, self._make = self._make, None
-        assert make is not None  # it is called once
-        return make()
+        make = self._make
+        if make is not None:
+            self._code = make()
+            self._make = None  # last, for other threads
+        assert self._code is not None
+        return self._code
 
     @staticmethod
     def of(function: Function) -> Part:

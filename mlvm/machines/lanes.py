@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 RUN: Final = "lanes.run"
 
 _MOST_CODES: Final = 128
-_MOST_BINDINGS: Final = 8
+_MOST_BINDINGS: Final = 2  # they keep the tensors alive
 _FEW: Final = 64
 
 
@@ -174,6 +174,7 @@ class _Memory:
             for handle, _ in self._areas.values():
                 vm.dealloc_tensor(handle)
             self._areas.clear()
+            self._bindings.clear()
 
 
 class Lanes:

@@ -63,7 +63,7 @@ def lanes_of(
     program = _written.pop(key, None)
     if program is None:
         if len(_written) >= _MOST_WRITTEN:
-            del _written[next(iter(_written))]
+            _written.pop(next(iter(_written)), None)
         everything = [*with_blocks([c for each in (main, *procedures) for c in each.block.calls])]
         nresults = {c.callee: _given_back(c) for c in everything if c.callee is not None}
         writer = _Writer(shared, sums, policy, len(main.params), nresults)
@@ -684,7 +684,7 @@ class _Writer:
         if part is None:
             part = Part(partial(_compiled, make_calls, self.policy))
             if len(_parts) >= _MOST_PARTS:
-                del _parts[next(iter(_parts))]
+                _parts.pop(next(iter(_parts)), None)
         _parts[key] = part  # the last one used is the last
         segment = self.segments.get(name) or Segment({}, **facts)
         self.segments[name] = segment
