@@ -131,46 +131,6 @@ def test_iteration_and_length() -> None:
         list(ml.asarray(1.0))
 
 
-REFUSED: list[tuple[Any, str]] = [
-    (2, r"getitem\(f32\[2,3,4,5\], 2\): index 2 is out of range for length 2"),
-    ((0, -4), "index -4 is out of range for length 3"),
-    ((0, 0, 0, 0, 0), "5 indices are too many for 4 dimensions"),
-    ((..., 0, ...), "more than one"),
-    (1.0, "a float is no index, but integers, slices, None, ..., and tensors, arrays and lists of"),
-    (["a"], r"getitem\(f32\[2,3,4,5\], list\): asarray takes arrays, and"),
-    ([0.5], "an index tensor holds integers"),
-    (True, "a bool is no index"),
-    (1.0, "a float is no index"),
-    ("a", "a str is no index"),
-    (slice(None, None, 0), "zero"),
-    (slice(0.5, None), "slice"),
-    (ml.asarray([0.5]), r"getitem\(f32\[2,3,4,5\], f32\[1\]\): an index tensor holds integers"),
-    ((0, ml.asarray(True)), "a mask without dimensions stands alone"),
-]
-
-
-@pytest.mark.parametrize(("key", "text"), REFUSED, ids=lambda value: str(value)[:20])
-def test_refused(key: Any, text: str) -> None:
-    x = ml.asarray(X)
-    with ml.Arena(ml.default_vm(), "refused") as arena:
-        with pytest.raises(ml.errors.IndexRefused, match=text) as raised:
-            x[key]
-        assert arena.used == 0
-    assert isinstance(raised.value, IndexError)
-
-
-@pytest.mark.parametrize("key", [(2,), (0, -4), (slice(None), 3, 0)])
-def test_each_index_tensor_is_checked_against_its_own_axis(key: tuple[Any, ...]) -> None:
-    tensors = tuple(k if isinstance(k, slice) else ml.asarray([k]) for k in key)
-    with pytest.raises(ml.errors.OperandValueError, match="out of range"):
-        ml.asarray(X)[tensors]
-
-
-def test_a_mask_of_another_shape_is_refused() -> None:
-    with pytest.raises(ml.errors.ShapeError, match="mask"):
-        ml.asarray(X)[ml.asarray([True, False, True])]
-
-
 def test_an_update_of_a_temporary_warns() -> None:
     x, holder = ml.ones((3, 3)), [ml.ones((3, 3))]
 

@@ -14,8 +14,6 @@ from mlvm.eager.functions import random
 
 R = ml.random
 
-untyped: Any = R
-
 
 def test_a_key_is_its_seed() -> None:
     key = R.key(7)
@@ -315,88 +313,6 @@ def test_steady_state_allocates_nothing() -> None:
     assert created[1:] == created[:1] * 4
 
 
-# --- what is refused -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (lambda: R.key(-1), ml.errors.OperandValueError, "-1"),
-        (lambda: R.key(2**64), ml.errors.OperandValueError, "2\\*\\*64"),
-        (lambda: R.seed(1.5), ml.errors.OperandValueError, "1.5"),  # type: ignore[arg-type]
-        (lambda: R.normal(3, dtype=ml.int32), ml.errors.DTypeError, "float"),
-        (lambda: R.normal("a"), ml.errors.ArgumentError, "shape"),  # type: ignore[arg-type]
-        (lambda: R.normal(3, key=7), ml.errors.DTypeError, "random.key"),  # type: ignore[arg-type]
-        (lambda: R.normal(3, key=ml.zeros(2)), ml.errors.ShapeError, r"u64\[2\]"),
-        (lambda: R.uniform(3, low=1, high=1), ml.errors.ArgumentError, "less than"),
-        (lambda: R.uniform(3, high=math.inf), ml.errors.ArgumentError, "finite"),
-        (lambda: R.uniform(3, low=-1e308, high=1e308), ml.errors.ArgumentError, "finite"),
-        (lambda: R.bernoulli(3, 1.5), ml.errors.OperandValueError, "probability"),
-        (lambda: untyped.randint(0, 10, (3,)), TypeError, r"low=\.\.\., high="),
-        (lambda: R.randint(3, low=2, high=2), ml.errors.ArgumentError, "less than"),
-        (lambda: R.randint(3, low=0, high=300, dtype=ml.uint8), ml.errors.ArgumentError, "299"),
-        (lambda: R.categorical(ml.arange(3)), ml.errors.DTypeError, "tensor of floats, got i64"),
-        (lambda: R.categorical("x"), ml.errors.DTypeError, "a str"),  # type: ignore[arg-type]
-        (lambda: R.categorical(ml.zeros(3), 1), ml.errors.ArgumentError, "axis 1 is out of"),
-        (lambda: R.categorical(ml.zeros(())), ml.errors.ArgumentError, "out of range for 0"),
-        (lambda: R.categorical(ml.zeros((2, 0))), ml.errors.ShapeError, "nothing to choose"),
-        (
-            lambda: R.categorical(ml.zeros((2, 3)), shape=(2, 3)),
-            ml.errors.ShapeError,
-            r"categorical.*draws of shape \(2,\) do not broadcast to shape \(2, 3\)",
-        ),
-        (lambda: R.choice(3, 4, replace=False), ml.errors.ArgumentError, "4 of 3 without"),
-        (lambda: R.choice(0), ml.errors.ArgumentError, "cannot draw 1 of 0"),
-        (lambda: R.choice(-2, 0), ml.errors.ArgumentError, "0 of -2"),
-        (lambda: R.choice(ml.zeros(())), ml.errors.ArgumentError, "out of range for 0"),
-        (lambda: R.choice(3, p=ml.zeros(2)), ml.errors.ShapeError, "one number in p for each of 3"),
-        (lambda: R.choice(3, p=ml.arange(3)), ml.errors.DTypeError, "p as a tensor of floats"),
-        (
-            lambda: R.choice(2, p=ml.asarray([1.0, -0.5])),
-            ml.errors.OperandValueError,
-            r"p\[1\] is -0.5",
-        ),
-        (
-            lambda: R.choice(2, p=ml.asarray([float("nan"), 1.0])),
-            ml.errors.OperandValueError,
-            "is nan",
-        ),
-        (lambda: R.choice(2, p=ml.zeros(2)), ml.errors.OperandValueError, "no weight above 0"),
-        (lambda: R.choice("a"), ml.errors.ArgumentError, "choice"),  # type: ignore[arg-type]
-        (lambda: R.truncated_normal(1, 1), ml.errors.ArgumentError, "less than"),
-        (lambda: R.truncated_normal(0, math.nan), ml.errors.ArgumentError, "less than"),
-        (lambda: R.truncated_normal(0, 1, 3, dtype="i4"), ml.errors.DTypeError, "float"),
-        (
-            lambda: R.truncated_normal(ml.zeros(2), "a"),  # type: ignore[arg-type]
-            ml.errors.DTypeError,
-            "expected a bound as a number",
-        ),
-        (
-            lambda: R.truncated_normal(ml.zeros(2), 1, (3,)),
-            ml.errors.ShapeError,
-            "truncated_normal.*do not broadcast",
-        ),
-        (lambda: R.permutation(-1), ml.errors.ArgumentError, "n = -1"),
-        (lambda: R.permutation(ml.zeros(())), ml.errors.ShapeError, "scalar"),
-        (lambda: R.split(R.key(0), -1), ml.errors.ArgumentError, "n = -1"),
-        (lambda: R.fold_in(R.key(0), ml.zeros(())), ml.errors.DTypeError, "integer"),
-        (lambda: R.set_state(np.zeros(2)), ml.errors.ShapeError, r"u64\[2\]"),
-        (lambda: R.set_state([0, 0]), ml.errors.ShapeError, r"u64\[2\]"),  # type: ignore[arg-type]
-    ],
-)
-def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        call()
-
-
-def test_bounds_and_probabilities_are_numbers() -> None:
-    for low in ("a", None):
-        with pytest.raises(ml.errors.ArgumentError, match="must be less than"):
-            ml.random.uniform((2,), low=low)  # type: ignore[arg-type]
-        with pytest.raises(ml.errors.DTypeError, match="expected p as a number or a tensor"):
-            ml.random.bernoulli((2,), low)  # type: ignore[arg-type]
-
-
 # --- of their distributions ----------------------------------------------------------
 
 N = 20_000
@@ -518,61 +434,6 @@ def test_draws_captured_as_eager(name: str) -> None:
     captured = ml.capture(draw)
     captured(R.key(1))
     np.testing.assert_array_equal(captured(R.key(2)).numpy(), draw(R.key(2)).numpy())
-
-
-def test_draws_have_no_gradient_for_their_parameters() -> None:
-    x = ml.ones(2)
-    for draw in (R.gamma, R.student_t, R.dirichlet, R.poisson):
-        of: Any = draw
-        with pytest.raises(ml.errors.GradientError):
-            ml.grad(lambda x, of=of: ml.sum(of(x, key=R.key(0))))(x)
-
-
-def test_draws_refuse_bad_parameters() -> None:
-    bad: list[tuple[Callable[[], object], type[Exception], str]] = [
-        (lambda: R.gamma(0.0), ml.errors.OperandValueError, "0.0 is no shape of a gamma"),
-        (lambda: R.gamma(ml.asarray([1.0, math.nan])), ml.errors.OperandValueError, "nan"),
-        (lambda: R.beta(-0.5, 1.0), ml.errors.OperandValueError, "a must be > 0"),
-        (lambda: R.dirichlet(ml.zeros(2)), ml.errors.OperandValueError, "must be > 0"),
-        (lambda: R.student_t(0.0), ml.errors.OperandValueError, "must be > 0"),
-        (lambda: R.poisson(-1.0), ml.errors.OperandValueError, "-1.0 is no rate"),
-        (lambda: R.binomial(-1, 0.5), ml.errors.OperandValueError, "-1 is no number of trials"),
-        (lambda: R.binomial(1, 1.5), ml.errors.OperandValueError, "1.5 is not a probability"),
-        (lambda: R.multinomial(1, ml.zeros(2)), ml.errors.OperandValueError, "sum of all p"),
-        (lambda: R.gamma(ml.ones(3), 2), ml.errors.ShapeError, "do not broadcast"),
-        (lambda: R.gamma(ml.ones(3, dtype="i64")), ml.errors.DTypeError, "floats"),
-        (lambda: R.rademacher(2, dtype="u8"), ml.errors.DTypeError, "u8 has no -1"),
-        (lambda: untyped.gamma("1"), ml.errors.DTypeError, "expected a as a number or a tensor"),
-    ]
-    for call, error, text in bad:
-        with pytest.raises(error, match=text):
-            call()
-
-
-@pytest.mark.parametrize("dtype", [ml.int8, ml.uint8, ml.int16])
-def test_a_count_that_the_dtype_does_not_hold_is_refused(dtype: Any) -> None:
-    key = ml.random.key(0)
-    draws: list[Callable[[], Any]] = [
-        lambda: ml.random.poisson(1e6, 3, key=key, dtype=dtype),
-        lambda: ml.random.binomial(10**6, 0.5, 3, key=key, dtype=dtype),
-        lambda: ml.random.multinomial(10**6, ml.ones(2), key=key, dtype=dtype),
-    ]
-    for draw in draws:
-        with pytest.raises(
-            ml.errors.OperandValueError, match=r"was drawn, which no u?int\d+ holds"
-        ):
-            draw().numpy()
-
-
-def test_more_trials_than_numpy_counts_are_refused() -> None:
-    n = ml.asarray(np.array([2**63], np.uint64))
-    draws: list[Callable[[], Any]] = [
-        lambda: ml.random.binomial(n, 0.5, key=ml.random.key(0)),
-        lambda: ml.random.multinomial(n, ml.ones(2), key=ml.random.key(0)),
-    ]
-    for draw in draws:
-        with pytest.raises(ml.errors.OperandValueError, match="is no number of trials"):
-            draw().numpy()
 
 
 def test_huge_weights_of_a_multinomial_keep_their_proportion() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from tests.brief import cases, refuses
+from tests.brief import refuses
 from tests.slopes import check_slopes
 
 Array = np.ndarray[Any, Any]
@@ -124,20 +124,6 @@ def test_lists() -> None:
     refuses(IndexError, r"scatter_add\(f32\[1\]\): index 1", untyped.scatter_add, [1.0], [1], 1.0)
 
 
-@cases(
-    "call, error, text",
-    (lambda: ml.zeros(3).at[t([5])].add(1.0), IndexError, "index 5"),
-    (lambda: ml.zeros(3).at[t([5])].max(1.0), IndexError, "index 5"),
-    (lambda: ml.zeros(3).at[3].add(1.0), IndexError, r"at\[...\].add\(f32\[3\]\): index 3"),
-    (lambda: ml.zeros(3).at[0.5].add(1.0), IndexError, "float is no index"),
-    (lambda: ml.zeros(3).at[t([0])].add(t([1.0, 2.0])), ml.errors.ShapeError, "do not broadcast"),
-    (lambda: ml.zeros(3).at[t([0])].add(1j), ml.errors.DTypeError, "ml.real"),
-    (lambda: ml.scatter_add(t([True]), 0, True), ml.errors.DTypeError, "bool is not allowed"),
-)
-def test_refused(call: Callable[[], object], error: type[Exception], text: str) -> None:
-    refuses(error, text, call)
-
-
 # --- segments ------------------------------------------------------------------------
 
 IDS = np.array([3, 0, 3, 1, 3, 0])
@@ -181,15 +167,6 @@ def test_segments_of_integers() -> None:
     assert ml.segment_min(rows, t(IDS), 5).tolist() == [1, 2, 2**63 - 1, 5, 2**63 - 1]
     assert ml.segment_sum(rows, t(IDS)).tolist() == [4, 2, 0, 18]
     assert ml.segment_sum(ml.zeros((0, 3)), ml.zeros(0, dtype="i64")).shape == (0, 3)
-
-
-def test_segments_refused() -> None:
-    rows, ids = t(ROWS), t(IDS)
-    refuses(IndexError, "index 3", ml.segment_sum, rows, ids, 3)
-    for fn in (ml.segment_sum, ml.segment_max, ml.segment_mean):
-        refuses(IndexError, "index -5", fn, rows, ids - 1, 4)  # elsewhere it is dropped
-    refuses(ml.errors.ShapeError, "one id for each row", ml.segment_max, rows, ids[:2], 3)
-    refuses(ml.errors.DTypeError, "f64", ml.segment_max, rows, t(ROWS[:, 0]), 3)
 
 
 def test_a_nan_in_one_product_is_in_no_other_gradient() -> None:

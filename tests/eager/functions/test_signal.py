@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from tests.brief import cases, refuses
+from tests.brief import cases
 from tests.slopes import check_slopes
 
 Array = np.ndarray[Any, Any]
@@ -74,21 +73,6 @@ def test_istft_is_the_inverse(complex: bool, normalized: bool) -> None:
         np.testing.assert_array_equal(exact[:, 60:], 0)
 
 
-def test_as_pytorch() -> None:
-    torch = pytest.importorskip("torch")
-    x, window = torch.tensor(X), torch.hann_window(16, dtype=torch.float64)
-    ours = ml.hanning(16, periodic=True, dtype="f64")
-    np.testing.assert_allclose(ours.numpy(), window.numpy(), atol=1e-15)
-    for center in (True, False):
-        theirs = torch.stft(x, 16, 3, window=window, center=center, return_complex=True)
-        result = ml.stft(t(X), 16, 3, ours, center=center)
-        np.testing.assert_allclose(result.numpy(), theirs.numpy(), atol=1e-12)
-    theirs = torch.stft(x, 16, 3, window=window, return_complex=True) * 1.5j
-    back = torch.istft(theirs, 16, 3, window=window, length=48)
-    result = ml.istft(t(theirs.numpy()), 16, 3, ours, length=48)
-    np.testing.assert_allclose(result.numpy(), back.numpy(), atol=1e-12)
-
-
 def test_gradients_captures_and_dtypes() -> None:
     window = ml.hanning(8, periodic=True, dtype="f64")
 
@@ -109,25 +93,3 @@ def test_gradients_captures_and_dtypes() -> None:
     assert ml.stft(t(X.astype("f")), 8).dtype is ml.complex64
     assert ml.stft(ml.ones(20, dtype="bf16"), 8).dtype is ml.complex64
     assert ml.stft(ml.arange(20), 8).dtype is ml.complex64
-
-
-def test_windows() -> None:
-    for n in (0, 1, 2, 5, 8):
-        for ours, theirs in ((ml.hanning, np.hanning), (ml.hamming, np.hamming)):
-            np.testing.assert_allclose(ours(n, dtype="f64").numpy(), theirs(n), atol=1e-15)
-            periodic = ours(n, periodic=True, dtype="f64").numpy()
-            np.testing.assert_allclose(periodic, theirs(n + 1)[:n] if n > 1 else np.ones(n))
-    assert ml.hanning(4).dtype is ml.float32
-
-
-@cases(
-    "call, error, text",
-    (lambda: ml.stft(t(X), 0), ValueError, "expected n_fft >= 1"),
-    (lambda: ml.stft(t(X), 4, 0), ValueError, "expected hop_length >= 1"),
-    (lambda: ml.stft(t(X[:, :3]), 8), ml.errors.ShapeError, "3 samples are too few"),
-    (lambda: ml.stft(t(X), 4, window=ml.ones(5)), ml.errors.ShapeError, "at most 4"),
-    (lambda: ml.istft(t(X * 1j), 8), ml.errors.ShapeError, r"\[..., 5 or 8, frames\]"),
-    (lambda: ml.istft(t(X), 8), ml.errors.DTypeError, "complex"),
-)
-def test_refused(call: Callable[[], object], error: type[Exception], text: str) -> None:
-    refuses(error, text, call)

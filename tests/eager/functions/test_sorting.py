@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from tests.brief import cases
 
 RNG = np.random.default_rng(0)
 t = ml.asarray
@@ -105,19 +104,3 @@ def test_sorts_write_into_out() -> None:
     assert ml.sort(x, out=values) is values
     assert ml.argsort(x, out=order) is order
     assert (values.tolist(), order.tolist()) == ([1, 2, 3], [1, 2, 0])
-
-
-@cases(
-    "call, error, text",
-    (lambda: ml.argsort(t([1j])), ml.errors.DTypeError, r"argsort\(c64\[1\]\): complex"),
-    (lambda: ml.sort(t([1j])), ml.errors.DTypeError, r"sort\(c64\[1\]\)"),
-    (lambda: ml.sort(t([1]), axis=1), IndexError, "axis 1 is out of range"),
-    (lambda: ml.searchsorted(t([[1]]), 1), ml.errors.ShapeError, "1 dimension"),
-    (lambda: untyped.searchsorted(t([1]), 1, side="up"), ValueError, '"left" or "right"'),
-    (lambda: untyped.searchsorted("1", 1), ml.errors.DTypeError, "searchsorted.*asarray"),
-    (lambda: untyped.unique_values("1"), ml.errors.DTypeError, "unique_values.*asarray"),
-    (lambda: ml.isin(1, 2), ml.errors.DTypeError, r"isin\(1, 2\): one of the two"),
-)
-def test_order_refused(call: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        call()

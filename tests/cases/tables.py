@@ -1,0 +1,136 @@
+"""Tables of calls as text: `functions.txt` and `refused_calls.txt`, a row a line."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import re
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.types import Array
+from tests.cases import oracles
+
+_CHOICE: Final = re.compile(r"<((?:[^<>]|->)*\|(?:[^<>]|->)*)(?<!-)>")
+_OPERAND: Final = re.compile(r"\b([a-z])_((?:\d+(?:_\d+)*)?)\b")
+_CONSTANTS: Final = {k: v for k, v in vars(oracles).items() if isinstance(v, np.ndarray)}
+_SPACE: dict[str, Any] = {"ml": ml, "np": np, "math": math, **vars(oracles)}
+
+
+def _hermitian(x: ml.Tensor) -> ml.Tensor:
+    return x @ ml.conj(x).mT + ml.eye(x.shape[-1], dtype=x.dtype)
+
+
+def _phaseless(vectors: ml.Tensor) -> ml.Tensor:
+    """The projectors onto the columns, whatever their phases."""
+    columns = ml.expand_dims(vectors.mT, axis=-1)
+    return columns @ ml.conj(columns).mT
+
+
+def _complete(x: ml.Tensor) -> ml.Tensor:
+    """The projector onto what no column of x reaches, from the last columns of a full U."""
+    u = ml.linalg.svd(x).U[:, 1:]
+    return u @ u.mT
+
+
+_SPACE |= {"hermitian": _hermitian, "phaseless": _phaseless, "complete": _complete}
+
+
+def lines(name: str) -> Iterator[tuple[str, bool]]:
+    """The lines of a table, each choice `<a|b>` made, and whether it is the first of its line."""
+    for line in (Path(__file__).parent / name).read_text("utf-8").splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        choices = [*dict.fromkeys(_CHOICE.findall(line))]
+        for i, values in enumerate(product(*[choice.split("|") for choice in choices])):
+            row = line
+            for choice, value in zip(choices, values, strict=True):
+                row = row.replace(f"<{choice}>", value)
+            yield row, i == 0
+
+
+def _operand(letter: str, lengths: str) -> Array:
+    shape = tuple(map(int, lengths.split("_"))) if lengths else ()
+    rng = np.random.default_rng([ord(letter), *shape])
+    x = rng.standard_normal(shape)
+    if letter == "z":
+        return np.asarray(x + 1j * rng.standard_normal(shape))
+    if letter == "h":
+        return np.asarray(x @ x.swapaxes(-1, -2) + np.eye(shape[-1]))
+    if letter in "de":
+        return rng.dirichlet(np.ones(shape[-1]), shape[:-1])
+    low, high = {"u": (0.1, 2.0), "p": (0.02, 0.98), "q": (0.05, 0.95)}.get(letter, (0.0, 0.0))
+    return np.asarray(rng.uniform(low, high, shape) if high else x)
+
+
+class Row:
+    """A line of `functions.txt`: a call, its value in numpy, and words."""
+
+    def __init__(self, line: str, *, first: bool) -> None:
+        text, _, words = line.partition("  # ")
+        self.call, _, self.value = text.partition("  =>  ")
+        self.words, self.first = {*words.split(", ")}, first
+
+    @cached_property
+    def operands(self) -> dict[str, Array]:
+        """The arrays that the call names."""
+        drawn = {match[0]: _operand(*match.groups()) for match in _OPERAND.finditer(self.call)}
+        constants = {n: x for n, x in _CONSTANTS.items() if re.search(rf"\b{n}\b", self.call)}
+        return drawn | (constants if "asarray(" not in self.call else {})
+
+    def _function(self, code: str, module: Any) -> Callable[..., Any]:
+        """The code as a function of the operands, with that module for `f`."""
+        text = f"lambda {', '.join(self.operands)}: ({code})"
+        function: Callable[..., Any] = eval(
+            compile(text, self.call, "eval"), {**_SPACE, "f": module}
+        )
+        return function
+
+    @cached_property
+    def ours(self) -> Callable[..., Any]:
+        return self._function(self.call, ml)
+
+    def expected(self, *arrays: Array) -> list[Array]:
+        """What numpy has for the operands."""
+        with np.errstate(all="ignore"):
+            return flat(self._function(self.value or self.call, np)(*arrays))
+
+
+def flat(result: Any) -> list[Any]:
+    """The parts of tuples and lists."""
+    if not isinstance(result, tuple | list):
+        return [result]
+    return [x for part in result for x in flat(part)]
+
+
+class WrongCall(NamedTuple):
+    """A line of `refused_calls.txt`: statements before it, a call, the error and its text."""
+
+    setup: str
+    call: str
+    error: type[Exception]
+    text: str
+
+
+def wrong_calls() -> Iterator[WrongCall]:
+    """The lines of `refused_calls.txt` that are calls."""
+    setup = ""
+    for line, _ in lines("refused_calls.txt"):
+        call, is_call, rest = line.partition("  # ")
+        name, _, text = rest.partition(":")
+        if line.startswith("== "):
+            setup = ""
+        elif is_call:
+            error = getattr(ml.errors, name, None) or getattr(builtins, name)
+            yield WrongCall(setup, call, error, text[1:])
+        else:
+            setup += line + "\n"
+
+
+FUNCTIONS: Final = [Row(line, first=first) for line, first in lines("functions.txt")]
