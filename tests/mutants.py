@@ -30,6 +30,10 @@ ROOMS: Final = {
     "types": ("mlvm/core/rules.py mlvm/core/types.py mlvm/core/op.py", f"{_WALK} tests/core"),
     "gradients": ("mlvm/eager/autodiff/rules*.py", "tests/eager/autodiff tests/walks"),
     "planners": ("mlvm/machines/native/planners/*.py", f"{_WALK} tests/machines/native"),
+    "functions": (
+        "mlvm/eager/functions/*.py",
+        "tests/eager/test_refused_calls.py tests/eager/functions",
+    ),
     "arena": ("mlvm/arena/*.py", "tests/arena"),
     "step": ("mlvm/step/*.py", "tests/step tests/eager/capture"),
 }

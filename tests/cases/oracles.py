@@ -48,7 +48,8 @@ SELU_SCALE, SELU_SLOPE = 1.0507009873554805, 1.0507009873554805 * 1.673263242354
 
 
 def reduced(losses: Any, how: str) -> Any:
-    return {"none": np.asarray, "mean": np.mean, "sum": np.sum}[how](losses)
+    of: dict[str, Any] = {"none": np.asarray, "mean": np.mean, "sum": np.sum}
+    return of[how](losses)
 
 
 def huber(x: Array, y: Array, delta: float = 1.0) -> Any:
@@ -157,7 +158,8 @@ def fold(windows: Array, lengths: Any, **how: Any) -> Any:
 
 
 def pool(x: Array, window: Any, kind: str, stride: Any = None, **how: Any) -> Any:
-    value, reduce = {"max": (-inf, np.max), "avg": (0.0, np.mean)}[kind]
+    of: dict[str, Any] = {"max": (-inf, np.max), "avg": (0.0, np.mean)}
+    value, reduce = of[kind]
     n = x.ndim - 2
     window = _each(window, n)
     windows = unfold(x, window, window if stride is None else stride, value=value, **how)

@@ -65,6 +65,8 @@ def _operand(letter: str, lengths: str) -> Array:
         return np.asarray(x @ x.swapaxes(-1, -2) + np.eye(shape[-1]))
     if letter in "de":
         return rng.dirichlet(np.ones(shape[-1]), shape[:-1])
+    if letter == "w":
+        return np.asarray(3 * x)
     low, high = {"u": (0.1, 2.0), "p": (0.02, 0.98), "q": (0.05, 0.95)}.get(letter, (0.0, 0.0))
     return np.asarray(rng.uniform(low, high, shape) if high else x)
 

@@ -7,6 +7,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,129 +42,14 @@ VECTOR = TensorType(f32, (2,))
 Code = tuple[tuple[Any, ...] | str, ...]
 X: Code = (("load_arg", 0),)
 NEGATIVE: Code = (("push_str", "negative"), ("cfunc", 1, 1))
+_TEXT = Path(__file__).with_name("refused_programs.txt").read_text("utf-8")
+_ROWS = [line.split("  # ") for line in _TEXT.splitlines() if "  # " in line]
+REFUSED = [[row for row in _ROWS if (" || " in row[0]) == calls] for calls in (False, True)]
 
 
-@cases(
-    "code, error",
-    ((), "main: the end is reached without halt"),
-    ((("push_int", 2**63),), "n must be an integer of 64 bits, not 9223372036854775808"),
-    ((("push_int", -(2**63) - 1),), "n must be an integer of 64 bits, not -92"),
-    ((("push_int", 10**5000), "load_global"), "n must be an integer of 64 bits, not <int too"),
-    ((("pop", 10**5000),), "n must be a count >= 0, not <int too"),
-    ((("get", 10**5000),), "i must be a slot's number, not <int too"),
-    ((("jump", 10**5000),), "label must be a pc below 1, not <int too"),
-    ((("push_str", "add"), ("cfunc", 10**5000, 1)), "nparams must be a count >= 0 or *, not <"),
-    (X, "main: the end is reached without halt"),
-    ((("halt", 1),), "main, pc 0: halt 1: takes no immediates"),
-    ((("push_int",), "halt"), "main, pc 0: push_int: takes n"),
-    ((("cfunc", 1),), "main, pc 0: cfunc 1: takes nparams nresults attrs?"),
-    ((("cfunc", 1, 1, {}, 0),), "takes nparams nresults attrs?"),
-    ((("push_int", "5"),), "main, pc 0: push_int 5: n must be an integer of 64 bits, not '5'"),
-    ((("push_int", True),), "push_int True: n must be an integer of 64 bits, not True"),
-    ((("push_str", 5),), "push_str 5: s must be a string, not 5"),
-    ((("push_const", "c"),), "main, pc 0: push_const c: name must be a constant, of none, not 'c'"),
-    ((("push_const", ["c"]),), "name must be a constant, of none, not ['c']"),
-    ((("load_arg", -1),), "load_arg -1: i must be an argument's number >= 0, not -1"),
-    ((("load_arg", "x"),), "i must be an argument's number >= 0, not 'x'"),
-    ((*X, ("load_arg", 1)), "main, pc 1: load_arg 1: the launch has 1 arguments"),
-    (("load_global",), "main, pc 0: load_global: needs 1 values above base; there are 0"),
-    ((*X, "load_global"), "Int on top of the stack, got f32[2]"),
-    ((("push_str", "5"), "load_global"), "Int on top of the stack, got Str"),
-    ((("pop", -1),), "pop -1: n must be a count >= 0, not -1"),
-    ((*X, ("pop", 2)), "pc 1: pop 2: needs 2 values above base; there are 1"),
-    ((("cfunc", 0, 0),), "cfunc 0 0: needs 1 values above base; there are 0"),
-    ((*X, ("cfunc", 0, 1)), "Str on top of the stack, got f32[2]"),
-    (
-        (*X, ("push_str", "add"), ("cfunc", 2, 1)),
-        "cfunc 2 1: needs 2 values above base; there are 1",
-    ),
-    (
-        (("push_str", "add"), ("cfunc", -1, 1)),
-        "cfunc -1 1: nparams must be a count >= 0 or *, not -1",
-    ),
-    ((("push_str", "add"), ("cfunc", 2, None)), "nresults must be a count >= 0 or *, not None"),
-    (
-        (*X, ("push_str", "negative"), ("cfunc", 1, 2)),
-        "main, pc 2: cfunc 1 2: negative leaves 1 results, not 2",
-    ),
-    ((*X, ("push_str", "negative"), ("cfunc", 1, 1, 5)), "attrs must be attributes by name, not 5"),
-    (
-        (*X, ("push_int", 5), ("push_str", "add"), ("cfunc", 2, 1)),
-        "add takes Tensors, not (f32[2], Int)",
-    ),
-    (
-        (("push_str", "add"), ("push_str", "negative"), ("cfunc", "*", 1)),
-        "negative takes Tensors, not (Str)",
-    ),
-    (
-        (*X, ("push_str", "negative"), ("cfunc", 1, 1, {5: 6})),
-        'cfunc 1 1 {"5": 6}: attrs must be attributes by name, not ',
-    ),
-    (("store_global",), "store_global: needs 1 values above base; there are 0"),
-    (
-        (("push_int", 5), "store_global"),
-        "pc 1: store_global: needs 1 values above base; there are 0",
-    ),
-    (
-        (("push_int", 5), ("push_int", 5), "store_global"),
-        "main, pc 2: store_global: expected a Tensor on top of the stack, got Int",
-    ),
-    ((*X, *X, "store_global"), "store_global: expected an Int on top of the stack, got f32[2]"),
-    ((("get", "0"),), "get 0: i must be a slot's number, not '0'"),
-    ((("get", 0),), "get 0: slot 0 is not there: 0 parameters lie below base, 0 values above"),
-    ((*X, ("get", 1)), "slot 1 is not there: 0 parameters lie below base, 1 values above"),
-    ((*X, ("get", -1)), "get -1: slot -1 is not there"),
-    ((*X, ("set", 0)), "set 0: slot 0 is not there"),
-    ((("set", 0),), "set 0: needs 1 values above base; there are 0"),
-    ((("call", "f"),), "main, pc 0: call f: func must be a function, of main, not 'f'"),
-    ((("call", ["f"]),), "func must be a function, of main, not ['f']"),
-    ((("return", 0),), "return 0: main has no caller to return to; it ends with halt"),
-    ((("return", "*"),), "return *: n must be a count >= 0, not '*'"),
-    ((("jump", 1),), "jump L1: label must be a pc below 1, not 1"),
-    ((("jump", -1),), "label must be a pc below 1, not -1"),
-    ((("jump", "L"),), "label must be a pc below 1, not 'L'"),
-    ((("jump_if_false", 0),), "jump_if_false L0: needs 1 values above base; there are 0"),
-    (
-        (("push_str", "s"), ("jump_if_false", 0)),
-        "pc 1: jump_if_false L0: a condition is an Int or a Tensor of one element, not Str",
-    ),
-    ((*X, ("jump_if_false", 0)), "a Tensor of one element, not f32[2]"),
-    # where paths meet
-    (
-        (("push_int", 1), ("jump_if_false", 3), ("push_int", 1), "halt"),
-        "main, pc 2: push_int 1: the stack has 0 or 1 values at pc 3, depending on the path",
-    ),
-    (
-        (("push_int", 1), ("jump", 0)),
-        "main, pc 1: jump L0: the stack has 0 or 1 values at pc 0, depending on the path",
-    ),
-    (
-        (*X, ("push_int", 1), ("jump_if_false", 5), ("push_str", "s"), ("set", 0), "halt"),
-        "main, pc 4: set 0: slot 0 is f32[2] or Str at pc 5, depending on the path",
-    ),
-    (
-        (("push_int", 1), *X, ("set", 0), ("push_int", 0), ("jump", 1)),
-        "the stack has 1 or 2 values at pc 1",
-    ),
-    # more values than are known
-    (
-        (("push_str", "open"), ("cfunc", 0, "*"), ("jump", 0)),
-        "main, pc 2: jump L0: the stack's height is not known here",
-    ),
-    (
-        (("push_str", "open"), ("cfunc", 0, "*"), ("push_int", 1), ("jump_if_false", 0)),
-        "main, pc 3: jump_if_false L0: the stack's height is not known here",
-    ),
-    (
-        (("push_str", "open"), ("cfunc", 0, "*"), ("get", 0)),
-        "main, pc 2: get 0: slot 0 is not there",
-    ),
-    (
-        (("push_str", "open"), ("cfunc", 0, "*"), ("push_int", 1), ("pop", 2)),
-        "main, pc 3: pop 2: needs 2 values above base; there are 1 known",
-    ),
-)
-def test_a_malformed_program_is_refused_with_its_place(code: Code, error: str) -> None:
+@pytest.mark.parametrize(("text", "error"), REFUSED[0], ids=str)
+def test_a_malformed_program_is_refused_with_its_place(text: str, error: str) -> None:
+    code: Code = eval(text, {"X": X})
     refuses(ProgramError, re.escape(error), verify, straight(*code), TABLE, [VECTOR])
 
 
@@ -312,39 +198,9 @@ def test_values_whose_number_only_running_tells_are_taken_together(vm: VM) -> No
 # --- functions ------------------------------------------------------------------------
 
 
-@cases(
-    "body, functions, error",
-    ("call f", ".func f 0 1 | return 0", "f, pc 0: return 0: f leaves 1 results, not 0"),
-    ("call f", ".func f 0 1 | return 1", "f, pc 0: return 1: needs 1 values above base"),
-    ("call f", ".func f 0 * | push_int 1", "f: the end is reached without halt or return"),
-    ("push_int 1 | call f", ".func f 1 0 | pop 1 | return 0", "f, pc 0: pop 1: needs 1 values"),
-    ("push_int 1 | call f", ".func f 1 0 | get -2 | return 0", "slot -2 is not there: 1 param"),
-    ("push_int 1 | call f", ".func f 2 0 | return 0", "main, pc 1: call f: needs 2 values"),
-    ("call f", ".func f 0 0 | get 0 | return 0", "f, pc 0: get 0: slot 0 is not there"),
-    (
-        "push_int 1 | call f",
-        ".func f 1 1 | get -1 | jump_if_false other | push_int 1 | return 1"
-        '| other: | push_str "s" | return 1',
-        "slot 0 is Int or Str at the return, depending on the path",
-    ),
-    (
-        "push_int 1 | call f | pop 1",
-        ".func f 1 * | get -1 | jump_if_false other | push_int 1 | return 1| other: | return 0",
-        "main, pc 2: pop 1: needs 1 values above base; there are 0 known",
-    ),
-    (
-        'push_int 1 | call f | push_str "s" | call f',
-        ".func f 1 0 | get -1 | jump_if_false end | end: | return 0",
-        "f, pc 1: jump_if_false L2: a condition is an Int or a Tensor of one element, not Str",
-    ),
-    (
-        "push_const c | call f",
-        '.func f 1 0 | get -1 | push_const c | push_str "negative.out" | cfunc 2 0 | return 0',
-        "f, pc 3: cfunc 2 0: negative.out would write to a constant",
-    ),
-)
-def test_a_function_is_followed_from_its_calls(body: str, functions: str, error: str) -> None:
-    refuses(ProgramError, re.escape(error), verify, main_of(body, functions), TABLE)
+@pytest.mark.parametrize(("text", "error"), REFUSED[1], ids=str)
+def test_a_function_is_followed_from_its_calls(text: str, error: str) -> None:
+    refuses(ProgramError, re.escape(error), verify, main_of(*text.split(" || ")), TABLE)
 
 
 def test_operands_are_checked_in_the_function_that_gets_them() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.machines.native.planners import native, planned, reference
+from tests.machines.native.planners import assert_near, native, reference
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -36,10 +36,8 @@ def test_windows(
     x = rng.standard_normal((batch, *size, channels[0])).astype(dtype)
     kernel = rng.standard_normal((*fits, *channels)).astype(dtype)
     attributes: dict[str, Any] = {"stride": stride, "padding": padding}
-    assert planned("conv2d", x, kernel, **attributes)
     tolerance = 2e-5 if dtype == "float32" else 1e-12
-    result = native("conv2d", x, kernel, **attributes)
-    np.testing.assert_allclose(result, reference("conv2d", x, kernel, **attributes), 0, tolerance)
+    assert_near("conv2d", x, kernel, rtol=0, atol=tolerance, **attributes)
 
 
 def test_many_channels_and_patches() -> None:
@@ -53,12 +51,7 @@ def test_many_channels_and_patches() -> None:
     ]:
         kernel = rng.standard_normal(shape).astype("f4")
         attributes: dict[str, Any] = {"stride": stride, "padding": padding}
-        result = native("conv2d", x, kernel, **attributes)
-        expected = reference("conv2d", x.astype("f8"), kernel.astype("f8"), **attributes)
-        np.testing.assert_allclose(result, expected, 1e-4, 1e-3)
-        for threads in (2, 3, 5):
-            again = native("conv2d", x, kernel, threads=threads, **attributes)
-            assert again.tobytes() == result.tobytes()
+        assert_near("conv2d", x, kernel, **attributes)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +84,7 @@ def test_windows_in_lines(
             n - 1 + w - sum(p) for n, w, p in zip(size, kernel[:2], padding, strict=True)
         )
         attributes["shape"] = (2, down, across, kernel[2])
-    assert planned(op, x, weights, **attributes)
-    result = native(op, x, weights, **attributes)
-    expected = reference(op, x.astype("f8"), weights.astype("f8"), **attributes)
-    np.testing.assert_allclose(result, expected, 1e-4, 1e-3)
-    for threads in (2, 3):
-        assert native(op, x, weights, threads=threads, **attributes).tobytes() == result.tobytes()
+    result = assert_near(op, x, weights, **attributes)
     single = native(op, x[1:], weights, **{**attributes, **_of_one(attributes)})
     assert single.tobytes() == result[1:].tobytes()
 
@@ -117,10 +105,7 @@ def test_each_channel_by_itself(op: str, across: int, wide: int) -> None:
     attributes |= {"stride": (1, 1), "dilation": (1, 1)}
     if op == "conv_transpose2d":
         attributes["shape"] = x.shape
-    result = native(op, x, kernel, **attributes)
-    expected = reference(op, x.astype("f8"), kernel.astype("f8"), **attributes)
-    np.testing.assert_allclose(result, expected, 1e-4, 1e-4)
-    assert native(op, x, kernel, threads=3, **attributes).tobytes() == result.tobytes()
+    assert_near(op, x, kernel, atol=1e-4, **attributes)
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
@@ -133,10 +118,7 @@ def test_the_gradient_of_one_channel(size: tuple[int, int], inputs: int, outputs
     kernel = rng.standard_normal((3, 3, inputs, outputs), np.float32)
     attributes: dict[str, Any] = {"stride": (1, 1), "dilation": (1, 1)}
     attributes |= {"padding": ((1, 1), (1, 1)), "shape": (2, *size, inputs)}
-    assert planned("conv_transpose2d", g, kernel, **attributes)
-    result = native("conv_transpose2d", g, kernel, **attributes)
-    expected = reference("conv_transpose2d", g.astype("f8"), kernel.astype("f8"), **attributes)
-    np.testing.assert_allclose(result, expected, 1e-4, 1e-4)
+    assert_near("conv_transpose2d", g, kernel, atol=1e-4, **attributes)
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -147,10 +129,7 @@ def test_the_gradient_of_kernels_of_one_number(groups: int) -> None:
     g = rng.standard_normal((2, 3, 2, 5 * groups)).astype("f4")
     attributes: dict[str, Any] = {"window": (1, 1), "stride": (2, 2), "groups": groups}
     attributes |= {"padding": ((1, 0), (0, 0))}
-    assert planned("conv2d_kernel_vjp", g, x, **attributes)
-    result = native("conv2d_kernel_vjp", g, x, **attributes)
-    expected = reference("conv2d_kernel_vjp", g, x, **attributes)
-    np.testing.assert_allclose(result, expected, 0, 1e-5)
+    assert_near("conv2d_kernel_vjp", g, x, rtol=0, atol=1e-5, **attributes)
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
@@ -168,21 +147,14 @@ def test_narrow_groups(
     far = (wide - 1) * dilation
     attributes: dict[str, Any] = {"groups": 64 // each, "stride": (2, stride)}
     attributes |= {"padding": ((1, 1), (far // 2 + 1, far // 2)), "dilation": (1, dilation)}
-    y = native("conv2d", x, kernel, **attributes)
-    examples = [("conv2d", (x, kernel), attributes)]
-    examples += [("conv2d_kernel_vjp", (y, x), attributes | {"window": (3, wide)})]
-    for op, operands, given_attributes in examples:
-        assert planned(op, *operands, **given_attributes)
-        result = native(op, *operands, **given_attributes)
-        expected = reference(op, *[each.astype("f8") for each in operands], **given_attributes)
-        np.testing.assert_allclose(result, expected, 1e-4, 1e-3 * abs(expected).max())
-        again = native(op, *operands, threads=3, **given_attributes)
-        assert again.tobytes() == result.tobytes()
+    y = assert_near("conv2d", x, kernel, **attributes)
+    most = float(abs(reference("conv2d_kernel_vjp", y, x, window=(3, wide), **attributes)).max())
+    attributes["window"] = 3, wide
+    assert_near("conv2d_kernel_vjp", y, x, atol=1e-3 * most, **attributes)
 
 
 def test_a_result_of_the_type_of_its_kernel() -> None:
     rng = np.random.default_rng(0)
     x, kernel = (rng.standard_normal((1, 1, 16, 1024), np.float32) for _ in range(2))
     how: dict[str, Any] = {"groups": 64, "stride": (1, 1), "padding": ((0, 0), (0, 0))}
-    expected = reference("conv2d", x, kernel, **how)
-    np.testing.assert_allclose(native("conv2d", x, kernel, **how), expected, 1e-4, 1e-4)
+    assert_near("conv2d", x, kernel, atol=1e-4, **how)

@@ -11,53 +11,46 @@ from hypothesis import strategies as st
 
 from mlvm.core.errors import OperandValueError
 from mlvm.core.types import Array
-from tests.machines.native.planners import native, planned, reference
+from tests.machines.native.planners import assert_same_bits, native, planned, reference
 
 SIZES = [0, 1, 2, 7, 8, 9, 255, 256, 257, 511, 512, 513, 1025, 70_001]
 WORDS = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([0, 1, 2**64 - 1]))
 KEYS = st.tuples(WORDS, WORDS).map(lambda words: np.array(words, np.uint64))
 
 
-def _check(name: str, *inputs: Array, **attributes: Any) -> None:
-    assert planned(name, *inputs, **attributes)
-    expected = reference(name, *inputs, **attributes).tobytes()
-    for threads in (1, 2, 3, 5):
-        assert native(name, *inputs, threads=threads, **attributes).tobytes() == expected
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes_around_units(size: int) -> None:
     key = np.array([size, 2**63 + size], np.uint64)
-    _check("uniform", key, shape=(size,))
-    _check("uniform", key, shape=(size,), dtype="f64")
-    _check("bernoulli", key, np.array(0.3), shape=(size,))
-    _check("split_key", key, n=size)
-    _check("normal", key, shape=(size,))
-    _check("normal", key, shape=(size,), dtype="f64")
-    _check("permutation", key, n=size)
+    assert_same_bits("uniform", key, shape=(size,))
+    assert_same_bits("uniform", key, shape=(size,), dtype="f64")
+    assert_same_bits("bernoulli", key, np.array(0.3), shape=(size,))
+    assert_same_bits("split_key", key, n=size)
+    assert_same_bits("normal", key, shape=(size,))
+    assert_same_bits("normal", key, shape=(size,), dtype="f64")
+    assert_same_bits("permutation", key, n=size)
     for dtype in ("f4", "f8"):
         x = np.random.default_rng(size).normal(size=size).astype(dtype)
         for rate in (0.0, 0.1, 0.5, 0.999):
-            _check("dropout", x, key, rate=rate)
+            assert_same_bits("dropout", x, key, rate=rate)
 
 
 def test_a_word_at_a_layers_edge() -> None:
     """The number of steps inside is rounded: this stream has a word for which that matters."""
-    _check("normal", np.array([0, 2**63], np.uint64), shape=(216_230,))
+    assert_same_bits("normal", np.array([0, 2**63], np.uint64), shape=(216_230,))
 
 
 @given(KEYS, st.lists(st.integers(0, 9), max_size=4))
 def test_any_key(key: Array, shape: list[int]) -> None:
-    _check("uniform", key, shape=tuple(shape))
-    _check("uniform", key, shape=tuple(shape), dtype="f64")
-    _check("split_key", key, n=3)
-    _check("dropout", np.ones(shape, "f4"), key, rate=0.4)
+    assert_same_bits("uniform", key, shape=tuple(shape))
+    assert_same_bits("uniform", key, shape=tuple(shape), dtype="f64")
+    assert_same_bits("split_key", key, n=3)
+    assert_same_bits("dropout", np.ones(shape, "f4"), key, rate=0.4)
 
 
 @given(KEYS, WORDS)
 def test_fold_in_any_integer(key: Array, word: int) -> None:
     for kind in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"):
-        _check("fold_in", key, np.array(word, np.uint64).astype(kind))
+        assert_same_bits("fold_in", key, np.array(word, np.uint64).astype(kind))
 
 
 @pytest.mark.parametrize("dtype", ["u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64"])
@@ -69,7 +62,9 @@ def test_integers_of_any_range(dtype: str) -> None:
     spans += [n for n in ((1 << 32) - 1, 1 << 32, (1 << 32) + 1) if n < 1 << bits]
     for span in spans:
         for first in (low, end - span):
-            _check("randint", key, low=first, high=first + span, shape=(601,), dtype=dtype)
+            assert_same_bits(
+                "randint", key, low=first, high=first + span, shape=(601,), dtype=dtype
+            )
 
 
 def test_dropout_of_special_values() -> None:
@@ -98,7 +93,7 @@ def test_dropout_of_special_values() -> None:
 )
 def test_bernoulli_of_a_p_that_repeats(shape: Any, of_p: Any, dtype: str) -> None:
     p = np.random.default_rng(1).random(of_p).astype(dtype)
-    _check("bernoulli", np.array([3, 4], np.uint64), np.asarray(p), shape=shape)
+    assert_same_bits("bernoulli", np.array([3, 4], np.uint64), np.asarray(p), shape=shape)
 
 
 def test_other_broadcasts_are_left_to_numpy() -> None:

@@ -27,8 +27,9 @@ BUT = ["--long", *[f"--ignore={each}" for each in FEW]]
         FEW,
         ["tests/eager", f"--ignore={CAPTURE}", f"--ignore={TRANSFORM}", *BUT],
         [CAPTURE, "tests/arena", LANES, *BUT],
+        ["tests/eager/functions/test_rows.py", "tests/eager/test_refused_calls.py", "--few=60"],
     ],
-    ids=["few", "eager", "capture"],
+    ids=["few", "eager", "capture", "rows"],
 )
 def test_the_eager_and_arena_tests_pass_on_remote_vms(folders: Sequence[str]) -> None:
     options = ["--remote", "--few=1", "-q", "-p", "no:cacheprovider"]
