@@ -17,6 +17,7 @@ X = np.arange(120, dtype=np.float32).reshape(2, 3, 4, 5)
 ROW = np.array([1, 0])
 GRID = np.array([[0, -1], [1, 0]])
 MASK = np.array([True, False, True])
+AGAIN = np.array([1, 0, 1, 1, -1])
 
 
 def ours(key: Any) -> Any:
@@ -65,21 +66,34 @@ KEYS: list[Any] = [
     X[..., 0] > 50,
     X[:, 0, 0, 0] > 50,
     X > 1000,
-    np.zeros((0,), bool),
     np.array(True),
     np.array(False),
     (slice(None), MASK),
     (..., MASK, slice(1, 3), 0),
     (0, MASK, 1),
     (X[..., 0, 0] > 50, None, 2),
+    [1, 0],
+    [[0, 1], [1, 0]],
+    [],
+    [True, False],
+    (slice(None), [0, 2]),
+    ([0, 1], [2, 0]),
+    (np.array([[0], [1]]), [2, 0]),
+    (None, [1]),
+    AGAIN,
+    (AGAIN, AGAIN),
+    (AGAIN, slice(None), AGAIN),
 ]
 
 
-@pytest.mark.parametrize("key", KEYS, ids=repr)
+NO_MASK = np.zeros((0,), bool)
+"""Taken as a tensor alone."""
+
+
+@pytest.mark.parametrize("key", [*KEYS, NO_MASK], ids=repr)
 def test_getitem_is_numpys(key: Any) -> None:
-    result = ml.asarray(X)[ours(key)]
-    assert result.shape == X[key].shape
-    np.testing.assert_array_equal(result.numpy(), X[key])
+    for index in (ours(key), *([key] if key is not NO_MASK else [])):
+        np.testing.assert_array_equal(ml.asarray(X)[index].numpy(), X[key], strict=True)
 
 
 _integers = st.integers(-2, 1)

@@ -341,27 +341,6 @@ def test_a_gradient_goes_past_an_array() -> None:
     np.testing.assert_array_equal(g.numpy(), X)
 
 
-KEYS: list[Any] = [
-    [1, 0],
-    [[0, 1], [1, 0]],
-    [],
-    np.array([1, 1, 0]),
-    np.array(1),
-    [True, False],
-    X > 0,
-    (slice(None), [0, 2]),
-    ([0, 1], [2, 0]),
-    (np.array([[0], [1]]), [2, 0]),
-    (..., np.array([-1])),
-    (None, [1]),
-]
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_an_array_is_an_index(key: Any) -> None:
-    np.testing.assert_array_equal(ml.asarray(X)[key].numpy(), X[key], strict=True)
-
-
 def test_every_public_function_of_tensors_takes_arrays() -> None:
     """But those that run functions of the user's, and of the machine's, on them."""
     lacking = []
