@@ -11,8 +11,13 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.eager.functions import random
+from tests.cases.tables import lines
 
 R = ml.random
+_SPACE = {"R": R, "ml": ml, "np": np}
+_LINES = [line for line, _ in lines("draws.txt")]
+DRAWS = {line: eval(f"lambda key: {line}", _SPACE) for line in _LINES if "  =>  " not in line}
+CONTINUOUS = [line.split("  =>  ") for line in _LINES if "  =>  " in line]
 
 
 def test_a_key_is_its_seed() -> None:
@@ -20,38 +25,6 @@ def test_a_key_is_its_seed() -> None:
     assert key.dtype is ml.uint64
     assert key.numpy().tolist() == [7, 0]
     assert R.key(2**64 - 1).numpy()[0] == 2**64 - 1
-
-
-DRAWS: dict[str, Callable[[ml.Tensor | None], ml.Tensor]] = {
-    "normal": lambda key: R.normal((3, 4), key=key),
-    "normal f64": lambda key: R.normal(5, key=key, dtype=ml.float64),
-    "uniform": lambda key: R.uniform((3, 4), key=key),
-    "uniform low high": lambda key: R.uniform(100, low=-2, high=3.5, key=key),
-    "bernoulli": lambda key: R.bernoulli((50,), 0.3, key=key),
-    "randint": lambda key: R.randint((50,), low=-3, high=4, key=key),
-    "permutation": lambda key: R.permutation(20, key=key),
-    "permutation of a tensor": lambda key: R.permutation(ml.arange(20), key=key),
-    "categorical": lambda key: R.categorical(ml.zeros((40, 3)), key=key),
-    "choice": lambda key: R.choice(9, (30,), key=key),
-    "choice of a tensor": lambda key: R.choice(ml.arange(20) * 2, (10,), replace=False, key=key),
-    "choice by p": lambda key: R.choice(20, (30,), p=ml.arange(1.0, 21.0), key=key),
-    "choice by p, once": lambda key: R.choice(20, 9, replace=False, p=ml.ones(20), key=key),
-    "truncated normal": lambda key: R.truncated_normal(-1, 2, (20,), key=key),
-    "exponential": lambda key: R.exponential((3, 4), key=key),
-    "laplace": lambda key: R.laplace((3, 4), key=key),
-    "gumbel": lambda key: R.gumbel((3, 4), key=key, dtype=ml.float64),
-    "cauchy": lambda key: R.cauchy((3, 4), key=key),
-    "rademacher": lambda key: R.rademacher((50,), key=key),
-    "gamma": lambda key: R.gamma(0.7, (20,), key=key),
-    "beta": lambda key: R.beta(ml.asarray([0.5, 3.0]), 2.0, (9, 2), key=key),
-    "dirichlet": lambda key: R.dirichlet(ml.ones(3), (4,), key=key),
-    "student_t": lambda key: R.student_t(3.0, (9,), key=key),
-    "poisson": lambda key: R.poisson(ml.asarray([2.0, 300.0]), (9, 2), key=key),
-    "binomial": lambda key: R.binomial(40, 0.3, (20,), key=key),
-    "multinomial": lambda key: R.multinomial(50, ml.ones(4), (3,), key=key),
-    "split": lambda key: R.split(R.next_key() if key is None else key, 5),
-    "fold_in": lambda key: R.fold_in(R.next_key() if key is None else key, 3),
-}
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -69,6 +42,19 @@ def test_without_a_key_the_seed_decides_and_each_draw_differs(name: str) -> None
     R.seed(3)
     np.testing.assert_array_equal(DRAWS[name](None).numpy(), first)
     assert np.any(first != second)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_captured_as_eager(name: str) -> None:
+    captured = ml.capture(DRAWS[name])
+    captured(R.key(1))
+    np.testing.assert_array_equal(captured(R.key(2)).numpy(), DRAWS[name](R.key(2)).numpy())
+
+
+@pytest.mark.parametrize("draw", [lambda key: R.split(key, 5), lambda key: R.fold_in(key, 3)])
+def test_keys_of_keys(draw: Callable[[ml.Tensor], ml.Tensor]) -> None:
+    first, again, other = (draw(R.key(seed)).tolist() for seed in (1, 1, 2))
+    assert first == again != other
 
 
 def test_draws_are_of_their_distribution() -> None:
@@ -322,54 +308,15 @@ def gaussian(x: Any) -> Any:
     return np.array([0.5 * math.erfc(-each / math.sqrt(2)) for each in x])
 
 
-CONTINUOUS: dict[str, tuple[Callable[[Any, Any], ml.Tensor], Callable[[Any], Any]]] = {
-    "exponential": (lambda k, d: R.exponential(N, key=k, dtype=d), lambda x: -np.expm1(-x)),
-    "laplace": (
-        lambda k, d: R.laplace(N, key=k, dtype=d),
-        lambda x: 0.5 - np.sign(x) * np.expm1(-np.abs(x)) / 2,
-    ),
-    "gumbel": (lambda k, d: R.gumbel(N, key=k, dtype=d), lambda x: np.exp(-np.exp(-x))),
-    "cauchy": (lambda k, d: R.cauchy(N, key=k, dtype=d), lambda x: 0.5 + np.arctan(x) / np.pi),
-    "gamma 1/2": (
-        lambda k, d: R.gamma(0.5, N, key=k, dtype=d),
-        lambda x: 2 * gaussian(np.sqrt(2 * x)) - 1,
-    ),
-    "gamma 1": (lambda k, d: R.gamma(1.0, N, key=k, dtype=d), lambda x: -np.expm1(-x)),
-    "gamma 2": (lambda k, d: R.gamma(2.0, N, key=k, dtype=d), lambda x: 1 - (1 + x) * np.exp(-x)),
-    "beta 1/2 1/2": (
-        lambda k, d: R.beta(0.5, 0.5, N, key=k, dtype=d),
-        lambda x: 2 / np.pi * np.arcsin(np.sqrt(x)),
-    ),
-    "beta 3 1": (lambda k, d: R.beta(3.0, 1.0, N, key=k, dtype=d), lambda x: x**3),
-    "beta 1 40": (lambda k, d: R.beta(1.0, 40.0, N, key=k, dtype=d), lambda x: 1 - (1 - x) ** 40),
-    "dirichlet": (
-        lambda k, d: R.dirichlet(ml.asarray([2.0, 0.4, 0.6]), N, key=k, dtype=d)[:, 0],
-        lambda x: x**2,  # a beta of 2 and 1
-    ),
-    "student 1": (
-        lambda k, d: R.student_t(1.0, N, key=k, dtype=d),
-        lambda x: 0.5 + np.arctan(x) / np.pi,
-    ),
-    "student 2": (
-        lambda k, d: R.student_t(2.0, N, key=k, dtype=d),
-        lambda x: 0.5 + x / (2 * np.sqrt(2 + x**2)),
-    ),
-    "truncated normal": (
-        lambda k, d: R.truncated_normal(-1.0, 3.0, N, key=k, dtype=d),
-        lambda x: (gaussian(x) - gaussian([-1.0])) / (gaussian([3.0]) - gaussian([-1.0])),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.parametrize(("draw", "below"), CONTINUOUS)
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
-def test_the_distance_of_kolmogorov_and_smirnov(name: str, dtype: str) -> None:
-    draw, below = CONTINUOUS[name]
-    drawn = draw(R.key(11), dtype)
+def test_the_distance_of_kolmogorov_and_smirnov(draw: str, below: str, dtype: str) -> None:
+    names = {**_SPACE, "N": N, "key": R.key(11), "dtype": dtype, "gaussian": gaussian}
+    drawn = eval(draw, names)
     assert (str(drawn.dtype), drawn.shape) == (dtype, (N,))
     x = np.sort(drawn.numpy().astype(np.float64))
     assert np.isfinite(x).all()
-    share = below(x)
+    share = eval(below, {**names, "x": x})
     steps = np.arange(N + 1) / N
     distance = max((steps[1:] - share).max(), (share - steps[:-1]).max())
     assert distance < (1.63 / math.sqrt(N) if dtype != "bf16" else 0.04)  # 1.63: one key in 100
@@ -418,22 +365,6 @@ def test_shapes_of_draws() -> None:
     assert R.multinomial(3, ml.ones((2, 4))).shape == (2, 4)
     assert R.poisson(ml.ones(0)).shape == (0,)
     assert R.exponential().shape == ()
-
-
-@pytest.mark.parametrize("name", [name for name in DRAWS if name not in ("split", "fold_in")])
-def test_draws_captured_as_eager(name: str) -> None:
-    if name in ("permutation of a tensor", "choice of a tensor"):
-        return
-    parameters = [ml.asarray(x) for x in ([0.5, 3.0], [2.0, 300.0])]
-    if name == "beta":
-        draw: Any = lambda key: R.beta(parameters[0], 2.0, (9, 2), key=key)  # noqa: E731
-    elif name == "poisson":
-        draw = lambda key: R.poisson(parameters[1], (9, 2), key=key)  # noqa: E731
-    else:
-        draw = DRAWS[name]
-    captured = ml.capture(draw)
-    captured(R.key(1))
-    np.testing.assert_array_equal(captured(R.key(2)).numpy(), draw(R.key(2)).numpy())
 
 
 def test_huge_weights_of_a_multinomial_keep_their_proportion() -> None:
