@@ -52,53 +52,29 @@ BASES = {"nn.Module", "optim.Group"}
 
 ERRORS = {name: getattr(ml.errors, name) for name in dir(ml.errors)}
 
+GROUPS = "Group MpiGroup ProcessGroup RayGroup TcpGroup"
 UNSEEN = {
     ("connect", "CallTimeout"): "it takes a launch that goes on, see tests/machines/remote",
     ("RemoteVM", "ConnectionLost"): "it takes a server that ends, see tests/machines/remote",
     ("VM", "MissingExtra"): "where the native machine was built",
-    ("parallel.Group", "MissingExtra"): "where the package is installed",
     ("parallel.MpiGroup", "GroupError"): "it takes an MPI library of another kind",
-    ("parallel.MpiGroup", "MissingExtra"): "where the packages are installed",
-    ("parallel.ProcessGroup", "MissingExtra"): "where the package is installed",
-    ("parallel.RayGroup", "MissingExtra"): "where the package is installed",
-    ("parallel.TcpGroup", "MissingExtra"): "where the package is installed",
-    (
-        "linalg.eigh",
-        "LinAlgError",
-    ): "LAPACK may fail to converge; no matrix is known for which it does",
+    **{(f"parallel.{group}", "MissingExtra"): "where it is installed" for group in GROUPS.split()},
+    ("linalg.eigh", "LinAlgError"): "no matrix is known for which LAPACK does not converge",
 }
 """Errors that docstrings name and no cheap call raises, with the reason."""
 
+PREFIXES = "Eig Eigh LU LUFactor Lstsq QR SVD Slogdet"
+RESULTS = [f"linalg.{each}Result" for each in PREFIXES.split()]
+WARNINGS = [name for name in dir(ml) if name.endswith("Warning")]
+ALONE = ["default_arena", "default_vm", "devices", "random.next_key", "random.state"]
 NEVER = {
     "Dataset": "a protocol",
     "Transform": "a protocol",
-    **dict.fromkeys(
-        [
-            "Measured",
-            "PipelineState",
-            "PipelineStats",
-            "parallel.Parts",
-            "linalg.EigResult",
-            "linalg.EighResult",
-            "linalg.LUResult",
-            "linalg.LUFactorResult",
-            "linalg.LstsqResult",
-            "linalg.QRResult",
-            "linalg.SVDResult",
-            "linalg.SlogdetResult",
-        ],
-        "a result",
-    ),
-    **dict.fromkeys(
-        [
-            "FrozenWarning",
-            "PrecisionWarning",
-            "RecompilationWarning",
-            "NoEffectWarning",
-            "ReplacementWarning",
-        ],
-        "a warning",
-    ),
+    **dict.fromkeys(["Measured", "PipelineState", "PipelineStats", "parallel.Parts"], "a result"),
+    **dict.fromkeys(RESULTS, "a result"),
+    **dict.fromkeys(WARNINGS, "a warning"),
+    **dict.fromkeys(ALONE, "it takes nothing"),
+    **{f"unique_{part}": "a tensor has values" for part in ("all", "counts", "inverse", "values")},
     "Recording": "a result; `record` makes it",
     "SampleRandom": "its draws raise, and say so",
     "nn.Identity": "it gives back what it is given",
@@ -107,15 +83,7 @@ NEVER = {
     "nn.Tanh": "every tensor has one",
     "optim.Group": "its optimizer makes it",
     "parallel.AnyGroup": "an interface, of which `run` raises, and says so",
-    **dict.fromkeys(
-        ["default_arena", "default_vm", "devices", "random.next_key", "random.state"],
-        "it takes nothing",
-    ),
     "record": "every arena can be recorded, also a closed one",
-    **dict.fromkeys(
-        ["unique_all", "unique_counts", "unique_inverse", "unique_values"],
-        "every tensor has values",
-    ),
     "parallel.barrier": "what the other members do is told by `Group.run`",
 }
 """Functions and classes whose docstrings name no error, and why."""
