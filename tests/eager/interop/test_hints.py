@@ -52,7 +52,8 @@ def operands(owner: str) -> dict[str, Any]:
     model = OWN_LAYERS.get(owner.rpartition(".")[2], lambda: ml.nn.Linear(3, 3))()
     trained = ml.nn.Linear(3, 3)
     optimizer = ml.optim.SGD(trained, 0.1)
-    scale, average = ml.optim.LossScale(), ml.optim.EMA(model)
+    scale: Any = ml.optim.LossScale()
+    average = ml.optim.EMA(model)
     states: dict[str, Any] = {
         "Optimizer": optimizer,
         "MultiSteps": optimizer,
