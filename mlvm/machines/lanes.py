@@ -349,8 +349,8 @@ def register(vm: VM) -> None:
     version = 0
 
     def lanes_of(machine: VM, attribute: object) -> Lanes:
-        """Return the program of an attribute, ready to run. A program inside another one, such as
-        in a signal handler, has memory of its own."""
+        """Return the program of an attribute, ready to run. Inside another one, as in a signal
+        handler, it shares no memory."""
         nonlocal version
         if version != int(machine.functions.version):
             version = int(machine.functions.version)
