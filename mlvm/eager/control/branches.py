@@ -153,6 +153,8 @@ def _branch(carried: Tensors, pred: Tensor, branches: Sequence[Callable[[], Tens
                 outputs = blocks.block_outputs(carried, [*branch(), *carried])
             except blocks.UnknownResults as error:  # the other tells what the function makes
                 unknown_results = error
+                if tape is not None:
+                    del tape.nodes[start:]
                 continue
             results = results or [record.variable(y.type, outside=True) for y in outputs]
             residuals: Tensors = []
@@ -165,8 +167,6 @@ def _branch(carried: Tensors, pred: Tensor, branches: Sequence[Callable[[], Tens
                 blocks.write(results, outputs)
         recorded.append(block)
     if unknown_results is not None:
-        if tape is not None:
-            del tape.nodes[start:]
         if not recorded:
             raise unknown_results
         return blocks.release(record, results)[: len(results) - len(carried)]
