@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
-import re
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -111,16 +109,6 @@ def test_a_handle_that_comes_again_launches_from_memory(vm: VM) -> None:
 # --- with -----------------------------------------------------------------------------
 
 
-def test_an_exception_inside_with_resets() -> None:
-    arena = Arena(VM(), "batch")
-    tensor = arena.alloc(ROW)
-    with pytest.raises(ZeroDivisionError), arena:
-        raise ZeroDivisionError
-    assert arena.used == 0
-    assert "its arena was reset" in str(tensor.stale())
-    assert scope.get() is None
-
-
 def test_only_the_outermost_with_of_an_arena_resets_it(vm: VM) -> None:
     outer, inner = Arena(vm, "outer"), Arena(vm, "inner")
     with outer:
@@ -159,27 +147,6 @@ def test_each_thread_has_a_scope_of_its_own() -> None:
 # --- limits ---------------------------------------------------------------------------
 
 
-def test_an_overflow_leaves_everything_as_it_was(vm: VM) -> None:
-    arena = Arena(vm, "batch", capacity=192)
-    tensor = arena.alloc(ROW)
-    vm.write(tensor.handle, np.arange(16, dtype=np.float32))
-    before = arena.used, arena.high_water, arena.capacity, arena.views_created, consumed(vm)
-    text = (
-        r"arena 'batch': f64\[\d+\] asks for 192 bytes; 128 of 192 are left; "
-        rf"the largest holders are f32\[16\]: 64 bytes, {re.escape(__file__)}:\d+$"
-    )
-    caught = refuses(ArenaOverflow, text, arena.alloc, TensorType("f64", (17,)))
-    assert isinstance(caught, (MemoryError, ArenaError))
-    after = arena.used, arena.high_water, arena.capacity, arena.views_created, consumed(vm)
-    assert after == before
-    assert arena.live() == [tensor]
-    np.testing.assert_array_equal(vm.read(tensor.handle), np.arange(16))
-    rest = [arena.alloc(ROW), arena.alloc(ROW)]
-    assert arena.used == 192
-    refuses(ArenaOverflow, "", arena.alloc, TensorType("u8", (1,)))
-    del rest
-
-
 @pytest.mark.parametrize(("capacity", "size"), [(0, 0), (1, 64), (64, 64), (65, 128)])
 def test_a_fixed_capacity_is_taken_at_once_and_rounded_up(capacity: int, size: int, vm: VM) -> None:
     arena = Arena(vm, "batch", capacity=capacity)
@@ -189,20 +156,6 @@ def test_a_fixed_capacity_is_taken_at_once_and_rounded_up(capacity: int, size: i
     assert arena.alloc(TensorType("u8", (0,))).handle
     refuses(ArenaOverflow, "", arena.alloc, TensorType("u8", (1,)))
     del tensors
-
-
-def test_bytes_given_back_are_handed_out_again() -> None:
-    arena = Arena(VM(), "batch", capacity=64)
-    first = arena.alloc(ROW)
-    place = address(first)
-    arena.free(first)
-    second = arena.alloc(ROW)
-    assert address(second) == place
-    del second
-    third = arena.alloc(ROW)
-    assert address(third) == place
-    arena.reset()
-    assert address(arena.alloc(ROW)) == place
 
 
 def test_a_negative_capacity_is_refused(vm: VM) -> None:
@@ -282,14 +235,6 @@ def test_a_region_is_there_once_however_many_handles_view_it(vm: VM) -> None:
     region_counts = regions(vm)
     assert sorted(region_counts) == sorted(each.handle for each in (x, *views))
     assert region_counts.once() == [x.region]
-
-
-def test_live_tensors_come_in_order_of_address() -> None:
-    arena = Arena(VM(), "batch")
-    first = arena.alloc(ROW)
-    large = arena.alloc(TensorType("u8", (SMALLEST_CHUNK,)))  # in a chunk of its own
-    second = arena.alloc(ROW)
-    assert arena.live() == [first, second, large]
 
 
 def test_trim_gives_back_the_chunks_in_which_nothing_lives(vm: VM) -> None:
@@ -374,44 +319,6 @@ def test_a_vm_may_hold_its_own_arenas_and_still_end() -> None:
     del vm, arena, holder
     gc.collect()
     assert reference() is None
-
-
-def test_a_fixed_arena_merges_free_neighbours_for_another_size(vm: VM) -> None:
-    arena = Arena(vm, "batch", capacity=4 * 64)
-    small = [arena.alloc(TensorType("f32", (16,))) for _ in range(4)]
-    block = small.pop(0)
-    small.clear()
-    large = arena.alloc(TensorType("f32", (32,)))
-    vm.write(block.handle, np.ones(16, np.float32))
-    vm.write(large.handle, np.zeros(32, np.float32))
-    np.testing.assert_array_equal(vm.read(block.handle), np.ones(16))
-    refuses(ArenaOverflow, "", arena.alloc, TensorType("f32", (32,)))
-    assert arena.used == 3 * 64
-    again = arena.alloc(TensorType("f32", (16,)))
-    assert arena.used == arena.capacity == 4 * 64
-    del again, large, block
-    assert arena.alloc(TensorType("f32", (64,))).type.nbytes == arena.capacity
-
-
-@given(st.lists(st.tuples(st.integers(1, 64), st.booleans()), max_size=40))
-def test_a_fixed_arena_never_overlaps_and_is_whole_after_a_reset(
-    requests: list[tuple[int, bool]],
-) -> None:
-    arena = Arena(VM(), "batch", capacity=1024)
-    live: list[Allocation] = []
-    for lines, drop in requests:
-        if drop and live:
-            live.pop(lines % len(live))
-        try:
-            live.append(arena.alloc(TensorType("u8", (16 * lines,))))
-        except ArenaOverflow:
-            continue
-        spans = sorted((t.region.offset, t.region.nbytes) for t in live if t.region is not None)
-        assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(spans))
-        assert spans[-1][0] + spans[-1][1] <= 1024
-        assert arena.used == sum(n for _, n in spans) <= arena.capacity == 1024
-    arena.reset()
-    assert arena.alloc(TensorType("u8", (1024,))).region is not None
 
 
 def test_a_reset_inside_a_finalizer_leaves_dying_tensors_their_bytes() -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from mlvm.arena.arena import Allocation, Arena
-from mlvm.core import errors
 from mlvm.core.errors import (
     ArenaError,
     DTypeError,
@@ -113,19 +112,6 @@ def test_one_slot_is_one_element_at_a_time(vm: VM) -> None:
     q.put_nowait(pair(2))
 
 
-def test_the_slot_comes_back_when_the_last_tensor_and_view_has_ended(vm: VM) -> None:
-    q = QueueTensor(vm, PAIR, 1)
-    q.put(pair(1))
-    images, labels = q.get()
-    view = q.arena.view(images, TensorType("f32", (6,)))
-    del images
-    assert q.full()
-    del labels
-    assert q.full()
-    del view
-    assert not q.full()
-
-
 def test_a_cycle_is_collected_even_amid_a_call(vm: VM) -> None:
     """The collector may run anywhere; the slot comes back without a lock."""
     q = QueueTensor(vm, PAIR, 2)
@@ -141,49 +127,6 @@ def test_a_cycle_is_collected_even_amid_a_call(vm: VM) -> None:
     finally:
         gc.unfreeze()
     assert q._free.qsize() == 2
-
-
-def test_free_ends_a_tensor_and_the_slot_comes_back_with_the_last(vm: VM) -> None:
-    q = QueueTensor(vm, PAIR, 1)
-    q.put(pair(1))
-    images, labels = q.get()
-    q.arena.free(images)
-    refuses(HandleError, "", vm.read, images.handle)
-    assert q.full()
-    q.arena.free(labels)
-    assert not q.full()
-    with pytest.raises(errors.StaleTensor, match=r"i64\[2\] of arena 'queue' ended: it was freed"):
-        q.arena.free(labels)
-
-
-def test_tensors_got_in_a_step_end_with_its_arena(vm: VM) -> None:
-    q, step = QueueTensor(vm, PAIR, 1), Arena(vm, "step")
-    elements = []
-    for i in range(3):
-        q.put_nowait(pair(i))
-        with step:
-            tensors = q.get_nowait()
-            assert values(vm, tensors) == {i}
-            elements.append(tensors)
-    assert {x.handle for tensors in elements for x in tensors} == {0}
-    assert "its arena was reset" in str(elements[0][0].stale())
-    assert not step.guests
-
-
-def test_a_tensor_that_died_in_the_step_is_no_guest_any_more(vm: VM) -> None:
-    q, step = QueueTensor(vm, PAIR, 1), Arena(vm, "step")
-    q.put(pair(1))
-    with step:
-        q.get()
-        q.put(pair(2))
-        tensors = q.get()
-        assert step.guests
-        del tensors
-        assert not step.guests
-        q.put(pair(3))
-    tensors = q.get()
-    step.reset()
-    assert values(vm, tensors) == {3}
 
 
 def test_a_reset_spares_the_slots_next_tensors() -> None:
@@ -235,18 +178,6 @@ def test_iteration_ends_at_the_close(vm: VM) -> None:
 # --- reservations ---------------------------------------------------------------------
 
 
-def test_the_order_is_that_of_the_commits(vm: VM) -> None:
-    q = QueueTensor(vm, PAIR, 3)
-    reservations = [q.reserve() for _ in range(3)]
-    assert sorted(r.index for r in reservations) == [0, 1, 2]
-    for value, r in enumerate(reservations):
-        for slot in r.arrays:
-            slot[...] = value
-    for k in (1, 2, 0):
-        reservations[k].commit()
-    assert [values(vm, q.get()) for _ in range(3)] == [{1}, {2}, {0}]
-
-
 def test_an_exception_inside_gives_the_slot_back(vm: VM) -> None:
     q = QueueTensor(vm, PAIR, 1)
     for _ in range(3):
@@ -264,22 +195,6 @@ def test_a_reservation_ends_once(vm: VM) -> None:
     with q.reserve() as _:
         pass
     assert q.qsize() == 2
-
-
-def test_a_reservation_cancelled_inside_its_block_stays_cancelled(vm: VM) -> None:
-    q = QueueTensor(vm, PAIR, 1)
-    r = q.reserve()
-    with r:
-        r.cancel()
-    assert (q.qsize(), q.full()) == (0, False)
-
-
-def test_a_reservation_that_is_dropped_is_cancelled(vm: VM) -> None:
-    q = QueueTensor(vm, PAIR, 1)
-    r = q.reserve()
-    assert q.full()
-    del r
-    assert not q.full()
 
 
 # --- the end --------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -15,6 +16,7 @@ from mlvm.core.errors import QueueEmpty, QueueFull, ShutDown, StaleTensor
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor, Reservation
+from mlvm.machines.wire import WireVM
 from tests.brief import refuses
 
 IMAGES, LABELS = TensorType("f32", (2, 3)), TensorType("i64", (2,))
@@ -35,9 +37,9 @@ class Got:
 
 
 class QueueAgainstModel(RuleBasedStateMachine):
-    @initialize(maxsize=st.integers(1, 4), single_threaded=st.booleans())
-    def make(self, maxsize: int, single_threaded: bool) -> None:
-        self.vm = VM()
+    @initialize(maxsize=st.integers(1, 4), single_threaded=st.booleans(), elsewhere=st.booleans())
+    def make(self, maxsize: int, single_threaded: bool, elsewhere: bool) -> None:
+        self.vm: Any = WireVM(VM()) if elsewhere else VM()
         self.step = Arena(self.vm, "step")
         self.queue = QueueTensor(
             self.vm, [IMAGES, LABELS], maxsize, single_threaded=single_threaded

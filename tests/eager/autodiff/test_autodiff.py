@@ -6,7 +6,6 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -706,47 +705,6 @@ def test_threads_have_tapes_of_their_own_and_may_share_tensors() -> None:
 
 
 # --- beside others ---------------------------------------------------------------------
-
-
-def _mlp(library: Any, params: Any, x: Any) -> Any:
-    for kernel, bias in params[:-1]:
-        x = library.tanh(x @ kernel + bias)
-    kernel, bias = params[-1]
-    return library.mean((x @ kernel + bias) ** 2)
-
-
-def _random_mlp() -> tuple[list[tuple[Any, Any]], Any]:
-    rng, sizes = np.random.default_rng(7), [5, 8, 6, 3]
-    params = [
-        (rng.standard_normal((m, n)).astype("f"), rng.standard_normal(n).astype("f"))
-        for m, n in pairwise(sizes)
-    ]
-    return params, rng.standard_normal((4, 2, 5)).astype("f")
-
-
-def _assert_equal_to_ours(theirs: list[Any]) -> None:
-    params, x = _random_mlp()
-    tensors = [(from_array(kernel), from_array(bias)) for kernel, bias in params]
-    ours = grad(lambda params: _mlp(op, params, from_array(x)))(tensors)
-    flat = [leaf for layer in ours for leaf in layer]
-    assert len(flat) == len(theirs)
-    for mine, other in zip(flat, theirs, strict=True):
-        np.testing.assert_allclose(mine.numpy(), np.asarray(other), rtol=1e-4, atol=1e-6)
-
-
-def test_gradients_are_those_of_jax() -> None:
-    jax = pytest.importorskip("jax")
-    params, x = _random_mlp()
-    gradients = jax.grad(lambda params: _mlp(jax.numpy, params, x))(params)
-    _assert_equal_to_ours([leaf for layer in gradients for leaf in layer])
-
-
-def test_gradients_are_those_of_torch() -> None:
-    torch = pytest.importorskip("torch")
-    params, x = _random_mlp()
-    leaves = [[torch.tensor(p, requires_grad=True) for p in layer] for layer in params]
-    _mlp(torch, leaves, torch.tensor(x)).backward()
-    _assert_equal_to_ours([p.grad for layer in leaves for p in layer])
 
 
 def test_an_update_in_place_with_a_tracked_operand_is_tracked() -> None:

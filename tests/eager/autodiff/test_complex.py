@@ -80,16 +80,6 @@ def test_gradients_are_the_slopes() -> None:
     check_slopes(loss, ml.asarray(Z), ml.asarray(R), order=2)
 
 
-def test_gradients_are_pytorchs() -> None:
-    torch: Any = pytest.importorskip("torch")
-    z, r = (torch.tensor(x, requires_grad=True) for x in (Z, R))
-    torch.permute_dims = torch.permute
-    loss(z, r, torch).backward()
-    gradients = ml.grad(loss, (0, 1))(ml.asarray(Z), ml.asarray(R))
-    for ours, theirs in zip(gradients, (z, r), strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.grad.numpy(), rtol=1e-12)
-
-
 def test_where_a_slope_is_infinite_or_turns_the_gradient_is_zero() -> None:
     """As of real numbers, and in PyTorch for `abs`."""
     root = ml.grad(lambda z: ml.real(ml.sum(ml.sqrt(z))))

@@ -29,7 +29,6 @@ from mlvm.eager import nn
 from mlvm.machines.wire import WireVM
 from tests.brief import cases, refuses
 from tests.fuzz.machines import same_bits
-from tests.threads import in_threads
 
 pytestmark = pytest.mark.local(reason="arrays and lists stand beside tensors of this process alone")
 
@@ -680,21 +679,6 @@ def test_an_array_that_another_thread_changes_while_it_is_recorded() -> None:
     thread.join()
     for _ in range(2):
         assert captured(x).tolist() == [5.0] * 3
-
-
-def test_threads_share_the_constants() -> None:
-    captured = ml.capture(lambda x: (x - MEAN)[[0, 2]] * [1.0, 2.0])
-
-    def work(number: int) -> None:
-        with ml.Arena(MACHINE, f"thread {number}").allocating():
-            for i in range(20):
-                assert captured(ml.full(3, float(i))).tolist() == [i - 1.0, 2.0 * i - 6.0]
-
-    in_threads(work, range(4))
-    assert captured.signatures == 1
-
-
-MACHINE = ml.VM("threads of constants")
 
 
 # --- what is refused --------------------------------------------------------------------------

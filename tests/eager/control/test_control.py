@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from mlvm.core.errors import (
@@ -549,43 +547,6 @@ def test_branches_of_a_captured_function_make_the_same_types() -> None:
 
 
 # --- beside JAX ----------------------------------------------------------------------
-
-
-@st.composite
-def programs(draw: st.DrawFn) -> Callable[[Any], Callable[[Any], Any]]:
-    """A step that is the same text for both: it takes the module that has cond, scan, ..., and
-    returns a function of an array."""
-    turns, length = draw(st.integers(0, 4)), draw(st.integers(0, 3))
-    reverse, limit = draw(st.booleans()), draw(st.integers(-2, 9))
-    shift = draw(st.integers(-1, 3))
-
-    def program(lax: Any) -> Callable[[Any], Any]:
-        def step(x: Any) -> Any:
-            a = lax.fori_loop(0, turns, lambda i, s: s * 0.5 + x[0], x[1])
-            s, ys = lax.scan(lambda s, r: (s * r + 1, {"y": s - r}), a, x[:length], reverse=reverse)
-            b = lax.while_loop(lambda t: t[1] < limit, lambda t: (t[0] * 2, t[1] + 1), (s, 0))
-            c = lax.cond(x[0] > x[1], lambda v: v + 1, lambda v: v - 1, b[0])
-            i = shift if lax is ml else np.int32(shift)
-            d = lax.switch(i, [lambda v: v, lambda v: v * 2, lambda v: v * 3], c)
-            return [a, s, ys, b, c, d, lax.map(lambda r: r * r + a, x)]
-
-        return step
-
-    return program
-
-
-@given(programs(), st.lists(st.integers(-8, 8), min_size=4, max_size=4))
-@settings(max_examples=10)
-def test_beside_jax(program: Callable[[Any], Callable[[Any], Any]], values: list[int]) -> None:
-    jax = pytest.importorskip("jax")
-    array = np.array(values, np.float32) / 4
-    expected = [
-        np.asarray(each) for each in jax.tree.leaves(program(jax.lax)(jax.numpy.asarray(array)))
-    ]
-    for wrap in MODES.values():
-        results = [each.numpy() for _, each in named_leaves(wrap(program(ml))(ml.asarray(array)))]
-        for ours, each in zip(results, expected, strict=True):
-            np.testing.assert_allclose(ours, each, rtol=1e-5, atol=1e-6)
 
 
 def test_a_branch_is_a_function() -> None:

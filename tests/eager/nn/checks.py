@@ -1,5 +1,4 @@
-"""Checks shared by the tests of layers: random weights, gradients, capture beside eager,
-PyTorch."""
+"""Checks shared by the tests of layers: random weights, gradients, capture beside eager."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
 import mlvm.eager as ml
 from mlvm.core.types import Array
@@ -53,9 +51,3 @@ def numbers(result: Any) -> list[Array]:
         return [result.numpy()]
     parts = result.values() if isinstance(result, dict) else result
     return [x for part in parts for x in numbers(part)]
-
-
-def require_torch() -> Any:
-    torch = pytest.importorskip("torch")
-    torch.set_num_threads(1)
-    return torch

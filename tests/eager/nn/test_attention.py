@@ -14,7 +14,7 @@ from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, OperandValueE
 from mlvm.core.types import Array
 from mlvm.eager import nn
 from tests.brief import cases
-from tests.eager.nn.checks import RNG, check, f64, normal, numbers, randomized, require_torch
+from tests.eager.nn.checks import RNG, check, f64, normal, numbers, randomized
 from tests.slopes import check_slopes
 
 
@@ -66,13 +66,6 @@ def test_heads_of_queries_share_those_of_keys(masked: bool) -> None:
     one = ml.scaled_dot_product_attention(operands[0], operands[1][:, :1], operands[2][:, :1])
     expected = attention(q, k[:, [0] * 6], v[:, [0] * 6], np.ones((4, 4), bool))
     np.testing.assert_allclose(one.numpy(), expected, rtol=1e-10, atol=1e-14)
-    if masked:
-        return
-    torch = require_torch()
-    theirs = torch.nn.functional.scaled_dot_product_attention(
-        *map(torch.tensor, (q, k, v)), is_causal=True, enable_gqa=True
-    )
-    np.testing.assert_allclose(result.numpy(), theirs, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("base", [None, 100.0])
@@ -222,37 +215,6 @@ def test_dropout_of_weights_is_for_training() -> None:
     assert (layer(x).numpy() != layer(x).numpy()).any()
     layer.eval()
     np.testing.assert_array_equal(layer(x).numpy(), layer(x).numpy())
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_attention_beside_torch(causal: bool) -> None:
-    torch = require_torch()
-    q, k, v = normal(2, 3, 4, 5), normal(2, 3, 6, 5), normal(2, 3, 6, 7)
-    theirs = torch.nn.functional.scaled_dot_product_attention(
-        *map(torch.tensor, (q, k, v)), is_causal=causal
-    )
-    ours = ml.scaled_dot_product_attention(*map(ml.asarray, (q, k, v)), is_causal=causal)
-    np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-13)
-    layer = nn.MultiHeadAttention(6, 2, dtype="f64")
-    other = torch.nn.MultiheadAttention(6, 2, batch_first=True, dtype=torch.float64)
-    weight, bias = other.in_proj_weight.detach().numpy(), other.in_proj_bias.detach().numpy()
-    names = ["query", "key", "value"]
-    kernels = [part.T for part in np.split(weight, 3)]
-    layer.load_parameters(
-        {
-            **{f"{name}/kernel": part for name, part in zip(names, kernels, strict=True)},
-            **{f"{name}/bias": part for name, part in zip(names, np.split(bias, 3), strict=True)},
-            "out/kernel": other.out_proj.weight.detach().numpy().T,
-            "out/bias": other.out_proj.bias.detach().numpy(),
-        }
-    )
-    x, padding = normal(2, 4, 6), np.array([[False] * 4, [False, False, True, True]])
-    hidden = torch.tensor(~np.tri(4, dtype=bool)) if causal else None
-    expected, _ = other(
-        *[torch.tensor(x)] * 3, key_padding_mask=torch.tensor(padding), attn_mask=hidden
-    )
-    y = layer(ml.asarray(x), mask=ml.asarray(~padding[:, None, None]), is_causal=causal)
-    np.testing.assert_allclose(y.numpy(), expected.detach(), rtol=1e-9)
 
 
 # --- positions -----------------------------------------------------------------------

@@ -14,7 +14,7 @@ from mlvm.core.errors import ArgumentError, MlvmError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn
 from tests.brief import cases
-from tests.eager.nn.checks import check, f64, normal, randomized, require_torch
+from tests.eager.nn.checks import check, f64, normal, randomized
 
 
 def convolve(x: Array, kernel: Array, stride: tuple[int, int], pads: Any, groups: int) -> Array:
@@ -148,52 +148,6 @@ def test_a_number_pads_both_sides(axes: int, padding: Any, sides: Any) -> None:
         layer = make(*sizes, padding=padding)
         assert layer.padding == make(*sizes, padding=sides).padding == sides
         layer(x.astype("f32"))
-
-
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_conv2d_and_conv1d_beside_torch(groups: int) -> None:
-    torch = require_torch()
-    x, kernel = normal(2, 6, 5, 4), normal(3, 2, 4 // groups, 8)
-    theirs = torch.nn.functional.conv2d(
-        torch.tensor(x).permute(0, 3, 1, 2),
-        torch.tensor(kernel).permute(3, 2, 0, 1),
-        stride=(2, 1),
-        padding=(1, 0),
-        groups=groups,
-    )
-    ours = ml.conv2d(
-        ml.asarray(x), ml.asarray(kernel), stride=(2, 1), padding=((1, 1), (0, 0)), groups=groups
-    )
-    np.testing.assert_allclose(ours.numpy(), theirs.permute(0, 2, 3, 1), rtol=1e-10, atol=1e-12)
-    theirs = torch.nn.functional.conv1d(
-        torch.tensor(x[:, :, 0]).permute(0, 2, 1),
-        torch.tensor(kernel[:, 0]).permute(2, 1, 0),
-        stride=2,
-        padding=1,
-        groups=groups,
-    )
-    ours = ml.conv1d(
-        ml.asarray(x[:, :, 0]), ml.asarray(kernel[:, 0]), stride=2, padding=(1, 1), groups=groups
-    )
-    np.testing.assert_allclose(ours.numpy(), theirs.permute(0, 2, 1), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize(("stride", "padding", "more"), [(1, 0, 0), (2, 1, 1), (3, 2, 0)])
-def test_conv_transpose2d_beside_torch(stride: int, padding: int, more: int) -> None:
-    torch = require_torch()
-    x, kernel = normal(2, 3, 4, 5), normal(3, 3, 2, 5)
-    theirs = torch.nn.functional.conv_transpose2d(
-        torch.tensor(x).permute(0, 3, 1, 2),
-        torch.tensor(kernel).permute(3, 2, 0, 1),
-        stride=stride,
-        padding=padding,
-        output_padding=more,
-    )
-    sides = (padding, padding - more)
-    ours = ml.conv_transpose2d(
-        ml.asarray(x), ml.asarray(kernel), stride=stride, padding=(sides, sides)
-    )
-    np.testing.assert_allclose(ours.numpy(), theirs.permute(0, 2, 3, 1), rtol=1e-10, atol=1e-12)
 
 
 x4, x3 = ml.ones((1, 3, 3, 4)), ml.ones((1, 3, 4))

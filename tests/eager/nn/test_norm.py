@@ -13,7 +13,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, MlvmError, ShapeError
 from mlvm.eager import nn
 from tests.brief import cases
-from tests.eager.nn.checks import check, f64, normal, randomized, require_torch
+from tests.eager.nn.checks import check, f64, normal, randomized
 
 
 def test_rms_norm() -> None:
@@ -97,27 +97,6 @@ def test_a_captured_training_step_moves_the_running_statistics() -> None:
     assert abs(eager["layers_1/mean"]).min() > 0
     for path, value in eager.items():
         np.testing.assert_allclose(captured[path], value, rtol=1e-9, err_msg=path)
-
-
-def test_norms_beside_torch() -> None:
-    torch = require_torch()
-    x = normal(3, 4, 5, 6)
-    first = torch.tensor(x).permute(0, 3, 1, 2)
-    batch, theirs = nn.BatchNorm(6, dtype="f64"), torch.nn.BatchNorm2d(6, dtype=torch.float64)
-    for _ in range(2):
-        expected = theirs(first).permute(0, 2, 3, 1).detach()
-        np.testing.assert_allclose(batch(ml.asarray(x)).numpy(), expected, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(batch.mean.numpy(), theirs.running_mean, rtol=1e-12)
-    np.testing.assert_allclose(batch.var.numpy(), theirs.running_var, rtol=1e-12)
-    batch.eval(), theirs.eval()
-    expected = theirs(first).permute(0, 2, 3, 1).detach()
-    np.testing.assert_allclose(batch(ml.asarray(x)).numpy(), expected, rtol=1e-9, atol=1e-12)
-    expected = torch.nn.GroupNorm(3, 6, dtype=torch.float64)(first).permute(0, 2, 3, 1).detach()
-    ours = nn.GroupNorm(3, 6, dtype="f64")(ml.asarray(x)).numpy()
-    np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12)
-    expected = torch.nn.RMSNorm(6, eps=1e-6, dtype=torch.float64)(torch.tensor(x)).detach()
-    ours = nn.RMSNorm(6, dtype="f64")(ml.asarray(x)).numpy()
-    np.testing.assert_allclose(ours, expected, rtol=1e-9)
 
 
 @cases(

@@ -16,7 +16,7 @@ from mlvm.eager import nn
 from mlvm.eager.nn.recurrent import step_by_step
 from mlvm.machines.native import extension
 from tests.brief import cases
-from tests.eager.nn.checks import check, f64, normal, numbers, randomized, require_torch
+from tests.eager.nn.checks import check, f64, normal, numbers, randomized
 
 CELLS: dict[str, Any] = {"RNN": nn.RNNCell, "LSTM": nn.LSTMCell, "GRU": nn.GRUCell}
 LAYERS: dict[str, Any] = {"RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}
@@ -83,58 +83,30 @@ def test_a_layer_is_its_cell_step_by_step_and_lengths_end_it(kind: str) -> None:
 
 
 @KINDS
+def test_a_second_layer_reads_the_outputs_of_the_first(kind: str) -> None:
+    both = LAYERS[kind](3, 4, num_layers=2, bidirectional=True, dtype="f64")
+    layers = [LAYERS[kind](n, 4, bidirectional=True, dtype="f64") for n in (3, 8)]
+    w, x, lengths = randomized(both), ml.asarray(normal(5, 3, 3)), ml.asarray([5, 3, 1])
+    expected, ends = x, []
+    for i, layer in enumerate(layers):
+        layer.load_parameters(
+            {k.replace(f"_{i}/", "_0/"): v for k, v in w.items() if f"_{i}/" in k}
+        )
+        expected, end = layer(expected, lengths=lengths)
+        ends.append(numbers(end))
+    y, end = both(x, lengths=lengths)
+    np.testing.assert_array_equal(y.numpy(), expected.numpy())
+    for part, of_layers in zip(numbers(end), zip(*ends, strict=True), strict=True):
+        np.testing.assert_array_equal(part, np.concatenate(of_layers))
+
+
+@KINDS
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_layers_have_gradients(kind: str, bidirectional: bool) -> None:
     hidden = 1 if bidirectional else 2  # each weight takes two calls
     layer = LAYERS[kind](2, hidden, num_layers=2, bidirectional=bidirectional, dtype="f64")
     lengths = ml.asarray([2, 1])
     check(lambda layer, x: layer(x, lengths=lengths), layer, f64(2, 2, 2))
-
-
-@KINDS
-@pytest.mark.parametrize(("layers", "bidirectional"), [(1, False), (2, True)])
-def test_layers_beside_torch(kind: str, layers: int, bidirectional: bool) -> None:
-    torch = require_torch()
-    directions = 1 + bidirectional
-    theirs = getattr(torch.nn, kind)(
-        3, 4, num_layers=layers, bidirectional=bidirectional, dtype=torch.float64
-    )
-    ours = LAYERS[kind](3, 4, num_layers=layers, bidirectional=bidirectional, dtype="f64")
-    weights: dict[str, Array] = {}
-    for number in range(layers):
-        for name, suffix in [("forward", ""), ("backward", "_reverse")][:directions]:
-            arrays = {
-                f"{part}_{which}": getattr(theirs, f"{part}_{which}_l{number}{suffix}")
-                .detach()
-                .numpy()
-                for part in ("weight", "bias")
-                for which in ("ih", "hh")
-            }
-            bias, hidden_bias = arrays["bias_ih"].copy(), arrays["bias_hh"]
-            if kind == "GRU":
-                bias[:8] += hidden_bias[:8]
-                weights[f"{name}_{number}/hidden_bias"] = hidden_bias[8:]
-            else:
-                bias += hidden_bias
-            weights[f"{name}_{number}/input_kernel"] = arrays["weight_ih"].T
-            weights[f"{name}_{number}/hidden_kernel"] = arrays["weight_hh"].T
-            weights[f"{name}_{number}/bias"] = bias
-    ours.load_parameters(weights)
-    x, lengths = normal(5, 3, 3), [5, 3, 1]
-    count = 2 if kind == "LSTM" else 1
-    state = [normal(layers * directions, 3, 4) for _ in range(count)]
-    packed = torch.nn.utils.rnn.pack_padded_sequence(torch.tensor(x), lengths)
-    given_state = tuple(map(torch.tensor, state))
-    expected, last = theirs(packed, given_state if count > 1 else given_state[0])
-    expected, _ = torch.nn.utils.rnn.pad_packed_sequence(expected)
-    y, end = ours(ml.asarray(x), as_state(state), lengths=ml.asarray(lengths))
-    np.testing.assert_allclose(y.numpy(), expected.detach(), rtol=1e-9, atol=1e-12)
-    last = last if count > 1 else (last,)
-    for actual, each in zip(numbers(end), last, strict=True):
-        np.testing.assert_allclose(actual, each.detach(), rtol=1e-9)
-    expected, _ = theirs(torch.tensor(x))
-    y, _ = ours(ml.asarray(x))
-    np.testing.assert_allclose(y.numpy(), expected.detach(), rtol=1e-9, atol=1e-12)
 
 
 def test_kernels_are_drawn_with_the_key_and_are_all_that_a_layer_has() -> None:

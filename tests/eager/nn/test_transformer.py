@@ -11,7 +11,7 @@ import mlvm.eager as ml
 from mlvm.core.types import Array
 from mlvm.eager import nn
 from tests.brief import cases, refuses
-from tests.eager.nn.checks import check, f64, normal, randomized, require_torch
+from tests.eager.nn.checks import check, f64, normal, randomized
 from tests.eager.nn.test_attention import in_heads
 
 TRI = np.tri(4, dtype=bool)
@@ -99,46 +99,6 @@ def test_what_is_dropped_is_dropped_while_training_alone() -> None:
     half = nn.TransformerDecoderLayer(8, 2, dtype=ml.bfloat16, activation=ml.gelu)
     x = ml.ones((1, 3, 8), dtype=ml.bfloat16)
     assert half(x, x).dtype is ml.bfloat16
-
-
-def weights_of(other: Any, names: dict[str, str]) -> dict[str, Array]:
-    """The state of a layer of PyTorch's, by the names here."""
-    weights = {}
-    state = {k: x.detach().numpy() for k, x in other.state_dict().items()}
-    for theirs, ours in names.items():
-        if f"{theirs}.in_proj_weight" in state:
-            for kind, at in (("kernel", "weight"), ("bias", "bias")):
-                thirds = np.split(state[f"{theirs}.in_proj_{at}"], 3)
-                for name, part in zip(("query", "key", "value"), thirds, strict=True):
-                    weights[f"{ours}/{name}/{kind}"] = part.T
-            theirs, ours = f"{theirs}.out_proj", f"{ours}/out"
-        kernel = "scale" if "norm" in ours else "kernel"
-        weights[f"{ours}/{kernel}"] = state[f"{theirs}.weight"].T
-        weights[f"{ours}/bias"] = state[f"{theirs}.bias"]
-    return weights
-
-
-@pytest.mark.parametrize("pre", [False, True])
-def test_beside_torch(pre: bool) -> None:
-    torch = require_torch()
-    options = {"norm_first": pre, "batch_first": True, "dtype": torch.float64, "dropout": 0.0}
-    other = torch.nn.TransformerEncoderLayer(6, 2, 5, **options)
-    layer = nn.TransformerEncoderLayer(6, 2, 5, pre_norm=pre, eps=1e-5, dtype="f64")
-    names = {"self_attn": "attention", "linear1": "hidden", "linear2": "out"}
-    norms = {"norm1": "norm_0", "norm2": "norm_1"}
-    layer.load_parameters(weights_of(other, {**names, **norms}))
-    x, memory = normal(2, 4, 6), normal(2, 3, 6)
-    hidden = torch.tensor(~TRI)
-    theirs = other(torch.tensor(x), src_mask=hidden).detach()
-    ours = layer(ml.asarray(x), is_causal=True)
-    np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-12)
-    decoder = torch.nn.TransformerDecoderLayer(6, 2, 5, **options)
-    last = nn.TransformerDecoderLayer(6, 2, 5, pre_norm=pre, eps=1e-5, dtype="f64")
-    names |= {"multihead_attn": "memory_attention", "norm3": "norm_2"}
-    last.load_parameters(weights_of(decoder, {**names, **norms}))
-    theirs = decoder(torch.tensor(x), torch.tensor(memory), tgt_mask=hidden).detach()
-    ours = last(ml.asarray(x), ml.asarray(memory))
-    np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-12)
 
 
 def test_what_is_refused() -> None:

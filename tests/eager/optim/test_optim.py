@@ -295,16 +295,6 @@ GROUPED: list[tuple[str, Hyper, Groups]] = [
 ]
 
 
-NOT_TORCH = {
-    "Lion": "PyTorch has none",
-    "Lamb": "PyTorch has none",
-    "NAdam": "PyTorch's beta1 grows",
-    "Adafactor": "it has other names: see below",
-    "LBFGS": "it takes no groups: see below",
-    "Muon": "it takes matrices alone, in bf16: see below",
-}
-
-
 def trained(make: Make, dtype: str) -> dict[str, Array]:
     params = tensors(START, dtype)
     optimizer = make(params)
@@ -323,70 +313,6 @@ def test_an_optimizer_is_its_formula(name: str, hyper: Hyper, dtype: str, tolera
         expected = REFERENCES[name](START[path], [g[path] for g in GRADIENTS], 0.02, hyper)
         assert x.dtype == np.dtype(f"f{4 if dtype == 'f32' else 8}")
         np.testing.assert_allclose(x, expected, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize(("name", "hyper", "groups"), [*[(*case, []) for case in CASES], *GROUPED])
-def test_torch_agrees(name: str, hyper: Hyper, groups: Groups) -> None:
-    torch = pytest.importorskip("torch")
-    if name in NOT_TORCH:
-        pytest.skip(NOT_TORCH[name])
-    if name == "RAdam":
-        hyper = {**hyper, "eps": 0.0}  # of which PyTorch takes another multiple
-        groups = [(which, {**options, "eps": 0.0}) for which, options in groups]
-    result = trained(
-        lambda params: getattr(optim, name)(params, 0.05, **hyper, groups=groups), "f64"
-    )
-    params = {k: torch.nn.Parameter(torch.tensor(x)) for k, x in START.items()}
-    listed = []
-    for path, p in params.items():
-        options = dict(first_group(groups, path, p))
-        if "learning_rate" in options:
-            options["lr"] = options.pop("learning_rate")
-        listed.append({"params": [p], **options})
-    theirs = getattr(torch.optim, name.replace("Prop", "prop"))(listed, lr=0.05, **hyper)
-    for gradients in GRADIENTS:
-        for k, p in params.items():
-            p.grad = torch.tensor(gradients[k])
-        theirs.step()
-    for k, p in params.items():
-        np.testing.assert_allclose(result[k], p.detach().numpy(), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        ({}, {}),
-        (
-            {"decay_rate": 0.5, "clipping_threshold": 1.5, "weight_decay": 0.1},
-            {"beta2_decay": -0.5, "d": 1.5, "weight_decay": 0.1},
-        ),
-    ],
-)
-def test_torch_has_the_same_adafactor(ours: Hyper, theirs: Hyper) -> None:
-    torch = pytest.importorskip("torch")
-    result = trained(lambda params: optim.Adafactor(params, 0.3, **ours), "f64")
-    theirs = {"weight_decay": 0.0, **theirs}
-    expected = {}
-    for k, x in START.items():
-        p = torch.nn.Parameter(torch.tensor(x))
-        optimizer = torch.optim.Adafactor([p], lr=0.3, **theirs)
-        for gradients in GRADIENTS:
-            p.grad = torch.tensor(gradients[k])
-            optimizer.step()
-        expected[k] = p.detach().numpy()
-    for k, x in expected.items():
-        np.testing.assert_allclose(result[k], x, rtol=1e-10, atol=1e-12)
-
-
-def test_torch_has_the_same_muon() -> None:
-    torch = pytest.importorskip("torch")
-    result = trained(lambda params: optim.Muon(params, 0.02), "f64")
-    p = torch.nn.Parameter(torch.tensor(START["kernel"]))
-    optimizer = torch.optim.Muon([p], lr=0.02, adjust_lr_fn="match_rms_adamw")
-    for gradients in GRADIENTS:
-        p.grad = torch.tensor(gradients["kernel"])
-        optimizer.step()
-    np.testing.assert_allclose(result["kernel"], p.detach().numpy(), atol=0.01)  # theirs is bf16
 
 
 # --- a quasi-Newton method -----------------------------------------------------------
@@ -445,27 +371,6 @@ def test_lbfgs_is_its_two_loops(size: int, rate: float) -> None:
             np.testing.assert_allclose(x.numpy(), expected[step][k], rtol=1e-6, atol=1e-8)
         optimizer.update(tensors(slopes({k: x.numpy() for k, x in params.items()})))
     assert max(float(ml.max(ml.abs(x))) for x in params.values()) < 1e-2
-
-
-def test_torch_has_the_same_lbfgs() -> None:
-    torch = pytest.importorskip("torch")
-    params = tensors(START)
-    optimizer = optim.LBFGS(params, 1.0, history_size=5)
-    theirs = {k: torch.nn.Parameter(torch.tensor(x)) for k, x in START.items()}
-    torch_optimizer = torch.optim.LBFGS(
-        list(theirs.values()), lr=1.0, max_iter=1, history_size=5, tolerance_grad=0
-    )
-
-    def closure() -> Any:
-        for k, p in theirs.items():
-            p.grad = torch.tensor(slopes({k: p.detach().numpy()})[k])
-        return torch.tensor(0.0)
-
-    for _ in range(10):
-        optimizer.update(tensors(slopes({k: x.numpy() for k, x in params.items()})))
-        torch_optimizer.step(closure)
-        for k, p in theirs.items():
-            np.testing.assert_allclose(params[k].numpy(), p.detach().numpy(), rtol=1e-7, atol=1e-9)
 
 
 def test_lbfgs_stays_where_there_is_no_slope() -> None:
@@ -734,50 +639,6 @@ def test_parameters_are_not_clipped_for_gradients() -> None:
 
 
 # --- schedules -----------------------------------------------------------------------
-
-
-def rates(schedule: optim.Schedule, counts: list[int]) -> list[float]:
-    values = [schedule(asarray(np.float32(count))) for count in counts]
-    assert {str(rate.type) for rate in values} == {"f32[]"}
-    return [float(rate) for rate in values]
-
-
-def half_wave(start: float, end: float, progress: float) -> float:
-    return end + (start - end) * (1 + math.cos(math.pi * min(progress, 1))) / 2
-
-
-def test_constant() -> None:
-    assert rates(optim.constant(0.5), [0, 1, 1000]) == [0.5, 0.5, 0.5]
-
-
-@pytest.mark.parametrize("warmup_steps", [0, 1, 30])
-@pytest.mark.parametrize("final", [0.0, 0.125])
-def test_cosine(warmup_steps: int, final: float) -> None:
-    counts = [0, 1, 15, 29, 30, 31, 60, 99, 100, 1000]
-    expected = [
-        2.0 * count / warmup_steps
-        if count < warmup_steps
-        else half_wave(2.0, final, (count - warmup_steps) / (100 - warmup_steps))
-        for count in counts
-    ]
-    schedule = optim.cosine(2.0, 100, warmup_steps, final)
-    np.testing.assert_allclose(rates(schedule, counts), expected, rtol=1e-4, atol=1e-7)
-    assert rates(schedule, [100, 1000]) == [final, final]
-
-
-def test_one_cycle() -> None:
-    schedule = optim.one_cycle(2.0, 100)
-    counts = [0, 1, 15, 29, 30, 31, 60, 99]
-    expected = [
-        half_wave(2.0 / 25, 2.0, count / 30)
-        if count < 30
-        else half_wave(2.0, 2.0 / 25 / 1e4, (count - 30) / 70)
-        for count in counts
-    ]
-    np.testing.assert_allclose(rates(schedule, counts), expected, rtol=1e-4, atol=1e-7)
-    np.testing.assert_allclose(rates(schedule, [100, 1000]), [2.0 / 25 / 1e4] * 2, rtol=1e-6)
-    falling = optim.one_cycle(2.0, 100, warmup_fraction=0, final_divisor=5)
-    np.testing.assert_allclose(rates(falling, [0, 100]), [2.0, 0.016], rtol=1e-6)
 
 
 # --- what is refused -----------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,9 @@ from mlvm.eager import nn, optim
 from mlvm.eager.capture.guards.changing import MANY, Changing
 from mlvm.eager.capture.guards.guard_set import GuardSet
 
+pytestmark = pytest.mark.usefixtures("weights")
+
 SETTINGS = {"mode": "a"}
-
-
-@pytest.fixture(autouse=True)
-def place() -> Iterator[None]:
-    with ml.Arena(ml.VM("changing"), "changing").allocating():
-        yield
 
 
 def warned(captured: Any, call: Callable[[int], object], calls: int = 20) -> tuple[int, str]:

@@ -4,7 +4,7 @@ that would keep a tensor made inside is refused, and names again what it named."
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +16,10 @@ import mlvm.eager as ml
 from mlvm.core.errors import CaptureError, OperandValueError, StaleTensor
 from mlvm.eager import nn
 
+pytestmark = pytest.mark.usefixtures("weights")
+
 HERE = Path(__file__).name
 TOTAL: Any = None
-
-
-@pytest.fixture(autouse=True)
-def vm() -> Iterator[Any]:
-    vm = ml.VM("rebound")
-    with ml.Arena(vm, "weights").allocating():
-        yield vm
 
 
 # --- fields of Modules ---------------------------------------------------------------------
