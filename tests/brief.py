@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import pytest
 
 P = ParamSpec("P")
 E = TypeVar("E", bound=BaseException)
+
+Capsys: TypeAlias = pytest.CaptureFixture[str]
+Patch: TypeAlias = pytest.MonkeyPatch
+Fn: TypeAlias = Callable[..., Any]
 
 
 def refuses(

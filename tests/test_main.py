@@ -29,7 +29,7 @@ from mlvm.core.program.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import DType
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
-from tests.brief import cases, refuses
+from tests.brief import Capsys, Patch, cases, refuses
 from tests.fuzz.mutations import assert_well_refused
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,7 +54,7 @@ def file_of(op: Op) -> str:
     return op.kernel.__module__.rpartition(".")[2]
 
 
-def test_ops_lists_every_op_once_under_its_room(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ops_lists_every_op_once_under_its_room(capsys: Capsys) -> None:
     assert main(["ops"]) == 0
     listing, errors = capsys.readouterr()
     lines = listing.splitlines()
@@ -67,7 +67,7 @@ def test_ops_lists_every_op_once_under_its_room(capsys: pytest.CaptureFixture[st
     assert len(lines) == 2 * len(OPS) + len({*map(file_of, OPS.values())})
 
 
-def test_ops_documents_the_named_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ops_documents_the_named_ones(capsys: Capsys) -> None:
     assert main(["ops", "clip", "sum"]) == 0
     text = capsys.readouterr().out
     for name in ("clip", "sum"):
@@ -80,9 +80,7 @@ def test_ops_documents_the_named_ones(capsys: pytest.CaptureFixture[str]) -> Non
     ("multiplt", "error: no function 'multiplt'; did you mean multiply"),
     ("add.out", "error: no op 'add.out': that name is a form of one"),
 )
-def test_an_unknown_op_is_one_message_and_status_1(
-    name: str, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_op_is_one_message_and_status_1(name: str, text: str, capsys: Capsys) -> None:
     assert main(["ops", name]) == 1
     output, errors = capsys.readouterr()
     assert output == ""
@@ -90,7 +88,7 @@ def test_an_unknown_op_is_one_message_and_status_1(
     assert errors.count("\n") == 1
 
 
-def test_info_shows_version_dtypes_and_instructions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_shows_version_dtypes_and_instructions(capsys: Capsys) -> None:
     assert main(["info"]) == 0
     text = capsys.readouterr().out
     assert f"mlvm {mlvm.__version__}," in text
@@ -103,9 +101,7 @@ def test_info_shows_version_dtypes_and_instructions(capsys: pytest.CaptureFixtur
         assert f" {opcode.effect} " in line
 
 
-def test_info_shows_the_instruction_sets(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_info_shows_the_instruction_sets(capsys: Capsys, monkeypatch: Patch) -> None:
     for sets, line in (
         ({"avx512": False, "avx2": True}, "avx512 (this processor lacks it), avx2"),
         ({}, "those of numpy"),
@@ -116,9 +112,7 @@ def test_info_shows_the_instruction_sets(
         assert f"\ninstruction sets: {line}\n" in capsys.readouterr().out
 
 
-def test_info_refuses_a_setting_that_says_nothing_known(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_info_refuses_a_setting_that_says_nothing_known(capsys: Capsys, monkeypatch: Patch) -> None:
     monkeypatch.setenv("MLVM_THREADS", "2")
     assert main(["info"]) == 0
     message = f"\nthreads of the default VM: 2 of {os.cpu_count()} (set MLVM_THREADS for others)\n"
@@ -144,13 +138,13 @@ def test_info_refuses_a_setting_that_says_nothing_known(
     ["check"],
     ["disasm", "a", "b"],
 )
-def test_bad_usage_is_status_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_usage_is_status_2(argv: list[str], capsys: Capsys) -> None:
     caught = refuses(SystemExit, "", main, argv)
     assert caught.code == 2
     assert "usage: python -m mlvm" in capsys.readouterr().err
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_command(capsys: Capsys) -> None:
     caught = refuses(SystemExit, "", main, ["--help"])
     assert caught.code == 0
     text = capsys.readouterr().out
@@ -176,7 +170,7 @@ def test_as_a_process_whose_reader_has_seen_enough() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     """The working folder, with a program that adds and argument files for it."""
     monkeypatch.chdir(tmp_path)
     Path("add.mlasm").write_text(ADD)
@@ -189,12 +183,7 @@ def command_line(text: str) -> int:
     return main(shlex.split(text))
 
 
-Captured = pytest.CaptureFixture[str]
-
-
-def test_run_prints_a_line_and_writes_a_file_for_each_output(
-    folder: Path, capsys: Captured
-) -> None:
+def test_run_prints_a_line_and_writes_a_file_for_each_output(folder: Path, capsys: Capsys) -> None:
     assert command_line("run add.mlasm --arg x.npy --arg y.npy --out a/b") == 0
     assert capsys.readouterr().out == "output 0: f32[2,2]\noutput 1: f32[2,2]\n"
     np.testing.assert_array_equal(np.load("a/b/0.npy"), [[11, 22], [13, 24]])
@@ -204,7 +193,7 @@ def test_run_prints_a_line_and_writes_a_file_for_each_output(
 
 
 def test_run_prints_elements_on_request_as_arguments_are_written(
-    folder: Path, capsys: Captured
+    folder: Path, capsys: Capsys
 ) -> None:
     command = ["run", "add.mlasm", "--arg", "f64[2] 0.5 -inf", "--arg", "f64[] 1", "--print"]
     assert main(command) == 0
@@ -220,7 +209,7 @@ def test_run_prints_elements_on_request_as_arguments_are_written(
     np.zeros((0, 3), bool),
 )
 def test_files_of_any_byte_order_and_layout_are_arguments(
-    array: Any, folder: Path, capsys: Captured
+    array: Any, folder: Path, capsys: Capsys
 ) -> None:
     Path("same.mlasm").write_text(".func main 0 *\n    load_arg 0\n    halt\n")
     np.save("any.npy", array)
@@ -292,7 +281,7 @@ def write_bad_files() -> None:
     ("run endless.mlasm --max-steps 1000", "at main, pc 0: jump L0; stack: empty"),
 )
 def test_what_is_wrong_is_one_line_that_names_the_place_and_status_1(
-    command: str, message: str, folder: Path, capsys: Captured
+    command: str, message: str, folder: Path, capsys: Capsys
 ) -> None:
     write_bad_files()
     assert command_line(command) == 1
@@ -304,7 +293,7 @@ def test_what_is_wrong_is_one_line_that_names_the_place_and_status_1(
     assert message in errors
 
 
-def test_an_output_that_cannot_be_written_is_an_error(folder: Path, capsys: Captured) -> None:
+def test_an_output_that_cannot_be_written_is_an_error(folder: Path, capsys: Capsys) -> None:
     Path("out/0.npy").mkdir(parents=True)
     assert command_line("run add.mlasm --arg x.npy --arg y.npy --out out") == 1
     assert capsys.readouterr().err == "error: out/0.npy: Is a directory\n"
@@ -312,7 +301,7 @@ def test_an_output_that_cannot_be_written_is_an_error(folder: Path, capsys: Capt
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no /dev/zero")
 def test_a_device_that_does_not_end_is_an_error(
-    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: Capsys, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("mlvm.__main__._MOST_PIPED", 1 << 20)
     for command in ("run /dev/zero", "run add.mlasm --arg /dev/zero --arg y.npy"):
@@ -321,7 +310,7 @@ def test_a_device_that_does_not_end_is_an_error(
         assert capsys.readouterr().err == message
 
 
-def test_a_program_too_large_for_memory_is_an_error(folder: Path, capsys: Captured) -> None:
+def test_a_program_too_large_for_memory_is_an_error(folder: Path, capsys: Capsys) -> None:
     shape = [2**20, 2**20, 2**15]
     text = f"""
 .const x f32[] 1
@@ -337,7 +326,7 @@ def test_a_program_too_large_for_memory_is_an_error(folder: Path, capsys: Captur
 
 
 def test_check_says_how_large_the_program_is_and_what_it_leaves_to_the_run(
-    folder: Path, capsys: Captured
+    folder: Path, capsys: Capsys
 ) -> None:
     Path("add.mlasm").write_text(ADD + '    push_str "x"\n    halt\n')
     assert main(["check", "add.mlasm"]) == 0
@@ -351,7 +340,7 @@ def test_check_says_how_large_the_program_is_and_what_it_leaves_to_the_run(
     assert "checked when it runs" not in capsys.readouterr().out
 
 
-def test_disasm_reads_text_and_bytes(folder: Path, capsys: Captured) -> None:
+def test_disasm_reads_text_and_bytes(folder: Path, capsys: Capsys) -> None:
     program = assemble(ADD + ENDLESS.replace("main", "other"))
     Path("add.mlvm").write_bytes(program.to_bytes())
     Path("add.mlasm").write_text(disassemble(program))
@@ -364,7 +353,7 @@ def test_disasm_reads_text_and_bytes(folder: Path, capsys: Captured) -> None:
 
 
 def test_a_program_that_text_cannot_spell_is_shown_as_far_as_it_goes(
-    folder: Path, capsys: Captured
+    folder: Path, capsys: Capsys
 ) -> None:
     """Only bytes can say these; the verifier refuses them, and disasm shows what is there."""
     code = (
@@ -429,7 +418,7 @@ def script(folder: Path) -> Path:
 
 
 def test_memory_runs_a_script_and_reports_and_draws_its_arenas(
-    script: Path, capsys: Captured
+    script: Path, capsys: Capsys
 ) -> None:
     before = list(sys.path)
     assert command_line("memory scripts/train.py --out pictures") == 0
@@ -463,7 +452,7 @@ def test_memory_of_a_script_writes_beside_it_unless_told(script: Path) -> None:
     ("import sys; sys.exit()", None),
 )
 def test_memory_says_where_a_script_failed(
-    text: str, message: str | None, folder: Path, capsys: Captured
+    text: str, message: str | None, folder: Path, capsys: Capsys
 ) -> None:
     Path("bad.py").write_text(text)
     status = command_line("memory bad.py")
@@ -481,7 +470,7 @@ with ml.Arena(ml.VM("v"), "a").allocating():
 """
 
 
-def test_memory_of_a_script_that_fails_is_shown_up_to_there(folder: Path, capsys: Captured) -> None:
+def test_memory_of_a_script_that_fails_is_shown_up_to_there(folder: Path, capsys: Capsys) -> None:
     Path("bad.py").write_text(f"{MAKES_X}x + ml.ones(4)")
     assert command_line("memory bad.py") == 1
     output, errors = capsys.readouterr()
@@ -505,7 +494,7 @@ CHAIN = """
 """
 
 
-def test_memory_plans_the_intermediates_of_a_program(folder: Path, capsys: Captured) -> None:
+def test_memory_plans_the_intermediates_of_a_program(folder: Path, capsys: Capsys) -> None:
     Path("chain.mlasm").write_text(CHAIN)
     assert main(["memory", "chain.mlasm", "--arg", "f32[100]"]) == 0
     output, errors = capsys.readouterr()
@@ -534,7 +523,7 @@ def test_memory_plans_the_intermediates_of_a_program(folder: Path, capsys: Captu
     ("memory add.mlasm --arg x.npy --arg y.npy --out x.npy", "x.npy: File exists"),
 )
 def test_what_memory_cannot_do_is_one_line(
-    command: str, message: str, script: Path, capsys: Captured
+    command: str, message: str, script: Path, capsys: Capsys
 ) -> None:
     assert command_line(command) == 1
     errors = capsys.readouterr().err
@@ -545,7 +534,7 @@ def test_what_memory_cannot_do_is_one_line(
 # --- show --------------------------------------------------------------------------------
 
 
-def test_show_runs_a_script_with_its_arguments(script: Path, capsys: Captured) -> None:
+def test_show_runs_a_script_with_its_arguments(script: Path, capsys: Capsys) -> None:
     assert command_line("show scripts/train.py -- --epochs 2 -o x") == 0
     page = script / "train.py.html"
     output, errors = capsys.readouterr()
@@ -556,7 +545,7 @@ def test_show_runs_a_script_with_its_arguments(script: Path, capsys: Captured) -
         assert part in text
 
 
-def test_show_opens_a_browser_if_told(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_opens_a_browser_if_told(step: Any, monkeypatch: Patch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     assert command_line("show step.mlvm -o page.html") == 0
@@ -582,7 +571,7 @@ def test_show_opens_a_browser_if_told(step: Any, monkeypatch: pytest.MonkeyPatch
     ("show ends.py -o no/x.html", "error: no/x.html: No such file or directory"),
 )
 def test_what_show_cannot_do_is_one_line(
-    command: str, message: str, script: Path, capsys: Captured
+    command: str, message: str, script: Path, capsys: Capsys
 ) -> None:
     Path("ends.py").write_text("raise SystemExit('it ran, and only then was the page refused')")
     Path("a.svg").write_text("<svg></svg>")
@@ -610,7 +599,7 @@ def test_what_show_cannot_do_is_one_line(
     ),
 )
 def test_show_writes_what_a_script_did_until_it_failed(
-    last: str, status: int, start: str, reason: str, folder: Path, capsys: Captured
+    last: str, status: int, start: str, reason: str, folder: Path, capsys: Capsys
 ) -> None:
     """Exit status and traceback are the script's; the page has the error at its top."""
     Path("in").mkdir()
@@ -649,7 +638,7 @@ def test_show_says_on_its_page_that_nothing_ran(text: str, reason: str, folder: 
     assert ('<p id="failed" role="alert">none.py: ' + reason in page) == bool(reason)
 
 
-def test_show_says_where_arguments_of_a_script_go(script: Path, capsys: Captured) -> None:
+def test_show_says_where_arguments_of_a_script_go(script: Path, capsys: Capsys) -> None:
     end = refuses(SystemExit, "", command_line, "show scripts/train.py raise --epochs")
     assert end.code == 2
     assert capsys.readouterr().err.endswith(
@@ -658,7 +647,7 @@ def test_show_says_where_arguments_of_a_script_go(script: Path, capsys: Captured
     )
 
 
-def test_show_takes_a_script_whose_name_is_no_text(folder: Path, capsys: Captured) -> None:
+def test_show_takes_a_script_whose_name_is_no_text(folder: Path, capsys: Capsys) -> None:
     name = os.fsdecode(b"caf\xe9.py")
     try:
         Path(name).write_text(MAKES_X)
@@ -702,7 +691,7 @@ def pair(seed: int) -> list[Any]:
     return [generator.normal(size=(2, 2)).astype(np.float32) for _ in "xy"]
 
 
-def test_run_goes_on_from_where_a_step_was_saved(step: Any, capsys: Captured) -> None:
+def test_run_goes_on_from_where_a_step_was_saved(step: Any, capsys: Capsys) -> None:
     for name, array in zip("xy", pair(1), strict=True):
         np.save(f"{name}.npy", array)
     expected = step(*map(ml.asarray, pair(1)))
@@ -715,7 +704,7 @@ def test_run_goes_on_from_where_a_step_was_saved(step: Any, capsys: Captured) ->
             assert result.tobytes() == expected[name].numpy().tobytes()
 
 
-def test_run_takes_a_step_that_keeps_residuals(folder: Path, capsys: Captured) -> None:
+def test_run_takes_a_step_that_keeps_residuals(folder: Path, capsys: Capsys) -> None:
     @ml.capture
     @ml.grad
     def gradient(x: ml.Tensor) -> ml.Tensor:
@@ -731,7 +720,7 @@ def test_run_takes_a_step_that_keeps_residuals(folder: Path, capsys: Captured) -
         assert command_line(f"{command} gradient.mlvm") == 0
 
 
-def test_a_step_with_lengths(folder: Path, capsys: Captured) -> None:
+def test_a_step_with_lengths(folder: Path, capsys: Capsys) -> None:
     doubled = ml.capture(
         lambda x: ml.exp(x) / x.shape[0], lengths={"x": ("time", None)}, at_most={"time": 8}
     )
@@ -760,7 +749,7 @@ def test_a_step_with_lengths(folder: Path, capsys: Captured) -> None:
         assert "int64_t time; /* 1 to 8 */" in Path("built/step.h").read_text()
 
 
-def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Captured) -> None:
+def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Capsys) -> None:
     assert command_line("disasm step.mlvm") == 0
     assert assemble(capsys.readouterr().out) == step.program
     assert command_line("check step.mlvm") == 0
@@ -788,7 +777,7 @@ def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Captured) -> No
     ("memory step.mlvm --arg f32[2,2]", "a captured step without lengths has its one plan"),
 )
 def test_what_a_saved_step_cannot_do_is_one_line(
-    command: str, message: str, step: Any, capsys: Captured
+    command: str, message: str, step: Any, capsys: Capsys
 ) -> None:
     np.save("x.npy", np.ones((2, 2), np.float32))
     np.save("z.npy", np.ones((3, 2), np.float32))
@@ -805,7 +794,7 @@ def test_what_a_saved_step_cannot_do_is_one_line(
     "role, place", ("element", 0), ("output", 9), ("state", -1), ("scratch", 1 << 40), ("nosuch", 0)
 )
 def test_a_step_whose_result_is_not_there_is_refused(
-    role: Any, place: int, step: Any, capsys: Captured
+    role: Any, place: int, step: Any, capsys: Capsys
 ) -> None:
     saved = SavedStep.from_bytes(Path("step.mlvm").read_bytes())
     result = saved.results[0]._replace(role=role, place=place)

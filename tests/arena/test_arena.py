@@ -20,7 +20,7 @@ from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
-from tests.brief import refuses
+from tests.brief import Patch, refuses
 from tests.threads import PATIENCE, start
 
 ROW, WORDS = TensorType(f32, (16,)), TensorType("u32", (4, 4))
@@ -184,9 +184,7 @@ def test_memory_that_there_is_not_changes_nothing(vm: VM) -> None:
     assert arena.live() == [tensor]
 
 
-def test_an_allocation_that_fails_halfway_gives_its_region_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_allocation_that_fails_halfway_gives_its_region_back(monkeypatch: Patch) -> None:
     vm = VM()
     arena = Arena(vm, "batch")
     arena.alloc(ROW)
@@ -362,8 +360,7 @@ def test_a_block_closes_a_vm_and_a_closed_one_has_no_arena() -> None:
     with LocalVM("block") as vm:
         arena = Arena(vm, "batch")
         arena.alloc(TensorType(f32, (2,)))
-    with pytest.raises((MachineError, ConnectionLost), match=r"block.* was closed"):
-        Arena(vm, "another")
+    refuses((MachineError, ConnectionLost), r"block.* was closed", Arena, vm, "another")
 
 
 def test_a_stale_tensor_names_a_remedy() -> None:

@@ -173,5 +173,4 @@ def test_bad_blocks_are_refused(blocks: list[Block], message: str) -> None:
 
 @pytest.mark.parametrize("alignment", [0, -64, 1.5])
 def test_bad_alignments_are_refused(alignment: int) -> None:
-    with pytest.raises(ArenaError, match="expected an alignment >= 1"):
-        plan([], alignment=alignment)
+    refuses(ArenaError, "expected an alignment >= 1", plan, [], alignment=alignment)

@@ -35,7 +35,7 @@ from bench.harness import (
 )
 from mlvm.machines.native import extension
 from tests.bench.suite import SUITE, counted
-from tests.brief import cases, refuses
+from tests.brief import Capsys, Patch, cases, refuses
 
 
 def only(*names: str) -> Suite:
@@ -74,7 +74,7 @@ def test_rounds_are_interleaved() -> None:
 
 
 def test_a_contender_runs_with_its_threads_and_the_kernels_that_libraries_pick(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "MLVM_NATIVE", "MLVM_SIMD"):
         monkeypatch.setenv(name, "0")
@@ -82,15 +82,13 @@ def test_a_contender_runs_with_its_threads_and_the_kernels_that_libraries_pick(
     assert (one.median, two.median) == (1, 2)
 
 
-def test_contenders_are_kept_to_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contenders_are_kept_to_avx2(monkeypatch: Patch) -> None:
     monkeypatch.setenv(SIMD, "avx2")
     assert not has_avx512()
     assert child_environment(2).items() >= {**ONLY_AVX2, "OPENBLAS_NUM_THREADS": "2"}.items()
 
 
-def test_a_contender_that_is_not_installed_is_named_and_skipped(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_contender_that_is_not_installed_is_named_and_skipped(capsys: Capsys) -> None:
     records = run(only("ours", "absent"))
     assert {record.contender for record in records} == {"ours"}
     assert "absent is not installed, skipped" in capsys.readouterr().err
@@ -115,7 +113,7 @@ def test_a_contender_that_hangs_is_an_error_after_the_timeout() -> None:
 
 
 def test_without_native_kernels_a_contender_of_threads_is_skipped(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: Patch, capsys: Capsys
 ) -> None:
     prepare = if_native(counted)
     monkeypatch.setenv("MLVM_NATIVE", "0")
@@ -210,18 +208,14 @@ def test_the_table_writes_bytes_as_whole_numbers() -> None:
     assert line.split()[-4:] == ["12,345", "0", "2,000,000,000", "1"]
 
 
-def test_a_failing_benchmark_exits_with_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_benchmark_exits_with_1(monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.setattr(command, "SUITES", {"dispatch": SUITE.module})
     monkeypatch.setattr(sys, "argv", ["bench", "dispatch"])
     assert command.main() == 1
     assert "error: suite: crashes early ended with status 8" in capsys.readouterr().err
 
 
-def test_where_nothing_was_measured_there_is_no_table(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_nothing_was_measured_there_is_no_table(monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.setattr(command, "SUITES", {"gpu": "bench.gpu"})
     monkeypatch.setattr(command, "run", lambda suite, quick, records: records)
     monkeypatch.setattr(sys, "argv", ["bench", "gpu"])
@@ -233,8 +227,8 @@ def test_where_nothing_was_measured_there_is_no_table(
 def test_what_was_measured_till_then_is_kept(
     error: BaseException,
     status: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    capsys: Capsys,
     tmp_path: Path,
 ) -> None:
     rounds = 0
@@ -258,10 +252,8 @@ def test_what_was_measured_till_then_is_kept(
     assert (record["median"], record["runs"]) == (2, 3)
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["nonsense"], ["dispatch", "--json", "/no/such/folder/x.json"]]
-)
-def test_bad_usage_exits_with_2(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+@cases("arguments", [], ["nonsense"], ["dispatch", "--json", "/no/such/folder/x.json"])
+def test_bad_usage_exits_with_2(monkeypatch: Patch, arguments: list[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["bench", *arguments])
     caught = refuses(SystemExit, "", command.main)
     assert caught.code == 2

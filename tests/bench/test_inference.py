@@ -51,5 +51,4 @@ def test_others_are_refused(spoil: Callable[[Any], Any], message: str) -> None:
 
 def test_a_contender_with_other_logits_is_not_timed() -> None:
     prepare = inference.preparing(lambda size, params: lambda: np.zeros((1, 10)))
-    with pytest.raises(ValueError, match="a logit is off by"):
-        prepare(True)["tiny batch 1"]()
+    refuses(ValueError, "a logit is off by", lambda: prepare(True)["tiny batch 1"]())

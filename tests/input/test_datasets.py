@@ -162,8 +162,7 @@ def test_a_named_batch_takes_names_as_indices() -> None:
     assert batch["y"] is batch.y is batch[1]
     assert batch["a b"] is batch[2]
     assert [type(batch[:2]), len(batch)] == [tuple, 3]
-    with pytest.raises(TypeError, match="not str"):
-        batch["z"]
+    refuses(TypeError, "not str", lambda: batch["z"])
 
 
 def test_a_transform_gets_the_names_too() -> None:

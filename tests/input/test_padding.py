@@ -9,6 +9,7 @@ from mlvm.core.errors import PipelineError
 from mlvm.core.vm import VM
 from mlvm.input.pipeline import Pipeline
 from mlvm.machines.wire import WireVM
+from tests.brief import cases, refuses
 
 LENGTHS = (3, 7, 5, 2, 9, 4, 1, 8)
 TEXTS = [[10 * i + k for k in range(n)] for i, n in enumerate(LENGTHS, 1)]
@@ -45,14 +46,12 @@ def batches(pipeline: Pipeline) -> list[list[Any]]:
 
 @pytest.mark.parametrize("make_vm", [VM, lambda: WireVM(VM())], ids=["local", "elsewhere"])
 @pytest.mark.parametrize("options", [{}, {"workers": 2}], ids=["here", "threads"])
-@pytest.mark.parametrize(
-    ("to", "lengths"),
-    [
-        ("longest", (7, 9, 8)),
-        ("powers of two", (8, 16, 8)),
-        ([12, 7, 8], (7, 12, 8)),
-        (10, [10] * 3),
-    ],
+@cases(
+    "to, lengths",
+    ("longest", (7, 9, 8)),
+    ("powers of two", (8, 16, 8)),
+    ([12, 7, 8], (7, 12, 8)),
+    (10, [10] * 3),
 )
 def test_batches_are_padded(make_vm: Any, options: Any, to: Any, lengths: Any) -> None:
     with Pipeline(COLUMNS, 3, vm=make_vm(), pad=VALUES, pad_to=to, **options) as pipeline:
@@ -67,17 +66,15 @@ def test_batches_of_processes_are_padded() -> None:
         assert batches(pipeline) == [expected(0, 4, 8), expected(4, 8, 16)]
 
 
-@pytest.mark.parametrize(
-    ("dataset", "pad"),
-    [
-        (Samples(), {0: 0, 1: -100}),
-        ((TEXTS, LABELS, list(LENGTHS)), {0: 0, 1: -100}),
-        (
-            [tuple(map(np.asarray, row)) for row in zip(TEXTS, LABELS, LENGTHS, strict=True)],
-            {0: 0, 1: -100},
-        ),
-        ({**COLUMNS, "tokens": np.array(TEXTS, object)}, VALUES),
-    ],
+@cases(
+    "dataset, pad",
+    (Samples(), {0: 0, 1: -100}),
+    ((TEXTS, LABELS, list(LENGTHS)), {0: 0, 1: -100}),
+    (
+        [tuple(map(np.asarray, row)) for row in zip(TEXTS, LABELS, LENGTHS, strict=True)],
+        {0: 0, 1: -100},
+    ),
+    ({**COLUMNS, "tokens": np.array(TEXTS, object)}, VALUES),
     ids=["samples", "columns", "rows", "objects"],
 )
 def test_data_sets_of_many_lengths(dataset: Any, pad: Any) -> None:
@@ -96,9 +93,7 @@ def test_a_transform_gets_padded_arrays_and_peek_takes_nothing() -> None:
         assert [str(x.type) for (x,) in pipeline] == ["i64[1,0]", "i64[1,1]", "i64[1,2]"]
 
 
-@pytest.mark.parametrize(
-    ("dataset", "options", "message"),
-    [
+@cases("dataset, options, message",
         (COLUMNS, {"pad_to": 8}, "pad_to needs a value"),
         (COLUMNS, {"pad": "0"}, "pad: expected a number"),
         (COLUMNS, {"pad": 0, "pad_to": "shortest"}, "pad_to: expected 'longest', 'powers of two'"),
@@ -108,16 +103,15 @@ def test_a_transform_gets_padded_arrays_and_peek_takes_nothing() -> None:
         (COLUMNS, {"pad": 0, "pad_to": 8}, "length 9, and the largest of pad_to is 8"),
         ([np.zeros((2, 3)), np.zeros((4, 5))], {"pad": 0}, "behind their first axis"),
         ([np.zeros(2, "u1"), np.zeros(3, "u1")], {"pad": -100}, "-100 does not fit uint8"),
-    ],
+
 )  # fmt: skip
 def test_refusals(dataset: Any, options: Any, message: str) -> None:
     def run() -> None:
         with Pipeline(dataset, 2, vm=VM(), **options) as pipeline:
             batches(pipeline)
 
-    with pytest.raises(PipelineError) as caught:
-        run()
-    assert message in str(caught.value)
+    caught = refuses(PipelineError, "", run)
+    assert message in str(caught)
 
 
 def test_without_pad_the_error_names_it() -> None:

@@ -28,7 +28,7 @@ from mlvm.core.errors import PipelineError, QueueEmpty, WorkerDied
 from mlvm.core.vm import VM
 from mlvm.input.pipeline import Pipeline
 from mlvm.machines.wire import WireVM
-from tests.brief import cases, refuses
+from tests.brief import Patch, cases, refuses
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = int(os.environ.get("KILLS", "3"))
@@ -136,7 +136,7 @@ def stuck(arrays, random):
 
 
 @pytest.fixture
-def worker_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def worker_code(tmp_path: Path, monkeypatch: Patch) -> Any:
     """The module above, importable here and by the workers."""
     (tmp_path / "worker_code.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)

@@ -50,7 +50,7 @@ from mlvm.machines.native import host, types
 from mlvm.machines.native._native import MLVM_ABI_VERSION
 from mlvm.machines.native.host import CFunction
 from mlvm.machines.native.types import DTYPES
-from tests.brief import cases, refuses
+from tests.brief import Fn, Patch, cases, refuses
 
 HEADER = Path(include_dir()) / "mlvm.h"
 
@@ -78,10 +78,7 @@ def call(library: Path) -> Callable[..., Any]:
     """The results of the library's function of that name, past the machine."""
     functions = {function.name: function for function in load_library(library)}
 
-    def call(name: str, *params: Any, **attributes: Any) -> Any:
-        return functions[name].call(params, attributes)
-
-    return call
+    return lambda name, *params, **attributes: functions[name].call(params, attributes)
 
 
 def wrong(case: int) -> Program:
@@ -299,9 +296,7 @@ def test_a_frame_serves_nobody_after_its_call(library: Path) -> None:
 
 
 @needs_compiler
-def test_an_exception_in_a_callback_does_not_unwind_through_c(
-    call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exception_in_a_callback_does_not_unwind_through_c(call: Fn, monkeypatch: Patch) -> None:
     def interrupted(*_: object) -> Array:
         raise KeyboardInterrupt
 
@@ -359,7 +354,7 @@ def test_registering_replaces_and_removing_takes_out(
 
 @needs_compiler
 def test_a_relative_path_is_found_from_the_working_directory(
-    library: Path, monkeypatch: pytest.MonkeyPatch
+    library: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(library.parent)
     assert VM().register_library(library.name)
@@ -368,12 +363,10 @@ def test_a_relative_path_is_found_from_the_working_directory(
 def test_no_library(tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match=r"^no library at .*missing\.so$"):
         VM().register_library(tmp_path / "missing.so")
-    with pytest.raises(LibraryError, match=r"^no library at"):
-        VM().register_library(tmp_path)
+    refuses(LibraryError, r"^no library at", lambda: VM().register_library(tmp_path))
     text = tmp_path / "text.so"
     text.write_text("this is no library")
-    with pytest.raises(LibraryError, match=r"text\.so is not loaded: "):
-        VM().register_library(text)
+    refuses(LibraryError, r"text\.so is not loaded: ", lambda: VM().register_library(text))
 
 
 @needs_compiler
@@ -468,7 +461,7 @@ def test_the_demo_prints_what_the_page_says(example: Path) -> None:
 
 
 @needs_compiler
-def test_the_page_on_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_on_functions(tmp_path: Path, monkeypatch: Patch) -> None:
     """Its Python runs in order and prints what it says, with its C function compiled by its
     command."""
     page = (ROOT / "docs" / "functions.md").read_text()

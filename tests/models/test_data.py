@@ -219,9 +219,7 @@ def test_cifar10_missing(cifar10: Path) -> None:
 # --- names, batches ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "spec", ["", "imagenet", "imagenet:/x", "mnist", "mnist:", "digits:/x", "npz"]
-)
+@cases("spec", "", "imagenet", "imagenet:/x", "mnist", "mnist:", "digits:/x", "npz")
 def test_an_unknown_data_set_is_refused(spec: str) -> None:
     refuses(DataError, r"there are digits, text, .*, mnist:DIR, cifar10:DIR, ", load, spec)
     assert issubclass(DataError, ml.errors.MlvmError)

@@ -14,7 +14,7 @@ from models import generate
 from models.llama import LlamaConfig
 from models.llama_text import LlamaText
 from models.tokenizer import Decoder, Tokenizer
-from tests.brief import refuses
+from tests.brief import Capsys, cases, refuses
 from tests.models.llama import dequantized, logits
 
 SIZE = LlamaSize(64, 2, 4, 2, 96, 300)
@@ -65,13 +65,12 @@ def test_the_same_seed_draws_the_same(text: LlamaText) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_the_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(file: Path, capsys: Capsys) -> None:
     assert not generate.main(["--weights", str(file), "--prompt", "w1 w2", "--length", "5"])
     out, err = capsys.readouterr()
     assert out
     assert "tokens" in err
-    with pytest.raises(SystemExit, match="2"):
-        generate.main([str(file), "--weights", str(file)])
+    refuses(SystemExit, "2", lambda: generate.main([str(file), "--weights", str(file)]))
     (file.parent / "cut.gguf").write_bytes(file.read_bytes()[:1000])
     assert generate.main(["--weights", str(file.parent / "cut.gguf")]) == 1
     assert "cut.gguf" in capsys.readouterr().err
@@ -80,32 +79,28 @@ def test_the_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
 _PLAIN = llama(SIZE, "F32")[0]
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"general.architecture": "mamba"}, "mamba"),
-        ({"llama.block_count": 0}, "block_count"),
-        ({"llama.attention.head_count_kv": 3}, "do not share"),
-        ({"llama.embedding_length": "x"}, "embedding_length"),
-    ],
+@cases(
+    "change, reason",
+    ({"general.architecture": "mamba"}, "mamba"),
+    ({"llama.block_count": 0}, "block_count"),
+    ({"llama.attention.head_count_kv": 3}, "do not share"),
+    ({"llama.embedding_length": "x"}, "embedding_length"),
 )
 def test_other_models_are_refused(change: dict[str, Any], reason: str) -> None:
     refuses(ml.errors.WeightsError, reason, LlamaConfig.of, _PLAIN | change)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"tokens": ["a", 1]}, "tokens must be a list of str"),
-        ({"tokens": []}, "contradict"),
-        ({"merges": [3]}, "merges must be a list of str"),
-        ({"scores": None}, "scores must be a list of float or int"),
-        ({"scores": ["x", "y"]}, "scores must be"),
-        ({"scores": [1.0], "token_type": [1]}, "contradict"),
-        ({"token_type": 3}, "token_type must be a list of int"),
-        ({"bos_token_id": 2}, "no token 2 among 2"),
-        ({"eos_token_id": "x"}, "no token 'x'"),
-    ],
+@cases(
+    "change, reason",
+    ({"tokens": ["a", 1]}, "tokens must be a list of str"),
+    ({"tokens": []}, "contradict"),
+    ({"merges": [3]}, "merges must be a list of str"),
+    ({"scores": None}, "scores must be a list of float or int"),
+    ({"scores": ["x", "y"]}, "scores must be"),
+    ({"scores": [1.0], "token_type": [1]}, "contradict"),
+    ({"token_type": 3}, "token_type must be a list of int"),
+    ({"bos_token_id": 2}, "no token 2 among 2"),
+    ({"eos_token_id": "x"}, "no token 'x'"),
 )
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_tokenizers_that_contradict_themselves_are_refused(
@@ -145,19 +140,17 @@ def _bpe() -> Tokenizer:
     )
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "original", "pieces"),
-    [
-        (
-            _spm(),
-            "hello",
-            ["<s>", "\u2581", "he", "l", "lo"],
-        ),  # the best pair first, not the longest
-        (_spm(), "h\u00e9", ["<s>", "\u2581", "h", "<0xC3>", "<0xA9>"]),
-        (_spm(), "", ["<s>"]),
-        (_bpe(), "hello hello", ["hello", "\u0120hello"]),
-        (_bpe(), "h\u00e9 1212", ["h", "\u00c3", "\u00a9", "\u0120", "12", "1", "2"]),
-    ],
+@cases(
+    "tokenizer, original, pieces",
+    (
+        _spm(),
+        "hello",
+        ["<s>", "\u2581", "he", "l", "lo"],
+    ),  # the best pair first, not the longest
+    (_spm(), "h\u00e9", ["<s>", "\u2581", "h", "<0xC3>", "<0xA9>"]),
+    (_spm(), "", ["<s>"]),
+    (_bpe(), "hello hello", ["hello", "\u0120hello"]),
+    (_bpe(), "h\u00e9 1212", ["h", "\u00c3", "\u00a9", "\u0120", "12", "1", "2"]),
 )
 def test_texts_become_tokens_and_texts_again(
     tokenizer: Tokenizer, original: str, pieces: list[str]

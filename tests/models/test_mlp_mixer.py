@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import mlvm.eager as ml
 from mlvm.eager.tree import named_tensors, substitute
 from models.mlp_mixer import VARIANTS, MlpMixer
-from tests.brief import refuses
+from tests.brief import cases, refuses
 
 Array = NDArray[Any]
 
@@ -90,9 +90,7 @@ def test_the_same_key_makes_the_same_model() -> None:
     assert not np.array_equal(one["stem/kernel"].numpy(), other["stem/kernel"].numpy())
 
 
-@pytest.mark.parametrize(
-    ("size", "patch_size"), [((224, 225), 16), ((15, 16), 2), ((8, 8), 0), ((8, 8), 16)]
-)
+@cases("size, patch_size", ((224, 225), 16), ((15, 16), 2), ((8, 8), 0), ((8, 8), 16))
 def test_patches_must_tile_the_image(size: tuple[int, int], patch_size: int) -> None:
     caught = refuses(ml.errors.ShapeError, "", dry, (*size, 3), 10, patch_size)
     assert f"{patch_size} x {patch_size}" in str(caught)
@@ -101,8 +99,7 @@ def test_patches_must_tile_the_image(size: tuple[int, int], patch_size: int) -> 
 
 @pytest.mark.parametrize("shape", [(2, 8, 16, 1), (2, 8, 8, 3), (8, 8, 1)])
 def test_images_must_be_of_the_shape_built_for(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ml.errors.ShapeError, match=r"\(8, 8, 1\)"):
-        MlpMixer((8, 8, 1), 10)(ml.zeros(shape))
+    refuses(ml.errors.ShapeError, r"\(8, 8, 1\)", lambda: MlpMixer((8, 8, 1), 10)(ml.zeros(shape)))
 
 
 def test_the_command_prints_the_variants() -> None:

@@ -17,6 +17,7 @@ from mlvm.show.svg import width_of
 from models import weights
 from models.mlp_mixer import MlpMixer
 from models.predict import Classifier, Guess, drawn, main, on_terminal, read_classes
+from tests.brief import Capsys, refuses
 
 PIL = pytest.importorskip("PIL.Image")
 NAMES = ["red", "green", "blue"]
@@ -43,9 +44,7 @@ def image(folder: Path, color: int, size: tuple[int, int] = (9, 6)) -> Path:
     return path
 
 
-def test_images_get_the_names_of_their_classes(
-    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_get_the_names_of_their_classes(tmp_path: Path, file: Path, capsys: Capsys) -> None:
     images = [image(tmp_path, color) for color in (2, 0)]
     plot = tmp_path / "plot.svg"
     assert main([str(file), *map(str, images), "--top", "2", "--plot", str(plot)]) == 0
@@ -64,7 +63,7 @@ def test_images_get_the_names_of_their_classes(
 
 
 def test_classes_of_a_file_and_pictures_on_the_terminal(
-    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, file: Path, capsys: Capsys
 ) -> None:
     names = tmp_path / "names"
     names.write_text("rot\ngrün\nblau\n", "utf-8")
@@ -87,9 +86,7 @@ def test_a_file_of_classes_may_have_a_mark_and_any_character_but_the_end_of_a_li
     assert read_classes(names) == []
 
 
-def test_names_are_no_commands_to_a_terminal(
-    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_are_no_commands_to_a_terminal(tmp_path: Path, file: Path, capsys: Capsys) -> None:
     names, plot = ["\x1b[2J", "\ud800", "grün"], tmp_path / "plot.svg"
     ml.save(file, ml.load(file), weights.described((4, 4, 3), names))
     image(tmp_path, 0).rename(tmp_path / "\x1b[31m.png")
@@ -115,9 +112,7 @@ def test_long_names_stay_on_the_picture(tmp_path: Path) -> None:
     assert 208 + width_of(cat, 14) < 700 - width_of("100.00 %", 14)
 
 
-def test_weights_that_are_no_numbers(
-    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_that_are_no_numbers(tmp_path: Path, file: Path, capsys: Capsys) -> None:
     arrays = {**ml.load(file), "stem/bias": np.full(3, np.nan, "f4")}
     ml.save(file, arrays, weights.described((4, 4, 3), NAMES))
     assert main([str(file), str(image(tmp_path, 0))]) == 1
@@ -126,9 +121,7 @@ def test_weights_that_are_no_numbers(
     assert f"{file} makes no probabilities of an image: it has NaN" in err
 
 
-def test_images_of_another_size_than_square(
-    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_of_another_size_than_square(tmp_path: Path, file: Path, capsys: Capsys) -> None:
     ml.save(file, ml.load(file))
     assert main([str(file), str(image(tmp_path, 0)), "--size", "2", "8"]) == 0
     assert "for images of 2 x 8 x 3 and" in capsys.readouterr().err
@@ -152,9 +145,7 @@ def test_the_brightness_is_scaled_as_told(file: Path) -> None:
     assert name != "red"
 
 
-def test_errors_are_one_line(
-    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_one_line(tmp_path: Path, file: Path, capsys: Capsys) -> None:
     red, names = str(image(tmp_path, 0)), tmp_path / "names"
     names.write_text("one\n")
     (tmp_path / "bad").write_bytes(b"\xff\xfe")
@@ -174,8 +165,7 @@ def test_errors_are_one_line(
         ([str(file), red, "--top", "0"], 2, "must be >= 1"),
     ):
         if status == 2:
-            with pytest.raises(SystemExit):
-                main(arguments)
+            refuses(SystemExit, "", main, arguments)
         else:
             assert main(arguments) == status
         err = capsys.readouterr().err

@@ -18,7 +18,7 @@ from models.generate import Generator
 from models.training.checkpoint import CheckpointError, save
 from models.training.train import OptionError
 from models.transformer import Transformer, generate, sample
-from tests.brief import cases, refuses
+from tests.brief import Capsys, cases, refuses
 
 SIZE = GenerationSize(2, 16, 2, 11, 3, 9)
 
@@ -148,7 +148,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_the_command_goes_on_with_a_prompt(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_goes_on_with_a_prompt(file: Path, capsys: Capsys) -> None:
     arguments = [str(file), "--prompt", "import ", "--seed", "3", "--top-k", "5"]
     outputs = []
     for _ in range(2):
@@ -185,7 +185,7 @@ def test_options_out_of_range_are_refused(file: Path, options: Any, reason: str)
     refuses(OptionError, reason, Generator(file), **{"prompt": b"x"} | options)
 
 
-def test_other_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_files_are_refused(tmp_path: Path, capsys: Capsys) -> None:
     file = tmp_path / "x"
     for training, reason in (
         ("{", "was not written by a training"),

@@ -21,7 +21,7 @@ from models import weights
 from models.mlp_mixer import MlpMixer
 from models.training import checkpoint
 from models.vit import VisionTransformer
-from tests.brief import cases, refuses
+from tests.brief import Patch, cases, refuses
 from tests.models.in_torch import (
     FULL,
     SMALL,
@@ -334,9 +334,7 @@ def test_two_names_for_one_array(tmp_path: Path) -> None:
         weights.read(tmp_path / "x", num_heads=2)
 
 
-def test_an_npz_is_not_unpacked_before_it_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_npz_is_not_unpacked_before_it_is_known(tmp_path: Path, monkeypatch: Patch) -> None:
     file, arrays = tmp_path / "x.npz", arrays_of(small("mlp_mixer"))
     monkeypatch.setattr(weights, "MOST_UNPACKED", 20_000)
     npz(file, arrays)
@@ -375,7 +373,7 @@ def test_an_npz_that_announces_what_it_does_not_have(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_arrays_of_any_shape_are_weights_or_refused(
-    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)
     size = SMALL[model]._replace(blocks=1)

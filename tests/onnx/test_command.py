@@ -9,11 +9,11 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.__main__ import main
-from tests.brief import cases, refuses
+from tests.brief import Capsys, Patch, cases, refuses
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A small model, in the current folder."""
     monkeypatch.chdir(tmp_path)
     layer = ml.nn.Linear(3, 2, key=ml.random.key(0))
@@ -21,14 +21,14 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "it.onnx"
 
 
-def test_it_says_what_a_file_is(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_what_a_file_is(file: Path, capsys: Capsys) -> None:
     assert main(["onnx", "it.onnx"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("it.onnx: ")
     assert lines[1:] == ["input    rows: f32[4,3]", "output   output: f32[4,2]"]
 
 
-def test_it_times_plans_and_saves(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_times_plans_and_saves(file: Path, capsys: Capsys) -> None:
     rows = np.arange(12, dtype="f4").reshape(4, 3) / 12
     np.save("rows.npy", rows)
     words = ["--input", "rows.npy", "--time", "--plan", "--save", "it.mlvm", "--out", "out"]
@@ -76,9 +76,7 @@ def test_an_array_of_f64_is_taken_as_f32_everywhere(file: Path) -> None:
     (["it.onnx", "--input", "what.npy"], "what.npy"),
     (["it.onnx", "--save", "there/is/none.mlvm"], "there/is/none.mlvm"),
 )
-def test_an_error_is_one_line(
-    words: list[str], text: str, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_is_one_line(words: list[str], text: str, file: Path, capsys: Capsys) -> None:
     Path("damaged.onnx").write_bytes(b"none")
     assert main(["onnx", *words]) == 1
     output = capsys.readouterr().err

@@ -16,7 +16,7 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
 from mlvm.onnx import load, wire
 from mlvm.onnx.arrays import NAMES
-from tests.brief import cases, refuses
+from tests.brief import Patch, cases, refuses
 from tests.onnx import backend, damaged, exports
 from tests.onnx.making import constant, graph, model, node, value
 
@@ -473,7 +473,7 @@ LARGE: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_a_small_file_is_no_large_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_file_is_no_large_memory(name: str, monkeypatch: Patch) -> None:
     """It is folded as far as its size allows, and a call is refused at its first large result."""
     monkeypatch.setattr("mlvm.onnx.model._LEAST", (1 << 20, 1 << 24))
     monkeypatch.setattr("mlvm.onnx.model.Model.limit", 1 << 24)

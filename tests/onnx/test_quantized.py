@@ -9,6 +9,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.onnx import load
+from tests.brief import cases
 from tests.onnx.making import constant, graph, model, node, value
 
 RNG = np.random.default_rng(0)
@@ -52,9 +53,7 @@ def test_weights_of_few_bits(bits: int, zeros: str) -> None:
     np.testing.assert_allclose(y, x @ weights[:, :k].T, rtol=1e-5, atol=1e-4 * (1 << bits))
 
 
-@pytest.mark.parametrize(
-    ("channels", "window", "groups"), [(4, 1, 1), (4, 3, 1), (40, 3, 1), (4, 3, 2)]
-)
+@cases("channels, window, groups", (4, 1, 1), (4, 3, 1), (40, 3, 1), (4, 3, 2))
 @pytest.mark.parametrize("dtype", ["u1", "i1"])
 def test_convolutions_of_integers_are_exact(
     channels: int, window: int, groups: int, dtype: str

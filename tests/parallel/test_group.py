@@ -22,7 +22,7 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel import blas
 from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group, member_of
-from tests.brief import refuses, with_long
+from tests.brief import Patch, refuses, with_long
 from tests.interrupting import interrupted_at_line
 from tests.parallel.members import Step, call, run, run_in
 
@@ -215,9 +215,7 @@ def test_who_goes_on_after_an_error_meets_nobody() -> None:
 
 
 @pytest.mark.parametrize("length", [4, SMALL])
-def test_an_error_within_a_collective_ends_the_run(
-    length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_within_a_collective_ends_the_run(length: int, monkeypatch: Patch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no scratch")
 
@@ -394,7 +392,7 @@ def test_blas_has_one_thread_while_any_group_runs() -> None:
     assert blas_threads() == before
 
 
-def test_without_threadpoolctl_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_threadpoolctl_the_error_names_the_extra(monkeypatch: Patch) -> None:
     def missing(module: str, name: str) -> Any:
         raise MissingExtra(f'{module} is not installed: pip install "mlvm[{name}]"')
 
@@ -416,6 +414,6 @@ def test_threads_stay_on_their_cores() -> None:
             Group(2, cores=cores)  # type: ignore[arg-type]
 
 
-def test_elsewhere_threads_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_threads_cannot_be_pinned(monkeypatch: Patch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     refuses(GroupError, "does not let a thread choose its core", Group, 1, cores=[0])

@@ -13,7 +13,7 @@ import pytest
 
 from mlvm.core.vm import VM
 from mlvm.parallel.group import AnyGroup
-from tests.brief import with_long
+from tests.brief import cases, with_long
 from tests.interrupting import interrupted_at_line
 
 pytest.importorskip("threadpoolctl")
@@ -66,14 +66,12 @@ def ray() -> AnyGroup:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="starts processes as POSIX has them")
-@pytest.mark.parametrize(
-    ("make", "file"),
-    [
-        (processes, "/parallel/processes.py"),
-        (tcp, "/parallel/messages.py"),
-        (ray, "/parallel/ray.py"),
-        (processes, "/parallel/group.py"),
-    ],
+@cases(
+    "make, file",
+    (processes, "/parallel/processes.py"),
+    (tcp, "/parallel/messages.py"),
+    (ray, "/parallel/ray.py"),
+    (processes, "/parallel/group.py"),
 )
 def test_a_group_is_never_busy_for_ever(make: Any, file: str) -> None:
     group = make()

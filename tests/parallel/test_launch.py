@@ -16,7 +16,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import GroupError, MissingExtra
 from mlvm.parallel.launch import launch
-from tests.brief import cases, refuses
+from tests.brief import Patch, cases, refuses
 from tests.parallel import places
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,8 +77,7 @@ def test_members_end_with_who_has_started_them(tmp_path: Path, number: int) -> N
     started.stdout.read()  # which ends when nobody is left to write
     assert started.wait(20) == 128 + number
     for member in members:
-        with pytest.raises(ProcessLookupError):
-            os.kill(member, 0)
+        refuses(ProcessLookupError, "", os.kill, member, 0)
     started.stdout.close()
 
 
@@ -94,9 +93,7 @@ def test_the_status_is_that_of_the_member_which_failed(tmp_path: Path) -> None:
     (partial(launch, 1, ["x"], nodes=2, address="one:7"), "set MLVM_SECRET or MLVM_SECRET_FILE"),
     (partial(launch, 1, ["x"], address="unix:x"), "members meet at HOST:PORT, not at unix:x"),
 )
-def test_impossible_launches_are_refused(
-    call: Any, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impossible_launches_are_refused(call: Any, text: str, monkeypatch: Patch) -> None:
     for name in ("MLVM_SECRET", "MLVM_SECRET_FILE"):
         monkeypatch.delenv(name, raising=False)
     refuses(GroupError, text, call)

@@ -27,7 +27,7 @@ from mlvm.parallel import messages
 from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.named import group
 from mlvm.parallel.processes import ProcessGroup
-from tests.brief import refuses
+from tests.brief import Patch, refuses
 from tests.fuzz import groups
 from tests.parallel import places
 from tests.parallel.joined import Joined
@@ -73,7 +73,7 @@ def test_every_collective_does_what_numpy_does(members: AnyGroup) -> None:
 
 
 @pytest.mark.parametrize(("size", "ring"), [(3, 0), (6, messages.RING)])
-def test_several_over_tcp_do_too(size: int, ring: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_over_tcp_do_too(size: int, ring: int, monkeypatch: Patch) -> None:
     monkeypatch.setattr(messages, "RING", ring)
     with Joined(size) as members:
         assert members.run(places.everything) == places.expected_of_everything(size)

@@ -37,7 +37,7 @@ from mlvm.parallel.group import Group
 from mlvm.parallel.launched import first_host, launched
 from mlvm.parallel.plain import packed, packed_failure, unpacked
 from mlvm.parallel.tcp import Link, TcpGroup
-from tests.brief import cases, refuses, with_long
+from tests.brief import Patch, cases, refuses, with_long
 from tests.fuzz import groups
 from tests.parallel import places
 from tests.parallel.joined import SECRET, Joined, free_address
@@ -80,9 +80,7 @@ def every_type(rank: int, vm: VM) -> list[str]:
     return digests
 
 
-def test_every_dtype_and_length_has_the_bits_of_threads(
-    three: Joined, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_dtype_and_length_has_the_bits_of_threads(three: Joined, monkeypatch: Patch) -> None:
     with Group(3) as threads:
         expected = threads.run(every_type)
     assert three.run(every_type) == expected
@@ -90,7 +88,7 @@ def test_every_dtype_and_length_has_the_bits_of_threads(
     assert three.run(every_type) == expected
 
 
-def test_a_member_sends_as_many_messages_as_the_logarithm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_sends_as_many_messages_as_the_logarithm(monkeypatch: Patch) -> None:
     sent: list[tuple[int, int]] = []
     original = messages.Transport.tell_round
 
@@ -114,7 +112,7 @@ def test_a_member_sends_as_many_messages_as_the_logarithm(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("steps", "texts"), CANNOT_MEET)
 def test_members_that_cannot_meet_raise(
-    steps: tuple[Step, ...], texts: list[str] | None, monkeypatch: pytest.MonkeyPatch
+    steps: tuple[Step, ...], texts: list[str] | None, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(messages, "_PATIENCE", 0.02)
     with Joined(len(steps)) as members:
@@ -242,7 +240,7 @@ def test_who_says_nothing_or_nonsense_keeps_nobody_out() -> None:
         each.close()
 
 
-def test_strangers_take_a_few_places_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_take_a_few_places_and_no_more(monkeypatch: Patch) -> None:
     monkeypatch.setattr("mlvm.machines.remote.admission.MOST_OF_PEER", 4)
     address = free_address()
     host, _, port = address.partition(":")
@@ -282,16 +280,14 @@ def test_members_may_have_many_open_files() -> None:
     (partial(TcpGroup, 0, 1, ":1", timeout=0), GroupError, "a timeout is a number of seconds > 0"),
 )
 def test_impossible_members_are_refused(
-    make: Any, error: Any, text: str, monkeypatch: pytest.MonkeyPatch
+    make: Any, error: Any, text: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.delenv("MLVM_SECRET", raising=False)
     monkeypatch.delenv("MLVM_SECRET_FILE", raising=False)
     refuses(error, text, make)
 
 
-def test_a_secret_comes_from_the_environment_or_a_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_secret_comes_from_the_environment_or_a_file(monkeypatch: Patch, tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.touch(mode=0o600)
     file.write_text(SECRET)

@@ -34,7 +34,7 @@ from mlvm.show.session import Session, all_recorded
 from mlvm.show.trace import Span, Trace
 from mlvm.step.compile import Planned, on_planned
 from mlvm.step.saved import SavedStep
-from tests.brief import cases, refuses
+from tests.brief import Patch, cases, refuses
 
 HERE = Path(__file__)
 NASTY = "</script><script>alert('1')</script><!-- &amp; \u2028 \ud800 \""
@@ -240,7 +240,7 @@ def test_a_session_has_arenas_vms_and_waits(session: tuple[Session, list[Planned
     assert all(span["end"] >= span["start"] >= 0 for spans in lanes.values() for span in spans)
 
 
-def test_a_session_says_what_it_has_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_says_what_it_has_forgotten(monkeypatch: Patch) -> None:
     monkeypatch.setattr("mlvm.show.session.MOST_TENSORS", 8)
     monkeypatch.setattr("mlvm.show.session.MOST_SPANS", 10)
     with all_recorded() as session:
@@ -322,9 +322,7 @@ def test_a_script_may_trace_its_vm_itself(tmp_path: Path) -> None:
     assert vm.functions.instrument is None
 
 
-def test_a_page_replaces_another_only_when_it_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_replaces_another_only_when_it_is_whole(tmp_path: Path, monkeypatch: Patch) -> None:
     page, link = tmp_path / "page.html", tmp_path / "link.html"
     page.write_text("old")
     link.symlink_to(page)

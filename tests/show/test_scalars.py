@@ -14,7 +14,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError
 from mlvm.show import scalars
-from tests.brief import cases
+from tests.brief import Patch, cases, refuses
 
 
 def crc32c(data: bytes) -> int:
@@ -129,8 +129,7 @@ def test_scalars_are_read_back(tmp_path: Path) -> None:
     assert math.isnan(values[2])
     assert values[3] == pytest.approx(1e-3, rel=1e-7)
     assert values[4:6] == [math.inf, -math.inf]
-    with pytest.raises(ValueError, match="closed"):
-        log.add("train", 3, loss=0.0, rate=0.0)
+    refuses(ValueError, "closed", log.add, "train", 3, loss=0.0, rate=0.0)
 
 
 def test_a_later_log_goes_on_or_writes_rows_again(tmp_path: Path) -> None:
@@ -162,8 +161,7 @@ def test_a_later_log_goes_on_or_writes_rows_again(tmp_path: Path) -> None:
 def test_what_is_refused(add: Any, message: str, tmp_path: Path) -> None:
     with ml.ScalarLog(tmp_path) as log:
         log.add("train", 1, loss=1.0)
-        with pytest.raises(ArgumentError, match=message):
-            add(log)
+        refuses(ArgumentError, message, add, log)
         log.add("train", 2, loss=1.0)
     assert len(rows(tmp_path / "train.csv")) == 3
     assert len(events(tmp_path)) == 2
@@ -183,7 +181,7 @@ def test_tensorboard_reads_it(tmp_path: Path) -> None:
 
 
 def test_a_log_that_ends_while_it_purges_has_lost_no_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     with ml.ScalarLog(tmp_path) as log:
         for step in range(3):
@@ -194,6 +192,5 @@ def test_a_log_that_ends_while_it_purges_has_lost_no_row(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(scalars, "_append", killed)
-    with pytest.raises(KeyboardInterrupt):
-        ml.ScalarLog(tmp_path, purge_step=2)
+    refuses(KeyboardInterrupt, "", ml.ScalarLog, tmp_path, purge_step=2)
     assert rows(tmp_path / "train.csv") == before

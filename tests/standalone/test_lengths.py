@@ -19,7 +19,7 @@ from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.step.saved import LoadedStep, SavedStep
-from tests.brief import with_long
+from tests.brief import Capsys, with_long
 from tests.standalone.test_standalone import COMPILER, FAST, Builder, compiled
 
 pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason="there are no native kernels")
@@ -303,7 +303,7 @@ int main(void)
 """
 
 
-def test_what_is_not_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_built(tmp_path: Path, capsys: Capsys) -> None:
     """Functions, other numbers of lengths, and too many combinations are refused by name."""
 
     @ml.function

@@ -19,7 +19,7 @@ from mlvm.__main__ import main
 from mlvm.core.types import DType
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
-from tests.brief import refuses
+from tests.brief import Capsys, Patch, refuses
 
 pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason="there are no native kernels")
 if extension.EXTENSION is not None:
@@ -342,7 +342,7 @@ def test_the_command_line(folder: Path) -> None:
         assert (code, message in text) == (status, True), (arguments, text)
 
 
-def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_needs_python_is_refused(tmp_path: Path, capsys: Capsys) -> None:
     """By op and line."""
     key, x = ml.random.key(0), ml.asarray(np.ones(3, np.float32))
     written(tmp_path / "drawn.mlvm", lambda x: ml.random.gamma(x, key=key), x)
@@ -392,9 +392,7 @@ def test_a_string_is_one_literal_whatever_is_in_it(tmp_path: Path) -> None:
     assert output.decode().split("\1")[:-1] == [*strings[:-1], "caf\\xe9"]
 
 
-def test_a_host_function_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_function_is_refused(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     from mlvm.machines.standalone import steps
 
     def doubled(x: ml.Tensor) -> ml.Tensor:
@@ -411,7 +409,7 @@ def test_a_host_function_is_refused(
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="links without the kernels")
 @pytest.mark.parametrize(("example", "step"), [("anomaly", "learn"), ("digits", "train")])
 def test_the_memory_that_examples_need(
-    example: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    example: str, step: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """The plan's, the state's, and at most 16 KiB: kernels work where the plan has nothing."""
     file = Path(__file__).resolve().parents[2] / "examples" / "embedded" / f"{example}.py"

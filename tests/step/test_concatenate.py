@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +10,7 @@ from mlvm.core.errors import ProgramError
 from mlvm.core.program.program import Function, Program
 from mlvm.core.vm import VM
 from mlvm.step.concatenate import Launch, concatenate
-from tests.brief import cases
+from tests.brief import cases, refuses
 from tests.core.programs import ADD_INTO, f32s, instruction, put, straight
 
 one_op = st.tuples(
@@ -74,5 +73,4 @@ HALT = instruction("halt")
 )
 def test_what_cannot_be_concatenated(program: Program, text: str) -> None:
     launches: list[Launch] = [(program, ())]
-    with pytest.raises(ProgramError, match=text):
-        concatenate(launches)
+    refuses(ProgramError, text, concatenate, launches)

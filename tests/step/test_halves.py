@@ -11,6 +11,7 @@ from mlvm.eager import Tensor
 from mlvm.step import compile as compiling
 from mlvm.step.flow import Call, Flow
 from mlvm.step.halves import in_halves
+from tests.brief import Patch
 from tests.machines.native.planners import POOLS as _POOLS  # noqa: F401 (skips without them)
 
 KEY = ml.random.key(0)
@@ -41,9 +42,7 @@ def test_a_captured_layer_norm_reads_halves_with_the_bits_of_the_eager_one(
             assert ml.array_equal(y, z)
 
 
-def test_the_copy_in_f32_is_gone_unless_something_else_reads_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_copy_in_f32_is_gone_unless_something_else_reads_it(monkeypatch: Patch) -> None:
     removed: list[int] = []
 
     def counted(flow: Flow) -> list[Call]:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
 import mlvm.eager as ml
-from tests.brief import cases
+from tests.brief import cases, refuses
 from tests.slopes import check_slopes
 
 Z = np.array([[1 + 2j, -0.5j, 3], [0.25 - 1j, 2j, -1 - 1j]])
@@ -65,8 +64,7 @@ def test_indexed_and_updated() -> None:
 )
 def test_refused(call: Callable[[Any], Any], error: type[Exception], text: str) -> None:
     z = ml.asarray(Z)
-    with pytest.raises(error, match=text):
-        call(z)
+    refuses(error, text, call, z)
 
 
 def loss(z: Any, r: Any, f: Any = ml) -> Any:

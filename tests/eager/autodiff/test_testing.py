@@ -83,11 +83,8 @@ def test_a_rule_that_is_wrong_from_the_second_order_on() -> None:
 
 
 def test_a_gradient_that_is_nan() -> None:
-    def nothing(x: Tensor) -> Tensor:
-        return x + ml.sum(ml.log(x * 0.0)) * 0.0
-
     with np.errstate(all="ignore"), pytest.raises(ml.errors.GradientMismatch, match="is nan, the"):
-        check_gradients(nothing, ml.asarray(1.0))
+        check_gradients(lambda x: x + ml.sum(ml.log(x * 0.0)) * 0.0, ml.asarray(1.0))
 
 
 def test_the_tolerance_is_relative_to_the_tensors_largest_slope() -> None:

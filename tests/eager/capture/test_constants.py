@@ -27,7 +27,7 @@ from mlvm.core.ops.half import cast
 from mlvm.core.types import bf16
 from mlvm.eager import nn
 from mlvm.machines.wire import WireVM
-from tests.brief import cases, refuses
+from tests.brief import Fn, cases, refuses
 from tests.fuzz.machines import same_bits
 
 pytestmark = pytest.mark.local(reason="arrays and lists stand beside tensors of this process alone")
@@ -154,10 +154,7 @@ def a_field_of_a_module() -> Any:
 def a_default() -> Any:
     mean = np.ones(3)
 
-    def centred(x: Any, mean: Any = mean, *, by: Any = mean) -> Any:
-        return (x - mean) * by
-
-    return centred, [lambda: put(mean, 0, 4.0)]
+    return lambda x, mean=mean, *, by=mean: (x - mean) * by, [lambda: put(mean, 0, 4.0)]
 
 
 @case
@@ -462,10 +459,7 @@ def test_parameters_loaded_inside_are_loaded_at_each_call() -> None:
 
 
 def in_a_loop(x: Any) -> Any:
-    def body(i: Any, x: Any) -> Any:
-        return x * MEAN[0] + [0.5, 0.25, 0.125] + ml.asarray(MEAN)
-
-    return ml.fori_loop(0, 3, body, x)
+    return ml.fori_loop(0, 3, lambda i, x: x * MEAN[0] + [0.5, 0.25, 0.125] + ml.asarray(MEAN), x)
 
 
 def in_a_while_loop(x: Any) -> Any:
@@ -611,9 +605,7 @@ def test_a_gradient_inside_is_of_an_array_or_a_number() -> None:
     (lambda x, a: x * np.array([a, 2.0, a]), 5),
     (lambda x, a: x * np.float32(a), 5),
 )
-def test_numbers_that_change_are_constants_of_each_call(
-    fn: Callable[..., Any], programs: int
-) -> None:
+def test_numbers_that_change_are_constants_of_each_call(fn: Fn, programs: int) -> None:
     captured, x = ml.capture(fn), ml.ones(3)
     for a in (0.5, 0.1, 1 / 3, 0.7, 1e-30):
         assert bits(captured(x, a)) == bits(fn(x, a))

@@ -26,7 +26,7 @@ from mlvm.eager.tensor.polynomials import added, atom, constant_of, divided, mul
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.step.saved import LoadedStep, SavedStep
-from tests.brief import cases, refuses, with_long
+from tests.brief import Patch, cases, refuses, with_long
 from tests.fuzz import lengths as fuzz
 
 N = {"x": ("n", None)}
@@ -81,8 +81,7 @@ def test_axes_that_were_always_equal_have_one_length() -> None:
     for n in (4, 5, 6, 7):
         assert np.array_equal(step(matrix(n), matrix(n, seed=1)), matrix(n) + matrix(n, seed=1))
     assert step.signatures == 3
-    with pytest.raises(MlvmError):
-        step(matrix(7), matrix(8))
+    refuses(MlvmError, "", lambda: step(matrix(7), matrix(8)))
 
 
 def test_a_branch_on_a_length_is_a_guard() -> None:
@@ -99,19 +98,17 @@ def test_lengths_of_0_and_1_are_right() -> None:
             assert same(step, step.fn, matrix(n))
 
 
-@pytest.mark.parametrize(
+@cases(
     "see",
-    [
-        lambda x: x * int(x.shape[0]),
-        lambda x: x * np.sqrt(x.shape[0]).astype(np.float32),
-        lambda x: x * len(x),
-        lambda x: x + float(f"{x.shape[0]}"),
-        lambda x: sum(x[i] for i in range(x.shape[0])),
-        lambda x: x * len([0] * x.shape[0]),
-        lambda x: x * {x.shape[0]: 2.0}[x.shape[0]],
-        lambda x: ml.sum(x) * x.nbytes.bit_length(),
-        lambda x: x * float(str(x.type).split(",")[0][4:]),
-    ],
+    lambda x: x * int(x.shape[0]),
+    lambda x: x * np.sqrt(x.shape[0]).astype(np.float32),
+    lambda x: x * len(x),
+    lambda x: x + float(f"{x.shape[0]}"),
+    lambda x: sum(x[i] for i in range(x.shape[0])),
+    lambda x: x * len([0] * x.shape[0]),
+    lambda x: x * {x.shape[0]: 2.0}[x.shape[0]],
+    lambda x: ml.sum(x) * x.nbytes.bit_length(),
+    lambda x: x * float(str(x.type).split(",")[0][4:]),
 )
 def test_what_python_sees_is_what_a_program_is_for(see: Callable[..., Any]) -> None:
     step = ml.capture(see, lengths=N)
@@ -248,7 +245,7 @@ def attend(x: ml.Tensor) -> ml.Tensor:
 
 @pytest.mark.local(reason="the verifier of this process is taken away")
 @pytest.mark.skipif(EXTENSION is None, reason="the loop in Python binds each length")
-def test_a_program_of_native_kernels_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_of_native_kernels_is_verified_once(monkeypatch: Patch) -> None:
     with ml.use(ml.VM(native=True)):
         step = ml.capture(attend, lengths=N, at_most={"n": 700})
         assert same(step, attend, matrix(600))
@@ -300,7 +297,7 @@ LOOPS: dict[str, Callable[..., Any]] = {
 @pytest.mark.skipif(EXTENSION is None, reason="the loop in Python binds each length")
 @pytest.mark.parametrize("fn", LOOPS.values(), ids=LOOPS)
 def test_a_program_with_loops_is_verified_once(
-    fn: Callable[..., ml.Tensor], monkeypatch: pytest.MonkeyPatch
+    fn: Callable[..., ml.Tensor], monkeypatch: Patch
 ) -> None:
     with ml.use(ml.VM(native=True)):
         step = ml.capture(fn, lengths=N, at_most={"n": 100})
@@ -333,7 +330,7 @@ def test_an_error_in_a_loop_of_another_length() -> None:
 
 @pytest.mark.local(reason="a VM elsewhere binds each length")
 @pytest.mark.skipif(EXTENSION is None, reason="the loop in Python binds each length")
-def test_a_call_inside_the_preparation_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_inside_the_preparation_of_another(monkeypatch: Patch) -> None:
     """As in a signal handler: the inner call runs the program as any other."""
 
     def fn(x: Any) -> Any:
@@ -388,8 +385,7 @@ def test_an_error_of_a_kernel_names_the_types_of_its_length() -> None:
     step = ml.capture(lambda x: ml.take(table, x, axis=0) * 2.0, lengths={"x": ("n",)})
     for n in (4, 6):
         step(ml.zeros((n,), dtype=ml.int64))
-    with pytest.raises(MlvmError, match=r"i64\[5\]"):
-        step(ml.full((5,), 3, dtype=ml.int64))
+    refuses(MlvmError, r"i64\[5\]", lambda: step(ml.full((5,), 3, dtype=ml.int64)))
     assert step(ml.zeros((5,), dtype=ml.int64)).shape == (5, 2)
 
 
@@ -419,7 +415,7 @@ def test_programs_forgotten_give_their_memory_back() -> None:
 
 @pytest.mark.local(reason="it counts handles of a VM of this process")
 @pytest.mark.filterwarnings("ignore::mlvm.eager.capture.guards.changing.RecompilationWarning")
-def test_programs_by_shape_are_forgotten_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_by_shape_are_forgotten_one_at_a_time(monkeypatch: Patch) -> None:
     calls: list[object] = []
     monkeypatch.setattr("mlvm.step.compile.on_planned", [calls.append])
     vm = ml.VM()
@@ -439,29 +435,24 @@ def test_programs_by_shape_are_forgotten_one_at_a_time(monkeypatch: pytest.Monke
         assert max(handles) == handles[0]
 
 
-@pytest.mark.parametrize(
-    ("lengths", "at_most", "message"),
-    [
-        ({"z": ("n",)}, None, "names the parameter 'z'; the function has x"),
-        ({"x": (1, None)}, None, "a name or None for each axis"),
-        (7, None, "lengths is"),
-        (N, {"m": 4}, "at_most bounds 'm'; lengths names n"),
-        (N, {"n": 0}, r"at_most\['n'\] is an int >= 1"),
-        (None, {"n": 4}, "no length has a name"),
-    ],
+@cases(
+    "lengths, at_most, message",
+    ({"z": ("n",)}, None, "names the parameter 'z'; the function has x"),
+    ({"x": (1, None)}, None, "a name or None for each axis"),
+    (7, None, "lengths is"),
+    (N, {"m": 4}, "at_most bounds 'm'; lengths names n"),
+    (N, {"n": 0}, r"at_most\['n'\] is an int >= 1"),
+    (None, {"n": 4}, "no length has a name"),
 )
 def test_bad_options(lengths: Any, at_most: Any, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        ml.capture(lambda x: x, lengths=lengths, at_most=at_most)
+    refuses(ArgumentError, message, ml.capture, lambda x: x, lengths=lengths, at_most=at_most)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([(9, 4), (9,)], "axis 0 of x is 'n' = 9, at most 8: got f32"),
-        ([(5, 4), (6,)], "'n' is 5 at axis 0 of x, and 6 at axis 0 of y"),
-        ([(5, 4, 1), (5,)], "lengths of x names 2 axes, got f32"),
-    ],
+@cases(
+    "arguments, message",
+    ([(9, 4), (9,)], "axis 0 of x is 'n' = 9, at most 8: got f32"),
+    ([(5, 4), (6,)], "'n' is 5 at axis 0 of x, and 6 at axis 0 of y"),
+    ([(5, 4, 1), (5,)], "lengths of x names 2 axes, got f32"),
 )
 def test_bad_lengths_change_nothing(arguments: Sequence[Any], message: str) -> None:
     count = ml.zeros(())
@@ -472,8 +463,7 @@ def test_bad_lengths_change_nothing(arguments: Sequence[Any], message: str) -> N
 
     step = ml.capture(fn, lengths={"x": ("n", None), "y": ("n",)}, at_most={"n": 8})
     step(ml.ones((4, 4)), ml.ones((4,)))
-    with pytest.raises(ShapeError, match=message):
-        step(*[ml.ones(shape) for shape in arguments])
+    refuses(ShapeError, message, lambda: step(*[ml.ones(shape) for shape in arguments]))
     step(ml.ones((5, 4)), ml.ones((5,)))
     assert float(count) == 2
 
@@ -528,16 +518,14 @@ def test_a_saved_step_takes_all_lengths(tmp_path: Path) -> None:
     assert step.signatures == 1
 
 
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        (((9, 4), (9,)), "step: axis 0 of input 0 and axis 0 of input 1 is 'n' = 9, expected 1 to"),
-        (((0, 4), (0,)), "step: axis 0 of input 0 and axis 0 of input 1 is 'n' = 0, expected 1 to"),
-        (((5, 4), (6,)), "step: 'n' is 5 at axis 0 of input 0, and 6 at axis 0 of input 1: axes"),
-        (((4, 4), (4,)), "step: at n = 4 the function computes otherwise than at n = 7; save"),
-        (((5, 4), (5, 1)), "step: input 1 is f32[n], got f32[5,1]"),
-        (((5, 3), (5,)), "write to f32[5,4]: the array's shape is (5, 3)"),
-    ],
+@cases(
+    "shapes, message",
+    (((9, 4), (9,)), "step: axis 0 of input 0 and axis 0 of input 1 is 'n' = 9, expected 1 to"),
+    (((0, 4), (0,)), "step: axis 0 of input 0 and axis 0 of input 1 is 'n' = 0, expected 1 to"),
+    (((5, 4), (6,)), "step: 'n' is 5 at axis 0 of input 0, and 6 at axis 0 of input 1: axes"),
+    (((4, 4), (4,)), "step: at n = 4 the function computes otherwise than at n = 7; save"),
+    (((5, 4), (5, 1)), "step: input 1 is f32[n], got f32[5,1]"),
+    (((5, 3), (5,)), "write to f32[5,4]: the array's shape is (5, 3)"),
 )
 def test_a_saved_step_refuses_other_lengths(shapes: Any, message: str, tmp_path: Path) -> None:
     def fn(x: Any, y: Any) -> Any:
@@ -554,19 +542,17 @@ def test_a_saved_step_refuses_other_lengths(shapes: Any, message: str, tmp_path:
     assert saved(np.ones((6, 4), np.float32), np.ones(6, np.float32)) == [24.0]
 
 
-@pytest.mark.parametrize(
-    ("fn", "options", "length", "message"),
-    [
-        (ml.tanh, {}, 5, "expected a bound of 'n', got none; capture it with at_most={'n': 512}"),
-        (ml.tanh, {"at_most": {"n": 9}}, 1, "is for its lengths alone: sizes of 0 and 1"),
-        (lambda x: x * len(x), {"at_most": {"n": 9}}, 5, "needs the value of 'n', so that each"),
-        (
-            ml.tanh,
-            {"at_most": {"n": 9}, "replace": {lambda x: ml.tanh(x): "tanh"}},
-            5,
-            "is for its lengths alone: replace= is used",
-        ),
-    ],
+@cases(
+    "fn, options, length, message",
+    (ml.tanh, {}, 5, "expected a bound of 'n', got none; capture it with at_most={'n': 512}"),
+    (ml.tanh, {"at_most": {"n": 9}}, 1, "is for its lengths alone: sizes of 0 and 1"),
+    (lambda x: x * len(x), {"at_most": {"n": 9}}, 5, "needs the value of 'n', so that each"),
+    (
+        ml.tanh,
+        {"at_most": {"n": 9}, "replace": {lambda x: ml.tanh(x): "tanh"}},
+        5,
+        "is for its lengths alone: replace= is used",
+    ),
 )
 @pytest.mark.filterwarnings("ignore::mlvm.eager.capture.guards.changing.RecompilationWarning")
 @pytest.mark.filterwarnings("ignore::mlvm.eager.capture.replacing.ReplacementWarning")
@@ -634,9 +620,7 @@ def test_a_temporary_may_be_larger_than_at_the_bound(tmp_path: Path) -> None:
 
 @pytest.mark.local(reason="a VM elsewhere binds each length")
 @pytest.mark.skipif(EXTENSION is None, reason="the loop in Python binds each length")
-def test_kernels_chosen_for_a_length_serve_those_of_equal_guards(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kernels_chosen_for_a_length_serve_those_of_equal_guards(monkeypatch: Patch) -> None:
     with ml.use(ml.VM(native=True)):
         step = ml.capture(attend, lengths=N, at_most={"n": 700})
         planned: list[str] = []
@@ -732,9 +716,7 @@ def test_random_functions(seed: int) -> None:
         assert fuzz.check(seed)[0] in ("equal", "raised")
 
 
-@pytest.mark.parametrize(
-    "fn", [lambda x: ml.trapezoid(x), ml.median, lambda x: ml.quantile(x, [0.1, 0.7])]
-)
+@cases("fn", lambda x: ml.trapezoid(x), ml.median, lambda x: ml.quantile(x, [0.1, 0.7]))
 def test_functions_of_a_sequence_have_one_program(fn: Callable[..., ml.Tensor]) -> None:
     step = ml.capture(fn, lengths={"x": ("n",)}, at_most={"n": 40})
     for n in (9, 12, 7, 30, 7):

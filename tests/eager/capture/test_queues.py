@@ -15,6 +15,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import CaptureError, OperandValueError, ProgramError, ShutDown, StaleTensor
 from mlvm.eager import optim
 from mlvm.machines.wire import WireVM
+from tests.brief import cases, refuses
 from tests.threads import PATIENCE, start
 from tests.wired import machine
 
@@ -111,8 +112,7 @@ def test_drain_is_as_many_calls_as_there_are_elements(q: ml.QueueTensor, fuse: b
     assert last.numpy().tobytes() == loss.numpy().tobytes()
     assert drained.state() == one_by_one.state()
     for again in (step, step.drain):
-        with pytest.raises(ShutDown):
-            again()
+        refuses(ShutDown, "", again)
     assert drained.state() == one_by_one.state()
 
 
@@ -121,8 +121,7 @@ def test_an_element_of_another_vm_is_refused_and_stays(q: ml.QueueTensor) -> Non
     step = ml.capture(lambda: q.get()[0] * 2.0)
     with ml.Arena(ml.VM("other"), "there"):
         for call in (step, step.drain):
-            with pytest.raises(CaptureError, match=r"lives on .*, inside a captured"):
-                call()
+            refuses(CaptureError, r"lives on .*, inside a captured", call)
     assert step()[0, 0].item() == 2.0
 
 
@@ -171,8 +170,7 @@ def test_an_element_for_a_launch_that_fails_is_used_up(q: ml.QueueTensor) -> Non
     assert step().tolist() == [[1] * 3] * 2
     w.arena.free(w)
     put(q, 1)
-    with pytest.raises(StaleTensor):
-        step()
+    refuses(StaleTensor, "", step)
     assert q.empty()
     for value in range(q.maxsize):  # all slots are free again
         q.put([np.full((2, 3), value, np.float32), np.zeros(2, np.int64)], timeout=0)
@@ -212,8 +210,7 @@ def test_two_queues_and_two_elements_of_one(q: ml.QueueTensor, vm: Any) -> None:
         assert step().tolist() == [[10 + i] * 3] * 2
         assert q.empty()
         assert other.empty()
-    with pytest.raises(ProgramError, match="taken from at the start; this takes 3 times"):
-        step.drain()
+    refuses(ProgramError, "taken from at the start; this takes 3 times", step.drain)
 
 
 def test_only_what_begins_by_taking_an_element_is_drained(q: ml.QueueTensor) -> None:
@@ -236,22 +233,19 @@ def test_another_queue_is_another_signature(q: ml.QueueTensor, vm: Any) -> None:
     QUEUES.clear()
 
 
-@pytest.mark.parametrize(
-    ("fn", "message"),
-    [
-        (lambda: QUEUES[-1].get_nowait()[0] + 1, "taken without waiting"),
-        (lambda: [x + 1 for x, _ in QUEUES[-1]], "iterated over"),
-        (lambda: QUEUES[-1].get()[0], "lies in a queue's slot"),
-        (lambda: ml.reshape(QUEUES[-1].get()[0], (6,)), "lies in a queue's slot"),
-    ],
+@cases(
+    "fn, message",
+    (lambda: QUEUES[-1].get_nowait()[0] + 1, "taken without waiting"),
+    (lambda: [x + 1 for x, _ in QUEUES[-1]], "iterated over"),
+    (lambda: QUEUES[-1].get()[0], "lies in a queue's slot"),
+    (lambda: ml.reshape(QUEUES[-1].get()[0], (6,)), "lies in a queue's slot"),
 )
 def test_what_a_replay_could_not_do_is_refused(
     fn: Any, message: str, q: ml.QueueTensor, tmp_path: Path
 ) -> None:
     QUEUES[:] = [q]
     put(q, 1)
-    with pytest.raises(CaptureError, match=message):
-        ml.capture(fn)()
+    refuses(CaptureError, message, lambda: ml.capture(fn)())
     assert not q.empty()  # recording takes nothing
     step = ml.capture(lambda: QUEUES[-1].get()[0] + 1)
     assert step().tolist() == [[2] * 3] * 2
@@ -264,8 +258,7 @@ def test_a_closed_queue_is_shut_down_for_the_first_call_too(q: ml.QueueTensor) -
     q.close()
     step = ml.capture(lambda: q.get()[0] + 1)
     for call in (step, step.drain, step):
-        with pytest.raises(ShutDown):
-            call()
+        refuses(ShutDown, "", call)
 
 
 @pytest.fixture
@@ -312,14 +305,12 @@ def test_what_cannot_be_taken_ahead_is_refused(far: ml.QueueTensor) -> None:
         ml.capture(after_an_update)()
     with pytest.raises(CaptureError, match=rf"{HERE}.* in a branch or loop; on far.*its argument"):
         ml.capture(in_a_loop)(ml.asarray(3))
-    with pytest.raises(CaptureError, match="lies in a queue's slot"):
-        ml.capture(lambda: far.get()[0])()
+    refuses(CaptureError, "lies in a queue's slot", lambda: ml.capture(lambda: far.get()[0])())
     twice = ml.capture(lambda: far.get()[0] + far.get()[0])
     put(far, 1)
     put(far, 2)
     assert twice().tolist() == [[3] * 3] * 2
-    with pytest.raises(ProgramError, match="taken from at the start; this takes 2 times"):
-        twice.drain()
+    refuses(ProgramError, "taken from at the start; this takes 2 times", twice.drain)
     element = ml.capture(lambda x: x * 2)
     put(far, 3)
     assert element(far.get()[0]).tolist() == [[6] * 3] * 2

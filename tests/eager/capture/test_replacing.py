@@ -158,9 +158,7 @@ def test_the_first_of_overlapping_patterns_goes_first(host: Host) -> None:
 def test_inside_of_control_flow(host: Host) -> None:
     w, b = normal(3, 3), normal(3)
 
-    @ml.function
-    def layer(x: ml.Tensor) -> ml.Tensor:
-        return dense(x, w, b) * 0.5
+    layer = ml.function(lambda x: dense(x, w, b) * 0.5)
 
     def fn(x: ml.Tensor, n: ml.Tensor) -> Any:
         x = ml.while_loop(

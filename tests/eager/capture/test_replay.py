@@ -15,6 +15,7 @@ import mlvm.eager as ml
 from mlvm.core.observe import observed
 from mlvm.eager.capture.launch import Launch
 from mlvm.machines.native.extension import EXTENSION
+from tests.brief import Patch, refuses
 
 pytestmark = [
     pytest.mark.skipif(EXTENSION is None, reason="the extension is not here"),
@@ -29,7 +30,7 @@ def arena() -> Iterator[Any]:
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def launches(monkeypatch: Patch) -> list[Any]:
     """The launches that Python sends."""
     sent: list[Any] = []
     run = Launch.run
@@ -201,8 +202,7 @@ def test_a_closed_vm_is_told(arena: Any) -> None:
     x = ml.ones(2)
     double = warmed(lambda x: x + x, x)
     arena.vm.close()
-    with pytest.raises(ml.errors.MlvmError, match="closed"):
-        double(x)
+    refuses(ml.errors.MlvmError, "closed", double, x)
 
 
 def test_what_was_launched_ends_with_the_function(arena: Any) -> None:
@@ -256,9 +256,7 @@ def test_threads_share_a_function() -> None:
     assert not errors
 
 
-def test_arrays_that_change_while_a_launch_is_learned(
-    arena: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arrays_that_change_while_a_launch_is_learned(arena: Any, monkeypatch: Patch) -> None:
     from mlvm.machines.native import loop
 
     bound_code = loop.bound_code
@@ -280,9 +278,7 @@ class Stopped(BaseException):
     """An interrupt."""
 
 
-def test_signals_in_a_launch(
-    arena: Any, launches: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signals_in_a_launch(arena: Any, launches: list[Any], monkeypatch: Patch) -> None:
     from mlvm.machines.native import loop
 
     def products(x: Any) -> Any:

@@ -10,6 +10,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import GradientError
+from tests.brief import refuses
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 Loss = Callable[[ml.Tensor], Any]
@@ -101,8 +102,7 @@ def test_a_gradient_through_what_a_checkpoint_has_made_and_not_returned_is_refus
 
         return ml.sum(inner(x) * leaked[0])
 
-    with pytest.raises(GradientError, match="return it"):
-        ml.grad(loss)(ml.ones((2,)))
+    refuses(GradientError, "return it", lambda: ml.grad(loss)(ml.ones((2,))))
 
 
 def test_a_loop_of_no_turns_draws_no_keys() -> None:
@@ -167,15 +167,9 @@ IN_BODIES: dict[str, Callable[[Any, Any, Wrap], Any]] = {
 def test_a_checkpoint_in_a_captured_body_reaches_what_that_makes(name: str) -> None:
     x, w = (ml.asarray(values, dtype="f64") for values in ([0.3, 0.6, 0.9], [0.5, 0.2, 0.4]))
 
-    def loss(x: ml.Tensor, w: ml.Tensor, wrap: Wrap) -> ml.Tensor:
-        return ml.sum(ml.sin(IN_BODIES[name](x, w, wrap)))
+    first = ml.grad(lambda x, w, wrap: ml.sum(ml.sin(IN_BODIES[name](x, w, wrap))), (0, 1))
 
-    first = ml.grad(loss, (0, 1))
-
-    def of_first(x: ml.Tensor, w: ml.Tensor, wrap: Wrap) -> Any:
-        return sum(ml.sum(ml.sin(g)) for g in first(x, w, wrap))
-
-    second = ml.grad(of_first, (0, 1))
+    second = ml.grad(lambda x, w, wrap: sum(ml.sum(ml.sin(g)) for g in first(x, w, wrap)), (0, 1))
     for step in (first, second):
         ml.random.seed(3)
         expected, state = step(x, w, _none), ml.random.state().tolist()

@@ -21,7 +21,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.types import DType
 from mlvm.eager.tree import named_leaves
-from tests.brief import cases
+from tests.brief import Fn, cases, refuses
 
 Mode = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -60,8 +60,8 @@ class Counter(ml.nn.Module):
 # --- branches ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "pred", [True, 0.5, np.nan, -0.0, np.uint8(200), np.int64(-1), np.zeros((1, 1)), np.array([0])]
+@cases(
+    "pred", True, 0.5, np.nan, -0.0, np.uint8(200), np.int64(-1), np.zeros((1, 1)), np.array([0])
 )
 def test_cond_takes_the_branch_that_a_number_names(mode: Mode, pred: Any) -> None:
     array = np.asarray(pred)
@@ -169,9 +169,7 @@ def test_while_loop_goes_on_for_as_long_as_it_is_true(mode: Mode, n: int) -> Non
     }
 
 
-@pytest.mark.parametrize(
-    ("lower", "upper"), [(0, 4), (2, 5), (-2, 2), (3, 3), (5, 1), (2**40, 2**40 + 2)]
-)
+@cases("lower, upper", (0, 4), (2, 5), (-2, 2), (3, 3), (5, 1), (2**40, 2**40 + 2))
 @pytest.mark.parametrize("dtype", [None, "i64"])
 def test_fori_loop_counts_as_range_does(mode: Mode, lower: int, upper: int, dtype: Any) -> None:
     def step(bounds: ml.Tensor) -> Any:
@@ -338,10 +336,7 @@ def test_rows_of_a_module_are_a_module(mode: Mode) -> None:
     layers.count = ml.asarray([1, 2, 3])
 
     def step(layers: Counter) -> Any:
-        def body(s: ml.Tensor, layer: Counter) -> Any:
-            return s + layer.weight, layer
-
-        state, rows = ml.scan(body, ml.zeros((2,)), layers)
+        state, rows = ml.scan(lambda s, layer: (s + layer.weight, layer), ml.zeros((2,)), layers)
         assert type(rows) is Counter
         return state, rows.weight, rows.count
 
@@ -533,17 +528,13 @@ REFUSED: list[tuple[Callable[[ml.Tensor, ml.Tensor], Any], type[Exception], str]
 
 @pytest.mark.parametrize(("step", "error", "message"), REFUSED)
 def test_what_does_not_fit_is_refused(mode: Mode, step: Any, error: Any, message: str) -> None:
-    with pytest.raises(error, match=message):
-        mode(step)(x, n)
+    refuses(error, message, lambda: mode(step)(x, n))
     assert numbers([x, n]) == [[1.0, 2.0], 1]
 
 
 def test_branches_of_a_captured_function_make_the_same_types() -> None:
-    def step(p: ml.Tensor) -> Any:
-        return ml.cond(p, lambda: {"y": 1.0}, lambda: {"y": 1})
-
     with pytest.raises(DTypeError, match=r"another result than the first: i64\[\] at y, not f32"):
-        ml.capture(step)(ml.asarray(True))
+        ml.capture(lambda p: ml.cond(p, lambda: {"y": 1.0}, lambda: {"y": 1}))(ml.asarray(True))
 
 
 # --- beside JAX ----------------------------------------------------------------------
@@ -552,8 +543,7 @@ def test_branches_of_a_captured_function_make_the_same_types() -> None:
 def test_a_branch_is_a_function() -> None:
     x: Any = ml.ones(2)
     for branch in (partial(ml.cond, True, x, x), partial(ml.switch, 0, [x])):
-        with pytest.raises(DTypeError, match=r"a function as branch, got f32\[2\]; ml.where"):
-            branch()
+        refuses(DTypeError, r"a function as branch, got f32\[2\]; ml.where", branch)
 
 
 @cases("wrap", lambda step: step, ml.capture)
@@ -590,9 +580,7 @@ LOOPS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("how", [lambda fn: fn, ml.capture], ids=["eager", "captured"])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_an_update_of_the_state_is_none_of_a_weight_that_a_body_returns(
-    loop: str, how: Callable[..., Any]
-) -> None:
+def test_an_update_of_the_state_is_none_of_a_weight_that_a_body_returns(loop: str, how: Fn) -> None:
     w = ml.asarray([2.0, 3.0])
 
     def body(s: ml.Tensor) -> ml.Tensor:
@@ -764,9 +752,7 @@ def of_a_sum_by_rows(x: ml.Tensor, yes: ml.Tensor) -> Any:
 
 
 def of_a_sum_in_a_function(x: ml.Tensor, yes: ml.Tensor) -> Any:
-    @ml.function
-    def times(s: ml.Tensor) -> ml.Tensor:
-        return ml.sin(s * x)
+    times = ml.function(lambda s: ml.sin(s * x))
 
     def body(i: Any, s: ml.Tensor) -> Any:
         return times(ml.cond(yes, lambda: times(s), lambda: s * ml.tanh(x)))
@@ -783,9 +769,7 @@ def of_a_sum_in_a_function(x: ml.Tensor, yes: ml.Tensor) -> Any:
     of_a_sum_in_a_function,
 )
 @pytest.mark.parametrize("yes", [True, False])
-def test_a_sum_of_iterations_is_complete_where_a_branch_adds_nothing(
-    fn: Callable[..., Any], yes: bool
-) -> None:
+def test_a_sum_of_iterations_is_complete_where_a_branch_adds_nothing(fn: Fn, yes: bool) -> None:
     """Eager gradients have no conditions, and differences tell that they are right."""
     x, flag, h = ml.asarray(0.7, dtype=ml.float64), ml.asarray(yes), 1e-6
     gradient = ml.grad(lambda x: fn(x, flag))

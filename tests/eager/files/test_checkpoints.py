@@ -25,7 +25,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 import mlvm.eager as ml
 from mlvm.machines.wire import WireVM
 from tests.alarms import alarms_interrupt, interrupt_after
-from tests.brief import cases, refuses
+from tests.brief import Patch, cases, refuses
 from tests.fuzz.mutations import assert_well_refused
 
 __all__ = ["alarms_interrupt"]  # a fixture
@@ -286,7 +286,7 @@ def test_a_name_may_be_as_long_as_the_system_allows(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     file = tmp_path / "x"
     ml.save(file, EXAMPLE)

@@ -13,7 +13,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, MlvmError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn
-from tests.brief import cases
+from tests.brief import cases, refuses
 from tests.eager.nn.checks import check, f64, normal
 
 ACTIVATIONS: dict[str, tuple[Callable[[], nn.Module], Callable[[Array], Array]]] = {
@@ -84,9 +84,7 @@ def test_pooling() -> None:
     assert nn.MaxPool2d(3, stride=(2, 1), padding="SAME")(ml.asarray(x)).shape == (2, 2, 6, 3)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: nn.MaxPool2d(2, stride=1), lambda: nn.AvgPool2d((1, 2)), nn.GlobalAvgPool]
-)
+@cases("make", lambda: nn.MaxPool2d(2, stride=1), lambda: nn.AvgPool2d((1, 2)), nn.GlobalAvgPool)
 def test_pooling_has_gradients(make: Callable[[], nn.Module]) -> None:
     check(lambda layer, x: layer(x), make(), f64(1, 3, 4, 2))
 
@@ -103,5 +101,4 @@ def test_pooling_has_gradients(make: Callable[[], nn.Module]) -> None:
     (lambda: nn.GlobalAvgPool()(ml.ones(3)), ShapeError, "expected x as [N, ..., C], got f32[3]"),
 )
 def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
-    with pytest.raises(error, match=re.escape(message)):
-        call()
+    refuses(error, re.escape(message), call)

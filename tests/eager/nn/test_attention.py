@@ -13,7 +13,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, OperandValueError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn
-from tests.brief import cases
+from tests.brief import cases, refuses
 from tests.eager.nn.checks import RNG, check, f64, normal, numbers, randomized
 from tests.slopes import check_slopes
 
@@ -319,5 +319,4 @@ real: Any = 1.0
     (lambda: ml.sinusoidal_encoding(ml.arange(3), 3), ArgumentError, "features, got 3"),
 )
 def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
-    with pytest.raises(error, match=re.escape(message)):
-        call()
+    refuses(error, re.escape(message), call)

@@ -13,7 +13,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, MlvmError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn
-from tests.brief import cases
+from tests.brief import cases, refuses
 from tests.eager.nn.checks import check, f64, normal, randomized
 
 
@@ -33,9 +33,7 @@ def convolve(x: Array, kernel: Array, stride: tuple[int, int], pads: Any, groups
     return y
 
 
-@pytest.mark.parametrize(
-    ("groups", "inputs", "outputs"), [(2, 4, 6), (3, 3, 3), (2, 2, 6), (4, 4, 4)]
-)
+@cases("groups, inputs, outputs", (2, 4, 6), (3, 3, 3), (2, 2, 6), (4, 4, 4))
 @cases(
     "window, stride, padding, pads",
     ((3, 2), (1, 1), "SAME", ((1, 1), (0, 1))),
@@ -195,5 +193,4 @@ untyped: Any = 1.0
     (lambda: ml.conv_transpose2d(x3, ml.ones((2, 2, 3, 4))), ShapeError, "4 axes"),
 )
 def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
-    with pytest.raises(error, match=re.escape(message)):
-        call()
+    refuses(error, re.escape(message), call)

@@ -378,12 +378,9 @@ def test_a_projection_of_attention_may_be_another_module(rotary_base: float | No
     assert cache[0].dtype is ml.float64
     np.testing.assert_allclose(y.numpy(), expected, rtol=1e-12)
 
-    def loss(layer: nn.MultiHeadAttention) -> ml.Tensor:
-        return ml.sum(ml.square(layer(x, is_causal=True)))
-
     adapted: Any = layer.query
     adapted.up.kernel += 0.1
-    check_slopes(loss, layer)
+    check_slopes(lambda layer: ml.sum(ml.square(layer(x, is_causal=True))), layer)
     refuses(ml.errors.ShapeError, r"expected x as \[batch, time, 8\]", layer, ml.ones((2, 5, 6)))
 
 

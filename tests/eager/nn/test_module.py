@@ -380,8 +380,7 @@ def test_a_module_without_call() -> None:
     class Empty(nn.Module):
         pass
 
-    with pytest.raises(NotImplementedError, match="Empty defines no __call__"):
-        Empty()(1)
+    refuses(NotImplementedError, "Empty defines no __call__", lambda: Empty()(1))
     assert Empty().parameters() == {}
 
 

@@ -12,7 +12,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, MlvmError, ShapeError
 from mlvm.eager import nn
-from tests.brief import cases
+from tests.brief import cases, refuses
 from tests.eager.nn.checks import check, f64, normal, randomized
 
 
@@ -116,8 +116,7 @@ def test_a_captured_training_step_moves_the_running_statistics() -> None:
     ),
 )
 def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
-    with pytest.raises(error, match=re.escape(message)):
-        call()
+    refuses(error, re.escape(message), call)
 
 
 def test_a_model_in_f64_moves_the_means_that_stay_f32() -> None:

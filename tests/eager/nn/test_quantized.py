@@ -129,9 +129,7 @@ def test_what_is_refused(model: ml.nn.Sequential, x: ml.Tensor) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("dtype", "k", "group"), [("i4", 64, 32), ("u8", 200, 200), ("u2", 4096, 256)]
-)
+@cases("dtype, k, group", ("i4", 64, 32), ("u8", 200, 200), ("u2", 4096, 256))
 def test_a_row_has_the_same_bits_among_many(dtype: str, k: int, group: int) -> None:
     """Weights may be laid out for all rows, or read by each."""
     keys = ml.random.split(ml.random.key(4), 2)

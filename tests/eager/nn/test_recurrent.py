@@ -15,7 +15,7 @@ from mlvm.core.types import Array
 from mlvm.eager import nn
 from mlvm.eager.nn.recurrent import step_by_step
 from mlvm.machines.native import extension
-from tests.brief import cases
+from tests.brief import cases, refuses
 from tests.eager.nn.checks import check, f64, normal, numbers, randomized
 
 CELLS: dict[str, Any] = {"RNN": nn.RNNCell, "LSTM": nn.LSTMCell, "GRU": nn.GRUCell}
@@ -207,8 +207,7 @@ h = ml.ones((1, 2, 4))
     (lambda: gru(x, lengths=ml.asarray([1])), ShapeError, "expected lengths [2], one a sequence"),
 )
 def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
-    with pytest.raises(error, match=re.escape(message)):
-        call()
+    refuses(error, re.escape(message), call)
 
 
 @KINDS

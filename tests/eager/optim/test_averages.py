@@ -12,6 +12,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, PathError, ShapeError
 from mlvm.eager import Tensor, nn, optim
+from tests.brief import cases, refuses
 
 RNG = np.random.default_rng(5)
 
@@ -98,8 +99,7 @@ def test_a_model_has_the_averages_inside_the_block(captured: bool) -> None:
         for path, p in model.named_parameters().items():
             np.testing.assert_allclose(p.numpy(), own[path] + 1.0, rtol=1e-6)
         inside = evaluate(x)
-        with pytest.raises(ArgumentError, match=r"EMA.update: inside swapped\(\)"):
-            average.update()
+        refuses(ArgumentError, r"EMA.update: inside swapped\(\)", average.update)
         with pytest.raises(ArgumentError, match=r"EMA.swapped: inside swapped\(\)"):
             average.swapped().__enter__()
     assert inside.tolist() != before.tolist()
@@ -151,30 +151,26 @@ def test_averages_are_saved_and_follow_a_replaced_parameter() -> None:
     with pytest.raises(PathError, match="missing state 'count'"):
         again.load_state({"average/w": saved["average/w"]})
     params["w"] = ml.ones(3)
-    with pytest.raises(ShapeError, match=r"parameter 'w' is f32\[2\], got f32\[3\]"):
-        average.update()
+    refuses(ShapeError, r"parameter 'w' is f32\[2\], got f32\[3\]", average.update)
     assert repr(average) == "<EMA of 1 tensors: decay=0.5>"
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: optim.EMA({"w": ml.ones(1)}, 1), "EMA: expected decay in [0, 1), got 1"),
-        (lambda: optim.EMA({}), "EMA: there are no parameters to average"),
-        (lambda: optim.MultiSteps(nn.Linear(8, 8), 1), "expected an optimizer, got Linear"),  # type: ignore[arg-type]
-        (
-            lambda: optim.MultiSteps(optim.SGD(ml.ones(1), 1), 0),
-            "MultiSteps: expected every in [1, 16777216), got 0",
-        ),
-        (
-            lambda: optim.MultiSteps(optim.SGD(ml.ones(1), 1), 2.0),  # type: ignore[arg-type]
-            "MultiSteps: expected every as an int, got 2.0",
-        ),
-    ],
+@cases(
+    "make, message",
+    (lambda: optim.EMA({"w": ml.ones(1)}, 1), "EMA: expected decay in [0, 1), got 1"),
+    (lambda: optim.EMA({}), "EMA: there are no parameters to average"),
+    (lambda: optim.MultiSteps(nn.Linear(8, 8), 1), "expected an optimizer, got Linear"),  # type: ignore[arg-type]
+    (
+        lambda: optim.MultiSteps(optim.SGD(ml.ones(1), 1), 0),
+        "MultiSteps: expected every in [1, 16777216), got 0",
+    ),
+    (
+        lambda: optim.MultiSteps(optim.SGD(ml.ones(1), 1), 2.0),  # type: ignore[arg-type]
+        "MultiSteps: expected every as an int, got 2.0",
+    ),
 )
 def test_what_is_refused(make: Any, message: str) -> None:
-    with pytest.raises(ArgumentError, match=re.escape(message)):
-        make()
+    refuses(ArgumentError, re.escape(message), make)
 
 
 def test_averages_have_no_gradient() -> None:
@@ -307,18 +303,15 @@ def test_state_that_does_not_fit_changes_nothing() -> None:
         assert same(values(optimizer.state()), before)
 
 
-@pytest.mark.parametrize(
-    ("grads", "error", "message"),
-    [
-        ({}, PathError, "missing gradient 'w'"),
-        ({"w": ml.ones(3)}, ShapeError, r"gradient 'w' is f32\[2\], got f32\[3\]"),
-        ({"w": ml.ones(2, dtype=ml.float64)}, DTypeError, r"got f64\[2\]"),
-    ],
+@cases(
+    "grads, error, message",
+    ({}, PathError, "missing gradient 'w'"),
+    ({"w": ml.ones(3)}, ShapeError, r"gradient 'w' is f32\[2\], got f32\[3\]"),
+    ({"w": ml.ones(2, dtype=ml.float64)}, DTypeError, r"got f64\[2\]"),
 )
 def test_gradients_that_do_not_fit_change_nothing(grads: Any, error: Any, message: str) -> None:
     optimizer = optim.MultiSteps(optim.SGD({"w": ml.zeros(2)}, 1.0), 2)
-    with pytest.raises(error, match=message):
-        optimizer.update(grads)
+    refuses(error, message, optimizer.update, grads)
     assert optimizer.count.item() == 0
 
 

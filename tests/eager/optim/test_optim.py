@@ -37,7 +37,7 @@ from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import default_vm
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.machines.local import LocalVM
-from tests.brief import refuses
+from tests.brief import Patch, cases, refuses
 
 STEPS = 20
 SHAPES = {"kernel": (3, 4), "bias": (4,), "gain": ()}
@@ -462,14 +462,12 @@ class Mlp(nn.Module):
         return self.head(op.relu(self.hidden(x)))
 
 
-@pytest.mark.parametrize(
+@cases(
     "make",
-    [
-        lambda model: optim.SGD(model, 0.05, momentum=0.9),
-        lambda model: optim.Adam(model, 0.02),
-        lambda model: optim.AdamW(model, optim.one_cycle(0.05, 60)),
-        lambda model: optim.Adam(model, optim.cosine(0.05, 60, warmup_steps=5)),
-    ],
+    lambda model: optim.SGD(model, 0.05, momentum=0.9),
+    lambda model: optim.Adam(model, 0.02),
+    lambda model: optim.AdamW(model, optim.one_cycle(0.05, 60)),
+    lambda model: optim.Adam(model, optim.cosine(0.05, 60, warmup_steps=5)),
 )
 def test_training_learns_and_allocates_nothing_after_the_first_step(
     weights: Arena, make: Make
@@ -517,19 +515,15 @@ def test_state_lives_beside_the_parameters_and_survives_resets(weights: Arena) -
     np.testing.assert_array_equal(state["square_sum/far"].numpy(), np.ones(4))
 
 
-@pytest.mark.parametrize(
-    ("make", "each", "once"),
-    [
-        (lambda params: optim.SGD(params, 0.1), 1, 2),
-        (lambda params: optim.SGD(params, 0.1, momentum=0.9), 2, 2),
-        (lambda params: optim.SGD(params, 0.1, momentum=0.9, weight_decay=0.1), 3, 2),
-        (lambda params: optim.Adam(params, 0.1), 7, 13),
-        (lambda params: optim.AdamW(params, 0.1), 8, 15),
-    ],
+@cases(
+    "make, each, once",
+    (lambda params: optim.SGD(params, 0.1), 1, 2),
+    (lambda params: optim.SGD(params, 0.1, momentum=0.9), 2, 2),
+    (lambda params: optim.SGD(params, 0.1, momentum=0.9, weight_decay=0.1), 3, 2),
+    (lambda params: optim.Adam(params, 0.1), 7, 13),
+    (lambda params: optim.AdamW(params, 0.1), 8, 15),
 )
-def test_launches_of_an_update(
-    make: Make, each: int, once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launches_of_an_update(make: Make, each: int, once: int, monkeypatch: Patch) -> None:
     """The launches for each parameter, and those beside them, are a fixed number. The native
     machine makes the same launches, by a way that nothing can count."""
     vm = LocalVM(native=False)
@@ -554,15 +548,13 @@ def test_launches_of_an_update(
 # --- checkpoints ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     "make",
-    [
-        lambda params: optim.SGD(params, 0.1, momentum=0.9),
-        lambda params: optim.AdamW(params, optim.cosine(0.1, STEPS)),
-        *[
-            lambda params, name=name: getattr(optim, name)(params, 0.1)
-            for name in [*REFERENCES, "LBFGS"]
-        ],
+    lambda params: optim.SGD(params, 0.1, momentum=0.9),
+    lambda params: optim.AdamW(params, optim.cosine(0.1, STEPS)),
+    *[
+        lambda params, name=name: getattr(optim, name)(params, 0.1)
+        for name in [*REFERENCES, "LBFGS"]
     ],
 )
 def test_training_resumes_from_state(make: Make) -> None:
@@ -646,68 +638,65 @@ def test_parameters_are_not_clipped_for_gradients() -> None:
 PARAMS = tensors(START)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: optim.SGD(PARAMS, -1), "SGD: expected learning_rate in [0, inf), got -1"),
-        (lambda: optim.Adam(PARAMS, math.nan), "Adam: expected learning_rate in [0, inf), got na"),
-        (lambda: optim.Adam(PARAMS, math.inf), "Adam: expected learning_rate in [0, inf), got in"),
-        (lambda: optim.Adam(PARAMS, "high"), "Adam: expected learning_rate in [0, inf), got 'hi"),  # type: ignore[arg-type]
-        (lambda: optim.Adam(PARAMS, 10**400), "Adam: expected learning_rate in [0, inf), got 1000"),
-        (lambda: optim.Adam(PARAMS, "0.1"), "Adam: expected learning_rate in [0, inf), got '0.1'"),  # type: ignore[arg-type]
-        (
-            lambda: optim.Adam(PARAMS, 1, betas=("0.9", 0)),  # type: ignore[arg-type]
-            "Adam: expected betas[0] in [0, 1), got",
-        ),
-        (lambda: optim.cosine(1, "10"), "total_steps in [1, inf), got '10'"),  # type: ignore[arg-type]
-        (lambda: optim.SGD(PARAMS, 1, momentum=1), "SGD: expected momentum in [0, 1), got 1"),
-        (lambda: optim.SGD(PARAMS, 1, nesterov=True), "SGD: expected a momentum > 0 for nesterov"),
-        (lambda: optim.SGD(PARAMS, 1, weight_decay=-1), "SGD: expected weight_decay in [0, inf)"),
-        (lambda: optim.Adam(PARAMS, 1, betas=(1, 0)), "Adam: expected betas[0] in [0, 1), got 1"),
-        (lambda: optim.Adam(PARAMS, 1, betas=(0, -1)), "Adam: expected betas[1] in [0, 1), got"),
-        (lambda: optim.Adam(PARAMS, 1, betas=0.9), "Adam: expected betas as two numbers, got 0.9"),  # type: ignore[arg-type]
-        (lambda: optim.Adam(PARAMS, 1, eps=-1), "Adam: expected eps in [0, inf), got -1"),
-        (
-            lambda: optim.AdamW(PARAMS, 1, weight_decay=-1),
-            "AdamW: expected weight_decay in [0, inf",
-        ),
-        (lambda: optim.Adagrad(PARAMS, 1, eps=-1), "Adagrad: expected eps in [0, inf), got -1"),
-        (lambda: optim.Adadelta(PARAMS, 1, rho=1), "Adadelta: expected rho in [0, 1), got 1"),
-        (lambda: optim.Adamax(PARAMS, 1, betas=(0, 1)), "Adamax: expected betas[1] in [0, 1), go"),
-        (lambda: optim.NAdam(PARAMS, 1, betas=(1, 0)), "NAdam: expected betas[0] in [0, 1), got"),
-        (lambda: optim.RAdam(PARAMS, 1, eps=-1), "RAdam: expected eps in [0, inf), got -1"),
-        (lambda: optim.Lamb(PARAMS, 1, weight_decay=-1), "Lamb: expected weight_decay in [0, inf)"),
-        (lambda: optim.Adafactor(PARAMS, 1, eps=(0, 1)), "Adafactor: expected eps[1] in [0, 1)"),
-        (lambda: optim.Adafactor(PARAMS, 1, decay_rate=-1), "Adafactor: expected decay_rate in [0"),
-        (
-            lambda: optim.Adafactor(PARAMS, 1, clipping_threshold=0.5),
-            "Adafactor: expected clipping_threshold in [1, inf), got 0.5",
-        ),
-        (lambda: optim.Muon(PARAMS, 1, momentum=1), "Muon: expected momentum in [0, 1), got 1"),
-        (lambda: optim.Muon(PARAMS, 1, orthogonal=1), "Muon: expected orthogonal as True or False"),  # type: ignore[arg-type]
-        (
-            lambda: optim.LBFGS(PARAMS, 1, history_size=0),
-            "LBFGS: expected history_size in [1, 16777",
-        ),
-        (lambda: optim.LBFGS(PARAMS, 1, history_size=2.0), "history_size as an int, "),  # type: ignore[arg-type]
-        (lambda: optim.constant(-1), "constant: expected rate in [0, inf), got -1"),
-        (lambda: optim.cosine(-1, 10), "cosine: expected peak in [0, inf), got -1"),
-        (lambda: optim.cosine(1, 0), "cosine: expected total_steps in [1, inf), got 0"),
-        (lambda: optim.cosine(1, 10, 10), "cosine: expected warmup_steps in [0, 10), got 10"),
-        (lambda: optim.one_cycle(1, 0), "one_cycle: expected total_steps in [1, inf), got 0"),
-        (
-            lambda: optim.one_cycle(1, 10, warmup_fraction=1),
-            "one_cycle: expected warmup_fraction in [0, 1), got 1",
-        ),
-        (
-            lambda: optim.one_cycle(1, 10, initial_divisor=0),
-            "one_cycle: expected initial_divisor in [1, inf), got 0",
-        ),
-    ],
+@cases(
+    "make, message",
+    (lambda: optim.SGD(PARAMS, -1), "SGD: expected learning_rate in [0, inf), got -1"),
+    (lambda: optim.Adam(PARAMS, math.nan), "Adam: expected learning_rate in [0, inf), got na"),
+    (lambda: optim.Adam(PARAMS, math.inf), "Adam: expected learning_rate in [0, inf), got in"),
+    (lambda: optim.Adam(PARAMS, "high"), "Adam: expected learning_rate in [0, inf), got 'hi"),  # type: ignore[arg-type]
+    (lambda: optim.Adam(PARAMS, 10**400), "Adam: expected learning_rate in [0, inf), got 1000"),
+    (lambda: optim.Adam(PARAMS, "0.1"), "Adam: expected learning_rate in [0, inf), got '0.1'"),  # type: ignore[arg-type]
+    (
+        lambda: optim.Adam(PARAMS, 1, betas=("0.9", 0)),  # type: ignore[arg-type]
+        "Adam: expected betas[0] in [0, 1), got",
+    ),
+    (lambda: optim.cosine(1, "10"), "total_steps in [1, inf), got '10'"),  # type: ignore[arg-type]
+    (lambda: optim.SGD(PARAMS, 1, momentum=1), "SGD: expected momentum in [0, 1), got 1"),
+    (lambda: optim.SGD(PARAMS, 1, nesterov=True), "SGD: expected a momentum > 0 for nesterov"),
+    (lambda: optim.SGD(PARAMS, 1, weight_decay=-1), "SGD: expected weight_decay in [0, inf)"),
+    (lambda: optim.Adam(PARAMS, 1, betas=(1, 0)), "Adam: expected betas[0] in [0, 1), got 1"),
+    (lambda: optim.Adam(PARAMS, 1, betas=(0, -1)), "Adam: expected betas[1] in [0, 1), got"),
+    (lambda: optim.Adam(PARAMS, 1, betas=0.9), "Adam: expected betas as two numbers, got 0.9"),  # type: ignore[arg-type]
+    (lambda: optim.Adam(PARAMS, 1, eps=-1), "Adam: expected eps in [0, inf), got -1"),
+    (
+        lambda: optim.AdamW(PARAMS, 1, weight_decay=-1),
+        "AdamW: expected weight_decay in [0, inf",
+    ),
+    (lambda: optim.Adagrad(PARAMS, 1, eps=-1), "Adagrad: expected eps in [0, inf), got -1"),
+    (lambda: optim.Adadelta(PARAMS, 1, rho=1), "Adadelta: expected rho in [0, 1), got 1"),
+    (lambda: optim.Adamax(PARAMS, 1, betas=(0, 1)), "Adamax: expected betas[1] in [0, 1), go"),
+    (lambda: optim.NAdam(PARAMS, 1, betas=(1, 0)), "NAdam: expected betas[0] in [0, 1), got"),
+    (lambda: optim.RAdam(PARAMS, 1, eps=-1), "RAdam: expected eps in [0, inf), got -1"),
+    (lambda: optim.Lamb(PARAMS, 1, weight_decay=-1), "Lamb: expected weight_decay in [0, inf)"),
+    (lambda: optim.Adafactor(PARAMS, 1, eps=(0, 1)), "Adafactor: expected eps[1] in [0, 1)"),
+    (lambda: optim.Adafactor(PARAMS, 1, decay_rate=-1), "Adafactor: expected decay_rate in [0"),
+    (
+        lambda: optim.Adafactor(PARAMS, 1, clipping_threshold=0.5),
+        "Adafactor: expected clipping_threshold in [1, inf), got 0.5",
+    ),
+    (lambda: optim.Muon(PARAMS, 1, momentum=1), "Muon: expected momentum in [0, 1), got 1"),
+    (lambda: optim.Muon(PARAMS, 1, orthogonal=1), "Muon: expected orthogonal as True or False"),  # type: ignore[arg-type]
+    (
+        lambda: optim.LBFGS(PARAMS, 1, history_size=0),
+        "LBFGS: expected history_size in [1, 16777",
+    ),
+    (lambda: optim.LBFGS(PARAMS, 1, history_size=2.0), "history_size as an int, "),  # type: ignore[arg-type]
+    (lambda: optim.constant(-1), "constant: expected rate in [0, inf), got -1"),
+    (lambda: optim.cosine(-1, 10), "cosine: expected peak in [0, inf), got -1"),
+    (lambda: optim.cosine(1, 0), "cosine: expected total_steps in [1, inf), got 0"),
+    (lambda: optim.cosine(1, 10, 10), "cosine: expected warmup_steps in [0, 10), got 10"),
+    (lambda: optim.one_cycle(1, 0), "one_cycle: expected total_steps in [1, inf), got 0"),
+    (
+        lambda: optim.one_cycle(1, 10, warmup_fraction=1),
+        "one_cycle: expected warmup_fraction in [0, 1), got 1",
+    ),
+    (
+        lambda: optim.one_cycle(1, 10, initial_divisor=0),
+        "one_cycle: expected initial_divisor in [1, inf), got 0",
+    ),
 )
 def test_hyperparameters_that_are_refused(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ArgumentError, match=re.escape(message)):
-        make()
+    refuses(ArgumentError, re.escape(message), make)
 
 
 def test_a_constructor_takes_the_fields_of_its_class() -> None:
@@ -724,8 +713,7 @@ def test_a_constructor_takes_the_fields_of_its_class() -> None:
     ]:
         with pytest.raises(TypeError, match=rf"SGD(\.__init__)?\(\):? {message}"):
             make(PARAMS, 0.1, **{name: 0.5})
-    with pytest.raises(TypeError, match=r"SGD\(\): missing .*'learning_rate'; it takes params, l"):
-        make(PARAMS)
+    refuses(TypeError, r"SGD\(\): missing .*'learning_rate'; it takes params, l", make, PARAMS)
     with pytest.raises(TypeError, match="too many positional arguments; it takes params, learn"):
         make(PARAMS, 0.1, 0.9)
 
@@ -759,8 +747,7 @@ def test_a_class_without_a_rule_of_its_own_has_the_hyperparameters_of_its_base()
 
 @pytest.mark.parametrize("params", [{}, None, nn.Dropout(0.5)])
 def test_an_optimizer_needs_parameters(params: Any) -> None:
-    with pytest.raises(DTypeError, match="SGD: there are no parameters to update"):
-        optim.SGD(params, 0.1)
+    refuses(DTypeError, "SGD: there are no parameters to update", optim.SGD, params, 0.1)
 
 
 def test_parameters_are_floats() -> None:
@@ -787,20 +774,18 @@ def stale(shape: tuple[int, ...]) -> Tensor:
         return from_array(np.ones(shape))
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"gain": None}, PathError, "missing gradient 'gain'"),
-        ({"other": from_array(np.ones(1))}, PathError, "unknown gradient 'other'"),
-        ({"gain": 1.0}, DTypeError, "a tree has tensors as leaves, not a float at gain"),
-        (
-            {"gain": asarray(np.float32(1))},
-            DTypeError,
-            "gradient 'gain' is f64[], got f32[]: convert it with astype('float64')",
-        ),
-        ({"gain": from_array(np.ones(1))}, ShapeError, "gradient 'gain' is f64[], got f64[1]"),
-        ({"gain": stale(())}, StaleTensor, "its arena was reset"),
-    ],
+@cases(
+    "change, error, message",
+    ({"gain": None}, PathError, "missing gradient 'gain'"),
+    ({"other": from_array(np.ones(1))}, PathError, "unknown gradient 'other'"),
+    ({"gain": 1.0}, DTypeError, "a tree has tensors as leaves, not a float at gain"),
+    (
+        {"gain": asarray(np.float32(1))},
+        DTypeError,
+        "gradient 'gain' is f64[], got f32[]: convert it with astype('float64')",
+    ),
+    ({"gain": from_array(np.ones(1))}, ShapeError, "gradient 'gain' is f64[], got f64[1]"),
+    ({"gain": stale(())}, StaleTensor, "its arena was reset"),
 )
 def test_gradients_that_do_not_fit_change_nothing(
     change: dict[str, Any], error: type[Exception], message: str
@@ -818,18 +803,15 @@ def assert_untouched(params: dict[str, Tensor], optimizer: optim.Optimizer) -> N
     assert not any(x.numpy().any() for x in optimizer.state().values())
 
 
-@pytest.mark.parametrize(
-    ("schedule", "message"),
-    [
-        (lambda count: 0.1, "Adam: expected a schedule that returns a f32[], got float"),
-        (lambda count: op.astype(count, dtype="f64"), "returns a f32[], got f64[]"),
-    ],
+@cases(
+    "schedule, message",
+    (lambda count: 0.1, "Adam: expected a schedule that returns a f32[], got float"),
+    (lambda count: op.astype(count, dtype="f64"), "returns a f32[], got f64[]"),
 )
 def test_schedules_that_are_refused_change_nothing(schedule: Any, message: str) -> None:
     params = tensors(START)
     optimizer = optim.Adam(params, schedule)
-    with pytest.raises(DTypeError, match=re.escape(message)):
-        optimizer.update(tensors(GRADIENTS[0]))
+    refuses(DTypeError, re.escape(message), lambda: optimizer.update(tensors(GRADIENTS[0])))
     assert_untouched(params, optimizer)
 
 
@@ -890,8 +872,7 @@ def test_an_update_of_parameters_that_have_ended() -> None:
     with Arena(default_vm(), "batch"):
         params = tensors(START)
         optimizer = optim.SGD(params, 0.1)
-    with pytest.raises(StaleTensor, match="its arena was reset"):
-        optimizer.update(tensors(GRADIENTS[0]))
+    refuses(StaleTensor, "its arena was reset", lambda: optimizer.update(tensors(GRADIENTS[0])))
 
 
 def test_repr_names_the_hyperparameters() -> None:
@@ -959,22 +940,20 @@ def test_a_group_follows_the_optimizer_but_in_what_is_its_own() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        ([("bais", {})], "SGD: no parameter is in the group 'bais'; left to be in one are: kernel"),
-        ([("*", {}), ("bias", {})], "in the group 'bias'; left to be in one are: none"),
-        ([("bias", {"lr": 0.1})], "the group 'bias' has no hyperparameter 'lr'; there are: learn"),
-        ([("bias", {"momentum": 1.0})], "SGD: expected momentum in [0, 1), got 1.0"),
-        ([("bias", {"learning_rate": -1})], "SGD: expected learning_rate in [0, inf), got -1"),
-        ([("bias", {"nesterov": True})], "SGD: expected a momentum > 0 for nesterov"),
-        ([("bias", {"nesterov": 1.0})], "SGD: expected nesterov as True or False, got 1.0"),
-        (
-            [(3, {})],
-            "tensors are named by a pattern of paths, or a function of path and tensor, not 3",
-        ),
-        ([(lambda path, x: False, {})], "no parameter is in the group <function"),
-    ],
+@cases(
+    "groups, message",
+    ([("bais", {})], "SGD: no parameter is in the group 'bais'; left to be in one are: kernel"),
+    ([("*", {}), ("bias", {})], "in the group 'bias'; left to be in one are: none"),
+    ([("bias", {"lr": 0.1})], "the group 'bias' has no hyperparameter 'lr'; there are: learn"),
+    ([("bias", {"momentum": 1.0})], "SGD: expected momentum in [0, 1), got 1.0"),
+    ([("bias", {"learning_rate": -1})], "SGD: expected learning_rate in [0, inf), got -1"),
+    ([("bias", {"nesterov": True})], "SGD: expected a momentum > 0 for nesterov"),
+    ([("bias", {"nesterov": 1.0})], "SGD: expected nesterov as True or False, got 1.0"),
+    (
+        [(3, {})],
+        "tensors are named by a pattern of paths, or a function of path and tensor, not 3",
+    ),
+    ([(lambda path, x: False, {})], "no parameter is in the group <function"),
 )
 def test_groups_that_are_refused(groups: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(message)):
@@ -1057,34 +1036,31 @@ WEIGHTS = {"w": MATRIX}
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        ("learning_rate", lambda x: ml.optim.SGD(WEIGHTS, learning_rate=x)),
-        ("momentum", lambda x: ml.optim.SGD(WEIGHTS, learning_rate=0.1, momentum=x)),
-        ("betas", lambda x: ml.optim.Adam(WEIGHTS, learning_rate=0.1, betas=(0.9, x))),
-        ("eps", lambda x: ml.optim.Adam(WEIGHTS, learning_rate=0.1, eps=x)),
-        ("weight_decay", lambda x: ml.optim.AdamW(WEIGHTS, learning_rate=0.1, weight_decay=x)),
-        ("peak", lambda x: ml.optim.cosine(x, 100)),
-        ("max_norm", lambda x: ml.optim.clip_by_global_norm(WEIGHTS, x)),
-        ("negative_slope", ml.nn.LeakyReLU),
-        ("alpha", ml.nn.ELU),
-        ("rate", ml.nn.Dropout),
-        ("momentum", lambda x: ml.nn.BatchNorm(2, momentum=x)),
-        ("delta", lambda x: ml.huber(MATRIX, MATRIX, delta=x)),
-        ("ord", lambda x: ml.linalg.vector_norm(MATRIX, ord=x)),
-        ("rtol", lambda x: ml.linalg.pinv(MATRIX, rtol=x)),
-        ("d", lambda x: ml.fft.fftfreq(4, d=x)),
-        ("low", lambda x: ml.random.uniform((2,), low=-abs(x), high=abs(x))),
-        ("p", lambda x: ml.random.bernoulli((2,), x)),
-        ("upper", lambda x: ml.random.truncated_normal(-abs(x), abs(x), (2,))),
-    ],
+@cases(
+    "name, call",
+    ("learning_rate", lambda x: ml.optim.SGD(WEIGHTS, learning_rate=x)),
+    ("momentum", lambda x: ml.optim.SGD(WEIGHTS, learning_rate=0.1, momentum=x)),
+    ("betas", lambda x: ml.optim.Adam(WEIGHTS, learning_rate=0.1, betas=(0.9, x))),
+    ("eps", lambda x: ml.optim.Adam(WEIGHTS, learning_rate=0.1, eps=x)),
+    ("weight_decay", lambda x: ml.optim.AdamW(WEIGHTS, learning_rate=0.1, weight_decay=x)),
+    ("peak", lambda x: ml.optim.cosine(x, 100)),
+    ("max_norm", lambda x: ml.optim.clip_by_global_norm(WEIGHTS, x)),
+    ("negative_slope", ml.nn.LeakyReLU),
+    ("alpha", ml.nn.ELU),
+    ("rate", ml.nn.Dropout),
+    ("momentum", lambda x: ml.nn.BatchNorm(2, momentum=x)),
+    ("delta", lambda x: ml.huber(MATRIX, MATRIX, delta=x)),
+    ("ord", lambda x: ml.linalg.vector_norm(MATRIX, ord=x)),
+    ("rtol", lambda x: ml.linalg.pinv(MATRIX, rtol=x)),
+    ("d", lambda x: ml.fft.fftfreq(4, d=x)),
+    ("low", lambda x: ml.random.uniform((2,), low=-abs(x), high=abs(x))),
+    ("p", lambda x: ml.random.bernoulli((2,), x)),
+    ("upper", lambda x: ml.random.truncated_normal(-abs(x), abs(x), (2,))),
 )
 def test_a_number_that_no_float_holds_is_refused_by_name(
     name: str, call: Callable[[int], object], sign: int
 ) -> None:
-    with pytest.raises(MlvmError, match=rf"\b{name}\b"):
-        call(sign * HUGE)
+    refuses(MlvmError, rf"\b{name}\b", lambda: call(sign * HUGE))
 
 
 def test_parameters_are_no_gradients() -> None:

@@ -17,7 +17,7 @@ from mlvm.eager.parallel import shards
 from mlvm.machines.local import LocalVM as VM
 from models.mlp import Mlp
 from models.mlp_mixer import MlpMixer
-from tests.brief import cases, refuses
+from tests.brief import Patch, cases, refuses
 
 pytest.importorskip("threadpoolctl")
 pytestmark = pytest.mark.local(reason="a group's members have VMs of their own process")
@@ -282,9 +282,7 @@ def calls_of_a_captured_step(*names: str, shard: ml.parallel.Shard | None = None
     return calls
 
 
-def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(monkeypatch: Patch) -> None:
     monkeypatch.setattr(shards, "BUCKET_NBYTES", 1)
     calls = calls_of_a_captured_step("all_reduce.start", "all_reduce.wait", "matmul")
     starts = [i for i, name in enumerate(calls) if name == "all_reduce.start"]
@@ -294,9 +292,7 @@ def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(
     assert products[3] < starts[2] < starts[4] < products[-1] < starts[6] < waits[0]
 
 
-def test_a_captured_step_scatters_a_bucket_beside_the_way_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_captured_step_scatters_a_bucket_beside_the_way_back(monkeypatch: Patch) -> None:
     monkeypatch.setattr(shards, "BUCKET_NBYTES", 1)
     names = ("reduce_scatter.start", "reduce_scatter.wait", "matmul")
     calls = calls_of_a_captured_step(*names, shard="optimizer")

@@ -15,6 +15,7 @@ from mlvm.core.types import Array
 from mlvm.eager import Tensor, nn
 from mlvm.eager.parallel import shards
 from mlvm.machines.local import LocalVM as VM
+from tests.brief import Patch, cases, refuses
 
 pytest.importorskip("threadpoolctl")
 pytestmark = pytest.mark.local(reason="a group's members have VMs of their own process")
@@ -152,7 +153,7 @@ def require_same(one: Trained, other: Trained) -> None:
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("nbytes", [1, 200, 1 << 20])
 def test_buckets_have_the_bits_of_one_all_reduce(
-    monkeypatch: pytest.MonkeyPatch, nbytes: int, captured: bool
+    monkeypatch: Patch, nbytes: int, captured: bool
 ) -> None:
     monkeypatch.setattr(shards, "BUCKET_NBYTES", nbytes)
     plain = train(2, OPTIMIZERS["adamw"], plainly=True)
@@ -322,8 +323,7 @@ def test_what_is_refused() -> None:
         with shards.sharding("all"):
             layer = nn.Linear(3, 5, key=ml.random.key(0))
             ml.optim.SGD(layer, 0.1)
-            with pytest.raises(ArgumentError, match="EMA: the weights are kept in parts"):
-                ml.optim.EMA(layer)
+            refuses(ArgumentError, "EMA: the weights are kept in parts", ml.optim.EMA, layer)
         with pytest.raises(ArgumentError, match=r"Linear.kernel is kept in parts"):
             layer.kernel = ml.ones((3, 5))
         with pytest.raises(ShapeError, match=r"'kernel' is f32\[3,5\], got f32\[8\]"):
@@ -338,8 +338,7 @@ def test_averaged_gradients_have_no_gradient() -> None:
         return ml.sum(g)
 
     def step() -> None:
-        with pytest.raises(GradientError, match="members have averaged"):
-            ml.grad(inner)(ml.ones((2,)))
+        refuses(GradientError, "members have averaged", lambda: ml.grad(inner)(ml.ones((2,))))
 
     run(step)
     assert ml.grad(inner)(ml.ones((2,))).tolist() == [2.0, 2.0]
@@ -377,11 +376,9 @@ def identity(p: dict[str, Tensor], w: float) -> Tensor:
     return ml.reshape(p["scalar"], ())
 
 
-@pytest.mark.parametrize(
-    "fn", [same_cotangent, passed_on, reshaped, saved, unused, constant, identity]
-)
+@cases("fn", same_cotangent, passed_on, reshaped, saved, unused, constant, identity)
 def test_each_gradient_is_averaged_alone(
-    monkeypatch: pytest.MonkeyPatch, fn: Callable[[Any, float], Tensor]
+    monkeypatch: Patch, fn: Callable[[Any, float], Tensor]
 ) -> None:
     monkeypatch.setattr(shards, "BUCKET_NBYTES", 1)
 
@@ -407,9 +404,7 @@ def multiply(frame: Any) -> None:
     frame.push(frame.param(0) * frame.param(1))
 
 
-def test_a_saved_value_that_is_a_gradient_too_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_saved_value_that_is_a_gradient_too_is_left_alone(monkeypatch: Patch) -> None:
     monkeypatch.setattr(shards, "BUCKET_NBYTES", 1)
 
     def loss(p: dict[str, Tensor], w: float) -> Tensor:

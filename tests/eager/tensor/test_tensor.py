@@ -15,7 +15,7 @@ import mlvm.eager as ml
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor import apply as apply_file
 from mlvm.eager.tensor.apply import apply, one_op
-from tests.brief import cases, refuses
+from tests.brief import Patch, cases, refuses
 
 X = np.array([[1.5, -2.0, 3.0], [0.25, 4.0, -1.0]], np.float32)
 Y = np.array([2.0, 0.5, -3.0], np.float32)
@@ -198,7 +198,7 @@ def test_attributes_in_tuples_seen_earlier_are_still_checked() -> None:
             ml.sum(x, axis=axes)
 
 
-def test_many_different_calls_are_not_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_different_calls_are_not_all_remembered(monkeypatch: Patch) -> None:
     monkeypatch.setattr(apply_file, "_REMEMBERED", 64)
     x = ml.arange(300)
     assert [int(x[i]) for i in range(300)] == list(range(300))

@@ -34,7 +34,7 @@ from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.watchdog import Watchdog
 from models.tree_lstm import TreeLstm
-from tests.brief import cases, refuses
+from tests.brief import Fn, Patch, cases, refuses
 
 RANDOM = np.random.default_rng(7)
 
@@ -116,9 +116,7 @@ def in_place(x: ml.Tensor) -> Any:
     (in_place, [noise(3) for _ in range(2)]),
     (lambda x: (x, x.shape[0], ml.zeros((0, 2)), ml.zeros((0,)) @ ml.zeros((0, 3))), [noise(2)]),
 )
-def test_a_batch_has_the_bits_of_each_input_alone(
-    fn: Callable[..., Any], inputs: list[Any]
-) -> None:
+def test_a_batch_has_the_bits_of_each_input_alone(fn: Fn, inputs: list[Any]) -> None:
     alone = [fn(x) for x in inputs]
     captured = ml.capture(lambda xs: ml.batch(fn)(xs))
     assert equal(ml.batch(fn)(inputs), [ml.tree.map(ml.asarray, each) for each in alone])
@@ -278,7 +276,7 @@ def test_gradients_of_trees_are_those_of_each_tree() -> None:
 
 @pytest.mark.processor(reason="lanes run on the host, by its kernels")
 @pytest.mark.skipif(EXTENSION is None, reason="there is no scheduler")
-def test_no_schedule_changes_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_schedule_changes_a_bit(monkeypatch: Patch) -> None:
     """The definition runs row by row: values and sums have the same bits as by the scheduler."""
     inputs = trees()
 
@@ -514,9 +512,7 @@ def test_frames_of_rows_count_as_bytes_of_their_launch() -> None:
     """400,000 calls wait at once, each for a few numbers."""
     vm = BoundedVM("bounded", Limits(launch_bytes=1 << 20, launch_seconds=60.0), Watchdog())
 
-    @ml.function
-    def depth(n: Any) -> Any:
-        return ml.cond(n < 1.0, lambda: n, lambda: depth(n - 1.0) + 1.0)
+    depth = ml.function(lambda n: ml.cond(n < 1.0, lambda: n, lambda: depth(n - 1.0) + 1.0))
 
     deep = ml.batch(depth)
     with ml.use(vm):

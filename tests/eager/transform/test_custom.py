@@ -85,10 +85,7 @@ def test_the_rule_is_taken_whatever_is_around(rule: str, around: str) -> None:
         for one, other in zip(gradients, EXPECTED, strict=True):
             np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-12)
 
-    def row(x: Tensor, y: Tensor) -> Tensor:
-        return ml.sum(fn(x[None], y[None]))
-
-    rows = ml.vmap(ml.grad(row))
+    rows = ml.vmap(ml.grad(lambda x, y: ml.sum(fn(x[None], y[None]))))
     if around not in ("in a cond", "in lanes in lanes", "with an argument for all lanes"):
         np.testing.assert_allclose(rows(X, Y).numpy(), EXPECTED[0].numpy(), rtol=1e-12)
     second = -10.0 * ml.sin(X) * Y * Y  # the gradient's own derivative: rules are eager code
@@ -118,9 +115,7 @@ def test_second_derivatives_are_those_of_the_rule() -> None:
 
 
 def test_rules_within_rules() -> None:
-    @ml.custom_vjp
-    def outer(x: Tensor) -> Any:
-        return by_vjp(x, x) * 2.0
+    outer = ml.custom_vjp(lambda x: by_vjp(x, x) * 2.0)
 
     outer.defvjp(lambda x: (outer(x), x), lambda x, g: (by_jvp(x, g),))
     assert ml.grad(lambda x: ml.sum(outer(x)))(X).tolist() == ml.sin(X).tolist()
@@ -251,9 +246,7 @@ def test_what_a_rule_updates_is_its_own() -> None:
 
 
 def test_a_rule_forward_runs_under_the_autocast_of_its_function() -> None:
-    @ml.custom_jvp
-    def product(x: ml.Tensor, w: ml.Tensor) -> ml.Tensor:
-        return ml.matmul(x, w)
+    product = ml.custom_jvp(lambda x, w: ml.matmul(x, w))
 
     @product.defjvp
     def rule(primals: Any, tangents: Any) -> Any:
@@ -262,9 +255,7 @@ def test_a_rule_forward_runs_under_the_autocast_of_its_function() -> None:
 
     x, w = ml.ones((2, 3)), ml.ones((3, 2))
 
-    @ml.autocast("bfloat16")
-    def fn(x: ml.Tensor) -> ml.Tensor:
-        return product(x, w)
+    fn = ml.autocast("bfloat16")(lambda x: product(x, w))
 
     value, tangent = ml.jvp(fn, (x,), (x,))
     assert value.dtype is tangent.dtype is fn(x).dtype is ml.bfloat16

@@ -16,7 +16,7 @@ from mlvm.core.program.program import Opcode
 from mlvm.eager import nn
 from mlvm.eager.recording import recorder
 from mlvm.eager.tensor.tensor import Tensor
-from tests.brief import cases, refuses
+from tests.brief import Patch, cases, refuses
 
 X = ml.asarray([0.5, 1.25, 2.0], dtype=ml.float64)
 V = ml.asarray([1.0, -0.5, 0.25], dtype=ml.float64)
@@ -395,7 +395,7 @@ def test_gradients_of_branches_take_little_more_work_with_each_order(
     assert blocks[1] < 600
 
 
-def test_a_block_costs_what_is_recorded_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_costs_what_is_recorded_in_it(monkeypatch: Patch) -> None:
     scans: list[int] = []
 
     def all_views(vm: Any, scan: Callable[..., Any] = recorder._all_views) -> Any:
@@ -414,7 +414,7 @@ def test_a_block_costs_what_is_recorded_in_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def recorded(monkeypatch: Patch) -> Counter[str]:
     """The numbers of launches and blocks that any recorder has recorded."""
     counts: Counter[str] = Counter()
 

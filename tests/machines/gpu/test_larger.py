@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlvm.machines.gpu.vm import GpuVM
+from tests.brief import cases
 from tests.machines.gpu.against import launched
 from tests.machines.gpu.larger import LARGER, as_gpu, check
 
@@ -36,9 +37,7 @@ def test_as_a_processor(vm: GpuVM, name: str) -> None:
     assert vm.counts.host_ops == 0
 
 
-@pytest.mark.parametrize(
-    "name", ["sum", "var", "argmin", "matmul", "conv2d", "softmax", "layer_norm_vjp"]
-)
+@cases("name", "sum", "var", "argmin", "matmul", "conv2d", "softmax", "layer_norm_vjp")
 def test_as_a_gpu(vm: GpuVM, name: str) -> None:
     as_gpu(vm)
     check(vm, name, next(case for each, case in LARGER if each == name))

@@ -16,13 +16,13 @@ from mlvm.machines.gpu.kernels import Facts
 from mlvm.machines.gpu.tiles import Tile
 from mlvm.machines.gpu.vm import GpuVM
 from mlvm.machines.local import LocalVM
-from tests.brief import cases, refuses
+from tests.brief import Capsys, Patch, cases, refuses
 from tests.machines.gpu.against import launched
 from tests.machines.gpu.larger import LARGER
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def cache(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     monkeypatch.setattr(tiles, "path", lambda: tmp_path / "mlvm" / "tiles.json")
     tiles.table.cache_clear()
     yield tmp_path / "mlvm" / "tiles.json"
@@ -48,9 +48,7 @@ def test_tiles_fit_in_the_least_local_memory(is_cpu: bool, dtype: DType) -> None
         assert nbytes + 24 * (tile.depth + tile.rows) <= 32 << 10
 
 
-def test_the_fastest_is_kept(
-    device: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_fastest_is_kept(device: str, cache: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     original = tiles.candidates
     monkeypatch.setattr(tiles, "candidates", lambda *of: original(*of)[:1])
     monkeypatch.setattr(tune, "_TIMES", 1)
@@ -62,7 +60,7 @@ def test_the_fastest_is_kept(
     assert lines[-1].endswith(str(cache))
 
 
-def test_a_processor_is_a_device_without_tiles_to_find(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_processor_is_a_device_without_tiles_to_find(capsys: Capsys) -> None:
     first = devices()[0]
     assert (first.name, first.nbytes > 0, bool(first.model)) == ("cpu", True, True)
     assert LocalVM("mine", device=first.name).on_host

@@ -22,7 +22,7 @@ from mlvm.core.errors import ConnectionLost, LimitExceeded, MlvmError
 from mlvm.machines.remote import command
 from mlvm.machines.remote.connect import Observer, connect
 from mlvm.machines.remote.limits import Limits
-from tests.brief import cases, refuses
+from tests.brief import Capsys, cases, refuses
 from tests.machines.remote.serving import (
     CERTIFICATE,
     FOR_EVER,
@@ -138,7 +138,7 @@ def secret_file(folder: Path) -> str:
     return str(path)
 
 
-def test_ping_says_what_a_server_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ping_says_what_a_server_is(tmp_path: Path, capsys: Capsys) -> None:
     with Served(about={"version": "1.2.3"}) as server:
         options = ["--secret-file", secret_file(tmp_path)]
         assert main(["ping", str(server.address), *options]) == 0
@@ -148,7 +148,7 @@ def test_ping_says_what_a_server_is(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert re.search(r"^round trip: median \d+ us, least \d+ us, 99 % \d+ us$", printed, re.M)
 
 
-def test_ping_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ping_over_tls(tmp_path: Path, capsys: Capsys) -> None:
     with Served(certificate=CERTIFICATE) as server:
         options = [str(server.address), "--secret-file", secret_file(tmp_path)]
         assert main(["ping", *options, "--tls", CERTIFICATE]) == 0
@@ -156,9 +156,7 @@ def test_ping_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "TLS only" in capsys.readouterr().err
 
 
-def test_top_lists_clients_and_what_they_hold(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_top_lists_clients_and_what_they_hold(tmp_path: Path, capsys: Capsys) -> None:
     with Served(shared=["weights"]) as server, server.vm(name="a\nb") as vm:
         vm.alloc_storage(3 << 20)
         options = [str(server.address), "--secret-file", secret_file(tmp_path), "--once"]
@@ -197,27 +195,21 @@ def test_launches_a_second_are_those_since_the_last_look() -> None:
     (["ping", "unix:/no/such/socket"], "no server at unix:/no/such/socket"),
     (["top", "x"], "an address: expected"),
 )
-def test_what_cannot_be_is_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_is_one_line(arguments: list[str], message: str, capsys: Capsys) -> None:
     assert main(arguments) == 1
     errors = capsys.readouterr().err
     assert message in errors
     assert errors.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "option", [["--connections", "0"], ["--held-bytes", "1X"], ["--idle-seconds", "-1"]]
-)
-def test_a_limit_that_makes_no_sense_is_bad_usage(
-    option: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+@cases("option", ["--connections", "0"], ["--held-bytes", "1X"], ["--idle-seconds", "-1"])
+def test_a_limit_that_makes_no_sense_is_bad_usage(option: list[str], capsys: Capsys) -> None:
     status = refuses(SystemExit, "", main, ["serve", "--listen", ":0", *option])
     assert status.code == 2
     assert option[0] in capsys.readouterr().err
 
 
-def test_every_limit_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_limit_is_an_option(capsys: Capsys) -> None:
     refuses(SystemExit, "", main, ["serve", "--help"])
     text = capsys.readouterr().out
     for name in Limits.__dataclass_fields__:

@@ -33,7 +33,7 @@ from mlvm.machines.remote.handshake import (
 )
 from mlvm.machines.remote.secret import find_secret, make_secret, read_secret
 from mlvm.machines.remote.server import Server
-from tests.brief import refuses
+from tests.brief import Patch, refuses
 from tests.fuzz.mutations import mutated
 from tests.machines.remote.serving import CERTIFICATE, OTHER_CERTIFICATE, SECRET, Served, limits
 
@@ -271,7 +271,7 @@ def test_a_server_without_secret_or_with_a_short_one_is_refused(tmp_path: Path) 
         refuses(AccessRefused, "has no secret", connect, str(server.address), secret=SECRET)
 
 
-def test_a_secret_file_has_to_be_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_file_has_to_be_private(tmp_path: Path, monkeypatch: Patch) -> None:
     path = tmp_path / "secret"
     path.write_text(make_secret() + "\n")
     path.chmod(0o640)
@@ -289,9 +289,7 @@ def test_a_secret_file_has_to_be_private(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
-def test_what_is_no_private_file_has_no_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_private_file_has_no_secret(tmp_path: Path, monkeypatch: Patch) -> None:
     pipe, path = tmp_path / "pipe", tmp_path / "secret"
     os.mkfifo(pipe, 0o600)
     refuses(AccessRefused, "chmod 600", read_secret, pipe)  # and is not waited for
@@ -381,7 +379,7 @@ def test_an_unencrypted_client_on_a_tls_port_is_told_so_quickly() -> None:
         assert "TLS only" in server.events("refused", 1)[0]["reason"]
 
 
-def test_the_proof_is_bound_to_the_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_proof_is_bound_to_the_channel(monkeypatch: Patch) -> None:
     """A man in the middle of two TLS connections, with a certificate that the client trusts, cannot
     pass the proof on: it is of the other connection."""
     with Served(certificate=CERTIFICATE) as server:

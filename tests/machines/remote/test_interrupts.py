@@ -16,7 +16,7 @@ from mlvm.core.program.program import Program
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.client import RemoteVM, new_outbox
 from mlvm.machines.remote.outbox import PythonOutbox
-from tests.brief import refuses, with_long
+from tests.brief import Patch, refuses, with_long
 from tests.interrupting import interrupted
 from tests.machines.remote.serving import F32X3, Served
 from tests.threads import PATIENCE, start
@@ -66,7 +66,7 @@ def test_an_interrupt_while_a_connection_is_given_up_keeps_no_other_thread_waiti
 
 
 def test_an_error_of_a_post_outlives_an_interrupt_of_the_call_that_waits_for_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     with Served() as server, server.vm() as vm:
         x, y = vm.alloc_tensor(F32X3), vm.alloc_tensor(F32X3)

@@ -27,7 +27,7 @@ from mlvm.machines.remote.admission import MOST_OF_PEER
 from mlvm.machines.remote.connect import connect
 from mlvm.machines.remote.metrics import BUCKETS, Metrics, MetricsPage
 from mlvm.machines.remote.notify import inherited_socket, notify
-from tests.brief import refuses
+from tests.brief import Patch, refuses
 from tests.machines.remote.serving import (
     CERTIFICATE,
     FOR_EVER,
@@ -120,7 +120,7 @@ def test_metrics_are_of_this_host_alone() -> None:
         MetricsPage(server, "0.0.0.0:0", public=True).close()
 
 
-def test_readers_of_metrics_have_a_share_of_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_of_metrics_have_a_share_of_places(monkeypatch: Patch) -> None:
     """Those that say nothing keep out neither other readers nor clients."""
     monkeypatch.setattr(page_of_metrics, "_PATIENCE", 60.0)
 
@@ -139,7 +139,7 @@ def test_readers_of_metrics_have_a_share_of_places(monkeypatch: pytest.MonkeyPat
         assert server.vm().consumed_size_in_mib() == 0
 
 
-def test_readers_of_metrics_have_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_of_metrics_have_a_time(monkeypatch: Patch) -> None:
     """Also one that always says a little more."""
     monkeypatch.setattr(page_of_metrics, "_PATIENCE", 0.5)
 
@@ -244,7 +244,7 @@ def run_as_service(
     assert server.wait(20) == 0
 
 
-def test_what_is_no_socket_of_systemd_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_socket_of_systemd_is_refused(monkeypatch: Patch) -> None:
     for pid, count in (("", "1"), ("1", "1"), (str(os.getpid()), "2")):
         monkeypatch.setenv("LISTEN_PID", pid)
         monkeypatch.setenv("LISTEN_FDS", count)
@@ -256,7 +256,7 @@ def test_what_is_no_socket_of_systemd_is_refused(monkeypatch: pytest.MonkeyPatch
         assert server.admits()
 
 
-def test_systemd_is_told_where_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systemd_is_told_where_it_listens(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     notify("READY=1")
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))

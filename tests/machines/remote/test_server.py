@@ -48,7 +48,7 @@ from mlvm.machines.remote.handshake import BUSY, Greeting, Hello, pack
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.session import Session
 from mlvm.machines.wire import encode_call
-from tests.brief import refuses
+from tests.brief import Patch, refuses
 from tests.machines.remote.serving import (
     CERTIFICATE,
     COPIES,
@@ -417,7 +417,7 @@ def test_programs_that_are_dropped_do_not_count() -> None:
 LOADED = ".func main 0 *\n    load_arg 0\n    halt\n"
 
 
-def test_a_program_that_cannot_be_verified_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_cannot_be_verified_is_not_kept(monkeypatch: Patch) -> None:
     def fails(*_: object) -> None:
         raise RecursionError("too deep")
 
@@ -433,7 +433,7 @@ def test_a_program_that_cannot_be_verified_is_not_kept(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("place", [wire, core_vm])
-def test_to_verify_has_a_limit_of_time(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_verify_has_a_limit_of_time(place: Any, monkeypatch: Patch) -> None:
     """When a program is loaded, and when it is launched."""
 
     def endless(*args: Any) -> Any:
@@ -727,7 +727,7 @@ def test_strangers_keep_nobody_out(tls: bool) -> None:
                 each.close()
 
 
-def test_a_client_is_told_that_a_server_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_is_told_that_a_server_is_busy(monkeypatch: Patch) -> None:
     with Served() as server:
         monkeypatch.setattr(admission, "MOST_OF_PEER", 0)
         refuses(AccessRefused, BUSY, server.vm, timeout=0.2)

@@ -20,7 +20,7 @@ from mlvm.core.types import Array
 from mlvm.machines.remote import stream
 from mlvm.machines.remote.stream import LARGE, Incoming, Outgoing, Stream
 from tests.alarms import alarms_interrupt, interrupt_after
-from tests.brief import cases, refuses
+from tests.brief import Patch, cases, refuses
 from tests.threads import PATIENCE, start
 
 __all__ = ["alarms_interrupt"]
@@ -192,7 +192,7 @@ def test_the_fields_of_a_large_message_are_those_of_a_small_one(
 
 
 def test_many_fields_of_a_large_message_are_read_at_once(
-    ends: tuple[Stream, Stream], monkeypatch: pytest.MonkeyPatch
+    ends: tuple[Stream, Stream], monkeypatch: Patch
 ) -> None:
     ours, theirs = ends
     writer = Writer()
@@ -235,7 +235,7 @@ def test_a_message_that_comes_byte_by_byte_has_a_deadline(size: int) -> None:
         dripping.result(PATIENCE)
 
 
-def test_an_answer_that_is_read_bit_by_bit_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_read_bit_by_bit_has_a_deadline(monkeypatch: Patch) -> None:
     monkeypatch.setattr(stream, "_SLOWEST", 1 << 30)
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
+from tests.brief import cases
 
 ROOT = Path(__file__).resolve().parents[3]
 CAPTURE = "tests/eager/capture"
@@ -21,14 +21,12 @@ FEW = ("tests/eager/tensor", "tests/arena/test_arena.py", f"{CAPTURE}/test_repla
 BUT = ["--long", *[f"--ignore={each}" for each in FEW]]
 
 
-@pytest.mark.parametrize(
+@cases(
     "folders",
-    [
-        FEW,
-        ["tests/eager", f"--ignore={CAPTURE}", f"--ignore={TRANSFORM}", *BUT],
-        [CAPTURE, "tests/arena", LANES, *BUT],
-        ["tests/eager/functions/test_rows.py", "tests/eager/test_refused_calls.py", "--few=60"],
-    ],
+    FEW,
+    ["tests/eager", f"--ignore={CAPTURE}", f"--ignore={TRANSFORM}", *BUT],
+    [CAPTURE, "tests/arena", LANES, *BUT],
+    ["tests/eager/functions/test_rows.py", "tests/eager/test_refused_calls.py", "--few=60"],
     ids=["few", "eager", "capture", "rows"],
 )
 def test_the_eager_and_arena_tests_pass_on_remote_vms(folders: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from mlvm.machines.remote.connect import _Endpoint
 from mlvm.machines.remote.handshake import Hello
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.users import Accounts, niceness, own_secret, users_of
-from tests.brief import cases, refuses
+from tests.brief import Patch, cases, refuses
 from tests.machines.remote.serving import FOR_EVER, Served, limits, wait_for
 from tests.threads import PATIENCE
 
@@ -111,7 +111,7 @@ def test_a_users_second_process_gets_half_of_the_firsts_share() -> None:
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def often(monkeypatch: Patch) -> None:
     """Quotas are looked at all the time."""
     monkeypatch.setattr("mlvm.machines.remote.server._LOOK_AT_QUOTAS", 0.01)
 
@@ -170,7 +170,7 @@ def launch_for_ever(vm: RemoteVM) -> None:
                 raise
 
 
-def test_an_hour_later_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_hour_later_all_is_as_before(monkeypatch: Patch) -> None:
     now = 1000.0
     monkeypatch.setattr("mlvm.machines.remote.users.monotonic", lambda: now)
     accounts = Accounts(Limits(user_launches=10, user_seconds=5.0))

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 import mlvm.eager as ml
 from models.training.checkpoint import CheckpointError, load, save
-from tests.brief import refuses
+from tests.brief import Patch, refuses
 
 DTYPES = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"]
 SMALL = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -62,7 +62,7 @@ def test_the_bytes_are_those_of_the_format(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     file = tmp_path / "x.safetensors"
     save(file, EXAMPLE, {})

@@ -15,6 +15,7 @@ from models.training.checkpoint import CheckpointError, load
 from models.training.progress import Progress
 from models.training.train import OptionError, main, train
 from models.vit import VisionTransformer
+from tests.brief import Capsys
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def vit(tmp_path: Path) -> Path:
 
 
 def test_finetuning_says_what_it_changes_and_keeps_the_rest(
-    mnist: Path, vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mnist: Path, vit: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     save = tmp_path / "save"
     data = f"mnist:{mnist}"  # 4 x 8 x 1, of 10 classes
@@ -62,7 +63,7 @@ def test_members_begin_alike(mnist: Path, vit: Path) -> None:
 
 
 def test_weights_that_are_for_something_else(
-    mnist: Path, vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mnist: Path, vit: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     data = f"mnist:{mnist}"
     mixer = tmp_path / "mixer"
@@ -78,7 +79,7 @@ def test_weights_that_are_for_something_else(
 
 
 def test_images_of_folders_get_the_shape_of_the_weights_and_give_their_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capsys
 ) -> None:
     image = pytest.importorskip("PIL.Image")
     for part in ("train", "test"):
@@ -109,7 +110,7 @@ def test_images_of_folders_get_the_shape_of_the_weights_and_give_their_names(
 
 
 def test_images_that_do_not_fit_are_refused_before_the_head_is_told_of(
-    mnist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mnist: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     ml.save(tmp_path / "x", MlpMixer((16, 16, 3), 5, 4, 6, 1, 2, 6, key=ml.random.key(0)))
     with pytest.raises(ml.errors.WeightsError, match="3 channels, not of 1"):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from models.training.train import main, train
+from tests.brief import Capsys, refuses
 
 
 def rows(file: Path) -> tuple[list[str], list[list[float]]]:
@@ -60,8 +61,7 @@ def test_a_log_changes_no_number_and_a_new_training_begins_anew(tmp_path: Path) 
 def test_a_resumed_training_writes_the_rows_that_it_makes_again(tmp_path: Path) -> None:
     whole, halves, file = tmp_path / "whole", tmp_path / "halves", tmp_path / "checkpoint"
     train(model="mlp", epochs=2, log=whole)
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(halves, file)
+    refuses(KeyboardInterrupt, "", interrupted, halves, file)
     assert len(rows(halves / "train.csv")[1]) == 60
     train(model="mlp", epochs=2, log=halves, resume=file)
     for name in ("train.csv", "epoch.csv"):
@@ -92,7 +92,7 @@ def test_members_write_one_log(tmp_path: Path) -> None:
     assert max(row[2] for row in steps) == pytest.approx(5e-3, rel=0.05)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path, capsys: Capsys) -> None:
     assert main(["--model", "mlp", "--epochs", "1", "--quiet", "--log", str(tmp_path / "log")]) == 0
     assert (tmp_path / "log" / "train.csv").exists()
     (tmp_path / "file").touch()

@@ -23,7 +23,7 @@ from models.training.checkpoint import CheckpointError, load, save
 from models.training.choices import MODELS
 from models.training.train import Diverged, OptionError, main, train
 from models.training.trainer import Replica, Trainer
-from tests.brief import cases, refuses
+from tests.brief import Capsys, Patch, cases, refuses
 from tests.wired import connect_to
 
 IMAGE_MODELS = [name for name, choice in MODELS.items() if choice.kind == "images"]
@@ -141,7 +141,7 @@ def test_training_on_files(mnist: Path) -> None:
     assert result["growth_after_first_epoch_bytes"] == 0
 
 
-def test_quiet_prints_the_result_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_the_result_only(capsys: Capsys) -> None:
     assert main(["--model", "mlp", "--epochs", "1", "--quiet"]) == 0
     out, err = capsys.readouterr()
     assert out.count("\n") == 1
@@ -168,7 +168,7 @@ def test_workers_change_no_result() -> None:
 
 @pytest.mark.parametrize("workers", [0, 3])
 def test_resuming_gives_what_an_uninterrupted_training_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+    tmp_path: Path, monkeypatch: Patch, workers: int
 ) -> None:
     whole, part, rest = (tmp_path / f"{name}.safetensors" for name in ("whole", "part", "rest"))
     options: dict[str, Any] = {"model": "mlp", "epochs": 3, "seed": 5, "workers": workers}
@@ -209,7 +209,7 @@ class Counting(Mlp):
         return super().__call__(images)
 
 
-def test_buffers_are_part_of_a_trainings_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_are_part_of_a_trainings_state(monkeypatch: Patch) -> None:
     choice = MODELS["mlp"]._replace(
         build=lambda data, key: Counting(data.shape, data.num_classes, key=key)
     )
@@ -224,7 +224,7 @@ def test_buffers_are_part_of_a_trainings_state(monkeypatch: pytest.MonkeyPatch) 
     assert int(other.state()["model/calls"]) == 2
 
 
-def test_resuming_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_by_command(tmp_path: Path, capsys: Capsys) -> None:
     file = tmp_path / "x.safetensors"
     command = ["--model", "convnet", "--epochs", "1"]
     assert main([*command, "--save", str(file)]) == 0
@@ -289,7 +289,7 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     ["--vms", "0"],
     ["--shard", "weights"],
 )
-def test_bad_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_usage_exits_with_2(arguments: list[str], capsys: Capsys) -> None:
     caught = refuses(SystemExit, "", main, arguments)
     assert caught.code == 2
     out, err = capsys.readouterr()
@@ -313,7 +313,7 @@ def test_bad_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixt
     (["--model", "mlp", "--learning-rate", "1e18"], "learning rate below 1e+18 may help"),
 )
 def test_an_error_is_one_line_and_exit_status_1(
-    arguments: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], reason: str, tmp_path: Path, capsys: Capsys
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     status = main([argument.format(tmp=tmp_path) for argument in arguments])
@@ -324,7 +324,7 @@ def test_an_error_is_one_line_and_exit_status_1(
 
 
 def test_what_a_file_cannot_replace_is_refused_before_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as bound:
@@ -342,9 +342,7 @@ def test_a_failed_run_leaves_no_file_and_keeps_an_old_one(tmp_path: Path) -> Non
     assert old.read_text() == "{}"
 
 
-def test_an_interrupt_is_one_line_and_exit_status_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_is_one_line_and_exit_status_130(monkeypatch: Patch, capsys: Capsys) -> None:
     step = Trainer.step
 
     def interrupted(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
@@ -500,7 +498,7 @@ def test_resume_without_a_file_is_the_one_that_is_saved(tmp_path: Path) -> None:
     refuses(OptionError, "none is given", train, model="mlp", resume=True)
 
 
-def test_a_group_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_by_command(tmp_path: Path, capsys: Capsys) -> None:
     pytest.importorskip("threadpoolctl")
     command = ["--model", "mlp", "--epochs", "1", "--plot", str(tmp_path)]
     assert main([*command, "--group", "threads:2", "--shard", "optimizer"]) == 0
@@ -521,9 +519,7 @@ def test_a_vm_elsewhere_trains_to_the_same_bits(tmp_path: Path) -> None:
     assert all(states[0][name].tobytes() == states[1][name].tobytes() for name in states[0])
 
 
-def test_a_server_that_is_to_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_is_to_train(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     requests: list[Any] = []
 
     def connect(address: str, **options: Any) -> Any:
@@ -577,7 +573,7 @@ def test_a_model_learns_in_halves_and_its_checkpoint_has_f32_weights(
 
 
 def test_an_overflow_under_a_loss_scale_is_no_divergence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """The step was skipped, and the scale is less at the next."""
     step, factors = Trainer.step, iter([math.inf, 1.0, math.nan])

@@ -187,10 +187,7 @@ def rated(rate: float) -> Callable[[Any], float]:
 def function_of_code(rate: float = 2.0, *, more: float = 1.0) -> Any:
     """Return a new function, whose code, defaults and fields may change."""
 
-    def fn(by: float = rate, *, more: float = more) -> float:
-        return by * more
-
-    return fn
+    return lambda by=rate, *, more=more: by * more
 
 
 def matched(point: Any) -> Fn:

@@ -14,6 +14,7 @@ import mlvm.eager as ml
 from mlvm.eager import nn, optim
 from mlvm.eager.capture.guards.changing import MANY, Changing
 from mlvm.eager.capture.guards.guard_set import GuardSet
+from tests.brief import Patch
 
 pytestmark = pytest.mark.usefixtures("weights")
 
@@ -59,7 +60,7 @@ def test_values_in_nested_arguments() -> None:
     assert "argument 'tree'['x']" not in text
 
 
-def test_fields_globals_variables_and_items(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fields_globals_variables_and_items(monkeypatch: Patch) -> None:
     class Layer(nn.Module):
         def __init__(self) -> None:
             self.w, self.mode, self.unread = ml.ones(2), "m", 0
@@ -69,9 +70,7 @@ def test_fields_globals_variables_and_items(monkeypatch: pytest.MonkeyPatch) -> 
 
     layer, options, around = Layer(), {"rate": 0.0}, "0"
 
-    @ml.capture
-    def step(x: ml.Tensor) -> ml.Tensor:
-        return layer(x) * options["rate"] * len(around) * len(SETTINGS["mode"])
+    step = ml.capture(lambda x: layer(x) * options["rate"] * len(around) * len(SETTINGS["mode"]))
 
     def field(i: int) -> None:
         layer.mode = f"m{i}"

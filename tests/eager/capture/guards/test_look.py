@@ -40,9 +40,9 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import CaptureError
 from mlvm.eager import nn, optim
+from tests.brief import Fn, cases, refuses
 from tests.eager.capture.guards.changes import (
     OBJECTS,
-    Fn,
     Plain,
     T,
     built,
@@ -418,10 +418,9 @@ def test_a_refusal_says_what_and_where_and_what_to_do() -> None:
     def step(x: ml.Tensor) -> Any:
         return x * next(trainer.source.numbers)
 
-    with pytest.raises(CaptureError) as caught:
-        ml.capture(step)(ml.ones((2,)))
+    caught = refuses(CaptureError, "", lambda: ml.capture(step)(ml.ones((2,))))
     line = step.__code__.co_firstlineno
-    assert str(caught.value) == (
+    assert str(caught) == (
         "a captured function reaches an object of list_iterator, whose state is hidden, by "
         "'numbers' of 'source' of 'trainer' of "
         "test_a_refusal_says_what_and_where_and_what_to_do.<locals>.step "
@@ -515,15 +514,13 @@ def test_a_training_step_is_recorded_once(kind: str, weights: ml.Arena) -> None:
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize(
+@cases(
     "value",
-    [
-        *(decimal.Decimal(2), fractions.Fraction(2), datetime.date(2, 2, 2), uuid.UUID(int=2)),
-        *(Path("2"), ipaddress.ip_address(2), re.compile("2"), re.IGNORECASE, np.dtype("f2")),
-        *(np.float32(2), inspect.signature(plain), plain.__code__, list[int], int | None, T, ...),
-        *(operator.itemgetter(0), np.add, np.mean, dict.fromkeys, str.join, NotImplemented),
-        *(logging.getLogger("2"), threading.Lock(), ml.float32, sys.float_info, np.dtype("V2")),
-    ],
+    *(decimal.Decimal(2), fractions.Fraction(2), datetime.date(2, 2, 2), uuid.UUID(int=2)),
+    *(Path("2"), ipaddress.ip_address(2), re.compile("2"), re.IGNORECASE, np.dtype("f2")),
+    *(np.float32(2), inspect.signature(plain), plain.__code__, list[int], int | None, T, ...),
+    *(operator.itemgetter(0), np.add, np.mean, dict.fromkeys, str.join, NotImplemented),
+    *(logging.getLogger("2"), threading.Lock(), ml.float32, sys.float_info, np.dtype("V2")),
     ids=lambda value: type(value).__qualname__,
 )
 def test_what_cannot_change_is_not_refused(value: Any) -> None:

@@ -17,6 +17,7 @@ import mlvm.eager as ml
 from mlvm.eager import nn, optim
 from mlvm.eager.capture.guards.changing import words_of
 from mlvm.eager.capture.guards.guard_set import GuardSet
+from tests.brief import Patch, cases, refuses
 from tests.eager.capture.guards.changes import OBJECTS, Plain, built
 
 Case = Callable[[], tuple[Callable[..., Any], Callable[[], object]]]
@@ -146,7 +147,7 @@ def test_a_change_is_noticed(name: str) -> None:
 # --- what leads to the same, and what cannot be told --------------------------------------------
 
 
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+def looks(monkeypatch: Patch) -> list[None]:
     """One item for each look from now on."""
     scans: list[None] = []
     init = GuardSet.__init__
@@ -159,7 +160,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return scans
 
 
-def test_steady_calls_look_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steady_calls_look_once(monkeypatch: Patch) -> None:
     layer = Layer()
     optimizer = optim.AdamW(layer, 0.1)
     options: dict[str, Any] = {"scale": 2.0, "names": ["a", "b"]}
@@ -187,7 +188,7 @@ def test_steady_calls_look_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(scans) >= 1
 
 
-def test_a_rebound_field_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rebound_field_is_no_change(monkeypatch: Patch) -> None:
     class Mean(nn.Module):
         def __init__(self) -> None:
             self.mean = nn.buffer(ml.zeros(2))
@@ -210,19 +211,16 @@ def test_a_rebound_field_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     eager.mean = ml.ones(2)
     assert captured(ml.ones(2)).tolist() == eager(ml.ones(2)).tolist()
     mean.mean = "none"  # type: ignore[assignment]
-    with pytest.raises(TypeError):
-        captured(ml.ones(2))
+    refuses(TypeError, "", lambda: captured(ml.ones(2)))
 
 
-@pytest.mark.parametrize(
+@cases(
     "value",
-    [
-        weakref.ref(Plain),
-        collections.OrderedDict(a=1),
-        collections.deque([1]),
-        types.MappingProxyType({"a": 1}),
-        functools.cache(lambda: 1),
-    ],
+    weakref.ref(Plain),
+    collections.OrderedDict(a=1),
+    collections.deque([1]),
+    types.MappingProxyType({"a": 1}),
+    functools.cache(lambda: 1),
 )
 def test_what_cannot_be_told_is_looked_at_each_time(value: Any) -> None:
     guards = GuardSet(lambda x: (x, value))

@@ -15,6 +15,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import CaptureError, OperandValueError, StaleTensor
 from mlvm.eager import nn
+from tests.brief import cases, refuses
 
 pytestmark = pytest.mark.usefixtures("weights")
 
@@ -286,8 +287,7 @@ def test_a_function_that_raises_has_rebound_nothing() -> None:
     step(ml.ones((3,)))
     before = dict(vars(state))
     fails.append(True)
-    with pytest.raises(ValueError, match="mine"):
-        step(ml.ones((3,)))
+    refuses(ValueError, "mine", lambda: step(ml.ones((3,))))
     assert unchanged()
 
 
@@ -302,8 +302,7 @@ def test_a_launch_that_raises_has_rebound_nothing() -> None:
     good, bad = ml.asarray(np.array([1])), ml.asarray(np.array([5]))
     for _ in range(3):
         before = state.a
-        with pytest.raises(OperandValueError):
-            step(bad)
+        refuses(OperandValueError, "", step, bad)
         assert state.a is before
         step(good)
         assert state.a.tolist() == [x + 1.0 for x in before.tolist()]
@@ -336,8 +335,7 @@ def test_what_rebinds_is_neither_looped_nor_saved(vm: Any, tmp_path: Path) -> No
     for _ in range(2):
         queue.put([np.ones(3, np.float32)])
         step()
-    with pytest.raises(CaptureError, match="rebinds 'a' of State"):
-        step.drain()
+    refuses(CaptureError, "rebinds 'a' of State", step.drain)
     both = ml.capture(lambda training: (running_mean if training else mean)(state, *queue.get()))
     for training in (True, True, False):
         queue.put([np.ones(3, np.float32)])
@@ -409,19 +407,17 @@ def kept_by_a_list_in_a_field(holder: Holder, y: Any) -> None:
     holder.state.a = [y]  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize(
-    ("keep", "where"),
-    [
-        (kept_by_an_attribute, "attribute 'total' of Holder"),
-        (kept_by_a_new_attribute, "attribute 'more' of Holder"),
-        (kept_by_a_list, "item 1 of a list"),
-        (kept_in_a_list, "item 0 of a list"),
-        (kept_by_a_dict, "item 'a' of a dict"),
-        (kept_by_a_global, "global 'TOTAL'"),
-        (kept_by_a_new_field, "field 'cache' of State"),
-        (kept_by_a_field_of_another_type, "field 'a' of State"),
-        (kept_by_a_list_in_a_field, "field 'a' of State"),
-    ],
+@cases(
+    "keep, where",
+    (kept_by_an_attribute, "attribute 'total' of Holder"),
+    (kept_by_a_new_attribute, "attribute 'more' of Holder"),
+    (kept_by_a_list, "item 1 of a list"),
+    (kept_in_a_list, "item 0 of a list"),
+    (kept_by_a_dict, "item 'a' of a dict"),
+    (kept_by_a_global, "global 'TOTAL'"),
+    (kept_by_a_new_field, "field 'cache' of State"),
+    (kept_by_a_field_of_another_type, "field 'a' of State"),
+    (kept_by_a_list_in_a_field, "field 'a' of State"),
 )
 @pytest.mark.parametrize("build", [lambda x: x * 2.0, lambda x: ml.reshape(x * 2.0, (1, 3))[0]])
 def test_any_other_name_that_keeps_a_tensor_is_refused(keep: Any, where: str, build: Any) -> None:
@@ -473,8 +469,7 @@ def test_a_variable_around_is_refused_and_put_back() -> None:
         last = x
         return x * 1.0
 
-    with pytest.raises(CaptureError, match="kept in variable 'total'"):
-        step(ml.ones((3,)))
+    refuses(CaptureError, "kept in variable 'total'", lambda: step(ml.ones((3,))))
     assert total is zeros
     with pytest.raises(CaptureError, match=r"f32\[3\] given to .* kept in variable 'last'"):
         keeps_a_first_value(ml.ones((3,)))
@@ -483,9 +478,7 @@ def test_a_variable_around_is_refused_and_put_back() -> None:
 
 
 def test_what_is_hidden_from_sight_is_refused_too() -> None:
-    @functools.cache
-    def table() -> ml.Tensor:
-        return ml.arange(3.0) * 2.0
+    table = functools.cache(lambda: ml.arange(3.0) * 2.0)
 
     def remembers(x: ml.Tensor) -> Any:
         return x + table()
@@ -527,8 +520,7 @@ def test_what_an_arena_entered_inside_keeps_beside_the_result_is_refused(vm: Any
         tensors.append(y)
         return y
 
-    with pytest.raises(CaptureError, match="kept in arena 'kept'"):
-        step(ml.ones((3,)))
+    refuses(CaptureError, "kept in arena 'kept'", lambda: step(ml.ones((3,))))
     assert tensors == []
 
 
