@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena, Regions
@@ -694,50 +692,6 @@ def test_mutations_of_calls(vm: VM) -> None:
 
     assert_well_refused(parts, answered, MlvmError)
     assert vm.consumed_size_in_mib() == before
-
-
-changes = st.lists(st.tuples(st.integers(16, 10**6), st.integers(0, 255)), min_size=1, max_size=4)
-
-
-def changed(message: bytes, at: list[tuple[int, int]]) -> bytes:
-    data = bytearray(message)
-    for place, byte in at:
-        data[16 + place % (len(data) - 16)] = byte
-    return bytes(data)
-
-
-@given(changes, st.data())
-def test_changed_calls_get_an_answer(changes: list[tuple[int, int]], data: st.DataObject) -> None:
-    vm = VM()
-    server = WireServer(vm)
-    x = put(vm, f32s(1, 2))
-    server.answer(encode_call("load_program", [1, LOAD]))
-    calls: dict[str, list[Any]] = {
-        "write": [x, f32s(3, 4)],
-        "read": [x],
-        "load_program": [2, ADD_INTO],
-        "launch": [1, [x], 10],
-        "estimate": [1, [PAIR]],
-        "swap": [x, x],
-    }
-    name, args = data.draw(st.sampled_from(sorted(calls.items())))
-    answer = server.answer(changed(encode_call(name, args), changes))
-    with contextlib.suppress(MlvmError):
-        decode_answer(name, answer)
-    assert vm.consumed_size_in_mib() == 8 / 2**20
-
-
-@given(changes, st.booleans())
-def test_changed_answers_are_refused_or_read(changes: list[tuple[int, int]], good: bool) -> None:
-    error = ShapeError("they do not fit").at("add", [PAIR])
-    error.add_note("here")
-    message = encode_answer("launch", [f32s(1), np.array(True)]) if good else encode_error(error)
-    message = changed(message, changes)
-    if good:
-        with contextlib.suppress(EncodingError):
-            decode_answer("launch", message)
-    else:
-        refuses((MlvmError, *wire._BUILT_IN), "", decode_answer, "launch", message)
 
 
 # --- the page -----------------------------------------------------------------------

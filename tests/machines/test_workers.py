@@ -22,7 +22,7 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM as VM
-from tests.brief import Before, refuses
+from tests.brief import Before, cases, refuses
 from tests.threads import PATIENCE, start, waits
 
 VECTOR = TensorType("f64", (4,))
@@ -74,33 +74,20 @@ def test_a_launch_does_not_wait_and_a_read_does(vm: VM) -> None:
     np.testing.assert_array_equal(read.result(PATIENCE), np.full(4, 1.0))
 
 
-def test_a_read_waits_for_the_write_before_it(vm: VM) -> None:
-    x, y, z = vectors(vm, 3.0, 0.0, 0.0)
+@cases(
+    "out, operand, expected",
+    pytest.param(2, 1, [3.0, 3.0, 6.0], id="a read waits for the write before it"),
+    pytest.param(0, 2, [10.0, 3.0, 5.0], id="a write waits for the read before it"),
+    pytest.param(1, 2, [3.0, 10.0, 5.0], id="a write waits for the write before it"),
+)
+def test_the_order_of_launches(vm: VM, out: int, operand: int, expected: list[float]) -> None:
+    """Of a slow copy of the first vector into the second, and of a sum after it."""
+    x, y, z = tensors = vectors(vm, 3.0, 0.0, 5.0)
     gate = slow_copies(vm)
     vm.launch(COPY, (y, x))
-    vm.launch(ADD, (z, y, y))
+    vm.launch(ADD, (tensors[out], tensors[operand], tensors[operand]))
     gate.event.set()
-    np.testing.assert_array_equal(vm.read(z), np.full(4, 6.0))
-
-
-def test_a_write_waits_for_the_read_before_it(vm: VM) -> None:
-    x, y, z = vectors(vm, 3.0, 0.0, 5.0)
-    gate = slow_copies(vm)
-    vm.launch(COPY, (y, x))
-    vm.launch(ADD, (x, z, z))
-    gate.event.set()
-    np.testing.assert_array_equal(vm.read(y), np.full(4, 3.0))
-    np.testing.assert_array_equal(vm.read(x), np.full(4, 10.0))
-
-
-def test_a_write_waits_for_the_write_before_it(vm: VM) -> None:
-    x, y, z = vectors(vm, 3.0, 0.0, 5.0)
-    gate = slow_copies(vm)
-    vm.launch(COPY, (y, x))
-    vm.launch(ADD, (y, z, z))
-    gate.event.set()
-    vm.synchronize()
-    np.testing.assert_array_equal(vm.read(y), np.full(4, 10.0))
+    assert [vm.read(each).tolist() for each in (x, y, z)] == [[value] * 4 for value in expected]
 
 
 def test_views_are_ordered_by_the_bytes_they_touch(vm: VM) -> None:

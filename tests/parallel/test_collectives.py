@@ -30,16 +30,6 @@ from tests.parallel.members import call, gathered, run, tensor
 
 pytest.importorskip("threadpoolctl")
 
-SIZES = [1, 2, 3]
-SHAPES: list[tuple[int, ...]] = [
-    (),
-    (0,),
-    (1,),
-    (7,),
-    (3, 5),
-    (SMALL // 4 + 1,),
-    (3, SMALL // 8 + 5),
-]
 FOLD = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
@@ -58,17 +48,6 @@ def reduced(xs: list[Array], op: str) -> Array:
     return np.divide(total, len(xs), dtype=total.dtype) if op == "mean" else total
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
-def test_all_reduce_is_the_reduction_in_order_of_rank(
-    size: int, shape: tuple[int, ...], op: str
-) -> None:
-    xs = inputs(size, shape)
-    for y in gathered(xs, "all_reduce", op=op):
-        np.testing.assert_array_equal(y, reduced(xs, op), strict=True)
-
-
 @pytest.mark.parametrize("dtype", list(DType.all))
 def test_all_reduce_takes_every_dtype(dtype: str) -> None:
     xs = inputs(3, (9,), dtype)
@@ -83,50 +62,6 @@ def test_complex_numbers_have_no_largest() -> None:
         gathered(inputs(2, (3,), "c64"), "all_reduce", op="max")
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_all_gather_stacks_along_axis_0(size: int, shape: tuple[int, ...]) -> None:
-    xs = inputs(size, shape)
-    for y in gathered(xs, "all_gather"):
-        np.testing.assert_array_equal(y, np.concatenate([np.atleast_1d(x) for x in xs]))
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("length", [0, 1, 5, SMALL // 8 + 1])
-@pytest.mark.parametrize("op", ["sum", "mean", "max"])
-def test_reduce_scatter_is_a_piece_of_the_reduction(size: int, length: int, op: str) -> None:
-    xs = inputs(size, (size * length, 3))
-    for rank, y in enumerate(gathered(xs, "reduce_scatter", op=op)):
-        piece = reduced(xs, op)[rank * length : (rank + 1) * length]
-        np.testing.assert_array_equal(y, piece, strict=True)
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_broadcast_gives_the_roots(size: int, shape: tuple[int, ...]) -> None:
-    xs = inputs(size, shape)
-    for root in range(size):
-        for y in gathered(xs, "broadcast", root=root):
-            np.testing.assert_array_equal(y, xs[root], strict=True)
-
-
-@pytest.mark.parametrize("length", [0, 5, SMALL // 4 + 3])
-def test_send_and_recv_go_round_a_ring(length: int) -> None:
-    xs = inputs(3, (length,))
-
-    def step(rank: int, vm: VM) -> Array:
-        after, before = (rank + 1) % 3, (rank - 1) % 3
-        if rank == 0:
-            call(vm, "send", xs[rank], to=after)
-        [y] = call(vm, "recv", source=before, shape=(length,), dtype="f32")
-        if rank:
-            call(vm, "send", xs[rank], to=after)
-        return y
-
-    for rank, y in enumerate(run(3, step)):
-        np.testing.assert_array_equal(y, xs[rank - 1], strict=True)
-
-
 def test_a_barrier_is_passed_when_all_are_there() -> None:
     here: list[int] = []
 
@@ -136,23 +71,6 @@ def test_a_barrier_is_passed_when_all_are_there() -> None:
         return len(here)
 
     assert run(3, step) == [3, 3, 3]
-
-
-@pytest.mark.parametrize("name", ["all_reduce", "broadcast"])
-@pytest.mark.parametrize("size", SIZES)
-def test_several_tensors_at_once(name: str, size: int) -> None:
-    shapes = [(), (0,), (SMALL // 4,), (3, 5), (1,), (SMALL // 8 + 1,)]
-    dtypes = ["f32", "i8", "f64", "u16", "f32", "f32"]
-    xs = [
-        [inputs(size, shape, dtype, seed=i)[rank] for i, (shape, dtype) in enumerate(both)]
-        for rank in range(size)
-        for both in [list(zip(shapes, dtypes, strict=True))]
-    ]
-    for ys in run(size, lambda rank, vm: call(vm, name, *xs[rank])):
-        for i, y in enumerate(ys):
-            column = [x[i] for x in xs]
-            expected = reduced(column, "sum") if name == "all_reduce" else column[0]
-            np.testing.assert_array_equal(y, expected, strict=True)
 
 
 def test_the_same_bits_in_every_run() -> None:

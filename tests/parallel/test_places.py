@@ -72,6 +72,11 @@ def test_every_collective_does_what_numpy_does(members: AnyGroup) -> None:
     assert members.run(places.everything) == places.expected_of_everything(2)
 
 
+def test_three_threads_do_too() -> None:
+    with Group(3) as members:
+        assert members.run(places.everything) == places.expected_of_everything(3)
+
+
 @pytest.mark.parametrize(("size", "ring"), [(3, 0), (6, messages.RING)])
 def test_several_over_tcp_do_too(size: int, ring: int, monkeypatch: Patch) -> None:
     monkeypatch.setattr(messages, "RING", ring)

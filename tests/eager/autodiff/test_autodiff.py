@@ -105,11 +105,6 @@ def test_a_gradient_that_reaches_some_parameters_says_nothing() -> None:
         grad(lambda net: ml.sum(net[0](x)), where="layers_1*")(net)
 
 
-def test_value_and_gradient() -> None:
-    value, gradient = value_and_grad(lambda x: op.sum(x * x))(tensor([1.0, 2.0]))
-    assert lists([value, gradient]) == [5.0, [2.0, 4.0]]
-
-
 class Pair(NamedTuple):
     first: Tensor
     second: Tensor
@@ -301,23 +296,10 @@ def _of_parts(part: Callable[[Any, int], Any], x: Tensor) -> Tensor:
     return total
 
 
-def _by_hand(part: Callable[[Any, int], Any], x: Any) -> Any:
-    """The same gradient: one array as large as x for each element of each part, added in order."""
-    places = np.arange(x.size).reshape(x.shape)
-    terms = []
-    for t in range(TURNS):
-        y, term = part(x, t), np.zeros_like(x)
-        np.add.at(term.reshape(-1), part(places, t), (1.0 + t) * np.cos(y * (1.0 + t)))
-        terms.append(term)
-    return sum(reversed(terms[:-1]), terms[-1])
-
-
-@pytest.mark.parametrize("wide", [2, 900])  # 900: more than _WORTH_UPDATING
-@pytest.mark.parametrize("name", [*PARTS][:6])
-def test_parts_of_a_tensor_add_up_in_one_cotangent(name: str, wide: int) -> None:
-    x = _rng.normal(size=(TURNS + 2, 5, wide))
-    gradient = grad(lambda x: _of_parts(PARTS[name], x))(tensor(x))
-    np.testing.assert_allclose(gradient.numpy(), _by_hand(PARTS[name], x), rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_a_large_tensor_add_up_in_one_cotangent(name: str) -> None:
+    x = tensor(_rng.normal(size=(TURNS + 2, 5, 900)))  # more than _WORTH_UPDATING
+    check_slopes(lambda x: _of_parts(PARTS[name], x), x)
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -566,18 +548,6 @@ def test_the_tape_keeps_the_old_value_of_what_is_updated() -> None:
 
     assert lists(grad(needs_b)(w)) == [3.0, 4.0]
     assert lists(b) == [6.0, 8.0]
-
-
-def test_an_update_in_place_of_what_no_rule_needs_is_allowed() -> None:
-    w, b = tensor([1.0, 2.0]), tensor([3.0, 4.0])
-
-    def needs_nothing(w: Tensor) -> Tensor:
-        nonlocal b
-        y = w + b
-        b *= 2.0
-        return op.sum(y)
-
-    assert lists(value_and_grad(needs_nothing)(w)) == [10.0, [1.0, 1.0]]
 
 
 def test_gradients_go_through_updates_of_tracked_tensors_and_not_of_their_views() -> None:

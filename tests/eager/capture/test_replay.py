@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from mlvm.core.observe import observed
 from mlvm.eager.capture.launch import Launch
 from mlvm.machines.native.extension import EXTENSION
 from tests.brief import Patch, refuses
+from tests.threads import in_threads
 
 pytestmark = [
     pytest.mark.skipif(EXTENSION is None, reason="the extension is not here"),
@@ -232,28 +232,20 @@ def test_memory_of_ended_arenas_does_not_grow() -> None:
 
 
 def test_threads_share_a_function() -> None:
-    w, errors = ml.asarray(np.arange(8.0, dtype=np.float32)), []
+    w = ml.asarray(np.arange(8.0, dtype=np.float32))
     captured = warmed(lambda x: ml.sum(ml.tanh(x * w) * x), ml.ones(8))
     vm = w.device
 
     def work(seed: int) -> None:
-        try:
-            with ml.Arena(vm, f"of {seed}").allocating():
-                x = ml.full(8, float(seed))
-                expected = np.tanh(np.float32(seed) * np.arange(8, dtype=np.float32)).sum() * seed
-                for i in range(300):
-                    assert abs(float(captured(x)) - expected) < 1e-3
-                    if i % 50 == 7:
-                        ml.Arena(vm, "brief").close()  # handles end: known launches are forgotten
-        except BaseException as error:
-            errors.append(error)
+        with ml.Arena(vm, f"of {seed}").allocating():
+            x = ml.full(8, float(seed))
+            expected = np.tanh(np.float32(seed) * np.arange(8, dtype=np.float32)).sum() * seed
+            for i in range(300):
+                assert abs(float(captured(x)) - expected) < 1e-3
+                if i % 50 == 7:
+                    ml.Arena(vm, "brief").close()  # handles end: known launches are forgotten
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    in_threads(work, range(1, 5))
 
 
 def test_arrays_that_change_while_a_launch_is_learned(arena: Any, monkeypatch: Patch) -> None:

@@ -73,32 +73,14 @@ class Model(nn.Module):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("batch", [(), (2,), (2, 5)])
-def test_linear(bias: bool, batch: tuple[int, ...]) -> None:
-    layer = nn.Linear(3, 4, bias=bias, dtype="f64")
-    w, x = randomized(layer), normal(*batch, 3)
-    expected = np.einsum("...i,io->...o", x, w["kernel"]) + w.get("bias", 0)
-    np.testing.assert_allclose(layer(from_array(x)).numpy(), expected, rtol=1e-13)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("batch", [(), (2,), (2, 5)])
-def test_linear_along_the_second_to_last_axis(bias: bool, batch: tuple[int, ...]) -> None:
-    layer = nn.Linear(3, 4, axis=-2, bias=bias, dtype="f64")
-    w, x = randomized(layer), normal(*batch, 3, 7)
-    expected = np.einsum("...in,io->...on", x, w["kernel"])
-    if bias:
-        expected += w["bias"][:, None]
-    np.testing.assert_allclose(layer(from_array(x)).numpy(), expected, rtol=1e-13)
-
-
 @pytest.mark.parametrize("axis", [-1, -2])
-def test_gradients_of_linear(axis: int) -> None:
-    layer = nn.Linear(3, 4, axis=axis, dtype="f64")
-    x, g = normal(2, 3, 3), normal(2, 3, 4) if axis == -1 else normal(2, 4, 3)
-    gradients = grad(lambda layer: op.sum(layer(from_array(x)) * from_array(g)))(layer)
-    kernel, bias = ("bni,bno->io", "bno->o") if axis == -1 else ("bin,bon->io", "bon->o")
-    np.testing.assert_allclose(gradients["kernel"].numpy(), np.einsum(kernel, x, g), rtol=1e-12)
-    np.testing.assert_allclose(gradients["bias"].numpy(), np.einsum(bias, g), rtol=1e-12)
+def test_linear(bias: bool, batch: tuple[int, ...], axis: int) -> None:
+    layer = nn.Linear(3, 4, axis=axis, bias=bias, dtype="f64")
+    w, x = randomized(layer), normal(*batch, 7, 3)
+    expected = np.einsum("...i,io->...o", x, w["kernel"]) + w.get("bias", 0)
+    result = layer(from_array(x if axis == -1 else x.swapaxes(-1, -2))).numpy()
+    result = result if axis == -1 else result.swapaxes(-1, -2)
+    np.testing.assert_allclose(result, expected, rtol=1e-13)
 
 
 def test_layer_norm() -> None:
@@ -106,43 +88,6 @@ def test_layer_norm() -> None:
     w, x = randomized(layer), normal(2, 3, 6)
     variance = np.mean((x - x.mean(-1, keepdims=True)) ** 2, -1, keepdims=True)
     expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(variance + 1e-3) * w["scale"] + w["bias"]
-    np.testing.assert_allclose(layer(from_array(x)).numpy(), expected, rtol=1e-12)
-
-
-def convolve(x: Array, kernel: Array, stride: tuple[int, int], pads: Any) -> Array:
-    """Cross-correlation by loops over the results."""
-    x = np.pad(x, ((0, 0), *pads, (0, 0)))
-    height, width = kernel.shape[:2]
-    rows = range(0, x.shape[1] - height + 1, stride[0])
-    columns = range(0, x.shape[2] - width + 1, stride[1])
-    return np.stack(
-        [
-            np.stack(
-                [
-                    np.einsum("nhwi,hwio->no", x[:, i : i + height, j : j + width], kernel)
-                    for j in columns
-                ],
-                1,
-            )
-            for i in rows
-        ],
-        1,
-    )
-
-
-@cases(
-    "window, stride, padding, pads",
-    (3, 1, "SAME", ((1, 1), (1, 1))),
-    (2, 2, "SAME", ((0, 1), (0, 0))),
-    ((3, 2), (2, 1), "VALID", ((0, 0), (0, 0))),
-    (2, 1, ((1, 0), (0, 2)), ((1, 0), (0, 2))),
-)
-@pytest.mark.parametrize("bias", [True, False])
-def test_conv2d(window: Any, stride: Any, padding: Any, pads: Any, bias: bool) -> None:
-    layer = nn.Conv2d(2, 3, window, stride=stride, padding=padding, bias=bias, dtype="f64")
-    w, x = randomized(layer), normal(2, 5, 6, 2)
-    steps = stride if isinstance(stride, tuple) else (stride, stride)
-    expected = convolve(x, w["kernel"], steps, pads) + w.get("bias", 0)
     np.testing.assert_allclose(layer(from_array(x)).numpy(), expected, rtol=1e-12)
 
 
@@ -171,13 +116,6 @@ def test_sequential_takes_layers_and_functions() -> None:
     expected = op.relu(layer.layers[0](x)).numpy()
     np.testing.assert_array_equal(layer(x).numpy(), expected)
     assert list(layer.named_parameters()) == ["layers_0/kernel", "layers_0/bias"]
-
-
-def test_an_index_of_an_embedding_counts_from_the_end_below_zero() -> None:
-    layer = nn.Embedding(5, 3)
-    last = layer(from_array(np.array([-1]))).numpy()
-    np.testing.assert_array_equal(last, layer.embedding.numpy()[-1:])
-    refuses(OperandValueError, "", layer, from_array(np.array([-6])))
 
 
 def test_sizes_may_be_integers_of_numpy() -> None:

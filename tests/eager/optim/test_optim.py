@@ -65,13 +65,20 @@ def sgd(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     return p
 
 
-def adam(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
-    """Algorithm 1 of arXiv 1412.6980, with the decay of arXiv 1711.05101."""
+def moments(gs: list[Array], hyper: Hyper) -> Iterator[tuple[int, Array, Array, Array]]:
+    """Number, gradient, and means of gradients and of their squares, of each update."""
     beta1, beta2 = hyper.get("betas", (0.9, 0.999))
-    m, v = np.zeros_like(p), np.zeros_like(p)
+    m, v = np.zeros_like(gs[0]), np.zeros_like(gs[0])
     for t, g in enumerate(gs, 1):
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g**2
+        yield t, g, m, v
+
+
+def adam(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
+    """Algorithm 1 of arXiv 1412.6980, with the decay of arXiv 1711.05101."""
+    beta1, beta2 = hyper.get("betas", (0.9, 0.999))
+    for t, _, m, v in moments(gs, hyper):
         step = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + hyper.get("eps", 1e-8))
         p = p - rate * (step + hyper.get("weight_decay", 0.0) * p)
     return p
@@ -135,10 +142,7 @@ def adamax(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
 def nadam(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     """Algorithm 2 of Dozat (2016), with one mu for all steps."""
     mu, nu = hyper.get("betas", (0.9, 0.999))
-    m, n = np.zeros_like(p), np.zeros_like(p)
-    for t, g in enumerate(gs, 1):
-        m = mu * m + (1 - mu) * g
-        n = nu * n + (1 - nu) * g**2
+    for t, g, m, n in moments(gs, hyper):
         m_hat = mu * m / (1 - mu ** (t + 1)) + (1 - mu) * g / (1 - mu**t)
         p = p - rate * m_hat / (np.sqrt(n / (1 - nu**t)) + hyper.get("eps", 1e-8))
     return p
@@ -147,11 +151,8 @@ def nadam(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
 def radam(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     """Algorithm 2 of arXiv 1908.03265, with 5 in the place of 4."""
     beta1, beta2 = hyper.get("betas", (0.9, 0.999))
-    m, v = np.zeros_like(p), np.zeros_like(p)
     most = 2 / (1 - beta2) - 1
-    for t, g in enumerate(gs, 1):
-        v = beta2 * v + (1 - beta2) * g**2
-        m = beta1 * m + (1 - beta1) * g
+    for t, _, m, v in moments(gs, hyper):
         length = most - 2 * t * beta2**t / (1 - beta2**t)
         step = m / (1 - beta1**t)
         if length > 5:
@@ -164,10 +165,7 @@ def radam(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
 def lamb(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     """Algorithm 2 of arXiv 1904.00962, with phi(x) = x."""
     beta1, beta2 = hyper.get("betas", (0.9, 0.999))
-    m, v = np.zeros_like(p), np.zeros_like(p)
-    for t, g in enumerate(gs, 1):
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g**2
+    for t, _, m, v in moments(gs, hyper):
         r = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + hyper.get("eps", 1e-6))
         u = r + hyper.get("weight_decay", 0.0) * p
         p = p - rate * np.linalg.norm(p) / np.linalg.norm(u) * u

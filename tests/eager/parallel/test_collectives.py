@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from mlvm.core.errors import (
@@ -86,25 +84,6 @@ def test_buffers_are_of_the_tree_and_can_be_brought_together_alone() -> None:
     first, second = run(2, step)
     assert first == [[1, 1], [1.5, 1.5], [2, 2], [1.5, 1.5]]
     assert second == [[2, 2], [1.5, 1.5], [2, 2], [1.5, 1.5]]
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.sampled_from([(), (0,), (3,), (5, 7), (129, 128), (300, 301)]), max_size=6))
-def test_all_reduce_of_many(shapes: list[tuple[int, ...]]) -> None:
-    rng = np.random.default_rng(0)
-    arrays = [
-        [np.asarray(rng.standard_normal(shape), dtype) for shape in shapes for dtype in "fd"]
-        for _ in range(2)
-    ]
-
-    def step(rank: int) -> list[Array]:
-        tensors = list(map(ml.asarray, arrays[rank]))
-        ml.parallel.all_reduce(tensors, "mean")
-        return [y.numpy() for y in tensors]
-
-    for results in run(2, step):
-        for y, x0, x1 in zip(results, *arrays, strict=True):
-            np.testing.assert_array_equal(y, (x0 + x1) / 2, strict=True)
 
 
 def test_the_other_collectives() -> None:

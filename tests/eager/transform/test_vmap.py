@@ -530,25 +530,6 @@ def test_loops_of_any_turns_go_through_jacobians(kind: str, turns: int, again: b
             np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["i64", "f32"])
-def test_a_number_is_a_condition_in_lanes(dtype: str) -> None:
-    x = ml.asarray(np.array([2, 0], dtype.replace("i", "int").replace("f", "float")))
-    assert ml.vmap(lambda c: ml.cond(c, lambda: 1.0, lambda: 0.0))(x).tolist() == [1.0, 0.0]
-    down = ml.vmap(lambda c: ml.while_loop(lambda s: s[0], lambda s: (s[0] - 1, s[1] + 1), (c, 0)))
-    assert down(x)[1].tolist() == [2, 0]
-
-
-@pytest.mark.local(reason="an error that comes late names the line of the launch")
-def test_an_index_out_of_range_is_named_as_in_its_lane() -> None:
-    def fn(x: Tensor, i: Tensor) -> Tensor:
-        return ml.take(x, i)
-
-    with pytest.raises(PositionRefused, match=r"index 7 at position \[0\] .* length 3") as caught:
-        ml.vmap(fn)(ml.ones((2, 3)), ml.asarray([[0, 1], [7, 0]]))
-    line = fn.__code__.co_firstlineno + 1
-    assert any(f"{__file__}:{line}" in note for note in caught.value.__notes__)
-
-
 @pytest.mark.local(reason="an error that comes late names the line of the launch")
 @pytest.mark.parametrize("wrap", _WRAPS)
 def test_an_index_error_tells_the_lane_and_the_position_in_it(wrap: Any) -> None:

@@ -369,55 +369,25 @@ class Holder:
         return self.total, [*self.history], dict(self.named), fields, TOTAL
 
 
-def kept_by_an_attribute(holder: Holder, y: Any) -> None:
-    holder.total = y
-
-
-def kept_by_a_new_attribute(holder: Holder, y: Any) -> None:
-    holder.more = y  # type: ignore[attr-defined]
-
-
-def kept_by_a_list(holder: Holder, y: Any) -> None:
-    holder.history.append(y)
-
-
-def kept_in_a_list(holder: Holder, y: Any) -> None:
-    holder.history.insert(0, {"nested": (1, SimpleNamespace(y=y))})
-
-
-def kept_by_a_dict(holder: Holder, y: Any) -> None:
-    holder.named["a"] = y
-    holder.named["b"] = 1
-
-
 def kept_by_a_global(holder: Holder, y: Any) -> None:
     global TOTAL
     TOTAL = y
 
 
-def kept_by_a_new_field(holder: Holder, y: Any) -> None:
-    holder.state.cache = y  # type: ignore[attr-defined]
-
-
-def kept_by_a_field_of_another_type(holder: Holder, y: Any) -> None:
-    holder.state.a = ml.concat([y, y])
-
-
-def kept_by_a_list_in_a_field(holder: Holder, y: Any) -> None:
-    holder.state.a = [y]  # type: ignore[assignment]
-
-
 @cases(
     "keep, where",
-    (kept_by_an_attribute, "attribute 'total' of Holder"),
-    (kept_by_a_new_attribute, "attribute 'more' of Holder"),
-    (kept_by_a_list, "item 1 of a list"),
-    (kept_in_a_list, "item 0 of a list"),
-    (kept_by_a_dict, "item 'a' of a dict"),
+    (lambda holder, y: setattr(holder, "total", y), "attribute 'total' of Holder"),
+    (lambda holder, y: setattr(holder, "more", y), "attribute 'more' of Holder"),
+    (lambda holder, y: holder.history.append(y), "item 1 of a list"),
+    (
+        lambda holder, y: holder.history.insert(0, {"nested": (1, SimpleNamespace(y=y))}),
+        "item 0 of a list",
+    ),
+    (lambda holder, y: holder.named.update(a=y, b=1), "item 'a' of a dict"),
     (kept_by_a_global, "global 'TOTAL'"),
-    (kept_by_a_new_field, "field 'cache' of State"),
-    (kept_by_a_field_of_another_type, "field 'a' of State"),
-    (kept_by_a_list_in_a_field, "field 'a' of State"),
+    (lambda holder, y: setattr(holder.state, "cache", y), "field 'cache' of State"),
+    (lambda holder, y: setattr(holder.state, "a", ml.concat([y, y])), "field 'a' of State"),
+    (lambda holder, y: setattr(holder.state, "a", [y]), "field 'a' of State"),
 )
 @pytest.mark.parametrize("build", [lambda x: x * 2.0, lambda x: ml.reshape(x * 2.0, (1, 3))[0]])
 def test_any_other_name_that_keeps_a_tensor_is_refused(keep: Any, where: str, build: Any) -> None:
