@@ -371,19 +371,6 @@ def test_a_program_that_text_cannot_spell_is_shown_as_far_as_it_goes(
         assert capsys.readouterr().err == "error: main, pc 0: jump: takes label\n"
 
 
-def test_mutated_bytes_never_end_in_a_traceback(folder: Path) -> None:
-    generator = random.Random(0)
-    data = assemble((ROOT / "examples" / "newton.mlasm").read_text()).to_bytes()
-    for _ in range(60):
-        mutated = bytearray(data)
-        for _ in range(generator.randint(1, 3)):
-            mutated[generator.randrange(len(data))] = generator.randrange(256)
-        Path("mutated.mlvm").write_bytes(mutated)
-        assert main(["disasm", "mutated.mlvm"]) in (0, 1)
-        command = ["run", "mutated.mlvm", "--arg", "f64[] 2", "--max-steps", "1000"]
-        assert main(command) in (0, 1)
-
-
 def test_run_writes_a_trace(folder: Path) -> None:
     assert command_line("run add.mlasm --arg x.npy --arg y.npy --trace trace.json") == 0
     events = json.loads(Path("trace.json").read_text())["traceEvents"]

@@ -85,31 +85,6 @@ def test_a_second_program_is_an_error() -> None:
     refuses(ValueError, "2 programs where one is to serve all", family.run)
 
 
-@pytest.mark.parametrize("cells", [False, True])
-@pytest.mark.parametrize("case", QUICK)
-def test_torch(case: str, cells: bool) -> None:
-    pytest.importorskip("torch")
-    if not cells or dynamic.has_cells(QUICK[case]):
-        check(case, dynamic.torch(QUICK[case], greedy=True, cells=cells))
-
-
-@pytest.mark.parametrize("case", QUICK)
-def test_jax(case: str) -> None:
-    pytest.importorskip("jax")
-    check(case, dynamic.jax(QUICK[case], greedy=True))
-
-
-@pytest.mark.parametrize("case", TRAINING)
-def test_the_contenders_train_alike(case: str) -> None:
-    ours = dynamic.mlvm(QUICK[case], greedy=False, captured=True)
-    losses = [float(ours()[0]) for _ in range(STEPS)]
-    assert losses == sorted(losses, reverse=True)
-    for package, contender in (("torch", dynamic.torch), ("jax", dynamic.jax)):
-        pytest.importorskip(package)
-        run = contender(QUICK[case], greedy=False)
-        assert [float(run()[0]) for _ in range(STEPS)] == pytest.approx(losses, rel=1e-5)
-
-
 @cases(
     "case, spoil, message",
     ("tree-lstm", lambda x: x[:-1], "input 0: a result (4,) in place of (5,)"),
