@@ -9,7 +9,6 @@ import threading
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -31,10 +30,8 @@ from tests.fuzz.machines import same_bits
 
 pytestmark = pytest.mark.local(reason="arrays and lists stand beside tensors of this process alone")
 
-Changes = Sequence[Callable[[], object]]
-Case = Callable[[], tuple[Callable[..., Any], Changes]]
+Row = tuple[Callable[[], Any], Callable[[Any], Fn], Sequence[Callable[[Any], object]]]
 
-CASES: list[Case] = []
 X = np.array([[0.5, -0.0, np.nan], [np.inf, 2.0, -3.25]], np.float32)
 MEAN = np.array([1.0, 2.0, 3.0], np.float32)
 untyped: Any = ml
@@ -49,12 +46,6 @@ def around() -> Iterator[Any]:
     MEAN[:] = [1.0, 2.0, 3.0]
 
 
-def case(make: Case) -> Case:
-    """A function of a tensor f32[2,3], and changes after each of which it finds another value."""
-    CASES.append(make)
-    return make
-
-
 def bits(tree: Any) -> Any:
     """All that a result holds: the bytes of its tensors."""
     leaves = [x.numpy() if isinstance(x, ml.Tensor) else x for x in ml.tree.leaves([tree])]
@@ -62,73 +53,6 @@ def bits(tree: Any) -> Any:
 
 
 # --- what is reachable from outside is known by value -----------------------------------------
-
-
-@case
-def a_global() -> Any:
-    return lambda x: x - MEAN, [
-        lambda: put(MEAN, 1, 7.0),
-        lambda: put(MEAN, 1, np.nan),
-        lambda: put(MEAN, slice(None), [0.0, -0.0, 0.0]),
-        lambda: put(MEAN, 1, 0.0),
-    ]
-
-
-@case
-def a_zero_that_changes_its_sign() -> Any:
-    zero = np.zeros((), np.float32)
-    return lambda x: x / zero, [lambda: put(zero, (), -0.0)]
-
-
-@case
-def a_nan_with_other_bits() -> Any:
-    pattern = np.array([0x7FC00000], np.uint32)
-    value = pattern.view(np.float32)
-    return lambda x: ml.asarray(value), [lambda: put(pattern, 0, 0x7FC00001)]
-
-
-@case
-def a_variable_of_another_class() -> Any:
-    mean: Any = np.ones(3, np.float32)
-
-    def bind(value: Any) -> None:
-        nonlocal mean
-        mean = value
-
-    others: Any = [1.0, 2.0, 3.0], (1, 2, 3), (1, 2.0, 3), 5, True, np.float64(5)
-    return lambda x: (x + mean, ml.asarray(mean)), [partial(bind, each) for each in others]
-
-
-@case
-def an_array_of_another_dtype() -> Any:
-    mean = np.ones(3, np.float32)
-
-    def bind(value: Any) -> None:
-        nonlocal mean
-        mean = value
-
-    kinds = [np.float32, np.float64, np.int32, np.bool_, np.complex64, np.float16]
-    changes = [partial(bind, np.array([1, 0, 1], each)) for each in kinds]
-    return lambda x: (x + mean, ml.asarray(mean)), changes
-
-
-@case
-def another_shape() -> Any:
-    values = np.arange(6, dtype=np.float32)
-    holder = [values.reshape(2, 3)]
-    shapes = [values.reshape(2, 3)[:, ::-1], values.reshape(3, 2).T, values.reshape(2, 1, 3)]
-    changes = [partial(put, holder, 0, each) for each in shapes]
-    return lambda x: x * holder[0], changes
-
-
-@case
-def a_field_of_an_object() -> Any:
-    scaler = SimpleNamespace(mean=np.ones(3), by=[np.float32(2.0)])
-    return lambda x: (x - scaler.mean) * scaler.by[0], [
-        lambda: put(scaler.mean, 0, 4.0),
-        lambda: setattr(scaler, "mean", np.zeros(3)),
-        lambda: put(scaler.by, 0, np.float32(3.0)),
-    ]
 
 
 class Scaler(nn.Module):
@@ -140,134 +64,45 @@ class Scaler(nn.Module):
         return (x - self.mean) * self.weight
 
 
-@case
-def a_field_of_a_module() -> Any:
-    model = Scaler()
-    return model.__call__, [
-        lambda: put(model.mean, 0, 4.0),
-        lambda: setattr(model, "mean", np.zeros(3, np.float64)),
-    ]
+class Named(np.ndarray):
+    name: str
 
 
-@case
-def a_default() -> Any:
-    mean = np.ones(3)
+class Scaled:
+    """An object that has an array."""
 
-    return lambda x, mean=mean, *, by=mean: (x - mean) * by, [lambda: put(mean, 0, 4.0)]
+    def __init__(self) -> None:
+        self.values, self.scale = np.ones(3, np.float32), 1.0
 
-
-@case
-def in_containers() -> Any:
-    mean = np.ones(3)
-    containers = {
-        "a": (mean, [mean]),
-        "b": deque([mean]),
-        "c": OrderedDict(d=MappingProxyType({1: mean})),
-    }
-
-    def fn(x: Any) -> Any:
-        return x + containers["a"][1][0] * containers["b"][0] * containers["c"]["d"][1]  # type: ignore[index]
-
-    return fn, [lambda: put(mean, 0, 4.0)]
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.values * np.float32(self.scale)
 
 
-@case
-def a_list_of_numbers() -> Any:
-    scale, places = [1.0, 2.0, 3.0], [0, 2]
-    return lambda x: (x * scale)[:, places], [
-        lambda: put(scale, 0, -0.0),
-        lambda: scale.reverse(),
-        lambda: put(places, 1, 1),
-        lambda: places.append(2),
-        lambda: put(scale, 2, 1),
-        places.clear,
-    ]
+def sets(**fields: Any) -> Callable[[Any], None]:
+    return lambda c: vars(c).update(fields)
 
 
-@case
-def a_view_of_what_changes() -> Any:
-    base = np.arange(9, dtype=np.float32)
-    view, frozen = base[::3], np.broadcast_to(base[:1], (3,))
-    assert not frozen.flags.writeable
-    return lambda x: x * view + frozen, [lambda: put(base, 3, -1.0), lambda: put(base, 0, 5.0)]
+def puts(place: Any, value: Any, of: Any = None) -> Callable[[Any], None]:
+    """The change that writes a value at a place, into an item of the object if `of` names one."""
+    return lambda c: put(c if of is None else c[of], place, value)
 
 
-@case
-def arrays_of_other_classes() -> Any:
-    class Named(np.ndarray):
-        name: str
+def centred(mean: Any) -> Fn:
+    return lambda x, mean=mean, *, by=mean: (x - mean) * by
 
-    named = np.ones(3, np.float32).view(Named)
-    masked = np.ma.MaskedArray([1.0, 2.0, 3.0], mask=[False, True, False])
-    record = np.array([(1.0, 2)] * 3, [("a", "f4"), ("b", "i4")])
-    compact, raw = array("f", [1.0, 2.0, 3.0]), bytearray(b"abc")
+
+def of_other_classes(c: Any) -> Fn:
+    named, masked, record, compact, raw = c
 
     def fn(x: Any) -> Any:
         y = x * named + masked + ml.asarray(compact)
         return y, record["a"] * x, record["b"] + ml.asarray(raw), x + masked.filled(9.0)
 
-    return fn, [
-        lambda: put(named, 0, 2.0),
-        lambda: put(masked.data, 0, 2.0),
-        lambda: put(masked.mask, 0, True),
-        lambda: put(record, 0, (3.0, 4)),
-        lambda: put(compact, 0, 2.0),
-        lambda: put(raw, 0, 98),
-    ]
+    return fn
 
 
-@case
-def halves_of_sixteen_bits() -> Any:
-    half, brain = np.ones(3, np.float16), cast(np.array([1.0, 2.0, 3.0]), bf16)
-    return lambda x: (x + half, ml.asarray(brain, dtype=ml.bfloat16)), [lambda: put(half, 0, 2.0)]
-
-
-@case
-def what_has_an_array() -> Any:
-    class Frame:
-        def __init__(self) -> None:
-            self.values, self.scale = np.ones(3, np.float32), 1.0
-
-        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-            return self.values * np.float32(self.scale)
-
-    frame = Frame()
-    return lambda x: x * frame, [
-        lambda: put(frame.values, 0, 2.0),
-        lambda: setattr(frame, "scale", 3.0),
-    ]
-
-
-@case
-def an_array_of_objects() -> Any:
-    inner = [1.0]
-    objects = np.array([None, 2.0], object)
-    objects[0] = inner
-    return lambda x: x * [objects[0][0], objects[1], 3.0], [
-        lambda: put(objects, 1, -0.0),
-        lambda: put(inner, 0, 5.0),
-    ]
-
-
-@case
-def what_numpy_computes_of_it() -> Any:
-    table, rows = np.arange(12.0).reshape(4, 3), [0, 2]
-    return lambda x: x + np.cumsum(table[rows], axis=0) * np.sin(len(rows)), [
-        lambda: put(table, (2, 1), 100.0),
-        lambda: put(rows, 0, 3),
-    ]
-
-
-@case
-def what_is_given_to_a_method() -> Any:
-    mean = np.ones(3)
-    dot = operator.methodcaller("dot", mean)
-    return lambda x: x * dot(np.eye(3)), [lambda: put(mean, 0, 4.0)]
-
-
-@case
-def where_values_go() -> Any:
-    values, places = np.array([5.0, 6.0], np.float32), np.array([0, 2])
+def assigned(c: Any) -> Fn:
+    values, places = c
 
     def fn(x: Any) -> Any:
         y = x + 0
@@ -275,46 +110,124 @@ def where_values_go() -> Any:
         y[0] += values.sum()
         return y, ml.where(values.mean() > 5, x, values[0]), untyped.take(x, [1, *places], axis=1)
 
-    return fn, [lambda: put(values, 0, 7.0), lambda: put(places, 0, 1)]
+    return fn
 
 
-@case
-def a_mask() -> Any:
-    rows, columns = [True, False], np.array([True, False, True])
+def masked(c: Any) -> Fn:
+    rows, columns = c
 
     def fn(x: Any) -> Any:
         y = ml.grad(lambda x: ml.sum(ml.cos(x[rows])) + ml.sum(ml.exp(x[:, columns])))(x)
         y[columns[:2]] = 5.0
         return x[rows], x[:, columns], x[X > 0], x[rows, columns], x[..., None, columns], y
 
-    return fn, [
-        lambda: put(columns, 0, False),
-        lambda: put(columns, 1, True),
-        rows.reverse,
-        lambda: put(rows, 0, True),
-    ]
+    return fn
 
 
-@case
-def a_seed() -> Any:
-    seeds = {"key": 5, "step": 3}
-
+def drawn(seeds: Any) -> Fn:
     def fn(x: Any) -> Any:
         key = ml.random.fold_in(ml.random.key(seeds["key"]), seeds["step"])
         return key, x + ml.random.normal(3, key=key)
 
-    return fn, [partial(put, seeds, name, 2**63 + 1 - 2**62) for name in seeds]
+    return fn
+
+
+KINDS = [np.float32, np.float64, np.int32, np.bool_, np.complex64, np.float16]
+SIX = np.arange(6, dtype=np.float32)
+
+# An object, a function of it that returns the function, and changes after each of which the
+# function computes another value of a tensor f32[2,3].
+CASES: dict[str, Row] = {
+    "a global": (lambda: MEAN, lambda _: lambda x: x - MEAN, [
+        puts(1, 7.0), puts(1, np.nan), puts(slice(None), [0.0, -0.0, 0.0]), puts(1, 0.0)]),
+    "a zero that changes its sign": (
+        lambda: np.zeros((), np.float32), lambda c: lambda x: x / c, [puts((), -0.0)]),
+    "a nan with other bits": (
+        lambda: np.array([0x7FC00000], np.uint32),
+        lambda c: (lambda value: lambda x: ml.asarray(value))(c.view(np.float32)),
+        [puts(0, 0x7FC00001)]),
+    "a value of another class": (
+        lambda: SimpleNamespace(mean=np.ones(3, np.float32)),
+        lambda c: lambda x: (x + c.mean, ml.asarray(c.mean)),
+        [sets(mean=each) for each in (
+            [1.0, 2.0, 3.0], (1, 2, 3), (1, 2.0, 3), 5, True, np.float64(5))]),
+    "an array of another dtype": (
+        lambda: SimpleNamespace(mean=np.ones(3, np.float32)),
+        lambda c: lambda x: (x + c.mean, ml.asarray(c.mean)),
+        [sets(mean=np.array([1, 0, 1], each)) for each in KINDS]),
+    "another shape": (
+        lambda: [SIX.reshape(2, 3)], lambda c: lambda x: x * c[0],
+        [puts(0, each) for each in (
+            SIX.reshape(2, 3)[:, ::-1], SIX.reshape(3, 2).T, SIX.reshape(2, 1, 3))]),
+    "a field of an object": (
+        lambda: SimpleNamespace(mean=np.ones(3), by=[np.float32(2.0)]),
+        lambda c: lambda x: (x - c.mean) * c.by[0],
+        [lambda c: put(c.mean, 0, 4.0), sets(mean=np.zeros(3)),
+         lambda c: put(c.by, 0, np.float32(3.0))]),
+    "a field of a module": (
+        Scaler, lambda c: c.__call__,
+        [lambda c: put(c.mean, 0, 4.0), lambda c: setattr(c, "mean", np.zeros(3, np.float64))]),
+    "a default": (lambda: np.ones(3), centred, [puts(0, 4.0)]),
+    "containers": (
+        lambda: np.ones(3), lambda c: (lambda a, b, d: lambda x: x + a[1][0] * b[0] * d["d"][1])(
+            (c, [c]), deque([c]), OrderedDict(d=MappingProxyType({1: c}))), [puts(0, 4.0)]),
+    "a list of numbers": (
+        lambda: ([1.0, 2.0, 3.0], [0, 2]),
+        lambda c: (lambda scale, places: lambda x: (x * scale)[:, places])(*c),
+        [puts(0, -0.0, 0), lambda c: c[0].reverse(), puts(1, 1, 1), lambda c: c[1].append(2),
+         puts(2, 1, 0), lambda c: c[1].clear()]),
+    "a view of what changes": (
+        lambda: np.arange(9, dtype=np.float32),
+        lambda c: (lambda view, fixed: lambda x: x * view + fixed)(
+            c[::3], np.broadcast_to(c[:1], (3,))), [puts(3, -1.0), puts(0, 5.0)]),
+    "arrays of other classes": (
+        lambda: (
+            np.ones(3, np.float32).view(Named),
+            np.ma.MaskedArray([1.0, 2.0, 3.0], mask=[False, True, False]),
+            np.array([(1.0, 2)] * 3, [("a", "f4"), ("b", "i4")]),
+            array("f", [1.0, 2.0, 3.0]), bytearray(b"abc")),
+        of_other_classes,
+        [puts(0, 2.0, 0), lambda c: put(c[1].data, 0, 2.0), lambda c: put(c[1].mask, 0, True),
+         puts(0, (3.0, 4), 2), puts(0, 2.0, 3), puts(0, 98, 4)]),
+    "halves of sixteen bits": (
+        lambda: (np.ones(3, np.float16), cast(np.array([1.0, 2.0, 3.0]), bf16)),
+        lambda c: (lambda half, brain: lambda x: (
+            x + half, ml.asarray(brain, dtype=ml.bfloat16)))(*c), [puts(0, 2.0, 0)]),
+    "an object that has an array": (
+        Scaled, lambda c: lambda x: x * c, [lambda c: put(c.values, 0, 2.0), sets(scale=3.0)]),
+    "an array of objects": (
+        lambda: np.array([[1.0], 2.0], object),
+        lambda c: lambda x: x * [c[0][0], c[1], 3.0], [puts(1, -0.0), puts(0, 5.0, 0)]),
+    "what numpy computes of it": (
+        lambda: (np.arange(12.0).reshape(4, 3), [0, 2]),
+        lambda c: (lambda table, rows: lambda x: x + np.cumsum(
+            table[rows], axis=0) * np.sin(len(rows)))(*c), [puts((2, 1), 100.0, 0), puts(0, 3, 1)]),
+    "an argument of a method": (
+        lambda: np.ones(3), lambda c: (lambda dot: lambda x: x * dot(np.eye(3)))(
+            operator.methodcaller("dot", c)), [puts(0, 4.0)]),
+    "where values go": (
+        lambda: (np.array([5.0, 6.0], np.float32), np.array([0, 2])), assigned,
+        [puts(0, 7.0, 0), puts(0, 1, 1)]),
+    "a mask": (
+        lambda: ([True, False], np.array([True, False, True])), masked,
+        [puts(0, False, 1), puts(1, True, 1), lambda c: c[0].reverse(), puts(0, True, 0)]),
+    "a seed": (
+        lambda: {"key": 5, "step": 3}, drawn,
+        [puts(name, 2**63 + 1 - 2**62) for name in ("key", "step")]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fuse", [False, True], ids=["", "fused"])
-@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_a_constant_is_known_by_value(make: Case, fuse: bool) -> None:
-    fn, changes = make()
+@pytest.mark.parametrize("name", CASES)
+def test_a_constant_is_known_by_value(name: str, fuse: bool) -> None:
+    build, use, changes = CASES[name]
+    c = build()
+    fn = use(c)
     x = ml.asarray(X)
     captured = ml.capture(fn, fuse=fuse)
     last = None
-    for change in [lambda: None, *changes]:
-        change()
+    for change in [lambda c: None, *changes]:
+        change(c)
         expected = bits(fn(x))
         assert expected != last  # or the change is none
         for _ in range(2):

@@ -345,16 +345,6 @@ def test_inside_loops_and_branches() -> None:
     assert calls(step) < calls(plain)
 
 
-def test_a_saved_step_has_what_was_computed(tmp_path: Path) -> None:
-    model, x = Model().eval(), ml.random.normal((3, 4), key=ml.random.key(5))
-    step = ml.capture(lambda x: model(x))
-    step(x)
-    model.w += 1.0  # since then
-    step.save(tmp_path / "step.mlvm")
-    saved = SavedStep.from_bytes((tmp_path / "step.mlvm").read_bytes())
-    assert [each.shape for each in saved.states] == [(4, 6), (6,), (6,), (6,)]
-    [y] = LoadedStep(saved, ml.VM(native=False))(np.asarray(x))
-    assert np.array_equal(y, np.asarray(ml.capture(lambda x: model(x))(x)))
 
 
 def test_what_a_program_may_write_to() -> None:
