@@ -78,33 +78,6 @@ def test_two_models_in_turn_share_one_batch_arena() -> None:
     assert batch.high_water == alone.batch.high_water  # as much as the larger one needs by itself
 
 
-def test_weights_survive_a_thousand_resets() -> None:
-    vm = ml.VM()
-    weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
-    with weights.allocating():
-        w = ml.asarray(np.arange(100, dtype=np.float64))
-        total = ml.zeros((), dtype=ml.float64)
-    used = weights.used
-    for _ in range(1000):
-        with batch:
-            total += ml.sum(w * 2.0)
-    np.testing.assert_array_equal(w.numpy(), np.arange(100))
-    assert float(total) == 1000 * 2 * 4950
-    assert (weights.used, batch.used) == (used, 0)
-
-
-def test_addresses_repeat_step_after_step() -> None:
-    vm = ml.VM()
-    training = Training(vm, ml.Arena(vm, "batch"), 4, 8)
-    training.step()
-    nbytes = training.step()
-    assert nbytes
-    views, bytes_held = training.batch.views_created, consumed(vm)
-    for _ in range(20):
-        assert training.step() == nbytes
-    assert (training.batch.views_created, consumed(vm)) == (views, bytes_held)
-
-
 @pytest.mark.parametrize("pattern", ["te", "tttteeee" * 2, "t" * 20 + "e" * 9, "ttet"])
 def test_training_and_evaluation_of_other_batch_sizes_alternate_without_growth(
     pattern: str,

@@ -673,23 +673,6 @@ def test_a_captured_function_has_no_gradient(place: Place) -> None:
         captured(ones(2))
 
 
-def test_what_a_tape_needs_is_kept_by_replays_too(place: Place) -> None:
-    w = ones(2)
-
-    @ml.capture
-    def step() -> None:
-        nonlocal w
-        w += 1.0
-
-    step()
-    _, pull = ml.vjp(lambda w: ml.sum(w * w), w)
-    step()
-    assert [g.tolist() for g in pull(ml.ones(()))] == [[4, 4]]
-    del pull
-    step()
-    assert w.tolist() == [4, 4]
-
-
 def test_only_functions_are_captured() -> None:
     with pytest.raises(CaptureError, match="expected a function"):
         ml.capture(3)  # type: ignore[call-overload]

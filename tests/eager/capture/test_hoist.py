@@ -345,8 +345,6 @@ def test_inside_loops_and_branches() -> None:
     assert calls(step) < calls(plain)
 
 
-
-
 def test_what_a_program_may_write_to() -> None:
     one = Program.of_op("add.out", 3, {}, 0)
     assert written(one) == frozenset({0})

@@ -22,7 +22,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import CaptureError, OperandValueError
 from mlvm.eager import nn, optim
 from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
-from tests.brief import Patch, refuses
+from tests.brief import refuses
 from tests.threads import in_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning")
@@ -337,52 +337,6 @@ def test_a_field_that_the_function_counts_up_is_as_it_was_recorded() -> None:
         return [*results, model.power]
 
     assert run(ml.capture) == run(lambda step: step)
-
-
-SETTINGS = {"rate": 0.5}
-RATE = 0.5
-
-
-@dataclasses.dataclass
-class Inner:
-    rate: float
-
-
-@dataclasses.dataclass
-class Config:
-    inner: Inner
-
-
-def test_numbers_elsewhere_are_known_by_value(monkeypatch: Patch) -> None:
-    config, settings, around = Config(Inner(0.5)), [0.5], 0.5
-
-    def step(x: ml.Tensor) -> ml.Tensor:
-        total = config.inner.rate + settings[0] + around + RATE + SETTINGS["rate"]
-        return x * total
-
-    captured, x, programs = ml.capture(step), ml.ones(2), 0
-
-    def check() -> None:
-        nonlocal programs
-        for _ in range(2):
-            assert bits(captured(x)) == bits(step(x))
-        programs += 1
-        assert captured.signatures == programs
-
-    check()
-    config.inner.rate = -0.5
-    check()
-    config.inner = Inner(0.75)
-    check()
-    settings[0] = 0.75
-    check()
-    around = 0.25
-    check()
-    monkeypatch.setattr(f"{__name__}.RATE", 0.125)
-    monkeypatch.setitem(globals(), "RATE", 0.125)
-    check()
-    monkeypatch.setitem(SETTINGS, "rate", 2.0)
-    check()
 
 
 # --- optimizers -----------------------------------------------------------------------------

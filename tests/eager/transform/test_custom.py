@@ -85,7 +85,10 @@ def test_the_rule_is_taken_whatever_is_around(rule: str, around: str) -> None:
         for one, other in zip(gradients, EXPECTED, strict=True):
             np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-12)
 
-    rows = ml.vmap(ml.grad(lambda x, y: ml.sum(fn(x[None], y[None]))))
+    def of_row(x: Tensor, y: Tensor) -> Any:
+        return ml.sum(fn(x[None], y[None]))
+
+    rows = ml.vmap(ml.grad(of_row))
     if around not in ("in a cond", "in lanes in lanes", "with an argument for all lanes"):
         np.testing.assert_allclose(rows(X, Y).numpy(), EXPECTED[0].numpy(), rtol=1e-12)
     second = -10.0 * ml.sin(X) * Y * Y  # the gradient's own derivative: rules are eager code
@@ -255,7 +258,9 @@ def test_a_rule_forward_runs_under_the_autocast_of_its_function() -> None:
 
     x, w = ml.ones((2, 3)), ml.ones((3, 2))
 
-    fn = ml.autocast("bfloat16")(lambda x: product(x, w))
+    @ml.autocast("bfloat16")
+    def fn(x: Tensor) -> Any:
+        return product(x, w)
 
     value, tangent = ml.jvp(fn, (x,), (x,))
     assert value.dtype is tangent.dtype is fn(x).dtype is ml.bfloat16

@@ -34,6 +34,7 @@ import mlvm.eager as ml
 Fn = Callable[..., Any]
 Row = tuple[Callable[[], Any], Callable[[Any], Fn], Callable[[Any], object]]
 T = TypeVar("T")
+GENERIC: Any = Generic
 
 
 class Plain:
@@ -290,7 +291,7 @@ OBJECTS: dict[str, Row] = {
             functools.partial(getattr)), sets(lr=3.0)),
     "a field that comes where another goes": (
         lambda: plain(unread=2.0), lambda c: lambda x: x * getattr(c, "lr", 1.0),
-        lambda c: (delattr(c, "unread"), setattr(c, "lr", 2.0))),
+        lambda c: vars(c).update(lr=vars(c).pop("unread"))),
     "vars": (lambda: plain(lr=2.0), lambda c: lambda x: x * sum(vars(c).values()), sets(lr=3.0)),
     "the dict": (
         lambda: plain(lr=2.0), lambda c: lambda x: x * sum(c.__dict__.values()), sets(lr=3.0)),
@@ -401,7 +402,7 @@ OBJECTS: dict[str, Row] = {
         of_factor(lambda factor: constructed(factor)()),
         lambda c: (lambda each: lambda x: x * type(each)().lr)(c[1]), raised),
     "a generic class built inside": (
-        of_factor(lambda factor: constructed(factor, Generic[T])[int]),
+        of_factor(lambda factor: constructed(factor, GENERIC[T])[int]),
         lambda c: (lambda kind: lambda x: x * kind().lr)(c[1]), raised),
     "an attribute of a metaclass": (
         lambda: type("Meta", (type,), {"lr": 2.0})("C", (), {}),
@@ -491,7 +492,7 @@ OBJECTS: dict[str, Row] = {
         lambda: Options([2.0]), lambda c: lambda x: x * c.rates[0],
         lambda c: c.rates.insert(0, 3.0)),
     "a weak reference": (
-        lambda: plain(lr=2.0), lambda c: (lambda ref: lambda x: x * ref().lr)(weakref.ref(c)),
+        lambda: plain(lr=2.0), lambda c: (lambda ref: lambda x: x * ref().lr)(weakref.ref(c)),  # type: ignore[union-attr]
         sets(lr=3.0)),
     "a bound method of a list": (
         lambda: [2.0, 3.0], lambda c: (lambda get: lambda x: x * get(0))(c.__getitem__),
