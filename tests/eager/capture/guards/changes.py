@@ -291,7 +291,7 @@ OBJECTS: dict[str, Row] = {
             functools.partial(getattr)), sets(lr=3.0)),
     "a field that comes where another goes": (
         lambda: plain(unread=2.0), lambda c: lambda x: x * getattr(c, "lr", 1.0),
-        lambda c: vars(c).update(lr=vars(c).pop("unread"))),
+        lambda c: c.__dict__.update(lr=c.__dict__.pop("unread"))),
     "vars": (lambda: plain(lr=2.0), lambda c: lambda x: x * sum(vars(c).values()), sets(lr=3.0)),
     "the dict": (
         lambda: plain(lr=2.0), lambda c: lambda x: x * sum(c.__dict__.values()), sets(lr=3.0)),
