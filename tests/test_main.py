@@ -852,7 +852,7 @@ def test_the_errors_of_a_process_have_no_line_of_python_in_them(folder: Path) ->
 
 
 def test_a_step_with_lengths_draws_its_plan_at_a_length(
-    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capsys, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names, bounds = {"x": ("n", None), "i": ()}, {"n": 8}
