@@ -145,8 +145,14 @@ class Branching(Writer):
         if form.text == "{0}" and inner.types[parameter].dtype.is_float:
             forms = ["{0}", "ml.sin({0}) + {1}", "{0} * 0.5 + {2}({3} - 2, {1})"]
             deeper = self.rng.choice(forms).format(deeper, parameter, name, n)
-        result = f"ml.cond({n} < 1, lambda: {parameter}, lambda: {deeper})"
-        lines = (*inner.lines, f"return {result}")
+        lines, last = tuple(inner.lines), f"lambda: {deeper}"
+        if self.rng.random() < 0.5:  # its ops before the call are in the branch, too
+            last = self.name("deeper")
+            lines = (Block(f"def {last}():", (*lines, f"return {deeper}")),)
+        result = f"ml.cond({n} < 1, lambda: {parameter}, {last})"
+        if self.rng.random() < 0.5:
+            result = f"ml.cond({n} >= 1, {last}, lambda: {parameter})"
+        lines = (*lines, f"return {result}")
         if not self.says(Block(f"def {name}({n}, {parameter}):", lines)):
             return False
         depth = self.filled(self.rng.choice(["0", "1", "2", "3", "ml.clip({k}, 0, 3)"]))
