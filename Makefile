@@ -28,7 +28,6 @@ BUILD = $(BIN)/python setup.py -q build_ext --inplace
 
 # The device's sources are excluded: they are OpenCL C and CUDA C by macros.
 C_FILES = $(shell find mlvm examples bench tests -name '*.[ch]' -not -path '*/gpu/*')
-CLANG_FORMAT := 14# the version whose format is committed
 CPPCHECK := --quiet --std=c11 --enable=warning,performance,portability --inline-suppr \
             --suppress=missingInclude --suppress=unknownMacro --suppress=ctunullpointer \
             -D__x86_64__ -DTARGET=plain --error-exitcode=1
@@ -63,9 +62,7 @@ lint: $(DEV_READY) ## check style, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/python -m mlvm.eager.stub
 	$(BIN)/mypy
-	@if clang-format --version 2>/dev/null | grep -q 'version $(CLANG_FORMAT)\.'; \
-	then clang-format --dry-run -Werror $(C_FILES); \
-	else echo "clang-format $(CLANG_FORMAT) is not installed: the format of C was not checked"; fi
+	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	@if command -v cppcheck >/dev/null; then cppcheck $(CPPCHECK) $(filter %.c,$(C_FILES)); \
 	else echo "cppcheck is not installed: C was not checked"; fi
 
@@ -79,8 +76,7 @@ coverage: $(DEV_READY) ## lines that the tests reach: of C by gcov, of Python by
 format: $(DEV_READY) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	@if clang-format --version 2>/dev/null | grep -q 'version $(CLANG_FORMAT)\.'; \
-	then clang-format -i $(C_FILES); fi
+	$(BIN)/clang-format -i $(C_FILES)
 
 bench: extension ## time one eager op against other libraries
 	$(BIN)/python -m bench dispatch
