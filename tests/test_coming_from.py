@@ -11,17 +11,13 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from tests.one_liners.__main__ import ARRAYS, run
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "coming-from.md"
 ROW = re.compile(r"^\| `(.+?)` \| `(.+?)` \| (.*?) ?\|$", re.MULTILINE)
 INPUTS = {
-    "x": np.array([[1.0, -2.0, 3.0], [4.0, 0.5, -6.0]], np.float32),
-    "y": np.array([[0.5, 2.0, -1.0], [3.0, 1.5, 2.5]], np.float32),
-    "a": np.array([[4.0, 1.0, 0.0], [1.0, 3.0, 1.0], [0.0, 1.0, 2.0]], np.float32),
-    "i": np.array([1, 0]),
-    "mask": np.array([[True, False, True], [False, False, True]]),
-    "logits": np.array([[1.0, 2.0, 0.0], [0.0, 1.0, 3.0], [1.0, 1.0, 0.0], [2.0, 0, 1]], "f4"),
-    "labels": np.array([1, 2, 0, 0]),
+    name: ARRAYS[name].astype("f4" if ARRAYS[name].dtype == "f8" else ARRAYS[name].dtype)
+    for name in ("x", "y", "a", "i", "mask", "logits", "labels")
 }
 
 
@@ -29,16 +25,6 @@ def rows(library: str) -> list[tuple[str, str, str]]:
     """Return the page's rows: their code, ours, and the difference."""
     section = PAGE.read_text("utf-8").partition(f"\n## {library}\n")[2].partition("\n## ")[0]
     return ROW.findall(section)
-
-
-def run(code: str, names: dict[str, Any]) -> Any:
-    """The value of an expression, or None of a statement."""
-    try:
-        expression = compile(code, str(PAGE), "eval")
-    except SyntaxError:
-        exec(code, names)
-        return None
-    return eval(expression, names)
 
 
 def ours() -> dict[str, Any]:

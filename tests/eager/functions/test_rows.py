@@ -103,7 +103,7 @@ def test_gradients_are_slopes(row: Row) -> None:
     check_slopes(row.ours, *operands(row, "f64"), order=order, tolerance=1e-5)
 
 
-@chosen("dynamic", first=True)
+@chosen("dynamic", first=with_long(True, False))
 @quiet
 def test_captured_it_has_the_bits_of_eager_calls(row: Row) -> None:
     ours, smooth = row.ours, not row.words & {"flat", "f32"}
