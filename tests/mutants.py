@@ -36,6 +36,7 @@ ROOMS: Final = {
     ),
     "arena": ("mlvm/arena/*.py", "tests/arena"),
     "step": ("mlvm/step/*.py", "tests/step tests/eager/capture"),
+    "capture": ("mlvm/eager/capture/*.py mlvm/eager/capture/guards/*.py", "tests/eager/capture"),
 }
 """Of each room, its files and the tests that judge them."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +11,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError
 
-
-@pytest.fixture(autouse=True)
-def vm() -> Iterator[Any]:
-    vm = ml.VM("aliases")
-    with ml.Arena(vm, "weights").allocating():
-        yield vm
+pytestmark = pytest.mark.usefixtures("weights")
 
 
 # --- arguments -------------------------------------------------------------------------

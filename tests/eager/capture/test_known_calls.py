@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,15 +16,10 @@ from mlvm.machines.native.extension import EXTENSION
 from tests.brief import refuses
 
 pytestmark = [
+    pytest.mark.usefixtures("weights"),
     pytest.mark.skipif(EXTENSION is None, reason="the extension is not here"),
     pytest.mark.local(reason="it is of the caller alone"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def place() -> Iterator[None]:
-    with ml.Arena(ml.VM("known"), "known").allocating():
-        yield
 
 
 def is_hit(captured: Any, *args: Any, **kwargs: Any) -> bool:

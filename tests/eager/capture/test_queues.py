@@ -19,15 +19,10 @@ from tests.brief import cases, refuses
 from tests.threads import PATIENCE, start
 from tests.wired import machine
 
+pytestmark = pytest.mark.usefixtures("weights")
+
 HERE = Path(__file__).name
 QUEUES: list[ml.QueueTensor] = []
-
-
-@pytest.fixture
-def vm() -> Iterator[Any]:
-    vm = ml.VM("queues")
-    with ml.Arena(vm, "weights").allocating():
-        yield vm
 
 
 @pytest.fixture

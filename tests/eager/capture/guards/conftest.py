@@ -1,27 +1,12 @@
-"""Memory for the tests of guards, which leave modules and builtins as they were."""
+"""Tests of guards leave modules and builtins as they were."""
 
 from __future__ import annotations
 
 import builtins
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-
-import mlvm.eager as ml
-
-
-@pytest.fixture
-def weights() -> Iterator[ml.Arena]:
-    arena = ml.Arena(ml.VM("guards"), "weights")
-    with arena.allocating():
-        yield arena
-
-
-@pytest.fixture
-def vm(weights: ml.Arena) -> Any:
-    return weights.vm
 
 
 @pytest.fixture(autouse=True)
