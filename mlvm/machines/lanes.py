@@ -291,7 +291,9 @@ class Lanes:
                 rows = [_as_type(x[i : i + 1], t) for x, t in zip(xs, self.types.args, strict=True)]
                 outputs = vm._run(self._code, (*rows, *shared), vm._store, vm.functions)
                 for y, row in zip(results, outputs, strict=True):
-                    y[i : i + 1] = row
+                    if y[i : i + 1].nbytes != row.nbytes:
+                        raise MachineError("results have other bytes than the program leaves")
+                    _as_type(y[i : i + 1], TensorType.of(row))[...] = row
         finally:
             vm.depth -= 1
         for (name, site), entries in zip(self.sites, self.contributions, strict=True):
