@@ -28,10 +28,6 @@ def _full(value: TensorType, shape: tuple[int, ...]) -> TensorType:
     return value.with_shape(shape)
 
 
-def _zeros(shape: tuple[int, ...], dtype: str) -> TensorType:
-    return TensorType(DType.named(dtype), shape)
-
-
 def _arange(start: int | float, stop: int | float, step: int | float, dtype: str) -> TensorType:
     kind = TensorType(DType.named(dtype))
     require("real", kind)
@@ -63,10 +59,6 @@ def _linspace(start: float, stop: float, num: int, endpoint: bool, dtype: str) -
     return kind.with_shape((num,))
 
 
-def _eye(rows: int, columns: int, k: int, dtype: str) -> TensorType:
-    return TensorType(DType.named(dtype), (rows, columns))
-
-
 # --- ops -----------------------------------------------------------------------------
 
 
@@ -76,7 +68,7 @@ def full(out: Array, value: Array, *, shape: tuple[int, ...]) -> None:
     np.copyto(out, value)
 
 
-@movement(infer=_zeros, copies_only=True)
+@movement(infer=lambda shape, dtype: TensorType(DType.named(dtype), shape), copies_only=True)
 def zeros(out: Array, *, shape: tuple[int, ...], dtype: str) -> None:
     """A tensor of that shape. Every element is zero."""
     out.fill(0)
@@ -108,7 +100,7 @@ def linspace(
     out[...] = np.linspace(start, stop, num, endpoint)
 
 
-@movement(infer=_eye)
+@movement(infer=lambda rows, columns, k, dtype: TensorType(DType.named(dtype), (rows, columns)))
 def eye(out: Array, *, rows: int, columns: int, k: int = 0, dtype: str) -> None:
     """A matrix of ones on the k-th diagonal (above the main one for k > 0), zeros elsewhere."""
     out.fill(0)

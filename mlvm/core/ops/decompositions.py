@@ -59,10 +59,6 @@ def _det_vjp(g: TensorType, x: TensorType) -> TensorType:
     return x
 
 
-def _slogdet(x: TensorType) -> TensorType:
-    return _flat(_squares(x), (2,))
-
-
 def _solve(x: TensorType, y: TensorType) -> TensorType:
     require("inexact", y)
     dtype, n = promote(_squares(x).dtype, y.dtype), x.shape[-1]
@@ -76,18 +72,6 @@ def _solve(x: TensorType, y: TensorType) -> TensorType:
     return TensorType(dtype, (*broadcast_shapes(x.shape[:-2], y.shape[:-2]), *y.shape[-2:]))
 
 
-def _eigenvalues(x: TensorType) -> TensorType:
-    return _real(_squares(x)).with_shape(x.shape[:-1])
-
-
-def _eigvals(x: TensorType) -> TensorType:
-    return _complex(_squares(x)).with_shape(x.shape[:-1])
-
-
-def _eig(x: TensorType) -> TensorType:
-    return _complex(_eigh(x))
-
-
 def _eigh(x: TensorType) -> TensorType:
     n = _squares(x).shape[-1]
     return _flat(x, (n,), (n, n))
@@ -98,10 +82,6 @@ def qr_shapes(shape: Shape, mode: QRMode) -> tuple[Shape, Shape]:
     rows, columns = shape
     inner = rows if mode == "complete" else min(rows, columns)
     return (rows, inner), (inner, columns)
-
-
-def _qr(x: TensorType, mode: QRMode) -> TensorType:
-    return _flat(x, *qr_shapes(_pair(_matrices(x)), mode))
 
 
 def svd_shapes(shape: Shape, full_matrices: bool) -> tuple[Shape, Shape, Shape]:
@@ -119,10 +99,6 @@ def _svd(x: TensorType, full_matrices: bool) -> TensorType:
 
 def _singular_values(x: TensorType) -> TensorType:
     return _real(_matrices(x)).with_shape((*x.shape[:-2], min(_pair(x))))
-
-
-def _triangular(x: TensorType, y: TensorType, lower: bool, unit_diagonal: bool) -> TensorType:
-    return _solve(x, y)
 
 
 def _lu(x: TensorType) -> TensorType:
@@ -162,10 +138,6 @@ def _cubic(factor: float) -> Callable[..., int]:
         return round(factor * n**3) * math.prod(x.shape[:-2])
 
     return flops
-
-
-def _det_vjp_flops(g: TensorType, x: TensorType) -> int:
-    return _svd_flops(x)
 
 
 def _solve_flops(x: TensorType, y: TensorType) -> int:
@@ -260,7 +232,7 @@ def solve(out: Array, x: Array, y: Array) -> None:
         np.copyto(out, np.linalg.solve(x, y))
 
 
-@internal(infer=_triangular, flops=_triangular_flops)
+@internal(infer=lambda x, y, lower, unit_diagonal: _solve(x, y), flops=_triangular_flops)
 def solve_triangular(
     out: Array, x: Array, y: Array, *, lower: bool, unit_diagonal: bool = False
 ) -> None:
@@ -386,7 +358,7 @@ def det(out: Array, x: Array) -> None:
         np.copyto(out, np.linalg.det(x))
 
 
-@internal(infer=_det_vjp, flops=_det_vjp_flops)
+@internal(infer=_det_vjp, flops=lambda g, x: _svd_flops(x))
 def det_vjp(out: Array, g: Array, x: Array) -> None:
     """The gradient g conj(det(x)) x^-H of `det`, also of singular matrices: f[...], f[..., n, n] ->
     f[..., n, n].
@@ -402,7 +374,7 @@ def det_vjp(out: Array, g: Array, x: Array) -> None:
     out[strange(x)] = np.nan
 
 
-@internal(infer=_slogdet, flops=_cubic(2 / 3))
+@internal(infer=lambda x: _flat(_squares(x), (2,)), flops=_cubic(2 / 3))
 def slogdet(out: Array, x: Array) -> None:
     """det(x) as its sign det(x) / |det(x)| and log(|det(x)|): f[..., n, n] -> f[..., 2].
 
@@ -426,7 +398,7 @@ def eigh(out: Array, x: Array) -> None:
     out[strange(x)] = np.nan
 
 
-@internal(infer=_eigenvalues, flops=_cubic(4 / 3))
+@internal(infer=lambda x: _real(_squares(x)).with_shape(x.shape[:-1]), flops=_cubic(4 / 3))
 def eigvalsh(out: Array, x: Array) -> None:
     """The eigenvalues of `eigh` alone, real: f[..., n, n] -> f[..., n]."""
     with _refusing(_NO_CONVERGENCE):
@@ -434,7 +406,7 @@ def eigvalsh(out: Array, x: Array) -> None:
     out[strange(x)] = np.nan
 
 
-@internal(infer=_eig, flops=_cubic(25))
+@internal(infer=lambda x: _complex(_eigh(x)), flops=_cubic(25))
 def eig(out: Array, x: Array) -> None:
     """Eigenvalues in no order, and eigenvectors of length 1 as the columns of a matrix: complex,
     f[..., n, n] -> c[..., n + n n].
@@ -447,7 +419,7 @@ def eig(out: Array, x: Array) -> None:
     out[strange(x)] = complex(np.nan, np.nan)
 
 
-@internal(infer=_eigvals, flops=_cubic(10))
+@internal(infer=lambda x: _complex(_squares(x)).with_shape(x.shape[:-1]), flops=_cubic(10))
 def eigvals(out: Array, x: Array) -> None:
     """The eigenvalues of `eig` alone: f[..., n, n] -> c[..., n]."""
     with _refusing(_NO_CONVERGENCE):
@@ -465,7 +437,7 @@ def finite(x: Array) -> Array:
     return np.where(strange(x)[..., np.newaxis, np.newaxis], x.dtype.type(0), x)
 
 
-@internal(infer=_qr, flops=_qr_flops)
+@internal(infer=lambda x, mode: _flat(x, *qr_shapes(_pair(_matrices(x)), mode)), flops=_qr_flops)
 def qr(out: Array, x: Array, *, mode: QRMode = "reduced") -> None:
     """x = Q R, with orthonormal columns in Q, and R upper triangular with a real diagonal:
     f[..., m, n] -> f[..., m k + k n], with k = min(m, n), or k = m if it is "complete".

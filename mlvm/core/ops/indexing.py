@@ -143,10 +143,6 @@ def _dynamic_update(x: TensorType, update: TensorType, start: TensorType, axis: 
     return x
 
 
-def _nonzero_indices(x: TensorType) -> None:
-    return None
-
-
 def _check_mask(mask: TensorType, shape: Shape) -> None:
     require("bool", mask)
     covered = all(n in (m, 0) for n, m in zip(mask.shape, shape, strict=False))
@@ -377,7 +373,7 @@ def _add_at(out: Array, updates: Array, places: Array) -> None:
 # --- by masks ------------------------------------------------------------------------
 
 
-@movement(infer=_nonzero_indices, public=False)
+@movement(infer=lambda x: None, public=False)
 def nonzero_indices(x: Array) -> Array:
     """The positions of the elements that are not zero: i64[count, ndim], in row-major order."""
     return np.ascontiguousarray(np.argwhere(x.copy()))

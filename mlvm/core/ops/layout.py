@@ -269,10 +269,6 @@ def _sort(x: TensorType, axis: int, descending: bool) -> TensorType:
     return x
 
 
-def _argsort(x: TensorType, axis: int, descending: bool) -> TensorType:
-    return _sort(x, axis, descending).with_dtype(i64)
-
-
 def require_castable(x: DType, dtype: DType) -> None:
     """Raise `DTypeError` where a cast would drop imaginary parts."""
     if x.kind == "complex" and dtype.kind not in ("complex", "bool"):
@@ -283,10 +279,6 @@ def _astype(x: TensorType, dtype: str) -> TensorType:
     target = DType.named(dtype)
     require_castable(x.dtype, target)
     return x.with_dtype(target)
-
-
-def _copy(x: TensorType) -> TensorType:
-    return x
 
 
 @movement(infer=_triangle, copies_only=True)
@@ -332,7 +324,7 @@ def sort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> N
         np.copyto(out, np.flip(out, axis))
 
 
-@movement(infer=_argsort)
+@movement(infer=lambda x, axis, descending: _sort(x, axis, descending).with_dtype(i64))
 def argsort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> None:
     """The positions in x, along `axis`, of the elements that `sort` gives: i64. Equal elements
     keep their order."""
@@ -351,7 +343,7 @@ def astype(out: Array, x: Array, *, dtype: str) -> None:
     convert(out, x)
 
 
-@movement(infer=_copy, elementwise=True, copies_only=True, takes_storage=True)
+@movement(infer=lambda x: x, elementwise=True, copies_only=True, takes_storage=True)
 def copy(out: Array, x: Array) -> None:
     """A copy of the tensor in new memory.
 

@@ -236,11 +236,7 @@ def softmax_cross_entropy(out: Array, logits: Array, labels: Array) -> None:
     out -= chosen.reshape(out.shape)
 
 
-def _cross_entropy_vjp(g: TensorType, logits: TensorType, labels: TensorType) -> TensorType:
-    return _vjp(g, _cross_entropy(logits, labels), logits)
-
-
-@op(infer=_cross_entropy_vjp, public=False)
+@op(infer=lambda g, logits, labels: _vjp(g, _cross_entropy(logits, labels), logits), public=False)
 def softmax_cross_entropy_vjp(out: Array, g: Array, logits: Array, labels: Array) -> None:
     """(softmax(logits) - one_hot(labels)) * g[..., None]: the gradient for logits."""
     picked = _picked(logits, labels)

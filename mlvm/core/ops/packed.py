@@ -66,10 +66,6 @@ def _packed_conv2d(
     return conv2d.infer((x, kernel), {**how, "groups": 1})
 
 
-def _flops(x: TensorType, panels: TensorType, columns: int, **how: Any) -> int:
-    return 2 * x.size * columns
-
-
 def _conv2d_flops(x: TensorType, panels: TensorType, window: Shape, **how: Any) -> int:
     out = _packed_conv2d(x, panels, window, **how)
     assert out is not None
@@ -90,7 +86,7 @@ def pack_panels(out: Array, y: Array, *, transpose_y: bool = False) -> None:
     out[...] = padded.reshape(rows, side, panels, PANEL).transpose(2, 0, 3, 1)
 
 
-@internal(infer=_packed_matmul, flops=_flops)
+@internal(infer=_packed_matmul, flops=lambda x, panels, columns, **how: 2 * x.size * columns)
 def packed_matmul(
     out: Array, x: Array, panels: Array, *, columns: int, transpose_x: bool = False
 ) -> None:

@@ -419,7 +419,7 @@ def vjp(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
     tracked = [Tracked(y.type, y.tape, getattr(y, "node", 0)) for y in values]
 
     def pullback(cotangent: Any) -> Any:
-        leaves = partners(structure, cotangent, _are_alike, _differ)
+        leaves = partners(structure, cotangent, are_alike, _differ)
         pairs = [
             (y, _cotangent(y.type, g))
             for y, g in zip(tracked, leaves, strict=True)
@@ -457,7 +457,8 @@ def _cotangent(type: TensorType, g: Any) -> Tensor:
     return g
 
 
-def _are_alike(tree: Tree, other: Tree) -> bool:
+def are_alike(tree: Tree, other: Tree) -> bool:
+    """Whether two nodes are of one type, or a dict stands in place of a Module."""
     return type(tree) is type(other) or (isinstance(other, dict) and isinstance(tree, Node))
 
 

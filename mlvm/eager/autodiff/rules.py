@@ -254,10 +254,6 @@ def _matmul_y(
     return reshape(result, result.shape[:-1]) if y_type.ndim == 1 else result
 
 
-def _quantized_matmul(g: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    return op.matmul(g, op.dequantize(y, scale))
-
-
 def _centered(x: Tensor, zero: Tensor) -> Tensor:
     wide = op.subtract(op.astype(x, dtype="i32"), op.astype(zero, dtype="i32"))
     return op.astype(wide, dtype="f32")
@@ -663,7 +659,7 @@ VJPS: Final[dict[str, Rules]] = {
     "matmul": multilinear(x=_matmul_x, y=_matmul_y),
     "batch_contract": multilinear(x=_matmul_x, y=_matmul_y),
     # --- quantized ---
-    "quantized_matmul": multilinear(x=_quantized_matmul),
+    "quantized_matmul": multilinear(x=lambda g, y, scale: op.matmul(g, op.dequantize(y, scale))),
     "dequantize_linear": {"scale": lambda g, x, zero: g * _centered(x, zero)},
     **_none("pack unpack dequantize dequantize_rows quantize_linear integer_matmul integer_conv2d"),
     # --- packed ---

@@ -211,10 +211,6 @@ def _solve(call: OneOp, n: int, x: Batched, y: Batched) -> Tensor:
     return reshape(solution, solution.shape[:-1]) if column else solution
 
 
-def _pinv(call: OneOp, n: int, x: Batched, rtol: Batched) -> Tensor:
-    return apply(call, as_batch(x, n), align(rtol, x.ndim - 2))
-
-
 # --- indices -------------------------------------------------------------------------
 
 
@@ -464,7 +460,7 @@ BATCHING: Final[dict[str, Rule]] = {
     **_for_ops("cholesky inv lu expm det det_vjp slogdet eigh eigvalsh eig eigvals", _rows),
     **_for_ops("qr svd svdvals", _rows),
     **_for_ops("solve solve_triangular", _solve),
-    "pinv": _pinv,
+    "pinv": lambda call, n, x, rtol: apply(call, as_batch(x, n), align(rtol, x.ndim - 2)),
     # --- fft ---
     **_for_ops("fft ifft rfft irfft", _rows),
     # --- collectives ---

@@ -15,7 +15,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.core.errors import GradientError, StaleTensor, brief
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.grad import as_argnums, vjp
+from mlvm.eager.autodiff.grad import are_alike, as_argnums, vjp
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros
 from mlvm.eager.autodiff.tape import Tape, taping
 from mlvm.eager.control import functions
@@ -26,7 +26,6 @@ from mlvm.eager.tensor.context import current_capture, taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.transform.trace import Tracer
 from mlvm.eager.tree import (
-    Node,
     Structure,
     Tree,
     among_others,
@@ -218,7 +217,7 @@ class _Arguments:
             actual, expected = type(other).__name__, type(tree).__name__
             raise GradientError(f"{what}: expected a {expected}, got a {actual}")
 
-        leaves = partners(structure, tree, _are_alike, differ)
+        leaves = partners(structure, tree, are_alike, differ)
         for x, type_ in zip(leaves, types, strict=True):
             if x is not None and (not isinstance(x, Tensor) or x.type is not type_):
                 actual = x.type if isinstance(x, Tensor) else brief(x)
@@ -231,10 +230,6 @@ class _Arguments:
 def _aliases(xs: Sequence[Any]) -> list[Any]:
     """Alias the tensors for a rule, which may update them."""
     return [None if x is None else alias_of(x) for x in xs]
-
-
-def _are_alike(tree: Tree, other: Tree) -> bool:
-    return type(tree) is type(other) or (isinstance(tree, Node) and isinstance(other, dict))
 
 
 def _pair(result: Any, what: str) -> tuple[Any, Any]:

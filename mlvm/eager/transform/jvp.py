@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast, overload
 from mlvm.core.errors import CaptureError, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.forward import tangent_of
-from mlvm.eager.autodiff.grad import as_pair
+from mlvm.eager.autodiff.grad import are_alike, as_pair
 from mlvm.eager.autodiff.joint import or_zeros
 from mlvm.eager.autodiff.tape import Conditional
 from mlvm.eager.control import blocks, branches, functions, loops, records
@@ -505,7 +505,7 @@ class TracedFunction:
         for structure, tree in zip(self.structures, trees, strict=True):
             nothing = [None] * structure.size
             leaves += (
-                nothing if tree is None else partners(structure, tree, _are_alike, self._differ)
+                nothing if tree is None else partners(structure, tree, are_alike, self._differ)
             )
         paired = zip(leaves, self.xs, self.paths, strict=True)
         return [self._checked(t, x, path) for t, x, path in paired]
@@ -543,10 +543,6 @@ class TracedFunction:
         leaves, structure = flatten(value, buffers=True)
         ts = [alias_of(_tangent(d)) if _is_float(d.x) else None for d in duals[: len(leaves)]]
         return value, as_dicts(structure, ts), aux
-
-
-def _are_alike(tree: Tree, other: Tree) -> bool:
-    return type(tree) is type(other) or (isinstance(tree, Node) and isinstance(other, dict))
 
 
 @overload
