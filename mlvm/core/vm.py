@@ -479,14 +479,14 @@ class VM(Identity):
         operands = tuple([each.array for each in map(self._store.entry, args)])
         bind_variant = self._run.bind_variant  # type: ignore[attr-defined]
         code: Code = bind_variant(program, operands, self.functions, self._workspace)
-        linked = self._linked.get(id(program)) or self._remember(program, len(args))
+        linked = self._linked.get(id(program)) or self._remember(program)
         if len(linked.bound) >= _FEW:
             linked.bound.clear()
         linked.bound[args] = code, operands
         self._store.caches[id(program)] = linked.bound
         return code, operands
 
-    def _remember(self, program: Program, nargs: int | None = None) -> _Linked:
+    def _remember(self, program: Program) -> _Linked:
         """A new entry for the program, forgotten when the program dies."""
         key, me = id(program), weakref.ref(self)
 
@@ -496,12 +496,11 @@ class VM(Identity):
                 vm._linked.pop(key, None)
                 vm._store.caches.pop(key, None)
 
-        if nargs is None:
+        size = nargs = 0
+        if not isinstance(program, Variant):
             size = sum(len(function.code) for function in program.functions.values())
-            linked = _Linked(size, nargs_of(program), weakref.ref(program, forget))
-        else:
-            linked = _Linked(nargs, nargs, weakref.ref(program, forget))
-        self._linked[key] = linked
+            nargs = nargs_of(program)
+        linked = self._linked[key] = _Linked(size, nargs, weakref.ref(program, forget))
         return linked
 
     def _forget_links(self) -> None:
@@ -530,9 +529,9 @@ if hasattr(os, "register_at_fork"):
 class _Linked:
     """Cache of a program's launches on a VM.
 
-    `size`: how many instructions it has. `nargs`: how many arguments it uses. `program` refers to
-    it without keeping it. `codes`: the program linked, by argument types. `bound`: code and
-    operands by argument handles, until a handle may name another array.
+    `size`: how many instructions it has. `nargs`: how many arguments it uses. A `Variant` has no
+    use for them. `program` refers to it without keeping it. `codes`: the program linked, by
+    argument types. `bound`: code and operands by handles, until one may name another array.
     """
 
     size: int

@@ -27,9 +27,7 @@ def register(vm: VM) -> None:
         if not condition.all():
             raise CheckFailed(f"{frame.attributes['message']}{_where(condition)}")
 
-    callee = PythonFunction(CHECK, check, 1, 0)
-    callee.reads = slice(None)
-    vm.register_callees({CHECK: callee})
+    vm.register_callees({CHECK: PythonFunction(CHECK, check, 1, 0, slice(None))})
 
 
 def _where(condition: Array) -> str:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from mlvm.core.errors import HostFunctionError, MachineError
-from mlvm.core.machine.callee import UserFunction, is_tensor
+from mlvm.core.machine.callee import is_tensor
 from mlvm.core.machine.frame import Frame, PythonFunction
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
@@ -33,6 +33,7 @@ from mlvm.core.types import ALIGNMENT, Array, TensorType, i64, u8
 from mlvm.core.vm import VM
 
 if TYPE_CHECKING:
+    from mlvm.machines.native.host import CFunction
     from mlvm.machines.native.records import NativeStack
 
 BEGIN: Final = "residuals.begin"
@@ -102,21 +103,20 @@ class Stack:
 
 class Residuals:
     """Stacks of residuals of one VM: one for each program within a launch, nested as the programs.
-    Their memory is reused by the next launch."""
+    Their memory is reused by the next launch. `vm` is its weak proxy: the VM's function table has
+    the methods."""
 
     def __init__(self, vm: VM, stack: Stack | NativeStack) -> None:
-        self._vm = weakref.ref(vm)  # whose function table has the methods
+        self._vm = vm
         self._stack = stack
         self._programs: list[tuple[int, Any]] = []  # depth, and where its records begin
 
     def begin(self, frame: Frame) -> None:
         """Begin the stack of the program that runs now. Drop stacks of failed programs at its depth
         of nested launches."""
-        vm = self._vm()
-        assert vm is not None  # it runs a program
-        while self._programs and self._programs[-1][0] >= vm.depth:
+        while self._programs and self._programs[-1][0] >= self._vm.depth:
             self.end(frame)
-        self._programs.append((vm.depth, self._stack.begin()))
+        self._programs.append((self._vm.depth, self._stack.begin()))
 
     def end(self, frame: Frame) -> None:
         """Drop the records of the program that began last."""
@@ -201,36 +201,29 @@ def _overhead(record: Sequence[Array]) -> int:
 
 def register(vm: VM, *, native: bool = False) -> None:
     """Register the host functions of residuals on the VM."""
-    reference = weakref.ref(vm)
-
-    def machine() -> VM:
-        vm = reference()
-        assert vm is not None  # it runs a program
-        return vm
+    machine: VM = weakref.proxy(vm)
 
     def more(nbytes: int) -> Array:
-        return machine().array_of(machine().alloc_tensor(TensorType(u8, (nbytes,))))
+        return machine.array_of(machine.alloc_tensor(TensorType(u8, (nbytes,))))
 
-    callees: dict[str, UserFunction] = {}
+    in_c: list[CFunction] = []
     if native:
         from mlvm.machines.native.records import NativeStack
 
         native_stack = NativeStack(more, PUSH, READ)
-        of = Residuals(vm, native_stack)
-        callees = {each.name: each for each in native_stack.functions}
+        of, in_c = Residuals(machine, native_stack), native_stack.functions
     else:
-        of = Residuals(vm, Stack(more, lambda nbytes: machine().keep(nbytes)))
-        callees[PUSH] = PythonFunction(PUSH, of.push, None, 0)
-        callees[READ] = PythonFunction(READ, of.read, None, 0)
-    callees[BEGIN] = PythonFunction(BEGIN, of.begin, 0, 0)
-    callees[READ_ROWS] = PythonFunction(READ_ROWS, of.read_rows, None, 0)
-    callees[ADD] = PythonFunction(ADD, of.add, 3, 0)
-    callees[END] = PythonFunction(END, of.end, 0, 0)
-    callees[HELD] = PythonFunction(HELD, of.tell, 0, 1)
-    callees[PUSH].reads, callees[READ].reads = slice(1, None), slice(-1, None)
-    callees[READ_ROWS].reads = slice(-1, None)
-    callees[ADD].reads = slice(1, None)
-    vm.register_callees(callees)
+        of = Residuals(machine, Stack(more, lambda nbytes: machine.keep(nbytes)))
+    in_python = (
+        PythonFunction(BEGIN, of.begin, 0, 0),
+        PythonFunction(PUSH, of.push, None, 0, slice(1, None)),
+        PythonFunction(READ, of.read, None, 0, slice(-1, None)),
+        PythonFunction(READ_ROWS, of.read_rows, None, 0, slice(-1, None)),
+        PythonFunction(ADD, of.add, 3, 0, slice(1, None)),
+        PythonFunction(END, of.end, 0, 0),
+        PythonFunction(HELD, of.tell, 0, 1),
+    )
+    vm.register_callees({each.name: each for each in (*in_python, *in_c)})
 
 
 def stack_bytes(vm: VMProtocol) -> int:

@@ -105,9 +105,8 @@ class OpInto(WritesInto):
         out, inferred = operands[0], self.op.infer(operands[1:], attributes)
         if out is not inferred:
             refused = ShapeError if inferred is None or out.dtype is inferred.dtype else DTypeError
-            raise refused(f"the result is {inferred} and does not fit into {out}").at(
-                name, operands
-            )
+            message = f"the result is {inferred} and does not fit into {out}"
+            raise refused(message).at(name, operands)
         return ()
 
     def writes(self, attributes: Attributes) -> int:
@@ -226,14 +225,13 @@ class UserFunction:
     and `nresults` are what it announces, None for any number. `reads` are the tensors that it does
     not write, None if it may do either with any."""
 
-    reads: slice | None = None
     memory = HOST
     kernel: Kernel | None = None
 
-    def __init__(self, name: str, nparams: int | None, nresults: int | None) -> None:
-        self.name = name
-        self.nparams = nparams
-        self.nresults = nresults
+    def __init__(
+        self, name: str, nparams: int | None, nresults: int | None, reads: slice | None = None
+    ) -> None:
+        self.name, self.nparams, self.nresults, self.reads = name, nparams, nresults, reads
 
     def bind(self, attributes: Attributes) -> Attributes:
         return attributes

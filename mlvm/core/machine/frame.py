@@ -95,9 +95,14 @@ class PythonFunction(UserFunction):
     """A host function in Python, which works on a `Frame`."""
 
     def __init__(
-        self, name: str, fn: HostFunction, nparams: int | None, nresults: int | None
+        self,
+        name: str,
+        fn: HostFunction,
+        nparams: int | None,
+        nresults: int | None,
+        reads: slice | None = None,
     ) -> None:
-        super().__init__(name, nparams, nresults)
+        super().__init__(name, nparams, nresults, reads)
         self.fn = fn
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:

@@ -113,11 +113,9 @@ class Uses(NamedTuple):
 
 def uses_of(program: Program, functions: FunctionTable, nargs: int) -> Uses:
     """Return how a launch first uses each argument; as overwritten, if that cannot be inferred."""
-    verifier = _Verifier(program, functions, None, False, {})
-    first = verifier.first
-    assert first is not None
+    first: dict[int, bool] = {}
     try:
-        verifier.run()
+        _Verifier(program, functions, None, False, first).run()
     except MlvmError:
         first = {_SOME: True}
     reads = frozenset(i for i, writes in first.items() if not writes and i != _SOME)
@@ -373,15 +371,14 @@ class _Verifier:
     def use_by(self, name: str | None, operands: list[Abstract], attributes: Any) -> None:
         """Note what a host function does with its operands; one that is not known writes them."""
         callee = self.functions.binding(name).callee if name is not None else None
-        written = 0
+        read, written = operands, list[Abstract]()
         if isinstance(callee, WritesInto):
-            written = callee.writes(callee.bind(attributes))
+            count = callee.writes(callee.bind(attributes))
+            read, written = operands[count:], operands[:count]
         elif callee is None or isinstance(callee, UserFunction):
-            reads = callee.reads if callee is not None else None
-            read = [] if reads is None else operands[reads]
-            self.use(read, [x for x in operands if all(x is not each for each in read)])
-            return
-        self.use(operands[written:], operands[:written])
+            read = operands[callee.reads] if callee is not None and callee.reads is not None else []
+            written = [x for x in operands if all(x is not each for each in read)]
+        self.use(read, written)
 
     def results_of(
         self, name: str, operands: list[Abstract], nresults: Any, attributes: Any

@@ -52,8 +52,9 @@ class CFunction(UserFunction):
         nresults: int | None,
         library: Any,
         owner: object = None,
+        reads: slice | None = None,
     ) -> None:
-        super().__init__(name, nparams, nresults)
+        super().__init__(name, nparams, nresults, reads)
         self.address = address
         self.library = library
         self.owner = owner
@@ -118,12 +119,10 @@ def host_of(binding: Binding, details: CallDetails) -> Host | None:
     python_side = HostCall(
         callee, details.attributes, lambda count: miscounted(binding, count, details)
     )
-    host = Host(binding.call, details.attributes, python_side, nparams, nresults)
     if not isinstance(callee, CFunction):
-        return host
-    prepared = callee.host(details.attributes)
-    return host._replace(
-        address=prepared.address, text=prepared.text, numbers=prepared.numbers, owner=prepared.owner
+        return Host(binding.call, details.attributes, python_side, nparams, nresults)
+    return callee.host(details.attributes)._replace(
+        call=binding.call, python_side=python_side, nparams=nparams, nresults=nresults
     )
 
 

@@ -21,8 +21,8 @@ class NativeStack:
     def __init__(self, more: Callable[[int], Array], push: str, read: str) -> None:
         self._records = records = Records(more)
         self.functions = [
-            CFunction(push, PUSH_RECORD, None, 0, None, records),
-            CFunction(read, READ_RECORD, None, 0, None, records),
+            CFunction(push, PUSH_RECORD, None, 0, None, records, slice(1, None)),
+            CFunction(read, READ_RECORD, None, 0, None, records, slice(-1, None)),
         ]
 
     @property
