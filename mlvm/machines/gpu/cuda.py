@@ -22,7 +22,7 @@ from mlvm.core.errors import MachineError
 from mlvm.core.extras import extra
 from mlvm.core.types import ALIGNMENT, Array
 from mlvm.machines.gpu import tiles
-from mlvm.machines.gpu.kernels import Facts
+from mlvm.machines.gpu.kernels import Call, Facts
 from mlvm.machines.gpu.memory import Lost
 
 _LOST: Final = (
@@ -155,19 +155,12 @@ class Cuda:
     def compile(self, prelude: str, texts: Sequence[str]) -> None:
         """Each is compiled alone."""
 
-    def ready(
-        self,
-        text: str,
-        entry: str,
-        size: tuple[int, ...],
-        group: tuple[int, ...],
-        args: tuple[Any, ...],
-    ) -> Callable[[], object]:
+    def ready(self, call: Call, args: tuple[Any, ...]) -> Callable[[], object]:
         with self._device:
-            kernel = _module(text, self._number).get_function(entry)
+            kernel = _module(call.source, self._number).get_function(call.entry)
         kernel_args = tuple([x if isinstance(x, np.generic) else np.uintp(x.ptr) for x in args])
-        grid = tuple([-(-n // by) for n, by in zip(size, group, strict=True)])
-        return partial(self._launch, kernel, grid, group, kernel_args)
+        grid = tuple([-(-n // by) for n, by in zip(call.size, call.group, strict=True)])
+        return partial(self._launch, kernel, grid, call.group, kernel_args)
 
     def _launch(self, kernel: Any, grid: Any, group: Any, args: Any) -> None:
         with self._device:

@@ -46,26 +46,25 @@ def _call(text: str, entry: str, args: tuple[Argument, ...], items: int, *number
     return Call(text, entry, (items,), (GROUP,), whole)
 
 
-@kernel("take", judges=2)
-def _take(device: Facts, types: Types, *, axis: int) -> Calls:
+def _taken(types: Types, axis: int, entry: str, *numbers: int) -> Calls:
+    """Read x at the indices along an axis; `numbers` follow its sizes."""
     out, x, indices = types
     unit, units = _units(x.dtype)
     _, length, behind = around(x.shape, axis)
-    text = _text(unit, indices.dtype)
-    args = (0, 1, 2, REFUSED)
-    numbers = (length, behind * units, indices.size)
-    return [_call(text, "take", args, out.size * units, *numbers)]
+    sizes = out.size * units, length, behind * units
+    return [_call(_text(unit, indices.dtype), entry, (0, 1, 2, REFUSED), *sizes, *numbers)]
+
+
+@kernel("take", judges=2)
+def _take(device: Facts, types: Types, *, axis: int) -> Calls:
+    return _taken(types, axis, "take", types[2].size)
 
 
 @kernel("take_along_axis", judges=2)
 def _take_along_axis(device: Facts, types: Types, *, axis: int) -> Calls:
-    out, x, indices = types
-    unit, units = _units(x.dtype)
-    _, length, behind = around(x.shape, axis)
-    text = _text(unit, indices.dtype)
-    args = (0, 1, 2, REFUSED)
-    numbers = (length, behind * units, around(indices.shape, axis)[1], units)
-    return [_call(text, "take_along_axis", args, out.size * units, *numbers)]
+    _, x, indices = types
+    numbers = around(indices.shape, axis)[1], _units(x.dtype)[1]
+    return _taken(types, axis, "take_along_axis", *numbers)
 
 
 @kernel("weighted_take", judges=2, computes=True)

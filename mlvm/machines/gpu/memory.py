@@ -24,7 +24,7 @@ from mlvm.core.observe import on_wait
 from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, Shape, TensorType, root
 from mlvm.machines.gpu.checks import Refusals
-from mlvm.machines.gpu.kernels import Facts
+from mlvm.machines.gpu.kernels import Call, Facts
 
 _PLACES: Final = itertools.count(1)
 _APART: Final = 1 << 64
@@ -77,15 +77,8 @@ class Driver(Protocol):
     def compile(self, prelude: str, texts: Sequence[str]) -> None:
         """Compile sources together that begin alike, if that takes less time."""
 
-    def ready(
-        self,
-        text: str,
-        entry: str,
-        size: tuple[int, ...],
-        group: tuple[int, ...],
-        args: tuple[Any, ...],
-    ) -> Callable[[], object]:
-        """Return a function that launches a source's kernel on arguments: numpy's scalars, and for
+    def ready(self, call: Call, args: tuple[Any, ...]) -> Callable[[], object]:
+        """Return a function that launches a call's kernel on arguments: numpy's scalars, and for
         a tensor its memory and an i64."""
 
 

@@ -24,7 +24,7 @@ from mlvm.core.extras import extra
 from mlvm.core.locks import new_lock
 from mlvm.core.types import ALIGNMENT, Array
 from mlvm.machines.gpu import tiles
-from mlvm.machines.gpu.kernels import Facts
+from mlvm.machines.gpu.kernels import Call, Facts
 from mlvm.machines.gpu.memory import Lost
 
 _LOST: Final = frozenset(
@@ -257,19 +257,12 @@ class OpenCL:
     def compile(self, prelude: str, texts: Sequence[str]) -> None:
         self._shared.compile(prelude, texts)
 
-    def ready(
-        self,
-        text: str,
-        entry: str,
-        size: tuple[int, ...],
-        group: tuple[int, ...],
-        args: tuple[Any, ...],
-    ) -> Callable[[], object]:
-        kernel = self._cl.Kernel(self._shared.program(text), entry)
+    def ready(self, call: Call, args: tuple[Any, ...]) -> Callable[[], object]:
+        kernel = self._cl.Kernel(self._shared.program(call.source), call.entry)
         kernel.set_scalar_arg_dtypes([x.dtype if isinstance(x, np.generic) else None for x in args])
         kernel.set_args(*args)
-        whole = tuple([-(-n // by) * by for n, by in zip(size, group, strict=True)])
-        return partial(self._cl.enqueue_nd_range_kernel, self._queue, kernel, whole, group)
+        whole = tuple([-(-n // by) * by for n, by in zip(call.size, call.group, strict=True)])
+        return partial(self._cl.enqueue_nd_range_kernel, self._queue, kernel, whole, call.group)
 
 
 def listed() -> list[tuple[str, str, int]]:

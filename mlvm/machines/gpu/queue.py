@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -59,7 +60,7 @@ class Ready:
     @property
     def notes(self) -> list[Note]:
         """Those of its calls that may refuse values."""
-        return [each.note for each in self.launches if isinstance(each, _Noted)]
+        return [each.args[0] for each in self.launches if isinstance(each, _Noted)]
 
     def launch(self, memory: DeviceMemory) -> None:
         """Have the device do it, without a wait. Raises what an op raises that runs on the host."""
@@ -81,7 +82,8 @@ class Queue:
 
     def kernels(self) -> dict[str, Kernel]:
         """The kernels by op name, and that of chains."""
-        return {"fused": OfChain(self), **{name: OfOp(self, op) for name, op in OPS.items()}}
+        of_ops = {name: QueuedKernel(self, op) for name, op in OPS.items()}
+        return {"fused": QueuedKernel(self), **of_ops}
 
     # --- plans ---
 
@@ -135,7 +137,7 @@ class Queue:
         for step in steps:
             if isinstance(step, OnHost):
                 operands = [place(x, type) for x, type in zip(step.args, step.types, strict=True)]
-                launches.append(_HostCall(self, step, operands))
+                launches.append(_HostCall(self.on_host, step, operands))
                 continue
             flag = None
             call = step
@@ -144,7 +146,7 @@ class Queue:
                 slot, flag = self.memory.refusals.take()
                 note = Note(step.op, step.attributes, step.types, step.judges, slot)
                 weakref.finalize(note, self.memory.refusals.give_back, slot)
-                launches.append(_Noted(self.memory, note))
+                launches.append(_Noted(self.memory.refusals.note, note))
             assert isinstance(call, Call)
             launch = self._launch(call, place, flag)
             if launch is not None:
@@ -164,9 +166,7 @@ class Queue:
         if call.begins and tensors[0].address == tensors[1].address:
             return None
         with self.memory:
-            return self.memory.driver.ready(
-                call.source, call.entry, call.size, call.group, tuple(args)
-            )
+            return self.memory.driver.ready(call, tuple(args))
 
     # --- launches ---
 
@@ -190,71 +190,43 @@ class Queue:
             return half.suited(op, kernel, arrays)(*arrays, **attributes)
 
 
-class _Noted:
-    """Marker among launches: the next call may refuse values.
+class _Noted(partial[None]):
+    """Marker among launches, `refusals.note` of a note: the next call may refuse values.
 
     A launch that fails later, or waits in between, must not drop it."""
 
-    def __init__(self, memory: DeviceMemory, note: Note) -> None:
-        self._memory, self.note = memory, note
 
-    def __call__(self) -> None:
-        self._memory.refusals.note(self.note)
-
-
-class _HostCall:
+class _HostCall(partial[None]):
     """An op on the host, among launches."""
 
-    def __init__(self, queue: Queue, step: OnHost, arrays: list[Any]) -> None:
-        self._queue, self._step, self._arrays = queue, step, arrays
 
-    def __call__(self) -> None:
-        self._queue.on_host(self._step, self._arrays)
-
-
-class OfOp:
-    """An op's kernel: it launches what the op is on a device."""
+class QueuedKernel:
+    """Kernel of an op, or of chains where that is None: it launches what the op is on a device."""
 
     takes_halves = True
 
-    def __init__(self, queue: Queue, op: Op) -> None:
+    def __init__(self, queue: Queue, op: Op | None = None) -> None:
         self._queue, self._op = queue, op
 
     def plan(self, arrays: Sequence[Any], attributes: Attributes) -> Plan:
         queue, op = self._queue, self._op
-        key = op.name, tuple([(x.dtype, x.shape) for x in arrays]), repr(dict(attributes))
+        chain: Any = attributes.get("chain")
+        what = chain.attributes() if op is None else (op.name, dict(attributes))
 
         def steps(types: list[TensorType]) -> list[Step]:
-            return steps_of(queue.memory.driver.facts, op, types, attributes, range(len(types)))
+            facts = queue.memory.driver.facts
+            if op is None:
+                return steps_of_chain(facts, chain, types)
+            return steps_of(facts, op, types, attributes, range(len(types)))
 
+        key = repr(what), tuple([(x.dtype, x.shape) for x in arrays])
         return queue.plan(key, arrays, steps)
 
     def __call__(self, *arrays: Any, **attributes: Any) -> Any:
-        if self._op.dynamic:
+        if self._op is not None and self._op.dynamic:
             return self._queue.dynamic(self._op, arrays, attributes)
         self._queue.ready(self.plan(arrays, attributes), arrays).launch(self._queue.memory)
         return None
-
-
-class OfChain:
-    """The kernel of chains."""
-
-    takes_halves = True
-
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-
-    def plan(self, arrays: Sequence[Any], attributes: Attributes) -> Plan:
-        queue, chain = self._queue, attributes["chain"]
-        key = repr(chain.attributes()), tuple([(x.dtype, x.shape) for x in arrays])
-
-        def steps(types: list[TensorType]) -> list[Step]:
-            return steps_of_chain(queue.memory.driver.facts, chain, types)
-
-        return queue.plan(key, arrays, steps)
-
-    def __call__(self, *arrays: Any, **attributes: Any) -> None:
-        self._queue.ready(self.plan(arrays, attributes), arrays).launch(self._queue.memory)
 
 
 def _laid_out(steps: Sequence[Step]) -> tuple[dict[str, int], int]:

@@ -41,7 +41,7 @@ from mlvm.core.vm import VM
 from mlvm.machines import residuals
 from mlvm.machines.gpu.devices import driver_of
 from mlvm.machines.gpu.memory import Counts, DeviceMemory
-from mlvm.machines.gpu.queue import OfChain, OfOp, Queue, Ready
+from mlvm.machines.gpu.queue import Queue, QueuedKernel, Ready
 from mlvm.machines.local import LocalVM
 
 
@@ -205,16 +205,13 @@ class _HostFunction(UserFunction):
     """A function in Python, on the host's copies of its operands."""
 
     def __init__(self, callee: PythonFunction, vm: GpuVM) -> None:
-        super().__init__(callee.name, callee.nparams, callee.nresults)
-        self.reads = callee.reads
+        super().__init__(callee.name, callee.nparams, callee.nresults, callee.reads)
         self._callee = callee
-        self._vm = weakref.ref(vm)
+        self._vm: GpuVM = weakref.proxy(vm)
         callee.memory = HOST
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
-        vm = self._vm()
-        assert vm is not None  # it runs a program
-        memory, vm._host.depth = vm.memory, vm.depth
+        memory, self._vm._host.depth = self._vm.memory, self._vm.depth
         places = [i for i, x in enumerate(params) if is_tensor(x)]
         copies = memory.read_all([params[i] for i in places])
         host_params: list[Any] = list(params)
@@ -307,7 +304,7 @@ def _is_ahead(step: Step) -> bool:
     """Return whether the step calls a kernel of the device."""
     code, binding, _, _ = step
     callee = getattr(binding, "callee", None)
-    return code == CALL_ON_ARGS and isinstance(getattr(callee, "kernel", None), (OfOp, OfChain))
+    return code == CALL_ON_ARGS and isinstance(getattr(callee, "kernel", None), QueuedKernel)
 
 
 def stretched(code: Code, functions: FunctionTable, queue: Queue) -> Code:

@@ -39,7 +39,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.machines.gpu import opencl
 from mlvm.machines.gpu.elementwise import ELEMENTWISE
-from mlvm.machines.gpu.kernels import KERNELS
+from mlvm.machines.gpu.kernels import KERNELS, Call
 from mlvm.machines.gpu.memory import Lost
 from mlvm.machines.gpu.vm import GpuVM
 from mlvm.machines.local import LocalVM as VM
@@ -551,7 +551,7 @@ def test_what_a_driver_refuses_is_a_machine_error(vm: GpuVM) -> None:
 
     def broken() -> None:
         with vm.memory:
-            vm.memory.driver.ready("__kernel void broken( {", "broken", (1,), (1,), ())
+            vm.memory.driver.ready(Call("__kernel void broken( {", "broken", (1,), (1,), ()), ())
 
     refuses(MachineError, "(opencl.*: .*BUILD_PROGRAM_FAILURE|CUDA: NVRTC refuses)", broken)
 
