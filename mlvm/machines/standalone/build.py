@@ -528,7 +528,7 @@ _C_TYPES: Final = {
     "c128": "double",
     "f16": "uint16_t",
     "bf16": "uint16_t",
-    **{f"{kind[0]}{bits}": f"{kind}int{bits}_t" for bits in (8, 16, 32, 64) for kind in ("u",)},
+    **{f"u{bits}": f"uint{bits}_t" for bits in (8, 16, 32, 64)},
     **{f"i{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
 }
 
@@ -548,18 +548,16 @@ def _header(
             f"    const {_C_TYPES.get(type.dtype.name, 'uint8_t')} *{name}{i}; /* {text} */\n"
             for i, (type, text) in enumerate(zip(types, texts, strict=True))
         ]
-        fields[f"@{name.upper()}S@"] = "".join(rows) or f"    const void *no_{name};\n"
-    text = (HERE / "src" / "step.h.in").read_text()
+        fields[f"{name.upper()}S"] = "".join(rows) or f"    const void *no_{name};\n"
     safe = title.replace("*/", "* /").encode("ascii", "backslashreplace").decode()
-    for key, value in {
-        **fields,
-        "@LENGTHS@": _lengths(source),
-        "@TITLE@": safe,
-        "@SETS@": ", ".join(sets),
-        "@THREADS@": str(threads),
-    }.items():
-        text = text.replace(key, value)
-    return text
+    more = {"LENGTHS": _lengths(source), "SETS": ", ".join(sets), "THREADS": threads}
+    return _filled("step.h.in", TITLE=safe, **fields, **more)
+
+
+def _filled(template: str, **fields: object) -> str:
+    """Return a template of `src/` with the fields in place of their names, such as @SETS@."""
+    text = (HERE / "src" / template).read_text()
+    return re.sub(r"@([A-Z_]+)@", lambda match: str(fields[match[1]]), text)
 
 
 def _lengths(source: OpenSource | None) -> str:
@@ -572,9 +570,7 @@ def _lengths(source: OpenSource | None) -> str:
         while re.match(r"\d|_[A-Z_]|$", name) or name in fields or f" {name} " in _C_WORDS:
             name = f"n_{name}"
         fields[name] = f"    int64_t {name}; /* 1 to {each.at_most} */\n"
-    text = (HERE / "src" / "lengths.h.in").read_text()
-    fields_text = "".join(fields.values())
-    return text.replace("@COUNT@", str(len(fields))).replace("@FIELDS@", fields_text) + "\n"
+    return _filled("lengths.h.in", COUNT=len(fields), FIELDS="".join(fields.values())) + "\n"
 
 
 def _described(
@@ -607,24 +603,20 @@ def _described(
     takes = ", ".join(map(str, input_types)) or "none"
     of_lengths = source.lengths if source is not None else ()
     spelled = ", ".join([f"{x.name} 1 to {x.at_most}" for x in of_lengths])
-    return "\n".join(
-        [
-            "#include <stddef.h>",
-            f"#define STEP_TAKES {string(takes)}",
-            f"#define STEP_TAKES_LENGTHS {string(spelled)}",
-            f"#define STEP_SETS {string(', '.join(sets))}",
-            f"#define STEP_MOST_THREADS {threads}",
-            f"enum {{ STEP_NINPUTS = {len(planned.inputs)}, STEP_NOUTPUTS = {len(results)} }};",
-            f"enum {{ STEP_NLENGTHS = {len(of_lengths)} }};",
-            "/* `lengths`: of each axis, the number of its length or -1; NULL without lengths. */",
-            "typedef struct {\n    const char *type, *dtype, *shape;\n    size_t nbytes, itemsize;",
-            "    const int *lengths;",
-            "} TensorSpec;",
-            *lengths,
-            array("static const TensorSpec step_input_specs[]", inputs),
-            array("static const TensorSpec step_output_specs[]", rows_of(results, {}, results)),
-        ]
+    outputs = rows_of(results, {}, results)
+    declared = _filled(
+        "described.h.in",
+        TAKES=string(takes),
+        TAKES_LENGTHS=string(spelled),
+        SETS=string(", ".join(sets)),
+        THREADS=threads,
+        NINPUTS=len(planned.inputs),
+        NOUTPUTS=len(results),
+        NLENGTHS=len(of_lengths),
     )
+    for name, rows in (("input", inputs), ("output", outputs)):
+        lengths.append(array(f"static const TensorSpec step_{name}_specs[]", rows))
+    return declared + "\n".join(lengths)
 
 
 def _makefile(
@@ -640,48 +632,24 @@ def _makefile(
     own += [f"{_RUNTIME}/threads.c"] * (threads > 1)
     own += [f"mlvm/native/src/plan/{name}.c" for name in (*PLAN, *["formulas"] * has_lengths)]
     zig = "ZIG" in target.compiler
-    lines = [
-        _WRITTEN,
-        *["ZIG = python -m ziglang"] * zig,
-        f"CC = {target.compiler}",
-        f"AR = {'$(ZIG) ' * zig}ar",
-        "OPTIMIZE = -O3",
-        "GCC := $(findstring Free Software,$(shell $(CC) --version 2>/dev/null))",
-        "FLAGS = -std=c11 $(OPTIMIZE) -ffp-contract=off -fno-math-errno -fno-trapping-math \\",
-        "  -ffunction-sections -fdata-sections -Wall -Wextra -Wno-psabi -Wno-unknown-pragmas \\",
-        f"  -Wno-unused-function -I. {target.flags}{' -pthread' * (threads > 1)} \\",
-        "  $(if $(GCC),-fno-tree-pre -fno-thread-jumps) $(CFLAGS)",
-        f"LINK = {target.linking} -s -lm{' -pthread' * (threads > 1)} $(LDFLAGS)",
-        f"OWN = {' '.join(own)}",
-        f"KERNELS = {' '.join(files)}",
-        "OBJECTS = $(OWN:%.c=made/%.o)"
-        + "".join([f" $(KERNELS:%=made/{name}/%.o)" for name in sets]),
-        f"PROGRAM = step{target.suffix}",
-        "",
-        "all: libstep.a $(PROGRAM)",
-        "",
-        "$(PROGRAM): made/command.o libstep.a",
-        "\t$(CC) $(FLAGS) -o $@ made/command.o libstep.a $(LINK)",
-        "",
-        "libstep.a: $(OBJECTS)",
-        "\trm -f $@",
-        "\t$(AR) rcs $@ $(OBJECTS)",
-        "",
-        f"made/command.o: {_RUNTIME}/command.c described.h step.h",
-        "\t@mkdir -p $(@D)",
-        f"\t$(CC) $(FLAGS){' -DSTEP_THREADS' * (threads > 1)} -c -o $@ $<",
-        "",
-        "made/%.o: %.c step.h",
-        "\t@mkdir -p $(@D)",
-        "\t$(CC) $(FLAGS) -c -o $@ $<",
-        "",
+    rules = [
+        f"made/{name}/%.o: {_KERNELS}/%.c used.h\n\t@mkdir -p $(@D)\n\t$(CC) $(FLAGS) "
+        f"{OPTIONS[name]} -DTARGET={name} -DWANTED='\"used.h\"' -c -o $@ $<\n\n"
+        for name in sets
     ]
-    for name in sets:
-        lines += [
-            f"made/{name}/%.o: {_KERNELS}/%.c used.h",
-            "\t@mkdir -p $(@D)",
-            f"\t$(CC) $(FLAGS) {OPTIONS[name]} -DTARGET={name} -DWANTED='\"used.h\"' -c -o $@ $<",
-            "",
-        ]
-    lines += ["clean:", "\trm -rf made libstep.a $(PROGRAM)", "", ".PHONY: all clean", ""]
-    return "\n".join(lines)
+    return _filled(
+        "Makefile.in",
+        WRITTEN=_WRITTEN,
+        ZIG="ZIG = python -m ziglang\n" * zig,
+        CC=target.compiler,
+        AR=f"{'$(ZIG) ' * zig}ar",
+        FLAGS=target.flags,
+        PTHREAD=" -pthread" * (threads > 1),
+        LINK=target.linking,
+        OWN=" ".join(own),
+        KERNELS=" ".join(files),
+        OBJECTS="".join([f" $(KERNELS:%=made/{name}/%.o)" for name in sets]),
+        SUFFIX=target.suffix,
+        THREADED=" -DSTEP_THREADS" * (threads > 1),
+        RULES="".join(rules),
+    )

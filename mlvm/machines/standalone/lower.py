@@ -150,56 +150,39 @@ class _Lowering:
             self._convert(out, parameters[0], wide, temporary)
         elif op.name == "matmul" and out.dtype.is_integer and out.dtype.itemsize < i64.itemsize:
             temporary = self._temporary(out.with_dtype(i64))  # modulo 2^64, and then less
-            alike, sources = self._all_as(i64, types[1:], parameters[1:])
-            self._add(
-                self._call(kernel, [temporary.type, *alike], attributes), [temporary, *sources]
-            )
+            alike, sources = self._operands_as(i64, types, parameters)
+            alike[0], sources[0] = temporary.type, temporary
+            self._add(self._call(kernel, alike, attributes), sources)
             self._convert(out, parameters[0], temporary.type, temporary)
         elif (op.name == "concat" or (op.name == "matmul" and out.dtype in (f32, f64))) and any(
             x.dtype is not out.dtype for x in types[1:]
         ):
-            alike, sources = self._all_as(out.dtype, types[1:], parameters[1:])
-            self._add(self._call(kernel, [out, *alike], attributes), [parameters[0], *sources])
+            alike, sources = self._operands_as(out.dtype, types, parameters)
+            self._add(self._call(kernel, alike, attributes), sources)
         elif any(map(half.is_half, types)):
             self._halves(kernel, types, parameters, attributes)
+        elif any(type.dtype is f64 for type in types[1:]):
+            alike, sources = self._operands_as(f64, types, parameters, only=f32)
+            self._add(self._call(kernel, alike, attributes), sources)
         else:
-            self._in_f64(kernel, types, parameters, attributes)
+            raise _Impossible
 
-    def _all_as(
-        self, dtype: DType, types: Sequence[TensorType], parameters: Sequence[Parameter]
+    def _operands_as(
+        self,
+        dtype: DType,
+        types: Sequence[TensorType],
+        parameters: Sequence[Parameter],
+        only: DType | None = None,
     ) -> tuple[list[TensorType], list[Parameter]]:
-        """Convert all operands to that dtype; return their types and parameters."""
-        alike, sources = [type.with_dtype(dtype) for type in types], [*parameters]
-        for i, type in enumerate(types):
-            if type.dtype is not dtype:
+        """Convert all operands, or those of the dtype `only`; return types and parameters, which
+        begin with the result's."""
+        alike, sources = [*types], [*parameters]
+        for i, type in enumerate(types[1:], 1):
+            if type.dtype is not dtype and only in (None, type.dtype):
+                alike[i] = type.with_dtype(dtype)
                 sources[i] = self._temporary(alike[i])
                 self._convert(alike[i], sources[i], type, parameters[i])
         return alike, sources
-
-    def _in_f64(
-        self,
-        kernel: NativeKernel,
-        types: Sequence[TensorType],
-        parameters: Sequence[Parameter],
-        attributes: Attributes,
-    ) -> None:
-        if not any(type.dtype is f64 for type in types[1:]):
-            raise _Impossible
-        wide, sources = self._widened(types, parameters, f32, f64)
-        self._add(self._call(kernel, wide, attributes), sources)
-
-    def _widened(
-        self, types: Sequence[TensorType], parameters: Sequence[Parameter], *dtypes: DType
-    ) -> tuple[list[TensorType], list[Parameter]]:
-        """Convert operands of the first dtype to the second; return types and parameters."""
-        narrow, dtype = dtypes
-        wide, sources = [*types], [*parameters]
-        for i, type in enumerate(types[1:], 1):
-            if type.dtype is narrow:
-                wide[i] = type.with_dtype(dtype)
-                sources[i] = self._temporary(wide[i])
-                self._convert(wide[i], sources[i], type, parameters[i])
-        return wide, sources
 
     def _halves(
         self,
@@ -218,7 +201,7 @@ class _Lowering:
             raise _Impossible
         wide, sources = [*types], [*parameters]
         for dtype in {type.dtype for type in types[1:] if half.is_half(type)}:
-            wide, sources = self._widened(wide, sources, dtype, f32)
+            wide, sources = self._operands_as(f32, wide, sources, only=dtype)
         if half.is_half(out):
             named = attributes.get("dtype") == out.dtype.name
             in_f64 = (named and any(x.dtype is f64 for x in types[1:])) or not op.inputs

@@ -134,23 +134,21 @@ class Tables:
             types.append(f"{shape}static const Type type{i} = {{{code}}};\n")
         return "\n".join(types)
 
-    def _ints(self, values: Iterable[int]) -> str:
-        """Return the name of a table of these integers."""
-        key = "n", tuple(values)
-        is_written = key in self._numbers
-        name = f"n{self._numbers[key]}"
+    def _once(self, family: Numbered, stem: str, type: str, items: Iterable[str]) -> str:
+        """Write a table, unless an equal one is written; return its name, `stem` and its number."""
+        key = type, tuple(items)
+        is_written = key in family
+        name = f"{stem}{family[key]}"
         if not is_written:
-            self._text.append(array(f"static const int64_t {name}[]", map(integer, key[1])))
+            self._text.append(array(f"static const {type} {name}[]", key[1]))
         return name
 
+    def _ints(self, values: Iterable[int]) -> str:
+        """Return the name of a table of these integers."""
+        return self._once(self._numbers, "n", "int64_t", map(integer, values))
+
     def _floats(self, values: Iterable[float]) -> str:
-        key = "a", tuple([value.hex() for value in values])
-        is_written = key in self._numbers
-        name = f"n{self._numbers[key]}"
-        if not is_written:
-            reals = [real(float.fromhex(value)) for value in key[1]]
-            self._text.append(array(f"static const double {name}[]", reals))
-        return name
+        return self._once(self._numbers, "n", "double", map(real, values))
 
     def call(self, call: KernelCall, set_: str, scratch: int = 0) -> str:
         """Return the C expression of a call with scratch memory at that offset, for an instruction
@@ -198,24 +196,12 @@ class Tables:
         return f"{{.call = {{{initializer}}}, .scratch = {scratch}}}"
 
     def _names(self, name: str, type: str, items: Sequence[str]) -> str:
-        """Return the name of a table of pointers."""
-        if not items:
-            return "NULL"
-        key = name, tuple(items)
-        is_written = key in self._pointers
-        name = f"{name}{self._pointers[key]}"
-        if not is_written:
-            self._text.append(array(f"static const {type} *const {name}[]", items))
-        return name
+        """Write a table of names; return its name, or NULL without any."""
+        return self._once(self._pointers, name, f"{type} *const", items) if items else "NULL"
 
     def _addresses(self, numbers: Iterable[int]) -> str:
-        """Return the name of a table of numbers of addresses."""
-        key = tuple(numbers)
-        is_written = key in self._places
-        name = f"at{self._places[key]}"
-        if not is_written:
-            self._text.append(array(f"static const uint32_t {name}[]", [*map(str, key)] or ["0"]))
-        return name
+        """Return the table of indices into `arguments`."""
+        return self._once(self._places, "at", "uint32_t", [*map(str, numbers)] or ["0"])
 
     # --- lanes ---
 
