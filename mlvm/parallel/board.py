@@ -177,8 +177,7 @@ class BoardCommunicator(Exchanging):
         self._counts = board.counts.reshape(-1).data
         self._asleep = board.asleep.data
         self._broken = board.broken.data
-        self._described: tuple[object, ...] | None = None
-        self._digest = b""
+        self._written = b""  # description of the last call
         self._spin = _SPIN if board.spins else 0.0
 
     # --- a member's life ---
@@ -211,16 +210,18 @@ class BoardCommunicator(Exchanging):
         self.require_unbroken(call)
         if len(call.ranks) == 1:
             return
-        self._describe(call)
         board, rank = self._board, self.rank
+        digest, description = self.description(call)
+        if description is not self._written:
+            write_text(board.calls[rank], description)
+            self._written = description
         channel, count = self._next(call)
-        digest = np.frombuffer(self._digest, np.uint8)
-        board.digests[rank, channel, count & 1] = digest
+        board.digests[rank, channel, count & 1] = np.frombuffer(digest, np.uint8)
         self._round(call)
         for other in call.ranks:
             if other != rank:
                 theirs = board.digests[other, self._channel(call, other), count & 1]
-                if theirs.tobytes() != self._digest:
+                if theirs.tobytes() != digest:
                     self.refuse(call, other, self._call_of(other))
 
     def depart(self, call: Collective) -> None:
@@ -342,20 +343,6 @@ class BoardCommunicator(Exchanging):
                 self._bells.ring(other)
 
     # --- the end of a run ---
-
-    def _describe(self, call: Collective) -> None:
-        """Write down what this member calls, unless that is there already."""
-        description = (
-            call.name,
-            call.key,
-            call.ranks,
-            tuple(call.types),
-            *call.attributes.values(),
-        )
-        if description != self._described:
-            write_text(self._board.calls[self.rank], call.described())
-            self._digest = call.digest()
-            self._described = description
 
     def _call_of(self, rank: int) -> Collective:
         return Collective.of(text_of(self._board.calls[rank]))

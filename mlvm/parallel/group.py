@@ -175,6 +175,9 @@ class AnyGroup(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.size}>"
+
 
 class Kept(Generic[R]):
     """Functions that stay with the members of a group, one with each."""

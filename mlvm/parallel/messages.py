@@ -231,8 +231,6 @@ class MessageCommunicator(Passing):
         self._inbox = transport.inbox(run)
         self._counts: defaultdict[int, int] = defaultdict(int)  # of calls with one member, or all
         self._moves = 0
-        self._last: tuple[object, ...] = ()
-        self._last_sent = b"", b""
 
     # --- a member's life ---
 
@@ -303,7 +301,7 @@ class MessageCommunicator(Passing):
         channel = call.ranks[1 - me] if call.is_pair else self.rank
         self._counts[channel] += 1
         number = self._counts[channel]
-        digest, description = self._description(call)
+        digest, description = self.description(call)
         received, step, part = [mine], 1, 0
         while step < n:
             count = min(step, n - step)
@@ -320,13 +318,6 @@ class MessageCommunicator(Passing):
             step *= 2
             part += 1
         return [received[(i - me) % n] for i in range(n)]
-
-    def _description(self, call: Collective) -> tuple[bytes, bytes]:
-        """Return digest and description of the call, cached for equal calls."""
-        like = (call.name, call.key, call.ranks, tuple(call.types), *call.attributes.values())
-        if like != self._last:
-            self._last, self._last_sent = like, (call.digest(), call.described())
-        return self._last_sent
 
     def _neighbour(self, call: Collective, steps: int) -> int:
         """Return the rank of the member `step` places further round."""
@@ -726,6 +717,13 @@ class MessageGroup(AnyGroup):
     leaves the program ends the others' runs with an error that names it.
     """
 
+    _packed: Callable[[Any], bytes]
+    """Encode the result of a member for the others. Raises `GroupError` if it cannot be encoded."""
+    _packed_failure: Callable[..., bytes]
+    """Encode the failure of a member for the others."""
+    _unpacked: Callable[[bytes], Outcome]
+    """Decode the outcome of a member's task."""
+
     def __init__(self, transport: Transport, timeout: float | None) -> None:
         super().__init__([name_of(rank, f"vm{rank}") for rank in range(transport.size)])
         self._transport = transport
@@ -735,18 +733,6 @@ class MessageGroup(AnyGroup):
         self._seat = Seat(self.vm, self.rank, self.size, timeout)
         self._run = 0
         atexit.register(self.close)
-
-    @abstractmethod
-    def _packed(self, value: Any) -> bytes:
-        """Encode the result of a member for the others. Raises `GroupError` if it cannot be
-        encoded."""
-
-    @abstractmethod
-    def _packed_failure(self, error: BaseException, *, first: bool) -> bytes:
-        """Encode the failure of a member for the others."""
-
-    @abstractmethod
-    def _unpacked(self, data: bytes) -> Outcome: ...
 
     @one_at_a_time
     def _each(self, tasks: Sequence[Task[R]]) -> list[R]:

@@ -8,7 +8,6 @@ looks for messages, and sleeps in between.
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import sys
 import threading
@@ -23,12 +22,10 @@ import numpy as np
 from mlvm.core.errors import GroupError, MissingExtra
 from mlvm.core.extras import extra
 from mlvm.core.types import Array
-from mlvm.machines.failure import Failure
+from mlvm.parallel import pickling
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.group import checked_timeout
 from mlvm.parallel.messages import MessageGroup, Transport
-from mlvm.parallel.outcome import Outcome
-from mlvm.parallel.pickling import pickled
 
 _SPIN: Final = 200e-6  # seconds to look for messages before the first sleep
 _SHORTEST: Final = 20e-6  # seconds of sleep, which double
@@ -55,15 +52,9 @@ class MpiGroup(MessageGroup):
         one_blas_thread.prepare()
         super().__init__(MpiTransport(_loaded()), checked_timeout(timeout))
 
-    def _packed(self, value: Any) -> bytes:
-        return pickled(Outcome(value))
-
-    def _packed_failure(self, error: BaseException, *, first: bool) -> bytes:
-        return pickled(Outcome(None, Failure.of(error), first))
-
-    def _unpacked(self, data: bytes) -> Outcome:
-        outcome: Outcome = pickle.loads(data)
-        return outcome
+    _packed = staticmethod(pickling.packed)
+    _packed_failure = staticmethod(pickling.packed_failure)
+    _unpacked = staticmethod(pickling.unpacked)
 
 
 def _loaded() -> Any:

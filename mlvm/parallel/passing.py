@@ -54,6 +54,15 @@ class Passing(Communicator):
     def __init__(self, rank: int, names: Sequence[str]) -> None:
         self.rank = rank
         self.names = names
+        self._last: tuple[object, ...] = ()
+        self._description = b"", b""
+
+    def description(self, call: Collective) -> tuple[bytes, bytes]:
+        """Return digest and description of the call, cached for equal calls."""
+        like = (call.name, call.key, call.ranks, tuple(call.types), *call.attributes.values())
+        if like != self._last:
+            self._last, self._description = like, (call.digest(), call.described())
+        return self._description
 
     @abstractmethod
     def reason(self) -> GroupError | None:

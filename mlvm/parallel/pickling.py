@@ -1,4 +1,4 @@
-"""Functions and values on their way to a member in another process."""
+"""Functions, values and outcomes on their way to a member in another process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,24 @@ from typing import Any
 
 from mlvm.core.errors import GroupError, MissingExtra, brief
 from mlvm.core.extras import extra
+from mlvm.machines.failure import Failure
+from mlvm.parallel.outcome import Outcome
+
+
+def packed(value: Any) -> bytes:
+    """Pickle the result of a member. Raises what `pickled` raises."""
+    return pickled(Outcome(value))
+
+
+def packed_failure(error: BaseException, *, first: bool) -> bytes:
+    """Pickle the failure of a member."""
+    return pickled(Outcome(None, Failure.of(error), first))
+
+
+def unpacked(data: bytes) -> Outcome:
+    """Unpickle the outcome of a member's task."""
+    outcome: Outcome = pickle.loads(data)
+    return outcome
 
 
 def pickled(value: Any) -> bytes:

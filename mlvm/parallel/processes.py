@@ -44,7 +44,7 @@ from mlvm.parallel.group import (
     one_at_a_time,
 )
 from mlvm.parallel.outcome import Outcome, results_of
-from mlvm.parallel.pickling import pickled
+from mlvm.parallel.pickling import packed, packed_failure, pickled, unpacked
 
 R = TypeVar("R")
 
@@ -150,9 +150,6 @@ class ProcessGroup(AnyGroup):
         self._closed = True
         self._end()
 
-    def __repr__(self) -> str:
-        return f"<ProcessGroup of {self.size}>"
-
 
 class _Run:
     """Parent's view of a run: members that have answered, and that have died."""
@@ -227,7 +224,7 @@ class _Run:
         self.missing.discard(rank)
         self._last = time.monotonic()
         try:
-            self._outcomes[rank] = pickle.loads(message)
+            self._outcomes[rank] = unpacked(message)
         except Exception as error:  # of somebody's __setstate__, or for a module that is not here
             failure = GroupError(f"what {self._names[rank]} returned cannot be read: {error}")
             self._outcomes[rank] = Outcome(None, Failure.of(failure), True)
@@ -332,10 +329,7 @@ def _listen(connection: Connection, tasks: SimpleQueue[bytes | None]) -> None:
 def _done(seat: Seat, communicator: BoardCommunicator, message: bytes) -> bytes:
     """Do the task, and return its outcome as bytes."""
 
-    def task(rank: int, vm: LocalVM) -> bytes:
-        return pickled(Outcome(pickle.loads(message)(rank, vm)))
-
     try:
-        return seat.do(task, communicator)
+        return seat.do(lambda *at: packed(pickle.loads(message)(*at)), communicator)
     except BaseException as error:  # the parent raises it
-        return pickled(Outcome(None, Failure.of(error), communicator.is_mine))
+        return packed_failure(error, first=communicator.is_mine)

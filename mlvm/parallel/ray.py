@@ -103,9 +103,6 @@ class RayGroup(AnyGroup):
         for each in actors:
             self._ray.kill(each)
 
-    def __repr__(self) -> str:
-        return f"<RayGroup of {self.size}>"
-
 
 class _Actor:
     """A member, in its own process."""

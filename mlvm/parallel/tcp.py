@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -59,12 +59,11 @@ from mlvm.machines.remote.admission import Admission
 from mlvm.machines.remote.handshake import BUSY, Hello, admit, check_secret, greet
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.secret import VARIABLE, find_secret
+from mlvm.parallel import plain
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.group import checked_timeout, name_of
 from mlvm.parallel.messages import MessageGroup, Transport
-from mlvm.parallel.outcome import Outcome
 from mlvm.parallel.passing import NOTHING
-from mlvm.parallel.plain import packed, packed_failure, unpacked
 
 SECRET: Final = "MLVM_SECRET"
 """The environment variable that has a group's secret, where no other is given."""
@@ -136,14 +135,9 @@ class TcpGroup(MessageGroup):
             links = _joined(rank, size, place, key, time.monotonic() + start)
         super().__init__(TcpTransport(rank, size, links), timeout)
 
-    def _packed(self, value: Any) -> bytes:
-        return packed(value)
-
-    def _packed_failure(self, error: BaseException, *, first: bool) -> bytes:
-        return packed_failure(error, first=first)
-
-    def _unpacked(self, data: bytes) -> Outcome:
-        return unpacked(data)
+    _packed = staticmethod(plain.packed)
+    _packed_failure = staticmethod(plain.packed_failure)
+    _unpacked = staticmethod(plain.unpacked)
 
 
 def _secret(secret: str | bytes | None, secret_file: str | os.PathLike[str] | None) -> bytes:
