@@ -14,6 +14,7 @@ import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -93,43 +94,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack some
     try:
-        if options.command == "run":
-            run(options)
-        elif options.command == "check":
-            check(options)
-        elif options.command == "build":
-            build(options)
-        elif options.command == "disasm":
-            print(disassemble(program_of(read_file(options.file))), end="")
-        elif options.command == "memory":
-            memory(options)
-        elif options.command == "show":
-            return show(options, arguments)
-        elif options.command == "onnx":
-            run_onnx(options)
-        elif options.command == "launch":
-            named = {each: vars(options)[each] for each in ("restarts", "nodes", "node", "address")}
-            return launch(options.members, _command(options), **named)
-        elif options.command == "mpirun":
-            mpirun(options.processes, _command(options))
-        elif options.command == "ops":
-            print_ops(options.names)
-        elif options.command == "info":
-            print_info()
-        elif options.command == "tune":
-            print_tuning(options.device)
-        else:
-            remote.run(options, __version__)
+        options.arguments = arguments
+        status = _COMMANDS[options.command](options)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        status = 0
     except (MlvmError, OSError, MemoryError) as error:
         print(f"error: {_on_one_line(error)}", file=sys.stderr)
         return error.status if isinstance(error, ScriptFailed) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    return 0
+    return status or 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -485,7 +462,7 @@ def memory(options: argparse.Namespace) -> None:
     show_program(program, arguments, file, out)
 
 
-def show(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+def show(options: argparse.Namespace) -> int:
     """Write a page that shows a captured step or, of a script run with the arguments, all that it
     does, up to where it failed if it does. Returns the exit status, a script's own."""
     file = Path(options.file)
@@ -502,7 +479,7 @@ def show(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         try:
             with all_recorded() as session:
                 try:
-                    run_script(file, arguments)
+                    run_script(file, options.arguments)
                 except ScriptFailed as error:
                     failed = error
                     print(error.output, end="", file=sys.stderr)
@@ -512,7 +489,7 @@ def show(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         failure = str(failed) if failed is not None else None
         html = session_page(session, steps, file.name, failed=failure)
     else:
-        if arguments:
+        if options.arguments:
             raise BadInput("a captured step takes no arguments here; a script does")
         step = _read_step(file)
         verify(step.planned.program, LocalVM().functions)
@@ -609,6 +586,29 @@ def print_info() -> None:
     for opcode in Opcode:
         words = " ".join([opcode.text, *opcode.immediates])
         print(f"  {words:32} {opcode.effect:28} {opcode.meaning}")
+
+
+def launch_members(options: argparse.Namespace) -> int:
+    """Run the members of a group. Returns the exit status of the first that failed."""
+    named = {each: vars(options)[each] for each in ("restarts", "nodes", "node", "address")}
+    return launch(options.members, _command(options), **named)
+
+
+_COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int | None]]] = {
+    "run": run,
+    "check": check,
+    "build": build,
+    "memory": memory,
+    "show": show,
+    "onnx": run_onnx,
+    "launch": launch_members,
+    "disasm": lambda options: print(disassemble(program_of(read_file(options.file))), end=""),
+    "mpirun": lambda options: mpirun(options.processes, _command(options)),
+    "ops": lambda options: print_ops(options.names),
+    "info": lambda _: print_info(),
+    "tune": lambda options: print_tuning(options.device),
+    **{name: partial(run, version=__version__) for name, run in remote.COMMANDS.items()},
+}
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ def ping(options: argparse.Namespace, version: str) -> None:
     )
 
 
-def top(options: argparse.Namespace) -> None:
+def top(options: argparse.Namespace, version: str) -> None:
     """Print the server's status until interrupted. Raises the errors of `Observer`."""
     clear = sys.stdout.isatty() and not options.json and not options.once
     with _observer(options) as observer:
@@ -297,11 +297,4 @@ def _mib(nbytes: int) -> str:
     return f"{nbytes / 2**20:.1f}"
 
 
-def run(options: argparse.Namespace, version: str) -> None:
-    """Run the command that the options name."""
-    if options.command == "serve":
-        serve(options, version)
-    elif options.command == "ping":
-        ping(options, version)
-    else:
-        top(options)
+COMMANDS: Final = {"serve": serve, "ping": ping, "top": top}
