@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ParamSpec
+
 from mlvm.core.errors import ShapeError
 from mlvm.core.rules import require
 from mlvm.eager.functions.arguments import type_of
@@ -12,9 +15,15 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
+P = ParamSpec("P")
 
-@public
-@through_f32
+
+def _activation(fn: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Declare an activation: a public function that is rounded once in half precision."""
+    return public(through_f32(fn))
+
+
+@_activation
 def silu(x: Tensor, /) -> Tensor:
     """Compute x sigmoid(x), also called swish.
 
@@ -27,8 +36,7 @@ def silu(x: Tensor, /) -> Tensor:
     return x * op.sigmoid(x)
 
 
-@public
-@through_f32
+@_activation
 def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
     """Compute x where x > 0, else negative_slope x (Maas et al., Rectifier Nonlinearities Improve
     Neural Network Acoustic Models, 2013).
@@ -45,8 +53,7 @@ def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
     return where(op.greater(x, 0.0), x, op.multiply(x, negative_slope))
 
 
-@public
-@through_f32
+@_activation
 def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     """Compute x where x > 0, else alpha (exp(x) - 1) (Clevert et al., arXiv 1511.07289).
 
@@ -63,8 +70,7 @@ def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     return where(positive, x, op.expm1(where(positive, 0.0, x)) * alpha)
 
 
-@public
-@through_f32
+@_activation
 def softplus(x: Tensor, /) -> Tensor:
     """Compute log(1 + exp(x)) as max(x, 0) + log(1 + exp(-|x|)), which does not overflow (Dugas et
     al., Incorporating Second-Order Functional Knowledge, 2001).
@@ -78,8 +84,7 @@ def softplus(x: Tensor, /) -> Tensor:
     return op.maximum(x, 0.0) + op.log1p(op.exp(-op.abs(x)))
 
 
-@public
-@through_f32
+@_activation
 def celu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     """Compute x where x > 0, else alpha (exp(x / alpha) - 1): an `elu` whose slope is smooth for
     every alpha (Barron, arXiv 1704.07483).
@@ -92,8 +97,7 @@ def celu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     return elu(_floats(x) / alpha) * alpha
 
 
-@public
-@through_f32
+@_activation
 def selu(x: Tensor, /) -> Tensor:
     """Compute 1.0507 elu(x, 1.6733), whose constants keep mean 0 and variance 1 from layer to layer
     (Klambauer et al., arXiv 1706.02515).
@@ -106,8 +110,7 @@ def selu(x: Tensor, /) -> Tensor:
     return elu(_floats(x), 1.6732632423543772) * 1.0507009873554805
 
 
-@public
-@through_f32
+@_activation
 def mish(x: Tensor, /) -> Tensor:
     """Compute x tanh(softplus(x)) (Misra, arXiv 1908.08681).
 
@@ -119,8 +122,7 @@ def mish(x: Tensor, /) -> Tensor:
     return x * op.tanh(softplus(_floats(x)))
 
 
-@public
-@through_f32
+@_activation
 def glu(x: Tensor, /, axis: int = -1) -> Tensor:
     """Compute a sigmoid(b), with a and b the halves of x along `axis` (Dauphin et al., arXiv
     1612.08083).
@@ -135,8 +137,7 @@ def glu(x: Tensor, /, axis: int = -1) -> Tensor:
     return values * op.sigmoid(gates)
 
 
-@public
-@through_f32
+@_activation
 def prelu(x: Tensor, slope: Tensor, /) -> Tensor:
     """Compute x where x > 0, else slope x, with a learned slope: one, or one for each channel, the
     last axis (He et al., arXiv 1502.01852).
@@ -152,8 +153,7 @@ def prelu(x: Tensor, slope: Tensor, /) -> Tensor:
     return where(op.greater(x, 0.0), x, slope * x)
 
 
-@public
-@through_f32
+@_activation
 def relu6(x: Tensor, /) -> Tensor:
     """Compute min(max(x, 0), 6) (Howard et al., arXiv 1704.04861).
 
@@ -165,8 +165,7 @@ def relu6(x: Tensor, /) -> Tensor:
     return op.clip(_floats(x), 0.0, 6.0)
 
 
-@public
-@through_f32
+@_activation
 def hard_sigmoid(x: Tensor, /) -> Tensor:
     """Compute min(max(x + 3, 0), 6) / 6 (Howard et al., arXiv 1905.02244).
 
@@ -178,8 +177,7 @@ def hard_sigmoid(x: Tensor, /) -> Tensor:
     return op.clip(_floats(x) + 3.0, 0.0, 6.0) / 6.0
 
 
-@public
-@through_f32
+@_activation
 def hard_swish(x: Tensor, /) -> Tensor:
     """Compute x hard_sigmoid(x) (Howard et al., arXiv 1905.02244).
 
@@ -191,8 +189,7 @@ def hard_swish(x: Tensor, /) -> Tensor:
     return x * hard_sigmoid(x)
 
 
-@public
-@through_f32
+@_activation
 def hard_tanh(x: Tensor, /, min: float = -1.0, max: float = 1.0) -> Tensor:
     """Limit x to min <= x <= max.
 
@@ -204,8 +201,7 @@ def hard_tanh(x: Tensor, /, min: float = -1.0, max: float = 1.0) -> Tensor:
     return op.clip(_floats(x), min, max)
 
 
-@public
-@through_f32
+@_activation
 def log_sigmoid(x: Tensor, /) -> Tensor:
     """Compute log(1 / (1 + exp(-x))) as -softplus(-x), which does not overflow.
 
@@ -217,8 +213,7 @@ def log_sigmoid(x: Tensor, /) -> Tensor:
     return -softplus(-_floats(x))
 
 
-@public
-@through_f32
+@_activation
 def soft_sign(x: Tensor, /) -> Tensor:
     """Compute x / (1 + |x|).
 
@@ -230,8 +225,7 @@ def soft_sign(x: Tensor, /) -> Tensor:
     return _floats(x) / (op.abs(x) + 1.0)
 
 
-@public
-@through_f32
+@_activation
 def tanhshrink(x: Tensor, /) -> Tensor:
     """Compute x - tanh(x).
 
@@ -243,8 +237,7 @@ def tanhshrink(x: Tensor, /) -> Tensor:
     return _floats(x) - op.tanh(x)
 
 
-@public
-@through_f32
+@_activation
 def softshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
     """Move x towards 0 by `limit`, to 0 if |x| <= limit: the proximal map of limit |x|.
 
@@ -256,8 +249,7 @@ def softshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
     return _floats(x) - op.clip(x, -limit, limit)
 
 
-@public
-@through_f32
+@_activation
 def hardshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
     """Zero x where |x| <= limit.
 

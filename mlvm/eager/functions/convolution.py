@@ -14,7 +14,14 @@ from mlvm.core.types import Shape, bf16
 from mlvm.eager.functions.arguments import Ints, each_of, type_of
 from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.shapes import expand_dims, permute_dims, reshape, squeeze
-from mlvm.eager.functions.windows import Sides, Volume, Window, require_places, sides_of
+from mlvm.eager.functions.windows import (
+    Geometry,
+    Sides,
+    Volume,
+    Window,
+    geometry_of,
+    require_places,
+)
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.autocast import in_half
 from mlvm.eager.tensor.tensor import Tensor
@@ -53,8 +60,7 @@ def conv2d(
     Refuses:
         ml.conv2d(images, ml.ones((2, 2, 2, 3)), groups=0)  # ArgumentError
     """
-    steps, dilations, sides = _arguments(x, kernel, 2, stride, padding, dilation)
-    return _conv(x, kernel, steps, sides, dilations, groups)
+    return _conv(x, kernel, *_geometry(x, kernel, 2, stride, padding, dilation), groups)
 
 
 @public
@@ -80,10 +86,9 @@ def conv1d(
     Refuses:
         ml.conv1d(sequences, ml.ones((2, 2, 3)), stride=0)  # ArgumentError
     """
-    steps, dilations, sides = _arguments(x, kernel, 1, stride, padding, dilation)
+    geometry = _geometry(x, kernel, 1, stride, padding, dilation)
     images, window = expand_dims(x, axis=1), expand_dims(kernel, axis=0)
-    options = (1, *steps), ((0, 0), *sides), (1, *dilations)
-    return squeeze(_conv(images, window, *options, groups), axis=1)
+    return squeeze(_conv(images, window, *geometry.of_rows(), groups), axis=1)
 
 
 @public
@@ -110,8 +115,7 @@ def conv3d(
     Refuses:
         ml.conv3d(volumes, ml.ones((2, 2, 2, 2, 3)), dilation=0)  # ArgumentError
     """
-    steps, dilations, sides = _arguments(x, kernel, 3, stride, padding, dilation)
-    return _conv(x, kernel, steps, sides, dilations, groups)
+    return _conv(x, kernel, *_geometry(x, kernel, 3, stride, padding, dilation), groups)
 
 
 @public
@@ -204,18 +208,13 @@ def conv_transpose3d(
     return _transposed(x, kernel, 3, stride, padding, dilation, groups)
 
 
-def _arguments(
+def _geometry(
     x: Tensor, kernel: Tensor, axes: int, stride: Ints, padding: object, dilation: Ints
-) -> tuple[Shape, Shape, tuple[Pair, ...]]:
-    """Return stride, dilation and padding for each axis. Raises what the convolutions raise."""
+) -> Geometry:
+    """Return the geometry of the kernel's windows. Raises what the convolutions raise."""
     size = require_places(x, axes)
     _require_kernel(kernel, axes)
-    steps, span = each_of(stride, axes, "stride"), kernel.shape[:axes]
-    dilations = (1,) * axes
-    if dilation != 1:
-        dilations = each_of(dilation, axes, "dilation")
-        span = span_of(span, dilations)
-    return steps, dilations, sides_of(padding, span, steps, size)
+    return geometry_of(size, kernel.shape[:axes], stride, padding, dilation)[0]
 
 
 def _require_kernel(kernel: Tensor, axes: int) -> None:
@@ -280,24 +279,22 @@ def _transposed(
             f"a kernel for {x.shape[-1]} channels{parts} is [*window, channels out{each}, "
             f"{x.shape[-1]}], not {list(kernel.shape)}"
         )
-    steps, dilations = each_of(stride, axes, "stride"), each_of(dilation, axes, "dilation")
-    span = span_of(tuple(window), dilations)
+    steps = each_of(stride, axes, "stride")
     size = tuple(n * step for n, step in zip(places, steps, strict=True))
-    sides = sides_of(padding, span, steps, size)
+    geometry, span = geometry_of(size, tuple(window), steps, padding, dilation)
     if padding != "SAME":
         size = tuple(
             (n - 1) * step + length - sum(side)
-            for n, step, length, side in zip(places, steps, span, sides, strict=True)
+            for n, step, length, side in zip(places, steps, span, geometry.padding, strict=True)
         )
     if min(size) < 1:
         raise ShapeError(f"a padding of {padding} leaves nothing of the result")
     shape = (x.shape[0], *size, outputs * groups)
     if axes > 1:
-        return transpose(x, kernel, shape, steps, sides, dilations, groups)
+        return transpose(x, kernel, shape, *geometry, groups)
     image, columns = expand_dims(x, axis=1), expand_dims(kernel, axis=0)
     shape = (shape[0], 1, *shape[1:])
-    y = transpose(image, columns, shape, (1, *steps), ((0, 0), *sides), (1, *dilations), groups)
-    return squeeze(y, axis=1)
+    return squeeze(transpose(image, columns, shape, *geometry.of_rows(), groups), axis=1)
 
 
 def transpose(

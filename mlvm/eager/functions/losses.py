@@ -7,7 +7,8 @@ computed in f32 and rounded once.
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Callable
+from typing import Literal, ParamSpec, TypeAlias, get_args
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.rules import is_real, require
@@ -20,11 +21,17 @@ from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
+P = ParamSpec("P")
+
 Reduction: TypeAlias = Literal["none", "mean", "sum"]
 
 
-@public
-@in_f32
+def _loss(fn: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Declare a loss: a public function that computes in f32."""
+    return public(in_f32(fn))
+
+
+@_loss
 def mean_squared_error(
     predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "mean"
 ) -> Tensor:
@@ -45,8 +52,7 @@ def mean_squared_error(
     return reduced(op.square(predictions - targets), reduction)
 
 
-@public
-@in_f32
+@_loss
 def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
     """Compute |predictions - targets|, of floats of one shape.
 
@@ -64,8 +70,7 @@ def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
     return reduced(op.abs(predictions - targets), reduction)
 
 
-@public
-@in_f32
+@_loss
 def huber(
     predictions: Tensor, targets: Tensor, /, *, delta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
@@ -89,8 +94,7 @@ def huber(
     return reduced(inner * (d - 0.5 * inner), reduction)
 
 
-@public
-@in_f32
+@_loss
 def smooth_l1(
     predictions: Tensor, targets: Tensor, /, *, beta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
@@ -111,8 +115,7 @@ def smooth_l1(
     return huber(predictions, targets, delta=beta, reduction=reduction) / beta
 
 
-@public
-@in_f32
+@_loss
 def binary_cross_entropy_with_logits(
     logits: Tensor,
     targets: Tensor,
@@ -147,8 +150,7 @@ def binary_cross_entropy_with_logits(
     return reduced(_weighed(losses, weight), reduction)
 
 
-@public
-@in_f32
+@_loss
 def binary_cross_entropy(
     predictions: Tensor,
     targets: Tensor,
@@ -183,8 +185,7 @@ def _log(p: Tensor) -> Tensor:
     return op.where(never, constant(-100.0, p.dtype), op.maximum(log_p, -100.0))
 
 
-@public
-@in_f32
+@_loss
 def kl_divergence(
     log_predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
 ) -> Tensor:
@@ -212,8 +213,7 @@ def kl_divergence(
     return reduced(op.sum(targets * log_ratio, axis=-1), reduction)
 
 
-@public
-@in_f32
+@_loss
 def nll(
     log_predictions: Tensor,
     labels: Tensor,
@@ -254,8 +254,7 @@ def nll(
     return _of_labels(losses if weights is None else losses * weights, weights, ignored, reduction)
 
 
-@public
-@in_f32
+@_loss
 def softmax_cross_entropy(
     logits: Tensor,
     labels: Tensor,
@@ -329,8 +328,7 @@ def softmax_cross_entropy(
     return _of_labels(losses, weights, ignored, reduction)
 
 
-@public
-@in_f32
+@_loss
 def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1e-8) -> Tensor:
     """Compute sum(x y) / (max(|x|, eps) max(|y|, eps)) along the axis: the cosine of the angle
     between vectors, and 0 where one is 0.
@@ -354,8 +352,7 @@ def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1
     return product
 
 
-@public
-@in_f32
+@_loss
 def cosine_embedding(
     x: Tensor, y: Tensor, targets: Tensor, /, *, margin: float = 0.0, reduction: Reduction = "none"
 ) -> Tensor:
@@ -381,8 +378,7 @@ def cosine_embedding(
     return reduced(op.where(op.greater(targets, 0), 1.0 - cosine, dissimilar), reduction)
 
 
-@public
-@in_f32
+@_loss
 def triplet_margin(
     anchor: Tensor,
     positive: Tensor,
@@ -430,8 +426,7 @@ def triplet_margin(
     return reduced(op.maximum(distance(anchor, positive) - far + margin, 0.0), reduction)
 
 
-@public
-@in_f32
+@_loss
 def margin_ranking(
     x: Tensor, y: Tensor, targets: Tensor, /, *, margin: float = 0.0, reduction: Reduction = "none"
 ) -> Tensor:
@@ -453,8 +448,7 @@ def margin_ranking(
     return reduced(op.maximum(targets * (y - x) + margin, 0.0), reduction)
 
 
-@public
-@in_f32
+@_loss
 def hinge(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
     """Compute max(1 - target prediction, 0), for targets that are -1 or 1 (Cortes and Vapnik,
     Machine Learning 20, 1995).
@@ -473,8 +467,7 @@ def hinge(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "no
     return reduced(op.maximum(1.0 - targets * predictions, 0.0), reduction)
 
 
-@public
-@in_f32
+@_loss
 def poisson_nll(
     predictions: Tensor,
     targets: Tensor,
@@ -513,8 +506,7 @@ def poisson_nll(
     return reduced(losses, reduction)
 
 
-@public
-@in_f32
+@_loss
 def gaussian_nll(
     predictions: Tensor,
     targets: Tensor,

@@ -7,13 +7,13 @@ from __future__ import annotations
 from typing import Any
 
 from mlvm.core.errors import ShapeError
-from mlvm.core.ops.windows import Pair, span_of
+from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import require
 from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import Ints, each_of, type_of
 from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.shapes import expand_dims, part, reshape, squeeze, stack
-from mlvm.eager.functions.windows import Sides, Volume, Window, require_places, sides_of
+from mlvm.eager.functions.windows import Sides, Volume, Window, geometry_of, require_places
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -217,18 +217,17 @@ def _pooled(
     dilation: Ints,
 ) -> Tensor:
     """Pool x in windows over `axes` axes by a function of images."""
-    size = require_places(x, axes)
-    shape, dilations = each_of(window, axes, "window"), each_of(dilation, axes, "dilation")
-    steps = shape if stride is None else each_of(stride, axes, "stride")
-    sides = sides_of(padding, span_of(shape, dilations), steps, size)
+    size, shape = require_places(x, axes), each_of(window, axes, "window")
+    stride = shape if stride is None else stride
+    geometry, _ = geometry_of(size, shape, stride, padding, dilation)
     if axes == 2:
-        return _of_images(pool, x, shape, steps, sides, dilations)
+        return _of_images(pool, x, shape, *geometry)
     if axes == 1:
-        image, image_sides = expand_dims(x, axis=1), ((0, 0), *sides)
-        y = _of_images(pool, image, (1, *shape), (1, *steps), image_sides, (1, *dilations))
-        return squeeze(y, axis=1)
+        images = expand_dims(x, axis=1)
+        return squeeze(_of_images(pool, images, (1, *shape), *geometry.of_rows()), axis=1)
     # in each layer, and then from layer to layer: neither a mean nor a largest element cares
     n, depth = x.shape[0], size[0]
+    steps, sides, dilations = geometry
     layers = reshape(x, (n * depth, *x.shape[2:]))
     layers = _of_images(pool, layers, shape[1:], steps[1:], sides[1:], dilations[1:])
     _, *places, channels = layers.shape

@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mlvm.core.errors import ArgumentError, ShapeError, brief
-from mlvm.core.ops.windows import Padding, Pair, resolve_padding, span_of
+from mlvm.core.ops.windows import Pair, resolve_padding, span_of
 from mlvm.core.types import Shape
-from mlvm.eager.functions.arguments import integers, pair, type_of
+from mlvm.eager.functions.arguments import Ints, each_of, integers, pair, type_of
 from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
@@ -46,6 +46,31 @@ def require_places(x: Tensor, axes: int) -> Shape:
     if type_of(x).ndim != axes + 2:
         raise ShapeError(f"expected {kind} of {axes + 2} axes {names}, got {x.ndim}")
     return x.shape[1:-1]
+
+
+class Geometry(NamedTuple):
+    """Places of windows along each axis, as ops take them."""
+
+    stride: Shape
+    padding: tuple[Pair, ...]
+    dilation: Shape
+
+    def of_rows(self) -> Geometry:
+        """Return the geometry of sequences as images of one row."""
+        return Geometry((1, *self.stride), ((0, 0), *self.padding), (1, *self.dilation))
+
+
+def geometry_of(
+    size: Shape, window: Shape, stride: Ints, padding: object, dilation: Ints
+) -> tuple[Geometry, Shape]:
+    """Return the geometry of windows in an input of that size, and the span of a window. Raises
+    `ArgumentError`."""
+    axes = len(size)
+    steps, dilations, span = each_of(stride, axes, "stride"), (1,) * axes, window
+    if type(dilation) is not int or dilation != 1:
+        dilations = each_of(dilation, axes, "dilation")
+        span = span_of(window, dilations)
+    return Geometry(steps, sides_of(padding, span, steps, size), dilations), span
 
 
 def sides_of(padding: Any, span: Shape, stride: Shape, size: Shape) -> tuple[Pair, ...]:
@@ -110,14 +135,9 @@ def unfold(
     Refuses:
         ml.unfold(images, 0)  # ArgumentError
     """
-    size = require_places(x, 2)
-    shape, steps = pair(window, "window"), pair(stride, "stride")
-    dilations = pair(dilation, "dilation")
-    span = span_of(shape, dilations)
-    sides = sides_of(padding, span, steps, size)
-    return op.patches(
-        x, window=shape, stride=steps, padding=cast(Padding, sides), dilation=dilations
-    )
+    size, shape = require_places(x, 2), pair(window, "window")
+    geometry, _ = geometry_of(size, shape, stride, padding, dilation)
+    return op.patches(x, window=shape, **geometry._asdict())
 
 
 @public
@@ -150,14 +170,10 @@ def fold(
     if type_of(windows).ndim != 6:
         raise ShapeError(f"expected windows of 6 axes (N, OH, OW, KH, KW, C), got {windows.ndim}")
     window, places = windows.shape[3:5], windows.shape[1:3]
-    lengths, steps = pair(size, "size"), pair(stride, "stride")
-    dilations = pair(dilation, "dilation")
-    span = span_of(window, dilations)
-    sides = sides_of(padding, span, steps, lengths)
-    grid = grid_of(lengths, span, steps, sides)
+    lengths = pair(size, "size")
+    geometry, span = geometry_of(lengths, window, stride, padding, dilation)
+    grid = grid_of(lengths, span, geometry.stride, geometry.padding)
     if places != grid:
         raise ShapeError(f"images of {lengths} have {grid} windows, not {places}")
     shape = (windows.shape[0], *lengths, windows.shape[5])
-    return op.unpatches(
-        windows, shape=shape, stride=steps, padding=cast(Padding, sides), dilation=dilations
-    )
+    return op.unpatches(windows, shape=shape, **geometry._asdict())

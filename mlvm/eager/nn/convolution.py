@@ -76,14 +76,8 @@ class _Convolution(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         x = matched(type(self).__name__, x, self.kernel)
-        y = type(self)._function(
-            x,
-            self.kernel,
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
-            groups=self.groups,
-        )
+        places = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+        y = type(self)._function(x, self.kernel, groups=self.groups, **places)
         return biased(y, self.bias)
 
 
