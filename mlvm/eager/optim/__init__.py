@@ -12,65 +12,38 @@ Groups give some parameters hyperparameters of their own; a parameter is in the 
     AdamW(model, 1e-3, groups=[("*/bias", {"weight_decay": 0.0}), ("head/*", {"eps": 1e-6})])
 """
 
-from mlvm.eager.optim.averages import EMA, MultiSteps
-from mlvm.eager.optim.gradients import LossScale, all_finite, clip_by_global_norm, global_norm
-from mlvm.eager.optim.layerwise import LBFGS, Adafactor, Lamb, Muon
-from mlvm.eager.optim.optimizer import Group, Groups, Optimizer
-from mlvm.eager.optim.rules import (
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    Lion,
-    NAdam,
-    RAdam,
-    RMSProp,
-)
-from mlvm.eager.optim.schedules import (
-    Plateau,
-    Schedule,
-    constant,
-    cosine,
-    cosine_restarts,
-    exponential,
-    one_cycle,
-    step,
-    warmup,
-)
+from mlvm.eager.optim.averages import EMA as EMA
+from mlvm.eager.optim.averages import MultiSteps as MultiSteps
+from mlvm.eager.optim.gradients import LossScale as LossScale
+from mlvm.eager.optim.gradients import all_finite as all_finite
+from mlvm.eager.optim.gradients import clip_by_global_norm as clip_by_global_norm
+from mlvm.eager.optim.gradients import global_norm as global_norm
+from mlvm.eager.optim.layerwise import LBFGS as LBFGS
+from mlvm.eager.optim.layerwise import Adafactor as Adafactor
+from mlvm.eager.optim.layerwise import Lamb as Lamb
+from mlvm.eager.optim.layerwise import Muon as Muon
+from mlvm.eager.optim.optimizer import Group as Group
+from mlvm.eager.optim.optimizer import Groups as Groups
+from mlvm.eager.optim.optimizer import Optimizer as Optimizer
+from mlvm.eager.optim.rules import SGD as SGD
+from mlvm.eager.optim.rules import Adadelta as Adadelta
+from mlvm.eager.optim.rules import Adagrad as Adagrad
+from mlvm.eager.optim.rules import Adam as Adam
+from mlvm.eager.optim.rules import Adamax as Adamax
+from mlvm.eager.optim.rules import AdamW as AdamW
+from mlvm.eager.optim.rules import Lion as Lion
+from mlvm.eager.optim.rules import NAdam as NAdam
+from mlvm.eager.optim.rules import RAdam as RAdam
+from mlvm.eager.optim.rules import RMSProp as RMSProp
+from mlvm.eager.optim.schedules import Plateau as Plateau
+from mlvm.eager.optim.schedules import Schedule as Schedule
+from mlvm.eager.optim.schedules import constant as constant
+from mlvm.eager.optim.schedules import cosine as cosine
+from mlvm.eager.optim.schedules import cosine_restarts as cosine_restarts
+from mlvm.eager.optim.schedules import exponential as exponential
+from mlvm.eager.optim.schedules import one_cycle as one_cycle
+from mlvm.eager.optim.schedules import step as step
+from mlvm.eager.optim.schedules import warmup as warmup
+from mlvm.eager.tensor.wrapper import names_shown as _names_shown
 
-__all__ = [
-    "EMA",
-    "LBFGS",
-    "SGD",
-    "Adadelta",
-    "Adafactor",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "Group",
-    "Groups",
-    "Lamb",
-    "Lion",
-    "LossScale",
-    "MultiSteps",
-    "Muon",
-    "NAdam",
-    "Optimizer",
-    "Plateau",
-    "RAdam",
-    "RMSProp",
-    "Schedule",
-    "all_finite",
-    "clip_by_global_norm",
-    "constant",
-    "cosine",
-    "cosine_restarts",
-    "exponential",
-    "global_norm",
-    "one_cycle",
-    "step",
-    "warmup",
-]
+__all__ = _names_shown(globals())

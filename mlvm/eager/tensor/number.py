@@ -329,13 +329,8 @@ class Numbers:
         steps = {(fn, operands): place for place, fn, operands in self.steps}
         ints = {key: place for key, place in steps.items() if type(other.values[place]) is int}
         other._places = ints | {k: n for k, n in self._places.items() if n < len(other.values)}
-        other.steps, other.guarded, other.pins, other.types, other._placeholders = (
-            [],
-            {},
-            {},
-            {},
-            [],
-        )
+        other.steps, other._placeholders = [], []
+        other.guarded, other.pins, other.types = {}, {}, {}
         other._constants, other._numbers_of = {*self._constants}, {**self._numbers_of}
         other._polynomials = {**self._polynomials}
         other._by_polynomial = {**self._by_polynomial}

@@ -137,6 +137,11 @@ def names_of(space: Mapping[str, Any]) -> list[str]:
     return sorted(name for name in names if name[0] != "_")
 
 
+def names_shown(space: Mapping[str, Any]) -> list[str]:
+    """Return the public names that the `__init__` of a folder imports for users."""
+    return sorted(name for name, x in space.items() if name[0] != "_" and not inspect.ismodule(x))
+
+
 def _is(annotation: str, parameter: inspect.Parameter) -> bool:
     return parameter.name != "out" and str(parameter.annotation).startswith(annotation)
 
