@@ -94,10 +94,11 @@ class _Memory:
     users: the number of these programs.
     version: how often memory of a part has moved.
     last: the program whose rows it has.
+    vm: a weak proxy, as the VM's function table leads here.
     """
 
     def __init__(self, vm: VM) -> None:
-        self._vm = weakref.ref(vm)
+        self.vm = vm
         self._areas: dict[Any, tuple[int, Array]] = {}  # a handle, and its memory
         self._retired: list[int] = []
         self._bindings: weakref.WeakKeyDictionary[Part, dict[Any, _Binding]] = (
@@ -105,12 +106,6 @@ class _Memory:
         )
         self.users = self.version = 0
         self.last: Lanes | None = None
-
-    @property
-    def vm(self) -> VM:
-        vm = self._vm()
-        assert vm is not None  # it runs a program
-        return vm
 
     def area(self, key: Any, nbytes: int) -> Array:
         """Return memory for an operand or a result of a part. Where it has moved, the former stays
@@ -168,11 +163,10 @@ class _Memory:
     def free(self) -> None:
         """Free all memory, if that was the last of its programs."""
         self.users -= 1
-        vm = self._vm()
-        if vm is not None and not self.users:
+        if not self.users:
             self.begin()
             for handle, _ in self._areas.values():
-                vm.dealloc_tensor(handle)
+                self.vm.dealloc_tensor(handle)
             self._areas.clear()
             self._bindings.clear()
 
@@ -290,7 +284,7 @@ class Lanes:
             for i in range(count):
                 rows = [_as_type(x[i : i + 1], t) for x, t in zip(xs, self.types.args, strict=True)]
                 outputs = vm._run(self._code, (*rows, *shared), vm._store, vm.functions)
-                for y, row in zip(results, outputs, strict=True):
+                for y, row in zip(results, filter(is_tensor, outputs), strict=True):
                     if y[i : i + 1].nbytes != row.nbytes:
                         raise MachineError("results have other bytes than the program leaves")
                     _as_type(y[i : i + 1], TensorType.of(row))[...] = row
@@ -344,13 +338,13 @@ class Lanes:
 
 def register(vm: VM) -> None:
     """Register the host functions of lanes on the VM."""
-    reference = weakref.ref(vm)
+    machine: VM = weakref.proxy(vm)
     cache: dict[object, Lanes] = {}
     memories: weakref.WeakKeyDictionary[Any, _Memory] = weakref.WeakKeyDictionary()
     running: list[Lanes] = []
     version = 0
 
-    def lanes_of(machine: VM, attribute: object) -> Lanes:
+    def lanes_of(attribute: object) -> Lanes:
         """Return the program of an attribute, ready to run. Inside another one, as in a signal
         handler, it shares no memory."""
         nonlocal version
@@ -374,8 +368,6 @@ def register(vm: VM) -> None:
         return lanes
 
     def run(frame: Frame) -> None:
-        machine = reference()
-        assert machine is not None  # it runs a program
         if machine.memory is not HOST:
             raise MachineError("lanes: expected a VM of this process's memory, on the host")
         if "code" in frame.attributes:
@@ -385,7 +377,7 @@ def register(vm: VM) -> None:
         attribute = frame.attributes.get("program", "")
         arrays = list(filter(is_tensor, [frame.param(i) for i in range(frame.nparams)]))
         try:
-            lanes = lanes_of(machine, attribute)
+            lanes = lanes_of(attribute)
             is_inner = bool(running)
             running.append(lanes)
             try:
