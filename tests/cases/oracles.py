@@ -32,7 +32,7 @@ SIGNS: Final = np.where(_RNG.normal(size=(4, 3)) > 0, 1.0, -1.0)
 BITS: Final = np.where(SIGNS > 0, 1.0, 0.0)
 COUNTS: Final = _RNG.poisson(2.0, size=(4, 3)).astype(np.float64)
 WORDS, WORD_COUNTS = np.array([[1, 1, 2], [4, 3, 9], [1, 2, 3]]), np.array([3, 2, 0])
-STEP_COUNTS: Final = np.array([6, 3, 4])
+STEP_COUNTS: Final = np.array([5, 3, 4])
 GRID: Final = _RNG.uniform(-1.7, 1.7, (2, 3, 3, 2))
 GRID_3: Final = _RNG.uniform(-1.7, 1.7, (2, 2, 3, 2, 3))
 BAGS, LINE, OFFSETS = (

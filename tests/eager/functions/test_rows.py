@@ -65,7 +65,8 @@ def kind(expected: Array, row: Row, dtype: str) -> Any:
 @chosen("slopes", made=True)
 @quiet
 def test_values_are_numpys(row: Row) -> None:
-    for dtype in dtypes(row):
+    few = None if row.first else with_long(2, None)  # halves for the first choice of a line
+    for dtype in dtypes(row)[:few]:
         tensors = operands(row, dtype)
         wide = [x.numpy() for x in tensors]
         wide = [
@@ -73,10 +74,12 @@ def test_values_are_numpys(row: Row) -> None:
         ]
         results = flat(row.ours(*tensors))
         if dtype in ("f16", "bf16") and "composed" not in row.words:
-            for result, single in zip(
+            for result, x in zip(
                 results, flat(row.ours(*operands(row, dtype, "f32"))), strict=True
             ):
-                assert words(result) == words(single.astype(result.dtype))
+                is_wide = getattr(x, "dtype", None) is ml.float32
+                assert words(result) == words(x.astype(dtype) if is_wide else x)
+            continue
         if dtype == "f32" and row.first and row.call.startswith(("f.", "ml.")):
             for result, again in zip(
                 results, flat(row.ours(*[x.numpy() for x in tensors])), strict=True

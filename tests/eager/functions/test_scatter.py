@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from tests.brief import refuses
+from tests.brief import refuses, with_long
 from tests.eager.functions.test_indexing import AGAIN, KEYS, ours
 from tests.eager.functions.test_indexing import X as INDEXED
 from tests.slopes import check_slopes
@@ -33,7 +33,7 @@ PLACES = [key for key in KEYS if getattr(key, "shape", None) != () or key.dtype 
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("key", PLACES, ids=repr)
+@pytest.mark.parametrize("key", with_long([*PLACES[::3], *PLACES[-3:]], PLACES), ids=repr)
 def test_each_value_for_an_element_counts(name: str, key: Any) -> None:
     values = RNG.normal(size=X[key].shape)
     for value in (values, np.array(1.5)):
