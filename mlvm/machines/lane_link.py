@@ -52,17 +52,13 @@ class Part:
     """Segment for a number of rows; its code is compiled where it is first needed."""
 
     def __init__(self, make: Callable[[], PartCode]) -> None:
-        self._make: Callable[[], PartCode] | None = make
-        self._code: PartCode | None = None
+        self._make = make
 
     @property
     def code(self) -> PartCode:
-        make = self._make
-        if make is not None:
-            self._code = make()
-            self._make = None  # last, for other threads
-        assert self._code is not None
-        return self._code
+        code = self._make()
+        self._make = lambda: code  # after an interrupt or error it is compiled again
+        return code
 
     @staticmethod
     def of(function: Function) -> Part:

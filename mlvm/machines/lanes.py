@@ -112,10 +112,10 @@ class _Memory:
         until `begin`."""
         handle, area = self._areas.get(key, (None, None))
         if area is None or len(area) < nbytes:
+            area = self._new(key, max(nbytes, 0 if area is None else 2 * len(area)))
             if handle is not None:
                 self._retired.append(handle)
                 self.version += 1
-            area = self._new(key, max(nbytes, 0 if area is None else 2 * len(area)))
         return area
 
     def _new(self, key: Any, nbytes: int) -> Array:
@@ -246,16 +246,16 @@ class Lanes:
         hoisted = [memory.area(("first", i), each.nbytes) for i, each in enumerate(self.hoisted)]
         places = memory.version, [x.__array_interface__ for x in ws]
         if places != self._places:
-            self._places, self.shared = places, [*ws, *hoisted]
+            self._places, self.shared = None, [*ws, *hoisted]  # until all has moved
             if self._native is not None:
                 self._native.lanes.forget()
             if FIRST in self.segments:
                 shared = self._shared_of(self.segments[FIRST])
                 self._first = memory.bound(self._part(FIRST, 1), shared, hoisted)
-        if memory.last is not self:
-            memory.last = self
-            if self._native is not None:
-                self._native.lanes.forget_rows()
+            self._places = places
+        if memory.last is not self and self._native is not None:
+            self._native.lanes.forget_rows()
+        memory.last = None  # an error in the run may have moved rows
         if self._first is not None:
             self._first.run()
         if not 0 <= count <= min(map(len, (*xs, *results)), default=0):
@@ -269,6 +269,7 @@ class Lanes:
             self._row_by_row(xs, results, sums, count)
             return
         self._native.run(vm._pool, count, xs, results, sums, self.shared)  # type: ignore[attr-defined]
+        memory.last = self
 
     def _row_by_row(
         self, xs: Sequence[Array], results: Sequence[Array], sums: Sequence[Array], count: int
@@ -348,13 +349,13 @@ def register(vm: VM) -> None:
         """Return the program of an attribute, ready to run. Inside another one, as in a signal
         handler, it shares no memory."""
         nonlocal version
+        if running:
+            return Lanes(_Memory(machine), program_of(attribute))
         if version != int(machine.functions.version):
             version = int(machine.functions.version)
             while cache:
                 cache.popitem()[1].memory.free()
             memories.clear()
-        if running:
-            return Lanes(_Memory(machine), program_of(attribute))
         lanes = cache.pop(attribute, None)
         if lanes is None:
             if len(cache) >= _MOST_CODES:
@@ -378,13 +379,13 @@ def register(vm: VM) -> None:
         arrays = list(filter(is_tensor, [frame.param(i) for i in range(frame.nparams)]))
         try:
             lanes = lanes_of(attribute)
-            is_inner = bool(running)
-            running.append(lanes)
+            depth = len(running)
             try:
+                running.append(lanes)
                 lanes.run(arrays)
             finally:
-                running.pop()
-                if is_inner:
+                del running[depth:]
+                if depth:
                     lanes.memory.free()
         except MlvmError:
             raise

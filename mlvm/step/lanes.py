@@ -8,7 +8,7 @@ and no bytes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError
@@ -51,22 +51,22 @@ def lanes_of(
     sums: Mapping[Home, int],
     policy: FusionPolicy,
     family: object = None,
+    *,
+    is_read: bool = False,
 ) -> LaneProgram:
     """Write the program of a function, for `lanes.run`. The parameters of `main` are its arguments;
     it returns `results`. `shared`: the values that it reads from outside, in order. `sums`: homes
-    outside to which frames add.
+    outside to which frames add. `is_read`: from a file, whose code is for this family alone.
 
     Raises `CaptureError` for a host function that lanes cannot run, and for any other update of a
     value outside.
     """
-    key = policy, _spelled([main, *procedures], results, shared, sums)
-    program = _written.pop(key, None)
-    if program is None:
-        if len(_written) >= _MOST_WRITTEN:
-            _written.pop(next(iter(_written)), None)
+    scope = policy, family if is_read else None
+    written = _written((scope, _spelled([main, *procedures], results, shared, sums)))
+    if not written:
         everything = [*with_blocks([c for each in (main, *procedures) for c in each.block.calls])]
         nresults = {c.callee: _given_back(c) for c in everything if c.callee is not None}
-        writer = _Writer(shared, sums, policy, len(main.params), nresults)
+        writer = _Writer(shared, sums, scope, len(main.params), nresults)
         writer.has_records = any(call.name == residuals.PUSH for call in everything)
         last = {u.value.home: u.value for call in main.block.calls for u in call.outs}
         outs = [*[use.value for use in results], *[last[home] for home in sums if home in last]]
@@ -75,17 +75,20 @@ def lanes_of(
         for each in procedures:
             if each in nresults:
                 writer.procedure(each, without_dead_calls_in(each.block).calls)
-        program = writer.program(family)
-    _written[key] = program  # the last one used is the last
-    return program
+        written.append(writer.program(family))
+    return written[0]
 
 
-_MOST_WRITTEN: Final = 256
-_written: Final[dict[Any, LaneProgram]] = {}  # by how the functions are spelled
+@lru_cache(maxsize=256)
+def _written(key: object) -> list[LaneProgram]:
+    """Return the list of the program of functions that are spelled so, empty at first."""
+    return []
 
 
-_MOST_PARTS: Final = 4096
-_parts: Final[dict[Any, Part]] = {}  # by policy, number of rows, and how the segment is spelled
+@lru_cache(maxsize=4096)
+def _parts(key: object) -> list[Part]:
+    """Return the list of the part of segments that are spelled so, empty at first."""
+    return []
 
 
 def _spelled(
@@ -218,11 +221,11 @@ class _Writer:
         self,
         shared: Sequence[Use],
         sums: Mapping[Home, int],
-        policy: FusionPolicy,
+        scope: tuple[FusionPolicy, object],
         nargs: int,
         nresults: Mapping[Procedure, int],
     ) -> None:
-        self.policy = policy
+        self.scope = scope
         self.nargs, self.nresults = nargs, nresults
         self.has_records = False
         self.shared_types = [use.type for use in shared]
@@ -642,7 +645,7 @@ class _Writer:
             "sum": -1,
         }
         batched = _SegmentCalls(calls, self.key, ins, shared, outs)
-        if (self.policy, counts[-1], batched.key) not in _parts:
+        if not _parts((self.scope, counts[-1], batched.key)):
             batched.rows(min(counts[-1], 2))  # raises its errors now
         for count in counts:
             self.part(name, count, batched.key, partial(batched.rows, count), facts)
@@ -679,16 +682,12 @@ class _Writer:
     ) -> None:
         """Write the part of a segment for `count` rows. `key` is equal for segments that have the
         same parts."""
-        key = self.policy, count, key
-        part = _parts.pop(key, None)
-        if part is None:
-            part = Part(partial(_compiled, make_calls, self.policy))
-            if len(_parts) >= _MOST_PARTS:
-                _parts.pop(next(iter(_parts)), None)
-        _parts[key] = part  # the last one used is the last
+        parts = _parts((self.scope, count, key))
+        if not parts:
+            parts.append(Part(partial(_compiled, make_calls, self.scope[0])))
         segment = self.segments.get(name) or Segment({}, **facts)
         self.segments[name] = segment
-        segment.parts[count] = part
+        segment.parts[count] = parts[0]
 
     def program(self, family: object) -> LaneProgram:
         """Return the program of all functions."""

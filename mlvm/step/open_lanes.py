@@ -69,7 +69,8 @@ class OpenLanes(OpenPart):
         if any(isinstance(values[place], Length) for place in self.places):
             return self
         try:
-            return lanes_of(*self.function.changed(AtValues(values)), family=self)
+            function = self.function.changed(AtValues(values))
+            return lanes_of(*function, family=self, is_read=self._is_read)
         except MlvmError:
             raise
         except Exception as error:
@@ -95,7 +96,7 @@ class OpenLanes(OpenPart):
         try:
             function = _function_of(fields, opened).changed(Substitution(noted))
             return OpenLanes(function, numbers, is_read=True)
-        except (AttributeError, LookupError, MlvmError, TypeError) as error:
+        except (AttributeError, LookupError, MlvmError, RecursionError, TypeError) as error:
             raise ValueError(f"expected a function of lanes: {error!r}") from None
 
 
@@ -175,7 +176,7 @@ def _function_of(fields: Any, opened: Callable[[Any], Any]) -> LaneFunction:
     ]
     all_blocks = [Block() for _ in blocks]
     all_procedures = [Procedure(str(name), Block()) for name, _, _ in procedures]
-    free = [*range(len(blocks))]  # those that lie in none so far: none lies in itself, or in two
+    free = {*range(len(blocks))}  # those that lie in none so far: none lies in itself, or in two
 
     def use_of(use: Any) -> Use:
         value, type = use

@@ -28,7 +28,7 @@ from mlvm.eager.autodiff.joint import (
     or_zeros,
     seed,
 )
-from mlvm.eager.autodiff.tape import CotangentAccumulator, Tape, taping
+from mlvm.eager.autodiff.tape import CotangentAccumulator, Tape, added, taping
 from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Cell, Tensors
 from mlvm.eager.control.functions import Recorded, trace_callee
@@ -359,5 +359,5 @@ def _vjp(
     seeds = [or_zeros(g, type) for g, type in pairs if type.dtype.is_inexact]
     results = iter(vjp.code._replace(shared=shared).run(number, [*args, *seeds]))
     parts = [next(results) if x.dtype.is_inexact else None for x in args]
-    lane_sums = [part if h is None else h + part for part, h in zip(results, sums, strict=True)]
+    lane_sums = [g if h is None else added(h, g) for g, h in zip(results, sums, strict=True)]
     return [*parts, *lane_sums]

@@ -336,6 +336,17 @@ def test_gradients_of_loops_of_a_tables_rows_and_of_branches() -> None:
     assert equal(ml.capture(ml.value_and_grad(together))((table, weight)), result)
 
 
+def test_gradients_of_iterations_with_a_batch_add_up() -> None:
+    def loss(params: Any) -> Any:
+        x, weight = params
+        run = ml.batch(lambda row: ml.tanh(row * weight))
+        turn = lambda s, _: (ml.sum(run(x * s)) * 0.1, s)  # noqa: E731
+        return ml.sum(ml.scan(turn, ml.ones(()), None, 3)[1])
+
+    gradients, params = ml.grad(loss), (noise(2, 3), noise(3))
+    assert equal(ml.capture(gradients)(params), gradients(params))
+
+
 def test_a_batch_in_a_lane_goes_row_by_row() -> None:
     rows = [noise(3, 2), noise(3, 2)]
     inner: Any = ml.batch(lambda row: ml.tanh(row) @ row)

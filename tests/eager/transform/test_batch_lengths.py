@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,11 +12,16 @@ import pytest
 
 import mlvm.eager as ml
 from bench.lengths import trees
-from mlvm.core.errors import MlvmError, ShapeError
+from mlvm.core.errors import MlvmError, OutOfMemory, ShapeError
+from mlvm.core.types import root
 from mlvm.machines import lanes
+from mlvm.machines.native.lanes import NativeLanes
+from mlvm.step import lanes as step_lanes
+from mlvm.step.open_lanes import LaneFunction, OpenLanes
+from mlvm.step.open_step import _closed, _opened
 from mlvm.step.saved import LoadedStep, SavedStep
 from models.tree_lstm import TreeClassifier
-from tests.brief import refuses
+from tests.brief import cases, refuses
 
 NAMES = {"x": (None, "time", None)}
 SIZES = (9, 5, 31, 7, 31, 9, 3, 17)
@@ -138,3 +144,151 @@ def test_models_of_one_structure_take_turns() -> None:
     steps = ml.capture(first), ml.capture(second)
     for _ in range(3):
         assert (bits(steps[0](x)), bits(steps[1](x))) == expected
+
+
+# --- errors in the middle of a run ---------------------------------------------------
+
+
+def settling(w: ml.Tensor) -> Any:
+    """Return a batch whose lanes share `exp(w)`."""
+    body = lambda s: s * 0.5 - ml.exp(w) * 0.01  # noqa: E731
+    return ml.batch(lambda x: ml.while_loop(lambda s: ml.sum(s) > 1.0, body, x))
+
+
+@pytest.mark.local(reason="it interrupts what this process's VM does")
+@pytest.mark.processor(reason="lanes run on the host, by its kernels")
+@cases(
+    "owner, name, calls, before",
+    (step_lanes, "compile_flow", 1, 0),
+    (step_lanes, "compile_flow", 2, 1),
+    (lanes._Memory, "bound", 1, 0),
+    (lanes._Memory, "bound", 1, 1),
+    (NativeLanes, "grow", 1, 1),
+    (lanes._Memory, "area", 2, 1),
+)
+def test_an_interrupted_run_is_repeated(
+    owner: Any, name: str, calls: int, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind that many runs of one lane."""
+    w, x = [0.0, 1.0, 2.0, 3.0], np.full((300, 4), 2.0, np.float32)
+    with ml.use(ml.VM()):
+        expected = bits(settling(ml.asarray(w))(ml.asarray(x)))
+    step_lanes._parts.cache_clear()
+    step_lanes._written.cache_clear()
+    original, interrupts = getattr(owner, name), iter([*[False] * (calls - 1), True])
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        result = original(*args, **options)
+        if next(interrupts, False):
+            raise KeyboardInterrupt
+        return result
+
+    with ml.use(ml.VM()):
+        step = ml.capture(settling(ml.asarray(w)), hoist=False)
+        for _ in range(before):
+            step(ml.ones((1, 4)))
+        monkeypatch.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step(ml.asarray(x))
+        for _ in range(2):
+            assert bits(step(ml.asarray(x))) == expected
+
+
+@pytest.mark.local(reason="it registers a function inside of a launch")
+@pytest.mark.processor(reason="lanes run on the host, by its kernels")
+def test_a_function_registered_inside_a_run_ends_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    part, results = NativeLanes.part, list[Any]()
+    vm = ml.VM()
+    with ml.use(vm):
+        fn = settling(ml.ones(300))
+        rows, others = ml.full((50, 300), 2.0), ml.full((70, 300), 4.0)
+        expected, inner = bits(fn(rows)), bits(fn(others))
+
+        def part_and_more(*args: Any) -> Any:
+            if not results:
+                results.append(None)
+                vm.register("nothing", lambda _: None)
+                with ml.use(vm):
+                    results[0] = bits(fn(others))
+            return part(*args)
+
+        monkeypatch.setattr(NativeLanes, "part", part_and_more)
+        assert bits(fn(rows[:49])) == [each[: 49 * 1200] for each in expected]
+        assert results == [inner]
+
+
+def test_memory_that_cannot_grow_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(type: ml.TensorType) -> int:
+        raise OutOfMemory(f"none for {type}")
+
+    vm = ml.VM()
+    memory = lanes._Memory(vm)
+    memory.users = 1
+    area = memory.area("result", 100)
+    before = vm.consumed_size_in_mib()
+    with monkeypatch.context() as patch:
+        patch.setattr(vm, "alloc_tensor", refuse)
+        refuses(OutOfMemory, "none", memory.area, "result", 1000)
+    memory.begin()
+    assert memory.area("result", 100) is area
+    assert vm.consumed_size_in_mib() == before
+    memory.area("result", 1000)
+    memory.free()
+    assert vm.consumed_size_in_mib() == 0
+
+
+@pytest.mark.local(reason="it asks for the arrays of this process's VM")
+@pytest.mark.processor(reason="lanes run on the host, by its kernels")
+def test_few_arrays_that_have_ended_stay_in_memory() -> None:
+    alive: list[Any] = []
+    vm = ml.VM()
+    with ml.use(vm):
+        tables: list[ml.Tensor] = []
+        rows_of = ml.batch(lambda i: tables[-1][i] * 2.0)
+        for _ in range(6):
+            with ml.Arena(vm, f"table {len(alive)}") as arena:
+                tables[:] = [ml.ones(1000)]
+                alive.append(weakref.ref(root(vm.array_of(tables[0].handle))))
+                rows_of(ml.asarray([1, 5]))
+            arena.close()
+        assert sum(each() is not None for each in alive) <= 2
+
+
+# --- files that are not as written ---------------------------------------------------
+
+
+def test_a_function_of_a_file_shares_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sums are the other way round."""
+    functions: list[Any] = []
+    of = OpenLanes.of
+
+    def noted(function: LaneFunction) -> Any:
+        functions.append(of(function))
+        return functions[-1]
+
+    monkeypatch.setattr(OpenLanes, "of", noted)
+
+    def loss(ws: list[ml.Tensor], x: ml.Tensor) -> ml.Tensor:
+        row_sum = lambda row: ml.sum(row, axis=0) @ ml.tanh(ws[0]) + ml.sum(ws[1] ** 2)  # noqa: E731
+        return ml.sum(ml.batch(row_sum)(x))
+
+    step = ml.capture(lambda ws, x: ml.grad(loss)(ws, x), lengths={"x": (None, "time", None)})
+    weights = [ml.full(4, 0.5), ml.full(4, 0.25)]
+    step(weights, ml.ones((2, 3, 4)))
+    *fields, sums, policy = functions[-1].fields(_closed)
+    swapped = tuple([(home, 1 - i) for home, i in sums])
+    OpenLanes.read((*fields, swapped, policy), _opened).at([6])
+    x = ml.ones((2, 6, 4))
+    captured = bits(step(weights, x))
+    assert captured == bits(ml.grad(loss)(weights, x))
+    assert np.frombuffer(captured[1], np.float32)[0] == 1.0
+
+
+def test_blocks_too_deep_are_refused() -> None:
+    condition = (0, ml.TensorType("bool"))
+    calls: list[Any] = [
+        ("cond", False, {}, (), (condition,), (i + 1,), -1, ()) for i in range(5000)
+    ]
+    blocks = (*[((), (call,), None) for call in calls], ((), (), None))
+    fields = (), ((1, -1),), blocks, (("row", (), 0),), (), (), (), 0
+    refuses(ValueError, "recursion", OpenLanes.read, fields, _opened)
