@@ -55,7 +55,7 @@ _MOST_BINDINGS: Final = 2  # they keep the tensors alive
 _FEW: Final = 64
 
 
-class _Binding:
+class _BoundPart:
     """Part that is bound to memory: a launch, and its program in C once that is asked for."""
 
     def __init__(self, vm: VM, part: Part, arrays: tuple[Array, ...]) -> None:
@@ -101,7 +101,7 @@ class _Memory:
         self.vm = vm
         self._areas: dict[Any, tuple[int, Array]] = {}  # a handle, and its memory
         self._retired: list[int] = []
-        self._bindings: weakref.WeakKeyDictionary[Part, dict[Any, _Binding]] = (
+        self._bindings: weakref.WeakKeyDictionary[Part, dict[Any, _BoundPart]] = (
             weakref.WeakKeyDictionary()
         )
         self.users = self.version = 0
@@ -139,7 +139,7 @@ class _Memory:
         while self._retired:
             self.vm.dealloc_tensor(self._retired.pop())
 
-    def bound(self, part: Part, operands: Sequence[Array], results: Sequence[Array]) -> _Binding:
+    def bound(self, part: Part, operands: Sequence[Array], results: Sequence[Array]) -> _BoundPart:
         """Bind a part to this memory."""
         bindings = self._bindings.setdefault(part, {})
         scratch = self.area("scratch", part.code.nbytes)
@@ -154,7 +154,7 @@ class _Memory:
                     x = (operands if role == "input" else results)[place]
                     x = x.reshape(-1).view(np.uint8)
                 arrays.append(_as_type(x, type))
-            binding = _Binding(self.vm, part, tuple(arrays))
+            binding = _BoundPart(self.vm, part, tuple(arrays))
             if len(bindings) >= _MOST_BINDINGS:
                 del bindings[next(iter(bindings))]
         bindings[key] = binding  # the last one used is the last
@@ -178,7 +178,7 @@ class Lanes:
         vm = memory.vm
         self.memory, self._version = memory, memory.version
         self._fitting: set[tuple[str, int]] = set()
-        self._bindings: dict[tuple[str, int], _Binding] = {}  # the last of each part
+        self._bindings: dict[tuple[str, int], _BoundPart] = {}  # the last of each part
         self.program, self.types = program.rows, program.types
         self.segments = program.segments
         self.sites = [each for each in self.segments.items() if each[1].sum >= 0]
@@ -188,7 +188,7 @@ class Lanes:
         self.hoisted = self.types.shared[ngiven:]
         self.shared: list[Array] = []
         self._places: Any = None  # of the shared operands
-        self._first: _Binding | None = None  # computes the hoisted ones
+        self._first: _BoundPart | None = None  # computes the hoisted ones
         self._code: Any = None
         self.calls = 0  # how many there were so far
         # By site: the number of the call, and the operands that it adds.
