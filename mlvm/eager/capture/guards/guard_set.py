@@ -332,7 +332,7 @@ class GuardSet:
         if issubclass(type(kind), abc.ABCMeta):  # `register` changes what is an instance of it
             self._guard_only("equal", None, _registered, token := _registered(None))
             self._parts.append(token)
-        if is_library(kind.__module__):
+        if is_library(kind):
             self._library(kind.__module__)
             return
         names, shown, fields = self.names, layout_of(kind), vars(kind)
@@ -350,7 +350,7 @@ class GuardSet:
             elif every or name in names or implicit:
                 self._guard("entry", fields, name, field)
         for each in (*kind.__bases__, type(kind)):
-            if not is_library(each.__module__):
+            if not is_library(each):
                 self._base(each, may_construct=may_construct)
 
     def _base(self, kind: type, *, may_construct: bool = False) -> None:
@@ -399,7 +399,7 @@ class GuardSet:
                     if len(self._namespaces) > 1 or "__repr__" in self.names:
                         self.names |= {name for each in self._namespaces for name in vars(each)}
                 self._fields(value, fields, shown.how, shown.open)
-        if not is_library(kind.__module__):
+        if not is_library(kind):
             self._base(kind)
 
     def _identical(self, value: Any) -> None:
@@ -505,7 +505,7 @@ def _is_of_library(value: Any) -> bool:
     """Return whether the value is a library's module, class or function."""
     kind = type(value)
     if issubclass(kind, (types.ModuleType, type)):
-        return is_library(value.__module__ if issubclass(kind, type) else value.__name__)
+        return is_library(value if issubclass(kind, type) else value.__name__)
     bound = kind is types.BuiltinFunctionType and type(value.__self__) is not types.ModuleType
     return callable(value) and layout_of(kind).how == "identical" and not bound
 

@@ -101,7 +101,7 @@ def layout_of(kind: type) -> Layout:
 
 def _layout(kind: type) -> Layout:
     base = next((each for each in BASES if issubclass(kind, each)), None)
-    libraries = [c for c in kind.__mro__ if is_library(c.__module__) and c not in (object, base)]
+    libraries = [c for c in kind.__mro__ if is_library(c) and c not in (object, base)]
     slots = [
         (i, name)
         for i, each in enumerate(kind.__mro__)
@@ -116,7 +116,7 @@ def _layout(kind: type) -> Layout:
         how, open = "optimizer", False
     elif issubclass(kind, Node):
         how, open = "node", not all(each in (Module, Node) for each in libraries)
-    elif issubclass(kind, _LOGGERS) or (steady and is_library(kind.__module__)):
+    elif issubclass(kind, _LOGGERS) or (steady and is_library(kind)):
         how = "identical"
     elif not immutable and _hides(kind, base or object, len(slots)):
         how = "hidden"
@@ -144,9 +144,13 @@ def _hides(kind: type, base: type, slots: int) -> bool:
     return kind.__basicsize__ > base.__basicsize__ + pointers * tuple.__itemsize__
 
 
-def is_library(module: str) -> bool:
-    """Return whether the module is a library's, which is assumed not to change."""
-    return module.partition(".")[0] in _LIBRARIES
+def is_library(part: str | type) -> bool:
+    """Return whether a class, or the module of a name, is a library's, which is assumed not to
+    change. A class that `types.new_class` makes is its caller's."""
+    if isinstance(part, str):
+        return part.partition(".")[0] in _LIBRARIES
+    is_new = part.__module__ == "types" and getattr(types, part.__name__, None) is not part
+    return not is_new and is_library(part.__module__)
 
 
 def reads_special_only(module: str) -> bool:

@@ -239,6 +239,19 @@ def raised(c: Any) -> None:
     c[0].insert(0, 3.0)
 
 
+def constructs_by(build: Fn) -> Callable[[Any], Fn]:
+    """Return a function of an object: one that constructs a class that reads it."""
+
+    def use(c: Any) -> Fn:
+        def __init__(self: Any) -> None:
+            self.rate = c.lr
+
+        kind = build("New", lambda fields: fields.update(__init__=__init__))
+        return lambda x: x * kind().rate
+
+    return use
+
+
 OBJECTS: dict[str, Row] = {
     # fields
     "a field": (lambda: plain(lr=2.0), lambda c: lambda x: x * c.lr, sets(lr=3.0)),
@@ -497,6 +510,15 @@ OBJECTS: dict[str, Row] = {
     "a bound method of a list": (
         lambda: [2.0, 3.0], lambda c: (lambda get: lambda x: x * get(0))(c.__getitem__),
         lambda c: c.reverse()),
+    "what the constructor of a new class reads": (
+        lambda: plain(lr=2.0),
+        constructs_by(lambda name, body: types.new_class(name, (), {}, body)), sets(lr=3.0)),
+    "what a method of a made dataclass reads": (
+        lambda: plain(lr=2.0),
+        lambda c: (
+            lambda made: lambda x: x * made().rate()
+        )(dataclasses.make_dataclass("Made", [], namespace={"rate": lambda self: c.lr})),
+        sets(lr=3.0)),
     # modules
     "a number in builtins": (
         of_builtins("rate_of_builtins", rate_of_builtins=2.0), lambda m: m.f,
