@@ -86,12 +86,12 @@ BUDGET = {
     "mlvm/eager/optim": 1_227,
     "mlvm/eager/files": 880,
     "mlvm/eager/interop": 480,
-    "mlvm/eager/capture": 3_604,
+    "mlvm/eager/capture": 3_613,
     "mlvm/onnx": 5_885,
     "mlvm": 498,
     "models": 3_470,
     "bench": 5_030,
-    "tests": 67_440,
+    "tests": 67_468,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

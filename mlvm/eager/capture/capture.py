@@ -379,8 +379,8 @@ class Captured(Generic[P, R]):
         closed = self._spec.lengths - {each.name for each in opened.lengths}
         if closed:
             raise CaptureError(
-                f"the last program of {self!r} has {', '.join(sorted(closed))} closed: call it at "
-                f"other lengths than 0 and 1"
+                f"the last program of {self!r} has {', '.join(sorted(closed))} closed, as it is at "
+                f"0 and 1, and where Python code needs its value or the argument is a view"
             )
         return opened
 

@@ -148,8 +148,8 @@ def _names_in(spec: Any) -> set[str]:
     if isinstance(spec, Mapping):
         return set().union(*map(_names_in, spec.values()))
     raise ArgumentError(
-        f"capture: lengths has a name or None for each axis, not {brief(spec)}; "
-        "write (None, 'time')"
+        f"capture: lengths expects (None, 'time'), a name or None for each axis, or a tree of "
+        f"these, got {brief(spec)}"
     )
 
 
@@ -158,20 +158,26 @@ def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str |
     of names stands for all tensors in its place."""
     if isinstance(spec, tuple) and all(each is None or isinstance(each, str) for each in spec):
         return [(x, spec, path) for x in Arguments([value]).tensors]
-    pairs: list[tuple[Any, Any]] = []
-    if isinstance(spec, Mapping) and isinstance(value, Mapping):
-        pairs = list(spec.items())
-    elif isinstance(spec, (list, tuple)) and isinstance(value, (list, tuple)):
-        if len(spec) != len(value):
-            raise ShapeError(f"capture: lengths of {path} has {len(spec)} parts, got {len(value)}")
-        pairs = list(enumerate(spec))
+    if value is None:
+        return []
+    if isinstance(spec, Mapping):
+        fields = (
+            value._asdict() if isinstance(value, tuple) and hasattr(value, "_asdict") else value
+        )
+        names = fields if isinstance(fields, Mapping) else {}
+        for name in spec:
+            if name not in names:
+                others = ", ".join(map(str, names)) or brief(value)
+                raise ArgumentError(f"capture: lengths of {path} names {name!r}; it has {others}")
+        pairs = [(name, names[name], each) for name, each in spec.items()]
+    elif not isinstance(value, (list, tuple)) or len(spec) != len(value):
+        got = len(value) if isinstance(value, (list, tuple)) else brief(value)
+        raise ShapeError(f"capture: lengths of {path} has {len(spec)} parts, got {got}")
+    else:
+        pairs = [(i, part, each) for i, (part, each) in enumerate(zip(value, spec, strict=True))]
     parts = []
-    for name, each in pairs:
-        try:
-            part = value[name]
-        except KeyError:
-            continue
-        parts += _tensors(part, each, f"{path}[{name!r}]")
+    for key, part, each in pairs:
+        parts += _tensors(part, each, f"{path}[{key!r}]")
     return parts
 
 

@@ -324,9 +324,10 @@ class OpenTrace:
             for each in numbers.sources({place}):
                 if each < first or each >= numbers.inputs:
                     continue
-                if any(axis in named for axis in self._open[each - first].axes):
+                length = self._open[each - first]
+                if any(axis in named for axis in length.axes):
                     message = (
-                        f"{name} sees the value of an open length, {numbers.values[each]}, where "
+                        f"{name} sees the value of {length.name!r}, {numbers.values[each]}, where "
                         f"Python needs an int: each size gets a program of its own. Compute with "
                         f"tensors, or with sizes as they are, or pad to one size."
                     )

@@ -17,7 +17,7 @@ import numpy as np
 
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.program.program import Program
-from mlvm.core.types import TensorType, i64
+from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.joint import (
     Closures,
     Cotangents,
@@ -40,7 +40,7 @@ from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import concat, stack, unstack
 from mlvm.eager.recording.recorder import RetryAfterCopy, current_capture, recording_of
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.constants import constant, prepare_constants
+from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import current_arena, taped
 from mlvm.eager.tensor.number import has_open_lengths
 from mlvm.eager.tensor.tensor import Tensor
@@ -85,14 +85,14 @@ class Batch:
         if count is not None:
             require_integer("batch takes one tree of inputs; count", count)
         args = tensors(inputs)
-        lengths = {x.shape[:1] for x in args} or {()}
-        if len(lengths) > 1 or () in lengths:
+        lengths = [x.shape[:1] for x in args] or [()]
+        if () in lengths or any(each != lengths[0] for each in lengths):
             types = ", ".join(str(x.type) for x in args) or "no tensors"
             raise ShapeError(
                 f"batch: expected inputs with equal numbers of rows, got {types}; a list has "
                 "an input in each item"
             )
-        [(total,)] = lengths
+        [total] = lengths[0]
         if _inside.get():
             return scan(lambda _, x: (None, self.fn(x)), None, inputs, count)[1]
         trees: list[Tree] = []
@@ -102,7 +102,7 @@ class Batch:
             inside = blocks.recorder().is_inside
             return [y if inside(y) else op.copy(y) for y in tensors(trees[-1])]
 
-        number = constant(total, i64) if count is None else as_index(count)
+        number = as_index(total if count is None else count)
         results = _run(self.__name__, number, args, run)
         return with_leaves(trees[-1], iter(results))
 

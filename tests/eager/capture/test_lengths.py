@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -122,7 +122,7 @@ def test_the_line_that_sees_a_length_is_named() -> None:
     def fn(x: Any) -> Any:
         return x * int(x.shape[0])
 
-    with pytest.warns(RecompilationWarning, match="open length, 4") as caught:
+    with pytest.warns(RecompilationWarning, match="value of 'n', 4") as caught:
         ml.capture(fn, lengths=N)(matrix(4))
     assert caught[0].filename == __file__
     assert caught[0].lineno == fn.__code__.co_firstlineno + 1
@@ -650,6 +650,33 @@ def test_trees_of_arguments() -> None:
         batch = {"x": matrix(n), "y": [ml.ones((n,)) * 2]}
         assert same(step, step.fn, batch)
     assert step.signatures == 1
+
+
+class Rows(NamedTuple):
+    x: ml.Tensor
+    y: ml.Tensor
+
+
+def test_names_of_a_named_tuple() -> None:
+    names = {"batch": {"x": ("n", None)}}
+    step = ml.capture(lambda batch: batch.x + batch.y, lengths=names, at_most={"n": 8})
+    for n in (4, 7, 3):
+        assert same(step, step.fn, Rows(matrix(n), ml.ones(4)))
+    assert step.signatures == 1
+    refuses(ShapeError, r"axis 0 of batch\['x'\] is 'n' = 9", step, Rows(matrix(9), ml.ones(4)))
+
+
+@cases(
+    "names, batch, text",
+    ({"z": ("n",)}, {"x": matrix(3)}, r"lengths of batch names 'z'; it has x"),
+    ({"z": ("n",)}, Rows(matrix(3), matrix(3)), r"names 'z'; it has x, y"),
+    ({"x": ("n", None)}, matrix(3), r"names 'x'; it has Tensor"),
+    ([("n", None)], [matrix(3), matrix(3)], r"has 1 parts, got 2"),
+    ([("n", None)], matrix(3), r"has 1 parts, got Tensor"),
+)
+def test_names_that_fit_no_part_of_an_argument(names: Any, batch: Any, text: str) -> None:
+    step = ml.capture(lambda batch: batch, lengths={"batch": names})
+    refuses((ArgumentError, ShapeError), text, step, batch)
 
 
 def test_python_numbers_change_beside_lengths() -> None:

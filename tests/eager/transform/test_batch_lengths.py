@@ -74,6 +74,15 @@ def test_an_axis_of_rows_is_opened_at_its_third_size() -> None:
     assert counts == [1, 2, 3, 3, 3]
 
 
+def test_any_number_of_rows_has_one_trace() -> None:
+    fn = train(model())
+    step = ml.capture(fn, lengths={"x": ("batch", "time", None)})
+    for count, size in ((3, 9), (5, 9), (2, 5), (4, 31)):
+        x = batch_of(size, count)
+        assert bits(step(x)) == bits(fn(x))
+    assert step.signatures == 1
+
+
 @pytest.fixture(scope="module")
 def saved() -> tuple[bytes, TreeClassifier]:
     """The file of a step for trees of up to 31 nodes, and its model."""
