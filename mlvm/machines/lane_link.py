@@ -13,11 +13,11 @@ begins with `lanes.part`, which describes its arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import MachineError
-from mlvm.core.machine.callee import OUT
+from mlvm.core.machine.callee import OUT, Value
 from mlvm.core.program.encoding import Deferred
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType
@@ -33,6 +33,9 @@ FIRST: Final = "first"
 """Name of the function of the values that all rows share. It has one part."""
 
 Step: TypeAlias = list[Any]
+
+Bound: TypeAlias = partial[list[Value]]
+"""Launch of a part on its memory: `VM._run` on linked code, arrays, a store and functions."""
 
 
 class PartCode(NamedTuple):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from mlvm.core.errors import MachineError, MlvmError, OperandValueError
-from mlvm.core.machine.callee import Value, is_tensor
+from mlvm.core.machine.callee import is_tensor
 from mlvm.core.machine.frame import Frame, PythonFunction
 from mlvm.core.machine.link import bind, link
 from mlvm.core.machine.verify import verify
@@ -38,6 +38,7 @@ from mlvm.machines.lane_link import (
     ADD,
     FIRST,
     FRAME,
+    Bound,
     LaneProgram,
     Linked,
     Part,
@@ -55,24 +56,7 @@ _MOST_BINDINGS: Final = 2  # they keep the tensors alive
 _FEW: Final = 64
 
 
-class _BoundPart:
-    """Part that is bound to memory: a launch, and its program in C once that is asked for."""
-
-    def __init__(self, vm: VM, part: Part, arrays: tuple[Array, ...]) -> None:
-        self.run = _prepared(vm, part.code.program, arrays)
-        self._native: Any = None
-
-    def native(self, vm: VM) -> Any:
-        """Return the program in C."""
-        from mlvm.machines.native.lanes import program_of
-
-        if self._native is None:
-            code, arguments = self.run.args[:2]
-            self._native = program_of(code, arguments, vm.functions)
-        return self._native
-
-
-def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> partial[list[Value]]:
+def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> Bound:
     """Bind the program to these arrays; return its launch, which may be repeated. Raises what
     `verify` raises."""
     types = tuple(map(TensorType.of, operands))
@@ -101,7 +85,7 @@ class _Memory:
         self.vm = vm
         self._areas: dict[Any, tuple[int, Array]] = {}  # a handle, and its memory
         self._retired: list[int] = []
-        self._bindings: weakref.WeakKeyDictionary[Part, dict[Any, _BoundPart]] = (
+        self._bindings: weakref.WeakKeyDictionary[Part, dict[Any, Bound]] = (
             weakref.WeakKeyDictionary()
         )
         self.users = self.version = 0
@@ -139,22 +123,20 @@ class _Memory:
         while self._retired:
             self.vm.dealloc_tensor(self._retired.pop())
 
-    def bound(self, part: Part, operands: Sequence[Array], results: Sequence[Array]) -> _BoundPart:
+    def bound(self, part: Part, operands: Sequence[Array], results: Sequence[Array]) -> Bound:
         """Bind a part to this memory."""
         bindings = self._bindings.setdefault(part, {})
-        scratch = self.area("scratch", part.code.nbytes)
+        program, arguments, nbytes = part.code
+        scratch = self.area("scratch", nbytes)
         key = tuple([x.__array_interface__["data"][0] for x in (*operands, *results, scratch)])
         binding = bindings.pop(key, None)
         if binding is None:
-            arrays = []
-            for role, place, type in part.code.arguments:
-                if role == "scratch":
-                    x = scratch[place : place + type.nbytes]
-                else:
-                    x = (operands if role == "input" else results)[place]
-                    x = x.reshape(-1).view(np.uint8)
-                arrays.append(_as_type(x, type))
-            binding = _BoundPart(self.vm, part, tuple(arrays))
+            of_role = {"input": operands, "output": results}
+            arrays = [
+                _as_type(scratch[place:] if role == "scratch" else of_role[role][place], type)
+                for role, place, type in arguments
+            ]
+            binding = _prepared(self.vm, program, tuple(arrays))
             if len(bindings) >= _MOST_BINDINGS:
                 del bindings[next(iter(bindings))]
         bindings[key] = binding  # the last one used is the last
@@ -176,9 +158,7 @@ class Lanes:
 
     def __init__(self, memory: _Memory, program: LaneProgram) -> None:
         vm = memory.vm
-        self.memory, self._version = memory, memory.version
-        self._fitting: set[tuple[str, int]] = set()
-        self._bindings: dict[tuple[str, int], _BoundPart] = {}  # the last of each part
+        self.memory = memory
         self.program, self.types = program.rows, program.types
         self.segments = program.segments
         self.sites = [each for each in self.segments.items() if each[1].sum >= 0]
@@ -188,7 +168,7 @@ class Lanes:
         self.hoisted = self.types.shared[ngiven:]
         self.shared: list[Array] = []
         self._places: Any = None  # of the shared operands
-        self._first: _BoundPart | None = None  # computes the hoisted ones
+        self._first: Bound | None = None  # computes the hoisted ones
         self._code: Any = None
         self.calls = 0  # how many there were so far
         # By site: the number of the call, and the operands that it adds.
@@ -213,13 +193,11 @@ class Lanes:
     def _part(self, name: str, count: int) -> Part:
         segment = self.segments[name]
         part = segment.parts[count]
-        if (name, count) not in self._fitting:
-            ins, outs = segment.rows(count)
-            for role, at, type in part.code.arguments:
-                there = {"input": ins, "output": outs}.get(role, [])[at : at + 1]
-                if any(type.nbytes > nbytes for nbytes in there):
-                    raise MachineError(f"{name}.x{count} takes more bytes than its segment has")
-            self._fitting.add((name, count))
+        ins, outs = segment.rows(count)
+        for role, at, type in part.code.arguments:
+            there = {"input": ins, "output": outs}.get(role, [])[at : at + 1]
+            if any(type.nbytes > nbytes for nbytes in there):
+                raise MachineError(f"{name}.x{count} takes more bytes than its segment has")
         return part
 
     def _shared_of(self, segment: Segment) -> list[Array]:
@@ -243,21 +221,23 @@ class Lanes:
             raise MachineError("lanes: the sizes of operands differ from the program's types")
         memory = self.memory
         memory.begin()
-        hoisted = [memory.area(("first", i), each.nbytes) for i, each in enumerate(self.hoisted)]
-        places = memory.version, [x.__array_interface__ for x in ws]
-        if places != self._places:
-            self._places, self.shared = None, [*ws, *hoisted]  # until all has moved
+        places = [x.__array_interface__ for x in ws]
+        if self._places != (memory.version, places):
+            self._places = None  # until all has moved
+            types = enumerate(self.hoisted)
+            hoisted = [memory.area(("first", i), each.nbytes) for i, each in types]
+            self.shared = [*ws, *hoisted]
             if self._native is not None:
                 self._native.lanes.forget()
             if FIRST in self.segments:
                 shared = self._shared_of(self.segments[FIRST])
                 self._first = memory.bound(self._part(FIRST, 1), shared, hoisted)
-            self._places = places
+            self._places = memory.version, places
         if memory.last is not self and self._native is not None:
             self._native.lanes.forget_rows()
         memory.last = None  # an error in the run may have moved rows
         if self._first is not None:
-            self._first.run()
+            self._first()
         if not 0 <= count <= min(map(len, (*xs, *results)), default=0):
             raise OperandValueError(f"lanes: the operands have fewer than {count} rows")
         vm = memory.vm
@@ -304,13 +284,14 @@ class Lanes:
         first = 0
         for count in sorted(site.parts, reverse=True):
             operands, [after] = self._operands(site, count)
+            part = self._part(name, count)
             while len(entries) - first >= count:
                 operands[0][: len(total)] = total
                 rows = [row for _, row in entries[first : first + count]]
                 for area, column in zip(operands[1:], zip(*rows, strict=True), strict=True):
                     joined = np.concatenate([x.reshape(-1).view(np.uint8) for x in column])
                     area[: len(joined)] = joined
-                self.memory.bound(self._part(name, count), operands, [after]).run()
+                self.memory.bound(part, operands, [after])()
                 total[...] = after[: len(total)]
                 first += count
 
@@ -321,20 +302,12 @@ class Lanes:
         operands = [area(("operand", k), nbytes)[:nbytes] for k, nbytes in enumerate(ins)]
         return operands, [area(("result", k), nbytes)[:nbytes] for k, nbytes in enumerate(outs)]
 
-    def _part_of(
-        self, name: str, count: int, *, run: bool = False
-    ) -> tuple[object, list[Array], list[Array]]:
-        """Return the program of a segment for `count` rows, its operands and results; or `run`
-        it."""
-        if run:
-            self._bindings[name, count].run()
-            return None, [], []
+    def _part_of(self, name: str, count: int) -> tuple[Bound, list[Array], list[Array]]:
+        """Bind a segment for `count` rows; return also its operands and results."""
         segment = self.segments[name]
         operands, results = self._operands(segment, count)
         part, shared = self._part(name, count), self._shared_of(segment)
-        binding = self.memory.bound(part, [*operands, *shared], results)
-        self._bindings[name, count] = binding
-        return binding.native(self.memory.vm), operands, results
+        return self.memory.bound(part, [*operands, *shared], results), operands, results
 
 
 def register(vm: VM) -> None:

@@ -330,6 +330,6 @@ def _done(seat: Seat, communicator: BoardCommunicator, message: bytes) -> bytes:
     """Do the task, and return its outcome as bytes."""
 
     try:
-        return seat.do(lambda *at: packed(pickle.loads(message)(*at)), communicator)
+        return seat.do(lambda rank, vm: packed(pickle.loads(message)(rank, vm)), communicator)
     except BaseException as error:  # the parent raises it
         return packed_failure(error, first=communicator.is_mine)

@@ -458,7 +458,7 @@ def _cotangent(type: TensorType, g: Any) -> Tensor:
 
 
 def are_alike(tree: Tree, other: Tree) -> bool:
-    """Whether two nodes are of one type, or a dict stands in place of a Module."""
+    """Return whether two nodes are of one type, or a dict stands in place of a Module."""
     return type(tree) is type(other) or (isinstance(other, dict) and isinstance(tree, Node))
 
 

@@ -161,9 +161,7 @@ def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str |
     if value is None:
         return []
     if isinstance(spec, Mapping):
-        fields = (
-            value._asdict() if isinstance(value, tuple) and hasattr(value, "_asdict") else value
-        )
+        fields = value._asdict() if hasattr(value, "_asdict") else value  # of a named tuple
         names = fields if isinstance(fields, Mapping) else {}
         for name in spec:
             if name not in names:

@@ -76,8 +76,14 @@ class _Convolution(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         x = matched(type(self).__name__, x, self.kernel)
-        places = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
-        y = type(self)._function(x, self.kernel, groups=self.groups, **places)
+        y = type(self)._function(
+            x,
+            self.kernel,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+        )
         return biased(y, self.bias)
 
 

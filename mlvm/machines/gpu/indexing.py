@@ -46,7 +46,7 @@ def _call(text: str, entry: str, args: tuple[Argument, ...], items: int, *number
     return Call(text, entry, (items,), (GROUP,), whole)
 
 
-def _taken(types: Types, axis: int, entry: str, *numbers: int) -> Calls:
+def _calls_of_take(types: Types, axis: int, entry: str, *numbers: int) -> Calls:
     """Read x at the indices along an axis; `numbers` follow its sizes."""
     out, x, indices = types
     unit, units = _units(x.dtype)
@@ -57,14 +57,14 @@ def _taken(types: Types, axis: int, entry: str, *numbers: int) -> Calls:
 
 @kernel("take", judges=2)
 def _take(device: Facts, types: Types, *, axis: int) -> Calls:
-    return _taken(types, axis, "take", types[2].size)
+    return _calls_of_take(types, axis, "take", types[2].size)
 
 
 @kernel("take_along_axis", judges=2)
 def _take_along_axis(device: Facts, types: Types, *, axis: int) -> Calls:
     _, x, indices = types
     numbers = around(indices.shape, axis)[1], _units(x.dtype)[1]
-    return _taken(types, axis, "take_along_axis", *numbers)
+    return _calls_of_take(types, axis, "take_along_axis", *numbers)
 
 
 @kernel("weighted_take", judges=2, computes=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -60,7 +59,7 @@ class Ready:
     @property
     def notes(self) -> list[Note]:
         """Those of its calls that may refuse values."""
-        return [each.args[0] for each in self.launches if isinstance(each, _Noted)]
+        return [each.note for each in self.launches if isinstance(each, _Noted)]
 
     def launch(self, memory: DeviceMemory) -> None:
         """Have the device do it, without a wait. Raises what an op raises that runs on the host."""
@@ -137,7 +136,7 @@ class Queue:
         for step in steps:
             if isinstance(step, OnHost):
                 operands = [place(x, type) for x, type in zip(step.args, step.types, strict=True)]
-                launches.append(_HostCall(self.on_host, step, operands))
+                launches.append(_HostCall(self, step, operands))
                 continue
             flag = None
             call = step
@@ -146,7 +145,7 @@ class Queue:
                 slot, flag = self.memory.refusals.take()
                 note = Note(step.op, step.attributes, step.types, step.judges, slot)
                 weakref.finalize(note, self.memory.refusals.give_back, slot)
-                launches.append(_Noted(self.memory.refusals.note, note))
+                launches.append(_Noted(self.memory, note))
             assert isinstance(call, Call)
             launch = self._launch(call, place, flag)
             if launch is not None:
@@ -190,14 +189,26 @@ class Queue:
             return half.suited(op, kernel, arrays)(*arrays, **attributes)
 
 
-class _Noted(partial[None]):
-    """Marker among launches, `refusals.note` of a note: the next call may refuse values.
+class _Noted:
+    """Marker among launches: the next call may refuse values.
 
     A launch that fails later, or waits in between, must not drop it."""
 
+    def __init__(self, memory: DeviceMemory, note: Note) -> None:
+        self._memory, self.note = memory, note
 
-class _HostCall(partial[None]):
+    def __call__(self) -> None:
+        self._memory.refusals.note(self.note)
+
+
+class _HostCall:
     """An op on the host, among launches."""
+
+    def __init__(self, queue: Queue, step: OnHost, arrays: list[Any]) -> None:
+        self._queue, self._step, self._arrays = queue, step, arrays
+
+    def __call__(self) -> None:
+        self._queue.on_host(self._step, self._arrays)
 
 
 class QueuedKernel:

@@ -8,10 +8,8 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from mlvm.core.errors import CheckFailed, LimitExceeded, MachineError, OperandValueError
-from mlvm.core.machine.functions import FunctionTable
-from mlvm.core.machine.link import Code
 from mlvm.core.types import Array, DType
-from mlvm.machines.lane_link import Linked
+from mlvm.machines.lane_link import Bound, Linked
 from mlvm.machines.native._native import Lanes, Pool, lane_steps
 from mlvm.machines.native.loop import Prepared
 from mlvm.machines.native.types import DTYPES
@@ -19,10 +17,12 @@ from mlvm.machines.native.types import DTYPES
 _KINDS: Final = lane_steps()
 
 
-def program_of(code: Code, operands: Sequence[Array], functions: FunctionTable) -> object:
-    """Build the program that runs linked code on these arrays."""
-    prepared = code.prepared = Prepared(code, operands, functions)
-    return prepared.program
+def _program_of(bound: Bound) -> object:
+    """Return the program in C of a bound part, built once."""
+    code, operands, _, functions = bound.args
+    if not isinstance(code.prepared, Prepared):
+        code.prepared = Prepared(code, operands, functions)
+    return code.prepared.program
 
 
 class Flat:
@@ -93,18 +93,19 @@ class Flat:
 
 
 class NativeLanes:
-    """Runner of steps in C. `part(segment, count)` returns a program and the arrays of its operands
-    and results, and with `run` runs it; `grow(size, nbytes, used, more)` enlarges the memory of
+    """Runner of steps in C. `part(segment, count)` binds a part, and returns also the arrays of its
+    operands and results; `grow(size, nbytes, used, more)` enlarges the memory of
     rows of the size of that number."""
 
     def __init__(
         self,
         linked: Linked,
-        part: Callable[..., tuple[object, Sequence[Array], Sequence[Array]]],
+        part: Callable[[str, int], tuple[Bound, Sequence[Array], Sequence[Array]]],
         grow: Callable[[int, int, int, int], Array],
         keep: Callable[[int], None],
     ) -> None:
         self._part, self._grow, self._steps = part, grow, linked.steps
+        self._bound: dict[tuple[int, int], Bound] = {}  # the last of each part
         self._keep, self._nbytes = keep, 0  # of frames, which stay for the next run
         self._names = [*linked.runs, *linked.sites]
         flat = Flat(linked)
@@ -169,11 +170,12 @@ class NativeLanes:
         return _address(data), len(data) // max(nbytes, 1)
 
     def part(self, segment: int, count: int) -> tuple[object, tuple[int, ...], tuple[int, ...]]:
-        program, operands, results = self._part(self._names[segment], count)
-        return program, tuple(map(_address, operands)), tuple(map(_address, results))
+        bound, operands, results = self._part(self._names[segment], count)
+        self._bound[segment, count] = bound
+        return _program_of(bound), tuple(map(_address, operands)), tuple(map(_address, results))
 
     def run_part(self, segment: int, count: int) -> None:
-        self._part(self._names[segment], count, run=True)
+        self._bound[segment, count]()
 
     def refuse(self, what: str, a: int, b: int) -> NoReturn:
         if what == "index":
