@@ -59,7 +59,8 @@ class OpenStep(NamedTuple):
     lengths: its lengths.
     values: the values of all formulas in the call before saving.
     steps: the computation: the place of a result, a function's name, the places of its operands.
-    guards: places of values that must be as in that call.
+    guards: places of values that must be as in that call, each with a line of Python that needed
+        it, or "".
     scalars: numbers of states that are computed of lengths, each with the place of its value.
     inputs, outputs, results: types with places, in the order of the step's.
     template: the program.
@@ -68,7 +69,7 @@ class OpenStep(NamedTuple):
     lengths: tuple[StepLength, ...]
     values: tuple[Any, ...]
     steps: tuple[tuple[int, str, tuple[int, ...]], ...]
-    guards: tuple[int, ...]
+    guards: tuple[tuple[int, str], ...]
     scalars: tuple[tuple[int, int], ...]
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
@@ -128,12 +129,13 @@ class OpenStep(NamedTuple):
                     f"step: {axes} is {name!r} = {n}, expected 1 to {names[name].at_most}"
                 )
             values[names[name].place] = n
-        if not self._compute(values):
+        line = self._compute(values)
+        if line is not None:
             is_short = any(values[each.place] < 2 for each in self.lengths)
             how = "captured with lengths=False" if is_short else "after a call at these lengths"
             raise ShapeError(
                 f"step: at {self.sizes(values)} the function computes otherwise than at "
-                f"{self.sizes(self.values)}; save another step, {how}"
+                f"{self.sizes(self.values)}{line and f', in {line}'}; save another step, {how}"
             )
         return values
 
@@ -141,23 +143,25 @@ class OpenStep(NamedTuple):
         """Return the lengths among these values, as in `time = 12`."""
         return ", ".join([f"{each.name} = {values[each.place]}" for each in self.lengths])
 
-    def _compute(self, values: list[Any]) -> bool:
-        """Compute all values of the first ones; return whether all guards hold."""
+    def _compute(self, values: list[Any]) -> str | None:
+        """Compute all values of the first ones; return None where all guards hold, else the line of
+        the first that does not, or ""."""
         try:
             for place, name, operands in self.steps:
                 arguments = [values[each] for each in operands]
                 if not _NUMBERS.issuperset(map(type, arguments)):
-                    return False
+                    return ""
                 if name in ("pow", "lshift") and abs(arguments[1]) > _MOST_POWER:
-                    return False
+                    return ""
                 value = values[place] = FUNCTIONS[name](*arguments)
                 if type(value) is not type(self.values[place]):
-                    return False
+                    return ""
                 if type(value) is int and value.bit_length() > _MOST_BITS:
-                    return False
+                    return ""
         except (ArithmeticError, ValueError):  # as the eager call, which raises it
-            return False
-        return all(repr(values[place]) == repr(self.values[place]) for place in self.guards)
+            return ""
+        fails = [line for i, line in self.guards if repr(values[i]) != repr(self.values[i])]
+        return next(filter(None, fails), "") if fails else None
 
     def planned_at(self, values: Sequence[Any]) -> Planned:
         """Return the program for these values. Raises `ShapeError` if a temporary is larger than in
@@ -197,13 +201,17 @@ class OpenStep(NamedTuple):
             for _, place in rows[4]:
                 if place not in range(len(rows[1])) or type(rows[1][place]) not in _NUMBERS:
                     raise ValueError("a number of a state is a value")
+            guards = tuple([each if type(each) is tuple else (each, "") for each in rows[3]])
+            for place, line in guards:
+                if type(place) is not int or type(line) is not str:
+                    raise ValueError("a guard is a place and a line")
             inputs, outputs, results = [tuple(map(_opened, row)) for row in rows[5:8]]
             types = {i: _opened(type) for i, type, _ in rows[8]}
             sizes = {i: nbytes for i, _, nbytes in rows[8] if nbytes >= 0}
             code = {(name, pc): _opened(immediates) for name, pc, immediates in rows[9]}
             stays = {i: _opened(type) for i, type in rows[10]}
             template = PlannedTemplate(planned, code, types, sizes, stays)
-            parts = *rows[1:5], inputs, outputs, results
+            parts = *rows[1:3], guards, rows[4], inputs, outputs, results
             return OpenStep._make((lengths, *parts, template))
         except (TypeError, ValueError) as error:
             raise reader.error(f"expected the lengths of a step: {error}") from None

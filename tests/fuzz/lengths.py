@@ -385,6 +385,8 @@ def check(
     for n in rng.choice(LENGTHS, size=lengths, replace=False).tolist():
         x = ml.asarray(rng.standard_normal((n, WIDTH)).astype(np.float32))
         ids = ml.asarray(rng.integers(0, 5, size=n))
+        if seed % 3 == 0:  # views
+            x, ids = ml.reshape(ml.reshape(x, -1), x.shape), ml.concat([ids, ids])[:n]
         arguments = x, ids, weight, table
         eager, captured = outcome(fn, arguments), outcome(step, arguments)
         if eager != captured:

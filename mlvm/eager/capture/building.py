@@ -85,7 +85,7 @@ def _recorded(
             symbols[each.place] = placeholder
         for place, name, operands in opened.steps:
             symbols[place] = FUNCTIONS[name](*[symbols[each] for each in operands])
-        for place in opened.guards:
+        for place, _ in opened.guards:
             plain(symbols[place])  # a number that is seen is guarded
         now = step.at_values(symbols)
         code = now.planned.program.main.code

@@ -380,7 +380,7 @@ class Captured(Generic[P, R]):
         if closed:
             raise CaptureError(
                 f"the last program of {self!r} has {', '.join(sorted(closed))} closed, as it is at "
-                f"0 and 1, and where Python code needs its value or the argument is a view"
+                f"0 and 1, where Python code needs its value, and where two arguments share memory"
             )
         return opened
 

@@ -9,12 +9,12 @@ Callers: `Captured` for each call that is no hit of the fast path; `trace`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mlvm.core.errors import ArgumentError, ShapeError, brief
 from mlvm.core.types import TensorType
-from mlvm.eager.capture.guards.signature import Arguments, Signature
+from mlvm.eager.capture.guards.signature import Signature
 from mlvm.eager.tensor.tensor import Tensor
 
 
@@ -156,12 +156,18 @@ def _names_in(spec: Any) -> set[str]:
 def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str | None, ...], str]]:
     """Return the tensors of an argument, with the names of their axes and where they are. A tuple
     of names stands for all tensors in its place."""
+    fields = value._asdict() if hasattr(value, "_asdict") else value  # of a named tuple
+    pairs: Iterable[tuple[Any, Any, Any]]
     if isinstance(spec, tuple) and all(each is None or isinstance(each, str) for each in spec):
-        return [(x, spec, path) for x in Arguments([value]).tensors]
-    if value is None:
+        if isinstance(value, Tensor):
+            return [(value, spec, path)]
+        if not isinstance(value, (list, tuple, dict)):
+            return []
+        items = fields.items() if isinstance(fields, dict) else enumerate(fields)
+        pairs = [(key, part, spec) for key, part in items]
+    elif value is None:
         return []
-    if isinstance(spec, Mapping):
-        fields = value._asdict() if hasattr(value, "_asdict") else value  # of a named tuple
+    elif isinstance(spec, Mapping):
         names = fields if isinstance(fields, Mapping) else {}
         for name in spec:
             if name not in names:
@@ -180,13 +186,14 @@ def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str |
 
 
 def may_open(signature: Signature, number: int) -> bool:
-    """Return whether axes of that tensor may be open: it is the argument that its memory is for."""
+    """Return whether axes of that tensor may be open: no other tensor shares its memory in the
+    call."""
     x = signature.tensors[number]
     return (
-        x.base is None
-        and not signature.is_reached(x)
+        not signature.is_reached(x)
+        and not signature.is_reached(x.root)
         and not any(x is each for each in signature.in_fields)
-        and not any(each is not x and each.root is x for each in signature.tensors)
+        and not any(each is not x and each.root is x.root for each in signature.tensors)
     )
 
 

@@ -285,8 +285,8 @@ class OpenTrace:
         outcome, by_id = self.call.outcome, {id(x): i for i, x in enumerate(states)}
         tensors = numbers.tensors.items()
         scalars = [(by_id[id(x)], place) for (place, _), x in tensors if id(x) in by_id]
-        guards = sorted({*numbers.guarded, *guards})
-        used = template.places | self.call.places() | {*guards, *[place for _, place in scalars]}
+        lines = dict.fromkeys(guards, "") | {i: x or "" for i, x in numbers.guarded.items()}
+        used = template.places | self.call.places() | {*lines, *[place for _, place in scalars]}
         used = numbers.sources(used) | {length.place for length in lengths}
         steps = []
         for place, fn, operands in numbers.steps:
@@ -298,7 +298,7 @@ class OpenTrace:
             tuple(lengths),
             tuple([x if place in used else None for place, x in enumerate(values)]),
             tuple(steps),
-            tuple(guards),
+            tuple(sorted(lines.items())),
             tuple(scalars),
             tuple(inputs),
             tuple([each.type for each in outcome.outputs]),

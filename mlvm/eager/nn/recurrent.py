@@ -37,6 +37,7 @@ from mlvm.eager.nn.parameters import Init, bias_of, kernel_of, matched, require_
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.context import current_arena, current_capture
+from mlvm.eager.tensor.number import is_open
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -337,8 +338,10 @@ class _Recurrent(Module):
         _require_sizes(name, x, ("time", "batch"), self.input_size)
         time, batch = x.shape[:2]
         valid = longest = ends = None
+        is_padded = lengths is not None and (is_open(time) or time % _BLOCK)
         if lengths is not None:
-            x = shapes.pad(x, ((0, -time % _BLOCK), (0, 0), (0, 0))) if time % _BLOCK else x
+            if is_padded:
+                x = op.pad(x, widths=((0, -time % _BLOCK), (0, 0), (0, 0)))
             valid = _valid(name, lengths, x.shape[0], batch)
             longest = _longest(lengths, time)
             ends = elements.clip(elements.astype(lengths, i64), 0, time)
@@ -359,7 +362,8 @@ class _Recurrent(Module):
                     outputs.append(y)
                     end.append(last)
             x = shapes.concat(outputs, axis=-1)
-        [x, *_] = shapes.split(x, [time])
+        if is_padded:
+            x = op.slice(x, start=(0, 0, 0), length=(time, *x.shape[1:]), step=(1, 1, 1))
         return x, tree.map(lambda *each: shapes.stack(each), *end)
 
 

@@ -316,9 +316,10 @@ class Recorder:
         self.placeholders = _Placeholders(inputs)
         self.storages = _Storages()
         for x in inputs:
-            placeholder = self._argument(types.get(id(x.root), x.root.type))
+            placeholder = self._argument(types.get(id(x), x.root.type))
             self.placeholders.by_original[id(x.root)] = placeholder
             self.placeholders.originals[id(placeholder)] = x.root
+            self.placeholder(x, types.get(id(x), x.type))
 
     # --- the VM that the function runs on ---------------------------------------------
 
@@ -416,12 +417,13 @@ class Recorder:
 
     # --- placeholders -----------------------------------------------------------------
 
-    def placeholder(self, x: Tensor) -> Tensor:
+    def placeholder(self, x: Tensor, type: TensorType | None = None) -> Tensor:
         """Return the placeholder of a tensor over the memory of an input: one for each tensor, a
-        view for a view."""
+        view for a view. Its first call may give it an open type."""
         view = self.placeholders.by_original.get(id(x))
         if view is None:
-            view = self.arguments.view(self.placeholders.by_original[id(x.root)], x.type, Tensor)
+            root = self.placeholders.by_original[id(x.root)]
+            view = self.arguments.view(root, x.type if type is None else type, Tensor)
             view.prepare()
             self.placeholders.by_original[id(x)] = view
             self.placeholders.originals[id(view)] = x

@@ -81,7 +81,8 @@ class Changing:
             text += f"; and {len(changes) - _MOST_NAMED} more changed"
         tensors = [all(map(_TYPE.fullmatch, what)) for _, what in changes]
         remedies = [
-            "Pad tensors to one of a few lengths: ml.Pipeline(data, n, pad=0, pad_to=[64, 128])"
+            "Open the axis by name, ml.capture(step, lengths={'x': ('n', None)}), or pad it to one "
+            "of a few lengths: ml.Pipeline(data, n, pad=0, pad_to=[64, 128])"
             if any(tensors)
             else "",
             "Give what changes as a tensor, or keep it the same"

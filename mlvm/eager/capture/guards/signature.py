@@ -102,7 +102,7 @@ class Signature:
         """Fields that count as arguments, with their tensors."""
         return list(zip(self.guards.fields, self.in_fields, strict=True))
 
-    def is_reached(self, x: Tensor) -> bool:
+    def is_reached(self, x: object) -> bool:
         """Return whether the function reaches this very tensor without its arguments."""
         return id(x) in self.guards.tensors
 
