@@ -51,7 +51,7 @@ TARGETS = {
     "arm": {"neon": "-DUSE_NEON"},
 }
 # All else of these three is that of `avx512`.
-ONLY = {"avx512_bf16": ["linalg.c"], "amx": ["amx.c"], "amx_emulated": ["amx.c"]}
+ONLY = {"avx512_bf16": ["pairs.c"], "amx": ["amx.c"], "amx_emulated": ["amx.c"]}
 MACHINES = {"x86_64": "x86", "amd64": "x86", "aarch64": "arm", "arm64": "arm"}
 
 
@@ -98,7 +98,8 @@ def targets(in_place):
     own -= {"amx_emulated", *(["avx2"] if "avx512" in own else [])}
     several = {"own": own, "all": {*there}, "built": there.keys() & built()}
     chosen = {"plain"}
-    for name in os.environ.get("MLVM_TARGETS", "own" if in_place else "all").split(","):
+    asked = os.environ.get("MLVM_TARGETS", "own" if in_place else "all")
+    for name in asked.split(","):
         if name not in several and name not in there:
             lacking = f"{CC[0]} compiles no set {name!r} for this machine"
             lacking = f"there is no C compiler {CC[0]!r}" if macros("") is None else lacking
@@ -106,8 +107,8 @@ def targets(in_place):
         chosen |= several.get(name, {name})
     if chosen & {*ONLY}:
         chosen.add("avx512")
-    if in_place and OPTIMIZE == "3" and len(own) > 1:
-        there["plain"] = "-O1"  # a third of the time, for kernels that run when asked for by name
+    if in_place and OPTIMIZE == "3" and len(own) > 1:  # plain runs when asked for by name
+        there["plain"] = "-O1" if asked == "all" else "-O0"  # a third of the time, or a tenth
     return {name: options for name, options in there.items() if name in chosen}
 
 
@@ -193,8 +194,9 @@ class BuildNative(build_ext):
         of_sets = [(f"WITH_{name.upper()}", "1") for name in sets]
         jobs.append((LISTS, build / "-".join(sets), "", of_sets))
         for name, options in sets.items():
+            folder = name + options if name == "plain" else name
             jobs += [
-                (source, build / name, options, [("TARGET", name)])
+                (source, build / folder, options, [("TARGET", name)])
                 for source in sorted(KERNELS.glob("*.c"))
                 if source.name in ONLY.get(name, [source.name])
             ]
@@ -221,7 +223,8 @@ class BuildNative(build_ext):
             )
             return object_file
 
-        stale = sum(job[0].parent == KERNELS and not is_new(job) for job in jobs)
+        slow = [job for job in jobs if job[0].parent == KERNELS and job[2] != "-O0"]
+        stale = sum(not is_new(job) for job in slow)
         seconds = round(stale * SECONDS / (os.cpu_count() or 1))
         if seconds > 5 and OPTIMIZE != "0":
             about = f"mlvm: compiling its kernels for {' '.join(sets)}, about {seconds} seconds"

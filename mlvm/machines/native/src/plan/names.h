@@ -87,6 +87,7 @@
     EACH(GRID_DEPTH) EACH(GRID_HEIGHT) EACH(GRID_WIDTH) EACH(LINE) EACH(AXES)
 
 #define amx_integers(EACH) linalg_integers(EACH)
+#define pairs_integers(EACH) linalg_integers(EACH)
 
 /* M rows of x by N of weights, of K elements each, which have GROUPS scales, or PAIRS of these and offsets.
  * UNIT: rows of weights. AT_ONCE: rows of x that are laid out. MANY: whether weights become panels for them. */

@@ -6,21 +6,22 @@
 #include <string.h>
 
 /* The files in kernels/ that end in a table of kernels, and in one of row functions. */
-#define KERNEL_FILES(X, target, products, tiles) \
-    X(amx, tiles)                                \
-    X(bytes, target)                             \
-    X(chain, target)                             \
-    X(creation, target)                          \
-    X(depthwise, target)                         \
-    X(halves, target)                            \
-    X(indexing, target)                          \
-    X(layout, target)                            \
-    X(linalg, products)                          \
-    X(quantized, target)                         \
-    X(random, target)                            \
-    X(reduction, target)                         \
-    X(rows, target)                              \
-    X(sorting, target)                           \
+#define KERNEL_FILES(X, target, bf16_pairs, tiles) \
+    X(amx, tiles)                                  \
+    X(bytes, target)                               \
+    X(chain, target)                               \
+    X(creation, target)                            \
+    X(depthwise, target)                           \
+    X(halves, target)                              \
+    X(indexing, target)                            \
+    X(layout, target)                              \
+    X(linalg, target)                              \
+    X(pairs, bf16_pairs)                           \
+    X(quantized, target)                           \
+    X(random, target)                              \
+    X(reduction, target)                           \
+    X(rows, target)                                \
+    X(sorting, target)                             \
     X(windows, target)
 #define ROW_FILES(X, target) X(elementwise, target)
 
@@ -28,12 +29,12 @@
 #define DECLARE_ROWS(file, target) extern const RowEntry file##_rows_##target[];
 #define LIST_KERNELS(file, target) file##_kernels_##target,
 #define LIST_ROWS(file, target) file##_rows_##target,
-#define TABLES(set, target, products, tiles)                                                               \
-    KERNEL_FILES(DECLARE_KERNELS, target, products, tiles)                                                 \
-    ROW_FILES(DECLARE_ROWS, target)                                                                        \
-    const char built_##set[] = "kernels of " #set; /* which setup.py looks for */                          \
-    static const KernelEntry *const kernels_##set[] = {KERNEL_FILES(LIST_KERNELS, target, products, tiles) \
-                                                           NULL};                                          \
+#define TABLES(set, target, bf16_pairs, tiles)                                    \
+    KERNEL_FILES(DECLARE_KERNELS, target, bf16_pairs, tiles)                      \
+    ROW_FILES(DECLARE_ROWS, target)                                               \
+    const char built_##set[] = "kernels of " #set; /* which setup.py looks for */ \
+    static const KernelEntry *const kernels_##set[] = {                           \
+        KERNEL_FILES(LIST_KERNELS, target, bf16_pairs, tiles) NULL};              \
     static const RowEntry *const rows_##set[] = {ROW_FILES(LIST_ROWS, target) NULL};
 
 #define TEXT(name) #name,
@@ -50,8 +51,8 @@ typedef struct {
     const RowEntry *const *rows;
 } Set;
 
-/* The build compiles kernels/ for some of these and says so, the best first. avx512_bf16 has products of
- * its own, and amx those of bf16 in tiles: all else is that of avx512. */
+/* The build compiles kernels/ for some of these and says so, the best first. avx512_bf16 has products
+ * of pairs, and amx those of bf16 in tiles: all else is that of avx512. */
 #ifdef WITH_AMX
 TABLES(amx, avx512, avx512, amx)
 #endif

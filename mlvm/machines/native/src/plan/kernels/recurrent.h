@@ -1,4 +1,6 @@
 /* What recurrences of all dtypes have in common. */
+#include "batch.h"
+#include "elements.h"
 #include "functions.h"
 
 #ifndef WANTED
