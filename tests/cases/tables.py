@@ -1,4 +1,4 @@
-"""Tables of calls as text: `functions.txt` and `refused_calls.txt`, a row a line."""
+"""Tables of calls as text, a row a line: `functions.txt`, `refused_calls.txt`, `values/*.txt`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.cases import oracles
 
 _CHOICE: Final = re.compile(r"<((?:[^<>]|->)*\|(?:[^<>]|->)*)(?<!-)>")
 _OPERAND: Final = re.compile(r"\b([a-z])_((?:\d+(?:_\d+)*)?)\b")
+_VALUED: Final = re.compile("(.*?)  ([=~]>)  (.*)")
 _CONSTANTS: Final = {k: v for k, v in vars(oracles).items() if isinstance(v, np.ndarray)}
 _SPACE: dict[str, Any] = {"ml": ml, "np": np, "math": math, **vars(oracles)}
 
@@ -112,27 +113,52 @@ def flat(result: Any) -> list[Any]:
 
 
 class WrongCall(NamedTuple):
-    """A line of `refused_calls.txt`: statements before it, a call, the error and its text."""
+    """A row `call  # Error: text`: a call, the error that it raises and a pattern of its text."""
 
-    setup: str
     call: str
-    error: type[Exception]
+    error_name: str
     text: str
 
+    def error(self, names: dict[str, Any]) -> type[Exception]:
+        """Find the class: of these names, of `ml.errors`, or built in."""
+        builtin = getattr(builtins, self.error_name, None)
+        kind: type[Exception] = names.get(self.error_name) or getattr(
+            ml.errors, self.error_name, builtin
+        )
+        return kind
 
-def wrong_calls() -> Iterator[WrongCall]:
-    """The lines of `refused_calls.txt` that are calls."""
-    setup = ""
-    for line, _ in lines("refused_calls.txt"):
-        call, is_call, rest = line.partition("  # ")
-        name, _, text = rest.partition(":")
+
+class ValuedCall(NamedTuple):
+    """A row `call  =>  value`, or `~>` for a value up to rounding."""
+
+    call: str
+    value: str
+    is_exact: bool
+
+
+class Section(NamedTuple):
+    """A part of a table: its title, and rows among the statements that they need."""
+
+    title: str
+    rows: list[str | WrongCall | ValuedCall]
+
+
+def sections(name: str) -> list[Section]:
+    """Return the sections of a table, which begin with `== title ==`."""
+    parts: list[Section] = []
+    for line, _ in lines(name):
+        call, is_wrong, rest = line.partition("  # ")
+        valued = _VALUED.fullmatch(line)
         if line.startswith("== "):
-            setup = ""
-        elif is_call:
-            error = getattr(ml.errors, name, None) or getattr(builtins, name)
-            yield WrongCall(setup, call, error, text[1:])
+            parts.append(Section(line.strip("= "), []))
+        elif is_wrong:
+            error_name, _, text = rest.partition(":")
+            parts[-1].rows.append(WrongCall(call, error_name, text[1:]))
+        elif valued:
+            parts[-1].rows.append(ValuedCall(valued[1], valued[3], valued[2] == "=>"))
         else:
-            setup += line + "\n"
+            parts[-1].rows.append(line)
+    return parts
 
 
 FUNCTIONS: Final = [Row(line, first=first) for line, first in lines("functions.txt")]

@@ -10,19 +10,26 @@ import pytest
 
 import mlvm.eager as ml
 from tests.brief import refuses
-from tests.cases.tables import WrongCall, wrong_calls
+from tests.cases.tables import WrongCall, sections
 
-WRONG: Final = [*wrong_calls()]
+WRONG: Final = [
+    ("\n".join(row for row in section.rows if isinstance(row, str)), call)
+    for section in sections("refused_calls.txt")
+    for call in section.rows
+    if isinstance(call, WrongCall)
+]
+"""The statements of a section, and a wrong call."""
 INDEX: Final = (IndexError, ValueError)
 
 
-@pytest.mark.parametrize("row", WRONG, ids=[row.call for row in WRONG])
-def test_a_wrong_call_is_refused(row: WrongCall) -> None:
+@pytest.mark.parametrize(("setup", "row"), WRONG, ids=[row.call for _, row in WRONG])
+def test_a_wrong_call_is_refused(setup: str, row: WrongCall) -> None:
     names: dict[str, Any] = {"ml": ml, "np": np, "math": math}
-    exec(row.setup, names)
+    exec(setup, names)
     with ml.Arena(ml.default_vm(), "refused") as arena:
-        error = refuses(row.error, row.text, exec, row.call, names)
-        assert row.error not in INDEX or isinstance(error, ml.errors.MlvmError)
+        kind = row.error(names)
+        error = refuses(kind, row.text, exec, row.call, names)
+        assert kind not in INDEX or isinstance(error, ml.errors.MlvmError)
         del error
         assert arena.used == 0
 

@@ -32,7 +32,7 @@ from mlvm.eager.tree import (
     replace,
     substitute,
 )
-from tests.brief import cases, refuses
+from tests.brief import refuses
 
 ONE = np.ones(1, np.float32)
 
@@ -85,33 +85,9 @@ def test_paths_of_a_module_follow_its_fields_in_order() -> None:
     assert paths == expected
 
 
-def test_a_bare_tensor_is_a_tree() -> None:
-    x = tensor()
-    assert list(named_leaves(x)) == [("", x)]
-    assert list(named_leaves(None)) == []
-
-
 def test_a_shared_tensor_is_named_once() -> None:
     x, y = tensor(), tensor()
     assert named_tensors({"a": x, "b": y, "c": [x]}) == {"a": x, "b": y}
-
-
-def test_two_tensors_of_one_path() -> None:
-    with pytest.raises(DTypeError, match="two tensors have the path a/b"):
-        named_tensors({"a/b": tensor(), "a": {"b": tensor()}})
-
-
-@cases(
-    "tree, message",
-    (
-        {"a": [tensor(), 3]},
-        "a tree has tensors as leaves, not a int at a/1; make a tensor of it, .*",
-    ),
-    (np.zeros(2), "a tree has tensors as leaves, not a ndarray; make a tensor of it, .*"),
-    ({"a": {1: tensor(), "1": tensor()}}, "a name occurs twice among 1, 1 at a"),
-)
-def test_what_is_no_tree(tree: Any, message: str) -> None:
-    refuses(DTypeError, f"^{message}$", lambda: list(named_leaves(tree)))
 
 
 def test_a_tree_does_not_contain_itself() -> None:
@@ -340,25 +316,6 @@ def test_map_keeps_the_structure() -> None:
     assert ml.tree.leaves([1, 1]) == [1, 1]
 
 
-def test_map_takes_what_the_rest_has_at_the_leaves() -> None:
-    tree, others = [1, {"a": 2}], [[3, {"a": 4}], [(5, 6), {"a": None}]]
-    with pytest.raises(ml.errors.DTypeError, match="differ at 1/a: int beside NoneType"):
-        ml.tree.map(lambda *xs: xs, tree, *others)
-    assert ml.tree.map(lambda *xs: xs, tree, others[0], [(5, 6), {"a": [7]}]) == [
-        (1, 3, (5, 6)),
-        {"a": (2, 4, [7])},
-    ]
-
-
-def test_values_go_out_and_come_in() -> None:
-    params = {"w": ml.ones((2, 2)), "b": [ml.zeros(2)]}
-    arrays = ml.tree.map(np.asarray, params)
-    assert isinstance(arrays["b"][0], np.ndarray)
-    back = ml.tree.map(ml.asarray, arrays)
-    assert [x.type for x in ml.tree.leaves(back)] == [x.type for x in ml.tree.leaves(params)]
-    assert ml.tree.map(lambda x: x.shape, params) == {"w": (2, 2), "b": [(2,)]}
-
-
 def test_a_module_becomes_one_of_its_class_with_other_tensors() -> None:
     model = Block()
     before = {path: x.numpy() for path, x in model.named_parameters().items()}
@@ -434,15 +391,3 @@ def test_map_inside_a_gradient_and_a_captured_step() -> None:
     captured = ml.capture(lambda params: ml.tree.map(lambda x: x + 1.0, params))
     for _ in range(2):
         assert captured(params)["b"][0].numpy().tolist() == [3.0, 3.0, 3.0]
-
-
-@cases(
-    "tree, other, text",
-    ([1, 2], [1], r"two trees differ: \['0', '1'\] beside \['0'\]"),
-    ({"a": 1}, {"b": 1}, r"two trees differ: \['a'\] beside \['b'\]"),
-    ({"a": [1]}, {"a": 1}, "differ at a: list beside int"),
-    ([None], [1], "differ at 0: NoneType beside int"),
-    ([1], [None], "differ at 0: int beside NoneType"),
-)
-def test_structures_that_differ(tree: Any, other: Any, text: str) -> None:
-    refuses(ml.errors.DTypeError, text, ml.tree.map, lambda x, y: x, tree, other)

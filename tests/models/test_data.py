@@ -7,11 +7,9 @@ import os
 import shutil
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from models.data import DataError, DataSet, load
@@ -250,21 +248,3 @@ def test_images_are_scaled_as_they_are_asked_for() -> None:
     assert labels.dtype == np.int64
     floats = LabelledImages(images.astype(np.float32), LABEL, 2)
     assert np.array_equal(floats[np.array([1])][0][0], images[1])
-
-
-@cases(
-    "images, labels, reason",
-    (IMAGE[0], LABEL, r"images are u8 or f32 \[N,H,W,C\], not uint8 \(3, 3, 1\)"),
-    (IMAGE.astype(np.int64), LABEL, "images are u8 or f32 .*, not int64"),
-    (IMAGE, LABEL[:, None], r"labels are integers \[N\], not int64 \(2, 1\)"),
-    (IMAGE, LABEL.astype(np.float32), "labels are integers .*, not float32"),
-    (IMAGE, LABEL[:1], "there are 2 images, but 1 labels"),
-    (IMAGE[:0], LABEL[:0], "empty"),
-    (IMAGE[:, :0], LABEL, r"a pixel or more, not the shape \(2, 0, 3, 1\)"),
-    (IMAGE, LABEL - 1, "label -1 at position 0 is not 0 .. 1"),
-    (IMAGE, LABEL + 1, "label 2 at position 1 is not 0 .. 1"),
-)
-def test_arrays_that_are_no_labelled_images(
-    images: NDArray[Any], labels: NDArray[Any], reason: str
-) -> None:
-    refuses(DataError, reason, LabelledImages, images, labels, 2)

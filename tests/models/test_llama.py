@@ -11,7 +11,6 @@ import pytest
 import mlvm.eager as ml
 from bench.gguf_file import LlamaSize, llama, write
 from models import generate
-from models.llama import LlamaConfig
 from models.llama_text import LlamaText
 from models.tokenizer import Decoder, Tokenizer
 from tests.brief import Capsys, cases, refuses
@@ -74,20 +73,6 @@ def test_the_command(file: Path, capsys: Capsys) -> None:
     (file.parent / "cut.gguf").write_bytes(file.read_bytes()[:1000])
     assert generate.main(["--weights", str(file.parent / "cut.gguf")]) == 1
     assert "cut.gguf" in capsys.readouterr().err
-
-
-_PLAIN = llama(SIZE, "F32")[0]
-
-
-@cases(
-    "change, reason",
-    ({"general.architecture": "mamba"}, "mamba"),
-    ({"llama.block_count": 0}, "block_count"),
-    ({"llama.attention.head_count_kv": 3}, "do not share"),
-    ({"llama.embedding_length": "x"}, "embedding_length"),
-)
-def test_other_models_are_refused(change: dict[str, Any], reason: str) -> None:
-    refuses(ml.errors.WeightsError, reason, LlamaConfig.of, _PLAIN | change)
 
 
 @cases(

@@ -16,7 +16,7 @@ import mlvm.eager as ml
 from mlvm.show.svg import width_of
 from models import weights
 from models.mlp_mixer import MlpMixer
-from models.predict import Classifier, Guess, drawn, main, on_terminal, read_classes
+from models.predict import Classifier, Guess, drawn, main, read_classes
 from tests.brief import Capsys, refuses
 
 PIL = pytest.importorskip("PIL.Image")
@@ -127,13 +127,6 @@ def test_images_of_another_size_than_square(tmp_path: Path, file: Path, capsys: 
     assert "for images of 2 x 8 x 3 and" in capsys.readouterr().err
     assert main([str(file), str(image(tmp_path, 0)), "--size", "2", "7"]) == 1
     assert "those of no image of 2 x 7 x 3" in capsys.readouterr().err
-
-
-def test_half_blocks_are_an_upper_and_a_lower_pixel() -> None:
-    pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
-    assert on_terminal(pixels) == (
-        "\x1b[38;2;0;1;2m\x1b[48;2;6;7;8m▀\x1b[38;2;3;4;5m\x1b[48;2;9;10;11m▀\x1b[0m"
-    )
 
 
 def test_the_brightness_is_scaled_as_told(file: Path) -> None:

@@ -13,13 +13,6 @@ from models.data import DataError, lines, load, text
 from models.data.dataset import NO_LABEL
 
 
-def test_the_standard_library_is_there_and_always_alike() -> None:
-    content = text.standard_library(10_000)
-    assert len(content) == 10_000
-    assert content == text.standard_library()[:10_000]
-    assert b"import " in content
-
-
 def test_windows_tile_the_text_and_are_labelled_with_the_next_byte(tmp_path: Path) -> None:
     file = tmp_path / "x.txt"
     content = bytes(np.random.default_rng(0).integers(0, 256, 5000, np.uint8))
@@ -88,12 +81,3 @@ def test_lines_come_in_both_forms_with_the_same_bytes() -> None:
         for each in (data.train, data.test)
     )
     assert not train & test
-
-
-def test_words_are_exchanged_with_what_is_between_them_in_place() -> None:
-    random = np.random.default_rng(0)
-    assert lines.exchanged("for x:", random) == "x for:"
-    assert lines.exchanged("a, a", random) is None
-    assert lines.exchanged("word", random) is None
-    several = {lines.exchanged("a(b).c", random) for _ in range(50)}
-    assert several == {"b(a).c", "a(c).b"}

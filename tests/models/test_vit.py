@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import mlvm.eager as ml
 from models.vit import VARIANTS, VisionTransformer
 
@@ -83,21 +81,3 @@ def test_the_parameters_are_those_of_the_official_checkpoint() -> None:
     with ml.Arena(ml.DryVM(), "types").allocating():
         model = VisionTransformer((224, 224, 3), 21843, *VARIANTS["B/16"], representation_size=768)
     assert {name: x.shape for name, x in model.named_parameters().items()} == expected
-
-
-def test_the_head_starts_at_zero_and_the_same_key_makes_the_same_model() -> None:
-    one, same = (VisionTransformer((8, 8, 1), 3, key=ml.random.key(1)).state() for _ in range(2))
-    assert not one["head/kernel"].numpy().any()
-    assert all((x.numpy() == same[name].numpy()).all() for name, x in one.items())
-    kernels = [x.numpy() for name, x in one.items() if name.endswith("kernel")]
-    drawn = {x.ravel()[:4].tobytes() for x in kernels if x.any()}
-    assert len(drawn) == len(kernels) - 1
-
-
-def test_impossible_sizes_and_other_images() -> None:
-    with pytest.raises(ml.errors.ShapeError, match="3 x 3 patches do not tile 8 x 8"):
-        VisionTransformer((8, 8, 1), 3, 3)
-    with pytest.raises(ml.errors.ArgumentError, match="must divide hidden_size, got 5 of 96"):
-        VisionTransformer((8, 8, 1), 3, num_heads=5)
-    with pytest.raises(ml.errors.ShapeError, match=r"built for images \(8, 8, 1\)"):
-        VisionTransformer((8, 8, 1), 3)(ml.zeros((2, 8, 4, 1)))

@@ -309,21 +309,6 @@ def test_parts_have_gradients_of_any_order(name: str, monkeypatch: Patch) -> Non
     check_slopes(lambda x: _of_parts(PARTS[name], x), x, order=3)
 
 
-@cases(
-    "cut",
-    lambda x: ml.unstack(x),
-    lambda x: ml.unstack(x, axis=1),
-    lambda x: ml.split(x, 3),
-    lambda x: ml.split(x, [1, 4], axis=1),
-    lambda x: [ml.pad(x[:2], 1), ml.pad(x, [(1, 0), (0, 2)], 3.0)],
-    lambda x: [ml.concat([x[1:], x[:1]]), ml.take(x, ml.asarray([0, 0, 5]), axis=0)],
-    lambda x: list(x),
-)
-def test_what_a_tensor_is_cut_into_gives_its_cotangent_back(cut: Any) -> None:
-    x = tensor(_rng.normal(size=(6, 5)))
-    check_slopes(lambda x: sum(ml.sum(ml.exp(part)) for part in cut(x)), x, order=2)
-
-
 def test_no_other_reader_of_a_cotangent_sees_it_change(monkeypatch: Patch) -> None:
     """A cotangent that has another reader is copied before a part is added to it."""
     monkeypatch.setattr(tapes, "_WORTH_UPDATING", 0)
@@ -413,15 +398,6 @@ def test_an_error_in_vjp_leaves_nothing_behind(arena: Arena) -> None:
     assert arena.used == used
 
 
-def test_arguments_that_are_no_floats_are_named() -> None:
-    tree = {"kernel": tensor(1.0), "steps": [from_array(np.arange(3))]}
-    with pytest.raises(DTypeError, match=r"with respect to, got i64\[3\] at steps/0"):
-        grad(lambda tree: tree["kernel"])(tree)
-    with pytest.raises(DTypeError, match=r"got i64\[\] at 1; .* write 2.0 for 2"):
-        grad(lambda x: x[0])([1.0, 2])
-    refuses(DTypeError, "tensors as leaves, not a str", lambda: grad(lambda x: x)("1.0"))
-
-
 @pytest.mark.local(reason="arrays stand for tensors of this process alone")
 def test_arrays_and_numbers_stand_for_tensors() -> None:
     def cubed(x: Any) -> Any:
@@ -450,21 +426,6 @@ def test_arrays_and_numbers_stand_for_tensors() -> None:
     assert vjp(ml.sin, 0.0)[1](1.0)[0].tolist() == 1.0
 
 
-@pytest.mark.parametrize("argnums", [(0, 0), "x", None, True, (0.0,)])
-def test_argnums_that_cannot_be(argnums: Any) -> None:
-    with pytest.raises(
-        GradientError, match="argnums: expected an int or a tuple of different ints, got"
-    ):
-        grad(lambda x: x, argnums)
-
-
-def test_argnums_below_0_count_from_the_last_argument() -> None:
-    product, two, three = (lambda x, y: x * y), tensor(2.0), tensor(3.0)
-    assert grad(product, -1)(two, three).tolist() == 2.0
-    assert [g.tolist() for g in grad(product, [-1, 0])(two, three)] == [2.0, 3.0]
-    refuses(GradientError, "argnums names an argument twice", grad(product, (1, -1)), two, three)
-
-
 def test_a_holomorphic_gradient_is_the_complex_derivative() -> None:
     z = ml.asarray(0.5 + 0.25j)
     value, slope = value_and_grad(lambda z: ml.exp(1j * z), holomorphic=True)(z)
@@ -472,17 +433,6 @@ def test_a_holomorphic_gradient_is_the_complex_derivative() -> None:
     real, text = tensor(1.0), "holomorphic=True: expected"
     refuses(GradientError, f"{text} a complex scalar", grad(ml.abs, holomorphic=True), z)
     refuses(DTypeError, f"{text} complex arguments", grad(lambda x: x + 0j, holomorphic=True), real)
-
-
-def test_argnums_of_an_argument_that_is_not_given() -> None:
-    with pytest.raises(GradientError, match="argnums names argument 1; there are 1 by position"):
-        grad(lambda x, y: x, (0, 1))(tensor(1.0), y=tensor(1.0))
-
-
-@pytest.mark.parametrize("function", [lambda x: x, lambda x: (x,), lambda x: None])
-def test_has_aux_asks_for_a_pair(function: Callable[[Tensor], Any]) -> None:
-    with pytest.raises(GradientError, match="has_aux=True: expected a pair from the function, got"):
-        grad(function, has_aux=True)(tensor([1.0, 2.0]))
 
 
 def test_a_cotangent_has_the_type_of_the_value() -> None:
@@ -682,18 +632,6 @@ def test_an_update_in_place_with_a_tracked_operand_is_tracked() -> None:
         return total
 
     assert lists(value_and_grad(accumulated)(ones((2,)))) == [4.0, [4.0, 4.0]]
-
-
-def test_a_gradient_is_of_a_function_to_a_loss() -> None:
-    x, untyped = ml.ones(2), ml  # type: Any, Any
-    for call in (untyped.grad, untyped.value_and_grad, lambda loss: untyped.vjp(loss, x)):
-        with pytest.raises(
-            GradientError,
-            match=r"expected a function to differentiate, got f32\[\]: write ml\.grad",
-        ):
-            call(ml.sum(x))
-    with pytest.raises(GradientError, match=r"got a tuple; .* with has_aux=True$"):
-        untyped.grad(lambda x: (ml.sum(x), x))(x)
 
 
 def test_a_zero_gradient_after_a_read_of_values_names_the_line() -> None:

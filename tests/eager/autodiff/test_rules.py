@@ -299,11 +299,3 @@ def test_a_matrix_that_a_batch_is_multiplied_with_needs_no_gradient_an_example()
             before = arena.high_water = arena.used
             pullback(from_array(np.ones(value.shape)))
             assert arena.high_water - before < value.type.nbytes + 4 * w.type.nbytes
-
-
-def test_the_mixed_derivative_of_pow_where_the_exponent_is_zero() -> None:
-    x, y = ml.asarray(3.0, dtype=ml.float64), ml.asarray(0.0, dtype=ml.float64)
-    mixed = ml.grad(lambda y: ml.grad(lambda x: x**y)(x))(y)
-    np.testing.assert_allclose(mixed.numpy(), 1 / 3)
-    for at in (0.0, np.inf, 2.0):
-        assert float(ml.grad(lambda x: x**y)(ml.asarray(at, dtype=ml.float64))) == 0.0

@@ -80,9 +80,6 @@ def line_of(fn: Callable[..., Any], text: str) -> str:
     return f"{HERE}:{lineno}"
 
 
-# --- updates in place -------------------------------------------------------------------
-
-
 # --- gradients of slices --------------------------------------------------------------
 
 
@@ -1229,12 +1226,6 @@ def test_what_a_caller_changes_in_a_result_is_his_own() -> None:
         assert (array.tolist(), names) == ([0, 0], {1})
         array += 1
         names.add(2)
-
-
-def test_a_function_that_numpy_hides_is_refused() -> None:
-    hidden = np.frompyfunc(lambda x: 2 * x, 1, 1)
-    with pytest.raises(CaptureError, match="frompyfunc"):
-        ml.capture(lambda x: x * float(hidden(2.0)))(ml.ones(2))
 
 
 def test_a_reached_view_that_is_returned_is_that_very_tensor() -> None:

@@ -22,7 +22,6 @@ from mlvm.eager.capture import opened
 from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.capture.opened import MOST_PROGRAMS
 from mlvm.eager.capture.patched import PatchedProgram
-from mlvm.eager.tensor.polynomials import added, atom, constant_of, divided, multiplied, polynomial
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.step.saved import LoadedStep, SavedStep
@@ -780,23 +779,6 @@ def test_functions_of_a_sequence_have_one_program(fn: Callable[..., ml.Tensor]) 
     assert step.signatures == 1
 
 
-def test_the_algebra_of_lengths() -> None:
-    n, m = atom(0), atom(1)
-    product = multiplied(n, m)
-    assert product is not None
-    assert product == multiplied(m, n)
-    twice = added(product, product)
-    assert twice is not None
-    assert divided(twice, polynomial(2)) == product
-    assert divided(twice, multiplied(n, polynomial(2)) or ()) == m
-    assert divided(n, m) is None
-    assert divided(added(n, polynomial(1)) or (), polynomial(2)) is None
-    difference = added(twice, twice, -1)
-    assert difference is not None
-    assert constant_of(difference) == 0
-    assert constant_of(n) is None
-
-
 @pytest.mark.filterwarnings("ignore:.*has recorded its")
 @cases("lengths", {"x": ("n",)}, None)
 @cases(
@@ -839,16 +821,6 @@ def test_a_step_is_saved_with_all_of_its_lengths(tmp_path: Path) -> None:
     for m in (3, 4, 5):
         step(ml.ones((1, 4)), ml.ones((m, 4)))
     refuses(CaptureError, "has n closed", step.save, tmp_path / "step.mlvm")
-
-
-def test_arrays_are_measured_at_lengths() -> None:
-    array = np.ones((5, 4), np.float32)
-    axes: dict[str, Any] = {"lengths": {"x": ("n", None)}, "at_most": {"n": 100}}
-    needed = ml.measure(lambda x: ml.sum(ml.sort(x)), array, **axes).plan
-    assert needed == ml.measure(lambda x: ml.sum(ml.sort(x)), ml.asarray(array), **axes).plan
-    assert needed is not None
-    assert needed.used is not None
-    refuses(ShapeError, "at most 100", ml.measure, ml.sort, np.ones((101, 4)), **axes)
 
 
 def test_pictures_without_lengths_name_the_remedy(tmp_path: Path) -> None:

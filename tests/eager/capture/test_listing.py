@@ -8,10 +8,8 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import ProgramError
 from mlvm.core.vm import VM
 from mlvm.eager.recording.listing import program_of
-from tests.brief import refuses
 from tests.core.programs import f32s
 
 
@@ -50,8 +48,3 @@ def test_its_memory_ends_with_it() -> None:
         assert vm.consumed_size_in_mib() > before
         del program
         assert vm.consumed_size_in_mib() == before
-
-
-def test_a_result_whose_shape_depends_on_values_is_refused() -> None:
-    x = ml.asarray([1.0, -1.0])
-    refuses(ProgramError, "returns values", ml.program_of, lambda x: x[x > 0], x)

@@ -532,18 +532,7 @@ def test_what_does_not_fit_is_refused(mode: Mode, step: Any, error: Any, message
     assert numbers([x, n]) == [[1.0, 2.0], 1]
 
 
-def test_branches_of_a_captured_function_make_the_same_types() -> None:
-    with pytest.raises(DTypeError, match=r"another result than the first: i64\[\] at y, not f32"):
-        ml.capture(lambda p: ml.cond(p, lambda: {"y": 1.0}, lambda: {"y": 1}))(ml.asarray(True))
-
-
 # --- beside JAX ----------------------------------------------------------------------
-
-
-def test_a_branch_is_a_function() -> None:
-    x: Any = ml.ones(2)
-    for branch in (partial(ml.cond, True, x, x), partial(ml.switch, 0, [x])):
-        refuses(DTypeError, r"a function as branch, got f32\[2\]; ml.where", branch)
 
 
 @cases("wrap", lambda step: step, ml.capture)

@@ -286,13 +286,6 @@ def test_bounds_that_change_are_inputs_of_one_program(name: str, order: int) -> 
     assert step.signatures == 3  # a number is free once it has changed, first n and then m
 
 
-def test_a_bound_of_numpy_is_an_int() -> None:
-    first: Any = np.int64(1)
-    last: Any = np.int32(3)
-    step = ml.capture(lambda x: ml.fori_loop(first, last, lambda i, s: s + i, x))
-    assert step(ml.zeros(())).item() == 3.0
-
-
 # --- trees of control flow, at random ------------------------------------------------
 
 
@@ -871,14 +864,3 @@ def test_an_optimizer_in_a_loop() -> None:
     expected = trained(lambda fn: fn, ml.asarray(4))
     assert trained(lambda fn: ml.capture(fn, fuse=False), ml.asarray(4)) == expected
     assert trained(ml.capture, ml.asarray(4)) == expected
-
-
-def test_a_branch_adds_nothing_to_a_gradient_that_there_is_not() -> None:
-    """Not even zeros, to which -0 adds up to 0."""
-    x, mask = ml.asarray([1.0, -2.0, 0.0]), ml.asarray([0.0, -0.0, 1.0])
-
-    slope = ml.grad(lambda x: ml.sum(ml.cond(ml.sum(x) < 0, lambda: -x * mask, lambda: mask)))
-
-    for y in (x, -x):
-        assert slope(y).numpy().tobytes() == ml.capture(slope)(y).numpy().tobytes()
-    assert np.signbit(slope(x).numpy()).tolist() == [True, False, True]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.eager.functions.sums import sum_to
 from tests.brief import cases
 from tests.slopes import check_slopes
 
@@ -56,24 +55,6 @@ def test_asarray_keeps_values_and_chooses_the_dtype(obj: Any, dtype: Any) -> Non
     np.testing.assert_array_equal(result.numpy(), np.asarray(obj, dtype.numpy))
 
 
-def test_asarray_converts_to_the_dtype_asked_for() -> None:
-    same(t([1, 2], dtype=ml.float32), np.array([1, 2], np.float32))
-    same(t([2**63, 1], dtype=ml.uint64), np.array([2**63, 1], np.uint64))
-    same(t([0, 1], dtype=ml.bool), [False, True])
-    same(t([1.9, -1.9]), np.array([1.9, -1.9], np.float32))
-    same(t(np.array([1.9, -1.9]), dtype=ml.int32), np.array([1, -1], np.int32))
-    same(t(2**63 + 1, dtype="u64"), np.uint64(2**63 + 1))
-    same(t(t([1, 2]), dtype=np.float64), np.array([1.0, 2.0]))
-    assert t([1e300]).item() == math.inf
-
-
-def test_asarray_of_a_tensor_copies_nothing() -> None:
-    x = t(V)
-    for y in (t(x), t(x, dtype=ml.float32), ml.astype(x, ml.float32)):
-        assert y is not x
-        assert y.handle == x.handle
-
-
 def test_asarray_copies() -> None:
     source = V.copy()
     x = t(source)
@@ -94,15 +75,6 @@ def test_asarray_takes_what_only_has_dlpack() -> None:
         __dlpack_device__ = V.__dlpack_device__
 
     same(t(Foreign()), V)
-
-
-def test_asarray_joins_tensors() -> None:
-    x, y = ml.asarray([1.0, 2.0]), ml.asarray([3, 4])
-    assert ml.asarray([x, y]).tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    assert ml.asarray([x, y]).dtype is ml.float32
-    assert ml.asarray([[y[0], 5], (6, y[1])]).tolist() == [[3, 5], [6, 4]]
-    assert ml.asarray([x[0], 2], dtype=ml.int64).dtype is ml.int64
-    assert ml.grad(lambda x: ml.sum(ml.asarray([x, 2.0, x * x])))(x[1]).item() == 5.0
 
 
 def test_asarray_of_a_torch_tensor_takes_its_value() -> None:
@@ -159,18 +131,6 @@ def test_topk() -> None:
     check_slopes(lambda x: ml.topk(x * x, 2, axis=1)[0], distinct, order=2)
 
 
-def test_a_border_is_of_bools_of_halves_and_captured() -> None:
-    assert ml.pad(ml.asarray([0]), 1, 2**60 + 1).tolist() == [2**60 + 1, 0, 2**60 + 1]
-    mask = ml.pad(t([True, False]), 1, True)
-    assert mask.tolist() == [True, True, False, True]
-    captured = ml.capture(lambda x: ml.pad(x, (3, 2), mode="reflect"))
-    for dtype in (ml.float16, ml.bfloat16, ml.int64):
-        x = ml.arange(4, dtype=dtype)
-        for _ in range(2):
-            assert captured(x).type == x.type.with_shape((9,))
-            assert captured(x).tolist() == [3, 2, 1, 0, 1, 2, 3, 2, 1]
-
-
 def test_logaddexp_at_infinity_and_where_both_are_equal() -> None:
     x = t(np.array([0.0, -np.inf, np.inf, -np.inf, 1e4, 3.0]))
     y = t(np.array([0.0, -np.inf, np.inf, 5.0, -1e4, np.nan]))
@@ -183,11 +143,6 @@ def test_logaddexp_at_infinity_and_where_both_are_equal() -> None:
     second = ml.grad(ml.grad(lambda x: ml.logaddexp(x, zero)))(zero)
     assert second.item() == 0.25
     check_slopes(ml.logaddexp, t(np.zeros(3)), t(np.array([0.0, 1, -2])), order=3)
-
-
-def test_sum_to_reverses_broadcasting() -> None:
-    same(sum_to(t(X), t(X[0, :, :1]).type), X.sum((0, 2))[:, None])
-    same(sum_to(t(X), ml.asarray(0.0, dtype="f64").type), np.float64(X.sum()))
 
 
 # --- what copies nothing -------------------------------------------------------------
@@ -233,50 +188,6 @@ def test_what_changes_nothing_gives_another_tensor_over_the_same_bytes(name: str
     assert (y.type, y.handle) == (x.type, x.handle)
 
 
-# --- neural networks -----------------------------------------------------------------
-
-
-def test_dropout_takes_the_next_key_unless_given_one() -> None:
-    x, key = ml.ones((100,)), ml.random.key(0)
-    dropped = ml.dropout(x, 0.5, key=key)
-    assert set(dropped.numpy()) == {0.0, 2.0}
-    same(ml.dropout(x, 0.5, key=key), dropped)
-    assert np.any(ml.dropout(x, 0.5).numpy() != ml.dropout(x, 0.5).numpy())
-
-
-# --- dtypes --------------------------------------------------------------------------
-
-
-def test_dtype_questions() -> None:
-    assert ml.result_type(ml.int8, t([1], dtype="u8")) is ml.int16
-    assert ml.can_cast(ml.int8, ml.int32)
-    assert not ml.can_cast(ml.float32, ml.int32)
-    assert ml.result_type(ml.int8, 1) is ml.int8
-    assert ml.result_type(t([1], dtype="u8"), 1.5, True) is ml.float32
-    assert ml.result_type(ml.float64, 1.5) is ml.float64
-    assert ml.result_type(1, 2.5) is ml.float32
-    assert ml.isdtype(ml.float32, "real floating")
-    assert ml.isdtype(ml.uint8, ("bool", "integral"))
-    assert ml.isdtype(ml.uint8, ml.uint8)
-    assert not ml.isdtype(ml.bool, "numeric")
-    assert ml.finfo(ml.float32).eps == 2**-23
-    assert ml.finfo(t(V)).dtype is ml.float32
-    assert ml.iinfo(ml.int16)[:3] == (16, 32767, -32768)
-
-
-def test_shapes_broadcast() -> None:
-    assert ml.broadcast_shapes() == ()
-    assert ml.broadcast_shapes((2, 1), [3], 1) == (2, 3)
-
-
-def test_a_dtype_is_whatever_names_one() -> None:
-    n = ml.arange(3)
-    for dtype in ("float64", np.float64, float, "f64", np.dtype("f8"), ml.float64):
-        assert ml.sum(n, dtype=dtype).dtype is ml.float64
-        assert ml.prod(n, dtype=dtype).dtype is ml.float64
-        assert ml.isdtype(dtype, "float64")
-
-
 # --- the namespace -------------------------------------------------------------------
 
 
@@ -304,14 +215,6 @@ for module in (ml, ml.errors, ml.nn, ml.optim, ml.parallel, ml.random, ml.testin
 def test_nothing_but_public_names_can_be_reached() -> None:
     """This runs in a separate Python: `mlvm.eager.stub` becomes `ml.stub` where it is imported."""
     subprocess.run([sys.executable, "-c", _REACHED], check=True, timeout=60)
-
-
-def test_a_name_that_is_missing_in_the_language_is_a_module_all_the_same() -> None:
-    import mlvm.eager.tensor.tensor as by_path
-    from mlvm.eager.tensor import tensor as by_name
-
-    assert by_path is by_name
-    assert by_path.Tensor is ml.Tensor
 
 
 def test_a_tensor_lists_what_it_has() -> None:

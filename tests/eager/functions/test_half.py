@@ -123,28 +123,6 @@ def test_a_number_takes_the_half(dtype: DType) -> None:
     assert ml.random.normal((2,), dtype=dtype).dtype is dtype
 
 
-def test_questions_about_halves() -> None:
-    assert ml.isdtype(ml.bfloat16, "real floating")
-    assert ml.can_cast(ml.float16, ml.float32)
-    assert not ml.can_cast(ml.float16, ml.bfloat16)
-    assert ml.finfo(ml.float16).max == 65504.0
-    info = ml.finfo(ml.bfloat16)
-    words = np.array([0x7F7F, 0x0080, 0x3F81], np.uint16).view(ml.bfloat16.numpy)
-    most, normal, next_to_1 = half.shown(words).tolist()
-    assert (info.bits, info.max, info.min, info.dtype) == (16, most, -most, ml.bfloat16)
-    assert (info.smallest_normal, info.eps) == (normal, next_to_1 - 1)
-    assert not {"float16", "void16", "bfloat16"} & {*ml.__array_namespace_info__().dtypes()}
-
-
-def test_a_draw_is_that_of_f32_rounded() -> None:
-    key = ml.random.key(3)
-    wide = ml.random.normal((5, 7), key=key)
-    assert words(ml.random.normal((5, 7), key=key, dtype=ml.bfloat16)) == words(
-        ml.astype(wide, ml.bfloat16)
-    )
-    assert float(ml.max(ml.random.uniform((4000,), key=key, dtype=ml.bfloat16))) < 1
-
-
 @both
 def test_choices_are_those_of_f32(dtype: DType) -> None:
     """Noise that is a half is so coarse that the first of many places would be chosen."""
@@ -213,14 +191,6 @@ def test_a_cotangent_is_of_its_operands_dtype(dtype: DType) -> None:
     gw = ml.grad(lambda w: loss(w, ml.astype(x, dtype)))(w)
     assert gw.dtype is dtype
     np.testing.assert_allclose(gw.numpy(), wide.numpy(), rtol=0.05, atol=1e-3)
-
-
-@both
-def test_a_broadcast_operands_gradient_is_summed_in_f32(dtype: DType) -> None:
-    """In the half itself the sum would stop growing at 2048, or at 256."""
-    b, x = ml.zeros(1, dtype=dtype), ml.ones(6000, dtype=dtype)
-    g = ml.grad(lambda b: ml.sum(ml.astype(x + b, ml.float32)))(b)
-    assert g.tolist() == ml.asarray([6000.0], dtype=dtype).tolist()
 
 
 # --- captured, saved, on other machines ----------------------------------------------
@@ -548,20 +518,6 @@ def test_a_buffer_assigned_in_another_dtype_is_the_models() -> None:
 # --- loss scaling --------------------------------------------------------------------
 
 
-def test_gradients_in_halves_are_clipped_and_unscaled_in_f32() -> None:
-    grads = {"w": ml.full(10000, 100.0, dtype=ml.float16)}
-    norm = ml.optim.global_norm(grads)
-    assert (norm.dtype, norm.item()) == (ml.float32, 10000.0)
-    clipped = ml.optim.clip_by_global_norm(grads, 1.0)["w"]
-    assert words(clipped) == words(ml.full(10000, 0.01, dtype=ml.float16))
-    scale = ml.optim.LossScale()
-    unscaled = scale.unscale({"w": ml.ones(2, dtype=ml.float16), "none": None})
-    assert unscaled["w"].dtype is ml.float32
-    assert unscaled["w"].tolist() == [2.0**-16] * 2
-    scaled = scale.scale(ml.ones((), dtype=ml.float16))
-    assert (scaled.dtype, scaled.item()) == (ml.float32, 2.0**16)
-
-
 def test_a_scale_shrinks_with_an_overflow_and_grows_after_a_while() -> None:
     w = ml.ones(2)
     optimizer = ml.optim.Adam({"w": w}, 0.5)
@@ -589,19 +545,6 @@ def test_a_scale_stays_within_its_limits() -> None:
         low.update(optimizer, {"w": ml.full(1, ml.inf)})
         high.update(optimizer, {"w": ml.ones(1)})
     assert (float(low.value), float(high.value)) == (1.0, 2.0**126)
-
-
-def test_small_gradients_survive_by_scaling() -> None:
-    """A gradient of 1e-9 is 0 in f16; times 2^16 it is not."""
-    w = ml.asarray([1.0])
-    scale = ml.optim.LossScale()
-
-    def loss(w: ml.Tensor, factor: Callable[[ml.Tensor], ml.Tensor]) -> ml.Tensor:
-        return factor(1e-9 * ml.sum(ml.astype(ml.astype(w, ml.float16), ml.float32)))
-
-    assert ml.grad(lambda w: loss(w, lambda x: x))(w).item() == 0.0
-    unscaled = scale.unscale(ml.grad(lambda w: loss(w, scale.scale))(w))
-    np.testing.assert_allclose(unscaled.numpy(), [1e-9], rtol=1e-3)
 
 
 def test_members_skip_an_update_together() -> None:

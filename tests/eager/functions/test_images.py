@@ -3,9 +3,6 @@ are rows of a table."""
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -26,15 +23,6 @@ def test_upsampled_and_shuffled_images() -> None:
     np.testing.assert_array_equal(nn.Upsample((3, 5))(x).numpy(), ml.interpolate(x, (3, 5)).numpy())
     x = t(normal(2, 3, 3, 8))
     np.testing.assert_array_equal(nn.PixelUnshuffle(2)(nn.PixelShuffle(2)(x)).numpy(), x.numpy())
-
-
-def test_flattened_and_identical() -> None:
-    x = t(IMAGE)
-    np.testing.assert_array_equal(nn.Flatten()(x).numpy(), IMAGE.reshape(2, -1))
-    np.testing.assert_array_equal(nn.Flatten(0)(x).numpy(), IMAGE.ravel())
-    assert nn.Flatten()(ml.ones((0, 2, 3))).shape == (0, 6)
-    assert nn.Flatten(2)(ml.ones((2, 3))).shape == (2, 3, 1)
-    assert nn.Identity()(x) is x
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -73,10 +61,3 @@ def test_bags_of_a_layer_are_those_of_the_function() -> None:
     assert not layer(ml.zeros((2, 0), dtype="i64")).numpy().any()
     late = ml.embedding_bag(layer.embedding, t(LINE), t(np.array([3])), mode="sum").numpy()
     np.testing.assert_allclose(late, layer.embedding.numpy()[LINE[3:]].sum(0)[None], rtol=1e-12)
-
-
-@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
-def test_outside_of_an_image_are_zeros_whatever_its_border_has(mode: Any) -> None:
-    x = ml.full((1, 2, 2, 1), math.inf)
-    outside = ml.asarray([[[[9.0, 9.0], [-9.0, 0.0]]]])
-    assert ml.grid_sample(x, outside, mode=mode).numpy().ravel().tolist() == [0.0, 0.0]

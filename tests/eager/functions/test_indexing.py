@@ -120,12 +120,6 @@ def test_getitem_is_numpys_for_any_mixture(items: list[Any], dots: int | None) -
     np.testing.assert_array_equal(ml.asarray(X)[ours(key)].numpy(), expected, strict=True)
 
 
-def test_shapes_of_unsigned_and_small_indices_do_not_matter() -> None:
-    for dtype in (ml.uint8, ml.int8, ml.uint64):
-        index = ml.asarray(ROW, dtype=dtype)
-        np.testing.assert_array_equal(ml.asarray(X)[index, index].numpy(), X[ROW, ROW])
-
-
 @pytest.mark.parametrize(
     "key", [(slice(1, None), 0), (ROW, slice(None), GRID), X > 50, (0, MASK)], ids=repr
 )

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import GradientError, LinAlgError
+from mlvm.core.errors import LinAlgError
 from mlvm.core.types import Array
 from mlvm.machines.wire import WireVM
-from tests.brief import refuses
-from tests.slopes import check_slopes
 
 la: Any = ml.linalg
 untyped: Any = ml
@@ -62,13 +60,6 @@ def test_results_have_the_names_of_the_standard() -> None:
     ]
 
 
-def test_one_place_each() -> None:
-    for name in ("matmul", "matrix_transpose", "tensordot", "vecdot", "outer"):
-        assert getattr(la, name) is getattr(ml, name)
-    assert not hasattr(la, "numpy")
-    assert not hasattr(la, "cut")
-
-
 # --- norms, ranks, least squares -------------------------------------------------------
 
 
@@ -81,15 +72,6 @@ def test_gradients_of_vector_norms_of_zeros_are_zero(ord: float) -> None:
     expected = np.asarray([2.0, 1.0]) ** (ord - 1) * (2.0**ord + 1) ** (1 / ord - 1)
     np.testing.assert_allclose(row, expected, rtol=1e-6)
     assert mixed == ([0.0, 1.0] if ord > 0 else [0.0, 0.0])
-
-
-def test_norms_of_nothing_are_zero() -> None:
-    empty = ml.zeros((2, 0, 3))
-    for ord in ("fro", "nuc", 1, 2, inf):
-        assert la.matrix_norm(empty, ord=ord).tolist() == [0.0, 0.0]
-    assert la.vector_norm(ml.zeros(0), ord=inf).item() == 0.0
-    assert la.matrix_rank(empty).tolist() == [0, 0]
-    assert la.pinv(empty).shape == (2, 3, 0)
 
 
 def test_ranks_have_a_tolerance_for_each_matrix() -> None:
@@ -109,39 +91,6 @@ def test_least_squares_take_rcond_as_numpy_does(rcond: float | None) -> None:
     assert got.rank.item() == expected[2]
     assert_like(got.solution, expected[0])
     assert la.lstsq(ml.asarray(x), ml.asarray(y), rcond).rank.item() == expected[2]
-
-
-# --- gradients -------------------------------------------------------------------------
-
-
-def test_equal_eigenvalues_do_no_harm_to_values() -> None:
-    """If no cotangent reaches the vectors, there is none of a division by zero."""
-    x = ml.asarray(np.eye(2))
-    for function in (
-        lambda x: ml.sum(la.eigh(x).eigenvalues),
-        lambda x: ml.sum(la.eigvalsh(x)),
-        lambda x: ml.sum(la.svd(x).S),
-        lambda x: ml.sum(la.svdvals(x)),
-    ):
-        np.testing.assert_allclose(ml.grad(function)(x).numpy(), np.eye(2), atol=1e-12)
-    vectors = ml.grad(lambda x: ml.sum(la.eigh(x).eigenvectors[:, 0]))(x).numpy()
-    assert not np.isfinite(vectors).all(), "nothing chooses these vectors: no silent gradient"
-
-
-def test_the_gradient_of_a_singular_determinant() -> None:
-    x = ml.asarray([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0], [0.0, 1.0, 1.0]])
-    check_slopes(la.det, x)
-    refuses(LinAlgError, "a matrix is singular", ml.grad(lambda x: ml.sum(ml.grad(la.det)(x))), x)
-
-
-def test_where_there_is_no_gradient() -> None:
-    x = ml.asarray(random(3, 2))
-    with pytest.raises(GradientError, match='no gradient with mode="complete"'):
-        ml.grad(lambda x: ml.sum(la.qr(x, mode="complete").Q))(x)
-    with pytest.raises(GradientError, match=r"pinv.* no gradient for rtol"):
-        ml.grad(lambda rtol: ml.sum(la.pinv(x, rtol=rtol)))(ml.asarray(1e-3))
-    with pytest.raises(LinAlgError, match="a matrix is singular"):
-        ml.grad(lambda x: la.slogdet(x).logabsdet)(ml.zeros((2, 2)))
 
 
 # --- elsewhere -------------------------------------------------------------------------

@@ -38,21 +38,6 @@ def test_an_array_is_an_operand(fn: Callable[[Any, Any], Any], kind: Callable[[A
         np.testing.assert_array_equal(got.numpy(), fn(X, Y), strict=True)
 
 
-def test_functions_take_arrays_alone_and_beside_tensors() -> None:
-    x = ml.asarray(X)
-    for got, expected in [
-        (X.T @ x, X.T @ X),
-        (x @ Y, X @ Y),
-        (ml.add(x, [1.0, 2.0, 3.0]), X + np.array([1, 2, 3], np.float32)),
-        (untyped.where(x > 0, X, 0.0), np.where(X > 0, X, np.float32(0))),
-        (untyped.where(X > 0, x, np.zeros(3, np.float32)), np.where(X > 0, X, np.float32(0))),
-        (untyped.where([True, False], [1, 2], 3), np.array([1, 3])),
-        (untyped.stack([X, ml.asarray(X)], 1), np.stack([X, X], 1)),
-    ]:
-        assert type(got) is ml.Tensor
-        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6, strict=True)
-
-
 # --- f64 from outside ------------------------------------------------------------------
 
 F32, F64, BF16 = ml.ones((2, 3)), ml.ones((2, 3), dtype="f64"), ml.ones((2, 3), dtype="bf16")
@@ -109,15 +94,6 @@ def test_f64_data_beside_a_narrower_float_take_it(result: Callable[[Any], Any], 
     assert str(getattr(dtype_source, "dtype", dtype_source)) == dtype
 
 
-def test_f64_data_are_rounded_once() -> None:
-    assert (F32 * DATA).tolist() == DATA.astype(np.float32).tolist()
-    x = ml.zeros((2, 3))
-    x += DATA
-    assert x.tolist() == DATA.astype(np.float32).tolist()
-    x[0] = 3 * DATA[0]
-    assert x[0].tolist() == (3 * DATA[0]).astype(np.float32).tolist()
-
-
 LAYERS: list[tuple[Callable[[], Any], tuple[int, ...]]] = [
     (lambda: ml.nn.Linear(3, 2), (4, 3)),
     (lambda: ml.nn.LayerNorm(3), (4, 3)),
@@ -171,20 +147,6 @@ def test_a_training_on_f64_data_is_one_in_f32() -> None:
     narrow = [ml.asarray(each, dtype="f32") for each in (x, y)]
     histories = [trained(x, y, captured=captured) for captured in (False, True)]
     assert histories == [trained(*narrow, captured=False)] * 2
-
-
-def test_an_array_argument_of_a_captured_function_is_beside_what_it_reaches() -> None:
-    weight, wide_weight = ml.ones(3), ml.ones(3, dtype="f64")
-    narrow = ml.capture(lambda x: ml.sum(x * weight))
-    wide = ml.capture(lambda x: ml.sum(x * wide_weight + weight))
-    alone = ml.capture(lambda x: ml.sum(x))
-    in_tree = ml.capture(lambda tree, w: tree["x"][0] * w)
-    for _ in range(2):
-        assert [f(DATA).dtype.name for f in (narrow, wide, alone)] == ["f32", "f64", "f64"]
-        assert in_tree({"x": [DATA]}, F32).dtype is ml.float32
-        assert in_tree({"x": [DATA]}, F64).dtype is ml.float64
-        assert in_tree({"x": [DATA[0, 0]]}, F32).dtype is ml.float32
-    assert [f.signatures for f in (narrow, wide, alone, in_tree)] == [1, 1, 1, 3]
 
 
 @cases(
@@ -273,19 +235,6 @@ def test_a_list_has_the_dtype_of_one_of_its_numbers(dtype: str, number: Any) -> 
         assert (got == expected).tolist()[-1][0] if got.ndim == 2 else got[0] == expected[0]
 
 
-def test_a_list_beside_f64_is_not_rounded_to_f32() -> None:
-    d = ml.asarray([0.1, 0.2], dtype="f64")
-    assert untyped.isin(d, [0.1]).tolist() == [True, False]
-    assert untyped.isin([0.2], d).tolist() == [True]
-    assert untyped.searchsorted(d, [0.1, 0.2]).tolist() == [0, 1]
-    assert untyped.clip(d, [0.1, 0.1], 0.1).tolist() == [0.1, 0.1]
-    assert untyped.diff(d, prepend=[0.1]).tolist()[0] == 0.0
-    assert untyped.outer(d, [0.1]).tolist()[0] == [0.1 * 0.1]
-    assert untyped.maximum([0.3, 0.0], np.array([0.1, 0.2])).tolist() == [0.3, 0.2]
-    assert untyped.take(d, [1, 0]).tolist() == [0.2, 0.1]
-    assert untyped.where([True, False], [0.1, 0.1], d).tolist() == [0.1, 0.2]
-
-
 def test_an_update_takes_a_list_as_it_takes_a_number() -> None:
     x = ml.zeros((2, 3))
     x[0] = [7.0, 1, True]
@@ -334,11 +283,6 @@ def test_an_update_takes_an_array() -> None:
         TypeError, match="takes no tensor"
     ):  # numpy's own memory is numpy's to update
         y += x
-
-
-def test_a_gradient_goes_past_an_array() -> None:
-    g = ml.grad(lambda x: ml.sum(x * X + Y))(ml.asarray(X))
-    np.testing.assert_array_equal(g.numpy(), X)
 
 
 def test_every_public_function_of_tensors_takes_arrays() -> None:
@@ -432,26 +376,6 @@ def test_a_vm_elsewhere_takes_them_too() -> None:
         assert str(ml.nn.Linear(3, 2)(DATA).type) == "f32[2,2]"
 
 
-def test_a_captured_function_takes_an_array_as_an_argument() -> None:
-    @ml.capture
-    def added(x: ml.Tensor, y: Any) -> Any:
-        return x + y
-
-    for y in (Y, 2 * Y):
-        np.testing.assert_array_equal(added(ml.asarray(X), y).numpy(), X + y)
-
-
-def test_what_is_no_array_is_no_operand() -> None:
-    x = ml.asarray(X)
-    assert (x == "abc") is False
-    assert (x != None) is True  # noqa: E711
-    for no in ("abc", None, {1: 2}):
-        with pytest.raises(
-            ml.errors.DTypeError, match="is no operand; tensors, numbers, and arrays"
-        ):
-            operator.add(x, no)
-
-
 # --- numpy's functions of elements ------------------------------------------------------
 
 
@@ -470,30 +394,6 @@ def test_numpys_functions_of_elements_compute_with_tensors() -> None:
         np.testing.assert_allclose(pairs(a, x).numpy(), pairs(a, x.numpy()), rtol=1e-6)
     gradient = ml.grad(lambda x: ml.sum(np.square(x)))(x)
     np.testing.assert_array_equal(gradient.numpy(), 2 * x.numpy())
-
-
-STEPS = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 2, 3)
-LENGTHS = np.array([4, 2])
-
-
-def test_recurrent_layers_take_arrays() -> None:
-    x, lengths = ml.asarray(STEPS), ml.asarray(LENGTHS)
-    gru, lstm = untyped.nn.GRU(3, 5), untyped.nn.LSTM(3, 5)
-    h = ml.random.normal((1, 2, 5))
-    want, last = gru(x, h, lengths=lengths)
-    for argument in (LENGTHS, LENGTHS.tolist()):
-        y, end = gru(STEPS, h.numpy(), lengths=argument)
-        np.testing.assert_array_equal(y.numpy(), want.numpy(), strict=True)
-        np.testing.assert_array_equal(end.numpy(), last.numpy(), strict=True)
-    want, _ = lstm(x, (h, h))
-    y, _ = lstm(STEPS, (h.numpy(), h))
-    np.testing.assert_array_equal(y.numpy(), want.numpy(), strict=True)
-    cell, before = untyped.nn.GRUCell(3, 5), h[0]
-    np.testing.assert_array_equal(
-        cell(STEPS[0], before.numpy()).numpy(), cell(x[0], before).numpy(), strict=True
-    )
-    with pytest.raises(ml.errors.ShapeError, match=r"GRU: expected the state as f32\[1,2,5\]"):
-        gru(STEPS, h.numpy()[:, :1])
 
 
 def test_attention_and_embedding_take_arrays() -> None:

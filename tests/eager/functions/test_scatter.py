@@ -86,15 +86,6 @@ def test_captured_as_eager(name: str) -> None:
     np.testing.assert_array_equal(x.numpy(), X)
 
 
-def test_dtypes() -> None:
-    counts = ml.zeros(3, dtype=ml.uint8).at[t([0, 0, 2])].add(1)
-    assert (counts.dtype, counts.tolist()) == (ml.uint8, [2, 0, 1])
-    assert t([3, 1]).at[t([0, 0])].max(t([9, 4])).tolist() == [9, 1]
-    half = ml.ones(2, dtype=ml.bfloat16).at[t([1, 1])].multiply(3.0)
-    assert (half.dtype, half.tolist()) == (ml.bfloat16, [1.0, 9.0])
-    assert ml.scatter_add(t([1j, 0j]), t([0, 0]), t([1.0, 2j])).tolist() == [1 + 3j, 0]
-
-
 @pytest.mark.local(reason="lists for indices and values")
 def test_lists() -> None:
     assert untyped.scatter_add([1, 2], [0, 0], [3, 4]).tolist() == [8, 2]
@@ -137,24 +128,3 @@ def test_segments(name: str) -> None:
     half = fn(ml.astype(rows, ml.float16), ids, 5)
     assert half.dtype is ml.float16
     np.testing.assert_allclose(half.numpy(), expected, rtol=2e-3, atol=1e-3)
-
-
-def test_segments_of_integers() -> None:
-    rows = t(np.array([5, 1, 7, 2, 6, 3]))
-    assert ml.segment_max(rows, t(IDS), 5).tolist() == [3, 2, -(2**63), 7, -(2**63)]
-    assert ml.segment_min(rows, t(IDS), 5).tolist() == [1, 2, 2**63 - 1, 5, 2**63 - 1]
-    assert ml.segment_sum(rows, t(IDS)).tolist() == [4, 2, 0, 18]
-    assert ml.segment_sum(ml.zeros((0, 3)), ml.zeros(0, dtype="i64")).shape == (0, 3)
-
-
-def test_a_nan_in_one_product_is_in_no_other_gradient() -> None:
-    """It was: rows that do not meet were multiplied with each other, and left out afterwards."""
-    x, places = ml.asarray([1.0, 2.0, 3.0]), ml.asarray([1, 1, 2])
-    updates = ml.asarray([2.0, np.nan, 5.0])
-    of_x, of_updates = ml.grad(
-        lambda x, updates: ml.sum(x.at[places].multiply(updates)), argnums=(0, 1)
-    )(x, updates)
-    assert np.isnan(of_x.numpy()).tolist() == [False, True, False]
-    assert (of_x.numpy()[[0, 2]].tolist(), float(of_updates[2])) == ([1.0, 5.0], 3.0)
-    rows = ml.grad(lambda x: ml.sum(ml.segment_prod(x, places, 3)))(updates)
-    assert float(rows[2]) == 1.0

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, OperandValueError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn
-from tests.brief import cases, refuses
 from tests.eager.nn.checks import RNG, check, f64, normal, numbers, randomized
 from tests.slopes import check_slopes
 
@@ -96,28 +92,6 @@ def test_a_query_that_sees_no_key_before_it_sees_none_after_it() -> None:
     later = ~np.tri(4, dtype=bool)
     operands = [ml.asarray(x) for x in (q, k, v, later)]
     assert not ml.scaled_dot_product_attention(*operands, is_causal=True).numpy().any()
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_attention_has_gradients(causal: bool) -> None:
-    q, k, v, mask = f64(4, 2), f64(3, 2), f64(3, 2), ml.asarray(MASK)
-    for each_mask in (None, mask):
-        check_slopes(
-            lambda q, k, v, attn_mask=each_mask: ml.scaled_dot_product_attention(
-                q, k, v, attn_mask, is_causal=causal
-            ),
-            *(q, k, v),
-        )
-
-
-def test_weights_are_dropped() -> None:
-    q, k, v = ml.zeros((1, 4)), ml.zeros((1000, 4)), ml.ones((1000, 1))
-    key = ml.random.key(1)
-    y = ml.scaled_dot_product_attention(q, k, v, dropout=0.25, dropout_key=key)
-    assert 0.85 < float(ml.sum(y)) < 1.15
-    assert float(ml.sum(y)) != 1.0
-    again = ml.scaled_dot_product_attention(q, k, v, dropout=0.25, dropout_key=key)
-    np.testing.assert_array_equal(y.numpy(), again.numpy())
 
 
 def heads_of(w: dict[str, Array], name: str, x: Array, heads: int) -> Array:
@@ -257,66 +231,7 @@ def test_a_product_of_turned_vectors_depends_on_their_distance() -> None:
     assert product(9, 4) != pytest.approx(product(9, 5), rel=1e-3)
 
 
-def test_encodings_have_gradients() -> None:
-    check_slopes(ml.rotary_encoding, f64(3, 4))
-
-
 layer = nn.MultiHeadAttention(4, 2)
 x, scores = ml.ones((1, 3, 4)), ml.ones((3, 4))
 cache = layer.init_cache(1, 3)
-text: Any = "causal"
 real: Any = 1.0
-
-
-@cases(
-    "call, error, message",
-    (lambda: nn.MultiHeadAttention(6, 4), ArgumentError, "that divides embed_dim, got 4"),
-    (
-        lambda: nn.MultiHeadAttention(8, 4, num_kv_heads=3),
-        ArgumentError,
-        "expected num_kv_heads that divides num_heads, got 3 of 4",
-    ),
-    (
-        lambda: ml.scaled_dot_product_attention(*[ml.ones((n, 3, 4)) for n in (6, 4, 4)]),
-        ShapeError,
-        "6 heads of queries share 4 of keys and 4 of values",
-    ),
-    (lambda: nn.MultiHeadAttention(0, 4), ArgumentError, "expected embed_dim as an integer"),
-    (lambda: nn.MultiHeadAttention(6, 2, rotary_base=10.0), ArgumentError, "got 3"),
-    (lambda: layer(x[0]), ShapeError, "expected x as [batch, time, 4], got f32[3,4]"),
-    (lambda: layer(x, ml.ones((1, 3, 5))), ShapeError, "as [1, length, 4], got"),
-    (lambda: layer(x, ml.ones((2, 3, 4))), ShapeError, "as [1, length, 4], got"),
-    (lambda: layer(x, x, cache=cache, position=0), ArgumentError, "a cache is for self-"),
-    (lambda: layer(x, cache=cache), ArgumentError, "a cache and a position go together"),
-    (lambda: layer(x, cache=cache, position=-3), ArgumentError, "expected position >= 0, got -3"),
-    (lambda: layer(x, position=0), ArgumentError, "a cache and a position go together"),
-    (lambda: layer(x, cache=(x,), position=0), DTypeError, "expected a cache by init_cache"),
-    (lambda: layer(x, cache=cache, position=1), OperandValueError, "out of range for length 3"),
-    (lambda: layer(x, mask=ml.ones((3, 3))), DTypeError, "broadcasts to [1, 2, 3, 3], True"),
-    (lambda: layer(x, cache=cache, position=real), DTypeError, "expected position as an integer"),
-    (lambda: layer(x, mask=text), DTypeError, "expected a mask of bools that broadcasts to"),
-    (
-        lambda: layer(x, mask=ml.ones((2, 1, 3, 3), dtype="bool")),
-        ShapeError,
-        "expected a mask that broadcasts to bool[1, 2, 3, 3], got bool[2,1,3,3]",
-    ),
-    (
-        lambda: nn.TransformerEncoderLayer(4, 2)(ml.ones((2, 3, 4)), mask=ml.ones((2, 3)) > 0),
-        ShapeError,
-        "got bool[2,3]; one that says for each sequence which keys are seen is "
-        "mask[:, None, None, :]",
-    ),
-    (
-        lambda: ml.scaled_dot_product_attention(scores, scores, scores[:2]),
-        ShapeError,
-        "equally many rows in key and value",
-    ),
-    (lambda: ml.scaled_dot_product_attention(scores, x, scores[0]), ShapeError, "two axes"),
-    (lambda: ml.rotary_encoding(ml.ones((2, 3))), ArgumentError, "even number of features"),
-    (lambda: ml.rotary_encoding(ml.ones(4)), ShapeError, "expected [..., time, features]"),
-    (lambda: ml.rotary_encoding(x, ml.ones(3)), DTypeError, "expected integers as positions"),
-    (lambda: ml.sinusoidal_encoding(ml.ones(3), 4), DTypeError, "expected integers as positions"),
-    (lambda: ml.sinusoidal_encoding(ml.arange(3), 3), ArgumentError, "features, got 3"),
-)
-def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
-    refuses(error, re.escape(message), call)

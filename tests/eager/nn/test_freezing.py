@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import ArgumentError, DTypeError, IndexRefused
+from mlvm.core.errors import ArgumentError, DTypeError
 from mlvm.eager import nn
 from mlvm.eager.tree import named_leaves
 from tests.brief import cases, refuses
@@ -103,12 +102,6 @@ def test_a_frozen_tensor_that_is_assigned_stays_frozen_until_the_field_is_delete
     del layer.kernel
     layer.kernel = ml.ones((2, 3))
     assert list(layer.named_parameters()) == ["kernel"]
-
-
-def test_freezing_leaves_the_mode_alone_and_a_buffer_a_buffer() -> None:
-    model = nn.Sequential(nn.BatchNorm(2), nn.Dropout(0.5)).freeze()
-    assert all(part.training for part in (model, *model))
-    assert list(model.unfreeze().named_parameters()) == ["layers_0/scale", "layers_0/bias"]
 
 
 @cases(
@@ -274,19 +267,6 @@ def test_a_tied_tensor_is_meant_by_either_of_its_paths() -> None:
     assert paths(tied) == paths(kernel) == ["blocks_1/kernel", "tied"]
 
 
-def test_a_gradient_of_some_of_other_trees() -> None:
-    f = lambda p, q: ml.sum(p["a"] * q[0] * q[1][0])  # noqa: E731
-    p, q = {"a": ml.asarray([2.0]), "n": ml.asarray([1])}, [ml.asarray([3.0]), (ml.ones(1),)]
-    grads = ml.grad(f, (0, 1), where=lambda path, x: path in ("a", "1/0"))(p, q)
-    assert [str(each) for each in grads] == [
-        "{'a': Tensor([3.], f32[1])}",
-        "[None, (Tensor([6.], f32[1]),)]",
-    ]
-    assert ml.grad(lambda x: x * x, where="")(ml.asarray(3.0)).item() == 6.0
-    refuses(ArgumentError, "no tensor is meant by 'b'", ml.grad(f, where="b"), p, q)
-    refuses(DTypeError, re.escape("got i64[1] at n"), ml.grad(f, where="n"), p, q)
-
-
 def test_two_optimizers_share_a_gradient() -> None:
     model, both, reference = Net(), Net(), Net()
     head = ml.optim.SGD(both, 0.1, where="blocks_*")
@@ -326,29 +306,6 @@ def test_gradients_averaged_by_members_may_be_of_some() -> None:
 # --- layers in order -----------------------------------------------------------------
 
 
-def test_a_sequential_is_a_sequence_of_its_layers() -> None:
-    first, last = nn.Linear(3, 4), nn.Linear(4, 2)
-    model = nn.Sequential(first, ml.gelu, last)
-    assert len(model) == 3
-    assert list(model) == [first, ml.gelu, last]
-    assert model[0] is first
-    assert model[-1] is last
-    assert list(model[1:].named_parameters()) == ["layers_1/kernel", "layers_1/bias"]
-    assert model[:2].layers == (first, ml.gelu)
-    assert len(model) == 3
-    model[1] = ml.relu
-    x = ml.random.normal((5, 3))
-    np.testing.assert_array_equal(model(x).numpy(), last(ml.relu(first(x))).numpy())
-    model[-1] = nn.buffer(last)
-    assert list(model.named_parameters()) == ["layers_0/kernel", "layers_0/bias"]
-    untyped: Any = model
-    refuses(IndexRefused, "there is no layer 3 among 3", untyped.__getitem__, 3)
-    refuses(IndexRefused, "there is no layer 'a' among 3", untyped.__setitem__, "a", ml.relu)
-    refuses(ArgumentError, "expected a callable as layer 1", untyped.__setitem__, 1, 3)
-    assert nn.Sequential()[:] is not None
-    assert not nn.Sequential()
-
-
 class Lora(nn.Module):
     """A frozen Linear, and a product of two thin matrices beside it."""
 
@@ -382,11 +339,3 @@ def test_a_projection_of_attention_may_be_another_module(rotary_base: float | No
     adapted.up.kernel += 0.1
     check_slopes(lambda layer: ml.sum(ml.square(layer(x, is_causal=True))), layer)
     refuses(ml.errors.ShapeError, r"expected x as \[batch, time, 8\]", layer, ml.ones((2, 5, 6)))
-
-
-def test_a_projection_of_attention_may_be_a_function() -> None:
-    layer = nn.MultiHeadAttention(4, 2)
-    layer.out = lambda x: x
-    assert layer(ml.ones((1, 3, 4))).shape == (1, 3, 4)
-    layer.query = layer.key = ml.tanh
-    assert layer.init_cache(1, 3)[0].dtype is ml.float32

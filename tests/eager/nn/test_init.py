@@ -13,7 +13,6 @@ import mlvm.eager as ml
 from mlvm.core.types import Array
 from mlvm.eager import nn
 from mlvm.eager.nn import init
-from tests.brief import cases, refuses
 
 SHAPE = (3, 100, 50)  # a window of 3: the fan in is 300, the fan out 150
 
@@ -56,28 +55,12 @@ def test_how_values_are_distributed(name: str) -> None:
         assert make(SHAPE, key=ml.random.key(1), dtype=dtype).type == ml.TensorType(dtype, SHAPE)
 
 
-def test_what_draws_nothing() -> None:
-    before = ml.random.state()
-    assert not init.zeros((2, 3)).numpy().any()
-    assert (init.ones((2, 3), dtype="f64").numpy() == 1).all()
-    assert (init.constant(0.25)(3).numpy() == 0.25).all()
-    np.testing.assert_array_equal(ml.random.state(), before)
-
-
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (2, 2, 3), (4, 4)])
 def test_orthogonal_kernels(shape: tuple[int, ...]) -> None:
     matrix = init.orthogonal(shape, gain=2.0, dtype="f64").numpy().reshape(-1, shape[-1])
     if matrix.shape[0] < matrix.shape[1]:
         matrix = matrix.T
     np.testing.assert_allclose(matrix.T @ matrix, 4 * np.eye(matrix.shape[1]), atol=1e-12)
-
-
-def test_orthogonal_kernels_are_evenly_distributed() -> None:
-    """A 1 by 1 one is 1 or -1, equally often; LAPACK's factor alone is always one of these."""
-    keys = ml.random.split(ml.random.key(3), 200)
-    signs = [float(init.orthogonal((1, 1), key=key)[0, 0]) for key in ml.unstack(keys)]
-    assert set(np.abs(signs)) == {1.0}
-    assert 70 < sum(sign > 0 for sign in signs) < 130
 
 
 def ramp(shape: Any, *, key: Any, dtype: Any) -> ml.Tensor:
@@ -150,62 +133,3 @@ def test_recurrent_layers_take_initialisers(name: str) -> None:
         np.testing.assert_array_equal(layer.bias.numpy(), order(3 * gates))
         hidden = layer.hidden_kernel.numpy()
         np.testing.assert_allclose(hidden @ hidden.T, np.eye(3), atol=1e-6)
-
-
-def test_draws_of_a_layer_come_from_its_key() -> None:
-    key = ml.random.key(5)
-    layer = nn.Linear(4, 4, kernel_init=init.normal, bias_init=init.normal, key=key)
-    assert layer.bias is not None
-    np.testing.assert_array_equal(layer.kernel.numpy(), ml.random.normal((4, 4), key=key).numpy())
-    alone = nn.Linear(4, 4, bias_init=ml.random.normal, key=key)
-    assert alone.bias is not None
-    np.testing.assert_array_equal(alone.bias.numpy(), layer.bias.numpy())
-    drawn = [*layer.kernel.numpy().ravel(), *layer.bias.numpy()]
-    assert len(set(drawn)) == 20
-    np.testing.assert_array_equal(alone.kernel.numpy(), nn.Linear(4, 4, key=key).kernel.numpy())
-
-
-untyped: Any = nn
-missing: Any = ml.nn.init
-
-
-@cases(
-    "error, text, call",
-    (
-        ml.errors.ArgumentError,
-        r"a kernel of two axes or more, .* got \(3,\)",
-        lambda: nn.Linear(2, 3, bias_init=init.kaiming_normal),
-    ),
-    (
-        ml.errors.ShapeError,
-        r"Linear: expected kernel_init to make f32\[2,3\], got f32\[3\]",
-        lambda: nn.Linear(2, 3, kernel_init=lambda shape, **_: ml.ones(3)),
-    ),
-    (
-        ml.errors.DTypeError,
-        r"Embedding: expected embedding_init to make f32\[2,3\], got f64\[2,3\]",
-        lambda: nn.Embedding(2, 3, embedding_init=lambda shape, **_: ml.ones(shape, dtype="f64")),
-    ),
-    (
-        ml.errors.DTypeError,
-        "Conv1d: expected bias_init to make",
-        lambda: untyped.Conv1d(2, 3, 2, bias_init=lambda shape, **_: 0.0),
-    ),
-    (
-        ml.errors.ArgumentError,
-        "expected mode as 'fan_in' or",
-        lambda: init.kaiming_normal((2, 3), mode="x"),
-    ),
-    (ml.errors.ArgumentError, "expected std as a number", lambda: init.normal((2, 3), std="1")),
-    (TypeError, r"^normal\(\): there is no stddev=; use std=$", lambda: init.normal(stddev=1.0)),
-    (TypeError, r"^uniform\(\): got an unexpected", lambda: init.uniform(most=1.0)),
-    (
-        TypeError,
-        "there is no weight_init=; use kernel_init=",
-        lambda: untyped.Linear(2, 3, weight_init=1),
-    ),
-    (AttributeError, "use ml.nn.init.kaiming_uniform", lambda: missing.he_uniform),
-    (AttributeError, "use kernel_init=ml.nn.init.zeros", lambda: missing.zeros_),
-)
-def test_refused(error: type[Exception], text: str, call: Callable[[], Any]) -> None:
-    refuses(error, text, call)

@@ -7,11 +7,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import MlvmError, PositionRefused, ShapeError
+from mlvm.core.errors import MlvmError, PositionRefused
 from mlvm.eager import nn
 from mlvm.machines.wire import decode_answer, encode_error
 from tests.brief import cases, refuses
@@ -185,9 +184,3 @@ def test_an_error_under_a_debugger_leaves_variables_alone() -> None:
         assert layer(3) == 7
     finally:
         sys.settrace(before)
-
-
-def test_layers_take_numbers_or_refuse_them() -> None:
-    rows = nn.Embedding(10, 4)
-    assert rows(3).tolist() == rows(np.int64(3)).tolist() == rows.embedding[3].tolist()  # type: ignore[arg-type]
-    refuses(ShapeError, "expected 1 dimension or more", nn.Linear(2, 1), 1.0)  # type: ignore[arg-type]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import ArgumentError, MlvmError, ShapeError
 from mlvm.eager import nn
-from tests.brief import cases, refuses
 from tests.eager.nn.checks import check, f64, normal, randomized
 
 
@@ -43,23 +39,6 @@ def test_group_norm_has_gradients() -> None:
     layer = nn.GroupNorm(2, 4, dtype="f64")
     randomized(layer)
     check(lambda layer, x: layer(x), layer, f64(2, 3, 4))
-
-
-def test_batch_norm() -> None:
-    layer = nn.BatchNorm(3, momentum=0.25, eps=1e-3, dtype="f64")
-    w, x = randomized(layer), normal(4, 2, 3) * 3 + 1
-    mean, var = x.mean((0, 1)), x.var((0, 1))
-    expected = (x - mean) / np.sqrt(var + 1e-3) * w["scale"] + w["bias"]
-    np.testing.assert_allclose(layer(ml.asarray(x)).numpy(), expected, rtol=1e-12)
-    running_mean, running_var = 0.25 * mean, 0.75 + 0.25 * x.var((0, 1), ddof=1)
-    np.testing.assert_allclose(layer.mean.numpy(), running_mean, rtol=1e-12)
-    np.testing.assert_allclose(layer.var.numpy(), running_var, rtol=1e-12)
-    assert list(layer.named_parameters()) == ["scale", "bias"]
-    assert list(layer.named_buffers()) == ["mean", "var"]
-    layer.eval()
-    expected = (x - running_mean) / np.sqrt(running_var + 1e-3) * w["scale"] + w["bias"]
-    np.testing.assert_allclose(layer(ml.asarray(x)).numpy(), expected, rtol=1e-11)
-    np.testing.assert_allclose(layer.mean.numpy(), running_mean, rtol=1e-12)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -97,29 +76,3 @@ def test_a_captured_training_step_moves_the_running_statistics() -> None:
     assert abs(eager["layers_1/mean"]).min() > 0
     for path, value in eager.items():
         np.testing.assert_allclose(captured[path], value, rtol=1e-9, err_msg=path)
-
-
-@cases(
-    "call, error, message",
-    (lambda: nn.GroupNorm(4, 6), ArgumentError, "expected groups that divide channels, got 4 of 6"),
-    (lambda: nn.GroupNorm(0, 6), ArgumentError, "expected groups as an integer >= 1"),
-    (lambda: nn.RMSNorm(3, eps=0.0), ArgumentError, "RMSNorm: expected a positive eps"),
-    (lambda: nn.BatchNorm(3, momentum=2.0), ArgumentError, "expected momentum in [0, 1]"),
-    (lambda: nn.BatchNorm(3, dtype="i32"), MlvmError, "expected a float dtype"),
-    (lambda: nn.BatchNorm(3)(ml.ones((2, 4))), ShapeError, "expected x as [..., 3], got f32[2,4]"),
-    (lambda: nn.RMSNorm(3)(ml.ones((2, 1))), ShapeError, "expected x as [..., 3], got f32[2,1]"),
-    (lambda: nn.GroupNorm(1, 3)(ml.ones(3)), ShapeError, "expected x as [N, ..., 3], got f32[3]"),
-    (
-        lambda: nn.BatchNorm(3)(ml.ones((1, 3))),
-        ShapeError,
-        "BatchNorm: f32[1,3] has 1 values a channel, which have no variance; use eval()",
-    ),
-)
-def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
-    refuses(error, re.escape(message), call)
-
-
-def test_a_model_in_f64_moves_the_means_that_stay_f32() -> None:
-    layer, x = nn.BatchNorm(3), ml.random.normal((5, 3), dtype="f64", key=ml.random.key(0))
-    assert str(layer.astype(ml.float64)(x).type) == "f64[5,3]"
-    np.testing.assert_allclose(layer.mean.numpy(), 0.1 * x.numpy().mean(0), rtol=1e-6)

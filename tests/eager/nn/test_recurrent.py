@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn
 from mlvm.eager.nn.recurrent import step_by_step
 from mlvm.machines.native import extension
-from tests.brief import cases, refuses
 from tests.eager.nn.checks import check, f64, normal, numbers, randomized
 
 CELLS: dict[str, Any] = {"RNN": nn.RNNCell, "LSTM": nn.LSTMCell, "GRU": nn.GRUCell}
@@ -178,36 +174,8 @@ def test_steps_behind_the_longest_sequence_are_not_made() -> None:
 
 
 lstm, gru = nn.LSTM(3, 4), nn.GRU(3, 4)
-text: Any = "all"
 x = ml.ones((5, 2, 3))
 h = ml.ones((1, 2, 4))
-
-
-@cases(
-    "call, error, message",
-    (lambda: nn.LSTM(0, 3), ArgumentError, "LSTM: expected input_size as an integer >= 1"),
-    (lambda: nn.GRU(3, 3, num_layers=0), ArgumentError, "GRU: expected num_layers as an"),
-    (lambda: nn.GRUCell(3, 0), ArgumentError, "GRUCell: expected hidden_size as an integer"),
-    (lambda: nn.RNN(3, 3, dtype="i64"), DTypeError, "expected a float dtype"),
-    (lambda: nn.RNN(3, 3, dropout=1.0), ArgumentError, "expected rate in [0, 1)"),
-    (lambda: lstm(x[0]), ShapeError, "LSTM: expected x as [time, batch, 3], got f32[2,3]"),
-    (lambda: lstm(ml.ones((5, 2, 4))), ShapeError, "LSTM: expected x as [time, batch, 3], got"),
-    (lambda: nn.LSTMCell(3, 4)(x), ShapeError, "LSTMCell: expected x as [batch, 3], got"),
-    (lambda: lstm(x, h), DTypeError, "LSTM: expected the state as f32[1,2,4], f32[1,2,4], got"),
-    (
-        lambda: lstm(x, (h, h[:, :1])),
-        ShapeError,
-        "LSTM: expected the state as f32[1,2,4], f32[1,2,4], got f32[1,2,4], f32[1,1,4]",
-    ),
-    (lambda: gru(x, (h,)), DTypeError, "GRU: expected the state as f32[1,2,4], got"),
-    (lambda: gru(x, ml.astype(h, "f64")), DTypeError, "got f64[1,2,4]"),
-    (lambda: nn.GRUCell(3, 4)(x[0], h), ShapeError, "as f32[2,4], got f32[1,2,4]"),
-    (lambda: gru(x, lengths=ml.ones(2)), DTypeError, "expected lengths as integers, i64[2], got"),
-    (lambda: gru(x, lengths=text), DTypeError, "expected lengths as integers, i64[2], got"),
-    (lambda: gru(x, lengths=ml.asarray([1])), ShapeError, "expected lengths [2], one a sequence"),
-)
-def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
-    refuses(error, re.escape(message), call)
 
 
 @KINDS

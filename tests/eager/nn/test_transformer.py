@@ -91,16 +91,6 @@ def test_a_cache_gives_what_the_whole_sequence_gives(make: Any, memory: bool) ->
     np.testing.assert_allclose(np.concatenate(outputs, axis=1), whole, rtol=1e-10, atol=1e-13)
 
 
-def test_what_is_dropped_is_dropped_while_training_alone() -> None:
-    layer, x = nn.TransformerEncoderLayer(8, 2, dropout=0.5), ml.ones((1, 3, 8))
-    assert not np.array_equal(layer(x).numpy(), layer(x).numpy())
-    layer.eval()
-    np.testing.assert_array_equal(layer(x).numpy(), layer(x).numpy())
-    half = nn.TransformerDecoderLayer(8, 2, dtype=ml.bfloat16, activation=ml.gelu)
-    x = ml.ones((1, 3, 8), dtype=ml.bfloat16)
-    assert half(x, x).dtype is ml.bfloat16
-
-
 def test_what_is_refused() -> None:
     error = ml.errors.ArgumentError
     refuses(error, "expected hidden_dim as", nn.TransformerEncoderLayer, 4, 2, 0)

@@ -224,13 +224,6 @@ def test_threads_and_processes_train_with_the_same_bits() -> None:
     np.testing.assert_allclose([loss for loss, _ in histories["all"][0]], losses, rtol=1e-5)
 
 
-@pytest.mark.parametrize("text", ["threads", "threads:-1", "processes:two", "mpi:2", ""])
-def test_texts_that_name_no_group(text: str) -> None:
-    refuses(
-        GroupError, "a group is threads:N, processes:N, ray:N, mpi or auto", ml.parallel.group, text
-    )
-
-
 @pytest.mark.local(reason="rows are lent as views of the VM's memory")
 def test_the_rows_of_a_tensor_are_views_of_its_memory() -> None:
     rows: list[Array] = []

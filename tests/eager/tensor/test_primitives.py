@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.op import OPS
-from mlvm.eager import public, stub
+from mlvm.eager import public
 from mlvm.eager.tensor import primitives
 from tests.brief import cases, refuses
 
@@ -49,55 +48,6 @@ def test_every_op_but_internal_ones_is_public(name: str) -> None:
     module = ELSEWHERE.get(op.kernel.__module__.rpartition(".")[2])
     internal = module is None or name in ("split_key", "next_key", "det_vjp")
     assert internal or hasattr(module, name)
-
-
-def test_no_name_is_public_twice() -> None:
-    names: list[str] = vars(ml)["__all__"]
-    assert len(set(names)) == len(names)
-
-
-def test_the_stub_has_every_function_with_its_signature() -> None:
-    defined = {
-        n.name: n for n in ast.parse(stub.functions()).body if isinstance(n, ast.FunctionDef)
-    }
-    assert defined.keys() == OPS.keys()
-    assert ast.unparse(defined["sum"].args).startswith("x: Tensor, /, axis: ")
-    assert (
-        ast.unparse(defined["add"].args) == "x: Operand, y: Operand, /, *, out: Tensor | None=None"
-    )
-    assert ast.get_docstring(defined["exp"]) == "e to the power x."
-
-
-def test_an_axis_may_follow_by_position() -> None:
-    x = ml.asarray(X)
-    for fn in (ml.sum, ml.softmax, ml.sort, ml.argmax, ml.any, ml.cumulative_sum):
-        by_position, by_keyword = fn(x, 0), fn(x, axis=0)
-        assert by_position.type is by_keyword.type
-        np.testing.assert_array_equal(by_position.numpy(), by_keyword.numpy())
-    assert ml.max(x, -1, keepdims=True).tolist() == [[2], [5]]
-
-
-def test_attributes_are_keywords_with_defaults() -> None:
-    x = ml.asarray(X)
-    np.testing.assert_array_equal(ml.sum(x).numpy(), X.sum())
-    np.testing.assert_array_equal(ml.sum(x, axis=1, keepdims=True).numpy(), X.sum(1)[:, None])
-    assert ml.sum(x, dtype=ml.float64).dtype is ml.float64
-
-
-def test_a_number_beside_a_tensor_adopts_its_dtype() -> None:
-    x = ml.asarray([1, 5], dtype=ml.uint8)
-    assert ml.maximum(x, 3).numpy().tolist() == [3, 5]
-    assert ml.subtract(9, x).type is x.type
-    assert untyped.maximum(x, np.int64(3)).type is x.type
-
-
-def test_out_is_written_and_returned() -> None:
-    x = ml.asarray(X)
-    out = ml.zeros((2, 3))
-    assert ml.multiply(x, x, out=out) is out
-    np.testing.assert_array_equal(out.numpy(), X * X)
-    ml.add(out, 1.0, out=out)
-    np.testing.assert_array_equal(out.numpy(), X * X + 1)
 
 
 x = ml.asarray(X)

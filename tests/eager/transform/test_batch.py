@@ -16,7 +16,6 @@ from mlvm.core.errors import (
     CheckFailed,
     DTypeError,
     EncodingError,
-    GradientError,
     LimitExceeded,
     MachineError,
     OperandValueError,
@@ -398,11 +397,6 @@ ONE = ml.asarray(1.0)
 )
 def test_errors_say_what_was_given(error: type[Exception], text: str, call: Any) -> None:
     refuses(error, text, call)
-
-
-def test_a_gradient_of_a_gradient_is_refused() -> None:
-    squares = lambda x: ml.sum(ml.stack(ml.batch(lambda y: y * y)([x])))  # noqa: E731
-    refuses(GradientError, "a second gradient", ml.grad(lambda x: ml.grad(squares)(x)), ONE)
 
 
 def launched(program: Program | str, *arrays: Any) -> list[Any]:

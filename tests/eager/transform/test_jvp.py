@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import CaptureError, CheckFailed, DTypeError, GradientError, ShapeError
+from mlvm.core.errors import CaptureError, CheckFailed, DTypeError, GradientError
 from mlvm.core.program.program import Opcode
 from mlvm.eager import nn
 from mlvm.eager.recording import recorder
@@ -155,40 +155,6 @@ def test_a_loop_carries_tangents_for_those_parts_of_its_state_that_get_one() -> 
 # --- trees, types and errors -------------------------------------------------------------
 
 
-def test_trees_modules_and_what_is_no_float() -> None:
-    model = nn.Linear(3, 2)
-    point = {"kernel": ml.ones((3, 2)), "bias": None}
-    value, tangent = ml.jvp(
-        lambda m, p: {"y": m(p["x"]), "n": p["n"] + 1},
-        (model, {"x": ml.ones(3), "n": ml.arange(2)}),
-        (point, None),
-    )
-    assert value["y"].shape == (2,)
-    assert tangent["y"].tolist() == [3.0, 3.0]
-    assert tangent["n"] is None
-    _, forward, aux = ml.linearize(lambda m: (m(ml.ones(3)), m.bias), model, has_aux=True)
-    assert forward(point).tolist() == [3.0, 3.0]
-    assert model.bias is not None
-    assert aux.tolist() == model.bias.tolist()
-    assert ml.jvp(lambda x: (x * x, x), (2.0,), (3.0,), has_aux=True)[1].tolist() == 12.0
-    _, pull = ml.vjp(lambda x: (x * 2.0, ml.astype(x, ml.int32)), ml.asarray([1.5]))
-    assert [g.tolist() for g in pull(([1.0], None))] == [[2.0]]
-    _, pull, aux = ml.vjp(lambda x: ({"a": x * x, "b": x}, 7), ml.asarray(3.0), has_aux=True)
-    assert pull({"a": 1.0, "b": 1.0})[0].tolist() == 7.0 == aux
-
-
-def test_halves_and_complex_numbers_have_tangents_of_their_own_dtype() -> None:
-    for dtype in (ml.float16, ml.bfloat16):
-        x = ml.astype(X, dtype)
-        _, tangent = ml.jvp(lambda x: ml.tanh(x) * 2.0, (x,), (x,))
-        assert tangent.dtype is dtype
-        wide = ml.jvp(lambda x: ml.tanh(x) * 2.0, (X,), (X,))[1].numpy()
-        np.testing.assert_allclose(ml.astype(tangent, ml.float64).numpy(), wide, rtol=2e-2)
-    z = ml.asarray([1.0 + 2.0j, -0.5j])
-    _, tangent = ml.jvp(lambda z: ml.abs(z) * ml.real(z), (z,), (z * 1j,))
-    np.testing.assert_allclose(tangent.numpy(), -np.abs(z.numpy()) * z.numpy().imag, atol=1e-6)
-
-
 class _Counted(nn.Module):
     def __init__(self) -> None:
         self.calls = nn.buffer(ml.asarray(0.0))
@@ -211,20 +177,6 @@ def test_an_op_without_a_rule_is_refused_where_a_float_of_the_result_depends_on_
         refuses(GradientError, text, function, ml.floor, (X,), (V,))
         _, tangent = ml.jvp(lambda x: x[ml.astype(ml.floor(x), ml.int64)], (X,), (V,))
         assert tangent.tolist() == [1.0, -0.5, 0.25]
-
-
-@cases(
-    "primals, tangents, error, text",
-    ((X,), (V, V), DTypeError, "got 1 primals and 2 tangents"),
-    (X, (V,), DTypeError, "expected a tuple of primals"),
-    ((X,), (ml.ones(3),), DTypeError, r"expected a tangent f64\[3\], got f32\[3\]"),
-    ((X,), (V[:2],), ShapeError, r"expected a tangent f64\[3\], got f64\[2\]"),
-    (({"a": X},), ([V],), DTypeError, "the structure of its primal, a dict, got a list"),
-    (({"a": X},), ({"b": V},), DTypeError, "the structure of its primal"),
-    ((ml.arange(3),), (ml.ones(3),), DTypeError, r"expected None as the tangent of i64\[3\]"),
-)
-def test_what_is_no_tangent(primals: Any, tangents: Any, error: Any, text: str) -> None:
-    refuses(error, text, ml.jvp, lambda x: x, primals, tangents)
 
 
 def test_errors_of_the_function_itself() -> None:

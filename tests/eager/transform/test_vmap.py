@@ -346,19 +346,6 @@ def _summed(x: Tensor, axis_name: str) -> Tensor:
     return total
 
 
-def test_random_numbers_differ_between_lanes_and_turns() -> None:
-    draw = ml.vmap(
-        lambda x: ml.scan(lambda _, x: (None, ml.random.normal()), None, x)[1] + ml.random.normal()
-    )
-    ml.random.seed(0)
-    first, second = draw(ml.asarray(X)).numpy(), draw(ml.asarray(X)).numpy()
-    assert len({*first.reshape(-1), *second.reshape(-1)}) == 2 * X.size
-    ml.random.seed(0)
-    captured = ml.capture(draw)
-    np.testing.assert_array_equal(captured(ml.asarray(X)), first)
-    np.testing.assert_array_equal(captured(ml.asarray(X)), second)
-
-
 def test_modules_with_stacked_parameters_are_an_ensemble() -> None:
     models = [ml.nn.Sequential(ml.nn.Linear(3, 4), ml.tanh, ml.nn.Linear(4, 2)) for _ in range(3)]
     stacked = ml.tree.map(lambda *xs: ml.stack(xs), *models)
@@ -444,19 +431,6 @@ def test_lanes_meet_by_the_name_of_their_axis() -> None:
     _close(ml.vmap(ml.grad(part), axis_name="i")(x, weights), _arrays(through(x)))
     moved = ml.vmap(lambda x: ml.jvp(normalized, (x,), (x,))[1], axis_name="i")
     _close(moved(x), _arrays(ml.jvp(lambda x: ml.sin(x - ml.mean(x, axis=0)), (x,), (x,))[1]))
-
-
-def test_what_all_lanes_share_is_read_once() -> None:
-    """Products with a shared matrix are one product, and what no lane changes is computed once."""
-    x, w = _inputs()
-    text = ml.disassemble(ml.program_of(ml.vmap(_shared_and_own, (0, None)), x, w))
-    assert text.count('"matmul') == 2
-    assert "concat" not in text
-    assert "broadcast_to" not in text
-
-
-def _shared_and_own(x: Tensor, w: Tensor) -> Tensor:
-    return ml.tanh((w @ w) @ x)
 
 
 def test_in_axes_that_are_none_are_refused() -> None:

@@ -70,12 +70,6 @@ def test_test_losses_stand_at_the_end_of_their_epochs() -> None:
     assert hover[2:] == ["test after epoch 1: 3", "test after epoch 2: 5"]
 
 
-def test_a_loss_that_overflowed_is_left_out() -> None:
-    with_it = loss_curve("any", [4.0, math.inf, 2.0], [3.0])
-    assert "inf" not in with_it
-    assert "nan" not in with_it
-
-
 @pytest.mark.parametrize("losses", [[0.0], [1e-9], [1e9, 2e9], [2.3] * 500])
 def test_any_losses_can_be_drawn(losses: list[float]) -> None:
     root = parse(loss_curve("any", losses, [math.fsum(losses) / len(losses)]))
