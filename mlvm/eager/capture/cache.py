@@ -82,7 +82,7 @@ class CacheEntry:
         self.fast_paths = 0
         self.open_part: Callable[..., OpenStep] | None = None
         launch = Launch(planned, call, hoisted)
-        self.variants = Variants(launch, compile_unhoisted if hoisted else None)
+        self.variants = Variants(launch, compile_unhoisted)
 
     def at(
         self,
@@ -97,7 +97,7 @@ class CacheEntry:
         other.scalars = ScalarInputs(signature.numbers, other.numbers.values, [])
         other.input_types = tuple([x.type for x in signature.inputs])
         other.fast_paths = 0
-        other.variants = Variants(launch, compile_unhoisted if launch.hoisted else None)
+        other.variants = Variants(launch, compile_unhoisted)
         return other
 
     @property

@@ -19,6 +19,7 @@ from mlvm.arena.writes import Watch
 from mlvm.core.observe import explaining
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
+from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.step.compile import HoistedPart, Planned
 from mlvm.step.flow import Location
@@ -54,6 +55,12 @@ class HoistedValues:
             and _tensors(mine.arguments, self._states) == _tensors(others.arguments, states)
             and mine.program == others.program
         )
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a write may reach a source: none reaches a constant."""
+        constants = prepare_constants(self.vm).arena
+        return is_shared(self.vm) or any(x.arena is not constants for x in self.sources)
 
     @property
     def is_stale(self) -> bool:

@@ -334,9 +334,10 @@ class Variants:
     last: that of the last call.
     """
 
-    def __init__(self, launch: Launch, compile_unhoisted: Callable[[], Planned] | None) -> None:
+    def __init__(self, launch: Launch, compile_unhoisted: Callable[[], Planned]) -> None:
         self.hoisting = self.last = launch
-        self._compile = compile_unhoisted
+        may_change = launch.hoisted is not None and launch.hoisted.may_change
+        self._compile = compile_unhoisted if may_change else None  # which holds all recorded calls
         self._unhoisted: Launch | None = None
         self._writes = -1  # the count of the last call with stale hoisted values
         self._stale_calls = 0  # calls in a row after which weights had changed

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from mlvm.core.program.program import Program
 from mlvm.eager.capture.hoisted import HoistCache
 from mlvm.eager.tree import load, named_tensors
 from mlvm.machines.wire import WireVM
+from mlvm.step.flow import Call
 from mlvm.step.saved import LoadedStep, SavedStep
 from tests.brief import refuses
 
@@ -455,3 +457,19 @@ def test_what_is_not_worth_packing_stays() -> None:
         step = ml.capture(fn)
         step(ml.ones((rows, 260), dtype="f64" if "far more than" in name else "f32"))
         assert "packed_" not in ml.disassemble(step.program), name
+
+
+def test_recorded_calls_stay_only_where_a_write_reaches_a_source() -> None:
+    weights, x = noise((300, 300)), ml.ones((300, 300))
+    angles = ml.capture(lambda x: x * ml.cos(ml.arange(300) * 0.01))
+    scaled = ml.capture(lambda x: x * ml.cos(weights))
+    for step in (angles, scaled):
+        before = _recorded_calls()
+        step(x)
+        assert step._last_entry().launch.hoisted is not None
+        assert (_recorded_calls() > before) == (step is scaled)
+
+
+def _recorded_calls() -> int:
+    gc.collect()
+    return sum(type(each) is Call for each in gc.get_objects())
