@@ -121,7 +121,7 @@ class WrongCall(NamedTuple):
 
     def error(self, names: dict[str, Any]) -> type[Exception]:
         """Find the class: of these names, of `ml.errors`, or built in."""
-        builtin = getattr(builtins, self.error_name, None)
+        builtin: Any = getattr(builtins, self.error_name, None)
         kind: type[Exception] = names.get(self.error_name) or getattr(
             ml.errors, self.error_name, builtin
         )
