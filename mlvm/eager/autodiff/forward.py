@@ -7,17 +7,27 @@ Jacobian J. That is linear in g, so its gradient for g, in the direction of a ta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.grad import vjp
 from mlvm.eager.autodiff.rows import Row, Rules, Sparse, in_its_place
 from mlvm.eager.autodiff.rules import VJPS
-from mlvm.eager.autodiff.tape import RESULT, bound_rule, operand_name, refusal, template_of
+from mlvm.eager.autodiff.tape import (
+    RESULT,
+    Conditional,
+    added,
+    bound_rule,
+    operand_name,
+    refusal,
+    template_of,
+)
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.sums import sum_to
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, Tensors, apply
+from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 
 
@@ -40,7 +50,7 @@ def tangent_of(
             _or_zeros(t, x) if n else x for t, x, n in zip(tangents, operands, named, strict=True)
         ]
         return fitting(apply(call, *moved), out.type)
-    rules = row.forward if isinstance(row, Row) else row if call.op.elementwise else None
+    rules = _rules_of(call)
     if rules is None:
         return _transposed(call, operands, tangents, out)
     parts = [
@@ -50,6 +60,41 @@ def tangent_of(
     for part in parts[1:]:
         total = total + part
     return fitting(total, out.type)
+
+
+def conditional_tangent(
+    call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Tensor
+) -> Tensor | Conditional | None:
+    """Return the tangent of a call as `tangent_of` does, where some tangents are `Conditional`.
+
+    The work is linear in their number. None if that needs a rule which the op does not have: parts
+    of the tangent that are added in the dtype of the result.
+    """
+    row = VJPS[call.op.name]
+    if isinstance(row, Row) and row.is_linear:
+        values = [Conditional.cleaned(t) if isinstance(t, Conditional) else t for t in tangents]
+        total = tangent_of(call, operands, values, out)
+        if any(isinstance(t, Tensor) for t in tangents):
+            return total
+        conditions = {id(t.present): t.present for t in tangents if t is not None}
+        with taped(None):
+            return Conditional(total, reduce(op.logical_or, conditions.values()))
+    pairs = [(i, t) for i, t in enumerate(tangents) if t is not None]
+    if _rules_of(call) is None or any(operands[i].dtype is not out.dtype for i, _ in pairs):
+        return None
+    parts = []
+    for i, t in pairs:
+        value = t.x if isinstance(t, Conditional) else t
+        alone = [value if i == k else None for k in range(len(operands))]
+        part = tangent_of(call, operands, alone, out)
+        parts.append(Conditional(part, t.present) if isinstance(t, Conditional) else part)
+    return reduce(added, parts)
+
+
+def _rules_of(call: OneOp) -> Rules | None:
+    """Return the forward rules by operand; None for an op whose reverse rules are transposed."""
+    row = VJPS[call.op.name]
+    return row.forward if isinstance(row, Row) else row if call.op.elementwise else None
 
 
 def _part(

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast, overload
 
 from mlvm.core.errors import CaptureError, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.types import TensorType, i64
-from mlvm.eager.autodiff.forward import tangent_of
+from mlvm.eager.autodiff.forward import conditional_tangent, tangent_of
 from mlvm.eager.autodiff.grad import are_alike, as_pair
 from mlvm.eager.autodiff.joint import or_zeros
 from mlvm.eager.autodiff.tape import Conditional
@@ -126,6 +126,12 @@ def _unpacked(xs: Sequence[Tensor], kinds: Kinds) -> Duals:
     ]
 
 
+def _placeholders(types: Sequence[TensorType], kinds: Kinds) -> Duals:
+    """Return zeros of these types, with tangents of these kinds."""
+    moving = [type for type, kind in zip(types, kinds, strict=True) if kind is True]
+    return _unpacked([zeros(type.shape, dtype=type.dtype) for type in (*types, *moving)], kinds)
+
+
 class _Abstract(NamedTuple):
     """Result of a function that was not run, as far as tangents matter.
 
@@ -215,6 +221,9 @@ class JvpInterpreter:
             return (
                 None if all(t is None for t in ts) else tangent_of(call, tuple(operands), ts, out)
             )
+        total = conditional_tangent(call, tuple(operands), ts, out)
+        if total is not None:
+            return total
         present = conditional[0].present
         with_it, without = [
             [instead(t) if isinstance(t, Conditional) and t.present is present else t for t in ts]
@@ -256,9 +265,7 @@ class JvpInterpreter:
                 for k, column in enumerate(columns)
                 if kinds[k] is True and (k in partly or not all(column))
             }
-            types = each[0].types
-            moving = [t for t, kind in zip(types, kinds, strict=True) if kind is True]
-            duals = _unpacked([zeros(t.shape, dtype=t.dtype) for t in (*types, *moving)], kinds)
+            duals = _placeholders(each[0].types, kinds)
         else:
             xs = branches.cond(pred.x, *[partial(packed, branch) for branch in branch_fns])
             flags |= dict(zip(conditional, xs, strict=False))
@@ -276,7 +283,9 @@ class JvpInterpreter:
             self.is_dry = before
 
     def while_loop(self, test: Callable[[Duals], Dual], body: Body[Dual], state: Duals) -> Duals:
-        kinds, _ = self._tangent_fixed_point(lambda now: (body(now), []), state)
+        kinds, _, _ = self._tangent_fixed_point(lambda now: (body(now), []), state)
+        if self.is_dry:
+            return _placeholders([each.x.type for each in state], kinds)
 
         def more(xs: Tensors) -> Tensor:
             return test([Dual(x, None) for x in xs[: len(state)]]).x
@@ -302,7 +311,12 @@ class JvpInterpreter:
             slices = [op.take(x, zero, axis=0) for x in _packed(xs, of_rows)]
             return body(Dual(zero, None), now, _unpacked(slices, of_rows))
 
-        kinds, of_results = self._tangent_fixed_point(try_iteration, state)
+        kinds, of_results, row_types = self._tangent_fixed_point(try_iteration, state)
+        if self.is_dry:
+            types = [each.x.type for each in state]
+            types += [TensorType(type.dtype, (total or 0, *type.shape)) for type in row_types]
+            duals = _placeholders(types, (*kinds, *of_results))
+            return duals[: len(state)], duals[len(state) :]
 
         def iterate(i: Tensor, now: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
             after, results = body(Dual(i, None), _unpacked(now, kinds), _unpacked(rows, of_rows))
@@ -320,10 +334,11 @@ class JvpInterpreter:
 
     def _tangent_fixed_point(
         self, iterate: Callable[[Duals], tuple[Duals, Duals]], state: Duals
-    ) -> tuple[Kinds, Kinds]:
-        """Return which parts of a loop's state, and which rows, may have a tangent."""
+    ) -> tuple[Kinds, Kinds, Sequence[TensorType]]:
+        """Return which parts of a loop's state, and which rows, may have a tangent; and the types
+        of a row. While dry, no more is computed of the loop: a nest takes quadratic work."""
         kinds = _kinds(state)
-        while self.has_tangents:
+        while self.has_tangents or self.is_dry:
 
             def try_iteration(kinds: Kinds = kinds) -> Duals:
                 after, rows = iterate(_unpacked(_packed(state, kinds), kinds))
@@ -331,13 +346,15 @@ class JvpInterpreter:
 
             results = self._dry_run(try_iteration)
             if results is None:
+                if self.is_dry:
+                    raise blocks.UnknownResults
                 break
             after = results.kinds
             more = tuple([_joined(was, now) for was, now in zip(kinds, after, strict=False)])
             if [*map(type, more), *more] == [*map(type, kinds), *kinds]:
-                return kinds, after[len(state) :]
+                return kinds, after[len(state) :], results.types[len(state) :]
             kinds = more
-        return kinds, ()
+        return kinds, (), ()
 
     def function(self, procedure: Procedure, body: Body[Dual], args: Duals, types: Types) -> Duals:
         """Call the function, or record it with tangents for all its floats."""

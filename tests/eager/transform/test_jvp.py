@@ -274,7 +274,7 @@ def test_a_tangent_of_a_result_is_none_of_an_argument() -> None:
         assert (v.tolist(), tangent.tolist()) == (V.tolist(), (V * 2.0).tolist())
 
 
-@cases("kind", ["op", "loop", "branch", "function"])
+@cases("kind", "op", "loop", "branch", "function")
 def test_linearize_is_of_the_values_that_there_were(kind: str) -> None:
     def run(w: Tensor, y: Tensor) -> Any:
         if kind == "loop":
@@ -325,6 +325,68 @@ def test_nested_branches_take_quadratic_work_to_record(recorded: Counter[str]) -
         return recorded["launch"]
 
     assert launches(8) < 12 * launches(2)
+
+
+def _launches(fn: Callable[..., Any], counts: Counter[str], *args: Tensor) -> int:
+    """Return how many launches the recording of `fn` takes; it must compute what eager does."""
+    step = ml.capture(fn)
+    expected = fn(*args).numpy()
+    counts.clear()
+    np.testing.assert_array_equal(step(*args).numpy(), expected)
+    return counts["launch"]
+
+
+@cases("loop", "while_loop", "scan")
+def test_nested_loops_take_quadratic_work_to_record(loop: str, recorded: Counter[str]) -> None:
+    def nest(depth: int, x: Tensor) -> Any:
+        if depth == 0:
+            return ml.sin(x) * x
+        if loop == "scan":
+            (x, _), rows = ml.scan(
+                lambda state, z: ((nest(depth - 1, state[0]), state[1] + z), state[0]),
+                (x, ml.ones(2)),
+                ml.ones((2, 2)),
+            )
+            return x + ml.sum(rows, axis=0)
+        body = lambda state: (state[0] + 1, nest(depth - 1, state[1]))  # noqa: E731
+        return ml.while_loop(lambda state: state[0] < 2, body, (ml.asarray(0), x))[1]
+
+    few, many = [
+        _launches(lambda x, d=d: ml.jvp(partial(nest, d), (x,), (x,))[1], recorded, ml.ones(2))
+        for d in (2, 6)
+    ]
+    assert many < 8 * few
+
+
+def test_many_branches_of_one_op_take_linear_work_to_record(recorded: Counter[str]) -> None:
+    def total(count: int, xs: Tensor) -> Any:
+        parts = [ml.cond(x > 0, ml.sin, lambda x: ml.ones(()), x) for x in list(xs)[:count]]
+        return ml.sum(ml.stack(parts))
+
+    xs = ml.asarray(np.linspace(-1.0, 1.0, 8, dtype=np.float32))
+    few, many = [
+        _launches(lambda xs, n=n: ml.jvp(partial(total, n), (xs,), (xs,))[1], recorded, xs)
+        for n in (2, 8)
+    ]
+    assert many < 6 * few
+
+
+def test_branches_take_little_more_work_with_each_tangent(recorded: Counter[str]) -> None:
+    def branches(x: Tensor) -> Any:
+        y = ml.cond(x > 0.0, lambda: x * x, lambda: ml.ones(()))
+        z = ml.cond(x > 1.0, lambda: ml.tanh(x), lambda: ml.ones(()))
+        return y * z * y
+
+    def tangent(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x: ml.jvp(fn, (x,), (ml.ones_like(x),))[1]
+
+    x = ml.asarray(0.7)
+    counts = []
+    for fn in (branches, lambda x: x * x * ml.tanh(x)):
+        second = tangent(tangent(fn))
+        counts.append([_launches(each, recorded, x) for each in (second, tangent(second))])
+    with_branches, plain = counts
+    assert with_branches[1] / with_branches[0] < 1.5 * plain[1] / plain[0]
 
 
 def test_gradients_of_branches_take_little_more_work_with_each_order(
