@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,6 +98,25 @@ def test_a_vm_is_used_till_the_end_of_the_block() -> None:
         assert ml.zeros((2,)).device is outer
     assert ml.default_vm() is first
     assert ml.default_arena() is here
+
+
+def test_a_vm_that_was_used_ends_with_its_last_reference() -> None:
+    def use(_: object) -> weakref.ref[ml.VM]:
+        with ml.use(ml.VM("gone")) as vm:
+            x = ml.ones((2,)) + 1
+            assert x.device is vm
+            return weakref.ref(vm)
+
+    vms = [use(None), *in_threads(use, [0])]
+    gc.collect()
+    assert [vm() for vm in vms] == [None, None]
+
+
+def test_a_block_leaves_the_vm_of_this_process_open() -> None:
+    x = ml.ones((2,))
+    with ml.default_vm() as vm:
+        assert repr(vm) == "<LocalVM 'default'>"
+    assert (x + 1).tolist() == [2.0, 2.0]
 
 
 def test_a_vm_is_used_from_now_on_without_a_block() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.grad import vjp
+from mlvm.eager.autodiff.joint import or_zeros
 from mlvm.eager.autodiff.rows import Row, Rules, Sparse, in_its_place
 from mlvm.eager.autodiff.rules import VJPS
 from mlvm.eager.autodiff.tape import (
@@ -31,12 +32,13 @@ from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 
 
-def tangent_of(
-    call: OneOp, operands: Tensors, tangents: Sequence[Tensor | None], out: Tensor
-) -> Tensor:
+def tangent_of(call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Tensor) -> Any:
     """Return the tangent of a call's float or complex result `out`. At least one of the operands'
-    `tangents` is a tensor; None stands for zeros. Raises `GradientError` for an op without a
-    rule."""
+    `tangents` is a tensor; None stands for zeros. Raises `GradientError` for an op without a rule.
+
+    A `Conditional` tangent takes part only where it is present, since a rule may turn zeros into
+    nan. The work is linear in the number of conditions.
+    """
     types = tuple([x.type for x in operands])
     row = VJPS[call.op.name]
     moving = [i for i, t in enumerate(tangents) if t is not None]
@@ -44,13 +46,21 @@ def tangent_of(
         name = operand_name(call.op, i)
         if name not in row:
             refusal(call, types, name)(out)
+    conditions = {id(t.present): t.present for t in tangents if isinstance(t, Conditional)}
     if isinstance(row, Row) and row.is_linear:
         named = [operand_name(call.op, i) in row for i in range(len(operands))]
         moved = [
-            _or_zeros(t, x) if n else x for t, x, n in zip(tangents, operands, named, strict=True)
+            or_zeros(t, x.type) if n else x
+            for t, x, n in zip(tangents, operands, named, strict=True)
         ]
-        return fitting(apply(call, *moved), out.type)
-    rules = _rules_of(call)
+        total = fitting(apply(call, *moved), out.type)
+        if not conditions or any(isinstance(t, Tensor) for t in tangents):
+            return total
+        with taped(None):
+            return Conditional(total, reduce(op.logical_or, conditions.values()))
+    if conditions:
+        return reduce(added, [_alone(call, operands, tangents, out, i) for i in moving])
+    rules = row.forward if isinstance(row, Row) else row if call.op.elementwise else None
     if rules is None:
         return _transposed(call, operands, tangents, out)
     parts = [
@@ -62,39 +72,12 @@ def tangent_of(
     return fitting(total, out.type)
 
 
-def conditional_tangent(
-    call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Tensor
-) -> Tensor | Conditional | None:
-    """Return the tangent of a call as `tangent_of` does, where some tangents are `Conditional`.
-
-    The work is linear in their number. None if that needs a rule which the op does not have: parts
-    of the tangent that are added in the dtype of the result.
-    """
-    row = VJPS[call.op.name]
-    if isinstance(row, Row) and row.is_linear:
-        values = [Conditional.cleaned(t) if isinstance(t, Conditional) else t for t in tangents]
-        total = tangent_of(call, operands, values, out)
-        if any(isinstance(t, Tensor) for t in tangents):
-            return total
-        conditions = {id(t.present): t.present for t in tangents if t is not None}
-        with taped(None):
-            return Conditional(total, reduce(op.logical_or, conditions.values()))
-    pairs = [(i, t) for i, t in enumerate(tangents) if t is not None]
-    if _rules_of(call) is None or any(operands[i].dtype is not out.dtype for i, _ in pairs):
-        return None
-    parts = []
-    for i, t in pairs:
-        value = t.x if isinstance(t, Conditional) else t
-        alone = [value if i == k else None for k in range(len(operands))]
-        part = tangent_of(call, operands, alone, out)
-        parts.append(Conditional(part, t.present) if isinstance(t, Conditional) else part)
-    return reduce(added, parts)
-
-
-def _rules_of(call: OneOp) -> Rules | None:
-    """Return the forward rules by operand; None for an op whose reverse rules are transposed."""
-    row = VJPS[call.op.name]
-    return row.forward if isinstance(row, Row) else row if call.op.elementwise else None
+def _alone(call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Tensor, i: int) -> Any:
+    """Return the part of the tangent that is due to operand i, `Conditional` as its tangent is."""
+    t, alone = tangents[i], [None] * len(tangents)
+    alone[i] = t.x if isinstance(t, Conditional) else t
+    part = tangent_of(call, operands, alone, out)
+    return Conditional(part, t.present) if isinstance(t, Conditional) else part
 
 
 def _part(
@@ -113,10 +96,6 @@ def fitting(t: Tensor, type: TensorType) -> Tensor:
     if t.dtype is not type.dtype:
         t = op.astype(t, dtype=type.dtype)
     return t if t.type is type else op.broadcast_to(t, shape=type.shape)
-
-
-def _or_zeros(t: Tensor | None, x: Tensor) -> Tensor:
-    return full(x.shape, 0, dtype=x.dtype) if t is None else t
 
 
 def _transposed(

@@ -24,7 +24,7 @@ from mlvm.arena.arena import Allocation, Arena
 from mlvm.arena.writes import may_count
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import HandleError, MlvmError
-from mlvm.core.locks import new_lock
+from mlvm.core.locks import is_mine, new_lock
 from mlvm.core.observe import explaining
 from mlvm.core.program.program import Program, Variant
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
@@ -62,12 +62,26 @@ class ScalarInputs(NamedTuple):
 
 class Scratch:
     """Scratch memory of a captured function on one VM, as large as its largest plan. Its `lock`
-    is held while a program uses it."""
+    is held while a program uses it.
 
-    def __init__(self) -> None:
+    is_nested: True for the memory of one launch inside another.
+    """
+
+    def __init__(self, *, is_nested: bool = False) -> None:
+        self.is_nested = is_nested
         self.lock = new_lock()
         self.nbytes = 0
         self.storage: StorageHandle | None = None
+
+    def is_in_use(self, vm: VMProtocol) -> bool:
+        """Return whether this thread is inside a launch that may use it: in a handler of a signal,
+        a finalizer or a host function."""
+        if self.is_nested:
+            return False
+        fast_path = getattr(vm, "fast_path", None)  # whose launches do not take this lock
+        return is_mine(self.lock) or (
+            fast_path is not None and is_mine(vm.lock) and fast_path.is_running()
+        )
 
     def reserve(self, vm: VMProtocol, launch: Launch) -> tuple[TensorHandle, ...]:
         """Return the handles of the program's temporaries. The caller has the lock."""
@@ -252,6 +266,9 @@ class Launch:
         """Launch the program, or that `program` in its place, on a call's tensors. With an `arena`,
         that of the outputs, `replayed` may launch it next time. It `is_ahead` where its first
         queue's element is taken already."""
+        if scratch.is_in_use(vm):
+            self._run_nested(scalars, vm, inputs, outputs, program, is_ahead=is_ahead)
+            return
         if self.first_queue is not None and not is_ahead:
             with taken_ahead(self.first_queue):
                 self.run(scratch, scalars, vm, inputs, outputs, program, is_ahead=True)
@@ -302,6 +319,22 @@ class Launch:
             raise
         finally:
             explaining.reset(token)
+
+    def _run_nested(
+        self, scalars: ScalarInputs, vm: VMProtocol, *call: Any, **options: Any
+    ) -> None:
+        """Launch the program inside another launch of this thread, perhaps of this function: on
+        scratch memory of its own, and with the numbers of the other put back."""
+        owner = self.owner or self
+        before, own = (owner.storage, owner.temporaries), Scratch(is_nested=True)
+        numbers = [(x, vm.read(x.handle)) for x, _ in scalars.arrays]
+        try:
+            self.run(own, scalars, vm, *call, **options)
+        finally:
+            owner.storage, owner.temporaries = before
+            own.release(vm)
+            for x, array in numbers:
+                vm.write(x.handle, array)
 
     def _saved(
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from mlvm.arena.arena import Arena, scope
 from mlvm.core.errors import MachineError, brief
@@ -84,8 +85,18 @@ current_capture: ContextVar[Capture | None] = ContextVar("current_capture", defa
 """The recorder of a captured function that is on, for each thread or task."""
 
 
+class _ProcessVM(LocalVM):
+    """VM of this process, which a `with` statement leaves open: other code uses it, too."""
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return f"<LocalVM {self.name!r}>"
+
+
 def _make_default_vm() -> VMProtocol:
-    return LocalVM("default", threads=default_threads())
+    return _ProcessVM("default", threads=default_threads())
 
 
 def lifted(xs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -103,7 +114,7 @@ _in_use: ContextVar[tuple[VMProtocol, ...]] = ContextVar("in_use", default=())
 def default_vm() -> VMProtocol:
     """Return the VM of eager calls outside of any arena: the one in `use` in this thread or task,
     or else a VM of this process. That is created when first needed, with as many threads as the
-    environment's MLVM_THREADS says.
+    environment's MLVM_THREADS says, and stays open at the end of `with ml.default_vm():`.
 
         >>> ml.default_vm() is ml.zeros(1).device
         True
@@ -149,20 +160,42 @@ class use:
         last = max((i for i, vm in enumerate(chosen) if vm is self.vm), default=None)
         if last is not None:
             _in_use.set(chosen[:last] + chosen[last + 1 :])
+        _default.forget()
 
 
 class _Default(threading.local):
     """A thread's own arena on the default VM: an arena serves one thread at a time."""
 
     chosen: tuple[VMProtocol, ...] | None = None  # the VMs in use when the arena was chosen
-    arena: Arena
+    arena: Arena | None = None
+
+    def __init__(self) -> None:
+        self.key = _ThreadKey()
+
+    def forget(self) -> None:
+        """Drop the arena, which would keep its VM alive."""
+        self.chosen = self.arena = None
 
 
-class _Arenas(threading.local):
-    """A thread's own arena on a VM, kept while another VM is in use."""
+class _ThreadKey:
+    """Key of a thread, which ends with it."""
+
+
+class _Arenas:
+    """A VM's arenas of interactive use, one for each thread. They end with the thread or the VM: a
+    `threading.local` of arenas would keep the VM alive, which they refer to."""
 
     def __init__(self, vm: VMProtocol) -> None:
-        self.arena = Arena(vm, "default", trims=True)
+        self._vm = vm
+        self._by_thread = WeakKeyDictionary[_ThreadKey, Arena]()
+
+    @property
+    def arena(self) -> Arena:
+        """The calling thread's own arena."""
+        arena = self._by_thread.get(_default.key)
+        if arena is None:
+            arena = self._by_thread[_default.key] = Arena(self._vm, "default", trims=True)
+        return arena
 
 
 _default = _Default()
@@ -175,10 +208,11 @@ def default_arena() -> Arena:
     'default'
     """
     chosen = _in_use.get()
-    if _default.chosen is not chosen:
-        _default.arena = default_vm().attached(_Arenas).arena
+    arena = _default.arena
+    if arena is None or _default.chosen is not chosen:
+        arena = _default.arena = default_vm().attached(_Arenas).arena
         _default.chosen = chosen
-    return _default.arena
+    return arena
 
 
 def current_arena() -> Arena:

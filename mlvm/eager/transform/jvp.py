@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast, overload
 
 from mlvm.core.errors import CaptureError, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.types import TensorType, i64
-from mlvm.eager.autodiff.forward import conditional_tangent, tangent_of
+from mlvm.eager.autodiff.forward import tangent_of
 from mlvm.eager.autodiff.grad import are_alike, as_pair
 from mlvm.eager.autodiff.joint import or_zeros
 from mlvm.eager.autodiff.tape import Conditional
@@ -205,35 +205,9 @@ class JvpInterpreter:
             return Dual(out, kind)
         ts = [None if isinstance(x.t, NoTangent) else x.t for x in xs]
         try:
-            return Dual(out, self._tangent_of(call, tuple(operands), ts, out))
+            return Dual(out, tangent_of(call, operands, ts, out))
         except GradientError as error:
             return Dual(out, NoTangent(error))
-
-    def _tangent_of(
-        self, call: OneOp, operands: Sequence[Tensor], ts: Sequence[Any], out: Tensor
-    ) -> Any:
-        """Return the tangent of a call, of which some operands' tangents may be conditional.
-
-        A conditional tangent takes part only where it is present: a rule might turn zeros into nan.
-        """
-        conditional = [t for t in ts if isinstance(t, Conditional)]
-        if not conditional:
-            return (
-                None if all(t is None for t in ts) else tangent_of(call, tuple(operands), ts, out)
-            )
-        total = conditional_tangent(call, tuple(operands), ts, out)
-        if total is not None:
-            return total
-        present = conditional[0].present
-        with_it, without = [
-            [instead(t) if isinstance(t, Conditional) and t.present is present else t for t in ts]
-            for instead in (lambda t: t.x, lambda t: None)
-        ]
-        one = self._tangent_of(call, operands, with_it, out)
-        other = self._tangent_of(call, operands, without, out)
-        if isinstance(one, Tensor) and other is None:
-            return Conditional(one, present)
-        return branches.either(present, [lambda: [one], lambda: [other]], [out.type])[0]
 
     # --- control flow -----------------------------------------------------------------
 

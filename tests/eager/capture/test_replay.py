@@ -14,7 +14,7 @@ import mlvm.eager as ml
 from mlvm.core.observe import observed
 from mlvm.eager.capture.launch import Launch
 from mlvm.machines.native.extension import EXTENSION
-from tests.brief import Patch, refuses
+from tests.brief import Patch, cases, refuses
 from tests.threads import in_threads
 
 pytestmark = [
@@ -264,6 +264,42 @@ def test_arrays_that_change_while_a_launch_is_learned(arena: Any, monkeypatch: P
     for _ in range(6):
         expected = (x.numpy() * 2.0).tolist()
         assert double(x).tolist() == expected
+
+
+@cases("number", None, 3.0)
+def test_a_call_inside_a_launch_of_the_same_function(
+    arena: Any, monkeypatch: Patch, number: float | None
+) -> None:
+    """Each has scratch memory and numbers of its own."""
+    from mlvm.machines.native import loop
+
+    def products(x: Any, number: float | None = None) -> Any:
+        y = x
+        for _ in range(30):
+            y = ml.tanh(y @ x)
+            y = y if number is None else y * number
+        return y
+
+    x, other = ml.full((512, 512), 1e-3), ml.full((512, 512), 2e-3)
+    args = [(x,), (other,)] if number is None else [(x, number), (other, number + 1)]
+    outer, inner = [products(*each).tolist() for each in args]
+    captured = ml.capture(products)
+    for each in (*args, *args, args[0]):
+        captured(*each)
+    handled: list[bool] = []
+
+    def handle(_: Any) -> None:  # where handlers of signals run
+        if not handled:
+            handled.append(False)
+            handled[0] = captured(*args[1]).tolist() == inner
+
+    monkeypatch.setattr(loop.Helper, "check_signals", handle)
+    for _ in range(50):
+        if not handled:
+            assert captured(*args[0]).tolist() == outer
+    assert handled == [True]
+    monkeypatch.undo()
+    assert captured(*args[0]).tolist() == outer
 
 
 class Stopped(BaseException):

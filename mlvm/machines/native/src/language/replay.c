@@ -135,12 +135,14 @@ static int is_allowed(const Replay *self, PyObject *handles)
 static int run_bound_to(Replay *self, FastPath *fast_path, PyObject *key, int64_t generation)
 {
     PyObject *run = PyDict_GetItemWithError(self->runs, key), *program, *helper, *resume, *handles;
+    if (fast_path->running == process_number()) /* inside a launch, whose scratch memory these handles name */
+        return 0;
     if (!run || !PyTuple_Check(run) || generation != fast_path->generation || !is_unwatched(fast_path))
         return PyErr_Occurred() ? -1 : 0;
     if (!PyArg_ParseTuple(run, "OOOO", &program, &helper, &resume, &handles))
         return -1;
     Py_INCREF(run);
-    int done = is_allowed(self, handles), outer = fast_path->running;
+    int done = is_allowed(self, handles);
     if (done > 0) {
         fast_path->running = process_number(); /* a signal's handler may call the VM */
         PyObject *state = program_run_calls(program, fast_path->pool, helper);
@@ -149,7 +151,7 @@ static int run_bound_to(Replay *self, FastPath *fast_path, PyObject *key, int64_
             Py_DECREF(state);
             state = rest;
         }
-        fast_path->running = outer;
+        fast_path->running = 0;
         done = state ? 1 : -1;
         Py_XDECREF(state);
     }
