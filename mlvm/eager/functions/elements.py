@@ -14,6 +14,7 @@ from mlvm.core.rules import Axis, require
 from mlvm.core.types import DType, bool_, f32, i64
 from mlvm.eager.functions.arguments import axes_of, integer, integers, type_of
 from mlvm.eager.functions.creation import Device, asarray, full, zeros_like
+from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.shapes import broadcast_to, expand_dims, reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, untracked
@@ -210,6 +211,7 @@ def exp2(x: Tensor, /) -> Tensor:
 
 
 @public
+@through_f32
 def deg2rad(x: Tensor, /) -> Tensor:
     """Convert degrees to radians: pi / 180 x.
 
@@ -223,6 +225,7 @@ def deg2rad(x: Tensor, /) -> Tensor:
 
 
 @public
+@through_f32
 def rad2deg(x: Tensor, /) -> Tensor:
     """Convert radians to degrees: 180 / pi x.
 

@@ -100,6 +100,11 @@ def _is_mask(item: Item | EllipsisType) -> bool:
     return isinstance(item, Tensor) and item.dtype.kind == "bool"
 
 
+def _covers(mask: Shape, axes: Shape) -> bool:
+    """Return whether a mask has the lengths of the axes. As in numpy, a length of 0 fits any."""
+    return len(mask) == len(axes) and all(n in (m, 0) for n, m in zip(mask, axes, strict=True))
+
+
 def _with_positions(
     x: Tensor, items: list[Item | EllipsisType], keys: tuple[Any, ...]
 ) -> list[Item | EllipsisType]:
@@ -117,7 +122,7 @@ def _with_positions(
     axis = 0
     for item, length, key in zip(items, lengths, keys, strict=True):
         if isinstance(item, Tensor) and _is_mask(item):
-            if item.shape != x.shape[axis : axis + length]:
+            if not _covers(item.shape, x.shape[axis : axis + length]):
                 raise errors.MaskRefused(
                     f"a mask of shape {item.shape} stands at axis {axis} of {x.shape}"
                 ).at("getitem", (x.type, item.type))
@@ -343,7 +348,7 @@ def _chosen(x: Tensor, key: Any, items: list[Item]) -> tuple[Tensor, int, int]:
 
 def _set_masked(x: Tensor, mask: Tensor, values: Tensor) -> None:
     """Assign to elements that a mask selects: a value for each, or one for all."""
-    if mask.shape != x.shape[: mask.ndim]:
+    if not _covers(mask.shape, x.shape[: mask.ndim]):
         raise errors.MaskRefused(
             f"a mask of shape {mask.shape} does not cover the first axes of {x.shape}"
         ).at("setitem", (x.type, mask.type))
@@ -353,6 +358,8 @@ def _set_masked(x: Tensor, mask: Tensor, values: Tensor) -> None:
         apply_into(x, one_op("mask_set"), x, values, mask)
         return
     values = reshape(values, _broadcasting(x, values, behind))
+    if not mask.size:
+        return
     wide = reshape(mask, (*mask.shape, *[1] * len(behind)))
     apply_into(x, one_op("where"), wide, values, x)
 

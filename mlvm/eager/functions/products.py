@@ -7,6 +7,7 @@ from mlvm.core.rules import is_real, require
 from mlvm.core.types import DType, i64, u8
 from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
 from mlvm.eager.functions.elements import astype
+from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.functions.linalg import tensordot, vecdot, vector_norm
 from mlvm.eager.functions.matrices import diagonal_of, floating
 from mlvm.eager.functions.shapes import expand_dims, moveaxis, part, reshape
@@ -85,6 +86,7 @@ def kron(x: Tensor, y: Tensor, /) -> Tensor:
 
 
 @public
+@in_f32
 def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
     """Compute the distances between the rows of x1 and of x2: the `linalg.vector_norm` of order p
     of all differences, which are materialised. Between equal rows the gradient is 0.

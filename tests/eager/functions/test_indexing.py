@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlvm.eager as ml
+from tests.brief import cases
 
 Array = np.ndarray[Any, Any]
 
@@ -83,17 +84,25 @@ KEYS: list[Any] = [
     AGAIN,
     (AGAIN, AGAIN),
     (AGAIN, slice(None), AGAIN),
+    np.zeros(0, bool),
+    (slice(None), np.zeros((0, 4), bool)),
+    (..., np.zeros(0, bool)),
 ]
 
 
-NO_MASK = np.zeros((0,), bool)
-"""Taken as a tensor alone."""
-
-
-@pytest.mark.parametrize("key", [*KEYS, NO_MASK], ids=repr)
+@pytest.mark.parametrize("key", KEYS, ids=repr)
 def test_getitem_is_numpys(key: Any) -> None:
-    for index in (ours(key), *([key] if key is not NO_MASK else [])):
+    for index in (ours(key), key):
         np.testing.assert_array_equal(ml.asarray(X)[index].numpy(), X[key], strict=True)
+
+
+@cases("key", np.zeros(0, bool), (slice(None), np.zeros((0, 4), bool)))
+def test_a_mask_without_elements_sets_none(key: Any) -> None:
+    for index in (ours(key), key):
+        x = ml.asarray(X)
+        x[index] = 5.0
+        x[index] = ml.zeros(X[key].shape)
+        np.testing.assert_array_equal(x.numpy(), X)
 
 
 _integers = st.integers(-2, 1)
