@@ -102,10 +102,10 @@ def test_a_vm_is_used_till_the_end_of_the_block() -> None:
 
 def test_a_vm_that_was_used_ends_with_its_last_reference() -> None:
     def use(_: object) -> weakref.ref[ml.VM]:
-        with ml.use(ml.VM("gone")) as vm:
-            x = ml.ones((2,)) + 1
-            assert x.device is vm
-            return weakref.ref(vm)
+        vm = ml.VM("gone")
+        with ml.use(vm):
+            assert (ml.ones((2,)) + 1).device is vm
+        return weakref.ref(vm)
 
     vms = [use(None), *in_threads(use, [0])]
     gc.collect()
@@ -114,7 +114,8 @@ def test_a_vm_that_was_used_ends_with_its_last_reference() -> None:
 
 def test_a_block_leaves_the_vm_of_this_process_open() -> None:
     x = ml.ones((2,))
-    with ml.default_vm() as vm:
+    vm: Any = ml.default_vm()
+    with vm:
         assert repr(vm) == "<LocalVM 'default'>"
     assert (x + 1).tolist() == [2.0, 2.0]
 

@@ -50,6 +50,7 @@ def serving(*options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, st
             yield server, json.loads(line)
         finally:
             server.kill()
+            server.communicate(timeout=PATIENCE)  # until its processes have ended, too
 
 
 def test_a_server_prints_its_secret_and_its_port() -> None:
