@@ -267,7 +267,7 @@ class Launch:
         that of the outputs, `replayed` may launch it next time. It `is_ahead` where its first
         queue's element is taken already."""
         if scratch.is_in_use(vm):
-            self._run_nested(scalars, vm, inputs, outputs, program, is_ahead=is_ahead)
+            _run_nested(self, scalars, vm, inputs, outputs, program, is_ahead=is_ahead)
             return
         if self.first_queue is not None and not is_ahead:
             with taken_ahead(self.first_queue):
@@ -320,22 +320,6 @@ class Launch:
         finally:
             explaining.reset(token)
 
-    def _run_nested(
-        self, scalars: ScalarInputs, vm: VMProtocol, *call: Any, **options: Any
-    ) -> None:
-        """Launch the program inside another launch of this thread, perhaps of this function: on
-        scratch memory of its own, and with the numbers of the other put back."""
-        owner = self.owner or self
-        before, own = (owner.storage, owner.temporaries), Scratch(is_nested=True)
-        numbers = [(x, vm.read(x.handle)) for x, _ in scalars.arrays]
-        try:
-            self.run(own, scalars, vm, *call, **options)
-        finally:
-            owner.storage, owner.temporaries = before
-            own.release(vm)
-            for x, array in numbers:
-                vm.write(x.handle, array)
-
     def _saved(
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> tuple[SavedStep, list[Array]]:
@@ -343,6 +327,23 @@ class Launch:
         types = [tuple([x.root.type for x in each]) for each in (inputs, outputs)]
         step = SavedStep(self.planned, types[0], types[1], (), tuple(map(values_of, self.states)))
         return step, [values_of(x.root) for x in inputs]
+
+
+def _run_nested(
+    launch: Launch, scalars: ScalarInputs, vm: VMProtocol, *call: Any, **options: Any
+) -> None:
+    """Run a launch inside another one of this thread, which may be of the same function: on
+    scratch memory of its own, with the numbers of the other put back."""
+    owner = launch.owner or launch
+    before, own = (owner.storage, owner.temporaries), Scratch(is_nested=True)
+    numbers = [(x, vm.read(x.handle)) for x, _ in scalars.arrays]
+    try:
+        launch.run(own, scalars, vm, *call, **options)
+    finally:
+        owner.storage, owner.temporaries = before
+        own.release(vm)
+        for x, array in numbers:
+            vm.write(x.handle, array)
 
 
 def _may_replay(
