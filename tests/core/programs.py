@@ -11,7 +11,8 @@ from mlvm.core.machine.callee import Value
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.fused import Workspace
 from mlvm.core.machine.link import bind, link
-from mlvm.core.program.assembly import assemble
+from mlvm.core.machine.verify import verify
+from mlvm.core.program.assembly import assemble, format_instruction
 from mlvm.core.program.program import Instruction, Opcode, Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.store import FreeStore
@@ -179,3 +180,15 @@ def put(vm: VM, array: Array) -> TensorHandle:
     handle = vm.alloc_tensor(TensorType.of(array))
     vm.write(handle, array)
     return handle
+
+
+def text_of(*words: Any) -> str:
+    """The text of an instruction."""
+    return format_instruction(instruction(*words))
+
+
+def stack(body: str, functions: str = "") -> list[Value]:
+    """The stack that a verified `main_of` leaves, on a machine without a VM."""
+    program = main_of(body, functions)
+    verify(program, TABLE, [])
+    return run(program)

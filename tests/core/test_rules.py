@@ -9,16 +9,14 @@ from hypothesis import strategies as st
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
 from mlvm.core.rules import (
-    broadcast,
     broadcast_shapes,
-    elementwise,
-    normalize_axes,
     reduced_shape,
     require,
     require_representable,
 )
-from mlvm.core.types import DType, TensorType, bool_, f32
+from mlvm.core.types import DType, TensorType
 from tests.brief import refuses
+from tests.cases.claims import claims
 
 shapes = st.lists(st.integers(0, 3), max_size=4).map(tuple)
 
@@ -47,19 +45,6 @@ def test_reduced_shape_is_numpys(
         assert reduced_shape(shape, axis, keepdims) == expected
 
 
-def test_axes() -> None:
-    assert normalize_axes(None, 3) == (0, 1, 2)
-    assert normalize_axes(-1, 3) == (2,)
-    assert normalize_axes((-1, 0), 3) == (2, 0)
-
-
-def test_elementwise_rules_promote_and_broadcast() -> None:
-    x, y = TensorType("i16", (2, 1)), TensorType("u16", (3,))
-    assert broadcast(x, y) is TensorType("i32", (2, 3))
-    assert elementwise("real", bool_)(x, y) is TensorType("bool", (2, 3))
-    refuses(DTypeError, "do not promote", broadcast, x, TensorType("u64"))
-
-
 @pytest.mark.parametrize("allowed", ["numeric", "real", "integer", "inexact", "float", "bool"])
 def test_require_names_what_is_allowed(allowed: str) -> None:
     accepted = []
@@ -81,8 +66,4 @@ def test_representable_integers(dtype: DType) -> None:
         refuses(ArgumentError, f"is not a value of {dtype}", require_representable, value, dtype)
 
 
-def test_representable_bools_and_floats() -> None:
-    require_representable(True, bool_)
-    require_representable(np.nan, f32)
-    with pytest.raises(ArgumentError, match=r"2 is not a value of bool \(0 .. 1\)"):
-        require_representable(2, bool_)
+test_rows = claims("rules", globals())

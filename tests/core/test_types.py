@@ -13,20 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.errors import DTypeError, ShapeError
+from mlvm.core.errors import DTypeError
 from mlvm.core.types import (
-    MAX_NBYTES,
-    MAX_NDIM,
     DType,
     TensorType,
     bf16,
     f16,
     f32,
     f64,
-    i32,
     promote,
 )
-from tests.brief import cases, refuses
+from tests.brief import refuses
+from tests.cases.claims import claims
 from tests.threads import in_threads
 
 DTYPES = list(DType.all.values())
@@ -78,46 +76,6 @@ def test_threads_that_make_the_same_type_at_once_share_it() -> None:
         assert all(type is first for type in others)
 
 
-@cases(
-    "text, type",
-    ("f32[]", TensorType(f32)),
-    (" i32[ 2 , 3 ] ", TensorType(i32, (2, 3))),
-    ("bool[0]", TensorType("bool", (0,))),
-)
-def test_parse(text: str, type: TensorType) -> None:
-    assert TensorType.parse(text) is type
-
-
-@pytest.mark.parametrize("text", ["", "f32", "[2]", "f32[-1]", "f32[2.0]", "f32[2", "f32[2]x"])
-def test_parse_refuses_what_is_no_type(text: str) -> None:
-    refuses(ShapeError, "is not a type; write one like f32", TensorType.parse, text)
-
-
-def test_parse_refuses_an_unknown_dtype_and_names_all() -> None:
-    refuses(DTypeError, r"no dtype 'f8'; there are bool, u8, .*, f64", TensorType.parse, "f8[2]")
-
-
-@pytest.mark.parametrize("shape", [(-1,), (2.0,), ("2",), "2", 3, None, [[1]], (None,), (1, -5)])
-def test_a_shape_is_of_integers_that_are_not_negative(shape: Any) -> None:
-    TensorType(f32, (2,))  # is known and equal to (2.0,), which must make no difference
-    refuses(ShapeError, "a shape is a tuple of integers >= 0, not ", TensorType, f32, shape)
-
-
-def test_a_length_is_an_int_whatever_integer_was_given() -> None:
-    type = TensorType(f32, (True, np.int8(31), 1013))  # type: ignore[arg-type]
-    assert str(type) == "f32[1,31,1013]"
-    assert [length.__class__ for length in type.shape] == [int, int, int]
-
-
-def test_the_largest_types() -> None:
-    assert TensorType("u8", (MAX_NBYTES,)).nbytes == MAX_NBYTES
-    assert TensorType(f32, (1,) * MAX_NDIM).ndim == MAX_NDIM
-    refuses(ShapeError, "larger than", TensorType, "u8", (MAX_NBYTES + 1,))
-    with pytest.raises(ShapeError, match="larger than"):  # as numpy has it
-        TensorType(f32, (0, 2**31, 2**31))
-    refuses(ShapeError, "at most 64 dimensions, not 65", TensorType, f32, (1,) * (MAX_NDIM + 1))
-
-
 # --- dtypes ---------------------------------------------------------------------------
 
 
@@ -133,22 +91,6 @@ def test_a_dtype_by_all_its_names(dtype: DType) -> None:
     assert dtype.itemsize == dtype.numpy.itemsize
     assert dtype.is_float == (dtype.numpy.kind == "f" or dtype is bf16)
     assert dtype.is_integer == (dtype.numpy.kind in "iu")
-
-
-def test_a_short_name_is_ours_where_numpy_has_the_same() -> None:
-    assert DType.of("i8").itemsize == 1  # 8 bits; numpy's "i8" has 8 bytes
-
-
-@pytest.mark.parametrize(
-    "dtype", [None, "float33", "V2", np.void, ">f4", np.longdouble, "f4,,", "(2,", 5, [], object()]
-)
-def test_no_such_dtype(dtype: Any) -> None:
-    refuses(DTypeError, r"no dtype for .*; there are bool, u8, .*, f64, .*i4", DType.of, dtype)
-
-
-@pytest.mark.parametrize("name", ["float32", "", None, []])
-def test_named_takes_short_names_only(name: Any) -> None:
-    refuses(DTypeError, r"there are bool, u8, .*, f64", DType.named, name)
 
 
 # --- promotion ------------------------------------------------------------------------
@@ -204,6 +146,4 @@ def test_numpy_takes_a_dtype_for_its_own(dtype: DType) -> None:
     assert np.zeros(2, untyped).dtype == dtype.numpy
 
 
-def test_an_array_is_no_dtype() -> None:
-    for array in (np.ones(2), np.float32(1)):
-        refuses(DTypeError, "no dtype for", DType.of, array)
+test_rows = claims("types", globals())

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from mlvm.core.errors import PipelineError
 from mlvm.input.batches import Batch, Recipe, Schedule
 from mlvm.input.sampling import Indices, SampleRandom
-from tests.brief import cases, refuses
+from tests.brief import refuses
+from tests.cases.claims import claims
 from tests.input.datasets import Numbers
 
 
@@ -113,55 +114,6 @@ class Short(Numbers):
         return (indices[indices % 2 == 0],)
 
 
-@cases(
-    "dataset, reason",
-    (3, "expected a dataset with a length .*, got a int"),
-    (Numbers(0), "no samples"),
-    (Numbers(-1), "expected a dataset with a length"),
-    (Numbers("many"), "expected a dataset with a length"),
-)
-def test_what_is_no_dataset_is_refused(dataset: Any, reason: str) -> None:
-    refuses(PipelineError, reason, recipe, dataset)
-
-
-@cases(
-    "returned, reason",
-    (None, "gives numpy arrays, not a NoneType"),
-    ((), "gives a tuple of arrays"),
-    ({}, "gives a tuple of arrays"),
-    ({1.5}, "gives numpy arrays, not a set"),
-    (([1.0],), "gives numpy arrays, not a list"),
-    ((np.array(1.0),), r"asked for 1 samples, and gives an array \(\)"),
-    ((np.zeros((2, 3)),), r"asked for 1 samples, and gives an array \(2, 3\)"),
-)
-def test_what_is_no_batch_is_refused(returned: Any, reason: str) -> None:
-    class Wrong(Numbers):
-        def __getitem__(self, indices: Indices) -> Any:
-            if np.ndim(indices):
-                return returned
-            raise TypeError("it takes arrays")
-
-    refuses(
-        PipelineError,
-        f"the dataset .*{reason}|the dataset {reason}",
-        lambda: recipe(Wrong()).types(),
-    )
-    with pytest.raises(PipelineError, match=f"the transform .*{reason}|the transform {reason}"):
-        recipe(Numbers(), lambda arrays, random: returned).types()
-
-
-def test_samples_that_no_tensor_holds_are_refused() -> None:
-    for texts in (np.array(["a"]), np.array(["a"], object), np.array([b"a"])):
-        with pytest.raises(
-            PipelineError, match=r"no tensor has the dtype of samples in column 0: .*; texts are"
-        ):
-            recipe(Numbers(), lambda arrays, random, texts=texts: (texts,)).types()
-    with pytest.raises(
-        PipelineError, match=r"no tensor has the dtype of samples in column 0: (?!.*texts are)"
-    ):
-        recipe(Numbers(), lambda arrays, random: (np.array(["2026-01-01"], "M8[D]"),)).types()
-
-
 def test_a_length_that_lies_is_told_with_the_sample() -> None:
     with pytest.raises(PipelineError, match="says it has 20 samples, and has no") as caught:
         filled(recipe(Lying()), Batch(2, 8, 12))
@@ -217,3 +169,24 @@ def test_a_failure_that_does_not_repeat_is_told_with_the_batch() -> None:
     [note] = caught.__notes__
     assert note.startswith("at epoch 0, in the batch of samples 0, 1, 2")
     assert note.endswith("19, ...")
+
+
+test_rows = claims("batches", globals())
+
+
+class Wrong(Numbers):
+    def __getitem__(self, indices: Indices) -> Any:
+        if np.ndim(indices):
+            return self.length
+        raise TypeError("it takes arrays")
+
+    def __len__(self) -> int:
+        return 23
+
+
+def from_dataset(returned: Any) -> None:
+    recipe(Wrong(returned)).types()
+
+
+def from_transform(returned: Any) -> None:
+    recipe(Numbers(), lambda arrays, random: returned).types()

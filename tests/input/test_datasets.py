@@ -14,7 +14,8 @@ from mlvm.core.errors import PipelineError
 from mlvm.core.types import Array, DType
 from mlvm.input.datasets import as_dataset
 from mlvm.machines.wire import WireVM
-from tests.brief import cases, refuses
+from tests.brief import refuses
+from tests.cases.claims import claims
 
 X = np.random.default_rng(0).normal(size=(11, 4))
 Y = np.arange(11)
@@ -70,34 +71,12 @@ class Pair(NamedTuple):
 WANTED: dict[str, Array] = {"x": X.astype(np.float32), "y": Y, "r": X[:, ::-1].astype(np.float32)}
 
 
-@cases(
-    "data, fields, names",
-    (X, "x", ()),
-    (X.astype(np.float32), "x", ()),
-    (ml.asarray(X), "x", ()),
-    ((X, Y), "xy", ()),
-    ((X.tolist(), Y.tolist()), "xy", ()),
-    ((InOrder(), Y), "xy", ()),
-    (Pair(X, Y), "xy", ("x", "y")),
-    ({"x": X, "y": Y}, "xy", ("x", "y")),
-    ({"pixels": X, 3: Y}, "xy", ("pixels", "_1")),
-    (list(X), "x", ()),
-    (list(zip(X, Y, strict=True)), "xy", ()),
-    ([[x, int(y)] for x, y in zip(X, Y, strict=True)], "xy", ()),
-    ([{"x": x, "y": y} for x, y in zip(X, Y, strict=True)], "xy", ("x", "y")),
-    ([Pair(x, y) for x, y in zip(X, Y, strict=True)], "xy", ("x", "y")),
-    (range(11), "y", ()),
-    (Reversed(), "ry", ()),
-    (Rows(), "xy", ("x", "y")),
-    (InOrder(), "x", ()),
-)
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_plain_data_set_gives_batches(data: Any, fields: str, names: Any, workers: int) -> None:
+def batched(data: Any, fields: str, workers: int) -> Any:
+    """The names of the columns, if batches of the data have these fields."""
     with ml.Pipeline(data, 4, shuffle=True, seed=3, workers=workers) as batches:
         assert len(batches) == 3
         results = [[x.numpy() for x in batch] for batch in batches]
-        batch = batches.get()
-        assert getattr(batch, "_fields", ()) == names
+        names = getattr(batches.get(), "_fields", ())
     for column, name in enumerate(fields):
         rows = np.concatenate([batch[column] for batch in results])
         where = np.lexsort(rows.reshape(len(rows), -1).T)
@@ -109,6 +88,7 @@ def test_a_plain_data_set_gives_batches(data: Any, fields: str, names: Any, work
     shuffled = [[x.numpy() for x in batch] for batch in again]
     x, y = (np.concatenate([batch[i] for batch in shuffled]) for i in (0, 1))
     assert order.tolist() == {"x": x, "r": x[:, ::-1], "y": y}[fields[-1]].tolist()
+    return names
 
 
 def test_samples_that_many_indices_give_alike_are_read_at_once() -> None:
@@ -194,39 +174,14 @@ def test_processes_and_vms_elsewhere_get_the_same_batches() -> None:
 # --- dtypes --------------------------------------------------------------------------
 
 
-@cases(
-    "own, dtype, becomes",
-    ("f64", None, "f32"),
-    ("f32", None, "f32"),
-    ("f16", None, "f16"),
-    ("c128", None, "c64"),
-    ("i64", None, "i64"),
-    ("bool", None, "bool"),
-    ("f64", ml.float64, "f64"),
-    ("f32", "f64", "f64"),
-    ("f64", ml.bfloat16, "bf16"),
-    ("c64", ml.float64, "c128"),
-    ("c128", ml.float16, "c64"),
-    ("u8", ml.float64, "u8"),
-)
-def test_floats_enter_in_the_default_dtype_or_in_the_one_asked_for(
-    own: str, dtype: Any, becomes: str
-) -> None:
+def entered(own: str, dtype: Any) -> str:
+    """The dtype in which floats enter: the default, or the one asked for."""
     values = np.abs(X) if own in ("u8", "bool") else X
     array = values.astype(DType.of(own).numpy)
     with ml.Pipeline((array,), 4, dtype=dtype) as batches:
         [x] = batches.get()
-    assert x.dtype.name == becomes
-    assert x.tolist() == ml.astype(ml.asarray(array[:4]), becomes).tolist()
-
-
-def test_what_is_too_large_for_the_default_is_infinite_without_a_warning() -> None:
-    assert ml.Pipeline(np.full(3, 1e300), 2).get()[0].tolist() == [np.inf] * 2
-
-
-@pytest.mark.parametrize("dtype", ["i64", ml.complex64, "float33", 3])
-def test_a_dtype_is_that_of_floats(dtype: object) -> None:
-    refuses(PipelineError, "expected a float dtype, got", ml.Pipeline, X, 4, dtype=dtype)
+    assert x.tolist() == ml.astype(ml.asarray(array[:4]), x.dtype).tolist()
+    return x.dtype.name
 
 
 # --- what is refused -------------------------------------------------------------------
@@ -244,52 +199,6 @@ def no_file(i: Any) -> object:
     raise FileNotFoundError(f"{[1, 2][0 if np.ndim(i) else i]}.png")
 
 
-@cases(
-    "source, error, text",
-    (3, PipelineError, "expected a dataset with a length .* dict of arrays, got a int"),
-    ((x for x in X), PipelineError, "got a generator"),
-    ((X, Y[:4]), PipelineError, r"columns of one length, got \[11, 4\]"),
-    ((), PipelineError, r"columns of one length, got \[\]"),
-    ({}, PipelineError, r"columns of one length, got \[\]"),
-    ([], PipelineError, "no samples"),
-    (X[:0], PipelineError, "no samples"),
-    ((X, 3.5), PipelineError, "got a float"),
-    ((X, np.array(3.5)), PipelineError, "expected a column with a row for each sample, got array"),
-    ((Reversed(), Y), PipelineError, "expected a column of one array, got a dataset of 2"),
-    (["a", "b"], PipelineError, "no tensor has the dtype of samples in column 0: .*<U1"),
-    (
-        {"x": X, "text": ["a"] * 11},
-        PipelineError,
-        "no tensor has the dtype of samples in column 'text'",
-    ),
-    ([None, None], PipelineError, "no tensor has the dtype of samples in column 0"),
-    (np.ma.masked_array(X, X > 0), PipelineError, "without masked values"),
-    ({1: X, "1": Y}, PipelineError, "columns of different names"),
-    (Missing(no_file), FileNotFoundError, "1.png"),
-    (Missing(lambda i: {}[i]), KeyError, "1"),
-    (Missing(lambda i: np.zeros(len(i))), PipelineError, "gives an array"),
-)
-def test_what_is_none_is_refused(source: Any, error: type[Exception], text: str) -> None:
-    def first() -> Any:
-        return ml.Pipeline(source, 4).get()
-
-    if text == "gives an array":  # a row for each index, and no rows one by one: it takes arrays
-        assert first()[0].tolist() == [0] * 4
-    else:
-        refuses(error, text, first)
-
-
-@cases(
-    "samples, text",
-    ([np.ones(2), np.ones(3), np.ones(2)], r"samples differ: they have shapes \[\(3,\), \(2,\)\]"),
-    ([(1, 2), (1, 2, 3), (1, 2)], "samples differ: some have more parts than others"),
-    ([1, 2, 2.5], "samples differ: this batch has float64"),
-    ([{"a": 1.0}, {"b": 2.0}, {"a": 3.0}], "samples differ: they have parts"),
-)
-def test_samples_that_differ_are_refused(samples: Any, text: str) -> None:
-    refuses(PipelineError, text, lambda: ml.Pipeline(samples, 3).get())
-
-
 def test_a_name_that_python_does_not_take_is_a_place() -> None:
     with ml.Pipeline(
         {"unit price": np.ones(3), "n": np.arange(3), "class": np.zeros(3)}, 3
@@ -305,3 +214,10 @@ def test_samples_that_are_dicts_may_have_their_parts_in_any_order(batch: int) ->
     values = [(b.x.tolist(), b.y.tolist()) for b in batches]
     assert [each for x, _ in values for each in x] == [1.0, 2.0, 1.0, 2.0]
     assert [each for _, y in values for each in y] == [10.0, 20.0, 10.0, 20.0]
+
+
+test_rows = claims("datasets", globals())
+
+
+def first(source: Any) -> Any:
+    return ml.Pipeline(source, 4).get()[0]

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import PipelineError
 from mlvm.core.vm import VM
 from mlvm.input.pipeline import Pipeline
 from mlvm.machines.wire import WireVM
-from tests.brief import cases, refuses
+from tests.brief import cases
+from tests.cases.claims import claims
 
 LENGTHS = (3, 7, 5, 2, 9, 4, 1, 8)
 TEXTS = [[10 * i + k for k in range(n)] for i, n in enumerate(LENGTHS, 1)]
@@ -66,22 +66,6 @@ def test_batches_of_processes_are_padded() -> None:
         assert batches(pipeline) == [expected(0, 4, 8), expected(4, 8, 16)]
 
 
-@cases(
-    "dataset, pad",
-    (Samples(), {0: 0, 1: -100}),
-    ((TEXTS, LABELS, list(LENGTHS)), {0: 0, 1: -100}),
-    (
-        [tuple(map(np.asarray, row)) for row in zip(TEXTS, LABELS, LENGTHS, strict=True)],
-        {0: 0, 1: -100},
-    ),
-    ({**COLUMNS, "tokens": np.array(TEXTS, object)}, VALUES),
-    ids=["samples", "columns", "rows", "objects"],
-)
-def test_data_sets_of_many_lengths(dataset: Any, pad: Any) -> None:
-    with Pipeline(dataset, 4, vm=VM(), pad=pad) as pipeline:
-        assert batches(pipeline) == [expected(0, 4, 7), expected(4, 8, 9)]
-
-
 def test_a_transform_gets_padded_arrays_and_peek_takes_nothing() -> None:
     def shifted(arrays: Any, random: Any) -> Any:
         (tokens,) = arrays
@@ -93,27 +77,9 @@ def test_a_transform_gets_padded_arrays_and_peek_takes_nothing() -> None:
         assert [str(x.type) for (x,) in pipeline] == ["i64[1,0]", "i64[1,1]", "i64[1,2]"]
 
 
-@cases("dataset, options, message",
-        (COLUMNS, {"pad_to": 8}, "pad_to needs a value"),
-        (COLUMNS, {"pad": "0"}, "pad: expected a number"),
-        (COLUMNS, {"pad": 0, "pad_to": "shortest"}, "pad_to: expected 'longest', 'powers of two'"),
-        (COLUMNS, {"pad": 0, "pad_to": []}, "or lengths >= 1"),
-        (COLUMNS, {"pad": {"token": 0}}, "the columns are 'tokens', 'labels', 'length'"),
-        (COLUMNS, {"pad": {"tokens": 0}}, "pad={'labels': 0} pads them"),
-        (COLUMNS, {"pad": 0, "pad_to": 8}, "length 9, and the largest of pad_to is 8"),
-        ([np.zeros((2, 3)), np.zeros((4, 5))], {"pad": 0}, "behind their first axis"),
-        ([np.zeros(2, "u1"), np.zeros(3, "u1")], {"pad": -100}, "-100 does not fit uint8"),
-
-)  # fmt: skip
-def test_refusals(dataset: Any, options: Any, message: str) -> None:
-    def run() -> None:
-        with Pipeline(dataset, 2, vm=VM(), **options) as pipeline:
-            batches(pipeline)
-
-    caught = refuses(PipelineError, "", run)
-    assert message in str(caught)
+test_rows = claims("padding", globals())
 
 
-def test_without_pad_the_error_names_it() -> None:
-    with pytest.raises(PipelineError, match="pad=0 pads them"):
-        Pipeline([np.zeros(2), np.zeros(3)], 2, vm=VM()).get()
+def padded(dataset: Any, size: int, **options: Any) -> list[list[Any]]:
+    with Pipeline(dataset, size, vm=VM(), **options) as pipeline:
+        return batches(pipeline)

@@ -30,14 +30,15 @@ from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Allocation
-from mlvm.core.errors import MlvmError, PipelineError, QueueEmpty, ShutDown, StaleTensor, WorkerDied
+from mlvm.core.errors import PipelineError, QueueEmpty, ShutDown, StaleTensor, WorkerDied
 from mlvm.core.observe import observed
 from mlvm.core.vm import VM
 from mlvm.input import workers as crew_module
 from mlvm.input.pipeline import Pipeline
 from mlvm.input.sampling import SampleRandom
 from mlvm.machines.wire import WireVM
-from tests.brief import Patch, cases, refuses, with_long
+from tests.brief import Patch, refuses, with_long
+from tests.cases.claims import claims
 from tests.input.datasets import Numbers
 from tests.interrupting import interrupted_at_line
 from tests.threads import PATIENCE, start
@@ -165,29 +166,6 @@ def test_restoring_in_the_middle_drops_what_was_made_ahead(workers: int) -> None
         assert digests(batches) == rest
         batches.restore(start)
         assert digests(batches) == first + rest
-
-
-@cases(
-    "state",
-    None,
-    {},
-    {"epoch": 0, "next_index": 0},
-    {"epoch": 0, "next_index": 0, "seed": 0, "more": 1},
-    {"epoch": 4, "next_index": 0, "seed": 0},
-    {"epoch": -1, "next_index": 0, "seed": 0},
-    {"epoch": 0, "next_index": 23, "seed": 0},
-    {"epoch": 0, "next_index": -5, "seed": 0},
-    {"epoch": 0, "next_index": 0, "seed": -1},
-    {"epoch": 0, "next_index": 0, "seed": 2**64},
-    {"epoch": 0, "next_index": "0", "seed": 0},
-)
-def test_what_is_no_state_is_refused(state: Any) -> None:
-    with pipeline(**OPTIONS) as batches:
-        digests(batches, 2)
-        before = batches.state()
-        refuses(PipelineError, "", batches.restore, state)
-        assert batches.state() == before
-        assert len(digests(batches)) == 13
 
 
 # --- epochs --------------------------------------------------------------------------
@@ -505,26 +483,6 @@ def test_the_end_of_the_last_epoch(epochs: int) -> None:
             refuses(ShutDown, f"all {epochs} epochs are over; with epochs=None", call)
 
 
-@cases(
-    "options, reason",
-    ({"batch_size": 0}, "expected batch_size as an integer >= 1, got 0"),
-    ({"batch_size": -3}, "expected batch_size as an integer >= 1, got -3"),
-    ({"batch_size": 2.5}, "expected batch_size as an integer >= 1, got 2.5"),
-    ({"epochs": -1}, "expected epochs as an integer >= 0"),
-    ({"workers": -1}, "expected workers as an integer >= 0"),
-    ({"prefetch": 0}, "expected prefetch as an integer >= 1"),
-    ({"seed": -1}, "expected seed as an integer in 0"),
-    ({"seed": "one"}, "expected seed as an integer in 0"),
-    ({"transform": 3}, "expected a function as transform, got 3"),
-    ({"batch_size": 24, "drop_last": True}, "23 samples make no batch of 24"),
-    ({"dataset": 3}, "expected a dataset with a length"),
-)
-def test_impossible_options_are_refused(options: dict[str, Any], reason: str) -> None:
-    arguments: dict[str, Any] = {"dataset": Numbers(), "batch_size": 5} | options
-    caught = refuses(PipelineError, reason, pipeline, **arguments)
-    assert isinstance(caught, MlvmError)
-
-
 # --- other processes -----------------------------------------------------------------
 
 
@@ -658,3 +616,17 @@ def test_a_transform_keeps_the_names_of_columns() -> None:
     assert batch.image.arena.vm.read(batch.image.handle).tolist() == [0.0, 2.0]
     assert first_batch(lambda arrays, _: {"a": arrays[0], "b": arrays[1]})._fields == ("a", "b")
     assert type(first_batch(lambda arrays, _: (*arrays, arrays[0]))) is tuple
+
+
+test_rows = claims("pipeline", globals())
+
+
+def restored(state: Any) -> None:
+    with pipeline(**OPTIONS) as batches:
+        digests(batches, 2)
+        before = batches.state()
+        try:
+            batches.restore(state)
+        finally:
+            assert batches.state() == before
+            assert len(digests(batches)) == 13

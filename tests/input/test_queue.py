@@ -16,13 +16,9 @@ import pytest
 from mlvm.arena.arena import Allocation, Arena
 from mlvm.core.errors import (
     ArenaError,
-    DTypeError,
     HandleError,
-    MlvmError,
-    OutOfMemory,
     QueueEmpty,
     QueueFull,
-    ShapeError,
     ShutDown,
 )
 from mlvm.core.observe import observed
@@ -33,7 +29,8 @@ from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
 from mlvm.machines.dry import DryVM
 from mlvm.machines.wire import WireVM
-from tests.brief import cases, refuses, with_long
+from tests.brief import refuses, with_long
+from tests.cases.claims import claims
 from tests.interrupting import interrupted_at_line, with_each_line_interrupted
 
 PAIR = ["f32[2,3]", "i64[2]"]
@@ -363,78 +360,6 @@ def test_a_reset_of_the_slots_ends_what_was_got(vm: VM) -> None:
 # --- bad input ------------------------------------------------------------------------
 
 
-@cases(
-    "types, maxsize, refused",
-    (PAIR, 0, ArenaError),
-    (PAIR, -1, ArenaError),
-    (PAIR, 2.0, ArenaError),
-    (PAIR, True, ArenaError),
-    (PAIR, None, ArenaError),
-    ([], 1, ArenaError),
-    ("f32[2]", 1, ArenaError),
-    (3, 1, ArenaError),
-    ([3], 1, DTypeError),
-    (["f33[2]"], 1, DTypeError),
-    (["f32[-2]"], 1, ShapeError),
-    (["f32[1048576,1048576]"], 64, OutOfMemory),
-    (["u8[4611686018427387904]"], 9, OutOfMemory),
-)
-@pytest.mark.parametrize("shared", [False, True])
-def test_an_impossible_queue_is_refused(
-    vm: VM, types: Any, maxsize: Any, refused: type[MlvmError], shared: bool
-) -> None:
-    refuses(refused, "", QueueTensor, vm, types, maxsize, shared=shared)
-    assert vm.consumed_size_in_mib() == 0
-
-
-@cases(
-    "arrays, refused, message",
-    ((), ArenaError, "an element of 2 arrays, a tuple, got 0"),
-    (pair(1)[:1], ArenaError, "an element of 2 arrays, a tuple, got 1"),
-    ((*pair(1), pair(1)[0]), ArenaError, "got 3"),
-    (np.zeros((2, 2, 3)), ArenaError, "an element of 2 arrays, a tuple, got array"),
-    (None, ArenaError, "got None"),
-    (([[1.0]], pair(1)[1]), DTypeError, r"array 0 is f32\[2,3\]: expected an array, got a list"),
-    ((pair(1)[0], np.zeros(2, np.int32)), DTypeError, "array 1 is .*: the array's dtype is int32"),
-    ((np.zeros((2, 3)), pair(1)[1]), DTypeError, "the array's dtype is float64"),
-    ((pair(1)[0].T, pair(1)[1]), ShapeError, r"the array's shape is \(3, 2\)"),
-    ((pair(1)[0], np.int64(3)), ShapeError, r"the array's shape is \(\)"),
-)
-def test_an_element_that_does_not_fit_is_refused(
-    vm: VM, arrays: Any, refused: type[MlvmError], message: str
-) -> None:
-    q = QueueTensor(vm, PAIR, 1)
-    refuses(refused, message, q.put, arrays)
-    q.put(pair(5), timeout=0)
-    assert values(vm, q.get(timeout=0)) == {5}
-
-
-@pytest.mark.parametrize("timeout", [-1, -0.5, float("nan"), "soon", [1]])
-def test_a_timeout_is_seconds(vm: VM, timeout: Any) -> None:
-    q = QueueTensor(vm, PAIR, 1)
-    calls: list[Callable[[], object]] = [
-        lambda: q.get(timeout),
-        lambda: q.reserve(timeout),
-        lambda: q.put(pair(1), timeout),
-    ]
-    for call in calls:
-        refuses(ArenaError, "expected a timeout of None or seconds >= 0", call)
-    assert not q.full()
-
-
-def test_an_endless_timeout(vm: VM) -> None:
-    q = QueueTensor(vm, PAIR, 1)
-    q.put(pair(1), timeout=float("inf"))
-    q.get(timeout=1e300)
-
-
-@pytest.mark.parametrize("error", [None, "no", OSError])
-def test_only_an_exception_cancels(vm: VM, error: Any) -> None:
-    q = QueueTensor(vm, PAIR, 1)
-    refuses(ArenaError, "expected an exception to cancel with", q.cancel, error)
-    q.put(pair(1))
-
-
 def test_an_element_is_on_a_vm_elsewhere_before_it_is_got() -> None:
     """The write is done by who commits, and a slot has its place there for good."""
     vm = WireVM(VM())
@@ -542,3 +467,22 @@ def test_full_slots_are_used_memory_of_the_arena(vm: VM) -> None:
     assert (q.arena.used, len(q.arena.live())) == (q.arena.capacity, 4)
     filling.cancel()
     assert (q.arena.used, len(q.arena.live())) == (q.arena.capacity // 2, 2)
+
+
+test_rows = claims("queue", globals())
+
+
+def made(vm: Any, *args: Any, shared: bool) -> None:
+    try:
+        QueueTensor(vm, *args, shared=shared)
+    finally:
+        assert vm.consumed_size_in_mib() == 0
+
+
+def unfit(vm: Any, arrays: Any) -> None:
+    q = QueueTensor(vm, PAIR, 1)
+    try:
+        q.put(arrays)
+    finally:
+        q.put(pair(5), timeout=0)
+        assert values(vm, q.get(timeout=0)) == {5}

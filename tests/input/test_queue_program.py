@@ -14,11 +14,8 @@ import numpy as np
 import pytest
 
 from mlvm.core.errors import (
-    ArgumentError,
     HandleError,
-    MachineError,
     MlvmError,
-    ProgramError,
     QueueEmpty,
     ShutDown,
 )
@@ -28,7 +25,8 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType
 from mlvm.input.queue import QueueTensor
 from mlvm.machines.local import LocalVM as VM
-from tests.brief import cases, refuses
+from tests.brief import refuses
+from tests.cases.claims import claims
 from tests.threads import PATIENCE, start
 
 SUMS = """
@@ -236,47 +234,6 @@ def test_a_program_that_does_not_wait_goes_on_without_an_element(vm: VM) -> None
     assert x.tolist() == [1.0, 1.0]
 
 
-@cases(
-    "text, refused, message",
-    (
-        'push_int 0\n push_str "queue.get"\n cfunc 1 2',
-        HandleError,
-        "expected the handle of a live queue tensor of this VM, got 0",
-    ),
-    ('push_str "q"\n push_str "queue.get"\n cfunc 1 2', MachineError, "an Int, got Str"),
-    ('load_arg 0\n push_str "queue.get"\n cfunc 1 2', MachineError, r"an Int, got f64\[2\]"),
-    (
-        'load_arg 1\n push_str "queue.get"\n cfunc 1 2',
-        HandleError,
-        "queue tensor of this VM, got -1",
-    ),
-    ('push_str "queue.get"\n cfunc 0 2', MachineError, "takes 1 parameters"),
-    ('push_int {q}\n push_str "queue.get"\n cfunc 1 1', MachineError, "left 2 results where 1"),
-    (
-        'push_int {q}\n push_str "queue.get"\n cfunc 1 2 {{"raise": true}}',
-        ArgumentError,
-        "the attributes are raises and wait",
-    ),
-    (
-        'push_int {q}\n push_str "queue.get"\n cfunc 1 2 {{"raises": 1}}',
-        ArgumentError,
-        "true or false",
-    ),
-)
-def test_a_wrong_call_is_a_typed_error_with_its_place(
-    vm: VM, text: str, refused: type[MlvmError], message: str
-) -> None:
-    q = QueueTensor(vm, ["f32[2]"], 1)
-    q.put((np.ones(2, np.float32),))
-    with pytest.raises((refused, ProgramError), match=message) as caught:
-        launch_text(vm, text.format(q=q.handle), np.zeros(2), np.array(-1))
-    assert "main, pc" in "".join([str(caught.value), *caught.value.__notes__])
-    del caught
-    q2 = QueueTensor(vm, ["f32[2]"], 1)
-    q2.put((np.ones(2, np.float32),))
-    q2.get()
-
-
 def test_a_queue_that_is_gone_is_named(vm: VM) -> None:
     q = QueueTensor(vm, ["f32[2]"], 1)
     program = sums(f"push_int {q.handle}")
@@ -331,3 +288,19 @@ def test_a_vm_with_queues_is_free_to_die() -> None:
     reference = weakref.ref(vm)
     del vm, q
     assert reference() is None
+
+
+test_rows = claims("queue_program", globals())
+
+
+def called(vm: VM, text: str) -> None:
+    """A wrong call of a queue's function: its error has the place, and the queue goes on."""
+    q = QueueTensor(vm, ["f32[2]"], 1)
+    q.put((np.ones(2, np.float32),))
+    try:
+        launch_text(vm, text.format(q=q.handle), np.zeros(2), np.array(-1))
+    except MlvmError as error:
+        places = "".join([str(error), *error.__notes__])
+        raise error if "main, pc" in places else AssertionError(places) from None
+    finally:
+        vm.close()

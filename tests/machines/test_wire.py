@@ -6,7 +6,6 @@ import contextlib
 import gc
 import inspect
 import io
-import math
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,6 @@ from mlvm.core.errors import (
     MachineError,
     MlvmError,
     OpError,
-    ProgramError,
     ShapeError,
 )
 from mlvm.core.machine.frame import Frame
@@ -55,7 +53,8 @@ from mlvm.machines.wire import (
     encode_call,
     encode_error,
 )
-from tests.brief import Patch, cases, refuses
+from tests.brief import Patch, refuses
+from tests.cases.claims import claims
 from tests.core.programs import ADD_INTO, f32s, put, straight
 from tests.fuzz.mutations import assert_well_refused, framed
 from tests.threads import in_threads
@@ -208,16 +207,7 @@ def test_tensors() -> None:
     assert wire_vm.consumed_size_in_mib() == 8 / 2**20
 
 
-@cases(
-    "array",
-    np.array(True),
-    np.zeros((0, 3), np.int8),
-    np.arange(6, dtype=np.float64).reshape(2, 3).T,
-    np.array([2**64 - 1], np.uint64),
-    f32s(math.nan, -0.0, math.inf)[::-1],
-    np.float32(3),
-)
-def test_arrays_pass_as_they_are(array: Any) -> None:
+def passed(array: Any) -> None:
     vm, wire_vm = wired()
     handle = wire_vm.alloc_tensor(TensorType.of(array))
     wire_vm.write(handle, array)
@@ -474,42 +464,10 @@ class MyError(Exception):
     pass
 
 
-@cases(
-    "error, kind, text",
-    (ZeroDivisionError("division by zero"), ZeroDivisionError, "division by zero"),
-    (KeyError("k"), KeyError, "'k'"),
-    (ValueError(), ValueError, ""),
-    (ValueError("a", 2), ValueError, "('a', 2)"),
-    (ValueError([object]), ValueError, "[<class 'object'>]"),
-    (FileNotFoundError(2, "No such file", "x"), OSError, "[Errno 2] No such file: 'x'"),
-    (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), ValueError, "'utf-8' codec"),
-    (MyMachineError("mine"), errors.MachineError, "mine"),
-    (MyError("mine"), Exception, "mine"),
-)
-def test_errors_of_others(error: Exception, kind: type[Exception], text: str) -> None:
-    again = there_and_back(error)
-    assert type(again) is kind
-    assert str(again).startswith(text)
-
-
 def test_parts_without_an_encoding_come_as_text() -> None:
     error = MyMachineError("mine")
     error.part = f32s(1, 2)  # type: ignore[attr-defined]
     assert vars(there_and_back(error)) == {"part": "[1. 2.]"}
-
-
-@pytest.mark.parametrize("handle", ["x", None, 1.5, [1]])
-def test_what_is_no_handle_is_refused_before_it_is_sent(handle: Any) -> None:
-    _, wire_vm = wired()
-    for call in (wire_vm.read, wire_vm.dealloc_tensor, wire_vm.dealloc_storage):
-        refuses(HandleError, "is no handle, which is an integer", call, handle)
-    refuses(HandleError, "is no handle, which is an integer", wire_vm.launch, LOAD, [handle])
-
-
-@pytest.mark.parametrize("array", [[1, 2], 3.0, np.zeros(2, np.complex64), np.zeros(2, ">f4")])
-def test_what_is_no_array_is_refused_before_it_is_sent(array: Any) -> None:
-    vm, wire_vm = wired()
-    refuses(DTypeError, "", wire_vm.write, put(vm, f32s(1, 2)), array)
 
 
 class Unwritable(Exception):
@@ -535,24 +493,7 @@ def test_any_error_becomes_an_answer() -> None:
     assert "has no encoding: MyMachineError('mine')" in str(again)
 
 
-@cases(
-    "call, kind",
-    (lambda vm: vm.launch(None), ProgramError),
-    (lambda vm: vm.launch("x"), ProgramError),
-    (lambda vm: vm.alloc_tensor("f32[2]"), ShapeError),
-    (lambda vm: vm.alloc_tensor(None), ShapeError),
-    (lambda vm: vm.alloc_storage(np.int64(64)), ShapeError),
-    (lambda vm: vm.alloc_storage(-1), ShapeError),
-    (lambda vm: vm.alloc_storage(2**4000), ShapeError),
-    (lambda vm: vm.alloc_storage("x"), ShapeError),
-    (lambda vm: vm.read(10**5000), HandleError),
-    (lambda vm: vm.launch(LOAD, [10**5000]), HandleError),
-    (lambda vm: vm.launch(LOAD, 10**5000), HandleError),
-    (lambda vm: vm.dealloc_storage(10**5000), HandleError),
-)
-def test_what_is_refused_here_is_refused_there(
-    call: Callable[[Any], object], kind: type[MlvmError]
-) -> None:
+def refused_alike(call: Callable[[Any], object], kind: type[MlvmError]) -> None:
     vm, wire_vm = wired()
     texts = []
     for each in (vm, wire_vm):
@@ -590,46 +531,6 @@ def of_fields(kind: Kind, *texts: str) -> bytes:
     return writer.message(kind)
 
 
-@cases(
-    "message, text",
-    (b"", "a header has 16 bytes"),
-    (straight("halt").to_bytes(), r"of kind call \(2\), got 1"),
-    (of_fields(Kind.call, "borrow"), "no call 'borrow'; there are name, alloc_tensor"),
-    (of_fields(Kind.call, "__init__"), "no call '__init__'"),
-    (of_fields(Kind.call, "read"), "expected 1 bytes; 0 are left"),
-    (of_fields(Kind.call, "name", ""), "4 bytes too many"),
-    (of_fields(Kind.call, "alloc_tensor", "f8"), "no dtype 'f8'"),
-)
-def test_the_server_answers_what_is_no_call(message: bytes, text: str) -> None:
-    refuses(EncodingError, text, decode_answer, "name", WireServer(VM()).answer(message))
-
-
-@cases("name, args", ("launch", [3, [], None]), ("estimate", [3, []]), ("drop_program", [3]))
-def test_a_program_that_is_not_loaded(name: str, args: list[Any]) -> None:
-    with pytest.raises(HandleError, match="no program is loaded under number 3"):
-        decode_answer(name, WireServer(VM()).answer(encode_call(name, args)))
-
-
-@pytest.mark.parametrize("limit", [1.5, "x", [1]])
-def test_a_limit_is_an_integer_or_none(limit: Any) -> None:
-    with pytest.raises(EncodingError, match="a limit: expected an integer or none"):
-        decode_call(encode_call("launch", [1, [], limit]))
-
-
-@cases(
-    "name, message, text",
-    ("read", b"", "a header has 16 bytes"),
-    ("read", encode_call("name", []), r"of kind answer \(3\) or error \(4\), got 2"),
-    ("swap", encode_answer("alloc_tensor", 7), "2 bytes too many"),
-    ("read", encode_answer("alloc_tensor", 7), "expected \\d+ bytes"),
-    ("estimate", encode_answer("launch", [f32s(1)]), "an estimate: expected 2 numbers, got 1"),
-    ("name", of_fields(Kind.error, "SystemExit"), "no error 'SystemExit'"),
-    ("name", of_fields(Kind.error, "VM"), "no error 'VM'"),
-)
-def test_the_client_refuses_what_is_no_answer(name: str, message: bytes, text: str) -> None:
-    refuses(EncodingError, text, decode_answer, name, message)
-
-
 def error_message(
     name: str, args: Sequence[Any] = (), parts: Mapping[str, Any] | None = None
 ) -> bytes:
@@ -639,20 +540,6 @@ def error_message(
     writer.mapping(parts or {}, Writer.value)
     writer.sequence(["a note"], Writer.text)
     return writer.message(Kind.error)
-
-
-@cases(
-    "message, text",
-    (error_message("ShapeError", ["x"], {"__notes__": 1}), "ShapeError has no part '__notes__'"),
-    (error_message("ShapeError", ["x"], {"at": 1}), "ShapeError has no part 'at'"),
-    (error_message("ValueError", [], {"add_note": None}), "ValueError has no part 'add_note'"),
-    (error_message("ShapeError", ["x"], {"op": "add", "operands": 3}), "is not made of .*'add'"),
-    (error_message("ShapeError", [5]), r"ShapeError is not made of \(5, {}\)"),
-    (error_message("ShapeError", [5, 6]), r"ShapeError is not made of \(5, 6, {}\)"),
-    (error_message("OSError", [11, "x", 2**100]), "OSError is not made of"),
-)
-def test_an_error_that_cannot_be_is_refused(message: bytes, text: str) -> None:
-    refuses(EncodingError, text, decode_answer, "name", message)
 
 
 def test_mutations_of_errors() -> None:
@@ -740,3 +627,12 @@ def test_the_pages_example_prints_what_it_says() -> None:
     with contextlib.redirect_stdout(printed):
         exec(code, {})
     assert printed.getvalue() == output
+
+
+test_rows = claims("wire", globals())
+
+
+def error_text(error: Exception, kind: type[Exception]) -> None:
+    again = there_and_back(error)
+    assert type(again) is kind
+    raise AssertionError(str(again))

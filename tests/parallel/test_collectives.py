@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from mlvm.core.errors import (
-    ArgumentError,
     DTypeError,
     GroupError,
     MachineError,
@@ -26,6 +25,7 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group
 from tests.brief import refuses
+from tests.cases.claims import claims
 from tests.parallel.members import call, gathered, run, tensor
 
 pytest.importorskip("threadpoolctl")
@@ -132,27 +132,6 @@ def test_a_vm_with_workers_takes_part() -> None:
             vm.close()
 
 
-REFUSED: list[tuple[str, Array, dict[str, Any], type[MlvmError], str]] = [
-    ("all_reduce", np.zeros(2, np.int32), {"op": "mean"}, DTypeError, "a mean is of floats"),
-    ("all_reduce", np.zeros(2, np.bool_), {"op": "sum"}, DTypeError, "a sum is of numbers"),
-    ("all_reduce", np.zeros(2), {"op": "median"}, ArgumentError, "median"),
-    ("reduce_scatter", np.zeros(3), {}, ShapeError, "multiple of the group's 2 members"),
-    ("reduce_scatter", np.zeros(()), {}, ShapeError, "multiple of the group's 2 members"),
-    ("broadcast", np.zeros(3), {"root": 2}, ArgumentError, "a rank, 0 .. 1, not 2"),
-    ("broadcast", np.zeros(3), {"root": -1}, ArgumentError, "a rank, 0 .. 1, not -1"),
-    ("send", np.zeros(3), {"to": 2}, ArgumentError, "another of 2 members, not 2"),
-    ("send", np.zeros(3), {}, ArgumentError, "'to' is missing"),
-]
-
-
-@pytest.mark.parametrize(("name", "x", "attributes", "error", "text"), REFUSED)
-def test_what_does_not_fit_is_refused_before_anybody_waits(
-    name: str, x: Array, attributes: dict[str, Any], error: type[MlvmError], text: str
-) -> None:
-    caught = refuses(error, text, run, 2, lambda rank, vm: call(vm, name, x, **attributes))
-    assert any("raised by member" in note for note in caught.__notes__)
-
-
 def test_programs_with_collectives_are_verified() -> None:
     with Group(2) as group:
         program = Program.of_op("all_gather.out", 2, {}, 0)
@@ -185,3 +164,13 @@ def test_a_constant_is_not_overwritten(name: str) -> None:
 def test_a_collective_outside_of_a_run_says_so() -> None:
     with Group(2) as group, pytest.raises(GroupError, match=r"vm0\) is in no run of its group"):
         call(group.vms[0], "all_reduce", np.ones(3))
+
+
+test_rows = claims("collectives", globals())
+
+
+def met(name: str, x: Array, **attributes: Any) -> None:
+    """Call a collective of two in vain: the error says who raised it."""
+    error = refuses(MlvmError, "", run, 2, lambda rank, vm: call(vm, name, x, **attributes))
+    assert any("raised by member" in note for note in error.__notes__)
+    raise error

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import GroupError, MissingExtra
-from mlvm.parallel.launch import launch
-from tests.brief import Patch, cases, refuses
+from tests.brief import refuses
+from tests.cases.claims import claims
 from tests.parallel import places
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,20 +84,6 @@ def test_the_status_is_that_of_the_member_which_failed(tmp_path: Path) -> None:
     assert launched(tmp_path, 0, "never").returncode == 128 + 9
 
 
-@cases(
-    "call, text",
-    (partial(launch, 0, ["x"]), "1 or more members"),
-    (partial(launch, 1, ["x"], nodes=2, node=2), "on node 0 .. nodes - 1, not of 1 on node 2 of 2"),
-    (partial(launch, 1, ["x"], nodes=2), "give --address HOST:PORT"),
-    (partial(launch, 1, ["x"], nodes=2, address="one:7"), "set MLVM_SECRET or MLVM_SECRET_FILE"),
-    (partial(launch, 1, ["x"], address="unix:x"), "members meet at HOST:PORT, not at unix:x"),
-)
-def test_impossible_launches_are_refused(call: Any, text: str, monkeypatch: Patch) -> None:
-    for name in ("MLVM_SECRET", "MLVM_SECRET_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    refuses(GroupError, text, call)
-
-
 # --- Ray -----------------------------------------------------------------------------
 
 
@@ -119,3 +104,13 @@ def test_actors_of_ray_do_what_threads_do() -> None:
         assert members.run(places.reduce) == [[2.0] * 4] * 2
         refuses(GroupError, r"member 1 \(vm1\) has died", members.run, places.is_killed)
         assert members.closed
+
+
+test_rows = claims("launch", globals())
+
+
+def refused(call: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("MLVM_SECRET", "MLVM_SECRET_FILE"):
+            patch.delenv(name, raising=False)
+        call()

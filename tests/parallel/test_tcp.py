@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from mlvm.core.errors import (
     AccessRefused,
-    AddressError,
     EncodingError,
     GroupError,
     GroupTimeout,
@@ -34,10 +33,11 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel import messages, tcp
 from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group
-from mlvm.parallel.launched import first_host, launched
+from mlvm.parallel.launched import launched
 from mlvm.parallel.plain import packed, packed_failure, unpacked
 from mlvm.parallel.tcp import Link, TcpGroup
 from tests.brief import Patch, cases, refuses, with_long
+from tests.cases.claims import claims
 from tests.fuzz import groups
 from tests.parallel import places
 from tests.parallel.joined import SECRET, Joined, free_address
@@ -271,22 +271,6 @@ def test_members_may_have_many_open_files() -> None:
         assert both(*members) == [None] * 3
 
 
-@cases(
-    "make, error, text",
-    (partial(TcpGroup, 0, 2, ":1"), AccessRefused, "MLVM_SECRET or MLVM_SECRET_FILE"),
-    (partial(TcpGroup, 0, 2, ":1", secret="short"), AccessRefused, "at least 16 bytes"),
-    (partial(TcpGroup, 2, 2, ":1"), GroupError, "a rank is 0 .. size - 1, not 2 of 2"),
-    (partial(TcpGroup, 0, 2, "unix:x"), AddressError, "members meet at HOST:PORT"),
-    (partial(TcpGroup, 0, 1, ":1", timeout=0), GroupError, "a timeout is a number of seconds > 0"),
-)
-def test_impossible_members_are_refused(
-    make: Any, error: Any, text: str, monkeypatch: Patch
-) -> None:
-    monkeypatch.delenv("MLVM_SECRET", raising=False)
-    monkeypatch.delenv("MLVM_SECRET_FILE", raising=False)
-    refuses(error, text, make)
-
-
 def test_a_secret_comes_from_the_environment_or_a_file(monkeypatch: Patch, tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.touch(mode=0o600)
@@ -409,43 +393,16 @@ OPEN_MPI = {
 }
 
 
-@cases(
-    "variables, rank, size, address",
-    (TORCHRUN, 1, 4, "one:29500"),
-    ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}, 1, 4, "one:29501"),
-    ({**SLURM, **TORCHRUN}, 1, 4, "one:29500"),
-    (SLURM, 3, 8, f"rack1node07:{61440 + 4243 % 4095}"),
-    ({**SLURM, "MASTER_ADDR": "two", "MASTER_PORT": "7"}, 3, 8, "two:7"),
-    ({**OPEN_MPI, "MASTER_PORT": "7"}, 0, 2, "127.0.0.1:7"),
-    ({**SLURM, **OPEN_MPI, "MASTER_PORT": "7"}, 0, 2, "127.0.0.1:7"),
-)
-def test_schedulers_tell_who_one_is(
-    variables: dict[str, str], rank: int, size: int, address: str
-) -> None:
+test_rows = claims("tcp", globals())
+
+
+def alone(make: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLVM_SECRET", raising=False)
+        patch.delenv("MLVM_SECRET_FILE", raising=False)
+        make()
+
+
+def told(variables: dict[str, str]) -> tuple[int, int, str]:
     location = launched(variables)
-    assert (location.rank, location.size, str(location.address)) == (rank, size, address)
-
-
-@cases(
-    "variables, text",
-    ({}, "no scheduler has started this process: start it by `python -m mlvm launch`"),
-    ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, "no scheduler has started"),
-    ({"RANK": "0", "WORLD_SIZE": "2"}, "so must MASTER_ADDR and MASTER_PORT be"),
-    ({**TORCHRUN, "RANK": "4"}, "a rank is 0 .. size - 1, not 4 of 4"),
-    ({**TORCHRUN, "RANK": "x"}, "RANK is a whole number, not 'x'"),
-    ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "set MASTER_ADDR"),
-)
-def test_what_schedulers_leave_out_is_asked_for(variables: dict[str, str], text: str) -> None:
-    refuses(GroupError, text, launched, variables)
-
-
-@cases(
-    "nodes, first",
-    ("one", "one"),
-    ("one,two", "one"),
-    ("n[01-04,7],m", "n01"),
-    ("r[2,3]n[5-6]", "r2n5"),
-    ("n[3]-x", "n3-x"),
-)
-def test_the_first_of_slurms_hosts(nodes: str, first: str) -> None:
-    assert first_host(nodes) == first
+    return location.rank, location.size, str(location.address)

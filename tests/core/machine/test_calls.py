@@ -10,79 +10,24 @@ import pytest
 
 from mlvm.core.errors import LimitExceeded
 from mlvm.core.machine.run import MAX_DEPTH
-from mlvm.core.machine.verify import verify
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Function
 from mlvm.core.types import Array
 from mlvm.core.vm import VM
-from tests.brief import cases, refuses
+from tests.brief import refuses
+from tests.cases.claims import claims
 from tests.core.programs import (
     ADD_INTO,
     FACTORIAL,
     HALVE,
     PARITY,
     SUM_TO,
-    TABLE,
-    C,
     f32s,
-    main_of,
     put,
-    run,
     straight,
 )
 
 # --- frames ---------------------------------------------------------------------------
-
-
-@cases(
-    "function, stack",
-    (".func f 2 0 | return 0", [9]),
-    (".func f 2 1 | push_int 5 | return 1", [9, 5]),
-    (".func f 2 3 | push_int 5 | push_int 6 | push_int 7 | return 3", [9, 5, 6, 7]),
-    (".func f 2 1 | push_int 5 | push_int 6 | push_int 7 | return 1", [9, 7]),
-    (".func f 2 2 | get -2 | get -1 | return 2", [9, 1, 2]),
-    (".func f 2 2 | get -1 | get -2 | return 2", [9, 2, 1]),
-    (".func f 2 * | get -1 | return 1", [9, 2]),
-    (".func f 2 1 | push_int 8 | set -2 | get -2 | return 1", [9, 8]),
-    (".func f 2 1 | push_int 8 | get -1 | set 0 | get 0 | return 1", [9, 2]),
-    ('.func f 2 * | push_const c | push_str "negative" | cfunc * * | return 1', [9, -C]),
-    (".func f 2 0 | call g | return 0 | .func g 0 0 | return 0", [9]),
-    (".func f 2 1 | get -2 | call g | return 1 | .func g 1 1 | get -1 | return 1", [9, 1]),
-    (".func f 1 1 | get -1 | return 1", [9, 1, 2]),
-    (".func f 0 1 | push_int 3 | return 1", [9, 1, 2, 3]),
-    (".func f 3 1 | get -3 | return 1", [9]),
-)
-def test_results_move_down_to_where_the_parameters_were(function: str, stack: list[Any]) -> None:
-    program = main_of("push_int 9 | push_int 1 | push_int 2 | call f", function)
-    verify(program, TABLE, [])
-    np.testing.assert_equal(run(program), stack)
-
-
-def test_the_callers_locals_are_as_they_were() -> None:
-    program = main_of(
-        "push_int 1 | push_int 2 | call f | get 0 | set 1 | get 1",
-        """
-        .func f 1 1
-            push_int 100
-            push_int 200
-            push_int 300
-            set 0
-            get -1
-            set 1
-            get 1
-            return 1
-        """,
-    )
-    verify(program, TABLE, [])
-    assert run(program) == [1, 1, 1]
-
-
-@cases("callee, stack", ("halt", []), ("push_int 5 | get -1 | halt", [5, 2]), ("call g | halt", []))
-def test_halt_in_a_function_leaves_what_is_above_its_base(callee: str, stack: list[Any]) -> None:
-    functions = f".func f 1 1 | {callee} | .func g 0 0 | push_int 7 | push_int 8 | halt"
-    program = main_of("push_int 1 | push_int 2 | call f", functions)
-    verify(program, TABLE, [])
-    assert run(program) == (stack if "call g" not in callee else [7, 8])
 
 
 def both(text: str, array: Array, max_steps: int | None = None) -> list[Array]:
@@ -214,3 +159,6 @@ def test_the_limit_counts_what_the_linker_folds(vm: VM) -> None:
     handles = [put(vm, f32s(i)) for i in range(3)]
     assert vm.launch(ADD_INTO, handles, max_steps=6) == []
     refuses(LimitExceeded, "", vm.launch, ADD_INTO, handles, max_steps=5)
+
+
+test_rows = claims("calls", globals())

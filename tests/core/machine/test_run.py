@@ -21,7 +21,8 @@ from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
-from tests.core.programs import ADD_INTO, TABLE, C, f32s, instruction, main_of, put, run, straight
+from tests.cases.claims import claims
+from tests.core.programs import ADD_INTO, TABLE, f32s, instruction, put, run, straight
 
 CONSTANT = f32s(10, 20)
 KERNELS: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "negative": np.negative}
@@ -181,46 +182,6 @@ def test_a_kernels_own_error_names_the_function_and_its_operands(program: Progra
 # --- each instruction -----------------------------------------------------------------
 
 
-@cases(
-    "body, stack",
-    ("", []),
-    ("push_int -5 | push_int 0", [-5, 0]),
-    ('push_str "" | push_str "a \\"b\\"; é"', ["", 'a "b"; é']),
-    ("push_const c | push_const c", [C, C]),
-    ("push_int 1 | push_int 2 | get 0 | get 1 | get 2", [1, 2, 1, 2, 1]),
-    ("push_int 1 | push_int 2 | set 0", [2]),
-    ("push_int 1 | push_int 2 | push_int 3 | set 1", [1, 3]),
-    ('push_int 1 | push_str "s" | set 0', ["s"]),
-    ("push_int 1 | push_int 2 | push_int 3 | pop 2", [1]),
-    ("push_int 1 | pop 0", [1]),
-    ("jump end | push_int 1 | end: | push_int 2", [2]),
-    ("push_int 0 | jump_if_false end | halt | end: | push_int 2", [2]),
-    ('push_int -1 | jump_if_false end | push_str "s" | pop 1 | end:', []),
-    ('push_const c | push_const c | push_str "add" | cfunc 2 1', [2 * C]),
-    ('push_const c | push_const c | push_str "add" | cfunc * *', [2 * C]),
-    ('push_int 1 | push_const c | push_str "negative" | cfunc 1 *', [1, -C]),
-)
-def test_what_is_left_on_the_stack(body: str, stack: list[Any]) -> None:
-    program = main_of(body)
-    verify(program, TABLE, [])
-    np.testing.assert_equal(run(program), stack)
-
-
-@cases(
-    "condition, jumps",
-    ("push_int 0", True),
-    ("push_int 1", False),
-    ("push_int -7", False),
-    ("push_const zero", True),
-    ("push_const one", False),
-    ("push_const nan", False),
-)
-def test_a_condition_is_false_if_it_is_zero(condition: str, jumps: bool) -> None:
-    program = main_of(f"push_int 0 | {condition} | jump_if_false end | push_int 1 | set 0 | end:")
-    verify(program, TABLE, [])
-    assert run(program) == [0 if jumps else 1]
-
-
 @pytest.mark.parametrize("array", [f32s(1, 2), f32s(), np.zeros((2, 0), np.int32)])
 def test_a_condition_has_one_element(array: Array, vm: VM) -> None:
     program = assemble("""
@@ -254,3 +215,6 @@ def test_an_error_keeps_no_tensor_alive_once_it_is_forgotten(vm: VM) -> None:
         assert arrays[0]() is None
     finally:
         gc.enable()
+
+
+test_rows = claims("run", globals())

@@ -31,7 +31,8 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType, f32
 from mlvm.core.vm import VM
-from tests.brief import cases, refuses
+from tests.brief import refuses
+from tests.cases.claims import claims
 from tests.core.programs import f32s, instruction, main_of, put, straight
 
 TABLE = FunctionTable()
@@ -106,10 +107,6 @@ def test_star_takes_everything_and_accepts_any_number_of_results() -> None:
     refuses(ShapeError, "takes 2 tensors, got 3", verify, program, TABLE, [VECTOR])
 
 
-def test_nothing_after_halt_is_looked_at() -> None:
-    verify(straight("halt", ("pop", 5)), TABLE)
-
-
 def test_what_is_reached_and_what_has_to_be_looked_at() -> None:
     program = assemble("""
         .func main 0 *
@@ -165,24 +162,6 @@ VARIES = (
 )
 
 
-@cases(
-    "body, functions",
-    ('push_int 0 | jump_if_false end | push_str "open" | cfunc 0 * | end:', ""),
-    ("push_int 1 | call f", VARIES),
-    ("push_int 5 | push_int 0 | call f | get 0 | pop 1 | get 0 | set 0", VARIES),
-    ('push_int 5 | push_int 1 | call f | push_str "open" | cfunc * 0 | push_int 1', VARIES),
-    ("push_int 0 | call f | call g", VARIES + "| .func g 0 * | push_int 1 | return 1"),
-    ("call g", VARIES + "| .func g 0 * | push_int 1 | call f | push_int 1 | return 1"),
-    (
-        "push_const c | push_int 0 | jump_if_false other"
-        '| push_str "abs" | jump go | other: | push_str "negative" | go: | cfunc 1 *',
-        "",
-    ),
-)
-def test_the_height_may_be_unknown_where_nothing_depends_on_it(body: str, functions: str) -> None:
-    verify(main_of(body, functions), TABLE)
-
-
 def test_values_whose_number_only_running_tells_are_taken_together(vm: VM) -> None:
     program = main_of(
         'load_arg 0 | call parts | push_str "concat" | cfunc * 1',
@@ -214,27 +193,6 @@ def test_operands_are_checked_in_the_function_that_gets_them() -> None:
     assert caught.value.__notes__ == ["at f, pc 3: cfunc 2 1"]
 
 
-def test_a_function_may_be_called_with_parameters_of_other_kinds() -> None:
-    """And what it returns has the kinds of that call."""
-    program = main_of(
-        "push_const c | call f | push_int 0 | call f | jump_if_false end | end:"
-        '| push_str "abs" | call f | cfunc 1 1',
-        ".func f 1 1 | get -1 | return 1",
-    )
-    verify(program, TABLE)
-
-
-def test_functions_that_are_not_called_are_well_formed_and_no_more() -> None:
-    verify(main_of("", '.func f 0 0 | pop 5 | push_str "no such" | cfunc 0 0'), TABLE)
-    with pytest.raises(ProgramError, match="f, pc 0: push_const d: name must be a constant"):
-        verify(main_of("", ".func f 0 0 | push_const d | return 0"), TABLE)
-
-
-def test_a_function_that_never_returns() -> None:
-    program = main_of("call f | pop 100", ".func f 0 0 | call f | return 0")
-    assert verify(program, TABLE).reached == {("main", 0), ("f", 0)}
-
-
 def test_recursion_ends_where_no_more_is_learnt() -> None:
     """The result's type is known from the last call, and unknown when the others are seen."""
     program = assemble("""
@@ -259,34 +217,6 @@ def test_recursion_ends_where_no_more_is_learnt() -> None:
             halt
     """)
     assert verify(program, TABLE).unproven == {("grow", 5), ("main", 3)}
-
-
-@cases(
-    "function, error",
-    (Function("f", -1, 0, ()), "f: nparams must be >= 0, not -1"),
-    (Function("f", None, 0, ()), "f: nparams must be >= 0, not None"),  # type: ignore[arg-type]
-    (Function("f", "*", 0, ()), "f: nparams must be >= 0, not '*'"),  # type: ignore[arg-type]
-    (Function("f", 0, -1, ()), "f: nresults must be >= 0 or *, not -1"),
-    (Function("f", 0, "x", ()), "f: nresults must be >= 0 or *, not 'x'"),  # type: ignore[arg-type]
-    (Function("f", True, 0, ()), "f: nparams must be >= 0, not True"),
-)
-def test_a_function_has_counts(function: Function, error: str) -> None:
-    with pytest.raises(ProgramError, match=re.escape(error)):
-        verify(Program([straight("halt").main, function]), TABLE)
-
-
-def test_an_int_has_64_bits() -> None:
-    for n in (2**63 - 1, -(2**63)):
-        verify(straight(("push_int", n), "halt"), TABLE)
-    with pytest.raises(ProgramError, match="f: nparams must be >= 0, not <int too"):
-        verify(Program([straight("halt").main, Function("f", 10**5000, 0, ())]), TABLE)
-
-
-def test_main_has_no_parameters() -> None:
-    with pytest.raises(
-        ProgramError, match="main has no parameters; it loads the launch's arguments"
-    ):
-        verify(Program([straight("halt").main._replace(nparams=1)]), TABLE)
 
 
 def test_functions_that_call_each_other_in_a_long_chain(vm: VM) -> None:
@@ -443,3 +373,15 @@ def refusal(function: Callable[..., object], *args: Any) -> MlvmError | None:
     except MlvmError as error:
         return error
     return None
+
+
+test_rows = claims("verify", globals())
+
+
+def accepted(body: str, functions: str = "") -> bool:
+    verify(main_of(body, functions), TABLE)
+    return True
+
+
+def with_function(function: Function) -> None:
+    verify(Program([straight("halt").main, function]), TABLE)

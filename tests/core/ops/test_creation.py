@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.errors import ShapeError
-from tests.brief import refuses
 from tests.cases.evaluate import evaluate
 
 steps = st.integers(-5, 5).filter(bool)
@@ -30,23 +27,8 @@ def test_arange_of_floats_stops_short(start: float, stop: float, step: float, do
     assert result.tolist() == [start + i * step for i in range(len(result))]
 
 
-def test_arange_of_no_integers_takes_any() -> None:
-    assert evaluate("arange", start=-(2**70), stop=-1, step=-3, dtype="i8").shape == (0,)
-
-
-def test_arange_in_f32_is_rounded_once() -> None:
-    result = evaluate("arange", start=0, stop=1000, step=0.1, dtype="f32")
-    assert result.tolist() == [float(np.float32(i * 0.1)) for i in range(10_000)]
-
-
 @given(st.floats(-50, 50), st.floats(-50, 50), st.integers(2, 40))
 def test_linspace_reaches_both_ends(start: float, stop: float, num: int) -> None:
     result = evaluate("linspace", start=start, stop=stop, num=num, dtype="f64")
     assert (result[0], result[-1]) == (start, stop)
     np.testing.assert_allclose(np.diff(result), (stop - start) / (num - 1), atol=1e-13)
-
-
-def test_full_takes_a_scalar() -> None:
-    with pytest.raises(ShapeError, match="expected a scalar as the value, got 1 dimensions"):
-        evaluate("full", np.ones(1), shape=(2,))
-    refuses(ShapeError, "integers >= 0", evaluate, "full", np.array(1.0), shape=(-2,))

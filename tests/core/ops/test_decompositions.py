@@ -6,10 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlvm.core.errors import LinAlgError, OperandValueError
-from mlvm.core.op import OPS
-from mlvm.core.types import Array, TensorType
-from tests.brief import cases, refuses
+from mlvm.core.types import Array
 from tests.cases.evaluate import evaluate
 
 RNG = np.random.default_rng(21)
@@ -137,75 +134,3 @@ def test_moore_and_penrose(shape: tuple[int, ...]) -> None:
         assert_close(p @ x @ p, p)
         assert_close(adjoint(x @ p), x @ p)
         assert_close(adjoint(p @ x), p @ x)
-
-
-def test_pinv_has_a_tolerance_for_each_matrix() -> None:
-    x = np.stack([np.diag([4.0, 1.0])] * 2)
-    p = evaluate("pinv", x, np.array([0.2, 0.3]))
-    assert np.diagonal(p, 0, -2, -1).tolist() == [[0.25, 1.0], [0.25, 0.0]]
-    assert evaluate("pinv", np.zeros((2, 2)), np.array(0.1)).tolist() == [[0.0] * 2] * 2
-
-
-def test_the_hermitian_part_counts() -> None:
-    x, skew = np.array([[4.0, 1.0], [1.0, 3.0]]), np.array([[0.0, 0.5], [-0.5, 0.0]])
-    for name in ("cholesky", "eigh", "eigvalsh"):
-        np.testing.assert_array_equal(evaluate(name, x + skew), evaluate(name, x))
-    large = np.full((2, 2), np.finfo("d").max) * [[1, 0], [0, 0.5]]
-    assert np.all(np.isfinite(evaluate("eigvalsh", large)))
-
-
-def test_a_singular_matrix_has_a_determinant() -> None:
-    assert evaluate("det", np.ones((2, 2))) == 0
-    assert evaluate("slogdet", np.ones((2, 2))).tolist() == [0.0, -np.inf]
-
-
-def test_the_gradient_of_a_singular_determinant() -> None:
-    """The cofactors: of rank n - 1 they are not all 0, of rank n - 2 they are."""
-    x = np.stack([np.ones((2, 2)), np.zeros((2, 2)), np.eye(2), np.diag([np.nan, 1])])
-    gradient = evaluate("det_vjp", np.array([2.0, 1.0, 1.0, 1.0]), x)
-    assert_close(gradient[0], np.array([[2.0, -2.0], [-2.0, 2.0]]))
-    assert_close(gradient[1:3], np.stack([np.zeros((2, 2)), np.eye(2)]))
-    assert np.isnan(gradient[3]).all()
-    assert_close(evaluate("det_vjp", np.array(1.0), np.diag([3.0, 0, 2])), np.diag([0.0, 6, 0]))
-    assert evaluate("det_vjp", np.array(1.0), np.zeros((0, 0))).shape == (0, 0)
-
-
-def test_eigenvalues_of_a_matrix_with_inf_or_nan_are_nan() -> None:
-    x = np.stack([np.eye(2), np.diag([np.nan, 1]), np.diag([np.inf, 1])])
-    for name in ("eigvals", "eigvalsh"):
-        assert np.isnan(evaluate(name, x)).tolist() == [[False] * 2, [True] * 2, [True] * 2]
-    for name in ("eig", "eigh"):
-        assert np.isnan(evaluate(name, x)).all(-1).tolist() == [False, True, True]
-
-
-@cases(
-    "name, operands, reason",
-    ("inv", [np.ones((2, 2))], "a matrix is singular"),
-    ("inv", [np.stack([np.eye(2), np.zeros((2, 2))])], "a matrix is singular"),
-    ("solve", [np.ones((2, 2)), np.ones(2)], "a matrix is singular"),
-    ("cholesky", [-np.eye(2)], "a matrix is not positive definite"),
-    ("svd", [np.full((2, 2), np.nan)], "the iteration does not converge"),
-    ("svdvals", [np.full((2, 2), np.nan)], "the iteration does not converge"),
-    ("pinv", [np.full((2, 2), np.nan), np.array(0.1)], "the iteration does not converge"),
-)
-def test_no_result(name: str, operands: list[Array], reason: str) -> None:
-    caught = refuses(LinAlgError, reason, evaluate, name, *operands)
-    assert isinstance(caught, np.linalg.LinAlgError)
-    assert isinstance(caught, OperandValueError)
-
-
-@cases(
-    "call, types, flops",
-    ("inv", ["f32[5,4,4]"], 5 * 128),
-    ("solve", ["f32[3,3]", "f32[3,2]"], 18 + 2 * 3 * 6),
-    ("qr", ["f32[6,3]"], 2 * 2 * 9 * 5),
-    ("svd", ["f32[2,4]"], 4 * 16 * 2 + 22 * 8),
-    ("svdvals", ["f32[2,4]"], 4 * 4 * 4),
-    ("eig", ["f32[2,2]"], 200),
-)
-def test_flops(call: str, types: list[str], flops: int) -> None:
-    op, operands = OPS[call], [TensorType.parse(each) for each in types]
-    bound = op.bind({})
-    out = op.infer(operands, bound)
-    assert out is not None
-    assert op.flops(operands, out, bound) == flops

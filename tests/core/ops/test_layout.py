@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
+from mlvm.core.errors import ShapeError
 from mlvm.core.types import Array
-from tests.brief import cases, refuses
+from tests.brief import refuses
 from tests.cases.evaluate import evaluate
 
 RNG = np.random.default_rng(9)
@@ -120,10 +119,6 @@ def test_roll_there_and_back(shape: tuple[int, ...], shift: int) -> None:
     np.testing.assert_array_equal(evaluate("roll", there, shift=-shift), x)
 
 
-def test_roll_of_a_scalar_along_no_axis() -> None:
-    assert evaluate("roll", np.array(5), shift=1, axis=()) == 5
-
-
 @given(st.lists(st.sampled_from([-INF, -1.0, -0.0, 0.0, 1.0, INF, NAN]), max_size=8), st.booleans())
 def test_argsort_sorts_and_keeps_the_order_of_equals(values: list[float], down: bool) -> None:
     x = np.array(values)
@@ -134,68 +129,3 @@ def test_argsort_sorts_and_keeps_the_order_of_equals(values: list[float], down: 
     rank = np.nan_to_num(x, nan=1e9, posinf=1e8, neginf=-1e8)[order] * (-1 if down else 1)
     assert (np.diff(rank) >= 0).all()
     assert (np.diff(order)[np.diff(rank) == 0] > 0).all()
-
-
-@pytest.mark.parametrize("name", ["tril", "triu"])
-def test_triangles_of_infinities_hold_no_nan(name: str) -> None:
-    result = evaluate(name, np.full((2, 3, 3), INF))
-    assert np.count_nonzero(result == 0) == 6
-    assert np.count_nonzero(result == INF) == 12
-
-
-def test_astype() -> None:
-    x = np.array([-1.9, 1.9, 300.7])
-    assert evaluate("astype", x, dtype="i32").tolist() == [-1, 1, 300]
-    assert evaluate("astype", np.array([300, -1]), dtype="u8").tolist() == [44, 255]
-    assert evaluate("astype", np.array([0.0, NAN, 0.1]), dtype="bool").tolist() == [0, 1, 1]
-
-
-@cases(
-    "name, attributes",
-    ("flip", {}),
-    ("roll", {"shift": 1}),
-    ("pad", {"widths": ()}),
-    ("slice", {"start": (), "length": (), "step": ()}),
-    ("embed", {"shape": (), "start": (), "step": ()}),
-)
-def test_of_a_scalar(name: str, attributes: dict[str, Any]) -> None:
-    assert evaluate(name, np.array(2.0), **attributes) == 2.0
-
-
-@cases(
-    "name, attributes",
-    ("flip", {}),
-    ("roll", {"shift": 1, "axis": 0}),
-    ("tril", {}),
-    ("triu", {"k": 1}),
-    ("sort", {}),
-    ("argsort", {"axis": 0, "descending": True}),
-    ("concat", {}),
-)
-def test_of_nothing(name: str, attributes: dict[str, Any]) -> None:
-    assert evaluate(name, np.zeros((0, 3)), **attributes).shape == (0, 3)
-
-
-# --- refusals --------------------------------------------------------------------------
-
-
-@cases(
-    "dtype, value",
-    (np.uint8, -1),
-    (np.uint8, 256),
-    (np.int32, 0.5),
-    (np.int32, INF),
-    (np.bool_, 2),
-    ("i8", NAN),
-)
-def test_pad_with_a_value_the_dtype_does_not_have(dtype: Any, value: float) -> None:
-    with pytest.raises(ArgumentError, match=r"is not a value of \w+ \("):
-        evaluate("pad", np.zeros(2, dtype), widths=((1, 1),), value=value)
-
-
-def test_triangles_and_orders_refuse() -> None:
-    for name in ("tril", "triu"):
-        refuses(ShapeError, "expected 2 dimensions or more, got 1", evaluate, name, np.zeros(3))
-    for name in ("sort", "argsort"):
-        refuses(DTypeError, "dtype bool is not allowed", evaluate, name, np.array([True]))
-        refuses(ArgumentError, "out of range for 0 dimensions", evaluate, name, np.array(1.0))

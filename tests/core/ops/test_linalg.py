@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.errors import DTypeError
 from mlvm.core.op import OPS
 from mlvm.core.ops import linalg
 from mlvm.core.types import Array, DType
-from tests.brief import refuses
 from tests.cases.evaluate import evaluate
 
 RNG = np.random.default_rng(8)
@@ -68,24 +66,6 @@ def test_batch_contract_is_the_gradient_of_a_shared_matrix() -> None:
     x, g, w = integers(5, 6, 3), integers(5, 6, 4), integers(3, 4)
     gradient = evaluate("batch_contract", x, g, transpose_x=True)
     assert np.sum(evaluate("matmul", x, w) * g) == np.sum(gradient * w)
-
-
-def test_nothing_to_contract_gives_zeros() -> None:
-    assert evaluate("matmul", np.zeros((2, 0)), np.zeros((0, 3))).tolist() == [[0.0] * 3] * 2
-    assert evaluate("matmul", np.zeros(0), np.zeros(0)) == 0.0
-    zeros = evaluate("batch_contract", np.zeros((0, 2, 3)), np.zeros((0, 3, 2)))
-    assert zeros.tolist() == [[0.0] * 2] * 2
-
-
-@pytest.mark.parametrize("name", ["matmul", "batch_contract"])
-def test_dtypes(name: str) -> None:
-    x = np.ones((2, 2))
-    refuses(DTypeError, "dtype bool is not allowed", evaluate, name, x > 0, x > 0)
-    with pytest.raises(DTypeError, match="u64 and i32 do not promote"):
-        evaluate(name, x.astype(np.uint64), x.astype(np.int32))
-    for dtype in (np.int32, np.bool_, np.complex64):  # computed in the dtype that they promote to
-        result = evaluate(name, x, x.astype(dtype))
-        np.testing.assert_array_equal(result, np.full((2, 2), 2, np.result_type(x, dtype)))
 
 
 @pytest.mark.parametrize("dtype", ["i64", "i8", "u16"])

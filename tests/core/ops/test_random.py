@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
 
-from mlvm.core.errors import OperandValueError, ShapeError
 from mlvm.core.types import Array
-from tests.brief import cases, refuses
 from tests.cases.evaluate import evaluate
 from tests.threads import in_threads
 
@@ -143,38 +140,3 @@ def test_split_and_fold_repeat_neither_each_other_nor_what_the_key_draws() -> No
     drawn = set(evaluate("randint", KEY, low=0, high=2**64, shape=(2000,), dtype="u64").tolist())
     assert len(split) == len(fold) == len(drawn) == 2000
     assert len(split | fold | drawn) == 6000
-
-
-def test_splitting_into_more_keys_keeps_the_first_ones() -> None:
-    fewer, many = evaluate("split_key", KEY, n=3), evaluate("split_key", KEY, n=9)
-    np.testing.assert_array_equal(fewer, many[:3])
-
-
-# --- errors ---------------------------------------------------------------------------
-
-_DRAW = {"shape": (2,)}
-_SEVEN = {"low": 0, "high": 7, **_DRAW}
-
-
-@pytest.mark.parametrize("key", [np.zeros(2), np.zeros(2, np.int64), np.zeros((1, 2), np.uint64)])
-@cases(
-    "name, inputs, attributes",
-    ("normal", (), _DRAW),
-    ("uniform", (), _DRAW),
-    ("bernoulli", (0.5,), _DRAW),
-    ("randint", (), _SEVEN),
-    ("permutation", (), {"n": 3}),
-    ("split_key", (), {"n": 3}),
-    ("fold_in", (3,), {}),
-)
-def test_what_is_no_key_is_refused(
-    name: str, inputs: tuple[Any, ...], attributes: dict[str, Any], key: Array
-) -> None:
-    with pytest.raises(ShapeError, match=rf"{name}\(.*expected a key u64\[2\], got "):
-        evaluate(name, key, *inputs, **attributes)
-
-
-@cases("chance", [0.5, 1.5], [0.5, np.nan])
-def test_a_probability_is_between_0_and_1(chance: list[float]) -> None:
-    message = f"{chance[1]} is not a probability"
-    refuses(OperandValueError, message, evaluate, "bernoulli", KEY, chance, shape=(2,))

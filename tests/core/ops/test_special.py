@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
-from mlvm.core.errors import ArgumentError
 from mlvm.core.types import Array
-from tests.brief import cases, refuses
 from tests.cases.evaluate import evaluate
 from tests.cases.special import digamma, inverse_of_erf, polygamma
 
@@ -72,38 +69,3 @@ def test_polygamma(n: int) -> None:
     expected = [polygamma(n, each) for each in x.tolist()]
     np.testing.assert_allclose(evaluate("polygamma", x, n=n), expected, rtol=1e-10)
     np.testing.assert_array_equal(evaluate("polygamma", x, n=0), evaluate("digamma", x))
-
-
-EDGES = np.array([0.0, -0.0, -1.0, -2.0, INF, -INF, NAN])
-
-
-@cases(
-    "name, x, expected",
-    ("erfc", [0.0, INF, -INF, NAN, 30.0, -30.0], [1.0, 0.0, 2.0, NAN, 0.0, 2.0]),
-    ("erfinv", [0.0, 1.0, -1.0, 1.5, -2.0, NAN], [0.0, INF, -INF, NAN, NAN, NAN]),
-    ("lgamma", EDGES, [INF, INF, INF, INF, INF, INF, NAN]),
-    ("lgamma", [1.0, 2.0, 3.0], [0.0, 0.0, math.log(2)]),
-    ("digamma", EDGES, [-INF, INF, NAN, NAN, INF, NAN, NAN]),
-)
-def test_edges(name: str, x: Any, expected: Any) -> None:
-    np.testing.assert_allclose(evaluate(name, np.array(x)), expected, rtol=EPS)
-
-
-def test_polygamma_at_poles() -> None:
-    np.testing.assert_array_equal(evaluate("polygamma", EDGES[:5], n=1), [INF] * 4 + [0.0])
-    np.testing.assert_array_equal(evaluate("polygamma", EDGES[:5], n=2), [NAN] * 4 + [-0.0])
-    refuses(ArgumentError, "expected n from 0", evaluate, "polygamma", EDGES, n=-1)
-
-
-def test_erfinv_is_the_inverse() -> None:
-    x = RNG.uniform(-5, 5, 500)
-    upper = evaluate("erfinv", evaluate("erf", x))
-    slope = 2 / math.sqrt(math.pi) * np.exp(-(x**2))
-    np.testing.assert_array_less(np.abs(upper - x), 1e-15 + 2 * EPS / slope)
-
-
-@cases("name", "erfc", "erfinv", "lgamma", "digamma")
-def test_a_nan_is_the_same_at_every_place(name: str) -> None:
-    for sign in (1.0, -1.0):
-        x = np.copysign(np.full(19, np.nan, np.float32), np.float32(sign))
-        assert {each.tobytes() for each in evaluate(name, x)} == {np.float32(np.nan).tobytes()}

@@ -13,72 +13,12 @@ from hypothesis import strategies as st
 from mlvm.core.errors import AssemblyError, ProgramError
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
-from mlvm.core.ops.half import cast, shown
+from mlvm.core.ops.half import shown
 from mlvm.core.program.assembly import assemble, disassemble, format_constant, format_instruction
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
-from mlvm.core.types import Array, DType, TensorType, bf16, bool_, f32
-from tests.brief import cases, refuses
+from mlvm.core.types import Array, DType, TensorType, bool_
+from tests.cases.claims import claims, rows_of
 from tests.core.programs import f32s, instruction, straight
-
-
-@cases(
-    "words, text",
-    (("halt",), "halt"),
-    (("push_int", -5), "push_int -5"),
-    (("push_str", "mean"), 'push_str "mean"'),
-    (("push_str", 'a "b"\n; é'), r'push_str "a \"b\"\n; \u00e9"'),
-    (("push_const", "two"), "push_const two"),
-    (("load_arg", 3), "load_arg 3"),
-    (("load_global",), "load_global"),
-    (("store_global",), "store_global"),
-    (("get", -1), "get -1"),
-    (("set", 2), "set 2"),
-    (("pop", 1), "pop 1"),
-    (("cfunc", 2, 1), "cfunc 2 1"),
-    (("cfunc", "*", "*"), "cfunc * *"),
-    (("call", "square"), "call square"),
-    (("return", 1), "return 1"),
-    (("jump", 7), "jump L7"),
-    (("jump_if_false", 0), "jump_if_false L0"),
-)
-def test_every_instruction(words: tuple[Any, ...], text: str) -> None:
-    assert format_instruction(instruction(*words)) == text
-
-
-def test_every_instruction_is_tested_above() -> None:
-    [mark] = test_every_instruction.pytestmark
-    assert {words[0] for words, _ in mark.args[1]} == {opcode.text for opcode in Opcode}
-
-
-@cases(
-    "attributes, text",
-    ({"axis": None, "keepdims": False}, '{"axis": null, "keepdims": false}'),
-    ({"axis": (0, 1)}, '{"axis": [0, 1]}'),
-    ({"eps": 1e-05}, '{"eps": 1e-05}'),
-    ({"value": float("-inf")}, '{"value": -Infinity}'),
-    ({"axis": np.int64(2), "eps": np.float32(0.5)}, '{"axis": 2, "eps": 0.5}'),
-    ({"dtype": f32}, '{"dtype": "f32"}'),
-    ({}, "{}"),
-)
-def test_attributes(attributes: dict[str, Any], text: str) -> None:
-    assert format_instruction(instruction("cfunc", 1, 1, attributes)) == f"cfunc 1 1 {text}"
-
-
-@cases(
-    "array, text",
-    (np.array([[True], [False]]), "bool[2,1] true false"),
-    (np.array(-7, np.int64), "i64[] -7"),
-    (np.array([0, 2**64 - 1], np.uint64), "u64[2] 0 18446744073709551615"),
-    (np.zeros((0, 3), np.float32), "f32[0,3]"),
-    (f32s(0.0, -0.0, 1, 2.5, np.nan, np.inf, -np.inf), "f32[7] 0 -0 1 2.5 nan inf -inf"),
-    (f32s(0.1, 16777216, 1e-45, 3.4028235e38), "f32[4] 0.1 16777216 1e-45 3.4028235e+38"),
-    (np.array([0.1, 1e-300]), "f64[2] 0.1 1e-300"),
-    (np.arange(4, dtype=np.int8).reshape(2, 2).T, "i8[2,2] 0 2 1 3"),
-    (np.array([0.1, -0.0, np.inf], np.float16), "f16[3] 0.1 -0 inf"),
-    (cast(f32s(0.1, -0.0, np.nan, 1e38), bf16), "bf16[4] 0.100097656 -0 nan 9.96921e+37"),
-)
-def test_constants(array: Any, text: str) -> None:
-    assert format_constant(array) == text
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
@@ -310,88 +250,6 @@ def test_a_label_may_stand_at_the_end() -> None:
 MAIN = ".func main 0 *\n"
 
 
-@cases(
-    "text, line, column, reason",
-    ("", 1, 1, "there is no .func"),
-    ("; nothing\n\n", 3, 1, "there is no .func"),
-    (".const c f32[] 1", 2, 1, "there is no .func"),
-    (".func f 0 0\nhalt", 1, 1, "no function 'main' among f"),
-    ("halt\n" + MAIN, 1, 1, "halt stands before the first .func"),
-    ("  go:\n" + MAIN, 1, 3, "go: stands before the first .func"),
-    (".data\n" + MAIN, 1, 1, ".data stands before the first .func"),
-    # .func
-    ("  .func main 0", 1, 3, "write .func NAME PARAMETERS RESULTS"),
-    (".func main 0 * 1", 1, 1, "write .func NAME PARAMETERS RESULTS"),
-    (".func 1main 0 *", 1, 7, "expected a name, got 1main"),
-    ('.func "main" 0 *', 1, 7, 'expected a name, got "main"'),
-    (".func main -1 *", 1, 12, "expected an integer >= 0, got -1"),
-    (".func main * *", 1, 12, "expected an integer, got *"),
-    (".func main 0 x", 1, 14, "expected an integer, got x"),
-    (".func main 0 -2", 1, 14, "expected an integer >= 0, got -2"),
-    (MAIN + "halt\n" + MAIN, 3, 1, "function 'main' is defined twice"),
-    # .const
-    (".const", 1, 1, "write .const NAME TYPE ELEMENTS..."),
-    (".const c", 1, 1, "write .const NAME TYPE ELEMENTS..."),
-    (".const 5 f32[] 1", 1, 8, "expected a name, got 5"),
-    (".const c f32 1", 1, 10, "'f32' is not a type; write one like f32[2,3] or i64[]"),
-    (".const c f8[] 1", 1, 10, "no dtype 'f8'; there are bool, u8"),
-    (".const c f32[-1]", 1, 10, "'f32[-1]' is not a type"),
-    (".const c f32[2] 1", 1, 10, "f32[2] has 2 elements, got 1"),
-    (".const c f32[] 1 2", 1, 10, "f32[] has 1 elements, got 2"),
-    (".const c f32[99999999999999999999] 1", 1, 10, "f32 of shape (99999999999999999999,) is"),
-    (".const c f32[] x", 1, 16, "x is no f32"),
-    (".const c f16[] abc", 1, 16, "abc is no f16"),
-    (".const c i8[2] 1 128", 1, 18, "128 is no i8"),
-    (".const c u8[] -1", 1, 15, "-1 is no u8"),
-    (".const c i32[] 1.5", 1, 16, "1.5 is no i32"),
-    (".const c bool[] 1", 1, 17, "1 is no bool"),
-    ('.const c f32[] "1"', 1, 16, '"1" is no f32'),
-    (".const c f32[] 1\n.const c f32[] 2\n" + MAIN, 2, 1, "constant 'c' is defined twice"),
-    # labels
-    (MAIN + "go: halt", 2, 5, "expected a label alone on its line"),
-    (MAIN + "go:\nhalt\n go:", 4, 2, "label 'go' is defined twice"),
-    (MAIN + "jump go", 2, 6, "no label 'go' in function 'main'"),
-    (MAIN + "jump go\n.func f 0 0\ngo:\nreturn 0", 2, 6, "no label 'go' in function 'main'"),
-    (MAIN + "push_int 0\n jump_if_false 1", 3, 16, "no label '1' in function 'main'"),
-    # instructions
-    (MAIN + "hlat", 2, 1, "no instruction 'hlat'; did you mean halt?"),
-    (MAIN + '"halt"', 2, 1, "no instruction '\"halt\"'"),
-    (MAIN + "return_ 1", 2, 1, "no instruction 'return_'; did you mean return?"),
-    (MAIN + "  halt 1", 2, 3, "expected halt, got 1 immediates"),
-    (MAIN + "push_int", 2, 1, "expected push_int n, got 0 immediates"),
-    (MAIN + "cfunc 1", 2, 1, "expected cfunc nparams nresults attrs?, got 1 immediates"),
-    (MAIN + "cfunc 1 1 {} {}", 2, 1, "expected cfunc nparams nresults attrs?, got 4 immediates"),
-    (MAIN + "push_int x", 2, 10, "expected an integer, got x"),
-    (MAIN + 'push_int "1"', 2, 10, 'expected an integer, got "1"'),
-    (MAIN + "get 1.0", 2, 5, "expected an integer, got 1.0"),
-    (MAIN + f"push_int {2**63}", 2, 10, "expected an integer of 64 bits, got 92233720368"),
-    (MAIN + f"push_int {-(2**63) - 1}", 2, 10, "expected an integer of 64 bits, got -92"),
-    (MAIN + "halt\n push_int " + "9" * 5000, 3, 11, "expected an integer of 64 bits, got 9999"),
-    (MAIN + "push_str add", 2, 10, 'expected a string such as "add", got add'),
-    (MAIN + "push_str {}", 2, 10, 'expected a string such as "add", got {}'),
-    (MAIN + "push_const 5", 2, 12, "expected a name, got 5"),
-    (MAIN + 'call "f"', 2, 6, 'expected a name, got "f"'),
-    (MAIN + "cfunc -1 1", 2, 7, "expected an integer >= 0, got -1"),
-    (MAIN + "cfunc 1 x", 2, 9, "expected an integer, got x"),
-    (MAIN + "cfunc 1 1 5", 2, 11, 'attributes are a JSON object, such as {"axis": 0}, not 5'),
-    (MAIN + 'cfunc 1 1 "x"', 2, 11, "attributes are a JSON object"),
-    # JSON
-    (MAIN + ' push_str "add', 2, 11, "not JSON: Unterminated string starting at"),
-    (MAIN + 'push_str "\\x"', 2, 11, "not JSON: Invalid \\escape"),
-    (MAIN + 'cfunc 1 1 {"axis" 0}', 2, 19, "not JSON: Expecting ':' delimiter"),
-    (MAIN + "cfunc 1 1 {axis: 0}", 2, 12, "not JSON: Expecting property name"),
-    (MAIN + 'cfunc 1 1 {"axis": 0', 2, 21, "not JSON: Expecting ',' delimiter"),
-    (MAIN + 'cfunc 1 1 {"axis": ' + "[" * 100_000, 2, 11, "not JSON: maximum recursion depth"),
-    (MAIN + 'cfunc 1 1 {"axis": ' + "1" * 5000 + "}", 2, 11, "not JSON: Exceeds the limit"),
-)
-def test_what_is_no_assembly_is_refused_with_line_and_column(
-    text: str, line: int, column: int, reason: str
-) -> None:
-    caught = refuses(AssemblyError, "", assemble, text)
-    assert (caught.line, caught.column) == (line, column)
-    assert str(caught).startswith(f"line {line}, column {column}: {reason}")
-
-
 @given(
     st.text(
         alphabet=st.sampled_from(' \t\n\r\x0c\x1c\x85\u2028";:{}[]*.-+0123eainfhltjmpux\\'),
@@ -408,3 +266,24 @@ def test_any_text_is_a_program_or_refused_with_its_place(text: str) -> None:
             place = 1, 1
             assert disassemble(assemble(disassemble(program))) == disassemble(program)
         assert min(place) >= 1
+
+
+test_rows = claims("assembly", globals())
+
+
+def test_every_instruction_has_a_row() -> None:
+    rows = [row.call.split("'")[1] for row in rows_of("assembly") if row.title.startswith("instr")]
+    assert {*rows} == {opcode.text for opcode in Opcode}
+
+
+def assembled(text: str) -> Program:
+    """Assemble the text. An error says its line and column in its parts, too."""
+    try:
+        return assemble(text)
+    except AssemblyError as error:
+        place = f"line {error.line}, column {error.column}: "
+        raise error if str(error).startswith(place) else AssertionError(place) from error
+
+
+def main(text: str) -> Program:
+    return assembled(MAIN + text)

@@ -17,7 +17,8 @@ from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array, f32
 from mlvm.core.vm import VM
-from tests.brief import cases, refuses
+from tests.brief import refuses
+from tests.cases.claims import claims
 from tests.core.programs import f32s, put, straight
 
 
@@ -127,23 +128,6 @@ def nest(b: ProgramBuilder) -> None:
         pass
 
 
-@cases(
-    "step, text",
-    (
-        lambda b: b.label("a").label("b").jump("c"),
-        "no label 'c' in function 'main'; there are: a, b",
-    ),
-    (lambda b: b.jump_if_false("c"), "no label 'c' in function 'main'; there are: none"),
-    (lambda b: b.label("a").label("a"), "label 'a' is defined twice in function 'main'"),
-    (nest, "function 'inner' begins inside function 'main'"),
-    (lambda b: b.build(), "function 'main' is not finished"),
-    (lambda b: b.constant("c", f32s(1)).constant("c", f32s(1)), "'c' is defined twice"),
-    (lambda b: b.constant("c", [1.0]), "constant 'c' must be an array, not a list"),
-)
-def test_errors_inside_a_function(step: Callable[[Any], object], text: str) -> None:
-    refuses(ProgramError, text, built, step)
-
-
 def test_errors_outside_of_a_function() -> None:
     b = ProgramBuilder()
     refuses(ProgramError, "push_int stands outside of a function", b.push_int, 1)
@@ -176,3 +160,6 @@ def test_constants_and_names_are_checked_by_the_program() -> None:
     with pytest.raises(DTypeError, match="no dtype for"):
         built(lambda b: b.constant("c", np.zeros(2, np.longdouble)))
     refuses(ProgramError, "a constant's name", built, lambda b: b.constant("1", f32s(1)))
+
+
+test_rows = claims("builder", globals())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import struct
 from typing import Any
 
@@ -19,8 +18,9 @@ from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.core.vm import VM
-from tests.brief import cases, refuses
-from tests.core.programs import f32s, instruction, straight
+from tests.brief import refuses
+from tests.cases.claims import claims
+from tests.core.programs import f32s, instruction
 from tests.fuzz.mutations import assert_well_refused, framed
 
 HEADER = 16
@@ -104,20 +104,6 @@ def test_a_value_comes_back_with_its_kind(value: Any) -> None:
     assert repr(again) == repr(value)
 
 
-@cases(
-    "value, as_read",
-    (-0.0, -0.0),
-    (math.nan, math.nan),
-    (np.float32(0.5), 0.5),
-    (np.int64(-3), -3),
-    (np.bool_(True), True),
-    (1 - 2**2039, 1 - 2**2039),
-    (TensorType(f32, (2, 0)), TensorType(f32, (2, 0))),
-)
-def test_other_values(value: Any, as_read: Any) -> None:
-    assert repr(there_and_back(value)) == repr(as_read)
-
-
 def test_arrays_come_back_in_memory_of_their_own() -> None:
     writer = Writer()
     writer.array(np.arange(6, dtype=np.int16).reshape(2, 3).T)
@@ -146,19 +132,6 @@ def nested(depth: int) -> Any:
     for _ in range(depth):
         value = [value]
     return value
-
-
-@cases(
-    "value, text",
-    (object, "no encoding for <class 'object'>"),
-    (1j, "no encoding for 1j"),
-    ({1: 2}, "expected a text, got 1"),
-    (2**2040, "an integer of 256 bytes is too large"),
-    (f32s(1), "no encoding for array"),
-    (nested(MAX_NESTING + 1), "nested more than 64 deep"),
-)
-def test_values_without_an_encoding(value: Any, text: str) -> None:
-    refuses(EncodingError, text, lambda: straight(("push_str", value)).to_bytes())
 
 
 def test_the_deepest_value() -> None:
@@ -216,44 +189,6 @@ def of_constant(array: bytes) -> bytes:
     return with_header(b"\1\0\0\0" + main + b"\1\0\0\0" + text("c") + array)
 
 
-@cases(
-    "data, message",
-    (b"", "a header has 16 bytes; there are 0"),
-    (DATA[:15], "a header has 16 bytes; there are 15"),
-    (with_header(b"", magic=b"ELF\0"), r"starts with b'MLVM', not b'ELF\\x00'"),
-    (with_header(b"", version=2), "format version 2 is not known; this is version 1"),
-    (with_header(b"", kind=2), r"of kind program \(1\), got 2"),
-    (with_header(b"", kind=77), r"of kind program \(1\), got 77"),
-    (DATA[:-1], r"header announces \d+ bytes; \d+ follow it"),
-    (DATA + b"\0", r"header announces \d+ bytes; \d+ follow it"),
-    (with_header(DATA[HEADER:] + b"\0"), f"byte {len(DATA)}: 1 bytes too many"),
-    (with_header(b""), "byte 16: expected 4 bytes; 0 are left"),
-    (with_header(b"\xff\xff\xff\xff"), "4294967295 items or bytes are announced; 0 bytes"),
-    (with_header(b"\1\0\0\0\2\0\0\0\xff\xfe"), r"b'\\xff\\xfe' is not UTF-8"),
-    (with_header(b"\1\0\0\0" + text("main") + b"\1\xffi\1\0" + bytes(8)), "0 or more param"),
-    (with_header(b"\1\0\0\0" + text("main") + b"\1\0n" + bytes(8)), "results, or .*not None"),
-    (with_header(b"\1\0\0\0" + text("main") + b"\1\0t" + bytes(8)), "results, or .*not True"),
-    (of_code(b"\1\0\0\0" + text("jmp") + bytes(4)), "no instruction 'jmp'"),
-    (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0x"), "no value has the tag b'x'"),
-    (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0D" + text("f8")), "no dtype 'f8'"),
-    (
-        of_code(
-            b"\1\0\0\0" + text("pop") + b"\1\0\0\0{\2\0\0\0" + 2 * (text("a") + b"n") + bytes(4)
-        ),
-        "'a' is given twice",
-    ),
-    (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0" + 99 * b"[\1\0\0\0"), "more than 64 deep"),
-    (of_constant(text("f32") + b"\1\0\0\0\1\5"), "expected 20 bytes; 0 are left"),
-    (of_constant(text("f32") + b"\1\0\0\0\1\xff"), r"integers >= 0, not \[-1\]"),
-    (of_constant(text("u8") + b"\1\0\0\0\x08" + 7 * b"\0" + b"\x40"), "bytes; 0"),
-    (of_constant(text("f32") + b"\1\0\0\0\x09" + 8 * b"\xff" + b"\0"), "is larger than"),
-    (of_constant(text("f32") + b"\x41\0\0\0" + 65 * b"\1\1" + bytes(4)), "at most 64 dim"),
-    (of_constant(text("bool") + b"\0\0\0\0\2"), "a bool is 0 or 1"),
-)
-def test_bytes_that_are_no_program(data: bytes, message: str) -> None:
-    refuses(EncodingError, message, Program.from_bytes, data)
-
-
 @pytest.mark.parametrize("data", [None, "MLVM", 3, [77]])
 def test_what_is_no_bytes(data: Any) -> None:
     refuses(EncodingError, "expected bytes, got a", Program.from_bytes, data)
@@ -308,3 +243,6 @@ def check(data: bytes) -> None:
 def test_reading_does_not_go_past_the_end() -> None:
     reader = Reader(b"\5ab", 0)
     refuses(EncodingError, "byte 1: expected 5 bytes; 2 are left", reader.integer)
+
+
+test_rows = claims("encoding", globals())

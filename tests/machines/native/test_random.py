@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.errors import OperandValueError
 from mlvm.core.types import Array
 from tests.machines.native.planners import assert_same_bits, native, planned, reference
 
@@ -103,11 +102,3 @@ def test_other_broadcasts_are_left_to_numpy() -> None:
     np.testing.assert_array_equal(
         native("bernoulli", key, p, shape=(2, 3)), reference("bernoulli", key, p, shape=(2, 3))
     )
-
-
-@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan"), float("inf")])
-def test_what_is_no_probability_is_refused(p: float) -> None:
-    key = np.array([3, 4], np.uint64)
-    for chances in (np.array(p), np.array([0.5, p, 0.5])):
-        with pytest.raises(OperandValueError, match="probability"):
-            native("bernoulli", key, chances, shape=(3,))

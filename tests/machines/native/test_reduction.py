@@ -222,15 +222,6 @@ def test_the_first_of_equals_and_the_first_nan(dtype: Any) -> None:
             assert np.array_equal(native("min", z, axis=axis), [0, -3, NAN, NAN], equal_nan=True)
 
 
-def test_all_infinite() -> None:
-    for n in (1, 3, 20, 100, 3000):
-        low = np.full(n, -INF, np.float32)
-        assert native("max", low) == -INF
-        assert native("argmax", low) == 0
-        assert native("min", -low) == INF
-        assert native("argmin", -low) == 0
-
-
 def test_a_sum_of_negative_zeros_is_one() -> None:
     for n in (1, 5, 50, 5000):
         for x in (np.full(n, -0.0, np.float32), np.full(n, -0.0)):
