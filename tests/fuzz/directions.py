@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -164,18 +165,10 @@ def _vmap(lib: Library, module: Any, fn: Fn) -> Fn:
 
 
 _LEVELS: dict[str, Callable[[Library, Any, Fn], Fn]] = {
-    "jvp": _jvp,
-    "linearize": _linearize,
-    "vjp": _vjp,
-    "grad": _grad,
-    "hvp": _hvp,
-    "jacfwd": _jacobian("jacfwd"),
-    "jacrev": _jacobian("jacrev"),
-    "custom_jvp": _custom_jvp,
-    "custom_vjp": _custom_vjp,
-    "vmap": _vmap,
-    "jit": lambda lib, module, fn: lib.jit(fn),
-}
+    "jvp": _jvp, "linearize": _linearize, "vjp": _vjp, "grad": _grad, "hvp": _hvp,
+    "jacfwd": _jacobian("jacfwd"), "jacrev": _jacobian("jacrev"), "custom_jvp": _custom_jvp,
+    "custom_vjp": _custom_vjp, "vmap": _vmap, "jit": lambda lib, module, fn: lib.jit(fn),
+}  # fmt: skip
 
 
 def arguments(program: Program) -> list[Array]:
@@ -190,11 +183,10 @@ def special(program: Program, args: list[Array]) -> list[Array]:
     return [np.where(rng.random(x.shape) < 0.3, rng.choice(values, x.shape), x) for x in args]
 
 
-IN_F32 = HERE._replace(
-    asarray=lambda x: ml.asarray(x, dtype=ml.float32),
-    matmul=lambda x, y: ml.astype(ml.matmul(x, y), ml.float32),
-    computed=lambda fn, args: leaves(fn(*[ml.asarray(x, dtype=ml.float32) for x in args])),
-)
+IN_F32 = SimpleNamespace(**vars(HERE))
+IN_F32.asarray = lambda x: ml.asarray(x, dtype=ml.float32)
+IN_F32.matmul = lambda x, y: ml.astype(ml.matmul(x, y), ml.float32)
+IN_F32.computed = lambda fn, args: leaves(fn(*map(IN_F32.asarray, args)))
 
 
 def differs(

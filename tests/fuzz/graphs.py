@@ -805,10 +805,8 @@ def _grid(m: Maker) -> None:
     mode = "bilinear" if m.opset < 20 else "linear"
     edge = m.draw.choice(["zeros", "border", "reflection"])
     flags: dict[str, Any] = {
-        "mode": mode,
-        "padding_mode": edge,
-        "align_corners": m.draw.randrange(2),
-    }
+        "mode": mode, "padding_mode": edge, "align_corners": m.draw.randrange(2),
+    }  # fmt: skip
     shape = (*x.shape[:2], 2, 3)
     m.add("GridSample", f"{x.name} {m.const(grid)}", shape, "f4", False, **flags)
 

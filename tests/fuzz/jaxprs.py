@@ -103,16 +103,13 @@ def _split(params: Any, x: Any) -> Arrays:
 
 
 _SEVERAL: dict[str, Callable[..., Arrays]] = {
-    "cond": _cond,
-    "while": _while,
-    "scan": _scan,
+    "cond": _cond, "while": _while, "scan": _scan,
     "jit": lambda params, *xs: _run(params["jaxpr"], [*xs]),
     "pjit": lambda params, *xs: _run(params["jaxpr"], [*xs]),
     "custom_jvp_call": lambda params, *xs: _run(params["call_jaxpr"], [*xs]),
-    "custom_vjp_call": lambda params, *xs: _run(params["call_jaxpr"], [*xs]),
-    "sort": _sort,
+    "custom_vjp_call": lambda params, *xs: _run(params["call_jaxpr"], [*xs]), "sort": _sort,
     "split": _split,
-}
+}  # fmt: skip
 
 
 # --- one result --------------------------------------------------------------------------

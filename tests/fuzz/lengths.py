@@ -52,17 +52,6 @@ def _masked(s: Value) -> Value:
     return ml.where(places[:, None] >= places[None, :], s, -1e9)
 
 
-def _branched(x: Value) -> Value:
-    return x * 2.0 if x.shape[0] > 6 else x + 1.0
-
-
-def _turns(x: Value) -> Value:
-    def body(i: Value, s: Value) -> Value:
-        return s + ml.take(x, i, axis=0)
-
-    return ml.fori_loop(0, x.shape[0], body, ml.zeros_like(x[0]))
-
-
 def _while(x: Value) -> Value:
     n = x.shape[0]
     return ml.while_loop(
@@ -83,15 +72,6 @@ def _set(x: Value) -> Value:
     return y
 
 
-def _attention(x: Value) -> Value:
-    q = x[None]
-    return ml.scaled_dot_product_attention(q, q, q, is_causal=True)[0]
-
-
-def _tanh_squares(row: Value) -> Value:
-    return ml.sum(ml.tanh(row) ** 2)
-
-
 def _walked(row: Value) -> Value:
     """Follow a row of a tree: node i has the child 2 i + 1."""
 
@@ -103,148 +83,18 @@ def _walked(row: Value) -> Value:
     return value(row, ml.zeros((), dtype=ml.int64))
 
 
-def _row_scan(row: Value) -> Value:
-    return ml.scan(lambda s, x: (s * 0.5 + x, s), ml.zeros_like(row[0]), row)[0]
+def steps() -> list[Step]:
+    """Read the steps of `lengths.txt`."""
+    rows = []
+    for line in Path(__file__).with_suffix(".txt").read_text("utf-8").splitlines():
+        kinds, is_step, code = line.partition(" | ")
+        operands, _, result = kinds.partition(" -> ")
+        if is_step and line[0] != "#":
+            rows.append((tuple(operands.split()), result, eval(code, globals())))
+    return rows
 
 
-def _row_turns(row: Value) -> Value:
-    return ml.fori_loop(0, row.shape[0] - 1, lambda i, s: s * 0.5 + row[i + 1], row[0])
-
-
-def _row_until(row: Value) -> Value:
-    return ml.while_loop(lambda s: ml.sum(s * s) > 0.1, lambda s: s * 0.6, ml.tanh(row))
-
-
-STEPS: list[Step] = [
-    (("square",), "seq", ml.batch(_walked)),
-    (("square",), "seq", ml.batch(_row_scan)),
-    (("square",), "seq", ml.batch(_row_turns)),
-    (("square",), "square", ml.batch(_row_until)),
-    (("mat",), "mat", ml.batch(_row_until)),
-    (("mat",), "vec", lambda x: ml.batch(_walked)(ml.matrix_transpose(x))),
-    (("square",), "seq", ml.batch(lambda row: ml.sum(row[: row.shape[0] // 2] ** 2))),
-    (("square", "seq"), "square", lambda s, y: ml.batch(lambda row: row * y / row.shape[0])(s)),
-    (("mat", "square"), "mat", lambda x, s: ml.batch(lambda row: ml.tanh(row @ x))(s)),
-    (("mat",), "mat", ml.tanh),
-    (("mat",), "mat", lambda x: ml.exp(-(x * x))),
-    (("mat",), "mat", lambda x: x * 0.5 + 1.0),
-    (("mat",), "mat", lambda x: ml.softmax(x, axis=0)),
-    (("mat",), "mat", lambda x: ml.softmax(x, axis=-1)),
-    (("mat",), "mat", lambda x: ml.cumulative_sum(x, axis=0)),
-    (("mat",), "mat", lambda x: ml.flip(x, axis=0)),
-    (("mat",), "mat", lambda x: ml.roll(x, 2, axis=0)),
-    (("mat",), "mat", lambda x: x[::-1]),
-    (("mat",), "mat", lambda x: ml.where(x > 0, x, x * 0.1)),
-    (("mat",), "mat", lambda x: ml.concat([x[1:], x[:1]])),
-    (("mat",), "mat", lambda x: x - ml.mean(x, axis=0)),
-    (("mat",), "mat", lambda x: x / x.shape[0]),
-    (("mat",), "mat", lambda x: ml.sort(x, axis=0)),
-    (("mat",), "mat", lambda x: ml.matrix_transpose(ml.matrix_transpose(x) * 2.0)),
-    (("mat",), "mat", lambda x: ml.reshape(ml.reshape(x, -1) + 1.0, x.shape)),
-    (("mat",), "mat", lambda x: ml.reshape(x, (-1, 2)).reshape((x.shape[0], WIDTH))),
-    (("mat",), "mat", lambda x: ml.stack([x, x], axis=1).sum(axis=1)),
-    (("mat",), "mat", lambda x: ml.pad(x, ((1, 0), (0, 0)))[:-1]),
-    (("mat",), "mat", lambda x: ml.vmap(lambda row: row * ml.sum(row))(x)),
-    (("mat",), "mat", lambda x: ml.checkpoint(lambda y: ml.tanh(y) * y)(x)),
-    (("mat",), "mat", _branched),
-    (("mat",), "mat", _set),
-    (("mat",), "mat", _attention),
-    (("mat", "mat"), "mat", lambda x, y: x + y),
-    (("mat", "mat"), "mat", lambda x, y: x * y),
-    (("mat", "mat"), "mat", ml.maximum),
-    (("mat", "weight"), "mat", lambda x, w: x @ w),
-    (("mat", "vec"), "mat", lambda x, v: x + v),
-    (("mat", "seq"), "mat", lambda x, s: x * s[:, None]),
-    (("mat", "vec"), "mat", lambda x, v: _scan(x, v)[1]),
-    (("mat", "vec"), "mat", lambda x, v: _scan(x, v, reverse=True)[1]),
-    (("mat", "vec"), "vec", lambda x, v: _scan(x, v)[0]),
-    (("mat",), "vec", lambda x: ml.sum(x, axis=0)),
-    (("mat",), "vec", lambda x: ml.mean(x, axis=0)),
-    (("mat",), "vec", lambda x: ml.max(x, axis=0)),
-    (("mat",), "vec", lambda x: x[-1]),
-    (("mat",), "vec", lambda x: x[x.shape[0] // 2]),
-    (("mat",), "vec", _turns),
-    (("mat",), "vec", _while),
-    (("mat",), "vec", _looped),
-    (("mat",), "square", lambda x: x @ ml.matrix_transpose(x)),
-    (("square",), "square", lambda s: ml.softmax(s, axis=-1)),
-    (("square",), "square", _masked),
-    (("square",), "square", ml.tril),
-    (("square",), "square", lambda s: s + ml.eye(s.shape[0])),
-    (("square", "mat"), "mat", lambda s, x: s @ x),
-    (("square",), "seq", lambda s: ml.sum(s, axis=0)),
-    (("mat",), "seq", lambda x: ml.sum(x, axis=-1)),
-    (("mat",), "seq", lambda x: x[:, 0]),
-    (("mat",), "seq", lambda x: ml.astype(ml.argmax(x, axis=-1), ml.float32)),
-    (("ids", "table"), "mat", lambda i, t: ml.take(t, i, axis=0)),
-    (("ids",), "seq", lambda i: ml.astype(i, ml.float32)),
-    (("ids",), "ids", lambda i: (i + ml.arange(i.shape[0])) % 5),
-    (("ids", "mat"), "mat", lambda i, x: ml.one_hot(i, 5)[:, :WIDTH] + x),
-    (
-        ("ids", "mat"),
-        "scalar",
-        lambda i, x: ml.mean(ml.take_along_axis(x, i[:, None] % WIDTH, axis=1)),
-    ),
-    (("seq",), "seq", lambda s: s * ml.arange(s.shape[0]) / s.shape[0]),
-    (("seq",), "seq", lambda s: s + ml.linspace(0.0, 1.0, s.shape[0])),
-    (("seq",), "seq", lambda s: ml.cumulative_sum(s)),
-    (("seq",), "seq", lambda s: s + ml.ones(s.shape)),
-    (("seq",), "seq", lambda s: ml.full((s.shape[0],), 0.5) * s),
-    (("seq",), "list", lambda s: s[::2]),
-    (("seq",), "list", lambda s: s[1:]),
-    (("seq",), "list", lambda s: s[: s.shape[0] // 2]),
-    (("seq",), "list", lambda s: ml.concat([s, s])),
-    (("seq",), "list", lambda s: ml.pad(s, (1, 2))),
-    (("seq",), "list", lambda s: ml.repeat(s, 2)),
-    (("seq",), "list", lambda s: ml.tile(s, 2)),
-    (("seq", "list"), "list", lambda s, m: ml.concat([s, m])),
-    (("mat",), "list", lambda x: ml.reshape(x, -1)),
-    (("mat",), "list", lambda x: ml.sum(ml.reshape(x, (-1, 2)), axis=1)),
-    (("list",), "list", lambda s: s[:-1] if s.shape[0] > 3 else s),
-    (("list",), "list", lambda s: ml.flip(s) * 0.5),
-    (("list",), "scalar", ml.sum),
-    (("list",), "scalar", ml.mean),
-    (("list",), "scalar", lambda s: ml.sum(s) * s.shape[0]),
-    (("seq",), "scalar", ml.std),
-    (("seq",), "scalar", lambda s: s[-1]),
-    (("seq",), "scalar", lambda s: ml.logsumexp(s)),
-    (("mat",), "scalar", ml.mean),
-    (("mat",), "scalar", lambda x: ml.sum(x) / (x.size + 1)),
-    (("mat",), "mat", lambda x: ml.dropout(x, 0.3, key=ml.random.key(3))),
-    (("mat",), "mat", lambda x: x + ml.random.normal((x.shape[0], WIDTH), key=ml.random.key(5))),
-    (("mat",), "mat", lambda x: ml.einsum("nd,md->nm", x, x) @ x),
-    (("mat",), "mat", lambda x: ml.concat(ml.split(x, [x.shape[0] // 2]))),
-    (("mat",), "mat", lambda x: ml.cond(ml.sum(x) > 0, lambda y: y * 2.0, lambda y: y - 1.0, x)),
-    (("mat",), "mat", lambda x: ml.jvp(ml.tanh, (x,), (ml.ones_like(x),))[1]),
-    (("mat",), "mat", lambda x: ml.broadcast_to(x[0], x.shape) + x),
-    (("mat",), "mat", ml.vmap(ml.grad(_tanh_squares))),
-    (("mat",), "mat", lambda x: ml.layer_norm(x, ml.ones(WIDTH), ml.zeros(WIDTH), eps=1e-5)),
-    (
-        ("mat",),
-        "mat",
-        lambda x: ml.astype(
-            ml.astype(x, ml.bfloat16) @ ml.ones((4, 4), dtype=ml.bfloat16), ml.float32
-        ),
-    ),
-    (
-        ("square",),
-        "square",
-        lambda s: ml.linalg.cholesky(ml.eye(s.shape[0]) * 9.0 + ml.tanh(s + s.mT)),
-    ),
-    (("seq",), "seq", lambda s: ml.cumulative_prod(ml.tanh(s))),
-    (("seq", "seq"), "seq", lambda a, b: ml.where(a < b, a, b)),
-    (
-        ("seq",),
-        "list",
-        lambda s: ml.reshape(ml.max_pool1d(s[None, :, None], 2), -1) if s.shape[0] > 2 else s,
-    ),
-    (("seq",), "scalar", lambda s: ml.topk(s, 2)[0][1]),
-    (("seq",), "scalar", lambda s: ml.trapezoid(s)),
-    (("seq",), "scalar", lambda s: ml.median(s)),
-    (("ids",), "list", lambda i: ml.astype(ml.segment_sum(ml.ones(i.shape), i, 5), ml.float32)),
-    (("scalar", "mat"), "mat", lambda a, x: x * ml.tanh(a)),
-    (("scalar", "scalar"), "scalar", lambda a, b: a * 0.5 + b),
-]
+STEPS = steps()
 
 
 def function(seed: int) -> Callable[..., Any]:

@@ -20,16 +20,10 @@ GLOBALS: Final = (10**15, 10**15 + 1)
 """What stands for handles in a program, until a VM has given its own."""
 
 ARGS: Final[tuple[Array, ...]] = (
-    f32s(1, -2),
-    f32s(3, 0.5),
-    np.arange(6, dtype=np.float32).reshape(2, 3),
-    np.array(2.0, np.float32),
-    np.array([1, 0, 2]),
-    np.array(3),
-    np.array([True, False]),
-    np.zeros((0, 2), np.float64),
-    np.arange(4, dtype=np.uint8),
-)
+    f32s(1, -2), f32s(3, 0.5), np.arange(6, dtype=np.float32).reshape(2, 3),
+    np.array(2.0, np.float32), np.array([1, 0, 2]), np.array(3), np.array([True, False]),
+    np.zeros((0, 2), np.float64), np.arange(4, dtype=np.uint8),
+)  # fmt: skip
 CONSTANTS: Final = {"c": f32s(5, 6), "n": np.array(1), "none": np.zeros((2, 0), np.int8)}
 
 

@@ -22,13 +22,9 @@ MUTATIONS: Final = int(os.environ.get("MUTATIONS", with_long("100", "300")))
 _EXTREMES: Final = (0, 1, -1, 2**7, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63)
 _WORDS: Final = [
     *(str(n).encode() for n in (*_EXTREMES, 2**64, 10**30)),
-    *(b"1e309 1.5 NaN true null None [] {} () \"x\" 'x' -1 3, ,3 [1] (1,) #".split()),
-    b"9" * 5000,
-    b"[" * 2000,
-    b"1, " * 70,
-    b"\xff\xfe",
-    b"",
-]
+    *(b"1e309 1.5 NaN true null None [] {} () \"x\" 'x' -1 3, ,3 [1] (1,) #".split()), b"9" * 5000,
+    b"[" * 2000, b"1, " * 70, b"\xff\xfe", b"",
+]  # fmt: skip
 
 
 def mutated(data: bytes, random: Random) -> bytes:
@@ -86,15 +82,8 @@ def _replaced(data: bytes, at: int, length: int, piece: bytes) -> bytes:
 
 
 _CHANGES: Final[Sequence[Callable[[bytes, Random], bytes]]] = (
-    _byte,
-    _bit,
-    _number,
-    _word,
-    _truncation,
-    _removal,
-    _extension,
-    _repetition,
-)
+    _byte, _bit, _number, _word, _truncation, _removal, _extension, _repetition,
+)  # fmt: skip
 
 
 def framed(kind: Kind) -> Callable[[bytes], bytes]:

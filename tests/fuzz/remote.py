@@ -198,21 +198,17 @@ def _message(choices: random.Random, handles: list[int], storage: int) -> bytes:
         return framed(Kind.launch)(mutated(body, choices) if choices.random() < 0.5 else body)
     x = choices.choice(handles)
     calls: list[tuple[str, list[Any]]] = [
-        ("name", []),
-        ("alloc_tensor", [TensorType("f32", (choices.randint(0, 5), 3))]),
+        ("name", []), ("alloc_tensor", [TensorType("f32", (choices.randint(0, 5), 3))]),
         ("alloc_storage", [choices.choice([0, 64, 1 << 16, 1 << 40])]),
         ("tensor_from_storage", [storage, TensorType("f32", (4,)), 4 * choices.randint(0, 70)]),
-        ("read", [x]),
-        ("write", [x, np.ones((2, 3), np.float32)]),
-        ("swap", [x, choices.choice(handles)]),
-        ("dealloc_tensor", [x]),
+        ("read", [x]), ("write", [x, np.ones((2, 3), np.float32)]),
+        ("swap", [x, choices.choice(handles)]), ("dealloc_tensor", [x]),
         ("dealloc_storage", [storage]),
         ("load_program", [choices.randint(0, 3), choices.choice(VALID)[0]]),
         ("drop_program", [choices.randint(0, 3)]),
         ("launch", [choices.randint(0, 3), handles[: choices.randint(0, 4)], 1000]),
-        ("estimate", [1, [TensorType("f32", (2, 3))]]),
-        ("consumed_size_in_mib", []),
-    ]
+        ("estimate", [1, [TensorType("f32", (2, 3))]]), ("consumed_size_in_mib", []),
+    ]  # fmt: skip
     message = encode_call(*choices.choice(calls))
     body = message[HEADER.size :]
     if choices.random() < 0.45:

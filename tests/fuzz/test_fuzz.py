@@ -27,7 +27,7 @@ from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
-from tests.brief import cases, with_long
+from tests.brief import Capsys, Patch, cases, with_long
 from tests.fuzz import directions, graphs, interrupts, remote, saved, threads, transformations
 from tests.fuzz.__main__ import OTHERS, main
 from tests.fuzz.machines import Machines
@@ -41,7 +41,7 @@ PROGRAMS = with_long(1000, 2000)
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
+def run(capsys: Capsys) -> Run:
     """A function that runs the command in this process and returns its output."""
 
     def run(*arguments: str) -> str:
@@ -52,7 +52,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-def test_the_command_names_its_fuzzers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_names_its_fuzzers(capsys: Capsys) -> None:
     assert main(["nothing"]) == 2
     expected = capsys.readouterr().out
     assert "neighbours" in expected
@@ -82,7 +82,7 @@ def test_random_programs_on_both_machines(run: Run) -> None:
 @pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON)
 @cases("name, wrong", ("_MOST_STEPS", 3), ("Site.perform", lambda site, params: params))
 def test_what_the_native_machine_does_otherwise_is_found(
-    name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, wrong: Any, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(f"mlvm.machines.native.loop.{name}", wrong)
     _, failure = fuzz(2000, seed=0, runs=Machines())
@@ -124,14 +124,12 @@ def test_eleven_attacks_on_a_server(run: Run) -> None:
     assert len(run("remote", "--attacks", "1").splitlines()) == 11
 
 
-@cases(
-    "owner, name, wrong, reason",
-    (Binding, "check", fails, "ZeroDivisionError"),
-    (FreeStore, "_release", forgets, "MiB"),
+@cases("owner, name, wrong, reason",
+    (Binding, "check", fails, "ZeroDivisionError"), (FreeStore, "_release", forgets, "MiB"),
     (FreeStore, "replace", fails, "ZeroDivisionError"),
-)
+)  # fmt: skip
 def test_what_is_wrong_is_found_and_printed(
-    owner: type, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: pytest.MonkeyPatch
+    owner: type, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(owner, name, wrong)
     _, failure = fuzz(2000, seed=0)
@@ -164,7 +162,7 @@ def test_two_thousand_messages_and_twenty_killed_clients(run: Run) -> None:
     (BoundedVM, "close", lambda vm: vm.alloc_storage(8), "the log has .*'left': 8"),
 )
 def test_what_a_server_does_wrong_is_found(
-    owner: Any, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(owner, name, wrong)
     _, failure = remote.fuzz(200, seed=0)
@@ -198,7 +196,7 @@ def test_two_seconds_of_threads() -> None:
     (VM, "read", lambda vm, handle: np.zeros(1, np.int64), "holds [0]"),
 )
 def test_what_threads_do_wrong_is_found_and_printed(
-    owner: type, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: pytest.MonkeyPatch
+    owner: type, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(owner, name, wrong)
     _, _, failure = threads.fuzz(20, seed=0)
@@ -221,16 +219,14 @@ def test_two_hundred_interrupts(run: Run) -> None:
     (Slot, "sweep", lambda slot: None, "free slots, bytes and tensors"),
 )
 def test_what_an_interrupt_loses_is_found(
-    owner: type, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: pytest.MonkeyPatch
+    owner: type, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(owner, name, wrong)
     _, failures = interrupts.fuzz(400, seed=0, until=reason)
     assert any(reason in failure for failure in failures)
 
 
-def test_random_transformations(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_random_transformations(monkeypatch: Patch, capsys: Capsys) -> None:
     """Lane by lane; and a wrong batching rule is found."""
     command = ["--lanes", "--programs", "7", "--seed", "7"]
     assert transformations.main(command) == 0
@@ -240,9 +236,7 @@ def test_random_transformations(
     assert re.search(r"^program \d+: .*vmap", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_random_directions(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_random_directions(monkeypatch: Patch, capsys: Capsys) -> None:
     """Captured, and beside finite differences; a wrong tangent is found. Under autocast the states
     of loops, into which products go, keep their types."""
     assert directions.main(["--autocast", "--programs", "2", "--seed", "45"]) == 0
@@ -259,7 +253,7 @@ def test_random_directions(
     assert re.search(r"^program \d+: ", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_graphs_are_as_onnxruntime_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_are_as_onnxruntime_has_them(monkeypatch: Patch) -> None:
     pytest.importorskip("onnxruntime")
     runs, failure = graphs.fuzz(6, 0)
     assert failure is None
@@ -270,7 +264,7 @@ def test_graphs_are_as_onnxruntime_has_them(monkeypatch: pytest.MonkeyPatch) -> 
     assert "apart by" in failure
 
 
-def test_saved_functions_are_as_onnxruntime_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_functions_are_as_onnxruntime_has_them(monkeypatch: Patch) -> None:
     for package in ("onnx", "onnxruntime"):
         pytest.importorskip(package)
     runs, failure = saved.fuzz(40, 0)

@@ -302,21 +302,13 @@ class Worker:
 
 _OFTEN: Final = [Worker.make, Worker.compute, Worker.read, Worker.update, Worker.share]
 _SOMETIMES: Final = [
-    Worker.keep,
-    Worker.captured,
-    Worker.free,
-    Worker.rewind,
-    Worker.put,
-    Worker.get,
-    Worker.begin,
+    Worker.keep, Worker.captured, Worker.free, Worker.rewind, Worker.put, Worker.get, Worker.begin,
     Worker.finalize,
-]
+]  # fmt: skip
 _SELDOM: Final = [Worker.reset, Worker.trim, Worker.close, Worker.elsewhere]
 OPERATIONS: Final[list[Callable[[Worker, list[Known]], None]]] = [
-    *(_OFTEN * 6),
-    *(_SOMETIMES * 2),
-    *_SELDOM,
-]
+    *(_OFTEN * 6), *(_SOMETIMES * 2), *_SELDOM,
+]  # fmt: skip
 
 
 def play(seed: str, seconds: float, nthreads: int, outcomes: Counter[str]) -> str | None:

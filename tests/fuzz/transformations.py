@@ -16,7 +16,9 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -28,57 +30,14 @@ from tests.fuzz.command import parser_of
 Fn = Callable[..., Any]
 
 
-class Library(NamedTuple):
-    """The functions that programs use, of one library."""
-
-    asarray: Fn
-    tanh: Fn
-    sin: Fn
-    where: Fn
-    sum: Fn
-    matmul: Fn
-    take: Fn
-    concat: Fn
-    sort: Fn
-    cumsum: Fn
-    softmax: Fn
-    broadcast_to: Fn
-    cond: Fn
-    while_loop: Fn
-    scan: Fn
-    checkpointed: Fn  # a scan that runs its body again on the backward pass
-    vmap: Fn
-    grad: Fn
-    jit: Fn
-    as_int: Fn
-    as_condition: Fn  # a bool as a number of that dtype: 1, or -0.0
-    computed: Fn  # the arrays that a function makes of arrays
+Library = Any
+"""The functions that programs use, of one library: a row of `transformations.txt` each."""
 
 
-HERE = Library(
-    ml.asarray,
-    ml.tanh,
-    ml.sin,
-    ml.where,
-    lambda x, axis=None: ml.sum(x, axis=axis),
-    ml.matmul,
-    lambda x, i, axis: ml.take(x, i, axis=axis),
-    lambda xs, axis: ml.concat(xs, axis=axis),
-    lambda x: ml.sort(x, axis=-1),
-    lambda x: ml.cumulative_sum(x, axis=-1),
-    lambda x: ml.softmax(x, axis=-1),
-    ml.broadcast_to,
-    ml.cond,
-    ml.while_loop,
-    ml.scan,
-    partial(ml.scan, checkpoint=True),
-    ml.vmap,
-    ml.grad,
-    ml.capture,
-    lambda x: ml.astype(x, ml.int64),
-    lambda x, dtype: ml.astype(ml.where(x, 1.0, -0.0), dtype),
-    lambda fn, args: leaves(fn(*map(ml.asarray, args))),
-)
+def library(column: int, **modules: Any) -> Library:
+    text = Path(__file__).with_suffix(".txt").read_text("utf-8")
+    rows = [line.split(" | ") for line in text.splitlines() if line and line[0] != "#"]
+    return SimpleNamespace(**{row[0]: eval(row[1 + column], globals() | modules) for row in rows})
 
 
 def jax_library() -> Library | None:
@@ -89,30 +48,7 @@ def jax_library() -> Library | None:
     jnp: Any = importlib.import_module("jax.numpy")
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_platforms", "cpu")
-    return Library(
-        jnp.asarray,
-        jnp.tanh,
-        jnp.sin,
-        jnp.where,
-        lambda x, axis=None: jnp.sum(x, axis=axis),
-        jnp.matmul,
-        lambda x, i, axis: jnp.take(x, i, axis=axis),
-        lambda xs, axis: jnp.concatenate(xs, axis=axis),
-        lambda x: jnp.sort(x, axis=-1),
-        lambda x: jnp.cumsum(x, axis=-1),
-        lambda x: jax.nn.softmax(x, axis=-1),
-        jnp.broadcast_to,
-        jax.lax.cond,
-        jax.lax.while_loop,
-        jax.lax.scan,
-        jax.lax.scan,
-        jax.vmap,
-        jax.grad,
-        jax.jit,
-        lambda x: x.astype(jnp.int64),
-        lambda x, _: x,
-        jaxprs.computed,
-    )
+    return library(1, jax=jax, jnp=jnp, jaxprs=jaxprs)
 
 
 # --- programs ------------------------------------------------------------------------
@@ -336,6 +272,9 @@ def leaves(result: Any) -> list[Array]:
     return [np.asarray(y) for y in (result if isinstance(result, (tuple, list)) else [result])]
 
 
+HERE = library(0)
+
+
 def differs(program: Program, other: Library) -> str | None:
     """Return how results of the program differ between two libraries."""
     args, axes = arguments(program)
@@ -366,7 +305,7 @@ def lane_by_lane(fn: Fn, in_axes: Any, out_axes: Any) -> Fn:
     return batched
 
 
-ONE_BY_ONE = HERE._replace(vmap=lane_by_lane, jit=lambda fn: fn)
+ONE_BY_ONE = SimpleNamespace(**vars(HERE) | {"vmap": lane_by_lane, "jit": lambda fn: fn})
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -26,15 +26,11 @@ class Form(NamedTuple):
 
 
 FORMS: Final = [
-    Form("{0}", ("",)),
-    Form("{0}", ("",)),
-    Form("({0}, {1})", ("[0]", "[1]")),
-    Form("[{0}, {1}]", ("[0]", "[1]")),
-    Form("{{'b': {0}, 'a': [{1}]}}", ("['b']", "['a'][0]")),
-    Form("({0}, None, {1})", ("[0]", "[2]")),
-    Form("Box(x={0}, y={1})", (".x", ".y")),
+    Form("{0}", ("",)), Form("{0}", ("",)), Form("({0}, {1})", ("[0]", "[1]")),
+    Form("[{0}, {1}]", ("[0]", "[1]")), Form("{{'b': {0}, 'a': [{1}]}}", ("['b']", "['a'][0]")),
+    Form("({0}, None, {1})", ("[0]", "[2]")), Form("Box(x={0}, y={1})", (".x", ".y")),
     Form("({0}, {1}, ({2},))", ("[0]", "[1]", "[2][0]")),
-]
+]  # fmt: skip
 OTHER_ORDER: Final = {"{{'b': {0}, 'a': [{1}]}}": "{{'a': [{1}], 'b': {0}}}"}
 
 CONDITIONS: Final = templates_of("""
@@ -221,11 +217,9 @@ class Branching(Writer):
         if match is not None and roll < 0.85:  # the same again, or another one's
             return match
         forms = {
-            "float": "ml.tanh({}) * 0.5",
-            "bool": "ml.logical_not({})",
-            "signed": "{} + 1",
+            "float": "ml.tanh({}) * 0.5", "bool": "ml.logical_not({})", "signed": "{} + 1",
             "unsigned": "{} + 1",
-        }
+        }  # fmt: skip
         return forms[type.dtype.kind].format(parameter + path)
 
     def _alternatives(self, operands: list[str], n: int) -> list[str] | None:

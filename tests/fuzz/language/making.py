@@ -16,18 +16,14 @@ from tests.fuzz.language.source import IMPORTS, Block, Call, Node, Source
 from tests.fuzz.language.writing import DTYPES, UNPREDICTABLE, Writer, shapes_of
 
 LAYERS: Final = [
-    "ml.nn.Linear({n}, {m})",
-    "ml.nn.Linear({n}, {n}, bias=False)",
-    "ml.nn.LayerNorm({n})",
+    "ml.nn.Linear({n}, {m})", "ml.nn.Linear({n}, {n}, bias=False)", "ml.nn.LayerNorm({n})",
     "ml.nn.RMSNorm({n})",
     "ml.nn.Sequential(ml.nn.Linear({n}, {n}), ml.nn.BatchNorm({n}), ml.nn.ELU())",
-    "ml.nn.BatchNorm({n}).eval()",
-    "ml.nn.Dropout(0.5)",
-    "ml.nn.Dropout(0.5).eval()",
+    "ml.nn.BatchNorm({n}).eval()", "ml.nn.Dropout(0.5)", "ml.nn.Dropout(0.5).eval()",
     "ml.nn.Sequential(ml.nn.Linear({n}, {n}), ml.tanh)",
     "ml.nn.Sequential(ml.nn.Linear({n}, {m}), ml.gelu, ml.nn.Dropout(0.25), ml.nn.LayerNorm({m}))",
     "ml.nn.Sequential(ml.nn.Linear({n}, {m}), ml.nn.Dropout(0.25)).eval()",
-]
+]  # fmt: skip
 CONTROL: Final = re.compile(r"ml\.(cond|switch|while_loop|fori_loop|scan|map|function)\(")
 OPTIMIZERS: Final = [
     "ml.optim.SGD({p}, 0.1)",

@@ -108,11 +108,9 @@ def observed(trees: dict[str, Any]) -> Leaves:
 
 
 _OPPOSITE: Final[dict[str, Callable[..., Any]]] = {
-    "bool": ml.logical_not,
-    "unsigned": ml.bitwise_invert,
-    "signed": ml.negative,
+    "bool": ml.logical_not, "unsigned": ml.bitwise_invert, "signed": ml.negative,
     "float": ml.negative,
-}
+}  # fmt: skip
 
 
 def updated_in_place(results: Any) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
@@ -23,132 +24,17 @@ from tests.fuzz.language.source import Block, Node, rendered
 
 def templates_of(templates: str) -> list[str]:
     """Templates that three spaces or a new line stand between."""
-    return re.split(r"\s{3,}", templates.strip())
+    return re.split(r"\s{3,}|\n", templates.strip())
 
 
-EXPRESSIONS: Final[list[tuple[int, list[str]]]] = [
-    (
-        10,
-        templates_of("""
-            ml.tanh({f})   ml.sin({f})   ml.cos({f})   ml.sigmoid({f})   ml.exp(-ml.abs({f}))
-            ml.sqrt(ml.abs({f}))   ml.log1p(ml.abs({f}))   ml.expm1(-ml.abs({f}))   ml.relu({f})
-            ml.gelu({f})   ml.silu({f})   ml.erf({f})   ml.rsqrt({f} * {f} + 1)   ml.square({f})
-            {f} ** 2   -{x}   abs({x})   ml.sign({x})   ml.floor({f})   ml.round({f})
-            ml.trunc({f})   ml.ceil({f})   ~{i}   ml.logical_not({b})   ml.isnan({f})
-            ml.isfinite({f})   +{x}   ml.copy({x})   ml.stop_gradient({x})
-        """),
-    ),
-    (
-        16,
-        templates_of("""
-            {f} + {like}   {f} - {like}   {f} * {like}   {f} / (ml.abs({like}) + 1)   {f} + {like}
-            {f} - {like}   {f} * {like}   {x} + {x}   {x} * {x}   {f} * {n}   {n} - {f}
-            {f} + {n}   {n} * {f}   {f} / {n}   {f} ** {n}   ml.maximum({x}, {like})
-            ml.minimum({x}, {like})   {f} // {n}   {f} % {n}   {i} + {like}   {i} * {n}
-            {i} - {like}   {i} // {n}   {i} % {n}   {i} & {like}   {i} | {like}   {i} ^ {like}
-            {i} << 1   {i} >> 1   {x} < {like}   {x} == {like}   {x} != {like}   {x} >= {n}
-            {x} == {n}   {b} & {like}   ml.logical_or({b}, {like})   ml.logical_xor({b}, {like})
-            {b} ^ {b}
-        """),
-    ),
-    (
-        4,
-        templates_of("""
-            ml.where({b}, {f}, {like})   ml.where({f} > 0, {f}, {like})   ml.where({b}, {x}, {n})
-            ml.clip({f}, -0.5, 0.5)   ml.clip({x}, {like}, {like})   ml.clip({x}, max=1)
-        """),
-    ),
-    (
-        3,
-        templates_of("""
-            ml.astype({x}, {dtype})   ml.astype({f}, 'f64')   ml.astype({f}, 'f32')
-        """),
-    ),
-    (
-        8,
-        templates_of("""
-            ml.sum({x}, axis={axis})   ml.sum({x}, axis={axis}, keepdims=True)   ml.sum({x})
-            ml.mean({f}, axis={axis})   ml.mean({f}, axis={axis}, keepdims=True)   ml.mean({f})
-            ml.max({x}, axis={axis})   ml.min({x}, axis={axis}, keepdims=True)   ml.max({x})
-            ml.var({f}, axis={axis})   ml.std({f} + {like}, axis={axis})
-            ml.prod({f}, axis={axis})   ml.logsumexp({f}, axis={axis})
-            ml.argmax({x}, axis={one})   ml.argmin({x}, axis={one})   ml.any({x}, axis={axis})
-            ml.all({x})   ml.cumulative_sum({x}, axis={one})   ml.softmax({f}, axis={one})
-            ml.log_softmax({f}, axis={one})   ml.sort({x}, axis={one})
-            ml.argsort({x}, axis={one})   ml.sum({f}, axis={axis}, dtype='f64')
-        """),
-    ),
-    (
-        8,
-        templates_of("""
-            ml.reshape({x}, {shape})   ml.reshape({x}, {shape})   ml.reshape({x}, -1)   {m}.mT
-            ml.permute_dims({x}, {order})   ml.expand_dims({x}, axis={one})   ml.squeeze({x})
-            ml.broadcast_to({x}, (2, *{same}.shape))   ml.moveaxis({m}, 0, -1)
-            ml.flip({x}, axis={axis})   ml.roll({x}, 1, axis={one})   ml.pad({x}, 1)
-            ml.tile({x}, 2)   ml.repeat({x}, 2, axis={one})   ml.tril({m})   ml.triu({m}, k=1)
-        """),
-    ),
-    (
-        8,
-        templates_of("""
-            {x}[{index}]   {x}[{index}]   {x}[None]   {x}[..., None]   {x}[...]   {x}[::-1]
-            {x}[ml.abs({i}) % len({same})]   ml.take({x}, {picks}, axis={one})
-            ml.take_along_axis({x}, ml.argsort({same}, axis=-1), axis=-1)
-            ml.stack(ml.unstack({x}[:3]), axis=-1)   ml.split({x}, {cut}, axis={one})[-1]
-            ml.one_hot(ml.abs({i}) % 3, 3)
-        """),
-    ),
-    (
-        4,
-        templates_of("""
-            ml.concat([{x}, {twin}], axis={one})   ml.stack([{x}, {twin}])   ml.concat([{x}, {x}])
-            ml.stack([{x}, {x}, {twin}], axis=-1)   ml.concat([{x}, {twin}], axis=None)
-        """),
-    ),
-    (
-        5,
-        templates_of("""
-            {m} @ {x}   {m} @ {same}.mT   {x} @ {m}   ml.matmul({m}, {same}, transpose_x=True)
-            ml.outer({f}, {f})   ml.layer_norm({f}, {f}, {f}, eps=1e-5)
-            ml.softmax_cross_entropy({m}, ml.argmax({same}, axis=-1))
-        """),
-    ),
-    (
-        3,
-        templates_of("""
-            ml.zeros_like({x})   ml.ones({x}.shape)   ml.full((2,), {n})   ml.arange(4.0)
-            ml.full({x}.shape, ml.sum({f}))   ml.eye(3)   ml.linspace(0, 1, 3)   ml.arange(3)
-        """),
-    ),
-    (
-        4,
-        templates_of("""
-            ml.random.normal({x}.shape)   ml.random.uniform((2, 3), low=-1.0)
-            ml.dropout({f}, 0.5)   ml.random.bernoulli((3,))
-            ml.random.randint((2,), low=0, high=5)
-            ml.random.permutation({x})   ml.random.normal((2,), key={key})
-            ml.dropout({f}, 0.3, key={key})   ml.random.fold_in({key}, {k})
-            ml.random.split({key})[1]   ml.random.permutation(4)
-            ml.random.normal({x}.shape, dtype='f64')
-            ml.random.bernoulli({f}.shape, ml.sigmoid({f}))
-        """),
-    ),
-    (5, ["{module}({f})"]),
+_TEXT: Final = Path(__file__).with_name("templates.txt").read_text("utf-8")
+_SECTIONS: Final = [
+    (head, templates_of(text)) for head, text in re.findall(r"== (.+) ==\n((?:.+\n)+)", _TEXT)
 ]
+EXPRESSIONS: Final = [(int(head), each) for head, each in _SECTIONS if head.isdigit()]
 """What a name is given, by how often."""
 
-UPDATES: Final = templates_of("""
-    {x} += {into}   {x} -= {into}   {f} *= {into}   {f} /= ml.abs({into}) + 1   {x} += {x}
-    {f} -= 0.1 * {into}   {x} *= {n}   {x} += {n}   {f} += ml.sum({same})   {x} -= {same}
-    ml.add({x}, {like}, out={fit})   ml.multiply({f}, {n}, out={fit})   ml.tanh({f}, out={fit})
-    ml.copy({x}, out={fit})   ml.maximum({x}, {like}, out={fit})   ml.negative({f}, out={same})
-    ml.subtract({f}, {into}, out={same})   ml.square({f}, out={same})   ml.exp(-{f}, out={fit})
-    ml.sum({f}, axis=0, out={f})   ml.matmul({m}, {m}, out={f})   ml.sort({x}, out={fit})
-""")
-UNPREDICTABLE: Final = templates_of("""
-    float(ml.sum({f})) * {f}   {x}[{b}]   ml.nonzero({x})[0]   {f} if ml.sum({f}) > 0 else {f}
-    ml.asarray([1.0, 2.0]) * {f}   ml.random.bernoulli((2,), 0.3)
-""")
+UPDATES, UNPREDICTABLE = (dict(_SECTIONS)[head] for head in ("updates", "unpredictable"))
 """What no captured function can do."""
 
 NUMBERS: Final = {
@@ -430,12 +316,9 @@ class Writer:
     def kinds(self) -> list[tuple[int, Callable[[], bool]]]:
         """Return the statements that may be written, by frequency."""
         kinds: list[tuple[int, Callable[[], bool]]] = [
-            (60, self.expression),
-            (7 if not self.depth else 2, self.update),
-            (2, self.container),
-            (3, self.loop),
-            (2, self.rebinding),
-        ]
+            (60, self.expression), (7 if not self.depth else 2, self.update), (2, self.container),
+            (3, self.loop), (2, self.rebinding),
+        ]  # fmt: skip
         if self.depth < 2:
             kinds += [(4, self.function), (9, self.gradient), (4, self.training)]
         return kinds
