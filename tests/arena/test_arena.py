@@ -20,7 +20,7 @@ from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
-from tests.brief import Patch, refuses
+from tests.brief import Patch, cases, refuses
 from tests.threads import PATIENCE, start
 
 ROW, WORDS = TensorType(f32, (16,)), TensorType("u32", (4, 4))
@@ -147,7 +147,7 @@ def test_each_thread_has_a_scope_of_its_own() -> None:
 # --- limits ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("capacity", "size"), [(0, 0), (1, 64), (64, 64), (65, 128)])
+@cases("capacity, size", (0, 0), (1, 64), (64, 64), (65, 128))
 def test_a_fixed_capacity_is_taken_at_once_and_rounded_up(capacity: int, size: int, vm: VM) -> None:
     arena = Arena(vm, "batch", capacity=capacity)
     assert arena.capacity == consumed(vm) == size

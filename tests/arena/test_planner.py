@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from mlvm.arena.planner import Block, Plan, lower_bound, plan
 from mlvm.core.errors import ArenaError
 from mlvm.core.types import ALIGNMENT
 from tests.brief import cases, refuses
+from tests.cases.claims import claims
 
 lives = st.tuples(st.integers(-3, 12), st.integers(0, 6))
 blocks_of_any_kind = st.lists(
@@ -73,37 +73,6 @@ def test_blocks_that_all_live_at_once_meet_the_bound(blocks: list[Block]) -> Non
     assert planned.nbytes == planned.lower_bound == sum(rounded(b.nbytes, 64) for b in blocks)
 
 
-def test_blocks_that_are_looked_at_one_by_one_get_the_plan_of_others() -> None:
-    blocks = [Block(100, 0, 2), Block(64, 1, 3), Block(200, 2, 4), Block(0, 0, 1)]
-    later = [Block(nbytes, start + 2**50, end + 2**50) for nbytes, start, end in blocks]
-    plain = plan(blocks)
-    assert plan(later) == plain
-    refuses(ArenaError, "block 1: expected integers", plan, [blocks[0], Block(1.5, 0, 1)])  # type: ignore[arg-type]
-
-
-def test_blocks_in_turn_share_their_bytes() -> None:
-    planned = plan([Block(100, i, i + 1) for i in range(10)])
-    assert planned.offsets == (0,) * 10
-    assert planned.nbytes == planned.lower_bound == 128
-
-
-def test_a_block_goes_into_the_smallest_gap_that_holds_it() -> None:
-    frame = [Block(640, 0, 9), Block(576, 0, 2), Block(512, 0, 9), Block(448, 0, 2)]
-    planned = plan([*frame, Block(384, 0, 9), Block(320, 3, 9)])
-    check([*frame, Block(384, 0, 9), Block(320, 3, 9)], planned)
-    assert planned.offsets[5] == planned.offsets[3]
-    assert planned.nbytes == planned.lower_bound == sum(b.nbytes for b in frame) + 384
-
-
-def test_another_order_is_tried_where_largest_first_does_not_do() -> None:
-    """By size, these take 384 bytes."""
-    blocks = [Block(64, 0, 3), Block(192, 3, 7), Block(192, 1, 2), Block(128, 2, 6)]
-    planned = plan(blocks)
-    check(blocks, planned)
-    assert planned.nbytes == planned.lower_bound == 320
-    assert planned.order == "lifetime"
-
-
 def test_an_order_that_is_no_better_than_others_may_be_the_one_that_can_be_improved() -> None:
     """All orders take 5,568 lines of 64 bytes. That by size, moved about, finds nothing smaller."""
     lives = [(384, 97, 111), (2400, 99, 102), (2400, 101, 110), (384, 109, 123)]
@@ -137,17 +106,6 @@ def test_five_thousand_blocks_come_close_to_the_bound() -> None:
     assert planned.nbytes <= 1.1 * planned.lower_bound
 
 
-def test_empty_blocks_and_those_never_alive_are_in_nobodys_way() -> None:
-    planned = plan([Block(0, 0, 9), Block(64, 0, 9), Block(640, 4, 4)])
-    assert planned.offsets == (0, 0, 0)
-    assert (planned.nbytes, planned.lower_bound) == (640, 64)
-
-
-def test_nothing_to_place() -> None:
-    assert plan([]).nbytes == lower_bound([]) == 0
-    assert str(plan([])) == "0 bytes, lower bound 0 (1.00), by size"
-
-
 def test_a_plan_prints_its_size_beside_the_bound() -> None:
     plain = Plan((0,), 12345, 12000, "size")
     assert str(plain) == "12,345 bytes, lower bound 12,000 (1.03), by size"
@@ -171,6 +129,9 @@ def test_bad_blocks_are_refused(blocks: list[Block], message: str) -> None:
         assert message in str(caught)
 
 
-@pytest.mark.parametrize("alignment", [0, -64, 1.5])
+@cases("alignment", 0, -64, 1.5)
 def test_bad_alignments_are_refused(alignment: int) -> None:
     refuses(ArenaError, "expected an alignment >= 1", plan, [], alignment=alignment)
+
+
+test_rows = claims("planner", globals())

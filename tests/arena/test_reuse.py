@@ -12,7 +12,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import ArenaError, ArenaOverflow, StaleTensor
 from mlvm.eager import nn
-from tests.brief import refuses
+from tests.brief import cases, refuses
 
 RNG = np.random.default_rng(0)
 
@@ -78,7 +78,7 @@ def test_two_models_in_turn_share_one_batch_arena() -> None:
     assert batch.high_water == alone.batch.high_water  # as much as the larger one needs by itself
 
 
-@pytest.mark.parametrize("pattern", ["te", "tttteeee" * 2, "t" * 20 + "e" * 9, "ttet"])
+@cases("pattern", "te", "tttteeee" * 2, "t" * 20 + "e" * 9, "ttet")
 def test_training_and_evaluation_of_other_batch_sizes_alternate_without_growth(
     pattern: str,
 ) -> None:
@@ -170,16 +170,10 @@ def test_every_use_of_a_tensor_that_has_ended_raises(how: str) -> None:
         assert cached in [tensor.handle for tensor in again]
     arena_of_keep = ml.Arena(arena.vm, "keeps")
     uses: list[Callable[[ml.Tensor], Any]] = [
-        lambda t: t.numpy(),
-        lambda t: t + 1,
-        lambda t: ml.sum(t),
-        lambda t: ml.reshape(t, (6,)),
-        lambda t: t[0],
-        lambda t: t.__iadd__(1),
-        lambda t: ml.matmul(t, ml.matrix_transpose(t)),
-        lambda t: arena_of_keep.keep(t),
-        lambda t: ml.grad(lambda a: ml.sum(a * a))(t),
-    ]
+        lambda t: t.numpy(), lambda t: t + 1, lambda t: ml.sum(t), lambda t: ml.reshape(t, (6,)),
+        lambda t: t[0], lambda t: t.__iadd__(1), lambda t: ml.matmul(t, ml.matrix_transpose(t)),
+        lambda t: arena_of_keep.keep(t), lambda t: ml.grad(lambda a: ml.sum(a * a))(t),
+    ]  # fmt: skip
     with ml.Arena(arena.vm, "results").allocating():
         for tensor in (tree["layers"][0], tree["layers"][1]["view"], view.base):  # type: ignore[index]
             assert isinstance(tensor, ml.Tensor)
@@ -231,7 +225,7 @@ def test_keep_refuses_what_it_cannot_copy() -> None:
     assert weights.used == 0
 
 
-@pytest.mark.parametrize("capacity", [None, 4096])
+@cases("capacity", None, 4096)
 def test_a_loop_that_rewinds_finds_the_same_addresses(capacity: int | None) -> None:
     vm = ml.VM()
     arena = ml.Arena(vm, "batch", capacity=capacity)

@@ -149,6 +149,6 @@ def test_a_raw_pad_leaves_it_to_the_vm(vm: VM) -> None:
     assert (pad.used, pad.live()) == (0, [])
 
 
-@pytest.mark.parametrize("nbytes", [-1, 1.5, None, True])
+@cases("nbytes", -1, 1.5, None, True)
 def test_a_pad_has_a_number_of_bytes(nbytes: Any) -> None:
     refuses(ArenaError, "expected a size >= 0", ScratchPad, VM(), nbytes)

@@ -21,6 +21,7 @@ from mlvm.arena.placement import Chunk, Reuse
 from mlvm.core.errors import ArenaBusy, ArenaError, ArenaOverflow, StaleTensor
 from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
+from tests.brief import cases
 from tests.interrupting import with_each_line_interrupted
 from tests.threads import PATIENCE, in_threads, start
 
@@ -37,7 +38,7 @@ def hasty() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("capacity", [None, 1 << 14])
+@cases("capacity", None, 1 << 14)
 def test_no_two_tensors_share_bytes_and_none_are_lost(capacity: int | None, vm: VM) -> None:
     arena = Arena(vm, "shared", capacity=capacity)
 
@@ -122,7 +123,7 @@ def test_every_byte_is_counted_once() -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("how", ["free", "reset"])
+@cases("how", "free", "reset")
 def test_of_two_threads_that_end_a_tensor_one_does(how: str) -> None:
     arena = Arena(VM(), "shared")
     tensors: list[Allocation] = []
@@ -262,11 +263,9 @@ def allocate(arena: Arena) -> None:
         pass
 
 
-@pytest.mark.parametrize("first", ["with arena", "with arena.allocating"])
-@pytest.mark.parametrize("second", [enter, allocate, Arena.reset, Arena.mark, Arena.close])
-def test_a_second_thread_is_told_at_once_who_is_inside(
-    first: str, second: Callable[[Arena], Any]
-) -> None:
+@cases("first", "with arena", "with arena.allocating")
+@cases("second", enter, allocate, Arena.reset, Arena.mark, Arena.close)
+def test_a_second_thread_is_told_at_once_who_is_inside(first: str, second: Any) -> None:
     arena = Arena(VM(), "shared")
     with arena if first == "with arena" else arena.allocating():
         tensor = arena.alloc(TYPES[0])
@@ -328,7 +327,7 @@ def test_threads_that_enter_and_leave_find_what_they_allocate() -> None:
     assert tensor.handle == STALE
 
 
-@pytest.mark.parametrize("function", [Arena.__exit__, Arena._end_all])
+@cases("function", Arena.__exit__, Arena._end_all)
 def test_a_reset_on_leaving_spares_who_enters_meanwhile(function: Callable[..., Any]) -> None:
     def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
         arena = Arena(VM(), "shared")

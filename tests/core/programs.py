@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,112 +27,11 @@ ADD_INTO = Program.of_op("add.out", 3, {}, 0)
 
 NEGATIVE = Program.of_op("negative", 1, {}, 1)
 
-
-FACTORIAL = """
-    .const one i64[] 1
-    .func factorial 1 1
-        get -1
-        jump_if_false last
-        get -1
-        get -1
-        push_const one
-        push_str "subtract"
-        cfunc 2 1
-        call factorial
-        push_str "multiply"
-        cfunc 2 1
-        return 1
-    last:
-        push_const one
-        return 1
-    .func main 0 *
-        load_arg 0
-        call factorial
-        halt
-"""
-
-PARITY = """
-    .const one i64[] 1
-    .const yes bool[] true
-    .const no bool[] false
-    .func less 1 1
-        get -1
-        push_const one
-        push_str "subtract"
-        cfunc 2 1
-        return 1
-    .func even 1 1
-        get -1
-        jump_if_false zero
-        get -1
-        call less
-        call odd
-        return 1
-    zero:
-        push_const yes
-        return 1
-    .func odd 1 1
-        get -1
-        jump_if_false zero
-        get -1
-        call less
-        call even
-        return 1
-    zero:
-        push_const no
-        return 1
-    .func main 0 *
-        load_arg 0
-        call even
-        halt
-"""
-
-SUM_TO = """
-    .const zero i64[] 0
-    .const one i64[] 1
-    .func main 0 *
-        load_arg 0
-        push_const zero
-    again:
-        get 0
-        jump_if_false done
-        get 0
-        get 1
-        push_str "add"
-        cfunc 2 1
-        set 1
-        get 0
-        push_const one
-        push_str "subtract"
-        cfunc 2 1
-        set 0
-        jump again
-    done:
-        get 1
-        set 0
-        pop 1
-        halt
-"""
-
-HALVE = """
-    .const half f32[] 0.5
-    .const one f32[] 1
-    .func main 0 *              ; the argument itself is halved until it is below 1
-    again:
-        load_arg 0
-        push_const one
-        push_str "greater_equal"
-        cfunc 2 1
-        jump_if_false done
-        load_arg 0
-        load_arg 0
-        push_const half
-        push_str "multiply.out"
-        cfunc 3 0
-        jump again
-    done:
-        halt
-"""
+FACTORIAL, PARITY, SUM_TO, HALVE = (
+    Path(__file__).with_name(f"{name}.mlasm").read_text("utf-8")
+    for name in ("factorial", "parity", "sum_to", "halve")
+)
+"""Programs of one argument; `halve` writes to it."""
 
 
 def instruction(opcode: str, *immediates: Any) -> Instruction:
@@ -142,6 +42,11 @@ def instruction(opcode: str, *immediates: Any) -> Instruction:
 def straight(*code: tuple[Any, ...] | str) -> Program:
     """`straight(("load_arg", 0), ("push_str", "negative"), ("cfunc", 1, 1), "halt")`."""
     return Program.straight([instruction(*([x] if isinstance(x, str) else x)) for x in code])
+
+
+def asm(text: str) -> Program:
+    """The program of an assembly in which `|` stands for the end of a line."""
+    return assemble(text.replace("|", "\n"))
 
 
 def main_of(body: str, functions: str = "") -> Program:
@@ -158,7 +63,7 @@ def main_of(body: str, functions: str = "") -> Program:
         {body} | halt
         {functions}
     """
-    return assemble(text.replace("|", "\n"))
+    return asm(text)
 
 
 def f32s(*values: float) -> Array:

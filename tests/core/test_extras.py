@@ -6,11 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 from mlvm.core.errors import MissingExtra
 from mlvm.core.extras import extra
-from tests.brief import refuses
+from tests.brief import Patch, refuses
 
 
 def test_an_installed_module_is_returned() -> None:
@@ -22,7 +20,7 @@ def test_a_missing_package_names_the_command() -> None:
 
 
 def test_a_package_that_is_not_whole_says_what_it_misses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     (tmp_path / "mlvm_needy.py").write_text("import mlvm_no_such_package")
     monkeypatch.syspath_prepend(tmp_path)

@@ -8,14 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
-from mlvm.core.rules import (
-    broadcast_shapes,
-    reduced_shape,
-    require,
-    require_representable,
-)
+from mlvm.core.rules import broadcast_shapes, reduced_shape, require, require_representable
 from mlvm.core.types import DType, TensorType
-from tests.brief import refuses
+from tests.brief import cases, refuses
 from tests.cases.claims import claims
 
 shapes = st.lists(st.integers(0, 3), max_size=4).map(tuple)
@@ -45,7 +40,7 @@ def test_reduced_shape_is_numpys(
         assert reduced_shape(shape, axis, keepdims) == expected
 
 
-@pytest.mark.parametrize("allowed", ["numeric", "real", "integer", "inexact", "float", "bool"])
+@cases("allowed", "numeric", "real", "integer", "inexact", "float", "bool")
 def test_require_names_what_is_allowed(allowed: str) -> None:
     accepted = []
     for dtype in DType.all.values():

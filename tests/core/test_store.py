@@ -20,7 +20,8 @@ from mlvm.core import store as store_module
 from mlvm.core.errors import DTypeError, HandleError, ShapeError
 from mlvm.core.store import FreeStore, Handle
 from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType, aligned_array, f32
-from tests.brief import refuses
+from tests.brief import Patch, cases, refuses
+from tests.cases.claims import claims
 
 dtypes = st.sampled_from(["u8", "i16", "f32", "f64"])
 types = st.builds(TensorType, dtypes, st.lists(st.integers(0, 3), max_size=2))
@@ -194,14 +195,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 TestStoreAgainstModel = StoreAgainstModel.TestCase
 
 
-def test_two_stores_never_issue_the_same_handle() -> None:
-    stores = [FreeStore(), FreeStore()]
-    handles = [store.alloc_tensor(TensorType(f32)) for store in stores * 10]
-    assert len(set(handles)) == 20
-    refuses(HandleError, "names nothing in this VM", stores[0].entry, handles[1])
-
-
-@pytest.mark.parametrize("handle", [[1], np.ones(2), None, "5", 0.5])
+@cases("handle", [1], np.ones(2), None, "5", 0.5)
 def test_what_is_no_handle(handle: Any) -> None:
     refuses(HandleError, "is no handle, which is an integer", lambda: FreeStore().entry(handle))
     refuses(
@@ -211,7 +205,7 @@ def test_what_is_no_handle(handle: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("nbytes", [-1, MAX_NBYTES + 1])
+@cases("nbytes", -1, MAX_NBYTES + 1)
 def test_an_impossible_size(nbytes: int) -> None:
     store = FreeStore()
     with pytest.raises(
@@ -221,13 +215,7 @@ def test_an_impossible_size(nbytes: int) -> None:
     assert store.consumed == 0
 
 
-def test_memory_that_there_is_not_leaves_the_store_as_it_was() -> None:
-    store = FreeStore()
-    refuses(MemoryError, "", store.alloc_tensor, TensorType("u8", (MAX_NBYTES,)))
-    assert store.consumed == 0
-
-
-def test_the_fate_of_long_ended_handles_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fate_of_long_ended_handles_is_forgotten(monkeypatch: Patch) -> None:
     monkeypatch.setattr(store_module, "_TOMBSTONES", 2)
     store = FreeStore()
     handles = [store.alloc_tensor(TensorType(f32)) for _ in range(3)]
@@ -322,3 +310,6 @@ if child: os.waitpid(child, 0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert len({*done.stdout.split()}) == 2
+
+
+test_rows = claims("store", globals())

@@ -14,7 +14,7 @@ from mlvm.core.errors import PipelineError
 from mlvm.core.types import Array, DType
 from mlvm.input.datasets import as_dataset
 from mlvm.machines.wire import WireVM
-from tests.brief import refuses
+from tests.brief import cases, refuses
 from tests.cases.claims import claims
 
 X = np.random.default_rng(0).normal(size=(11, 4))
@@ -207,7 +207,7 @@ def test_a_name_that_python_does_not_take_is_a_place() -> None:
     assert batch._fields == ("_0", "n", "_2")
 
 
-@pytest.mark.parametrize("batch", [1, 2, 4])
+@cases("batch", 1, 2, 4)
 def test_samples_that_are_dicts_may_have_their_parts_in_any_order(batch: int) -> None:
     samples = [{"x": 1.0, "y": 10.0}, {"y": 20.0, "x": 2.0}] * 2
     batches: Any = ml.Pipeline(samples, batch, epochs=1)

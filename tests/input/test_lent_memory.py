@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mlvm.core.errors import (
-    HandleError,
-    OperandValueError,
-)
+from mlvm.core.errors import HandleError, OperandValueError
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.program.program import Program

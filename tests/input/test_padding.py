@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 
 from mlvm.core.vm import VM
 from mlvm.input.pipeline import Pipeline
@@ -44,15 +43,12 @@ def batches(pipeline: Pipeline) -> list[list[Any]]:
     return values
 
 
-@pytest.mark.parametrize("make_vm", [VM, lambda: WireVM(VM())], ids=["local", "elsewhere"])
-@pytest.mark.parametrize("options", [{}, {"workers": 2}], ids=["here", "threads"])
-@cases(
-    "to, lengths",
-    ("longest", (7, 9, 8)),
-    ("powers of two", (8, 16, 8)),
-    ([12, 7, 8], (7, 12, 8)),
+@cases("make_vm", VM, lambda: WireVM(VM()), ids=["local", "elsewhere"])
+@cases("options", {}, {"workers": 2}, ids=["here", "threads"])
+@cases("to, lengths",
+    ("longest", (7, 9, 8)), ("powers of two", (8, 16, 8)), ([12, 7, 8], (7, 12, 8)),
     (10, [10] * 3),
-)
+)  # fmt: skip
 def test_batches_are_padded(make_vm: Any, options: Any, to: Any, lengths: Any) -> None:
     with Pipeline(COLUMNS, 3, vm=make_vm(), pad=VALUES, pad_to=to, **options) as pipeline:
         reference = [expected(3 * i, min(3 * i + 3, 8), n) for i, n in enumerate(lengths)]

@@ -37,7 +37,7 @@ from mlvm.input import workers as crew_module
 from mlvm.input.pipeline import Pipeline
 from mlvm.input.sampling import SampleRandom
 from mlvm.machines.wire import WireVM
-from tests.brief import Patch, refuses, with_long
+from tests.brief import Patch, cases, refuses, with_long
 from tests.cases.claims import claims
 from tests.input.datasets import Numbers
 from tests.interrupting import interrupted_at_line
@@ -100,7 +100,7 @@ OPTIONS: dict[str, Any] = {"shuffle": True, "seed": 5, "epochs": 3, "transform":
 # --- the same batches ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
+@cases("drop_last", False, True)
 def test_any_number_of_workers_gives_the_same_batches(drop_last: bool) -> None:
     results = []
     for workers in (0, 1, 3):
@@ -154,7 +154,7 @@ def test_a_state_is_gone_on_from(
         assert first + digests(batches) == whole
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@cases("workers", 0, 1, 3)
 def test_restoring_in_the_middle_drops_what_was_made_ahead(workers: int) -> None:
     with pipeline(**OPTIONS, workers=workers) as batches:
         start = batches.state()
@@ -175,7 +175,7 @@ def indices(batches: Pipeline[Any]) -> list[list[int]]:
     return [np.frombuffer(values(batches, x)[1], np.int64).tolist() for x in batches]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@cases("workers", 0, 2)
 def test_each_loop_goes_over_the_next_epoch(workers: int) -> None:
     """The second one was over nothing: `for epoch: for batch in pipe` trained one epoch."""
     options: dict[str, Any] = {"shuffle": True, "seed": 5, "workers": workers}
@@ -191,8 +191,8 @@ def test_each_loop_goes_over_the_next_epoch(workers: int) -> None:
         refuses(ShutDown, "all 2 epochs are over", indices, batches)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("drop_last", [False, True])
+@cases("workers", 0, 2)
+@cases("drop_last", False, True)
 def test_a_loop_after_one_that_was_left_has_its_batches_again(
     drop_last: bool, workers: int
 ) -> None:
@@ -284,7 +284,7 @@ def test_the_eager_pipeline_takes_the_vm_of_the_current_arena() -> None:
     refuses(PipelineError, "expected vm=", Pipeline, Numbers(), 5)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@cases("workers", 0, 2)
 def test_a_vm_elsewhere_gets_the_same_batches(workers: int) -> None:
     with pipeline(transform=noisy, shuffle=True) as batches:
         here = digests(batches)
@@ -296,7 +296,7 @@ def test_a_vm_elsewhere_gets_the_same_batches(workers: int) -> None:
     assert vm.consumed_size_in_mib() == 0
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@cases("workers", 0, 2)
 def test_a_vm_that_cannot_be_written_to_ends_the_pipeline(workers: int) -> None:
     vm = WireVM(VM())
     lines = itertools.count()
@@ -311,7 +311,7 @@ def test_a_vm_that_cannot_be_written_to_ends_the_pipeline(workers: int) -> None:
             refuses(OSError, "is cut", digests, batches)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@cases("workers", 0, 2)
 def test_keeping_every_batch_is_an_error_and_no_hang(workers: int) -> None:
     with (
         pipeline(workers=workers, prefetch=1, epochs=3) as batches,
@@ -355,7 +355,7 @@ def test_statistics_tell_who_waits() -> None:
 # --- faults --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@cases("workers", 0, 1, 3)
 def test_an_exception_takes_the_place_of_its_batch(workers: int) -> None:
     error = ZeroDivisionError("no seven")
     with pipeline(transform=failing_at(7, error), workers=workers) as batches:
@@ -370,14 +370,14 @@ def test_an_exception_takes_the_place_of_its_batch(workers: int) -> None:
         assert len(digests(batches)) == 3
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@cases("workers", 1, 3)
 def test_a_thread_that_exits_is_an_error(workers: int) -> None:
     with pipeline(transform=failing_at(12, SystemExit(3)), workers=workers) as batches:
         assert len(digests(batches, 2)) == 2
         refuses(WorkerDied, r"ended by SystemExit\(3\)", batches.get, timeout=10)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@cases("workers", 1, 3)
 def test_an_error_that_looks_like_the_end_is_none(workers: int) -> None:
     for error in (ShutDown("mine"), StopIteration("mine")):
         with (
@@ -475,7 +475,7 @@ def test_close_does_not_wait_for_ever_for_a_thread(monkeypatch: Patch) -> None:
             thread.join(10)
 
 
-@pytest.mark.parametrize("epochs", [0, 1, 2])
+@cases("epochs", 0, 1, 2)
 def test_the_end_of_the_last_epoch(epochs: int) -> None:
     with pipeline(workers=1, epochs=epochs) as batches:
         assert len(digests(batches)) == 5 * epochs
@@ -519,7 +519,7 @@ def script(body: str) -> list[str]:
     return [sys.executable, "-c", textwrap.dedent(head) + textwrap.dedent(body)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@cases("workers", 0, 2)
 def test_an_interrupt_ends_all_with_one_traceback(workers: int) -> None:
     body = f"""
     def slow(arrays, random):
@@ -556,7 +556,7 @@ def test_a_program_may_end_without_closing() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@cases("workers", 0, 2)
 def test_peek_takes_nothing(workers: int) -> None:
     with pipeline(**OPTIONS, workers=workers) as batches:
         first, state = values(batches, batches.peek()), batches.state()
@@ -565,8 +565,8 @@ def test_peek_takes_nothing(workers: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("count", [0, 1])
+@cases("workers", 0, 2)
+@cases("count", 0, 1)
 def test_an_interrupt_anywhere_skips_no_batch(workers: int, count: int) -> None:
     """The position and the batches agree, with as many workers as before."""
     with pipeline(epochs=None) as batches:

@@ -212,15 +212,10 @@ def test_an_exception_comes_with_its_traceback_and_sample(worker_code: Any) -> N
     assert "worker_code.py" in remote
 
 
-@cases(
-    "name, arguments, text",
-    ("Odd", (1, 2), "1 and 2"),
-    ("Gone", ("why",), "why"),
-    ("Final", ("why",), "why"),
-    ("Sealed", ("why",), "why"),
-    ("Silent", (), "<exception str"),
-    ("Local", ("why",), "why"),
-)
+@cases("name, arguments, text",
+    ("Odd", (1, 2), "1 and 2"), ("Gone", ("why",), "why"), ("Final", ("why",), "why"),
+    ("Sealed", ("why",), "why"), ("Silent", (), "<exception str"), ("Local", ("why",), "why"),
+)  # fmt: skip
 def test_an_exception_that_cannot_travel_is_told_in_another(
     worker_code: Any, name: str, arguments: tuple[Any, ...], text: str
 ) -> None:

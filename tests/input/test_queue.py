@@ -14,13 +14,7 @@ import numpy as np
 import pytest
 
 from mlvm.arena.arena import Allocation, Arena
-from mlvm.core.errors import (
-    ArenaError,
-    HandleError,
-    QueueEmpty,
-    QueueFull,
-    ShutDown,
-)
+from mlvm.core.errors import ArenaError, HandleError, QueueEmpty, QueueFull, ShutDown
 from mlvm.core.observe import observed
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.protocol import VMProtocol
@@ -29,7 +23,7 @@ from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
 from mlvm.machines.dry import DryVM
 from mlvm.machines.wire import WireVM
-from tests.brief import refuses, with_long
+from tests.brief import cases, refuses, with_long
 from tests.cases.claims import claims
 from tests.interrupting import interrupted_at_line, with_each_line_interrupted
 
@@ -49,8 +43,8 @@ def values(vm: VMProtocol, tensors: tuple[Allocation, ...]) -> set[int]:
     return {int(x) for tensor in tensors for x in vm.read(tensor.handle).ravel()}
 
 
-@pytest.mark.parametrize("single_threaded", [False, True])
-@pytest.mark.parametrize("shared", [False, True])
+@cases("single_threaded", False, True)
+@cases("shared", False, True)
 def test_elements_come_out_in_order(vm: VM, single_threaded: bool, shared: bool) -> None:
     q = QueueTensor(vm, PAIR, 3, single_threaded=single_threaded, shared=shared)
     for turn in range(4):
@@ -64,8 +58,8 @@ def test_elements_come_out_in_order(vm: VM, single_threaded: bool, shared: bool)
     assert q.stats()[:2] == (12, 12)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "u8", "i16", "u64", "f64"])
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (1, 5)])
+@cases("dtype", "bool", "u8", "i16", "u64", "f64")
+@cases("shape", (), (0,), (3,), (1, 5))
 def test_every_type_survives_the_slots(vm: VM, dtype: str, shape: tuple[int, ...]) -> None:
     type = TensorType(dtype, shape)
     array = np.arange(type.size).reshape(shape).astype(type.dtype.numpy)
@@ -197,7 +191,7 @@ def test_a_reservation_ends_once(vm: VM) -> None:
 # --- the end --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("single_threaded", [False, True])
+@cases("single_threaded", False, True)
 def test_close_drains(vm: VM, single_threaded: bool) -> None:
     q = QueueTensor(vm, PAIR, 3, single_threaded=single_threaded)
     q.put(pair(1))
@@ -214,8 +208,8 @@ def test_close_drains(vm: VM, single_threaded: bool) -> None:
     assert q._free.qsize() == 4  # all slots, and the mark of the end
 
 
-@pytest.mark.parametrize("single_threaded", [False, True])
-@pytest.mark.parametrize("closed", [False, True])
+@cases("single_threaded", False, True)
+@cases("closed", False, True)
 def test_cancel_ends_both_sides_at_once(vm: VM, single_threaded: bool, closed: bool) -> None:
     q = QueueTensor(vm, PAIR, 3, single_threaded=single_threaded)
     q.put(pair(1))
@@ -274,11 +268,9 @@ def end(q: QueueTensor) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("single_threaded", [False, True])
-@pytest.mark.parametrize("calls", [put_and_get, end])
-def test_an_interrupt_anywhere_loses_no_slot(
-    calls: Callable[[QueueTensor], None], single_threaded: bool
-) -> None:
+@cases("single_threaded", False, True)
+@cases("calls", put_and_get, end)
+def test_an_interrupt_anywhere_loses_no_slot(calls: Any, single_threaded: bool) -> None:
     """Each slot is free, waits or is lent, and comes free again."""
     for n in itertools.count(1, with_long(3, 1)):
         q = QueueTensor(VM(), PAIR, 2, single_threaded=single_threaded)
@@ -321,7 +313,7 @@ def suppressed(q: QueueTensor) -> None:
 # --- memory ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@cases("shared", False, True)
 def test_the_slots_are_memory_of_the_vm_until_queue_and_tensors_are_gone(
     vm: VM, shared: bool
 ) -> None:

@@ -13,19 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import (
-    HandleError,
-    MlvmError,
-    QueueEmpty,
-    ShutDown,
-)
+from mlvm.core.errors import HandleError, MlvmError, QueueEmpty, ShutDown
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType
 from mlvm.input.queue import QueueTensor
 from mlvm.machines.local import LocalVM as VM
-from tests.brief import refuses
+from tests.brief import cases, refuses
 from tests.cases.claims import claims
 from tests.threads import PATIENCE, start
 
@@ -85,8 +80,8 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-@pytest.mark.parametrize("maxsize", [1, 3])
-@pytest.mark.parametrize("elements", [0, 1, 2, 50])
+@cases("maxsize", 1, 3)
+@cases("elements", 0, 1, 2, 50)
 def test_a_program_loops_to_the_end(
     vm: VM, pool: ThreadPoolExecutor, maxsize: int, elements: int
 ) -> None:

@@ -17,7 +17,7 @@ import pytest
 from mlvm.core.errors import QueueEmpty, QueueFull, ShutDown
 from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
-from tests.brief import refuses
+from tests.brief import cases, refuses
 from tests.threads import PATIENCE, start
 
 
@@ -154,7 +154,7 @@ def test_a_slot_given_back_by_a_reservation_wakes_a_producer(vm: VM) -> None:
     put.result(PATIENCE)
 
 
-@pytest.mark.parametrize("timeout", [0, 0.02])
+@cases("timeout", 0, 0.02)
 def test_timeouts(vm: VM, timeout: float) -> None:
     q = full(vm)
     refuses(QueueFull, "2 slots, 0 free, 2 waiting", q.put, (np.array(2),), timeout)
@@ -244,7 +244,7 @@ def test_a_consumer_that_leaves_early_keeps_no_producer(vm: VM) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
-@pytest.mark.parametrize("side", ["get", "put"])
+@cases("side", "get", "put")
 def test_control_c_ends_a_wait(vm: VM, side: str) -> None:
     q = QueueTensor(vm, ["i64[]"], 2) if side == "get" else full(vm)
     main = threading.main_thread().ident

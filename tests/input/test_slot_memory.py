@@ -19,13 +19,13 @@ from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
 from mlvm.input.slot_memory import SlotMemory
-from tests.brief import refuses
+from tests.brief import cases, refuses
 
 TYPES = [TensorType("u8", (3,)), TensorType("f64", (2, 2)), TensorType("i16")]
 PATIENCE = 60
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@cases("shared", False, True)
 def test_the_tensors_lie_apart_and_aligned(shared: bool) -> None:
     memory = SlotMemory(TYPES, 5, shared=shared)
     assert (memory.slot_nbytes, memory.offsets) == (3 * 64, [0, 64, 128])
@@ -40,7 +40,7 @@ def test_the_tensors_lie_apart_and_aligned(shared: bool) -> None:
             assert (array == 10 * k + n).all()
 
 
-@pytest.mark.parametrize(("shared", "message"), [(False, "shared=True"), (True, "when it starts")])
+@cases("shared, message", (False, "shared=True"), (True, "when it starts"))
 def test_slots_are_not_pickled_otherwise(shared: bool, message: str) -> None:
     refuses(EncodingError, message, lambda: pickle.dumps(SlotMemory(TYPES, 1, shared=shared)))
 

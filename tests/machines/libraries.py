@@ -32,16 +32,8 @@ def compile_c(source: Path, library: Path, *flags: str, compiler: str = "cc") ->
     """The shared library of one C file, compiled without a warning."""
     strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fPIC", "-shared"]
     command = [
-        compiler,
-        *strict,
-        *flags,
-        "-I",
-        include_dir(),
-        "-o",
-        str(library),
-        str(source),
-        "-lm",
-    ]
+        compiler, *strict, *flags, "-I", include_dir(), "-o", str(library), str(source), "-lm",
+    ]  # fmt: skip
     subprocess.run(command, check=True)
     return library
 

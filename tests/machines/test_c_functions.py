@@ -121,7 +121,7 @@ def test_the_example_compiles_as_cpp(tmp_path: Path) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("code", range(len(DTYPES)), ids=[dtype.name for dtype in DTYPES])
-@pytest.mark.parametrize("shape", [(), (0,), (3, 4), (2, 0, 5)])
+@cases("shape", (), (0,), (3, 4), (2, 0, 5))
 def test_a_tensor_is_described(vm: VM, code: int, shape: tuple[int, ...]) -> None:
     if DTYPES[code].per_byte > 1:
         shape = (*shape, 4)  # which fill bytes
@@ -200,20 +200,16 @@ def test_an_attribute_that_is_not_json_is_refused(vm: VM) -> None:
 
 
 @needs_compiler
-@cases(
-    "attributes, expected",
-    ({}, -1.0),
-    ({"value": 2}, 2.0),
-    ({"value": True}, 1.0),
-    ({"value": -0.5}, -0.5),
-)
+@cases("attributes, expected",
+    ({}, -1.0), ({"value": 2}, 2.0), ({"value": True}, 1.0), ({"value": -0.5}, -0.5),
+)  # fmt: skip
 def test_a_number_among_the_attributes(vm: VM, attributes: dict[str, Any], expected: float) -> None:
     [y] = vm.launch(Program.of_op("number", 0, attributes, 1))
     assert y == expected
 
 
 @needs_compiler
-@pytest.mark.parametrize("value", ["two", None, [1]])
+@cases("value", "two", None, [1])
 def test_an_attribute_that_is_no_number(vm: VM, value: Any) -> None:
     with pytest.raises(HostFunctionError, match="number: attribute 'value' is a number, not"):
         vm.launch(Program.of_op("number", 0, {"value": value}, 1))
@@ -272,7 +268,7 @@ def test_no_place_for_a_number(call: Callable[..., Any]) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("value", [1 << 63, -(1 << 63) - 1, "nul\0", "\ud800"])
+@cases("value", 1 << 63, -(1 << 63) - 1, "nul\0", "\ud800")
 def test_values_that_c_does_not_have(call: Callable[..., Any], value: int | str) -> None:
     refuses(HostFunctionError, r"^echo: parameter 1, .*, is no", call, "echo", 0, value)
 

@@ -12,13 +12,13 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import MAX_NBYTES, TensorType, f32
 from mlvm.core.vm import VM
 from mlvm.machines.dry import DryVM
-from tests.brief import refuses
+from tests.brief import cases, refuses
 from tests.core.programs import ADD_INTO, f32s, straight
 
 VECTOR = TensorType(f32, (2,))
 
 
-@pytest.mark.parametrize("kind", [VM, DryVM])
+@cases("kind", VM, DryVM)
 def test_it_counts_as_the_real_one(kind: type[VM]) -> None:
     vm = kind()
     tensor, storage = vm.alloc_tensor(VECTOR), vm.alloc_storage(256)

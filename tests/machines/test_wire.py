@@ -19,19 +19,6 @@ import pytest
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena, Regions
 from mlvm.core import errors
-from mlvm.core.errors import (
-    ArgumentError,
-    AssemblyError,
-    ConnectionLost,
-    DTypeError,
-    EncodingError,
-    HandleError,
-    LimitExceeded,
-    MachineError,
-    MlvmError,
-    OpError,
-    ShapeError,
-)
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.encoding import Kind, Writer
 from mlvm.core.program.program import Program
@@ -53,7 +40,7 @@ from mlvm.machines.wire import (
     encode_call,
     encode_error,
 )
-from tests.brief import Patch, refuses
+from tests.brief import Patch, cases, refuses
 from tests.cases.claims import claims
 from tests.core.programs import ADD_INTO, f32s, put, straight
 from tests.fuzz.mutations import assert_well_refused, framed
@@ -78,12 +65,9 @@ LOCAL_CALLS = {"attached", "is_same", "lock", "require_open", "stands_for"}
 # --- every VM ------------------------------------------------------------------------
 
 EVERY_VM: dict[str, Callable[[], Any]] = {
-    "reference": VM,
-    "local": LocalVM,
-    "workers": lambda: LocalVM(workers=2),
-    "wire": lambda: WireVM(LocalVM()),
-    "remote": lambda: connect_to(LocalVM()),
-}
+    "reference": VM, "local": LocalVM, "workers": lambda: LocalVM(workers=2),
+    "wire": lambda: WireVM(LocalVM()), "remote": lambda: connect_to(LocalVM()),
+}  # fmt: skip
 every_vm = pytest.mark.parametrize("make", EVERY_VM.values(), ids=EVERY_VM)
 
 
@@ -101,14 +85,14 @@ def test_a_tensor_is_read_into_an_array_of_the_caller(make: Callable[[], Any]) -
     fixed = out[:, 0]
     fixed.flags.writeable = False
     for wrong, error, text in (
-        (fixed, ArgumentError, "the array is read-only"),
-        (np.zeros(2), DTypeError, "the array's dtype is float64"),
-        (np.zeros(3, np.float32), ShapeError, r"the array's shape is \(3,\)"),
-        ([0.0, 0.0], DTypeError, "expected an array, got a list"),
-        (np.float32(0), DTypeError, "expected an array, got a float32"),
+        (fixed, errors.ArgumentError, "the array is read-only"),
+        (np.zeros(2), errors.DTypeError, "the array's dtype is float64"),
+        (np.zeros(3, np.float32), errors.ShapeError, r"the array's shape is \(3,\)"),
+        ([0.0, 0.0], errors.DTypeError, "expected an array, got a list"),
+        (np.float32(0), errors.DTypeError, "expected an array, got a float32"),
     ):
         refuses(error, rf"read of f32\[2\] with out=: {text}", vm.read, x, out=wrong)
-    refuses(HandleError, "", vm.read, 99, out=out[:, 1])
+    refuses(errors.HandleError, "", vm.read, 99, out=out[:, 1])
     assert (out == before).all()
     assert vm.read(x).tolist() == [1, 2]
     vm.close()
@@ -117,11 +101,11 @@ def test_a_tensor_is_read_into_an_array_of_the_caller(make: Callable[[], Any]) -
 def test_a_dry_vm_reads_into_no_array() -> None:
     vm = DryVM("dry")
     x = vm.alloc_tensor(PAIR)
-    refuses(HandleError, "no bytes to read", vm.read, x, out=np.zeros(2, np.float32))
+    refuses(errors.HandleError, "no bytes to read", vm.read, x, out=np.zeros(2, np.float32))
 
 
 @every_vm
-@pytest.mark.parametrize("dry", [False, True])
+@cases("dry", False, True)
 def test_a_vm_that_is_closed_holds_nothing_and_says_so(make: Callable[[], Any], dry: bool) -> None:
     vm = DryVM("dry") if dry else make()
     arena = Arena(vm, "weights")
@@ -137,7 +121,7 @@ def test_a_vm_that_is_closed_holds_nothing_and_says_so(make: Callable[[], Any], 
 
     vm.close()
     vm.close()
-    refused = (HandleError, MachineError, ConnectionLost)
+    refused = (errors.HandleError, errors.MachineError, errors.ConnectionLost)
     for call in (
         lambda: vm.read(handle),
         lambda: vm.write(handle, f32s(1, 2)),
@@ -174,7 +158,10 @@ def test_a_vm_is_not_closed_by_a_launch_of_its_own() -> None:
     vm = LocalVM()
     vm.register("leave", lambda frame: vm.close())
     refuses(
-        MachineError, "cannot be closed in a launch", vm.launch, Program.of_op("leave", 0, {}, 0)
+        errors.MachineError,
+        "cannot be closed in a launch",
+        vm.launch,
+        Program.of_op("leave", 0, {}, 0),
     )
     assert vm.read(put(vm, f32s(1, 2))).tolist() == [1, 2]
 
@@ -228,7 +215,7 @@ def test_storages() -> None:
     )
     wire_vm.dealloc_storage(storage)
     assert vm.consumed_size_in_mib() == 0
-    refuses(HandleError, "ended with its storage", wire_vm.read, handle)
+    refuses(errors.HandleError, "ended with its storage", wire_vm.read, handle)
 
 
 def test_launch_and_estimate() -> None:
@@ -244,7 +231,7 @@ def test_launch_and_estimate() -> None:
 
 def test_a_limit_of_steps_passes() -> None:
     _, wire_vm = wired()
-    refuses(LimitExceeded, "", wire_vm.launch, FOREVER, max_steps=100)
+    refuses(errors.LimitExceeded, "", wire_vm.launch, FOREVER, max_steps=100)
 
 
 def test_its_name_is_the_vms_and_what_is_attached_to_it_its_own() -> None:
@@ -259,7 +246,7 @@ def test_its_name_is_the_vms_and_what_is_attached_to_it_its_own() -> None:
 def test_a_dry_vm_behind_it_refuses_to_read() -> None:
     wire_vm = WireVM(DryVM("dry"))
     handle = wire_vm.alloc_tensor(PAIR)
-    refuses(HandleError, "dry is a dry VM", wire_vm.read, handle)
+    refuses(errors.HandleError, "dry is a dry VM", wire_vm.read, handle)
 
 
 def test_a_host_function_may_launch_over_the_wire() -> None:
@@ -340,7 +327,7 @@ def test_a_program_refused_is_sent_again(monkeypatch: Patch) -> None:
     names = calls_of(wire_vm, monkeypatch)
     program = straight(("push_str", object()))
     for _ in range(2):
-        refuses(EncodingError, "no encoding for <object", wire_vm.launch, program)
+        refuses(errors.EncodingError, "no encoding for <object", wire_vm.launch, program)
     assert names == []
 
 
@@ -429,7 +416,7 @@ def test_errors_come_back_as_they_were(name: str) -> None:
 
 def test_an_op_error_has_its_parts() -> None:
     vm, wire_vm = wired()
-    with pytest.raises(ShapeError) as caught:
+    with pytest.raises(errors.ShapeError) as caught:
         of_op("add", put(vm, f32s(1, 2)), put(vm, f32s(1, 2, 3)))(wire_vm)
     error = caught.value
     assert (error.op, error.operands) == ("add", (PAIR, TensorType(f32, (3,))))
@@ -443,11 +430,12 @@ def there_and_back(error: Exception) -> Exception:
 
 
 @pytest.mark.parametrize(
-    "kind", [x for x in vars(errors).values() if isinstance(x, type) and issubclass(x, MlvmError)]
+    "kind",
+    [x for x in vars(errors).values() if isinstance(x, type) and issubclass(x, errors.MlvmError)],
 )
-def test_every_error_of_mlvm(kind: type[MlvmError]) -> None:
-    error = kind(*["why", 3, 7][: 3 if issubclass(kind, AssemblyError) else 1])
-    if isinstance(error, OpError):
+def test_every_error_of_mlvm(kind: type[errors.MlvmError]) -> None:
+    error = kind(*["why", 3, 7][: 3 if issubclass(kind, errors.AssemblyError) else 1])
+    if isinstance(error, errors.OpError):
         error.at("add", [PAIR, "Int 3"])
     error.add_note("a note")
     error.add_note("and another")
@@ -493,14 +481,14 @@ def test_any_error_becomes_an_answer() -> None:
     assert "has no encoding: MyMachineError('mine')" in str(again)
 
 
-def refused_alike(call: Callable[[Any], object], kind: type[MlvmError]) -> None:
+def refused_alike(call: Callable[[Any], object], kind: type[errors.MlvmError]) -> None:
     vm, wire_vm = wired()
     texts = []
     for each in (vm, wire_vm):
         caught = refuses(kind, "", call, each)
         assert type(caught) is kind
         texts.append(str(caught))
-    if kind is not HandleError:
+    if kind is not errors.HandleError:
         assert texts[0][:100] == texts[1][:100]
 
 
@@ -510,7 +498,7 @@ def test_an_error_leaves_no_cycle() -> None:
 
     def fail() -> weakref.ref[Program]:
         program = straight("halt")
-        with contextlib.suppress(HandleError):
+        with contextlib.suppress(errors.HandleError):
             wire_vm.launch(program, [0])
         return weakref.ref(program)
 
@@ -543,19 +531,19 @@ def error_message(
 
 
 def test_mutations_of_errors() -> None:
-    error = ShapeError("they do not fit").at("add", [PAIR])
+    error = errors.ShapeError("they do not fit").at("add", [PAIR])
     error.add_note("here")
     data = encode_error(error)
     parts = [(data, bytes), (data[16:], framed(Kind.error))]
-    assert_well_refused(parts, partial(decode_answer, "name"), MlvmError)
+    assert_well_refused(parts, partial(decode_answer, "name"), errors.MlvmError)
 
 
-@pytest.mark.parametrize("name", ["launch", "estimate", "read", "name"])
+@cases("name", "launch", "estimate", "read", "name")
 def test_mutations_of_answers(name: str) -> None:
     results = {"launch": [f32s(1), np.array(True)], "estimate": (3, 4), "read": f32s(1, 2)}
     data = encode_answer(name, results.get(name, "vm"))
     parts = [(data, bytes), (data[16:], framed(Kind.answer))]
-    assert_well_refused(parts, partial(decode_answer, name), EncodingError)
+    assert_well_refused(parts, partial(decode_answer, name), errors.EncodingError)
 
 
 def test_mutations_of_calls(vm: VM) -> None:
@@ -564,20 +552,16 @@ def test_mutations_of_calls(vm: VM) -> None:
     storage = vm.alloc_storage(64)
     server.answer(encode_call("load_program", [1, LOAD]))
     calls: dict[str, list[Any]] = {
-        "write": [x, f32s(3, 4)],
-        "load_program": [2, ADD_INTO],
-        "launch": [1, [x], 10],
-        "estimate": [1, [PAIR]],
-        "swap": [x, x],
-        "tensor_from_storage": [storage, PAIR, 8],
-    }
+        "write": [x, f32s(3, 4)], "load_program": [2, ADD_INTO], "launch": [1, [x], 10],
+        "estimate": [1, [PAIR]], "swap": [x, x], "tensor_from_storage": [storage, PAIR, 8],
+    }  # fmt: skip
     parts = [(encode_call(*call)[16:], framed(Kind.call)) for call in calls.items()]
     before = vm.consumed_size_in_mib()
 
     def answered(data: bytes) -> None:
         decode_answer("drop_program", server.answer(data))
 
-    assert_well_refused(parts, answered, MlvmError)
+    assert_well_refused(parts, answered, errors.MlvmError)
     assert vm.consumed_size_in_mib() == before
 
 

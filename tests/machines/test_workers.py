@@ -18,11 +18,11 @@ import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import ArgumentError, HandleError, MachineError, OperandValueError
 from mlvm.core.machine.frame import Frame
-from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM as VM
 from tests.brief import Before, cases, refuses
+from tests.core.programs import asm
 from tests.threads import PATIENCE, start, waits
 
 VECTOR = TensorType("f64", (4,))
@@ -141,24 +141,11 @@ def test_what_is_written_anew_is_whole_again(vm: VM) -> None:
 
 
 def test_a_jump_waits_for_its_condition(vm: VM) -> None:
-    halving = assemble("""
-        .const half f64[] 0.5
-        .const one f64[] 1
-        .func main 0 *
-            load_arg 0
-        again:
-            push_const half
-            push_str "multiply"
-            cfunc 2 1
-            get 0
-            push_const one
-            push_str "greater"
-            cfunc 2 1
-            jump_if_false done
-            jump again
-        done:
-            halt
-    """)
+    halving = asm(
+        ".const half f64[] 0.5 | .const one f64[] 1 | .func main 0 * | load_arg 0 | again: | "
+        'push_const half | push_str "multiply" | cfunc 2 1 | get 0 | push_const one | '
+        'push_str "greater" | cfunc 2 1 | jump_if_false done | jump again | done: | halt'
+    )
     x = vm.alloc_tensor(TensorType("f64"))
     vm.write(x, np.array(100.0))
     [result] = vm.launch(halving, (x,))

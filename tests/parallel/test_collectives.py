@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import (
-    DTypeError,
-    GroupError,
-    MachineError,
-    MlvmError,
-    ProgramError,
-    ShapeError,
-)
+from mlvm.core import errors
 from mlvm.core.ops.half import cast, is_half, widened
 from mlvm.core.program.assembly import assemble, disassemble
 from mlvm.core.program.program import Function, Instruction, Opcode, Program
@@ -24,7 +17,7 @@ from mlvm.core.types import Array, DType, TensorType
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group
-from tests.brief import refuses
+from tests.brief import cases, refuses
 from tests.cases.claims import claims
 from tests.parallel.members import call, gathered, run, tensor
 
@@ -58,7 +51,7 @@ def test_all_reduce_takes_every_dtype(dtype: str) -> None:
 
 
 def test_complex_numbers_have_no_largest() -> None:
-    with pytest.raises(DTypeError, match="no largest or smallest"):
+    with pytest.raises(errors.DTypeError, match="no largest or smallest"):
         gathered(inputs(2, (3,), "c64"), "all_reduce", op="max")
 
 
@@ -135,9 +128,9 @@ def test_a_vm_with_workers_takes_part() -> None:
 def test_programs_with_collectives_are_verified() -> None:
     with Group(2) as group:
         program = Program.of_op("all_gather.out", 2, {}, 0)
-        with pytest.raises(ShapeError, match=r"the result is f32\[6\]"):
+        with pytest.raises(errors.ShapeError, match=r"the result is f32\[6\]"):
             group.vms[0].estimate(program, [TensorType("f32", (3,)), TensorType("f32", (3,))])
-        with pytest.raises(ProgramError, match="leaves 1 results, not 2"):
+        with pytest.raises(errors.ProgramError, match="leaves 1 results, not 2"):
             group.vms[0].estimate(Program.of_op("all_gather", 1, {}, 2), [TensorType("f32", (3,))])
 
 
@@ -148,21 +141,24 @@ def test_a_result_that_overlaps_an_operand_is_refused() -> None:
         y = vm.tensor_from_storage(storage, TensorType("f32", (2,)), 8)
         vm.launch(Program.of_op("reduce_scatter.out", 2, {}, 0), (y, x))
 
-    refuses(MachineError, "would write over an operand", run, 2, step)
+    refuses(errors.MachineError, "would write over an operand", run, 2, step)
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "broadcast"])
+@cases("name", "all_reduce", "broadcast")
 def test_a_constant_is_not_overwritten(name: str) -> None:
     x = Instruction(Opcode.push_const, ("x",))
     *_, push, cfunc, halt = Program.of_op(name, 1, {}, 0).main.code
     main = Function("main", 0, "*", (x, push, cfunc, halt))
     program = Program([main], {"x": np.ones(2)})
-    with pytest.raises(MachineError, match=f"{name} would write to a constant"):
+    with pytest.raises(errors.MachineError, match=f"{name} would write to a constant"):
         run(2, lambda rank, vm: vm.launch(program))
 
 
 def test_a_collective_outside_of_a_run_says_so() -> None:
-    with Group(2) as group, pytest.raises(GroupError, match=r"vm0\) is in no run of its group"):
+    with (
+        Group(2) as group,
+        pytest.raises(errors.GroupError, match=r"vm0\) is in no run of its group"),
+    ):
         call(group.vms[0], "all_reduce", np.ones(3))
 
 
@@ -171,6 +167,6 @@ test_rows = claims("collectives", globals())
 
 def met(name: str, x: Array, **attributes: Any) -> None:
     """Call a collective of two in vain: the error says who raised it."""
-    error = refuses(MlvmError, "", run, 2, lambda rank, vm: call(vm, name, x, **attributes))
+    error = refuses(errors.MlvmError, "", run, 2, lambda rank, vm: call(vm, name, x, **attributes))
     assert any("raised by member" in note for note in error.__notes__)
     raise error

@@ -22,7 +22,7 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel import blas
 from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group, member_of
-from tests.brief import Patch, refuses, with_long
+from tests.brief import Patch, cases, refuses, with_long
 from tests.interrupting import interrupted_at_line
 from tests.parallel.members import Step, call, run, run_in
 
@@ -81,8 +81,8 @@ def test_a_group_has_one_run_at_a_time() -> None:
 # --- what goes wrong -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [4, SMALL])
-@pytest.mark.parametrize("failing", [0, 1, 2])
+@cases("length", 4, SMALL)
+@cases("failing", 0, 1, 2)
 def test_an_error_of_one_member_ends_the_others(failing: int, length: int) -> None:
     errors: dict[int, GroupError] = {}
 
@@ -214,7 +214,7 @@ def test_who_goes_on_after_an_error_meets_nobody() -> None:
     refuses(GroupError, "different things", run, 2, step)
 
 
-@pytest.mark.parametrize("length", [4, SMALL])
+@cases("length", 4, SMALL)
 def test_an_error_within_a_collective_ends_the_run(length: int, monkeypatch: Patch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no scratch")
@@ -250,9 +250,8 @@ def test_an_error_keeps_no_tensor_alive() -> None:
     gc.disable()
     try:
         with Group(1) as group:
-            with pytest.raises(ValueError, match="boom") as caught:
-                group.run(step)
-            caught.value.__traceback__ = None
+            caught = refuses(ValueError, "boom", group.run, step)
+            caught.__traceback__ = None
             del caught
             assert references[0]() is None
     finally:
@@ -285,7 +284,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends a signal")
-@pytest.mark.parametrize("other", ["time.sleep(0.01)", "call(vm, 'square', np.ones(3))"])
+@cases("other", "time.sleep(0.01)", "call(vm, 'square', np.ones(3))")
 def test_ctrl_c_ends_a_run(other: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CTRL_C.replace("{other}", other)],
@@ -300,7 +299,7 @@ def test_ctrl_c_ends_a_run(other: str) -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@cases("size", 1, 2)
 def test_an_interrupt_anywhere_in_a_run_leaves_a_group_that_runs(size: int) -> None:
     before = blas_threads()
     with Group(size) as group:
@@ -360,7 +359,7 @@ def test_a_group_that_is_forgotten_ends_its_threads() -> None:
     assert threading.active_count() == threads
 
 
-@pytest.mark.parametrize("vms", [0, -1, True, None, "ab", [], [object()], ["a"]])
+@cases("vms", 0, -1, True, None, "ab", [], [object()], ["a"])
 def test_what_is_no_group_is_refused(vms: Any) -> None:
     refuses(GroupError, "", Group, vms)
 

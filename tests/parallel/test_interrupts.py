@@ -66,13 +66,10 @@ def ray() -> AnyGroup:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="starts processes as POSIX has them")
-@cases(
-    "make, file",
-    (processes, "/parallel/processes.py"),
-    (tcp, "/parallel/messages.py"),
-    (ray, "/parallel/ray.py"),
-    (processes, "/parallel/group.py"),
-)
+@cases("make, file",
+    (processes, "/parallel/processes.py"), (tcp, "/parallel/messages.py"),
+    (ray, "/parallel/ray.py"), (processes, "/parallel/group.py"),
+)  # fmt: skip
 def test_a_group_is_never_busy_for_ever(make: Any, file: str) -> None:
     group = make()
     for n in itertools.count(1, with_long(3, 1)):

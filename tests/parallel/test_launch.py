@@ -14,7 +14,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import GroupError, MissingExtra
-from tests.brief import refuses
+from tests.brief import cases, refuses
 from tests.cases.claims import claims
 from tests.parallel import places
 
@@ -58,7 +58,7 @@ def test_members_are_started_again_until_all_end_well(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@cases("number", signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 def test_members_end_with_who_has_started_them(tmp_path: Path, number: int) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(60)\n")

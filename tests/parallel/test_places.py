@@ -27,7 +27,7 @@ from mlvm.parallel import messages
 from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.named import group
 from mlvm.parallel.processes import ProcessGroup
-from tests.brief import Patch, refuses
+from tests.brief import Patch, cases, refuses
 from tests.fuzz import groups
 from tests.parallel import places
 from tests.parallel.joined import Joined
@@ -77,7 +77,7 @@ def test_three_threads_do_too() -> None:
         assert members.run(places.everything) == places.expected_of_everything(3)
 
 
-@pytest.mark.parametrize(("size", "ring"), [(3, 0), (6, messages.RING)])
+@cases("size, ring", (3, 0), (6, messages.RING))
 def test_several_over_tcp_do_too(size: int, ring: int, monkeypatch: Patch) -> None:
     monkeypatch.setattr(messages, "RING", ring)
     with Joined(size) as members:
@@ -188,7 +188,7 @@ def test_what_has_no_bytes_cannot_be_returned(processes: AnyGroup) -> None:
     refuses((GroupError, MissingExtra), "generator", processes.run, unpicklable)
 
 
-@pytest.mark.parametrize("size", [0, -1, 257, True, "2", None])
+@cases("size", 0, -1, 257, True, "2", None)
 def test_impossible_numbers_of_processes_are_refused(size: Any) -> None:
     refuses(GroupError, "a group has 1 to 256 processes", ProcessGroup, size)
 

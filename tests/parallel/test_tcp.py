@@ -20,13 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlvm.core.errors import (
-    AccessRefused,
-    EncodingError,
-    GroupError,
-    GroupTimeout,
-    ShapeError,
-)
+from mlvm.core.errors import AccessRefused, EncodingError, GroupError, GroupTimeout, ShapeError
 from mlvm.core.ops.half import cast
 from mlvm.core.types import DType
 from mlvm.machines.local import LocalVM as VM
@@ -66,12 +60,9 @@ def every_type(rank: int, vm: VM) -> list[str]:
             with np.errstate(invalid="ignore"):
                 x = cast(np.asarray(9 * rng.standard_normal((length, 1))), DType.named(dtype))
             ops = {
-                "bool": ["max"],
-                "c64": ["sum"],
-                "c128": ["sum"],
-                "f16": ["sum", "mean"],
+                "bool": ["max"], "c64": ["sum"], "c128": ["sum"], "f16": ["sum", "mean"],
                 "bf16": ["mean"],
-            }
+            }  # fmt: skip
             for op in ops.get(dtype, ["sum", "min"]):
                 digests.append(places.digest(call(vm, "all_reduce", x, op=op)))
                 digests.append(places.digest(call(vm, "reduce_scatter", x, op=op)))
@@ -111,9 +102,7 @@ def test_a_member_sends_as_many_messages_as_the_logarithm(monkeypatch: Patch) ->
 
 
 @pytest.mark.parametrize(("steps", "texts"), CANNOT_MEET)
-def test_members_that_cannot_meet_raise(
-    steps: tuple[Step, ...], texts: list[str] | None, monkeypatch: Patch
-) -> None:
+def test_members_that_cannot_meet_raise(steps: Any, texts: Any, monkeypatch: Patch) -> None:
     monkeypatch.setattr(messages, "_PATIENCE", 0.02)
     with Joined(len(steps)) as members:
         fn = partial(_step_of, steps)
@@ -191,7 +180,7 @@ def test_who_does_not_know_the_secret_or_the_size_stays_out() -> None:
         assert str(waits).startswith(late + text)
 
 
-@pytest.mark.parametrize("first", ["joins", "is refused"])
+@cases("first", "joins", "is refused")
 @cases(
     "secret, size, text",
     ("another secret of them", 3, "the secret is wrong"),
@@ -320,7 +309,7 @@ def test_messages_arrive_whole_however_they_are_cut(
         each.close()
 
 
-@pytest.mark.parametrize("what", ["changed", "repeated", "dropped", "nonsense"])
+@cases("what", "changed", "repeated", "dropped", "nonsense")
 def test_what_is_changed_on_its_way_is_refused(what: str) -> None:
     one, other, near, far = linked()
     for i in range(2):
@@ -379,18 +368,14 @@ def test_what_is_no_plain_data_is_refused_by_all(three: Joined) -> None:
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "one", "MASTER_PORT": "29500"}
 SLURM = {
-    "SLURM_PROCID": "3",
-    "SLURM_STEP_NUM_TASKS": "8",
-    "SLURM_STEP_NODELIST": "rack1node[07-09,12],other",
-    "SLURM_JOB_ID": "4242",
+    "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_NODELIST": "rack1node[07-09,12],other", "SLURM_JOB_ID": "4242",
     "SLURM_STEP_ID": "1",
-}
+}  # fmt: skip
 OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "0",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
     "PMIX_NAMESPACE": "prterun-one-77@1",
-}
+}  # fmt: skip
 
 
 test_rows = claims("tcp", globals())

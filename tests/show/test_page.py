@@ -123,14 +123,9 @@ def test_lines_of_files_that_changed_since_are_not_quoted(saved: Path) -> None:
     assert not any(data_of(step_page(step, "step", before=0.0))["sources"].values())
 
 
-@cases(
-    "line, quoted",
-    ("a.py:2", "b = 2"),
-    ("a.py:9", ""),
-    ("a.py:x", ""),
-    ("a.txt:1", ""),
-    ("none.py:1", ""),
-)
+@cases("line, quoted",
+    ("a.py:2", "b = 2"), ("a.py:9", ""), ("a.py:x", ""), ("a.txt:1", ""), ("none.py:1", ""),
+)  # fmt: skip
 def test_lines_of_python_are_quoted(line: str, quoted: str, saved: Path, tmp_path: Path) -> None:
     for name in ("a.py", "a.txt"):
         (tmp_path / name).write_text("a = 1\n  b = 2\n")

@@ -22,16 +22,12 @@ from tests.brief import cases
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@cases(
-    "low, high, whole, ticks",
-    (0, 1, False, [0, 0.2, 0.4, 0.6, 0.8, 1]),
-    (0, 4.2, False, [0, 1, 2, 3, 4]),
-    (0, 99, False, [0, 20, 40, 60, 80]),
-    (7, 31, False, [10, 15, 20, 25, 30]),
-    (0, 3e-7, False, [0, 5e-8, 1e-7, 1.5e-7, 2e-7, 2.5e-7, 3e-7]),
-    (0, 2, True, [0, 1, 2]),
+@cases("low, high, whole, ticks",
+    (0, 1, False, [0, 0.2, 0.4, 0.6, 0.8, 1]), (0, 4.2, False, [0, 1, 2, 3, 4]),
+    (0, 99, False, [0, 20, 40, 60, 80]), (7, 31, False, [10, 15, 20, 25, 30]),
+    (0, 3e-7, False, [0, 5e-8, 1e-7, 1.5e-7, 2e-7, 2.5e-7, 3e-7]), (0, 2, True, [0, 1, 2]),
     (3, 3, True, [3]),
-)
+)  # fmt: skip
 def test_ticks_are_round(low: float, high: float, whole: bool, ticks: list[float]) -> None:
     assert Scale(low, high, 0, 100, whole).ticks() == pytest.approx(ticks)
 

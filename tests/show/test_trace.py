@@ -12,14 +12,14 @@ import pytest
 
 from mlvm.core.errors import ArgumentError, HandleError, MachineError, ShapeError
 from mlvm.core.machine.callee import Value
-from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.wire import WireVM
 from mlvm.show.trace import trace
-from tests.brief import refuses
+from tests.brief import cases, refuses
+from tests.core.programs import asm
 
 VECTOR = TensorType("f32", (4,))
 ADD_OUT = Program.of_op("add.out", 3, {}, 0)
@@ -47,7 +47,7 @@ def ones(vm: VMProtocol) -> int:
     return handle
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@cases("workers", 0, 2)
 def test_it_is_called_before_and_after_each_function(workers: int) -> None:
     vm, log = VM(workers=workers), Log()
     x = ones(vm)
@@ -61,7 +61,7 @@ def test_it_is_called_before_and_after_each_function(workers: int) -> None:
     assert len(log.lines) == 4
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@cases("workers", 0, 2)
 def test_it_may_skip_a_function(workers: int) -> None:
     vm = VM(workers=workers)
     x = ones(vm)
@@ -71,8 +71,8 @@ def test_it_may_skip_a_function(workers: int) -> None:
     assert vm.read(x)[0] == 1.0
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("wrong", [[], [np.zeros(3, np.float32)], [1], [None]])
+@cases("workers", 0, 2)
+@cases("wrong", [], [np.zeros(3, np.float32)], [1], [None])
 def test_what_it_gives_must_be_of_the_results_type(workers: int, wrong: Any) -> None:
     vm = VM(workers=workers)
     x = ones(vm)
@@ -92,7 +92,7 @@ def test_there_is_one_at_a_time_and_none_after() -> None:
     assert vm.functions.binding("add").instrument is None
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@cases("workers", 0, 2)
 def test_a_trace_has_a_row_for_the_vm_and_each_worker(tmp_path: Path, workers: int) -> None:
     vm = VM("traced", workers=workers)
     x = ones(vm)
@@ -147,20 +147,10 @@ def test_an_estimate_counts_bytes_and_operations_without_running() -> None:
 
 def test_an_estimate_counts_a_function_for_each_call() -> None:
     vm = VM()
-    program = assemble("""
-        .func double 1 1
-            get -1
-            get -1
-            push_str "add"
-            cfunc 2 1
-            return 1
-        .func main 0 *
-            load_arg 0
-            call double
-            load_arg 1
-            call double
-            halt
-    """)
+    program = asm(
+        '.func double 1 1 | get -1 | get -1 | push_str "add" | cfunc 2 1 | return 1 | '
+        ".func main 0 * | load_arg 0 | call double | load_arg 1 | call double | halt"
+    )
     large, small = TensorType("f32", (1000,)), TensorType("f32", (2,))
     for types in ((large, small), (small, large)):
         assert vm.estimate(program, types) == (4008, 1002)

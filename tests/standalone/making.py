@@ -24,14 +24,9 @@ SET: Final = _native.simd() if _native.simd() in OPTIONS else "avx512"
 """The set in use, or the one of C that its kernels are of: avx512_bf16 has more products."""
 COMPILER: Final = os.environ.get("CC", "gcc")
 FLAGS: Final = [
-    "-std=c11",
-    "-w",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-I.",
+    "-std=c11", "-w", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-I.",
     *os.environ.get("SANITIZE", "").split(),
-]
+]  # fmt: skip
 SEED: Final = 5
 
 
@@ -119,15 +114,8 @@ def difference(saved: SavedStep, program: Path, runs: int = 2) -> str | None:
         (out / f"in{i}").write_bytes(x.tobytes())
     files = [f"out/in{i}" for i in range(len(inputs))]
     options = [
-        "--weights",
-        "weights.bin",
-        "--steps",
-        str(runs),
-        "--out",
-        "out",
-        "--save",
-        "out/state",
-    ]
+        "--weights", "weights.bin", "--steps", str(runs), "--out", "out", "--save", "out/state",
+    ]  # fmt: skip
     done = subprocess.run(
         [str(program), *options, *files], cwd=folder, capture_output=True, text=True, timeout=600
     )

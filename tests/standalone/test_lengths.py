@@ -19,7 +19,7 @@ from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.step.saved import LoadedStep, SavedStep
-from tests.brief import Capsys, with_long
+from tests.brief import Capsys, refuses, with_long
 from tests.standalone.test_standalone import COMPILER, FAST, Builder, compiled
 
 pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason="there are no native kernels")
@@ -220,8 +220,7 @@ def test_damaged_lengths_are_refused(tmp_path: Path) -> None:
         nothing,
     ):
         damaged = file._replace(open=file.open._replace(**change))
-        with pytest.raises(EncodingError):
-            SavedStep.from_bytes(damaged.to_bytes())
+        refuses(EncodingError, "", SavedStep.from_bytes, damaged.to_bytes())
 
 
 @compiled
@@ -256,51 +255,7 @@ def test_the_functions_of_a_step_with_lengths(tmp_path: Path) -> None:
     ]
 
 
-_CALLER = r"""
-#include "step.h"
-#include <stdio.h>
-#include <string.h>
-
-static _Alignas(64) unsigned char memory[2][1 << 20];
-static float x[36];
-
-static void shape(const struct step *step, int result)
-{
-    int64_t shape[2];
-    int ndim = step_output_shape(step, 1, shape);
-    printf("%d %d: %d %d\n", result, ndim, (int)shape[0], (int)shape[1]);
-}
-
-int main(void)
-{
-    struct step a, b;
-    struct step_inputs in = {x};
-    struct step_outputs out, other;
-    if (step_memory() + 64 > sizeof memory[0])
-        return 9;
-    for (int i = 0; i < 36; i++)
-        x[i] = (float)i / 20;
-    memset(memory, 77, sizeof memory);
-    if (step_init(&a, memory[0], NULL, 0) || step_init(&b, memory[1], NULL, 0))
-        return 8;
-    shape(&a, 0);
-    for (int n = 10; n >= 0; n -= 10)
-        printf("%d %s\n", step_set_lengths(&a, &(struct step_lengths){n}), step_error(&a));
-    printf("%d %s\n", step_set_lengths(&a, NULL), step_error(&a));
-    printf("%d %d\n", step_output_shape(&a, 2, NULL), step_output_shape(&a, -1, NULL));
-    shape(&a, step_run(&a, &in, &out));
-    step_run(&b, &in, &other);
-    int result = step_set_lengths(&a, &(struct step_lengths){9});
-    shape(&a, result | step_run(&a, &in, &out));
-    step_set_lengths(&b, &(struct step_lengths){9});
-    step_run(&b, &in, &other);
-    puts(memcmp(out.output1, other.output1, 27 * sizeof(float)) ? "differ" : "the same");
-    for (int i = 0; i < 64; i++)
-        if (memory[0][step_memory() + i] != 77)
-            return 7;
-    return 0;
-}
-"""
+_CALLER = Path(__file__).with_name("caller_of_lengths.c").read_text("utf-8")
 
 
 def test_what_is_not_built(tmp_path: Path, capsys: Capsys) -> None:

@@ -19,7 +19,7 @@ from mlvm.__main__ import main
 from mlvm.core.types import DType
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
-from tests.brief import Capsys, Patch, refuses
+from tests.brief import Capsys, Patch, cases, refuses
 
 pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason="there are no native kernels")
 if extension.EXTENSION is not None:
@@ -31,63 +31,7 @@ COMPILER: Final = os.environ.get("CC", "gcc")
 compiled = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="there is no C compiler")
 FAST: Final = ["OPTIMIZE=-O0", f"CC={COMPILER}", "-j2", "-s"]
 
-CALLER: Final = r"""
-#define _GNU_SOURCE
-#include "step.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static int allocated;
-void *__real_malloc(size_t), *__real_calloc(size_t, size_t), *__real_realloc(void *, size_t);
-void *__wrap_malloc(size_t n) { allocated++; return __real_malloc(n); }
-void *__wrap_calloc(size_t n, size_t m) { allocated++; return __real_calloc(n, m); }
-void *__wrap_realloc(void *p, size_t n) { allocated++; return __real_realloc(p, n); }
-
-static float x[8] = {1, 2, 3, 4, 5, 6, 7, 8};
-static int64_t good = 1, bad = 9;
-
-static int next(void *context, struct step_inputs *inputs)
-{
-    *inputs = (struct step_inputs){x, &good};
-    return (*(int *)context)--;
-}
-
-int main(void)
-{
-    static _Alignas(64) unsigned char memory[2][1 << 20], state[1 << 16], guard;
-    struct step a, b;
-    struct step_outputs seen, again;
-    const struct step_inputs right = {x, &good}, wrong = {x, &bad}, none = {NULL, &good};
-    int left = 3;
-    if (step_memory() > sizeof *memory || step_state() > sizeof state)
-        return 9;
-    printf("%d %s\n", step_init(&a, memory[0] + 8, NULL, 0), step_error(&a));
-    printf("%d %s\n", step_init(&a, memory[0], state, step_state()), step_error(&a));
-    printf("%d %s\n", step_init_for(&a, memory[0], NULL, 0, "mmx"), step_error(&a));
-    memset(memory[0] + step_memory(), 77, 64);
-    if (step_init(&a, memory[0], NULL, 0) || step_init(&b, memory[1], NULL, 0))
-        return 8;
-    allocated = 0;
-    for (int i = 0; i < 3; i++)
-        if (step_run(&a, &right, &seen))
-            return 7;
-    printf("%ld runs, %d allocations\n", step_feed(&b, next, NULL, &left), allocated);
-    if (step_save(&a, state, step_state()) || step_save(&b, state, step_state() - 1) != -1 ||
-        step_save(&a, NULL, step_state()) != -1)
-        return 6;
-    step_run(&b, &right, &again);
-    if (step_init(&a, memory[0], state, step_state()) || step_run(&a, &right, &seen))
-        return 5;
-    printf("%s\n", memcmp(seen.output0, again.output0, 4) ? "differ" : "the same");
-    printf("%d %s\n", step_run(&a, &wrong, &seen), step_error(&a));
-    printf("%d %s\n", step_run(&a, &none, &seen), step_error(&a));
-    printf("%d %s\n", step_run(&a, &right, &seen), step_error(&a));
-    for (int i = 0; i < 64; i++)
-        guard |= memory[0][step_memory() + i] ^ 77;
-    return guard;
-}
-"""
+CALLER: Final = Path(__file__).with_name("caller.c").read_text("utf-8")
 
 
 def written(path: Path, function: Any, *arguments: Any, **options: Any) -> SavedStep:
@@ -217,11 +161,9 @@ def test_all_that_a_program_may_do(tmp_path: Path) -> None:
         drawn = normal, whole, ml.random.permutation(11, key=key), doubles
         small = ml.astype(whole, ml.int32)
         mixed = (
-            ml.concat([x[0] > 0, x[1]]),
-            whole @ whole,
-            x[:, :3] @ whole[:3],
+            ml.concat([x[0] > 0, x[1]]), whole @ whole, x[:, :3] @ whole[:3],
             small @ ml.astype(whole, ml.int8),
-        )
+        )  # fmt: skip
         with ml.autocast("float16"):
             recurrent = ml.grad(lambda lstm: ml.sum(lstm(x[:, None])[0]))(lstm)
         return loss, depth(n), ml.sort(x, axis=0), products, none, drawn, mixed, recurrent
@@ -407,7 +349,7 @@ def test_a_host_function_is_refused(tmp_path: Path, capsys: Capsys, monkeypatch:
 
 @compiled
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="links without the kernels")
-@pytest.mark.parametrize(("example", "step"), [("anomaly", "learn"), ("digits", "train")])
+@cases("example, step", ("anomaly", "learn"), ("digits", "train"))
 def test_the_memory_that_examples_need(
     example: str, step: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:

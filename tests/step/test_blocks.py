@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,12 +15,13 @@ from mlvm.step.blocks import (
     free_variables,
     outline_blocks,
     renewed,
-    with_blocks,
     without_dead_calls,
     without_moves,
 )
 from mlvm.step.compile import compile_flow
 from mlvm.step.flow import Block, Call, Flow, Home, Use, Value
+from tests.brief import cases
+from tests.cases.claims import claims
 from tests.step.flows import assert_same_bits, floats, run
 
 TYPE = TensorType(f32, (4, 6))
@@ -91,10 +90,8 @@ class Machine:
         self.calls, self.run = outer_calls, outer_run
         self.now, self.temporaries = [*before], temporaries
         ins = [
-            Use(self.flag, FLAG),
-            *free_variables(inner),
-            *[Use(before[i], TYPE) for i in written],
-        ]
+            Use(self.flag, FLAG), *free_variables(inner), *[Use(before[i], TYPE) for i in written],
+        ]  # fmt: skip
         for i in written:
             self.now[i] = Value(TYPE.nbytes, self.homes[i])
         outs = [Use(self.now[i], TYPE) for i in sorted(written)]
@@ -168,16 +165,6 @@ def state() -> tuple[Machine, Call]:
     return machine, machine.calls[0]
 
 
-def test_a_branch_loses_what_nobody_reads() -> None:
-    machine, call = state()
-    [remaining] = without_dead_calls(Flow(machine.calls, []))
-    assert [[each.name for each in block.calls] for block in remaining.blocks] == [["relu.out"], []]
-    assert [use.value.home for use in remaining.outs] == [machine.homes[0]]
-    assert [each.name for each in with_blocks([call])] == [
-        "cond", "tanh.out", "relu.out", "negative.out"
-    ]  # fmt: skip
-
-
 def test_a_loop_keeps_what_its_next_turn_reads() -> None:
     """State 0 is what is asked for; it reads scratch 0 of the turn before, and that scratch 1."""
     machine = Machine()
@@ -193,16 +180,10 @@ def test_a_loop_keeps_what_its_next_turn_reads() -> None:
     assert {use.value.home for use in loop.outs} == {machine.homes[i] for i in (0, 2, 3)}
 
 
-def test_a_branch_that_nobody_reads_is_gone() -> None:
-    machine, call = state()
-    unread = replace(call, outs=[use for use in call.outs if use.value.home is machine.homes[2]])
-    assert without_dead_calls(Flow([unread], [])) == []
-
-
 # --- moves ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reads_after", [False, True])
+@cases("reads_after", False, True)
 def test_a_result_is_made_in_its_place(reads_after: bool) -> None:
     """tanh(state 1) is copied to state 0: it is made there, unless the old state 0 is read then."""
     machine = Machine()
@@ -219,8 +200,8 @@ def test_a_result_is_made_in_its_place(reads_after: bool) -> None:
     assert names == (["tanh.out", "negative.out", "copy.out"] if reads_after else ["tanh.out"])
 
 
-@pytest.mark.parametrize("written", [False, True])
-@pytest.mark.parametrize("returned", [False, True])
+@cases("written", False, True)
+@cases("returned", False, True)
 def test_a_copy_of_what_nobody_writes_is_read_there(written: bool, returned: bool) -> None:
     """In a branch a copy of state 0 is read, and a copy of a copy from outside of it."""
     machine = Machine()
@@ -276,3 +257,6 @@ def test_calls_that_nothing_renames_stay() -> None:
     assert first is calls[0]
     assert second.ins == [Use(y, type)]
     assert second.outs == [Use(new, type)]
+
+
+test_rows = claims("step_blocks", globals())

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from itertools import combinations, pairwise
 from unittest import mock
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,8 @@ from mlvm.step import fusion, recompute
 from mlvm.step.blocks import without_dead_calls, without_moves
 from mlvm.step.compile import Planned, compile_flow
 from mlvm.step.flow import Flow
+from tests.brief import cases
+from tests.cases.claims import claims
 from tests.step.flows import Cell, Step, assert_same_bits, floats, mlp, run, steps
 
 BLOCK_SIZE = 8
@@ -71,8 +72,8 @@ def test_a_plan_leaves_what_the_calls_leave_one_by_one(
         assert_faithful(step, planned)
 
 
-@pytest.mark.parametrize("fuse", [False, True])
-@pytest.mark.parametrize("recompute", [False, True])
+@cases("fuse", False, True)
+@cases("recompute", False, True)
 def test_a_deep_mlp_leaves_the_same_bits(fuse: bool, recompute: bool) -> None:
     step = mlp(layers=12)
     assert_faithful(step, compile_flow(step.flow, fuse=fuse, recompute=recompute))
@@ -177,17 +178,6 @@ def sum_of_products(count: int) -> Step:
     return step
 
 
-def test_an_elementwise_op_takes_the_place_of_an_operand_read_no_more() -> None:
-    step = chain("exp", "tanh", "negative", "abs")
-    assert compile_flow(step.flow, fuse=False).plan.nbytes == 64
-    assert compile_flow(step.flow, fuse=True).plan.nbytes == 0
-
-
-def test_a_chain_takes_the_place_of_an_operand_read_no_more() -> None:
-    step = chain("softmax", "tanh", "exp", "abs", "softmax")
-    assert compile_flow(step.flow, fuse=True).plan.nbytes == 64
-
-
 def chain(*names: str) -> Step:
     """A step of these ops, one on the other."""
     step = Step()
@@ -201,22 +191,7 @@ def chain(*names: str) -> Step:
     return step
 
 
-def test_making_activations_again_lowers_the_peak_of_a_deep_mlp() -> None:
-    flow = mlp(layers=24).flow
-    plain = compile_flow(flow, recompute=False).plan
-    again = compile_flow(flow, recompute=True).plan
-    assert again.lower_bound < 0.7 * plain.lower_bound
-    assert again.nbytes < 0.7 * plain.nbytes
-
-
 # --- programs ------------------------------------------------------------------------
-
-
-def test_dead_calls_are_gone() -> None:
-    step = chain("exp", "tanh")
-    cell = step.cells[0]
-    assert step.call("sin", {}, [(cell, cell.type)]) is not None
-    assert sorted(calls_of(compile_flow(step.flow))) == ["exp.out", "tanh.out"]
 
 
 @given(steps(), st.booleans())
@@ -248,6 +223,4 @@ def test_the_same_step_has_the_same_plan(step: Step) -> None:
     assert compile_flow(step.flow) == compile_flow(step.flow)
 
 
-def test_a_step_that_does_nothing_is_a_program_that_does_nothing() -> None:
-    planned = compile_flow(Step().flow)
-    assert (planned.arguments, planned.plan.nbytes, calls_of(planned)) == ((), 0, [])
+test_rows = claims("compile", globals())

@@ -15,6 +15,7 @@ from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Unit
 from mlvm.step.fusion import NATIVE, REFERENCE, FusionPolicy, chain_of, fused, with_slopes
 from mlvm.step.schedule import Run, Schedule
+from tests.brief import cases
 from tests.step.flows import Step, floats, in_turn, steps
 
 
@@ -84,7 +85,7 @@ def test_a_chain_ends_where_the_next_operand_would_be_one_too_many() -> None:
         assert [len(unit.calls) for unit in units if "matmul" not in names(unit)] == lengths
 
 
-@pytest.mark.parametrize(("rows", "lengths"), [(1, [1, 2]), (2, [3])])
+@cases("rows, lengths", (1, [1, 2]), (2, [3]))
 def test_a_product_of_one_row_begins_no_chain(rows: int, lengths: list[int]) -> None:
     step = step_of(rows, 16)
     apply(step, "matmul", 0, 0, transpose_x=False, transpose_y=True)

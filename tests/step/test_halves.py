@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 import mlvm.eager as ml
 from mlvm.eager import Tensor
 from mlvm.step import compile as compiling
 from mlvm.step.flow import Call, Flow
 from mlvm.step.halves import in_halves
-from tests.brief import Patch
+from tests.brief import Patch, cases
 from tests.machines.native.planners import POOLS as _POOLS  # noqa: F401 (skips without them)
 
 KEY = ml.random.key(0)
@@ -30,8 +28,8 @@ def gradients(model: ml.nn.Module, x: Tensor, *, also: bool) -> list[Tensor]:
     return [value, grads[0]["scale"], grads[0]["bias"], grads[1]]
 
 
-@pytest.mark.parametrize("also", [False, True])
-@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+@cases("also", False, True)
+@cases("half", "bfloat16", "float16")
 def test_a_captured_layer_norm_reads_halves_with_the_bits_of_the_eager_one(
     half: str, also: bool
 ) -> None:

@@ -26,11 +26,9 @@ def test_an_update_runs_as_soon_as_it_frees_its_gradient() -> None:
     weights = Home("state", 0, TYPE)
     weight, updated, g1, g2, result = value(weights), value(weights), value(), value(), value()
     calls = [
-        call("abs", g1, weight),
-        call("negative", g2, weight),
-        call("exp", result, g2),
+        call("abs", g1, weight), call("negative", g2, weight), call("exp", result, g2),
         call("add", updated, weight, g1),
-    ]
+    ]  # fmt: skip
     order = earlier_where_it_frees(in_turn(calls), [result, updated])
     assert [unit.calls[0] for unit in order] == [calls[0], calls[1], calls[3], calls[2]]
 

@@ -96,7 +96,7 @@ def test_a_file_from_before_moments_were_written_loads(data: bytes) -> None:
     assert older.planned.recording() == step.planned.recording()
 
 
-@pytest.mark.parametrize("moments", [(-1,), (10**9,)])
+@cases("moments", (-1,), (10**9,))
 def test_a_moment_is_of_an_instruction(data: bytes, moments: tuple[int, ...]) -> None:
     step = SavedStep.from_bytes(data)
     planned = replace(step.planned, moments=moments + step.planned.moments)
@@ -114,14 +114,9 @@ def test_moments_are_those_of_calls(data: bytes) -> None:
         assert name in ("fused", f"{each.op}.out")
 
 
-@cases(
-    "change",
-    {"nbytes": 2**70},
-    {"nbytes": "9"},
-    {"lower_bound": -1},
-    {"unfused": -1},
-    {"unfused": None},
-)
+@cases("change",
+    {"nbytes": 2**70}, {"nbytes": "9"}, {"lower_bound": -1}, {"unfused": -1}, {"unfused": None},
+)  # fmt: skip
 def test_a_plan_is_of_bytes_that_can_be(data: bytes, change: dict[str, Any]) -> None:
     step = SavedStep.from_bytes(data)
     planned = replace(step.planned, plan=step.planned.plan._replace(**change))
@@ -163,9 +158,7 @@ def test_mutations_of_lengths(open_data: bytes) -> None:
     ({"steps": ((3, "__import__", (0, 0)),)}, "the lengths are not those of the step: "),
     ({"scalars": ((99, 0),)}, "the lengths are not those of the step: "),
 )
-def test_lengths_are_those_of_the_step(
-    open_data: bytes, change: dict[str, Any], message: str
-) -> None:
+def test_lengths_are_those_of_the_step(open_data: bytes, change: Any, message: str) -> None:
     step = SavedStep.from_bytes(open_data)
     assert step.open is not None
     with pytest.raises(EncodingError, match=message):

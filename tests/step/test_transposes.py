@@ -41,23 +41,17 @@ def in_a_loop(x: Tensor, w: Tensor) -> Tensor:
     return rows
 
 
-@cases(
-    "count, f, args",
-    (0, lambda x, w: x @ w.T, (X, W)),
-    (0, ml.value_and_grad(loss, argnums=(0, 1)), (X, W)),
+@cases("count, f, args",
+    (0, lambda x, w: x @ w.T, (X, W)), (0, ml.value_and_grad(loss, argnums=(0, 1)), (X, W)),
     (0, ml.value_and_grad(loss, argnums=(0, 1)), (BATCH, W)),
-    (0, lambda x, y: x @ y.mT, (BATCH, BATCH)),
-    (0, lambda x: x.T @ x, (X,)),
-    (0, lambda x: x.T @ x.T, (V,)),
-    (0, lambda x, w: (w @ x.T).T, (X, W)),
-    (0, in_a_loop, (X, V)),
+    (0, lambda x, y: x @ y.mT, (BATCH, BATCH)), (0, lambda x: x.T @ x, (X,)),
+    (0, lambda x: x.T @ x.T, (V,)), (0, lambda x, w: (w @ x.T).T, (X, W)), (0, in_a_loop, (X, V)),
     (1, lambda x, w: (x @ w.T, w.T), (X, W)),
     (1, lambda x, w: [x @ (t := w.T), 2 * x @ t, 3 * x @ t], (X, W)),
-    (1, lambda x, w: x.mT @ w, (BATCH, W[:20])),
-    (1, lambda x: x.T @ x[:, 0], (X,)),
+    (1, lambda x, w: x.mT @ w, (BATCH, W[:20])), (1, lambda x: x.T @ x[:, 0], (X,)),
     (1, lambda x, w: (x[:3] @ w.T).T, (X, W)),
     (1, lambda x, w: (y := x @ w.T).T + ml.sum(y), (X, W)),
-)
+)  # fmt: skip
 def test_products_take_matrices_as_they_lie(
     count: int, f: Callable[..., object], args: tuple[Tensor, ...], monkeypatch: Patch
 ) -> None:

@@ -14,18 +14,9 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Function
 from mlvm.core.types import Array
 from mlvm.core.vm import VM
-from tests.brief import refuses
+from tests.brief import cases, refuses
 from tests.cases.claims import claims
-from tests.core.programs import (
-    ADD_INTO,
-    FACTORIAL,
-    HALVE,
-    PARITY,
-    SUM_TO,
-    f32s,
-    put,
-    straight,
-)
+from tests.core.programs import FACTORIAL, HALVE, PARITY, SUM_TO, asm, put, straight
 
 # --- frames ---------------------------------------------------------------------------
 
@@ -44,17 +35,17 @@ def both(text: str, array: Array, max_steps: int | None = None) -> list[Array]:
     return outputs[0][:-1]
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 12])
+@cases("n", 0, 1, 2, 12)
 def test_recursion(n: int) -> None:
     assert both(FACTORIAL, np.array(n)) == [math.factorial(n)]
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 7])
+@cases("n", 0, 1, 2, 7)
 def test_mutual_recursion(n: int) -> None:
     assert both(PARITY, np.array(n)) == [n % 2 == 0]
 
 
-@pytest.mark.parametrize("n", [0, 1, 30])
+@cases("n", 0, 1, 30)
 def test_a_loop(n: int) -> None:
     assert both(SUM_TO, np.array(n)) == [n * (n + 1) // 2]
 
@@ -82,11 +73,7 @@ def test_calls_may_lie_as_deep_as_the_limit(vm: VM) -> None:
     assert vm.launch(program, [n]) == [7]
 
 
-ENDLESS = assemble("""
-    .func main 0 *
-    again:
-        jump again
-""")
+ENDLESS = asm(".func main 0 * | again: | jump again")
 
 
 def test_an_endless_loop_ends_with_its_steps(vm: VM) -> None:
@@ -142,8 +129,8 @@ def counted_steps(text: str, n: int) -> int:
                 raise NotImplementedError(other)
 
 
-@pytest.mark.parametrize("text", [FACTORIAL, PARITY, SUM_TO], ids=["factorial", "parity", "sum"])
-@pytest.mark.parametrize("n", [0, 1, 2, 5])
+@cases("text", FACTORIAL, PARITY, SUM_TO, ids=["factorial", "parity", "sum"])
+@cases("n", 0, 1, 2, 5)
 def test_the_limit_counts_instructions_exactly(text: str, n: int, vm: VM) -> None:
     """Across jumps taken and not, calls and returns: N pass with N and fail with N - 1."""
     steps = counted_steps(text, n)
@@ -153,12 +140,6 @@ def test_the_limit_counts_instructions_exactly(text: str, n: int, vm: VM) -> Non
     for limit in (steps - 1, steps // 2, 1, 0):
         refuses(LimitExceeded, "", vm.launch, assemble(text), [x], max_steps=limit)
     assert vm.launch(assemble(text), [x]) == expected
-
-
-def test_the_limit_counts_what_the_linker_folds(vm: VM) -> None:
-    handles = [put(vm, f32s(i)) for i in range(3)]
-    assert vm.launch(ADD_INTO, handles, max_steps=6) == []
-    refuses(LimitExceeded, "", vm.launch, ADD_INTO, handles, max_steps=5)
 
 
 test_rows = claims("calls", globals())

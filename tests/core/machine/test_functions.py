@@ -12,7 +12,7 @@ from mlvm.core.machine import functions
 from mlvm.core.machine.functions import Binding, FunctionTable
 from mlvm.core.op import NO_ATTRIBUTES, OPS
 from mlvm.core.types import Array, TensorType, f32
-from tests.brief import Before, refuses
+from tests.brief import Before, Patch, refuses
 from tests.core.programs import f32s
 
 TABLE = FunctionTable()
@@ -24,9 +24,7 @@ def test_every_op_is_there_twice_unless_its_shape_depends_on_values() -> None:
     assert set(TABLE) == forms | {"fused"}
 
 
-def test_a_function_is_watched_that_another_thread_asks_for_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_function_is_watched_that_another_thread_asks_for_meanwhile(monkeypatch: Patch) -> None:
     table, instrument = FunctionTable(), Before(lambda name, params: None)
 
     class Late(Binding):

@@ -19,14 +19,6 @@ from hypothesis import strategies as st
 
 from mlvm.__main__ import main
 from mlvm.core import errors
-from mlvm.core.errors import (
-    ArgumentError,
-    HandleError,
-    MachineError,
-    MlvmError,
-    OpError,
-    ProgramError,
-)
 from mlvm.core.machine import fused
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.fused import Chain, Link
@@ -38,7 +30,7 @@ from mlvm.core.types import Array, DType, Shape, TensorType
 from mlvm.machines.dry import DryVM
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.wire import WireVM
-from tests.brief import refuses
+from tests.brief import Capsys, cases, refuses
 from tests.core.programs import f32s, put
 
 ELEMENTWISE = [op for op in OPS.values() if op.elementwise]
@@ -74,7 +66,7 @@ def alone(op: Op, attributes: Attributes, *operands: Array) -> Array | None:
         out = np.empty(type.shape, type.dtype.numpy)
         with np.errstate(all="ignore"):
             op.kernel(out, *operands, **attributes)
-    except OpError:
+    except errors.OpError:
         return None
     return out
 
@@ -240,8 +232,8 @@ def test_a_chain_runs_behind_the_wire_and_on_workers() -> None:
         assert_same_bits(launch(vm, example), example.expected)
 
 
-@pytest.mark.parametrize("keepdims", [False, True])
-@pytest.mark.parametrize("axis", [None, 0, 1, 2, -1, (0, 2)])
+@cases("keepdims", False, True)
+@cases("axis", None, 0, 1, 2, -1, (0, 2))
 def test_a_reduction_ends_in_a_parameter_whatever_its_axis(axis: Any, keepdims: bool) -> None:
     x = np.arange(5 * 5 * 5, dtype=np.float64).reshape(5, 5, 5)
     expected = [np.negative(x), np.negative(x).sum(axis, keepdims=keepdims)]
@@ -268,9 +260,9 @@ def test_a_result_may_lie_over_an_operand_that_is_read_no_more() -> None:
 def test_a_result_over_an_operand_still_read_is_refused() -> None:
     vm = VM()
     x, y, z = (put(vm, f32s(1, 2)) for _ in range(3))
-    with pytest.raises(MachineError, match="fused would write parameter 0 over 2"):
+    with pytest.raises(errors.MachineError, match="fused would write parameter 0 over 2"):
         vm.launch(Program.of_op("fused", 4, READ_AFTER, 0), [x, y, x, z])
-    with pytest.raises(MachineError, match="fused would write parameter 0 over 1"):
+    with pytest.raises(errors.MachineError, match="fused would write parameter 0 over 1"):
         vm.launch(Program.of_op("fused", 4, READ_AFTER, 0), [x, x, y, z])
     assert [vm.read(h).tolist() for h in (x, y, z)] == [[1, 2]] * 3
 
@@ -300,7 +292,7 @@ def test_whatever_may_lie_over_an_operand_gives_the_same_bits(
     with small_blocks(block):
         try:
             vm.launch(example.program, [*outs, *operands])
-        except MachineError:  # written where another output's link still reads
+        except errors.MachineError:  # written where another output's link still reads
             return
     assert_same_bits([vm.read(h) for h in outs], example.expected)
 
@@ -312,10 +304,10 @@ def test_a_result_over_bytes_of_another_layout_is_refused() -> None:
     out = vm.tensor_from_storage(storage, TensorType("bool", (8, 4)), 0)
     x = vm.tensor_from_storage(storage, TensorType("f64", (4,)), 0)
     y = put(vm, np.ones((8, 1)))
-    with pytest.raises(MachineError, match="fused would write parameter 0 over 1"):
+    with pytest.raises(errors.MachineError, match="fused would write parameter 0 over 1"):
         vm.launch(Program.of_op("fused", 3, {"chain": [["less", 0, 1, 2]], "outputs": 1}, 0),
                   [out, x, y])  # fmt: skip
-    with pytest.raises(MachineError, match="would write over an operand"):
+    with pytest.raises(errors.MachineError, match="would write over an operand"):
         vm.launch(Program.of_op("less.out", 3, {}, 0), [out, x, y])
 
 
@@ -365,7 +357,7 @@ def test_attributes_that_are_no_chain_are_refused(text: str) -> None:
     attributes: dict[str, Any] = eval(text)
     vm = VM()
     x, y = put(vm, f32s(1)), put(vm, f32s(1))
-    with pytest.raises(ArgumentError) as caught:
+    with pytest.raises(errors.ArgumentError) as caught:
         vm.launch(Program.of_op("fused", 2, attributes, 0), [x, y])
     assert "fused" in " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
 
@@ -378,15 +370,17 @@ def test_equal_attributes_are_one_chain_and_those_that_are_only_equal_in_python_
 
     chain = bind(attributes(0))["chain"]
     assert bind(attributes(0))["chain"] is chain
-    refuses(ArgumentError, "parameters are numbered", bind, attributes(False))
+    refuses(errors.ArgumentError, "parameters are numbered", bind, attributes(False))
 
 
 def test_a_call_with_too_few_tensors_to_write_or_with_values_is_refused() -> None:
     vm = VM()
     chain = {"chain": [["abs", 0, 2], ["sign", 1, 2]], "outputs": 2}
-    refuses(MlvmError, "", vm.launch, Program.of_op("fused", 1, chain, 0), [put(vm, f32s(1))])
+    refuses(
+        errors.MlvmError, "", vm.launch, Program.of_op("fused", 1, chain, 0), [put(vm, f32s(1))]
+    )
     text = '.func main 0 *\n push_int 1\n push_int 2\n push_str "fused"\n cfunc 2 0 {}\n halt'
-    refuses((ProgramError, OpError), "", vm.launch, assemble(text))
+    refuses((errors.ProgramError, errors.OpError), "", vm.launch, assemble(text))
 
 
 def test_a_chain_on_a_constant_is_not_written_there() -> None:
@@ -400,7 +394,7 @@ def test_a_chain_on_a_constant_is_not_written_there() -> None:
         halt
     """
     vm = VM()
-    refuses(ProgramError, "constant", vm.launch, assemble(text), [put(vm, f32s(1, 2))])
+    refuses(errors.ProgramError, "constant", vm.launch, assemble(text), [put(vm, f32s(1, 2))])
 
 
 # --- costs ---------------------------------------------------------------------------
@@ -415,7 +409,7 @@ def test_the_cost_of_a_chain_is_that_of_its_ops_and_no_bytes() -> None:
     dry = DryVM()
     out, x = dry.alloc_tensor(type), dry.alloc_tensor(type)
     assert dry.launch(program, [out, x]) == []
-    refuses(HandleError, "", dry.read, out)
+    refuses(errors.HandleError, "", dry.read, out)
 
 
 def test_a_chain_on_nothing_writes_nothing() -> None:
@@ -454,9 +448,7 @@ def test_what_a_chain_writes_anew_is_no_longer_bad() -> None:
     vm.close()
 
 
-def test_the_command_line_checks_and_runs_a_chain(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_checks_and_runs_a_chain(tmp_path: Path, capsys: Capsys) -> None:
     path = tmp_path / "chain.mlasm"
     path.write_text("""
         .func main 0 *

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from mlvm.core.errors import DTypeError, HandleError
-from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import refuses
-from tests.core.programs import NEGATIVE, C, f32s, main_of, put
+from tests.core.programs import NEGATIVE, C, asm, f32s, main_of, put
 
 
 def store_into(handle: int, value: str) -> Program:
@@ -75,28 +74,12 @@ def test_one_storage_under_two_handles(vm: VM) -> None:
 def test_a_global_grows_in_a_loop(vm: VM) -> None:
     """Each round doubles it: only the last one is held, and counted, in the end."""
     x, n = put(vm, f32s(1)), put(vm, np.array(6))
-    program = assemble(f"""
-        .const one i64[] 1
-        .func main 0 *
-        again:
-            load_arg 0
-            jump_if_false done
-            push_int {x}
-            load_global
-            get 0
-            push_str "concat"
-            cfunc 2 1
-            push_int {x}
-            store_global
-            load_arg 0
-            load_arg 0
-            push_const one
-            push_str "subtract.out"
-            cfunc 3 0
-            jump again
-        done:
-            halt
-    """)
+    program = asm(
+        f".const one i64[] 1 | .func main 0 * | again: | load_arg 0 | jump_if_false done | "
+        f'push_int {x} | load_global | get 0 | push_str "concat" | cfunc 2 1 | push_int {x} | '
+        f'store_global | load_arg 0 | load_arg 0 | push_const one | push_str "subtract.out" | '
+        f"cfunc 3 0 | jump again | done: | halt"
+    )
     assert vm.launch(program, [n]) == []
     assert vm.type_of(x) is TensorType(f32, (64,))
     assert vm.consumed_size_in_mib() * 2**20 == 64 * 4 + 8

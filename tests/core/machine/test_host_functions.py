@@ -21,7 +21,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
-from tests.core.programs import f32s, put, straight
+from tests.core.programs import asm, f32s, put, straight
 
 VECTOR = TensorType(f32, (2,))
 
@@ -40,13 +40,9 @@ def nothing(frame: Frame) -> None:
 def call_f(nparams: int = 0, nresults: int | str = "*", attributes: str = "") -> Program:
     """Load that many arguments, call `f` on them, and halt."""
     loads = "\n".join(f"load_arg {i}" for i in range(nparams))
-    return assemble(f"""
-        .func main 0 *
-            {loads}
-            push_str "f"
-            cfunc {nparams} {nresults} {attributes}
-            halt
-    """)
+    return asm(
+        f'.func main 0 * | {loads} | push_str "f" | cfunc {nparams} {nresults} {attributes} | halt'
+    )
 
 
 def test_a_host_function_reads_its_parameters_and_leaves_results() -> None:
@@ -64,15 +60,10 @@ def test_a_host_function_reads_its_parameters_and_leaves_results() -> None:
         frame.push("s")
 
     vm = host(scale, 3, 3)
-    program = assemble("""
-        .func main 0 *
-            push_int 3
-            load_arg 0
-            push_str "a string"
-            push_str "f"
-            cfunc 3 3 {"axis": [0, 1], "eps": 0.5, "more": {"deep": [true, null]}}
-            halt
-    """)
+    program = asm(
+        '.func main 0 * | push_int 3 | load_arg 0 | push_str "a string" | push_str "f" | '
+        'cfunc 3 3 {"axis": [0, 1], "eps": 0.5, "more": {"deep": [true, null]}} | halt'
+    )
     x = put(vm, f32s(1, 2))
     for _ in range(2):
         [out] = vm.launch(program, [x])
@@ -87,18 +78,10 @@ def test_results_of_every_kind_stay_on_the_stack() -> None:
         frame.push(0)
 
     vm = host(f)
-    program = assemble("""
-        .func main 0 *
-            load_arg 0
-            load_arg 1
-            push_str "f"
-            cfunc 0 2            ; "add", and 0
-            jump_if_false go
-            halt
-        go:
-            cfunc 2 1            ; of the name that f gave
-            halt
-    """)
+    program = asm(
+        '.func main 0 * | load_arg 0 | load_arg 1 | push_str "f" | cfunc 0 2 | jump_if_false go | '
+        "halt | go: | cfunc 2 1 | halt"
+    )
     assert vm.launch(program, [put(vm, f32s(1)), put(vm, f32s(2))]) == [3]
 
 
@@ -111,15 +94,10 @@ def test_a_parameter_is_the_tensor_itself_and_may_be_a_result() -> None:
 
     vm = host(increment)
     x, y = put(vm, f32s(1)), put(vm, f32s(5))
-    program = assemble(f"""
-        .func main 0 *
-            load_arg 0
-            push_str "f"
-            cfunc 1 1
-            push_int {y}
-            store_global
-            halt
-    """)
+    program = asm(
+        f'.func main 0 * | load_arg 0 | push_str "f" | cfunc 1 1 | push_int {y} | store_global | '
+        f"halt"
+    )
     vm.launch(program, [x])
     assert vm.read(x) == vm.read(y) == 2
     assert vm.consumed_size_in_mib() * 2**20 == 4  # one storage under two names
@@ -127,32 +105,21 @@ def test_a_parameter_is_the_tensor_itself_and_may_be_a_result() -> None:
     assert vm.read(x) == 9
 
 
-@cases(
-    "array",
-    np.arange(6, dtype=np.float32).reshape(2, 3).T,
-    np.arange(99, dtype=np.float32)[1:],
-    np.broadcast_to(f32s(1), (3, 2)),
-    np.frombuffer(bytes(8), np.int32),
-    np.ma.masked_array([1.0, 2.0], [False, True]),
-    np.zeros((0, 3), np.int8),
-    np.array(True),
+@cases("array",
+    np.arange(6, dtype=np.float32).reshape(2, 3).T, np.arange(99, dtype=np.float32)[1:],
+    np.broadcast_to(f32s(1), (3, 2)), np.frombuffer(bytes(8), np.int32),
+    np.ma.masked_array([1.0, 2.0], [False, True]), np.zeros((0, 3), np.int8), np.array(True),
     np.float32(2),
     ids=["transposed", "askew", "broadcast", "read-only", "masked", "empty", "0-d", "scalar"],
-)
+)  # fmt: skip
 def test_any_array_can_be_a_result_and_is_copied(array: Any) -> None:
     """The result is packed, aligned and its own; nothing of the host's is counted or shared."""
     params: list[Any] = []
     vm = host(lambda frame: frame.push(array))
     vm.register("look", lambda frame: params.append(frame.param(0)))
-    program = assemble("""
-        .func main 0 *
-            push_str "f"
-            cfunc 0 1
-            get 0
-            push_str "look"
-            cfunc 1 0
-            halt
-    """)
+    program = asm(
+        '.func main 0 * | push_str "f" | cfunc 0 1 | get 0 | push_str "look" | cfunc 1 0 | halt'
+    )
     [out] = vm.launch(program)
     np.testing.assert_array_equal(out, np.asarray(array), strict=True)
     [result] = params
@@ -163,7 +130,7 @@ def test_any_array_can_be_a_result_and_is_copied(array: Any) -> None:
     assert not np.shares_memory(result, array)
 
 
-@pytest.mark.parametrize("value", [None, 1.5, True, [1], b"x"])
+@cases("value", None, 1.5, True, [1], b"x")
 def test_what_is_no_value_is_no_result(value: Any) -> None:
     vm = host(lambda frame: frame.push(value))
     kind = type(value).__name__
@@ -173,13 +140,13 @@ def test_what_is_no_value_is_no_result(value: Any) -> None:
         vm.launch(call_f())
 
 
-@pytest.mark.parametrize("dtype", [np.longdouble, ">f4", object, "U1"])
+@cases("dtype", np.longdouble, ">f4", object, "U1")
 def test_a_result_is_of_a_dtype_that_there_is(dtype: Any) -> None:
     vm = host(lambda frame: frame.push(np.zeros(2, dtype)))
     refuses(DTypeError, r"f\(\): no dtype for", vm.launch, call_f())
 
 
-@pytest.mark.parametrize("i", [-1, 2, 100])
+@cases("i", -1, 2, 100)
 def test_a_parameter_that_there_is_not(i: int) -> None:
     vm = host(lambda frame: frame.push(frame.param(i)))
     with pytest.raises(MachineError, match=f"f: no parameter {i}; the call has 2"):
@@ -203,7 +170,7 @@ def test_the_programs_own_count_is_held_too() -> None:
             vm.launch(call_f(0, wrong))
 
 
-@pytest.mark.parametrize("nresults", [0, 1, 3])
+@cases("nresults", 0, 1, 3)
 def test_star_accepts_any_number_of_results(nresults: int) -> None:
     def count(frame: Frame) -> None:
         for i in range(nresults):
@@ -221,7 +188,7 @@ def test_a_late_push_is_no_result() -> None:
     assert vm.launch(call_f()) == []
 
 
-@pytest.mark.parametrize("fn", [None, 5, "f"])
+@cases("fn", None, 5, "f")
 def test_what_cannot_be_called_is_not_registered(fn: Any, vm: VM) -> None:
     refuses(MachineError, "f: expected a function, got", vm.register, "f", fn)
     refuses(UnknownFunction, "", vm.launch, call_f())
@@ -237,18 +204,10 @@ def test_an_error_of_a_host_function_names_the_place_and_changes_nothing() -> No
     vm = host(fail)
     x = put(vm, f32s(1, 2))
     before = vm.consumed_size_in_mib()
-    program = assemble("""
-        .func g 1 0
-            push_int 3
-            get -1
-            push_str "f"
-            cfunc 1 1
-            return 0
-        .func main 0 *
-            load_arg 0
-            call g
-            halt
-    """)
+    program = asm(
+        '.func g 1 0 | push_int 3 | get -1 | push_str "f" | cfunc 1 1 | return 0 | '
+        ".func main 0 * | load_arg 0 | call g | halt"
+    )
     caught = refuses(ZeroDivisionError, "", vm.launch, program, [x])
     assert caught is error
     assert caught.__notes__[0] == ("at main > g, pc 3: cfunc 1 1; stack: f32[2], Int 3, f32[2]")
@@ -345,17 +304,10 @@ def test_a_running_program_sees_a_good_replacement_with_its_next_call(vm: VM) ->
 
 def test_main_may_be_entered_again_after_its_kernel_is_gone(vm: VM) -> None:
     vm.register("change", lambda _: vm.remove("negative.out"))
-    program = assemble("""
-        .func main 0 *
-            load_arg 0
-            load_arg 1
-            push_str "negative.out"
-            cfunc 2 0
-            push_str "change"
-            cfunc 0 0
-            call main
-            halt
-    """)
+    program = asm(
+        '.func main 0 * | load_arg 0 | load_arg 1 | push_str "negative.out" | cfunc 2 0 | '
+        'push_str "change" | cfunc 0 0 | call main | halt'
+    )
     out, x = put(vm, f32s(0)), put(vm, f32s(5))
     refuses(UnknownFunction, r"'negative.out' was removed", vm.launch, program, [out, x])
     assert vm.read(out) == -5
@@ -403,13 +355,7 @@ def test_an_error_within_passes_both_launches_and_names_both_places(vm: VM) -> N
 def test_a_tensor_that_ends_during_a_launch_stays_for_the_launch(vm: VM) -> None:
     vm.register("end", lambda _: vm.dealloc_tensor(x))
     x = put(vm, f32s(1, 2))
-    program = assemble("""
-        .func main 0 *
-            push_str "end"
-            cfunc 0 0
-            load_arg 0
-            halt
-    """)
+    program = asm('.func main 0 * | push_str "end" | cfunc 0 0 | load_arg 0 | halt')
     [out] = vm.launch(program, [x])
     np.testing.assert_array_equal(out, [1, 2])
     assert vm.consumed_size_in_mib() == 0

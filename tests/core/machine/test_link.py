@@ -14,11 +14,12 @@ from mlvm.core.machine.fused import Workspace
 from mlvm.core.machine.link import Code, bind, link, nargs_of
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.assembly import assemble
-from mlvm.core.program.program import STAR, Program
+from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, f32
 from mlvm.core.vm import VM
-from tests.brief import cases
-from tests.core.programs import ADD_INTO, f32s, put, straight
+from tests.brief import cases, refuses
+from tests.cases.claims import claims
+from tests.core.programs import ADD_INTO, asm, f32s, put, straight
 
 TABLE = FunctionTable()
 VECTOR = TensorType(f32, (2,))
@@ -34,20 +35,6 @@ def checked(program: Program, *types: TensorType) -> Code:
     return link(program, TABLE, verify(program, TABLE, types or None))
 
 
-def test_a_name_and_its_call_become_one_step() -> None:
-    code = link(Program.of_op("negative", 1, {}, 1), TABLE)
-    assert kinds(code) == ["LOAD_ARG", "CALL", "HALT"]
-    assert (code.starts, code.ends) == ([0, 1, 3], [0, 2, 3])
-    assert code.steps[1][1] is TABLE.binding("negative")
-
-
-def test_a_kernel_on_all_arguments_in_order_becomes_one_step() -> None:
-    code = link(ADD_INTO, TABLE)
-    assert kinds(code) == ["CALL_ON_ARGS", "HALT"]
-    assert (code.starts, code.ends) == ([0, 5], [4, 5])
-    assert kinds(link(Program.of_op("add.out", 3, {}, STAR), TABLE)) == ["CALL_ON_ARGS", "HALT"]
-
-
 CALL_01 = 'load_arg 0\n load_arg 1\n push_str "negative.out"\n cfunc 2 0\n'
 
 
@@ -60,9 +47,7 @@ CALL_01 = 'load_arg 0\n load_arg 1\n push_str "negative.out"\n cfunc 2 0\n'
     (f"load_arg 2\n jump_if_false on\n halt\n on:\n {CALL_01} halt", (0, 1)),
     ids=["order", "before another", "after another", "a loop", "a jump to the first"],
 )
-def test_a_kernel_on_arguments_is_one_step_wherever_it_stands(
-    text: str, arguments: tuple[int, ...]
-) -> None:
+def test_a_kernel_on_arguments_is_one_step_wherever_it_stands(text: str, arguments: Any) -> None:
     steps = link(assemble(f".func main 0 *\n{text}"), TABLE).steps
     assert [step[2] for step in steps if NAMES[step[0]] == "CALL_ON_ARGS"] == [arguments]
 
@@ -125,39 +110,14 @@ def test_launches_on_other_operands_do_the_same(vm: VM) -> None:
 
 
 def test_a_jump_between_name_and_call_keeps_them_apart(vm: VM) -> None:
-    program = assemble("""
-        .func main 0 *
-            load_arg 0
-            load_arg 1
-            jump_if_false other
-            push_str "negative"
-            jump go
-        other:
-            push_str "abs"
-        go:
-            cfunc 1 1
-            halt
-    """)
+    program = asm(
+        '.func main 0 * | load_arg 0 | load_arg 1 | jump_if_false other | push_str "negative" | '
+        'jump go | other: | push_str "abs" | go: | cfunc 1 1 | halt'
+    )
     code = checked(program, VECTOR, TensorType(f32))
     assert kinds(code).count("CALL_NAMED") == 1
     x, yes, no = put(vm, f32s(1, -2)), put(vm, f32s(1)), put(vm, f32s(0))
     assert [list(vm.launch(program, [x, c])[0]) for c in (yes, no)] == [[-1, 2], [1, 2]]
-
-
-def test_jumps_reach_their_step_across_folded_ones() -> None:
-    program = assemble("""
-        .func main 0 *
-            load_arg 0
-        again:
-            push_str "negative"
-            cfunc 1 1
-            load_arg 1
-            jump_if_false again
-            halt
-    """)
-    code = checked(program, VECTOR, TensorType(f32))
-    assert kinds(code) == ["LOAD_ARG", "CALL", "LOAD_ARG", "JUMP_IF_FALSE", "HALT"]
-    assert code.steps[3][2] == 1
 
 
 def test_nargs_counts_up_to_the_last_argument_used_in_any_function() -> None:
@@ -167,44 +127,21 @@ def test_nargs_counts_up_to_the_last_argument_used_in_any_function() -> None:
     assert nargs_of(assemble(text)) == 5
 
 
-def test_a_far_argument_costs_nothing_to_link() -> None:
-    assert kinds(link(straight(("load_arg", 2**62), "halt"), TABLE)) == ["LOAD_ARG", "HALT"]
-    assert VM().launch(straight("halt", ("load_arg", 2**62))) == []
-
-
 def test_what_is_never_reached_is_left_out() -> None:
-    program = assemble("""
-        .func main 0 *
-            jump end
-            push_str "no such function"
-            cfunc 0 0
-            load_arg 7
-        end:
-            halt
-        .func never 1 1
-            push_str "no such function"
-            cfunc 0 0
-            return 0
-    """)
+    program = asm(
+        '.func main 0 * | jump end | push_str "no such function" | cfunc 0 0 | load_arg 7 | '
+        'end: | halt | .func never 1 1 | push_str "no such function" | cfunc 0 0 | return 0'
+    )
     assert kinds(checked(program)) == ["JUMP", *["UNREACHED"] * 3, "HALT"]
     assert VM().launch(program) == []
-    with pytest.raises(UnknownFunction):
-        link(program, TABLE)
+    refuses(UnknownFunction, "", link, program, TABLE)
 
 
 def test_functions_are_linked_to_each_other() -> None:
-    program = assemble("""
-        .func odd 1 1
-            get -1
-            call even
-            return 1
-        .func even 1 1
-            get -1
-            call odd
-            return 1
-        .func main 0 *
-            halt
-    """)
+    program = asm(
+        ".func odd 1 1 | get -1 | call even | return 1 | .func even 1 1 | get -1 | call odd | "
+        "return 1 | .func main 0 * | halt"
+    )
     main = link(program, TABLE)
     assert kinds(main) == ["HALT"]
     text = program.functions
@@ -235,8 +172,4 @@ def test_linking_refuses_names_and_attributes_that_there_are_not() -> None:
         link(Program.of_op("sum", 1, {"colour": 1}, 1), TABLE)
 
 
-def test_only_calls_on_operands_of_unknown_type_are_checked_when_they_run() -> None:
-    program = Program.of_op("negative", 1, {}, 1)
-    assert link(program, TABLE).steps[1][3].unproven is False
-    assert checked(program).steps[1][3].unproven is True
-    assert checked(program, VECTOR).steps[1][3].unproven is False
+test_rows = claims("link", globals())

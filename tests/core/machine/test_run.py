@@ -15,14 +15,13 @@ from mlvm.core.errors import HandleError, MachineError, OperandValueError
 from mlvm.core.machine.frame import Frame
 from mlvm.core.machine.link import nargs_of
 from mlvm.core.machine.verify import verify
-from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import STAR, Function, Instruction, Program
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
 from tests.cases.claims import claims
-from tests.core.programs import ADD_INTO, TABLE, f32s, instruction, put, run, straight
+from tests.core.programs import TABLE, asm, f32s, instruction, put, run, straight
 
 CONSTANT = f32s(10, 20)
 KERNELS: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "negative": np.negative}
@@ -89,11 +88,9 @@ def test_a_straight_program_does_what_numpy_does(
     np.testing.assert_equal(operands, args)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 1, 0), (0, 1, 1), (1, 1, 2)])
-@pytest.mark.parametrize("count", [3, STAR])
-def test_arguments_reach_a_kernel_in_the_order_they_are_loaded(
-    order: tuple[int, int, int], count: Any
-) -> None:
+@cases("order", (0, 1, 2), (0, 2, 1), (2, 1, 0), (0, 1, 1), (1, 1, 2))
+@cases("count", 3, STAR)
+def test_arguments_reach_a_kernel_in_the_order_they_are_loaded(order: Any, count: Any) -> None:
     program = straight(
         *(("load_arg", i) for i in order), ("push_str", "subtract.out"), ("cfunc", count, 0), "halt"
     )
@@ -103,31 +100,6 @@ def test_arguments_reach_a_kernel_in_the_order_they_are_loaded(
     np.subtract(x, y, z)
     assert run(program, *operands[: nargs_of(program)]) == []
     np.testing.assert_array_equal(operands, expected)
-
-
-def test_a_program_goes_on_after_a_call_on_all_arguments() -> None:
-    program = straight(
-        *((i.opcode.text, *i.immediates) for i in ADD_INTO.main.code[:-1]),
-        ("load_arg", 0),
-        ("load_arg", 2),
-        "halt",
-    )
-    z, y = run(program, f32s(0), f32s(1), f32s(2))
-    assert (z, y) == (f32s(3), f32s(2))
-
-
-def test_a_call_on_more_than_the_arguments_takes_what_is_on_the_stack() -> None:
-    program = straight(
-        ("load_arg", 0),
-        ("load_arg", 1),
-        ("load_arg", 1),
-        ("push_str", "add.out"),
-        ("cfunc", 3, 0),
-        "halt",
-    )
-    out = f32s(0)
-    run(program, out, f32s(4))
-    assert out == 8
 
 
 def test_a_call_on_fewer_than_the_arguments_takes_the_last() -> None:
@@ -146,12 +118,6 @@ def test_attributes_reach_the_kernel() -> None:
         np.testing.assert_array_equal(run(program, x), [expected])
 
 
-def test_values_of_every_kind_are_left_in_order() -> None:
-    x = f32s(1)
-    program = straight(("push_int", -3), ("load_arg", 0), ("push_str", "s"), "halt")
-    assert run(program, x) == [-3, x, "s"]
-
-
 def test_nothing_after_halt_runs_or_is_looked_at() -> None:
     assert run(straight("halt", ("push_int", 1), ("load_arg", 5))) == []
 
@@ -165,12 +131,9 @@ def test_load_global_names_a_tensor_of_the_store() -> None:
     refuses(HandleError, r"f32\[2\], ended by dealloc_tensor", run, program, store=store)
 
 
-@cases(
-    "program",
-    Program.of_op("pow", 2, {}, 1),
-    Program.of_op("pow.out", 3, {}, 0),
-    ids=["fresh", "into"],
-)
+@cases("program",
+    Program.of_op("pow", 2, {}, 1), Program.of_op("pow.out", 3, {}, 0), ids=["fresh", "into"],
+)  # fmt: skip
 def test_a_kernels_own_error_names_the_function_and_its_operands(program: Program) -> None:
     """A user of the op knows neither `.out` nor the tensor that is written to."""
     operands = [np.array([-1, -2]) for _ in range(nargs_of(program))]
@@ -182,17 +145,12 @@ def test_a_kernels_own_error_names_the_function_and_its_operands(program: Progra
 # --- each instruction -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("array", [f32s(1, 2), f32s(), np.zeros((2, 0), np.int32)])
+@cases("array", f32s(1, 2), f32s(), np.zeros((2, 0), np.int32))
 def test_a_condition_has_one_element(array: Array, vm: VM) -> None:
-    program = assemble("""
-        .func main 0 *
-            load_arg 0
-            push_str "nonzero_indices"   ; a type that only running tells
-            cfunc 1 1
-            jump_if_false end
-        end:
-            halt
-    """)
+    program = asm(
+        '.func main 0 * | load_arg 0 | push_str "nonzero_indices" | cfunc 1 1 | '
+        "jump_if_false end | end: | halt"
+    )
     size = np.argwhere(array).size
     with pytest.raises(MachineError, match="a condition is an Int or a Tensor of one element"):
         vm.launch(program, [put(vm, array)])

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from mlvm.core import errors
-from mlvm.core.errors import (
-    DTypeError,
-    MachineError,
-    OperandValueError,
-    ProgramError,
-    ShapeError,
-)
+from mlvm.core.errors import DTypeError, MachineError, OperandValueError, ProgramError, ShapeError
 from mlvm.core.machine.callee import Value
 from mlvm.core.vm import VM
 from tests.brief import refuses

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.ops.blocks import BLOCK_SIZE, block_length, blocks, memory_of
 from mlvm.core.types import ALIGNMENT
+from tests.brief import cases
 
 
 @given(st.integers(0, 1000), st.integers(0, 2 * BLOCK_SIZE))
@@ -20,8 +20,8 @@ def test_blocks_cover_the_range(length: int, width: int) -> None:
     assert all(block.stop - block.start == longest for block in cut[:-1])
 
 
-@pytest.mark.parametrize("shape", [(), (7,), (3, 5)])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@cases("shape", (), (7,), (3, 5))
+@cases("dtype", np.float32, np.float64)
 def test_memory_of_is_aligned(shape: tuple[int, ...], dtype: type) -> None:
     array = memory_of(*shape, dtype=np.dtype(dtype))
     assert (array.shape, array.dtype) == (shape, np.dtype(dtype))

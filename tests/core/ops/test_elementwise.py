@@ -13,7 +13,7 @@ from mlvm.core.errors import DTypeError, OpError, ShapeError
 from mlvm.core.op import OPS
 from mlvm.core.ops.blocks import BLOCK_SIZE
 from mlvm.core.types import DType, TensorType, promote
-from tests.brief import refuses
+from tests.brief import cases, refuses
 from tests.cases import CASES
 from tests.cases.evaluate import evaluate
 
@@ -39,8 +39,8 @@ def infer(name: str, *types: str) -> str:
     return str(OPS[name].infer([TensorType.parse(each) for each in types], {}))
 
 
-@pytest.mark.parametrize("size", [7, 2 * BLOCK_SIZE + 3])
-@pytest.mark.parametrize("place", [None, 0, 1, 2])
+@cases("size", 7, 2 * BLOCK_SIZE + 3)
+@cases("place", None, 0, 1, 2)
 def test_multiply_add_may_write_over_any_operand(size: int, place: int | None) -> None:
     operands = list(np.random.default_rng(0).standard_normal((3, size), np.float32))
     x, y, z = operands
@@ -103,8 +103,8 @@ def test_empty_and_scalar_tensors(shape: tuple[int, ...]) -> None:
             assert evaluate(name, x).shape == shape
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2,), (3, 2)])
-@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+@cases("shape", (), (1,), (1, 1), (2,), (3, 2))
+@cases("dtype", np.complex64, np.complex128)
 def test_a_complex_product_in_place_has_the_same_bits(shape: tuple[int, ...], dtype: Any) -> None:
     """numpy takes one of a single element for a reduction, which it rounds otherwise."""
     rng = np.random.default_rng(0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.op import OPS
 from mlvm.core.ops import linalg
 from mlvm.core.types import Array, DType
+from tests.brief import Patch, cases
 from tests.cases.evaluate import evaluate
 
 RNG = np.random.default_rng(8)
@@ -54,7 +54,7 @@ def test_batch_contract_is_the_sum_of_the_products(
     np.testing.assert_array_equal(result, np.einsum(f"{ab}mk,{ab}kn->mn", left, right))
 
 
-@pytest.mark.parametrize(("m", "n"), [(140, 150), (300, 300), (64, 64)])
+@cases("m, n", (140, 150), (300, 300), (64, 64))
 def test_batch_contract_of_several_groups(m: int, n: int) -> None:
     x, y = integers(37, m, 3), integers(37, n, 3)
     result = evaluate("batch_contract", x, y, transpose_y=True)
@@ -68,9 +68,9 @@ def test_batch_contract_is_the_gradient_of_a_shared_matrix() -> None:
     assert np.sum(evaluate("matmul", x, w) * g) == np.sum(gradient * w)
 
 
-@pytest.mark.parametrize("dtype", ["i64", "i8", "u16"])
+@cases("dtype", "i64", "i8", "u16")
 def test_a_long_sum_of_integers_is_made_in_pieces_of_the_same_bits(
-    dtype: str, monkeypatch: pytest.MonkeyPatch
+    dtype: str, monkeypatch: Patch
 ) -> None:
     """So that other threads run meanwhile: numpy keeps the lock for a small result."""
     rng = np.random.default_rng(0)
@@ -78,11 +78,8 @@ def test_a_long_sum_of_integers_is_made_in_pieces_of_the_same_bits(
     pieces: list[int] = []
     matmul = np.matmul
     shapes = [
-        ((3, 100), (100, 2)),
-        ((100,), (100,)),
-        ((2, 3, 100), (2, 100, 3)),
-        ((2, 100), (100,)),
-    ]
+        ((3, 100), (100, 2)), ((100,), (100,)), ((2, 3, 100), (2, 100, 3)), ((2, 100), (100,)),
+    ]  # fmt: skip
     for left, right in shapes:
         x, y = (rng.integers(0, 100, size=shape).astype(kind) for shape in (left, right))
         expected = matmul(x, y)

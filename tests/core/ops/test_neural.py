@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from mlvm.core.ops.blocks import BLOCK_SIZE
 from mlvm.core.ops.erf import write_erf
 from mlvm.core.ops.windows import Padding, Pair
 from mlvm.core.types import Array
+from tests.brief import cases
 from tests.cases.evaluate import evaluate
 
 RNG = np.random.default_rng(11)
@@ -32,7 +32,7 @@ def f32(*shape: int) -> Array:
 # --- erf and gelu ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(np.float64, 1e-15), (np.float32, 1e-6)])
+@cases("dtype, bound", (np.float64, 1e-15), (np.float32, 1e-6))
 def test_erf_is_accurate_everywhere(dtype: Any, bound: float) -> None:
     grid = np.concatenate([np.linspace(-7, 7, 40_001), np.logspace(-30, 30, 2001)]).astype(dtype)
     expected = np.array([math.erf(x) for x in grid.tolist()])
@@ -40,7 +40,7 @@ def test_erf_is_accurate_everywhere(dtype: Any, bound: float) -> None:
     assert (error <= bound * np.abs(expected)).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@cases("dtype", np.float64, np.float32)
 def test_exact_gelu_is_x_times_the_normal_distribution_function(dtype: Any) -> None:
     x = np.linspace(-6, 6, 3 * BLOCK_SIZE + 7).astype(dtype)  # several blocks, the last one short
     expected = [v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.tolist()]
@@ -48,7 +48,7 @@ def test_exact_gelu_is_x_times_the_normal_distribution_function(dtype: Any) -> N
     np.testing.assert_allclose(evaluate("gelu", x, approximate=False), expected, 0, atol)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@cases("dtype", np.float64, np.float32)
 def test_erf_works_in_place(dtype: Any) -> None:
     x = np.linspace(-4, 4, 1001).astype(dtype)
     expected = evaluate("erf", x)
@@ -59,8 +59,8 @@ def test_erf_works_in_place(dtype: Any) -> None:
 # --- slopes and transposes ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("approximate", [True, False])
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@cases("approximate", True, False)
+@cases("dtype", "f4", "f8")
 def test_gelu_and_its_gradient_far_from_zero(dtype: str, approximate: bool) -> None:
     x = np.array([64, 1e14, 1e38, np.finfo(dtype).max], dtype)
     for far in (x, -x):
@@ -72,7 +72,7 @@ def test_gelu_and_its_gradient_far_from_zero(dtype: str, approximate: bool) -> N
     assert evaluate("gelu_slope", infinite, approximate=approximate).tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("approximate", [True, False])
+@cases("approximate", True, False)
 def test_gelu_slope_over_several_blocks(approximate: bool) -> None:
     x = f64(2 * BLOCK_SIZE + 3)
     result = evaluate("gelu_slope", x, approximate=approximate)
@@ -103,7 +103,7 @@ def test_unpatches_is_the_transpose_of_patches(
 # --- numerics and edges ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [BLOCK_SIZE // 3, BLOCK_SIZE // 70, 2 * BLOCK_SIZE])
+@cases("width", BLOCK_SIZE // 3, BLOCK_SIZE // 70, 2 * BLOCK_SIZE)
 def test_rows_have_the_same_bits_alone_and_in_blocks(width: int) -> None:
     x, g = f32(5 * BLOCK_SIZE // width + 3, width), f32(5 * BLOCK_SIZE // width + 3, width)
     scale, bias = f32(width), f32(width)
@@ -118,7 +118,7 @@ def test_rows_have_the_same_bits_alone_and_in_blocks(width: int) -> None:
             np.testing.assert_array_equal(result[i : i + 1], alone)
 
 
-@pytest.mark.parametrize("width", [BLOCK_SIZE // 3, BLOCK_SIZE // 70])
+@cases("width", BLOCK_SIZE // 3, BLOCK_SIZE // 70)
 def test_layer_norm_scale_vjp_over_several_blocks(width: int) -> None:
     x, g = f64(5 * BLOCK_SIZE // width + 3, width), f64(5 * BLOCK_SIZE // width + 3, width)
     expected = (g * evaluate("layer_norm_normalize", x, eps=1e-6)).sum(0)
@@ -129,7 +129,7 @@ def test_layer_norm_scale_vjp_over_several_blocks(width: int) -> None:
 # --- dropout --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@cases("dtype", np.float32, np.float64)
 def test_dropout_keeps_its_share_and_scales_it(dtype: Any) -> None:
     x = np.full((300, 400), 3, dtype)
     result = evaluate("dropout", x, KEY, rate=0.25)

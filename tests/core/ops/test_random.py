@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 
 from mlvm.core.types import Array
+from tests.brief import Capsys, cases
+from tests.cases.claims import claims
 from tests.cases.evaluate import evaluate
 from tests.threads import in_threads
 
@@ -18,7 +19,7 @@ KEY = np.array([42, 0], np.uint64)
 # --- distributions --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@cases("dtype", "f32", "f64")
 def test_normal_has_the_moments_of_the_standard_normal(dtype: str) -> None:
     x = evaluate("normal", KEY, shape=(400, 500), dtype=dtype).astype(np.float64)
     assert abs(x.mean()) < 0.01
@@ -27,19 +28,12 @@ def test_normal_has_the_moments_of_the_standard_normal(dtype: str) -> None:
     assert abs((x**4).mean() - 3) < 0.1
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@cases("dtype", "f32", "f64")
 def test_uniform_fills_the_unit_interval_evenly(dtype: str) -> None:
     x = evaluate("uniform", KEY, shape=(100_000,), dtype=dtype)
     assert x.min() >= 0
     assert x.max() < 1
     assert _chi_square(np.floor(x * 64).astype(int), 64) < _limit(64)
-
-
-def test_randint_is_even_over_its_range() -> None:
-    x = evaluate("randint", KEY, low=-20, high=80, shape=(100_000,))
-    assert x.min() == -20
-    assert x.max() == 79
-    assert _chi_square(x + 20, 100) < _limit(100)
 
 
 def test_bernoulli_follows_a_p_for_each_column() -> None:
@@ -75,13 +69,6 @@ def _limit(bins: int) -> float:
 # --- keys -----------------------------------------------------------------------------
 
 
-def test_the_same_key_gives_the_same_bits_whatever_was_drawn_in_between() -> None:
-    first = evaluate("normal", KEY, shape=(5,))
-    evaluate("uniform", KEY, shape=(3,))  # leaves half a 64-bit word behind
-    evaluate("randint", KEY, low=0, high=7, shape=(3,), dtype="u8")
-    np.testing.assert_array_equal(evaluate("normal", KEY, shape=(5,)), first)
-
-
 _DRAWS = """
 import numpy as np
 from tests.cases.evaluate import evaluate
@@ -97,7 +84,7 @@ for name, attributes in [
 """
 
 
-def test_another_process_draws_the_same_bits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_process_draws_the_same_bits(capsys: Capsys) -> None:
     exec(_DRAWS, {})
     here = capsys.readouterr().out
     there = subprocess.run(
@@ -132,11 +119,4 @@ def test_neighbouring_keys_are_uncorrelated() -> None:
     assert np.abs(correlation).max() < 0.025
 
 
-def test_split_and_fold_repeat_neither_each_other_nor_what_the_key_draws() -> None:
-    split = set(evaluate("split_key", KEY, n=1000).ravel().tolist())
-    fold = {
-        word for i in range(-500, 500) for word in evaluate("fold_in", KEY, np.array(i)).tolist()
-    }
-    drawn = set(evaluate("randint", KEY, low=0, high=2**64, shape=(2000,), dtype="u64").tolist())
-    assert len(split) == len(fold) == len(drawn) == 2000
-    assert len(split | fold | drawn) == 6000
+test_rows = claims("ops_random", globals())

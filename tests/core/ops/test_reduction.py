@@ -5,29 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.errors import MlvmError
 from mlvm.core.types import Array
-from tests.brief import refuses
+from tests.brief import cases, refuses
 from tests.cases.evaluate import evaluate, printed_on_threads
 
 INF, NAN = np.inf, np.nan
 REDUCTIONS = [
-    "sum",
-    "mean",
-    "prod",
-    "var",
-    "logsumexp",
-    "max",
-    "min",
-    "argmax",
-    "argmin",
-    "all",
-    "any",
-]
+    "sum", "mean", "prod", "var", "logsumexp", "max", "min", "argmax", "argmin", "all", "any",
+]  # fmt: skip
 MANY_AXES = ["sum", "mean", "prod", "var", "logsumexp", "max", "min", "all", "any"]
 
 
@@ -37,9 +26,9 @@ MANY_AXES = ["sum", "mean", "prod", "var", "logsumexp", "max", "min", "all", "an
 LARGE = np.random.default_rng(7).standard_normal((300, 7, 11)).astype(np.float32)
 
 
-@pytest.mark.parametrize("axis", [0, (0,), (0, 1), (0, 2), (1, 0), (-3, 1), 1, (1, 2), None])
-@pytest.mark.parametrize("keepdims", [False, True])
-@pytest.mark.parametrize("x", [LARGE, LARGE.reshape(25, 12, 77), LARGE.reshape(3, 7, 1100)])
+@cases("axis", 0, (0,), (0, 1), (0, 2), (1, 0), (-3, 1), 1, (1, 2), None)
+@cases("keepdims", False, True)
+@cases("x", LARGE, LARGE.reshape(25, 12, 77), LARGE.reshape(3, 7, 1100))
 def test_large_sums(x: Array, axis: Any, keepdims: bool) -> None:
     expected = x.astype(np.float64).sum(axis, keepdims=keepdims)
     for name, divisor in [("sum", 1.0), ("mean", x.size / expected.size)]:

@@ -8,6 +8,7 @@ import pytest
 
 from mlvm.core.ops.rows import row_sums, sum_rows
 from mlvm.core.types import Array
+from tests.brief import cases
 from tests.cases.evaluate import printed_on_threads
 
 SHAPES = [(0, 3), (3, 0), (1, 1), (5, 7), (700, 31), (130, 64), (40, 512), (9, 1000), (3, 9001)]
@@ -36,7 +37,7 @@ def test_sum_rows(shape: tuple[int, int]) -> None:
     np.testing.assert_allclose(sum_rows(x, weights), weights @ x, 1e-10, 1e-11)
 
 
-@pytest.mark.parametrize("width", [1, 31, 64, 500, 9001])
+@cases("width", 1, 31, 64, 500, 9001)
 def test_a_rows_sum_does_not_depend_on_the_others(width: int) -> None:
     x = random(23, width).astype(np.float32)
     together = row_sums(x, x)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mlvm.core.types import Array
+from tests.brief import cases
 from tests.cases.evaluate import evaluate
 from tests.cases.special import digamma, inverse_of_erf, polygamma
 
@@ -63,7 +64,7 @@ def test_digamma_at_its_root() -> None:
     np.testing.assert_allclose(evaluate("digamma", x), expected, rtol=1e-8)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 20])
+@cases("n", 1, 2, 5, 20)
 def test_polygamma(n: int) -> None:
     x = np.concatenate([RNG.uniform(0.05, 30, 60), [-0.3, -4.6]])
     expected = [polygamma(n, each) for each in x.tolist()]

@@ -17,11 +17,12 @@ from mlvm.core.ops.half import shown
 from mlvm.core.program.assembly import assemble, disassemble, format_constant, format_instruction
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, DType, TensorType, bool_
+from tests.brief import cases
 from tests.cases.claims import claims, rows_of
 from tests.core.programs import f32s, instruction, straight
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@cases("dtype", "f32", "f64")
 @given(data=st.data())
 def test_a_float_is_written_with_the_fewest_digits_that_read_back(
     dtype: str, data: st.DataObject
@@ -88,8 +89,8 @@ def test_a_program() -> None:
     )
 
 
-@pytest.mark.parametrize("digits", [19, 200, 5000])
-@pytest.mark.parametrize("sign", [1, -1])
+@cases("digits", 19, 200, 5000)
+@cases("sign", 1, -1)
 def test_an_int_of_any_size_has_a_short_text(digits: int, sign: int) -> None:
     n = sign * 10**digits
     for opcode in Opcode:
@@ -105,13 +106,11 @@ def test_an_int_of_any_size_has_a_short_text(digits: int, sign: int) -> None:
 
 def test_programs_that_differ_have_different_text() -> None:
     programs = [
-        straight("halt"),
-        straight(("push_int", 1), "halt"),
-        straight(("push_str", "1"), "halt"),
+        straight("halt"), straight(("push_int", 1), "halt"), straight(("push_str", "1"), "halt"),
         Program([Function("main", 0, 0, (instruction("halt"),))]),
         Program([straight("halt").main], {"c": f32s(0.0)}),
         Program([straight("halt").main], {"c": f32s(-0.0)}),
-    ]
+    ]  # fmt: skip
     assert len(set(map(disassemble, programs))) == len(programs)
 
 
@@ -200,7 +199,7 @@ def test_reading_back_gives_an_equal_program(program: Program) -> None:
         assert again == program
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -0.0, 5e-324, 1e308])
+@cases("value", float("nan"), float("inf"), -float("inf"), -0.0, 5e-324, 1e308)
 def test_floats_at_the_edges_are_read_back(value: float) -> None:
     with np.errstate(over="ignore"):
         constants = {"c": np.array([value]), "d": np.array(value).astype(np.float32)}

@@ -12,14 +12,13 @@ import pytest
 
 from mlvm.core.errors import DTypeError, ProgramError
 from mlvm.core.program import builder as module
-from mlvm.core.program.assembly import assemble
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.program.program import Opcode, Program
-from mlvm.core.types import Array, f32
+from mlvm.core.types import Array
 from mlvm.core.vm import VM
 from tests.brief import refuses
 from tests.cases.claims import claims
-from tests.core.programs import f32s, put, straight
+from tests.core.programs import asm, f32s, put, straight
 
 
 def built(*steps: Callable[[ProgramBuilder], object]) -> Program:
@@ -44,39 +43,14 @@ def test_it_builds_what_the_assembler_reads() -> None:
         b.push_str("sum").cfunc("*", "*", {"axis": [0, 1], "keepdims": True}).pop(1)
         b.push_int(7).load_global().push_int(7).store_global()
         b.jump("again").label("unreached").halt()
-    assert b.build() == assemble("""
-        .const one i64[] 1
-        .const limits f32[2] 0 1
-        .func fib 1 1
-            get -1
-            push_int 2
-            push_str "less"
-            cfunc 2 1
-            jump_if_false recurse
-            get -1
-            return 1
-        recurse:
-            get -1
-            push_const one
-            push_str "subtract"
-            cfunc 2 1
-            call fib
-            return 1
-        .func main 0 2
-        again:
-            load_arg 0
-            call fib
-            set 0
-            push_str "sum"
-            cfunc * * {"axis": [0, 1], "keepdims": true}
-            pop 1
-            push_int 7
-            load_global
-            push_int 7
-            store_global
-            jump again
-            halt
-    """)
+    assert b.build() == asm(
+        ".const one i64[] 1 | .const limits f32[2] 0 1 | .func fib 1 1 | get -1 | push_int 2 | "
+        'push_str "less" | cfunc 2 1 | jump_if_false recurse | get -1 | return 1 | recurse: | '
+        'get -1 | push_const one | push_str "subtract" | cfunc 2 1 | call fib | return 1 | '
+        '.func main 0 2 | again: | load_arg 0 | call fib | set 0 | push_str "sum" | '
+        'cfunc * * {"axis": [0, 1], "keepdims": true} | pop 1 | push_int 7 | load_global | '
+        "push_int 7 | store_global | jump again | halt"
+    )
 
 
 def test_every_instruction_has_a_method_with_its_immediates() -> None:
@@ -93,13 +67,6 @@ def test_the_example_of_the_module_counts_down(vm: VM) -> None:
     exec(textwrap.dedent(code), namespace)
     [output] = vm.launch(namespace["program"], [put(vm, np.array(3))])
     assert output.tolist() == 0
-
-
-def test_attributes_take_their_one_form() -> None:
-    program = built(lambda b: b.host("sum", 1, 1, axis=[0, np.int64(1)], dtype=f32))
-    attributes = {"axis": (0, 1), "dtype": "f32"}
-    assert program == straight(("push_str", "sum"), ("cfunc", 1, 1, attributes))
-    assert built(lambda b: b.cfunc(1, 1, {})) == straight(("cfunc", 1, 1))
 
 
 def test_a_constant_is_a_copy() -> None:

@@ -14,11 +14,11 @@ from hypothesis.extra import numpy as hnp
 
 from mlvm.core.errors import DTypeError, EncodingError, MlvmError, ProgramError
 from mlvm.core.op import MAX_NESTING
-from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
+from mlvm.core.program.encoding import Kind, Writer, open_message
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.core.vm import VM
-from tests.brief import refuses
+from tests.brief import cases, refuses
 from tests.cases.claims import claims
 from tests.core.programs import f32s, instruction
 from tests.fuzz.mutations import assert_well_refused, framed
@@ -48,16 +48,10 @@ values: st.SearchStrategy[Any] = st.recursive(
 )
 counts: st.SearchStrategy[Count] = st.one_of(st.integers(0, 2**40), st.just(STAR))
 IMMEDIATES: dict[str, st.SearchStrategy[Any]] = {
-    "n": integers,
-    "i": integers,
-    "s": texts,
-    "name": names,
-    "func": names,
-    "label": st.integers(0, 1000),
-    "nparams": counts,
-    "nresults": counts,
+    "n": integers, "i": integers, "s": texts, "name": names, "func": names,
+    "label": st.integers(0, 1000), "nparams": counts, "nresults": counts,
     "attrs?": st.dictionaries(texts, values, max_size=3),
-}
+}  # fmt: skip
 instructions: st.SearchStrategy[Instruction] = st.sampled_from(Opcode).flatmap(
     lambda opcode: st.tuples(*(IMMEDIATES[kind] for kind in opcode.immediates)).map(
         lambda immediates: Instruction(opcode, immediates)
@@ -189,19 +183,9 @@ def of_constant(array: bytes) -> bytes:
     return with_header(b"\1\0\0\0" + main + b"\1\0\0\0" + text("c") + array)
 
 
-@pytest.mark.parametrize("data", [None, "MLVM", 3, [77]])
+@cases("data", None, "MLVM", 3, [77])
 def test_what_is_no_bytes(data: Any) -> None:
     refuses(EncodingError, "expected bytes, got a", Program.from_bytes, data)
-
-
-def test_bytes_of_any_kind_are_read() -> None:
-    assert Program.from_bytes(bytearray(DATA)) == PROGRAM
-    assert Program.from_bytes(memoryview(DATA)) == PROGRAM
-
-
-def test_what_the_constructor_refuses() -> None:
-    empty = with_header(bytes(8))
-    refuses(ProgramError, "no function 'main'", Program.from_bytes, empty)
 
 
 def test_every_beginning_is_refused() -> None:
@@ -238,11 +222,6 @@ def check(data: bytes) -> None:
     vm = VM()
     with contextlib.suppress(MlvmError):
         vm.launch(program, [vm.alloc_tensor(TensorType(f32, (2,)))], max_steps=100)
-
-
-def test_reading_does_not_go_past_the_end() -> None:
-    reader = Reader(b"\5ab", 0)
-    refuses(EncodingError, "byte 1: expected 5 bytes; 2 are left", reader.integer)
 
 
 test_rows = claims("encoding", globals())

@@ -58,20 +58,13 @@ def test_there_is_one_main() -> None:
     refuses(ProgramError, "function 'other' is defined twice", Program, [other, other])
 
 
-@pytest.mark.parametrize("name", ["", "a b", "1st", ".x", "f;", 'f"', "main\n", 5, None])
+@cases("name", "", "a b", "1st", ".x", "f;", 'f"', "main\n", 5, None)
 def test_a_name_is_one_that_assembly_can_write(name: Any) -> None:
     body = straight("halt").main
     with pytest.raises(ProgramError, match="a function's name is letters, digits, _ and"):
         Program([body, body._replace(name=name)])
     with pytest.raises(ProgramError, match="a constant's name is letters, digits, _ and"):
         with_constants({name: f32s(1)})
-
-
-def test_functions_come_from_any_iterable_and_keep_their_order() -> None:
-    functions = [Function(name, 0, 0, (HALT,)) for name in ("b", "main", "a")]
-    program = Program(iter(functions))
-    assert list(program.functions) == ["b", "main", "a"]
-    assert program.main == functions[1]
 
 
 def test_constants_are_copied_read_only_and_packed() -> None:
@@ -123,7 +116,7 @@ def test_repr_shows_functions_and_constants() -> None:
     assert repr(with_constants({"c": f32s(1)})) == "<Program main: 1; 1 constants>"
 
 
-@pytest.mark.parametrize("part", [Instruction(Opcode.halt), Function("f", 0, 0, ())])
+@cases("part", Instruction(Opcode.halt), Function("f", 0, 0, ()))
 def test_parts_are_immutable(part: Any) -> None:
     with pytest.raises(AttributeError):
         part.opcode = part.name = None

@@ -38,8 +38,8 @@ def test_a_tile_changes_no_bit(device: str) -> None:
     assert launched(other, "matmul", case).tobytes() == before.tobytes()
 
 
-@pytest.mark.parametrize("is_cpu", [True, False])
-@pytest.mark.parametrize("dtype", [f16, f32, f64])
+@cases("is_cpu", True, False)
+@cases("dtype", f16, f32, f64)
 def test_tiles_fit_in_the_least_local_memory(is_cpu: bool, dtype: DType) -> None:
     """With room for the places of a convolution: 32 KiB, which OpenCL asks of a device."""
     device = Facts("a device", True, is_cpu, 1, 32 << 10, 1024)

@@ -15,7 +15,7 @@ from mlvm.core.op import OPS
 from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType, aligned_array, bf16
 from mlvm.machines.native import extension
-from tests.brief import cases, refuses
+from tests.brief import Patch, cases, refuses
 from tests.machines.native.planners import POOLS, native, prepared
 
 if not extension.simd_sets().get("amx_emulated"):
@@ -182,7 +182,7 @@ def test_a_sum_of_nothing_is_zero() -> None:
     assert not half.widened(result).any()
 
 
-def test_a_system_that_refuses_the_registers_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_refuses_the_registers_is_told_of(monkeypatch: Patch) -> None:
     monkeypatch.setattr(extension, "simd_sets", lambda: {"amx": False, "plain": True})
     monkeypatch.setattr(extension.EXTENSION, "simd_refused", lambda name: name == "amx")
     monkeypatch.setenv("MLVM_SIMD", "amx")

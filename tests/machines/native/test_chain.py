@@ -15,33 +15,21 @@ from mlvm.core.op import NO_ATTRIBUTES, OPS
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy
 from mlvm.machines.native.planners.chain import PIECE, _Steps, chain_call
+from tests.brief import cases
 from tests.core.machine.test_fused import Example, examples
 from tests.machines.native.planners import KERNELS, POOLS, native, planned, reference
 
 SHAPES = [
-    ((), ()),
-    ((5,), ()),
-    ((3000,), (1,)),
-    ((0, 3), (3,)),
-    ((7, 300), (300,)),
-    ((300, 7), (7,)),
-    ((33, 10), (10,)),
-    ((2, PIECE), (PIECE,)),
-    ((2, PIECE + 1), (PIECE + 1,)),
-    ((2, 3000), (3000,)),
-    ((7, 300), (7, 1)),
-    ((2000, 2), (2000, 1)),
-    ((4, 5, 60), (5, 1)),
-    ((4, 5, 60), (4, 1, 60)),
-    ((4, 5, 60), (4, 1, 1)),
-    ((4, 5, 60), (1, 5, 60)),
-    ((2, 3, 4, 5, 6), (3, 1, 5, 1)),
-    ((2, 3, 4, 5, 600), (2, 1, 4, 1, 600)),
+    ((), ()), ((5,), ()), ((3000,), (1,)), ((0, 3), (3,)), ((7, 300), (300,)), ((300, 7), (7,)),
+    ((33, 10), (10,)), ((2, PIECE), (PIECE,)), ((2, PIECE + 1), (PIECE + 1,)),
+    ((2, 3000), (3000,)), ((7, 300), (7, 1)), ((2000, 2), (2000, 1)), ((4, 5, 60), (5, 1)),
+    ((4, 5, 60), (4, 1, 60)), ((4, 5, 60), (4, 1, 1)), ((4, 5, 60), (1, 5, 60)),
+    ((2, 3, 4, 5, 6), (3, 1, 5, 1)), ((2, 3, 4, 5, 600), (2, 1, 4, 1, 600)),
     ((6, 1, 7), (1, 200, 1)),
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["u8", "i16", "f32", "f64"])
+@cases("dtype", "u8", "i16", "f32", "f64")
 @pytest.mark.parametrize(("x", "y"), SHAPES)
 def test_broadcasts(x: tuple[int, ...], y: tuple[int, ...], dtype: str) -> None:
     types = [TensorType(dtype, shape) for shape in (x, y)]
@@ -64,13 +52,7 @@ def test_broadcasts_three_ways() -> None:
         )
 
 
-def test_small_rows_of_an_operand_are_spread() -> None:
-    x = np.arange(12, dtype=np.float32).reshape(3, 4)
-    shape = (5, 3, 4)
-    np.testing.assert_array_equal(native("broadcast_to", x, shape=shape), np.broadcast_to(x, shape))
-
-
-@pytest.mark.parametrize("size", [1, 16, PIECE, PIECE + 1, 5000])
+@cases("size", 1, 16, PIECE, PIECE + 1, 5000)
 def test_works_in_place(size: int) -> None:
     x = np.arange(size, dtype=np.float32)
     y = x[:1] + 3
@@ -128,8 +110,8 @@ ADAM = links(
 )
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64"])
-@pytest.mark.parametrize("size", [1, 16, 1000, 5000])
+@cases("dtype", "f32", "f64")
+@cases("size", 1, 16, 1000, 5000)
 def test_a_step_of_adam_is_one_pass_in_place(size: int, dtype: str) -> None:
     vector, scalar = TensorType(dtype, (size,)), TensorType(dtype)
     call = chain_call(ADAM, [*[vector] * 7, *[scalar] * 4])
@@ -151,10 +133,8 @@ def test_links_may_bring_other_dtypes() -> None:
     """Links between dtypes, and comparisons between them."""
     chain = links(("less", -1, 1, 2), ("where", -2, -1, 1, 2), ("multiply", 0, -2, 3))
     types = [
-        TensorType("f64", (50, 60)),
-        *[TensorType("f32", (50, 60))] * 2,
-        TensorType("f64", (60,)),
-    ]
+        TensorType("f64", (50, 60)), *[TensorType("f32", (50, 60))] * 2, TensorType("f64", (60,)),
+    ]  # fmt: skip
     call = chain_call(chain, types)
     assert call is not None
     rng = np.random.default_rng(6)
@@ -165,7 +145,7 @@ def test_links_may_bring_other_dtypes() -> None:
     np.testing.assert_array_equal(out, np.where(x < y, x, y) * z)
 
 
-@pytest.mark.parametrize("unit", [10, 300, 2000])
+@cases("unit", 10, 300, 2000)
 def test_units_cover_as_many_elements_as_asked(unit: int) -> None:
     rows = 11
     matrix, bias = TensorType("f32", (rows, unit)), TensorType("f32", (unit,))
@@ -178,8 +158,8 @@ def test_units_cover_as_many_elements_as_asked(unit: int) -> None:
     assert call.units == rows
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16"])
-@pytest.mark.parametrize("approximate", [True, False])
+@cases("dtype", "f32", "f64", "bf16", "f16")
+@cases("approximate", True, False)
 def test_a_value_and_its_slope_are_made_in_one_pass(dtype: str, *, approximate: bool) -> None:
     """If there is such a row function, the bits are those of the two."""
     how = OPS["gelu"].bind({"approximate": approximate})

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.brief import cases
 from tests.machines.native.planners import assert_near, native, reference
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@cases("dtype", "float32", "float64")
 @given(
     batch=st.integers(0, 3),
     size=st.tuples(st.integers(1, 12), st.integers(1, 12)),
@@ -40,31 +41,15 @@ def test_windows(
     assert_near("conv2d", x, kernel, rtol=0, atol=tolerance, **attributes)
 
 
-def test_many_channels_and_patches() -> None:
-    """More in a window than a block of a sum has; windows side by side, as in a stem."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((2, 32, 32, 48)).astype("f4")
-    for shape, stride, padding in [
-        ((3, 3, 48, 40), (1, 1), ((1, 1), (1, 1))),
-        ((8, 8, 48, 24), (8, 8), ((0, 0), (0, 0))),
-        ((1, 1, 48, 24), (1, 1), ((0, 0), (0, 0))),
-    ]:
-        kernel = rng.standard_normal(shape).astype("f4")
-        attributes: dict[str, Any] = {"stride": stride, "padding": padding}
-        assert_near("conv2d", x, kernel, **attributes)
-
-
-@pytest.mark.parametrize(
-    ("op", "size", "kernel", "stride", "dilation", "padding"),
-    [
-        ("conv2d", (23, 31), (7, 7, 3, 40), (2, 2), (1, 1), ((3, 3), (3, 3))),
-        ("conv2d", (12, 17), (3, 3, 50, 33), (1, 1), (1, 1), ((1, 1), (1, 1))),
-        ("conv2d", (12, 19), (3, 2, 50, 16), (1, 1), (2, 3), ((3, 0), (0, 4))),
-        ("conv2d", (40, 33), (2, 2, 5, 9), (3, 2), (1, 1), ((0, 9), (8, 0))),
-        ("conv2d", (64, 60), (3, 3, 64, 5), (1, 1), (1, 1), ((1, 1), (1, 1))),
-        ("conv_transpose2d", (12, 17), (3, 3, 20, 33), (1, 1), (1, 1), ((1, 1), (1, 1))),
-        ("conv_transpose2d", (14, 17), (1, 2, 20, 33), (1, 1), (1, 1), ((1, 0), (2, 0))),
-    ],
+@cases(
+    "op, size, kernel, stride, dilation, padding",
+    ("conv2d", (23, 31), (7, 7, 3, 40), (2, 2), (1, 1), ((3, 3), (3, 3))),
+    ("conv2d", (12, 17), (3, 3, 50, 33), (1, 1), (1, 1), ((1, 1), (1, 1))),
+    ("conv2d", (12, 19), (3, 2, 50, 16), (1, 1), (2, 3), ((3, 0), (0, 4))),
+    ("conv2d", (40, 33), (2, 2, 5, 9), (3, 2), (1, 1), ((0, 9), (8, 0))),
+    ("conv2d", (64, 60), (3, 3, 64, 5), (1, 1), (1, 1), ((1, 1), (1, 1))),
+    ("conv_transpose2d", (12, 17), (3, 3, 20, 33), (1, 1), (1, 1), ((1, 1), (1, 1))),
+    ("conv_transpose2d", (14, 17), (1, 2, 20, 33), (1, 1), (1, 1), ((1, 0), (2, 0))),
 )
 def test_windows_in_lines(
     op: str,
@@ -93,8 +78,8 @@ def _of_one(attributes: dict[str, Any]) -> dict[str, Any]:
     return {"shape": (1, *attributes["shape"][1:])} if "shape" in attributes else {}
 
 
-@pytest.mark.parametrize("op", ["conv2d", "conv_transpose2d"])
-@pytest.mark.parametrize(("across", "wide"), [(7, 7), (8, 3), (10, 5), (15, 3), (16, 7)])
+@cases("op", "conv2d", "conv_transpose2d")
+@cases("across, wide", (7, 7), (8, 3), (10, 5), (15, 3), (16, 7))
 def test_each_channel_by_itself(op: str, across: int, wide: int) -> None:
     """Tiles of 7 and of 8 places, which may hang over both sides of an image."""
     rng = np.random.default_rng(0)
@@ -108,32 +93,8 @@ def test_each_channel_by_itself(op: str, across: int, wide: int) -> None:
     assert_near(op, x, kernel, atol=1e-4, **attributes)
 
 
-@pytest.mark.parametrize("outputs", [1, 2])
-@pytest.mark.parametrize("inputs", [1, 16, 17, 33, 48])
-@pytest.mark.parametrize("size", [(3, 3), (1, 9), (7, 6)])
-def test_the_gradient_of_one_channel(size: tuple[int, int], inputs: int, outputs: int) -> None:
-    """Few places: the kernel is small enough to be read in place, but for its order."""
-    rng = np.random.default_rng(0)
-    g = rng.standard_normal((2, *size, outputs), np.float32)
-    kernel = rng.standard_normal((3, 3, inputs, outputs), np.float32)
-    attributes: dict[str, Any] = {"stride": (1, 1), "dilation": (1, 1)}
-    attributes |= {"padding": ((1, 1), (1, 1)), "shape": (2, *size, inputs)}
-    assert_near("conv_transpose2d", g, kernel, atol=1e-4, **attributes)
-
-
-@pytest.mark.parametrize("groups", [1, 3])
-def test_the_gradient_of_kernels_of_one_number(groups: int) -> None:
-    """Windows of a single element, of which each group has several kernels."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((2, 5, 4, groups)).astype("f4")
-    g = rng.standard_normal((2, 3, 2, 5 * groups)).astype("f4")
-    attributes: dict[str, Any] = {"window": (1, 1), "stride": (2, 2), "groups": groups}
-    attributes |= {"padding": ((1, 0), (0, 0))}
-    assert_near("conv2d_kernel_vjp", g, x, rtol=0, atol=1e-5, **attributes)
-
-
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
-@pytest.mark.parametrize("each", [2, 4, 8, 16])
+@cases("dtype", "f4", "f8")
+@cases("each", 2, 4, 8, 16)
 @pytest.mark.parametrize(("across", "wide", "stride", "dilation"), [
     (3, 3, 1, 1), (5, 1, 1, 1), (7, 3, 1, 1), (9, 3, 2, 1), (14, 5, 1, 2), (70, 9, 1, 3)
 ])  # fmt: skip
@@ -151,10 +112,3 @@ def test_narrow_groups(
     most = float(abs(reference("conv2d_kernel_vjp", y, x, window=(3, wide), **attributes)).max())
     attributes["window"] = 3, wide
     assert_near("conv2d_kernel_vjp", y, x, atol=1e-3 * most, **attributes)
-
-
-def test_a_result_of_the_type_of_its_kernel() -> None:
-    rng = np.random.default_rng(0)
-    x, kernel = (rng.standard_normal((1, 1, 16, 1024), np.float32) for _ in range(2))
-    how: dict[str, Any] = {"groups": 64, "stride": (1, 1), "padding": ((0, 0), (0, 0))}
-    assert_near("conv2d", x, kernel, atol=1e-4, **how)

@@ -19,6 +19,7 @@ from mlvm.eager.autodiff.tape import Tape
 from mlvm.eager.tensor.apply import apply, apply_in_python, one_op
 from mlvm.machines.native import loop
 from mlvm.machines.native.extension import EXTENSION
+from tests.brief import Patch, refuses
 
 if EXTENSION is None:
     pytest.skip("the native machine was not built", allow_module_level=True)
@@ -55,15 +56,11 @@ def launches(vm: Any, work: Callable[[], object]) -> int:
 
 
 CALLS: dict[str, Callable[[ml.Tensor], ml.Tensor]] = {
-    "unary": lambda x: ml.tanh(x),
-    "binary": lambda x: x + x,
-    "a scalar": lambda x: 2 * x - 1,
-    "broadcast": lambda x: x * x[:1],
-    "comparison": lambda x: x < 0.5,
-    "three operands": lambda x: ml.where(x > 0, x, -x),
-    "reduction": lambda x: ml.sum(x, axis=0),
+    "unary": lambda x: ml.tanh(x), "binary": lambda x: x + x, "a scalar": lambda x: 2 * x - 1,
+    "broadcast": lambda x: x * x[:1], "comparison": lambda x: x < 0.5,
+    "three operands": lambda x: ml.where(x > 0, x, -x), "reduction": lambda x: ml.sum(x, axis=0),
     "product": lambda x: x @ x.mT,
-}
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("arena")
@@ -104,9 +101,8 @@ def test_refusals_are_the_same_errors() -> None:
     for call in calls:
         texts = []
         for _ in range(3):
-            with pytest.raises(MlvmError) as caught:
-                call()
-            texts.append((type(caught.value), str(caught.value).splitlines()[0]))
+            caught = refuses(MlvmError, "", call)
+            texts.append((type(caught), str(caught).splitlines()[0]))
         assert len({*texts}) == 1
 
 
@@ -116,8 +112,7 @@ def test_a_value_refused_after_one_accepted_leaves_nothing(arena: ml.Arena) -> N
     for _ in range(3):
         ml.take(x, ml.asarray(np.array([0, 2])), axis=1)
     used = arena.used
-    with pytest.raises(OperandValueError, match="index 3"):
-        ml.take(x, ml.asarray(np.array([0, 3])), axis=1)
+    refuses(OperandValueError, "index 3", lambda: ml.take(x, ml.asarray(np.array([0, 3])), axis=1))
     gc.collect()
     assert arena.used == used
 
@@ -265,7 +260,7 @@ def test_another_type_asks_again() -> None:
 
 @pytest.mark.usefixtures("arena")
 def test_a_function_registered_while_a_call_is_learned_is_called(
-    vm: ml.VM, monkeypatch: pytest.MonkeyPatch
+    vm: ml.VM, monkeypatch: Patch
 ) -> None:
     x, called = ml.ones(4), list[int]()
     call_of = loop.call_of
@@ -291,9 +286,7 @@ def place_of(*operands: ml.Tensor) -> int:
     return (number ^ number % 2**64 >> 7) % 32
 
 
-def test_types_learned_while_a_tape_makes_a_template_get_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_types_learned_while_a_tape_makes_a_template_get_their_own(monkeypatch: Patch) -> None:
     x, y = ml.ones(7), ml.full(7, 2.0)
     small = ml.full(1, 3.0)
     wide = next(z for z in map(ml.ones, range(8, 1000)) if place_of(small, z) == place_of(x, y))

@@ -14,51 +14,45 @@ from mlvm.core.errors import MachineError, MissingExtra
 from mlvm.eager.tensor.context import _make_default_vm
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
-from tests.brief import refuses
+from tests.brief import Patch, cases, refuses
 
 needs_extension = pytest.mark.skipif(extension.EXTENSION is None, reason="it was not built")
 
 
 @pytest.fixture(autouse=True)
-def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+def unset(monkeypatch: Patch) -> None:
     monkeypatch.delenv("MLVM_NATIVE", raising=False)
     monkeypatch.delenv("MLVM_SIMD", raising=False)
     monkeypatch.delenv("MLVM_THREADS", raising=False)
 
 
 @pytest.fixture
-def not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def not_built(monkeypatch: Patch) -> None:
     monkeypatch.setattr(extension, "EXTENSION", None)
     monkeypatch.setattr(extension, "REASON", "it was not built")
 
 
 @needs_extension
-@pytest.mark.parametrize(
-    ("setting", "option", "native"),
-    [
-        ("", None, True),
-        ("0", None, False),
-        ("1", None, True),
-        ("0", True, True),
-        ("1", False, False),
-    ],
-)
+@cases("setting, option, native",
+    ("", None, True), ("0", None, False), ("1", None, True), ("0", True, True),
+    ("1", False, False),
+)  # fmt: skip
 def test_the_option_comes_before_the_environment_and_that_before_what_was_built(
-    setting: str, option: bool | None, native: bool, monkeypatch: pytest.MonkeyPatch
+    setting: str, option: bool | None, native: bool, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("MLVM_NATIVE", setting)
     assert LocalVM(native=option).native is native
 
 
 @needs_extension
-def test_the_status_says_what_is_in_use_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_says_what_is_in_use_and_why(monkeypatch: Patch) -> None:
     assert extension.status() == f"native, {extension.REASON}"
     monkeypatch.setenv("MLVM_NATIVE", "0")
     assert extension.status() == f"numpy (MLVM_NATIVE=0; else native, {extension.REASON})"
 
 
 @needs_extension
-def test_the_sets_are_those_that_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sets_are_those_that_can_be_chosen(monkeypatch: Patch) -> None:
     sets = extension.simd_sets()
     assert sets["plain"]
     for name, here in sets.items():
@@ -66,8 +60,7 @@ def test_the_sets_are_those_that_can_be_chosen(monkeypatch: pytest.MonkeyPatch) 
         if here:
             assert extension.is_native(None)
         else:
-            with pytest.raises(MachineError, match=f"MLVM_SIMD={name}: .* there are "):
-                extension.is_native(None)
+            refuses(MachineError, f"MLVM_SIMD={name}: .* there are ", extension.is_native, None)
             assert not extension.is_native(False)
 
 
@@ -82,7 +75,7 @@ def test_the_first_set_that_the_processor_has_is_in_use_and_never_an_emulated_on
 
 
 @needs_extension
-def test_an_unknown_set_is_refused_and_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_set_is_refused_and_not_compiled(monkeypatch: Patch) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise AssertionError
 
@@ -103,20 +96,16 @@ def test_without_the_extension_numpy_runs(not_built: None) -> None:
 
 def test_without_the_extension_there_are_no_functions_in_c(not_built: None) -> None:
     message = "^functions in C need the native machine, which is not here: it was not built; it is "
-    with pytest.raises(MissingExtra, match=message):
-        LocalVM().register_library("any.so")
+    refuses(MissingExtra, message, lambda: LocalVM().register_library("any.so"))
 
 
 def test_without_the_extension_there_is_no_native_vm_and_no_second_thread(
-    not_built: None, monkeypatch: pytest.MonkeyPatch
+    not_built: None, monkeypatch: Patch
 ) -> None:
-    with pytest.raises(MissingExtra, match="it was not built; it is compiled when mlvm is"):
-        LocalVM(native=True)
-    with pytest.raises(MachineError, match="threads=2 needs native kernels"):
-        LocalVM(threads=2)
+    refuses(MissingExtra, "it was not built; it is compiled when mlvm is", LocalVM, native=True)
+    refuses(MachineError, "threads=2 needs native kernels", LocalVM, threads=2)
     monkeypatch.setenv("MLVM_NATIVE", "1")
-    with pytest.raises(MissingExtra):
-        LocalVM()
+    refuses(MissingExtra, "", LocalVM)
 
 
 @needs_extension
@@ -129,10 +118,8 @@ def test_the_default_vm_has_the_threads_that_the_environment_says() -> None:
         assert output == f"{threads} 1\n"
 
 
-@pytest.mark.parametrize("setting", ["0", "257", "-1", "1.5", "two", " 2", "9" * 5000])
-def test_what_is_no_number_of_threads_is_refused(
-    setting: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@cases("setting", "0", "257", "-1", "1.5", "two", " 2", "9" * 5000)
+def test_what_is_no_number_of_threads_is_refused(setting: str, monkeypatch: Patch) -> None:
     monkeypatch.setenv("MLVM_THREADS", setting)
     text = "MLVM_THREADS is a number from 1 to 256, not '"
     error = refuses(MachineError, text, _make_default_vm)
@@ -140,28 +127,23 @@ def test_what_is_no_number_of_threads_is_refused(
 
 
 def test_several_threads_for_the_default_vm_need_the_extension(
-    not_built: None, monkeypatch: pytest.MonkeyPatch
+    not_built: None, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("MLVM_THREADS", "2")
     refuses(MachineError, "threads=2 needs native", _make_default_vm)
 
 
-def test_a_setting_that_says_nothing_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_says_nothing_known_is_refused(monkeypatch: Patch) -> None:
     monkeypatch.setenv("MLVM_NATIVE", "yes")
-    with pytest.raises(MachineError, match="MLVM_NATIVE is 0 or 1, not 'yes'"):
-        LocalVM()
+    refuses(MachineError, "MLVM_NATIVE is 0 or 1, not 'yes'", LocalVM)
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (ModuleNotFoundError("no module"), "it was not built"),
-        (ImportError("undefined symbol"), "it does not load: undefined symbol"),
-    ],
+@cases(
+    "error, reason",
+    (ModuleNotFoundError("no module"), "it was not built"),
+    (ImportError("undefined symbol"), "it does not load: undefined symbol"),
 )
-def test_why_there_is_none(
-    error: ImportError, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_why_there_is_none(error: ImportError, reason: str, monkeypatch: Patch) -> None:
     def fail(name: str) -> NoReturn:
         raise error
 

@@ -28,6 +28,7 @@ if extension.EXTENSION is None:
 
 from mlvm.machines.native.host import CFunction
 from mlvm.machines.native.types import DTYPES
+from tests.brief import Patch, cases, refuses
 
 pytestmark = needs_compiler
 
@@ -136,7 +137,7 @@ def called(name: str, *values: int | str, results: int | str = STAR) -> str:
 # --- what is not asked of Python -----------------------------------------------------
 
 
-def test_calls_go_past_python(libraries: Libraries, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_go_past_python(libraries: Libraries, monkeypatch: Patch) -> None:
     """Also those with strings, and with types that are new."""
 
     def closed(*_: Any) -> Any:
@@ -148,8 +149,7 @@ def test_calls_go_past_python(libraries: Libraries, monkeypatch: pytest.MonkeyPa
     stack = stack_of(machines.native, program, [])
     assert stack[:2] == [3, "text"]
     assert [x.tolist() for x in stack[2:4]] == [[1], [2, 2]]
-    with pytest.raises(AssertionError):
-        stack_of(machines.reference, program, [])
+    refuses(AssertionError, "", stack_of, machines.reference, program, [])
 
 
 def test_a_program_with_functions_in_c_is_worth_releasing_the_lock(machines: Machines) -> None:
@@ -162,32 +162,22 @@ def test_a_program_with_functions_in_c_is_worth_releasing_the_lock(machines: Mac
 # --- the example, and the library that misuses its frame -----------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "operand", "attributes"),
-    [
-        ("softclip", f32s(1, -2, 30), {}),
-        ("softclip", np.linspace(-9, 9, 24).reshape(2, 3, 4), {"limit": 2.5}),
-        ("softclip", np.array(3.0), {"limit": True, "other": "text"}),
-        ("softclip", np.zeros((0, 3)), {"limit": np.float32(2)}),
-        ("softclip", np.array([1]), {}),
-        ("softclip", f32s(1), {"limit": 0}),
-        ("softclip", f32s(1), {"limit": "a"}),
-        ("softclip", f32s(1), {"limit": 10**400}),
-        ("softclip", f32s(1), {"limit": None}),
-        ("min_max", np.array([[3, -4], [7, 0]]), {}),
-        ("min_max", np.zeros(0, np.int64), {}),
-        ("min_max", f32s(1), {}),
-        ("nothing", f32s(1), {"any": [1, {"of": "these"}]}),
-    ],
-)
-def test_the_example(
-    machines: Machines, name: str, operand: Array, attributes: dict[str, Any]
-) -> None:
+@cases("name, operand, attributes",
+    ("softclip", f32s(1, -2, 30), {}),
+    ("softclip", np.linspace(-9, 9, 24).reshape(2, 3, 4), {"limit": 2.5}),
+    ("softclip", np.array(3.0), {"limit": True, "other": "text"}),
+    ("softclip", np.zeros((0, 3)), {"limit": np.float32(2)}), ("softclip", np.array([1]), {}),
+    ("softclip", f32s(1), {"limit": 0}), ("softclip", f32s(1), {"limit": "a"}),
+    ("softclip", f32s(1), {"limit": 10**400}), ("softclip", f32s(1), {"limit": None}),
+    ("min_max", np.array([[3, -4], [7, 0]]), {}), ("min_max", np.zeros(0, np.int64), {}),
+    ("min_max", f32s(1), {}), ("nothing", f32s(1), {"any": [1, {"of": "these"}]}),
+)  # fmt: skip
+def test_the_example(machines: Machines, name: str, operand: Array, attributes: Any) -> None:
     for nresults in (STAR, {"softclip": 1, "min_max": 2, "nothing": 0}[name]):
         machines.both(Program.of_op(name, 1, attributes, nresults), operand)
 
 
-@pytest.mark.parametrize("case", [*range(5), *range(10, 18), *range(20, 27), 30, 31, 99])
+@cases("case", *range(5), *range(10, 18), *range(20, 27), 30, 31, 99)
 def test_misuse(machines: Machines, case: int) -> None:
     program = f'load_arg 0 | load_arg 1 | push_int {case} | push_str "wrong" | cfunc 2 *'
     result = machines.both(program, f32s(1, 2), f32s(3))
@@ -325,20 +315,12 @@ def test_results_outlive_program_and_vm(machines: Machines, libraries: Libraries
 # --- counts --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("checked", [True, False])
-@pytest.mark.parametrize(
-    "program",
-    [
-        called("echo", 1, 2, results=1),
-        called("echo", 1, 2, results=2),
-        called("echo", results=1),
-        called("liar"),
-        called("liar", results=1),
-        called("describe"),
-        called("come_back", 1, 2),
-        f"push_int 7 | {called('echo', 1, 2, results=0)}",
-    ],
-)
+@cases("checked", True, False)
+@cases("program",
+    called("echo", 1, 2, results=1), called("echo", 1, 2, results=2), called("echo", results=1),
+    called("liar"), called("liar", results=1), called("describe"), called("come_back", 1, 2),
+    f"push_int 7 | {called('echo', 1, 2, results=0)}",
+)  # fmt: skip
 def test_counts(libraries: Libraries, program: str, checked: bool) -> None:
     machines = Machines(libraries)
     if not checked and ("describe" in program or "come_back" in program):
@@ -361,12 +343,8 @@ def test_counts_that_contradict_each_other_on_a_raw_machine(libraries: Libraries
     assert result.error[:2] == (MachineError, "keep left 0 results where 1 are announced")
 
 
-@pytest.mark.parametrize(
-    ("results", "announced"), [(0, 0), (2, STAR), (2, 2), (2, 1), (0, 1), (300, 300)]
-)
-def test_counts_of_a_function_in_python(
-    machines: Machines, results: int, announced: int | str
-) -> None:
+@cases("results, announced", (0, 0), (2, STAR), (2, 2), (2, 1), (0, 1), (300, 300))
+def test_counts_of_a_function_in_python(machines: Machines, results: int, announced: Any) -> None:
     def f(frame: Frame) -> None:
         for i in range(results):
             frame.push(i)
@@ -445,9 +423,7 @@ def test_callbacks_from_threads_of_the_call(machines: Machines) -> None:
     assert result.error[1] == "thread_fails: from a thread"
 
 
-def test_an_interrupt_in_python_goes_through_c(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_in_python_goes_through_c(machines: Machines, monkeypatch: Patch) -> None:
     """The type of a tensor is asked of Python, which a signal may interrupt."""
 
     def interrupted(*_: Any) -> Any:
@@ -456,7 +432,6 @@ def test_an_interrupt_in_python_goes_through_c(
     monkeypatch.setattr("mlvm.machines.native.host.type_asked_for", interrupted)
     program = main_of(called("zeros", 9, 2, 3))
     for vm in (machines.native, machines.reference):
-        with pytest.raises(KeyboardInterrupt):
-            vm.launch(program)
+        refuses(KeyboardInterrupt, "", vm.launch, program)
     monkeypatch.undo()
     machines.both(program)

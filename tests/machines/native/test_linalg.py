@@ -18,7 +18,8 @@ from mlvm.core.types import Array, TensorType, aligned_array, bf16, f16
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import has_kernel, kernel_call
 from mlvm.machines.native.planners.linalg import Chain, headed_call, matmul_chain
-from tests.machines.native.planners import POOLS, native, planned, reference
+from tests.brief import cases
+from tests.machines.native.planners import POOLS, native, planned
 
 DTYPES = ["float32", "float64"]
 TRANSPOSITIONS = [(False, False), (False, True), (True, False), (True, True)]
@@ -75,13 +76,8 @@ def test_small(dtype: str, tx: bool, ty: bool, m: int, k: int, n: int) -> None:
 
 
 LARGE = [
-    (1, 700, 130),
-    (130, 700, 1),
-    (5, 353, 700),
-    (300, 1000, 33),
-    (49, 705, 260),
-    (260, 31, 513),
-]
+    (1, 700, 130), (130, 700, 1), (5, 353, 700), (300, 1000, 33), (49, 705, 260), (260, 31, 513),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -117,29 +113,18 @@ def test_batch_contract(
 
 
 @pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
-@pytest.mark.parametrize(
-    ("x_batch", "y_batch"),
-    [
-        ((3,), (3,)),
-        ((), (3,)),
-        ((3,), ()),
-        ((1,), (4,)),
-        ((2, 3), (2, 3)),
-        ((2, 1), (3,)),
-        ((2, 1, 4), (1, 3, 1)),
-        ((2, 3), (1, 3)),
-        ((0,), (0,)),
-        ((5, 1), (0,)),
-    ],
-)
-@pytest.mark.parametrize(("m", "k", "n"), [(5, 7, 19), (1, 9, 4), (6, 3, 1), (30, 0, 2)])
+@cases("x_batch, y_batch",
+    ((3,), (3,)), ((), (3,)), ((3,), ()), ((1,), (4,)), ((2, 3), (2, 3)), ((2, 1), (3,)),
+    ((2, 1, 4), (1, 3, 1)), ((2, 3), (1, 3)), ((0,), (0,)), ((5, 1), (0,)),
+)  # fmt: skip
+@cases("m, k, n", (5, 7, 19), (1, 9, 4), (6, 3, 1), (30, 0, 2))
 def test_batches(tx: bool, ty: bool, x_batch: Any, y_batch: Any, m: int, k: int, n: int) -> None:
     x, _, attributes = _operands(m, k, n, tx, ty, "float32", x_batch)
     _, y, _ = _operands(m, k, n, tx, ty, "float32", y_batch)
     _check("matmul", x, y, attributes)
 
 
-@pytest.mark.parametrize("name", ["matmul", "batch_contract"])
+@cases("name", "matmul", "batch_contract")
 @pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
 def test_a_batch_among_threads(name: str, tx: bool, ty: bool) -> None:
     for m, k, n in [(20, 30, 50), (60, 9, 31), (1, 30, 600), (600, 30, 1)]:
@@ -148,33 +133,19 @@ def test_a_batch_among_threads(name: str, tx: bool, ty: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("x", "y"),
-    [
-        ((9,), (9,)),
-        ((9,), (9, 5)),
-        ((5, 9), (9,)),
-        ((2, 5, 9), (9,)),
-        ((9,), (2, 9, 5)),
-        ((0,), (0,)),
-    ],
-)
+@cases("x, y",
+    ((9,), (9,)), ((9,), (9, 5)), ((5, 9), (9,)), ((2, 5, 9), (9,)), ((9,), (2, 9, 5)),
+    ((0,), (0,)),
+)  # fmt: skip
 def test_vectors(x: tuple[int, ...], y: tuple[int, ...], dtype: str) -> None:
     a, b = _noise(x, dtype), _noise(y, dtype)
     assert planned("matmul", a, b)
     _close(native("matmul", a, b), a, b)
 
 
-@pytest.mark.parametrize("shapes", [((0, 3), (3, 4)), ((3, 0), (0, 4)), ((4, 3), (3, 0))])
-def test_empty(shapes: Any) -> None:
-    result = native("matmul", _noise(shapes[0]), _noise(shapes[1]))
-    assert result.shape == (shapes[0][0], shapes[1][1])
-    assert not result.any()
-
-
-@pytest.mark.parametrize("ty", [False, True])
+@cases("ty", False, True)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("k", "n"), [(40, 23), (720, 300), (64, 1)])
+@cases("k, n", (40, 23), (720, 300), (64, 1))
 def test_a_row_alone_has_the_bits_it_has_among_others(k: int, n: int, dtype: str, ty: bool) -> None:
     x, y, attributes = _operands(150, k, n, False, ty, dtype)
     whole = native("matmul", x, y, **attributes)
@@ -183,8 +154,8 @@ def test_a_row_alone_has_the_bits_it_has_among_others(k: int, n: int, dtype: str
 
 
 @pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
-@pytest.mark.parametrize(("m", "k", "n"), [(7, 5, 9), (1, 9, 21), (21, 37, 1), (50, 17, 130)])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@cases("m, k, n", (7, 5, 9), (1, 9, 21), (21, 37, 1), (50, 17, 130))
+@cases("value", np.nan, np.inf, -np.inf)
 def test_what_is_not_finite_stays_in_its_row_and_column(
     tx: bool, ty: bool, m: int, k: int, n: int, value: float
 ) -> None:
@@ -196,32 +167,6 @@ def test_what_is_not_finite_stays_in_its_row_and_column(
         expected = x @ y
     x, y = np.ascontiguousarray(_swapped(x, tx)), np.ascontiguousarray(_swapped(y, ty))
     np.testing.assert_allclose(native("matmul", x, y, **attributes), expected, 1e-4, 1e-4)
-
-
-@pytest.mark.parametrize("dtype", ["i8", "u8"])
-def test_integers_wrap_around(dtype: str) -> None:
-    rng = np.random.default_rng(4)
-    for x, y, attributes in (
-        ((3, 4), (4, 5), {}),
-        ((2, 1, 3, 4), (3, 4, 5), {}),
-        ((4, 3), (5, 4), {"transpose_x": True, "transpose_y": True}),
-        ((4,), (4, 5), {}),
-        ((2, 3, 4), (4,), {}),
-        ((0, 4), (4, 5), {}),
-        ((3, 0), (0, 5), {}),
-    ):
-        info = np.iinfo(dtype)
-        a, b = (rng.integers(info.min, info.max, shape, dtype) for shape in (x, y))
-        assert planned("matmul", a, b, **attributes)
-        expected = reference("matmul", a, b, **attributes)
-        for threads in (1, 3):
-            assert np.array_equal(native("matmul", a, b, threads=threads, **attributes), expected)
-
-
-def test_others_are_left_to_numpy() -> None:
-    x = np.arange(12).reshape(3, 4)
-    assert not planned("matmul", x.astype("i4"), x.T.astype("i4"))
-    assert not planned("matmul", x.astype("f4"), x.T.astype("f8"))
 
 
 # --- chains ------------------------------------------------------------------------------
@@ -261,13 +206,11 @@ def _rows_times(m: int, k: int, n: int, x: int, y: int, nparams: int, dtype: str
     return call
 
 
-@pytest.mark.parametrize("out", [True, False])
+@cases("out", True, False)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
-@pytest.mark.parametrize("batch", [(), (3,)])
-@pytest.mark.parametrize(
-    ("m", "k", "n"), [(5, 4, 3), (150, 20, 40), (70, 720, 300), (230, 1000, 280), (4, 0, 5)]
-)
+@cases("batch", (), (3,))
+@cases("m, k, n", (5, 4, 3), (150, 20, 40), (70, 720, 300), (230, 1000, 280), (4, 0, 5))
 def test_chain(
     out: bool, dtype: str, tx: bool, ty: bool, batch: tuple[int, ...], m: int, k: int, n: int
 ) -> None:
@@ -304,7 +247,7 @@ def test_bf16_is_read_as_it_is_added_in_f32_and_rounded_once(tx: bool, ty: bool)
 
 
 @pytest.mark.skipif(has_kernel("matmul_bf16_amx"), reason="tiles of AMX add in another order")
-@pytest.mark.parametrize("ty", [False, True])
+@cases("ty", False, True)
 def test_a_row_of_bf16_has_the_bits_of_f32_rounded_once(ty: bool) -> None:
     """Columns are taken apart, as many as are loaded at once, and come together again."""
     for k in (1, 15, 37, 705):  # no whole pairs
@@ -339,8 +282,8 @@ def test_products_of_bf16_are_those_of_f32_rounded_once(tx: bool, ty: bool) -> N
                 assert result[~nans].tobytes() == expected[~nans].tobytes()
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, "bf16"])
-@pytest.mark.parametrize("tx", [False, True])
+@cases("dtype", *DTYPES, "bf16")
+@cases("tx", False, True)
 def test_a_matrix_that_is_repeated_is_copied_once(tx: bool, dtype: str) -> None:
     """Each product of a batch has the bits that it has alone, also if it is of several strips."""
     for m, k, n in [(7, 20, 40), (32, 16, 300), (230, 16, 200), (230, 401, 20)]:
@@ -372,7 +315,7 @@ def test_a_batch_of_bf16() -> None:
             np.testing.assert_allclose(result, expected, 2**-8, 1e-3)
 
 
-@pytest.mark.parametrize(("m", "k", "n"), [(20, 30, 50), (1, 17, 33), (33, 17, 1), (5, 0, 3)])
+@cases("m, k, n", (20, 30, 50), (1, 17, 33), (33, 17, 1), (5, 0, 3))
 def test_a_small_product_of_f16_is_that_of_f32_rounded_once(m: int, k: int, n: int) -> None:
     """One of f16 by f32 is f32."""
     for tx, ty in TRANSPOSITIONS:

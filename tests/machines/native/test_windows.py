@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.types import Array
+from tests.brief import cases
 from tests.machines.native.planners import native, planned, reference
 
 NONE = ((0, 0), (0, 0))
@@ -51,9 +51,9 @@ def test_windows_of_any_shape(sliding: dict[str, Any], shape: tuple[int, ...], d
     _check("unpatches", windows, shape=shape, **sliding)
 
 
-@pytest.mark.parametrize("channels", [1, 3, 16, 67])
-@pytest.mark.parametrize(("window", "stride"), [(2, 2), (3, 1), (3, 2), (4, 4), (5, 7)])
-@pytest.mark.parametrize("padding", [0, 2])
+@cases("channels", 1, 3, 16, 67)
+@cases("window, stride", (2, 2), (3, 1), (3, 2), (4, 4), (5, 7))
+@cases("padding", 0, 2)
 def test_images(channels: int, window: int, stride: int, padding: int) -> None:
     x = np.random.default_rng(6).normal(size=(2, 28, 29, channels)).astype("f4")
     sides = (padding, padding)
@@ -72,8 +72,8 @@ def test_windows_that_see_nothing_but_padding() -> None:
     assert native("max_pool2d", x, **sliding)[0, 0, 0, 0] == -np.inf
 
 
-@pytest.mark.parametrize("channels", [1, 2, 9])
-@pytest.mark.parametrize("stride", [1, 2, 3])
+@cases("channels", 1, 2, 9)
+@cases("stride", 1, 2, 3)
 def test_special_values(channels: int, stride: int) -> None:
     values = [np.nan, np.inf, -np.inf, 1.0, -1.0, 1e-45, 3e38, -3e38]
     x = np.random.default_rng(7).choice(values, (2, 12, 13, channels)).astype("f4")

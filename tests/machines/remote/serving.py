@@ -22,6 +22,7 @@ from mlvm.machines.remote.connect import connect
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.server import Server
+from tests.core.programs import asm
 
 SECRET: Final = "correct horse battery"
 _HOME: Final = tempfile.TemporaryDirectory(prefix="mlvm-tests-")
@@ -34,18 +35,9 @@ F32X3: Final = TensorType("f32", (3,))
 
 FOR_EVER: Final = assemble(".func main 0 *\nagain:\n    jump again\n    halt\n")
 
-DOUBLING: Final = assemble(
-    """.func main 0 *
-    load_arg 0
-again:
-    get 0
-    get 0
-    push_str "concat"
-    cfunc 2 1 {"axis": 0}
-    set 0
-    jump again
-    halt
-"""
+DOUBLING: Final = asm(
+    '.func main 0 * | load_arg 0 | again: | get 0 | get 0 | push_str "concat" | '
+    'cfunc 2 1 {"axis": 0} | set 0 | jump again | halt'
 )
 """A tensor that grows twice as long for ever."""
 

@@ -24,14 +24,12 @@ from mlvm.machines.remote.address import (
 from tests.brief import cases, refuses
 
 
-@cases(
-    "text, address",
+@cases("text, address",
     ("example.org:7000", TcpAddress("example.org", 7000)),
-    ("10.0.0.1:0", TcpAddress("10.0.0.1", 0)),
-    ("[::1]:7000", TcpAddress("::1", 7000)),
+    ("10.0.0.1:0", TcpAddress("10.0.0.1", 0)), ("[::1]:7000", TcpAddress("::1", 7000)),
     (":7000", TcpAddress("127.0.0.1", 7000)),
     ("unix:/run/me/socket", UnixAddress("/run/me/socket")),
-)
+)  # fmt: skip
 def test_an_address_is_read(text: str, address: TcpAddress | UnixAddress) -> None:
     assert parse_address(text) == address
     assert parse_address(str(address)) == address

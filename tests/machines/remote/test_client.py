@@ -29,7 +29,7 @@ from mlvm.machines.remote.outbox import PythonOutbox
 from mlvm.machines.remote.session import Session
 from mlvm.machines.remote.stream import Stream
 from tests.alarms import alarms_interrupt, interrupt_after
-from tests.brief import Patch, refuses
+from tests.brief import Patch, cases, refuses
 from tests.core.programs import ADD_INTO, f32s, straight
 from tests.machines.remote.serving import SECRET, vm_of
 from tests.machines.remote.serving import Served as Server
@@ -210,7 +210,7 @@ def test_cached_launches_are_forgotten_when_handles_name_others() -> None:
     served.end()
 
 
-@pytest.mark.parametrize("kind", ["remote", "workers"])
+@cases("kind", "remote", "workers")
 def test_a_late_error_is_not_told_as_one_of_the_call_that_it_comes_up_in(kind: str) -> None:
     message = "pow(i64[3], i64[]): an integer has no negative integer power; use a float"
     with vm_of(kind) as vm, ml.Arena(vm, "a").allocating():
@@ -363,7 +363,7 @@ def test_the_outbox_in_c_is_the_one_in_python(messages: list[bytes | bool]) -> N
 # --- close, and fork -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by_with", [True, False])
+@cases("by_with", True, False)
 def test_what_was_posted_is_done_before_the_end(by_with: bool) -> None:
     with Server(shared=["s"]) as server:
         vm, other = server.vm(vm="s"), server.vm(vm="s")

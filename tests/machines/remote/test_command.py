@@ -72,15 +72,12 @@ def test_a_server_prints_its_secret_and_its_port() -> None:
 
 
 CALLS: list[Callable[[ml.Tensor, ml.Tensor], ml.Tensor]] = [
-    lambda far, near: far + 0.0,
-    lambda far, near: near + far,
-    lambda far, near: ml.sum(far),
-    lambda far, near: far[0],
-    ml.capture(lambda far, near: near * far),
-]
+    lambda far, near: far + 0.0, lambda far, near: near + far, lambda far, near: ml.sum(far),
+    lambda far, near: far[0], ml.capture(lambda far, near: near * far),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("processes", ["0", "2"])
+@cases("processes", "0", "2")
 def test_a_tensor_of_a_server_names_nothing_in_this_process(processes: str, tmp_path: Path) -> None:
     """Nor in another server. Handles of both begin anew, and would be the same numbers."""
     a, b = (("--listen", f"unix:{tmp_path}/{name}", "--processes", processes) for name in "ab")

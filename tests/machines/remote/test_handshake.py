@@ -33,7 +33,7 @@ from mlvm.machines.remote.handshake import (
 )
 from mlvm.machines.remote.secret import find_secret, make_secret, read_secret
 from mlvm.machines.remote.server import Server
-from tests.brief import Patch, refuses
+from tests.brief import Patch, cases, refuses
 from tests.fuzz.mutations import mutated
 from tests.machines.remote.serving import CERTIFICATE, OTHER_CERTIFICATE, SECRET, Served, limits
 
@@ -196,7 +196,7 @@ def test_a_client_cannot_be_talked_out_of_its_secret() -> None:
         greet(end.sock, KEY, Hello(), soon())
 
 
-@pytest.mark.parametrize("version", [0, VERSION - 1, VERSION + 1, 60000])
+@cases("version", 0, VERSION - 1, VERSION + 1, 60000)
 def test_a_client_of_another_version_hears_both(version: int) -> None:
     with admitting() as end:
         end.sock.sendall(pack(Greeting.hello, b"of another layout", version))

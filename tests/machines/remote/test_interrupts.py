@@ -16,7 +16,7 @@ from mlvm.core.program.program import Program
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.client import RemoteVM, new_outbox
 from mlvm.machines.remote.outbox import PythonOutbox
-from tests.brief import Patch, refuses, with_long
+from tests.brief import Patch, cases, refuses, with_long
 from tests.interrupting import interrupted
 from tests.machines.remote.serving import F32X3, Served
 from tests.threads import PATIENCE, start
@@ -25,7 +25,7 @@ ADD = Program.of_op("add.out", 3, {}, 0)
 MULTIPLY = Program.of_op("multiply.out", 3, {}, 0)
 
 
-@pytest.mark.parametrize("name", ["read", "alloc_tensor"])
+@cases("name", "read", "alloc_tensor")
 def test_after_an_interrupt_answers_are_those_of_their_calls(name: str) -> None:
     add = Program.of_op("add", 2, {}, 1)
     calls: dict[str, Callable[[RemoteVM, int], Any]] = {
@@ -60,8 +60,7 @@ def test_an_interrupt_while_a_connection_is_given_up_keeps_no_other_thread_waiti
             except ConnectionLost:
                 break
             assert went_on
-            with pytest.raises(ConnectionLost):
-                start(vm.read, x).result(PATIENCE)
+            refuses(ConnectionLost, "", start(vm.read, x).result, PATIENCE)
     assert n > 10
 
 
@@ -100,7 +99,7 @@ def test_an_interrupt_ends_launches_and_no_other_post() -> None:
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="collects between two bytecodes only")
-@pytest.mark.parametrize("native", [True, False])
+@cases("native", True, False)
 def test_a_finalizer_may_add_to_an_outbox_that_is_emptied(native: bool) -> None:
     if native and EXTENSION is None:
         pytest.skip("no C extension")

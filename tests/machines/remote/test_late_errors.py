@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import PositionRefused
@@ -14,14 +13,14 @@ from mlvm.core.machine.verify import uses_of
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.vm import VM
-from tests.brief import refuses
+from tests.brief import cases, refuses
 from tests.machines.remote.serving import F32X3, Served
 
 BAD = "take(i64[3], i64[1]): index 7 at position [0] is out of range for length 3"
 
 
-@pytest.mark.parametrize("native", [None, False])
-@pytest.mark.parametrize("captured", [False, True])
+@cases("native", None, False)
+@cases("captured", False, True)
 def test_what_was_passed_over_has_no_value(native: bool | None, captured: bool) -> None:
     def more(x: ml.Tensor) -> Any:
         return ml.fori_loop(0, 3, lambda i, y: y + 1, x + 1)

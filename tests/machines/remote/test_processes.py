@@ -145,7 +145,7 @@ def test_memory_that_ends_where_no_limit_is_ends_the_connection() -> None:
         refuses(ConnectionLost, "no memory left; the limit is 25,769,803,776", vm.alloc_storage, 1)
 
 
-@pytest.mark.parametrize("tls", [False, True])
+@cases("tls", False, True)
 def test_who_is_killed_is_told(tls: bool) -> None:
     with Served(processes=2, certificate=CERTIFICATE if tls else None) as server:
         trusted = CERTIFICATE if tls else False

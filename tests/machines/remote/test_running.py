@@ -27,7 +27,7 @@ from mlvm.machines.remote.admission import MOST_OF_PEER
 from mlvm.machines.remote.connect import connect
 from mlvm.machines.remote.metrics import BUCKETS, Metrics, MetricsPage
 from mlvm.machines.remote.notify import inherited_socket, notify
-from tests.brief import Patch, refuses
+from tests.brief import Patch, cases, refuses
 from tests.machines.remote.serving import (
     CERTIFICATE,
     FOR_EVER,
@@ -66,7 +66,7 @@ def values_of(text: str) -> dict[str, float]:
     return values
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@cases("processes", 0, 2)
 def test_what_a_server_does_is_on_a_page(processes: int) -> None:
     tight = limits(held_bytes=1000)
     with Served(limits=tight, processes=processes) as server, MetricsPage(server, ":0") as page:
@@ -84,14 +84,11 @@ def test_what_a_server_does_is_on_a_page(processes: int) -> None:
         values = values_of(text)
         assert status == 200
         expected = {
-            "mlvm_clients": 1,
-            "mlvm_held_bytes": 100,
-            "mlvm_admitted_total": 2,
-            "mlvm_refused_total": 1,
-            'mlvm_limits_hit_total{error="LimitExceeded"}': 3,
+            "mlvm_clients": 1, "mlvm_held_bytes": 100, "mlvm_admitted_total": 2,
+            "mlvm_refused_total": 1, 'mlvm_limits_hit_total{error="LimitExceeded"}': 3,
             'mlvm_limits_hit_total{error="OutOfMemory"}': 1,
             'mlvm_seconds_count{of="handshake"}': 2,
-        }
+        }  # fmt: skip
         assert {name: values.get(name) for name in expected} == expected
         for of in ("handshake", "call"):
             counts = [values[f'mlvm_seconds_bucket{{of="{of}",le="{each}"}}'] for each in BUCKETS]

@@ -48,7 +48,8 @@ from mlvm.machines.remote.handshake import BUSY, Greeting, Hello, pack
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.session import Session
 from mlvm.machines.wire import encode_call
-from tests.brief import Patch, refuses
+from tests.brief import Patch, cases, refuses
+from tests.core.programs import asm
 from tests.machines.remote.serving import (
     CERTIFICATE,
     COPIES,
@@ -82,15 +83,7 @@ HALT = assemble(".func main 0 *\n    halt\n")
 
 
 def test_a_vm_elsewhere_computes() -> None:
-    add = assemble(
-        """.func main 0 *
-        load_arg 0
-        load_arg 0
-        push_str "add"
-        cfunc 2 1
-        halt
-    """
-    )
+    add = asm('.func main 0 * | load_arg 0 | load_arg 0 | push_str "add" | cfunc 2 1 | halt')
     with Served() as server, server.vm(name="mine") as vm:
         handle = vm.alloc_tensor(F32X3)
         vm.write(handle, np.arange(3, dtype=np.float32))
@@ -156,7 +149,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("doing", ["launch", "write"])
+@cases("doing", "launch", "write")
 def test_a_client_that_is_killed_leaves_nothing(doing: str) -> None:
     with Served(limits=Limits()) as server, server.vm() as other:
         survivor = other.alloc_tensor(F32X3)
@@ -207,7 +200,7 @@ def test_a_shared_vm_is_open_to_several() -> None:
     refuses(MachineError, "distinct names", Served, shared=["x", "x"])
 
 
-@pytest.mark.parametrize("by", ["swap", "launch"])
+@cases("by", "swap", "launch")
 def test_bytes_that_a_view_came_to_own_end_with_the_client(by: str) -> None:
     """By a swap with a tensor, or since a launch stored its result under the view's handle."""
     with Served(shared=["weights"]) as server:
@@ -287,27 +280,10 @@ def test_each_limit_of_a_launch_is_held(native: bool) -> None:
 
 @pytest.mark.parametrize("native", NATIVE)
 def test_launches_that_free_what_they_make_may_take_any_number_of_bytes(native: bool) -> None:
-    rounds = assemble(
-        """.func main 0 *
-        load_arg 0
-        push_int 0
-        load_arg 1
-    again:
-        get 0
-        push_str "negative"
-        cfunc 1 1
-        set 0
-        get 2
-        load_arg 2
-        push_str "subtract"
-        cfunc 2 1
-        set 2
-        get 2
-        jump_if_false end
-        jump again
-    end:
-        halt
-    """
+    rounds = asm(
+        ".func main 0 * | load_arg 0 | push_int 0 | load_arg 1 | again: | get 0 | "
+        'push_str "negative" | cfunc 1 1 | set 0 | get 2 | load_arg 2 | push_str "subtract" | '
+        "cfunc 2 1 | set 2 | get 2 | jump_if_false end | jump again | end: | halt"
     )
     small_limits = limits(launch_bytes=1 << 20, launch_seconds=60.0)
     with Served(limits=small_limits, options={"native": native}) as server, server.vm() as vm:
@@ -343,7 +319,7 @@ def _refused_in(vm: Any, program: Program) -> int:
 
 
 @pytest.mark.parametrize("native", NATIVE)
-@pytest.mark.parametrize("function", [INTS, FRAMES, EMPTIES, DEEP])
+@cases("function", INTS, FRAMES, EMPTIES, DEEP)
 def test_all_that_lies_on_the_stack_of_a_launch_counts(function: Any, native: bool) -> None:
     small_limits = limits(launch_seconds=60.0, launch_bytes=1 << 20)
     text = f".const none f32[0]\n{function}.func main 0 *\n    call f\n    halt\n"
@@ -437,7 +413,7 @@ def test_a_program_that_cannot_be_verified_is_not_kept(monkeypatch: Patch) -> No
         vm.launch(assemble(LOADED), [vm.alloc_tensor(F32X3)])
 
 
-@pytest.mark.parametrize("place", [wire, core_vm])
+@cases("place", wire, core_vm)
 def test_to_verify_has_a_limit_of_time(place: Any, monkeypatch: Patch) -> None:
     """When a program is loaded, and when it is launched."""
 
@@ -481,16 +457,9 @@ def program_of(lines: str) -> Program:
 def test_a_result_that_is_stored_counts_as_held() -> None:
     with Served(limits=limits(held_bytes=550)) as server, server.vm() as vm:
         x = vm.alloc_tensor(TensorType("f32", (12,)))
-        store = assemble(
-            f""".func main 0 *
-            load_arg 0
-            load_arg 0
-            push_str "concat"
-            cfunc 2 1 {{"axis": 0}}
-            push_int {x}
-            store_global
-            halt
-        """
+        store = asm(
+            f'.func main 0 * | load_arg 0 | load_arg 0 | push_str "concat" | '
+            f'cfunc 2 1 {{"axis": 0}} | push_int {x} | store_global | halt'
         )
         refuses(OutOfMemory, "96 more bytes: the VM uses 488", run, vm, store, x)
         assert server.status()["bytes"] == 48
@@ -550,7 +519,7 @@ def test_a_client_that_does_not_read_holds_nobody_up() -> None:
         vm.close()
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "8", None, float("inf"), float("nan")])
+@cases("value", 0, -1, 1.5, True, "8", None, float("inf"), float("nan"))
 def test_a_limit_that_is_no_number_is_refused(value: Any) -> None:
     refuses(MachineError, "connections: expected an integer above 0", Limits, connections=value)
     if not isinstance(value, float) or value != 1.5:
@@ -608,11 +577,9 @@ def test_a_lost_server_is_noticed_at_once_and_for_ever() -> None:
             client.socket.shutdown(socket.SHUT_RDWR)
         refuses(ConnectionLost, "", future.result, PATIENCE)
         calls: list[Callable[[], Any]] = [
-            partial(vm.read, 1),
-            partial(vm.alloc_tensor, F32X3),
-            partial(vm.launch, SLOW),
+            partial(vm.read, 1), partial(vm.alloc_tensor, F32X3), partial(vm.launch, SLOW),
             vm.synchronize,
-        ]
+        ]  # fmt: skip
         for call in calls:
             refuses(ConnectionLost, "", call)
 
@@ -699,7 +666,7 @@ def test_a_server_says_why_it_ends_a_connection() -> None:
         refuses(ConnectionLost, "the server stops", vm.alloc_storage, 1)
 
 
-@pytest.mark.parametrize("tls", [False, True])
+@cases("tls", False, True)
 def test_strangers_keep_nobody_out(tls: bool) -> None:
     """Neither those that say nothing nor those that know no secret, whatever host they are at."""
     options: Any = {"certificate": CERTIFICATE} if tls else {}

@@ -212,7 +212,7 @@ def test_many_fields_of_a_large_message_are_read_at_once(
     sending.result(PATIENCE)
 
 
-@pytest.mark.parametrize("size", [10, LARGE + 1000])
+@cases("size", 10, LARGE + 1000)
 def test_a_message_that_comes_byte_by_byte_has_a_deadline(size: int) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -21,14 +21,12 @@ FEW = ("tests/eager/tensor", "tests/arena/test_arena.py", f"{CAPTURE}/test_repla
 BUT = ["--long", *[f"--ignore={each}" for each in FEW]]
 
 
-@cases(
-    "folders",
-    FEW,
-    ["tests/eager", f"--ignore={CAPTURE}", f"--ignore={TRANSFORM}", *BUT],
+@cases("folders",
+    FEW, ["tests/eager", f"--ignore={CAPTURE}", f"--ignore={TRANSFORM}", *BUT],
     [CAPTURE, "tests/arena", LANES, *BUT],
     ["tests/eager/functions/test_rows.py", "tests/eager/test_refused_calls.py", "--few=60"],
     ids=["few", "eager", "capture", "rows"],
-)
+)  # fmt: skip
 def test_the_eager_and_arena_tests_pass_on_remote_vms(folders: Sequence[str]) -> None:
     options = ["--remote", "--few=1", "-q", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, *folders]

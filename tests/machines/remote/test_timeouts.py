@@ -19,7 +19,7 @@ from mlvm.machines.remote.connect import _Endpoint
 from mlvm.machines.remote.handshake import Hello
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.stream import Stream
-from tests.brief import refuses
+from tests.brief import cases, refuses
 from tests.machines.remote.serving import CERTIFICATE, F32X3, FOR_EVER, SECRET, Served, wait_for
 from tests.threads import PATIENCE, start
 
@@ -115,7 +115,7 @@ def test_who_has_no_key_ends_nothing(server: Served) -> None:
         )
 
 
-@pytest.mark.parametrize("reply", [b"", b"MLVM\1\0"], ids=["nothing", "a part of an answer"])
+@cases("reply", b"", b"MLVM\1\0", ids=["nothing", "a part of an answer"])
 def test_a_server_that_stops_is_lost_in_time(reply: bytes) -> None:
     """It does not hear that the launch is to end, either."""
 

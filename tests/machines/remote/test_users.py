@@ -117,7 +117,7 @@ def often(monkeypatch: Patch) -> None:
 
 
 @pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("processes", [0, 4])
+@cases("processes", 0, 4)
 def test_a_user_who_holds_too_much_has_to_give_something_up(processes: int) -> None:
     with Served(secret=FILE, limits=limits(user_bytes=1000), processes=processes) as server:
         one, two, other = of(server, "alice"), of(server, "alice"), of(server, "bob")
