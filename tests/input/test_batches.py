@@ -46,25 +46,6 @@ def test_each_epoch_has_each_position_once(
         assert list(schedule.starting(schedule.at(whole[k].epoch, whole[k].start))) == whole[k:]
 
 
-def test_a_schedule_may_have_no_end() -> None:
-    schedule = Schedule(3, 2, None, False)
-    batches = schedule.starting(schedule.at(0, 0))
-    assert [next(batches) for _ in range(5)][-1] == Batch(2, 0, 2)
-
-
-def test_a_start_within_a_batch_shifts_the_epoch_it_is_in() -> None:
-    schedule = Schedule(10, 4, 2, False)
-    batches = list(schedule.starting(schedule.at(0, 3)))
-    assert [(b.epoch, b.start, b.stop) for b in batches] == [
-        (0, 3, 7),
-        (0, 7, 10),
-        (1, 0, 4),
-        (1, 4, 8),
-        (1, 8, 10),
-    ]
-    assert schedule.sizes(batches[0]) == {4, 3, 2}
-
-
 # --- the recipe ----------------------------------------------------------------------
 
 

@@ -137,14 +137,6 @@ def doubled(arrays: Any, random: Any) -> Any:
     return type(arrays)(2 * arrays.x, arrays.y)
 
 
-def test_a_named_batch_takes_names_as_indices() -> None:
-    batch: Any = ml.Pipeline({"x": X, "y": list(Y), "a b": X}, 4).get()
-    assert batch["y"] is batch.y is batch[1]
-    assert batch["a b"] is batch[2]
-    assert [type(batch[:2]), len(batch)] == [tuple, 3]
-    refuses(TypeError, "not str", lambda: batch["z"])
-
-
 def test_a_transform_gets_the_names_too() -> None:
     with ml.Pipeline({"x": X, "y": Y}, 4, transform=doubled) as batches:
         batch: Any = batches.get()

@@ -11,11 +11,8 @@ from mlvm.core.errors import HandleError, OperandValueError
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.program.program import Program
-from mlvm.core.protocol import LocalVMProtocol
 from mlvm.core.types import Array, TensorType, aligned_zeros
-from mlvm.machines.dry import DryVM
 from mlvm.machines.local import LocalVM as VM
-from mlvm.machines.wire import WireVM
 from tests.brief import Before, refuses
 from tests.cases.claims import claims
 from tests.threads import PATIENCE, start, waits
@@ -42,12 +39,6 @@ def read_only() -> Array:
     memory = aligned_zeros(64)
     memory.flags.writeable = False
     return memory
-
-
-def test_only_a_vm_of_this_process_takes_memory() -> None:
-    assert isinstance(VM(), LocalVMProtocol)
-    assert not isinstance(WireVM(VM()), LocalVMProtocol)
-    refuses(HandleError, "is a dry VM", lambda: DryVM().storage_over(aligned_zeros(64)))
 
 
 def test_make_writable_waits_for_the_ops_that_read() -> None:

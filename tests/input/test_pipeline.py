@@ -545,17 +545,6 @@ def test_an_interrupt_ends_all_with_one_traceback(workers: int) -> None:
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
 
-def test_a_program_may_end_without_closing() -> None:
-    body = """
-    pipeline = ml.Pipeline(Numbers(1000), 4, epochs=None, workers=3)
-    pipeline.get()
-    """
-    done = subprocess.run(
-        script(body), cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @cases("workers", 0, 2)
 def test_peek_takes_nothing(workers: int) -> None:
     with pipeline(**OPTIONS, workers=workers) as batches:

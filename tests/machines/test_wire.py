@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import inspect
 import io
 import re
 import weakref
@@ -22,7 +21,6 @@ from mlvm.core import errors
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.encoding import Kind, Writer
 from mlvm.core.program.program import Program
-from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType, f32, root
 from mlvm.core.vm import VM
 from mlvm.machines import wire
@@ -30,7 +28,6 @@ from mlvm.machines.dry import DryVM
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.wire import (
-    CALLS,
     Field,
     WireServer,
     WireVM,
@@ -98,12 +95,6 @@ def test_a_tensor_is_read_into_an_array_of_the_caller(make: Callable[[], Any]) -
     vm.close()
 
 
-def test_a_dry_vm_reads_into_no_array() -> None:
-    vm = DryVM("dry")
-    x = vm.alloc_tensor(PAIR)
-    refuses(errors.HandleError, "no bytes to read", vm.read, x, out=np.zeros(2, np.float32))
-
-
 @every_vm
 @cases("dry", False, True)
 def test_a_vm_that_is_closed_holds_nothing_and_says_so(make: Callable[[], Any], dry: bool) -> None:
@@ -154,26 +145,7 @@ def test_what_is_attached_ends_with_the_vm_that_is_closed() -> None:
     assert memory() is None
 
 
-def test_a_vm_is_not_closed_by_a_launch_of_its_own() -> None:
-    vm = LocalVM()
-    vm.register("leave", lambda frame: vm.close())
-    refuses(
-        errors.MachineError,
-        "cannot be closed in a launch",
-        vm.launch,
-        Program.of_op("leave", 0, {}, 0),
-    )
-    assert vm.read(put(vm, f32s(1, 2))).tolist() == [1, 2]
-
-
 # --- every call ----------------------------------------------------------------------
-
-
-def test_it_speaks_the_whole_protocol() -> None:
-    vm: VMProtocol = wired()[1]
-    methods = {name for name in vars(VMProtocol) if not name.startswith("_")}
-    assert methods <= {name for name, _ in inspect.getmembers(vm)}
-    assert set(CALLS) == methods - LOCAL_CALLS | {"load_program", "drop_program"}
 
 
 def test_tensors() -> None:
@@ -227,26 +199,6 @@ def test_launch_and_estimate() -> None:
     estimate = wire_vm.estimate(Program.of_op("add", 2, {}, 1), (PAIR, PAIR))
     assert estimate == vm.estimate(Program.of_op("add", 2, {}, 1), (PAIR, PAIR))
     assert (estimate.bytes, estimate.flops) == (8, 2)
-
-
-def test_a_limit_of_steps_passes() -> None:
-    _, wire_vm = wired()
-    refuses(errors.LimitExceeded, "", wire_vm.launch, FOREVER, max_steps=100)
-
-
-def test_its_name_is_the_vms_and_what_is_attached_to_it_its_own() -> None:
-    vm, wire_vm = wired()
-    assert wire_vm.name == "there"
-    assert wire_vm.attached(Regions) is wire_vm.attached(Regions)
-    assert wire_vm.attached(Regions) is not vm.attached(Regions)
-    assert wire_vm.is_same(wire_vm)
-    assert not wire_vm.is_same(vm)
-
-
-def test_a_dry_vm_behind_it_refuses_to_read() -> None:
-    wire_vm = WireVM(DryVM("dry"))
-    handle = wire_vm.alloc_tensor(PAIR)
-    refuses(errors.HandleError, "dry is a dry VM", wire_vm.read, handle)
 
 
 def test_a_host_function_may_launch_over_the_wire() -> None:
@@ -452,12 +404,6 @@ class MyError(Exception):
     pass
 
 
-def test_parts_without_an_encoding_come_as_text() -> None:
-    error = MyMachineError("mine")
-    error.part = f32s(1, 2)  # type: ignore[attr-defined]
-    assert vars(there_and_back(error)) == {"part": "[1. 2.]"}
-
-
 class Unwritable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -574,17 +520,6 @@ def rows(head: str) -> list[list[str]]:
     """The cells of the table whose first line starts so."""
     table = PAGE[PAGE.index(f"\n\n| {head} |") + 2 :].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
-
-
-def test_the_page_lists_every_call() -> None:
-    assert rows("call") == [
-        [
-            name,
-            ", ".join(f"{each}: {field.name}" for each, field in call.parameters.items()),
-            call.result.name,
-        ]
-        for name, call in CALLS.items()
-    ]
 
 
 def test_the_page_lists_every_kind_and_field() -> None:

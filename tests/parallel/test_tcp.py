@@ -32,7 +32,6 @@ from mlvm.parallel.plain import packed, packed_failure, unpacked
 from mlvm.parallel.tcp import Link, TcpGroup
 from tests.brief import Patch, cases, refuses, with_long
 from tests.cases.claims import claims
-from tests.fuzz import groups
 from tests.parallel import places
 from tests.parallel.joined import SECRET, Joined, free_address
 from tests.parallel.members import Step, call
@@ -143,12 +142,6 @@ def test_a_run_whose_last_member_is_late_ends() -> None:
     with Joined(2, timeout=0.1) as members:
         text = r"has waited 0\.1 s for the end of member 1 \(vm1\)"
         refuses(GroupTimeout, text, members.run, lambda rank, vm: time.sleep(0.5 * rank))
-
-
-def test_members_struck_at_random_moments_are_named() -> None:
-    summary, wrong = groups.fuzz(3, 1, seed=0, tcp=True)
-    assert not wrong
-    assert summary.startswith("3 members killed")
 
 
 # --- who may join --------------------------------------------------------------------

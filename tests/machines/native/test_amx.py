@@ -16,7 +16,8 @@ from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType, aligned_array, bf16
 from mlvm.machines.native import extension
 from tests.brief import Patch, cases, refuses
-from tests.machines.native.planners import POOLS, native, prepared
+from tests.cases.claims import claims
+from tests.machines.native.planners import POOLS, prepared
 
 if not extension.simd_sets().get("amx_emulated"):
     pytest.skip("this build or processor does not emulate AMX", allow_module_level=True)
@@ -122,13 +123,6 @@ def test_a_product_is_within_its_roundings_and_the_same_however_divided(tx: bool
         assert alone.tobytes() == results[0][rows].tobytes()
 
 
-def test_a_large_result_goes_past_the_caches_with_the_same_bits() -> None:
-    x, y = _noise(1100, 40), _noise(40, 2048)
-    large = _product("matmul", x, y, 2)
-    parts = [_product("matmul", x[i : i + 550], y).tobytes() for i in (0, 550)]
-    assert large.tobytes() == b"".join(parts)
-
-
 @cases("tx", False, True)
 @cases("ty", False, True)
 def test_batches_and_sums_over_them(tx: bool, ty: bool) -> None:
@@ -168,20 +162,6 @@ def test_a_chain_on_a_product_without_columns() -> None:
     assert call is None or call.run(POOLS[1], out, x, y, bias)
 
 
-def test_not_a_number_and_infinities_go_through() -> None:
-    x, y = _noise(33, 40), _noise(40, 33)
-    x[3, 5], x[4, 6] = _number(np.inf), _number(np.nan)
-    result = half.widened(_product("matmul", x, y))
-    assert np.isinf(result[3]).all()
-    assert np.isnan(result[4]).all()
-    assert np.isfinite(np.delete(result, [3, 4], axis=0)).all()
-
-
-def test_a_sum_of_nothing_is_zero() -> None:
-    result = native("matmul", _noise(33, 0), _noise(0, 40))
-    assert not half.widened(result).any()
-
-
 def test_a_system_that_refuses_the_registers_is_told_of(monkeypatch: Patch) -> None:
     monkeypatch.setattr(extension, "simd_sets", lambda: {"amx": False, "plain": True})
     monkeypatch.setattr(extension.EXTENSION, "simd_refused", lambda name: name == "amx")
@@ -189,3 +169,6 @@ def test_a_system_that_refuses_the_registers_is_told_of(monkeypatch: Patch) -> N
     text = "^MLVM_SIMD=amx: the system refuses its registers; there are plain$"
     refuses(MachineError, text, extension.is_native, None)
     assert not extension.is_native(False)
+
+
+test_rows = claims("amx", globals())
