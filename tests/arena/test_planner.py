@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.arena.planner import Block, Plan, lower_bound, plan
-from mlvm.core.errors import ArenaError
 from mlvm.core.types import ALIGNMENT
-from tests.brief import cases, refuses
 from tests.cases.claims import claims
 
 lives = st.tuples(st.integers(-3, 12), st.integers(0, 6))
@@ -111,27 +109,6 @@ def test_a_plan_prints_its_size_beside_the_bound() -> None:
     assert str(plain) == "12,345 bytes, lower bound 12,000 (1.03), by size"
     step = plain._replace(unfused=15000)
     assert str(step) == "12,345 bytes, lower bound 12,000 (1.03), unfused 15,000, by size"
-
-
-@cases(
-    "blocks, message",
-    ([Block(64, 0, 1), Block(-1, 0, 1)], "block 1: expected a size >= 0, got -1"),
-    ([Block(64, 5, 3)], "block 0: expected end >= start, got start 5, end 3"),
-    ([Block(2**61, 0, 1)] * 3, "block 2: the limit of sizes, their sum and moments is 2**62"),
-    ([Block(1, 0, 2**70)], "block 0: the limit of sizes, their sum and moments is 2**62"),
-    ([(64, 0)], "block 0: expected integers nbytes, start, end, got (64, 0)"),
-    ([Block(1.5, 0, 1)], "got Block(nbytes=1.5, start=0, end=1)"),  # type: ignore[arg-type]
-    ([None], "got None"),
-)
-def test_bad_blocks_are_refused(blocks: list[Block], message: str) -> None:
-    for planner in (plan, lower_bound):
-        caught = refuses(ArenaError, "", planner, blocks)
-        assert message in str(caught)
-
-
-@cases("alignment", 0, -64, 1.5)
-def test_bad_alignments_are_refused(alignment: int) -> None:
-    refuses(ArenaError, "expected an alignment >= 1", plan, [], alignment=alignment)
 
 
 test_rows = claims("planner", globals())

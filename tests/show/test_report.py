@@ -22,7 +22,7 @@ from mlvm.show.calls import writes_in
 from mlvm.show.record import COPIED_IN, record, record_all
 from mlvm.show.report import report_of
 from mlvm.show.session import all_recorded
-from tests.brief import cases
+from tests.cases.claims import claims
 
 SMALL, LARGE = TensorType("f32", (3,)), TensorType("f64", (4, 5))  # take up 64 and 192 bytes
 
@@ -281,20 +281,6 @@ def test_what_is_written_through_a_view_has_its_op(arena: Arena) -> None:
     del y
 
 
-@cases(
-    "code, writes",
-    
-        ('load_arg 1\nload_arg 0\npush_str "exp.out"\ncfunc 2 0', {1: ("exp", 3)}),
-        ('load_arg 0\npush_str "exp"\ncfunc 1 1\nload_arg 1\nget 0\npush_str "copy.out"\ncfunc 2 0',
-         {1: ("copy", 6)}),
-        ('load_arg 2\nload_arg 0\npush_str "mine"\ncfunc * 0', {2: ("mine", 3), 0: ("mine", 3)}),
-        ('load_arg 1\nload_arg 0\ncall inner', {1: ("sin", 2)}),
-        ('push_int 7\nload_global\nload_arg 0\npush_str "exp.out"\ncfunc 2 0', {}))  # fmt: skip
-def test_which_arguments_a_program_writes(code: str, writes: dict[int, tuple[str, int]]) -> None:
-    inner = '.func inner 2 0\nget -2\nget -1\npush_str "sin.out"\ncfunc 2 0\nreturn 0\n'
-    assert writes_in(assemble(f".func main 0 *\n{code}\nhalt\n{inner}")) == writes
-
-
 def test_a_running_recording_so_far_is_complete(arena: Arena) -> None:
     with record(arena) as recording:
         x = arena.alloc(SMALL, Allocation)
@@ -449,3 +435,11 @@ def test_what_a_thread_of_ours_makes_has_no_line_of_pythons() -> None:
         thread.start()
         thread.join()
     assert [x.line for x in recording.lifetimes] == [""]
+
+
+test_rows = claims("report", globals())
+
+
+def written(code: str) -> Any:
+    inner = '.func inner 2 0\nget -2\nget -1\npush_str "sin.out"\ncfunc 2 0\nreturn 0\n'
+    return writes_in(assemble(f".func main 0 *\n{code}\nhalt\n{inner}"))

@@ -6,11 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.errors import ProgramError
-from mlvm.core.program.program import Function, Program
+from mlvm.core.program.program import Program
 from mlvm.core.vm import VM
 from mlvm.step.concatenate import Launch, concatenate
-from tests.brief import cases, refuses
+from tests.cases.claims import claims
 from tests.core.programs import ADD_INTO, f32s, instruction, put, straight
 
 one_op = st.tuples(
@@ -63,14 +62,4 @@ def test_nothing_after_a_halt_is_taken() -> None:
 HALT = instruction("halt")
 
 
-@cases(
-    "program, text",
-    (Program([Function("main", 0, 0, (HALT,)), Function("f", 0, 0, ())]), "straight programs"),
-    (Program([Function("main", 0, 0, (HALT,))], {"c": f32s(1)}), "without constants"),
-    (straight(("push_str", "add"), ("cfunc", "*", 1), "halt"), r"cfunc \*"),
-    (straight(("push_str", "one"), ("cfunc", 0, 1), "halt"), "returns values"),
-    (straight(("push_str", "some"), ("cfunc", 0, "*"), "halt"), "returns values"),
-)
-def test_what_cannot_be_concatenated(program: Program, text: str) -> None:
-    launches: list[Launch] = [(program, ())]
-    refuses(ProgramError, text, concatenate, launches)
+test_rows = claims("concatenate", globals())

@@ -17,7 +17,7 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, f32
 from mlvm.core.vm import VM
-from tests.brief import cases, refuses
+from tests.brief import refuses
 from tests.cases.claims import claims
 from tests.core.programs import ADD_INTO, asm, f32s, put, straight
 
@@ -36,34 +36,6 @@ def checked(program: Program, *types: TensorType) -> Code:
 
 
 CALL_01 = 'load_arg 0\n load_arg 1\n push_str "negative.out"\n cfunc 2 0\n'
-
-
-@cases(
-    "text, arguments",
-    ('load_arg 1\n load_arg 0\n push_str "negative.out"\n cfunc 2 0\n halt', (1, 0)),
-    (f"{CALL_01} load_arg 2\n halt", (0, 1)),
-    (f"load_arg 2\n {CALL_01} halt", (0, 1)),
-    (f"again:\n {CALL_01} jump again", (0, 1)),
-    (f"load_arg 2\n jump_if_false on\n halt\n on:\n {CALL_01} halt", (0, 1)),
-    ids=["order", "before another", "after another", "a loop", "a jump to the first"],
-)
-def test_a_kernel_on_arguments_is_one_step_wherever_it_stands(text: str, arguments: Any) -> None:
-    steps = link(assemble(f".func main 0 *\n{text}"), TABLE).steps
-    assert [step[2] for step in steps if NAMES[step[0]] == "CALL_ON_ARGS"] == [arguments]
-
-
-@cases(
-    "text",
-    'load_arg 0\n push_str "negative.out"\n load_arg 1\n pop 1\n halt',
-    f"{CALL_01} call main\n halt",
-    "load_arg 2\n jump_if_false on\n load_arg 0\n jump go\n on:\n load_arg 0\n go:\n "
-    'load_arg 1\n push_str "negative.out"\n cfunc 2 0\n halt',
-    'load_arg 0\n load_arg 1\n push_str "abs"\n cfunc 1 1\n push_str "negative.out"\n '
-    "cfunc * 0\n halt",
-    ids=["no call", "called again", "a jump between", "all above base"],
-)
-def test_what_is_not_called_on_arguments_alone(text: str) -> None:
-    assert "CALL_ON_ARGS" not in kinds(link(assemble(f".func main 0 *\n{text}"), TABLE))
 
 
 def test_bound_calls_hold_the_arrays_of_one_launch() -> None:
@@ -155,16 +127,6 @@ def test_functions_are_linked_to_each_other() -> None:
     assert odd.steps[1][1].steps[1][1] is odd
 
 
-@cases(
-    "attributes, bound",
-    ({"axis": [0]}, {"axis": (0,), "keepdims": False, "dtype": None}),
-    ({}, {"axis": None, "keepdims": False, "dtype": None}),
-)
-def test_attributes_are_bound(attributes: dict[str, Any], bound: dict[str, Any]) -> None:
-    code = link(Program.of_op("sum", 1, attributes, 1), TABLE)
-    assert code.steps[1][3].attributes == bound
-
-
 def test_linking_refuses_names_and_attributes_that_there_are_not() -> None:
     with pytest.raises(UnknownFunction, match="no function 'no such'"):
         link(straight(("push_str", "no such"), ("cfunc", 0, 0), "halt"), TABLE)
@@ -173,3 +135,9 @@ def test_linking_refuses_names_and_attributes_that_there_are_not() -> None:
 
 
 test_rows = claims("link", globals())
+
+
+def on_arguments(text: str) -> list[Any]:
+    """The arguments of the calls that are on arguments alone."""
+    steps = link(assemble(f".func main 0 *\n{text}"), TABLE).steps
+    return [step[2] for step in steps if NAMES[step[0]] == "CALL_ON_ARGS"]

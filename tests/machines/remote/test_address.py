@@ -21,27 +21,8 @@ from mlvm.machines.remote.address import (
     parse_address,
     peer_of,
 )
-from tests.brief import cases, refuses
-
-
-@cases("text, address",
-    ("example.org:7000", TcpAddress("example.org", 7000)),
-    ("10.0.0.1:0", TcpAddress("10.0.0.1", 0)), ("[::1]:7000", TcpAddress("::1", 7000)),
-    (":7000", TcpAddress("127.0.0.1", 7000)),
-    ("unix:/run/me/socket", UnixAddress("/run/me/socket")),
-)  # fmt: skip
-def test_an_address_is_read(text: str, address: TcpAddress | UnixAddress) -> None:
-    assert parse_address(text) == address
-    assert parse_address(str(address)) == address
-
-
-@cases(
-    "text",
-    *("", "host", "host:", "host:x", "host:-1", "host:65536", "::1:7000", "a b:1", "host:²"),
-    *("unix:", "unix:" + "x" * 200, "unix:a\0b", "tcp://host:1x"),
-)
-def test_what_is_no_address_is_refused(text: str) -> None:
-    refuses(AddressError, "", parse_address, text)
+from tests.brief import refuses
+from tests.cases.claims import claims
 
 
 @given(st.text())
@@ -119,3 +100,6 @@ def test_a_peer_of_tcp_is_named_by_its_address() -> None:
         with there:
             assert peer_of(there) == f"127.0.0.1:{here.getsockname()[1]}"
             assert credentials(there) is None
+
+
+test_rows = claims("address", globals())

@@ -20,8 +20,8 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.types import TensorType
 from mlvm.machines.remote.channel import Channel
 from mlvm.machines.remote.client import RemoteVM
-from mlvm.machines.remote.processes import how_it_ended
 from tests.brief import cases, refuses
+from tests.cases.claims import claims
 from tests.machines.remote.serving import (
     CERTIFICATE,
     DOUBLING,
@@ -196,17 +196,6 @@ def test_processes_are_made_of_what_can_be_told() -> None:
     refuses(MachineError, "expected JSON", Served, processes=1, options=unspeakable)
 
 
-@cases(
-    "status, message",
-    (0, "its process has ended with status 0"),
-    (-11, "its process was killed by SIGSEGV"),
-    (-9, "its process was killed by SIGKILL, as the system does where memory ends"),
-    ("no room", "no process can be started for it: no room"),
-)
-def test_how_a_process_ended(status: int | str, message: str) -> None:
-    assert how_it_ended(status) == message
-
-
 def test_a_channel_has_messages_and_sockets_in_order() -> None:
     ours, theirs = Channel.pair()
     one, two = socket.socketpair()
@@ -248,3 +237,6 @@ def test_a_server_that_is_killed_leaves_no_process() -> None:
     assert len(pids) == 2
     for pid in pids:
         wait_for(lambda pid=pid: is_gone(pid))  # type: ignore[misc]
+
+
+test_rows = claims("processes", globals())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -14,13 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.errors import ConnectionLost, EncodingError, LimitExceeded
+from mlvm.core.errors import ConnectionLost, EncodingError
 from mlvm.core.program.encoding import HEADER, Kind, Reader, Writer
 from mlvm.core.types import Array
 from mlvm.machines.remote import stream
 from mlvm.machines.remote.stream import LARGE, Incoming, Outgoing, Stream
 from tests.alarms import alarms_interrupt, interrupt_after
 from tests.brief import Patch, cases, refuses
+from tests.cases.claims import claims
 from tests.threads import PATIENCE, start
 
 __all__ = ["alarms_interrupt"]
@@ -99,25 +99,6 @@ def test_an_array_passes_without_a_copy(ends: tuple[Stream, Stream]) -> None:
     assert reader.integer() == 5
     reader.end()
     sending.result(PATIENCE)
-
-
-@cases(
-    "sent, error, text",
-    (b"", ConnectionLost, "has closed the connection"),
-    (message(b"abc")[:-1], ConnectionLost, "has closed the connection"),
-    (message(bytes(LARGE + 1))[:-1], ConnectionLost, "has closed the connection"),
-    (b"HTTP/1.1 200 OK\r\n", EncodingError, "expected b'MLVM'"),
-    (struct.pack("<4sHHQ", b"MLVM", 2, 2, 0), EncodingError, "a message: expected"),
-    (struct.pack("<4sHHQ", b"MLVM", 1, 99, 0), EncodingError, "a message: expected"),
-    (struct.pack("<4sHHQ", b"MLVM", 1, 2, 2**63), LimitExceeded, "the limit is 1,000,000"),
-)
-def test_what_is_no_message(sent: bytes, error: type[Exception], text: str) -> None:
-    ours, theirs = socket.socketpair()
-    stream = Stream(theirs, max_message=1_000_000)
-    with theirs, ours:
-        ours.sendall(sent)
-        ours.shutdown(socket.SHUT_WR)
-        refuses(error, text, lambda: stream.receive()[1].rest())
 
 
 def test_silence_is_a_lost_connection(ends: tuple[Stream, Stream]) -> None:
@@ -252,3 +233,14 @@ def test_an_answer_that_is_read_bit_by_bit_has_a_deadline(monkeypatch: Patch) ->
         assert time.monotonic() - begun < 5.0
         over.set()
         sipping.result(PATIENCE)
+
+
+test_rows = claims("stream", globals())
+
+
+def received(sent: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, ours:
+        ours.sendall(sent)
+        ours.shutdown(socket.SHUT_WR)
+        Stream(theirs, max_message=1_000_000).receive()[1].rest()

@@ -15,31 +15,14 @@ from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import _Endpoint
 from mlvm.machines.remote.handshake import Hello
 from mlvm.machines.remote.limits import Limits
-from mlvm.machines.remote.users import Accounts, niceness, own_secret, users_of
+from mlvm.machines.remote.users import Accounts, users_of
 from tests.brief import Patch, cases, refuses
+from tests.cases.claims import claims
 from tests.machines.remote.serving import FOR_EVER, Served, limits, wait_for
 from tests.threads import PATIENCE
 
 FILE = b"alice:the-secret-of-alice\n\n  bob:another-one-of-bobs \n"
 HALT = assemble(".func main 0 *\n    halt\n")
-
-
-@cases(
-    "text, users",
-    (FILE, {"alice": b"the-secret-of-alice", "bob": b"another-one-of-bobs"}),
-    (b"a-secret-of-nobody's-name", {"": b"a-secret-of-nobody's-name"}),
-    (b"correct: horse battery", {"": b"correct: horse battery"}),
-    (b"alice:the-secret-of-alice\nand no other", {"": b"alice:the-secret-of-alice\nand no other"}),
-)
-def test_a_secret_may_be_those_of_users(text: bytes, users: dict[str, bytes]) -> None:
-    assert users_of(text) == users
-
-
-def test_secrets_of_users_are_checked() -> None:
-    refuses(AccessRefused, "two secrets are of the user 'alice'", users_of, 2 * FILE)
-    refuses(AccessRefused, "at least 16 bytes", users_of, b"alice:short")
-    refuses(AccessRefused, "the secrets of 2 users", own_secret, FILE)
-    assert own_secret(b"bob:another-one-of-bobs") == b"another-one-of-bobs"
 
 
 def of(server: Served, user: str, **options: Any) -> RemoteVM:
@@ -190,5 +173,4 @@ def test_an_hour_later_all_is_as_before(monkeypatch: Patch) -> None:
     assert "6 seconds of a processor" in str(accounts.over("alice"))
 
 
-def test_the_more_processes_a_user_has_the_less_each_adds() -> None:
-    assert [niceness(others) for others in (0, 1, 3, 9, 1000)] == [0, 3, 6, 10, 19]
+test_rows = claims("users", globals())
