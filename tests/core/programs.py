@@ -39,9 +39,14 @@ def instruction(opcode: str, *immediates: Any) -> Instruction:
     return Instruction(next(o for o in Opcode if o.text == opcode), immediates)
 
 
-def straight(*code: tuple[Any, ...] | str) -> Program:
+def code(*words: tuple[Any, ...] | str) -> tuple[Instruction, ...]:
+    """`code(("load_arg", 0), "halt")`."""
+    return tuple([instruction(*([x] if isinstance(x, str) else x)) for x in words])
+
+
+def straight(*words: tuple[Any, ...] | str) -> Program:
     """`straight(("load_arg", 0), ("push_str", "negative"), ("cfunc", 1, 1), "halt")`."""
-    return Program.straight([instruction(*([x] if isinstance(x, str) else x)) for x in code])
+    return Program.straight(code(*words))
 
 
 def asm(text: str) -> Program:

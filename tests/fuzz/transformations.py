@@ -96,9 +96,7 @@ class Program:
         a, b, c = self.pick(n), self.pick(n), self.pick(n)
         simple: dict[str, Step] = {
             "unary": lambda lib, v: lib.tanh(v[a]) * 0.7 + lib.sin(v[b]),
-            "binary": lambda lib, v: (
-                vector(lib, v[a]) * 0.5 - matrix(lib, v[b]) * vector(lib, v[c])
-            ),
+            "binary": lambda lib, v: vector(lib, v[a]) / 2 - matrix(lib, v[b]) * vector(lib, v[c]),
             "reduce": lambda lib, v: lib.sum(matrix(lib, v[a]), axis=b % 2) / K,
             "product": lambda lib, v: lib.matmul(matrix(lib, v[a]), v[b]) * 0.3,
             "take": lambda lib, v: lib.take(matrix(lib, v[a]), index(lib, v[b]), a % 2),

@@ -19,7 +19,7 @@ from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode
 from mlvm.core.types import Array, DType, TensorType, bool_
 from tests.brief import cases
 from tests.cases.claims import claims, rows_of
-from tests.core.programs import f32s, instruction, straight
+from tests.core.programs import code, f32s, instruction, straight
 
 
 @cases("dtype", "f32", "f64")
@@ -38,55 +38,17 @@ def test_a_float_is_written_with_the_fewest_digits_that_read_back(
 
 
 def test_a_program() -> None:
-    double = Function(
-        "double",
-        1,
-        1,
-        (
-            instruction("get", -1),
-            instruction("get", -1),
-            instruction("push_str", "add"),
-            instruction("cfunc", 2, 1),
-            instruction("return", 1),
-        ),
+    double = code(("get", -1), ("get", -1), ("push_str", "add"), ("cfunc", 2, 1), ("return", 1))
+    main = code(("load_arg", 0), ("jump_if_false", 4), ("push_const", "c"), ("call", "double"))
+    main += code("halt", ("jump", 0))
+    functions = [Function("double", 1, 1, double), Function("main", 0, "*", main)]
+    text = (
+        ".const c f32[2] 1 2|.const n i64[] 3|.func double 1 1|\tget -1|\tget -1|"
+        '\tpush_str "add"|\tcfunc 2 1|\treturn 1|.func main 0 *|L0:|\tload_arg 0|'
+        "\tjump_if_false L4|\tpush_const c|\tcall double|L4:|\thalt|\tjump L0|"
     )
-    main = Function(
-        "main",
-        0,
-        "*",
-        (
-            instruction("load_arg", 0),
-            instruction("jump_if_false", 4),
-            instruction("push_const", "c"),
-            instruction("call", "double"),
-            instruction("halt"),
-            instruction("jump", 0),
-        ),
-    )
-    assert disassemble(Program([double, main], {"c": f32s(1, 2), "n": np.array(3)})) == (
-        "\n".join(
-            [
-                ".const c f32[2] 1 2",
-                ".const n i64[] 3",
-                ".func double 1 1",
-                "    get -1",
-                "    get -1",
-                '    push_str "add"',
-                "    cfunc 2 1",
-                "    return 1",
-                ".func main 0 *",
-                "L0:",
-                "    load_arg 0",
-                "    jump_if_false L4",
-                "    push_const c",
-                "    call double",
-                "L4:",
-                "    halt",
-                "    jump L0",
-                "",
-            ]
-        )
-    )
+    program = Program(functions, {"c": f32s(1, 2), "n": np.array(3)})
+    assert disassemble(program) == text.replace("|", "\n").replace("\t", "    ")
 
 
 @cases("digits", 19, 200, 5000)
@@ -212,31 +174,13 @@ def test_floats_at_the_edges_are_read_back(value: float) -> None:
 
 def test_layout_is_free() -> None:
     """Comments, blank lines, indentation, tabs, label names, and `;` inside of strings."""
-    assert assemble(
-        "; a comment\n"
-        "\n"
-        ".const c\tf32[2,1] +1.50 -1e1   ; the elements\n"
-        ".func   main 0 *;entry\n"
-        "go->1:\n"
-        'push_str "a;b"; "c"\n'
-        "  \tcfunc 0 * {}\n"
-        "jump go->1\n"
-        "\r\n"
-    ) == Program(
-        [
-            Function(
-                "main",
-                0,
-                "*",
-                (
-                    instruction("push_str", "a;b"),
-                    instruction("cfunc", 0, "*", {}),
-                    instruction("jump", 0),
-                ),
-            )
-        ],
-        {"c": f32s(1.5, -10).reshape(2, 1)},
+    text = (
+        "; a comment||.const c\tf32[2,1] +1.50 -1e1   ; the elements|.func   main 0 *;entry|go->1:|"
+        'push_str "a;b"; "c"|  \tcfunc 0 * {}|jump go->1|\r|'
     )
+    main = Function("main", 0, "*", code(("push_str", "a;b"), ("cfunc", 0, "*", {}), ("jump", 0)))
+    expected = Program([main], {"c": f32s(1.5, -10).reshape(2, 1)})
+    assert assemble(text.replace("|", "\n")) == expected
 
 
 def test_a_label_may_stand_at_the_end() -> None:

@@ -20,7 +20,7 @@ from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
 from tests.cases.claims import claims
-from tests.core.programs import f32s, instruction
+from tests.core.programs import code, f32s
 from tests.fuzz.mutations import assert_well_refused, framed
 
 HEADER = 16
@@ -143,25 +143,12 @@ def test_fields_refuse_other_values() -> None:
 
 # --- bytes that are no program -------------------------------------------------------
 
-PROGRAM = Program(
-    [
-        Function("double", 1, 1, (instruction("get", -1), instruction("return", 1))),
-        Function(
-            "main",
-            0,
-            STAR,
-            (
-                instruction("load_arg", 0),
-                instruction("push_str", "sum"),
-                instruction("cfunc", 1, 1, {"axis": (0, None), "keepdims": True}),
-                instruction("jump_if_false", 0),
-                instruction("push_const", "c"),
-                instruction("halt"),
-            ),
-        ),
-    ],
-    {"c": f32s(1, 2), "mask": np.array([True, False])},
-)
+MAIN = code(("load_arg", 0), ("push_str", "sum"))
+MAIN += code(("cfunc", 1, 1, {"axis": (0, None), "keepdims": True}), ("jump_if_false", 0))
+MAIN += code(("push_const", "c"), "halt")
+DOUBLE = Function("double", 1, 1, code(("get", -1), ("return", 1)))
+CONSTANTS = {"c": f32s(1, 2), "mask": np.array([True, False])}
+PROGRAM = Program([DOUBLE, Function("main", 0, STAR, MAIN)], CONSTANTS)
 DATA = PROGRAM.to_bytes()
 
 
