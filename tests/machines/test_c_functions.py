@@ -223,30 +223,9 @@ def test_an_attribute_too_large_for_a_double(vm: VM) -> None:
 
 # --- what goes wrong -----------------------------------------------------------------
 
-WRONG = {
-    0: "no cream left",
-    1: "reported, and still 0",
-    2: "status 7",
-    3: "an error without a message",
-    4: "caf�",
-    10: "new_tensor: no dtype has the code 99",
-    11: "new_tensor: no dtype has the code -1",
-    12: "new_tensor: ndim is 0 to 64, not 65",
-    13: "new_tensor: ndim is 0 to 64, not -1",
-    14: "a shape is a tuple of integers >= 0, not [2, -1]",
-    15: "new_tensor: the shape of 1 lengths is NULL",
-    16: "new_tensor: no memory for f64[1125899906842624]",
-    17: "f64 of shape (1152921504606846976, 1152921504606846976) is larger than "
-    "4611686018427387904 bytes",
-    20: "push: the pointer is no tensor of this frame",
-    21: "push: the pointer is no tensor of this frame",
-    22: "push: the pointer is no tensor of this frame",
-    23: "push: the pointer is no tensor of this frame",
-    24: "push: the pointer is no tensor of this frame",
-    25: "a string is NULL",
-    26: "a string is not in UTF-8: b'\\xff'",
-    30: "a string is NULL",
-}
+_LINES = Path(__file__).with_name("wrong.txt").read_text("utf-8").splitlines()
+MISTAKES = [line.split(" | ") for line in _LINES if line and line[0] != "#"]
+WRONG = {int(row[0]): row[1] for row in MISTAKES if len(row) == 2}
 
 
 @needs_compiler
@@ -366,25 +345,7 @@ def test_no_library(tmp_path: Path) -> None:
 
 
 @needs_compiler
-@cases(
-    "name, text, message",
-    ("empty", "int x;", "lists no functions; MLVM_FUNCTIONS does so$"),
-    (
-        "unversioned",
-        "const mlvm_entry mlvm_functions[] = {{NULL, NULL, 0, 0}};",
-        "lists no functions",
-    ),
-    (
-        "future",
-        "const int32_t mlvm_abi_version = 99;"
-        "const mlvm_entry mlvm_functions[] = {{NULL, NULL, 0, 0}};",
-        r"was built for version 99 of mlvm\.h; this is version 3$",
-    ),
-    ("null", 'MLVM_FUNCTIONS({"f", NULL, 0, 0});', "impossible function: name 'f', address 0x0"),
-    ("nameless", 'MLVM_FUNCTIONS({"", f, 0, 0});', "impossible function: name ''"),
-    ("minus", 'MLVM_FUNCTIONS({"f", f, -2, 0});', "-2 parameters, 0 results$"),
-    ("twice", 'MLVM_FUNCTIONS({"f", f, 0, 0}, {"f", f, 1, 0});', "lists 'f' twice$"),
-)
+@cases("name, text, message", *[row for row in MISTAKES if len(row) == 3])
 def test_a_library_that_does_not_list_its_functions_well(
     tmp_path: Path, name: str, text: str, message: str
 ) -> None:
