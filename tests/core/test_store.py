@@ -195,16 +195,6 @@ class StoreAgainstModel(RuleBasedStateMachine):
 TestStoreAgainstModel = StoreAgainstModel.TestCase
 
 
-@cases("handle", [1], np.ones(2), None, "5", 0.5)
-def test_what_is_no_handle(handle: Any) -> None:
-    refuses(HandleError, "is no handle, which is an integer", lambda: FreeStore().entry(handle))
-    refuses(
-        HandleError,
-        "is no handle, which is an integer",
-        lambda: FreeStore().dealloc_storage(handle),
-    )
-
-
 @cases("nbytes", -1, MAX_NBYTES + 1)
 def test_an_impossible_size(nbytes: int) -> None:
     store = FreeStore()

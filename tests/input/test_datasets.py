@@ -14,7 +14,7 @@ from mlvm.core.errors import PipelineError
 from mlvm.core.types import Array, DType
 from mlvm.input.datasets import as_dataset
 from mlvm.machines.wire import WireVM
-from tests.brief import cases, refuses
+from tests.brief import refuses
 from tests.cases.claims import claims
 
 X = np.random.default_rng(0).normal(size=(11, 4))
@@ -197,15 +197,6 @@ def test_a_name_that_python_does_not_take_is_a_place() -> None:
     ) as batches:
         batch: Any = batches.get()
     assert batch._fields == ("_0", "n", "_2")
-
-
-@cases("batch", 1, 2, 4)
-def test_samples_that_are_dicts_may_have_their_parts_in_any_order(batch: int) -> None:
-    samples = [{"x": 1.0, "y": 10.0}, {"y": 20.0, "x": 2.0}] * 2
-    batches: Any = ml.Pipeline(samples, batch, epochs=1)
-    values = [(b.x.tolist(), b.y.tolist()) for b in batches]
-    assert [each for x, _ in values for each in x] == [1.0, 2.0, 1.0, 2.0]
-    assert [each for _, y in values for each in y] == [10.0, 20.0, 10.0, 20.0]
 
 
 test_rows = claims("datasets", globals())

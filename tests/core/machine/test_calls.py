@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -33,21 +32,6 @@ def both(text: str, array: Array, max_steps: int | None = None) -> list[Array]:
     for ours, raw in zip(*outputs, strict=True):
         np.testing.assert_array_equal(ours, raw, strict=True)
     return outputs[0][:-1]
-
-
-@cases("n", 0, 1, 2, 12)
-def test_recursion(n: int) -> None:
-    assert both(FACTORIAL, np.array(n)) == [math.factorial(n)]
-
-
-@cases("n", 0, 1, 2, 7)
-def test_mutual_recursion(n: int) -> None:
-    assert both(PARITY, np.array(n)) == [n % 2 == 0]
-
-
-@cases("n", 0, 1, 30)
-def test_a_loop(n: int) -> None:
-    assert both(SUM_TO, np.array(n)) == [n * (n + 1) // 2]
 
 
 def test_a_loop_that_writes_its_argument(vm: VM) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.errors import HandleError, MachineError, OperandValueError
+from mlvm.core.errors import HandleError, MachineError
 from mlvm.core.machine.frame import Frame
 from mlvm.core.machine.link import nargs_of
 from mlvm.core.machine.verify import verify
@@ -129,17 +129,6 @@ def test_load_global_names_a_tensor_of_the_store() -> None:
     assert run(program, store=store)[0] is store.entry(handle).array
     store.dealloc_tensor(handle)
     refuses(HandleError, r"f32\[2\], ended by dealloc_tensor", run, program, store=store)
-
-
-@cases("program",
-    Program.of_op("pow", 2, {}, 1), Program.of_op("pow.out", 3, {}, 0), ids=["fresh", "into"],
-)  # fmt: skip
-def test_a_kernels_own_error_names_the_function_and_its_operands(program: Program) -> None:
-    """A user of the op knows neither `.out` nor the tensor that is written to."""
-    operands = [np.array([-1, -2]) for _ in range(nargs_of(program))]
-    caught = refuses(OperandValueError, "", run, program, *operands)
-    assert caught.op == "pow"
-    assert caught.operands == (TensorType("i64", (2,)),) * 2
 
 
 # --- each instruction -----------------------------------------------------------------

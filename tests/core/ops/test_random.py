@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from mlvm.core.types import Array
-from tests.brief import Capsys, cases
+from tests.brief import Capsys
 from tests.cases.claims import claims
 from tests.cases.evaluate import evaluate
 from tests.threads import in_threads
@@ -17,23 +17,6 @@ KEY = np.array([42, 0], np.uint64)
 
 
 # --- distributions --------------------------------------------------------------------
-
-
-@cases("dtype", "f32", "f64")
-def test_normal_has_the_moments_of_the_standard_normal(dtype: str) -> None:
-    x = evaluate("normal", KEY, shape=(400, 500), dtype=dtype).astype(np.float64)
-    assert abs(x.mean()) < 0.01
-    assert abs(x.var() - 1) < 0.02
-    assert abs((x**3).mean()) < 0.03
-    assert abs((x**4).mean() - 3) < 0.1
-
-
-@cases("dtype", "f32", "f64")
-def test_uniform_fills_the_unit_interval_evenly(dtype: str) -> None:
-    x = evaluate("uniform", KEY, shape=(100_000,), dtype=dtype)
-    assert x.min() >= 0
-    assert x.max() < 1
-    assert _chi_square(np.floor(x * 64).astype(int), 64) < _limit(64)
 
 
 def test_bernoulli_follows_a_p_for_each_column() -> None:

@@ -94,13 +94,6 @@ def test_equality_sees_every_part() -> None:
     assert base != "a program"
 
 
-@cases("x, y", (0.0, -0.0), (1, 1.0), (1, True), ([1, [0.0]], [1, [-0.0]]))
-def test_attributes_are_compared_as_they_are_written(x: object, y: object) -> None:
-    first, second = (Program.of_op("full.out", 1, {"value": each}, 0) for each in (x, y))
-    assert first != second
-    assert first == Program.from_bytes(first.to_bytes())
-
-
 def test_a_program_is_freed_when_nobody_refers_to_it() -> None:
     program = straight("halt")
     reference = weakref.ref(program)

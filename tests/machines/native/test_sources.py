@@ -14,6 +14,7 @@ from typing import Final
 
 import pytest
 
+from tests.cases.claims import claims
 from tests.test_layers import ROOT, circle
 
 SOURCE: Final = ROOT / "mlvm" / "machines" / "native" / "src"  # a built package has none
@@ -74,21 +75,6 @@ def test_no_sources_include_each_other_in_a_circle() -> None:
     assert circle({whole: others - {whole} for whole, others in graph.items()}) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("plan/pool.c", '#include "../machine/call.h"'),
-        ("plan/pool.c", "#include <Python.h>"),
-        ("plan/kernels/rows.c", '#include "../../limited_api.h"'),
-        ("machine/value.h", '#include "../language/posts.h"'),
-        ("python.c", '#  include "machine/call.h"'),
-        ("language/posts.c", "#include <Python.h>"),
-    ],
-)
-def test_the_checker_flags_a_wrong_include(name: str, text: str) -> None:
-    assert len(upward(included({name: text}))) == 1
-
-
 @pytest.mark.skipif(shutil.which(COMPILER) is None, reason="there is no C compiler")
 def test_kernel_calls_run_in_a_program_without_python(tmp_path: Path) -> None:
     (tmp_path / "main.c").write_text(MAIN)
@@ -100,3 +86,6 @@ def test_kernel_calls_run_in_a_program_without_python(tmp_path: Path) -> None:
     main = [tmp_path / "main"]
     done = subprocess.run(main, capture_output=True, text=True, check=True, env=alone)
     assert done.stdout == "2 of 2 calls, 0, 5, plain\n"
+
+
+test_rows = claims("sources", globals())
