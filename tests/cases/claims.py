@@ -3,15 +3,14 @@
     expression  =>  value                 # words: signs (of zeros, too), a tolerance
     call  # Error: pattern of its text
 
-A line `== title ==` opens a section. Its other lines are short preparations, which run before each
-of its rows. `<a|b>` makes a row of each choice.
+A line `== title ==` opens a section: rows, and statements that they need, one after the other.
+`<a|b>` makes a row of each choice.
 """
 
 from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -33,61 +32,67 @@ for _module in _MODULES.split():
     SPACE |= {k: v for k, v in vars(import_module(_module)).items() if k[0] != "_"}
 
 
-class Claim(NamedTuple):
-    """A row: preparations, an expression, and its value, or an error and its text."""
+class Section(NamedTuple):
+    """A title, and lines: rows and statements."""
 
     title: str
-    setup: str
-    call: str
-    value: str | None
-    words: str
+    lines: list[str]
 
     def check(self, space: dict[str, Any]) -> None:
-        """Check the claim, with these names for its expressions."""
+        """Run the statements and check the rows, with these names for both."""
         names = SPACE | space
-        exec(self.setup, names)
-        if self.value is None:
-            name, _, pattern = self.words.partition(": ")
-            error = eval(name, vars(builtins) | names)
-            refuses(error, pattern, exec, self.call, names)
-            return
-        actual: Any = eval(self.call, names)
-        expected: Any = eval(self.value, names)
-        if not isinstance(actual, np.ndarray | np.generic):
-            assert type(actual) is type(expected)
-            np.testing.assert_equal(actual, expected)
-            return
-        if isinstance(expected, np.ndarray | np.generic):
-            assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
-        if self.words.strip() in ("", "signs"):
-            np.testing.assert_array_equal(actual, expected)
-        else:
-            tolerance = float(self.words)
-            np.testing.assert_allclose(np.asarray(actual), expected, tolerance, tolerance)
-        if "signs" in self.words:
-            np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
+        for line in self.lines:
+            try:
+                _check(line, names)
+            except BaseException as error:
+                error.add_note(f"in the row {line}")
+                raise
 
 
-def rows_of(name: str) -> Iterator[Claim]:
-    """The rows of a table."""
-    title = setup = ""
+def _check(line: str, names: dict[str, Any]) -> None:
+    row, has_words, words = line.partition("  # ")
+    call, has_value, value = row.partition("  =>  ")
+    if not has_value and not has_words:
+        exec(line, names)
+        return
+    if not has_value:
+        name, _, pattern = words.partition(": ")
+        refuses(eval(name, vars(builtins) | names), pattern, exec, call, names)
+        return
+    actual: Any = eval(call, names)
+    expected: Any = eval(value, names)
+    if not isinstance(actual, np.ndarray | np.generic):
+        assert type(actual) is type(expected)
+        np.testing.assert_equal(actual, expected)
+        return
+    if isinstance(expected, np.ndarray | np.generic):
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    if words.strip() in ("", "signs"):
+        np.testing.assert_array_equal(actual, expected)
+    else:
+        tolerance = float(words)
+        np.testing.assert_allclose(np.asarray(actual), expected, tolerance, tolerance)
+    if "signs" in words:
+        np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
+
+
+def sections_of(name: str) -> list[Section]:
+    """The sections of a table."""
+    sections: list[Section] = []
     for line, _ in lines(f"claims/{name}.txt"):
-        row, has_words, words = line.partition("  # ")
-        call, has_value, value = row.partition("  =>  ")
         if line.startswith("== "):
-            title, setup = line.strip("= "), ""
-        elif has_value or has_words:
-            yield Claim(title, setup, call, value if has_value else None, words)
+            sections.append(Section(line.strip("= "), []))
         else:
-            setup += line + "\n"
+            sections[-1].lines.append(line)
+    return sections
 
 
 def claims(name: str, space: dict[str, Any]) -> Any:
-    """A test of each row of a table, whose names are those of SPACE and of the test's module."""
-    rows = [*rows_of(name)]
+    """A test of each section of a table, with the names of SPACE and of the test's module."""
+    sections = sections_of(name)
 
-    @pytest.mark.parametrize("claim", rows, ids=[f"{row.title}: {row.call}" for row in rows])
-    def test_a_row_of_the_table_holds(claim: Claim) -> None:
-        claim.check(space)
+    @pytest.mark.parametrize("section", sections, ids=[each.title for each in sections])
+    def test_the_rows_of_a_section_hold(section: Section) -> None:
+        section.check(space)
 
-    return test_a_row_of_the_table_holds
+    return test_the_rows_of_a_section_hold
