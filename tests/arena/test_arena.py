@@ -17,10 +17,11 @@ from mlvm.arena.arena import SMALLEST_CHUNK, STALE, Allocation, Arena, regions, 
 from mlvm.core.errors import ArenaError, ArenaOverflow, ConnectionLost, MachineError
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
-from mlvm.core.types import ALIGNMENT, TensorType, f32
+from mlvm.core.types import TensorType, f32
 from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
 from tests.brief import Patch, cases, refuses
+from tests.cases.claims import claims
 from tests.threads import PATIENCE, start
 
 ROW, WORDS = TensorType(f32, (16,)), TensorType("u32", (4, 4))
@@ -164,17 +165,6 @@ def test_a_negative_capacity_is_refused(vm: VM) -> None:
     assert consumed(vm) == 0
 
 
-def test_growth_is_by_chunks() -> None:
-    arena = Arena(VM(), "batch")
-    assert arena.capacity == 0
-    small = arena.alloc(ROW)
-    assert arena.capacity == SMALLEST_CHUNK
-    large = arena.alloc(TensorType("u8", (10 * SMALLEST_CHUNK + 1,)))
-    assert arena.capacity == 11 * SMALLEST_CHUNK + ALIGNMENT
-    assert arena.used == 10 * SMALLEST_CHUNK + 2 * ALIGNMENT
-    assert arena.live() == [small, large]
-
-
 def test_memory_that_there_is_not_changes_nothing(vm: VM) -> None:
     arena = Arena(vm, "batch")
     tensor = arena.alloc(ROW)
@@ -260,13 +250,6 @@ def test_an_arena_that_trims_holds_little_more_than_it_needs(vm: VM) -> None:
         largest = max(largest, consumed(vm))
         del tensor
     assert largest <= 2 * 19 * SMALLEST_CHUNK
-
-
-def test_repr_tells_name_and_sizes() -> None:
-    arena = Arena(VM("gpu"), "batch", capacity=1 << 20)
-    tensor = arena.alloc(ROW)
-    assert repr(arena) == "<Arena 'batch' on gpu: 64 of 1,048,576 bytes used, high water 64>"
-    del tensor
 
 
 # --- the end --------------------------------------------------------------------------
@@ -363,8 +346,4 @@ def test_a_block_closes_a_vm_and_a_closed_one_has_no_arena() -> None:
     refuses((MachineError, ConnectionLost), r"block.* was closed", Arena, vm, "another")
 
 
-def test_a_stale_tensor_names_a_remedy() -> None:
-    arena = Arena(VM(), "batch")
-    tensor = arena.alloc(TensorType(f32, (2,)))
-    arena.reset()
-    assert str(tensor.stale()).endswith("its arena was reset; read it or copy it before")
+test_rows = claims("arena", globals())

@@ -23,12 +23,10 @@ from mlvm.core.program.encoding import Kind, Writer
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, f32, root
 from mlvm.core.vm import VM
-from mlvm.machines import wire
 from mlvm.machines.dry import DryVM
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.wire import (
-    Field,
     WireServer,
     WireVM,
     decode_answer,
@@ -471,13 +469,6 @@ def rows(head: str) -> list[list[str]]:
     """The cells of the table whose first line starts so."""
     table = PAGE[PAGE.index(f"\n\n| {head} |") + 2 :].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
-
-
-def test_the_page_lists_every_kind_and_field() -> None:
-    kinds = [[kind, number] for kind, number, _ in rows("kind")]
-    assert kinds == [[kind.name, str(kind.value)] for kind in Kind]
-    described = {row[0] for row in rows("field")}
-    assert {x.name for x in vars(wire).values() if isinstance(x, Field)} <= described
 
 
 def test_the_page_lists_every_tag() -> None:

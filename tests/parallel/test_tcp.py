@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlvm.core.errors import AccessRefused, EncodingError, GroupError, GroupTimeout, ShapeError
+from mlvm.core.errors import AccessRefused, EncodingError, GroupError, GroupTimeout
 from mlvm.core.ops.half import cast
 from mlvm.core.types import DType
 from mlvm.machines.local import LocalVM as VM
@@ -28,7 +28,6 @@ from mlvm.parallel import messages, tcp
 from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group
 from mlvm.parallel.launched import launched
-from mlvm.parallel.plain import packed, packed_failure, unpacked
 from mlvm.parallel.tcp import Link, TcpGroup
 from tests.brief import Patch, cases, refuses, with_long
 from tests.cases.claims import claims
@@ -326,17 +325,6 @@ VALUES: list[Any] = [
     *(None, True, 7, -0.5, "text", b"bytes", [1, (2, "x")], {"a": [b"", {3: None}]}, 2**70),
     [np.arange(6, dtype=np.int16).reshape(2, 3), {"x": np.zeros((), np.float32)}],
 ]
-
-
-def test_values_and_errors_pass_as_plain_data() -> None:
-    assert repr(unpacked(packed(VALUES)).value) == repr(VALUES)
-    refuses(GroupError, "a function is no plain data", packed, [1, {"x": both}])
-    error = ShapeError("too wide")
-    failure = unpacked(packed_failure(error, first=True)).failure
-    assert failure is not None
-    rebuilt = failure.error("member 1", GroupError)
-    assert (type(rebuilt), str(rebuilt)) == (ShapeError, "too wide")
-    assert "in member 1:\n" in rebuilt.__notes__[-1]
 
 
 def test_nothing_that_arrives_is_unpickled() -> None:

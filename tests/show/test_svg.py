@@ -12,12 +12,10 @@ from mlvm.show.svg import (
     axes,
     colours_of,
     document,
-    fitted,
     px,
-    text,
-    width_of,
 )
 from tests.brief import cases
+from tests.cases.claims import claims
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -47,36 +45,6 @@ def test_coordinates_are_short() -> None:
     assert [px(3.0), px(3.04), px(2.96), px(0.55)] == ["3", "3", "3", "0.6"]
 
 
-def test_text_is_escaped() -> None:
-    assert text(1, 2, "a < b & c", "soft", 'font-size="9"') == (
-        '<text x="1" y="2" class="soft" font-size="9">a &lt; b &amp; c</text>'
-    )
-
-
-def test_a_text_is_cut_where_it_would_be_too_wide() -> None:
-    assert fitted("short", 100) == "short"
-    cut = fitted("much too long for that", 100)
-    assert cut.startswith("much")
-    assert cut.endswith("…")
-    assert width_of(cut) <= 100 < width_of(f"{cut}xx")
-
-
-def test_wide_letters_count_as_much_as_they_take() -> None:
-    assert width_of("重み", 10) == 20 == width_of("ＡＢ", 10)
-    assert fitted("重み行列", 40, 10) == "重み行列"
-    cut = fitted("重み行列の形", 40, 10)
-    assert cut == "重み行…"
-    assert width_of(cut, 10) <= 40
-    assert fitted("重み", 1) == "…"
-
-
-def test_what_no_xml_may_have_is_replaced() -> None:
-    svg = document(9, 9, "", text(1, 2, "a\x00b\x1b\ud800c\ufffe重\U0001f600\t."))
-    assert "\ud800" not in svg
-    [element] = ElementTree.fromstring(svg.encode()).iter(f"{SVG}text")
-    assert element.text == "a\ufffdb\ufffd\ufffdc\ufffd重\U0001f600\t."
-
-
 def test_an_op_has_one_colour_in_all_pictures() -> None:
     kinds = [f"op{i}" for i in range(40)]
     alone = {kind: colours_of([kind])[kind] for kind in ("matmul", "parameter", *kinds)}
@@ -101,3 +69,6 @@ def test_axes_have_a_line_and_a_number_for_each_tick() -> None:
     assert float(texts["0.4"]["y"]) == pytest.approx(y(0.4), abs=5)
     grid = [path for path in root.iter(f"{SVG}path") if path.attrib["class"] == "grid"]
     assert len(grid) == len(y.ticks())
+
+
+test_rows = claims("svg", globals())

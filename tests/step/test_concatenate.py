@@ -52,13 +52,6 @@ def test_the_program_loads_each_argument_by_its_handle() -> None:
     assert concatenate([]) == straight("halt")
 
 
-def test_nothing_after_a_halt_is_taken() -> None:
-    program = straight(("push_int", 1), "halt", ("push_int", 2))
-    assert concatenate([(program, ()), (program, ())]) == straight(
-        ("push_int", 1), ("push_int", 1), "halt"
-    )
-
-
 HALT = instruction("halt")
 
 

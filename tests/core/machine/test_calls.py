@@ -15,7 +15,7 @@ from mlvm.core.types import Array
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
 from tests.cases.claims import claims
-from tests.core.programs import FACTORIAL, HALVE, PARITY, SUM_TO, asm, put, straight
+from tests.core.programs import FACTORIAL, PARITY, SUM_TO, asm, put, straight
 
 # --- frames ---------------------------------------------------------------------------
 
@@ -32,12 +32,6 @@ def both(text: str, array: Array, max_steps: int | None = None) -> list[Array]:
     for ours, raw in zip(*outputs, strict=True):
         np.testing.assert_array_equal(ours, raw, strict=True)
     return outputs[0][:-1]
-
-
-def test_a_loop_that_writes_its_argument(vm: VM) -> None:
-    x = put(vm, np.array(100, np.float32))
-    assert vm.launch(assemble(HALVE), [x]) == []
-    assert vm.read(x) == np.float32(100 / 128)
 
 
 # --- limits ---------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
+from tests.cases.claims import claims
 from tests.core.programs import asm, f32s, put, straight
 
 VECTOR = TensorType(f32, (2,))
@@ -180,14 +181,6 @@ def test_star_accepts_any_number_of_results(nresults: int) -> None:
     assert vm.launch(call_f()) == list(range(nresults))
 
 
-def test_a_late_push_is_no_result() -> None:
-    frames: list[Frame] = []
-    vm = host(frames.append)
-    assert vm.launch(call_f()) == []
-    frames[0].push(f32s(1))
-    assert vm.launch(call_f()) == []
-
-
 @cases("fn", None, 5, "f")
 def test_what_cannot_be_called_is_not_registered(fn: Any, vm: VM) -> None:
     refuses(MachineError, "f: expected a function, got", vm.register, "f", fn)
@@ -296,12 +289,6 @@ def test_what_was_proven_is_checked_when_the_table_changes_under_a_running_progr
     assert vm.launch(Program.of_op("negative", 1, {}, 1), args[:1]) == [-1]
 
 
-def test_a_running_program_sees_a_good_replacement_with_its_next_call(vm: VM) -> None:
-    vm.register("change", lambda _: vm.register("add", lambda frame: frame.push(frame.param(1))))
-    args = [put(vm, f32s(1)), put(vm, f32s(2))]
-    assert vm.launch(assemble(CHANGES_THE_TABLE), args) == [-2]
-
-
 def test_main_may_be_entered_again_after_its_kernel_is_gone(vm: VM) -> None:
     vm.register("change", lambda _: vm.remove("negative.out"))
     program = asm(
@@ -372,3 +359,6 @@ def test_launches_within_each_other_end_in_a_typed_error(vm: VM) -> None:
     refuses(LimitExceeded, "launches lie within each other", vm.launch, program)
     [two] = vm.launch(assemble(".const two i64[] 2\n.func main 0 *\npush_const two\nhalt\n"))
     assert two == 2
+
+
+test_rows = claims("host_functions", globals())

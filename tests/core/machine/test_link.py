@@ -11,7 +11,7 @@ from mlvm.core.errors import ArgumentError, MachineError, UnknownFunction
 from mlvm.core.machine import link as codes
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.fused import Workspace
-from mlvm.core.machine.link import Code, bind, link, nargs_of
+from mlvm.core.machine.link import Code, bind, link
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
@@ -90,13 +90,6 @@ def test_a_jump_between_name_and_call_keeps_them_apart(vm: VM) -> None:
     assert kinds(code).count("CALL_NAMED") == 1
     x, yes, no = put(vm, f32s(1, -2)), put(vm, f32s(1)), put(vm, f32s(0))
     assert [list(vm.launch(program, [x, c])[0]) for c in (yes, no)] == [[-1, 2], [1, 2]]
-
-
-def test_nargs_counts_up_to_the_last_argument_used_in_any_function() -> None:
-    assert nargs_of(straight("halt")) == 0
-    assert nargs_of(straight(("load_arg", 2), "halt")) == 3
-    text = ".func main 0 *\n call f\n halt\n .func f 0 1\n load_arg 4\n return 1"
-    assert nargs_of(assemble(text)) == 5
 
 
 def test_what_is_never_reached_is_left_out() -> None:

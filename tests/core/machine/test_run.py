@@ -102,15 +102,6 @@ def test_arguments_reach_a_kernel_in_the_order_they_are_loaded(order: Any, count
     np.testing.assert_array_equal(operands, expected)
 
 
-def test_a_call_on_fewer_than_the_arguments_takes_the_last() -> None:
-    program = straight(
-        *(("load_arg", i) for i in range(3)), ("push_str", "negative.out"), ("cfunc", 2, 0), "halt"
-    )
-    operands = [f32s(1), f32s(2), f32s(3)]
-    assert run(program, *operands) == [f32s(1)]
-    np.testing.assert_array_equal(operands, [[1], [-3], [3]])
-
-
 def test_attributes_reach_the_kernel() -> None:
     x = f32s(1, 2, 3).reshape(1, 3)
     for attributes, expected in (({"axis": [1]}, [6]), ({"axis": 0, "keepdims": True}, x)):

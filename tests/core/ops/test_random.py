@@ -28,15 +28,6 @@ def test_bernoulli_follows_a_p_for_each_column() -> None:
     assert x[:, 3].all()
 
 
-def test_permutation_holds_each_number_once_and_every_order_comes_up() -> None:
-    assert sorted(evaluate("permutation", KEY, n=1000)) == list(range(1000))
-    keys = evaluate("split_key", KEY, n=6000)
-    orders = [tuple(evaluate("permutation", key, n=3)) for key in keys]
-    counts = np.array([orders.count(order) for order in set(orders)])
-    assert len(counts) == 6
-    assert ((counts - 1000) ** 2 / 1000).sum() < _limit(6)
-
-
 def _chi_square(values: Array, bins: int) -> float:
     counts = np.bincount(values.astype(np.int64), minlength=bins)
     expected = values.size / bins
@@ -85,13 +76,6 @@ def test_threads_do_not_disturb_each_other() -> None:
             np.testing.assert_array_equal(x, expected)
 
     in_threads(draw, range(4))
-
-
-def test_different_keys_draw_different_numbers() -> None:
-    keys = [[42, 0], [42, 1], [43, 0], [0, 42], *evaluate("split_key", KEY, n=50)]
-    keys += [evaluate("fold_in", KEY, np.array(i)) for i in range(50)]
-    draws = {evaluate("uniform", np.array(k, np.uint64), shape=(2,)).tobytes() for k in keys}
-    assert len(draws) == len(keys)
 
 
 def test_neighbouring_keys_are_uncorrelated() -> None:

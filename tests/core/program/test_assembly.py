@@ -172,17 +172,6 @@ def test_floats_at_the_edges_are_read_back(value: float) -> None:
         assert again.constants[name].tobytes() == array.tobytes()
 
 
-def test_layout_is_free() -> None:
-    """Comments, blank lines, indentation, tabs, label names, and `;` inside of strings."""
-    text = (
-        "; a comment||.const c\tf32[2,1] +1.50 -1e1   ; the elements|.func   main 0 *;entry|go->1:|"
-        'push_str "a;b"; "c"|  \tcfunc 0 * {}|jump go->1|\r|'
-    )
-    main = Function("main", 0, "*", code(("push_str", "a;b"), ("cfunc", 0, "*", {}), ("jump", 0)))
-    expected = Program([main], {"c": f32s(1.5, -10).reshape(2, 1)})
-    assert assemble(text.replace("|", "\n")) == expected
-
-
 def test_a_label_may_stand_at_the_end() -> None:
     program = assemble(".func main 0 *\njump end\nend:")
     assert program.main.code == (instruction("jump", 1),)

@@ -51,13 +51,6 @@ def test_of_op_pushes_the_arguments_calls_and_halts() -> None:
     assert (program.main.nparams, program.main.nresults) == (0, "*")
 
 
-def test_there_is_one_main() -> None:
-    refuses(ProgramError, "no function 'main' among none", Program, [])
-    other = Function("other", 0, 0, (HALT,))
-    refuses(ProgramError, "no function 'main' among other", Program, [other])
-    refuses(ProgramError, "function 'other' is defined twice", Program, [other, other])
-
-
 @cases("name", "", "a b", "1st", ".x", "f;", 'f"', "main\n", 5, None)
 def test_a_name_is_one_that_assembly_can_write(name: Any) -> None:
     body = straight("halt").main
@@ -80,18 +73,6 @@ def test_constants_are_copied_read_only_and_packed() -> None:
 
 def test_a_constant_is_of_a_dtype_that_there_is() -> None:
     refuses(DTypeError, "no dtype for dtype", with_constants, {"c": np.zeros(2, np.longdouble)})
-
-
-def test_equality_sees_every_part() -> None:
-    base = straight(("push_int", 1), "halt")
-    assert base == straight(("push_int", 1), "halt")
-    assert hash(base) == hash(straight(("push_int", 1), "halt"))
-    assert base != straight(("push_int", 2), "halt")
-    assert base != straight(("push_int", 1), "halt", "halt")
-    assert base != Program([Function("main", 0, 0, base.main.code)])
-    helper = Function("helper", 0, 0, (HALT,))
-    assert Program([base.main, helper]) != Program([helper, base.main])
-    assert base != "a program"
 
 
 def test_a_program_is_freed_when_nobody_refers_to_it() -> None:

@@ -8,8 +8,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -27,7 +25,7 @@ from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Progr
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
-from tests.brief import cases, refuses, with_long
+from tests.brief import cases, refuses
 from tests.cases.claims import claims
 from tests.core.programs import asm, f32s, put
 from tests.fuzz.machines import Outcome, new_machines, outcome, require_same
@@ -389,13 +387,6 @@ def raw_fuzz(first: int, last: int) -> None:
         print(seed, flush=True)
         reference, native = [raw_outcome(vm, seed) for vm in machines]
         assert native == reference, raw_program(random.Random(seed), (*NUMBERS, 10**9)).functions
-
-
-def test_a_raw_machine_keeps_to_its_stack() -> None:
-    run = "from tests.machines.native.test_loop import raw_fuzz; raw_fuzz(0, "
-    run += f"{with_long(1000, 4000)})"
-    ended = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True)
-    assert not ended.returncode, f"seed {ended.stdout.split()[-1]}: {ended.stderr}"
 
 
 test_rows = claims("loop", globals())

@@ -60,12 +60,6 @@ def upward(graph: Mapping[str, set[str]]) -> list[str]:
     ]
 
 
-def test_includes_go_downward() -> None:
-    graph = included(sources())
-    assert upward(graph) == []
-    assert {floor(name) for name in graph} == {*range(len(FLOORS))}
-
-
 def test_no_sources_include_each_other_in_a_circle() -> None:
     """A source and its header are one."""
     graph: dict[str, set[str]] = {}

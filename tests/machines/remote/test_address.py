@@ -39,12 +39,6 @@ def test_a_host_that_is_none_is_refused() -> None:
         connect(TcpAddress("no.such.host.invalid", 1), 1.0)
 
 
-def test_other_hosts_are_let_in_only_if_told_to() -> None:
-    refuses(AddressError, "--insecure", listen, TcpAddress("0.0.0.0", 0), public=False)
-    listen(TcpAddress("0.0.0.0", 0), public=True).close()
-    listen(TcpAddress("127.0.0.1", 0), public=False).close()
-
-
 def test_a_port_that_is_taken_is_refused() -> None:
     with listen(TcpAddress("127.0.0.1", 0), public=False) as first:
         address = address_of(first, TcpAddress("127.0.0.1", 0))

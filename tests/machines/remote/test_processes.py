@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import AccessRefused, ConnectionLost, LimitExceeded, MachineError, OutOfMemory
+from mlvm.core.errors import AccessRefused, ConnectionLost, LimitExceeded, OutOfMemory
 from mlvm.core.program.assembly import assemble
 from mlvm.core.types import TensorType
 from mlvm.machines.remote.channel import Channel
@@ -188,12 +188,6 @@ def test_a_nursery_that_is_killed_is_replaced(server: Served) -> None:
     nursery.wait()
     assert holds(server.vm(), 1)
     assert holds(before, 2)
-
-
-def test_processes_are_made_of_what_can_be_told() -> None:
-    refuses(MachineError, "use libraries", Served, processes=1, prepare=lambda vm: None)
-    unspeakable = {"kernels": {"add": print}}
-    refuses(MachineError, "expected JSON", Served, processes=1, options=unspeakable)
 
 
 def test_a_channel_has_messages_and_sockets_in_order() -> None:
