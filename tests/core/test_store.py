@@ -156,14 +156,12 @@ class StoreAgainstModel(RuleBasedStateMachine):
         handle = data.draw(st.sampled_from(sorted(self.ended)))
         live = next(iter(self.tensors), handle)
         for use in (
-            lambda: self.store.entry(handle),
-            lambda: self.store.dealloc_tensor(handle),
+            lambda: self.store.entry(handle), lambda: self.store.dealloc_tensor(handle),
             lambda: self.store.dealloc_storage(handle),
             lambda: self.store.replace(handle, aligned_array(TensorType(f32))),
             lambda: self.store.tensor_from_storage(handle, TensorType(f32), 0),
-            lambda: self.store.swap(handle, live),
-            lambda: self.store.swap(live, handle),
-        ):
+            lambda: self.store.swap(handle, live), lambda: self.store.swap(live, handle),
+        ):  # fmt: skip
             refuses(HandleError, re.escape(f" {handle} {self.ended[handle]}"), use)
 
     @precondition(lambda self: self.tensors and self.storages)

@@ -129,12 +129,8 @@ def test_a_tensor_is_described(vm: VM, code: int, shape: tuple[int, ...]) -> Non
     [y] = vm.launch(Program.of_op("describe", 1, {}, 1), [put(vm, x)])
     dtype, ndim, size, nbytes, askew, *lengths = y.tolist()
     assert (dtype, ndim, size, nbytes, tuple(lengths)) == (
-        code,
-        x.ndim,
-        math.prod(shape),
-        x.nbytes,
-        shape,
-    )
+        code, x.ndim, math.prod(shape), x.nbytes, shape,
+    )  # fmt: skip
     assert not (size and askew)
 
 

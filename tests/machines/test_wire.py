@@ -112,18 +112,11 @@ def test_a_vm_that_is_closed_holds_nothing_and_says_so(make: Callable[[], Any], 
     vm.close()
     refused = (errors.HandleError, errors.MachineError, errors.ConnectionLost)
     for call in (
-        lambda: vm.read(handle),
-        lambda: vm.write(handle, f32s(1, 2)),
-        lambda: vm.launch(program),
-        lambda: vm.launch(ADD_INTO, [handle] * 3),
-        lambda: vm.alloc_tensor(PAIR),
-        lambda: vm.alloc_storage(8),
-        lambda: vm.tensor_from_storage(storage, PAIR, 0),
-        lambda: vm.swap(handle, handle),
-        added,
-        lambda: x.numpy(),
-        lambda: ml.ones(2, device=vm),
-    ):
+        lambda: vm.read(handle), lambda: vm.write(handle, f32s(1, 2)), lambda: vm.launch(program),
+        lambda: vm.launch(ADD_INTO, [handle] * 3), lambda: vm.alloc_tensor(PAIR),
+        lambda: vm.alloc_storage(8), lambda: vm.tensor_from_storage(storage, PAIR, 0),
+        lambda: vm.swap(handle, handle), added, lambda: x.numpy(), lambda: ml.ones(2, device=vm),
+    ):  # fmt: skip
         refuses(refused, "closed", call)
     if not isinstance(vm, RemoteVM):
         assert vm.consumed_size_in_mib() == 0

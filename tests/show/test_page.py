@@ -433,11 +433,9 @@ def test_a_browser_sums_time_by_op(tmp_path: Path) -> None:
     session.ended = start + 30_000
     fields = probed(session_page(session, [], "script.py"), TABLE_PROBE, tmp_path)
     assert fields == {
-        "time by op": "calls: time: share",
-        "exp": "2: 8.0 µs: 57.1 %",
-        "launch": "1: 4.0 µs: 28.6 %",
-        "sin": "1: 2.0 µs: 14.3 %",
-    }
+        "time by op": "calls: time: share", "exp": "2: 8.0 µs: 57.1 %",
+        "launch": "1: 4.0 µs: 28.6 %", "sin": "1: 2.0 µs: 14.3 %",
+    }  # fmt: skip
 
 
 def test_a_browser_shows_it(saved: Path, tmp_path: Path) -> None:

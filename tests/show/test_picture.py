@@ -63,10 +63,8 @@ def test_a_tensor_is_a_rectangle_that_tells_what_it_is(batch: ml.Arena, tmp_path
     tooltips = {re.split(":", hover)[0]: hover.splitlines() for hover in hovers(root)}
     assert set(tooltips) == {"copied in", "square", "sum", "add"}
     assert tooltips["copied in"][:3] == [
-        "copied in: f32[16,32]",
-        "2,048 bytes at 0",
-        "moments 1 to 6",
-    ]
+        "copied in: f32[16,32]", "2,048 bytes at 0", "moments 1 to 6",
+    ]  # fmt: skip
     assert tooltips["copied in"][3].endswith(line)
     assert tooltips["add"][3].endswith(f"{Path(__file__).name}:{batch_line('z + 1.0')}")
     boxes = {

@@ -177,10 +177,8 @@ def test_recordings_of_one_arena_and_of_one_vm_lie_within_each_other() -> None:
         with batch:
             ml.ones(4) + 1.0
     assert [(each.type.size, each.op) for each in outer.lifetimes] == [
-        (3, "full"),
-        (4, "full"),
-        (4, "add"),
-    ]
+        (3, "full"), (4, "full"), (4, "add"),
+    ]  # fmt: skip
     assert [each.op for each in inner.lifetimes] == ["full"]
     assert [each.op for each in third.lifetimes] == ["copy"]
     assert outer.resets == [outer.moments - 4, outer.moments]
@@ -230,10 +228,8 @@ def test_the_most_in_use_is_not_forgotten(arena: Arena) -> None:
         f"since then at most 64 bytes in use, at moment "
     )
     assert report_of(recording).splitlines()[2:5] == [
-        "high water  768",
-        "capacity    1,024",
-        "tensors     44",
-    ]
+        "high water  768", "capacity    1,024", "tensors     44",
+    ]  # fmt: skip
 
 
 def test_what_a_captured_function_returns_has_the_op_that_wrote_it() -> None:
@@ -369,30 +365,21 @@ def test_the_report_is_a_table() -> None:
     vm = ml.VM("second")
     arena = ml.Arena(vm, "batch", capacity=4096)
     assert ml.Arena(vm, "weights").report().splitlines() == [
-        "arena       weights",
-        "on          second",
-        "used        0",
-        "high water  0",
-        "capacity    0 (grows)",
-        "tensors     0",
-    ]
+        "arena       weights", "on          second", "used        0", "high water  0",
+        "capacity    0 (grows)", "tensors     0",
+    ]  # fmt: skip
     with ml.record(arena), arena:
         tensors = [ml.ones(100), ml.ones((10, 10)), ml.ones(100), ml.ones(3)]
         head, rows = arena.report().split("\n\n")[:2]
     line = f"{__file__}:{test_the_report_is_a_table.__code__.co_firstlineno + 12}"
     line = line.removeprefix(f"{Path.cwd()}/")
     assert head.splitlines()[2:] == [
-        "used        1,408",
-        "high water  1,408",
-        "capacity    4,096",
-        "tensors     4",
-    ]
+        "used        1,408", "high water  1,408", "capacity    4,096", "tensors     4",
+    ]  # fmt: skip
     assert rows.splitlines() == [
-        "bytes  tensors  type        made at",
-        f"  896        2  f32[100]    {line}",
-        f"  448        1  f32[10,10]  {line}",
-        f"   64        1  f32[3]      {line}",
-    ]
+        "bytes  tensors  type        made at", f"  896        2  f32[100]    {line}",
+        f"  448        1  f32[10,10]  {line}", f"   64        1  f32[3]      {line}",
+    ]  # fmt: skip
     peak = arena.report().split("\n\n")[1].splitlines()
     assert peak[0] == "recorded: at most 1,408 bytes in use, at moment 4"
     assert peak[2] == f"  896        2  f32[100]    full  {line}"

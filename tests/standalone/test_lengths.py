@@ -244,15 +244,9 @@ def test_the_functions_of_a_step_with_lengths(tmp_path: Path) -> None:
     done = subprocess.run(["./caller"], cwd=tmp_path, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert lines == [
-        "0 2: 3 3",
-        "-1 int = 10: expected 1 to 9",
-        "-1 int = 0: expected 1 to 9",
-        "-1 the lengths are NULL",
-        "-1 -1",
-        "0 2: 3 3",
-        "0 2: 9 3",
-        "the same",
-    ]
+        "0 2: 3 3", "-1 int = 10: expected 1 to 9", "-1 int = 0: expected 1 to 9",
+        "-1 the lengths are NULL", "-1 -1", "0 2: 3 3", "0 2: 9 3", "the same",
+    ]  # fmt: skip
 
 
 _CALLER = Path(__file__).with_name("caller_of_lengths.c").read_text("utf-8")

@@ -217,13 +217,10 @@ def test_a_program_of_the_callers(folder: Path) -> None:
     assert done.stdout.splitlines() == [
         "-1 the memory does not lie at a multiple of 64 bytes",
         "-1 these are no weights: they do not begin with MLVMSTEP",
-        "-1 it was not built for this processor and mmx",
-        "3 runs, 0 allocations",
-        "the same",
+        "-1 it was not built for this processor and mmx", "3 runs, 0 allocations", "the same",
         f"-1 take: the op refuses the values that it is given, at standalone/{here}:{line}",
-        "-1 input 0 is NULL",
-        "0 ",
-    ]
+        "-1 input 0 is NULL", "0 ",
+    ]  # fmt: skip
     assert done.returncode == 0
 
 

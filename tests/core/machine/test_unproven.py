@@ -87,11 +87,9 @@ def test_constants_cannot_be_written_to_whatever_way_they_take(vm: VM) -> None:
     vm.register("same", lambda frame: frame.push(frame.param(0)))
     x = put(vm, f32s(1, 2))
     for operand in (
-        "push_const c",
-        'push_const c | push_str "same" | cfunc 1 1',
-        "push_const c | call f",
+        "push_const c", 'push_const c | push_str "same" | cfunc 1 1', "push_const c | call f",
         "push_int 0 | push_const c | set 0 | get 0 | set 0",
-    ):
+    ):  # fmt: skip
         program = main_of(
             f'{operand} | load_arg 0 | push_str "negative.out" | cfunc 2 0',
             ".func f 1 1\n get -1\n return 1",

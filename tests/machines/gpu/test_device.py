@@ -430,11 +430,8 @@ def test_a_mixer_trains_as_on_the_host_and_a_step_waits_once(vm: GpuVM) -> None:
         assert losses[-1] == pytest.approx(loss, rel=1e-5)
         if i:
             assert {**counts, "launches": 0} == {
-                "launches": 0,
-                "fetched": 2,
-                "fetched_bytes": counts["fetched_bytes"],
-                "waits": 1,
-            }
+                "launches": 0, "fetched": 2, "fetched_bytes": counts["fetched_bytes"], "waits": 1,
+            }  # fmt: skip
     for name, x in host.model.state().items():
         np.testing.assert_allclose(there.model.state()[name].numpy(), x.numpy(), 1e-3, 1e-5)
 
@@ -592,10 +589,8 @@ def test_a_lost_device_closes_the_vm_and_says_so(vm: GpuVM, monkeypatch: Patch) 
         refuses(MachineError, "is lost, and with it this VM: CL_DEVICE", vm.read, x)
     add = Program.of_op("add", 2, {}, 1)
     for call in (
-        lambda: vm.read(x),
-        lambda: vm.launch(add, [x, y]),
-        lambda: vm.write(x, np.ones(4, "f4")),
-    ):
+        lambda: vm.read(x), lambda: vm.launch(add, [x, y]), lambda: vm.write(x, np.ones(4, "f4")),
+    ):  # fmt: skip
         refuses(MachineError, "is lost, and with it this VM", call)
     vm.dealloc_tensor(x)
 

@@ -144,11 +144,9 @@ def test_one_special_element_spoils_its_row_only(value: float) -> None:
     x[1, 5] = value
     ones = np.ones(40)
     for name, inputs in [
-        ("layer_norm", (x, ones, ones)),
-        ("layer_norm_normalize", (x,)),
-        ("layer_norm_vjp", (g, x, ones)),
-        ("layer_norm_scale_vjp", (g, x)),
-    ]:
+        ("layer_norm", (x, ones, ones)), ("layer_norm_normalize", (x,)),
+        ("layer_norm_vjp", (g, x, ones)), ("layer_norm_scale_vjp", (g, x)),
+    ]:  # fmt: skip
         expected = reference(name, *inputs, eps=1e-6)
         np.testing.assert_allclose(native(name, *inputs, eps=1e-6), expected, 1e-9, 1e-12)
 

@@ -262,12 +262,9 @@ def test_after_the_end_every_call_says_so_but_those_that_free(served: Served) ->
     x = put(vm, 1)
     vm.close()
     for call in (
-        lambda: vm.read(x),
-        lambda: vm.write(x, f32s(1)),
-        lambda: vm.launch(ADD_INTO, (x, x, x)),
-        lambda: vm.alloc_storage(1),
-        vm.synchronize,
-    ):
+        lambda: vm.read(x), lambda: vm.write(x, f32s(1)), lambda: vm.launch(ADD_INTO, (x, x, x)),
+        lambda: vm.alloc_storage(1), vm.synchronize,
+    ):  # fmt: skip
         refuses(ConnectionLost, "far: it was closed", call)
     vm.dealloc_tensor(x)
     vm.close()
