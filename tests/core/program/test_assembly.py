@@ -205,7 +205,7 @@ test_rows = claims("assembly", globals())
 
 def test_every_instruction_has_a_row() -> None:
     [first, *_] = sections_of("assembly")
-    assert {row.split("'")[1] for row in first.lines} == {opcode.text for opcode in Opcode}
+    assert {row.split('"')[1] for row in first.lines} == {opcode.text for opcode in Opcode}
 
 
 def assembled(text: str) -> Program:
