@@ -365,21 +365,30 @@ def test_the_report_is_a_table() -> None:
     vm = ml.VM("second")
     arena = ml.Arena(vm, "batch", capacity=4096)
     assert ml.Arena(vm, "weights").report().splitlines() == [
-        "arena       weights", "on          second", "used        0", "high water  0",
-        "capacity    0 (grows)", "tensors     0",
-    ]  # fmt: skip
+        "arena       weights",
+        "on          second",
+        "used        0",
+        "high water  0",
+        "capacity    0 (grows)",
+        "tensors     0",
+    ]
     with ml.record(arena), arena:
         tensors = [ml.ones(100), ml.ones((10, 10)), ml.ones(100), ml.ones(3)]
         head, rows = arena.report().split("\n\n")[:2]
     line = f"{__file__}:{test_the_report_is_a_table.__code__.co_firstlineno + 12}"
     line = line.removeprefix(f"{Path.cwd()}/")
     assert head.splitlines()[2:] == [
-        "used        1,408", "high water  1,408", "capacity    4,096", "tensors     4",
-    ]  # fmt: skip
+        "used        1,408",
+        "high water  1,408",
+        "capacity    4,096",
+        "tensors     4",
+    ]
     assert rows.splitlines() == [
-        "bytes  tensors  type        made at", f"  896        2  f32[100]    {line}",
-        f"  448        1  f32[10,10]  {line}", f"   64        1  f32[3]      {line}",
-    ]  # fmt: skip
+        "bytes  tensors  type        made at",
+        f"  896        2  f32[100]    {line}",
+        f"  448        1  f32[10,10]  {line}",
+        f"   64        1  f32[3]      {line}",
+    ]
     peak = arena.report().split("\n\n")[1].splitlines()
     assert peak[0] == "recorded: at most 1,408 bytes in use, at moment 4"
     assert peak[2] == f"  896        2  f32[100]    full  {line}"
