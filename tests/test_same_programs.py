@@ -30,3 +30,17 @@ def test_another_op_in_a_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert '-    push_str "relu.out"' in text
     assert "models:mlp guesses.eager differs" in text
     assert "models:mlp guesses.fuse=True,recompute=True.0 differs" in text
+
+
+def test_another_step_of_an_example(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("mlvm", "models", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    file = tmp_path / "examples" / "embedded" / "anomaly.py"
+    text = file.read_text("utf-8")
+    file.write_text(
+        "\n" + text.replace("HIDDEN, WINDOWS = 16, 3, 12", "HIDDEN, WINDOWS = 16, 3, 8")
+    )
+    assert main([str(ROOT), str(tmp_path), "--functions", "0", "--only", "anomaly"]) == 1
+    text = capfd.readouterr().out
+    assert "example:examples embedded anomaly.py.learn differs" in text
+    assert "printed differs" not in text

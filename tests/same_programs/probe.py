@@ -8,6 +8,8 @@ fuzzed program. Files in the folder begin with the part's name:
     .MODE.N     a captured step as `Captured.save` writes it, after the call that recorded it
     .MODE       the launches of captured calls, their plans, and what could not be saved
     .results    what each run returns and leaves, by digest
+    .printed    what an example prints, and the files that it writes, by digest
+    .STEP       a step that an example saves
 
 Digests name files in `programs/`.
 """
@@ -15,7 +17,7 @@ Digests name files in `programs/`.
 from __future__ import annotations
 
 import hashlib
-import importlib
+import importlib.util
 import io
 import os
 import pkgutil
@@ -302,18 +304,29 @@ def worlds() -> dict[str, Callable[[], World]]:
 # --- examples ----------------------------------------------------------------------------
 
 
+def library_beside(path: Path, folder: str) -> str:
+    """Build the C functions of an example; return the library's file."""
+    library, source = f"{folder}/example.so", path.with_name("functions.c")
+    command = f"gcc -std=c99 -O2 -fPIC -shared -I mlvm/machines -o {library} {source} -lm"
+    subprocess.run(command.split(), check=True)
+    return library
+
+
 def example(probe: Probe, path: Path) -> None:
-    """An example as a program, and what it prints."""
+    """Write an example as a program, what it prints, and the steps and files that it writes."""
     if path.suffix == ".py":
         with tempfile.TemporaryDirectory() as folder:
-            library = Path(folder) / "example.so"
-            source = path.with_name("functions.c")
-            command = f"gcc -std=c99 -O2 -fPIC -shared -I mlvm/machines -o {library} {source} -lm"
-            subprocess.run(command.split(), check=True)
-            sys.argv[1:] = [str(library)]
+            sys.argv[1:] = [folder]
+            if path.with_name("functions.c").exists():
+                sys.argv[1:] = [library_beside(path, folder)]
             printed = io.StringIO()
             with redirect_stdout(printed):
-                runpy.run_path(str(path), run_name="__main__")
+                runpy.run_path(str(path.resolve()), run_name="__main__")
+            for file in sorted(Path(folder).iterdir()):
+                if file.suffix == ".mlvm":
+                    probe.write(file.stem, file.read_bytes())
+                elif file.suffix != ".so":
+                    printed.write(f"{file.name}: {digest_of(file.read_bytes())}\n")
             probe.write("printed", printed.getvalue())
         return
     text = path.read_text("utf-8")
@@ -339,6 +352,8 @@ def main(parts: list[str]) -> None:
     (OUT / "programs").mkdir(parents=True, exist_ok=True)
     if parts == ["list"]:
         examples = [*Path("examples").glob("*.mlasm"), *Path("examples").glob("*/*.py")]
+        if importlib.util.find_spec("ziglang") is None:  # the compiler for the page's step
+            examples.remove(Path("examples/embedded/page.py"))
         names = [f"models:{name}" for name in worlds()] + [f"example:{each}" for each in examples]
         (OUT / "list").write_text("".join(f"{name}\n" for name in sorted(names)))
         return
