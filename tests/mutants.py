@@ -25,18 +25,22 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _WALK = "tests/walks/test_machines.py"
+_VALUES = "tests/eager/test_valued_calls.py"
 ROOMS: Final = {
     "kernels": ("mlvm/core/ops/*.py", f"{_WALK} tests/core/ops"),
     "types": ("mlvm/core/rules.py mlvm/core/types.py mlvm/core/op.py", f"{_WALK} tests/core"),
-    "gradients": ("mlvm/eager/autodiff/rules*.py", "tests/eager/autodiff tests/walks"),
+    "gradients": ("mlvm/eager/autodiff/rules*.py", f"{_VALUES} tests/eager/autodiff tests/walks"),
     "planners": ("mlvm/machines/native/planners/*.py", f"{_WALK} tests/machines/native"),
     "functions": (
         "mlvm/eager/functions/*.py",
-        "tests/eager/test_refused_calls.py tests/eager/functions",
+        f"{_VALUES} tests/eager/test_refused_calls.py tests/eager/functions",
     ),
     "arena": ("mlvm/arena/*.py", "tests/arena"),
     "step": ("mlvm/step/*.py", "tests/step tests/eager/capture"),
-    "capture": ("mlvm/eager/capture/*.py mlvm/eager/capture/guards/*.py", "tests/eager/capture"),
+    "capture": (
+        "mlvm/eager/capture/*.py mlvm/eager/capture/guards/*.py",
+        f"{_VALUES} tests/eager/capture",
+    ),
 }
 """Of each room, its files and the tests that judge them."""
 
