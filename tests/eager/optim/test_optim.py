@@ -478,15 +478,7 @@ def test_launches_of_an_update(make: Make, each: int, once: int, monkeypatch: Pa
 # --- checkpoints ---------------------------------------------------------------------
 
 
-@cases(
-    "make",
-    lambda params: optim.SGD(params, 0.1, momentum=0.9),
-    lambda params: optim.AdamW(params, optim.cosine(0.1, STEPS)),
-    *[
-        lambda params, name=name: getattr(optim, name)(params, 0.1)
-        for name in [*REFERENCES, "LBFGS"]
-    ],
-)
+@cases("make", *listed(globals(), "training resumes from state"))
 def test_training_resumes_from_state(make: Make) -> None:
     params = tensors(START)
     optimizer = make(params)
@@ -584,19 +576,7 @@ def stale(shape: tuple[int, ...]) -> Tensor:
         return from_array(np.ones(shape))
 
 
-@cases(
-    "change, error, message",
-    ({"gain": None}, PathError, "missing gradient 'gain'"),
-    ({"other": from_array(np.ones(1))}, PathError, "unknown gradient 'other'"),
-    ({"gain": 1.0}, DTypeError, "a tree has tensors as leaves, not a float at gain"),
-    (
-        {"gain": asarray(np.float32(1))},
-        DTypeError,
-        "gradient 'gain' is f64[], got f32[]: convert it with astype('float64')",
-    ),
-    ({"gain": from_array(np.ones(1))}, ShapeError, "gradient 'gain' is f64[], got f64[1]"),
-    ({"gain": stale(())}, StaleTensor, "its arena was reset"),
-)
+@cases("change, error, message", *listed(globals(), "gradients that do not fit change nothing"))
 def test_gradients_that_do_not_fit_change_nothing(
     change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
