@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 498,
     "models": 3_470,
     "bench": 5_030,
-    "tests": 67_495,
+    "tests": 59_000,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
