@@ -18,9 +18,10 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Final, Generic, NamedTuple, Self, TypedDict
+from typing import Any, Final, Generic, NamedTuple, TypedDict
 
 from mlvm.arena.arena import A, Allocation
+from mlvm.core.closing import Closing
 from mlvm.core.errors import DTypeError, PipelineError, QueueEmpty, QueueFull, ShutDown, brief
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
@@ -70,7 +71,7 @@ class PipelineStats(NamedTuple):
     producers_waited: float
 
 
-class Pipeline(Generic[A]):
+class Pipeline(Closing, Generic[A]):
     """Batches of `dataset` as tensors on `vm`, in order, for one thread at a time.
 
     A `for` iterates over one epoch, of `len(pipeline)` batches, and the next `for` over the next
@@ -279,9 +280,6 @@ class Pipeline(Generic[A]):
         """End the workers, and give the slots back. Batches in use stay valid. Idempotent."""
         self._closed = True
         self._stop()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, error: object, *_: object) -> None:
         self.close()

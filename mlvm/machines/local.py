@@ -6,10 +6,11 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
+from mlvm.core.closing import Closing
 from mlvm.core.errors import ArgumentError, MachineError, brief
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _DEVICE: Final = re.compile(r"(opencl|cuda)(:\d+)*|gpu")
 
 
-class LocalVM(VM):
+class LocalVM(Closing, VM):
     """One machine, serving one processor. The eager language calls it `ml.VM`.
 
     `workers` is a number of threads that run ops beside the program, which waits only where it
@@ -146,13 +147,6 @@ class LocalVM(VM):
         checks.register(self)
         is_native = np.asarray(self.native, np.int64)
         self.register(NATIVE, lambda frame: frame.push(is_native), nparams=0, nresults=1)
-
-    def __enter__(self) -> Self:
-        """Return the VM; the end of the block closes it."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{self.__class__.__name__} {self.name!r}>"

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from itertools import count
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Arena
+from mlvm.core.closing import Closing
 from mlvm.core.errors import GroupError, GroupTimeout, brief
 from mlvm.core.protocol import VMProtocol
 from mlvm.machines.local import LocalVM
@@ -92,7 +93,7 @@ def name_of(rank: int, vm: str) -> str:
     return f"member {rank} ({vm})"
 
 
-class AnyGroup(ABC):
+class AnyGroup(Closing, ABC):
     """VMs that run together and exchange tensors by collectives, wherever they are.
 
     Until `close`, the function table of each VM has `all_reduce`, `all_gather`, `reduce_scatter`,
@@ -168,12 +169,6 @@ class AnyGroup(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the members, and take the collectives out of their VMs. Idempotent."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.size}>"

@@ -15,15 +15,15 @@ import time
 from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self, SupportsFloat, SupportsIndex
+from typing import Final, SupportsFloat, SupportsIndex
 
+from mlvm.core.closing import Closing
 from mlvm.core.errors import ArgumentError, brief
 
 _numbers = count()
 
 
-class ScalarLog:
+class ScalarLog(Closing):
     """Log of scalars in a folder: those of each group as rows of GROUP.csv, and all as an event
     file, in which TensorBoard finds `group/name`.
 
@@ -92,14 +92,6 @@ class ScalarLog:
     def close(self) -> None:
         """End the event file. Idempotent."""
         self._events.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _file(self, group: str) -> Path:
         return self.folder / f"{group}.csv"

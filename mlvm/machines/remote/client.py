@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
 from struct import error as StructError
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mlvm.core import errors
+from mlvm.core.closing import Closing
 from mlvm.core.errors import (
     CallTimeout,
     ConnectionLost,
@@ -71,7 +72,7 @@ class _Sent(NamedTuple):
     places: list[Place | _Posted | None]
 
 
-class RemoteVM(WireVM):
+class RemoteVM(Closing, WireVM):
     """A VM at the other end of a stream. `mlvm.eager.connect` makes one.
 
     Thread-safe. After `close`, or once the connection is lost, every call except deallocations
@@ -210,9 +211,6 @@ class RemoteVM(WireVM):
         self._lost = self._lost or "this process was forked, and the connection is its parent's"
         self._stream.socket.close()  # the descriptor alone: a shutdown would reach the parent
         self._end(self._lost)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None or isinstance(error, GeneratorExit):

@@ -9,8 +9,9 @@ import socket
 import ssl
 import time
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
+from mlvm.core.closing import Closing
 from mlvm.core.errors import AccessRefused, ConnectionLost, MachineError
 from mlvm.core.program.encoding import HEADER, VERSION
 from mlvm.core.rules import is_real
@@ -182,7 +183,7 @@ def _secure(sock: socket.socket, host: str, tls: Tls, deadline: float) -> socket
         raise ConnectionLost(f"no TLS with this server: {error.strerror or error}") from None
 
 
-class Observer:
+class Observer(Closing):
     """A connection without a VM, for a server's status. Takes and raises as `connect` does.
 
     about: versions and machine of the server, by name
@@ -221,9 +222,3 @@ class Observer:
 
     def close(self) -> None:
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -9,8 +9,9 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
+from mlvm.core.closing import Closing
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote.admission import Admission
 from mlvm.machines.remote.log import Log
@@ -97,7 +98,7 @@ class Watched(Protocol):
     def admits(self) -> bool: ...
 
 
-class MetricsPage:
+class MetricsPage(Closing):
     """`/metrics` and `/healthz` of a server by HTTP, at an address of their own; `with` ends it.
 
     There is no secret: everyone who reaches the address can read them. So the address must be of
@@ -167,12 +168,6 @@ class MetricsPage:
         self._http.socket = sock
         serve = self._http.serve_forever
         threading.Thread(target=serve, args=(_LOOK,), name="mlvm metrics", daemon=True).start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stop answering."""

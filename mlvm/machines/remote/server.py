@@ -16,9 +16,10 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from mlvm.core import errors
+from mlvm.core.closing import Closing
 from mlvm.core.errors import (
     AccessRefused,
     ConnectionLost,
@@ -66,7 +67,7 @@ def _unprepared(vm: LocalVM) -> None:
     """Prepare a new VM by default: do nothing."""
 
 
-class Server:
+class Server(Closing):
     """Server of VMs at an address; a context manager that closes it.
 
     Each client has its own VM, or one of the `shared` names. When its connection ends, the server
@@ -187,12 +188,6 @@ class Server:
         context = server_context(certificate, key) if certificate is not None else None
         self._users, self._context = users, context
         self._log.event("reloaded", tls=context is not None)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def make_vm(self, name: str) -> BoundedVM:
         vm = BoundedVM(name, self._limits, self._watchdog, **self._options)
