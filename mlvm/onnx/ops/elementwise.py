@@ -157,7 +157,7 @@ def activation(name: str, params: Sequence[float] = ()) -> Callable[[Any], Any]:
     return lambda x: function(x, *params, *defaults[len(params) :])
 
 
-@op("Celu Elu LeakyRelu Softplus", "elementwise")
+@op("Celu Elu HardSigmoid LeakyRelu Softplus ThresholdedRelu", "elementwise")
 def activated(at: Call, x: Any) -> Any:
     params = map(at.get, ("alpha", "beta"), ACTIVATIONS[at.node.type][1])
     return activation(at.node.type, [*params])(tensor(x))
@@ -167,12 +167,6 @@ def activated(at: Call, x: Any) -> Any:
 def selu(at: Call, x: Any) -> Any:
     alpha, gamma = at.get("alpha", 1.6732632423543772), at.get("gamma", 1.0507009873554805)
     return ml.elu(tensor(x), alpha) * gamma
-
-
-@op("HardSigmoid", "elementwise")
-def hard_sigmoid(at: Call, x: Any) -> Any:
-    line = x * at.get("alpha", 0.2) + at.get("beta", 0.5)
-    return _same(at, at.xp.clip(line, 0.0, 1.0), x)
 
 
 @op("Swish com.microsoft.QuickGelu", "elementwise")
@@ -213,9 +207,6 @@ enter_all(
     {
         "Relu": lambda at, x: np.maximum(x, 0).astype(x.dtype) if at.is_host else ml.relu(x),
         "Mod": lambda at, x, y: at.xp.fmod(x, y) if at.get("fmod", 0) else at.xp.remainder(x, y),
-        "ThresholdedRelu": lambda at, x: at.xp.where(
-            at.xp.greater(x, at.get("alpha", 1.0)), x, at.xp.zeros_like(x)
-        ),
         "HardSwish": lambda at, x: x * _same(at, at.xp.clip(x * (1 / 6) + 0.5, 0.0, 1.0), x),
         "Gelu com.microsoft.Gelu": lambda at, x: ml.gelu(
             tensor(x), approximate=at.get("approximate", "none") == "tanh"
