@@ -11,14 +11,14 @@ package `dyNET38` (Neubig et al., arXiv 1705.07860), as its users write it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from bench.dynamic import Outputs, Run, check
 from bench.dynamic_sizes import LstmSize, Size, TreeSize, reference
-from bench.harness import Contender, Prepare, Round, Suite, microseconds
+from bench.harness import Contender, Prepare, Round, Suite, rounds_of
 
 
 def _some(count: int, most: int) -> tuple[int, ...]:
@@ -46,18 +46,13 @@ def preparing(make: Callable[[Any], Run]) -> Prepare:
     def prepare(quick: bool) -> Mapping[str, Round]:
         cases = QUICK if quick else CASES
 
-        @lru_cache(maxsize=1)
         def run_of(case: str) -> Run:
             run = make(cases[case])
             check(run(), reference(cases[case]))
             return run
 
-        def timed(case: str) -> Mapping[str, float]:
-            run, times = run_of(case), RUNS.get(case, 1)
-            elapsed = microseconds(lambda: [run() for _ in range(times)])
-            return {"us_per_token": elapsed / times / cases[case].tokens}
-
-        return {case: partial(timed, case) for case in cases}
+        runs = {case: RUNS.get(case, 1) for case in cases}
+        return rounds_of(run_of, runs, "us_per_token", lambda case: cases[case].tokens)
 
     return prepare
 

@@ -15,7 +15,7 @@ inputs of a family; a second one is an error. `torch-cells` is an LSTM as a loop
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +30,7 @@ from bench.dynamic_sizes import (
     Size,
     reference,
 )
-from bench.harness import Contender, Prepare, Round, Suite, microseconds, say
+from bench.harness import Contender, Prepare, Round, Suite, rounds_of, say
 
 Outputs = Sequence[NDArray[Any]]
 Run = Callable[[], Outputs]
@@ -48,9 +48,8 @@ def preparing(
     a round runs."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
-        cases = QUICK if quick else CASES
+        cases = {case: x for case, x in (QUICK if quick else CASES).items() if takes(x)}
 
-        @lru_cache(maxsize=1)  # made when the case's rounds begin, and the one before forgotten
         def run_of(case: str) -> Run:
             size = cases[case]
             run = make(size, greedy=False)
@@ -58,12 +57,8 @@ def preparing(
             check(checked(), reference(size))
             return run
 
-        def timed(case: str) -> Mapping[str, float]:
-            run, times = run_of(case), RUNS.get(case, 1)
-            elapsed = microseconds(lambda: [run() for _ in range(times)])
-            return {"us_per_token": elapsed / times / cases[case].tokens}
-
-        return {case: partial(timed, case) for case, size in cases.items() if takes(size)}
+        runs = {case: RUNS.get(case, 1) for case in cases}
+        return rounds_of(run_of, runs, "us_per_token", lambda case: cases[case].tokens)
 
     return prepare
 

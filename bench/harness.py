@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -144,6 +145,27 @@ def microseconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return (time.perf_counter() - start) * 1e6
+
+
+def rounds_of(
+    make: Callable[[str], Callable[[], object]],
+    runs: Mapping[str, int],
+    metric: str,
+    unit: Callable[[str], float] = lambda case: 1.0,
+) -> Mapping[str, Round]:
+    """Return a round for each case of `runs`: that many calls of the function that `make` returns.
+
+    `metric` is the mean time of a call, in `unit(case)` microseconds. A function is made when the
+    rounds of its case begin, and the one before is dropped.
+    """
+    run_of = lru_cache(maxsize=1)(make)
+
+    def timed(case: str) -> Mapping[str, float]:
+        run, times = run_of(case), runs[case]
+        elapsed = microseconds(lambda: [run() for _ in range(times)])
+        return {metric: elapsed / times / unit(case)}
+
+    return {case: partial(timed, case) for case in runs}
 
 
 def installed_version(package: str) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from bench.harness import (
     Suite,
     if_native,
     installed_version,
-    microseconds,
+    rounds_of,
     say,
 )
 from bench.sizes import MIXERS, MixerSize, batch_of
@@ -45,7 +45,6 @@ def preparing(make: Callable[[MixerSize, Params], Forward]) -> Prepare:
     """Return a `prepare` of all cases, with `quick` of the smallest."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
-        @lru_cache(maxsize=1)  # made when the case's rounds begin, and the one before forgotten
         def forward_of(case: str) -> Forward:
             size = CASES[case]
             params = params_of(size)
@@ -53,12 +52,8 @@ def preparing(make: Callable[[MixerSize, Params], Forward]) -> Prepare:
             check(forward(), reference(size, params, batch_of(size)[0]))
             return forward
 
-        def timed(case: str) -> Mapping[str, float]:
-            forward, times = forward_of(case), 2 if quick else PASSES[case]
-            elapsed = microseconds(lambda: [forward() for _ in range(times)])
-            return {"pass_ms": elapsed / times / 1e3}
-
-        return {case: partial(timed, case) for case in [*CASES][: 1 if quick else None]}
+        passes = dict.fromkeys([*CASES][:1], 2) if quick else {x: PASSES[x] for x in CASES}
+        return rounds_of(forward_of, passes, "pass_ms", lambda case: 1e3)
 
     return prepare
 

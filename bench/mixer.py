@@ -10,7 +10,7 @@ whose names have `bf16` or `autocast` compute in bf16, with weights, momentum an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from bench.harness import (
     Round,
     Suite,
     if_native,
-    microseconds,
+    rounds_of,
     say,
 )
 from bench.sizes import MIXERS, STEPS, MixerSize
@@ -38,16 +38,8 @@ def preparing(make: Callable[[MixerSize], Step]) -> Prepare:
     size."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
-        @lru_cache(maxsize=1)  # a size is made when its rounds begin, and the one before forgotten
-        def step_at(case: str) -> Step:
-            return make(MIXERS[case])
-
-        def timed(case: str) -> Mapping[str, float]:
-            step, times = step_at(case), 2 if quick else STEPS[case]
-            elapsed = microseconds(lambda: [step() for _ in range(times)])
-            return {"step_ms": elapsed / times / 1e3}
-
-        return {case: partial(timed, case) for case in (["tiny"] if quick else MIXERS)}
+        steps = {"tiny": 2} if quick else {case: STEPS[case] for case in MIXERS}
+        return rounds_of(lambda case: make(MIXERS[case]), steps, "step_ms", lambda case: 1e3)
 
     return prepare
 

@@ -17,13 +17,13 @@ numpy in f64, for the loop by the others' formula. `us` is one call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.harness import Contender, Prepare, Round, Suite, microseconds
+from bench.harness import Contender, Prepare, Round, Suite, rounds_of
 
 Array = NDArray[Any]
 Run = Callable[[], Any]
@@ -96,6 +96,11 @@ def product(params: list[Array], v: list[Array], xs: Array, labels: Array) -> li
     return [g.mean(axis=0).imag / h for g in gradients]
 
 
+def turned(start: list[Any], s: list[Any], moved: list[Any]) -> list[Any]:
+    """Return the estimate after one more turn of the loop."""
+    return [a + (1 - DAMPING) * b - SCALE * c for a, b, c in zip(start, s, moved, strict=True)]
+
+
 @lru_cache(maxsize=6)
 def reference(case: str, size: Size) -> list[Array]:
     params, vector, xs, labels = data(size)
@@ -107,8 +112,7 @@ def reference(case: str, size: Size) -> list[Array]:
     start = [g.real[0] for g in forward(params, none, xs[:1], labels[:1])[1]]
     s = start
     for _ in range(size.turns):
-        moved = product(params, s, xs, labels)
-        s = [a + (1 - DAMPING) * b - SCALE * c for a, b, c in zip(start, s, moved, strict=True)]
+        s = turned(start, s, product(params, s, xs, labels))
     losses, _, h = forward(params, s, xs, labels)
     return [losses.imag / h]
 
@@ -151,13 +155,7 @@ def mlvm(case: str, size: Size) -> Run:
         start = ml.grad(loss)(ps, xs[:1], labels[:1])
         _, times = ml.linearize(lambda ps: ml.grad(loss)(ps, xs, labels), ps)
 
-        def turn(_: Any, s: Any) -> Any:
-            moved = times(s)
-            return [
-                a + (1 - DAMPING) * b - SCALE * c for a, b, c in zip(start, s, moved, strict=True)
-            ]
-
-        s = ml.fori_loop(0, size.turns, turn, start)
+        s = ml.fori_loop(0, size.turns, lambda _, s: turned(start, s, times(s)), start)
         return [ml.jvp(lambda ps: losses(ps, xs, labels), (ps,), (s,))[1]]
 
     fn = {"per-example gradients": per_example, "hvp": hvp, "influence": influence}[case]
@@ -192,8 +190,7 @@ def torch(case: str, size: Size) -> Run:
         start = grad(loss)(params, xs[:1], labels[:1])
         s = start
         for _ in range(size.turns):
-            moved = hvp(s)
-            s = [a + (1 - DAMPING) * b - SCALE * c for a, b, c in zip(start, s, moved, strict=True)]
+            s = turned(start, s, hvp(s))
 
         def losses(ps: Any) -> Any:
             return cross_entropy(logits(ps, xs), labels, reduction="none")
@@ -234,13 +231,7 @@ def jax(case: str, size: Size) -> Run:
         start = jax.grad(loss)(ps, xs[:1], labels[:1])
         _, times = jax.linearize(lambda ps: jax.grad(loss)(ps, xs, labels), ps)
 
-        def turn(_: Any, s: Any) -> Any:
-            moved = times(s)
-            return [
-                a + (1 - DAMPING) * b - SCALE * c for a, b, c in zip(start, s, moved, strict=True)
-            ]
-
-        s = jax.lax.fori_loop(0, size.turns, turn, start)
+        s = jax.lax.fori_loop(0, size.turns, lambda _, s: turned(start, s, times(s)), start)
         return [jax.jvp(lambda ps: losses(ps, xs, labels), (ps,), (s,))[1]]
 
     fn = {"per-example gradients": per_example, "hvp": hvp, "influence": influence}[case]
@@ -252,17 +243,12 @@ def preparing(make: Callable[[str, Size], Run]) -> Prepare:
     def prepare(quick: bool) -> Mapping[str, Round]:
         size = QUICK if quick else Size()
 
-        @lru_cache(maxsize=1)  # made when the case's rounds begin, and the one before forgotten
         def run_of(case: str) -> Run:
             run = make(case, size)
             check([np.asarray(y) for y in run()], reference(case, size))
             return run
 
-        def timed(case: str) -> Mapping[str, float]:
-            run = run_of(case)
-            return {"us": microseconds(lambda: [run() for _ in range(RUNS)]) / RUNS}
-
-        return {case: partial(timed, case) for case in CASES}
+        return rounds_of(run_of, dict.fromkeys(CASES, RUNS), "us")
 
     return prepare
 
