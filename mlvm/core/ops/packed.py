@@ -67,9 +67,8 @@ def _packed_conv2d(
 
 
 def _conv2d_flops(x: TensorType, panels: TensorType, window: Shape, **how: Any) -> int:
-    out = _packed_conv2d(x, panels, window, **how)
-    assert out is not None
-    return 2 * math.prod(window) * x.shape[-1] * out.size
+    out: Any = _packed_conv2d(x, panels, window, **how)
+    return 2 * math.prod(window) * x.shape[-1] * int(out.size)
 
 
 # --- ops -----------------------------------------------------------------------------

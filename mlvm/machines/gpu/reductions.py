@@ -134,14 +134,28 @@ def side_by_side(
     return moves, there, (x.size // max(length, 1), length, 1)
 
 
-def _fold_axes(device: Facts, types: Types, axis: Axis, how: Fold, divisor: Any = None) -> Calls:
+def _fold_axes(
+    device: Facts,
+    types: Types,
+    axis: Axis,
+    how: Fold,
+    divisor: Any = None,
+    centre: Fold | None = None,
+    by: Any = None,
+) -> Calls:
+    """Fold axes; `how` may take the result of another fold, `centre`, whose divisor is `by`."""
     out, x = types
     moved = side_by_side(device, out, x, axis)
     if moved is None:
         return None
     calls, there, sizes = moved
-    ends = (0, out.dtype.name), (there, x.dtype.name)
-    return [*calls, *fold(device, how, *ends, sizes, divisor=divisor)]
+    at, to = (there, x.dtype.name), (0, out.dtype.name)
+    if centre is None:
+        return [*calls, *fold(device, how, to, at, sizes, divisor=divisor)]
+    middle = Scratch("centre", nbytes(DType.named(centre.of), out.size))
+    how = replace(how, defines=(("CENTRED", "1"),))
+    calls = [*calls, *fold(device, centre, (middle, centre.of), at, sizes, divisor=by)]
+    return [*calls, *fold(device, how, to, at, sizes, centre=(middle,), divisor=divisor)]
 
 
 def _count(types: Types) -> int:
@@ -179,7 +193,7 @@ def _var(device: Facts, types: Types, *, axis: Axis, keepdims: bool, correction:
     mean = replace(adding(wide), finish="((a) / divisor)")
     squares = replace(mean, map=f"(({_CAST} - middle) * ({_CAST} - middle))")
     by, then = scalar(wide, _count(types)), scalar(wide, max(_count(types) - correction, 0))
-    return _centred(device, types, axis, mean, by, squares, then)
+    return _fold_axes(device, types, axis, squares, then, mean, by)
 
 
 @kernel("logsumexp", computes=True)
@@ -187,24 +201,7 @@ def _logsumexp(device: Facts, types: Types, *, axis: Axis, keepdims: bool) -> Ca
     dtype = computed(types[1].dtype)
     peak = replace(_most(dtype), finish="((a) - (a) == 0 ? (a) : 0)")
     powers = replace(adding(dtype), map="(exp((v) - middle))", finish="(log(a) + middle)")
-    return _centred(device, types, axis, peak, None, powers, None)
-
-
-def _centred(
-    device: Facts, types: Types, axis: Axis, first: Fold, by: Any, second: Fold, then: Any
-) -> Calls:
-    """Two folds, of which the second takes the result of the first."""
-    out, x = types
-    moved = side_by_side(device, out, x, axis)
-    if moved is None:
-        return None
-    calls, there, sizes = moved
-    wide = DType.named(first.of)
-    centre = Scratch("centre", nbytes(wide, out.size))
-    second = replace(second, defines=(("CENTRED", "1"),))
-    at, to = (there, x.dtype.name), (0, out.dtype.name)
-    calls = [*calls, *fold(device, first, (centre, wide.name), at, sizes, divisor=by)]
-    return [*calls, *fold(device, second, to, at, sizes, centre=(centre,), divisor=then)]
+    return _fold_axes(device, types, axis, powers, None, peak)
 
 
 # --- extremes, decisions --------------------------------------------------------------
