@@ -25,16 +25,17 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from mlvm.core.errors import HostFunctionError, MachineError
-from mlvm.core.machine.callee import is_tensor
+from mlvm.core.machine.callee import UserFunction, is_tensor
 from mlvm.core.machine.frame import Frame, PythonFunction
+from mlvm.core.ops.elementwise import add as add_op
+from mlvm.core.ops.half import suited
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import ALIGNMENT, Array, TensorType, i64, u8
 from mlvm.core.vm import VM
 
 if TYPE_CHECKING:
-    from mlvm.machines.native.host import CFunction
-    from mlvm.machines.native.records import NativeStack
+    from mlvm.machines.native._native import Records
 
 BEGIN: Final = "residuals.begin"
 PUSH: Final = "residuals.push"
@@ -43,6 +44,14 @@ READ_ROWS: Final = "residuals.read_rows"
 ADD: Final = "residuals.add"
 END: Final = "residuals.end"
 HELD: Final = "residuals.held"
+
+_ON_RECORDS: Final = (
+    (PUSH, None, slice(1, None)),
+    (READ, None, slice(-1, None)),
+    (READ_ROWS, None, slice(-1, None)),
+    (ADD, 3, slice(1, None)),
+)
+"""Names of functions, the numbers of their parameters, and those that they read."""
 
 _CHUNK: Final = 1 << 16
 _PER_RECORD: Final = 224  # bytes of Python's, and as many for each array
@@ -106,9 +115,9 @@ class Residuals:
     Their memory is reused by the next launch. `vm` is its weak proxy: the VM's function table has
     the methods."""
 
-    def __init__(self, vm: VM, stack: Stack | NativeStack) -> None:
+    def __init__(self, vm: VM, stack: Stack | Records) -> None:
         self._vm = vm
-        self._stack = stack
+        self._stack: Any = stack
         self._programs: list[tuple[int, Any]] = []  # depth, and where its records begin
 
     def begin(self, frame: Frame) -> None:
@@ -140,6 +149,9 @@ class Residuals:
         """Copy row i of the arrays from the record with number i. Raises what `read` raises."""
         *outs, places = _arrays(READ_ROWS, frame)
         numbers = places.copy()
+        if any(out.shape[: places.ndim] != places.shape for out in outs):
+            message = "takes a row of each tensor for each number of a record"
+            raise HostFunctionError(f"{READ_ROWS}: {message}")
         for number in np.unique(numbers).tolist():
             rows = numbers == number
             for out, x in zip(outs, self._record_like(READ_ROWS, number, outs), strict=False):
@@ -169,14 +181,18 @@ class Residuals:
             if all(pair):
                 for x, y in zip(*map(self._record, pair), strict=True):
                     if x.dtype == np.int64:
+                        if (x >= pair[0]).any() or (y >= pair[1]).any():
+                            raise HostFunctionError(f"{ADD}: a record names one behind it")
                         named[-1].append((len(pairs), x.size))
                         pairs += zip(x.ravel().tolist(), y.ravel().tolist(), strict=True)
         sums = [p or q for p, q in pairs]
         for i in reversed(range(len(pairs))):
             if all(pairs[i]):
                 inner = iter(named[i])
-                both = zip(*map(self._record, pairs[i]), strict=True)
-                arrays = [np.asarray(x + y) for x, y in both]
+                both = [*zip(*map(self._record, pairs[i]), strict=True)]
+                arrays = [np.empty_like(x) for x, _ in both]
+                for out, operands in zip(arrays, both, strict=True):
+                    suited(add_op, add_op.kernel, operands)(out, *operands)
                 for x in arrays:
                     if x.dtype == np.int64:
                         at, size = next(inner)
@@ -206,24 +222,25 @@ def register(vm: VM, *, native: bool = False) -> None:
     def more(nbytes: int) -> Array:
         return machine.array_of(machine.alloc_tensor(TensorType(u8, (nbytes,))))
 
-    in_c: list[CFunction] = []
+    callees: list[UserFunction] = []
     if native:
-        from mlvm.machines.native.records import NativeStack
+        from mlvm.machines.native import _native as c
+        from mlvm.machines.native.host import CFunction
 
-        native_stack = NativeStack(more, PUSH, READ)
-        of, in_c = Residuals(machine, native_stack), native_stack.functions
+        records = c.Records(more)
+        of = Residuals(machine, records)
+        addresses = c.PUSH_RECORD, c.READ_RECORD, c.READ_RECORD_ROWS, c.ADD_RECORDS
+        for (name, nparams, reads), address in zip(_ON_RECORDS, addresses, strict=True):
+            callees.append(CFunction(name, address, nparams, 0, None, records, reads))
     else:
         of = Residuals(machine, Stack(more, lambda nbytes: machine.keep(nbytes)))
-    in_python = (
-        PythonFunction(BEGIN, of.begin, 0, 0),
-        PythonFunction(PUSH, of.push, None, 0, slice(1, None)),
-        PythonFunction(READ, of.read, None, 0, slice(-1, None)),
-        PythonFunction(READ_ROWS, of.read_rows, None, 0, slice(-1, None)),
-        PythonFunction(ADD, of.add, 3, 0, slice(1, None)),
-        PythonFunction(END, of.end, 0, 0),
-        PythonFunction(HELD, of.tell, 0, 1),
-    )
-    vm.register_callees({each.name: each for each in (*in_python, *in_c)})
+        methods = of.push, of.read, of.read_rows, of.add
+        for (name, nparams, reads), method in zip(_ON_RECORDS, methods, strict=True):
+            callees.append(PythonFunction(name, method, nparams, 0, reads))
+    callees.append(PythonFunction(BEGIN, of.begin, 0, 0))
+    callees.append(PythonFunction(END, of.end, 0, 0))
+    callees.append(PythonFunction(HELD, of.tell, 0, 1))
+    vm.register_callees({each.name: each for each in callees})
 
 
 def stack_bytes(vm: VMProtocol) -> int:

@@ -69,8 +69,9 @@ def main(argv: list[str] | None = None) -> int:
         loop = [HERE / "loop.c", plan / "loop.c", plan / "bound.c"]
         package = folder / "mlvm"
         kernels = sorted((package / "native/src/plan/kernels").glob("*.c"))
-        runtime = [package / "standalone/src" / name for name in ("step.c", "records.c")]
-        runtime += [package / "native/src/plan" / f"{x}.c" for x in ("loop", "bound", "processor")]
+        names = "loop", "bound", "records", "processor"
+        runtime = [package / "native/src/plan" / f"{name}.c" for name in names]
+        runtime.append(package / "standalone/src/step.c")
         weights = [HERE / "weights.c", folder / "tables.c", *runtime, *kernels]
         programs: dict[str, list[str | Path]] = {
             "loop": [*loop, f"-I{MACHINES}"],

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from mlvm.core.errors import HostFunctionError
+from mlvm.core.ops.half import cast, shown
 from mlvm.core.program.assembly import assemble
-from mlvm.core.types import TensorType
+from mlvm.core.types import DType, TensorType
 from mlvm.machines import residuals
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
@@ -68,6 +69,46 @@ def test_sums_of_records_are_those_of_all_that_they_name(native: bool) -> None:
 
 
 @pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64", "c64", "c128"])
+def test_sums_of_records_are_those_of_add(dtype: str, native: bool) -> None:
+    """Three records, two of which are summed first; each names another, which has a vector."""
+    kind = DType.named(dtype)
+    parts = [cast(np.asarray([1.001, -2.5, 6e4, np.nan]) * k, kind) for k in (1.0, 0.7, -0.3)]
+    numbers = [np.asarray(0) for _ in range(7)]
+    push = [("push", str(i), str(7 + i)) for i in range(3)]
+    push += [("push", str(3 + i), str(i), str(7 + i)) for i in range(3)]
+    sums = ("add", "6", "3", "4"), ("add", "6", "6", "5")
+    read = ("read", "0", "10", "6"), ("read", "11", "0")
+    out = [np.zeros_like(parts[0]), np.zeros_like(parts[0])]
+    vm = LocalVM(native=native)
+    calls = ("begin",), *push, *sums, *read, ("end",)
+    with np.errstate(all="ignore"):
+        *_, own, named = launched(vm, [*numbers, *parts, *out], *calls)
+        total = cast(shown(parts[0]) + shown(parts[1]), kind)
+        total = cast(shown(total) + shown(parts[2]), kind)
+    assert own.tobytes() == named.tobytes() == total.tobytes()
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_each_row_is_read_from_its_own_record(native: bool) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    numbers = np.asarray([2, 0, 1])
+    outputs = launched(
+        LocalVM(native=native), [np.asarray(0), x, 10 * x, numbers, np.ones_like(x)],
+        ("begin",), ("push", "0", "1"), ("push", "0", "2"), ("read_rows", "4", "3"), ("end",),
+    )  # fmt: skip
+    assert outputs[4].tolist() == [[0, 10], [0, 0], [4, 5]]
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_a_record_that_names_itself_has_no_sum(native: bool) -> None:
+    numbers = [np.asarray(0), np.asarray(0), np.asarray(1), np.asarray(2), np.asarray(0)]
+    calls = ("push", "0", "2"), ("push", "1", "3"), ("add", "4", "0", "1")
+    with pytest.raises(HostFunctionError, match=r"residuals\.add: "):
+        launched(LocalVM(native=native), numbers, ("begin",), *calls, ("end",))
+
+
+@pytest.mark.parametrize("native", NATIVE)
 def test_records_end_with_their_program_and_memory_is_kept(native: bool) -> None:
     vm, x = LocalVM(native=native), np.zeros(1000)
     calls = ("begin",), *[("push", "0", "1")] * 20, ("end",)
@@ -86,6 +127,11 @@ WRONG = {
     "too many": ([np.asarray(0), np.zeros(2), np.zeros(2)], ("read", "2", "2", "0"), "of 2 such"),
     "no number": ([np.asarray(0), np.zeros(2), np.zeros(2)], ("read", "0", "2"), "and an i64"),
     "nothing": ([np.asarray(0), np.zeros(2)], ("push",), "takes tensors"),
+    "another number of rows": (
+        [np.asarray(0), np.zeros(2), np.zeros((2, 2)), np.zeros(3, int)],
+        ("read_rows", "2", "3"),
+        "a row of each",
+    ),
     "negative": ([np.asarray(0), np.zeros(2), np.asarray(-1)], ("read", "1", "2"), "no record -1"),
 }
 

@@ -63,8 +63,8 @@ class Kernels:
         standalone.build(planned, folder, source=source, simd=self.simd, records=records)
         strict = ["-std=c11", "-I.", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
         command([COMPILER, *strict, "-Werror", "-fsyntax-only", "tables.c"], folder)
-        own = ["tables.c", "mlvm/standalone/src/command.c", "mlvm/standalone/src/step.c"]
-        own += [f"mlvm/standalone/src/{name}.c" for name in ("records", "lanes")]
+        own = ["tables.c"]
+        own += [f"mlvm/standalone/src/{name}.c" for name in ("command", "step", "lanes")]
         plan = [*standalone.PLAN, *["formulas"] * (source is not None)]
         own += [f"mlvm/native/src/plan/{name}.c" for name in plan]
         out = ["-o", "step", str(self.folder / "libkernels.a"), "-lm"]

@@ -16,6 +16,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.__main__ import main
+from mlvm.core.program.assembly import disassemble
 from mlvm.core.types import DType
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
@@ -96,6 +97,26 @@ def test_lanes(tmp_path: Path, program_of: Builder) -> None:
         done = subprocess.run([program, *files], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 1
         assert f"lanes.run: {text}" in done.stderr or f"bytes {text}" in done.stderr
+
+
+@compiled
+def test_each_row_of_a_batch_reads_its_own_record(tmp_path: Path, program_of: Builder) -> None:
+    """Gradients under vmap of a loop whose length each row decides, and of recursive functions."""
+
+    def step(x: ml.Tensor, n: ml.Tensor) -> Any:
+        def looped(x: ml.Tensor, n: ml.Tensor) -> Any:
+            turn = lambda s: (ml.sin(s[0]) * x, s[1] + 1)  # noqa: E731
+            return ml.sum(ml.while_loop(lambda s: s[1] < n, turn, (x, 0))[0])
+
+        def called(x: ml.Tensor, n: ml.Tensor) -> Any:
+            return ml.sum(ml.square(iterated(ml.ones((2, 2)) * x, x, n)))
+
+        return [ml.vmap(ml.grad(fn))(x, n) for fn in (looped, called)]
+
+    x = ml.asarray(np.linspace(0.1, 1, 8, dtype=np.float32).reshape(4, 2))
+    saved = written(tmp_path / "step.mlvm", step, x, ml.asarray([0, 2, 1, 3]))
+    assert "residuals.read_rows" in disassemble(saved.planned.program)
+    assert difference(saved, program_of(saved, tmp_path)) is None
 
 
 @compiled
@@ -357,8 +378,9 @@ def test_the_memory_that_examples_need(
     assert main(["build", str(tmp_path / f"{step}.mlvm"), "-o", str(tmp_path / "c")]) == 0
     text = '#include "step.h"\n#include <stdio.h>\nint main(void) { printf("%zu", step_memory()); }'
     (tmp_path / "c" / "memory.c").write_text(text)
-    files = ["memory.c", "tables.c", "mlvm/standalone/src/step.c", "mlvm/standalone/src/records.c"]
-    files += [f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "processor")]
+    files = ["memory.c", "tables.c", "mlvm/standalone/src/step.c"]
+    plan = "loop", "bound", "records", "processor"
+    files += [f"mlvm/native/src/plan/{name}.c" for name in plan]
     options = ["-std=c11", "-I.", "-Wl,--unresolved-symbols=ignore-all", "-o", "memory"]
     subprocess.run([COMPILER, *files, *options], cwd=tmp_path / "c", check=True)
     output = subprocess.run([tmp_path / "c" / "memory"], capture_output=True, check=True).stdout

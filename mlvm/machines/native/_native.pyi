@@ -47,6 +47,8 @@ class Caller:
 
 PUSH_RECORD: int
 READ_RECORD: int
+READ_RECORD_ROWS: int
+ADD_RECORDS: int
 
 class Records:
     nbytes: int
@@ -54,7 +56,6 @@ class Records:
     def __init__(self, more: Callable[[int], Any]) -> None: ...
     def begin(self) -> Any: ...
     def end(self, mark: Any, /) -> None: ...
-    def parts(self, number: int, /) -> list[tuple[int, list[int]]] | None: ...
 
 class Program:
     straight: int

@@ -447,7 +447,7 @@ _WRITTEN: Final = (
 _TOO_LARGE: Final = "the step needs more memory than there are addresses"
 _ENTRY: Final = 128  # bytes, and more than a value, a frame, a pointer or a tensor of the loop has
 _RUNTIME: Final = "mlvm/standalone/src"
-PLAN: Final = ("loop", "bound", "lanes", "processor")
+PLAN: Final = ("loop", "bound", "lanes", "records", "processor")
 """Sources of the loop."""
 _KERNELS: Final = "mlvm/native/src/plan/kernels"
 
@@ -497,7 +497,7 @@ def _copy_sources(folder: Path, files: Sequence[str], threads: int, has_lengths:
     sources = [plan / f"{name}.c" for name in (*PLAN, *["formulas"] * has_lengths)]
     sources += [*plan.glob("*.h"), *plan.glob("kernels/*.h"), *plan.glob("kernels/*.def")]
     sources += [plan / "kernels" / f"{name}.c" for name in files]
-    runtime = ["built.h", "lanes.h", "lanes.c", "records.h", "records.c", "step.c", "command.c"]
+    runtime = ["built.h", "lanes.h", "lanes.c", "step.c", "command.c"]
     sources += [HERE / "src" / name for name in (*runtime, "step_threads.h")]
     sources += [HERE / "src" / "threads.c"] * (threads > 1)
     sources.append(HERE.parent / "mlvm.h")
@@ -628,7 +628,7 @@ def _makefile(
     has_lengths: bool,
 ) -> str:
     own = ["tables.c", *["weights.c"] * embed]
-    own += [f"{_RUNTIME}/{name}.c" for name in ("step", "records", "lanes")]
+    own += [f"{_RUNTIME}/{name}.c" for name in ("step", "lanes")]
     own += [f"{_RUNTIME}/threads.c"] * (threads > 1)
     own += [f"mlvm/native/src/plan/{name}.c" for name in (*PLAN, *["formulas"] * has_lengths)]
     zig = "ZIG" in target.compiler

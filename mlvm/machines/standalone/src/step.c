@@ -2,9 +2,9 @@
 #include "step.h"
 
 #include "built.h"
-#include "records.h"
 
 #include "../../native/src/plan/processor.h"
+#include "../../native/src/plan/records.h"
 
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -79,6 +79,8 @@ typedef struct {
     Pool pool;
     struct step *step;
     Records records;
+    char *residuals; /* from the front records, and from the end their table */
+    int64_t residuals_used;
     char *heap, *heap_end, *heap_top;
     Block *top;
     char *room; /* for lanes */
@@ -153,6 +155,24 @@ static int look(Machine *m)
     return 0;
 }
 
+static Record *take_record(Records *records, int64_t nbytes)
+{
+    Running *r = (Running *)(void *)((char *)records - offsetof(Running, records));
+    uint64_t table = ((uint64_t)records->count + 2) * sizeof(Record *);
+    if (table > built.records || (uint64_t)(r->residuals_used + nbytes) > built.records - table)
+        return NULL;
+    Record *record = (Record *)(void *)(r->residuals + r->residuals_used);
+    r->residuals_used += nbytes;
+    return record;
+}
+
+static void clear_records(Running *r)
+{
+    Record **end = (Record **)(void *)(r->residuals + built.records / sizeof(Record *) * sizeof(Record *));
+    r->residuals_used = 0;
+    r->records = (Records){.take = take_record, .table = end, .step = -1};
+}
+
 static int call_foreign(Machine *m, const Step *step, int64_t first)
 {
     Running *r = (Running *)m;
@@ -163,16 +183,16 @@ static int call_foreign(Machine *m, const Step *step, int64_t first)
     if (!step->foreign)
         return 1; /* an op, for parameters that overlap */
     switch (step->nparams) {
-    case RECORDS_BEGIN: records_begin(&r->records); break;
+    case RECORDS_BEGIN:
+    case RECORDS_END: clear_records(r); break;
     case RECORDS_PUSH: wrong = records_push(&r->records, params, count); break;
     case RECORDS_READ: wrong = records_read(&r->records, params, count); break;
     case RECORDS_READ_ROWS: wrong = records_read_rows(&r->records, params, count); break;
     case RECORDS_ADD: wrong = records_add(&r->records, params, count); break;
-    case LANES_RUN:
+    default:
         wrong = built.run_lanes(step->callee, m->pool, (char *)r->step->memory, r->room, built.lanes,
                                 params, count, why);
         break;
-    default: records_end(&r->records);
     }
     if (wrong)
         return fail(r->step, "%s", wrong);
@@ -250,7 +270,7 @@ static size_t parts(Running *r, char *at)
     PART(r->m.stack, built.values * sizeof(Value));
     PART(r->m.frames, built.frames * sizeof(Return));
     PART(r->heap, built.heap);
-    PART(r->records.memory, built.records);
+    PART(r->residuals, built.records);
     PART(r->room, built.lanes);
     PART(r->numbers, built.nformulas * sizeof(Number));
     PART(r->image, built.image);
@@ -417,7 +437,6 @@ int step_init_for(struct step *step, void *memory, const void *weights, size_t n
     r->step = step;
     r->weights = weights;
     r->heap_end = r->heap + built.heap;
-    r->records.nbytes = built.records;
     r->pool.memory = step->memory;
     r->m.runner = &runner;
     r->m.functions = set->functions;
@@ -514,7 +533,7 @@ int step_run(struct step *step, const struct step_inputs *inputs, struct step_ou
     r->m.function = r->m.pc = r->m.base = r->m.nparams = r->m.since = 0;
     r->heap_top = r->heap;
     r->top = NULL;
-    records_clear(&r->records);
+    clear_records(r);
     if (run_machine(&r->m) != 1)
         return explain(r);
     for (uint32_t i = 0; outputs && i < built.noutputs; i++) {

@@ -362,6 +362,11 @@ void *frame_owner(mlvm_frame *public)
     return ((Frame *)(void *)public)->host->owner;
 }
 
+const Value *frame_params(const mlvm_frame *public)
+{
+    return ((const Frame *)(const void *)public)->params;
+}
+
 void frame_fail(mlvm_frame *public)
 {
     fail((Frame *)(void *)public);

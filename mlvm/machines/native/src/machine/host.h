@@ -52,9 +52,10 @@ const Value *frame_results(const Frame *frame, int64_t *count);
 /* Set the exception of a call that has failed. The lock must be held. */
 void frame_raise(Frame *frame);
 
-/* For functions of our own, of the call that has this frame: its owner; and to fail with the exception
+/* For functions of our own, of the call that has this frame: its owner; its parameters; and to fail with the exception
  * that is set, with the lock held. */
 void *frame_owner(mlvm_frame *public);
+const Value *frame_params(const mlvm_frame *public);
 void frame_fail(mlvm_frame *public);
 
 /* Add what this file has to the module. Returns 0, or -1 with an exception set. */

@@ -1,6 +1,6 @@
 /* The stack of residuals of a VM: see mlvm/machines/residuals.py. */
-#ifndef MLVM_RECORDS_H
-#define MLVM_RECORDS_H
+#ifndef MLVM_RECORD_STACK_H
+#define MLVM_RECORD_STACK_H
 
 #include "../limited_api.h"
 

@@ -315,28 +315,7 @@ DEQUANTIZED(u8, uint8_t)
 DEQUANTIZED(i8, int8_t)
 DEQUANTIZED(i32, int32_t)
 
-/* --- halves: f16 is IEEE 754's binary16; half.h has bf16 --- */
-
-/* The product moves the exponent from where f16 has it, subnormal numbers too; it is exact. */
-static inline float widen_f16(uint16_t x)
-{
-    uint32_t sign = (uint32_t)(x & 0x8000) << 16, rest = (uint32_t)(x & 0x7FFF) << 13;
-    uint32_t bits = bits_of_float(float_of_bits(rest) * 0x1p112f);
-    return float_of_bits(sign | (rest >= 0x0F800000 ? rest | 0x7F800000 : bits));
-}
-
-/* To nearest even. The sum that a subnormal result is read from rounds it at its last bit. */
-static inline uint16_t narrow_f16(float x)
-{
-    uint32_t all = bits_of_float(x), sign = all >> 16 & 0x8000, bits = all & 0x7FFFFFFF;
-    uint32_t small = bits_of_float(float_of_bits(bits) + 0.5f) - 0x3F000000;
-    uint32_t normal = (bits - 0x38000000 + 0xFFF + (bits >> 13 & 1)) >> 13;
-    uint32_t nan = 0x7E00 | (bits >> 13 & 0x1FF);
-    uint32_t rest = bits < 0x38800000 ? small : normal;
-    rest = bits >= 0x47800000 ? 0x7C00 : rest;
-    rest = bits > 0x7F800000 ? nan : rest;
-    return (uint16_t)(sign | rest);
-}
+/* --- halves: see half.h --- */
 
 /* An f64 as an f32 with an odd last bit where it is between two: rounded again, that gives what the
  * f64 does. */
