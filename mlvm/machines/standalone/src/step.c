@@ -182,6 +182,7 @@ static int call_foreign(Machine *m, const Step *step, int64_t first)
     const Value *params = m->stack + first;
     if (!step->foreign)
         return 1; /* an op, for parameters that overlap */
+    r->records.why = why;
     switch (step->nparams) {
     case RECORDS_BEGIN:
     case RECORDS_END: clear_records(r); break;

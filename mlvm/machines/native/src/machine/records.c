@@ -23,6 +23,7 @@ typedef struct {
     int64_t chunk, used; /* the top: in which chunk, and how much of it is used */
     long long nbytes;
     mlvm_frame *frame; /* of the call that is running */
+    char why[RECORDS_WHY];
 } Stack;
 
 /* One chunk more, of so many bytes or more. Returns 0, or -1 with an exception set. */
@@ -127,6 +128,7 @@ static PyObject *records_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->more = more;
     self->records.take = take;
     self->records.step = 1;
+    self->records.why = self->why;
     if (!(self->keepalive = PyList_New(0)))
         Py_CLEAR(self);
     return (PyObject *)self;

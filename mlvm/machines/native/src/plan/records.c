@@ -103,7 +103,7 @@ static const char *read_each(Records *records, const Value *params, int64_t n)
         copy(&number, numbers->address + row * (int64_t)sizeof number, sizeof number);
         const Record *record = record_of(records, number);
         if (number && !fits(record, params, n)) {
-            snprintf(records->why, sizeof records->why, "no record %lld of %lld such tensors is there",
+            snprintf(records->why, RECORDS_WHY, "no record %lld of %lld such tensors is there",
                      (long long)number, (long long)n);
             return records->why;
         }
@@ -150,7 +150,7 @@ static int64_t begin_sum(Records *records, int64_t rank, int64_t p, int64_t q, c
     const Record *x = record_of(records, p), *y = record_of(records, q);
     if (!x || !y || x->rank >= rank || y->rank >= rank || x->nparts != y->nparts ||
         memcmp(x->parts, y->parts, (size_t)x->nparts * sizeof(Part))) {
-        snprintf(records->why, sizeof records->why, "no records %lld and %lld of the same types are there",
+        snprintf(records->why, RECORDS_WHY, "no records %lld and %lld of the same types are there",
                  (long long)p, (long long)q);
         *wrong = records->why;
         return -1;

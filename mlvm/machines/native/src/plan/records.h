@@ -16,8 +16,9 @@ struct Records {
     Record **table; /* record i is table[step * i] */
     int64_t step, count;
     int64_t first; /* records of programs around this one */
-    char why[80];
+    char *why;     /* room for what is wrong, RECORDS_WHY bytes */
 };
+enum { RECORDS_WHY = 100 };
 
 /* Each returns NULL, or what is wrong. */
 const char *records_push(Records *records, const Value *params, int64_t count);
