@@ -14,5 +14,5 @@ class Closing:
         """Return the object; the end of the block closes it."""
         return self
 
-    def __exit__(self: Any, *_: object) -> None:
+    def __exit__(self: Any, kind: Any, error: Any, traceback: Any, /) -> None:
         self.close()

@@ -204,7 +204,7 @@ class Residuals:
         frame.push(np.asarray(self._stack.nbytes, np.int64))
 
     def _record(self, number: int) -> list[Array]:
-        record = self._stack.record(number)
+        record: list[Array] | None = self._stack.record(number)
         if record is None:
             raise HostFunctionError(f"{ADD}: no record {number} is there")
         return record

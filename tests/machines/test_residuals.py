@@ -75,7 +75,7 @@ def test_sums_of_records_are_those_of_add(dtype: str, native: bool) -> None:
     kind = DType.named(dtype)
     parts = [cast(np.asarray([1.001, -2.5, 6e4, np.nan]) * k, kind) for k in (1.0, 0.7, -0.3)]
     numbers = [np.asarray(0) for _ in range(7)]
-    push = [("push", str(i), str(7 + i)) for i in range(3)]
+    push: list[tuple[str, ...]] = [("push", str(i), str(7 + i)) for i in range(3)]
     push += [("push", str(3 + i), str(i), str(7 + i)) for i in range(3)]
     sums = ("add", "6", "3", "4"), ("add", "6", "6", "5")
     read = ("read", "0", "10", "6"), ("read", "11", "0")
