@@ -6,10 +6,10 @@ from typing import Any
 
 from mlvm.arena.arena import A, Allocation, Arena
 from mlvm.arena.placement import Chosen, Placement, Region
-from mlvm.core.closing import Closing
 from mlvm.core.errors import ArenaError
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
+from mlvm.machines.closing import Closing
 
 
 class ScratchPad(Closing, Arena):

@@ -21,7 +21,6 @@ from contextlib import suppress
 from typing import Any, Final, Generic, NamedTuple, TypedDict
 
 from mlvm.arena.arena import A, Allocation
-from mlvm.core.closing import Closing
 from mlvm.core.errors import DTypeError, PipelineError, QueueEmpty, QueueFull, ShutDown, brief
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
@@ -30,6 +29,7 @@ from mlvm.input.datasets import with_parts
 from mlvm.input.padding import Pad, Padding, PadTo
 from mlvm.input.queue import QueueTensor
 from mlvm.input.workers import Crew
+from mlvm.machines.closing import Closing
 
 _SEEDS: Final = 2**64
 _IN_USE: Final = 2  # slots for batches in use: the last one, and an earlier one

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from mlvm.core.closing import Closing
 from mlvm.core.errors import ArgumentError, MachineError, brief
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
 from mlvm.core.vm import VM
 from mlvm.machines import checks, lanes, residuals
+from mlvm.machines.closing import Closing
 from mlvm.machines.native import extension
 from mlvm.machines.wire import NATIVE
 

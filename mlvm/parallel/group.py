@@ -16,9 +16,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Arena
-from mlvm.core.closing import Closing
 from mlvm.core.errors import GroupError, GroupTimeout, brief
 from mlvm.core.protocol import VMProtocol
+from mlvm.machines.closing import Closing
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.collectives import Member

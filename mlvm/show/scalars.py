@@ -17,8 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex
 
-from mlvm.core.closing import Closing
 from mlvm.core.errors import ArgumentError, brief
+from mlvm.machines.closing import Closing
 
 _numbers = count()
 

@@ -20,7 +20,6 @@ from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mlvm.core import errors
-from mlvm.core.closing import Closing
 from mlvm.core.errors import (
     CallTimeout,
     ConnectionLost,
@@ -35,6 +34,7 @@ from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.types import Array, TensorType
+from mlvm.machines.closing import Closing
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.outbox import PythonOutbox
 from mlvm.machines.remote.session import POSTED_AT, launch_struct

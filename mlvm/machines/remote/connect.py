@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mlvm.core.closing import Closing
 from mlvm.core.errors import AccessRefused, ConnectionLost, MachineError
 from mlvm.core.program.encoding import HEADER, VERSION
 from mlvm.core.rules import is_real
+from mlvm.machines.closing import Closing
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.handshake import (

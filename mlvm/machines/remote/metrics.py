@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
-from mlvm.core.closing import Closing
+from mlvm.machines.closing import Closing
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote.admission import Admission
 from mlvm.machines.remote.log import Log

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, Final
 
 from mlvm.core import errors
-from mlvm.core.closing import Closing
 from mlvm.core.errors import (
     AccessRefused,
     ConnectionLost,
@@ -30,6 +29,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.program.encoding import HEADER, VERSION, Allowance, Kind
 from mlvm.core.store import number_apart
+from mlvm.machines.closing import Closing
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote import handshake
