@@ -14,7 +14,7 @@ from typing import Final
 
 ROOT = Path(__file__).resolve().parent.parent
 
-C_BUDGET: Final = {"C": 17_135, "JavaScript": 900}
+C_BUDGET: Final = {"C": 17_098, "JavaScript": 900}
 """The most lines of C (with its tables and the device's sources), and of JavaScript, in mlvm/."""
 
 _SUFFIXES: Final = {".c": "C", ".h": "C", ".def": "C", ".js": "JavaScript"}
