@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from mlvm.arena.arena import A, Allocation, Arena
 from mlvm.arena.placement import Chosen, Placement, Region
 from mlvm.core.errors import ArenaError
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
-from mlvm.machines.closing import Closing
 
 
-class ScratchPad(Closing, Arena):
+class ScratchPad(Arena):
     """`nbytes` raw bytes of a VM, and typed tensors at any offset in them.
 
         with ScratchPad(vm, 4096) as pad:
@@ -80,6 +79,12 @@ class ScratchPad(Closing, Arena):
         tensor = self.alloc(type, kind, region)
         tensor.prepare()
         return tensor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _new_placement(self) -> Placement:
         return Chosen()
