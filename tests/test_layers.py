@@ -63,17 +63,17 @@ ROOMS = [
 Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
-    "mlvm/core": 6_932,
-    "mlvm/machines": 1_831,
-    "mlvm/machines/native": 2_913,
-    "mlvm/machines/gpu": 3_164,
+    "mlvm/core": 6_929,
+    "mlvm/machines": 1_852,
+    "mlvm/machines/native": 2_879,
+    "mlvm/machines/gpu": 3_163,
     "mlvm/machines/standalone": 1_844,
-    "mlvm/machines/remote": 3_926,
+    "mlvm/machines/remote": 3_916,
     "mlvm/arena": 1_360,
-    "mlvm/show": 1_676,
-    "mlvm/input": 1_645,
+    "mlvm/show": 1_666,
+    "mlvm/input": 1_642,
     "mlvm/step": 3_670,
-    "mlvm/parallel": 3_218,
+    "mlvm/parallel": 3_215,
     "mlvm/eager": 885,
     "mlvm/eager/tensor": 2_160,
     "mlvm/eager/functions": 4_791,
@@ -87,10 +87,10 @@ BUDGET = {
     "mlvm/eager/files": 880,
     "mlvm/eager/interop": 480,
     "mlvm/eager/capture": 3_646,
-    "mlvm/onnx": 5_885,
+    "mlvm/onnx": 5_874,
     "mlvm": 498,
     "models": 3_470,
-    "bench": 5_030,
+    "bench": 5_005,
     "tests": 59_000,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
