@@ -37,9 +37,9 @@ WRITTEN: Final = {
         "UNARY(negative, SIMPLE, -x)",
         "UNARY(negative, SIMPLE, -x)\nUNARY(cubed, SIMPLE, x * x * x)",
     ),
-    "tests/cases/elementwise.txt": (
-        "\nexpm1  =>  ",
-        "\ncubed  =>  *_unary(lambda v: v**3, _away(3, 4))\nexpm1  =>  ",
+    "tests/cases/elementwise.py": (
+        '    "expm1": [',
+        '    "cubed": [*_unary(lambda v: v**3, _away(3, 4))],\n    "expm1": [',
     ),
 }
 """What to replace, the first time it stands there, and by what, in each file."""

@@ -122,8 +122,9 @@ class WrongCall(NamedTuple):
     def error(self, names: dict[str, Any]) -> type[Exception]:
         """Find the class: of these names, of `ml.errors`, or built in."""
         builtin: Any = getattr(builtins, self.error_name, None)
-        usual = getattr(ml.errors, self.error_name, builtin)
-        kind: type[Exception] = names.get(self.error_name, usual)
+        kind: type[Exception] = names.get(self.error_name) or getattr(
+            ml.errors, self.error_name, builtin
+        )
         return kind
 
 

@@ -370,7 +370,7 @@ def test_any_other_name_that_keeps_a_tensor_is_refused(keep: Any, where: str, bu
 
     before = holder.contents()
     for _ in range(2):
-        with pytest.raises(CaptureError, match=rf"test_rebinding\.(py|txt):.* kept in {where}"):
+        with pytest.raises(CaptureError, match=f"{HERE}:.* kept in {where}"):
             step(ml.ones((3,)))
         after = holder.contents()
         after[2].pop("b", None)
