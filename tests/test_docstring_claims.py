@@ -360,7 +360,16 @@ def test_functions_that_name_no_error_are_listed() -> None:
 
 # --- ops -------------------------------------------------------------------------------
 
-KINDS = table(globals(), "KINDS")
+KINDS = {
+    "any dtype": "bool unsigned signed float complex",
+    "any dtype but complex": "bool unsigned signed float",
+    "any dtype but bool": "unsigned signed float complex",
+    "integers or floats": "unsigned signed float",
+    "integers or bools": "bool unsigned signed",
+    "integers": "unsigned signed",
+    "floats": "float",
+    "bools": "bool",
+}
 
 
 SAID = re.compile(r"\[\.\.\.\], (?:dtypes that promote to )?([a-z ]+) -> ((?:\[\.\.\.\]|[^.])*)\.")

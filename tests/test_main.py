@@ -127,7 +127,18 @@ def test_info_refuses_a_setting_that_says_nothing_known(capsys: Capsys, monkeypa
     assert capsys.readouterr().err == "error: MLVM_NATIVE is 0 or 1, not '2'\n"
 
 
-@cases("argv", *listed(globals(), "bad usage is status 2"))
+@cases(
+    "argv",
+    [],
+    ["nosuch"],
+    ["info", "extra"],
+    ["--nosuch"],
+    ["run"],
+    ["run", "x.mlasm", "--max-steps", "-1"],
+    ["run", "x.mlasm", "--max-steps", "many"],
+    ["check"],
+    ["disasm", "a", "b"],
+)
 def test_bad_usage_is_status_2(argv: list[str], capsys: Capsys) -> None:
     caught = refuses(SystemExit, "", main, argv)
     assert caught.code == 2

@@ -10,7 +10,7 @@ import numpy as np
 
 from mlvm.core.types import Array, DType
 from tests.cases.case import Case
-from tests.rows import grouped, listed
+from tests.rows import grouped
 
 _rng = np.random.default_rng(4)
 
@@ -130,7 +130,15 @@ def _astype(x: Array, dtype: str) -> Array:
 
 
 _TIES = np.array([[2, 1, 2, 1], [0, 0, 0, -1]], np.int32)
-_ORDERS: list[tuple[Array, dict[str, Any]]] = listed(globals(), "_ORDERS")
+_ORDERS: list[tuple[Array, dict[str, Any]]] = [
+    (_X, {}),
+    (_X, {"axis": 0, "descending": True}),
+    (_TIES, {"axis": -1}),
+    (_TIES, {"axis": 1, "descending": True}),
+    ((_TIES + 1j * _TIES[::-1]).astype(np.complex64), {}),
+    (np.array([2 + 1j, 1 + 2j, 2 - 1j, 1, 1 + 2j], np.complex64), {"descending": True}),
+    (np.array([2 + 1j, 1 + 2j, 3 - 1j]), {"descending": True}),
+]
 _WINDOWS: list[dict[str, Any]] = [
     {"start": (0, 1, 3), "length": (2, 2, 2), "step": (1, 1, -2)},
     {"start": (1, 2, 0), "length": (2, 3, 0), "step": (-1, -1, 1)},

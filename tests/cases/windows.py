@@ -10,7 +10,7 @@ import numpy as np
 
 from mlvm.core.types import Array
 from tests.cases.case import Case
-from tests.rows import grouped, listed
+from tests.rows import grouped
 
 _rng = np.random.default_rng(6)
 
@@ -134,8 +134,25 @@ def _but_window(how: dict[str, Any]) -> dict[str, Any]:
 
 _VOLUMES = {"stride": (1, 1, 1), "padding": ((1, 0), (0, 1), (1, 1)), "dilation": (2, 1, 1)}
 
-_CONVOLUTIONS: list[tuple[Any, Any, dict[str, Any]]] = listed(globals(), "_CONVOLUTIONS")
-_IN_F32: list[tuple[Any, Any, dict[str, Any]]] = listed(globals(), "_IN_F32")
+_CONVOLUTIONS: list[tuple[Any, Any, dict[str, Any]]] = [
+    ((2, 5, 4, 3), (3, 2, 3, 4), {"padding": _UNEVEN}),
+    ((2, 5, 4, 3), (3, 3, 3, 2), {"stride": (2, 1), "padding": _NONE}),
+    ((1, 5, 5, 4), (2, 3, 2, 6), {"padding": _UNEVEN, "groups": 2, "dilation": (2, 1)}),
+    ((1, 6, 7, 5), (3, 2, 1, 5), {"padding": _UNEVEN, "groups": 5}),
+    ((1, 6, 7, 3), (3, 2, 1, 3), {**_but_window(_APART), "stride": (3, 2), "groups": 3}),
+    ((1, 4, 4, 2), (2, 2, 1, 4), {"padding": _NONE, "stride": (2, 1), "groups": 2}),
+    ((1, 4, 3, 5, 2), (2, 3, 2, 1, 4), {**_VOLUMES, "groups": 2}),
+    ((1, 3, 3, 4, 2), (1, 2, 2, 2, 3), {**_VOLUMES, "stride": (2, 1, 2)}),
+]
+_IN_F32: list[tuple[Any, Any, dict[str, Any]]] = [
+    ((2, 4, 6, 3), (2, 2, 3, 5), {"stride": (2, 2), "padding": _NONE}),
+    ((2, 3, 3, 4), (1, 1, 4, 2), {"padding": _NONE}),
+    ((1, 5, 9, 21), (3, 3, 1, 21), {"padding": ((1, 1), (1, 1)), "groups": 21}),
+    ((1, 5, 5, 8), (3, 3, 4, 6), {"padding": ((1, 1), (1, 1)), "groups": 2}),
+    ((1, 3, 9, 16), (2, 3, 4, 16), {"padding": ((1, 0), (1, 1)), "groups": 4}),
+    ((1, 2, 6, 32), (1, 3, 16, 32), {"padding": ((0, 0), (1, 2)), "groups": 2}),
+    ((1, 2, 3, 16), (2, 2, 8, 16), {"padding": ((0, 0), (1, 0)), "stride": (1, 2), "groups": 2}),
+]
 
 
 def _made_of(x: Any, kernel: Any, how: dict[str, Any]) -> Any:

@@ -14,7 +14,6 @@ from models.data import DataError, load
 from models.data.augment import Chain, Crop, Distort, Flip, Mixup, Normalise, looked_up
 from models.data.dataset import BLACK, Images
 from tests.brief import cases, refuses
-from tests.rows import listed
 
 Array = NDArray[np.float64]
 
@@ -125,7 +124,19 @@ def test_training_images_are_changed_a_little() -> None:
 UNCHANGED = np.eye(2)
 
 
-@cases("matrix, shift, expected", *listed(globals(), "a distortion looks each pixel up"))
+@cases(
+    "matrix, shift, expected",
+    (UNCHANGED, (0, 0), [[-1, -1, -1], [0.5, 1, -1], [-1, -1, -1]]),
+    (UNCHANGED, (-1, 0), [[-1, -1, -1], [-1, -1, -1], [0.5, 1, -1]]),
+    (UNCHANGED, (0, -1), [[-1, -1, -1], [-1, 0.5, 1], [-1, -1, -1]]),
+    (UNCHANGED, (0, 0.25), [[-1, -1, -1], [0.625, 0.5, -1], [-1, -1, -1]]),
+    (UNCHANGED, (0.5, 0), [[-0.25, 0, -1], [-0.25, 0, -1], [-1, -1, -1]]),
+    (UNCHANGED, (0, 40), [[-1] * 3] * 3),
+    (UNCHANGED, (-3.5, 0), [[-1] * 3] * 3),
+    ([[0, 1], [-1, 0]], (0, 0), [[-1, -1, -1], [-1, 1, -1], [-1, 0.5, -1]]),
+    ([[-1, 0], [0, -1]], (0, 0), [[-1, -1, -1], [-1, 1, 0.5], [-1, -1, -1]]),
+    ([[1, 0], [0, 2]], (0, 0), [[-1, -1, -1], [-1, 1, -1], [-1, -1, -1]]),
+)
 def test_a_distortion_looks_each_pixel_up(
     matrix: Array, shift: tuple[float, float], expected: list[list[float]]
 ) -> None:

@@ -17,7 +17,6 @@ from models.data.batches import evaluation_batches
 from models.data.dataset import NO_LABEL, Examples, Images, LabelledImages, Labels
 from tests.brief import cases, refuses
 from tests.fuzz.mutations import assert_well_refused
-from tests.rows import listed
 
 
 def everything(examples: Examples) -> tuple[Images, Labels]:
@@ -87,7 +86,18 @@ def test_mnist_missing(mnist: Path) -> None:
     refuses(DataError, r"there is no .*nowhere", load, f"mnist:{mnist / 'nowhere'}")
 
 
-@cases("file, content, reason", *listed(globals(), "mnist corrupt"))
+@cases(
+    "file, content, reason",
+    (IMAGES, b"", "starts with , not with 00000803"),
+    (IMAGES, bytes([0, 0, 8, 1, 0, 0, 0, 5]), "starts with 00000801, not with 00000803"),
+    (IMAGES, bytes([0, 0, 8, 3, 0, 0]), "starts with 00000803"),
+    (LABELS, b"<html>not found</html>", "starts with 3c68746d, not with 00000801"),
+    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 5, 1, 2, 3]), "3 bytes follow its header, not 5"),
+    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 2, 3]), "3 bytes follow its header, not 2"),
+    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 10]), "label 10 at position 1 is not 0 .. 9"),
+    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 2]), "there are 5 images, but 2 labels"),
+    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 0]), "it is empty"),
+)
 def test_mnist_corrupt(mnist: Path, file: str, content: bytes, reason: str) -> None:
     (mnist / file).write_bytes(content)
     with pytest.raises(DataError, match=rf"idx.-ubyte is corrupt: .*{reason}.*; get it again from"):

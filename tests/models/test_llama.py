@@ -15,7 +15,6 @@ from models.llama_text import LlamaText
 from models.tokenizer import Decoder, Tokenizer
 from tests.brief import Capsys, cases, refuses
 from tests.models.llama import dequantized, logits
-from tests.rows import listed
 
 SIZE = LlamaSize(64, 2, 4, 2, 96, 300)
 PROMPT = [1, 270, 260, 282]
@@ -76,7 +75,18 @@ def test_the_command(file: Path, capsys: Capsys) -> None:
     assert "cut.gguf" in capsys.readouterr().err
 
 
-@cases("change, reason", *listed(globals(), "tokenizers that contradict themselves are refused"))
+@cases(
+    "change, reason",
+    ({"tokens": ["a", 1]}, "tokens must be a list of str"),
+    ({"tokens": []}, "contradict"),
+    ({"merges": [3]}, "merges must be a list of str"),
+    ({"scores": None}, "scores must be a list of float or int"),
+    ({"scores": ["x", "y"]}, "scores must be"),
+    ({"scores": [1.0], "token_type": [1]}, "contradict"),
+    ({"token_type": 3}, "token_type must be a list of int"),
+    ({"bos_token_id": 2}, "no token 2 among 2"),
+    ({"eos_token_id": "x"}, "no token 'x'"),
+)
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_tokenizers_that_contradict_themselves_are_refused(
     kind: str, change: dict[str, Any], reason: str
@@ -115,7 +125,18 @@ def _bpe() -> Tokenizer:
     )
 
 
-@cases("tokenizer, original, pieces", *listed(globals(), "texts become tokens and texts again"))
+@cases(
+    "tokenizer, original, pieces",
+    (
+        _spm(),
+        "hello",
+        ["<s>", "\u2581", "he", "l", "lo"],
+    ),  # the best pair first, not the longest
+    (_spm(), "h\u00e9", ["<s>", "\u2581", "h", "<0xC3>", "<0xA9>"]),
+    (_spm(), "", ["<s>"]),
+    (_bpe(), "hello hello", ["hello", "\u0120hello"]),
+    (_bpe(), "h\u00e9 1212", ["h", "\u00c3", "\u00a9", "\u0120", "12", "1", "2"]),
+)
 def test_texts_become_tokens_and_texts_again(
     tokenizer: Tokenizer, original: str, pieces: list[str]
 ) -> None:

@@ -418,7 +418,16 @@ def test_heads_are_those_of_the_published_models_or_said_to_be_a_guess(tmp_path:
     assert "guess" not in str(weights.read(file, num_heads=4))
 
 
-@cases("text", *listed(globals(), "descriptions that are none"))
+@cases(
+    "text",
+    "{",
+    "[1]",
+    '{"image_shape": [8, 8]}',
+    '{"image_shape": [8, 8, 0]}',
+    '{"approximate": 1}',
+    '{"classes": [1, 2, 3]}',
+    '{"classes": 3}',
+)
 def test_descriptions_that_are_none(tmp_path: Path, text: str) -> None:
     ml.save(tmp_path / "weights", small("mlp_mixer"), {"mlvm.model": text})
     refuses(ml.errors.WeightsError, "no description of a model", weights.read, tmp_path / "weights")

@@ -10,7 +10,6 @@ import pytest
 import mlvm.eager as ml
 from mlvm.__main__ import main
 from tests.brief import Capsys, Patch, cases, refuses
-from tests.rows import listed
 
 
 @pytest.fixture
@@ -65,7 +64,18 @@ def test_an_array_of_f64_is_taken_as_f32_everywhere(file: Path) -> None:
     refuses(ml.errors.DTypeError, message, model, ml.asarray(rows))
 
 
-@cases("words, text", *listed(globals(), "an error is one line"))
+@cases(
+    "words, text",
+    (["none.onnx"], "none.onnx"),
+    (["damaged.onnx"], "error: damaged.onnx: "),
+    (["it.onnx", "--input", "f32[9,9]"], "the input 'rows' is f32[4,3], not f32[9,9]"),
+    (
+        ["it.onnx", "--input", "f32[4,3]", "--input", "f32[2]"],
+        "2 inputs are given; they are {'rows'",
+    ),
+    (["it.onnx", "--input", "what.npy"], "what.npy"),
+    (["it.onnx", "--save", "there/is/none.mlvm"], "there/is/none.mlvm"),
+)
 def test_an_error_is_one_line(words: list[str], text: str, file: Path, capsys: Capsys) -> None:
     Path("damaged.onnx").write_bytes(b"none")
     assert main(["onnx", *words]) == 1

@@ -11,7 +11,6 @@ from mlvm.onnx import load
 from mlvm.onnx.encode import encode
 from mlvm.onnx.writing import _attribute
 from tests.brief import cases, refuses
-from tests.rows import listed
 
 X = np.random.default_rng(0).normal(size=(5, 3)).astype("f4")
 W = [0.5, -1.0, 2.0, 1.5, 0.25, -0.75]
@@ -40,7 +39,18 @@ def compute(op: str, outputs: int = 1, **attributes: Any) -> list[np.ndarray[Any
     return [np.asarray(x) for x in (results if isinstance(results, tuple) else (results,))]
 
 
-@cases("op, attributes, expected", *listed(globals(), "values"))
+@cases(
+    "op, attributes, expected",
+    ("Scaler", {"offset": [1.0, 2.0, 3.0], "scale": [2.0]}, (X - np.array([1, 2, 3])) * 2),
+    ("Normalizer", {"norm": "L2"}, X / np.linalg.norm(X, axis=1, keepdims=True)),
+    ("Normalizer", {"norm": "L1"}, X / np.abs(X).sum(1, keepdims=True)),
+    ("Normalizer", {}, X / np.abs(X).max(1, keepdims=True)),
+    (
+        "LinearRegressor",
+        {"coefficients": W, "targets": 2, "intercepts": [1.0, 0.5]},
+        BOTH + np.array([1, 0.5]),
+    ),
+)
 def test_values(op: str, attributes: Any, expected: Any) -> None:
     [y] = compute(op, **attributes)
     assert y.dtype == np.float32

@@ -99,7 +99,20 @@ def trained(model: Model) -> None:
     ml.capture(step)(ml.ones((2, 4)))
 
 
-WRITES: dict[str, Callable[[Model], object]] = table(globals(), "WRITES")
+WRITES: dict[str, Callable[[Model], object]] = {
+    "an update": lambda m: m.w.__iadd__(1.0),
+    "an update of a part": lambda m: m.w.__setitem__((0, slice(1, 3)), 5.0),
+    "a buffer's update": lambda m: m.norm.var.__imul__(4.0),
+    "the VM's write": lambda m: m.w.arena.vm.write(m.w.handle, np.ones((6, 4), "f4")),
+    "a launch": launched_by_hand,
+    "a swap": swapped,
+    "a move": moved_there_and_back,
+    "a load": loaded,
+    "another tensor": rebound,
+    "a listing": in_a_listing,
+    "a captured update": lambda m: ml.capture(lambda: m.w.__iadd__(1.0))(),
+    "training": trained,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -27,7 +27,6 @@ from mlvm.machines.native.extension import EXTENSION
 from mlvm.step.saved import LoadedStep, SavedStep
 from tests.brief import Patch, cases, refuses, with_long
 from tests.fuzz import lengths as fuzz
-from tests.rows import listed
 
 N = {"x": ("n", None)}
 
@@ -98,7 +97,18 @@ def test_lengths_of_0_and_1_are_right() -> None:
             assert same(step, step.fn, matrix(n))
 
 
-@cases("see", *listed(globals(), "what python sees is what a program is for"))
+@cases(
+    "see",
+    lambda x: x * int(x.shape[0]),
+    lambda x: x * np.sqrt(x.shape[0]).astype(np.float32),
+    lambda x: x * len(x),
+    lambda x: x + float(f"{x.shape[0]}"),
+    lambda x: sum(x[i] for i in range(x.shape[0])),
+    lambda x: x * len([0] * x.shape[0]),
+    lambda x: x * {x.shape[0]: 2.0}[x.shape[0]],
+    lambda x: ml.sum(x) * x.nbytes.bit_length(),
+    lambda x: x * float(str(x.type).split(",")[0][4:]),
+)
 def test_what_python_sees_is_what_a_program_is_for(see: Callable[..., Any]) -> None:
     step = ml.capture(see, lengths=N)
     with warnings.catch_warnings():
@@ -452,7 +462,15 @@ def test_programs_by_shape_are_forgotten_one_at_a_time(monkeypatch: Patch) -> No
         assert max(handles) == handles[0]
 
 
-@cases("lengths, at_most, message", *listed(globals(), "bad options"))
+@cases(
+    "lengths, at_most, message",
+    ({"z": ("n",)}, None, "names the parameter 'z'; the function has x"),
+    ({"x": (1, None)}, None, "a name or None for each axis"),
+    (7, None, "lengths is"),
+    (N, {"m": 4}, "at_most bounds 'm'; lengths names n"),
+    (N, {"n": 0}, r"at_most\['n'\] is an int >= 1"),
+    (None, {"n": 4}, "no length has a name"),
+)
 def test_bad_options(lengths: Any, at_most: Any, message: str) -> None:
     refuses(ArgumentError, message, ml.capture, lambda x: x, lengths=lengths, at_most=at_most)
 
@@ -527,7 +545,15 @@ def test_a_saved_step_takes_all_lengths(tmp_path: Path) -> None:
     assert step.signatures == 1
 
 
-@cases("shapes, message", *listed(globals(), "a saved step refuses other lengths"))
+@cases(
+    "shapes, message",
+    (((9, 4), (9,)), "step: axis 0 of input 0 and axis 0 of input 1 is 'n' = 9, expected 1 to"),
+    (((0, 4), (0,)), "step: axis 0 of input 0 and axis 0 of input 1 is 'n' = 0, expected 1 to"),
+    (((5, 4), (6,)), "step: 'n' is 5 at axis 0 of input 0, and 6 at axis 0 of input 1: axes"),
+    (((4, 4), (4,)), "n = 4 the function computes otherwise than at n = 7, in LINE; save"),
+    (((5, 4), (5, 1)), "step: input 1 is f32[n], got f32[5,1]"),
+    (((5, 3), (5,)), "write to f32[5,4]: the array's shape is (5, 3)"),
+)
 def test_a_saved_step_refuses_other_lengths(shapes: Any, message: str, tmp_path: Path) -> None:
     def fn(x: Any, y: Any) -> Any:
         return ml.sum(x * y[:, None]) if x.shape[0] > 4 else ml.sum(x)
@@ -544,7 +570,18 @@ def test_a_saved_step_refuses_other_lengths(shapes: Any, message: str, tmp_path:
     assert saved(np.ones((6, 4), np.float32), np.ones(6, np.float32)) == [24.0]
 
 
-@cases("fn, options, length, message", *listed(globals(), "a step that is for some lengths alone"))
+@cases(
+    "fn, options, length, message",
+    (ml.tanh, {}, 5, "expected a bound of 'n', got none; capture it with at_most={'n': 512}"),
+    (ml.tanh, {"at_most": {"n": 9}}, 1, "is for its lengths alone: sizes of 0 and 1"),
+    (lambda x: x * len(x), {"at_most": {"n": 9}}, 5, "needs the value of 'n', so that each"),
+    (
+        ml.tanh,
+        {"at_most": {"n": 9}, "replace": {lambda x: ml.tanh(x): "tanh"}},
+        5,
+        "is for its lengths alone: replace= is used",
+    ),
+)
 @pytest.mark.filterwarnings("ignore::mlvm.eager.capture.guards.changing.RecompilationWarning")
 @pytest.mark.filterwarnings("ignore::mlvm.eager.capture.replacing.ReplacementWarning")
 def test_a_step_that_is_for_some_lengths_alone(

@@ -265,7 +265,15 @@ def test_a_mapping_that_is_refused(replace: Any, error: Any, text: str) -> None:
     refuses(error, text, ml.capture, lambda x: x, replace=replace)
 
 
-@cases("pattern, text", *listed(globals(), "a pattern that is refused"))
+@cases(
+    "pattern, text",
+    (lambda x: x, "returns tensors that it computes"),
+    (lambda x: (y := ml.exp(x), y), "returns tensors that it computes, each once"),
+    (lambda x, y: ml.exp(x), "does not use its operand 1"),
+    (lambda x: ml.fori_loop(0, 3, lambda i, x: ml.exp(x), x), "ops alone"),
+    (lambda x: ml.reshape(x, (7,)), "takes no operands"),
+    (lambda x: float(x), "value is read"),
+)
 def test_a_pattern_that_is_refused(host: Host, pattern: Fn, text: str) -> None:
     step = ml.capture(lambda x: ml.exp(x), replace={pattern: "f"})
     for _ in range(2):

@@ -86,7 +86,20 @@ def test_values_and_gradients_are_the_eager_ones_to_the_bit(name: str) -> None:
 
 # Functions of x and w (f64[3] each) whose second gradient adds several cotangents to one tensor: of
 # an operand, of a turn's state, of one that is a result as well, of rows.
-SUMS: dict[str, Callable[[ml.Tensor, ml.Tensor], Any]] = table(globals(), "SUMS")
+SUMS: dict[str, Callable[[ml.Tensor, ml.Tensor], Any]] = {
+    "operand": lambda x, w: ml.cond(ml.sum(x) < 9.0, lambda y: y * y, ml.sin, x * w),
+    "fori": lambda x, w: ml.fori_loop(0, 3, lambda i, s: ml.tanh(s * s + ml.sin(s) * w), x),
+    "while": lambda x, w: ml.while_loop(
+        lambda s: s[0] < 3.0,
+        lambda s: (s[0] + 1.0, ml.tanh(s[1] * s[1] + ml.sin(s[1]) * w)),
+        (ml.sum(x) * 0.0, x),
+    )[1],
+    "result": lambda x, w: ml.scan(lambda s, r: (ml.tanh(s * r + ml.sin(s) * w),) * 2, x, w)[1],
+    "states": lambda x, w: ml.scan(
+        lambda s, r: ((ml.tanh(s[0] * r + s[1] * s[1]), ml.sin(s[0] * w)), s[0]), (x, x), w
+    )[1],
+    "rows": lambda x, w: ml.scan(lambda s, r: (s * r * r, ml.sin(r) * s), x, x)[1] * w,
+}
 
 
 @pytest.mark.parametrize("name", SUMS)
@@ -166,7 +179,19 @@ def pulled_twice(fn: Callable[[Any], Any], x: ml.Tensor) -> Any:
 
 
 # Beside those of unknown length above, for gradients of gradients.
-DEEP: dict[str, Loss] = table(globals(), "DEEP")
+DEEP: dict[str, Loss] = {
+    **{name: loss for name, (is_known, loss) in LOSSES.items() if not is_known},
+    "closures": through_closures,
+    "tree": lambda x, w, n: tree(n, ml.stack([x, w, x * w]), w, lambda y: ml.tanh(y * w + x)),
+    "while in function": lambda x, w, n: ml.function(lambda y, n: ml.while_loop(
+        lambda s: ml.sum(s) < 3, lambda s: s * 1.2 + ml.abs(w) + y, y))(x * x, n),
+    "function in while": lambda x, w, n: ml.while_loop(
+        lambda s: s[1] <= n, lambda s: (power(s[0] * w, s[1]) + x, s[1] + 1), (x, 0))[0],
+    "in a branch": lambda x, w, n: ml.cond(n > 1, lambda: ml.fori_loop(
+        0, n, lambda i, s: ml.sin(s * w), x), lambda: power(x * w, n) + w),
+    "pulled twice": lambda x, w, n: pulled_twice(
+        lambda x: ml.fori_loop(0, n, lambda i, s: ml.sin(s * w) * s, x), x),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DEEP)

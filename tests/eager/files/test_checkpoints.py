@@ -11,6 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,20 @@ def test_a_module_of_another_shape_says_so_and_stays_as_it_was(tmp_path: Path) -
     refuses(ml.errors.ArgumentError, "'x' is no function", ml.load, file, rename=unnamed)
 
 
-@cases("tensors, metadata, error, reason", *listed(globals(), "what cannot be saved"))
+@cases(
+    "tensors, metadata, error, reason",
+    ({"z": np.zeros(1, "c16")}, None, ml.errors.WeightsError, "z: the format has no c128"),
+    ({"__metadata__": np.zeros(1)}, None, ml.errors.WeightsError, "the name '__metadata__'"),
+    ({3: np.zeros(1)}, None, ml.errors.WeightsError, "the name 3"),
+    ({"\ud800": np.zeros(1)}, None, ml.errors.WeightsError, "no UTF-8"),
+    ({"x": np.zeros(1)}, {"a": 1}, ml.errors.WeightsError, "not 'a': 1"),
+    ({"x": np.zeros(1)}, ["a"], ml.errors.ArgumentError, "texts by name"),
+    ({"x": 3j}, None, ml.errors.DTypeError, "x must be a tensor, an array, .*, not 3j"),
+    ({"x": np.array("a")}, None, ml.errors.DTypeError, "no dtype for"),
+    ({"x": np.ma.array([1.0], mask=[True])}, None, ml.errors.DTypeError, "x is a masked array"),
+    ({"x": Unreadable()}, None, ml.errors.DTypeError, "x: .* cannot be read: not now"),
+    ([np.zeros(1)], None, ml.errors.DTypeError, "a Module, or tensors by name"),
+)
 def test_what_cannot_be_saved(
     tmp_path: Path, tensors: Any, metadata: Any, error: type[Exception], reason: str
 ) -> None:
@@ -455,7 +469,16 @@ OF_THIS_FILE = ml.nn.Linear(2, 2)
 
 @cases(
     "obj",
-    *listed(globals(), "a module that is hidden in a field is warned of"),
+    Pair(1, ml.nn.Linear(2, 2)),
+    Slotted(ml.nn.Linear(2, 2)),
+    deque([ml.nn.Linear(2, 2)]),
+    (ml.nn.Linear(2, 2) for _ in range(2)),
+    Plain(ml.nn.Linear(2, 2)),
+    partial(ml.nn.Linear(2, 2), ml.ones((1, 2))),
+    ml.nn.Linear(2, 2).__call__,
+    {1: deque([ml.nn.Linear(2, 2)])},
+    lambda x: OF_THIS_FILE(x),
+    [lambda x: OF_THIS_FILE(x), ml.nn.Linear(2, 2)],
     ids=lambda obj: type(obj).__name__,
 )
 def test_a_module_that_is_hidden_in_a_field_is_warned_of(tmp_path: Path, obj: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import (
     ArgumentError,
+    DTypeError,
     PathError,
     ShapeError,
     StaleTensor,
@@ -329,7 +330,15 @@ def test_a_structure_that_differs_is_refused_and_stays_as_it_is(
         np.testing.assert_array_equal(other["model"].kernel.numpy(), kernel)
 
 
-@cases("tree, error, text", *listed(globals(), "what is no part of a checkpoint"))
+@cases(
+    "tree, error, text",
+    ({"f": len}, DTypeError, "f must be a tensor, an array, a number, a text, None, or an object"),
+    ({"a": {"b": b"x"}}, DTypeError, "a/b must be"),
+    ({"a/b": 1, "a": {"b": 2, "c": np.ones(1)}}, PathError, "two parts have the path 'a/b'"),
+    ({"c": nn.Linear}, DTypeError, "c must be"),
+    ([1], DTypeError, "a Module, or tensors by name"),
+    (3, DTypeError, "a Module, or tensors by name"),
+)
 def test_what_is_no_part_of_a_checkpoint(
     tmp_path: Path, tree: Any, error: type[Exception], text: str
 ) -> None:

@@ -6,6 +6,7 @@ import math
 import pydoc
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +29,18 @@ OWNERS = [owner for owner in TABLE if owner.rpartition(".")[2][0].isupper()]
 FUNCTIONS = [owner for owner in TABLE if owner.startswith("mlvm.") and owner not in OWNERS]
 
 
-OWN_LAYERS: dict[str, Callable[[], Any]] = table(globals(), "OWN_LAYERS")
+OWN_LAYERS: dict[str, Callable[[], Any]] = {
+    "Embedding": lambda: ml.nn.Embedding(3, 3),
+    "EmbeddingBag": lambda: ml.nn.EmbeddingBag(3, 3),
+    "Linear": lambda: ml.nn.Linear(3, 3),
+    "PReLU": ml.nn.PReLU,
+    "GroupNorm": lambda: ml.nn.GroupNorm(1, 3),
+    **{
+        f"{n}Norm": partial(getattr(ml.nn, f"{n}Norm"), 3)
+        for n in ("Batch", "Instance", "Layer", "RMS")
+    },
+    **{f"Conv{n}d": partial(getattr(ml.nn, f"Conv{n}d"), 3, 4, 3) for n in (1, 2, 3)},
+}
 """The layers whose fields have hints of their own."""
 
 
@@ -87,7 +99,16 @@ _DEEP: Any = {"x": ml.ones((2, 2, 3)), "arrays": [ml.ones((2, 2, 1))] * 2}
 OTHER_OPERANDS: dict[str, dict[str, Any]] = table(globals(), "OTHER_OPERANDS")
 """What code of a hint means by its names, where that is not what other code means by them."""
 
-WRITTEN_OUT: dict[str, str] = table(globals(), "WRITTEN_OUT")
+WRITTEN_OUT: dict[str, str] = {
+    "ml.asarray(numpy.frombuffer(...))": "ml.asarray(numpy.frombuffer(bytes(x), dtype='f4'))",
+    "ml.asarray(numpy.fromfile(...))": "ml.asarray(numpy.fromfile(path))",
+    "ml.asarray(numpy.loadtxt(...))": 'ml.asarray(numpy.loadtxt(["1 2"]))',
+    "ml.grad(lambda model: ...)(model)": "ml.grad(lambda model: ml.sum(model(x)))(model)",
+    'ml.nn.Upsample(..., mode="bilinear", align_corners=True)': "ml.nn.Upsample(scale=2)",
+    "ml.onnx.load(file)": 'ml.onnx.save(model, (x,), "m.onnx"); ml.onnx.load("m.onnx")',
+    "python -m mlvm info": "",
+    "python -m mlvm show SCRIPT": "",
+}
 """Code with what `...` stands for, and the two lines for a shell."""
 
 WALK = {(owner, code): name for owner, name, hint in rows() for code in re.findall("`(.+?)`", hint)}

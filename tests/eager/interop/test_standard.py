@@ -9,7 +9,6 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError
 from tests.brief import refuses
-from tests.rows import table
 
 
 def test_info() -> None:
@@ -30,7 +29,20 @@ def test_info() -> None:
         info.dtypes(device=0)  # type: ignore[arg-type]
 
 
-MADE: dict[str, Any] = table(globals(), "MADE")
+MADE: dict[str, Any] = {
+    "zeros": lambda device: ml.zeros(3, device=device),
+    "ones": lambda device: ml.ones((3,), device=device),
+    "empty": lambda device: ml.empty(3, device=device),
+    "full": lambda device: ml.full(3, 2, device=device),
+    "zeros_like": lambda device: ml.zeros_like(ml.ones(3), device=device),
+    "full_like": lambda device: ml.full_like(ml.ones(3), 1, device=device),
+    "arange": lambda device: ml.arange(3, device=device),
+    "linspace": lambda device: ml.linspace(0, 1, 3, device=device),
+    "eye": lambda device: ml.reshape(ml.eye(1, 3, device=device), 3),
+    "asarray": lambda device: ml.asarray([1, 2, 3], device=device),
+    "tensor": lambda device: ml.asarray(ml.ones(3), device=device),
+    "to_device": lambda device: ml.ones(3).to_device(device),
+}
 
 
 @pytest.mark.parametrize("name", MADE)

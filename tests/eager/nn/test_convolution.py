@@ -105,7 +105,15 @@ def test_a_transposed_convolution_has_gradients() -> None:
     check(lambda layer, x: layer(x), layer, f64(1, 2, 3, 2))
 
 
-@cases("name, axes, options, shape", *listed(globals(), "layers are their functions"))
+@cases(
+    "name, axes, options, shape",
+    ("Conv1d", 1, {"dilation": 2, "padding": (2, 1)}, (3, 4, 6)),
+    ("Conv2d", 2, {"dilation": (1, 2), "groups": 2, "padding": "VALID"}, (3, 3, 2, 6)),
+    ("Conv3d", 3, {"groups": 2, "stride": 2}, (3, 3, 3, 2, 6)),
+    ("ConvTranspose1d", 1, {"stride": 2, "dilation": 2}, (3, 6, 4)),
+    ("ConvTranspose2d", 2, {"groups": 2, "stride": (1, 2)}, (3, 3, 3, 4)),
+    ("ConvTranspose3d", 3, {"padding": "VALID", "dilation": 2}, (3, 3, 3, 6, 4)),
+)
 def test_layers_are_their_functions(
     name: str, axes: int, options: dict[str, Any], shape: tuple[int, ...]
 ) -> None:
@@ -117,7 +125,17 @@ def test_layers_are_their_functions(
     np.testing.assert_allclose(layer(x).numpy(), expected, rtol=1e-12, atol=1e-13)
 
 
-@cases("axes, padding, sides", *listed(globals(), "a number pads both sides"))
+@cases(
+    "axes, padding, sides",
+    (1, 1, (1, 1)),
+    (1, (1,), (1, 1)),
+    (1, np.int64(2), (2, 2)),
+    (2, 1, ((1, 1), (1, 1))),
+    (2, (1, 1), ((1, 1), (1, 1))),
+    (2, [2, 0], ((2, 2), (0, 0))),
+    (2, (1, (2, 0)), ((1, 1), (2, 0))),
+    (3, (1, 0, 2), ((1, 1), (0, 0), (2, 2))),
+)
 def test_a_number_pads_both_sides(axes: int, padding: Any, sides: Any) -> None:
     x, kernel = ml.asarray(normal(2, *(6, 5, 4)[:axes], 3)), ml.asarray(normal(*[3] * axes, 3, 3))
     for name in (f"conv{axes}d", f"conv_transpose{axes}d"):

@@ -13,7 +13,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import ArgumentError, DTypeError, OperandValueError, PathError
+from mlvm.core.errors import ArgumentError, DTypeError, OperandValueError, PathError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn, optim, random
 from mlvm.eager.autodiff.grad import grad
@@ -23,7 +23,6 @@ from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tree import named_leaves
 from mlvm.machines.dry import DryVM
 from tests.brief import cases, refuses
-from tests.rows import listed
 
 RNG = np.random.default_rng(5)
 
@@ -134,7 +133,15 @@ def test_a_model_can_be_counted_without_memory() -> None:
 
 # --- modules -------------------------------------------------------------------------
 
-PATHS = listed(globals(), "PATHS")
+PATHS = [
+    "stem/kernel",
+    "stem/bias",
+    *(
+        f"Block_{i}/{name}"
+        for i in (0, 1)
+        for name in ("norm/scale", "norm/bias", "Dense_0/kernel", "Dense_0/bias", "Dense_1/kernel")
+    ),
+]
 
 
 def test_names_of_parameters() -> None:
@@ -172,7 +179,17 @@ def test_load_parameters_restores_a_model() -> None:
     np.testing.assert_array_equal(other(x).numpy(), model(x).numpy())
 
 
-@cases("change, error, message", *listed(globals(), "load parameters is strict"))
+@cases(
+    "change, error, message",
+    ({"bias": None}, PathError, "missing parameter 'bias'"),
+    ({"scale": np.zeros(3)}, PathError, "unknown parameter 'scale'"),
+    (
+        {"bias": np.zeros(3)},
+        DTypeError,
+        "parameter 'bias' is f32[3], got f64[3]: convert it with astype('float32')",
+    ),
+    ({"bias": np.zeros(2, np.float32)}, ShapeError, "parameter 'bias' is f32[3], got f32[2]"),
+)
 def test_load_parameters_is_strict(
     change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
@@ -254,7 +271,15 @@ class Holding(nn.Module):
         self.part = part
 
 
-@cases("make, message", *listed(globals(), "a class in place of a layer is refused"))
+@cases(
+    "make, message",
+    (lambda: nn.Sequential(nn.Linear(2, 3), nn.ReLU), "layers[1] is the class ReLU, "),  # type: ignore[arg-type]
+    (lambda: Holding(nn.ReLU), "Holding: part is the class ReLU, which is no layer yet; w"),
+    (lambda: Holding([nn.ReLU(), nn.Linear]), "part[1] is the class Linear, which is no layer yet"),
+    (lambda: Holding(nn.Linear), "write nn.Linear(...)"),
+    (lambda: Holding(nn.ReLU), "write nn.ReLU()"),
+    (lambda: Holding(Holding), "write Holding(...)"),
+)
 def test_a_class_in_place_of_a_layer_is_refused(make: Callable[[], object], message: str) -> None:
     refuses(ArgumentError, re.escape(message), make)
     assert Holding(int).part is int

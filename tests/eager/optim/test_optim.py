@@ -478,7 +478,15 @@ def test_launches_of_an_update(make: Make, each: int, once: int, monkeypatch: Pa
 # --- checkpoints ---------------------------------------------------------------------
 
 
-@cases("make", *listed(globals(), "training resumes from state"))
+@cases(
+    "make",
+    lambda params: optim.SGD(params, 0.1, momentum=0.9),
+    lambda params: optim.AdamW(params, optim.cosine(0.1, STEPS)),
+    *[
+        lambda params, name=name: getattr(optim, name)(params, 0.1)
+        for name in [*REFERENCES, "LBFGS"]
+    ],
+)
 def test_training_resumes_from_state(make: Make) -> None:
     params = tensors(START)
     optimizer = make(params)
@@ -576,7 +584,19 @@ def stale(shape: tuple[int, ...]) -> Tensor:
         return from_array(np.ones(shape))
 
 
-@cases("change, error, message", *listed(globals(), "gradients that do not fit change nothing"))
+@cases(
+    "change, error, message",
+    ({"gain": None}, PathError, "missing gradient 'gain'"),
+    ({"other": from_array(np.ones(1))}, PathError, "unknown gradient 'other'"),
+    ({"gain": 1.0}, DTypeError, "a tree has tensors as leaves, not a float at gain"),
+    (
+        {"gain": asarray(np.float32(1))},
+        DTypeError,
+        "gradient 'gain' is f64[], got f32[]: convert it with astype('float64')",
+    ),
+    ({"gain": from_array(np.ones(1))}, ShapeError, "gradient 'gain' is f64[], got f64[1]"),
+    ({"gain": stale(())}, StaleTensor, "its arena was reset"),
+)
 def test_gradients_that_do_not_fit_change_nothing(
     change: dict[str, Any], error: type[Exception], message: str
 ) -> None:

@@ -14,14 +14,16 @@ from mlvm.core.errors import (
     CaptureError,
     CheckFailed,
     DTypeError,
+    EncodingError,
     LimitExceeded,
     MachineError,
     OperandValueError,
     OutOfMemory,
+    ProgramError,
     ShapeError,
 )
 from mlvm.core.program.assembly import assemble
-from mlvm.core.program.program import Program
+from mlvm.core.program.program import Instruction, Opcode, Program
 from mlvm.eager import nn
 from mlvm.eager.tensor.context import current_arena
 from mlvm.machines import lane_link, lanes
@@ -103,7 +105,16 @@ def in_place(x: ml.Tensor) -> Any:
     return y * z
 
 
-@cases("fn, inputs", *listed(globals(), "a batch has the bits of each input alone"))
+@cases(
+    "fn, inputs",
+    (halvings, [ml.asarray(v) for v in (0.5, 1.0, 1000.0, 3e8)]),
+    (fibonacci, [ml.asarray(n) for n in (0, 7, 3, 10, 1)]),
+    (collatz, [ml.asarray(n) for n in (1, 27, 6, 7)]),
+    (swapped, [noise(4, 3) for _ in range(3)]),
+    (many_ops, [{"a": noise(2, 3), "deep": (noise(2, 3),), "i": i % 2} for i in range(5)]),
+    (in_place, [noise(3) for _ in range(2)]),
+    (lambda x: (x, x.shape[0], ml.zeros((0, 2)), ml.zeros((0,)) @ ml.zeros((0, 3))), [noise(2)]),
+)
 def test_a_batch_has_the_bits_of_each_input_alone(fn: Fn, inputs: list[Any]) -> None:
     alone = [fn(x) for x in inputs]
     captured = ml.capture(lambda xs: ml.batch(fn)(xs))
@@ -396,7 +407,16 @@ NEGATED = "get -1\ncall s\nset 1\nget 1"
 
 
 @pytest.mark.local(reason="a server answers such a launch later")
-@cases("program, expected", *listed(globals(), "an ordinary program runs on rows"))
+@cases(
+    "program, expected",
+    (rows_of("get -1"), [7, 8]),
+    (rows_of(DOUBLED), [14, 16]),
+    (rows_of("get -1\nget 1\nset -1\nset 1\nget 1"), [7, 8]),
+    (rows_of("get 0"), None),
+    (rows_of("get 1"), [0, 0]),
+    (rows_of("get 1", locals_='"i64[]", "i64[1]"'), [0, 0]),
+    (rows_of(NEGATED, segment(TOLD % (8, 8))), [-7, -8]),
+)
 def test_an_ordinary_program_runs_on_rows(program: Program, expected: Any) -> None:
     """Also one that the scheduler has no steps for, or that keeps values on its stack."""
     result = launched(program, np.zeros(2, np.int64), np.array(2), I64)[0]
@@ -404,7 +424,19 @@ def test_an_ordinary_program_runs_on_rows(program: Program, expected: Any) -> No
 
 
 @pytest.mark.local(reason="a server answers such a launch later")
-@cases("program, error, text", *listed(globals(), "what is no program for rows is refused"))
+@cases(
+    "program, error, text",
+    ("", EncodingError, "header"),
+    ("\u1234", MachineError, "no program for rows"),
+    (Program.straight([Instruction(Opcode.halt)]), MachineError, "no program for rows"),
+    (rows_of("get -1\nget -1\njump_if_false end\npop 1\nend:\nget -1"), ProgramError, "values"),
+    (rows_of("get 9"), ProgramError, "slot 9"),
+    (rows_of("get -1" + op("matmul", 1)), (ShapeError, ProgramError, MachineError), "matmul"),
+    (rows_of("get -1", locals_='"f32[-1]"'), (ShapeError, MachineError), ""),
+    (rows_of(NEGATED, segment(TOLD % (8, 8), rows=2)), MachineError, "one row"),
+    (rows_of(NEGATED, segment(TOLD % (8, 8), rows=0)), MachineError, "one row"),
+    (rows_of(NEGATED, segment('"ins": [8]')), MachineError, "no program for rows"),
+)
 def test_what_is_no_program_for_rows_is_refused(program: Any, error: Any, text: str) -> None:
     refuses(error, text, launched, program, np.zeros(2, np.int64), np.array(2), I64)
 

@@ -85,7 +85,17 @@ def _turns(x: Tensor) -> Any:
 
 
 SMOOTH: dict[str, Lane] = table(globals(), "SMOOTH")
-OTHERS: dict[str, Lane] = table(globals(), "OTHERS")
+OTHERS: dict[str, Lane] = {
+    "integers": _collatz,
+    "dropout": lambda x, w: ml.dropout(x, 0.5, key=ml.random.key(3)),
+    "own keys": lambda x, w: ml.random.normal(
+        2, key=ml.random.fold_in(ml.random.key(1), ml.astype(x[1] * 4, ml.int64))
+    ),
+    "halves": lambda x, w: ml.softmax(ml.astype(x, ml.float16) * 2.0) @ ml.astype(w, ml.float16),
+    "bf16": lambda x, w: ml.tanh(ml.astype(w, ml.bfloat16) @ ml.astype(x, ml.bfloat16)),
+    "complex": lambda x, w: ml.fft.fft(x * 1j) * w[0],
+    "numbers": lambda x, w: {"a": 1, "b": (None, 2.5, [True])},
+}
 BOTH = {**SMOOTH, **OTHERS}
 STRAIGHT = {"elementwise", "product", "matrix", "einsum", "solve", "halves", "bf16", "complex"}
 """Those that are not captured, nor run for no lanes."""

@@ -278,7 +278,20 @@ def test_bad_usage_exits_with_2(arguments: list[str], capsys: Capsys) -> None:
     assert "Traceback" not in err
 
 
-@cases("arguments, reason", *listed(globals(), "an error is one line and exit status 1"))
+@cases(
+    "arguments, reason",
+    (["--data", "mnist:{tmp}"], "train-images-idx3-ubyte"),
+    (["--data", "cifar10:{tmp}/nowhere"], "data_batch_1.bin"),
+    (["--json", "{tmp}/nowhere/x.json"], "nowhere/x.json"),
+    (["--json", "{tmp}"], "{tmp}"),
+    (["--plot", "{tmp}/file"], "{tmp}/file"),
+    (["--save", "{tmp}/nowhere/x"], "nowhere/x"),
+    (["--save", "{tmp}"], "{tmp}"),
+    (["--resume", "{tmp}/nowhere"], "{tmp}/nowhere"),
+    (["--resume", "{tmp}/file"], "{tmp}/file is no checkpoint"),
+    (["--plot", "{tmp}/file/plots"], "{tmp}/file/plots"),
+    (["--model", "mlp", "--learning-rate", "1e18"], "learning rate below 1e+18 may help"),
+)
 def test_an_error_is_one_line_and_exit_status_1(
     arguments: list[str], reason: str, tmp_path: Path, capsys: Capsys
 ) -> None:

@@ -8,14 +8,22 @@ they must agree before and after, or the first captured call must raise. Most ar
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import decimal
 import enum
+import fractions
 import functools
+import inspect
 import io
+import ipaddress
 import logging
+import operator
 import os
+import re
 import sys
 import threading
 import types
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,12 +38,13 @@ from tests.brief import Fn, cases, refuses
 from tests.eager.capture.guards.changes import (
     OBJECTS,
     Plain,
+    T,
     built,
     module_of,
     plain,
     put_into_builtins,
 )
-from tests.rows import listed, table
+from tests.rows import table
 
 Case = Callable[[], tuple[Fn, Callable[[], object]]]
 
@@ -446,7 +455,11 @@ def test_a_training_step_is_recorded_once(kind: str, weights: ml.Arena) -> None:
 
 @cases(
     "value",
-    *listed(globals(), "what cannot change is not refused"),
+    *(decimal.Decimal(2), fractions.Fraction(2), datetime.date(2, 2, 2), uuid.UUID(int=2)),
+    *(Path("2"), ipaddress.ip_address(2), re.compile("2"), re.IGNORECASE, np.dtype("f2")),
+    *(np.float32(2), inspect.signature(plain), plain.__code__, list[int], int | None, T, ...),
+    *(operator.itemgetter(0), np.add, np.mean, dict.fromkeys, str.join, NotImplemented),
+    *(logging.getLogger("2"), threading.Lock(), ml.float32, sys.float_info, np.dtype("V2")),
     ids=lambda value: type(value).__qualname__,
 )
 def test_what_cannot_change_is_not_refused(value: Any) -> None:

@@ -357,7 +357,21 @@ def kept_by_a_global(holder: Holder, y: Any) -> None:
     TOTAL = y
 
 
-@cases("keep, where", *listed(globals(), "any other name that keeps a tensor is refused"))
+@cases(
+    "keep, where",
+    (lambda holder, y: setattr(holder, "total", y), "attribute 'total' of Holder"),
+    (lambda holder, y: setattr(holder, "more", y), "attribute 'more' of Holder"),
+    (lambda holder, y: holder.history.append(y), "item 1 of a list"),
+    (
+        lambda holder, y: holder.history.insert(0, {"nested": (1, SimpleNamespace(y=y))}),
+        "item 0 of a list",
+    ),
+    (lambda holder, y: holder.named.update(a=y, b=1), "item 'a' of a dict"),
+    (kept_by_a_global, "global 'TOTAL'"),
+    (lambda holder, y: setattr(holder.state, "cache", y), "field 'cache' of State"),
+    (lambda holder, y: setattr(holder.state, "a", ml.concat([y, y])), "field 'a' of State"),
+    (lambda holder, y: setattr(holder.state, "a", [y]), "field 'a' of State"),
+)
 @pytest.mark.parametrize("build", [lambda x: x * 2.0, lambda x: ml.reshape(x * 2.0, (1, 3))[0]])
 def test_any_other_name_that_keeps_a_tensor_is_refused(keep: Any, where: str, build: Any) -> None:
     holder = Holder()
