@@ -1,8 +1,7 @@
 """Tables of expressions as text, beside the file that uses them: `test_x.txt` for `test_x.py`.
 
 A table begins with `== title ==`. Its rows are `name  =>  expression`, or the expression alone;
-`**` names the rows of a dict. The names in an expression are those of the file, and what
-imports at the head of the table bring.
+the names in it are those of the file, and what imports at the head of the table bring.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ def rows(names: dict[str, Any], title: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(file.read_text("utf-8").splitlines()):
         if line.startswith("== "):
             is_here = line == f"== {title} =="
+        elif is_here and line.startswith(("import ", "from ")):
+            exec(line, names)
         elif is_here and line and line[0] != "#":
             name, arrow, code = line.partition("  =>  ")
-            if not arrow and line.startswith(("import ", "from ")):
-                exec(line, names)
-                continue
             text = "\n" * number + f"[{code if arrow else line}]"  # errors name the line of the row
             for value in eval(compile(text, file, "eval"), names):
-                yield from value.items() if name == "**" else [(name if arrow else "", value)]
+                yield name if arrow else "", value
 
 
 def table(names: dict[str, Any], title: str) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
 from tests.brief import Capsys, Patch, cases, refuses
 from tests.fuzz.mutations import assert_well_refused
-from tests.rows import listed
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -246,7 +245,40 @@ def write_bad_files() -> None:
 
 @cases(
     "command, message",
-    *listed(globals(), "what is wrong is one line that names the place and status 1"),
+    ("run nosuch.mlasm", "nosuch.mlasm: No such file or directory"),
+    ("run .", ".: Is a directory"),
+    ("disasm nosuch", "nosuch: No such file or directory"),
+    ("check label.mlasm", "label.mlasm: line 2, column 10: no label 'nowhere' in function"),
+    ("run long.mlasm", "long.mlasm: line 1, column 10: a length of f32[...] has too many"),
+    ("run latin.mlasm", "latin.mlasm: line 2: not UTF-8 text"),
+    ("disasm cut.mlvm", "cut.mlvm: the header announces"),
+    ("check unknown.mlasm", "no function 'ad'; did you mean"),
+    ("check unknown.mlasm", "at main, pc 3: cfunc 2 1"),
+    ("run underflow.mlasm", "main, pc 0: pop 1: needs 1 values above base; there are 0"),
+    ("run add.mlasm", "the program loads 2 arguments; got 0 --arg"),
+    ("run add.mlasm --arg x.npy", "loads 2 arguments; got 1 --arg"),
+    ("run add.mlasm" + 3 * " --arg x.npy", "loads 2 arguments; got 3 --arg"),
+    ("check add.mlasm --type f32[2]", "loads 2 arguments; got 1 --type"),
+    ("check add.mlasm --type f32[2] --type f32", "argument 1: 'f32' is not a type"),
+    ("check add.mlasm --type f32[2] --type f32[3]", "add(f32[2], f32[3]): shapes do not"),
+    ("run add.mlasm --arg x.npy --arg three.npy", "at main, pc 3: cfunc 2 1"),
+    ("run add.mlasm --arg u64.npy --arg i64.npy", "add(u64[2], i64[2]): u64 and i64 do not"),
+    ("run add.mlasm --arg x.npy --arg nosuch.npy", "nosuch.npy: No such file or directory"),
+    ("run add.mlasm --arg x.npy --arg .", ".: Is a directory"),
+    ("run add.mlasm --arg x.npy --arg text.npy", "argument 1, text.npy: no .npy file"),
+    ("run add.mlasm --arg x.npy --arg empty.npy", "argument 1, empty.npy: no .npy file"),
+    ("run add.mlasm --arg x.npy --arg cut.npy", "argument 1, cut.npy: no .npy file"),
+    ("run add.mlasm --arg x.npy --arg header.npy", "argument 1, header.npy: no .npy file"),
+    ("run add.mlasm --arg x.npy --arg zip.npy", "argument 1, zip.npy: no .npy file"),
+    ("run add.mlasm --arg pickle.npy --arg x.npy", "argument 0, pickle.npy: no .npy file"),
+    ("run add.mlasm --arg long.npy --arg x.npy", "long.npy: no dtype for"),
+    ("run add.mlasm --arg x.npy --arg f32[1]", "f32[1]: line 1, column 1: f32[1] has 1 el"),
+    ("run add.mlasm --arg x.npy --arg f8[0]", "line 1, column 1: no dtype 'f8'"),
+    ("run add.mlasm --arg x.npy --arg y.npy --out file", "file: File exists"),
+    ("run add.mlasm --arg x.npy --arg y.npy --out file/in", "file/in: Not a directory"),
+    ("run add.mlasm --arg x.npy --arg y.npy --trace no/t", "no/t: No such file or directory"),
+    ("run endless.mlasm --max-steps 1000", "takes more than the steps it is allowed"),
+    ("run endless.mlasm --max-steps 1000", "at main, pc 0: jump L0; stack: empty"),
 )
 def test_what_is_wrong_is_one_line_that_names_the_place_and_status_1(
     command: str, message: str, folder: Path, capsys: Capsys
@@ -467,7 +499,16 @@ def test_memory_plans_the_intermediates_of_a_program(folder: Path, capsys: Capsy
     assert "Memory plan of chain.mlasm" in Path("chain.plan.svg").read_text("utf-8")
 
 
-@cases("command, message", *listed(globals(), "what memory cannot do is one line"))
+@cases(
+    "command, message",
+    ("memory nosuch.py", "nosuch.py: there is no such file"),
+    ("memory nosuch.mlasm", "nosuch.mlasm: No such file or directory"),
+    ("memory scripts/train.py --arg f32[2]", "a script takes no --arg"),
+    ("memory add.mlasm --arg x.npy", "the program loads 2 arguments; got 1 --arg"),
+    ("memory add.mlasm --arg x.npy --arg f32[-1]", "argument 1: 'f32[-1]' is not a type"),
+    ("memory add.mlasm --arg x.npy --arg f32[3]", "add(f32[2,2], f32[3]): shapes do not"),
+    ("memory add.mlasm --arg x.npy --arg y.npy --out x.npy", "x.npy: File exists"),
+)
 def test_what_memory_cannot_do_is_one_line(
     command: str, message: str, script: Path, capsys: Capsys
 ) -> None:
@@ -504,7 +545,18 @@ def test_show_opens_a_browser_if_told(step: Any, monkeypatch: Patch) -> None:
     assert "ml.tanh(x @ params" in page
 
 
-@cases("command, message", *listed(globals(), "what show cannot do is one line"))
+@cases(
+    "command, message",
+    ("show nosuch.py", "error: nosuch.py: there is no such file"),
+    ("show nosuch.mlvm", "error: nosuch.mlvm: No such file or directory"),
+    ("show add.mlasm", "error: add.mlasm: a program, which has no plan; show takes what "),
+    ("show x.npy", "error: x.npy: not what Captured.save wrote; show takes such a file, or "),
+    ("show a.svg", "error: a.svg: not what Captured.save wrote; show takes such a file, or "),
+    ("show add.mlasm -- --epochs 2", "error: a captured step takes no arguments here"),
+    ("show ''", "error: '' names no file; show takes what Captured.save wrote"),
+    ("show ends.py -o scripts", "error: scripts: Is a directory"),
+    ("show ends.py -o no/x.html", "error: no/x.html: No such file or directory"),
+)
 def test_what_show_cannot_do_is_one_line(
     command: str, message: str, script: Path, capsys: Capsys
 ) -> None:
@@ -518,7 +570,20 @@ def test_what_show_cannot_do_is_one_line(
 
 @cases(
     "last, status, start, reason",
-    *listed(globals(), "show writes what a script did until it failed"),
+    (
+        "x + ml.ones(4)",
+        1,
+        "mlvm.core.errors.ShapeError: add(f32[3], f32[4]): ",
+        "line 5: ShapeError: add(",
+    ),
+    ("raise SystemExit(3)", 3, "", "it ended with 3"),
+    ("raise SystemExit('all wrong')", 1, "all wrong\n", "it ended with 'all wrong'"),
+    (
+        "import signal; signal.raise_signal(signal.SIGINT)",
+        130,
+        "KeyboardInterrupt\n",
+        "it was interrupted",
+    ),
 )
 def test_show_writes_what_a_script_did_until_it_failed(
     last: str, status: int, start: str, reason: str, folder: Path, capsys: Capsys
@@ -686,7 +751,18 @@ def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Capsys) -> None
     assert "test_main.py:" in picture
 
 
-@cases("command, message", *listed(globals(), "what a saved step cannot do is one line"))
+@cases(
+    "command, message",
+    ("run step.mlvm", "the program loads 2 arguments; got 0 --arg; it takes f32[2,2], f32[2,2]"),
+    ("run step.mlvm --arg x.npy --arg f32[3]", "argument 1"),
+    ("run step.mlvm --arg x.npy --arg z.npy", "f32[2,2]"),
+    ("run step.mlvm --arg x.npy --arg w.npy", "f32[2,2]"),
+    ("run half.mlvm --arg x.npy --arg x.npy", "half.mlvm: "),
+    ("check half.mlvm", "half.mlvm: "),
+    ("disasm half.mlvm", "half.mlvm: "),
+    ("memory half.mlvm", "half.mlvm: "),
+    ("memory step.mlvm --arg f32[2,2]", "a captured step without lengths has its one plan"),
+)
 def test_what_a_saved_step_cannot_do_is_one_line(
     command: str, message: str, step: Any, capsys: Capsys
 ) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType
 from tests.cases.case import Case
-from tests.rows import grouped
 
 _rng = np.random.default_rng(23)
 
@@ -125,4 +124,73 @@ def _packed(x: Array, dtype: str) -> Array:
 FEW = ("i4", "u4", "i2", "u2", "f8e4m3", "f8e5m2", "f4e2m1")
 _EXACT = np.array([[0, 1, 2, 3]], np.float32)
 
-CASES: dict[str, list[Case]] = grouped(globals(), "CASES")
+CASES: dict[str, list[Case]] = {
+    "pack": [Case((_EXACT,), _packed, {"dtype": dtype}) for dtype in FEW]
+    + [
+        Case((np.array([3, -8, 7, 1], np.int32),), _packed, {"dtype": "i4"}),
+        Case((np.array([0.5, -0.0, 6, 100]),), _packed, {"dtype": "f4e2m1"}),
+    ],
+    "unpack": [Case((_codes(dtype, 3, 8),), _unpacked) for dtype in FEW],
+    "dequantize": [
+        *(Case((_codes(dtype, 2, 16), _f32(2, 4)), _dequantized) for dtype in (*FEW, "i8", "u8")),
+        Case((_codes("u4", 3, 16), _f32(3, 2, 2)), _dequantized),
+        Case((_codes("i4", 8), _f32(1)), _dequantized),
+    ],
+    "dequantize_rows": [
+        Case(
+            (np.array([[1, 0], [2, -1]]), _codes(dtype, 3, 8), _f32(3, *groups)),
+            lambda indices, x, scale: _dequantized(x, scale)[indices].astype(np.float32),
+        )
+        for dtype, groups in (("i4", (2,)), ("u4", (1, 2)), ("i8", (4,)))
+    ],
+    "quantized_matmul": [
+        Case((_exact(*x), _codes(dtype, n, k), _exact(n, *groups)), _product)
+        for dtype in (*FEW, "i8", "u8")
+        for x, n, k, groups in (
+            ((2, 3, 40), 5, 40, (1,)),
+            ((1, 128), 19, 128, (2, 2)),
+            ((9, 192), 21, 192, (3,)),
+            ((192,), 4, 192, (1, 2)),
+            ((20, 40), 35, 40, (1,)),
+            ((17, 192), 19, 192, (3, 2)),
+        )
+    ],
+    "integer_matmul": [
+        Case(
+            (
+                _rng.integers(0, 256, (*m, k)).astype(np.uint8).view(x),
+                _rng.integers(0, 256, (n, k)).astype(np.uint8).view(y),
+            ),
+            _integers,
+        )
+        for x in (np.int8, np.uint8)
+        for y in (np.int8, np.uint8)
+        for m, n, k in (((3,), 5, 7), ((2, 3), 17, 130), ((), 3, 64), ((41,), 35, 70))
+    ],
+    "integer_conv2d": [
+        _image_case(x, kernel, *rest, **how)
+        for x in (np.int8, np.uint8)
+        for kernel in (np.int8, np.uint8)
+        for rest, how in (
+            (((1, 6, 5, 4), 6, (3, 3)), {}),
+            (((2, 9, 8, 5), 35, (3, 2)), {"stride": (2, 1), "dilation": (1, 2)}),
+            (((1, 7, 7, 3), 17, (1, 1)), {"padding": ((0, 0), (0, 0))}),
+            (((1, 8, 8, 6), 4, (3, 3)), {"groups": 2}),
+            (((1, 8, 9, 83), 83, (5, 3)), {"groups": 83, "stride": (2, 1), "dilation": (1, 2)}),
+            (((1, 5, 4, 7), 7, (3, 3)), {"groups": 7}),
+        )
+    ],
+    "quantize_linear": [
+        Case((x, np.array(0.5, np.float32), np.array(3, dtype)), _quantised)
+        for x in (_SPECIAL, 100 * _f32(3, 70))
+        for dtype in (np.int8, np.uint8)
+    ]
+    + [Case((_exact(2, 5), np.full((5,), 0.25, np.float32), np.zeros((5,), np.int8)), _quantised)],
+    "dequantize_linear": [
+        Case(
+            (_rng.integers(0, 99, (3, 5)).astype(dtype), _exact(5), np.array(40, dtype)),
+            lambda x, scale, zero: ((x.astype(float) - zero) * scale).astype(np.float32),
+        )
+        for dtype in (np.int8, np.uint8, np.int32)
+    ],
+}

@@ -33,7 +33,6 @@ from tests.models.in_torch import (
     shapes,
     theirs,
 )
-from tests.rows import listed
 
 Array = NDArray[Any]
 MODELS = ["mlp_mixer", "vit"]
@@ -275,7 +274,33 @@ ZERO = np.zeros(3, "f4")
 POOLED = np.zeros((1, 16, 12), "f4")  # position embeddings of 4 x 4 patches and no class token
 
 
-@cases("tensors, reason", *listed(globals(), "what does not fit is named"))
+@cases(
+    "tensors, reason",
+    ({"a": ZERO, "b": ZERO}, "it is of no Mixer and no ViT; its names: a, b"),
+    ({}, "it is of no Mixer and no ViT"),
+    (spoilt("dist_token", ZERO), "it has what no mlp_mixer has: dist_token"),
+    (spoilt("MixerBlock_1/LayerNorm_0/scale", None), "missing: MixerBlock_1/LayerNorm_0/scale"),
+    (spoilt("MixerBlock_0/more/bias", ZERO), "unknown: MixerBlock_0/more/bias"),
+    (spoilt("MixerBlock_7/more/bias", ZERO), r"of its blocks 0 \.\. 7 some are missing"),
+    (spoilt("stem/bias", ZERO), r"of another shape: stem/bias is \(3,\), not \(12,\)"),
+    (spoilt("stem/kernel", ZERO), r"stem/kernel has 4 dimensions, not the shape \(3,\)"),
+    (
+        spoilt("MixerBlock_0/token_mixing/Dense_0/kernel", np.zeros((15, 5), "f4")),
+        "its 15 patches are those of no square image",
+    ),
+    (
+        {**arrays_of(small("vit")), "Transformer/posembed_input/pos_embedding": POOLED},
+        "its 15 patches beside its class token are those of no square image",
+    ),
+    ({"patch_embed.proj.weight": np.zeros((10, 3, 2, 2), "f4")}, "how many heads of 10 features"),
+    (
+        {
+            "patch_embed.proj.weight": np.zeros((64, 3, 2, 2), "f4"),
+            "blocks.0.attn.qkv.weight": np.zeros((100, 64), "f4"),
+        },
+        r"qkv of \(100, 64\) is not that of 1 heads",
+    ),
+)
 def test_what_does_not_fit_is_named(tmp_path: Path, tensors: dict[str, Array], reason: str) -> None:
     file = tmp_path / "weights"
     ml.save(file, tensors)

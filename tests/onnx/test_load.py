@@ -19,7 +19,6 @@ from mlvm.onnx.arrays import NAMES
 from tests.brief import Patch, cases, refuses
 from tests.onnx import backend, damaged, exports
 from tests.onnx.making import constant, graph, model, node, value
-from tests.rows import listed, table
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 3, 6, 5)).astype(np.float32)
@@ -298,7 +297,23 @@ NONE = np.zeros(0, np.float32)
 ROW = np.arange(8, dtype=np.float32).reshape(1, 1, 1, 8)
 
 
-@cases("count, scale, attributes, places", *listed(globals(), "a resize places its columns"))
+@cases(
+    "count, scale, attributes, places",
+    # 8 * 0.6 is 4 columns, whose corners are those of the image: not 4.8 columns'
+    (8, 0.6, {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+     [0, 7 / 3, 14 / 3, 7]),
+    (5, 1.1, {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+     [0, 1, 2, 3, 4]),
+    # one column is the first, however much of another there would be
+    (2, 0.9, {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"}, [0]),
+    # 3.3 in f32, times 10, is 33 columns
+    (1, 3.3, {"coordinate_transformation_mode": "asymmetric"}, [0] * 3),
+    # 7 / 0.7 is 10 in f32, and a little less where 0.7f is widened
+    (8, 0.5, {"mode": "linear", "antialias": 1, "exclude_outside": 1},
+     [(0.75 * 0 + 0.75 * 1 + 0.25 * 2) / 1.75, 2.5, 4.5, (0.25 * 5 + 0.75 * 6 + 0.75 * 7) / 1.75]),
+    (8, 0.5, {"mode": "linear", "antialias": 1},
+     [(1 * 0 + 0.75 * 1 + 0.25 * 2) / 2, 2.5, 4.5, (0.25 * 5 + 0.75 * 6 + 1 * 7) / 2]),
+)  # fmt: skip
 def test_a_resize_places_its_columns(
     count: int, scale: float, attributes: Any, places: Any
 ) -> None:
@@ -356,7 +371,59 @@ def test_zeros_are_quantized_by_one() -> None:
     assert result == [[0, 0], 1.0, 0]
 
 
-@cases("data, text", *listed(globals(), "what is refused says why before anything runs"))
+@cases(
+    "data, text",
+    (b"", "without a graph"),
+    (b"none", "no ONNX file, or a damaged one: .*wire type 6"),
+    (NETWORK[:-9], "bytes, of"),
+    (only(node("Fly", "x", "y", "wing")), "'wing': the op Fly is not supported"),
+    (only(node("StringConcat", "x x", "y", "s")), "'s': the op StringConcat is not supported"),
+    (only(node("Add", "x z", "y", "n")), "Add 'n' reads 'z', which no earlier node"),
+    (only(node("Neg", "z", "y"), node("Neg", "y", "z")), "reads 'z'"),
+    (only(node("Neg", "x", "y"), node("Abs", "x", "y")), "computes 'y', which exists"),
+    (only(node("Add", "x", "y", "n")), "Add 'n': expected at least 2 operands, got 1"),
+    (only(node("Neg", "x", "z")), "no node computes the output 'y'"),
+    (only(node("Neg", "x", "y"), opset=0), "expected an opset from 1 to 999, got 0"),
+    (
+        only(node("Add", "x w", "y"), constants=[constant("w", B), constant("w", B)]),
+        "two initializers are called 'w'",
+    ),
+    (only(node("Add", "x w", "y"), constants=[constant("w", B, dims=[1 << 60])]), "expected"),
+    (only(node("Add", "x w", "y"), constants=[constant("w", B, dims=[-4])]), "shape"),
+    (only(node("Add", "x w", "y"), constants=[constant("w", B, data_type=99)]), "dtype 99"),
+    (only(node("Add", "x w", "y"), constants=[constant("w", B, data_type=8)]), "strings"),
+    (
+        only(node("Reshape", "w s", "y"), constants=[constant("w", B), constant("s", [5])]),
+        "Reshape",
+    ),
+    (
+        only(node("Add", "x w", "y"), constants=[constant("w", B[:0], dims=[0, 1 << 62, 1 << 62])]),
+        "shape",
+    ),
+    (
+        only(node("Split", "w", "y", num_outputs=0), constants=[constant("w", B)]),
+        "expected 1 parts, one for each output, got 0",
+    ),
+    (
+        only(node("Split", "w", "y", num_outputs=1 << 40), constants=[constant("w", B)]),
+        "parts, one for each output, got",
+    ),
+    (
+        only(node("CumSum", "w a", "y"), constants=[constant("w", B), constant("a", [9])]),
+        "axis 9 is out of range",
+    ),
+    (only(node("Size", "", "y", "n")), "Size 'n'"),
+    (only(node("Conv", "x w", "y", "n"), constants=[constant("w", B)]), "Conv 'n'"),
+    *(
+        (only(node(op, "x w", "c", "n"), node("Add", "c b", "y"),
+              constants=[constant("w", w), constant("b", B)]), f"{op} 'n'")
+        for op in ("Conv", "ConvTranspose") for w in (np.float32(1), B)
+    ),
+    (
+        only(node("DepthToSpace", "w", "y", blocksize=0), constants=[constant("w", X)]),
+        "DepthToSpace",
+    ),
+)  # fmt: skip
 def test_what_is_refused_says_why_before_anything_runs(data: bytes, text: str) -> None:
     refuses(ModelError, text, load, data)
 
@@ -374,7 +441,35 @@ COLUMN = node("ConstantOfShape", "n1", "p"), node("ConstantOfShape", "n2", "q")
 SIZES = constant("n1", [1 << 14, 1]), constant("n2", [1, 1 << 14])
 SHAPE, BY = constant("s", [1 << 14, 1 << 14]), constant("s", [1 << 28])
 MANY = [1, 1, 1 << 14, 1 << 14]
-LARGE: dict[str, tuple[Any, Any]] = table(globals(), "LARGE")
+LARGE: dict[str, tuple[Any, Any]] = {
+    "doubled": ([node("Concat", "c c", "c0", axis=0), *(
+        node("Concat", f"c{i} c{i}", f"c{i + 1}", axis=0) for i in range(30)),
+        node("Add", "x c30", "y")], [constant("c", np.ones(1, "f4"))]),
+    **{op: ([*COLUMN, node(op, "p q", "r"), node("Add", "r x", "y")], SIZES)
+       for op in ("Add", "Mul", "Pow")},
+    "Less": ([*COLUMN, node("Less", "p q", "r"), node("Where", "r x x", "y")], SIZES),
+    "of the input": ([*COLUMN, node("Add", "p x", "r"), node("Add", "r q", "y")], SIZES),
+    "Gather": ([*COLUMN, node("Cast", "q", "i", to=7), node("Transpose", "p", "t"),
+                node("Gather", "t i", "r", axis=0), node("Add", "x r", "y")], SIZES),
+    "MatMul": ([*COLUMN, node("Cast", "q", "i", to=7), node("Cast", "p", "j", to=7),
+                node("MatMul", "j i", "r"), node("Cast", "r", "y", to=1)], SIZES),
+    "CenterCropPad": ([node("CenterCropPad", "c s", "y")],
+                      [constant("c", np.ones((1, 1), "f4")), SHAPE]),
+    "ConstantOfShape": ([node("ConstantOfShape", "s", "y")], [SHAPE]),
+    "AffineGrid": ([node("AffineGrid", "c s", "y")],
+                   [constant("c", np.ones((1, 2, 3), "f4")), constant("s", MANY)]),
+    "Col2Im": ([node("Col2Im", "c s b", "y")], [constant("c", np.ones((1, 1, 1), "f4")),
+                                                constant("b", [1 << 14] * 2), SHAPE]),
+    "Expand": ([node("Expand", "x s", "y")], [SHAPE]),
+    "Tile": ([node("Tile", "x s", "y")], [BY]),
+    "Resize": ([node("Resize", "x - s", "y", mode="linear")],
+               [constant("s", np.asarray([1 << 28], "f4"))]),
+    "OneHot": ([node("OneHot", "i s v", "y")], [constant("i", np.zeros(1 << 10, "i8")),
+               constant("s", 1 << 18), constant("v", np.ones(2, "f4"))]),
+    "DequantizeLinear": ([node("DequantizeLinear", "q c", "r", axis=0, block_size=1 << 28),
+                          node("Add", "x r", "y")],
+                         [constant("q", np.zeros(4, "u1")), constant("c", np.ones(4, "f4"))]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -7,8 +7,10 @@ import gc
 import operator
 import threading
 from array import array
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,11 +21,12 @@ from hypothesis import strategies as st
 import mlvm.eager as ml
 from mlvm.__main__ import main
 from mlvm.core.errors import CaptureError
+from mlvm.core.ops.half import cast
+from mlvm.core.types import bf16
 from mlvm.eager import nn
 from mlvm.machines.wire import WireVM
 from tests.brief import Fn, cases, refuses
 from tests.fuzz.machines import same_bits
-from tests.rows import table
 
 pytestmark = pytest.mark.local(reason="arrays and lists stand beside tensors of this process alone")
 
@@ -134,7 +137,84 @@ SIX = np.arange(6, dtype=np.float32)
 
 # An object, a function of it that returns the function, and changes after each of which the
 # function computes another value of a tensor f32[2,3].
-CASES: dict[str, Row] = table(globals(), "CASES")
+CASES: dict[str, Row] = {
+    "a global": (lambda: MEAN, lambda _: lambda x: x - MEAN, [
+        puts(1, 7.0), puts(1, np.nan), puts(slice(None), [0.0, -0.0, 0.0]), puts(1, 0.0)]),
+    "a zero that changes its sign": (
+        lambda: np.zeros((), np.float32), lambda c: lambda x: x / c, [puts((), -0.0)]),
+    "a nan with other bits": (
+        lambda: np.array([0x7FC00000], np.uint32),
+        lambda c: (lambda value: lambda x: ml.asarray(value))(c.view(np.float32)),
+        [puts(0, 0x7FC00001)]),
+    "a value of another class": (
+        lambda: SimpleNamespace(mean=np.ones(3, np.float32)),
+        lambda c: lambda x: (x + c.mean, ml.asarray(c.mean)),
+        [sets(mean=each) for each in (
+            [1.0, 2.0, 3.0], (1, 2, 3), (1, 2.0, 3), 5, True, np.float64(5))]),
+    "an array of another dtype": (
+        lambda: SimpleNamespace(mean=np.ones(3, np.float32)),
+        lambda c: lambda x: (x + c.mean, ml.asarray(c.mean)),
+        [sets(mean=np.array([1, 0, 1], each)) for each in KINDS]),
+    "another shape": (
+        lambda: [SIX.reshape(2, 3)], lambda c: lambda x: x * c[0],
+        [puts(0, each) for each in (
+            SIX.reshape(2, 3)[:, ::-1], SIX.reshape(3, 2).T, SIX.reshape(2, 1, 3))]),
+    "a field of an object": (
+        lambda: SimpleNamespace(mean=np.ones(3), by=[np.float32(2.0)]),
+        lambda c: lambda x: (x - c.mean) * c.by[0],
+        [lambda c: put(c.mean, 0, 4.0), sets(mean=np.zeros(3)),
+         lambda c: put(c.by, 0, np.float32(3.0))]),
+    "a field of a module": (
+        Scaler, lambda c: c.__call__,
+        [lambda c: put(c.mean, 0, 4.0), lambda c: setattr(c, "mean", np.zeros(3, np.float64))]),
+    "a default": (lambda: np.ones(3), centred, [puts(0, 4.0)]),
+    "containers": (
+        lambda: np.ones(3), lambda c: (lambda a, b, d: lambda x: x + a[1][0] * b[0] * d["d"][1])(
+            (c, [c]), deque([c]), OrderedDict(d=MappingProxyType({1: c}))), [puts(0, 4.0)]),
+    "a list of numbers": (
+        lambda: ([1.0, 2.0, 3.0], [0, 2]),
+        lambda c: (lambda scale, places: lambda x: (x * scale)[:, places])(*c),
+        [puts(0, -0.0, 0), lambda c: c[0].reverse(), puts(1, 1, 1), lambda c: c[1].append(2),
+         puts(2, 1, 0), lambda c: c[1].clear()]),
+    "a view of what changes": (
+        lambda: np.arange(9, dtype=np.float32),
+        lambda c: (lambda view, fixed: lambda x: x * view + fixed)(
+            c[::3], np.broadcast_to(c[:1], (3,))), [puts(3, -1.0), puts(0, 5.0)]),
+    "arrays of other classes": (
+        lambda: (
+            np.ones(3, np.float32).view(Named),
+            np.ma.MaskedArray([1.0, 2.0, 3.0], mask=[False, True, False]),
+            np.array([(1.0, 2)] * 3, [("a", "f4"), ("b", "i4")]),
+            array("f", [1.0, 2.0, 3.0]), bytearray(b"abc")),
+        of_other_classes,
+        [puts(0, 2.0, 0), lambda c: put(c[1].data, 0, 2.0), lambda c: put(c[1].mask, 0, True),
+         puts(0, (3.0, 4), 2), puts(0, 2.0, 3), puts(0, 98, 4)]),
+    "halves of sixteen bits": (
+        lambda: (np.ones(3, np.float16), cast(np.array([1.0, 2.0, 3.0]), bf16)),
+        lambda c: (lambda half, brain: lambda x: (
+            x + half, ml.asarray(brain, dtype=ml.bfloat16)))(*c), [puts(0, 2.0, 0)]),
+    "an object that has an array": (
+        Scaled, lambda c: lambda x: x * c, [lambda c: put(c.values, 0, 2.0), sets(scale=3.0)]),
+    "an array of objects": (
+        lambda: np.array([[1.0], 2.0], object),
+        lambda c: lambda x: x * [c[0][0], c[1], 3.0], [puts(1, -0.0), puts(0, 5.0, 0)]),
+    "what numpy computes of it": (
+        lambda: (np.arange(12.0).reshape(4, 3), [0, 2]),
+        lambda c: (lambda table, rows: lambda x: x + np.cumsum(
+            table[rows], axis=0) * np.sin(len(rows)))(*c), [puts((2, 1), 100.0, 0), puts(0, 3, 1)]),
+    "an argument of a method": (
+        lambda: np.ones(3), lambda c: (lambda dot: lambda x: x * dot(np.eye(3)))(
+            operator.methodcaller("dot", c)), [puts(0, 4.0)]),
+    "where values go": (
+        lambda: (np.array([5.0, 6.0], np.float32), np.array([0, 2])), assigned,
+        [puts(0, 7.0, 0), puts(0, 1, 1)]),
+    "a mask": (
+        lambda: ([True, False], np.array([True, False, True])), masked,
+        [puts(0, False, 1), puts(1, True, 1), lambda c: c[0].reverse(), puts(0, True, 0)]),
+    "a seed": (
+        lambda: {"key": 5, "step": 3}, drawn,
+        [puts(name, 2**63 + 1 - 2**62) for name in ("key", "step")]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fuse", [False, True], ids=["", "fused"])

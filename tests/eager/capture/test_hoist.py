@@ -24,7 +24,6 @@ from mlvm.machines.wire import WireVM
 from mlvm.step.flow import Call
 from mlvm.step.saved import LoadedStep, SavedStep
 from tests.brief import refuses
-from tests.rows import table
 
 VMS: dict[str, Callable[[], Any]] = {
     "native": lambda: ml.VM(),
@@ -385,9 +384,26 @@ def in_a_loop(x: ml.Tensor, w: ml.Tensor) -> ml.Tensor:
 
 
 Product = Callable[[ml.Tensor, ml.Tensor], ml.Tensor]
-PACKED: dict[str, tuple[Product, tuple[int, ...], tuple[int, ...], str]] = table(
-    globals(), "PACKED"
-)
+PACKED: dict[str, tuple[Product, tuple[int, ...], tuple[int, ...], str]] = {
+    "rows": (lambda x, w: ml.relu(x @ w) + x, (3, 260), (260, 260), "f32"),
+    "blocks": (lambda x, w: x @ w, (50, 720), (720, 100), "f32"),
+    "transposed": (
+        lambda x, w: ml.matmul(x, w, transpose_x=True, transpose_y=True) - w[0, 0],
+        *((2, 720, 20), (97, 720), "f32"),
+    ),
+    "bf16": (lambda x, w: x @ w, (9, 721), (721, 100), "bf16"),
+    "pairs": (
+        lambda x, w: ml.gelu(ml.matmul(x, w, transpose_y=True)),
+        *((40, 272), (260, 272), "bf16"),
+    ),
+    "windows": (
+        lambda x, w: ml.relu(ml.conv2d(x, w, stride=2)),
+        *((1, 9, 9, 100), (3, 3, 100, 75), "f32"),
+    ),
+    "pixels": (lambda x, w: ml.conv2d(x, w) + 1.0, (2, 3, 4, 260), (1, 1, 260, 270), "f32"),
+    "made": (lambda x, w: x @ (w * 2.0).T, (3, 260), (260, 260), "f32"),
+    "loop": (in_a_loop, (3, 260), (260, 260), "f32"),
+}
 
 
 @pytest.mark.skipif(not ml.VM().native, reason="numpy packs nothing")

@@ -6,9 +6,12 @@ Python does not look at the number, it is recorded twice at most: by value, and 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import fractions
 import json
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +20,9 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import CaptureError, OperandValueError
-from mlvm.eager import nn
+from mlvm.eager import nn, optim
 from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
 from tests.brief import refuses
-from tests.rows import listed
 from tests.threads import in_threads
 
 pytestmark = [
@@ -68,7 +70,25 @@ def agree(fn: Fn, values: list[Any], *, programs: int | None = None, fuse: bool 
 
 # --- what is recorded twice at most ---------------------------------------------------------
 
-FREE: list[Fn] = listed(globals(), "FREE")
+FREE: list[Fn] = [
+    lambda x, a: x * a,
+    lambda x, a: a - x,
+    lambda x, a: x / a + a / x,
+    lambda x, a: ml.astype(x, "float64") * a,
+    lambda x, a: (x * (1 - a), ml.astype(x, "float64") * (1 - a)),
+    lambda x, a: ml.maximum(x, a),
+    lambda x, a: ml.clip(x, -abs(a), a),
+    lambda x, a: ml.where(x > 0, x, -a),
+    lambda x, a: ml.full((2,), a),
+    lambda x, a: x < a,
+    lambda x, a: a == x,
+    lambda x, a: x**a,
+    lambda x, a: x * (a * 3 - a / 7 + 2) * +a,
+    lambda x, a: ml.value_and_grad(lambda x: ml.sum(x * x * a))(x),
+    lambda x, a: (x + 1, a, [a * 2, {"half": a / 2}]),
+    lambda x, a: x * sum([a, a, 0.25]),
+    lambda x, a: ml.softmax(x * a) + copy.deepcopy([a])[0],
+]
 
 
 @pytest.mark.parametrize("number", range(len(FREE)))
@@ -139,7 +159,35 @@ def test_a_condition_is_what_a_program_is_for_and_not_the_number() -> None:
     agree(branches, [0.5, 0.75, 1.5, 0.0, -0.0, 0.1, -3.0, math.nan, math.inf], programs=4)
 
 
-SEEN: list[Fn] = listed(globals(), "SEEN")
+SEEN: list[Fn] = [
+    lambda x, a: x * math.sqrt(abs(a)) if a == a else x,
+    lambda x, a: x * float(a),
+    lambda x, a: x * float(np.float32(a)),
+    lambda x, a: x * float(np.asarray(a)),
+    lambda x, a: x * len(f"{a}"),
+    lambda x, a: x * len(f"{a:.3f}"),
+    lambda x, a: x * len("%s" % a),  # noqa: UP031
+    lambda x, a: x * {0.5: 1.0, math.inf: 2.0}.get(a, 3.0),
+    lambda x, a: x * (3.0 if a in {0.5, 7.0} else 4.0),
+    lambda x, a: ml.linspace(0.0, a, 3),
+    lambda x, a: ml.softmax(x) * (round(a) if math.isfinite(a) else 1),
+    lambda x, a: x * a.as_integer_ratio()[0] if math.isfinite(a) and abs(a) > 0.1 else x,
+    lambda x, a: (x, fractions.Fraction(a) if math.isfinite(a) else None),
+    lambda x, a: x * fractions.Fraction(1, 2).__rmul__(a) if a == a else x,
+    lambda x, a: x * (a * np.float64(3.0)),
+    lambda x, a: x * (np.float32(3.0) * a),
+    lambda x, a: x * (complex(1, 2) * a).real,
+    lambda x, a: x * len(json.dumps([a])),
+    lambda x, a: x * pickle.loads(pickle.dumps(a)),
+    lambda x, a: x * (1.0 if type(a) is float else 2.0),
+    lambda x, a: x * (1.0 if a.__class__ is float else 2.0),
+    lambda x, a: (x, np.full(2, a)),
+    lambda x, a: x * (1.0 if isinstance(a, float) and not isinstance(a, int) else 2.0),
+    lambda x, a: x * max(a, 0.25),
+    lambda x, a: x * sorted([1.0, a, 0.0])[1],
+    lambda x, a: x * (a**0.5).real,
+    lambda x, a: x * divmod(a, 0.75)[0],
+]
 
 
 @pytest.mark.parametrize("fn", SEEN)
@@ -147,7 +195,26 @@ def test_what_python_sees_is_what_a_program_is_for(fn: Fn) -> None:
     agree(fn, FLOATS)
 
 
-SEEN_INTS: list[Fn] = listed(globals(), "SEEN_INTS")
+SEEN_INTS: list[Fn] = [
+    lambda x, n: ml.zeros((n % 5,)) + x[0],
+    lambda x, n: ml.broadcast_to(x, (n % 4, 3)),
+    lambda x, n: x[n % 3],
+    lambda x, n: x[: n % 3],
+    lambda x, n: ml.sum(ml.reshape(x, (1, 3)), axis=n % 2),
+    lambda x, n: [x * i for i in range(n % 4)],
+    lambda x, n: ml.concat([x] * (n % 4 + 1)),
+    lambda x, n: x ** (n % 5),
+    lambda x, n: ml.roll(x, n % 3),
+    lambda x, n: ml.arange(n % 6),
+    lambda x, n: ml.one_hot(ml.arange(2), n % 3 + 2),
+    lambda x, n: x * (True + n) + (True if n == 1 else 5),
+    lambda x, n: x * [1.0, 2.0, 3.0][n % 3],
+    lambda x, n: x * (n & 3 | 4) * (n % 8 << 2),
+    lambda x, n: x * n.bit_length(),
+    lambda x, n: x * (2 ** (n % 5 - 2)),
+    lambda x, n: x * pow(n, 3, 7),
+    lambda x, n: x * ((n > 0) + (n > 1)),
+]
 
 
 @pytest.mark.parametrize("fn", SEEN_INTS)
@@ -270,7 +337,37 @@ def test_a_field_that_the_function_counts_up_is_as_it_was_recorded() -> None:
 
 # --- optimizers -----------------------------------------------------------------------------
 
-OPTIMIZERS: list[tuple[str, Fn, Fn]] = listed(globals(), "OPTIMIZERS")
+OPTIMIZERS: list[tuple[str, Fn, Fn]] = [
+    ("SGD", lambda p: optim.SGD(p, 0.1), lambda o, t: setattr(o, "learning_rate", 0.1 / t)),
+    (
+        "SGD with momentum",
+        lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.1),
+        lambda o, t: o.__dict__.update(momentum=1 - 1 / (t + 1), weight_decay=0.2 / t),
+    ),
+    (
+        "AdamW",
+        lambda p: optim.AdamW(p, 0.1),
+        lambda o, t: o.__dict__.update(
+            learning_rate=0.2 / t,
+            betas=(0.9 - 0.5 / t, 1 - 1 / (9 + t)),
+            eps=1e-7 * t,
+            weight_decay=0.1 * t,
+        ),
+    ),
+    (
+        "RMSProp",
+        lambda p: optim.RMSProp(p, 0.1, momentum=0.5),
+        lambda o, t: o.__dict__.update(learning_rate=0.2 / t, alpha=1 - 0.1 / t),
+    ),
+    (
+        "Lion in groups",
+        lambda p: optim.Lion(p, 0.1, groups=[("w", {"weight_decay": 0.5})]),
+        lambda o, t: [
+            o.groups[0].__dict__.update(weight_decay=1 / t),
+            o.__dict__.update(learning_rate=0.2 / t),
+        ],
+    ),
+]
 
 
 @pytest.mark.parametrize("fuse", [True, False])

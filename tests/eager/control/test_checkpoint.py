@@ -11,7 +11,6 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import GradientError
 from tests.brief import refuses
-from tests.rows import table
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 Loss = Callable[[ml.Tensor], Any]
@@ -132,7 +131,36 @@ def _turned(body: Callable[[Any], Any], x: ml.Tensor) -> Any:
 
 
 # Functions of x, w and a wrap: what is wrapped reaches tensors of a body, or draws keys in a loop.
-IN_BODIES: dict[str, Callable[[Any, Any, Wrap], Any]] = table(globals(), "IN_BODIES")
+IN_BODIES: dict[str, Callable[[Any, Any, Wrap], Any]] = {
+    "of a body": lambda x, w, c: _turned(
+        lambda s: (lambda t: c(lambda s: ml.sin(s * t))(s))(s * w), x),
+    "state": lambda x, w, c: _turned(lambda s: c(lambda q: ml.sin(s * q))(w) + s, x),
+    "view": lambda x, w, c: _turned(lambda s: (lambda t, u: c(
+        lambda s: ml.sum(ml.sin(s * t * u), axis=0))(s))(*(lambda t: (t, t[None]))(s * w)), x),
+    "constant": lambda x, w, c: _turned(
+        lambda s: (lambda t: c(lambda s: ml.sin(s * t))(s))(ml.stop_gradient(w) + 1), x),
+    "number": lambda x, w, c: ml.fori_loop(0, 3, lambda i, s: c(lambda s: ml.sin(s * i))(s), x),
+    "row": lambda x, w, c: ml.scan(lambda s, r: (c(lambda s: ml.sin(s * r) * r)(s), s), x, w)[0],
+    "branch": lambda x, w, c: ml.cond(
+        ml.sum(x) > 0, lambda: (lambda t: c(lambda s: ml.sin(s * t))(x))(x * w), lambda: x),
+    "of a body, in a branch": lambda x, w, c: _turned(lambda s: (lambda t: ml.cond(
+        ml.sum(s) > 0, lambda: c(lambda s: ml.sin(s * t))(s), lambda: s))(s * w), x),
+    "a loop": lambda x, w, c: _turned(lambda s: (lambda t: c(lambda s: _turned(
+        lambda q: ml.sin(q * t) + s, s))(s))(s * w), x),
+    "another": lambda x, w, c: _turned(lambda s: (lambda t: c(
+        lambda s: (lambda v: c(lambda u: u * t * v)(s))(s * t))(s))(s * w), x),
+    "while": lambda x, w, c: ml.while_loop(lambda s: ml.sum(s * s) < 40, lambda s: (
+        lambda t: c(lambda s: s * 1.5 + t)(s))(s * s * w * w + 1), x),
+    "function": lambda x, w, c: ml.function(
+        lambda x: (lambda t: c(lambda s: ml.sin(s * t))(x))(x * w))(x),
+    "keys": lambda x, w, c: _turned(c(lambda s: ml.sin(s * _noise()) * _noise()), x),
+    "keys in a loop": lambda x, w, c: c(
+        lambda x: _turned(lambda s: ml.sin(s * _noise()) + s, x) * _noise())(x) * _noise(),
+    "keys in two": lambda x, w, c: _turned(lambda s: c(lambda x: _turned(
+        lambda s: ml.sin(s * _noise()) + s, x))(s) * _noise(), x),
+    "keys in another": lambda x, w, c: c(lambda x: x * c(lambda y: _turned(
+        lambda s: ml.sin(s * _noise()), y))(x) * _noise())(x),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", IN_BODIES)

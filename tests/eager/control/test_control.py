@@ -12,13 +12,16 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import (
+    ArgumentError,
     CaptureError,
+    DTypeError,
     LimitExceeded,
+    OperandValueError,
+    ShapeError,
 )
 from mlvm.core.types import DType
 from mlvm.eager.tree import named_leaves
 from tests.brief import Fn, cases, refuses
-from tests.rows import listed, table
 
 Mode = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -490,9 +493,37 @@ n = ml.asarray(1)
 untyped: Any = ml
 """The language as one calls it who heeds no types."""
 
-REFUSED: list[tuple[Callable[[ml.Tensor, ml.Tensor], Any], type[Exception], str]] = listed(
-    globals(), "REFUSED"
-)
+REFUSED: list[tuple[Callable[[ml.Tensor, ml.Tensor], Any], type[Exception], str]] = [
+    (lambda x, n: ml.cond(x, lambda: 1, lambda: 2), ShapeError, r"one element"),
+    (lambda x, n: ml.cond(n, lambda: "a", lambda: "a"), DTypeError, "a tree has tensors as leaves"),
+    (lambda x, n: ml.switch(0, []), ArgumentError, "expected one or more branches, got none"),
+    (lambda x, n: ml.switch(x[0], [lambda: x]), DTypeError, r"expected one integer, got f32\[\]"),
+    (lambda x, n: untyped.switch(0.0, [lambda: x]), DTypeError, "expected an integer, got 0.0"),
+    (lambda x, n: ml.while_loop(lambda s: s > 0, lambda s: s, x), ShapeError, "one element"),
+    (lambda x, n: ml.while_loop(lambda s: None, lambda s: s, x), ShapeError, "one element, got"),
+    (lambda x, n: untyped.fori_loop(0.0, 3, lambda i, s: s, x), DTypeError, "lower: expected an"),
+    (lambda x, n: ml.fori_loop(0, x, lambda i, s: s, x), DTypeError, "upper: expected one integer"),
+    (lambda x, n: ml.fori_loop(0, 1, lambda i, s: s > 0, x), DTypeError,
+     r"another state than it is given: bool\[2\], not f32\[2\]"),
+    (lambda x, n: ml.fori_loop(0, 1, lambda i, s: {"h": s["h"][:1]}, {"h": x}), ShapeError,
+     r"another state than it is given: f32\[1\] at h, not f32\[2\]"),
+    (lambda x, n: ml.fori_loop(0, 1, lambda i, s: (s, s), x), DTypeError,
+     r"given: a tuple of 0 f32\[2\], 1 f32\[2\], not f32\[2\]"),
+    (lambda x, n: ml.fori_loop(0, 1, lambda i, s: [s[0]], (x,)), DTypeError,
+     r"given: a list of 0 f32\[2\], not a tuple of 0 f32\[2\]"),
+    (lambda x, n: ml.fori_loop(0, 1, lambda i, s: {"b": s["a"]}, {"a": x}), DTypeError,
+     r"given: a dict of b f32\[2\], not a dict of a f32\[2\]"),
+    (lambda x, n: ml.fori_loop(0, 1, lambda i, s: None, x), DTypeError, r"None, not f32\[2\]"),
+    (lambda x, n: ml.scan(lambda s, r: s, x, x), DTypeError, r"a pair \(state, y\)"),
+    (lambda x, n: ml.scan(lambda s, r: (s, r), 0), ShapeError, "xs or length, got neither"),
+    (lambda x, n: ml.scan(lambda s, r: (s, r), 0, x[0]), ShapeError, r"rows, got xs \[\]"),
+    (lambda x, n: ml.map(lambda r: r, (x, x[:1])), ShapeError, r"rows, got 0 \[2\], 1 \[1\]"),
+    (lambda x, n: ml.scan(lambda s, r: (s, r), 0, x, 3), ShapeError, "expected length=2, .* got 3"),
+    (lambda x, n: ml.scan(lambda s, r: (s, r), 0, None, -1), ShapeError, "0 or more, got -1"),
+    (lambda x, n: ml.scan(lambda s, r: (s, s), 0, None, n), ShapeError, "cannot stack results"),
+    (lambda x, n: ml.scan(lambda s, r: (s, r), 0, x, n * 3), OperandValueError,
+     "length of 0 to 2, the number of rows, got 3|index 2 at position"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("step", "error", "message"), REFUSED)
@@ -564,9 +595,36 @@ def test_parts_of_the_state_that_were_one_tensor_are_updated_apart(how: Callable
 
 # Gradients at x = 1: the first iterations on the backward pass have no cotangent for some part of
 # the state, and a logarithm of zero is on its path.
-NO_COTANGENTS: dict[str, tuple[Callable[[ml.Tensor], Any], float]] = table(
-    globals(), "NO_COTANGENTS"
-)
+NO_COTANGENTS: dict[str, tuple[Callable[[ml.Tensor], Any], float]] = {
+    "last carry unread": (
+        lambda x: ml.sum(ml.scan(lambda c, r: (ml.sqrt(c - x), c), x, ml.ones(2))[1]),
+        1.0,
+    ),
+    "from the last row": (
+        lambda x: ml.sum(ml.scan(lambda c, r: (ml.log(c - x), c), x, ml.ones(1), reverse=True)[1]),
+        1.0,
+    ),
+    "length known at run time": (
+        lambda x: ml.sum(ml.scan(lambda c, r: (ml.log(c - x), c), x, ml.ones(3), ml.asarray(1))[1]),
+        1.0,
+    ),
+    "swapped": (
+        lambda x: ml.fori_loop(0, 4, lambda i, s: (ml.log(s[1]), s[0]), (x * 2, x - 1))[0],
+        1 / math.log(2),
+    ),
+    "through three parts": (
+        lambda x: ml.fori_loop(
+            0, ml.asarray(2), lambda i, s: (s[1] * x, s[2], ml.log(x - 1)), (x, x, x)
+        )[0],
+        2.0,
+    ),
+    "while": (
+        lambda x: ml.while_loop(
+            lambda s: s[2] < 2, lambda s: (s[1] * x, ml.log(s[1] - x) + x, s[2] + 1), (x, x, x)
+        )[0],
+        2.0,
+    ),
+}
 
 EVERYWHERE: dict[str, Mode] = {
     **MODES,

@@ -18,7 +18,6 @@ from mlvm.__main__ import main
 from mlvm.core.errors import CaptureError
 from mlvm.eager.tree import named_leaves
 from tests.brief import refuses, with_long
-from tests.rows import table
 from tests.slopes import check_slopes
 from tests.threads import PATIENCE, start
 
@@ -54,7 +53,51 @@ def both(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
 Loss = Callable[[ml.Tensor, ml.Tensor, ml.Tensor], Any]
 
 # Functions of x, w (f32[3] each) and n (i64[], 0 .. 3). With `True`: of a length that is known.
-LOSSES: dict[str, tuple[bool, Loss]] = table(globals(), "LOSSES")
+LOSSES: dict[str, tuple[bool, Loss]] = {
+    "cond": (True, lambda x, w, n: ml.cond(n > 1, lambda x: ml.sin(x * w), lambda x: x / 2, x)),
+    "switch": (True, lambda x, w, n: ml.switch(n, [lambda: x * w, lambda: w, lambda: ml.exp(x)])),
+    "fori": (True, lambda x, w, n: ml.fori_loop(0, 3, lambda i, s: ml.sin(s * w) + x, x)),
+    "fori, of n": (False, lambda x, w, n: ml.fori_loop(0, n, lambda i, s: ml.sin(s * w) + x, x)),
+    "counted": (True, lambda x, w, n: ml.fori_loop(
+        0, 3, lambda i, s: (s[0] + i, s[1] * ml.astype(s[0], "f32")), (1, x))[1]),
+    "while": (False, lambda x, w, n: ml.while_loop(
+        lambda s: ml.sum(s * s) < 40, lambda s: s * (ml.abs(w) + 1.1) + ml.square(x), x)),
+    "no turns": (False, lambda x, w, n: ml.while_loop(lambda s: n > 9, lambda s: s * w, x * 2)),
+    "scan": (True, lambda x, w, n: ml.scan(
+        lambda s, r: (ml.tanh(s * r + w), {"y": s * 2}), x, x)[1]["y"]),
+    "scan, reverse": (True, lambda x, w, n: ml.scan(
+        lambda s, r: (ml.tanh(s * r), s * r), w, x, reverse=True)[1]),
+    "scan, of n": (True, lambda x, w, n: ml.scan(
+        lambda s, r: (ml.tanh(s * r), s * w), w, x, n)[1]),
+    "scan, both results": (True, lambda x, w, n: ml.add(*ml.scan(
+        lambda s, r: (s + r * w, ml.sum(ml.sin(s))), x, w))),
+    "scan, no rows": (True, lambda x, w, n: ml.scan(lambda s, r: (s * r, s), w, x[:0])[0] * x),
+    "map": (True, lambda x, w, n: ml.map(lambda r: ml.sin(r["x"]) * w, {"x": x, "n": w})),
+    "checkpoint": (True, lambda x, w, n: ml.scan(
+        lambda s, r: (ml.tanh(s * r + w), s * 2), x, x, checkpoint=True)[1]),
+    "unchanged": (True, lambda x, w, n: ml.fori_loop(
+        0, 3, lambda i, s: (s[0], s[1] * s[0]), (x, w))[1]),
+    "swapped": (True, lambda x, w, n: ml.fori_loop(
+        0, 3, lambda i, s: (s[1], ml.sin(s[0] * s[1])), (x, w))[0]),
+    "twice": (True, lambda x, w, n: ml.fori_loop(
+        0, 2, lambda i, s: (s[0] + s[1] * w, s[0]), (x, x))[0]),
+    "nested": (True, lambda x, w, n: ml.fori_loop(0, 3, lambda i, s: ml.cond(
+        i == n, lambda: ml.scan(lambda c, r: (ml.sin(c * r) + w, None), s, x)[0], lambda: s / 2),
+        x)),
+    "while in scan": (False, lambda x, w, n: ml.scan(lambda s, r: (ml.while_loop(
+        lambda q: ml.sum(q) < r + 2, lambda q: q * 0.9 + ml.abs(w) + 0.5, s), s), x, x)[0]),
+    "scan in while": (False, lambda x, w, n: ml.while_loop(
+        lambda s: s[1] < n, lambda s: (ml.scan(
+            lambda c, r: (ml.sin(c * r + x), c), s[0], w)[0], s[1] + 1), (x, 0))[0]),
+    "gradient in a loop": (True, lambda x, w, n: ml.fori_loop(
+        0, 2, lambda i, s: s - 0.1 * ml.grad(lambda v: ml.sum(ml.sin(v * w)))(s), x)),
+    "function": (False, lambda x, w, n: power(x * w, n) + w),
+    "two calls": (False, lambda x, w, n: both(x, n) + both(w, n + 1)),
+    "function in scan": (False, lambda x, w, n: ml.scan(
+        lambda s, r: (power(s * r, n), s), w, x)[1]),
+    "loop in function": (False, lambda x, w, n: ml.function(lambda x, n: ml.fori_loop(
+        0, n, lambda i, s: ml.sin(s * x), x))(x * w, n)),
+}  # fmt: skip
 
 
 def scalar(loss: Loss) -> Loss:
@@ -138,7 +181,22 @@ def test_gradients_of_gradients(name: str, order: int) -> None:
 
 
 # Functions of x and of a constant c, which nothing makes depend on x: `floor` has no gradient.
-CONSTANTS: dict[str, Callable[[Any, Any], Any]] = table(globals(), "CONSTANTS")
+CONSTANTS: dict[str, Callable[[Any, Any], Any]] = {
+    "state": lambda x, c: ml.fori_loop(
+        0, 3, lambda i, s: (s[0] * ml.floor(s[1]), s[1] + 0.5), (x, c))[0],
+    "rows": lambda x, c: ml.scan(lambda s, r: (s * ml.floor(r), r), x, c)[0],
+    "result": lambda x, c: x * ml.floor(ml.fori_loop(
+        0, 3, lambda i, s: (s[0] * 2.0, s[1] + 0.5), (x, c))[1]),
+    "stacked": lambda x, c: x * ml.floor(ml.scan(lambda s, r: (s * r, r), x, c)[1]),
+    "while": lambda x, c: ml.while_loop(
+        lambda s: ml.sum(s[1]) < 20, lambda s: (s[0] * ml.floor(s[1]), s[1] + 0.5), (x, c))[0],
+    "nested": lambda x, c: ml.fori_loop(0, 2, lambda i, s: ml.fori_loop(
+        0, 2, lambda j, t: (t[0] * ml.floor(t[1]), t[1] + 0.5), s), (x, c))[0],
+    "branch": lambda x, c: x * ml.floor(ml.cond(
+        ml.sum(c) > 0, lambda: (x * 2, c), lambda: (x, c + 1))[1]),
+    "in the next turn": lambda x, c: ml.fori_loop(
+        0, 3, lambda i, s: (s[1] * s[2], s[2], s[0] + s[2]), (x, c, c))[0],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
@@ -474,7 +532,34 @@ def with_total(fn: Callable[[ml.Tensor], Any], start: ml.Tensor) -> ml.Tensor:
 
 
 # Functions of x and w that update what is outside of a body, with tensors that are tracked.
-CARRIED: dict[str, Callable[[Any, Any], Any]] = table(globals(), "CARRIED")
+CARRIED: dict[str, Callable[[Any, Any], Any]] = {
+    "state in a branch": lambda x, w: ml.fori_loop(0, 3, lambda i, s: ml.cond(
+        ml.sum(s) > 0, lambda: added(s, w * s), lambda: s), x),
+    "state in a branch, and after": lambda x, w: ml.fori_loop(0, 3, lambda i, s: ml.cond(
+        i > 0, lambda: added(s, w), lambda: s * w) * s, x),
+    "state in a loop": lambda x, w: ml.fori_loop(0, 3, lambda i, s: ml.fori_loop(
+        0, 2, lambda j, t: added(s, w * t) * 1.5, s) + s, x),
+    "row in a branch": lambda x, w: ml.scan(lambda s, r: (s * ml.cond(
+        r > 0, lambda: added(r, ml.sum(s)), lambda: r * 2) + r, r), x, w)[0],
+    "total": lambda x, w: with_total(lambda t: ml.fori_loop(
+        0, 3, lambda i, s: added(t, s) * w, x), w),
+    "total alone": lambda x, w: with_total(lambda t: [ml.fori_loop(
+        0, 2, lambda i, s: added(t, s * s) * 0 + s, x)], ml.zeros_like(w)),
+    "total in a branch in a loop": lambda x, w: with_total(lambda t: ml.scan(
+        lambda s, r: ml.cond(r > 0, lambda: (added(t, s * r) * w, t), lambda: (s, s)), x, w)[1], w),
+    "view": lambda x, w: with_total(lambda t: ml.fori_loop(
+        0, 3, lambda i, s: added(ml.reshape(t, (1, 3)), s)[0] * t, x), w),
+    "a part": lambda x, w: with_total(lambda t: ml.fori_loop(
+        0, 3, lambda i, s: with_row(t, i, ml.sum(s)) * s, x), w),
+    "a number": lambda x, w: with_total(lambda t: ml.while_loop(
+        lambda s: ml.sum(t) < 9, lambda s: (added(t, ml.abs(s) + 1.0), s * w)[1], x), w),
+    "total in the second branch": lambda x, w: with_total(lambda t: ml.cond(
+        ml.sum(x) > 0, lambda: x * w, lambda: added(t, x * w) * 1.0), w),
+    "total in the last branch in a loop": lambda x, w: with_total(lambda t: ml.fori_loop(
+        0, 3, lambda i, s: ml.switch(i, [lambda: s, lambda: s * w, lambda: added(t, s)]), x), w),
+    "two": lambda x, w: with_total(lambda t: with_total(lambda u: ml.fori_loop(
+        0, 3, lambda i, s: added(t, added(u, s) * w), x), x), w),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CARRIED)
@@ -550,7 +635,22 @@ def updated_in_function(c: ml.Tensor, y: ml.Tensor, z: ml.Tensor, update: Update
     return whole(c, y) + whole(c, z * 1.0)
 
 
-AROUND: dict[str, Around] = table(globals(), "AROUND")
+AROUND: dict[str, Around] = {
+    "fori": lambda c, y, z, u: ml.fori_loop(0, 3, lambda i, s: turned(y, z, u)(s), c),
+    "while": lambda c, y, z, u: ml.while_loop(
+        lambda s: s + ml.sum(z) * 0.01 < 900.0, turned(y, z, u), c
+    ),
+    "scan": lambda c, y, z, u: ml.sum(
+        ml.scan(lambda s, r: (turned(y, z, u)(s), r + ml.sum(z)), c, y)[1]
+    ),
+    "map": lambda c, y, z, u: ml.sum(ml.map(turned(y, z, u), y)) + c,
+    "cond": updated_in_cond,
+    "switch": lambda c, y, z, u: ml.switch(
+        ml.astype(c, "i64") + 1, [lambda: read(y, z), lambda: turned(y, z, u)(c)]
+    ),
+    "nested": updated_in_nested,
+    "function": updated_in_function,
+}
 UPDATED: dict[str, Callable[[ml.Tensor, ml.Tensor], object]] = {
     "base": lambda y, z: y.__setitem__(0, y[1] + 1.0),
     "view": lambda y, z: z.__iadd__(1.0),

@@ -15,7 +15,6 @@ from bench.gguf_file import BLOCKS, CODES, Blocks, write
 from mlvm.core.errors import WeightsError
 from mlvm.core.types import Array
 from tests.brief import refuses
-from tests.rows import table
 
 _rng = np.random.default_rng(1)
 _HALVES = {
@@ -191,7 +190,23 @@ def _file(**changes: Any) -> bytes:
 
 _KEY = struct.pack("<Q1sI", 1, b"k", 9)
 
-_BAD = table(globals(), "_BAD")
+_BAD = {
+    "version 77": _file(version=77),
+    "end within the header": _file(name=b"x" * 99)[:80],
+    "header announces": _file(tensors=2**60),
+    "metadata has k twice": _file(values=2, metadata=2 * struct.pack("<Q1sII", 1, b"k", 4, 1)),
+    "format 99": _file(code=99),
+    "has 9 axes": _file(shape=(1,) * 9),
+    "does not lie in the file": _file(shape=(2**62, 2**62)),
+    "rows are blocks of 32": _file(shape=(16, 2)),
+    "ends at byte": _file(at=32),
+    "value of kind 77": _file(values=1, metadata=struct.pack("<Q1sI", 1, b"k", 77)),
+    "a value of kind 9, 8 lists deep": _file(
+        values=1, metadata=_KEY + struct.pack("<IQ", 9, 1) * 12
+    ),
+    "announces": _file(values=1, metadata=_KEY + struct.pack("<IQ", 0, 2**50)),
+    "alignment": _file(values=1, metadata=struct.pack("<Q17sII", 17, b"general.alignment", 4, 0)),
+}
 
 
 @pytest.mark.parametrize("reason", _BAD)

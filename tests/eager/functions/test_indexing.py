@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from tests.brief import cases
-from tests.rows import listed
 
 Array = np.ndarray[Any, Any]
 
@@ -29,7 +28,66 @@ def ours(key: Any) -> Any:
     return ml.asarray(key) if isinstance(key, np.ndarray) else key
 
 
-KEYS: list[Any] = listed(globals(), "KEYS")
+KEYS: list[Any] = [
+    0,
+    -1,
+    np.int64(1),
+    (1, -1),
+    (1, 2, 3, 4),
+    slice(None),
+    slice(1, 1),
+    slice(None, None, -1),
+    (slice(None), slice(2, 0, -1), slice(-3, None), slice(0, 99, 2)),
+    (slice(None), slice(4, 4)),
+    ...,
+    (..., 1),
+    (0, ..., slice(None, None, -2)),
+    (None, 0, None, ..., None),
+    (0, 0, 0, 0, ...),
+    (),
+    ROW,
+    GRID,
+    np.array(1),
+    (slice(None), GRID),
+    (..., ROW),
+    (0, ROW),
+    (ROW, 0),
+    (slice(None), ROW, 0),
+    (slice(None), 0, ROW),
+    (0, slice(None), ROW),  # numpy puts the axes of ROW in front
+    (ROW, slice(None), GRID),
+    (ROW, None, 0),
+    (ROW, ..., 0),
+    (slice(None), ROW, np.array(1), ..., ROW),
+    (slice(None), ROW, GRID, 1),
+    (ROW, ROW, ROW, ROW),
+    (np.zeros((0,), np.int64), slice(1, 3)),
+    (slice(0, 0), ROW),
+    X > 50,
+    X[..., 0] > 50,
+    X[:, 0, 0, 0] > 50,
+    X > 1000,
+    np.array(True),
+    np.array(False),
+    (slice(None), MASK),
+    (..., MASK, slice(1, 3), 0),
+    (0, MASK, 1),
+    (X[..., 0, 0] > 50, None, 2),
+    [1, 0],
+    [[0, 1], [1, 0]],
+    [],
+    [True, False],
+    (slice(None), [0, 2]),
+    ([0, 1], [2, 0]),
+    (np.array([[0], [1]]), [2, 0]),
+    (None, [1]),
+    AGAIN,
+    (AGAIN, AGAIN),
+    (AGAIN, slice(None), AGAIN),
+    np.zeros(0, bool),
+    (slice(None), np.zeros((0, 4), bool)),
+    (..., np.zeros(0, bool)),
+]
 
 
 @pytest.mark.parametrize("key", KEYS, ids=repr)

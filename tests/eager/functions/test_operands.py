@@ -18,7 +18,6 @@ from mlvm.core.op import OPS
 from mlvm.eager.tensor import primitives
 from mlvm.machines.wire import WireVM
 from tests.brief import cases
-from tests.rows import listed, table
 
 X = np.array([[1.5, -2.0, 3.0], [4.0, 0.5, -6.0]], np.float32)
 Y = np.array([2.0, 4.0, 8.0], np.float32)
@@ -54,14 +53,61 @@ class Foreign:
         return self._array
 
 
-@cases("result, dtype", *listed(globals(), "f64 data beside a narrower float take it"))
+@cases(
+    "result, dtype",
+    (lambda a: F32 + a, "f32"),
+    (lambda a: a * F32, "f32"),
+    (lambda a: a @ F32.T, "f32"),
+    (lambda a: a == F32, "bool"),
+    (lambda a: ml.add(a, F32), "f32"),
+    (lambda a: ml.where(F32 > 0, a, F32), "f32"),
+    (lambda a: ml.where(F32 > 0, a, F64), "f64"),
+    (lambda a: ml.where(F32 > 0, F32, a), "f32"),
+    (lambda a: ml.clip(F32, a, a), "f32"),
+    (lambda a: ml.concat([a, F32]), "f32"),
+    (lambda a: ml.stack([F32, a]), "f32"),
+    (lambda a: ml.stack([F32, a, F64]), "f64"),
+    (lambda a: ml.einsum("ij,kj->ik", a, F32), "f32"),
+    (lambda a: ml.mean_squared_error(F32, a), "f32"),
+    (lambda a: ml.result_type(F32, a), "f32"),
+    (lambda a: BF16 + a, "bf16"),
+    (lambda a: C64 + a, "c64"),
+    (lambda a: F32 + (a + 0j), "c64"),
+    (lambda a: BF16 + (a + 0j), "c64"),
+    (lambda a: F64 + a, "f64"),
+    (lambda a: F64 + (a + 0j), "c128"),
+    (lambda a: I64 + a, "f64"),
+    (lambda a: ml.add(a, a), "f64"),
+    (lambda a: ml.asarray(a), "f64"),
+    (lambda a: ml.sum(ml.asarray(a)), "f64"),
+    (lambda a: F32 + a.astype(np.float32), "f32"),
+    (lambda a: BF16 + a.astype(np.float32), "f32"),
+    (lambda a: F32 + a.astype(np.int32), "f32"),
+    (lambda a: F32 + np.float64(2), "f32"),  # one number is a scalar, as in Python
+    (lambda a: untyped.add(F32, Foreign(a)), "f32"),
+    (lambda a: F32 + a[0, 0], "f32"),
+    (lambda a: F32 * np.array(0.1), "f32"),
+)
 def test_f64_data_beside_a_narrower_float_take_it(result: Callable[[Any], Any], dtype: str) -> None:
     """They were f64, and so was all that followed."""
     dtype_source = result(DATA)
     assert str(getattr(dtype_source, "dtype", dtype_source)) == dtype
 
 
-LAYERS: list[tuple[Callable[[], Any], tuple[int, ...]]] = listed(globals(), "LAYERS")
+LAYERS: list[tuple[Callable[[], Any], tuple[int, ...]]] = [
+    (lambda: ml.nn.Linear(3, 2), (4, 3)),
+    (lambda: ml.nn.LayerNorm(3), (4, 3)),
+    (lambda: ml.nn.RMSNorm(3), (4, 3)),
+    (lambda: ml.nn.GroupNorm(3, 3), (2, 4, 3)),
+    (lambda: ml.nn.BatchNorm(3), (4, 3)),
+    (lambda: ml.nn.Conv1d(3, 2, 2), (2, 4, 3)),
+    (lambda: ml.nn.Conv2d(3, 2, 2), (2, 4, 4, 3)),
+    (lambda: ml.nn.ConvTranspose2d(3, 2, 2), (2, 4, 4, 3)),
+    (lambda: ml.nn.MultiHeadAttention(3, 1), (2, 4, 3)),
+    (lambda: ml.nn.GRUCell(3, 2), (4, 3)),
+    (lambda: ml.nn.LSTM(3, 2), (4, 2, 3)),
+    (lambda: ml.nn.Sequential(ml.nn.Linear(3, 4), ml.gelu, ml.nn.LayerNorm(4)), (4, 3)),
+]
 
 
 @pytest.mark.parametrize(("make", "shape"), LAYERS)
@@ -271,7 +317,25 @@ class Doubling(ml.nn.Module):
 
 IMAGES = np.linspace(-1, 1, 2 * 6 * 6 * 3, dtype=np.float32).reshape(2, 6, 6, 3)
 
-MODELS: dict[str, tuple[Callable[[], Any], np.ndarray[Any, Any]]] = table(globals(), "MODELS")
+MODELS: dict[str, tuple[Callable[[], Any], np.ndarray[Any, Any]]] = {
+    "a model": (Doubling, X),
+    "Embedding": (lambda: ml.nn.Embedding(5, 2), np.array([[0, 4], [1, 1]])),
+    "Conv2d": (lambda: ml.nn.Conv2d(3, 4, 3), IMAGES),
+    "Conv1d": (lambda: ml.nn.Conv1d(3, 4, 3), IMAGES[0]),
+    "ConvTranspose2d": (lambda: ml.nn.ConvTranspose2d(3, 4, 3), IMAGES),
+    "LSTM": (lambda: ml.nn.LSTM(3, 4), IMAGES[0]),
+    "MultiHeadAttention": (lambda: ml.nn.MultiHeadAttention(4, 2), np.ones((1, 3, 4), np.float32)),
+    "BatchNorm": (lambda: ml.nn.BatchNorm(3), X),
+    "GroupNorm": (lambda: ml.nn.GroupNorm(3, 3), IMAGES),
+    "RMSNorm": (lambda: ml.nn.RMSNorm(3), X),
+    "MaxPool2d": (lambda: ml.nn.MaxPool2d(2), IMAGES),
+    "AvgPool2d": (lambda: ml.nn.AvgPool2d(2), IMAGES),
+    "GlobalAvgPool": (ml.nn.GlobalAvgPool, IMAGES),
+    "Softmax": (ml.nn.Softmax, X),
+    "SiLU": (ml.nn.SiLU, X),
+    "ELU": (ml.nn.ELU, X),
+    "Dropout": (lambda: ml.nn.Dropout(0.0), X),
+}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -12,11 +12,33 @@ from mlvm.core.types import Array
 from mlvm.eager import nn
 from tests.brief import cases
 from tests.eager.nn.checks import check, f64, normal
-from tests.rows import table
 
-ACTIVATIONS: dict[str, tuple[Callable[[], nn.Module], Callable[[Array], Array]]] = table(
-    globals(), "ACTIVATIONS"
-)
+ACTIVATIONS: dict[str, tuple[Callable[[], nn.Module], Callable[[Array], Array]]] = {
+    "ReLU": (nn.ReLU, lambda x: np.where(x > 0, x, 0)),
+    "LeakyReLU": (lambda: nn.LeakyReLU(0.2), lambda x: np.where(x > 0, x, 0.2 * x)),
+    "ELU": (lambda: nn.ELU(0.5), lambda x: np.where(x > 0, x, 0.5 * np.exp(x) - 0.5)),
+    "GELU": (nn.GELU, lambda x: x / (1 + np.exp(-np.sqrt(8 / np.pi) * (x + 0.044715 * x**3)))),
+    "SiLU": (nn.SiLU, lambda x: x / (1 + np.exp(-x))),
+    "Sigmoid": (nn.Sigmoid, lambda x: 1 / (1 + np.exp(-x))),
+    "Tanh": (nn.Tanh, np.tanh),
+    "Softplus": (nn.Softplus, lambda x: np.log(1 + np.exp(x))),
+    "Softmax": (nn.Softmax, lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True)),
+    "LogSoftmax": (nn.LogSoftmax, lambda x: x - np.log(np.exp(x).sum(-1, keepdims=True))),
+    "CELU": (lambda: nn.CELU(0.5), lambda x: np.where(x > 0, x, 0.5 * np.expm1(2 * x))),
+    "SELU": (nn.SELU, lambda x: 1.05070099 * np.where(x > 0, x, 1.67326324 * np.expm1(x))),
+    "Mish": (nn.Mish, lambda x: x * np.tanh(np.log1p(np.exp(x)))),
+    "GLU": (lambda: nn.GLU(0), lambda x: x[:2] / (1 + np.exp(-x[2:]))),
+    "PReLU": (lambda: nn.PReLU(4, dtype="f64"), lambda x: np.where(x > 0, x, x / 4)),
+    "ReLU6": (nn.ReLU6, lambda x: np.clip(x, 0, 6)),
+    "Hardsigmoid": (nn.Hardsigmoid, lambda x: np.clip(x / 6 + 0.5, 0, 1)),
+    "Hardswish": (nn.Hardswish, lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
+    "Hardtanh": (lambda: nn.Hardtanh(-2.0, 0.5), lambda x: np.clip(x, -2, 0.5)),
+    "LogSigmoid": (nn.LogSigmoid, lambda x: -np.log1p(np.exp(-x))),
+    "Softsign": (nn.Softsign, lambda x: x / (1 + abs(x))),
+    "Tanhshrink": (nn.Tanhshrink, lambda x: x - np.tanh(x)),
+    "Softshrink": (lambda: nn.Softshrink(1.0), lambda x: x - np.clip(x, -1, 1)),
+    "Hardshrink": (lambda: nn.Hardshrink(1.0), lambda x: x * (abs(x) > 1)),
+}
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import MlvmError
+from mlvm.core.errors import ArgumentError, MlvmError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn
 from tests.brief import cases, refuses
 from tests.eager.nn.checks import check, f64, normal, randomized
-from tests.rows import listed
 
 
 def convolve(x: Array, kernel: Array, stride: tuple[int, int], pads: Any, groups: int) -> Array:
@@ -155,6 +154,43 @@ x4, x3 = ml.ones((1, 3, 3, 4)), ml.ones((1, 3, 4))
 untyped: Any = 1.0
 
 
-@cases("call, error, message", *listed(globals(), "what is refused"))
+@cases(
+    "call, error, message",
+    (lambda: nn.Conv2d(4, 6, 3, groups=3), ArgumentError, "expected groups that divide"),
+    (lambda: nn.Conv2d(4, 4, 3, groups=0), ArgumentError, "expected groups as an integer >= 1"),
+    (
+        lambda: nn.Conv2d(4, 4, 3, padding=untyped),
+        ArgumentError,
+        'padding as "SAME", "VALID", a number or ((top, bottom), (left, right)), got 1.0',
+    ),
+    (
+        lambda: nn.Conv1d(4, 4, 3, padding="FULL"),
+        ArgumentError,
+        '"VALID", a number or (before, after)',
+    ),
+    (lambda: nn.Conv1d(4, 4, 0), ArgumentError, "expected window as an integer >= 1, got 0"),
+    (
+        lambda: ml.conv2d(x4, ml.ones((2, 2, 2, 3)), groups=2),
+        ShapeError,
+        "a kernel for 2 groups of 4 channels is [height, width, 4 / 2, a multiple of 2], "
+        "not [2, 2, 2, 3]",
+    ),
+    (lambda: ml.conv2d(x4, ml.ones((4, 4, 2, 2)), groups=2), ShapeError, "window is 4 x 4"),
+    (lambda: ml.conv2d(x4, ml.ones((4, 4, 1, 4)), groups=4), ShapeError, "window is 4 x 4"),
+    (lambda: ml.conv2d(x4, ml.ones((1, 1, 1, 4)), groups=-4), ArgumentError, "expected groups"),
+    (lambda: ml.conv1d(x4, ml.ones((3, 4, 4))), ShapeError, "expected a sequence of 3 axes"),
+    (lambda: ml.conv1d(x3, ml.ones((4, 4, 4))), ShapeError, "the window is 1 x 4"),
+    (
+        lambda: ml.conv_transpose2d(x4, ml.ones((2, 2, 4, 3))),
+        ShapeError,
+        "a kernel for 4 channels is [*window, channels out, 4], not [2, 2, 4, 3]",
+    ),
+    (
+        lambda: ml.conv_transpose2d(x4, ml.ones((2, 2, 3, 4)), padding=((2, 2), (0, 0))),
+        ShapeError,
+        "leaves nothing",
+    ),
+    (lambda: ml.conv_transpose2d(x3, ml.ones((2, 2, 3, 4))), ShapeError, "4 axes"),
+)
 def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
     refuses(error, re.escape(message), call)

@@ -13,12 +13,27 @@ import mlvm.eager as ml
 from mlvm.core.types import Array
 from mlvm.eager import nn
 from mlvm.eager.nn import init
-from tests.rows import table
 
 SHAPE = (3, 100, 50)  # a window of 3: the fan in is 300, the fan out 150
 
 # the standard deviation, and the largest distance from the mean that there is, in these
-DRAWN: dict[str, tuple[Callable[..., Any], float, float]] = table(globals(), "DRAWN")
+DRAWN: dict[str, tuple[Callable[..., Any], float, float]] = {
+    "normal": (init.normal(mean=2.0, std=0.5), 0.5, math.inf),
+    "uniform": (init.uniform(low=-1.0, high=5.0), 6 / math.sqrt(12), math.sqrt(3)),
+    "truncated_normal": (init.truncated_normal(mean=1.0, std=0.1), 0.1 * 0.8796, 2 / 0.8796),
+    "lecun_normal": (init.lecun_normal, 300**-0.5, math.inf),
+    "lecun_uniform": (init.lecun_uniform, 300**-0.5, math.sqrt(3)),
+    "xavier_normal": (init.xavier_normal, (2 / 450) ** 0.5, math.inf),
+    "xavier_uniform": (init.xavier_uniform(gain=2.0), 2 * (2 / 450) ** 0.5, math.sqrt(3)),
+    "kaiming_normal": (init.kaiming_normal, (2 / 300) ** 0.5, math.inf),
+    "kaiming_normal, slope": (
+        init.kaiming_normal(negative_slope=2.0),
+        (2 / 5 / 300) ** 0.5,
+        math.inf,
+    ),
+    "kaiming_uniform": (init.kaiming_uniform(mode="fan_out"), (2 / 150) ** 0.5, math.sqrt(3)),
+    "orthogonal": (init.orthogonal, 300**-0.5, math.inf),
+}
 MEANS = {"normal": 2.0, "uniform": 2.0, "truncated_normal": 1.0}
 
 
@@ -58,7 +73,35 @@ def order(*shape: int) -> Array:
     return np.arange(1, math.prod(shape) + 1).reshape(shape)
 
 
-LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Array]]] = table(globals(), "LAYERS")
+LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Array]]] = {
+    "Linear": (lambda **k: nn.Linear(2, 3, **k), {"kernel": order(2, 3), "bias": order(3)}),
+    "Bilinear": (
+        lambda **k: nn.Bilinear(2, 3, 4, **k),
+        {"kernel": order(2, 3, 4), "bias": order(4)},
+    ),
+    "Conv1d": (lambda **k: nn.Conv1d(2, 3, 4, **k), {"kernel": order(4, 2, 3), "bias": order(3)}),
+    "Conv3d": (
+        lambda **k: nn.Conv3d(2, 4, 1, groups=2, **k),
+        {"kernel": order(1, 1, 1, 1, 4), "bias": order(4)},
+    ),
+    "ConvTranspose2d": (
+        lambda **k: nn.ConvTranspose2d(2, 3, (1, 2), **k),
+        {"kernel": np.moveaxis(order(1, 2, 2, 3), -1, -2), "bias": order(3)},
+    ),
+    "MultiHeadAttention": (
+        lambda **k: nn.MultiHeadAttention(4, 2, num_kv_heads=1, **k),
+        {
+            "query/kernel": order(4, 4),
+            "key/kernel": order(4, 2),
+            "value/bias": order(2),
+            "out/kernel": order(4, 4),
+        },
+    ),
+    "TransformerDecoderLayer": (
+        lambda **k: nn.TransformerDecoderLayer(4, 2, 3, **k),
+        {"memory_attention/key/kernel": order(4, 4), "hidden/kernel": order(4, 3)},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", LAYERS)

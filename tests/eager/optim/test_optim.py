@@ -37,7 +37,6 @@ from mlvm.eager.tensor.context import default_vm
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.machines.local import LocalVM
 from tests.brief import Patch, cases, refuses
-from tests.rows import listed, table
 
 STEPS = 20
 SHAPES = {"kernel": (3, 4), "bias": (4,), "gain": ()}
@@ -213,7 +212,21 @@ Make = Callable[[Any], optim.Optimizer]
 Hyper = dict[str, Any]
 Groups = list[tuple[Any, Hyper]]
 
-REFERENCES = table(globals(), "REFERENCES")
+REFERENCES = {
+    "SGD": sgd,
+    "RMSProp": rmsprop,
+    "Adagrad": adagrad,
+    "Adadelta": adadelta,
+    "Adam": adam,
+    "AdamW": adam,
+    "Adamax": adamax,
+    "NAdam": nadam,
+    "RAdam": radam,
+    "Lion": lion,
+    "Lamb": lamb,
+    "Adafactor": adafactor,
+    "Muon": muon,
+}
 ADAM_CASES: list[Hyper] = [
     {},
     {"betas": (0.5, 0.9), "eps": 1e-3},
@@ -221,8 +234,62 @@ ADAM_CASES: list[Hyper] = [
     {"betas": (0.9, 0.0)},
     {"betas": (0.99, 0.99999)},
 ]
-CASES: list[tuple[str, Hyper]] = listed(globals(), "CASES")
-GROUPED: list[tuple[str, Hyper, Groups]] = listed(globals(), "GROUPED")
+CASES: list[tuple[str, Hyper]] = [
+    ("SGD", {}),
+    ("SGD", {"momentum": 0.9}),
+    ("SGD", {"weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("SGD", {"momentum": 0.5, "nesterov": True, "weight_decay": 0.1}),
+    ("RMSProp", {}),
+    ("RMSProp", {"alpha": 0.5, "eps": 1e-3}),
+    ("RMSProp", {"momentum": 0.9}),
+    ("RMSProp", {"centered": True}),
+    ("RMSProp", {"centered": True, "momentum": 0.5, "weight_decay": 0.1}),
+    *(("Adam", hyper) for hyper in ADAM_CASES),
+    *(("AdamW", {"weight_decay": 0.2, **hyper}) for hyper in ADAM_CASES),
+    *(
+        (name, hyper)
+        for name in ("Adamax", "NAdam", "RAdam", "Lamb")
+        for hyper in [*ADAM_CASES[:3], ADAM_CASES[-1]]
+    ),
+    ("RAdam", {"betas": (0.9, 0.0)}),
+    ("RAdam", {"betas": (0.9, 0.75)}),
+    ("Lamb", {"weight_decay": 0.2}),
+    ("Adagrad", {}),
+    ("Adagrad", {"eps": 0.1}),
+    ("Adadelta", {}),
+    ("Adadelta", {"rho": 0.5, "eps": 1e-3}),
+    ("Adafactor", {}),
+    ("Adafactor", {"decay_rate": 0.5, "clipping_threshold": 1.5, "weight_decay": 0.1}),
+    ("Adafactor", {"eps": (1e-3, 0.9)}),
+    ("Muon", {}),
+    ("Muon", {"momentum": 0.5, "nesterov": False, "weight_decay": 0.0, "betas": (0.5, 0.9)}),
+    ("Muon", {"orthogonal": False}),
+    *(
+        ("Lion", {"betas": betas, "weight_decay": decay})
+        for betas in [(0.9, 0.99), (0.5, 0.0), (0.0, 0.9)]
+        for decay in (0.0, 0.3)
+    ),
+]
+GROUPED: list[tuple[str, Hyper, Groups]] = [
+    ("SGD", {"momentum": 0.9}, [("bias", {"learning_rate": 0.5}), ("g*", {"momentum": 0.0})]),
+    ("SGD", {}, [(lambda path, x: x.ndim < 2, {"momentum": 0.9, "nesterov": True})]),
+    ("RMSProp", {}, [("bias", {"centered": True}), ("kernel", {"alpha": 0.5, "eps": 1e-3})]),
+    ("Adam", {}, [("bias", {"betas": (0.5, 0.9)}), ("*", {"learning_rate": 0.5})]),
+    ("AdamW", {"weight_decay": 0.5}, [(lambda path, x: x.ndim < 2, {"weight_decay": 0.0})]),
+    ("Adagrad", {}, [("bias", {"eps": 0.5})]),
+    ("Adadelta", {}, [("bias", {"rho": 0.5})]),
+    ("Adamax", {}, [("bias", {"betas": (0.5, 0.9)})]),
+    ("NAdam", {}, [("bias", {"betas": (0.5, 0.9)})]),
+    ("RAdam", {"eps": 0.0}, [("bias", {"betas": (0.5, 0.5)})]),
+    ("Lamb", {}, [("bias", {"weight_decay": 0.5})]),
+    ("Adafactor", {"weight_decay": 0.5}, [("bias", {"clipping_threshold": 1.5})]),
+    ("Muon", {}, [("bias", {"learning_rate": 0.5}), ("kernel", {"orthogonal": False})]),
+    ("Muon", {}, [("bias", {"weight_decay": 0.0})]),
+    ("LBFGS", {"history_size": 4}, [("bias", {"history_size": 2}), ("kernel", {})]),
+    ("Lion", {"weight_decay": 0.5}, [("[bg]*", {"weight_decay": 0, "betas": (0.5, 0.5)})]),
+]
 
 
 def trained(make: Make, dtype: str) -> dict[str, Array]:
@@ -723,7 +790,21 @@ def test_groups_are_optimizers_of_their_own(name: str, hyper: Hyper, groups: Gro
         assert params[path].numpy().tobytes() == together[path].tobytes(), path
 
 
-@cases("groups, message", *listed(globals(), "groups that are refused"))
+@cases(
+    "groups, message",
+    ([("bais", {})], "SGD: no parameter is in the group 'bais'; left to be in one are: kernel"),
+    ([("*", {}), ("bias", {})], "in the group 'bias'; left to be in one are: none"),
+    ([("bias", {"lr": 0.1})], "the group 'bias' has no hyperparameter 'lr'; there are: learn"),
+    ([("bias", {"momentum": 1.0})], "SGD: expected momentum in [0, 1), got 1.0"),
+    ([("bias", {"learning_rate": -1})], "SGD: expected learning_rate in [0, inf), got -1"),
+    ([("bias", {"nesterov": True})], "SGD: expected a momentum > 0 for nesterov"),
+    ([("bias", {"nesterov": 1.0})], "SGD: expected nesterov as True or False, got 1.0"),
+    (
+        [(3, {})],
+        "tensors are named by a pattern of paths, or a function of path and tensor, not 3",
+    ),
+    ([(lambda path, x: False, {})], "no parameter is in the group <function"),
+)
 def test_groups_that_are_refused(groups: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(message)):
         optim.SGD(tensors(START), 0.1, groups=groups)

@@ -13,7 +13,6 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.eager import optim
-from tests.rows import table
 
 COUNTS = [0, 1, 2, 3, 7, 10, 29, 30, 31, 69, 70, 71, 149, 150, 151, 309, 310, 100_000]
 
@@ -30,7 +29,44 @@ def half_wave(start: float, end: float, progress: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * min(progress, 1))) / 2
 
 
-SCHEDULES: dict[str, tuple[Any, Callable[[int], float]]] = table(globals(), "SCHEDULES")
+SCHEDULES: dict[str, tuple[Any, Callable[[int], float]]] = {
+    "constant": (optim.constant(0.25), lambda n: 0.25),
+    "cosine": (optim.cosine(2.0, 100), lambda n: half_wave(2.0, 0.0, n / 100)),
+    "cosine after a step": (
+        optim.cosine(2.0, 100, 1, 0.125),
+        lambda n: half_wave(2.0, 0.125, (n - 1) / 99) if n else 0.0,
+    ),
+    "cosine after a warmup": (
+        optim.cosine(2.0, 100, 30, 0.125),
+        lambda n: 2.0 * n / 30 if n < 30 else half_wave(2.0, 0.125, (n - 30) / 70),
+    ),
+    "one cycle": (
+        optim.one_cycle(2.0, 100),
+        lambda n: (
+            half_wave(0.08, 2.0, n / 30) if n < 30 else half_wave(2.0, 0.08 / 1e4, (n - 30) / 70)
+        ),
+    ),
+    "one cycle that falls": (
+        optim.one_cycle(2.0, 100, warmup_fraction=0, final_divisor=5),
+        lambda n: half_wave(2.0, 0.016, n / 100),
+    ),
+    "exponential": (optim.exponential(2.0, 0.9, 10), lambda n: 2 * 0.9 ** (n / 10)),
+    "step": (optim.step(2.0, 0.5, 30), lambda n: 2 * 0.5 ** (n // 30)),
+    "warmup": (
+        optim.warmup(optim.step(2.0, 0.5, 30), 10, initial=0.5),
+        lambda n: 0.5 + 1.5 * n / 10 if n < 10 else 2 * 0.5 ** ((n - 10) // 30),
+    ),
+    "warmup of a number": (optim.warmup(3.0, 10), lambda n: 3.0 * min(n / 10, 1)),
+    "restarts": (optim.cosine_restarts(2.0, 10, 2, 0.5), lambda n: restarts(n, 10, 2)),
+    "restarts of one length": (
+        optim.cosine_restarts(2.0, 10, final=0.5),
+        lambda n: restarts(n, 10, 1),
+    ),
+    "restarts of odd lengths": (
+        optim.cosine_restarts(2.0, 7, 1.5, 0.5),
+        lambda n: restarts(n, 7, 1.5),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

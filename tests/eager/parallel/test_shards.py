@@ -16,7 +16,6 @@ from mlvm.eager import Tensor, nn
 from mlvm.eager.parallel import shards
 from mlvm.machines.local import LocalVM as VM
 from tests.brief import Patch, cases, refuses
-from tests.rows import table
 
 pytest.importorskip("threadpoolctl")
 pytestmark = pytest.mark.local(reason="a group's members have VMs of their own process")
@@ -24,7 +23,21 @@ pytestmark = pytest.mark.local(reason="a group's members have VMs of their own p
 Optimizers = dict[str, Callable[[nn.Module], ml.optim.Optimizer]]
 
 NO_DECAY = [(lambda path, x: x.ndim < 2, {"weight_decay": 0.0})]
-OPTIMIZERS: Optimizers = table(globals(), "OPTIMIZERS")
+OPTIMIZERS: Optimizers = {
+    "sgd": lambda model: ml.optim.SGD(model, 0.1),
+    "momentum": lambda model: ml.optim.SGD(
+        model, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01
+    ),
+    "rmsprop": lambda model: ml.optim.RMSProp(model, 1e-3, centered=True, momentum=0.5),
+    "adamw": lambda model: ml.optim.AdamW(
+        model, ml.optim.cosine(1e-2, 10, warmup_steps=2), weight_decay=0.1, groups=NO_DECAY
+    ),
+    "radam": lambda model: ml.optim.RAdam(model, 1e-2),
+    "adamax": lambda model: ml.optim.Adamax(model, 1e-2),
+    "lion": lambda model: ml.optim.Lion(
+        model, 1e-3, weight_decay=0.1, groups=[("*bias", {"betas": (0.8, 0.9)})]
+    ),
+}
 
 
 class Net(nn.Module):

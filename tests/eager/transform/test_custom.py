@@ -15,7 +15,6 @@ from mlvm.core.errors import GradientError
 from mlvm.eager import nn
 from mlvm.eager.tensor.tensor import Tensor
 from tests.brief import refuses
-from tests.rows import table
 
 X = ml.asarray([0.5, -1.25, 2.0], dtype=ml.float64)
 Y = ml.asarray([2.0, 0.25, -1.0], dtype=ml.float64)
@@ -52,7 +51,22 @@ PLAIN: Function = lambda x, y: ml.sin(x) * y  # noqa: E731
 EXPECTED = 10.0 * ml.cos(X) * Y, ml.sin(X)
 RULES = {"by_vjp": by_vjp, "by_jvp": by_jvp, "by_parts": by_parts}
 
-AROUND: dict[str, Callable[[Function], Function]] = table(globals(), "AROUND")
+AROUND: dict[str, Callable[[Function], Function]] = {
+    "alone": lambda fn: fn,
+    "captured": lambda fn: ml.capture(fn) and fn,
+    "in lanes": lambda fn: ml.vmap(fn),
+    "in lanes in lanes": lambda fn: lambda x, y: ml.vmap(ml.vmap(fn))(x[None], y[None])[0],
+    "with an argument for all lanes": lambda fn: (
+        lambda x, y: ml.stack(
+            [ml.vmap(fn, in_axes=(0, None))(x[i : i + 1], y[i])[0] for i in range(3)]
+        )
+    ),
+    "in a scan": lambda fn: lambda x, y: ml.scan(lambda s, r: (s, fn(*r)), None, (x, y))[1],
+    "in a cond": lambda fn: lambda x, y: ml.cond(x[0] > 0.0, fn, PLAIN, x, y),
+    "in a function": lambda fn: ml.function(fn),
+    "in a checkpoint": lambda fn: ml.checkpoint(fn),
+    "in lanes with branches": lambda fn: ml.vmap(lambda x, y: ml.cond(x > 9.0, PLAIN, fn, x, y)),
+}
 
 
 @pytest.mark.parametrize(

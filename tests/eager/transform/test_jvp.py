@@ -17,7 +17,6 @@ from mlvm.eager import nn
 from mlvm.eager.recording import recorder
 from mlvm.eager.tensor.tensor import Tensor
 from tests.brief import Patch, cases, refuses
-from tests.rows import table
 
 X = ml.asarray([0.5, 1.25, 2.0], dtype=ml.float64)
 V = ml.asarray([1.0, -0.5, 0.25], dtype=ml.float64)
@@ -54,7 +53,33 @@ def _power(n: Tensor, x: Tensor) -> Tensor:
 _scaled: Function = ml.custom_jvp(lambda x: x * 3.0)
 _scaled.defjvp(lambda xs, ts: (xs[0] * 3.0, ts[0] * 3.0))  # type: ignore[attr-defined]
 
-WAYS: dict[str, Function] = table(globals(), "WAYS")
+WAYS: dict[str, Function] = {
+    "elements": lambda x: ml.tanh(x) * ml.exp(-x) / (1.0 + x),
+    "rows": lambda x: ml.softmax(x[:, None] * x) @ x,
+    "a cond": lambda x: ml.cond(x[0] < 1.0, lambda y: y * y, lambda y: (y - x) * 0.0, x),
+    "the other branch": lambda x: ml.cond(x[0] > 1.0, lambda y: y * y, ml.sin, x),
+    "a while_loop": _while,
+    "a fori_loop": lambda x: ml.fori_loop(0, 3, lambda i, s: s * x + i, x * 0.0),
+    "turns that values count": lambda x: ml.fori_loop(
+        0, ml.astype(ml.sum(x), ml.int64), lambda i, s: s * x, x
+    ),
+    "a scan": lambda x: ml.sum(ml.scan(lambda s, r: (s * r + 1.0, s * s), x[0], x)[1]) * x,
+    "a scan backwards": lambda x: ml.scan(lambda s, r: (s * r, s), x[0], x, reverse=True)[1],
+    "a scan in a scan": lambda x: ml.scan(
+        lambda s, r: (ml.scan(lambda t, q: (t * q + s, t), r, x)[0], s * r), x[0], x
+    )[1],
+    "a part of the state alone": lambda x: ml.fori_loop(
+        0, 3, lambda i, s: (s[0] + 1.0, s[1] * s[0] * x), (ml.asarray(0.5, dtype=ml.float64), x)
+    )[1],
+    "a function": lambda x: _power(ml.asarray(2.0), x),
+    "a checkpoint": lambda x: ml.checkpoint(lambda x: ml.sin(x) * x)(x),
+    "a check": _checked,
+    "updates": _updated,
+    "a constant": lambda x: x * ml.stop_gradient(x * x),
+    "lanes": ml.vmap(lambda x: ml.cond(x > 1.0, lambda: x * x, lambda: ml.sin(x))),
+    "a rule": lambda x: _scaled(x * x),
+    "another direction": lambda x: ml.jvp(lambda y: ml.sin(y) * x, (x,), (x * x,))[1],
+}
 
 
 def _slope(fn: Function, x: Tensor, v: Tensor) -> Any:

@@ -11,9 +11,14 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import (
     ArgumentError,
+    AxisRefused,
+    CaptureError,
+    CheckFailed,
+    DTypeError,
     GradientError,
     MlvmError,
     PositionRefused,
+    ShapeError,
 )
 from mlvm.core.types import Array
 from mlvm.eager.control import blocks
@@ -21,7 +26,6 @@ from mlvm.eager.control.state import as_tree
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.step.flow import Call
 from tests.brief import cases, refuses
-from tests.rows import listed, table
 
 X = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.5], [-0.75, 3.0, 0.0], [0.1, 0.2, 0.3]])
 W = np.array([[1.0, 0.5, -0.25], [0.0, 2.0, 1.0], [-1.0, 0.75, 0.5]])
@@ -84,7 +88,55 @@ def _turns(x: Tensor) -> Any:
     return ml.astype(ml.abs(x[1]) * 2.0, ml.int64)
 
 
-SMOOTH: dict[str, Lane] = table(globals(), "SMOOTH")
+SMOOTH: dict[str, Lane] = {
+    "elementwise": lambda x, w: ml.sin(x) * w[1] + 2.0,
+    "product": lambda x, w: ml.tanh(w @ x) @ w,
+    "matrix": lambda x, w: (x[:, None] * w) @ (w.T * x),
+    "indices": lambda x, w: w[ml.argsort(x)] * ml.sort(x),
+    "own index": lambda x, w: x[ml.argmax(x)] * w[ml.argmin(x)],
+    "reductions": lambda x, w: ml.softmax(x) * ml.std(w * x) + ml.logsumexp(x),
+    "einsum": lambda x, w: ml.einsum("i,ij,j->ij", x, w, x),
+    "solve": lambda x, w: ml.linalg.solve(w + ml.eye(3, dtype=ml.float64) * 3.0, x),
+    "updated": _updated,
+    "cond": lambda x, w: ml.cond(x[0] > 0.3, lambda x: ml.log(x[0]) * w[0], lambda x: x * 3.0, x),
+    "switch": lambda x, w: ml.switch(
+        ml.astype(x[2], ml.int64), [lambda x: x * w[0], ml.sin, lambda x: ml.exp(x) * w[1]], x
+    ),
+    "guarded index": lambda x, w: ml.cond(
+        x[1] < 2.5, lambda x: ml.take(x, ml.astype(x[1], ml.int64), axis=0), lambda x: x[0] * 2.0, x
+    ),
+    "shared cond": lambda x, w: ml.cond(w[0, 0] > 0.0, lambda x: x * w[0], lambda x: w[1], x),
+    "while": lambda x, w: ml.while_loop(
+        lambda s: ml.sum(s * s) < 50.0, lambda s: s * 1.5 + ml.cos(s) * w[0], x
+    ),
+    "while of one": lambda x, w: ml.while_loop(
+        lambda s: s[0] < 3.0, lambda s: (s[0] + 1.0, s[1] * ml.sin(s[1])), (w[0, 0], x)
+    )[1],
+    "while in cond": lambda x, w: ml.cond(
+        x[0] > 0.0,
+        lambda x: ml.while_loop(lambda s: s < 9.0, lambda s: s * 2.0 + w[0, 0], x[0]),
+        lambda x: ml.fori_loop(0, 3, lambda i, s: s * w[0, 1] + x[1], x[2]),
+        x,
+    ),
+    "fori": lambda x, w: ml.fori_loop(0, 3, lambda i, s: s * x[i] + w[i], x),
+    "own turns": lambda x, w: ml.fori_loop(0, _turns(x), lambda i, s: s * 1.1 + w[0], x),
+    "scan": lambda x, w: ml.scan(lambda s, r: (ml.tanh(w @ s + r), s[0]), x, x),
+    "scan back": lambda x, w: ml.scan(lambda s, r: (s * r + w[0], s), x, w, reverse=True),
+    "scan of lengths": lambda x, w: ml.scan(
+        lambda s, r: (s * 0.5 + r, s), x, w, ml.minimum(_turns(x), ml.asarray(3))
+    ),
+    "function": lambda x, w: ml.function(lambda x: ml.sin(x) * w[0])(x),
+    "power": lambda x, w: _power(x, ml.stop_gradient(ml.round(ml.abs(x[1])))) * w[0],
+    "tree": _tree,
+    "mutual": _even,
+    "checkpoint": lambda x, w: ml.checkpoint(lambda x: ml.sin(ml.exp(x)) * w[0])(x),
+    "checked": lambda x, w: ml.cond(
+        x[0] > 0.0, lambda x: (ml.check(x[0] > 0.0, "positive"), x * w[0])[1], lambda x: x, x
+    ),
+    "shared": lambda x, w: (w * 2.0, x),
+    "grad": lambda x, w: ml.grad(lambda y: ml.sum(ml.sin(w @ y) * y))(x),
+    "vmap": lambda x, w: ml.vmap(lambda row, y: ml.sum(row) * y * x, (0, None))(w, x),
+}
 OTHERS: dict[str, Lane] = {
     "integers": _collatz,
     "dropout": lambda x, w: ml.dropout(x, 0.5, key=ml.random.key(3)),
@@ -195,12 +247,82 @@ def test_records_of_lanes_within_lanes(name: str) -> None:
 TREE = {"a": ml.asarray(X), "b": [ml.asarray(W[0]), ml.asarray(X.T)]}
 
 
-@cases("call, expected", *listed(globals(), "axes"))
+@cases(
+    "call, expected",
+    (lambda x: ml.vmap(lambda r: r * 2.0, 1)(x), X.T * 2.0),
+    (lambda x: ml.vmap(lambda r: r * 2.0, -1, -1)(x), X * 2.0),
+    (lambda x: ml.vmap(lambda r, c: r * c, (0, None))(x, 2.0), X * 2.0),
+    (lambda x: ml.vmap(lambda r, c: r * c, [0, None])(x, ml.asarray(np.array(2.0))), X * 2.0),
+    (lambda x: ml.vmap(lambda r, c: r * c)(X, c=x), X * X),
+    (lambda x: ml.vmap(lambda c: c, None, axis_size=2)(x[0]), np.stack([X[0]] * 2)),
+    (lambda x: ml.vmap(lambda: x[0], axis_size=2)(), np.stack([X[0]] * 2)),
+    (lambda x: ml.vmap(lambda r: (x, r[0]), 0, (None, 0))(x)[0], X),
+    (lambda x: ml.vmap(lambda r: {"k": r}, 0, {"k": 1})(x)["k"], X.T),
+    (
+        lambda x: ml.vmap(lambda t: t["a"] * t["b"][0] + t["b"][1], ({"a": 0, "b": [None, 1]},))(
+            TREE
+        ),
+        X * W[0] + X,
+    ),
+    (
+        lambda x: ml.vmap(lambda t, s: t["a"] * len(s), ({"a": 0, "b": None}, 0))(TREE, "abc"),
+        X * 3.0,
+    ),
+    (
+        lambda x: ml.vmap(ml.vmap(lambda a, b: a * b, (None, 0)), (0, None))(x[:, 0], x[0]),
+        X[:, :1] * X[0],
+    ),
+)
 def test_axes(call: Callable[[Tensor], Tensor], expected: Array) -> None:
     _close(call(ml.asarray(X)), [expected], 0.0)
 
 
-@cases("call, error, text", *listed(globals(), "errors"))
+@cases(
+    "call, error, text",
+    (lambda x: ml.vmap(x), DTypeError, "vmap: expected a function, got Tensor"),
+    (
+        lambda x: ml.vmap(lambda a, b: a)(x, x[:2]),
+        ShapeError,
+        r"batch sizes differ: a has 4: f64\[4,3\] along axis 0; b has 2: f64\[2,3\]",
+    ),
+    (lambda x: ml.vmap(lambda a: a, axis_size=3)(x), ShapeError, "a has 4.*; axis_size is 3"),
+    (lambda x: ml.vmap(lambda a: a, axis_size=-1)(x), ArgumentError, "axis_size of 0 or"),
+    (
+        lambda x: ml.vmap(lambda *a: a[0])(x, x[0, 0]),
+        AxisRefused,
+        r"a\[1\] is f64\[\], which has no",
+    ),
+    (lambda x: ml.vmap(lambda a: a, 2)(x), AxisRefused, "no axis 2; give"),
+    (lambda x: ml.vmap(lambda a, b: a)({"w": x}, {"b": 2.0}), ArgumentError, "b/b is 2.0, a num"),
+    (lambda x: ml.vmap(lambda a: a, None)(x), ArgumentError, "no argument is batched"),
+    (lambda x: ml.vmap(lambda a: a, (0, 0))(x), ArgumentError, "it has 2 items where there are 1"),
+    (lambda x: ml.vmap(lambda a: a, ({"b": 0},))({"a": x}), ArgumentError, "a dict of b where"),
+    (lambda x: ml.vmap(lambda a: a, (0.5,))(x), ArgumentError, "ints or None.*got 0.5"),
+    (lambda x: ml.vmap(lambda a: a, "ab")(x), ArgumentError, "got 'a"),
+    (lambda x: ml.vmap(lambda a: a, 0, 2)(x), AxisRefused, "out_axes cannot be 2"),
+    (lambda x: ml.vmap(lambda a: (a, 1), 0, (0, None, 0))(x), ArgumentError, "it has 3 items"),
+    (lambda x: ml.vmap(lambda a: (a, 1), 0, None)(x), ArgumentError, "None for result 0, which"),
+    (lambda x: ml.vmap(lambda a: "text")(x), DTypeError, "tensors as leaves, not a str"),
+    (lambda x: ml.vmap(lambda a: a * float(a[0]))(x), CaptureError, "a value is read inside a fun"),
+    (lambda x: ml.vmap(lambda a: a[a > 0.0])(x), CaptureError, "keep the shape, as where"),
+    (lambda x: ml.vmap(lambda a: _add_to(x, a))(x), CaptureError, "a function of vmap updates a "),
+    (
+        lambda x: ml.vmap(_host_call)(x),
+        CaptureError,
+        "no rule for tests.host; call it outside of the",
+    ),
+    (lambda x: ml.vmap(lambda a: ml.check(a[0] < 1.0, "big"))(x), CheckFailed, r"1 of 4.*\[1\]"),
+    (lambda x: ml.vmap(lambda a: ml.take(a, ml.asarray(3), axis=0))(x), PositionRefused, "3"),
+    (lambda x: ml.vmap(lambda a: ml.take(a, _turns(a), axis=0))(x * 2.0), PositionRefused, ""),
+    (lambda x: ml.vmap(lambda a: _summed(a, "j"), axis_name="i")(x), ArgumentError, "are: 'i'"),
+    (
+        lambda x: ml.vmap(
+            lambda a: ml.cond(a[0] > 0, lambda a: _summed(a, "i"), lambda a: a, a), axis_name="i"
+        )(x),
+        CaptureError,
+        "a collective over axis .* in a branch or loop",
+    ),
+)
 def test_errors(call: Callable[[Tensor], Any], error: type[MlvmError], text: str) -> None:
     refuses(error, text, call, ml.asarray(X))
 
@@ -341,7 +463,21 @@ def test_a_record_from_outside_is_read_there(shape: tuple[int, int]) -> None:
         np.testing.assert_allclose(through.numpy(), expected[0].sum(0), rtol=1e-5)
 
 
-_LOOPS: dict[str, Callable[[int, bool], Callable[[Tensor], Any]]] = table(globals(), "_LOOPS")
+_LOOPS: dict[str, Callable[[int, bool], Callable[[Tensor], Any]]] = {
+    "fori": lambda n, again: (
+        lambda x: ml.fori_loop(0, n, lambda i, s: ml.sin(s) * x, x, checkpoint=again)
+    ),
+    "scan": lambda n, again: (
+        lambda x: ml.scan(
+            lambda s, r: (ml.sin(s) * r * x, s), x, ml.arange(1.0, n + 1.0), checkpoint=again
+        )[0]
+    ),
+    "while": lambda n, again: (
+        lambda x: ml.while_loop(
+            lambda s: ml.sum(s) < 3.0 * n - 4.0, lambda s: s * s * 0.7 + 1.0, x, checkpoint=again
+        )
+    ),
+}
 
 
 @pytest.mark.parametrize("again", [False, True])

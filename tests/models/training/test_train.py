@@ -24,7 +24,6 @@ from models.training.choices import MODELS
 from models.training.train import Diverged, OptionError, main, train
 from models.training.trainer import Replica, Trainer
 from tests.brief import Capsys, Patch, cases, refuses
-from tests.rows import listed
 from tests.wired import connect_to
 
 IMAGE_MODELS = [name for name, choice in MODELS.items() if choice.kind == "images"]
@@ -268,7 +267,28 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
 # --- refusals ------------------------------------------------------------------------
 
 
-@cases("arguments", *listed(globals(), "bad usage exits with 2"))
+@cases(
+    "arguments",
+    ["--model", "resnet"],
+    ["--model", "transformer", "--data", "digits"],
+    ["--data", "imagenet"],
+    ["--data", "mnist"],
+    ["--epochs", "0"],
+    ["--epochs", "many"],
+    ["--batch-size", "-1"],
+    ["--batch-size", "1438"],
+    ["--learning-rate", "0"],
+    ["--learning-rate", "nan"],
+    ["--seed", "-1"],
+    ["--seed", str(2**64)],
+    ["--workers", "-1"],
+    ["--save-every", "0"],
+    ["--colour", "red"],
+    ["--group", "threads:"],
+    ["--vms", "many"],
+    ["--vms", "0"],
+    ["--shard", "weights"],
+)
 def test_bad_usage_exits_with_2(arguments: list[str], capsys: Capsys) -> None:
     caught = refuses(SystemExit, "", main, arguments)
     assert caught.code == 2

@@ -8,19 +8,23 @@ import datetime
 import io
 import os
 import random
+import secrets
 import sys
 import time
+import uuid
 import warnings
 from collections.abc import Callable
+from datetime import date
+from time import perf_counter
 from typing import Any
 
 import numpy as np
+import numpy.random as npr
 import pytest
 
 import mlvm.eager as ml
 from mlvm.eager.capture.guards import frozen
 from tests.brief import Patch, cases, refuses
-from tests.rows import listed
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +60,24 @@ def around() -> Callable[[ml.Tensor], ml.Tensor]:
     return lambda x: x * numbers.rand()
 
 
-@cases("fn, read", *listed(globals(), "what changes by itself is told"))
+@cases(
+    "fn, read",
+    (lambda x: x * np.random.rand(), "np.random.rand()"),
+    (lambda x: x * npr.normal(), "npr.normal()"),
+    (lambda x: x * np.random.default_rng().normal(), "np.random.default_rng()"),
+    (lambda x: x * time.time(), "time.time()"),
+    (lambda x: x * perf_counter(), "perf_counter()"),
+    (lambda x: x * time.monotonic_ns(), "time.monotonic_ns()"),
+    (lambda x: x * datetime.datetime.now().microsecond, "datetime.datetime.now()"),
+    (lambda x: x * date.today().day, "date.today()"),
+    (lambda x: x * os.urandom(1)[0], "os.urandom()"),
+    (lambda x: x * (uuid.uuid4().int % 7), "uuid.uuid4()"),
+    (lambda x: x * secrets.randbelow(5), "secrets.randbelow()"),
+    (lambda x: x * int(input()), "input()"),
+    (Timed(), "np.random.uniform()"),
+    (within, "time.time_ns()"),
+    (around(), "numbers.rand()"),
+)
 def test_what_changes_by_itself_is_told(fn: Callable[..., Any], read: str) -> None:
     """It used to be frozen at the recording, without a warning."""
     step = ml.capture(fn)

@@ -7,18 +7,24 @@ they must agree before and after, or the first captured call must raise. Most ar
 
 from __future__ import annotations
 
+import argparse
+import contextvars
+import ctypes
 import dataclasses
 import datetime
 import decimal
 import enum
 import fractions
 import functools
+import importlib
 import inspect
 import io
 import ipaddress
+import itertools
 import logging
 import operator
 import os
+import random
 import re
 import sys
 import threading
@@ -41,10 +47,10 @@ from tests.eager.capture.guards.changes import (
     T,
     built,
     module_of,
+    of_builtins,
     plain,
     put_into_builtins,
 )
-from tests.rows import table
 
 Case = Callable[[], tuple[Fn, Callable[[], object]]]
 
@@ -59,7 +65,56 @@ def noticed(case: Case) -> Case:
     return case
 
 
-HIDDEN: dict[str, tuple[Callable[[], Any], Callable[[Any], Fn]]] = table(globals(), "HIDDEN")
+HIDDEN: dict[str, tuple[Callable[[], Any], Callable[[Any], Fn]]] = {
+    "a view of bytes": (lambda: memoryview(bytearray([2, 3])), lambda c: lambda x: x * c[0]),
+    "a module by name": (
+        lambda: None, lambda _: lambda x: x * importlib.import_module("math").pi),
+    "an iterator": (lambda: itertools.count(2), lambda c: lambda x: x * next(c)),
+    "an iterator of a list": (
+        lambda: plain(values=iter([2.0, 3.0])), lambda c: lambda x: x * next(c.values)),
+    "a generator": (lambda: (each for each in range(2, 9)), lambda c: lambda x: x * next(c)),
+    "a generator in builtins": (
+        of_builtins("next(batches_of_builtins)", batches_of_builtins=iter([2.0, 3.0])),
+        lambda m: m.f),
+    "random numbers of numpy": (
+        lambda: np.random.default_rng(0), lambda c: lambda x: x * c.random()),
+    "random numbers of Python": (lambda: random.Random(0), lambda c: lambda x: x * c.random()),
+    "random numbers of Python's own": (lambda: None, lambda _: lambda x: x * random.random()),
+    "a bound method of random numbers": (
+        lambda: np.random.default_rng(0).random, lambda c: lambda x: x * c()),
+    "a file": (lambda: io.StringIO("2\n3\n"), lambda c: lambda x: x * float(c.readline())),
+    "a variable of the context": (
+        lambda: contextvars.ContextVar("rate", default=2.0), lambda c: lambda x: x * c.get()),
+    "an object of a class with hidden state": (
+        lambda: type("Numbers", (itertools.count,), {"factor": 2.0})(2),
+        lambda c: lambda x: x * next(c)),
+    "a number of ctypes": (lambda: ctypes.c_double(2.0), lambda c: lambda x: x * c.value),
+    "a structure of ctypes": (
+        lambda: type("S", (ctypes.Structure,), {"_fields_": (("lr", ctypes.c_double),)})(2.0),
+        lambda c: lambda x: x * c.lr),
+    "a pointer of ctypes": (
+        lambda: ctypes.pointer((ctypes.c_double * 2)(1.0, 2.0)),
+        lambda c: lambda x: x * c.contents[0]),
+    "the names of a dtype": (
+        lambda: np.dtype([("a", "f4")]),
+        lambda c: (lambda names: lambda x: x * len(c.names or names))(c.names)),
+    "the names of the items of a dtype": (
+        lambda: np.dtype(([("a", "f4")], (2,))), lambda c: lambda x: x * len(c.base.names or ())),
+    "an error's arguments": (lambda: ValueError(2.0), lambda c: lambda x: x * c.args[0]),
+    "a view of a dict": (lambda: {"lr": 2.0}.values(), lambda c: lambda x: x * sum(c)),
+    "globals by name": (lambda: None, lambda _: lambda x: x * globals()["RATE"]),
+    "an evaluated text": (lambda: None, lambda _: lambda x: x * eval("RATE")),
+    "a cached function of a global": (
+        lambda: functools.cache(lambda: 2 * RATE), lambda c: lambda x: x * c()),
+    "a cached function of another's variable": (
+        lambda: (lambda rate: (lambda inner: functools.lru_cache(maxsize=4)(lambda: inner() * 2))(
+            lambda: rate[0]))([2.0]),
+        lambda c: lambda x: x * c()),
+    "a cached function of options": (
+        lambda: (lambda args: functools.cache(lambda: 2.0 * float(args.lr)))(
+            argparse.Namespace(lr=2.0)),
+        lambda c: lambda x: x * c()),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HIDDEN)

@@ -16,7 +16,6 @@ import mlvm.eager as ml
 from mlvm.core.errors import CaptureError, OperandValueError, StaleTensor
 from mlvm.eager import nn
 from tests.brief import cases, refuses
-from tests.rows import listed
 
 pytestmark = pytest.mark.usefixtures("weights")
 
@@ -139,7 +138,25 @@ def every_other_time(state: State, x: ml.Tensor) -> Any:
     return state.a * 1.0
 
 
-STEPS = listed(globals(), "STEPS")
+STEPS = [
+    running_mean,
+    several_times,
+    swapped,
+    all_round,
+    bound_to_the_argument,
+    bound_to_a_view_of_the_argument,
+    bound_to_other_state,
+    bound_to_a_view_of_other_state,
+    a_view_rebound,
+    returned_too,
+    one_for_two_fields,
+    only_written,
+    then_updated_in_place,
+    updated_in_place_then_rebound,
+    back_to_what_it_was,
+    within_a_gradient,
+    every_other_time,
+]
 
 
 def history(step: Callable[..., Any], state: State, *, same_argument: bool) -> Any:
