@@ -8,7 +8,6 @@ import numpy as np
 
 from mlvm.core.types import Array, DType, Shape
 from tests.cases.case import Case
-from tests.rows import grouped
 
 
 def _full(value: Array, shape: tuple[int, ...]) -> Array:
@@ -41,4 +40,38 @@ def _range(start: float, stop: float, step: float, dtype: str) -> Case:
     return Case((), _arange, {"start": start, "stop": stop, "step": step, "dtype": dtype})
 
 
-CASES: dict[str, list[Case]] = grouped(globals(), "CASES")
+CASES: dict[str, list[Case]] = {
+    "full": [
+        Case((np.array(2.5),), _full, {"shape": (2, 3)}),
+        Case((np.array(7, np.uint8),), _full, {"shape": ()}),
+        Case((np.array(True),), _full, {"shape": (0, 2)}),
+    ],
+    "zeros": [
+        Case((), _zeros, {"shape": (2, 3), "dtype": "f64"}),
+        Case((), _zeros, {"shape": (), "dtype": "bool"}),
+    ],
+    "arange": [
+        _range(0, 5, 1, "i64"),
+        _range(10, -1, -3, "i8"),
+        _range(5, 0, -2, "u8"),
+        _range(2**63, 2**63 + 5, 2, "u64"),
+        _range(3, 3, 1, "i32"),
+        _range(0, 1, 0.1, "f32"),
+        _range(1.5, -2, -0.25, "f64"),
+        _range(0.0, -5, 1, "f64"),
+    ],
+    "linspace": [
+        Case((), _linspace, {"start": 0, "stop": 1, "num": 5, "dtype": "f64"}),
+        Case((), _linspace, {"start": 2.0, "stop": -1.0, "num": 7, "dtype": "f32"}),
+        Case((), _linspace, {"start": 1.0, "stop": 3, "num": 4, "endpoint": False, "dtype": "f64"}),
+        Case((), _linspace, {"start": 1.0, "stop": 3, "num": 1, "dtype": "f64"}),
+        Case((), _linspace, {"start": 1.0, "stop": 3, "num": 0, "dtype": "f32"}),
+    ],
+    "eye": [
+        Case((), _eye, {"rows": 3, "columns": 3, "dtype": "f32"}),
+        Case((), _eye, {"rows": 2, "columns": 4, "k": 1, "dtype": "i32"}),
+        Case((), _eye, {"rows": 4, "columns": 2, "k": -2, "dtype": "f64"}),
+        Case((), _eye, {"rows": 2, "columns": 2, "k": 5, "dtype": "bool"}),
+        Case((), _eye, {"rows": 2, "columns": 3, "k": -7, "dtype": "f64"}),
+    ],
+}

@@ -15,7 +15,6 @@ import numpy as np
 
 from mlvm.core.types import Array
 from tests.cases.case import Case
-from tests.rows import grouped
 
 _rng = np.random.default_rng(11)
 
@@ -156,4 +155,112 @@ _TRIANGULAR = np.triu(_f64(3, 3), 1) + np.diag([-1.0, 0.5, 2.0])
 _REAL_ROOTS = _positive(3, 3) @ np.diag([1.0, 2.0, 3.0])
 _TOLERANCE = np.array(1e-9)
 
-CASES: dict[str, list[Case]] = grouped(globals(), "CASES")
+CASES: dict[str, list[Case]] = {
+    "cholesky": [
+        Case((_positive(3, 3),), _cholesky),
+        Case((_positive(3, 3),), _cholesky, {"upper": True}),
+        Case((_positive(2, 2, 2),), _each(_cholesky)),
+        Case((_positive(2, 2).astype("f"),), _cholesky),
+        Case((_positive(3, 3, complex=True),), _cholesky),
+    ],
+    "inv": [
+        Case((_f64(3, 3),), _inv),
+        Case((_f64(2, 2, 2),), _each(_inv)),
+        Case((np.eye(2, dtype="f") + np.tri(2, dtype="f"),), _inv),
+        Case((_c128(3, 3),), _inv),
+    ],
+    "solve": [
+        Case((_f64(3, 3), _f64(3, 2)), _solve("ij,jk->ik")),
+        Case((_f64(3, 3), _f64(3)), _solve("ij,j->i")),
+        Case((_f64(2, 2, 2), _f64(2)), _solve("bij,j->bi")),
+        Case((_f64(2, 1, 2, 2), _f64(3, 2, 1)), _solve("baij,cjk->bcik")),
+        Case((np.eye(2, dtype="f") * 2, _f64(2, 3).astype("f")), _solve("ij,jk->ik")),
+        Case((np.eye(2, dtype="f") * 2, _f64(2, 3)), _solve("ij,jk->ik")),
+        Case((_c128(2, 2), _f64(2, 3)), _solve("ij,jk->ik")),
+        Case((_f64(2, 2), _c128(2)), _solve("ij,j->i")),
+    ],
+    "det": [
+        Case((_f64(3, 3),), _det),
+        Case((_f64(2, 2, 2),), _each(_det)),
+        Case((np.tri(3, dtype="f") * 2,), _det),
+        Case((_c128(3, 3),), _det),
+    ],
+    "det_vjp": [
+        Case((_f64(), _f64(3, 3)), _det_vjp),
+        Case((_f64(2), _f64(2, 2, 2)), _det_vjp),
+        Case((_f64(2).astype("f"), np.stack([np.tri(2, dtype="f")] * 2)), _det_vjp),
+        Case((_c128(), _c128(2, 2)), _det_vjp),
+    ],
+    "slogdet": [
+        Case((_f64(3, 3),), _slogdet),
+        Case((_f64(2, 2, 2),), _each(_slogdet)),
+        Case((np.tri(3, dtype="f") * 2,), _slogdet),
+        Case((_c128(3, 3),), _slogdet),
+    ],
+    "eigh": [
+        Case((_positive(3, 3),), lambda x: _packed(*np.linalg.eigh(x))),
+        Case((_positive(2, 2, 2),), _each(lambda x: _packed(*np.linalg.eigh(x)))),
+        Case((np.diag([3.0, 1.0]).astype("f"),), lambda x: _packed(*np.linalg.eigh(x))),
+    ],
+    "eigvalsh": [
+        Case((_positive(3, 3),), np.linalg.eigvalsh),
+        Case((np.diag([3.0, 1.0]).astype("f"),), lambda x: np.sort(np.diag(x))),
+        Case((_positive(3, 3, complex=True),), np.linalg.eigvalsh),
+    ],
+    "eig": [Case((_REAL_ROOTS,), lambda x: _packed(*np.linalg.eig(x)).astype("D"))],
+    "eigvals": [
+        Case((_f64(3, 3),), lambda x: np.linalg.eigvals(x).astype("D")),
+        Case((_TRIANGULAR.astype("f"),), _roots),
+        Case((_c128(2, 2),), np.linalg.eigvals),
+    ],
+    "qr": [
+        Case((_f64(3, 2),), _qr),
+        Case((_f64(2, 2, 3),), _each(_qr)),
+        Case((_f64(2, 2),), _qr, {"mode": "complete"}),
+        Case((np.eye(3, 2, dtype="f"),), _qr),
+        Case((_c128(3, 2),), _qr),
+        Case((_c128(2, 3),), _qr),
+    ],
+    "svd": [
+        Case((_f64(3, 2),), _svd),
+        Case((_f64(2, 2, 3),), _each(_svd)),
+        Case((_f64(3, 2),), _svd, {"full_matrices": False}),
+        Case((_f64(2, 3),), _svd, {"full_matrices": False}),
+        Case((np.diag([3.0, 1.0]).astype("f"),), _svd),
+    ],
+    "svdvals": [
+        Case((_f64(3, 2),), lambda x: np.sqrt(np.linalg.eigvalsh(x.T @ x)[::-1])),
+        Case((np.diag([1.0, -3.0]).astype("f"),), lambda x: np.sort(np.abs(np.diag(x)))[::-1]),
+        Case((_c128(3, 2),), lambda x: np.sqrt(np.linalg.eigvalsh(x.T.conj() @ x)[::-1])),
+    ],
+    "pinv": [
+        Case((_f64(3, 2), _TOLERANCE), _pinv),
+        Case((_f64(2, 3), _TOLERANCE), _pinv),
+        Case((_c128(3, 2), _TOLERANCE), _pinv),
+        Case((np.outer([1.0, 2.0], [3.0, 4.0]).astype("f"), np.array(0.5, "f")), _pinv),
+        Case(
+            (np.diag([4.0, 1.0]).astype("f"), np.array(0.3, "f")), lambda x, _: np.diag([0.25, 0])
+        ),
+    ],
+    "solve_triangular": [
+        Case((_f64(3, 3) + 3 * np.eye(3), _f64(3, 2)), _triangle, {"lower": True}),
+        Case((_f64(2, 3, 3) + 3 * np.eye(3), _f64(3, 2)), _triangle, {"lower": False}),
+        Case((_f64(3, 3) + 3 * np.eye(3), _f64(3)), _triangle, {"lower": False}),
+        Case((_f64(3, 3), _f64(3, 2)), _triangle, {"lower": True, "unit_diagonal": True}),
+        Case((_c128(2, 2) + 3 * np.eye(2), _c128(2, 1)), _triangle, {"lower": True}),
+        Case((np.tri(3, dtype="f") * 2, np.eye(3, dtype="f")), _triangle, {"lower": True}),
+    ],
+    "lu": [
+        Case((_f64(3, 3),), _lu),
+        Case((_f64(2, 3, 2),), _each(_lu)),
+        Case((_f64(2, 4),), _lu),
+        Case((np.tri(3, dtype="f") * 2,), _lu),
+        Case((_c128(3, 3),), _lu),
+    ],
+    "expm": [
+        Case((_f64(3, 3),), _expm),
+        Case((_f64(2, 2, 2) / 4,), _each(_expm)),
+        Case((np.array([[0, 1], [-1, 0]], "f"),), _expm),
+        Case((_c128(2, 2),), _expm),
+    ],
+}

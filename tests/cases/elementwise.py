@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cmath
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 
 from mlvm.core.types import Array
 from tests.cases.case import Case
-from tests.rows import grouped
 
 _rng = np.random.default_rng(1)
 
@@ -157,4 +157,163 @@ def _rounding(of: Callable[[float], float]) -> list[Case]:
 
 _LOWER, _UPPER = np.array([[-0.5]]), np.array([0.5, 1.0, 1.5])
 
-CASES: dict[str, list[Case]] = grouped(globals(), "CASES")
+CASES: dict[str, list[Case]] = {
+    "add": _arithmetic(operator.add, _int(3, -4), _int(100, -100, dtype=np.int8)),
+    "subtract": _arithmetic(operator.sub, _int(3, -4), _int(100, -100, dtype=np.int8)),
+    "multiply": _arithmetic(operator.mul, _int(3, -4), _int(100, -100, dtype=np.int8)),
+    "multiply_add": [
+        Case((_away(2, 3), _away(2, 3), _away(2, 3)), _each(_multiply_add)),
+        Case((_away(2, 3), _away(), _away(2, 3)), _each(_multiply_add)),
+        Case((_f32(_away(2, 1)), _f32(_away(3)), _f32(_away(2, 3))), _each(_multiply_add)),
+        Case((_away(3), _away(2, 1), _away(1)), _each(_multiply_add)),
+        Case((_z(2), _z(2), _z(2)), _each(_multiply_add)),
+    ],
+    "divide": [
+        *_arithmetic(operator.truediv),
+        Case((_int(3, -4), _int(7, 9, dtype=np.int64)), _each(operator.truediv, np.float32)),
+        Case((_int(3, -4), _f32(_away(2))), _each(operator.truediv, np.float32)),
+    ],
+    "reciprocal": [*_unary(lambda v: 1 / v, _away(3, 4)), *_complex(lambda v: 1 / v, _z(2))],
+    "real": [*_unary(lambda v: v, _away(2)), *_complex(lambda v: v.real, _z(2), dtype="f8")],
+    "imag": [*_unary(lambda v: 0.0, _away(2)), *_complex(lambda v: v.imag, _z(2), dtype="f8")],
+    "conj": [*_unary(lambda v: v, _away(2)), *_complex(lambda v: v.conjugate(), _z(2))],
+    "copysign": [*_binary(math.copysign), Case((_E32[:6], -_E32[:6]), np.copysign)],
+    "nextafter": [
+        *_binary(math.nextafter)[:2],
+        Case((_EXTREMES[:, None], _EXTREMES), np.nextafter),
+    ],
+    "signbit": [Case((_EXTREMES,), lambda x: np.array([math.copysign(1, v) < 0 for v in x]))],
+    "floor_divide": _binary(operator.floordiv, _int(7, -7, 7, -7), _int(2, 2, -2, -2)),
+    "remainder": _binary(operator.mod, _int(7, -7, 7, -7), _int(2, 2, -2, -2)),
+    "pow": [
+        Case((_positive(2, 3), _away(3)), _each(operator.pow)),
+        Case((_f32(_positive(2, 3)), _f32(_away(3))), _each(operator.pow)),
+        Case((_int(2, -3, 5), _int(3, 3, 0)), _each(operator.pow)),
+        *_complex(operator.pow, _z(2), _z(2)),
+    ],
+    "maximum": [*_binary(max, _int(3, -4), _int(2, -1))],
+    "minimum": [*_binary(min, _int(3, -4), _int(2, -1))],
+    "clip": [
+        Case((_away(4, 3), _LOWER, _UPPER), _each(_clip)),
+        Case((_int(-5, 0, 5), _int(-1), _int(3)), _each(_clip)),
+        Case((np.array([0.4]), np.array([2.0]), np.array([1.0])), _each(_clip)),
+    ],
+    "negative": [
+        *_unary(operator.neg, _away(3, 4)),
+        Case((_int(3, -4),), _each(operator.neg)),
+        *_complex(operator.neg, _z(2)),
+    ],
+    "abs": [
+        *_unary(abs, _away(3, 4)),
+        Case((_int(3, -4),), _each(abs)),
+        *_complex(abs, _z(2), dtype="f8"),
+    ],
+    "sign": [
+        *_unary(_sign, _away(3, 4)),
+        Case((_int(3, -4, 0),), _each(_sign)),
+        *_complex(lambda v: v / abs(v), _z(2)),
+    ],
+    "square": [
+        *_unary(lambda v: v * v, _away(3, 4)),
+        Case((_int(3, -4),), _each(lambda v: v * v)),
+        *_complex(lambda v: v * v, _z(2)),
+    ],
+    "floor": _rounding(math.floor),
+    "ceil": _rounding(math.ceil),
+    "round": [*_rounding(round), *_complex(lambda v: complex(round(v.real), round(v.imag)), _z(2))],
+    "trunc": _rounding(math.trunc),
+    "exp": [*_function("exp", _away(3, 4)), Case((_int(1, -2),), _each(math.exp, np.float32))],
+    "expm1": [
+        *_unary(math.expm1, _away(3, 4)),
+        *_unary(math.expm1, np.array([1e-9, -1e-9])),
+        *_complex(lambda v: cmath.exp(v) - 1, _z(2)),
+    ],
+    "log": _function("log", _positive(3, 4)),
+    "log1p": [
+        *_unary(math.log1p, _positive(3, 4)),
+        *_unary(math.log1p, np.array([1e-9, -1e-9])),
+        *_complex(lambda v: cmath.log(1 + v), _z(2)),
+    ],
+    "log2": [
+        *_unary(math.log2, _positive(3, 4)),
+        *_complex(lambda v: cmath.log(v) / math.log(2), _z(2)),
+    ],
+    "log10": _function("log10", _positive(3, 4)),
+    "sqrt": [
+        *_function("sqrt", _positive(3, 4)),
+        Case((_int(2, 4),), _each(math.sqrt, np.float32)),
+    ],
+    "rsqrt": [
+        *_unary(lambda v: 1 / math.sqrt(v), _positive(3, 4)),
+        *_complex(lambda v: 1 / cmath.sqrt(v), _z(2)),
+    ],
+    "sin": _function("sin", _away(3, 4)),
+    "cos": _function("cos", _away(3, 4)),
+    "tan": _function("tan", 0.6 * _away(3, 4)),
+    "asin": _function("asin", _away(3) / 3),
+    "acos": _function("acos", _away(3) / 3),
+    "atan": _function("atan", _away(3)),
+    "atan2": [*_binary(math.atan2), Case((_E32[:, None], _E32), _each(math.atan2))],
+    "hypot": [*_binary(math.hypot), Case((_E32[:, None], _E32), np.hypot)],
+    "sinh": _function("sinh", _away(3)),
+    "cosh": _function("cosh", _away(3)),
+    "tanh": _function("tanh", _away(3, 4)),
+    "asinh": _function("asinh", _away(3)),
+    "acosh": _function("acosh", 1 + _positive(3)),
+    "atanh": _function("atanh", _away(3) / 3),
+    "logaddexp": [
+        *_binary(lambda x, y: math.log(math.exp(x) + math.exp(y))),
+        Case((_f32(_EXTREMES[:, None]), _f32(_EXTREMES)), np.logaddexp),
+        Case((_away(5), np.full(5, 700.0)), _each(lambda x, y: max(x, y))),
+    ],
+    "sigmoid": [
+        *_unary(lambda v: 1 / (1 + math.exp(-v)), _away(3, 4)),
+        *_unary(lambda v: 1 / (1 + math.exp(-v)), np.array([-80.0, -30.0, 30.0, 80.0])),
+    ],
+    "erf": [*_unary(math.erf, _away(3, 4)), *_unary(math.erf, np.array([-7.0, 1e-9, 0.0, 3.5]))],
+    "equal": [
+        *_comparison(operator.eq),
+        *_equal(operator.eq),
+        Case(_BITS, _each(operator.eq, np.bool_)),
+    ],
+    "not_equal": [
+        *_comparison(operator.ne),
+        *_equal(operator.ne),
+        Case(_BITS, _each(operator.ne, np.bool_)),
+    ],
+    "less": _comparison(operator.lt),
+    "less_equal": _comparison(operator.le),
+    "greater": _comparison(operator.gt),
+    "greater_equal": _comparison(operator.ge),
+    "isnan": _floats(math.isnan, cmath.isnan),
+    "isinf": _floats(math.isinf, cmath.isinf),
+    "isfinite": _floats(math.isfinite, cmath.isfinite),
+    "logical_and": _logical(lambda p, q: p and q),
+    "logical_or": _logical(lambda p, q: p or q),
+    "logical_xor": _logical(operator.ne),
+    "logical_not": [Case(_BITS[:1], _each(operator.not_, np.bool_))],
+    "bitwise_and": _bitwise(operator.and_),
+    "bitwise_or": _bitwise(operator.or_),
+    "bitwise_xor": _bitwise(operator.xor),
+    "bitwise_invert": [
+        Case((_int(12, -7, 0),), _each(operator.invert)),
+        Case(_BITS[:1], _each(operator.not_, np.bool_)),
+    ],
+    "bitwise_left_shift": [Case((_int(1, -3, 5), _int(4, 2, 0)), _each(operator.lshift))],
+    "bitwise_right_shift": [Case((_int(64, -7, 5), _int(4, 1, 0)), _each(operator.rshift))],
+    "where": [
+        Case(
+            (_BITS[0].reshape(4, 1), _away(4, 3), _away(3)),
+            lambda c, x, y: _each(lambda p, a, b: a if p else b, np.float64)(c, x, y),
+        ),
+        Case(
+            (np.array(True), _int(1, 2), _int(3, dtype=np.int64)),
+            lambda c, x, y: np.array([1, 2], np.int64),
+        ),
+        Case((_BITS[0], _z(4), _z(4)), lambda c, x, y: np.where(c, x, y)),
+        Case((_BITS[0], _z(4), _away(4)), lambda c, x, y: np.where(c, x, y)),
+        Case(
+            (_BITS[0], _f32(_away(4)), np.array(3)), lambda c, x, y: np.where(c, x, np.float32(3))
+        ),
+    ],
+}

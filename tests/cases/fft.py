@@ -9,7 +9,6 @@ import numpy as np
 
 from mlvm.core.types import Array
 from tests.cases.case import Case
-from tests.rows import grouped
 
 _rng = np.random.default_rng(12)
 
@@ -71,4 +70,27 @@ def _cases(expected: Callable[..., Any], operands: list[Array]) -> list[Case]:
     return [Case((x,), expected, how) for x, how in zip(operands, norms, strict=False)]
 
 
-CASES: dict[str, list[Case]] = grouped(globals(), "CASES")
+CASES: dict[str, list[Case]] = {
+    "fft": [
+        *_cases(_whole(-1), [_c128(5), _c128(2, 4), _f64(3), _c128(4).astype("F")]),
+        Case((_c128(2, 3, 2),), _whole(-1), {"axes": (0, 1)}),
+        Case((_f64(2, 3).astype("f"),), _whole(-1), {"axes": (-2,), "norm": "ortho"}),
+    ],
+    "ifft": [
+        *_cases(_whole(1), [_c128(5), _c128(2, 4), _f64(3), _c128(4).astype("F")]),
+        Case((_c128(2, 3, 2),), _whole(1), {"axes": (2, 0)}),
+    ],
+    "rfft": [
+        *_cases(_rfft, [_f64(4), _f64(2, 5), _f64(1), _f64(6).astype("f")]),
+        Case((_f64(3, 2),), _rfft, {"axis": 0}),
+    ],
+    "irfft": [
+        Case((_c128(3),), _irfft, {"n": 4}),
+        Case((_c128(2, 3),), _irfft, {"n": 5, "norm": "ortho"}),
+        Case((_c128(2, 3),), _irfft, {"n": 2, "axis": 0, "norm": "forward"}),
+        Case((_c128(1),), _irfft, {"n": 1}),
+        Case((_c128(4).astype("F"),), _irfft, {"n": 6}),
+        Case((_f64(3),), _irfft, {"n": 4}),
+        Case((_f64(3, 2),), _irfft, {"n": 5, "axis": 0}),
+    ],
+}

@@ -8,7 +8,6 @@ import numpy as np
 
 from mlvm.core.types import Array, DType
 from tests.cases.case import Case
-from tests.rows import grouped
 
 _rng = np.random.default_rng(6)
 
@@ -127,4 +126,111 @@ def _mask_scatter(updates: Array, mask: Array, shape: tuple[int, ...]) -> Array:
     return result
 
 
-CASES: dict[str, list[Case]] = grouped(globals(), "CASES")
+CASES: dict[str, list[Case]] = {
+    "take": [
+        Case((_X, np.array([2, 0, 2, -1])), _take, {"axis": 1}),
+        Case((_X, _MATRIX), _take, {"axis": -1}),
+        Case((_X, np.array(1, np.uint64)), _take, {"axis": 0}),
+        Case((np.arange(200), np.array([5, -100, -3], np.int8)), _take, {"axis": 0}),
+    ],
+    "weighted_take": [
+        Case((_X, _rng.integers(0, 3, (2, 2, 3)), _rng.random((2, 2, 3)) + 0.1), _weighted_take),
+        Case((_X, _rng.integers(0, 3, (1, 5, 2)), _rng.random((1, 5, 2)) + 0.1), _weighted_take),
+        Case(
+            (
+                _F32,
+                _rng.integers(0, 3, (1, 2, 9)),
+                np.arange(18.0).reshape(1, 2, 9).astype("f") - 4,
+            ),
+            _weighted_take,
+        ),
+        Case(
+            (_F32, np.array([[[0, 2]], [[1, 1]]], np.uint8), np.array([[[0, 1]], [[2, 0]]], "f")),
+            _weighted_take,
+        ),
+    ],
+    "scatter_add": [
+        Case((_X, np.array([5, 0, 5])), _scatter_add, {"axis": 1, "length": 7}),
+        Case((_X, _MATRIX), _scatter_add, {"axis": 0, "length": 3}),
+        Case((_X[0], np.array(-1, np.int8)), _scatter_add, {"axis": -1, "length": 2}),
+        Case((_X.astype("f"), np.array([1, 0], "B")), _scatter_add, {"axis": 0, "length": 2}),
+        Case((_MATRIX, np.array([0, 0, 1])), _scatter_add, {"axis": 1, "length": 2}),
+    ],
+    "index_add": [
+        Case((_X[:, ::-1], _X, np.array([2, 0, 2])), _index_add, {"axis": 1}),
+        Case((_X[0], _X, _MATRIX), _index_add, {"axis": 0}),
+        Case((_X[0, 0], np.array(0.25), np.array(3, "B")), _index_add, {"axis": -1}),
+        Case((_F32[:, 0], _F32[0].T[:2], np.array([1, 0, 1])), _index_add, {"axis": -1}),
+        Case((_MATRIX, _MATRIX[:, :0], np.zeros(0, "i")), _index_add, {"axis": 1}),
+        Case((_MATRIX, _MATRIX, np.array([0, 0, 1])), _index_add, {"axis": 1}),
+    ],
+    "index_reduce": [
+        *[
+            Case(
+                (_X[0] * 3, _X.reshape(6, 4)[2:], np.array([2, 0, -1, 2])),
+                _index_reduce,
+                {"by": by},
+            )
+            for by in ("multiply", "minimum", "maximum")
+        ],
+        Case(
+            (_F32[:, 0], _F32[0, :2, None] * 2, np.array([[1], [1]], "B")),
+            _index_reduce,
+            {"by": "maximum"},
+        ),
+        Case((_F32[0], _F32[1, :2], np.array([1, 1])), _index_reduce, {"by": "multiply"}),
+        *[
+            Case((_MATRIX, _MATRIX[[1, 0]] * 2, np.array([0, 0], "h")), _index_reduce, {"by": by})
+            for by in ("multiply", "minimum", "maximum")
+        ],
+        Case((_MATRIX, _MATRIX[:0], np.zeros(0, "i")), _index_reduce, {"by": "minimum"}),
+    ],
+    "take_along_axis": [
+        Case((_X, _ALONG), _take_along_axis, {"axis": 1}),
+        Case((_X, np.array([[[3], [0], [-1]]] * 2, "h")), _take_along_axis, {"axis": -1}),
+        Case((_MATRIX, np.array([[1, 0, 1]], "B")), _take_along_axis, {"axis": 0}),
+    ],
+    "scatter_add_along_axis": [
+        Case((_X, _rng.integers(-5, 5, _X.shape)), _scatter_add_along_axis, _along)
+        for _along in ({"axis": 0, "length": 5}, {"axis": -1, "length": 6})
+    ],
+    "dynamic_update": [
+        Case((_X, -_X[:, 1:2], np.array(0)), _dynamic_update, {"axis": 1}),
+        Case((_X, -_X[..., :2], np.array(-3, "b")), _dynamic_update, {"axis": -1}),
+        Case((_MATRIX, -_MATRIX, np.array(0, "B")), _dynamic_update, {"axis": 0}),
+    ],
+    "one_hot": [
+        Case((np.array([1, 0, 3]),), _one_hot, {"num_classes": 4}),
+        Case((_MATRIX % 3,), _one_hot, {"num_classes": 3, "dtype": "f64"}),
+        Case((np.array(2, np.uint8),), _one_hot, {"num_classes": 3, "dtype": "bool"}),
+    ],
+    "nonzero_indices": [
+        Case((_MATRIX,), _nonzero_indices),
+        Case((_MASK,), _nonzero_indices),
+        Case((np.array([0.0, np.nan, 1.0]),), _nonzero_indices),
+    ],
+    "index_set": [
+        Case((_X[:, ::-1], _X, np.array([2, 0, 2])), _index_set, {"axis": 1}),
+        Case((_X[0], _X[..., :1] * 3.0, _MATRIX), _index_set, {"axis": 0}),
+        Case((_X, _X[:, 0] * 2.0, np.array([-12, 7, 11, 0])), _index_set, {"axis": 1, "axes": 2}),
+        Case((_F32[:, 0], _F32[0, 0, 1], np.array([1, 3], "B")), _index_set, {"axis": -1}),
+        Case((_MATRIX, _MATRIX[:, :0], np.zeros(0, "i")), _index_set, {"axis": 1}),
+        Case((_MASK, np.array([True]), np.array([[1], [-1]], "h")), _index_set, {"axis": 1}),
+    ],
+    "mask_set": [
+        Case((_X, _X[1, :, ::-1], _MASK), _mask_set),
+        Case((_X, _X[0, :, :1], _MASK), _mask_set),
+        Case((_MATRIX, np.zeros((0, 3), int), np.array([False, False])), _mask_set),
+        Case((_F32, _F32[_F32 > 0] * 2, _F32 > 0), _mask_set),
+    ],
+    "boolean_index": [
+        Case((_X, _MASK), _boolean_index),
+        Case((_X, _X > 0), _boolean_index),
+        Case((_MATRIX, np.array([False, False])), _boolean_index),
+    ],
+    "mask_scatter": [
+        Case((_X[0], _MASK), _mask_scatter, {"shape": (2, 3, 4)}),
+        Case((_X.ravel(), np.ones((4, 6), bool)), _mask_scatter, {"shape": (4, 6)}),
+        Case((np.zeros((0, 3), "i"), np.zeros(2, bool)), _mask_scatter, {"shape": (2, 3)}),
+    ],
+}

@@ -10,7 +10,6 @@ import numpy as np
 
 from mlvm.core.types import Array, DType
 from tests.cases.case import Case
-from tests.rows import grouped
 
 _rng = np.random.default_rng(4)
 
@@ -148,4 +147,109 @@ _WINDOWS: list[dict[str, Any]] = [
 _SMALL = {"start": (2, 3), "length": (2, 2), "step": (-1, -3)}
 _TALL = {"start": (0, 0), "length": (2, 2), "step": (1, 2)}
 
-CASES: dict[str, list[Case]] = grouped(globals(), "CASES")
+CASES: dict[str, list[Case]] = {
+    "reshape": [
+        Case((_X,), _reshape, {"shape": (4, 6)}),
+        Case((_INTS,), _reshape, {"shape": (12, 1)}),
+        Case((_X[:1, :1, :1],), _reshape, {"shape": ()}),
+        Case((_X[:0],), _reshape, {"shape": (7, 0)}),
+    ],
+    "permute_dims": [
+        Case((_X,), _permute_dims, {"axes": (2, 0, 1)}),
+        Case((_INTS,), _permute_dims, {"axes": (-1, 0)}),
+        Case((np.array(1.5),), _permute_dims, {"axes": ()}),
+    ],
+    "broadcast_to": [
+        Case((_X[:, :1],), _broadcast_to, {"shape": (2, 2, 3, 4)}),
+        Case((_INTS[:, :1],), _broadcast_to, {"shape": (3, 0)}),
+        Case((np.array(1.5),), _broadcast_to, {"shape": (2, 2)}),
+    ],
+    "concat": [
+        Case((_X, _X[:1] + 3.0), _concat),
+        Case((_X, _X[:, :0], _X[:, 1:] + 3.0), _concat, {"axis": -2}),
+        Case((_INTS, _INTS.astype(np.int64)), _concat, {"axis": 1}),
+        Case((_BOOLS,), _concat, {"axis": 1}),
+        Case((_INTS, _INTS * 0.5, _INTS * 1j), _concat, {"axis": 1}),
+    ],
+    "flip": [
+        Case((_X,), _flip),
+        Case((_X,), _flip, {"axis": (0, -1)}),
+        Case((_INTS,), _flip, {"axis": 1}),
+    ],
+    "roll": [
+        Case((_X,), _roll, {"shift": 5}),
+        Case((_X,), _roll, {"shift": (1, -6), "axis": (0, -1)}),
+        Case((_X,), _roll, {"shift": 2, "axis": (1, 2)}),
+        Case((_INTS,), _roll, {"shift": -1, "axis": 1}),
+    ],
+    "pad": [
+        Case((_X,), _pad, {"widths": ((0, 0), (1, 0), (2, 3))}),
+        Case((_INTS,), _pad, {"widths": ((1, 1), (0, 2)), "value": -7}),
+        Case((_BOOLS,), _pad, {"widths": ((1, 1), (0, 2)), "value": 1.0}),
+        Case((_X[0, 0].astype("f"),), _pad, {"widths": ((1, 1),), "value": float("-inf")}),
+    ],
+    "slice": [
+        *[Case((_X,), _slice, window) for window in _WINDOWS],
+        Case((_INTS,), _slice, {"start": (2, 3), "length": (3, 2), "step": (-1, -3)}),
+    ],
+    "embed": [
+        *[
+            Case(
+                (_slice(_X, **window),),
+                _embed,
+                {"shape": _X.shape, "start": window["start"], "step": window["step"]},
+            )
+            for window in _WINDOWS
+        ],
+        Case((_INTS,), _embed, {"shape": (5, 9), "start": (4, 0), "step": (-2, 2)}),
+    ],
+    "slice_add": [
+        *[
+            Case(
+                (_X, _slice(_X[:, ::-1], **window)),
+                _slice_add,
+                {"start": window["start"], "step": window["step"]},
+            )
+            for window in _WINDOWS
+        ],
+        Case((_INTS, _INTS[1:, :2]), _slice_add, {"start": (2, 3), "step": (-1, -3)}),
+        Case((np.array(1.5), np.array(-0.25)), _slice_add, {"start": (), "step": ()}),
+        Case((_F32[0], _F32[1, :2, 1:]), _slice_add, {"start": (1, 1), "step": (1, 1)}),
+    ],
+    "slice_set": [
+        *[Case((_X, _slice(_X[:, ::-1], **window)), _slice_set, window) for window in _WINDOWS],
+        Case((_INTS, -_INTS[:1, 1]), _slice_set, _SMALL),
+        Case((_INTS[:, :2].T, np.array([[7], [8]], "h")), _slice_set, _TALL),
+        Case((np.array(1.5), np.array(-0.25)), _slice_set, {"start": (), "length": (), "step": ()}),
+        Case((_X[0] > 0, np.array(True)), _slice_set, _TALL | {"start": (1, 1)}),
+        Case(
+            (_F32[0], _F32[1, 0, 1:]),
+            _slice_set,
+            {"start": (1, 0), "length": (2, 3), "step": (1, 1)},
+        ),
+    ],
+    "tril": [
+        Case((_X,), _tril),
+        Case((_INTS,), _tril, {"k": 1}),
+        Case((_BOOLS,), _tril, {"k": -1}),
+    ],
+    "triu": [
+        Case((_X,), _triu),
+        Case((_INTS,), _triu, {"k": 1}),
+        Case((_BOOLS,), _triu, {"k": -1}),
+    ],
+    "sort": [Case((x,), _sort, attributes) for x, attributes in _ORDERS],
+    "argsort": [Case((x,), _order, attributes) for x, attributes in _ORDERS],
+    "astype": [
+        Case((_X,), _astype, {"dtype": "f32"}),
+        Case((_X.astype("f"),), _astype, {"dtype": "f64"}),
+        Case((10 * _X,), _astype, {"dtype": "i8"}),
+        Case((_INTS,), _astype, {"dtype": "bool"}),
+        Case((_BOOLS,), _astype, {"dtype": "f32"}),
+        Case((_X,), _astype, {"dtype": "c64"}),
+        Case((_X[0] * 1j,), _astype, {"dtype": "c64"}),
+        Case((_X.astype("F"),), _astype, {"dtype": "c128"}),
+        Case((_X[0] * np.array([0, 1j, 1, 0]),), _astype, {"dtype": "bool"}),
+    ],
+    "copy": [Case((x,), lambda x: x) for x in (_X, _INTS, _BOOLS, np.array(1.5))],
+}

@@ -9,7 +9,6 @@ import numpy as np
 
 from mlvm.core.types import Array
 from tests.cases.case import Case
-from tests.rows import grouped
 
 _rng = np.random.default_rng(5)
 
@@ -103,4 +102,63 @@ def _dropout(x: Array, key: Array, rate: float) -> Any:
 _KEY = np.array([7, 1], np.uint64)
 _LABELS = np.array([[0, 4, 2], [1, 1, 3]])
 
-CASES: dict[str, list[Case]] = grouped(globals(), "CASES")
+CASES: dict[str, list[Case]] = {
+    "relu": [
+        Case((_distinct(3, 4),), lambda x: np.where(x > 0, x, 0)),
+        Case((_f32(5),), lambda x: np.where(x > 0, x, 0)),
+    ],
+    "gelu": [
+        Case((_f64(3, 4),), _gelu),
+        Case((_f64(3, 4),), _gelu, {"approximate": False}),
+        Case((_f32(2, 5),), _gelu),
+        Case((_f32(2, 5),), _gelu, {"approximate": False}),
+    ],
+    "gelu_slope": [
+        Case((_f64(3, 4),), _gelu_slope, {"approximate": True}),
+        Case((_f64(3, 4),), _gelu_slope, {"approximate": False}),
+        Case((_f32(7),), _gelu_slope, {"approximate": True}),
+        Case((_f32(7),), _gelu_slope, {"approximate": False}),
+    ],
+    "dropout": [
+        Case((_f64(4, 5), _KEY), _dropout, {"rate": 0.3}),
+        Case((_f32(40, 1000), _KEY), _dropout, {"rate": 0.5}),
+    ],
+    "softmax": [
+        Case((_f64(3, 4),), _softmax),
+        Case((_f64(3, 4, 2),), _softmax, {"axis": 1}),
+        Case((_f32(3, 4),), _softmax, {"axis": 0}),
+    ],
+    "log_softmax": [
+        Case((_f64(3, 4),), _log_softmax),
+        Case((_f64(3, 4, 2),), _log_softmax, {"axis": 1}),
+        Case((_f32(3, 4),), _log_softmax, {"axis": 0}),
+    ],
+    "softmax_cross_entropy": [
+        Case((_f64(2, 3, 5), _LABELS), _cross_entropy),
+        Case((_f64(4), np.array(2, np.uint8)), _cross_entropy),
+        Case((_f32(3, 5), _LABELS[0].astype(np.int32)), _cross_entropy),
+    ],
+    "softmax_cross_entropy_vjp": [
+        Case((_f64(2, 3), _f64(2, 3, 5), _LABELS), _cross_entropy_vjp),
+        Case((_f64(), _f64(4), np.array(2, np.uint8)), _cross_entropy_vjp),
+        Case((_f32(3), _f32(3, 5), _LABELS[0].astype(np.int32)), _cross_entropy_vjp),
+    ],
+    "layer_norm": [
+        Case((_f64(3, 6), _f64(6), _f64(6)), _layer_norm, {"eps": 1e-5}),
+        Case((_f64(5), _f64(5), _f64(5)), _layer_norm, {"eps": 0.1}),
+        Case((_f32(2, 3, 6), _f32(6), _f32(6)), _layer_norm, {"eps": 1e-6}),
+    ],
+    "layer_norm_normalize": [
+        Case((_f64(3, 6),), _normalize, {"eps": 1e-5}),
+        Case((_f32(2, 3, 6),), _normalize, {"eps": 1e-6}),
+    ],
+    "layer_norm_vjp": [
+        Case((_f64(3, 6), _f64(3, 6), _f64(6)), _layer_norm_vjp, {"eps": 1e-5}),
+        Case((_f32(2, 2, 6), _f32(2, 2, 6), _f32(6)), _layer_norm_vjp, {"eps": 1e-6}),
+    ],
+    "layer_norm_scale_vjp": [
+        Case((_f64(3, 6), _f64(3, 6)), _layer_norm_scale_vjp, {"eps": 1e-5}),
+        Case((_f64(5), _f64(5)), _layer_norm_scale_vjp, {"eps": 0.1}),
+        Case((_f32(2, 2, 6), _f32(2, 2, 6)), _layer_norm_scale_vjp, {"eps": 1e-6}),
+    ],
+}

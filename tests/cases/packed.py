@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mlvm.core.types import Array
+from tests.cases import windows
 from tests.cases.case import Case
-from tests.rows import grouped
 
 _rng = np.random.default_rng(8)
 
@@ -43,4 +43,23 @@ def _of_windows(case: Case) -> Case:
     return Case((x, _panels(kernel)), lambda *_, **__: expected, how)
 
 
-CASES: dict[str, list[Case]] = grouped(globals(), "CASES")
+CASES: dict[str, list[Case]] = {
+    "pack_panels": [
+        Case((_noise(dtype, *shape),), _panels, {"transpose_y": turned})
+        for dtype in ("f4", "f8", "u1", "i2")
+        for shape in ((64, 32), (3, 70), (130, 5))
+        for turned in (False, True)
+    ]
+    + [Case((_noise("f4", *shape),), _panels) for shape in ((3, 2, 4, 40), (0, 3), (3, 0))],
+    "packed_matmul": [
+        _matmul(_noise("f4", 3, 5), _noise("f4", 5, 40)),
+        _matmul(_noise("f4", 1, 7), _noise("f4", 7, 1)),
+        _matmul(_noise("f8", 2, 70, 9), _noise("f8", 9, 33)),
+        _matmul(_noise("f4", 2, 9, 6), _noise("f4", 9, 64), transposed=True),
+    ],
+    "packed_conv2d": [
+        _of_windows(case)
+        for case in windows.CASES["conv2d"]
+        if case.attributes.get("groups", 1) == 1
+    ],
+}

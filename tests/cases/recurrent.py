@@ -8,7 +8,6 @@ import numpy as np
 
 from mlvm.core.types import Array
 from tests.cases.case import Case
-from tests.rows import grouped
 
 _rng = np.random.default_rng(11)
 _GATES = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 3}
@@ -126,4 +125,21 @@ def _back(cell: str, dtype: str, lengths: list[int], reverse: bool, n: int = 3) 
     return Case(inputs, _recurrence_vjp, {"cell": cell, "reverse": reverse})
 
 
-CASES: dict[str, list[Case]] = grouped(globals(), "CASES")
+CASES: dict[str, list[Case]] = {
+    "recurrence": [
+        *[
+            Case(_operands(cell, "d", [3, 9, 0]), _recurrence, {"cell": cell, "reverse": reverse})
+            for cell in _GATES
+            for reverse in (False, True)
+        ],
+        Case(_operands("lstm", "f", [4], 32), _recurrence, {"cell": "lstm", "keep": True}),
+        Case(_operands("gru", "f", [2, 4]), _recurrence, {"cell": "gru", "keep": True}),
+        Case(_operands("lstm", "d", _MANY, 64), _recurrence, {"cell": "lstm", "keep": True}),
+    ],
+    "recurrence_vjp": [
+        *[_back(cell, "d", [3, 9, 0], reverse) for cell in _GATES for reverse in (False, True)],
+        _back("lstm", "f", [4], False, 32),
+        _back("gru", "f", [2, 4], True),
+        _back("lstm", "d", _MANY, True, 64),
+    ],
+}

@@ -11,7 +11,6 @@ import numpy as np
 
 from mlvm.core.types import Array, DType
 from tests.cases.case import Case
-from tests.rows import grouped
 
 _rng = np.random.default_rng(2)
 
@@ -114,4 +113,43 @@ def _complex(of: Callable[..., Any], dtype: Any = None) -> list[Case]:
     ]
 
 
-CASES: dict[str, list[Case]] = grouped(globals(), "CASES")
+CASES: dict[str, list[Case]] = {
+    "sum": [
+        *_sums(math.fsum),
+        Case((_BYTES,), _lists(sum, np.int32), {"axis": 1, "dtype": "i32"}),
+        Case((_BYTES.view(np.int8),), _lists(sum, np.int32), {"axis": 0, "dtype": "i32"}),
+        Case((_BOOLS,), _lists(sum, np.int64), {"axis": 0}),
+        *_complex(sum),
+        Case((_F32,), _lists(sum), {"dtype": "c128", "axis": 0}),
+    ],
+    "prod": [*_sums(math.prod), *_complex(math.prod)],
+    "mean": [
+        *_axes(_mean),
+        Case((_INTS,), _lists(_mean, np.float32), {"axis": 0}),
+        Case((_BOOLS,), _lists(_mean, np.float32)),
+        *_complex(lambda values: sum(values) / len(values)),
+    ],
+    "var": [
+        *_axes(_var),
+        Case((_X,), _lists(_var), {"axis": (0, 1), "correction": 1}),
+        Case((_X + 1000.0,), _lists(_var), {"axis": 2, "correction": 1.5}),
+    ],
+    "logsumexp": _axes(_logsumexp),
+    "max": [*_axes(max), Case((_INTS,), _lists(max), {"axis": 0})],
+    "min": [*_axes(min), Case((_BYTES,), _lists(min), {"axis": 0})],
+    "argmax": _first(max),
+    "argmin": _first(min),
+    "all": [*_decisions(all), *_complex(all, np.bool_)],
+    "any": [
+        *_decisions(any),
+        *_complex(any, np.bool_),
+        Case((_Z * 0 + 1j,), _lists(any, np.bool_)),
+    ],
+    "cumulative_sum": [
+        Case((_X[0, 0],), _cumulative_sum),
+        Case((_X,), _cumulative_sum, {"axis": 1}),
+        Case((_F32,), _cumulative_sum, {"axis": -3, "dtype": "f64"}),
+        Case((_INTS,), _cumulative_sum, {"axis": -1}),
+        Case((_Z,), _cumulative_sum, {"axis": 1}),
+    ],
+}

@@ -10,8 +10,7 @@ import numpy as np
 
 from mlvm.core.types import Array
 from tests.cases.case import Case
-from tests.cases.elementwise import _each
-from tests.rows import grouped
+from tests.cases.elementwise import _away, _each, _f32, _unary
 
 _TERMS = 10_000
 
@@ -50,4 +49,10 @@ def _orders(x: Array) -> list[Case]:
     return [Case((x,), expected(n), {"n": n}) for n in (1, 2, 3, 6)]
 
 
-CASES: dict[str, list[Case]] = grouped(globals(), "CASES")
+CASES: dict[str, list[Case]] = {
+    "erfc": [*_unary(math.erfc, _away(3, 4)), *_unary(math.erfc, np.array([-7.0, 3.5, 8.0]))],
+    "erfinv": [*_unary(inverse_of_erf, _INSIDE), Case((_f32(_ENDS),), _each(inverse_of_erf))],
+    "lgamma": [*_unary(math.lgamma, _PLACES), *_unary(math.lgamma, _MORE)],
+    "digamma": [*_unary(digamma, _PLACES), *_unary(digamma, _MORE)],
+    "polygamma": [*_orders(_PLACES), *_orders(_f32(_MORE[1:])), *_orders(_f32(_PLACES[:6]))],
+}

@@ -10,7 +10,6 @@ import numpy as np
 
 from mlvm.core.types import Array
 from tests.cases.case import Case
-from tests.rows import grouped
 
 _rng = np.random.default_rng(6)
 
@@ -171,4 +170,50 @@ def _convolutions(build: Any) -> list[Case]:
     ]
 
 
-CASES: dict[str, list[Case]] = grouped(globals(), "CASES")
+CASES: dict[str, list[Case]] = {
+    "patches": [
+        Case((_f64(2, 5, 4, 3),), _patches, _SLIDING),
+        Case((_f64(2, 5, 4, 3),), _patches, {**_SLIDING, "pad_value": -2.5}),
+        Case((_f32(1, 4, 6, 2),), _patches, _TILES),
+        Case((_f64(2, 5, 6, 2),), _patches, _APART),
+        Case((_f64(1, 5, 6, 2),), _patches, {**_APART, "padding": _NONE}),
+    ],
+    "unpatches": [
+        Case(
+            (_f64(2, 2, 6, 3, 2, 3),),
+            _unpatches,
+            {"shape": (2, 5, 4, 3), "stride": (2, 1), "padding": _UNEVEN},
+        ),
+        Case(
+            (_f32(1, 2, 3, 2, 2, 2),),
+            _unpatches,
+            {"shape": (1, 4, 7, 2), "stride": (2, 2), "padding": _NONE},
+        ),
+        Case((_f64(2, 5, 3, 2, 3, 2),), _unpatches, {"shape": (2, 5, 6, 2), **_but_window(_APART)}),
+    ],
+    "conv2d": _convolutions(lambda x, kernel, g, how: Case((x, kernel), _conv2d, how)),
+    "conv_transpose2d": _convolutions(
+        lambda x, kernel, g, how: Case((g, kernel), _conv_transpose2d, {**how, "shape": x.shape})
+    ),
+    "conv2d_kernel_vjp": _convolutions(
+        lambda x, kernel, g, how: Case(
+            (g, x), _conv2d_kernel_vjp, {**how, "window": kernel.shape[:-2]}
+        )
+    ),
+    "max_pool2d": [
+        Case((_distinct(2, 5, 4, 3),), _max_pool, _SLIDING),
+        Case((_f32(1, 4, 6, 2),), _max_pool, _TILES),
+        Case((_distinct(2, 5, 6, 2),), _max_pool, _APART),
+    ],
+    "max_pool2d_vjp": [
+        Case((_f64(2, 2, 6, 3), _distinct(2, 5, 4, 3)), _max_pool_vjp, _SLIDING),
+        Case((_f32(1, 2, 3, 2), np.round(_f32(1, 4, 6, 2))), _max_pool_vjp, _TILES),
+        Case((_f64(2, 5, 3, 2), _distinct(2, 5, 6, 2)), _max_pool_vjp, _APART),
+        Case((_f32(1, 2, 3, 70), np.round(_f32(1, 4, 6, 70))), _max_pool_vjp, _TILES),
+    ],
+    "avg_pool2d": [
+        Case((_f64(2, 5, 4, 3),), _avg_pool, _SLIDING),
+        Case((_f32(1, 4, 6, 2),), _avg_pool, _TILES),
+        Case((_f64(2, 5, 6, 2),), _avg_pool, _APART),
+    ],
+}

@@ -6,17 +6,30 @@ function compute another result.
 
 from __future__ import annotations
 
+import abc
+import argparse
+import array
 import builtins
+import collections
+import copy
 import dataclasses
 import enum
+import functools
+import json
+import numbers
+import operator
+import os
 import sys
 import textwrap
 import types
+import unittest.mock
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
+
 import mlvm.eager as ml
-from tests.rows import table
 
 Fn = Callable[..., Any]
 Row = tuple[Callable[[], Any], Callable[[Any], Fn], Callable[[Any], object]]
@@ -239,7 +252,303 @@ def constructs_by(build: Fn) -> Callable[[Any], Fn]:
     return use
 
 
-OBJECTS: dict[str, Row] = table(globals(), "OBJECTS")
+OBJECTS: dict[str, Row] = {
+    # fields
+    "a field": (lambda: plain(lr=2.0), lambda c: lambda x: x * c.lr, sets(lr=3.0)),
+    "an argparse namespace": (
+        lambda: argparse.Namespace(lr=2.0), lambda c: lambda x: x * c.lr, sets(lr=3.0)),
+    "a simple namespace": (
+        lambda: types.SimpleNamespace(inner=types.SimpleNamespace(lr=2.0)),
+        lambda c: lambda x: x * c.inner.lr, lambda c: setattr(c.inner, "lr", 3.0)),
+    "two simple namespaces compared": (
+        lambda: [types.SimpleNamespace(unnamed=1), types.SimpleNamespace(unnamed=1)],
+        lambda c: (lambda a, b: lambda x: x * (1.0 if a == b else 2.0))(*c),
+        lambda c: setattr(c[0], "unnamed", 2)),
+    "a namespace searched": (
+        lambda: argparse.Namespace(),
+        lambda c: (lambda name: lambda x: x * (1.0 if name in c else 2.0))("".join(["a", "b"])),
+        sets(ab=1)),
+    "a simple namespace as text": (
+        lambda: types.SimpleNamespace(unnamed=2.0),
+        lambda c: lambda x: x * float(repr(c)[-4:-1]), sets(unnamed=3.0)),
+    "text by a method of a string": (
+        lambda: Tagged(tag="a"),
+        lambda c: lambda x: x * len("{}".format(c)), sets(tag="abc")),  # noqa: UP032
+    "text of a mapping": (
+        lambda: Tagged(tag="a"),
+        lambda c: lambda x: x * len("{c}".format_map({"c": c})), sets(tag="abc")),
+    "a format of a field": (
+        lambda: plain(lr=2.0),
+        lambda c: lambda x: x * float("{0.lr}".format(c)), sets(lr=3.0)),  # noqa: UP030, UP032
+    "a special method of a list": (
+        lambda: [1.0, 2.0], lambda c: (lambda count: lambda x: x * count())(c.__len__),
+        lambda c: c.append(3.0)),
+    "the getattribute of an object": (
+        lambda: plain(lr=2.0),
+        lambda c: (lambda get: lambda x: x * get("l" + "r"))(c.__getattribute__), sets(lr=3.0)),
+    "a constant name of getattr": (
+        lambda: plain(lr=2.0), lambda c: lambda x: x * getattr(c, "lr"), sets(lr=3.0)),  # noqa: B009
+    "a default of getattr": (
+        lambda: plain(inner=plain()),
+        lambda c: (lambda other: lambda x: x * getattr(c.inner, "lr", other))(5.0),
+        lambda c: setattr(c.inner, "lr", 3.0)),
+    "a computed name of getattr": (
+        lambda: plain(rate_1=2.0, rate_2=3.0),
+        lambda c: (lambda names: lambda x: x * sum(
+            getattr(c, f"{names[0]}_{i}") for i in (1, 2)))(["rate"]), sets(rate_2=4.0)),
+    "a name that a method returns": (
+        lambda: plain(which=lambda name: name + "r", lr=2.0),
+        lambda c: lambda x: x * getattr(c, c.which("l"), 1.0), sets(lr=3.0)),
+    "getattr itself as a value": (
+        lambda: plain(lr=2.0), lambda c: (lambda get: lambda x: x * get(c, "".join("lr")))(
+            functools.partial(getattr)), sets(lr=3.0)),
+    "a field that comes where another goes": (
+        lambda: plain(unread=2.0), lambda c: lambda x: x * getattr(c, "lr", 1.0),
+        lambda c: c.__dict__.update(lr=c.__dict__.pop("unread"))),
+    "vars": (lambda: plain(lr=2.0), lambda c: lambda x: x * sum(vars(c).values()), sets(lr=3.0)),
+    "the dict": (
+        lambda: plain(lr=2.0), lambda c: lambda x: x * sum(c.__dict__.values()), sets(lr=3.0)),
+    "another dict": (
+        lambda: plain(lr=2.0), lambda c: lambda x: x * c.lr, sets(__dict__={"lr": 3.0})),
+    "an attrgetter": (
+        lambda: plain(lr=2.0),
+        lambda c: (lambda get: lambda x: x * get(c))(operator.attrgetter("l" + "r")), sets(lr=3.0)),
+    "an attrgetter built inside": (
+        lambda: plain(lr=2.0), lambda c: lambda x: x * operator.attrgetter("lr")(c), sets(lr=3.0)),
+    "a copy and its fields": (
+        lambda: plain(lr=2.0),
+        lambda c: lambda x: x * sum(copy.copy(c).__dict__.values()), sets(lr=3.0)),
+    "a library that looks into objects": (
+        lambda: plain(lr=2.0), lambda c: lambda x: x * json.loads(json.dumps(
+            c, default=lambda each: list(each.__dict__.values())))[0], sets(lr=3.0)),
+    "a class pattern": (Config, matched, sets(lr=3.0)),
+    "a slot": (lambda: Slotted(lr=2.0), lambda c: lambda x: x * c.lr, sets(lr=3.0)),
+    "a slot that gets a value": (
+        Slotted, lambda c: lambda x: x * getattr(c, "lr", 2.0), sets(lr=3.0)),
+    "an inherited slot": (
+        lambda: type("Derived", (Slotted,), {"__slots__": ("other",)})(lr=2.0),
+        lambda c: lambda x: x * c.lr, sets(lr=3.0)),
+    "an object within an object without a dict": (
+        lambda: (lambda inner: Slotted(lr=inner, more=[inner]))(plain(lr=2.0)),
+        lambda c: lambda x: x * c.more[0].lr, lambda c: setattr(c.lr, "lr", 3.0)),
+    "a dataclass": (Config, lambda c: lambda x: x * c.lr, sets(lr=3.0)),
+    "two dataclasses compared": (
+        lambda: [Config(), Config()],
+        lambda c: (lambda a, b: lambda x: x * (1.0 if a == b else 2.0))(*c),
+        lambda c: setattr(c[0], "lr", 3.0)),
+    "a dataclass compared with a new one": (
+        Config, lambda c: lambda x: x * (2.0 if c > Config(2.5) else 1.0), sets(lr=3.0)),
+    "a dataclass as a dict": (
+        Config, lambda c: lambda x: x * sum(dataclasses.asdict(c).values()), sets(lr=3.0)),
+    "a dataclass as text": (
+        Config, lambda c: lambda x: x * float(f"{c}"[-4:-1]), sets(lr=3.0)),
+    "an enum that is replaced": (
+        lambda: plain(mode=Mode.ON), lambda c: lambda x: x * c.mode.value, sets(mode=Mode.OFF)),
+    "a field of an integer": (
+        lambda: Size(3), lambda c: lambda x: x * c * c.rate, sets(rate=3.0)),
+    "a field of a mock": (
+        lambda: unittest.mock.MagicMock(lr=2.0), lambda c: lambda x: x * c.lr, sets(lr=3.0)),
+    # special methods
+    "getitem": (
+        special(getitem=lambda self, i: self.hidden), lambda c: lambda x: x * c[0], hides),
+    "getattr": (
+        special(getattr=lambda self, name: self.hidden), lambda c: lambda x: x * c.other, hides),
+    "getattribute": (
+        special(getattribute=lambda self, name: object.__getattribute__(self, "hidden")),
+        lambda c: lambda x: x * c.anything, hides),
+    "a getattr that delegates": (
+        lambda: Proxy(plain(lr=2.0)), lambda c: lambda x: x * c.lr,
+        lambda c: setattr(c.inner, "lr", 3.0)),
+    "iter": (
+        special(iter=lambda self: iter([self.hidden])), lambda c: lambda x: x * sum(c), hides),
+    "a generator of iter": (
+        lambda: special(iter=lambda self: (each for each in self.values))(),
+        lambda c: (sets(values=[2.0])(c), lambda x: x * sum(c))[1], lambda c: c.values.append(1.0)),
+    "len": (
+        special(len=lambda self: int(self.hidden)), lambda c: lambda x: x * len(c), hides),
+    "bool": (
+        special(bool=lambda self: self.hidden > 2),
+        lambda c: lambda x: x * (2.0 if c else 1.0), hides),
+    "call": (special(call=lambda self, x: x * self.hidden), lambda c: lambda x: c(x), hides),
+    "an operator": (
+        special(rmul=lambda self, x: x * self.hidden, mul=lambda self, x: x * self.hidden),
+        lambda c: lambda x: c * x, hides),
+    "a comparison": (
+        special(lt=lambda self, other: self.hidden < other),
+        lambda c: lambda x: x * (1.0 if c < 2.5 else 2.0), hides),
+    "str": (
+        special(str=lambda self: f"{self.hidden}"), lambda c: lambda x: x * float(str(c)), hides),
+    "format": (
+        special(format=lambda self, spec: str(self.hidden)),
+        lambda c: lambda x: x * float(f"{c}"), hides),
+    "enter": (
+        special(enter=lambda self: self.hidden, exit=lambda self, *_: None), entered, hides),
+    "a mapping unpacked": (
+        Unpacked, lambda c: lambda x: scaled(x, **c), sets(scale="other")),
+    "an abstract mapping": (
+        Mapped, lambda c: lambda x: x * sum(c.values()), lambda c: c.data.update(lr=3.0)),
+    "a dict of a library class": (
+        lambda: collections.UserDict({"lr": 2.0}), lambda c: lambda x: x * c["lr"],
+        lambda c: c.update(lr=3.0)),
+    # classes
+    "another class": (plain, lambda c: lambda x: x * c.rate(), sets(__class__=Other)),
+    "a class attribute": (
+        lambda: type("C", (), {"lr": 2.0})(), lambda c: lambda x: x * c.lr,
+        lambda c: setattr(type(c), "lr", 3.0)),
+    "an attribute of a base class": (
+        class_of(lr=2.0), lambda c: (lambda kind: lambda x: x * kind.lr)(type(c)),
+        sets_base(lr=3.0)),
+    "a property of a base": (
+        class_of(_hidden=2.0, lr=property(lambda self: self._hidden)),
+        lambda c: lambda x: x * c.lr, sets_base(_hidden=3.0)),
+    "a method that is replaced": (
+        class_of(rate=rated(2.0)), lambda c: lambda x: x * c.rate(), sets_base(rate=rated(3.0))),
+    "a method that a class gets": (
+        class_of(), lambda c: lambda x: x * c.rate(),
+        lambda c: setattr(type(c), "rate", rated(3.0))),
+    "another base": (
+        class_of(rate=rated(3.0)), lambda c: lambda x: x * c.rate(),
+        lambda c: setattr(type(c), "__bases__", (Other,))),
+    "a class built inside": (
+        of_factor(constructed), lambda c: (lambda kind: lambda x: x * kind().lr)(c[1]), raised),
+    "the class of an object built inside": (
+        of_factor(lambda factor: constructed(factor)()),
+        lambda c: (lambda each: lambda x: x * type(each)().lr)(c[1]), raised),
+    "a generic class built inside": (
+        of_factor(lambda factor: constructed(factor, GENERIC[T])[int]),
+        lambda c: (lambda kind: lambda x: x * kind().lr)(c[1]), raised),
+    "an attribute of a metaclass": (
+        lambda: type("Meta", (type,), {"lr": 2.0})("C", (), {}),
+        lambda c: lambda x: x * c.lr, lambda c: setattr(type(c), "lr", 3.0)),
+    "the properties of a class of one's own": (
+        of_factor(lambda factor: type("C", (), {
+            "rate": type("Rate", (property,), {})(lambda self: factor[0])})()),
+        lambda c: (lambda each: lambda x: x * each.rate)(c[1]), raised),
+    "a class that an abstract one registers": (
+        lambda: (plain(), abc.ABCMeta("Abstract", (), {})),
+        lambda c: (lambda each, kind: lambda x: x * (2.0 if isinstance(each, kind) else 1.0))(*c),
+        lambda c: c[1].register(Plain)),
+    "a class that a library's abstract one registers": (
+        lambda: type("C", (), {})(),
+        lambda c: lambda x: x * (2.0 if isinstance(c, numbers.Number) else 1.0),
+        lambda c: numbers.Number.register(type(c))),
+    # functions
+    "the code of a function": (
+        function_of_code, lambda c: lambda x: x * c(),
+        sets(__code__=(lambda by=2.0, *, more=1.0: 3.0).__code__)),
+    "the defaults of a function": (
+        function_of_code, lambda c: lambda x: x * c(), sets(__kwdefaults__={"more": 4.0})),
+    "a default that is changed": (
+        of_factor(lambda factor: lambda options=types.MappingProxyType({"lr": factor}): (
+            options["lr"][0])),
+        lambda c: (lambda rate: lambda x: x * rate())(c[1]), raised),
+    "a partial call": (
+        lambda: {"lr": 2.0},
+        lambda c: (lambda get: lambda x: x * get())(functools.partial(c.get, "lr")),
+        lambda c: c.update(lr=3.0)),
+    "keywords of a partial call": (
+        lambda: functools.partial(scaled, rate=2.0), lambda c: c,
+        lambda c: c.keywords.update(rate=3.0)),
+    "a captured function within": (
+        lambda: plain(lr=2.0),
+        lambda c: (lambda inner: lambda x: inner(x))(ml.capture(lambda x: x * c.lr)), sets(lr=3.0)),
+    "a differentiated function within": (
+        lambda: plain(lr=2.0),
+        lambda c: (lambda inner: lambda x: inner(x))(ml.grad(lambda x: ml.sum(x * c.lr))),
+        sets(lr=3.0)),
+    "a cached function of arguments": (
+        lambda: plain(lr=2.0),
+        lambda c: (lambda doubled: lambda x: x * doubled(c.lr))(functools.cache(lambda r: 2 * r)),
+        sets(lr=3.0)),
+    # containers
+    "an item of a list in a dict": (
+        lambda: {"a": [1.0, 2.0]}, lambda c: lambda x: x * c["a"][0], lambda c: c["a"].reverse()),
+    "a key of another name": (
+        lambda: {"a": 1, "b": 1}, lambda c: lambda x: x * len("".join(c)),
+        lambda c: c.update(cc=c.pop("b"))),
+    "a set": (lambda: {1, 2}, lambda c: lambda x: x * len(c), lambda c: c.add(3)),
+    "a set of the same length": (
+        lambda: {1, 2}, lambda c: lambda x: x * sum(c),
+        lambda c: c.symmetric_difference_update({1, 9})),
+    "a set of objects": (
+        lambda: {plain(lr=2.0)}, lambda c: lambda x: x * sum(each.lr for each in c),
+        lambda c: setattr(next(iter(c)), "lr", 3.0)),
+    "a deque": (
+        lambda: collections.deque([2.0, 3.0]), lambda c: lambda x: x * c[0], lambda c: c.rotate()),
+    "a deque of another length": (
+        lambda: plain(last=collections.deque([2.0], 1)),
+        lambda c: lambda x: x * (c.last.maxlen or 5), sets(last=collections.deque([2.0]))),
+    "an ordered dict": (
+        lambda: collections.OrderedDict(a=2.0, b=3.0),
+        lambda c: lambda x: x * next(iter(c.values())), lambda c: c.move_to_end("a")),
+    "a default dict": (
+        lambda: collections.defaultdict(lambda: 2.0), lambda c: lambda x: x * c.copy()["lr"],
+        sets(default_factory=lambda: 3.0)),
+    "a counter and a chain": (
+        lambda: collections.Counter("aab"),
+        lambda c: (lambda chain: lambda x: x * chain["a"])(collections.ChainMap({}, c)),
+        lambda c: c.update("a")),
+    "a list of a class of one's own": (
+        lambda: Values([1.0]), lambda c: lambda x: x * c[0] * c.factor, sets(factor=3.0)),
+    "an array of numpy": (
+        lambda: np.ones(3), lambda c: lambda x: x * float(c[1]), lambda c: c.__setitem__(1, 2.0)),
+    "the base of a view": (
+        lambda: np.ones(3), lambda c: (lambda part: lambda x: x * float(part.base[2]))(c[:2]),
+        lambda c: c.__setitem__(2, 2.0)),
+    "an array of objects": (
+        lambda: np.array([plain(lr=2.0)], dtype=object), lambda c: lambda x: x * c[0].lr,
+        lambda c: setattr(c[0], "lr", 3.0)),
+    "an array of bytes": (
+        lambda: (array.array("d", [2.0]), bytearray(b"a")),
+        lambda c: lambda x: x * c[0][0] * c[1][0], lambda c: c[1].__setitem__(0, 0)),
+    "a named tuple of lists": (
+        lambda: Options([2.0]), lambda c: lambda x: x * c.rates[0],
+        lambda c: c.rates.insert(0, 3.0)),
+    "a weak reference": (
+        lambda: plain(lr=2.0), lambda c: (lambda ref: lambda x: x * ref().lr)(weakref.ref(c)),  # type: ignore[union-attr]
+        sets(lr=3.0)),
+    "a bound method of a list": (
+        lambda: [2.0, 3.0], lambda c: (lambda get: lambda x: x * get(0))(c.__getitem__),
+        lambda c: c.reverse()),
+    "what the constructor of a new class reads": (
+        lambda: plain(lr=2.0),
+        constructs_by(lambda name, body: types.new_class(name, (), {}, body)), sets(lr=3.0)),
+    "what a method of a made dataclass reads": (
+        lambda: plain(lr=2.0),
+        lambda c: (
+            lambda made: lambda x: x * made().rate()
+        )(dataclasses.make_dataclass("Made", [], namespace={"rate": lambda self: c.lr})),
+        sets(lr=3.0)),
+    # modules
+    "a number in builtins": (
+        of_builtins("rate_of_builtins", rate_of_builtins=2.0), lambda m: m.f,
+        lambda m: put_into_builtins(rate_of_builtins=3.0)),
+    "a field of an object in builtins": (
+        of_builtins("settings_of_builtins.lr", settings_of_builtins=plain(lr=2.0)),
+        lambda m: m.f, lambda m: put_into_builtins(settings_of_builtins=plain(lr=3.0))),
+    "a function of Python that is replaced": (
+        of_builtins("divmod(5, 2)[0]"), lambda m: m.f,
+        lambda m: put_into_builtins(divmod=lambda x, y: (3.0, 0.0))),
+    "a global that hides a function of Python": (
+        of_builtins("divmod(5, 2)[0]"), lambda m: m.f, sets(divmod=lambda x, y: (3.0, 0.0))),
+    "a global of another file": (
+        lambda: module_of("signature_helpers", "SCALE = 2.0\ndef scaled(x): return x * SCALE"),
+        lambda m: (lambda scaled: lambda x: scaled(x))(m.scaled), sets(SCALE=3.0)),
+    "a module that finds its names": (
+        lambda: module_of(
+            "signature_lazy", "TABLE = {'LR': 2.0}\ndef __getattr__(n): return TABLE[n]"),
+        lambda m: lambda x: x * m.LR, lambda m: m.TABLE.update(LR=3.0)),
+    "a module's global by a computed name": (
+        lambda: module_of("signature_named", "RATE_1 = 2.0"),
+        lambda m: lambda x: x * getattr(m, f"RATE_{1}"), sets(RATE_1=3.0)),
+    "a global of a module": (
+        lambda: module_of("signature_plain", "RATE = 2.0\nUNREAD = 1"),
+        lambda m: lambda x: x * m.RATE, sets(RATE=3.0)),
+    "a variable of the environment": (
+        lambda: os.environ.update(SIGNATURE_RATE="2.0"),
+        lambda _: lambda x: x * float(os.environ["SIGNATURE_RATE"]),
+        lambda _: os.environ.update(SIGNATURE_RATE="3.0")),
+}  # fmt: skip
 
 
 def built(name: str) -> tuple[Fn, Callable[[], object]]:
