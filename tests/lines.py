@@ -1,4 +1,5 @@
-"""Lines of code: `python -m tests.lines` prints a row for each room, of Python, C and JavaScript.
+"""Lines of code: `python -m tests.lines` prints a row for each room, of Python, C, JavaScript, and
+the tables of tests.
 
 A line of code has something on it besides a comment, and is not part of a docstring.
 """
@@ -14,8 +15,9 @@ from typing import Final
 
 ROOT = Path(__file__).resolve().parent.parent
 
-C_BUDGET: Final = {"C": 17_098, "JavaScript": 900}
-"""The most lines of C (with its tables and the device's sources), and of JavaScript, in mlvm/."""
+C_BUDGET: Final = {"C": 17_099, "JavaScript": 900, "tables of tests": 7_173}
+"""The most lines of C (with its tables and the device's sources), and of JavaScript, in mlvm/, and
+of tables in tests/, which are text."""
 
 _SUFFIXES: Final = {".c": "C", ".h": "C", ".def": "C", ".js": "JavaScript"}
 
@@ -49,8 +51,11 @@ def of_c(source: str) -> int:
 
 
 def by_language() -> Counter[str]:
-    """Count the lines of C and of JavaScript in mlvm/."""
+    """Count the lines of C and of JavaScript in mlvm/, and of tables in tests/."""
     lines: Counter[str] = Counter()
+    for table in (ROOT / "tests").rglob("*.txt"):
+        rows = table.read_text("utf-8").splitlines()
+        lines["tables of tests"] += sum(bool(row.strip()) and row[0] != "#" for row in rows)
     for file in (ROOT / "mlvm").rglob("*"):
         if file.suffix in _SUFFIXES:
             lines[_SUFFIXES[file.suffix]] += of_c(file.read_text())

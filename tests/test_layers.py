@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 498,
     "models": 3_470,
     "bench": 5_005,
-    "tests": 59_000,
+    "tests": 62_080,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
@@ -243,7 +243,7 @@ def test_no_language_is_above_its_budget() -> None:
     counted = lines.by_language()
     assert set(counted) == set(lines.C_BUDGET)
     above = {name: n for name, n in counted.items() if n > lines.C_BUDGET[name]}
-    assert not above, "lines of C and JavaScript in mlvm/; see `make lines`"
+    assert not above, "lines of C and JavaScript in mlvm/, of tables in tests/; see `make lines`"
 
 
 def test_every_folder_says_its_job_in_one_sentence() -> None:

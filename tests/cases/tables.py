@@ -1,11 +1,12 @@
-"""Tables of calls as text, a row a line: `functions.txt`, `refused_calls.txt`, `values/*.txt`."""
+"""Tables of calls as text, a row a line: `functions.txt`, `refused_calls.txt`, and the sections of
+`values/*.txt` and `claims/*.txt`."""
 
 from __future__ import annotations
 
 import builtins
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -15,11 +16,13 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.types import Array
+from tests.brief import refuses
 from tests.cases import oracles
 
 _CHOICE: Final = re.compile(r"<((?:[^<>]|->)*\|(?:[^<>]|->)*)(?<!-)>")
 _OPERAND: Final = re.compile(r"\b([a-z])_((?:\d+(?:_\d+)*)?)\b")
 _VALUED: Final = re.compile("(.*?)  ([=~]>)  (.*)")
+_TOLERANCE: Final = {"f2": 2e-3, "f4": 1e-5, "c8": 1e-5}
 _CONSTANTS: Final = {k: v for k, v in vars(oracles).items() if isinstance(v, np.ndarray)}
 _SPACE: dict[str, Any] = {"ml": ml, "np": np, "math": math, **vars(oracles)}
 
@@ -119,46 +122,97 @@ class WrongCall(NamedTuple):
     error_name: str
     text: str
 
+    @staticmethod
+    def of(line: str) -> WrongCall | None:
+        """Parse a line; None for one without an error."""
+        call, is_wrong, rest = line.partition("  # ")
+        error_name, _, text = rest.partition(":")
+        return WrongCall(call, error_name, text[1:]) if is_wrong else None
+
     def error(self, names: dict[str, Any]) -> type[Exception]:
         """Find the class: of these names, of `ml.errors`, or built in."""
-        builtin: Any = getattr(builtins, self.error_name, None)
-        kind: type[Exception] = names.get(self.error_name) or getattr(
-            ml.errors, self.error_name, builtin
+        kind: type[Exception] = eval(
+            self.error_name, {**vars(builtins), **vars(ml.errors), **names}
         )
         return kind
 
 
-class ValuedCall(NamedTuple):
-    """A row `call  =>  value`, or `~>` for a value up to rounding."""
-
-    call: str
-    value: str
-    is_exact: bool
-
-
 class Section(NamedTuple):
-    """A part of a table: its title, and rows among the statements that they need."""
+    """A part of a table: its title, and lines.
+
+    Lines are rows, and the statements that they need, one after the other: what one changes, the
+    next sees.
+
+        expression  =>  value                # words: signs (of zeros, too), a tolerance
+        expression  ~>  value                up to rounding, by dtype
+        call  # Error: pattern of its text
+    """
 
     title: str
-    rows: list[str | WrongCall | ValuedCall]
+    lines: list[str]
+
+    def check(self, names: dict[str, Any]) -> None:
+        """Run the statements and check the rows, with these names for both."""
+        names = {"np": np, "math": math, "inf": math.inf, "nan": math.nan, **names}
+        for line in self.lines:
+            try:
+                _check(line, names)
+            except BaseException as error:
+                error.add_note(f"in the row {line}")
+                raise
 
 
 def sections(name: str) -> list[Section]:
     """Return the sections of a table, which begin with `== title ==`."""
     parts: list[Section] = []
     for line, _ in lines(name):
-        call, is_wrong, rest = line.partition("  # ")
-        valued = _VALUED.fullmatch(line)
         if line.startswith("== "):
             parts.append(Section(line.strip("= "), []))
-        elif is_wrong:
-            error_name, _, text = rest.partition(":")
-            parts[-1].rows.append(WrongCall(call, error_name, text[1:]))
-        elif valued:
-            parts[-1].rows.append(ValuedCall(valued[1], valued[3], valued[2] == "=>"))
         else:
-            parts[-1].rows.append(line)
+            parts[-1].lines.append(line)
     return parts
+
+
+def _check(line: str, names: dict[str, Any]) -> None:
+    row, _, words = line.partition("  # ")
+    valued, wrong = _VALUED.fullmatch(row), WrongCall.of(line)
+    if valued is not None:
+        actual, expected = eval(valued[1], names), eval(valued[3], names)
+        _require_same(actual, expected, is_exact=valued[2] == "=>", words=words.split())
+    elif wrong is not None:
+        refuses(wrong.error(names), wrong.text, exec, wrong.call, names)
+    else:
+        exec(line, names)
+
+
+def _require_same(actual: Any, expected: Any, *, is_exact: bool, words: Sequence[str]) -> None:
+    """Assert equal values. Tensors and arrays also have the type of an expected tensor or array,
+    and Python's values have one class, but for a float that is an int."""
+    if isinstance(actual, ml.Tensor):
+        if isinstance(expected, ml.Tensor | np.ndarray | np.generic):
+            assert actual.type == ml.asarray(expected).type
+        actual, expected = actual.numpy(), np.asarray(expected)
+        assert actual.shape == expected.shape
+    elif isinstance(actual, np.ndarray | np.generic):
+        if isinstance(expected, np.ndarray | np.generic):
+            assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    elif isinstance(actual, tuple | list):
+        assert type(actual) is type(expected) or not isinstance(actual, list)
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
+            _require_same(one, other, is_exact=is_exact, words=words)
+        return
+    elif not isinstance(actual, float) and not hasattr(actual, "dtype"):
+        assert isinstance(actual, type(expected)) or isinstance(expected, type | str)
+        assert isinstance(actual, bool) == isinstance(expected, bool)
+    if not isinstance(actual, np.ndarray | np.generic | float | complex):
+        assert actual == expected
+        return
+    tolerance = 0.0 if is_exact else _TOLERANCE.get(np.asarray(actual).dtype.str[1:], 1e-11)
+    tolerance = next((float(each) for each in words if each != "signs"), tolerance)
+    np.testing.assert_allclose(np.asarray(actual), expected, rtol=tolerance, atol=tolerance)
+    if "signs" in words:
+        np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
 
 
 FUNCTIONS: Final = [Row(line, first=first) for line, first in lines("functions.txt")]

@@ -13,10 +13,10 @@ from tests.brief import refuses
 from tests.cases.tables import WrongCall, sections
 
 WRONG: Final = [
-    ("\n".join(row for row in section.rows if isinstance(row, str)), call)
+    ("\n".join(line for line in section.lines if WrongCall.of(line) is None), call)
     for section in sections("refused_calls.txt")
-    for call in section.rows
-    if isinstance(call, WrongCall)
+    for call in map(WrongCall.of, section.lines)
+    if call is not None
 ]
 """The statements of a section, and a wrong call."""
 INDEX: Final = (IndexError, ValueError)

@@ -9,8 +9,8 @@ static int echo(mlvm_frame *frame)
     for (int64_t i = 0; i < frame->nparams; i++) {
         const mlvm_value *v = &frame->params[i];
         if (v->kind == MLVM_TENSOR ? frame->push(frame, &v->tensor)
-            : v->kind == MLVM_INT ? frame->push_int(frame, v->integer)
-                                  : frame->push_str(frame, v->string))
+            : v->kind == MLVM_INT  ? frame->push_int(frame, v->integer)
+                                   : frame->push_str(frame, v->string))
             return 1;
     }
     return 0;
@@ -74,8 +74,9 @@ static int wrong(mlvm_frame *frame)
     case 20: return frame->push(frame, NULL);
     case 21: return frame->push(frame, &stray);
     case 22: return frame->push(frame, &frame->params[frame->nparams].tensor);
-    case 23: return frame->push(frame, (const mlvm_tensor *)(const void *)
-                                       ((const char *)&frame->params[0].tensor + 1));
+    case 23:
+        return frame->push(frame,
+                           (const mlvm_tensor *)(const void *)((const char *)&frame->params[0].tensor + 1));
     case 24: return frame->push(frame, &frame->params[frame->nparams - 1].tensor);
     case 25: return frame->push_str(frame, NULL);
     case 26: return frame->push_str(frame, "\xff");
@@ -98,17 +99,28 @@ static int one_of_two(mlvm_frame *frame)
 static int wait_for(mlvm_frame *frame)
 {
     const volatile int64_t *flag = (const volatile int64_t *)frame->params[0].tensor.data;
-    for (int64_t i = 0; i < 20000000000LL && *flag == 0; i++) {}
+    for (int64_t i = 0; i < 20000000000LL && *flag == 0; i++) {
+    }
     return *flag == 0;
 }
 
 /* A frame after its call. */
 static mlvm_frame *kept;
-static int keep(mlvm_frame *frame) { kept = frame; return 0; }
-static int call_kept(void) { return kept->error(kept, "late") + kept->push_int(kept, 1)
-                                  + (kept->new_tensor(kept, MLVM_F32, 0, NULL) == NULL); }
+static int keep(mlvm_frame *frame)
+{
+    kept = frame;
+    return 0;
+}
+static int call_kept(void)
+{
+    return kept->error(kept, "late") + kept->push_int(kept, 1) +
+           (kept->new_tensor(kept, MLVM_F32, 0, NULL) == NULL);
+}
 MLVM_EXPORT int use_kept(void);
-int use_kept(void) { return call_kept(); }
+int use_kept(void)
+{
+    return call_kept();
+}
 
 MLVM_FUNCTIONS({"echo", echo, MLVM_ANY, MLVM_ANY}, {"describe", describe, 1, 1},
                {"attributes", attributes, 0, 1}, {"number", number, 0, 1},

@@ -7,9 +7,21 @@
 
 static int allocated;
 void *__real_malloc(size_t), *__real_calloc(size_t, size_t), *__real_realloc(void *, size_t);
-void *__wrap_malloc(size_t n) { allocated++; return __real_malloc(n); }
-void *__wrap_calloc(size_t n, size_t m) { allocated++; return __real_calloc(n, m); }
-void *__wrap_realloc(void *p, size_t n) { allocated++; return __real_realloc(p, n); }
+void *__wrap_malloc(size_t n)
+{
+    allocated++;
+    return __real_malloc(n);
+}
+void *__wrap_calloc(size_t n, size_t m)
+{
+    allocated++;
+    return __real_calloc(n, m);
+}
+void *__wrap_realloc(void *p, size_t n)
+{
+    allocated++;
+    return __real_realloc(p, n);
+}
 
 static float x[8] = {1, 2, 3, 4, 5, 6, 7, 8};
 static int64_t good = 1, bad = 9;

@@ -18,7 +18,8 @@ from mlvm.core.program.assembly import assemble, disassemble, format_constant, f
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, DType, TensorType, bool_
 from tests.brief import cases
-from tests.cases.claims import claims, sections_of
+from tests.cases.claims import claims
+from tests.cases.tables import sections
 from tests.core.programs import code, f32s, instruction, straight
 
 
@@ -204,7 +205,7 @@ test_rows = claims("assembly", globals())
 
 
 def test_every_instruction_has_a_row() -> None:
-    [first, *_] = sections_of("assembly")
+    [first, *_] = sections("claims/assembly.txt")
     assert {row.split('"')[1] for row in first.lines} == {opcode.text for opcode in Opcode}
 
 

@@ -17,8 +17,7 @@ static int zeros(mlvm_frame *frame)
     mlvm_tensor *x;
     for (int64_t i = 1; i < frame->nparams; i++)
         shape[i - 1] = frame->params[i].integer;
-    x = frame->new_tensor(frame, (int32_t)frame->params[0].integer, (int32_t)frame->nparams - 1,
-                          shape);
+    x = frame->new_tensor(frame, (int32_t)frame->params[0].integer, (int32_t)frame->nparams - 1, shape);
     return x == NULL || frame->push(frame, x);
 }
 
@@ -55,9 +54,9 @@ static int forged(mlvm_frame *frame)
     double value = 0;
     int64_t n = 1;
     return frame->push_int(frame, copy.number(&copy, "x", &value) + copy.push_int(&copy, 1) +
-                                  copy.push_str(&copy, "a") + copy.error(&copy, "b") +
-                                  copy.push(NULL, &frame->params[0].tensor) +
-                                  (copy.new_tensor(&copy, MLVM_I64, 1, &n) == NULL));
+                                      copy.push_str(&copy, "a") + copy.error(&copy, "b") +
+                                      copy.push(NULL, &frame->params[0].tensor) +
+                                      (copy.new_tensor(&copy, MLVM_I64, 1, &n) == NULL));
 }
 
 /* Whether a string among the attributes is no number, whatever else it says. */
@@ -128,8 +127,7 @@ static int thread_fails(mlvm_frame *frame)
     return 0;
 }
 
-MLVM_FUNCTIONS({"come_back", come_back, 1, 0}, {"zeros", zeros, MLVM_ANY, 1},
-               {"many", many, 1, MLVM_ANY}, {"first_of_two", first_of_two, 0, 0},
-               {"forged", forged, MLVM_ANY, 1}, {"numbers", numbers, 0, 5},
-               {"number_named", number_named, 1, 0}, {"no_name", no_name, 0, 0},
+MLVM_FUNCTIONS({"come_back", come_back, 1, 0}, {"zeros", zeros, MLVM_ANY, 1}, {"many", many, 1, MLVM_ANY},
+               {"first_of_two", first_of_two, 0, 0}, {"forged", forged, MLVM_ANY, 1},
+               {"numbers", numbers, 0, 5}, {"number_named", number_named, 1, 0}, {"no_name", no_name, 0, 0},
                {"threads", threads, 1, MLVM_ANY}, {"thread_fails", thread_fails, 0, 0});
