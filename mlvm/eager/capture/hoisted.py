@@ -58,7 +58,7 @@ class HoistedValues:
 
     @property
     def may_change(self) -> bool:
-        """Whether a write may reach a source: none reaches a constant."""
+        """True if a write may reach a source: none reaches a constant."""
         constants = prepare_constants(self.vm).arena
         return is_shared(self.vm) or any(x.arena is not constants for x in self.sources)
 

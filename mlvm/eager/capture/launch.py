@@ -333,7 +333,7 @@ def _run_nested(
     launch: Launch, scalars: ScalarInputs, vm: VMProtocol, *call: Any, **options: Any
 ) -> None:
     """Run a launch inside another one of this thread, which may be of the same function: on
-    scratch memory of its own, with the numbers of the other put back."""
+    separate scratch memory, with the numbers of the other put back."""
     owner = launch.owner or launch
     before, own = (owner.storage, owner.temporaries), Scratch(is_nested=True)
     numbers = [(x, vm.read(x.handle)) for x, _ in scalars.arrays]
