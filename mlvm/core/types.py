@@ -367,9 +367,9 @@ def check_array(array: Array, type: TensorType, where: str) -> None:
     if not isinstance(array, (np.ndarray, np.generic)):
         raise DTypeError(f"{where}: expected an array, got a {array.__class__.__name__}")
     if array.dtype != type.dtype.numpy:
-        raise DTypeError(f"{where}: the array's dtype is {array.dtype}")
+        raise DTypeError(f"{where}: the array's dtype is {array.dtype}, not {type.dtype.numpy}")
     if array.shape != type.array_shape:
-        raise ShapeError(f"{where}: the array's shape is {array.shape}")
+        raise ShapeError(f"{where}: the array's shape is {array.shape}, not {type.array_shape}")
 
 
 def check_out(out: Array, type: TensorType) -> None:

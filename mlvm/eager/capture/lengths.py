@@ -12,6 +12,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mlvm.core.errors import ArgumentError, ShapeError, brief
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.guards.signature import Signature
@@ -60,10 +62,10 @@ class LengthSpec:
             return
         if not isinstance(lengths, Mapping):
             raise ArgumentError(
-                'capture: lengths is {"x": (None, "time")}, None or False, not ' + brief(lengths)
+                f'capture: expected lengths={{"x": (None, "time")}} or False, got {brief(lengths)}'
             )
         self.names = dict(lengths)
-        names = self.lengths = set().union(*map(_names_in, self.names.values()))
+        names = self.lengths = set().union(*map(_names_in, self.names.values(), self.names))
         try:
             self._parameters = inspect.signature(fn)
         except (TypeError, ValueError):
@@ -78,17 +80,17 @@ class LengthSpec:
                 f"capture: lengths names the parameter {unknown[0]!r}; the function has {others}"
             )
         if at_most is not None and not isinstance(at_most, Mapping):
-            raise ArgumentError(f'capture: at_most is {{"time": 512}}, not {brief(at_most)}')
+            raise ArgumentError(f'capture: expected at_most={{"time": 512}}, got {brief(at_most)}')
         for name, bound in dict(at_most or {}).items():
             if name not in names:
                 raise ArgumentError(
                     f"capture: at_most bounds {name!r}; lengths names {', '.join(sorted(names))}"
                 )
-            if type(bound) is not int or bound < 1:
+            if type(bound) is bool or not isinstance(bound, (int, np.integer)) or bound < 1:
                 raise ArgumentError(
-                    f"capture: at_most[{name!r}] is an int >= 1, not {brief(bound)}"
+                    f"capture: expected at_most[{name!r}] as an int >= 1, got {brief(bound)}"
                 )
-            self.at_most[name] = bound
+            self.at_most[name] = int(bound)
 
     def axes(self, signature: Signature, args: Any, kwargs: Any) -> list[OpenLength]:
         """Return the named axes of a call. Raises `ShapeError` for a length above its bound, two
@@ -117,7 +119,7 @@ class LengthSpec:
             for x, names, path in _tensors(bound.get(name), spec, name):
                 if len(names) != x.ndim:
                     raise ShapeError(
-                        f"capture: lengths of {path} names {len(names)} axes, got {x.type}"
+                        f"capture: expected {path} with the axes {names}, got {x.type}"
                     )
                 for axis, length in enumerate(names):
                     if length is None:
@@ -139,17 +141,17 @@ class LengthSpec:
         return [OpenLength(tuple(axes[name]), name, self.at_most.get(name)) for name in axes]
 
 
-def _names_in(spec: Any) -> set[str]:
+def _names_in(spec: Any, path: str) -> set[str]:
     """Return the names in a tree of axes. Raises `ArgumentError` for other things."""
     if isinstance(spec, tuple) and all(each is None or isinstance(each, str) for each in spec):
         return {each for each in spec if each is not None}
-    if isinstance(spec, (list, tuple)):
-        return set().union(*map(_names_in, spec))
     if isinstance(spec, Mapping):
-        return set().union(*map(_names_in, spec.values()))
+        return set().union(*[_names_in(each, f"{path}[{key!r}]") for key, each in spec.items()])
+    if isinstance(spec, (list, tuple)) and not any(isinstance(each, str) for each in spec):
+        return set().union(*[_names_in(each, f"{path}[{i}]") for i, each in enumerate(spec)])
     raise ArgumentError(
-        f"capture: lengths expects (None, 'time'), a name or None for each axis, or a tree of "
-        f"these, got {brief(spec)}"
+        f"capture: expected lengths of {path} as (None, 'time'), a name or None for each axis, or "
+        f"a tree of these, got {brief(spec)}"
     )
 
 
@@ -157,6 +159,7 @@ def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str |
     """Return the tensors of an argument, with the names of their axes and where they are. A tuple
     of names stands for all tensors in its place."""
     fields = value._asdict() if hasattr(value, "_asdict") else value  # of a named tuple
+    kind = str(value.type) if isinstance(value, Tensor) else f"a {type(value).__name__}"
     pairs: Iterable[tuple[Any, Any, Any]]
     if isinstance(spec, tuple) and all(each is None or isinstance(each, str) for each in spec):
         if isinstance(value, Tensor):
@@ -171,12 +174,12 @@ def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str |
         names = fields if isinstance(fields, Mapping) else {}
         for name in spec:
             if name not in names:
-                others = ", ".join(map(str, names)) or brief(value)
-                raise ArgumentError(f"capture: lengths of {path} names {name!r}; it has {others}")
+                others = ", ".join(map(str, names)) or kind
+                raise ArgumentError(f"capture: lengths of {path} names {name!r}; got {others}")
         pairs = [(name, names[name], each) for name, each in spec.items()]
     elif not isinstance(value, (list, tuple)) or len(spec) != len(value):
-        got = len(value) if isinstance(value, (list, tuple)) else brief(value)
-        raise ShapeError(f"capture: lengths of {path} has {len(spec)} parts, got {got}")
+        got = len(value) if isinstance(value, (list, tuple)) else kind
+        raise ShapeError(f"capture: expected {path} as a list of {len(spec)}, got {got}")
     else:
         pairs = [(i, part, each) for i, (part, each) in enumerate(zip(value, spec, strict=True))]
     parts = []

@@ -265,9 +265,10 @@ class OpenTrace:
                     f"step with lengths needs its name in lengths=, and its bound in at_most="
                 )
             if each.at_most is None:
+                unbounded = {x.name: 512 for x in self._open if x.name and x.at_most is None}
                 raise CaptureError(
-                    f"a step with lengths: expected a bound of {each.name!r}, got none; capture it "
-                    f"with at_most={{{each.name!r}: 512}}"
+                    f"a step with lengths: expected a bound of {', '.join(map(repr, unbounded))}, "
+                    f"got none; capture it with at_most={unbounded}"
                 )
             lengths.append(StepLength(each.name, each.at_most, place, axes))
             for i, axis in axes:

@@ -992,7 +992,8 @@ class Recorder:
             and not self._is_before(key, frames[0])
             and key not in self.scopes.cells
         ):
-            raise _refused("a tensor of one ml.function is used in another that it calls")
+            remedy = "; pass it as an argument"
+            raise _refused("a tensor of one ml.function is used in another that it calls", remedy)
         return value
 
     def _new_value(self, reference: Reference, type: TensorType) -> Value:
@@ -1036,8 +1037,9 @@ def _only_call(program: Program) -> tuple[str, Op | None, list[int], Attributes]
         if nparams not in (STAR, len(loads)):
             raise _refused("a program of several calls is launched")
         if nresults != 0:
-            remedy = "; call it outside, or keep the shape, as where(mask, x, 0) does"
-            raise _refused(f"{name}, whose results' types depend on values, is called", remedy)
+            hint = "keep the shape, as where(mask, x, 0)" if name in OPS else "by capture(replace=)"
+            call = f"{name}, whose results' types depend on values, is called"
+            raise _refused(call, f"; call it outside, or {hint}")
         op = OPS.get(name.removesuffix(OUT)) if name.endswith(OUT) else None
         program.single = name, op, loads, rest[0] if rest else NO_ATTRIBUTES
     return program.single  # type: ignore[no-any-return]

@@ -466,9 +466,14 @@ def test_programs_by_shape_are_forgotten_one_at_a_time(monkeypatch: Patch) -> No
     "lengths, at_most, message",
     ({"z": ("n",)}, None, "names the parameter 'z'; the function has x"),
     ({"x": (1, None)}, None, "a name or None for each axis"),
-    (7, None, "lengths is"),
+    (7, None, r'expected lengths=\{"x": \(None, "time"\)\} or False, got 7'),
+    ({"x": ("n", -1)}, None, r"lengths of x as \(None, 'time'\).*, got \('n', -1\)"),
+    ({"x": {"y": ["n"]}}, None, r"lengths of x\['y'\] as .*, got \['n'\]"),
+    (N, 4, 'expected at_most={"time": 512}, got 4'),
     (N, {"m": 4}, "at_most bounds 'm'; lengths names n"),
-    (N, {"n": 0}, r"at_most\['n'\] is an int >= 1"),
+    (N, {"n": 0}, r"expected at_most\['n'\] as an int >= 1, got 0"),
+    (N, {"n": True}, "an int >= 1, got True"),
+    (N, {"n": 4.0}, "an int >= 1, got 4.0"),
     (None, {"n": 4}, "no length has a name"),
 )
 def test_bad_options(lengths: Any, at_most: Any, message: str) -> None:
@@ -479,7 +484,7 @@ def test_bad_options(lengths: Any, at_most: Any, message: str) -> None:
     "arguments, message",
     ([(9, 4), (9,)], "axis 0 of x is 'n' = 9, at most 8: got f32"),
     ([(5, 4), (6,)], "'n' is 5 at axis 0 of x, and 6 at axis 0 of y"),
-    ([(5, 4, 1), (5,)], "lengths of x names 2 axes, got f32"),
+    ([(5, 4, 1), (5,)], r"expected x with the axes \('n', None\), got f32\[5,4,1\]"),
 )
 def test_bad_lengths_change_nothing(arguments: Sequence[Any], message: str) -> None:
     count = ml.zeros(())
@@ -696,11 +701,12 @@ def test_names_of_a_named_tuple() -> None:
 
 @cases(
     "names, batch, text",
-    ({"z": ("n",)}, {"x": matrix(3)}, r"lengths of batch names 'z'; it has x"),
-    ({"z": ("n",)}, Rows(matrix(3), matrix(3)), r"names 'z'; it has x, y"),
-    ({"x": ("n", None)}, matrix(3), r"names 'x'; it has Tensor"),
-    ([("n", None)], [matrix(3), matrix(3)], r"has 1 parts, got 2"),
-    ([("n", None)], matrix(3), r"has 1 parts, got Tensor"),
+    ({"z": ("n",)}, {"x": matrix(3)}, r"lengths of batch names 'z'; got x"),
+    ({"z": ("n",)}, Rows(matrix(3), matrix(3)), r"names 'z'; got x, y"),
+    ({"x": ("n", None)}, matrix(3), r"names 'x'; got f32\[3,4\]"),
+    ({"x": ("n", None)}, [matrix(3)], r"names 'x'; got a list"),
+    ([("n", None)], [matrix(3), matrix(3)], r"expected batch as a list of 1, got 2"),
+    ([("n", None)], matrix(3), r"expected batch as a list of 1, got f32\[3,4\]"),
 )
 def test_names_that_fit_no_part_of_an_argument(names: Any, batch: Any, text: str) -> None:
     step = ml.capture(lambda batch: batch, lengths={"batch": names})
