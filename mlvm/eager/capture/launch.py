@@ -74,14 +74,10 @@ class Scratch:
         self.storage: StorageHandle | None = None
 
     def is_in_use(self, vm: VMProtocol) -> bool:
-        """Return whether this thread is inside a launch that may use it: in a handler of a signal,
-        a finalizer or a host function."""
-        if self.is_nested:
-            return False
-        fast_path = getattr(vm, "fast_path", None)  # whose launches do not take this lock
-        return is_mine(self.lock) or (
-            fast_path is not None and is_mine(vm.lock) and fast_path.is_running()
-        )
+        """Return whether this thread is inside a launch that may use it, or inside another call of
+        the VM: in a handler of a signal, a finalizer or a host function. There it must not wait for
+        the lock, since a thread that has the lock may wait for the VM."""
+        return not self.is_nested and (is_mine(self.lock) or is_mine(vm.lock))
 
     def reserve(self, vm: VMProtocol, launch: Launch) -> tuple[TensorHandle, ...]:
         """Return the handles of the program's temporaries. The caller has the lock."""
@@ -334,13 +330,13 @@ def _run_nested(
 ) -> None:
     """Run a launch inside another one of this thread, which may be of the same function: on
     separate scratch memory, with the numbers of the other put back."""
-    owner = launch.owner or launch
-    before, own = (owner.storage, owner.temporaries), Scratch(is_nested=True)
+    own, launch = Scratch(is_nested=True), copy.copy(launch)  # others read the handles of the first
+    if launch.owner is not None:
+        launch.owner = copy.copy(launch.owner)
     numbers = [(x, vm.read(x.handle)) for x, _ in scalars.arrays]
     try:
         launch.run(own, scalars, vm, *call, **options)
     finally:
-        owner.storage, owner.temporaries = before
         own.release(vm)
         for x, array in numbers:
             vm.write(x.handle, array)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -300,6 +301,23 @@ def test_a_call_inside_a_launch_of_the_same_function(
     assert handled == [True]
     monkeypatch.undo()
     assert captured(*args[0]).tolist() == outer
+
+
+def test_a_call_inside_another_call_of_the_vm_waits_for_no_thread() -> None:
+    """A thread that has the scratch memory may wait for the VM."""
+    captured = ml.capture(lambda x, k: ml.sum(ml.tanh(x @ x) @ x) * k)
+    vm, both = ml.VM("busy", native=True), threading.Barrier(2)
+
+    def call(number: float, lock: Any) -> float:
+        with lock, ml.use(vm):
+            both.wait(10)
+            return float(captured(ml.ones((4, 4)), number))
+
+    with ml.use(vm):
+        captured(ml.ones((4, 4)), 1.0)
+    work = [(2.0, captured._scratch.of(vm).lock), (3.0, vm.lock)]
+    one, other = in_threads(lambda each: call(*each), work)
+    assert one * 1.5 == other
 
 
 class Stopped(BaseException):
