@@ -143,7 +143,7 @@ def compare(result: Any, value: str) -> None:
     if _TYPE.fullmatch(value):
         _require(str(result.type) == value, result)
     elif value.isidentifier() and value[0].isupper() and value not in ("True", "False", "None"):
-        _require(type(result).__name__ == value, result)
+        _require(value in [each.__name__ for each in type(result).__mro__], result)
     else:
         _compare(result, run(value, theirs()))
 
