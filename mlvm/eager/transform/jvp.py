@@ -235,7 +235,7 @@ class JvpInterpreter:
 
         if self.is_dry:
             flags = {
-                k: pred.x
+                k: branches.complements(pred.x)[0]
                 for k, column in enumerate(columns)
                 if kinds[k] is True and (k in partly or not all(column))
             }

@@ -444,3 +444,18 @@ def recorded(monkeypatch: Patch) -> Counter[str]:
     counted("launch")
     counted("block")
     return counts
+
+
+def test_branches_inside_a_branch_have_conditions_of_numbers() -> None:
+    def inner(x: Any) -> Any:
+        y: Any = ml.cond(ml.sum(x), lambda: x * 2.0, lambda: ml.zeros_like(x))
+        return y * ml.cond(ml.sum(x) - 1.0, lambda: ml.zeros_like(x), lambda: x * 3.0)
+
+    def fn(x: Any) -> Any:
+        return ml.cond(ml.sum(x) > 0.0, lambda: inner(x), lambda: x)
+
+    x = ml.asarray([0.25, 0.75])
+    transforms: list[Any] = [lambda fn: fn, ml.capture]
+    for transform in transforms:
+        _, tangent = transform(lambda x: ml.jvp(fn, (x,), (ml.ones(2),)))(x)
+        assert tangent.tolist() == [3.0, 9.0]
