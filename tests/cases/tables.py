@@ -202,7 +202,10 @@ def _require_same(actual: Any, expected: Any, *, is_exact: bool, words: Sequence
         for one, other in zip(actual, expected, strict=True):
             _require_same(one, other, is_exact=is_exact, words=words)
         return
-    elif not isinstance(actual, float) and not hasattr(actual, "dtype"):
+    elif isinstance(actual, float):
+        assert isinstance(expected, float | int)
+        assert not isinstance(expected, bool)
+    elif not hasattr(actual, "dtype"):
         assert isinstance(actual, type(expected)) or isinstance(expected, type | str)
         assert isinstance(actual, bool) == isinstance(expected, bool)
     if not isinstance(actual, np.ndarray | np.generic | float | complex):

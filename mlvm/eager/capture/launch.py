@@ -75,8 +75,8 @@ class Scratch:
 
     def is_in_use(self, vm: VMProtocol) -> bool:
         """Return whether this thread is inside a launch that may use it, or inside another call of
-        the VM: in a handler of a signal, a finalizer or a host function. There it must not wait for
-        the lock, since a thread that has the lock may wait for the VM."""
+        the VM, as a signal handler, a finalizer or a host function is. It must not wait for the
+        lock there, since a thread that has the lock may wait for the VM."""
         return not self.is_nested and (is_mine(self.lock) or is_mine(vm.lock))
 
     def reserve(self, vm: VMProtocol, launch: Launch) -> tuple[TensorHandle, ...]:

@@ -18,6 +18,7 @@ from mlvm.core.errors import ArgumentError, ShapeError, brief
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.guards.signature import Signature
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.values import kind_of
 
 
 class Axis(NamedTuple):
@@ -141,9 +142,18 @@ class LengthSpec:
         return [OpenLength(tuple(axes[name]), name, self.at_most.get(name)) for name in axes]
 
 
+def _is_axes(spec: Any) -> bool:
+    """Return whether it is a name or None for each axis of a tensor."""
+    return isinstance(spec, tuple) and all(each is None or isinstance(each, str) for each in spec)
+
+
+def _described(value: Any) -> str:
+    return str(value.type) if isinstance(value, Tensor) else f"a {kind_of(value)}"
+
+
 def _names_in(spec: Any, path: str) -> set[str]:
     """Return the names in a tree of axes. Raises `ArgumentError` for other things."""
-    if isinstance(spec, tuple) and all(each is None or isinstance(each, str) for each in spec):
+    if _is_axes(spec):
         return {each for each in spec if each is not None}
     if isinstance(spec, Mapping):
         return set().union(*[_names_in(each, f"{path}[{key!r}]") for key, each in spec.items()])
@@ -159,9 +169,8 @@ def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str |
     """Return the tensors of an argument, with the names of their axes and where they are. A tuple
     of names stands for all tensors in its place."""
     fields = value._asdict() if hasattr(value, "_asdict") else value  # of a named tuple
-    kind = str(value.type) if isinstance(value, Tensor) else f"a {type(value).__name__}"
     pairs: Iterable[tuple[Any, Any, Any]]
-    if isinstance(spec, tuple) and all(each is None or isinstance(each, str) for each in spec):
+    if _is_axes(spec):
         if isinstance(value, Tensor):
             return [(value, spec, path)]
         if not isinstance(value, (list, tuple, dict)):
@@ -174,11 +183,11 @@ def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str |
         names = fields if isinstance(fields, Mapping) else {}
         for name in spec:
             if name not in names:
-                others = ", ".join(map(str, names)) or kind
+                others = ", ".join(map(str, names)) or _described(value)
                 raise ArgumentError(f"capture: lengths of {path} names {name!r}; got {others}")
         pairs = [(name, names[name], each) for name, each in spec.items()]
     elif not isinstance(value, (list, tuple)) or len(spec) != len(value):
-        got = len(value) if isinstance(value, (list, tuple)) else kind
+        got = len(value) if isinstance(value, (list, tuple)) else _described(value)
         raise ShapeError(f"capture: expected {path} as a list of {len(spec)}, got {got}")
     else:
         pairs = [(i, part, each) for i, (part, each) in enumerate(zip(value, spec, strict=True))]

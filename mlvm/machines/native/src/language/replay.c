@@ -135,8 +135,7 @@ static int is_allowed(const Replay *self, PyObject *handles)
 static int run_bound_to(Replay *self, FastPath *fast_path, PyObject *key, int64_t generation)
 {
     PyObject *run = PyDict_GetItemWithError(self->runs, key), *program, *helper, *resume, *handles;
-    if (fast_path->running ==
-        process_number()) /* inside a launch, whose scratch memory these handles name */
+    if (fast_path->running == process_number()) /* these handles name scratch memory of that launch */
         return 0;
     if (!run || !PyTuple_Check(run) || generation != fast_path->generation || !is_unwatched(fast_path))
         return PyErr_Occurred() ? -1 : 0;
