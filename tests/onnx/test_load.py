@@ -347,6 +347,8 @@ def test_a_mean_of_integers_is_rounded_towards_zero() -> None:
     for dtype in ("i4", "i8"):
         x = np.asarray([[-3, -4], [3, 4], [-5, 2]], dtype)
         assert computed("ReduceMean", x, opset=13, axes=[1]) == [-3, 3, -1]
+    large = np.full((1, 240), 2**27, "i4")  # their sum has 35 bits
+    assert computed("ReduceMean", large, opset=13, axes=[1]) == [2**27]
 
 
 def test_known_numbers_keep_their_dtype() -> None:
