@@ -448,7 +448,7 @@ def memory(options: argparse.Namespace) -> None:
         if options.arg and loaded.open is None:
             raise BadInput("a captured step without lengths has its one plan: it takes no --arg")
         if options.arg:
-            _check_count(len(loaded.inputs), len(options.arg), "--arg")
+            _check_count(len(loaded.inputs), len(options.arg), "--arg", loaded.input_types)
             arguments = [read_argument_or_type(i, text) for i, text in enumerate(options.arg)]
             loaded = loaded.at([*map(TensorType.of, arguments)])
         out.mkdir(parents=True, exist_ok=True)

@@ -86,12 +86,12 @@ BUDGET = {
     "mlvm/eager/optim": 1_227,
     "mlvm/eager/files": 880,
     "mlvm/eager/interop": 480,
-    "mlvm/eager/capture": 3_648,
-    "mlvm/onnx": 5_874,
+    "mlvm/eager/capture": 3_659,
+    "mlvm/onnx": 5_875,
     "mlvm": 498,
     "models": 3_470,
     "bench": 5_005,
-    "tests": 62_105,
+    "tests": 62_115,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -865,5 +865,7 @@ def test_a_step_with_lengths_draws_its_plan_at_a_length(
         assert f"f32[{n},4]" in capsys.readouterr().out
     assert main(["memory", "step.mlvm", "--arg", "f32[9,4]", "--arg", "i64[]"]) == 1
     assert "expected 1 to 8" in capsys.readouterr().err
+    assert main(["memory", "step.mlvm", "--arg", "i64[]"]) == 1
+    assert "2 arguments; got 1 --arg; it takes f32[n,4], i64[]" in capsys.readouterr().err
     assert main(["run", "step.mlvm", "--arg", "f32[3,4] " + "1 " * 12, "--arg", "i64[] 7"]) == 1
     assert re.search(r"index 7 .* recorded at .*test_main\.py:\d+$", capsys.readouterr().err)

@@ -20,6 +20,9 @@ from mlvm.eager.capture.guards.signature import Signature
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of
 
+_LONGEST = 2**40
+"""The highest bound of a length: bytes of a plan at the bounds are counted in 64 bits."""
+
 
 class Axis(NamedTuple):
     """An axis of a tensor of a signature, by the number of the tensor: `times` the length."""
@@ -87,9 +90,11 @@ class LengthSpec:
                 raise ArgumentError(
                     f"capture: at_most bounds {name!r}; lengths names {', '.join(sorted(names))}"
                 )
-            if type(bound) is bool or not isinstance(bound, (int, np.integer)) or bound < 1:
+            is_integer = isinstance(bound, (int, np.integer)) and type(bound) is not bool
+            if not is_integer or not 1 <= bound <= _LONGEST:
                 raise ArgumentError(
-                    f"capture: expected at_most[{name!r}] as an int >= 1, got {brief(bound)}"
+                    f"capture: expected at_most[{name!r}] as an int from 1 to 2**40, "
+                    f"got {brief(bound)}"
                 )
             self.at_most[name] = int(bound)
 
@@ -117,7 +122,14 @@ class LengthSpec:
         axes: dict[str, list[Axis]] = {}
         sizes: dict[str, tuple[int, str]] = {}
         for name, spec in self.names.items():
-            for x, names, path in _tensors(bound.get(name), spec, name):
+            value = bound.get(name)
+            tensors = _tensors(value, spec, name)
+            if not tensors and value not in (None, (), [], {}):
+                raise ArgumentError(
+                    f"capture: lengths names axes of {name!r}, which is {_described(value)} without "
+                    f"tensors; pass ml.asarray({name})"
+                )
+            for x, names, path in tensors:
                 if len(names) != x.ndim:
                     raise ShapeError(
                         f"capture: expected {path} with the axes {names}, got {x.type}"

@@ -25,9 +25,8 @@ def _sum(xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
 
 def _mean(xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
     if DType.of(x.dtype).is_integer:
-        count = math.prod(x.shape[axis] for axis in axes)
         total = xp.sum(x, axis=axes, keepdims=keep)  # of 64 bits: a narrow sum may wrap
-        quotient = xp.floor_divide(xp.abs(total), count)
+        quotient = xp.floor_divide(xp.abs(total), math.prod(x.shape[axis] for axis in axes))
         return xp.astype(xp.sign(total) * quotient, x.dtype)  # towards 0
     return xp.mean(x, axis=axes, keepdims=keep)
 

@@ -471,9 +471,10 @@ def test_programs_by_shape_are_forgotten_one_at_a_time(monkeypatch: Patch) -> No
     ({"x": {"y": ["n"]}}, None, r"lengths of x\['y'\] as .*, got \['n'\]"),
     (N, 4, 'expected at_most={"time": 512}, got 4'),
     (N, {"m": 4}, "at_most bounds 'm'; lengths names n"),
-    (N, {"n": 0}, r"expected at_most\['n'\] as an int >= 1, got 0"),
-    (N, {"n": True}, "an int >= 1, got True"),
-    (N, {"n": 4.0}, "an int >= 1, got 4.0"),
+    (N, {"n": 0}, r"expected at_most\['n'\] as an int from 1 to 2\*\*40, got 0"),
+    (N, {"n": True}, "got True"),
+    (N, {"n": 4.0}, "got 4.0"),
+    (N, {"n": 2**60}, "got 1152921504606846976"),
     (None, {"n": 4}, "no length has a name"),
 )
 def test_bad_options(lengths: Any, at_most: Any, message: str) -> None:
@@ -498,6 +499,13 @@ def test_bad_lengths_change_nothing(arguments: Sequence[Any], message: str) -> N
     refuses(ShapeError, message, lambda: step(*[ml.ones(shape) for shape in arguments]))
     step(ml.ones((5, 4)), ml.ones((5,)))
     assert float(count) == 2
+
+
+def test_names_of_axes_of_numbers() -> None:
+    step = ml.capture(lambda x: ml.sum(ml.asarray(x)), lengths={"x": ("n",)})
+    message = r"names axes of 'x', which is a list without tensors; pass ml.asarray\(x\)"
+    refuses(ArgumentError, message, step, [1.0, 2.0])
+    assert float(step(np.asarray([1.0, 2.0]))) == 3
 
 
 def loaded(step: Any, folder: Path) -> LoadedStep:
