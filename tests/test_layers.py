@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 498,
     "models": 3_470,
     "bench": 5_005,
-    "tests": 62_115,
+    "tests": 62_126,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

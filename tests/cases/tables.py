@@ -1,5 +1,5 @@
 """Tables of calls as text, a row a line: `functions.txt`, `refused_calls.txt`, and the sections of
-`values/*.txt` and `claims/*.txt`."""
+`claims/*.txt`."""
 
 from __future__ import annotations
 

@@ -1,25 +1,40 @@
-"""Each call in the tables tests/cases/values/*.txt has its value, or raises its error."""
+"""Each row of the tables of functions, layers, models, tensors and transformations in
+tests/cases/claims has its value, or raises its error."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final
+import copy as copy
+import operator as operator
+import pickle as pickle
+import sys as sys
+from typing import Any
 
-import pytest
+import numpy as np
 
 import mlvm.eager as ml
-from tests import cases
-from tests.cases.tables import Section, sections
-from tests.slopes import check_slopes
+from mlvm.core.op import OPS as OPS
+from mlvm.eager import optim as optim
+from mlvm.eager.nn import init as init
+from mlvm.eager.tensor.reading import values_of
+from mlvm.eager.tree import named_leaves as named_leaves
+from tests.cases.claims import claims
+from tests.eager.nn import checks
 
-FOLDER: Final = Path(cases.__file__).parent / "values"
-SECTIONS: Final = [
-    pytest.param(section, id=f"{file.stem}: {section.title}")
-    for file in sorted(FOLDER.glob("*.txt"))
-    for section in sections(f"values/{file.name}")
-]
+X = np.array([[1.5, -2.0, 3.0], [0.25, 4.0, -1.0]], np.float32)
+Y = np.array([2.0, 0.5, -3.0], np.float32)
+Z = np.array([[1 + 2j, -0.5j, 3], [0.25 - 1j, 2j, -1 - 1j]])
+t, x = ml.asarray, ml.asarray(X)
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_calls_have_their_values(section: Section) -> None:
-    section.check({"ml": ml, "check_slopes": check_slopes})
+def words(halves: ml.Tensor) -> list[int]:
+    """Return the bits of a tensor of halves."""
+    bits: list[int] = values_of(halves).view(np.uint16).ravel().tolist()
+    return bits
+
+
+SPACE: dict[str, Any] = vars(checks) | globals()
+test_functions = claims("functions", SPACE)
+test_layers = claims("layers", SPACE)
+test_models = claims("models", SPACE)
+test_tensors = claims("tensors", SPACE)
+test_transforms = claims("transforms", SPACE)
