@@ -37,7 +37,13 @@ from mlvm.eager.tensor.apply import (
     raise_stale,
 )
 from mlvm.eager.tensor.autocast import NO_AUTOCAST
-from mlvm.eager.tensor.context import current_capture, current_tape, default_arena
+from mlvm.eager.tensor.context import (
+    current_capture,
+    current_tape,
+    default_arena,
+    in_use,
+    own_arenas,
+)
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.machines.native.extension import EXTENSION
@@ -416,6 +422,8 @@ if EXTENSION is not None:  # what calls in C need: see native/src/language/dispa
         apply=apply_in_python,
         scope=scope.get,
         current_tape=current_tape.get,
+        in_use=in_use.get,
+        own_arenas=own_arenas,
         default_arena=default_arena,
         resolve=plan_for,
         stale=raise_stale,

@@ -126,8 +126,8 @@ class LengthSpec:
             tensors = _tensors(value, spec, name)
             if not tensors and value not in (None, (), [], {}):
                 raise ArgumentError(
-                    f"capture: lengths names axes of {name!r}, which is {_described(value)} without "
-                    f"tensors; pass ml.asarray({name})"
+                    f"capture: lengths names axes of {name!r}, which is {_described(value)} "
+                    f"without tensors; pass ml.asarray({name})"
                 )
             for x, names, path in tensors:
                 if len(names) != x.ndim:

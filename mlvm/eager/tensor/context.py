@@ -107,7 +107,7 @@ def lifted(xs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 _lock = new_lock()
 _default_vms: list[VMProtocol] = []  # the VM of this process, once it is needed
-_in_use: ContextVar[tuple[VMProtocol, ...]] = ContextVar("in_use", default=())
+in_use: ContextVar[tuple[VMProtocol, ...]] = ContextVar("in_use", default=())
 """The VMs chosen by `use` in this thread or task, the last one at the end."""
 
 
@@ -119,7 +119,7 @@ def default_vm() -> VMProtocol:
         >>> ml.default_vm() is ml.zeros(1).device
         True
     """
-    vms = _in_use.get() or _default_vms
+    vms = in_use.get() or _default_vms
     if vms:
         return vms[-1]
     with _lock:  # of several threads the first one creates it
@@ -150,31 +150,33 @@ class use:
         if not callable(getattr(vm, "launch", None)):
             raise MachineError(f"ml.use: expected a VM, got {brief(vm)}")
         self.vm = vm
-        _in_use.set((*_in_use.get(), vm))
+        in_use.set((*in_use.get(), vm))
 
     def __enter__(self) -> VMProtocol:
         return self.vm
 
     def __exit__(self, *_: object) -> None:
-        chosen = _in_use.get()
+        chosen = in_use.get()
         last = max((i for i, vm in enumerate(chosen) if vm is self.vm), default=None)
         if last is not None:
-            _in_use.set(chosen[:last] + chosen[last + 1 :])
-        _default.forget()
+            in_use.set(chosen[:last] + chosen[last + 1 :])
+        own_arenas.forget()
 
 
 class _Default(threading.local):
-    """A thread's own arena on the default VM: an arena serves one thread at a time."""
+    """A thread's own arena on the default VM: an arena serves one thread at a time.
 
-    chosen: tuple[VMProtocol, ...] | None = None  # the VMs in use when the arena was chosen
-    arena: Arena | None = None
+    latest: the VMs in use at the last call of `default_arena`, and the arena.
+    """
+
+    latest: tuple[tuple[VMProtocol, ...], Arena] | tuple[None, None] = None, None
 
     def __init__(self) -> None:
         self.key = _ThreadKey()
 
     def forget(self) -> None:
         """Drop the arena, which would keep its VM alive."""
-        self.chosen = self.arena = None
+        self.latest = None, None
 
 
 class _ThreadKey:
@@ -192,13 +194,13 @@ class _Arenas:
     @property
     def arena(self) -> Arena:
         """The calling thread's own arena."""
-        arena = self._by_thread.get(_default.key)
+        arena = self._by_thread.get(own_arenas.key)
         if arena is None:
-            arena = self._by_thread[_default.key] = Arena(self._vm, "default", trims=True)
+            arena = self._by_thread[own_arenas.key] = Arena(self._vm, "default", trims=True)
         return arena
 
 
-_default = _Default()
+own_arenas = _Default()
 
 
 def default_arena() -> Arena:
@@ -207,11 +209,11 @@ def default_arena() -> Arena:
     >>> ml.default_arena().name
     'default'
     """
-    chosen = _in_use.get()
-    arena = _default.arena
-    if arena is None or _default.chosen is not chosen:
-        arena = _default.arena = default_vm().attached(_Arenas).arena
-        _default.chosen = chosen
+    chosen = in_use.get()
+    latest, arena = own_arenas.latest
+    if arena is None or latest is not chosen:
+        arena = default_vm().attached(_Arenas).arena
+        own_arenas.latest = chosen, arena
     return arena
 
 
@@ -222,7 +224,7 @@ def current_arena() -> Arena:
 
 def is_vm_chosen() -> bool:
     """Tell if this thread or task is in an arena, or has a VM in `use`."""
-    return scope.get() is not None or bool(_in_use.get())
+    return scope.get() is not None or bool(in_use.get())
 
 
 def arena_on(vm: VMProtocol) -> Arena:

@@ -41,9 +41,9 @@ PyTypeObject *allocation_type, *region_type, *tensor_class;
 
 /* Objects of Python, set by `install`. */
 static PyTypeObject *tape_class;
-static PyObject *slow, *get_scope, *get_current_tape, *default_arena, *resolve, *raise_stale;
-static PyObject *weak_reference;
-static PyObject *record_name, *nodes_name, *kept_name, *templates_name;
+static PyObject *slow, *get_scope, *get_current_tape, *get_in_use, *own_arenas, *default_arena, *resolve;
+static PyObject *raise_stale, *weak_reference;
+static PyObject *latest_name, *record_name, *nodes_name, *kept_name, *templates_name;
 
 /* --- types with plain fields --- */
 
@@ -698,6 +698,22 @@ static PyObject *long_way(PyObject *const *args, Py_ssize_t nargs)
     return result;
 }
 
+/* The arena in scope, or else what `default_arena` returns: the thread's own. */
+static PyObject *present_arena(void)
+{
+    PyObject *arena = PyObject_CallNoArgs(get_scope);
+    if (arena != Py_None)
+        return arena;
+    Py_DECREF(arena);
+    PyObject *in_use = PyObject_CallNoArgs(get_in_use);
+    PyObject *latest = in_use ? PyObject_GetAttr(own_arenas, latest_name) : NULL;
+    int is_latest = latest && PyTuple_GetItem(latest, 0) == in_use;
+    arena = is_latest ? Py_NewRef(PyTuple_GetItem(latest, 1)) : NULL;
+    Py_XDECREF(latest);
+    Py_XDECREF(in_use);
+    return is_latest || PyErr_Occurred() ? arena : PyObject_CallNoArgs(default_arena);
+}
+
 /* apply(call, *operands) */
 static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -712,11 +728,7 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
         if (Py_TYPE(args[i + 1]) != tensor_class || !operands[i]->type || !operands[i]->handle)
             return long_way(args, nargs);
     Call *call = (Call *)args[0];
-    PyObject *scope = PyObject_CallNoArgs(get_scope);
-    if (scope == Py_None) {
-        Py_DECREF(scope);
-        scope = PyObject_CallNoArgs(default_arena);
-    }
+    PyObject *scope = present_arena();
     if (!scope)
         return NULL;
     PyObject *result = NULL;
@@ -789,19 +801,19 @@ end:
 /* install(names...): what the language lends, once. */
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tensor",        "tape",    "apply", "scope",     "current_tape",
-                            "default_arena", "resolve", "stale", "reference", NULL};
+    static char *names[] = {"tensor",     "tape",          "apply",   "scope", "current_tape", "in_use",
+                            "own_arenas", "default_arena", "resolve", "stale", "reference",    NULL};
     PyObject *tensor, *tape;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOO:install", names, &tensor, &tape, &slow,
-                                     &get_scope, &get_current_tape, &default_arena, &resolve, &raise_stale,
-                                     &weak_reference))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOO:install", names, &tensor, &tape, &slow,
+                                     &get_scope, &get_current_tape, &get_in_use, &own_arenas,
+                                     &default_arena, &resolve, &raise_stale, &weak_reference))
         return NULL;
     if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
         return PyErr_Format(PyExc_TypeError, "tensor is no subclass of AllocationFields");
     tensor_class = (PyTypeObject *)tensor;
-    PyObject *permanent[] = {tensor,        tape,    slow,        get_scope,     get_current_tape,
-                             default_arena, resolve, raise_stale, weak_reference};
+    PyObject *permanent[] = {tensor,     tape,          slow,    get_scope,   get_current_tape, get_in_use,
+                             own_arenas, default_arena, resolve, raise_stale, weak_reference};
     for (size_t i = 0; i < sizeof permanent / sizeof *permanent; i++)
         Py_INCREF(permanent[i]); /* for as long as the process */
     tape_class = (PyTypeObject *)tape;
@@ -822,6 +834,7 @@ int dispatch_init(PyObject *module)
     arena_type = add_type(module, "ArenaFields", &arena_spec);
     call_type = add_type(module, "CallFields", &call_spec);
     fast_path_type = add_type(module, "FastPath", &fast_path_spec);
+    latest_name = PyUnicode_InternFromString("latest");
     record_name = PyUnicode_InternFromString("record");
     nodes_name = PyUnicode_InternFromString("nodes");
     kept_name = PyUnicode_InternFromString("kept");
