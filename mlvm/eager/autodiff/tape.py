@@ -181,7 +181,6 @@ class CotangentAccumulator(dict[int, Any]):
     def apply_vjps(self, node: Node, g: Any, targets: Container[int] | None = None) -> None:
         """Accumulate the cotangents of a node's operands, or of those among the `targets`."""
         vjps, origins, saved = node
-        conditional = g if isinstance(g, Conditional) else None
         if not isinstance(vjps, tuple):
             sums = vjps.apply(g, saved, [self.get(origin) for origin in origins])
             for origin, total in zip(origins, sums, strict=True):
@@ -189,11 +188,15 @@ class CotangentAccumulator(dict[int, Any]):
                     self[origin] = total
                     self._owned.discard(origin)
             return
-        for (type, rule, needs), origin in zip(vjps, origins, strict=True):
+        is_conditional = isinstance(g, Conditional)
+        for i, (type, rule, needs) in enumerate(vjps):  # a strict zip takes longer
+            origin = origins[i]
             if targets is not None and origin not in targets:
                 continue
-            values = map(saved.__getitem__, needs)
-            part = rule(g, *values) if conditional is None else conditional.through(rule, [*values])
+            if is_conditional:
+                part = g.through(rule, [saved[k] for k in needs])
+            else:
+                part = rule(g, *[saved[k] for k in needs]) if needs else rule(g)
             total = self.get(origin)
             if isinstance(part, Sparse):
                 if total is None:
@@ -381,10 +384,11 @@ class Tape:
 
         targets = self._dependents(watched, start) if keep else None
         last = {} if final is None else self._last_uses(watched, start)
-        for index in range(len(self.nodes) - 1, start - 1, -1):
-            node = self.nodes[index] if keep else self.nodes.pop()
-            if node is not None and (g := pending.pop(index, None)) is not None:
-                pending.apply_vjps(node, g, targets)
+        nodes, take, apply_vjps = self.nodes, pending.pop, pending.apply_vjps
+        for index in range(len(nodes) - 1, start - 1, -1):
+            node = nodes[index] if keep else nodes.pop()
+            if node is not None and (g := take(index, None)) is not None:
+                apply_vjps(node, g, targets)
             if final is not None and index in last:
                 for number in last.pop(index):
                     final(number, whole(pending.pop(number, None)), pending)
