@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 import pytest
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+"""The checkout."""
 
 P = ParamSpec("P")
 E = TypeVar("E", bound=BaseException)
@@ -32,6 +38,30 @@ def refuses(
         return caught.value
     finally:
         del caught  # or the error would hold itself, by its traceback
+
+
+def run_python(
+    *arguments: str | Path, cwd: Path = ROOT, timeout: float = 300, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python, which imports this checkout, to its end, with these variables of environment."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def output_of(
+    *arguments: str | Path, cwd: Path = ROOT, timeout: float = 300, **variables: str
+) -> str:
+    """Return the output of `run_python`, which must end well."""
+    done = run_python(*arguments, cwd=cwd, timeout=timeout, **variables)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
 
 
 class Before:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests.brief import output_of
 from tests.test_packaging import HAS_COMPILER, IGNORED, QUICK, ROOT
 
 OP: Final = '''
@@ -69,17 +67,7 @@ def test_an_op_with_gradient_native_row_and_test_is_written_in_five_files(tmp_pa
 
     def ran(*command: str) -> str:
         variables = {"PYTHONPATH": str(copy), "MLVM_NATIVE": "1", **QUICK}
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=copy,
-            env=os.environ | variables,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=900,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return output_of(*command, cwd=copy, timeout=900, **variables)
 
     ran("setup.py", "-q", "build_ext", "--inplace")
     output = ran(

@@ -24,10 +24,9 @@ from docs import figures, instructions
 from mlvm.core import errors
 from mlvm.core.op import Op
 from mlvm.core.program.program import Opcode
-from tests.brief import cases
+from tests.brief import ROOT, cases
 from tests.test_readme import plainly
 
-ROOT = Path(__file__).resolve().parent.parent
 MACHINE = ROOT / "docs" / "machine.md"
 GLOSSARY = ROOT / "docs" / "glossary.md"
 BLOCK = re.compile(r"```(python|sh|text)\n(.*?)```", re.DOTALL)

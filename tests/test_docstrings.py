@@ -7,13 +7,13 @@ import importlib
 import inspect
 import re
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from tests.brief import ROOT
 
 ROOMS = (
     "nn",
@@ -27,7 +27,6 @@ ROOMS = (
     "testing",
     "errors",
 )
-ROOT = Path(__file__).resolve().parent.parent
 IMPORT = re.compile(r"^from (mlvm\.[a-z]+\.[\w.]+) import ([\w, ]+)$", re.MULTILINE)
 NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)")
 

@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests import lines
-from tests.brief import cases
+from tests.brief import ROOT, cases
 
-ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 FLOORS = [
@@ -91,7 +90,7 @@ BUDGET = {
     "mlvm": 498,
     "models": 3_470,
     "bench": 5_005,
-    "tests": 62_126,
+    "tests": 61_870,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -29,10 +29,8 @@ from mlvm.core.program.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import DType
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
-from tests.brief import Capsys, Patch, cases, refuses
+from tests.brief import ROOT, Capsys, Patch, cases, refuses, run_python
 from tests.fuzz.mutations import assert_well_refused
-
-ROOT = Path(__file__).resolve().parent.parent
 
 ADD = """
 .func main 0 *
@@ -839,14 +837,7 @@ def test_ctrl_c_ends_an_endless_program_with_status_130(folder: Path) -> None:
 
 def test_the_errors_of_a_process_have_no_line_of_python_in_them(folder: Path) -> None:
     Path("endless.mlasm").write_text(ENDLESS)
-    done = subprocess.run(
-        [sys.executable, "-m", "mlvm", "run", "endless.mlasm", "--max-steps", "9"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_python("-m", "mlvm", "run", "endless.mlasm", "--max-steps", "9", cwd=folder)
     assert done.returncode == 1
     assert re.fullmatch(r"error: .*; at main, pc 0: jump L0; stack: empty\n", done.stderr)
 

@@ -21,8 +21,8 @@ import typing_extensions
 
 import mlvm
 from mlvm.machines.native import extension
+from tests.brief import ROOT
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 README: Final = (ROOT / "README.md").read_text("utf-8")
 IGNORED: Final = (ROOT / ".gitignore").read_text("utf-8").split()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from mlvm.core.program.program import Opcode
 from mlvm.machines.native.extension import is_native
+from tests.brief import output_of
 
 README = Path(__file__).parent.parent / "README.md"
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
@@ -37,15 +36,7 @@ def _examples() -> list[tuple[str, str | None]]:
 def test_the_code_prints_what_the_readme_says() -> None:
     examples = _examples()
     script = f"\nprint({SEPARATOR!r})\n".join(code for code, _ in examples)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout.split(SEPARATOR + "\n")
+    printed = output_of("-W", "error", "-c", script).split(SEPARATOR + "\n")
     assert len(printed) == len(examples) >= 2
     for (code, text), output in zip(examples, printed, strict=True):
         if text is not None and "print" in code:

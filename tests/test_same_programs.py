@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.brief import ROOT
 from tests.same_programs.__main__ import main
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_one_checkout_beside_itself(capfd: pytest.CaptureFixture[str]) -> None:

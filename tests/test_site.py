@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from inspect import isclass, isroutine
 from pathlib import Path
 
@@ -13,8 +11,7 @@ import pytest
 
 import mlvm.eager as ml
 from docs import pages
-
-ROOT = Path(__file__).resolve().parent.parent
+from tests.brief import ROOT, run_python
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +74,7 @@ def test_it_builds_without_a_warning(folder: Path) -> None:
     shutil.copy(ROOT / "mkdocs.yml", root)  # a link would have it build in the checkout
     (root / "docs").symlink_to(ROOT / "docs")
     (root / "mlvm").symlink_to(ROOT / "mlvm")
-    done = subprocess.run(
-        [sys.executable, "-m", "zensical", "build", "--strict"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_python("-m", "zensical", "build", "--strict", cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "warning" not in (done.stdout + done.stderr).lower()
     site = root / "build" / "site" / "reference"

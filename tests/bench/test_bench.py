@@ -19,7 +19,6 @@ from bench.dynamic_sizes import QUICK
 from bench.environment import has_avx512
 from bench.harness import (
     ONLY_AVX2,
-    ROOT,
     SIMD,
     BenchError,
     Child,
@@ -35,7 +34,7 @@ from bench.harness import (
 )
 from mlvm.machines.native import extension
 from tests.bench.suite import SUITE, counted
-from tests.brief import Capsys, Patch, cases, refuses
+from tests.brief import Capsys, Patch, cases, refuses, run_python
 
 
 def only(*names: str) -> Suite:
@@ -260,14 +259,7 @@ def test_bad_usage_exits_with_2(monkeypatch: Patch, arguments: list[str]) -> Non
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bench", *arguments],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return run_python("-m", "bench", *arguments)
 
 
 def test_dispatch(tmp_path: Path) -> None:

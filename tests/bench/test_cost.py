@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from bench.cost import (
@@ -18,6 +14,7 @@ from bench.cost import (
     step_time,
     table,
 )
+from tests.brief import output_of
 
 SLOW = Link(bandwidth=12.5e6, latency=1e-3, overhead=0)
 
@@ -70,15 +67,7 @@ def test_more_members_never_cost_less() -> None:
 
 
 def test_the_command() -> None:
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.cost", "--bytes", "1e6"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    head, first, *rest = done.stdout.splitlines()
+    head, first, *rest = output_of("-m", "bench.cost", "--bytes", "1e6").splitlines()
     assert head.split() == ["members", "step", "ms", "ring", "ms", "computing"]
     assert first.split() == ["1", "500.0", "500.0", "100.0", "%"]
     assert len(rest) == 6

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import pytest
 
 from bench.cost import Link, step_time
+from tests.brief import ROOT
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 RATE: Final = 100e6 / 8  # bytes a second
 WITHOUT_HEADERS: Final = 1448 / 1514  # of a frame of Ethernet with TCP
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +9,7 @@ import numpy as np
 from mlvm.core import ops as ops  # fills OPS
 from mlvm.core.op import OPS
 from mlvm.core.types import Array, TensorType
+from tests.brief import output_of
 
 
 def evaluate(name: str, *inputs: Any, **attributes: Any) -> Array:
@@ -35,17 +33,4 @@ def evaluate(name: str, *inputs: Any, **attributes: Any) -> Array:
 
 def printed_on_threads(script: str) -> set[str]:
     """Return the outputs of the script with one BLAS thread, and with four."""
-    return {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={
-                **os.environ,
-                "OPENBLAS_NUM_THREADS": threads,
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            },
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
-        for threads in ("1", "4")
-    }
+    return {output_of("-c", script, OPENBLAS_NUM_THREADS=threads) for threads in ("1", "4")}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +18,7 @@ from mlvm.core import store as store_module
 from mlvm.core.errors import DTypeError, HandleError, ShapeError
 from mlvm.core.store import FreeStore, Handle
 from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType, aligned_array, f32
-from tests.brief import Patch, cases, refuses
+from tests.brief import Patch, cases, output_of, refuses
 from tests.cases.claims import claims
 
 dtypes = st.sampled_from(["u8", "i16", "f32", "f64"])
@@ -296,8 +294,7 @@ store.number_apart()
 print(f"{next(store._handles) >> 32}\\n", end="", flush=True)
 if child: os.waitpid(child, 0)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert len({*done.stdout.split()}) == 2
+    assert len({*output_of("-c", code).split()}) == 2
 
 
 test_rows = claims("store", globals())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.eager import public
+from tests.brief import output_of
 
 pytestmark = pytest.mark.local(reason="it is of files")
 
@@ -56,8 +55,7 @@ LIBRARIES = [
 
 def run(code: str) -> list[str]:
     """Return the words that the code prints in a separate process."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout.split()
+    return output_of("-c", code).split()
 
 
 def test_what_many_programs_do_not_use_is_not_imported() -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests.brief import ROOT, run_python
+
 pytestmark = pytest.mark.local(reason="types are checked, and nothing runs")
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 
 PROGRAM: Final = """
 from typing import Any
@@ -94,14 +93,7 @@ def test_a_strict_type_checker_accepts_the_canonical_step(tmp_path: Path) -> Non
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
     options = ["--strict", "--cache-dir", str(tmp_path / "cache"), str(file)]
-    run = subprocess.run(
-        [sys.executable, "-m", "mypy", *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    run = run_python("-m", "mypy", *options, timeout=600)
     assert not run.stderr, run.stderr
     messages: dict[int, str] = {}
     for line in run.stdout.splitlines():

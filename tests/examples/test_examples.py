@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +11,8 @@ import pytest
 
 from mlvm.__main__ import main
 from mlvm.core.types import Array
+from tests.brief import ROOT, run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.mlasm"))
 
 
@@ -187,13 +185,6 @@ def test_the_verifier_passes_it_and_the_readme_lists_it(
 def test_as_a_process(tmp_path: Path) -> None:
     np.save(tmp_path / "n.npy", np.array(12))
     command = f"run examples/fibonacci.mlasm --arg {tmp_path}/n.npy --out {tmp_path}/out"
-    done = subprocess.run(
-        [sys.executable, "-m", "mlvm", *command.split()],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_python("-m", "mlvm", *command.split())
     assert (done.returncode, done.stdout, done.stderr) == (0, "output 0: i64[]\n", "")
     assert np.load(tmp_path / "out" / "0.npy") == 144

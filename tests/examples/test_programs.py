@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from importlib import import_module
 from math import cos, sin
 from pathlib import Path
@@ -15,8 +13,8 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.types import Array
+from tests.brief import ROOT, output_of
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = sorted(file.stem for file in (ROOT / "examples").glob("*.py"))
 
 
@@ -38,15 +36,7 @@ def test_a_program_says_how_it_is_run_and_is_listed(name: str) -> None:
 
 def test_a_program_runs_as_a_script(tmp_path: Path) -> None:
     file = ROOT / "examples" / "foreign_weights.py"
-    done = subprocess.run(
-        [sys.executable, str(file)],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "the same logits: True" in done.stdout
+    assert "the same logits: True" in output_of(file, cwd=tmp_path)
     assert not [*tmp_path.iterdir()]
 
 

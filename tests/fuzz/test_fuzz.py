@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,7 @@ from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
-from tests.brief import Capsys, Patch, cases, with_long
+from tests.brief import Capsys, Patch, cases, output_of, with_long
 from tests.fuzz import directions, graphs, interrupts, remote, saved, threads, transformations
 from tests.fuzz.__main__ import OTHERS, main
 from tests.fuzz.machines import Machines
@@ -35,7 +33,6 @@ from tests.fuzz.making import VALID, Case, make_case
 from tests.fuzz.trying import Fuzz, fuzz
 
 KINDS = ("attributes", "program", "text", "bytes")
-ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., str]
 PROGRAMS = with_long(1000, 2000)
 
@@ -62,13 +59,11 @@ def test_the_command_names_its_fuzzers(capsys: Capsys) -> None:
 
 
 def test_random_programs() -> None:
-    command = [sys.executable, "-m", "tests.fuzz", "programs", "--programs", str(PROGRAMS)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    outcomes = re.findall(r"^ +(\d+)  (.+)$", done.stdout, re.MULTILINE)
+    output = output_of("-m", "tests.fuzz", "programs", "--programs", str(PROGRAMS))
+    outcomes = re.findall(r"^ +(\d+)  (.+)$", output, re.MULTILINE)
     assert sum(int(n) for n, _ in outcomes) == PROGRAMS
     for kind in ("random program", *(f"changed {x}" for x in KINDS)):
-        assert re.search(rf"^{kind}: [1-9]", done.stdout, re.MULTILINE)
+        assert re.search(rf"^{kind}: [1-9]", output, re.MULTILINE)
     expected = {"ran", "ProgramError", "ShapeError", "DTypeError", "MachineError", "LimitExceeded"}
     assert expected <= {outcome for _, outcome in outcomes}
 
@@ -178,11 +173,9 @@ def test_two_seconds_of_threads() -> None:
     """Or more, where a busy machine does not come to each operation in so short a time."""
     missing = {"compute", "read", "update", "share", "keep", "rewind"}
     for seconds in ("2", "8", "30"):
-        command = [sys.executable, "-m", "tests.fuzz", "threads", "--seconds", seconds]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert re.search(r"^[1-9]\d* rounds, [\d,]+ operations$", done.stdout, re.MULTILINE)
-        missing -= set(re.findall(r"^ +[1-9]\d*  (\w+)$", done.stdout, re.MULTILINE))
+        output = output_of("-m", "tests.fuzz", "threads", "--seconds", seconds)
+        assert re.search(r"^[1-9]\d* rounds, [\d,]+ operations$", output, re.MULTILINE)
+        missing -= set(re.findall(r"^ +[1-9]\d*  (\w+)$", output, re.MULTILINE))
         if not missing:
             break
     assert not missing

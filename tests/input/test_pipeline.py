@@ -20,7 +20,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,13 +36,11 @@ from mlvm.input import workers as crew_module
 from mlvm.input.pipeline import Pipeline
 from mlvm.input.sampling import SampleRandom
 from mlvm.machines.wire import WireVM
-from tests.brief import Patch, cases, refuses, with_long
+from tests.brief import ROOT, Patch, cases, refuses, with_long
 from tests.cases.claims import claims
 from tests.input.datasets import Numbers
 from tests.interrupting import interrupted_at_line
 from tests.threads import PATIENCE, start
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def noisy(arrays: Any, random: SampleRandom) -> Any:

@@ -28,9 +28,8 @@ from mlvm.core.errors import PipelineError, QueueEmpty, WorkerDied
 from mlvm.core.vm import VM
 from mlvm.input.pipeline import Pipeline
 from mlvm.machines.wire import WireVM
-from tests.brief import Patch, cases, refuses
+from tests.brief import ROOT, Patch, cases, refuses
 
-ROOT = Path(__file__).resolve().parents[2]
 KILLS = int(os.environ.get("KILLS", "3"))
 
 pytestmark = [

@@ -11,8 +11,8 @@ import pytest
 
 from mlvm.machines.c_functions import include_dir
 from mlvm.machines.native import extension
+from tests.brief import ROOT
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 EXAMPLE: Final = ROOT / "examples" / "c" / "functions.c"
 
 MACHINES: Final = [

@@ -50,7 +50,7 @@ from mlvm.machines.native import host, types
 from mlvm.machines.native._native import MLVM_ABI_VERSION
 from mlvm.machines.native.host import CFunction
 from mlvm.machines.native.types import DTYPES
-from tests.brief import Fn, Patch, cases, refuses
+from tests.brief import Fn, Patch, cases, output_of, refuses
 
 HEADER = Path(include_dir()) / "mlvm.h"
 
@@ -406,11 +406,7 @@ def test_the_demo_prints_what_the_page_says(example: Path) -> None:
     """The demo calls the example from a program, from assembly and from `ml.call`."""
     page = (ROOT / "docs" / "functions.md").read_text()
     expected = page.split("```text\n")[-1].split("```")[0]
-    demo = [sys.executable, str(ROOT / "examples" / "c" / "demo.py"), str(example)]
-    ran = subprocess.run(
-        demo, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT)}
-    )
-    assert ran.stdout == expected
+    assert output_of(ROOT / "examples" / "c" / "demo.py", example) == expected
 
 
 @needs_compiler
@@ -431,5 +427,4 @@ def test_the_page_on_functions(tmp_path: Path, monkeypatch: Patch) -> None:
     subprocess.run(["sh", "-ec", shell], check=True)
     script = "".join(body for kind, body in blocks if kind == "python")
     texts = [body for kind, body in blocks if kind == "text"]
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stdout == "".join(texts[:-1])
+    assert output_of("-c", script, cwd=tmp_path) == "".join(texts[:-1])

@@ -9,7 +9,6 @@ import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,14 +34,13 @@ from mlvm.machines.wire import (
     encode_call,
     encode_error,
 )
-from tests.brief import Patch, cases, refuses
+from tests.brief import ROOT, Patch, cases, refuses
 from tests.cases.claims import claims
 from tests.core.programs import ADD_INTO, f32s, put, straight
 from tests.fuzz.mutations import assert_well_refused, framed
 from tests.threads import in_threads
 from tests.wired import connect_to
 
-ROOT = Path(__file__).resolve().parents[2]
 PAIR = TensorType(f32, (2,))
 LOAD = straight(("load_arg", 0), "halt")
 FOREVER = straight(("push_int", 1), ("pop", 1), ("jump", 0))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,7 @@ from numpy.typing import NDArray
 import mlvm.eager as ml
 from mlvm.eager.tree import named_tensors, substitute
 from models.mlp_mixer import VARIANTS, MlpMixer
-from tests.brief import cases, refuses
+from tests.brief import cases, output_of, refuses
 
 Array = NDArray[Any]
 
@@ -78,10 +75,7 @@ def test_patches_must_tile_the_image(size: tuple[int, int], patch_size: int) -> 
 
 
 def test_the_command_prints_the_variants() -> None:
-    command = [sys.executable, "-m", "models.mlp_mixer"]
-    root = Path(__file__).resolve().parents[2]
-    printed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    header, *rows = printed.stdout.splitlines()
+    header, *rows = output_of("-m", "models.mlp_mixer").splitlines()
     assert header.split()[1:-1] == [
         "patch_size",
         "hidden_dim",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,7 +15,7 @@ from mlvm.show.svg import width_of
 from models import weights
 from models.mlp_mixer import MlpMixer
 from models.predict import Classifier, Guess, drawn, main, read_classes
-from tests.brief import Capsys, refuses
+from tests.brief import Capsys, output_of, refuses
 
 PIL = pytest.importorskip("PIL.Image")
 NAMES = ["red", "green", "blue"]
@@ -168,7 +166,5 @@ def test_errors_are_one_line(tmp_path: Path, file: Path, capsys: Capsys) -> None
 
 
 def test_it_runs_as_a_command(tmp_path: Path, file: Path) -> None:
-    command = [sys.executable, "-m", "models.predict", str(file), str(image(tmp_path, 0))]
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[1].endswith("  red")
+    output = output_of("-m", "models.predict", file, image(tmp_path, 0))
+    assert output.splitlines()[1].endswith("  red")

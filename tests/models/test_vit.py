@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import mlvm.eager as ml
 from models.vit import VARIANTS, VisionTransformer
+from tests.brief import output_of
 
 COUNTS = {
     "Ti/16": 5_717_416,
@@ -26,10 +23,7 @@ COUNTS = {
 
 
 def test_the_command_prints_the_variants_with_their_number_of_parameters() -> None:
-    command = [sys.executable, "-m", "models.vit"]
-    root = Path(__file__).resolve().parents[2]
-    printed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    header, *rows = printed.stdout.splitlines()
+    header, *rows = output_of("-m", "models.vit").splitlines()
     assert header.split()[1:-1] == [
         "patch_size",
         "hidden_size",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -24,13 +22,12 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel import blas
 from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group, member_of
-from tests.brief import Patch, cases, refuses, with_long
+from tests.brief import Patch, cases, output_of, refuses, with_long
 from tests.interrupting import interrupted_at_line
 from tests.parallel.members import Step, call, run, run_in
 
 threadpoolctl = pytest.importorskip("threadpoolctl")
 
-ROOT = Path(__file__).resolve().parents[2]
 ONES = np.ones(4, np.float32)
 
 
@@ -250,17 +247,8 @@ except KeyboardInterrupt:
 @pytest.mark.skipif(os.name != "posix", reason="sends a signal")
 @cases("other", "time.sleep(0.01)", "call(vm, 'square', np.ones(3))")
 def test_ctrl_c_ends_a_run(other: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CTRL_C.replace("{other}", other)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.stdout.split() == ["interrupted", "GroupError"]
-    assert done.returncode == 0
+    output = output_of("-c", CTRL_C.replace("{other}", other))
+    assert output.split() == ["interrupted", "GroupError"]
 
 
 @cases("size", 1, 2)

@@ -14,11 +14,9 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import GroupError, MissingExtra
-from tests.brief import cases, refuses
+from tests.brief import ROOT, cases, refuses, run_python
 from tests.cases.claims import claims
 from tests.parallel import places
-
-ROOT = Path(__file__).resolve().parents[2]
 
 SCRIPT = """
 import os, sys
@@ -37,14 +35,7 @@ def launched(tmp_path: Path, restarts: int, argument: str) -> subprocess.Complet
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = ["launch", "--members", "2", "--restarts", str(restarts), "--", str(script), argument]
-    return subprocess.run(
-        [sys.executable, "-m", "mlvm", *command],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MLVM_SECRET": "", "MLVM_SECRET_FILE": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_python("-m", "mlvm", *command, MLVM_SECRET="", MLVM_SECRET_FILE="")
 
 
 def test_members_are_started_again_until_all_end_well(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from mlvm.parallel import messages
 from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.named import group
 from mlvm.parallel.processes import ProcessGroup
-from tests.brief import Patch, cases, refuses
+from tests.brief import ROOT, Patch, cases, refuses, run_python
 from tests.fuzz import groups
 from tests.parallel import places
 from tests.parallel.joined import Joined
@@ -35,7 +35,6 @@ from tests.parallel.members import call, tensor
 
 pytest.importorskip("threadpoolctl")
 
-ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path("/dev/shm")
 HAS_MPI = importlib.util.find_spec("mpi4py") is not None
 HAS_CLOUDPICKLE = importlib.util.find_spec("cloudpickle") is not None
@@ -285,15 +284,7 @@ def test_ctrl_c_ends_a_run_of_processes(tmp_path: Path) -> None:
 
 def mpirun(what: str) -> subprocess.CompletedProcess[str]:
     script = str(ROOT / "tests" / "parallel" / "places.py")
-    return subprocess.run(
-        [sys.executable, "-m", "mlvm", "mpirun", "-n", "2", script, what],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_python("-m", "mlvm", "mpirun", "-n", "2", script, what)
 
 
 needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py is not installed")

@@ -17,8 +17,6 @@ from tests.brief import cases, refuses
 from tests.cases import CASES
 from tests.cases.evaluate import evaluate
 
-INF, NAN = np.inf, np.nan
-
 
 def gives_floats_of_integers(name: str) -> bool:
     """Derive from the type rule that the result of integers is f32."""

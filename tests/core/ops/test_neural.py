@@ -52,8 +52,6 @@ def test_gelu_and_its_gradient_far_from_zero(dtype: str, approximate: bool) -> N
         slope = evaluate("gelu_slope", far, approximate=approximate)
         np.testing.assert_array_equal(value, np.maximum(far, 0))
         np.testing.assert_array_equal(slope, far > 0)
-    infinite = np.array([np.inf, -np.inf], dtype)
-    assert evaluate("gelu_slope", infinite, approximate=approximate).tolist() == [1, 0]
 
 
 SIZES = st.tuples(st.integers(1, 3), st.integers(1, 3))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 
 from mlvm.core.types import Array
-from tests.brief import Capsys
+from tests.brief import Capsys, output_of
 from tests.cases.claims import claims
 from tests.cases.evaluate import evaluate
 from tests.threads import in_threads
@@ -61,10 +58,7 @@ for name, attributes in [
 def test_another_process_draws_the_same_bits(capsys: Capsys) -> None:
     exec(_DRAWS, {})
     here = capsys.readouterr().out
-    there = subprocess.run(
-        [sys.executable, "-c", _DRAWS], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert there.stdout == here
+    assert output_of("-c", _DRAWS) == here
 
 
 def test_threads_do_not_disturb_each_other() -> None:

@@ -13,7 +13,6 @@ from mlvm.core.types import Array
 from tests.brief import cases, refuses
 from tests.cases.evaluate import evaluate, printed_on_threads
 
-INF, NAN = np.inf, np.nan
 REDUCTIONS = [
     "sum", "mean", "prod", "var", "logsumexp", "max", "min", "argmax", "argmin", "all", "any",
 ]  # fmt: skip

@@ -15,7 +15,6 @@ from tests.cases.special import digamma, inverse_of_erf, polygamma
 
 RNG = np.random.default_rng(3)
 EPS = float(np.finfo(np.float64).eps)
-INF, NAN = math.inf, math.nan
 
 RANGES: dict[str, tuple[Callable[[float], float], Array, float]] = {
     "erfc": (math.erfc, np.concatenate([RNG.uniform(-6, 26, 2000), [0.46875, 4.0, -4.0]]), 8),

@@ -10,7 +10,6 @@ import functools
 import gc
 import inspect
 import math
-import subprocess
 import sys
 import threading
 import weakref
@@ -38,7 +37,7 @@ from mlvm.core.types import TensorType
 from mlvm.eager import nn, optim
 from mlvm.eager import random as ml_random
 from models.mlp import Mlp
-from tests.brief import Capsys, Fn, Patch, cases, refuses
+from tests.brief import Capsys, Fn, Patch, cases, refuses, run_python
 from tests.threads import PATIENCE, in_threads, start
 from tests.wired import machine
 
@@ -533,7 +532,7 @@ def test_scratch_goes_with_a_captured_function_in_a_cycle(place: Place) -> None:
 def test_a_captured_function_says_nothing_when_python_ends() -> None:
     program = "import importlib as kept, mlvm.eager as ml; step = ml.capture(ml.exp)"
     program += "; step(ml.ones(2)); kept.step = step"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_python("-c", program)
     assert (done.returncode, done.stderr) == (0, "")
 
 

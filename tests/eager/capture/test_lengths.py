@@ -41,17 +41,6 @@ def same(step: Any, fn: Callable[..., Any], *arguments: Any) -> bool:
     return bool(captured.type is eager.type and np.array_equal(captured.numpy(), eager.numpy()))
 
 
-def traces(fn: Callable[..., Any]) -> tuple[Callable[..., Any], list[int]]:
-    """The function, and a list that gets an item for each time that Python runs it."""
-    calls: list[int] = []
-
-    def counted(x: Any) -> Any:
-        calls.append(1)
-        return fn(x)
-
-    return counted, calls
-
-
 def test_one_trace_serves_all_lengths_of_a_name() -> None:
     step = ml.capture(lambda x: ml.sum(ml.tanh(x[:-1]) @ ml.matrix_transpose(x), axis=0), lengths=N)
     for n in (5, 9, 3, 17, 4, 9):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,17 +10,14 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from tests.brief import cases
+from tests.brief import cases, output_of
 from tests.slopes import check_slopes
-
-Array = np.ndarray[Any, Any]
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 3, 4)).astype(np.float32)
 V = RNG.normal(size=5).astype(np.float32)
 
 t = ml.asarray
-untyped: Any = ml  # for calls that type checkers would refuse
 
 
 def same(result: ml.Tensor, expected: Any) -> None:
@@ -214,7 +209,7 @@ for module in (ml, ml.errors, ml.nn, ml.optim, ml.parallel, ml.random, ml.testin
 
 def test_nothing_but_public_names_can_be_reached() -> None:
     """This runs in a separate Python: `mlvm.eager.stub` becomes `ml.stub` where it is imported."""
-    subprocess.run([sys.executable, "-c", _REACHED], check=True, timeout=60)
+    output_of("-c", _REACHED)
 
 
 def test_a_tensor_lists_what_it_has() -> None:

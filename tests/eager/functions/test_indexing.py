@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 import mlvm.eager as ml
 from tests.brief import cases
 
-Array = np.ndarray[Any, Any]
-
 X = np.arange(120, dtype=np.float32).reshape(2, 3, 4, 5)
 ROW = np.array([1, 0])
 GRID = np.array([[0, -1], [1, 0]])

@@ -14,9 +14,7 @@ from mlvm.core.types import Array
 from mlvm.machines.wire import WireVM
 
 la: Any = ml.linalg
-untyped: Any = ml
 RNG = np.random.default_rng(31)
-inf = math.inf
 
 
 def random(*shape: int) -> Array:

@@ -18,9 +18,6 @@ from tests.cases.tables import FUNCTIONS
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4) - 7.5
 
-untyped: Any = ml
-
-
 P, Q = X / 40 + 0.5, X[::-1] / 40 + 0.25
 OF_TWO = """add atan2 copysign divide floor_divide greater greater_equal hypot less less_equal
     logaddexp maximum minimum multiply not_equal pow remainder subtract"""

@@ -16,8 +16,6 @@ RNG = np.random.default_rng(12)
 t = ml.asarray
 nan, inf = math.nan, math.inf
 
-V = RNG.normal(size=7)
-
 
 def test_gradients_past_nan() -> None:
     x = t(np.array([[1.0, nan, 3.0], [nan, nan, nan], [2.0, 5.0, 4.0]]))

@@ -12,7 +12,6 @@ import mlvm.eager as ml
 
 RNG = np.random.default_rng(0)
 t = ml.asarray
-untyped: Any = ml
 
 VECTORS: dict[str, np.ndarray[Any, Any]] = {
     "i64": np.array([3, 1, 3, 2, -5, 1, 3]),

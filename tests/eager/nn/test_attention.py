@@ -229,9 +229,3 @@ def test_a_product_of_turned_vectors_depends_on_their_distance() -> None:
 
     assert product(9, 4) == pytest.approx(product(105, 100), rel=1e-10)
     assert product(9, 4) != pytest.approx(product(9, 5), rel=1e-3)
-
-
-layer = nn.MultiHeadAttention(4, 2)
-x, scores = ml.ones((1, 3, 4)), ml.ones((3, 4))
-cache = layer.init_cache(1, 3)
-real: Any = 1.0

@@ -173,11 +173,6 @@ def test_steps_behind_the_longest_sequence_are_not_made() -> None:
     assert not results[0][5:].any()
 
 
-lstm, gru = nn.LSTM(3, 4), nn.GRU(3, 4)
-x = ml.ones((5, 2, 3))
-h = ml.ones((1, 2, 4))
-
-
 @KINDS
 def test_one_call_has_the_bits_of_the_loop_and_of_two_threads(kind: str) -> None:
     """The hidden size is one for which threads meet after each step."""

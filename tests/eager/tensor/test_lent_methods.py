@@ -3,9 +3,9 @@ alone."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.brief import run_python
 
 CODE = """
 import sys
@@ -22,13 +22,7 @@ arena.plot(sys.argv[2])
 
 def test_methods_that_upper_floors_add(tmp_path: Path) -> None:
     trace, picture = tmp_path / "trace.json", tmp_path / "step.svg"
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, str(trace), str(picture)],
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_python("-c", CODE, trace, picture)
     assert (done.stdout, done.stderr) == ("[2.0, 2.0, 2.0] True\n", "")
     assert trace.stat().st_size
     assert picture.read_text().startswith("<svg")

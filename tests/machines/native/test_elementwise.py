@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +15,7 @@ from mlvm.core.op import OPS
 from mlvm.core.ops.half import widened
 from mlvm.core.types import Array, DType, TensorType, bf16
 from mlvm.machines.native.extension import simd_sets
-from tests.brief import cases
+from tests.brief import cases, output_of
 from tests.machines.native.planners import native, planned, reference
 from tests.ulp import FUNCTIONS, errors, limit
 
@@ -155,7 +152,7 @@ def test_floats_are_truncated_to_the_same_integers_with_every_instruction_set(si
     if not simd_sets().get(simd):
         pytest.skip(f"no {simd} kernels here")
     code = "from tests.machines.native.test_elementwise import truncations; truncations()"
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "MLVM_SIMD": simd}, check=True)
+    output_of("-c", code, MLVM_SIMD=simd)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

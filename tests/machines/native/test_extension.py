@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
 import subprocess
-import sys
 from typing import NoReturn
 
 import pytest
@@ -14,7 +12,7 @@ from mlvm.core.errors import MachineError, MissingExtra
 from mlvm.eager.tensor.context import _make_default_vm
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
-from tests.brief import Patch, cases, refuses
+from tests.brief import Patch, cases, output_of, refuses
 
 needs_extension = pytest.mark.skipif(extension.EXTENSION is None, reason="it was not built")
 
@@ -69,7 +67,7 @@ def test_the_first_set_that_the_processor_has_is_in_use_and_never_an_emulated_on
     """`avx512_bf16` was left unused on Zen 4."""
     sets = extension.simd_sets()
     code = "from mlvm.machines.native import _native; print(_native.simd())"
-    simd = subprocess.check_output([sys.executable, "-c", code], text=True).strip()
+    simd = output_of("-c", code).strip()
     assert simd == next(name for name, here in sets.items() if here)
     assert simd != "amx_emulated"
 
@@ -113,9 +111,7 @@ def test_the_default_vm_has_the_threads_that_the_environment_says() -> None:
     """It had one, whatever was set."""
     code = "import mlvm.eager as ml; print(ml.ones(2).device.threads, ml.VM().threads)"
     for setting, threads in (("", 1), ("1", 1), ("3", 3)):
-        environment = {**os.environ, "MLVM_THREADS": setting}
-        output = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
-        assert output == f"{threads} 1\n"
+        assert output_of("-c", code, MLVM_THREADS=setting) == f"{threads} 1\n"
 
 
 @cases("setting", "0", "257", "-1", "1.5", "two", " 2", "9" * 5000)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import OperandValueError
 from mlvm.core.op import OPS
 from mlvm.core.types import Array
-from tests.brief import cases, refuses
+from tests.brief import cases, output_of, refuses
 from tests.machines.native.planners import KERNELS, assert_same_bits, native, prepared, reference
 
 INTEGERS = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"]
@@ -235,5 +233,4 @@ for native, (name, inputs, attributes) in itertools.product([True, False], CASES
 
 
 def test_indices_that_another_vm_changes_meanwhile_stay_in_their_tensors() -> None:
-    ended = subprocess.run([sys.executable, "-c", _SHARED_INDICES], capture_output=True, text=True)
-    assert not ended.returncode, (ended.stdout.splitlines()[-1], ended.stderr)
+    output_of("-c", _SHARED_INDICES)

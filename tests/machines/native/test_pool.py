@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +16,7 @@ import mlvm.eager as ml
 from mlvm.core.program.program import Program
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
-from tests.brief import cases
+from tests.brief import cases, run_python
 from tests.core.programs import put
 
 pytestmark = [
@@ -110,8 +108,8 @@ def test_a_forked_process_has_threads_of_its_own(asleep: bool) -> None:
 
 def run_apart(text: str) -> None:
     """Run the text in a separate process, which must end well."""
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", text]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    warnings = ["-W", "ignore::DeprecationWarning"]
+    done = run_python(*warnings, "-c", text, OPENBLAS_NUM_THREADS="1")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -180,7 +178,7 @@ for _ in range(3):
 
 
 def test_a_process_ends_whatever_its_pools_do() -> None:
-    text = """
+    run_apart("""
 import threading
 from tests.machines.native.test_pool import *
 kept = [vm_at_work() for _ in range(3)]
@@ -190,9 +188,7 @@ def forever(vm, handles):
 for vm, handles in kept[:2]:
     threading.Thread(target=forever, args=(vm, handles), daemon=True).start()
 time.sleep(0.1)
-"""
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+""")
 
 
 def test_threads_that_share_a_vm() -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from mlvm.machines.native.extension import EXTENSION
-from tests.brief import with_long
+from tests.brief import output_of, with_long
 
-ROOT = Path(__file__).parent.parent.parent.parent
 FOLDERS = ["tests/core/machine", "tests/core/test_vm.py", "tests/core/test_observe.py"]
 
 
@@ -19,6 +14,4 @@ FOLDERS = ["tests/core/machine", "tests/core/test_vm.py", "tests/core/test_obser
 def test_the_tests_of_the_reference_machine_pass_on_the_native_one() -> None:
     """Two parameters of each, with `--long` all."""
     options = ["--native", "-q", "-p", "no:cacheprovider", *with_long(["--few=2"], ["--long"])]
-    command = [sys.executable, "-m", "pytest", *options, *FOLDERS]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    output_of("-m", "pytest", *options, *FOLDERS, timeout=1800)

@@ -6,7 +6,6 @@ import gc
 import os
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -29,7 +28,7 @@ from mlvm.machines.remote.outbox import PythonOutbox
 from mlvm.machines.remote.session import Session
 from mlvm.machines.remote.stream import Stream
 from tests.alarms import alarms_interrupt, interrupt_after
-from tests.brief import Patch, cases, refuses
+from tests.brief import Patch, cases, output_of, refuses
 from tests.core.programs import ADD_INTO, f32s, straight
 from tests.machines.remote.serving import SECRET, vm_of
 from tests.machines.remote.serving import Served as Server
@@ -456,9 +455,7 @@ print("good")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 def test_a_forked_process_has_no_connection() -> None:
     with Server() as server:
-        command = [sys.executable, "-c", FORKED, str(server.address), SECRET]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-        assert done.stdout == "good\n", done.stderr
+        assert output_of("-c", FORKED, str(server.address), SECRET) == "good\n"
 
 
 def test_one_trace_serves_all_lengths_there(served: Served) -> None:
@@ -491,6 +488,5 @@ def test_what_was_posted_is_done_before_the_process_ends() -> None:
     with Server(shared=["s"]) as server, server.vm(vm="s") as vm:
         x, one = put(vm, 0), put(vm, 1)
         vm.synchronize()
-        arguments = [str(server.address), SECRET, *map(str, (x, x, one))]
-        subprocess.run([sys.executable, "-c", POSTING, *arguments], check=True, timeout=PATIENCE)
+        output_of("-c", POSTING, str(server.address), SECRET, *map(str, (x, x, one)))
         assert vm.read(x).tolist() == [20]

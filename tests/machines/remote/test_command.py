@@ -22,7 +22,7 @@ from mlvm.core.errors import ConnectionLost, LimitExceeded, MlvmError
 from mlvm.machines.remote import command
 from mlvm.machines.remote.connect import Observer, connect
 from mlvm.machines.remote.limits import Limits
-from tests.brief import Capsys, cases, refuses
+from tests.brief import ROOT, Capsys, cases, refuses
 from tests.machines.remote.serving import (
     CERTIFICATE,
     FOR_EVER,
@@ -32,8 +32,6 @@ from tests.machines.remote.serving import (
     wait_for,
 )
 from tests.threads import PATIENCE, start
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @contextmanager

@@ -44,9 +44,6 @@ def soon() -> float:
     return time.monotonic() + 2.0
 
 
-Result = dict[str, Any]
-
-
 @contextmanager
 def admitting(secret: bytes | None = KEY, *, trusted: bool = False) -> Iterator[Any]:
     """One end of a connection to a server that admits; what it says at the end is in `.said`."""

@@ -22,7 +22,6 @@ from tests.machines.remote.serving import F32X3, Served
 from tests.threads import PATIENCE, start
 
 ADD = Program.of_op("add.out", 3, {}, 0)
-MULTIPLY = Program.of_op("multiply.out", 3, {}, 0)
 
 
 @cases("name", "read", "alloc_tensor")

@@ -27,7 +27,7 @@ from mlvm.machines.remote.admission import MOST_OF_PEER
 from mlvm.machines.remote.connect import connect
 from mlvm.machines.remote.metrics import BUCKETS, Metrics, MetricsPage
 from mlvm.machines.remote.notify import inherited_socket, notify
-from tests.brief import Patch, cases, refuses
+from tests.brief import ROOT, Patch, cases, refuses
 from tests.machines.remote.serving import (
     CERTIFICATE,
     FOR_EVER,
@@ -37,9 +37,6 @@ from tests.machines.remote.serving import (
     limits,
     wait_for,
 )
-
-ROOT = Path(__file__).resolve().parents[3]
-
 
 # --- metrics -----------------------------------------------------------------------------
 

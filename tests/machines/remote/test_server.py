@@ -15,7 +15,6 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,7 @@ from mlvm.machines.remote.handshake import BUSY, Greeting, Hello, pack
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.session import Session
 from mlvm.machines.wire import encode_call
-from tests.brief import Patch, cases, refuses
+from tests.brief import ROOT, Patch, cases, refuses
 from tests.core.programs import asm
 from tests.machines.remote.serving import (
     CERTIFICATE,
@@ -65,7 +64,6 @@ from tests.machines.remote.serving import (
 )
 from tests.threads import PATIENCE, start
 
-ROOT = Path(__file__).resolve().parents[3]
 NATIVE = [False] if extension.EXTENSION is None else [True, False]
 SECONDS = 20.0  # in which nothing may hang
 

@@ -4,14 +4,10 @@ them, with `--long` all, each with one of its parameters. All parameters are tri
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from tests.brief import cases
+from tests.brief import cases, output_of
 
-ROOT = Path(__file__).resolve().parents[3]
 CAPTURE = "tests/eager/capture"
 TRANSFORM = "tests/eager/transform"
 """What these tests do is eager code, which other tests run: one of them will do."""
@@ -29,6 +25,4 @@ BUT = ["--long", *[f"--ignore={each}" for each in FEW]]
 )  # fmt: skip
 def test_the_eager_and_arena_tests_pass_on_remote_vms(folders: Sequence[str]) -> None:
     options = ["--remote", "--few=1", "-q", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *options, *folders]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    output_of("-m", "pytest", *options, *folders, timeout=1800)

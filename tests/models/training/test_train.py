@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import socket
 import subprocess
 import sys
@@ -23,11 +22,10 @@ from models.training.checkpoint import CheckpointError, load, save
 from models.training.choices import MODELS
 from models.training.train import Diverged, OptionError, main, train
 from models.training.trainer import Replica, Trainer
-from tests.brief import Capsys, Patch, cases, refuses
+from tests.brief import ROOT, Capsys, Patch, cases, output_of, refuses, run_python
 from tests.wired import connect_to
 
 IMAGE_MODELS = [name for name, choice in MODELS.items() if choice.kind == "images"]
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def command(*arguments: str) -> list[str]:
@@ -35,9 +33,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    return run_python("-m", "models.train", *arguments)
 
 
 def assert_one_line(text: str, *parts: str) -> None:
@@ -403,18 +399,9 @@ def test_members_under_mpi_train_as_threads_do(tmp_path: Path) -> None:
     one, two, json_file = (tmp_path / name for name in ("one", "two", "result.json"))
     options = ["--model", "mlp", "--epochs", "1", "--shard", "optimizer"]
     assert main([*options, "--group", "threads:2", "--save", str(one), "--quiet"]) == 0
-    launch = [sys.executable, "-m", "mlvm", "mpirun", "-n", "2", "-m", "models.train", *options]
-    files = ["--save", str(two), "--json", str(json_file)]
-    done = subprocess.run(
-        [*launch, "--group", "mpi", *files],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 2  # of the first process alone
+    launch = ["-m", "mlvm", "mpirun", "-n", "2", "-m", "models.train", *options]
+    output = output_of(*launch, "--group", "mpi", "--save", two, "--json", json_file)
+    assert len(output.splitlines()) == 2  # of the first process alone
     assert one.read_bytes() == two.read_bytes()
     assert json.loads(json_file.read_text())["growth_after_first_epoch_bytes"] == 0
 
@@ -470,15 +457,7 @@ def test_a_killed_member_costs_the_steps_since_the_last_checkpoint(tmp_path: Pat
     command = ["--group", "auto", "--model", "mlp", "--epochs", "1", "--batch-size", "128"]
     command += ["--save", str(file), "--save-every", "3", "--resume", "--json", str(result)]
     launch = ["-m", "mlvm", "launch", "--members", "2", "--restarts", "1", "--", str(script)]
-    done = subprocess.run(
-        [sys.executable, *launch, *command],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python(*launch, *command)
     assert done.returncode == 0, done.stderr
     assert "all members are started again, 1 of 1 times" in done.stderr
     once = train(model="mlp", epochs=1, batch_size=128, group="threads:2")
