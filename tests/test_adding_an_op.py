@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from tests.brief import output_of
-from tests.test_packaging import HAS_COMPILER, IGNORED, QUICK, ROOT
+from tests.brief import ROOT, output_of
+from tests.test_packaging import HAS_COMPILER, IGNORED, QUICK
 
 OP: Final = '''
 

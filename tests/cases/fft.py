@@ -8,17 +8,10 @@ from typing import Any
 import numpy as np
 
 from mlvm.core.types import Array
-from tests.cases.case import Case
+from tests.cases.case import Case, Draws
 
-_rng = np.random.default_rng(12)
-
-
-def _f64(*shape: int) -> Array:
-    return _rng.standard_normal(shape)
-
-
-def _c128(*shape: int) -> Array:
-    return _f64(*shape) + 1j * _f64(*shape)
+_draws = Draws(12)
+_f64, _c128 = _draws.f64, _draws.c128
 
 
 def _transformed(x: Array, axis: int, sign: int, power: float) -> Array:

@@ -7,13 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from mlvm.core.types import Array
-from tests.cases.case import Case
+from tests.cases.case import Case, Draws
 
-_rng = np.random.default_rng(3)
-
-
-def _f64(*shape: int) -> Array:
-    return _rng.standard_normal(shape)
+_f64 = Draws(3).f64
 
 
 def _einsum(subscripts: str) -> Callable[..., Array]:

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import numpy as np
 
 from mlvm.core.types import Array
-from tests.cases.case import Case
+from tests.cases.case import Case, Draws
 
-_rng = np.random.default_rng(6)
-
-
-def _f64(*shape: int) -> Array:
-    return _rng.standard_normal(shape)
-
-
-def _f32(*shape: int) -> Array:
-    return _f64(*shape).astype(np.float32)
-
-
-def _distinct(*shape: int) -> Array:
-    """Values at least 0.1 apart: no ties nearby."""
-    n = math.prod(shape)
-    return (_rng.permutation(n) - n / 2 + 0.25).reshape(shape) * 0.1
+_draws = Draws(6)
+_f64, _f32, _distinct = _draws.f64, _draws.f32, _draws.distinct
 
 
 def _places(

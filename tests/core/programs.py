@@ -15,10 +15,9 @@ from mlvm.core.machine.link import bind, link
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.assembly import assemble, format_instruction
 from mlvm.core.program.program import Instruction, Opcode, Program
-from mlvm.core.protocol import TensorHandle
+from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType
-from mlvm.core.vm import VM
 
 TABLE = FunctionTable()
 
@@ -85,7 +84,7 @@ def run(program: Program, *operands: Array, store: FreeStore | None = None) -> l
     return machine.run(code, operands, store or FreeStore(), TABLE)
 
 
-def put(vm: VM, array: Array) -> TensorHandle:
+def put(vm: VMProtocol, array: Array) -> TensorHandle:
     """A new tensor of the VM with a copy of the array."""
     handle = vm.alloc_tensor(TensorType.of(array))
     vm.write(handle, array)

@@ -35,8 +35,9 @@ from mlvm.core.program.program import Program
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.processes import ProcessGroup
 from mlvm.parallel.tcp import TcpGroup
+from tests.core.programs import put
 from tests.fuzz.command import parser_of
-from tests.parallel.members import call, tensor
+from tests.parallel.members import call
 
 LIMIT: Final = 5.0
 """Seconds until all must have ended."""
@@ -63,7 +64,7 @@ def work(seed: int, rank: int, vm: VM) -> None:
         elif kind == 2:
             call(vm, "broadcast", x, root=0)
         else:
-            handle = tensor(vm, x)
+            handle = put(vm, x)
             vm.launch(Program.of_op("all_reduce.start", 1, {"op": "mean"}, 0), [handle])
             call(vm, "square", x)
             vm.launch(Program.of_op("all_reduce.wait", 1, {}, 0), [handle])

@@ -22,6 +22,7 @@ from mlvm.input.queue import QueueTensor
 from mlvm.machines.local import LocalVM as VM
 from tests.brief import cases, refuses
 from tests.cases.claims import claims
+from tests.core.programs import put
 from tests.threads import PATIENCE, start
 
 SUMS = """
@@ -213,9 +214,7 @@ def test_raises_gets_without_a_flag_and_raises_at_the_end(vm: VM) -> None:
 
 
 def launch_text(vm: VM, text: str, *args: Array) -> Any:
-    handles = [vm.alloc_tensor(TensorType.of(array)) for array in args]
-    for handle, array in zip(handles, args, strict=True):
-        vm.write(handle, array)
+    handles = [put(vm, array) for array in args]
     return vm.launch(assemble(f".func main 0 *\n{text}\n halt"), handles)
 
 

@@ -36,7 +36,6 @@ from tests.machines.libraries import (
     EXAMPLE,
     FUNCTIONS,
     MACHINES,
-    ROOT,
     compile_c,
     compile_text,
     needs_compiler,
@@ -50,7 +49,7 @@ from mlvm.machines.native import host, types
 from mlvm.machines.native._native import MLVM_ABI_VERSION
 from mlvm.machines.native.host import CFunction
 from mlvm.machines.native.types import DTYPES
-from tests.brief import Fn, Patch, cases, output_of, refuses
+from tests.brief import ROOT, Fn, Patch, cases, output_of, refuses
 
 HEADER = Path(include_dir()) / "mlvm.h"
 

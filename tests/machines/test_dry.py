@@ -13,7 +13,7 @@ from mlvm.core.types import MAX_NBYTES, TensorType, f32
 from mlvm.core.vm import VM
 from mlvm.machines.dry import DryVM
 from tests.brief import cases, refuses
-from tests.core.programs import ADD_INTO, f32s, straight
+from tests.core.programs import ADD_INTO, f32s, put, straight
 
 VECTOR = TensorType(f32, (2,))
 
@@ -63,8 +63,7 @@ def test_a_launch_is_verified_and_not_run() -> None:
 
 def test_writes_are_checked_and_dropped() -> None:
     vm = DryVM()
-    handle = vm.alloc_tensor(VECTOR)
-    vm.write(handle, f32s(1, 2))
+    handle = put(vm, f32s(1, 2))
     refuses(DTypeError, "the array's dtype is float64", vm.write, handle, np.zeros(2))
     refuses(ShapeError, r"the array's shape is \(3,\)", vm.write, handle, f32s(1, 2, 3))
 

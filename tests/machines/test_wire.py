@@ -157,8 +157,7 @@ def test_tensors() -> None:
 
 def passed(array: Any) -> None:
     vm, wire_vm = wired()
-    handle = wire_vm.alloc_tensor(TensorType.of(array))
-    wire_vm.write(handle, array)
+    handle = put(wire_vm, array)
     assert vm.read(handle).tobytes() == array.tobytes()
     assert wire_vm.read(handle).tobytes() == array.tobytes()
     [output] = wire_vm.launch(LOAD, [handle])
@@ -212,7 +211,7 @@ def test_nothing_but_bytes_passes(monkeypatch: Patch) -> None:
         return answer
 
     monkeypatch.setattr(wire_vm, "_send", spy)
-    wire_vm.launch(LOAD, [put(wire_vm, f32s(1))])  # type: ignore[arg-type]
+    wire_vm.launch(LOAD, [put(wire_vm, f32s(1))])
     assert kinds == 8 * [bytes]  # alloc_tensor, write, load_program, launch
 
 

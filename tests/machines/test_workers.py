@@ -22,7 +22,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM as VM
 from tests.brief import Before, cases, refuses
-from tests.core.programs import asm
+from tests.core.programs import asm, put
 from tests.threads import PATIENCE, start, waits
 
 VECTOR = TensorType("f64", (4,))
@@ -146,8 +146,7 @@ def test_a_jump_waits_for_its_condition(vm: VM) -> None:
         'push_const half | push_str "multiply" | cfunc 2 1 | get 0 | push_const one | '
         'push_str "greater" | cfunc 2 1 | jump_if_false done | jump again | done: | halt'
     )
-    x = vm.alloc_tensor(TensorType("f64"))
-    vm.write(x, np.array(100.0))
+    x = put(vm, np.array(100.0))
     [result] = vm.launch(halving, (x,))
     assert result == 100.0 / 2**7
 
@@ -245,8 +244,7 @@ XENT = Program.of_op("softmax_cross_entropy", 2, {}, 1)
 
 def failing(vm: VM) -> tuple[int, int]:
     logits = vm.alloc_tensor(TensorType("f64", (1, 3)))
-    labels = vm.alloc_tensor(TensorType("i64", (1,)))
-    vm.write(labels, np.array([9]))
+    labels = put(vm, np.array([9]))
     return logits, labels
 
 

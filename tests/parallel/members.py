@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlvm.core.program.program import Program
-from mlvm.core.types import Array, TensorType
+from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.group import Group
+from tests.core.programs import put
 
 Step = Callable[[int, VM], Any]
 
@@ -18,7 +19,7 @@ NO_RESULTS = ("all_reduce", "all_reduce.start", "all_reduce.wait", "broadcast", 
 def call(vm: VM, name: str, *arrays: Array, **attributes: Any) -> list[Array]:
     """Call one function on copies of the arrays; return its results or what it leaves in them. The
     VM holds no more after."""
-    handles = [tensor(vm, array) for array in arrays]
+    handles = [put(vm, array) for array in arrays]
     try:
         nresults = 0 if name in NO_RESULTS else 1
         program = Program.of_op(name, len(arrays), attributes, nresults)
@@ -26,12 +27,6 @@ def call(vm: VM, name: str, *arrays: Array, **attributes: Any) -> list[Array]:
     finally:
         for handle in handles:
             vm.dealloc_tensor(handle)
-
-
-def tensor(vm: VM, array: Array) -> int:
-    handle = vm.alloc_tensor(TensorType.of(array))
-    vm.write(handle, array)
-    return handle
 
 
 def run(size: int, *steps: Step) -> list[Any]:

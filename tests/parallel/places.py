@@ -28,7 +28,8 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import AnyGroup
 from mlvm.parallel.named import group
-from tests.parallel.members import call, tensor
+from tests.core.programs import put
+from tests.parallel.members import call
 
 FOLD = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -129,7 +130,7 @@ def at_once(rank: int, vm: VM) -> list[str]:
     """Several all_reduces are started, other work and a barrier come in between."""
     arrays = [inputs_of(case, rank) for case in CASES if case[0] == "all_reduce"]
     ops = [case[2]["op"] for case in CASES if case[0] == "all_reduce"]
-    handles = [[tensor(vm, x) for x in xs] for xs in arrays]
+    handles = [[put(vm, x) for x in xs] for xs in arrays]
     for each, op in zip(handles, ops, strict=True):
         vm.launch(Program.of_op("all_reduce.start", len(each), {"op": op}, 0), each)
     call(vm, "square", np.ones(3))
@@ -164,7 +165,7 @@ def other_type(rank: int, vm: VM) -> Any:
 
 
 def other_beside(rank: int, vm: VM) -> None:
-    x = tensor(vm, np.ones(4 + rank, np.float32))
+    x = put(vm, np.ones(4 + rank, np.float32))
     vm.launch(Program.of_op("all_reduce.start", 1, {"op": "sum"}, 0), [x])
     time.sleep(0.05)
     vm.launch(Program.of_op("all_reduce.wait", 1, {}, 0), [x])

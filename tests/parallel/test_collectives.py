@@ -19,7 +19,8 @@ from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group
 from tests.brief import cases, refuses
 from tests.cases.claims import claims
-from tests.parallel.members import call, gathered, run, tensor
+from tests.core.programs import put
+from tests.parallel.members import call, gathered, run
 
 pytest.importorskip("threadpoolctl")
 
@@ -102,7 +103,7 @@ def test_programs_contain_collectives() -> None:
     assert assemble(disassemble(program)) == program
     xs = inputs(2, (6,))
     total = reduced([x * x for x in xs], "sum")
-    for [y] in run(2, lambda rank, vm: vm.launch(program, [tensor(vm, xs[rank])])):
+    for [y] in run(2, lambda rank, vm: vm.launch(program, [put(vm, xs[rank])])):
         np.testing.assert_array_equal(y, np.concatenate([total, total]), strict=True)
 
 

@@ -28,10 +28,11 @@ from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.named import group
 from mlvm.parallel.processes import ProcessGroup
 from tests.brief import ROOT, Patch, cases, refuses, run_python
+from tests.core.programs import put
 from tests.fuzz import groups
 from tests.parallel import places
 from tests.parallel.joined import Joined
-from tests.parallel.members import call, tensor
+from tests.parallel.members import call
 
 pytest.importorskip("threadpoolctl")
 
@@ -158,7 +159,7 @@ def wait_wrongly(rank: int, vm: VM) -> None:
 
 
 def start_twice(rank: int, vm: VM) -> None:
-    x = tensor(vm, np.ones(3))
+    x = put(vm, np.ones(3))
     for _ in range(2):
         vm.launch(Program.of_op("all_reduce.start", 1, {"op": "sum"}, 0), [x])
 

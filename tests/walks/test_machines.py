@@ -23,6 +23,7 @@ from mlvm.machines.wire import WireVM
 from tests.brief import refuses, with_long
 from tests.cases import CASES, Case
 from tests.cases.evaluate import evaluate
+from tests.core.programs import put
 from tests.walks.crossing import assert_expected, crossed
 
 FUNCTIONS = FunctionTable()
@@ -35,9 +36,7 @@ if extension.EXTENSION is not None:
 def wired(name: str, *inputs: Any, **attributes: Any) -> Array:
     """The op's result from a VM behind the byte encoding of the protocol."""
     vm, bound = WireVM(VM("behind")), OPS[name].bind(attributes)
-    handles = [vm.alloc_tensor(TensorType.of(x)) for x in inputs]
-    for handle, x in zip(handles, inputs, strict=True):
-        vm.write(handle, x)
+    handles = [put(vm, x) for x in inputs]
     [result] = vm.launch(Program.of_op(name, len(handles), bound, 1), handles)
     return result
 

@@ -24,6 +24,7 @@ from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from tests.brief import Before, refuses
 from tests.cases import CASES, Case, packed, quantized
+from tests.core.programs import put
 
 HALVES = (f16, bf16)
 REFERENCE, WORKERS = VM("reference"), LocalVM("workers", workers=2, native=False)
@@ -156,9 +157,7 @@ def launched(vm: VM, name: str, operands: Sequence[Array], **attributes: Any) ->
     op = OPS[name]
     bound = op.bind(attributes)
     type = op.infer([TensorType.of(x) for x in operands], bound)
-    handles = [vm.alloc_tensor(TensorType.of(x)) for x in operands]
-    for handle, x in zip(handles, operands, strict=True):
-        vm.write(handle, x)
+    handles = [put(vm, x) for x in operands]
     try:
         if type is None:
             [result] = vm.launch(Program.of_op(name, len(handles), bound, 1), handles)
@@ -405,8 +404,7 @@ def test_in_place(vm: VM) -> None:
     vm.write(other, x)
     vm.launch(Program.of_op("add.out", 3, {}, 0), [handle, handle, other])
     assert half.widened(vm.read(handle)).tolist() == [2.0, 4.0, 6.0, 8.0]
-    part = vm.alloc_tensor(TensorType(bf16, (2,)))
-    vm.write(part, x[:2])
+    part = put(vm, x[:2])
     attributes = {"start": (1,), "step": (2,)}
     vm.launch(Program.of_op("slice_add.out", 3, attributes, 0), [handle, handle, part])
     assert half.widened(vm.read(handle)).tolist() == [2.0, 5.0, 6.0, 10.0]

@@ -12,21 +12,14 @@ from hypothesis import strategies as st
 
 from mlvm.core.ops.blocks import BLOCK_SIZE
 from mlvm.core.ops.windows import Padding, Pair
-from mlvm.core.types import Array
 from tests.brief import cases
+from tests.cases.case import Draws
 from tests.cases.claims import claims
 from tests.cases.evaluate import evaluate
 
-RNG = np.random.default_rng(11)
+DRAWS = Draws(11)
+f64, f32 = DRAWS.f64, DRAWS.f32
 KEY = np.array([3, 0], np.uint64)
-
-
-def f64(*shape: int) -> Array:
-    return RNG.standard_normal(shape)
-
-
-def f32(*shape: int) -> Array:
-    return f64(*shape).astype(np.float32)
 
 
 # --- erf and gelu ---------------------------------------------------------------------

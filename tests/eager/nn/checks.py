@@ -10,13 +10,11 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.types import Array
 from mlvm.eager import nn
+from tests.cases.case import Draws
 from tests.slopes import check_slopes
 
-RNG = np.random.default_rng(5)
-
-
-def normal(*shape: int) -> Array:
-    return RNG.standard_normal(shape)
+DRAWS = Draws(5)
+RNG, normal = DRAWS.rng, DRAWS.f64
 
 
 def f64(*shape: int) -> ml.Tensor:

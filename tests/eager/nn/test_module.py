@@ -23,19 +23,7 @@ from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tree import named_leaves
 from mlvm.machines.dry import DryVM
 from tests.brief import cases, refuses
-
-RNG = np.random.default_rng(5)
-
-
-def normal(*shape: int) -> Array:
-    return RNG.standard_normal(shape)
-
-
-def randomized(layer: nn.Module) -> dict[str, Array]:
-    """Give every parameter random values, also those that begin at zero or one."""
-    values = {path: normal(*x.shape) for path, x in layer.named_parameters().items()}
-    layer.load_parameters(values)
-    return values
+from tests.eager.nn.checks import normal, randomized
 
 
 class Block(nn.Module):

@@ -34,6 +34,7 @@ from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.watchdog import Watchdog
 from models.tree_lstm import TreeLstm
 from tests.brief import Fn, Patch, cases, refuses
+from tests.core.programs import put
 
 RANDOM = np.random.default_rng(7)
 
@@ -403,9 +404,7 @@ def launched(program: Program | str, *arrays: Any) -> list[Any]:
     """Return the arrays after `lanes.run`: results, the number of rows, arguments and so on."""
     text = program if isinstance(program, str) else program.to_bytes().decode("latin-1")
     vm = ml.VM()
-    handles = [vm.alloc_tensor(ml.TensorType(x.dtype, x.shape)) for x in arrays]
-    for handle, x in zip(handles, arrays, strict=True):
-        vm.write(handle, x)
+    handles = [put(vm, x) for x in arrays]
     vm.launch(Program.of_op(lanes.RUN, len(arrays), {"program": text}, 0), handles)
     return [vm.read(handle).tolist() for handle in handles]
 
@@ -510,9 +509,7 @@ def test_rows_that_loop_forever_end_with_their_launch() -> None:
     """Also where the scheduler in C runs them, and lets other threads run meanwhile."""
     vm = BoundedVM("bounded", Limits(launch_seconds=0.2), Watchdog())
     arrays = np.zeros(2, np.int64), np.array(2), np.zeros(2, np.int64)
-    handles = [vm.alloc_tensor(ml.TensorType(x.dtype, x.shape)) for x in arrays]
-    for handle, x in zip(handles, arrays, strict=True):
-        vm.write(handle, x)
+    handles = [put(vm, x) for x in arrays]
     rows = lane_link.LaneProgram.of(rows_of("again:\nget -1\njump_if_false again\nget -1"))
     program = Program.of_op(lanes.RUN, 3, {"program": rows}, 0)
     refuses(LimitExceeded, "takes longer", vm.launch, program, handles)

@@ -44,11 +44,11 @@ from mlvm.machines.gpu.memory import Lost
 from mlvm.machines.gpu.vm import GpuVM
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.group import Group
-from tests.brief import Patch, cases, refuses
+from tests.brief import ROOT, Patch, cases, refuses
 from tests.cases import CASES
 from tests.cases.evaluate import evaluate
 from tests.machines.gpu.against import compare, launched
-from tests.test_docs import ROOT, shown
+from tests.test_docs import shown
 from tests.threads import PATIENCE, start
 
 F4 = TensorType("f32", (4,))

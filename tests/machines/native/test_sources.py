@@ -14,8 +14,9 @@ from typing import Final
 
 import pytest
 
+from tests.brief import ROOT
 from tests.cases.claims import claims
-from tests.test_layers import ROOT, circle
+from tests.test_layers import circle
 
 SOURCE: Final = ROOT / "mlvm" / "machines" / "native" / "src"  # a built package has none
 FLOORS: Final = ["plan", "python", "machine", "language", "module"]

@@ -22,10 +22,10 @@ from mlvm.machines.remote.channel import Channel
 from mlvm.machines.remote.client import RemoteVM
 from tests.brief import cases, refuses
 from tests.cases.claims import claims
+from tests.core.programs import put
 from tests.machines.remote.serving import (
     CERTIFICATE,
     DOUBLING,
-    F32X3,
     FOR_EVER,
     Served,
     limits,
@@ -70,8 +70,7 @@ def pid_of(server: Served, name: str) -> int:
 
 def holds(vm: RemoteVM, value: float) -> bool:
     """Return whether a VM keeps what is written to it."""
-    handle = vm.alloc_tensor(F32X3)
-    vm.write(handle, np.full(3, value, np.float32))
+    handle = put(vm, np.full(3, value, np.float32))
     return bool(vm.read(handle).tolist() == [value] * 3)
 
 
@@ -111,8 +110,7 @@ def kill(pid: int, by: signal.Signals) -> None:
 
 def test_a_shared_vm_has_one_process_for_all(server: Served) -> None:
     one, two = server.vm(vm="weights", name="one"), server.vm(vm="weights", name="two")
-    handle = one.alloc_tensor(F32X3)
-    one.write(handle, np.ones(3, np.float32))
+    handle = put(one, np.ones(3, np.float32))
     one.synchronize()
     assert two.read(handle).tolist() == [1, 1, 1]
     assert pid_of(server, "one") == pid_of(server, "two")

@@ -48,7 +48,7 @@ from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.session import Session
 from mlvm.machines.wire import encode_call
 from tests.brief import ROOT, Patch, cases, refuses
-from tests.core.programs import asm
+from tests.core.programs import asm, put
 from tests.machines.remote.serving import (
     CERTIFICATE,
     COPIES,
@@ -83,8 +83,7 @@ HALT = assemble(".func main 0 *\n    halt\n")
 def test_a_vm_elsewhere_computes() -> None:
     add = asm('.func main 0 * | load_arg 0 | load_arg 0 | push_str "add" | cfunc 2 1 | halt')
     with Served() as server, server.vm(name="mine") as vm:
-        handle = vm.alloc_tensor(F32X3)
-        vm.write(handle, np.arange(3, dtype=np.float32))
+        handle = put(vm, np.arange(3, dtype=np.float32))
         [twice] = vm.launch(add, [handle])
         assert twice.tolist() == [0, 2, 4]
         assert vm.name == "mine"
@@ -182,8 +181,7 @@ def test_clients_that_come_and_go_leave_nothing() -> None:
 def test_a_shared_vm_is_open_to_several() -> None:
     with Served(shared=["weights"]) as server:
         one, two = server.vm(vm="weights"), server.vm(vm="weights")
-        handle = one.alloc_tensor(F32X3)
-        one.write(handle, np.ones(3, np.float32))
+        handle = put(one, np.ones(3, np.float32))
         one.synchronize()
         assert two.read(handle).tolist() == [1, 1, 1]
         mine = two.alloc_tensor(F32X3)
@@ -586,8 +584,7 @@ def test_many_clients_at_once() -> None:
     def work(n: int) -> None:
         with server.vm() as vm:
             for _ in range(20):
-                handle = vm.alloc_tensor(F32X3)
-                vm.write(handle, np.full(3, n, np.float32))
+                handle = put(vm, np.full(3, n, np.float32))
                 assert vm.read(handle).tolist() == [n] * 3
                 vm.dealloc_tensor(handle)
 
