@@ -164,6 +164,13 @@ class Maker:
         self.values += values
         return values
 
+    def clipped(self, x: Value, most: float) -> Value:
+        """The value within bounds: of a larger operand, its last bit decides."""
+        bounds = self.const(np.float32(-most)), self.const(np.float32(most))
+        y = self.add("Clip", " ".join([x.name, *bounds]), x.shape, "f4", x.is_exact)
+        self.used.add(y.name)
+        return y
+
     def graph(self, *, everything: bool = False) -> Graph:
         """The file: its outputs are what nothing asks for, and more."""
         unused = [x for x in self.values if x.name not in self.operands]
@@ -195,10 +202,8 @@ def _smooth(m: Maker) -> None:
     if m.opset < {"HardSwish": 14, "Mish": 18, "Gelu": 20}.get(name, 0):
         raise Unfit
     most = {"Exp": 4, "Sinh": 4, "Cosh": 4, "Sin": 64, "Cos": 64}.get(name)
-    if most is not None:  # of a larger one, a bit of the operand decides
-        bounds = m.const(np.float32(-most)), m.const(np.float32(most))
-        x = m.add("Clip", " ".join([x.name, *bounds]), x.shape, "f4", x.is_exact)
-        m.used.add(x.name)
+    if most is not None:
+        x = m.clipped(x, most)
     m.add(name, x.name, x.shape, "f4", False, **attributes)
 
 
@@ -661,7 +666,7 @@ def _normal(m: Maker) -> None:
         inputs = " ".join([x.name, *rows, spread])
         m.add("BatchNormalization", inputs, x.shape, "f4", False, epsilon=0.01)
     elif name == "Instance":
-        inputs = " ".join([x.name, *rows[:2]])
+        inputs = " ".join([m.clipped(x, 8).name, *rows[:2]])
         m.add("InstanceNormalization", inputs, x.shape, "f4", False, epsilon=0.1)
     elif name == "Layer" and m.opset >= 17:
         axis = m.draw.randrange(1, x.ndim)
