@@ -61,108 +61,109 @@ GUESSES: Final = (SAMPLES[:, 0] > 0).astype(np.int64)
 TARGETS: Final = SAMPLES @ np.arange(5, dtype=np.float32)
 
 
-def of_namespace() -> Iterator[Case]:
+class Library:
+    """A library, imported when an attribute of it is first read."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self.name), attribute)
+
+
+compat, xpx = Library("array_api_compat"), Library("array_api_extra")
+einops, of_array_api, opt_einsum = map(Library, ("einops", "einops.array_api", "opt_einsum"))
+images, pd, torch, jnp = map(Library, ("PIL.Image", "pandas", "torch", "jax.numpy"))
+
+
+def rows(library: str, table: list[tuple[Any, ...]], *arrays: Any, gives: str) -> list[Case]:
+    """Return the cases of a table of names, calls, and arrays where they are others than these."""
+    return [Case(library, name, call, tuple(own) or arrays, gives) for name, call, *own in table]
+
+
+TO_3: Final = np.array([0, 1, 2], np.float32)
+FROM_1: Final = TO_3 + 1
+AGAIN: Final = np.array([3, 1, 3])
+PIXELS: Final = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+NAMESPACES = ("mlvm", "array_api_compat")
+
+
+def of_namespace() -> list[Case]:
     """array-api-compat and array-api-extra: what they say of a tensor, and what they compute."""
-
-    def compat() -> Any:
-        return importlib.import_module("array_api_compat")
-
-    def of_compat(name: str, call: Callable[..., Any]) -> Case:
-        return Case("array_api_compat", name, call, (F,), "numbers")
-
-    yield of_compat(
-        "array_namespace",
-        lambda x: (
-            compat().array_namespace(x).__name__.partition(".")[0] in ("mlvm", "array_api_compat")
+    of_compat: list[tuple[Any, ...]] = [
+        (
+            "array_namespace",
+            lambda x: compat.array_namespace(x).__name__.partition(".")[0] in NAMESPACES,
         ),
-    )
-    yield of_compat("is_array_api_obj", lambda x: compat().is_array_api_obj(x))
-    yield of_compat("size", lambda x: compat().size(x))
-    yield Case(
-        "array_api_compat", "to_device", lambda x: compat().to_device(x, compat().device(x)), (F,)
-    )
-
-    def extra(name: str, call: Callable[..., Any], *arrays: Any) -> Case:
-        def called(*args: Any) -> Any:
-            return call(importlib.import_module("array_api_extra"), *args)
-
-        return Case("array_api_extra", name, called, arrays or (M[0],))
-
-    def of_size(name: str) -> Case:
-        return extra(name, lambda xpx, x: getattr(xpx, name)(3, xp=compat().array_namespace(x)))
-
-    yield extra("angle", lambda xpx, x: xpx.angle(x * (1 + 1j)))
-    yield extra(
-        "apply_where", lambda xpx, x: xpx.apply_where(x > 0, x, lambda a: a * 2, lambda a: a)
-    )
-    yield extra("argpartition", lambda xpx, x: xpx.argpartition(x, 1)[1:2])
-    yield extra("at", lambda xpx, x: xpx.at(x)[x > 0].set(5.0))
-    yield extra("at", lambda xpx, x: xpx.at(x)[0].add(5.0))
-    yield extra("at", lambda xpx, x: xpx.at(x, 1).multiply(5.0))
-    yield extra("atleast_nd", lambda xpx, x: xpx.atleast_nd(x, ndim=3))
-    yield extra("cov", lambda xpx, x: xpx.cov(x), M)
-    yield extra("create_diagonal", lambda xpx, x: xpx.create_diagonal(x, offset=1))
-    yield extra("deg2rad", lambda xpx, x: xpx.deg2rad(x))
-    yield extra("isclose", lambda xpx, x: xpx.isclose(x, x + 1e-9))
-    yield extra("isin", lambda xpx, x: xpx.isin(x, x[:1]))
-    yield extra("kron", lambda xpx, x: xpx.kron(x, x), M)
-    yield extra(
-        "lazy_apply",
-        lambda xpx, x: xpx.lazy_apply(np.sin, x, shape=x.shape, dtype=x.dtype, as_numpy=True),
-    )
-    yield extra("nan_to_num", lambda xpx, x: xpx.nan_to_num(x / x), np.array([0, 1, 2], np.float32))
-    yield extra("nanmax", lambda xpx, x: xpx.nanmax(x / x), np.array([0, 1, 2], np.float32))
-    yield extra("nanmean", lambda xpx, x: xpx.nanmean(x / x), np.array([0, 1, 2], np.float32))
-    yield extra("nunique", lambda xpx, x: xpx.nunique(x), np.array([3, 1, 3]))
-    yield extra("one_hot", lambda xpx, x: xpx.one_hot(x, 4), np.array([3, 1, 3]))
-    yield extra("pad", lambda xpx, x: xpx.pad(x, 2, constant_values=1.0))
-    yield extra("partition", lambda xpx, x: xpx.partition(x, 1)[1:2])
-    yield extra(
-        "searchsorted", lambda xpx, x: xpx.searchsorted(x, x), np.array([1, 2, 3], np.float32)
-    )
-    yield extra(
-        "setdiff1d", lambda xpx, x: xpx.setdiff1d(x, x[:1]), np.array([1, 2, 3], np.float32)
-    )
-    yield extra("sinc", lambda xpx, x: xpx.sinc(x))
-    yield extra("nanmin", lambda xpx, x: xpx.nanmin(x / x), np.array([0, 1, 2], np.float32))
-    yield extra("nansum", lambda xpx, x: xpx.nansum(x / x), np.array([0, 1, 2], np.float32))
-    yield extra("rad2deg", lambda xpx, x: xpx.rad2deg(x))
-    for name in ("diag_indices", "tril_indices", "triu_indices"):
-        yield of_size(name)
-    yield extra("unravel_index", lambda xpx, x: xpx.unravel_index(x, (2, 4)), np.array([3, 5]))
-    yield extra("union1d", lambda xpx, x, y: xpx.union1d(x, y), M[0], M[1])
+        ("is_array_api_obj", lambda x: compat.is_array_api_obj(x)),
+        ("size", lambda x: compat.size(x)),
+    ]
+    moved = ("to_device", lambda x: compat.to_device(x, compat.device(x)))
+    of_extra: list[tuple[Any, ...]] = [
+        ("angle", lambda x: xpx.angle(x * (1 + 1j))),
+        ("apply_where", lambda x: xpx.apply_where(x > 0, x, lambda a: a * 2, lambda a: a)),
+        ("argpartition", lambda x: xpx.argpartition(x, 1)[1:2]),
+        ("at", lambda x: xpx.at(x)[x > 0].set(5.0)),
+        ("at", lambda x: xpx.at(x)[0].add(5.0)),
+        ("at", lambda x: xpx.at(x, 1).multiply(5.0)),
+        ("atleast_nd", lambda x: xpx.atleast_nd(x, ndim=3)),
+        ("cov", lambda x: xpx.cov(x), M),
+        ("create_diagonal", lambda x: xpx.create_diagonal(x, offset=1)),
+        ("deg2rad", lambda x: xpx.deg2rad(x)),
+        ("isclose", lambda x: xpx.isclose(x, x + 1e-9)),
+        ("isin", lambda x: xpx.isin(x, x[:1])),
+        ("kron", lambda x: xpx.kron(x, x), M),
+        ("lazy_apply", lambda x: xpx.lazy_apply(np.sin, x, dtype=x.dtype, as_numpy=True)),
+        ("nan_to_num", lambda x: xpx.nan_to_num(x / x), TO_3),
+        ("nanmax", lambda x: xpx.nanmax(x / x), TO_3),
+        ("nanmean", lambda x: xpx.nanmean(x / x), TO_3),
+        ("nunique", lambda x: xpx.nunique(x), AGAIN),
+        ("one_hot", lambda x: xpx.one_hot(x, 4), AGAIN),
+        ("pad", lambda x: xpx.pad(x, 2, constant_values=1.0)),
+        ("partition", lambda x: xpx.partition(x, 1)[1:2]),
+        ("searchsorted", lambda x: xpx.searchsorted(x, x), FROM_1),
+        ("setdiff1d", lambda x: xpx.setdiff1d(x, x[:1]), FROM_1),
+        ("sinc", lambda x: xpx.sinc(x)),
+        ("nanmin", lambda x: xpx.nanmin(x / x), TO_3),
+        ("nansum", lambda x: xpx.nansum(x / x), TO_3),
+        ("rad2deg", lambda x: xpx.rad2deg(x)),
+        ("diag_indices", lambda x: xpx.diag_indices(3, xp=compat.array_namespace(x))),
+        ("tril_indices", lambda x: xpx.tril_indices(3, xp=compat.array_namespace(x))),
+        ("triu_indices", lambda x: xpx.triu_indices(3, xp=compat.array_namespace(x))),
+        ("unravel_index", lambda x: xpx.unravel_index(x, (2, 4)), np.array([3, 5])),
+        ("union1d", lambda x, y: xpx.union1d(x, y), M[0], M[1]),
+    ]
+    return [
+        *rows("array_api_compat", of_compat, F, gives="numbers"),
+        *rows("array_api_compat", [moved], F, gives="tensors"),
+        *rows("array_api_extra", of_extra, M[0], gives="tensors"),
+    ]
 
 
-def of_einops() -> Iterator[Case]:
-    def einops(name: str, *rest: Any, **lengths: Any) -> Case:
-        def called(x: Any) -> Any:
-            return getattr(importlib.import_module("einops"), name)(x, *rest, **lengths)
-
-        return Case("einops", name, called, (F,))
-
-    yield einops("rearrange", "a b c -> c (a b)")
-    yield einops("rearrange", "a (b d) c -> d a b c", d=3)
-    for reduction in ("mean", "sum", "max", "min", "prod"):
-        yield einops("reduce", "a b (c d) -> b d", reduction, d=2)
-    yield einops("repeat", "a b c -> a (d b) c e", d=2, e=3)
-    modules = {
-        "einsum": lambda x: importlib.import_module("einops").einsum(x, x, "a b c, a d c -> a b d"),
-        "pack": lambda x: importlib.import_module("einops").pack([x, 2 * x], "a * c")[0],
-        "unpack": lambda x: importlib.import_module("einops").unpack(x, [(1,), (2,)], "a * c"),
-        "array_api": lambda x: importlib.import_module("einops.array_api").reduce(
-            x, "a b c -> c", "max"
+def of_einops() -> list[Case]:
+    """einops and opt_einsum: functions of a tensor to tensors, which a capture can hold."""
+    of_x: list[tuple[Any, ...]] = [
+        ("rearrange", lambda x: einops.rearrange(x, "a b c -> c (a b)")),
+        ("rearrange", lambda x: einops.rearrange(x, "a (b d) c -> d a b c", d=3)),
+        *(
+            ("reduce", lambda x, by=by: einops.reduce(x, "a b (c d) -> b d", by, d=2))
+            for by in ("mean", "sum", "max", "min", "prod")
         ),
-    }
-    for name, call in modules.items():
-        yield Case("einops", name, call, (F,))
-
-    def contract(*operands: Any) -> Any:
-        return importlib.import_module("opt_einsum").contract(*operands)
-
-    yield Case("opt_einsum", "contract", lambda x, y: contract("ij,kj,kl->il", x, x, y), (M, S))
-    yield Case(
-        "opt_einsum", "contract", lambda x, y: contract("abc,cd->abd", x, y[:1]), (F, F[0, 0:1])
-    )
+        ("repeat", lambda x: einops.repeat(x, "a b c -> a (d b) c e", d=2, e=3)),
+        ("einsum", lambda x: einops.einsum(x, x, "a b c, a d c -> a b d")),
+        ("pack", lambda x: einops.pack([x, 2 * x], "a * c")[0]),
+        ("unpack", lambda x: einops.unpack(x, [(1,), (2,)], "a * c")),
+        ("array_api", lambda x: of_array_api.reduce(x, "a b c -> c", "max")),
+    ]
+    of_two: list[tuple[Any, ...]] = [
+        ("contract", lambda x, y: opt_einsum.contract("ij,kj,kl->il", x, x, y), M, S),
+        ("contract", lambda x, y: opt_einsum.contract("abc,cd->abd", x, y[:1]), F, F[0, 0:1]),
+        ("contract", lambda x: opt_einsum.contract("abc,dbc->ad", x, x), F),
+    ]
+    return [
+        *rows("einops", of_x, F, gives="tensors"),
+        *rows("opt_einsum", of_two, gives="tensors"),
+    ]
 
 
 def of_scipy() -> Iterator[Case]:
@@ -403,39 +404,27 @@ def of_files_and_pictures() -> Iterator[Case]:
     )
     yield drawn("contourf", lambda axes, x: axes.contourf(x).levels, X)
 
-    def frame(name: str, call: Callable[..., Any], gives: str = "a frame") -> Case:
-        return Case(
-            "pandas", name, lambda *x: call(importlib.import_module("pandas"), *x), (V,), gives
-        )
+    of_frames: list[tuple[Any, ...]] = [
+        ("DataFrame(x)", lambda x: pd.DataFrame(x).to_numpy()),
+        ('DataFrame({"a": x})', lambda x: pd.DataFrame({"a": x, "b": V})["a"].to_numpy()),
+        ("Series(x)", lambda x: pd.Series(x).to_numpy()),
+    ]
+    with_frames: list[tuple[Any, ...]] = [
+        ("x + series", lambda x: x + pd.Series(V)),
+        ("x[series > 1]", lambda x: x[pd.Series(V) > 1]),
+        ("ml.asarray(series)", lambda x: ml.asarray(pd.Series(V)) * x),
+        ("ml.asarray(frame)", lambda x: ml.asarray(pd.DataFrame(X))[:, 0] * x[0]),
+    ]
+    yield from rows("pandas", of_frames, V, gives="a frame")
+    yield from rows("pandas", with_frames, V, gives="tensors")
 
-    yield frame("DataFrame(x)", lambda pd, x: pd.DataFrame(x).to_numpy())
-    yield frame('DataFrame({"a": x})', lambda pd, x: pd.DataFrame({"a": x, "b": V})["a"].to_numpy())
-    yield frame("Series(x)", lambda pd, x: pd.Series(x).to_numpy())
-    yield frame("x + series", lambda pd, x: x + pd.Series(V), "tensors")
-    yield frame("x[series > 1]", lambda pd, x: x[pd.Series(V) > 1], "tensors")
-    yield frame("ml.asarray(series)", lambda pd, x: ml.asarray(pd.Series(V)) * x, "tensors")
-    yield frame(
-        "ml.asarray(frame)", lambda pd, x: ml.asarray(pd.DataFrame(X))[:, 0] * x[0], "tensors"
-    )
+    def pixels(x: Any) -> Any:
+        return images.fromarray(np.asarray(x))
 
-    def image(name: str, call: Callable[..., Any], gives: str) -> Case:
-        pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-
-        def called(x: Any) -> Any:
-            return call(importlib.import_module("PIL.Image"), x)
-
-        return Case("PIL", name, called, (pixels,), gives)
-
-    yield image(
-        "Image.fromarray(np.asarray(x))",
-        lambda images, x: np.asarray(images.fromarray(np.asarray(x))),
-        "an image",
-    )
-    yield image(
-        "ml.asarray(image)",
-        lambda images, x: ml.asarray(images.fromarray(np.asarray(x))),
-        "tensors",
-    )
+    to_image = ("Image.fromarray(np.asarray(x))", lambda x: np.asarray(pixels(x)))
+    of_image = ("ml.asarray(image)", lambda x: ml.asarray(pixels(x)))
+    yield from rows("PIL", [to_image], PIXELS, gives="an image")
+    yield from rows("PIL", [of_image], PIXELS, gives="tensors")
 
     def saved(x: Any) -> Any:
         files = importlib.import_module("safetensors.numpy")
@@ -451,42 +440,37 @@ def of_files_and_pictures() -> Iterator[Case]:
     )
 
 
-def of_frameworks() -> Iterator[Case]:
+def of_frameworks() -> list[Case]:
     """PyTorch and JAX: their tensors in, and ours out."""
-
-    def torch(name: str, call: Callable[..., Any], gives: str = "tensors") -> Case:
-        return Case("torch", name, lambda x: call(importlib.import_module("torch"), x), (M,), gives)
-
-    yield torch("ml.asarray(t)", lambda torch, x: ml.asarray(torch.tensor(M)))
-    yield torch(
-        "ml.asarray(t.requires_grad_())",
-        lambda torch, x: ml.asarray(torch.tensor(M).requires_grad_()),
-    )
-    yield torch(
-        "ml.asarray(t.bfloat16())",
-        lambda torch, x: ml.asarray((torch.tensor(M) > 0).to(torch.bfloat16)),
-    )
-    yield torch("ml.asarray(t.half())", lambda torch, x: ml.asarray((torch.tensor(M) > 0).half()))
-    yield torch("x + t", lambda torch, x: ml.asarray(x) + torch.tensor(M))
-    yield torch("t * x", lambda torch, x: torch.tensor(M) * ml.asarray(x))
-    yield torch("x[t]", lambda torch, x: ml.asarray(x)[torch.tensor([2, 0])])
-    yield torch("ml.from_dlpack(t)", lambda torch, x: ml.from_dlpack(torch.tensor(M)))
-    yield torch("torch.asarray(x)", lambda torch, x: torch.asarray(x), "theirs")
-    yield torch("torch.as_tensor(x)", lambda torch, x: torch.as_tensor(x), "theirs")
-    yield torch("torch.from_dlpack(x)", lambda torch, x: torch.from_dlpack(x), "theirs")
-    yield torch("torch.tensor(x)", lambda torch, x: torch.tensor(x), "theirs")
-
-    def jax(name: str, call: Callable[..., Any], gives: str = "tensors") -> Case:
-        return Case(
-            "jax", name, lambda x: call(importlib.import_module("jax.numpy"), x), (M,), gives
-        )
-
-    yield jax("ml.asarray(a)", lambda jnp, x: ml.asarray(jnp.asarray(M)))
-    yield jax("ml.asarray(bfloat16)", lambda jnp, x: ml.asarray(jnp.asarray(M > 0, jnp.bfloat16)))
-    yield jax("ml.from_dlpack(a)", lambda jnp, x: ml.from_dlpack(jnp.asarray(M)))
-    yield jax("x + a", lambda jnp, x: ml.asarray(x) + jnp.asarray(M))
-    yield jax("a * x", lambda jnp, x: jnp.asarray(M) * ml.asarray(x))
-    yield jax("jnp.asarray(x)", lambda jnp, x: jnp.asarray(x), "theirs")
+    from_torch: list[tuple[Any, ...]] = [
+        ("ml.asarray(t)", lambda x: ml.asarray(torch.tensor(M))),
+        ("ml.asarray(t.requires_grad_())", lambda x: ml.asarray(torch.tensor(M).requires_grad_())),
+        ("ml.asarray(t.bfloat16())", lambda x: ml.asarray((torch.tensor(M) > 0).bfloat16())),
+        ("ml.asarray(t.half())", lambda x: ml.asarray((torch.tensor(M) > 0).half())),
+        ("x + t", lambda x: ml.asarray(x) + torch.tensor(M)),
+        ("t * x", lambda x: torch.tensor(M) * ml.asarray(x)),
+        ("x[t]", lambda x: ml.asarray(x)[torch.tensor([2, 0])]),
+        ("ml.from_dlpack(t)", lambda x: ml.from_dlpack(torch.tensor(M))),
+    ]
+    to_torch: list[tuple[Any, ...]] = [
+        ("torch.asarray(x)", lambda x: torch.asarray(x)),
+        ("torch.as_tensor(x)", lambda x: torch.as_tensor(x)),
+        ("torch.from_dlpack(x)", lambda x: torch.from_dlpack(x)),
+        ("torch.tensor(x)", lambda x: torch.tensor(x)),
+    ]
+    from_jax: list[tuple[Any, ...]] = [
+        ("ml.asarray(a)", lambda x: ml.asarray(jnp.asarray(M))),
+        ("ml.asarray(bfloat16)", lambda x: ml.asarray(jnp.asarray(M > 0, jnp.bfloat16))),
+        ("ml.from_dlpack(a)", lambda x: ml.from_dlpack(jnp.asarray(M))),
+        ("x + a", lambda x: ml.asarray(x) + jnp.asarray(M)),
+        ("a * x", lambda x: jnp.asarray(M) * ml.asarray(x)),
+    ]
+    return [
+        *rows("torch", from_torch, M, gives="tensors"),
+        *rows("torch", to_torch, M, gives="theirs"),
+        *rows("jax", from_jax, M, gives="tensors"),
+        *rows("jax", [("jnp.asarray(x)", lambda x: jnp.asarray(x))], M, gives="theirs"),
+    ]
 
 
 CASES: Final = [
@@ -535,28 +519,25 @@ def test_a_call_gives_what_it_gives_of_numpys_arrays(case: Case) -> None:
             )
 
 
-CAPTURED: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "rearrange": lambda einops, x: einops.rearrange(x, "a (b d) c -> d a b c", d=3),
-    "reduce": lambda einops, x: einops.reduce(x, "a b (c d) -> b d", "mean", d=2),
-    "repeat": lambda einops, x: einops.repeat(x, "a b c -> a (d b) c e", d=2, e=3),
-    "einsum": lambda einops, x: einops.einsum(x, x, "a b c, a d c -> a b d"),
-    "pack": lambda einops, x: einops.pack([x, 2 * x], "a * c")[0],
-    "array_api": lambda einops, x: einops.array_api.reduce(x, "a b c -> c", "max"),
-    "contract": lambda opt_einsum, x: opt_einsum.contract("abc,dbc->ad", x, x),
-}
+@pytest.mark.parametrize("case", of_einops(), ids=lambda case: case.id)
+def test_a_captured_call_gives_the_same_with_its_gradient(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A captured function reaches the modules themselves, as they are imported."""
+    pytest.importorskip(case.library)
+    for name, each in [*globals().items()]:
+        if isinstance(each, Library) and each.name.startswith(case.library):
+            monkeypatch.setitem(globals(), name, importlib.import_module(each.name))
+    arrays = [ml.asarray(x) for x in case.arrays]
 
+    def loss(*arrays: ml.Tensor) -> Any:
+        return sum(ml.sum(each**2) for each in parts(case.call(*arrays)))
 
-@pytest.mark.parametrize("name", CAPTURED)
-def test_a_captured_call_gives_the_same_with_its_gradient(name: str) -> None:
-    library = pytest.importorskip("opt_einsum" if name == "contract" else "einops")
-    if name == "array_api":
-        pytest.importorskip("einops.array_api")
-    call, x = CAPTURED[name], ml.asarray(F)
-    step = ml.value_and_grad(lambda x: ml.sum(call(library, x) ** 2))
-    value, gradient = step(x)
+    step = ml.value_and_grad(loss)
+    value, gradient = step(*arrays)
     captured = ml.capture(step)
     for _ in range(2):
-        again, theirs = captured(x)
+        again, theirs = captured(*arrays)
         assert again.item() == value.item()
         np.testing.assert_array_equal(theirs.numpy(), gradient.numpy())
     assert captured.signatures == 1

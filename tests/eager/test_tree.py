@@ -133,12 +133,6 @@ def test_substitute_copies_modules_and_keeps_what_is_no_tensor() -> None:
     assert float(parent.last.weight) == 1
 
 
-def test_substitute_keeps_shared_tensors_shared() -> None:
-    x = tensor()
-    first, second = substitute(lambda x: x + 1, [x, {"a": x}])
-    assert first is second["a"]
-
-
 class Stateful(Node):
     def __init__(self) -> None:
         self.weight = tensor(1)
@@ -178,10 +172,10 @@ def test_substitute_leaves_buffers_as_they_are() -> None:
     assert list(named_tensors(copied, buffers=True)) == list(named_tensors(node, buffers=True))
 
 
-def test_substitute_keeps_shared_modules_shared() -> None:
-    node = Leaf()
-    first, second = substitute(lambda x: x + 1, [node, {"a": node}])
-    assert first is second["a"] is not node
+def test_substitute_keeps_shared_tensors_and_modules_shared() -> None:
+    for node in (tensor(), Leaf()):
+        first, second = substitute(lambda x: x + 1, [node, {"a": node}])
+        assert first is second["a"] is not node
 
 
 def test_a_buffer_stays_one_until_it_is_deleted() -> None:

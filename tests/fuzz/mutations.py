@@ -95,6 +95,17 @@ def framed(kind: Kind) -> Callable[[bytes], bytes]:
     return message
 
 
+def parts_of_npy(content: bytes) -> list[tuple[bytes, Callable[[bytes], bytes]]]:
+    """Return a file of numpy, and its header with what puts another one in its place."""
+    end = content.index(b"\n")
+
+    def with_header(header: bytes) -> bytes:
+        length = min(len(header), 2**16 - 1).to_bytes(2, "little")
+        return content[:8] + length + header + content[end:]
+
+    return [(content, bytes), (content[10:end], with_header)]
+
+
 def assert_well_refused(
     parts: Sequence[tuple[bytes, Callable[[bytes], bytes]]],
     read: Callable[[bytes], Any],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -125,33 +126,23 @@ def test_a_chain_has_the_same_numbers_each_time() -> None:
     assert len(set(chains)) == 1
 
 
-def test_a_chain_may_end_in_reductions_which_nothing_in_it_reads() -> None:
-    step = step_of(4, 6)
+@cases(
+    "rows, axis, readers",
+    (4, -1, [("divide", 2, 3)]),
+    (1, 0, [("abs", 3)]),  # although the sum keeps the shape
+    (4, 0, [("multiply", 0, 3), ("add", 2, 4)]),  # two chains do not join
+)
+def test_a_chain_may_end_in_reductions_which_nothing_in_it_reads(
+    rows: int, axis: int, readers: list[Any]
+) -> None:
+    step = step_of(rows, 6)
     apply(step, "tanh", 0)
     apply(step, "exp", 1)
-    apply(step, "sum", 2, axis=-1, keepdims=True)
-    apply(step, "divide", 2, 3)
-    assert [names(unit) for unit in fused(step.calls)] == [["tanh", "exp", "sum"], ["divide"]]
-
-
-def test_a_reduction_that_keeps_the_shape_is_still_not_read_in_its_chain() -> None:
-    step = step_of(1, 6)
-    for name in ("tanh", "exp"):
-        apply(step, name, len(step.cells) - 1)
-    apply(step, "sum", 2, axis=0, keepdims=True)
-    apply(step, "abs", 3)
-    assert [names(unit) for unit in fused(step.calls)] == [["tanh", "exp", "sum"], ["abs"]]
-
-
-def test_two_chains_do_not_join_where_one_reads_the_reduction_of_the_other() -> None:
-    step = step_of(4, 6)
-    apply(step, "tanh", 0)
-    apply(step, "exp", 1)
-    apply(step, "sum", 2, axis=0, keepdims=True)
-    apply(step, "multiply", 0, 3)
-    apply(step, "add", 2, 4)
+    apply(step, "sum", 2, axis=axis, keepdims=True)
+    for name, *operands in readers:
+        apply(step, name, *operands)
     units = [names(unit) for unit in fused(step.calls)]
-    assert units == [["tanh", "exp", "sum"], ["multiply"], ["add"]]
+    assert units == [["tanh", "exp", "sum"], *([name] for name, *_ in readers)]
 
 
 def test_a_large_reduction_is_left_as_it_is() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.types import Array
+from tests.brief import cases
 from tests.cases.evaluate import evaluate
 
 RNG = np.random.default_rng(10)
@@ -41,25 +42,18 @@ def choices(draw: st.DrawFn, *, along: bool) -> tuple[Array, Array, int]:
 # --- values ---------------------------------------------------------------------------
 
 
-@given(choices(along=False))
-def test_take_is_numpys_and_scatter_add_its_transpose(choice: tuple[Array, Array, int]) -> None:
-    x, indices, axis = choice
-    gathered = evaluate("take", x, indices, axis=axis)
+@cases("along", False, True)
+@given(data=st.data())
+def test_takes_are_numpys_and_scatter_adds_their_transposes(
+    along: bool, data: st.DataObject
+) -> None:
+    x, indices, axis = data.draw(choices(along=along))
+    suffix, numpys = ("_along_axis", np.take_along_axis) if along else ("", np.take)
+    gathered = evaluate(f"take{suffix}", x, indices, axis=axis)
     if indices.size:
-        np.testing.assert_array_equal(gathered, np.take(x, indices, axis))
+        np.testing.assert_array_equal(gathered, numpys(x, indices.astype(int), axis))
     y = integers(gathered.shape)
-    scattered = evaluate("scatter_add", y, indices, axis=axis, length=x.shape[axis])
-    assert scattered.shape == x.shape
-    assert np.sum(gathered * y) == np.sum(x * scattered)
-
-
-@given(choices(along=True))
-def test_take_along_axis_is_numpys_and_has_a_transpose(choice: tuple[Array, Array, int]) -> None:
-    x, indices, axis = choice
-    gathered = evaluate("take_along_axis", x, indices, axis=axis)
-    np.testing.assert_array_equal(gathered, np.take_along_axis(x, indices.astype(int), axis))
-    y = integers(gathered.shape)
-    scattered = evaluate("scatter_add_along_axis", y, indices, axis=axis, length=x.shape[axis])
+    scattered = evaluate(f"scatter_add{suffix}", y, indices, axis=axis, length=x.shape[axis])
     assert scattered.shape == x.shape
     assert np.sum(gathered * y) == np.sum(x * scattered)
 

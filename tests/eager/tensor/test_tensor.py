@@ -35,20 +35,16 @@ FLOATS = ["add", "sub", "mul", "truediv", "floordiv", "mod", "lt", "le", "gt", "
 INTEGERS = ["floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift", "eq"]
 
 
-@pytest.mark.parametrize("name", FLOATS)
-def test_operators_on_floats(name: str) -> None:
+@cases(
+    "name, x, y, left, right",
+    *((name, X, Y, 0.5, 0.5) for name in FLOATS),
+    *((name, N, M, 5, 2) for name in INTEGERS),
+)
+def test_operators(name: str, x: Any, y: Any, left: Any, right: Any) -> None:
     fn = getattr(operator, name)
-    same(fn(ml.asarray(X), ml.asarray(Y)), fn(X, Y))
-    same(fn(ml.asarray(X), 0.5), fn(X, np.float32(0.5)))
-    same(fn(0.5, ml.asarray(X)), fn(np.float32(0.5), X))
-
-
-@pytest.mark.parametrize("name", INTEGERS)
-def test_operators_on_integers(name: str) -> None:
-    fn = getattr(operator, name)
-    same(fn(ml.asarray(N), ml.asarray(M)), fn(N, M))
-    same(fn(ml.asarray(N), 2), fn(N, np.int32(2)))
-    same(fn(5, ml.asarray(M)), fn(np.int32(5), M))
+    same(fn(ml.asarray(x), ml.asarray(y)), fn(x, y))
+    same(fn(ml.asarray(x), right), fn(x, x.dtype.type(right)))
+    same(fn(left, ml.asarray(y)), fn(y.dtype.type(left), y))
 
 
 @pytest.mark.parametrize("fn", [operator.neg, operator.pos, operator.abs])
