@@ -22,10 +22,9 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.types import Array
+from tests.brief import Fn
 from tests.fuzz.command import parser_of
 from tests.fuzz.transformations import HERE, Library, Program, jax_library, leaves
-
-Fn = Callable[..., Any]
 
 FORWARD = ("jvp", "linearize", "jacfwd", "custom_jvp", "vmap", "jit")
 BACK = ("grad", "vjp", "jacrev", "hvp", "custom_vjp")

@@ -24,11 +24,9 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.types import Array, DType
+from tests.brief import Fn
 from tests.fuzz import jaxprs
 from tests.fuzz.command import parser_of
-
-Fn = Callable[..., Any]
-
 
 Library = Any
 """The functions that programs use, of one library: a row of `transformations.txt` each."""

@@ -17,15 +17,6 @@ pytestmark = pytest.mark.usefixtures("weights")
 # --- arguments -------------------------------------------------------------------------
 
 
-def test_the_same_tensor_as_first_and_last_argument() -> None:
-    step = ml.capture(lambda a, b, c: a - b + 0 * c)
-    a, b = ml.full((2,), 5.0), ml.full((2,), 3.0)
-    for _ in range(2):
-        assert step(a, b, a).tolist() == [2, 2]
-        assert step(b, a, a).tolist() == [-2, -2]
-        assert step(a, a, b).tolist() == [0, 0]
-
-
 class Around:
     """Tensors of six elements to choose arguments from, two of them, `a` and `w`, with views, and
     a function of three arguments that reaches `w` by itself, too."""

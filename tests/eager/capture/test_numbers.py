@@ -12,7 +12,6 @@ import fractions
 import json
 import math
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,15 +21,13 @@ import mlvm.eager as ml
 from mlvm.core.errors import CaptureError, OperandValueError
 from mlvm.eager import nn, optim
 from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
-from tests.brief import refuses
+from tests.brief import Fn, refuses
 from tests.threads import in_threads
 
 pytestmark = [
     pytest.mark.usefixtures("weights"),
     pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning"),
 ]
-
-Fn = Callable[..., Any]
 
 FLOATS = [0.5, 0.0, -0.0, math.inf, -math.inf, math.nan, 1e300, 5e-324, 1 / 3, -7.25]
 INTS = [3, 0, -1, 2, 7, 2**31, 2**53 + 1, 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,8 @@ from mlvm.core.errors import (
     UnknownFunction,
 )
 from mlvm.eager.tree import named_leaves
-from tests.brief import cases, refuses, with_long
+from tests.brief import Fn, cases, refuses, with_long
 from tests.wired import machine
-
-Fn = Callable[..., Any]
 
 
 class Host:

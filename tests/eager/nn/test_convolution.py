@@ -51,10 +51,15 @@ def test_groups(
     np.testing.assert_allclose(layer(ml.asarray(x)).numpy(), expected, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize(("groups", "inputs", "outputs"), [(2, 4, 2), (2, 2, 4)])
-def test_groups_have_gradients(groups: int, inputs: int, outputs: int) -> None:
-    layer = nn.Conv2d(inputs, outputs, 2, stride=(1, 2), groups=groups, dtype="f64")
-    check(lambda layer, x: layer(x), layer, f64(1, 3, 3, inputs))
+@cases(
+    "layer, shape",
+    (nn.Conv1d(2, 3, 3, stride=2, dtype="f64"), (2, 4, 2)),
+    (nn.Conv2d(4, 2, 2, stride=(1, 2), groups=2, dtype="f64"), (1, 3, 3, 4)),
+    (nn.Conv2d(2, 4, 2, stride=(1, 2), groups=2, dtype="f64"), (1, 3, 3, 2)),
+    (nn.ConvTranspose2d(2, 3, (2, 3), stride=2, dtype="f64"), (1, 2, 3, 2)),
+)
+def test_convolutions_have_gradients(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    check(lambda layer, x: layer(x), layer, f64(*shape))
 
 
 @pytest.mark.parametrize(("padding", "pads"), [("SAME", (1, 1)), ("VALID", (0, 0)), ((2, 0),) * 2])
@@ -70,11 +75,6 @@ def test_conv1d(padding: Any, pads: Any, groups: int) -> None:
         (5 + sum(pads) - 3) // 2 + 1,
         6,
     )
-
-
-def test_conv1d_has_gradients() -> None:
-    layer = nn.Conv1d(2, 3, 3, stride=2, dtype="f64")
-    check(lambda layer, x: layer(x), layer, f64(2, 4, 2))
 
 
 @cases(
@@ -97,11 +97,6 @@ def test_the_transpose_of_a_convolution(window: Any, stride: Any, padding: Any) 
     back = ml.conv2d(u, layer.kernel, stride=stride, padding=padding)
     assert back.shape == x.shape
     np.testing.assert_allclose(float(ml.sum(back * x)), float(ml.sum(u * y)), rtol=1e-11)
-
-
-def test_a_transposed_convolution_has_gradients() -> None:
-    layer = nn.ConvTranspose2d(2, 3, (2, 3), stride=2, dtype="f64")
-    check(lambda layer, x: layer(x), layer, f64(1, 2, 3, 2))
 
 
 @cases(

@@ -18,14 +18,10 @@ from mlvm.machines.local import LocalVM as VM
 from models.mlp import Mlp
 from models.mlp_mixer import MlpMixer
 from tests.brief import Patch, cases, refuses
+from tests.eager.parallel.test_collectives import run
 
 pytest.importorskip("threadpoolctl")
 pytestmark = pytest.mark.local(reason="a group's members have VMs of their own process")
-
-
-def run(size: int, fn: Callable[[int], Any]) -> list[Any]:
-    with ml.parallel.Group(size) as group:
-        return group.run(lambda rank, vm: fn(rank))
 
 
 # --- data parallelism ----------------------------------------------------------------
