@@ -19,6 +19,7 @@ from mlvm.core.types import TensorType
 from mlvm.eager.capture.guards.signature import Signature
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of
+from mlvm.eager.tree import leaves
 
 _LONGEST = 2**40
 """The highest bound of a length: bytes of a plan at the bounds are counted in 64 bits."""
@@ -124,7 +125,7 @@ class LengthSpec:
         for name, spec in self.names.items():
             value = bound.get(name)
             tensors = _tensors(value, spec, name)
-            if not tensors and value not in (None, (), [], {}):
+            if not tensors and leaves(value):
                 raise ArgumentError(
                     f"capture: lengths names axes of {name!r}, which is {_described(value)} "
                     f"without tensors; pass ml.asarray({name})"
@@ -203,10 +204,7 @@ def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str |
         raise ShapeError(f"capture: expected {path} as a list of {len(spec)}, got {got}")
     else:
         pairs = [(i, part, each) for i, (part, each) in enumerate(zip(value, spec, strict=True))]
-    parts = []
-    for key, part, each in pairs:
-        parts += _tensors(part, each, f"{path}[{key!r}]")
-    return parts
+    return [x for key, part, each in pairs for x in _tensors(part, each, f"{path}[{key!r}]")]
 
 
 def may_open(signature: Signature, number: int) -> bool:

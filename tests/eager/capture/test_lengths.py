@@ -477,11 +477,11 @@ def test_bad_lengths_change_nothing(arguments: Sequence[Any], message: str) -> N
     assert float(count) == 2
 
 
-def test_names_of_axes_of_numbers() -> None:
-    step = ml.capture(lambda x: ml.sum(ml.asarray(x)), lengths={"x": ("n",)})
+def test_names_of_axes_of_numbers_and_of_absent_tensors() -> None:
+    step = ml.capture(lambda x, y=None: ml.sum(ml.asarray(x)), lengths={"x": ("n",), "y": ("n",)})
     message = r"names axes of 'x', which is a list without tensors; pass ml.asarray\(x\)"
     refuses(ArgumentError, message, step, [1.0, 2.0])
-    assert float(step(np.asarray([1.0, 2.0]))) == 3
+    assert float(step(np.asarray([1.0, 2.0]), [None, {"k": []}])) == 3
 
 
 def loaded(step: Any, folder: Path) -> LoadedStep:
