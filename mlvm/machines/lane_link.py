@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
+
 from mlvm.core.errors import MachineError
 from mlvm.core.machine.callee import OUT, Value
 from mlvm.core.program.encoding import Deferred
@@ -246,19 +248,22 @@ class Linked:
         self.returned: list[tuple[int, int]] = []
         self._entries: dict[str, int] = {}
         self._results: dict[str, list[int]] = {}
-        self._calls: list[tuple[Step, str, list[int]]] = []
+        self._types: dict[str, list[TensorType]] = {}  # of registers
+        self._calls: list[tuple[Step, str, list[int], list[TensorType]]] = []
         self._waiting: list[Step] = []  # the heavy ones
         self._local_sizes: set[int] = set()
         todo = [ROW]
         for name in todo:  # grows in the loop
             self._function(program.functions[name])
-            todo += dict.fromkeys([name for _, name, _ in self._calls if name not in todo])
+            todo += dict.fromkeys([name for _, name, *_ in self._calls if name not in todo])
         self.params = [(i, type.nbytes) for i, type in enumerate(self.args)]
         if missing := set(todo) - self._results.keys():
             raise MachineError(f"lanes: {min(missing)} never returns")
-        for step, name, outs in self._calls:
+        for step, name, outs, types in self._calls:
             step[1] = self._entries[name]
             step[3] = list(zip(outs, self._results[name], strict=True))
+            for to, of in [(b, a) for a, b in step[2]] + step[3]:
+                _require_bytes(types[to], self._types[name][of].nbytes)
         if self.steps[-1][0] not in ("return", "jump"):
             raise MachineError("lanes: expected return or jump at the end of a function")
         heavy = set(map(id, self._waiting))
@@ -279,11 +284,12 @@ class Linked:
         self.nparams = len(head["params"])
         if self.nparams != function.nparams:
             raise MachineError(f"lanes: parameters of {function.name} differ from its types")
+        self._types[function.name] = self.types
         self._local_sizes.update([type.nbytes for type in self.types[self.nparams :]])
         self.stack: list[_Symbol] = []
         self.awaited: set[int] = set()
         self.constants: dict[int, int] = {}  # registers of shared operands
-        self._entries[function.name] = len(self.steps)
+        entry = self._entries[function.name] = len(self.steps)
         self.labels = {i.immediates[0]: -1 for i in function.code if "label" in i.opcode.immediates}
         jumps: list[tuple[Step, int]] = []
         for pc, (opcode, immediates) in enumerate(function.code[2:], 2):
@@ -308,7 +314,31 @@ class Linked:
             step[-1] = self.labels[label]
             if step[-1] < 0:
                 raise MachineError("lanes: a jump has no target")
+        for step in self.steps[entry:]:
+            for at, nbytes in self._rows(*step):
+                _require_bytes(self.types[at], nbytes)
         self.width = max(self.width, len(self.types))
+
+    def _rows(self, kind: str, *rest: Any) -> Sequence[tuple[int, int]]:
+        """Return the registers of a step, and the bytes that it takes their rows for."""
+        if kind == "run":
+            return [*rest[1], *rest[2]]
+        if kind == "move":
+            return [(rest[0], self.types[rest[1]].nbytes)]
+        if kind in ("dup", "const"):
+            return [(at, rest[2]) for at in (rest[:2] if kind == "dup" else rest[:1])]
+        if kind == "take":
+            to, x, index, length, nbytes, dtype = rest
+            return [(to, nbytes), (x, length * nbytes), (index, np.dtype(dtype).itemsize)]
+        if kind == "put":
+            to, value, index, length, count, nbytes, dtype = rest
+            sizes = length * nbytes, count * nbytes, np.dtype(dtype).itemsize
+            return list(zip((to, value, index), sizes, strict=True))
+        if kind in ("push", "read"):
+            return [(rest[kind == "read"], 8)]
+        if kind == "add":
+            return list(zip(rest[1], self.segments[self.sites[rest[0]]].ins, strict=True))
+        return []
 
     def _register(self, type: TensorType) -> int:
         self.types.append(type)
@@ -433,7 +463,7 @@ class Linked:
         else:
             pairs = list(enumerate(args))
             step = self._emit("call", -1, pairs, len(self._calls))
-            self._calls.append((step, name, [-1] * nresults))
+            self._calls.append((step, name, [-1] * nresults, self.types))
         self.stack += [_Symbol("result", i, step=step) for i in range(nresults)]
 
     def _return(self, function: Function, n: int) -> None:
@@ -490,12 +520,12 @@ class Linked:
     def _push(self, nparams: int, attributes: Mapping[str, Any]) -> None:
         number, *saved = self._operands(nparams)
         self._drop_copies([number])
-        self._emit("push", number, saved)
+        self._emit("push", number, [(at, self.types[at].nbytes) for at in saved])
 
     def _read(self, nparams: int, attributes: Mapping[str, Any]) -> None:
         *outs, number = self._operands(nparams)
         self._drop_copies(outs)
-        self._emit("read", outs, number)
+        self._emit("read", [(at, self.types[at].nbytes) for at in outs], number)
 
     def _add(self, nparams: int, attributes: Mapping[str, Any]) -> None:
         _, *operands = self._operands(nparams)
@@ -509,6 +539,11 @@ class Linked:
     def _check(self, nparams: int, attributes: Mapping[str, Any]) -> None:
         at = self._operand()
         self._emit("check", at, self.types[at].nbytes, attributes["message"])
+
+
+def _require_bytes(type: TensorType, nbytes: int) -> None:
+    if type.nbytes != nbytes:
+        raise MachineError(f"lanes: a register of {type} has rows of {nbytes} bytes")
 
 
 def _row_sizes(step: Step) -> list[int]:

@@ -78,7 +78,8 @@ class Flat:
             return [register, size(nbytes), DTYPES.index(DType.named(dtype)), other]
         if kind in ("push", "read"):
             number, registers = rest if kind == "push" else rest[::-1]
-            return [number, size(8), len(registers), *registers]
+            flat = [x for register, nbytes in registers for x in (register, size(nbytes))]
+            return [number, size(8), len(registers), *flat]
         if kind == "add":
             return [rest[0], len(rest[1]), *rest[1]]
         if kind in ("dup", "const"):

@@ -16,6 +16,7 @@ from mlvm.core.errors import (
     CheckFailed,
     DTypeError,
     EncodingError,
+    HostFunctionError,
     LimitExceeded,
     MachineError,
     OperandValueError,
@@ -422,7 +423,7 @@ def rows_of(code: str, extra: str = "", locals_: str = '"i64[]", "i64[]"') -> Pr
         halt
     .func row 1 1
         push_str "lanes.frame"
-        cfunc 0 2 {spec}
+        cfunc 0 {locals_.count("[")} {spec}
         {code}
         return 1
     {extra}
@@ -458,6 +459,10 @@ def segment(spec: str, rows: int = 1) -> str:
 
 
 NEGATED = "get -1\ncall s\nset 1\nget 1"
+PUSH, READ = op("residuals.push", 2, 0), op("residuals.read", 2, 0)
+TAKE, INDICES = op("take", 2, 1, '{"axis": 0}'), ("i8", "i16", "i32", "u64")
+LOCALS = '"i64[]", "i64[4]", "%s[]", "i64[]"'
+MIXED: Any = {"locals_": '"i64[]", "u8[]", "i64[]"'}
 
 
 @pytest.mark.local(reason="a server answers such a launch later")
@@ -469,7 +474,8 @@ NEGATED = "get -1\ncall s\nset 1\nget 1"
     (rows_of("get 0"), None),
     (rows_of("get 1"), [0, 0]),
     (rows_of("get 1", locals_='"i64[]", "i64[1]"'), [0, 0]),
-    (rows_of(NEGATED, segment(TOLD % (8, 8))), [-7, -8]),
+    *[(rows_of(NEGATED, segment(TOLD % n)), [-7, -8]) for n in ((8, 8), (0, 8), (8, 0))],
+    *[(rows_of(f"get 1\nget 2{TAKE}set 3\nget 3", locals_=LOCALS % of), [0, 0]) for of in INDICES],
 )
 def test_an_ordinary_program_runs_on_rows(program: Program, expected: Any) -> None:
     """Also one that the scheduler has no steps for, or that keeps values on its stack."""
@@ -490,6 +496,13 @@ def test_an_ordinary_program_runs_on_rows(program: Program, expected: Any) -> No
     (rows_of(NEGATED, segment(TOLD % (8, 8), rows=2)), MachineError, "one row"),
     (rows_of(NEGATED, segment(TOLD % (8, 8), rows=0)), MachineError, "one row"),
     (rows_of(NEGATED, segment('"ins": [8]')), MachineError, "no program for rows"),
+    (rows_of("get 1\nset 2\nget 2", **MIXED), MachineError, "other bytes"),
+    (rows_of(f"jump a\na:\nget 1\nget -1{PUSH}get 2", **MIXED), HostFunctionError, "i64"),
+    (
+        rows_of(f"jump a\na:\nget 2\nget 1{PUSH}get -1\nget 2{READ}get -1", **MIXED),
+        (MachineError, HostFunctionError),
+        "no .*record",
+    ),
 )
 def test_what_is_no_program_for_rows_is_refused(program: Any, error: Any, text: str) -> None:
     refuses(error, text, launched, program, np.zeros(2, np.int64), np.array(2), I64)
@@ -497,9 +510,10 @@ def test_what_is_no_program_for_rows_is_refused(program: Any, error: Any, text: 
 
 @pytest.mark.local(reason="a server answers such a launch later")
 @pytest.mark.skipif(EXTENSION is None, reason="rows that run one by one run no part")
-@pytest.mark.parametrize("sizes", [(0, 8), (8, 0)])
-def test_a_part_of_other_bytes_is_refused(sizes: tuple[int, int]) -> None:
-    program = rows_of(NEGATED, segment(TOLD % sizes))
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_a_part_of_other_bytes_is_refused(side: str) -> None:
+    part = segment(TOLD % (8, 8)).replace(f"{side} 0 i64[1]", f"{side} 0 i64[2]")
+    program = rows_of(NEGATED, part)
     arrays = np.zeros(2, np.int64), np.array(2), I64
     refuses((MachineError, DTypeError), "", launched, program, *arrays)
 

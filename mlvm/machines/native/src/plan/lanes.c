@@ -349,29 +349,33 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
                 return -1;
             break;
         case STEP_return: return give_back(self, frames);
-        case STEP_push: { /* number, its size, how many, registers */
+        case STEP_push: { /* number, its size, how many, registers and their sizes */
             int64_t first = more_rows(self, s[1], count);
-            if (first < 0 || reserve(self, &self->records, count * s[2]) ||
+            if (first < 0 || reserve(self, &self->records, count * (s[2] + 1)) ||
                 reserve(self, &self->record_at, count))
                 return -1;
             for (int64_t i = 0; i < count; i++) {
                 self->record_at.of[self->record_at.count++] = self->records.count;
                 *(int64_t *)lane_row(self, s[1], first + i) = self->record_at.count; /* from 1 on */
+                self->records.of[self->records.count++] = s - self->code; /* which says the sizes */
                 for (int64_t k = 0; k < s[2]; k++)
-                    self->records.of[self->records.count++] = *lane_register(self, of[i], s[3 + k]);
+                    self->records.of[self->records.count++] = *lane_register(self, of[i], s[3 + 2 * k]);
                 *lane_register(self, of[i], s[0]) = first + i;
             }
             break;
         }
-        case STEP_read: /* number, its size, how many, registers */
+        case STEP_read: /* number, its size, how many, registers and their sizes */
             for (int64_t i = 0; i < count; i++) {
                 int64_t number = *(int64_t *)lane_row(self, s[1], *lane_register(self, of[i], s[0])) - 1;
-                if (number < 0 || number >= self->record_at.count ||
-                    self->record_at.of[number] + s[2] > self->records.count)
+                if (number < 0 || number >= self->record_at.count)
                     return self->runner->refuse(self, "record", number, 0);
-                for (int64_t k = 0; k < s[2]; k++)
-                    *lane_register(self, of[i],
-                                   s[3 + k]) = self->records.of[self->record_at.of[number] + k];
+                const int64_t *record = self->records.of + self->record_at.of[number];
+                const int64_t *pushed = self->code + *record++;
+                for (int64_t k = 0; k < s[2]; k++) {
+                    if (k >= pushed[2] || s[4 + 2 * k] != pushed[4 + 2 * k])
+                        return self->runner->refuse(self, "record", number, 0);
+                    *lane_register(self, of[i], s[3 + 2 * k]) = record[k];
+                }
             }
             break;
         case STEP_add: { /* site, how many, registers */
