@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import HostFunctionError
+from mlvm.core.errors import HostFunctionError, OutOfMemory
 from mlvm.core.ops.half import cast, shown
 from mlvm.core.program.assembly import assemble
 from mlvm.core.types import DType, TensorType
 from mlvm.machines import residuals
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
+from mlvm.machines.remote.bounded import BoundedVM
+from mlvm.machines.remote.limits import Limits
+from mlvm.machines.remote.watchdog import Watchdog
 
 NATIVE = [False, *([True] if extension.EXTENSION is not None else [])]
 TURNS = 600  # more than a chunk has room for
@@ -119,6 +122,15 @@ def test_records_end_with_their_program_and_memory_is_kept(native: bool) -> None
     message = r"residuals.read: no record 20 of 1 such tensors is there"
     with pytest.raises(HostFunctionError, match=message):
         launched(vm, [np.asarray(20), x], ("begin",), ("read", "1", "0"), ("end",))
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_records_beyond_the_limit_of_a_vm_are_an_error(native: bool) -> None:
+    vm = BoundedVM("bounded", Limits(held_bytes=1 << 20), Watchdog(), native=native)
+    calls = ("begin",), *[("push", "0", "1")] * 20, ("end",)
+    with pytest.raises(OutOfMemory, match="the limit is 1,048,576"):
+        launched(vm, [np.asarray(0), np.zeros(10_000)], *calls)
+    assert int(launched(vm, [np.asarray(0), np.zeros(10)], *calls)[0]) == 20
 
 
 WRONG = {

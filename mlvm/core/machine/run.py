@@ -190,7 +190,7 @@ def explain(
     if binding is None and isinstance(value, Binding):
         binding = value
     if isinstance(error, MemoryError) and not isinstance(error, errors.MlvmError):
-        error = errors.OutOfMemory(str(error))
+        error = errors.OutOfMemory(str(error) or "the process has no memory left")
     return _Site(current, pc, frames, line).blame(error, stack, binding, params)
 
 

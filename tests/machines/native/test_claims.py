@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mlvm.core.types import Array
+from mlvm.machines.native import _native as c
 from tests.cases.claims import claims
 from tests.machines.native import planners
 from tests.machines.native.planners import assert_same_bits as bits
@@ -45,6 +46,25 @@ def draws(size: int) -> None:
     bits("bernoulli", key, np.array(0.3), shape=(size,))
     bits("split_key", key, n=size)
     bits("permutation", key, n=size)
+
+
+def as_python(operation: Any, x: Any, y: Any) -> bool:
+    """Return whether a formula has the operation's value, or none where that is an error, a wide
+    integer, or a quotient of floats that is none for formulas."""
+    formulas, call = c.Formulas(), c.KernelCall("copy", 2, [0], patches=[0, 2])
+    name, ints = operation.__name__, [n for n in (x, y) if isinstance(n, int)]
+    formulas.step(name, formulas.input(), formulas.input())
+    formulas.evaluate([x, y])
+    try:
+        result = operation(x) if name in ("neg", "pos", "abs", "truth") else operation(x, y)
+    except ArithmeticError:
+        result = None
+    try:
+        formulas.write([call])
+    except IndexError:  # there is no value
+        rounded = name in ("floordiv", "mod") and len(ints) < 2
+        return result is None or rounded or any(abs(n) > 2**53 for n in [*ints, result])
+    return result is not None and (result != result or formulas.hold((2, result)))
 
 
 test_rows = claims("native", vars(planners) | globals())

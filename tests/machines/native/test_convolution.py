@@ -79,17 +79,18 @@ def _of_one(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 @cases("op", "conv2d", "conv_transpose2d")
-@cases("across, wide", (7, 7), (8, 3), (10, 5), (15, 3), (16, 7))
-def test_each_channel_by_itself(op: str, across: int, wide: int) -> None:
+@cases("across, wide, stride", (7, 7, 1), (8, 3, 1), (10, 5, 1), (15, 3, 1), (16, 7, 1), (17, 3, 2))
+def test_each_channel_by_itself(op: str, across: int, wide: int, stride: int) -> None:
     """Tiles of 7 and of 8 places, which may hang over both sides of an image."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 5, across, 37), np.float32)
     kernel = rng.standard_normal((3, wide, 1, 37), np.float32)
     side = wide // 2
     attributes: dict[str, Any] = {"padding": ((1, 1), (side, side)), "groups": 37}
-    attributes |= {"stride": (1, 1), "dilation": (1, 1)}
+    attributes |= {"stride": (1, stride), "dilation": (1, 1)}
     if op == "conv_transpose2d":
-        attributes["shape"] = x.shape
+        x = x[:, :, : -(-across // stride)]
+        attributes["shape"] = 2, 5, across, 37
     assert_near(op, x, kernel, atol=1e-4, **attributes)
 
 

@@ -320,6 +320,7 @@ def test_results_outlive_program_and_vm(machines: Machines, libraries: Libraries
     called("echo", 1, 2, results=1), called("echo", 1, 2, results=2), called("echo", results=1),
     called("liar"), called("liar", results=1), called("describe"), called("come_back", 1, 2),
     f"push_int 7 | {called('echo', 1, 2, results=0)}",
+    f"{called('echo', 1, 2)} | push_str \"describe\" | cfunc * *",
 )  # fmt: skip
 def test_counts(libraries: Libraries, program: str, checked: bool) -> None:
     machines = Machines(libraries)

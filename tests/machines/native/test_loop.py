@@ -8,30 +8,40 @@ import os
 import random
 import re
 import signal
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
 from mlvm.core import store
-from mlvm.core.errors import notes_of
+from mlvm.core.errors import OutOfMemory, notes_of
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
-from tests.brief import cases, refuses
+from mlvm.machines.remote.bounded import BoundedVM
+from mlvm.machines.remote.limits import Limits
+from mlvm.machines.remote.watchdog import Watchdog
+from tests.brief import Patch, cases, refuses
 from tests.cases.claims import claims
 from tests.core.programs import asm, f32s, put
 from tests.fuzz.machines import Outcome, new_machines, outcome, require_same
 from tests.fuzz.trying import new_vm
 
-pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON)
+if extension.EXTENSION is None:
+    pytest.skip(extension.REASON, allow_module_level=True)
+
+from mlvm.machines.native import _native
+from mlvm.machines.native.loop import Helper
+from mlvm.machines.native.types import Type, native_type
 
 MATMUL = 'load_arg 0\nload_arg 1\nload_arg 1\npush_str "matmul.out"\ncfunc 3 0\n'
 
@@ -333,6 +343,71 @@ def test_launches_leave_no_memory() -> None:
     before = resident()
     launches(5000)
     assert resident() - before < 4 << 20  # each launch makes 12 kB
+
+
+def test_the_memory_of_a_result_outlives_an_array_that_fails(monkeypatch: Patch) -> None:
+    memories: list[Any] = []
+
+    def fail(_: object, memory: object) -> NoReturn:
+        memories.append(memory)
+        raise ValueError("no array")
+
+    monkeypatch.setattr(Type, "array_over", fail)
+    vm = VM(native=True)
+    program = asm('.func main 0 * | load_arg 0 | push_str "negative" | cfunc 1 1 | halt')
+    refuses(ValueError, "no array", vm.launch, program, [put(vm, f32s(1, 2))])
+    assert np.frombuffer(memories[0], np.float32).tolist() == [-1, -2]
+
+
+def test_results_beyond_the_limit_of_a_launch_are_an_error_that_says_so() -> None:
+    limits = Limits(launch_bytes=1 << 18, launch_seconds=60.0)
+    vm = BoundedVM("bounded", limits, Watchdog(), native=True)
+
+    def many(frame: Frame) -> None:
+        for i in range(20_000):
+            frame.push(i)
+
+    vm.register("many", many)
+    program = asm('.func main 0 * | push_str "many" | cfunc 0 * | halt')
+    refuses(OutOfMemory, "more values lie on the stack than a launch may hold", vm.launch, program)
+
+
+def test_whatever_allocation_fails_is_an_error_of_memory() -> None:
+    """Each allocation of Python's fails in its turn. References are given back."""
+    testing = pytest.importorskip("_testcapi")
+    codes, version, x = _native.steps(), np.zeros(1, np.int64), f32s(1, 2)
+    type, pool, helper = native_type(TensorType.of(x)), _native.Pool(1), Helper(VM()._store)
+    copy = _native.KernelCall("copy", 2, [x.nbytes, 0, 0, 1])
+    site = SimpleNamespace(resolve=lambda types: (None, None, ()), perform=lambda params: params)
+    steps = [(codes["LOAD_ARG"], 0, 0, None), (codes["PUSH"], 0, x, type)]
+    steps += [(codes["PUSH"], 0, 1 << 70, None), (codes["CALL"], 1, site, None)]
+    steps += [(codes["CALL"], 2, site, None), (codes["HALT"], 0, None, None)]
+    functions, run = [(steps, [0] * 6, [0] * 6)], (codes["RUN"], 0, (0, 1))
+    lanes: Any = *[version] * 3, 1, *[version] * 2, [(version, 1, 1)], [], 1, *[version] * 2
+
+    def everything() -> None:
+        _native.KernelCall("chain", 2, [1], [1.0], 1, 0, 0, 0, [copy], ["exp_f32"], [0]).described()
+        _native.Program(functions, (type,), version).run(pool, helper, (x,), -1)
+        _native.open_program([run], 2, (type,), version).activate([copy], (x, x))
+        _native.Lanes(*lanes)
+        _native.Formulas().constant(1)
+        _native.Records(np.zeros).begin()
+        _native.simd_sets()
+
+    def succeeds(n: int) -> bool:
+        testing.set_nomemory(n, n + 1)
+        try:
+            everything()
+        except MemoryError:
+            return False
+        finally:
+            testing.remove_mem_hooks()
+        return True
+
+    objects = x, type, copy, version, helper, site
+    before = [*map(sys.getrefcount, objects)]
+    assert sum(map(succeeds, range(250))) < 200
+    assert [*map(sys.getrefcount, objects)] == before
 
 
 # --- the raw machine -----------------------------------------------------------------

@@ -34,9 +34,9 @@ def threads_of_process() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def vm_at_work(threads: int = 3) -> tuple[VM, list[int]]:
+def vm_at_work(threads: int = 3, *, pinned: bool = False) -> tuple[VM, list[int]]:
     """A VM whose threads have had something to do."""
-    vm = VM(native=True, threads=threads)
+    vm = VM(native=True, threads=threads, pinned=pinned)
     handles = [put(vm, np.ones((200, 200), np.float32)) for _ in range(3)]
     vm.launch(MATMUL, handles)
     return vm, handles
@@ -61,6 +61,15 @@ def test_the_threads_end_with_their_vm(asleep: bool) -> None:
     del vm
     gc.collect()
     assert threads_of_process() == before
+
+
+def test_each_pinned_thread_has_a_processor() -> None:
+    before = {*os.listdir("/proc/self/task")}
+    pinned = vm_at_work(pinned=True)
+    threads = {*os.listdir("/proc/self/task")} - before
+    assert [len(os.sched_getaffinity(int(each))) for each in threads] == [1, 1]
+    del pinned
+    gc.collect()
 
 
 def test_eager_calls_keep_no_threads() -> None:

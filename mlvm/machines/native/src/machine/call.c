@@ -315,23 +315,15 @@ static PyObject *get_simd_sets(PyObject *module, PyObject *unused)
 static PyObject *simd_refused(PyObject *module, PyObject *name)
 {
     (void)module;
-    PyObject *bytes = PyUnicode_AsUTF8String(name);
-    if (!bytes)
-        return NULL;
-    int refused = processor_refused(PyBytes_AsString(bytes));
-    Py_DECREF(bytes);
-    return PyBool_FromLong(refused);
+    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+    return text ? PyBool_FromLong(processor_refused(text)) : NULL;
 }
 
 static PyObject *choose_simd(PyObject *module, PyObject *name)
 {
     (void)module;
-    PyObject *bytes = PyUnicode_AsUTF8String(name);
-    if (!bytes)
-        return NULL;
-    int refused = simd_choose(PyBytes_AsString(bytes));
-    Py_DECREF(bytes);
-    return PyBool_FromLong(!refused);
+    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+    return text ? PyBool_FromLong(!simd_choose(text)) : NULL;
 }
 
 /* The names, which end with NULL, as a tuple. */

@@ -496,11 +496,9 @@ void frame_raise(Frame *frame)
 {
     PyObject *failure = frame->failure;
     frame->failure = NULL;
-    PyObject *never = PyObject_CallMethod(frame->host->helper, "end", "OiL", failure ? failure : Py_None,
-                                          frame->status, (long long)frame->nresults);
-    if (never) /* `end` says what is wrong */
-        PyErr_SetString(PyExc_SystemError, "a call in C has failed without a reason");
-    Py_XDECREF(never);
+    /* `end` raises what is wrong */
+    Py_XDECREF(PyObject_CallMethod(frame->host->helper, "end", "OiL", failure ? failure : Py_None,
+                                   frame->status, (long long)frame->nresults));
     Py_XDECREF(failure);
     for (int64_t i = 0; i < frame->nresults; i++)
         drop_value(frame->results[i]);

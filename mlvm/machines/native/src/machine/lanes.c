@@ -377,8 +377,7 @@ static PyObject *lanes_forget(LanesObject *object, PyObject *unused)
     for (int64_t i = 0; i < self->nsegments; i++)
         for (int64_t k = 0; k < self->segments[i].ncounts; k++)
             self->segments[i].parts[k].prepared = 0;
-    Py_INCREF(Py_None);
-    return Py_None;
+    Py_RETURN_NONE;
 }
 
 /* forget_rows(): another program has used their memory. */
@@ -388,8 +387,7 @@ static PyObject *lanes_forget_rows(LanesObject *object, PyObject *unused)
     (void)unused;
     for (int64_t i = 0; i < self->nrows; i++)
         self->rows[i] = (Rows){.nbytes = self->rows[i].nbytes};
-    Py_INCREF(Py_None);
-    return Py_None;
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef lanes_methods[] = {

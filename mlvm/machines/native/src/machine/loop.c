@@ -442,13 +442,22 @@ static PyObject *objects_of(Launch *m, int64_t first)
     return list;
 }
 
+/* Room for values on the stack. Returns 0, or another number with an exception set; takes the lock then. */
+static int reserve(Launch *m, int64_t count)
+{
+    int outcome = make_room(&m->m, count);
+    if (outcome)
+        hold(m);
+    if (outcome > 0)
+        PyErr_NoMemory();
+    return outcome;
+}
+
 /* Push a value that Python has made. Returns 0, or -1 with an exception set. */
 static int push_object(Launch *m, PyObject *object)
 {
     Value value;
-    if (make_room(&m->m, 1))
-        return PyErr_NoMemory(), -1;
-    if (value_of(&m->program->types, m->helper, object, &value))
+    if (reserve(m, 1) || value_of(&m->program->types, m->helper, object, &value))
         return -1;
     m->m.stack[m->m.top++] = value;
     return 0;
@@ -535,11 +544,10 @@ static int call_c(Launch *m, const Step *step, int64_t first)
     }
     int64_t nresults;
     const Value *results = frame_results(m->frame, &nresults);
-    if (make_room(&m->m, nresults)) {
-        hold(m);
+    if (reserve(m, nresults)) {
         for (int64_t i = 0; i < nresults; i++)
             drop_value(results[i]);
-        return PyErr_NoMemory(), -1;
+        return -1;
     }
     if (nresults)
         memcpy(m->m.stack + m->m.top, results, sizeof *results * (size_t)nresults);

@@ -155,7 +155,7 @@ TypeObject *types_of_array(const Types *types, PyObject *array)
 /* A tensor, and what counts for it here. */
 typedef struct {
     Tensor tensor;
-    int holders;     /* of one with an array: this tensor and the array; needs the lock */
+    int holders;     /* this tensor and, with the lock alone, the memory of its array */
     int64_t counted; /* its bytes in the count of the launch */
 } Block;
 
@@ -197,18 +197,14 @@ int count_made(int64_t nbytes)
     return 1;
 }
 
-/* Free a tensor with memory of its own. An array may let it go long after, in any thread: then it
+/* Free a tensor that nothing holds any more. An array may let it go long after, in any thread: then it
  * counts for less than it did, but never for less than nothing. */
-static void free_block(Block *block)
-{
-    allocated = allocated > block->counted ? allocated - block->counted : 0;
-    free(block);
-}
-
 static void let_go(Block *block)
 {
-    if (!--block->holders)
-        free_block(block);
+    if (--block->holders)
+        return;
+    allocated = allocated > block->counted ? allocated - block->counted : 0;
+    free(block);
 }
 
 static int memory_getbuffer(PyObject *self, Py_buffer *view, int flags)
@@ -239,6 +235,7 @@ static Tensor *tensor_in(void *memory, const Type *type)
         return NULL;
     Block *block = memory;
     memset(block, 0, sizeof *block);
+    block->holders = 1;
     block->counted = type->nbytes + (int64_t)sizeof *block;
     allocated += block->counted;
     uintptr_t behind = (uintptr_t)(block + 1);
@@ -294,30 +291,22 @@ PyObject *tensor_array(Tensor *tensor)
             return NULL;
         memory->block = block;
         memory->nbytes = tensor->type->nbytes;
-        block->holders = 2; /* the tensor and the memory */
+        block->holders++;
         PyObject *type = (PyObject *)object_of_type(tensor->type);
-        PyObject *array = PyObject_CallMethod(type, "array_over", "O", memory);
-        if (!array)
-            block->holders = 1, memory->block = NULL;
+        tensor->array = PyObject_CallMethod(type, "array_over", "O", memory);
         Py_DECREF(memory);
-        if (!array)
+        if (!tensor->array)
             return NULL;
-        tensor->array = array;
     }
     return Py_NewRef(tensor->array);
 }
 
 void tensor_free(Tensor *tensor)
 {
-    Block *block = (Block *)tensor;
-    if (!tensor->array) {
-        free_block(block);
-        return;
-    }
     PyObject *array = tensor->array;
     tensor->array = NULL;
-    let_go(block);
-    Py_DECREF(array);
+    let_go((Block *)tensor);
+    Py_XDECREF(array);
 }
 
 int is_type(PyObject *object)

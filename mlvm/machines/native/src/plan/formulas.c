@@ -12,6 +12,11 @@ static Number integral(int64_t value)
 static const Number undefined = {UNDEFINED, 0, 0};
 static const int64_t EXACT = INT64_C(1) << 53; /* a double has each integer up to this */
 
+static int is_exact(const Number *number)
+{
+    return number->kind == REAL || (number->integer <= EXACT && number->integer >= -EXACT);
+}
+
 #define COMPARED(name, comparison) \
     case AS_##name:                \
         return integral(a comparison b);
@@ -76,6 +81,8 @@ void evaluate(const Formula *formulas, Number *numbers, int64_t count)
             numbers[i] = undefined;
         else if (a->kind == INTEGRAL && b->kind == INTEGRAL)
             numbers[i] = of_integers(formula.operator, a->integer, b->integer);
+        else if (formula.operator>= AS_lt && !(is_exact(a) && is_exact(b)))
+            numbers[i] = undefined; /* Python compares an integer and a float exactly */
         else
             numbers[i] = of_reals(formula.operator, real_of(a), real_of(b));
     }
