@@ -4,8 +4,9 @@
     python -m tests.cover --missing    # the lines that were not reached, too
     python -m tests.cover --keep       # count on from the last run; do not run anything
 
-C is built into build/coverage/ with gcov's counters; the normal build stays as it is. A line of a
-kernel counts as reached if any instruction set reaches it. The shares of Python are coverage.py's.
+C is built into build/coverage/ with gcov's counters; the normal build stays as it is. A line or
+branch of a kernel counts as reached if any instruction set reaches it. The shares of Python are
+coverage.py's.
 """
 
 from __future__ import annotations
@@ -13,27 +14,47 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from operator import add
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 BUILD: Final = ROOT / "build" / "coverage"
 SOURCE: Final = "mlvm/machines/native/src"
-COUNTED: Final = (f"{SOURCE}/plan", f"{SOURCE}/machine")
-EXCLUDED: Final = (f"{SOURCE}/plan/kernels/amx.c",)
-"""Sources for a processor that the tests emulate elsewhere."""
+FOLDERS: Final = ("plan", "plan/kernels", "machine", "language")
 
-PYTEST: Final = "-m pytest -q --long -o pythonpath= -p no:cacheprovider"
+PYTEST: Final = "-m pytest -q -n 0 -o pythonpath= -p no:cacheprovider"
+WALK: Final = f"{PYTEST} tests/walks/test_machines.py --machine native"
+QUANTIZED: Final = f"{PYTEST} tests/onnx/test_quantized.py tests/eager/functions/test_half.py"
+SOME: Final = f"{WALK} -k 'gelu or divide or remainder or matmul'"
+CAPTURE: Final = ("lengths", "replay", "known_calls")
 COMMANDS: Final = (
-    f"{PYTEST} tests/machines/test_c_functions.py tests/eager/nn tests/onnx/test_quantized.py",
-    f"{PYTEST} tests/core/machine tests/machines/test_residuals.py tests/machines/native",
-    f"{PYTEST} tests/eager/transform/test_batch.py",
-    "-m tests.fuzz machines --programs 200 --memory 0",
+    ("", f"{PYTEST} tests/machines/native"),
+    ("", WALK),
+    ("", f"{PYTEST} tests/eager/nn tests/eager/test_threads.py"),
+    ("", f"{PYTEST} {' '.join([f'tests/eager/capture/test_{x}.py' for x in CAPTURE])}"),
+    ("", f"{PYTEST} tests/core/ops/test_claims.py tests/core/machine"),
+    ("", f"{PYTEST} tests/machines/test_residuals.py tests/machines/remote/test_late_errors.py"),
+    ("", f"{PYTEST} tests/machines/test_c_functions.py tests/eager/transform/test_batch.py"),
+    ("", "-m tests.fuzz machines --programs 200 --memory 0"),
+    ("", f"{PYTEST} tests/eager/control/test_control.py -k condition"),
+    ("", QUANTIZED),
+    ("plain", QUANTIZED),
+    ("plain", f"{WALK} --few 1"),
+    ("plain", SOME),
+    ("avx512_bf16", SOME),
 )
+"""Instruction sets, or "" for the fastest, and what runs with them. Sets that a processor lacks run
+nothing."""
+
+Key = tuple[str, int, int]  # a function's name, a line, the number of a branch from 1 on; 0: none
 
 
 def main(argv: list[str]) -> int:
@@ -41,16 +62,26 @@ def main(argv: list[str]) -> int:
         return python()
     if "--keep" not in argv:
         run()
-    lines = reached_lines()
-    total = reached = 0
-    for file, counts in sorted(lines.items()):
-        hits = sum(map(bool, counts.values()))
-        total, reached = total + len(counts), reached + hits
-        print(f"{hits / len(counts):6.1%} {hits:6,} of {len(counts):6,}  {file}")
+    totals: dict[str, list[int]] = {}
+    for file, counts in sorted(counts_of_files().items()):
+        lines: Counter[int] = Counter()
+        for (_, line, branch), n in counts.items():
+            lines[line] += n * (not branch)
+        branches = [n for (*_, branch), n in counts.items() if branch]
+        numbers = *_reached(lines.values()), *_reached(branches)
+        for name in (file, file.rpartition("/")[0], "in all"):
+            totals[name] = [*map(add, totals.get(name, [0] * 4), numbers)]
         if "--missing" in argv:
-            print("".join([f"        {number}\n" for number, n in counts.items() if not n]), end="")
-    print(f"{reached / max(total, 1):6.1%} {reached:6,} of {total:6,}  in all")
+            print(file, *[line for line in sorted(lines) if not lines[line]], sep="\n    ")
+    for name, (hits, n, taken, m) in sorted(totals.items()):
+        print(
+            f"{hits / n:6.1%} of {n:6,} lines, {taken / max(m, 1):6.1%} of {m:6,} branches: {name}"
+        )
     return 0
+
+
+def _reached(counts: Collection[int]) -> tuple[int, int]:
+    return sum(map(bool, counts)), len(counts)
 
 
 def run() -> None:
@@ -59,37 +90,38 @@ def run() -> None:
         old.unlink()
     build = [sys.executable, "setup.py", "-q", "build", "--build-lib", str(BUILD)]
     build += ["--build-temp", str(ROOT / "build" / "coverage-objects")]
-    flags = {"MLVM_NATIVE": "1", "MLVM_COVERAGE": "1", "MLVM_TARGETS": "own"}
+    flags = {"MLVM_NATIVE": "1", "MLVM_COVERAGE": "1", "MLVM_TARGETS": "own,amx_emulated"}
     subprocess.run(build, cwd=ROOT, env={**os.environ, **flags}, check=True)
-    for simd in ("", "plain"):
-        environment = {
-            **os.environ,
-            "MLVM_NATIVE": "1",
-            "MLVM_SIMD": simd,
-            "OPENBLAS_NUM_THREADS": "1",
-            "PYTHONPATH": f"{BUILD}{os.pathsep}{ROOT}",
-            "PYTHONSAFEPATH": "1",
-        }
-        for command in COMMANDS if not simd else COMMANDS[:1]:
-            options = ["--few", "1"] if simd else []
-            print(f"python {command} {simd}", flush=True)
-            subprocess.run([sys.executable, *command.split(), *options], cwd=ROOT, env=environment)
+
+    path = {"PYTHONPATH": f"{BUILD}{os.pathsep}{ROOT}", "PYTHONSAFEPATH": "1"}
+
+    def run_one(simd: str, command: str) -> None:
+        variables = {"MLVM_NATIVE": "1", "MLVM_SIMD": simd, "OPENBLAS_NUM_THREADS": "1", **path}
+        options = shlex.split(command)
+        subprocess.run([sys.executable, *options], cwd=ROOT, env={**os.environ, **variables})
+        print(f"{simd} python {command}", flush=True)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(run_one, *zip(*COMMANDS, strict=True)))
 
 
-def reached_lines() -> dict[str, dict[int, int]]:
-    """Count the runs of each line of each counted file, in all objects together."""
-    lines: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+def counts_of_files() -> dict[str, Counter[Key]]:
+    """Count the runs of each line and branch of the counted files, in all objects together."""
+    counts: dict[str, Counter[Key]] = defaultdict(Counter)
     data = [str(path) for path in (ROOT / "build" / "coverage-objects").rglob("*.gcda")]
     with tempfile.TemporaryDirectory() as folder:
-        gcov = ["gcov", "--json-format", "--preserve-paths", *data]
+        gcov = ["gcov", "--json-format", "--branch-probabilities", "--preserve-paths", *data]
         subprocess.run(gcov, cwd=folder, check=True, capture_output=True)
         for report in Path(folder).glob("*.gcov.json.gz"):
             for file in json.loads(gzip.decompress(report.read_bytes()))["files"]:
-                name = os.path.relpath(ROOT / file["file"], ROOT)
-                if name.startswith(COUNTED) and name not in EXCLUDED:
-                    for line in file["lines"]:
-                        lines[name][line["line_number"]] += line["count"]
-    return lines
+                name = os.path.relpath(ROOT / file["file"], ROOT / SOURCE)
+                if name.rpartition("/")[0] not in FOLDERS:
+                    continue
+                for line in file["lines"]:
+                    of_branches = [branch["count"] for branch in line["branches"]]
+                    for i, count in enumerate([line["count"], *of_branches]):
+                        counts[name][line.get("function_name", ""), line["line_number"], i] += count
+    return counts
 
 
 def python() -> int:

@@ -63,8 +63,8 @@ Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
     "mlvm/core": 6_929,
-    "mlvm/machines": 1_852,
-    "mlvm/machines/native": 2_879,
+    "mlvm/machines": 1_882,
+    "mlvm/machines/native": 2_880,
     "mlvm/machines/gpu": 3_163,
     "mlvm/machines/standalone": 1_844,
     "mlvm/machines/remote": 3_916,
@@ -90,7 +90,7 @@ BUDGET = {
     "mlvm": 498,
     "models": 3_470,
     "bench": 5_005,
-    "tests": 61_764,
+    "tests": 61_898,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
