@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from mlvm.core.errors import StaleTensor
 from mlvm.core.observe import observed
 from mlvm.eager.capture.launch import Launch
 from mlvm.machines.native.extension import EXTENSION
@@ -49,6 +50,31 @@ def warmed(fn: Any, *args: Any) -> Any:
     for _ in range(5):
         captured(*args)
     return captured
+
+
+def test_weights_and_inputs_seen_as_other_types(launches: list[Any]) -> None:
+    w, x = ml.asarray([1.0, 2.0, 3.0, 4.0]), ml.asarray([[1.0], [2.0]])
+    fn = warmed(lambda x: ml.reshape(w, (2, 2)) @ x + ml.reshape(x, (1, 2)), x)
+    assert any(type is not w.type for _, _, type in launches[-1].operands)
+
+    def called() -> tuple[list[float], int]:
+        before = len(launches)
+        return fn(x).numpy().ravel().tolist(), len(launches) - before
+
+    assert called() == ([6.0, 7.0, 12.0, 13.0], 0)
+    w[...] = w + 1.0  # in place
+    assert called() == ([9.0, 10.0, 15.0, 16.0], 0)
+    view = ml.reshape(w, (4, 1))
+    w[0] = 0.0  # moves, as the view needs the old bytes
+    assert called() == ([7.0, 8.0, 15.0, 16.0], 1)
+    assert [called() for _ in range(3)][-1] == ([7.0, 8.0, 15.0, 16.0], 0)
+    assert view.numpy()[0, 0] == 2.0
+    other = ml.Arena(w.device, "other")
+    with other.allocating():
+        w2 = ml.asarray([5.0])
+        plus = warmed(lambda x: x * ml.reshape(w2, (1, 1)), x)
+    other.close()
+    refuses(StaleTensor, "other", plus, x)
 
 
 def test_repeated_calls_are_launched_in_c(launches: list[Any]) -> None:

@@ -36,20 +36,39 @@ typedef struct {
 } Replay;
 
 static PyTypeObject *replay_type;
+static PyObject *nbytes_name;
 
-/* The tensor of an operand, borrowed; NULL if there is none, or it is seen as another type. */
-static Allocation *tensor_of(const Replay *self, const Operand *operand, PyObject *inputs,
-                             PyObject *outputs)
+/* Whether two types have as many bytes; -1 with an exception set. */
+static int is_as_large(PyObject *x, PyObject *y)
+{
+    PyObject *mine = PyObject_GetAttr(x, nbytes_name),
+             *others = mine ? PyObject_GetAttr(y, nbytes_name) : NULL;
+    int answer = others ? PyObject_RichCompareBool(mine, others, Py_EQ) : -1;
+    Py_XDECREF(mine);
+    Py_XDECREF(others);
+    return answer;
+}
+
+/* The handle of an operand, borrowed; NULL if its tensor is not there, has ended, or has no handle of the
+ * type that it is seen as. */
+static PyObject *handle_of(const Replay *self, const Operand *operand, PyObject *inputs, PyObject *outputs)
 {
     PyObject *list = operand->role == 0 ? inputs : operand->role == 1 ? outputs : self->states;
     if (operand->place >= PyList_Size(list))
         return NULL;
     Allocation *x = (Allocation *)PyList_GetItem(list, operand->place);
-    int fits = PyObject_TypeCheck((PyObject *)x, allocation_type) && x->handle && x->type == operand->type;
-    return fits ? x : NULL;
+    if (!PyObject_TypeCheck((PyObject *)x, allocation_type) || !x->handle)
+        return NULL;
+    if (x->type == operand->type)
+        return x->handle;
+    Allocation *root = x->base && x->base != Py_None ? (Allocation *)x->base : x;
+    Region *region = (Region *)root->region; /* it has a handle of each type that it has been viewed as */
+    int is_there = region && PyObject_TypeCheck((PyObject *)region, region_type) && region->handles &&
+                   PyObject_IsTrue(x->handle) > 0 && is_as_large(x->type, operand->type) > 0;
+    return is_there ? PyDict_GetItemWithError(region->handles, operand->type) : NULL;
 }
 
-/* handles(inputs, outputs, scratch) -> tuple, or None where a tensor is seen as another type. */
+/* handles(inputs, outputs, scratch) -> tuple, or None where one is not to be had without Python. */
 static PyObject *replay_handles(Replay *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 3 || !PyList_Check(args[0]) || !PyList_Check(args[1]) || !PyTuple_Check(args[2]))
@@ -57,12 +76,12 @@ static PyObject *replay_handles(Replay *self, PyObject *const *args, Py_ssize_t 
     Py_ssize_t nscratch = PyTuple_Size(args[2]);
     PyObject *handles = PyTuple_New(self->count + nscratch);
     for (Py_ssize_t i = 0; handles && i < self->count; i++) {
-        Allocation *x = tensor_of(self, &self->operand[i], args[0], args[1]);
-        if (!x) {
+        PyObject *handle = handle_of(self, &self->operand[i], args[0], args[1]);
+        if (!handle) {
             Py_DECREF(handles);
-            Py_RETURN_NONE;
+            return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
         }
-        PyTuple_SetItem(handles, i, Py_NewRef(x->handle));
+        PyTuple_SetItem(handles, i, Py_NewRef(handle));
     }
     for (Py_ssize_t i = 0; handles && i < nscratch; i++)
         PyTuple_SetItem(handles, self->count + i, Py_NewRef(PyTuple_GetItem(args[2], i)));
@@ -81,10 +100,10 @@ static PyObject *key_of(const Replay *self, const FastPath *fast_path, PyObject 
     numbers[1] = fast_path->generation;
     Py_ssize_t i = 0;
     for (; i < self->count; i++) {
-        Allocation *x = tensor_of(self, &self->operand[i], inputs, outputs);
-        if (!x)
+        PyObject *handle = handle_of(self, &self->operand[i], inputs, outputs);
+        if (!handle)
             break;
-        numbers[NUMBERS + i] = PyLong_AsLongLong(x->handle);
+        numbers[NUMBERS + i] = PyLong_AsLongLong(handle);
     }
     PyObject *key = i < self->count ? NULL : PyBytes_FromStringAndSize((char *)numbers, (Py_ssize_t)nbytes);
     if (numbers != on_stack)
@@ -296,5 +315,6 @@ static PyType_Spec replay_spec = {"mlvm.machines.native._native.Replay", sizeof(
 int replay_init(PyObject *module)
 {
     replay_type = add_type(module, "Replay", &replay_spec);
-    return replay_type ? 0 : -1;
+    nbytes_name = PyUnicode_InternFromString("nbytes");
+    return replay_type && nbytes_name ? 0 : -1;
 }
