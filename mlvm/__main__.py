@@ -283,6 +283,7 @@ def program_of(loaded: Program | SavedStep) -> Program:
 
 
 _TENSOR_TEXT: Final = re.compile(r"\s*\w+\[[^]]*\](\s|$)")
+_TYPE_ALONE: Final = re.compile(r"\s*\w+\[[^]]*\]\s*")
 
 
 def read_argument(number: int, text: str) -> Array:
@@ -299,7 +300,8 @@ def read_argument(number: int, text: str) -> Array:
     except (OSError, BadInput):
         raise
     except (AssemblyError, DTypeError) as error:
-        raise BadInput(f"argument {number}, {text}: {error}") from None
+        remedy = "; write values, as in 'f32[2] 1.5 2'" if _TYPE_ALONE.fullmatch(text) else ""
+        raise BadInput(f"argument {number}, {text}: {error}{remedy}") from None
     except Exception as error:  # nothing narrower covers what numpy makes of a broken header
         raise BadInput(f"argument {number}, {text}: no .npy file: {error}") from None
 
@@ -323,7 +325,7 @@ def _read_npy(content: bytes) -> Array:
 
 def read_argument_or_type(number: int, text: str) -> Array:
     """As `read_argument`; a type alone stands for a tensor of zeros."""
-    if re.fullmatch(r"\s*\w+\[[^]]*\]\s*", text):
+    if _TYPE_ALONE.fullmatch(text):
         type = read_type(number, text)
         return np.zeros(type.shape, type.dtype.numpy)
     return read_argument(number, text)

@@ -102,6 +102,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["MLVM_TESTS_LONG"] = "1"  # `tests.brief.with_long`
     if config.getoption("--op") and config.args_source == pytest.Config.ArgsSource.TESTPATHS:
         config.args[:] = WALKS
+        config.args_source = pytest.Config.ArgsSource.ARGS
     if config.getoption("--native"):
         make_native()
     if config.getoption("--remote"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.brief import ROOT, run_python
+from tests.brief import ROOT, output_of, run_python
 
 WALK = "tests/walks/test_machines.py"
 
@@ -17,3 +17,4 @@ def test_a_failed_walk_prints_the_command_that_runs_it_alone(tmp_path: Path) -> 
     done = run_python(*command, "reference", WALK, PYTHONPATH=f"{ROOT}:{tmp_path}")
     alone = "python -m pytest --op negative --case 0 --machine reference"
     assert alone in done.stdout, done.stdout + done.stderr
+    output_of(*alone.split()[1:])  # without the wrong sum

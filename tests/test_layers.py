@@ -71,7 +71,7 @@ BUDGET = {
     "mlvm/arena": 1_360,
     "mlvm/show": 1_666,
     "mlvm/input": 1_642,
-    "mlvm/step": 3_670,
+    "mlvm/step": 3_685,
     "mlvm/parallel": 3_215,
     "mlvm/eager": 885,
     "mlvm/eager/tensor": 2_160,
@@ -87,10 +87,10 @@ BUDGET = {
     "mlvm/eager/interop": 480,
     "mlvm/eager/capture": 3_659,
     "mlvm/onnx": 5_875,
-    "mlvm": 498,
+    "mlvm": 500,
     "models": 3_470,
     "bench": 5_005,
-    "tests": 61_925,
+    "tests": 61_931,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

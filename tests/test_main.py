@@ -760,6 +760,7 @@ def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Capsys) -> None
     ("disasm half.mlvm", "half.mlvm: "),
     ("memory half.mlvm", "half.mlvm: "),
     ("memory step.mlvm --arg f32[2,2]", "a captured step without lengths has its one plan"),
+    ("run step.mlvm --arg f32[2,2] --arg f32[2,2]", "got 0; write values, as in 'f32[2] 1.5 2'"),
 )
 def test_what_a_saved_step_cannot_do_is_one_line(
     command: str, message: str, step: Any, capsys: Capsys
@@ -851,6 +852,9 @@ def test_a_step_with_lengths_draws_its_plan_at_a_length(
         assert f"f32[{n},4]" in capsys.readouterr().out
     assert main(["memory", "step.mlvm", "--arg", "f32[9,4]", "--arg", "i64[]"]) == 1
     assert "expected 1 to 8" in capsys.readouterr().err
+    for wrong in ("f32[3,5]", "i64[3,4]"):
+        assert main(["memory", "step.mlvm", "--arg", wrong, "--arg", "i64[]"]) == 1
+        assert f"expected input 0 as f32[n,4], got {wrong}" in capsys.readouterr().err
     assert main(["memory", "step.mlvm", "--arg", "i64[]"]) == 1
     assert "2 arguments; got 1 --arg; it takes f32[n,4], i64[]" in capsys.readouterr().err
     assert main(["run", "step.mlvm", "--arg", "f32[3,4] " + "1 " * 12, "--arg", "i64[] 7"]) == 1

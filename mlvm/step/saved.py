@@ -15,12 +15,20 @@ import numpy as np
 
 from mlvm.arena.planner import Plan
 from mlvm.arena.recording import Lifetime
-from mlvm.core.errors import EncodingError, HandleError, MlvmError, ProgramError, ShapeError, brief
+from mlvm.core.errors import (
+    DTypeError,
+    EncodingError,
+    HandleError,
+    MlvmError,
+    ProgramError,
+    ShapeError,
+    brief,
+)
 from mlvm.core.ops.half import cast, number_array
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
-from mlvm.core.types import MAX_NBYTES, Array, TensorType
+from mlvm.core.types import MAX_NBYTES, Array, TensorType, f64
 from mlvm.step.compile import ROLES, Planned
 from mlvm.step.flow import Location, Role
 from mlvm.step.lengths import at
@@ -53,6 +61,7 @@ class SavedStep(NamedTuple):
         """Return the step for inputs of these types, without its open part. Raises `ShapeError` if
         it is for no such lengths."""
         if self.open is None:
+            self._require(types, self.inputs)
             return self
         values = self.open.values_at(types)
         states = [*self.states]
@@ -63,7 +72,17 @@ class SavedStep(NamedTuple):
             except OverflowError:
                 at_sizes = self.open.sizes(values)
                 raise ShapeError(f"step: at {at_sizes}, {values[place]} is no {dtype}") from None
-        return self.at_values(values)._replace(states=tuple(states))
+        step = self.at_values(values)._replace(states=tuple(states))
+        self._require(types, step.inputs)
+        return step
+
+    def _require(self, types: Sequence[TensorType], inputs: Sequence[TensorType]) -> None:
+        """Raise `ShapeError` or `DTypeError` for an input of another type; f64 becomes narrower."""
+        for i, (got, type) in enumerate(zip(types, inputs, strict=True)):
+            narrower = got.dtype is f64 and type.dtype.is_float
+            if got.shape != type.shape or not (got.dtype is type.dtype or narrower):
+                kind = ShapeError if got.shape != type.shape else DTypeError
+                raise kind(f"step: expected input {i} as {self.input_types[i]}, got {got}")
 
     def at_values(self, values: Sequence[Any]) -> SavedStep:
         """Return the step for these values of its formulas, with the states of this one. Raises
@@ -209,17 +228,15 @@ class LoadedStep:
         arrays of other types, `ShapeError` for a length that it is not for, and errors of the
         program.
         """
-        inputs, opened = self.step.inputs, self.step.open
+        inputs = self.step.inputs
         if len(arrays) != len(inputs):
             types = ", ".join(map(str, self.step.input_types))
             raise ProgramError(f"the step takes {len(inputs)} arrays ({types}), not {len(arrays)}")
         if self._is_closed:
             raise HandleError("step: expected an open step, this one was closed; load it again")
         now = self._now
-        if now is None or (
-            opened is not None
-            and any(x.shape != type.shape for x, type in zip(arrays, now.inputs, strict=True))
-        ):
+        pairs = zip(arrays, inputs if now is None else now.inputs, strict=True)
+        if now is None or any(x.shape != type.shape for x, type in pairs):
             now = self.step.at([TensorType.of(array) for array in arrays])
             now._check()
             self._use(now)

@@ -541,7 +541,7 @@ def test_a_saved_step_takes_all_lengths(tmp_path: Path) -> None:
     (((5, 4), (6,)), "step: 'n' is 5 at axis 0 of input 0, and 6 at axis 0 of input 1: axes"),
     (((4, 4), (4,)), "n = 4 the function computes otherwise than at n = 7, in LINE; save"),
     (((5, 4), (5, 1)), "step: input 1 is f32[n], got f32[5,1]"),
-    (((5, 3), (5,)), "write to f32[5,4]: the array's shape is (5, 3)"),
+    (((5, 3), (5,)), "step: expected input 0 as f32[n,4], got f32[5,3]"),
 )
 def test_a_saved_step_refuses_other_lengths(shapes: Any, message: str, tmp_path: Path) -> None:
     def fn(x: Any, y: Any) -> Any:
