@@ -304,7 +304,7 @@ class Launch:
                     return
                 vm.launch(program, handles)
                 if arena is not None:
-                    self.replay.learn(arena, inputs, outputs, program, handles)
+                    self.replay.learn(arena, program, handles)
         except Exception as error:
             if getattr(error, "late", False):
                 raise

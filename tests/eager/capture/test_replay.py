@@ -293,6 +293,25 @@ def test_arrays_that_change_while_a_launch_is_learned(arena: Any, monkeypatch: P
         assert double(x).tolist() == expected
 
 
+def test_a_weight_that_moves_while_a_launch_is_learned(arena: Any, monkeypatch: Patch) -> None:
+    w, x, y = ml.asarray([1.0, 2.0]), ml.ones(2), ml.asarray([10.0, 20.0])
+    views: list[Any] = []
+    launch = type(arena.vm).launch
+    add = ml.capture(lambda x: x + w)
+    add(y)
+
+    def moving(vm: Any, *args: Any) -> Any:  # as a signal's handler, once the launch has returned
+        result = launch(vm, *args)
+        if not views:
+            views.append(ml.reshape(w, (1, 2)))
+            w[...] = y  # moves, as the view needs the old bytes
+        return result
+
+    monkeypatch.setattr(type(arena.vm), "launch", moving)
+    add(x)
+    assert [add(x).tolist() for _ in range(3)] == [[11.0, 21.0]] * 3
+
+
 @cases("number", None, 3.0)
 def test_a_call_inside_a_launch_of_the_same_function(
     arena: Any, monkeypatch: Patch, number: float | None

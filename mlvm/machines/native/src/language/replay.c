@@ -88,9 +88,10 @@ static PyObject *replay_handles(Replay *self, PyObject *const *args, Py_ssize_t 
     return handles;
 }
 
-/* The key of a launch on these tensors: the VM, its functions and all handles. NULL if a tensor is not
- * there; an exception is set only if there is no memory. */
-static PyObject *key_of(const Replay *self, const FastPath *fast_path, PyObject *inputs, PyObject *outputs)
+/* The key of a launch: the VM, its functions and all handles, those passed or those of the tensors. NULL
+ * if a tensor is not there; an exception is set only if there is no memory. */
+static PyObject *key_of(const Replay *self, const FastPath *fast_path, PyObject *handles, PyObject *inputs,
+                        PyObject *outputs)
 {
     int64_t on_stack[ON_STACK], *numbers = on_stack;
     size_t nbytes = (size_t)(self->count + NUMBERS) * sizeof *numbers;
@@ -100,7 +101,8 @@ static PyObject *key_of(const Replay *self, const FastPath *fast_path, PyObject 
     numbers[1] = fast_path->generation;
     Py_ssize_t i = 0;
     for (; i < self->count; i++) {
-        PyObject *handle = handle_of(self, &self->operand[i], inputs, outputs);
+        PyObject *handle =
+            handles ? PyTuple_GetItem(handles, i) : handle_of(self, &self->operand[i], inputs, outputs);
         if (!handle)
             break;
         numbers[NUMBERS + i] = PyLong_AsLongLong(handle);
@@ -189,7 +191,7 @@ static PyObject *replay_run(Replay *self, PyObject *const *args, Py_ssize_t narg
     Py_INCREF((PyObject *)fast_path);
     int64_t generation = fast_path->generation;
     PyObject *outputs = alloc_tensors((Arena *)args[0], args[2]);
-    PyObject *key = outputs ? key_of(self, fast_path, args[1], outputs) : NULL;
+    PyObject *key = outputs ? key_of(self, fast_path, NULL, args[1], outputs) : NULL;
     int done = PyErr_Occurred() ? -1 : 0;
     if (key && PyDict_GetItemWithError(self->runs, key) &&
         !(done = call_without_result(fast_path->acquire))) {
@@ -206,11 +208,12 @@ static PyObject *replay_run(Replay *self, PyObject *const *args, Py_ssize_t narg
     return done < 0 || PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
-/* learn(arena, inputs, outputs, program, handles): remember a launch that Python has just sent. */
+/* learn(arena, program, handles): remember a launch that Python has just sent. Since then a signal's handler
+ * may have moved its tensors, so they are not asked for their handles. */
 static PyObject *replay_learn(Replay *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (nargs != 5 || !PyList_Check(args[1]) || !PyList_Check(args[2]))
-        return PyErr_Format(PyExc_TypeError, "learn takes an arena, two lists, a program and handles");
+    if (nargs != 3 || !PyTuple_Check(args[2]) || PyTuple_Size(args[2]) < self->count)
+        return PyErr_Format(PyExc_TypeError, "learn takes an arena, a program and its handles");
     FastPath *fast_path = fast_path_of(args[0]);
     if (!fast_path || !is_unwatched(fast_path) || self->vain >= MOST_VAIN)
         Py_RETURN_NONE;
@@ -218,11 +221,11 @@ static PyObject *replay_learn(Replay *self, PyObject *const *args, Py_ssize_t na
     Py_INCREF((PyObject *)fast_path);
     if (PyDict_Size(self->runs) >= MOST_KNOWN)
         PyDict_Clear(self->runs);
-    PyObject *key = key_of(self, fast_path, args[1], args[2]), *run = NULL;
+    PyObject *key = key_of(self, fast_path, args[2], NULL, NULL), *run = NULL;
     /* While the mark is there, nothing has cleared the dict: `bound` runs Python, and other threads. */
     PyObject *mark = key ? PyList_New(0) : NULL;
     if (mark && !PyDict_SetItem(self->runs, key, mark))
-        run = PyObject_CallFunctionObjArgs(fast_path->bound, args[3], args[4], self->runs, NULL);
+        run = PyObject_CallFunctionObjArgs(fast_path->bound, args[1], args[2], self->runs, NULL);
     if (run && PyDict_GetItemWithError(self->runs, key) == mark) {
         int is_straight = PyTuple_Check(run) && program_is_straight(PyTuple_GetItem(run, 0));
         if (is_straight ? PyDict_SetItem(self->runs, key, run) : PyDict_DelItem(self->runs, key))
@@ -299,7 +302,7 @@ static PyMethodDef replay_methods[] = {
     {"run", (PyCFunction)(void (*)(void))replay_run, METH_FASTCALL,
      "run(arena, inputs, types): the outputs of a launch, or None if Python must launch the program."},
     {"learn", (PyCFunction)(void (*)(void))replay_learn, METH_FASTCALL,
-     "learn(arena, inputs, outputs, program, handles): remember a launch."},
+     "learn(arena, program, handles): remember a launch."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot replay_slots[] = {
     {Py_tp_new, replay_new},
