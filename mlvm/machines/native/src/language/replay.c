@@ -101,8 +101,8 @@ static PyObject *key_of(const Replay *self, const FastPath *fast_path, PyObject 
     numbers[1] = fast_path->generation;
     Py_ssize_t i = 0;
     for (; i < self->count; i++) {
-        PyObject *handle =
-            handles ? PyTuple_GetItem(handles, i) : handle_of(self, &self->operand[i], inputs, outputs);
+        PyObject *handle = handles ? PyTuple_GetItem(handles, i)
+                                   : handle_of(self, &self->operand[i], inputs, outputs);
         if (!handle)
             break;
         numbers[NUMBERS + i] = PyLong_AsLongLong(handle);
