@@ -251,7 +251,7 @@ class Linked:
         self._types: dict[str, list[TensorType]] = {}  # of registers
         self._calls: list[tuple[Step, str, list[int], list[TensorType]]] = []
         self._waiting: list[Step] = []  # the heavy ones
-        self._local_sizes: set[int] = set()
+        self._sizes: set[int] = set()  # of rows of locals, zeros at first, and of results
         todo = [ROW]
         for name in todo:  # grows in the loop
             self._function(program.functions[name])
@@ -270,8 +270,7 @@ class Linked:
         self.heavy = [pc for pc, step in enumerate(self.steps) if id(step) in heavy]
         sizes = [nbytes for _, nbytes in self.params]
         self.lent = {n for n in sizes if n and sizes.count(n) == 1}
-        self.lent -= {nbytes for _, nbytes in self.returned}.union(*map(_row_sizes, self.steps))
-        self.lent -= self._local_sizes  # an unwritten local is zero
+        self.lent -= self._sizes.union([nbytes for _, nbytes in self.returned])
         registers = [to for step in self.steps for to in _result_registers(step)]
         if not all(0 <= to < self.width for to in registers):
             raise MachineError("lanes: a result has no slot")
@@ -285,7 +284,7 @@ class Linked:
         if self.nparams != function.nparams:
             raise MachineError(f"lanes: parameters of {function.name} differ from its types")
         self._types[function.name] = self.types
-        self._local_sizes.update([type.nbytes for type in self.types[self.nparams :]])
+        self._sizes.update([type.nbytes for type in self.types[self.nparams :]])
         self.stack: list[_Symbol] = []
         self.awaited: set[int] = set()
         self.constants: dict[int, int] = {}  # registers of shared operands
@@ -315,30 +314,36 @@ class Linked:
             if step[-1] < 0:
                 raise MachineError("lanes: a jump has no target")
         for step in self.steps[entry:]:
-            for at, nbytes in self._rows(*step):
+            computed, read = self._rows(*step)
+            self._sizes.update([nbytes for _, nbytes in computed])
+            for at, nbytes in (*computed, *read):
                 _require_bytes(self.types[at], nbytes)
         self.width = max(self.width, len(self.types))
 
-    def _rows(self, kind: str, *rest: Any) -> Sequence[tuple[int, int]]:
-        """Return the registers of a step, and the bytes that it takes their rows for."""
+    def _rows(self, kind: str, *rest: Any) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Return the registers that a step computes new rows for, and others that it uses, each
+        with the bytes that it takes a row for."""
         if kind == "run":
-            return [*rest[1], *rest[2]]
+            return [*rest[2]], [*rest[1]]
         if kind == "move":
-            return [(rest[0], self.types[rest[1]].nbytes)]
+            return [], [(rest[0], self.types[rest[1]].nbytes)]
         if kind in ("dup", "const"):
-            return [(at, rest[2]) for at in (rest[:2] if kind == "dup" else rest[:1])]
+            return [(rest[0], rest[2])], [(rest[1], rest[2])] if kind == "dup" else []
         if kind == "take":
             to, x, index, length, nbytes, dtype = rest
-            return [(to, nbytes), (x, length * nbytes), (index, np.dtype(dtype).itemsize)]
+            return [(to, nbytes)], [(x, length * nbytes), (index, np.dtype(dtype).itemsize)]
         if kind == "put":
             to, value, index, length, count, nbytes, dtype = rest
-            sizes = length * nbytes, count * nbytes, np.dtype(dtype).itemsize
-            return list(zip((to, value, index), sizes, strict=True))
-        if kind in ("push", "read"):
-            return [(rest[kind == "read"], 8)]
+            read = [(value, count * nbytes), (index, np.dtype(dtype).itemsize)]
+            return [(to, length * nbytes)], read
+        if kind == "push":
+            return [(rest[0], 8)], []
+        if kind == "read":
+            return [], [(rest[1], 8)]
         if kind == "add":
-            return list(zip(rest[1], self.segments[self.sites[rest[0]]].ins, strict=True))
-        return []
+            ins = self.segments[self.sites[rest[0]]].ins
+            return [], list(zip(rest[1], ins, strict=True))
+        return [], []
 
     def _register(self, type: TensorType) -> int:
         self.types.append(type)
@@ -544,18 +549,6 @@ class Linked:
 def _require_bytes(type: TensorType, nbytes: int) -> None:
     if type.nbytes != nbytes:
         raise MachineError(f"lanes: a register of {type} has rows of {nbytes} bytes")
-
-
-def _row_sizes(step: Step) -> list[int]:
-    """Return the bytes of the rows that a step allocates."""
-    kind, *rest = step
-    if kind == "run":
-        return [nbytes for _, nbytes in rest[2]]
-    if kind == "put":
-        return [rest[3] * rest[5]]
-    if kind == "push":
-        return [8]
-    return [rest[4 if kind == "take" else 2]] if kind in ("dup", "const", "take") else []
 
 
 def _result_registers(step: Step) -> list[int]:

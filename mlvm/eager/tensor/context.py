@@ -163,7 +163,7 @@ class use:
         own_arenas.forget()
 
 
-class _Default(threading.local):
+class _OwnArenas(threading.local):
     """A thread's own arena on the default VM: an arena serves one thread at a time.
 
     latest: the VMs in use at the last call of `default_arena`, and the arena.
@@ -200,7 +200,7 @@ class _Arenas:
         return arena
 
 
-own_arenas = _Default()
+own_arenas = _OwnArenas()
 
 
 def default_arena() -> Arena:

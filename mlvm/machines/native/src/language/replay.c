@@ -68,30 +68,37 @@ static PyObject *handle_of(const Replay *self, const Operand *operand, PyObject 
     return is_there ? PyDict_GetItemWithError(region->handles, operand->type) : NULL;
 }
 
+/* The handles of the operands and those that follow, a tuple; NULL where one is not to be had without Python,
+ * or with an exception set. */
+static PyObject *handles_of(const Replay *self, PyObject *inputs, PyObject *outputs, PyObject *rest)
+{
+    Py_ssize_t nrest = rest ? PyTuple_Size(rest) : 0;
+    PyObject *handles = PyTuple_New(self->count + nrest);
+    for (Py_ssize_t i = 0; handles && i < self->count; i++) {
+        PyObject *handle = handle_of(self, &self->operand[i], inputs, outputs);
+        if (!handle) {
+            Py_DECREF(handles);
+            return NULL;
+        }
+        PyTuple_SetItem(handles, i, Py_NewRef(handle));
+    }
+    for (Py_ssize_t i = 0; handles && i < nrest; i++)
+        PyTuple_SetItem(handles, self->count + i, Py_NewRef(PyTuple_GetItem(rest, i)));
+    return handles;
+}
+
 /* handles(inputs, outputs, scratch) -> tuple, or None where one is not to be had without Python. */
 static PyObject *replay_handles(Replay *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 3 || !PyList_Check(args[0]) || !PyList_Check(args[1]) || !PyTuple_Check(args[2]))
         return PyErr_Format(PyExc_TypeError, "handles takes two lists and a tuple");
-    Py_ssize_t nscratch = PyTuple_Size(args[2]);
-    PyObject *handles = PyTuple_New(self->count + nscratch);
-    for (Py_ssize_t i = 0; handles && i < self->count; i++) {
-        PyObject *handle = handle_of(self, &self->operand[i], args[0], args[1]);
-        if (!handle) {
-            Py_DECREF(handles);
-            return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-        }
-        PyTuple_SetItem(handles, i, Py_NewRef(handle));
-    }
-    for (Py_ssize_t i = 0; handles && i < nscratch; i++)
-        PyTuple_SetItem(handles, self->count + i, Py_NewRef(PyTuple_GetItem(args[2], i)));
-    return handles;
+    PyObject *handles = handles_of(self, args[0], args[1], args[2]);
+    return handles || PyErr_Occurred() ? handles : Py_NewRef(Py_None);
 }
 
-/* The key of a launch: the VM, its functions and all handles, those passed or those of the tensors. NULL
- * if a tensor is not there; an exception is set only if there is no memory. */
-static PyObject *key_of(const Replay *self, const FastPath *fast_path, PyObject *handles, PyObject *inputs,
-                        PyObject *outputs)
+/* The key of a launch: the VM, its functions and the handles of the operands. NULL with an exception set if
+ * there is no memory. */
+static PyObject *key_of(const Replay *self, const FastPath *fast_path, PyObject *handles)
 {
     int64_t on_stack[ON_STACK], *numbers = on_stack;
     size_t nbytes = (size_t)(self->count + NUMBERS) * sizeof *numbers;
@@ -99,15 +106,9 @@ static PyObject *key_of(const Replay *self, const FastPath *fast_path, PyObject 
         return PyErr_NoMemory();
     numbers[0] = fast_path->number;
     numbers[1] = fast_path->generation;
-    Py_ssize_t i = 0;
-    for (; i < self->count; i++) {
-        PyObject *handle = handles ? PyTuple_GetItem(handles, i)
-                                   : handle_of(self, &self->operand[i], inputs, outputs);
-        if (!handle)
-            break;
-        numbers[NUMBERS + i] = PyLong_AsLongLong(handle);
-    }
-    PyObject *key = i < self->count ? NULL : PyBytes_FromStringAndSize((char *)numbers, (Py_ssize_t)nbytes);
+    for (Py_ssize_t i = 0; i < self->count; i++)
+        numbers[NUMBERS + i] = PyLong_AsLongLong(PyTuple_GetItem(handles, i));
+    PyObject *key = PyBytes_FromStringAndSize((char *)numbers, (Py_ssize_t)nbytes);
     if (numbers != on_stack)
         PyMem_Free(numbers);
     return key;
@@ -191,7 +192,8 @@ static PyObject *replay_run(Replay *self, PyObject *const *args, Py_ssize_t narg
     Py_INCREF((PyObject *)fast_path);
     int64_t generation = fast_path->generation;
     PyObject *outputs = alloc_tensors((Arena *)args[0], args[2]);
-    PyObject *key = outputs ? key_of(self, fast_path, NULL, args[1], outputs) : NULL;
+    PyObject *handles = outputs ? handles_of(self, args[1], outputs, NULL) : NULL;
+    PyObject *key = handles ? key_of(self, fast_path, handles) : NULL;
     int done = PyErr_Occurred() ? -1 : 0;
     if (key && PyDict_GetItemWithError(self->runs, key) &&
         !(done = call_without_result(fast_path->acquire))) {
@@ -199,6 +201,7 @@ static PyObject *replay_run(Replay *self, PyObject *const *args, Py_ssize_t narg
         release_vm(fast_path);
     }
     Py_XDECREF(key);
+    Py_XDECREF(handles);
     Py_DECREF((PyObject *)fast_path);
     if (done > 0) {
         self->vain -= self->vain > 0;
@@ -221,7 +224,7 @@ static PyObject *replay_learn(Replay *self, PyObject *const *args, Py_ssize_t na
     Py_INCREF((PyObject *)fast_path);
     if (PyDict_Size(self->runs) >= MOST_KNOWN)
         PyDict_Clear(self->runs);
-    PyObject *key = key_of(self, fast_path, args[2], NULL, NULL), *run = NULL;
+    PyObject *key = key_of(self, fast_path, args[2]), *run = NULL;
     /* While the mark is there, nothing has cleared the dict: `bound` runs Python, and other threads. */
     PyObject *mark = key ? PyList_New(0) : NULL;
     if (mark && !PyDict_SetItem(self->runs, key, mark))
