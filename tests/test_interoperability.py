@@ -113,7 +113,10 @@ def of_namespace() -> list[Case]:
         ("isclose", lambda x: xpx.isclose(x, x + 1e-9)),
         ("isin", lambda x: xpx.isin(x, x[:1])),
         ("kron", lambda x: xpx.kron(x, x), M),
-        ("lazy_apply", lambda x: xpx.lazy_apply(np.sin, x, dtype=x.dtype, as_numpy=True)),
+        (
+            "lazy_apply",
+            lambda x: xpx.lazy_apply(np.sin, x, shape=x.shape, dtype=x.dtype, as_numpy=True),
+        ),
         ("nan_to_num", lambda x: xpx.nan_to_num(x / x), TO_3),
         ("nanmax", lambda x: xpx.nanmax(x / x), TO_3),
         ("nanmean", lambda x: xpx.nanmean(x / x), TO_3),

@@ -448,9 +448,9 @@ def test_programs_by_shape_are_forgotten_one_at_a_time(monkeypatch: Patch) -> No
     (N, 4, 'expected at_most={"time": 512}, got 4'),
     (N, {"m": 4}, "at_most bounds 'm'; lengths names n"),
     (N, {"n": 0}, r"expected at_most\['n'\] as an int from 1 to 2\*\*40, got 0"),
-    (N, {"n": True}, "got True"),
-    (N, {"n": 4.0}, "got 4.0"),
-    (N, {"n": 2**60}, "got 1152921504606846976"),
+    (N, {"n": True}, r"an int from 1 to 2\*\*40, got True"),
+    (N, {"n": 4.0}, r"an int from 1 to 2\*\*40, got 4.0"),
+    (N, {"n": 2**60}, r"an int from 1 to 2\*\*40, got 1152921504606846976"),
     (None, {"n": 4}, "no length has a name"),
 )
 def test_bad_options(lengths: Any, at_most: Any, message: str) -> None:
