@@ -43,11 +43,13 @@ def refuses(
 def run_python(
     *arguments: str | Path, cwd: Path = ROOT, timeout: float = 300, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python, which imports this checkout, to its end, with these variables of environment."""
+    """Run Python, which imports this checkout, or a build that PYTHONPATH names, to its end, with
+    these variables of environment."""
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        env={**os.environ, "PYTHONPATH": path, **variables},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
