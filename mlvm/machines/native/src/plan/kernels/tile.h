@@ -20,6 +20,7 @@ typedef struct {
     T *c;
     int64_t c_row;
     int add; /* to what C holds */
+    int far; /* C may lie outside of the caches */
 } OF(TileOf);
 #define Tile OF(TileOf)
 
@@ -31,23 +32,28 @@ SPECIALIZED void OF(tile)(const Tile *t, const int rows, const int vectors, cons
     V sum[ROWS][2];
     const T *b = t->b;
     const int64_t a_k = t->a_k, b_k = t->b_k;
+    const int across = sizeof(V) == 64 ? vectors : 1, lines = rows * across; /* of a cache, in C */
     UNROLL_FOR (int i = 0; i < rows; i++)
         UNROLL_FOR (int j = 0; j < vectors; j++)
             sum[i][j] = (V){0};
-    UNROLL_FOR (int i = 0; i < rows; i++)
-        __builtin_prefetch(t->c + i * t->c_row, 1);
     for (const Run *run = t->run, *end = run + t->runs; run < end; run++) {
-        const T *a = t->a + run->at;
+        /* With two pointers the offsets of rows stay in registers. */
+        const T *a = t->a + run->at, *below = a + a_row * (rows / 2);
+        /* Lines of C are fetched in turn, before the last products: all at once, they delay B. */
+        const int64_t late = t->far && run + 1 == end ? least(run->length, 64) - lines : INT64_MAX;
         for (int64_t k = run->length; k > 0; k--) {
+            if ((uint64_t)(k - late) < (uint64_t)lines)
+                __builtin_prefetch(t->c + (k - late) / across * t->c_row + (k - late) % across * LANES, 1);
             V row[2];
             UNROLL_FOR (int j = 0; j < vectors; j++)
                 row[j] = OF(load)(b + j * LANES);
             UNROLL_FOR (int i = 0; i < rows; i++) {
-                V factor = OF(SPREAD)(a[i * a_row]);
+                V factor = OF(SPREAD)(i < rows / 2 ? a[i * a_row] : below[(i - rows / 2) * a_row]);
                 UNROLL_FOR (int j = 0; j < vectors; j++)
                     sum[i][j] = OF(FMA)(factor, row[j], sum[i][j]);
             }
             a += a_k;
+            below += a_k;
             b += b_k;
         }
     }
