@@ -292,7 +292,7 @@ static void OF(strip)(Part *part, const Strip *strip)
     runs[0] = (Run){0, k};
     Tile t = {
         .runs = 1, .run = runs, .a_row = row_step, .a_k = n[X_K], .c_row = n[OUT_ROW], .add = block > 0};
-    t.far = n[OUT] >= 0 && n[M] * n[N] * (int64_t)sizeof(T) > 1 << 18;
+    t.far = (n[OUT] < 0 ? n[ROWS_AT_ONCE] : n[M]) * n[N] * (int64_t)sizeof(T) > 1 << 18;
     const int by_columns = n[COPY_X] == GATHER && n[X_K] != 1; /* which the windows are */
     if (in_lines) {
         if (strip->fresh)
