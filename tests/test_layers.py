@@ -68,7 +68,7 @@ BUDGET = {
     "mlvm/machines/gpu": 3_163,
     "mlvm/machines/standalone": 1_844,
     "mlvm/machines/remote": 3_916,
-    "mlvm/arena": 1_360,
+    "mlvm/arena": 1_362,
     "mlvm/show": 1_666,
     "mlvm/input": 1_642,
     "mlvm/step": 3_685,

@@ -28,6 +28,8 @@ _RETRIES: Final = 50
 _PLACEMENTS: Final = 20_000
 """Limits of the search after the orders: of placements of all blocks, and of placed blocks."""
 
+_CLOSE: Final = 64
+"""A plan that is above its lower bound by less than this part of it is not improved."""
 _IMPROVED: Final = ", improved"
 
 Ints = NDArray[np.int64]
@@ -156,8 +158,8 @@ def _largest_total(size: Ints, start: Ints, end: Ints) -> int:
 def _best(size: Ints, start: Ints, end: Ints, bound: int) -> tuple[str, Ints]:
     """Return the name of the best order, and the offsets that it gives.
 
-    If none meets the bound, each order is improved, the best one first: the blocks that end highest
-    are moved to the front, and all blocks are placed again. This repeats until an order
+    If none comes close to the bound, each order is improved, the best one first: the blocks that
+    end highest are moved to the front, and all blocks are placed again. This repeats until an order
     recurs, or a limit is reached.
     """
     tried: list[tuple[int, str, Ints, Ints]] = []
@@ -171,7 +173,7 @@ def _best(size: Ints, start: Ints, end: Ints, bound: int) -> tuple[str, Ints]:
     retries = min(_RETRIES, _PLACEMENTS // len(size))
     tried_orders: set[bytes] = set()
     for _, name, sequence, offsets in tried:
-        while retries and height > bound:
+        while retries and height > bound + bound // _CLOSE:
             highest = (offsets + size)[sequence] == _height(offsets, size)
             sequence = np.concatenate([sequence[highest], sequence[~highest]])
             if sequence.tobytes() in tried_orders:
