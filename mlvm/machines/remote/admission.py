@@ -64,25 +64,20 @@ class Admission:
         """Admit a new connection and return True, or refuse it and take it from the caller."""
         now, peer = time.monotonic(), _peer_of(sock)
         with self._lock:
-            of_peer = [sock for sock, it in self._strangers.items() if it.peer == peer]
-            evicted = None
-            if len(of_peer) >= MOST_OF_PEER:
-                evicted = self._oldest_expired(of_peer, now)
-            elif len(self._strangers) >= MOST_STRANGERS:
-                counts = Counter(it.peer for it in self._strangers.values())
-                [(most, _)] = counts.most_common(1)
-                evicted = self._oldest_expired(
-                    [sock for sock, it in self._strangers.items() if it.peer == most], now
-                )
-            else:
-                self._strangers[sock] = _Stranger(peer, now)
-                return True
+            counts = Counter(it.peer for it in self._strangers.values())
+            crowd = peer if counts[peer] >= MOST_OF_PEER else None
+            if crowd is None and len(self._strangers) >= MOST_STRANGERS:
+                [(crowd, _)] = counts.most_common(1)
+            evicted = None if crowd is None else self._oldest_expired(crowd, now)
+            is_admitted = crowd is None or evicted is not None
             if evicted is not None:
                 del self._strangers[evicted]
+            if is_admitted:
                 self._strangers[sock] = _Stranger(peer, now)
         if evicted is not None:
             self._send_busy(evicted)
             _shut(evicted)
+        if is_admitted:
             return True
         self._send_busy(sock)
         with contextlib.suppress(OSError):
@@ -91,15 +86,16 @@ class Admission:
         self._lingering.append((now + _LINGERS, sock))
         return False
 
-    def _oldest_expired(self, candidates: list[socket.socket], now: float) -> socket.socket | None:
-        """Return the candidate that makes room for another, if one has had its minimum time."""
-
-        def waits(sock: socket.socket) -> float:
-            it = self._strangers[sock]
-            return it.since + (_MOMENT if it.spoke else _MOMENT_OF_SILENCE)
-
-        oldest = min(candidates, key=waits, default=None)
-        return oldest if oldest is not None and waits(oldest) < now else None
+    def _oldest_expired(self, peer: str, now: float) -> socket.socket | None:
+        """Return the stranger of a peer that makes room for another, if one has had its minimum
+        time."""
+        ends = {
+            sock: it.since + (_MOMENT if it.spoke else _MOMENT_OF_SILENCE)
+            for sock, it in self._strangers.items()
+            if it.peer == peer
+        }
+        oldest = min(ends, key=ends.__getitem__, default=None)
+        return oldest if oldest is not None and ends[oldest] < now else None
 
     def _send_busy(self, sock: socket.socket) -> None:
         """Send the reason, if that needs no waiting."""

@@ -44,6 +44,8 @@ from mlvm.machines.wire import WireVM, read_answer, read_error, write_call
 if TYPE_CHECKING:
     from mlvm.machines.native._native import FastPath, Outbox
 
+_ALLOCATING: Final = "alloc_tensor", "alloc_storage"
+_MAKING: Final = *_ALLOCATING, "tensor_from_storage"
 _FAREWELL: Final = 0.2  # seconds to wait for the server's reason for a lost connection
 _MOST_BLAMED: Final = 64
 _MOST_UNCONFIRMED: Final = 1 << 13
@@ -126,21 +128,10 @@ class RemoteVM(Closing, WireVM):
 
     # --- calls ---
 
-    def alloc_tensor(self, type: TensorType) -> TensorHandle:
-        handle = super().alloc_tensor(type)
-        self._live.add(handle)
-        return handle
-
-    def alloc_storage(self, nbytes: int) -> StorageHandle:
-        handle = super().alloc_storage(nbytes)
-        self._live.add(handle)
-        return handle
-
     def tensor_from_storage(
         self, storage: StorageHandle, type: TensorType, offset: int
     ) -> TensorHandle:
         handle = super().tensor_from_storage(storage, type, offset)
-        self._live.add(handle)
         self._views.setdefault(storage, set()).add(handle)
         return handle
 
@@ -313,14 +304,17 @@ class RemoteVM(Closing, WireVM):
                 with self._sending:
                     self._add_to_stream(message, calls=1)
                     sent: _Sent = self._stream.note
-                    if name in ("alloc_tensor", "alloc_storage"):
+                    if name in _ALLOCATING:
                         self._allocs[sent.calls] = name
                     self._stream.flush()
                 kind, reader = self._receive(deadline)
             except ConnectionLost as error:
                 raise self._give_up(error) from None
             self._allocs.clear()
-            return self._result_of(name, kind, reader, sent)
+            result = self._result_of(name, kind, reader, sent)
+            if name in _MAKING:
+                self._live.add(result)
+            return result
 
     def _deadline(self) -> float | None:
         """Return the deadline of a call's answer, or None."""

@@ -69,8 +69,11 @@ class LeasedStream(Stream):
     One thread sends and one receives, as with any stream. Either may find the connection lost.
     """
 
+    _sending: _Leased
+
     def __init__(self, sock: socket, reconnect: Callable[[float], socket], seconds: float) -> None:
         super().__init__(sock)
+        self._sending = _Leased((), None, [])
         self._reconnect = reconnect
         self._seconds = seconds
         self._timeouts = 0.0, 0.0
@@ -81,8 +84,7 @@ class LeasedStream(Stream):
 
     @property
     def is_full(self) -> bool:
-        sending = self._sending
-        unconfirmed = sending.unconfirmed if isinstance(sending, _Leased) else []
+        unconfirmed = self._sending.unconfirmed
         return sum(len(each) for entry in unconfirmed for each in entry.data) > _MOST_UNCONFIRMED
 
     def set_timeouts(self, receive: float, send: float) -> None:
@@ -92,18 +94,14 @@ class LeasedStream(Stream):
     def add(self, parts: Sequence[Buffer], note: Any = None) -> None:
         with self._sends:
             before = self._sending
-            unconfirmed = before.unconfirmed if isinstance(before, _Leased) else []
-            unconfirmed = [each for each in unconfirmed if each.call > self.received]
+            unconfirmed = [each for each in before.unconfirmed if each.call > self.received]
             if parts and note is not None:
                 # a copy, as the caller may change the memory
                 data = [bytes(each) for each in parts]
                 was: Noted | None = before.note
                 first, last = _messages(was) + 1, _messages(note)
                 has_call = note.calls > (0 if was is None else was.calls)
-                unconfirmed = [
-                    *unconfirmed,
-                    _Unconfirmed(first, last, note.calls + (not has_call), data),
-                ]
+                unconfirmed.append(_Unconfirmed(first, last, note.calls + (not has_call), data))
                 parts = data
             self._sending = _Leased([*before.rest(), *parts], note, unconfirmed)
 
@@ -161,7 +159,7 @@ class LeasedStream(Stream):
             if connection != self._connection:
                 return
             fresh, arrived = self._open_stream(error, until)
-            note, unconfirmed = self._sending.note, getattr(self._sending, "unconfirmed", [])
+            note, unconfirmed = self._sending.note, self._sending.unconfirmed
             rest = _Leased(_messages_after(unconfirmed, arrived), note, unconfirmed)
             at = fresh._at._replace(messages=self.received, incoming=None)
             before = self.socket

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -54,7 +55,7 @@ class Process:
         self.status_pending = False
         self.ended: str | None = None
         self._lock = threading.Lock()
-        self._serving: dict[int, _Serving] = {}
+        self._serving: dict[int, Future[tuple[int, float]]] = {}  # launches, and their seconds
 
     def send(self, do: str, *sockets: socket.socket, **facts: Any) -> bool:
         """Send a request to the process. Return False if it has ended."""
@@ -63,7 +64,7 @@ class Process:
     def begin(self, number: int, sock: socket.socket, facts: Mapping[str, Any]) -> None:
         """Pass a client's connection to the process."""
         with self._lock:
-            self._serving[number] = _Serving()
+            self._serving[number] = Future()
         self.send("serve", sock, client=number, **facts)
 
     def wait(self, number: int) -> tuple[int, float, str | None]:
@@ -72,36 +73,27 @@ class Process:
         with self._lock:
             serving = self._serving[number]
             if self.ended is not None:
-                serving.over.set()
-        serving.over.wait()
-        with self._lock:
-            del self._serving[number]
-        if serving.result is None:
+                serving.cancel()
+        try:
+            return (*serving.result(), None)
+        except CancelledError:
             return 0, 0.0, self.ended or "its process has ended"
-        return (*serving.result, None)
+        finally:
+            with self._lock:
+                del self._serving[number]
 
     def served(self, number: int, launches: int, seconds: float) -> None:
         """Note that a client has left, with its launches and seconds."""
         with self._lock:
-            serving = self._serving[number]
-            serving.result = launches, seconds
-            serving.over.set()
+            self._serving[number].set_result((launches, seconds))
 
     def end(self, reason: str) -> None:
         """Note that the process has ended."""
         with self._lock:
             self.ended = self.ended or reason
             for each in self._serving.values():
-                each.over.set()
+                each.cancel()
         self.channel.close()
-
-
-class _Serving:
-    """State of a client that a process serves: its launches and their seconds at the end."""
-
-    def __init__(self) -> None:
-        self.over = threading.Event()
-        self.result: tuple[int, float] | None = None
 
 
 class Processes:

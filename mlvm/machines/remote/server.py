@@ -417,9 +417,7 @@ class Server(Closing):
 
     def interrupt(self, client: int, last: int) -> None:
         """End the launches of the client of that number, up to its message `last`."""
-        with self._lock:
-            entry = self._clients.get(client)
-        if entry is not None:
+        if (entry := self._clients.get(client)) is not None:
             entry.interrupt(last)
 
     def _serve(self, client: _Client) -> None:
@@ -461,8 +459,7 @@ class Server(Closing):
 
     def resume(self, client: int, sock: socket.socket) -> None:
         """Replace the connection of a client, if the client is still connected."""
-        with self._lock:
-            entry = self._clients.get(client)
+        entry = self._clients.get(client)
         if entry is None or not entry.go_on_with(sock):
             sock.close()
         elif entry.process is not None:
@@ -624,9 +621,7 @@ class Server(Closing):
 
     def refuse(self, client: int, reason: str | None) -> None:
         """Refuse allocations and launches of a client for a reason, or allow them (None)."""
-        with self._lock:
-            entry = self._clients.get(client)
-        if entry is not None:
+        if (entry := self._clients.get(client)) is not None:
             entry.refuse(reason)
 
     def admits(self) -> bool:
@@ -679,7 +674,6 @@ class _Client:
         self.own = True
         self.session: _BoundedSession | None = None
         self.since = time.monotonic()
-        self.program_bytes = 0
         self.reason = "it was never served"
         self._draining = False
 
@@ -770,7 +764,7 @@ class _Client:
             "bytes": _nbytes(vm) if vm is not None else 0,
             "launches": session.launches if session is not None else 0,
             "messages": session.messages if session is not None else 0,
-            "program_bytes": self.program_bytes,
+            "program_bytes": session.program_bytes if session is not None else 0,
             "cpu_seconds": session.seconds if session is not None else 0.0,
             "busy": session is not None and session.busy,
             "seconds": now - self.since,
@@ -793,7 +787,12 @@ class _BoundedSession(Session):
         self.last = 0
         """The number of the message up to which launches are ended."""
         self._arriving = Allowance(0)  # of the program that is being decoded
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}  # of the loaded programs, by number
+
+    @property
+    def program_bytes(self) -> int:
+        """Bytes of all programs that the client has loaded."""
+        return sum(list(self._sizes.values()))
 
     def heed(self, error: Exception) -> None:
         """Count exceeded limits. End the connection if the process itself has no memory left: its
@@ -843,7 +842,7 @@ class _BoundedSession(Session):
         if name not in ("load_program", "drop_program", "estimate"):
             return super()._perform_from(reader, name)
         size = reader.remaining if name == "load_program" else 0
-        loaded, most = self._client.program_bytes, self._limits.program_bytes
+        loaded, most = self.program_bytes, self._limits.program_bytes
         if loaded + size > most:
             usage = f"{loaded:,} are loaded, and the limit is {most:,}"
             raise LimitExceeded(f"{size:,} more bytes of programs: {usage}")
@@ -857,13 +856,11 @@ class _BoundedSession(Session):
 
     def perform(self, name: str, args: list[Any]) -> Any:
         result = super().perform(name, args)
-        if name in ("load_program", "drop_program"):
-            number, loaded = args[0], self._client.program_bytes
-            size = self._limits.program_bytes - loaded - self._arriving.remaining
-            size = size if name == "load_program" else 0
-            self._client.program_bytes += size - self._sizes.pop(number, 0)
-            if size:
-                self._sizes[number] = size
+        if name == "load_program":
+            available = self._limits.program_bytes - self.program_bytes
+            self._sizes[args[0]] = available - self._arriving.remaining
+        elif name == "drop_program":
+            self._sizes.pop(args[0], None)
         return result
 
 

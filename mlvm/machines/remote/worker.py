@@ -114,10 +114,9 @@ def _run_process(channel: Channel, settings: dict[str, Any], request: dict[str, 
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        limits = Limits(**settings["limits"])
         os.nice(request["nice"])
-        _bound_memory(limits.process_bytes)
-        _Process(channel, limits, settings, request).run()
+        _bound_memory(settings["limits"]["process_bytes"])
+        _handle_requests(channel, settings, request["name"], shared=request["shared"])
         status = 0
     except BaseException as error:
         channel.send({"event": "error", "facts": {"vm": request["name"], "error": repr(error)}})
@@ -135,50 +134,38 @@ def _bound_memory(most: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))  # refused above what is set already
 
 
-class _Process:
-    """Server of one VM: an own one of one client, or a shared one."""
+def _handle_requests(
+    channel: Channel, settings: dict[str, Any], name: str, *, shared: bool
+) -> None:
+    """Lend one VM, an own one of one client or a shared one, until the channel ends or the only
+    client leaves."""
+    server = Server(
+        None,
+        limits=Limits(**settings["limits"]),
+        shared=[name] * shared,
+        libraries=settings["libraries"],
+        options=settings["options"],
+        log=_ChannelLog(channel),
+    )
+    vm = server.shared.get(name) or server.make_vm(name)
 
-    def __init__(
-        self, channel: Channel, limits: Limits, settings: dict[str, Any], request: dict[str, Any]
-    ) -> None:
-        self._channel = channel
-        name = request["name"]
-        self._shared = request["shared"]
-        self._server = Server(
-            None,
-            limits=limits,
-            shared=[name] * self._shared,
-            libraries=settings["libraries"],
-            options=settings["options"],
-            log=_ChannelLog(channel),
-        )
-        self._vm = self._server.shared.get(name) or self._server.make_vm(name)
-
-    def run(self) -> None:
-        """Handle requests until the channel ends, or the only client leaves."""
-        while (message := self._channel.listen()) is not None:
-            match message.facts.pop("do"):
-                case "serve":
-                    threading.Thread(target=self._serve, args=(message,), daemon=True).start()
-                case "status":
-                    self._channel.send({"status": self._server.status()})
-                case "resume":
-                    self._server.resume(message.facts["client"], message.sockets[0])
-                case "refuse":
-                    self._server.refuse(**message.facts)
-                case "interrupt":
-                    self._server.interrupt(**message.facts)
-                case "drain":
-                    self._server.drain()
-                case "stop":
-                    self._server.stop(message.facts["reason"])
-
-    def _serve(self, message: Message) -> None:
-        launches, seconds = self._server.lend(message.sockets[0], self._vm, **message.facts)
+    def serve(message: Message) -> None:
+        launches, seconds = server.lend(message.sockets[0], vm, **message.facts)
         result = {"gone": message.facts["client"], "launches": launches, "seconds": seconds}
-        self._channel.send({**result, "metrics": self._server.status()["metrics"]})
-        if not self._shared:
+        channel.send({**result, "metrics": server.status()["metrics"]})
+        if not shared:
             os._exit(0)
+
+    while (message := channel.listen()) is not None:
+        match message.facts.pop("do"):
+            case "serve":
+                threading.Thread(target=serve, args=(message,), daemon=True).start()
+            case "status":
+                channel.send({"status": server.status()})
+            case "resume":
+                server.resume(message.facts["client"], message.sockets[0])
+            case ("refuse" | "interrupt" | "drain" | "stop") as do:
+                getattr(server, do)(**message.facts)
 
 
 class _ChannelLog(Log):
