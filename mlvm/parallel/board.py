@@ -8,6 +8,12 @@ read. The whole group and each pair of members have separate rounds.
 A waiting member spins for some microseconds, and then sleeps until another member wakes it. There
 are no locks, so the death of a member leaves the memory usable; the parent process detects it and
 publishes it.
+
+A collective consists of two exchanges: each member gives something else to every other one, or the
+same to all. Large data is cut into batches that stay in the cache. Of a reduction each member
+combines its part, as Rabenseifner's algorithm does (Thakur, Rabenseifner, Gropp, Int. J. of High
+Performance Computing Applications 19, 2005): every element travels twice, whatever the number of
+members.
 """
 
 from __future__ import annotations
@@ -17,8 +23,9 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from math import prod
 from mmap import mmap
 from multiprocessing.connection import Connection
@@ -30,14 +37,26 @@ import numpy as np
 from mlvm.core.errors import GroupError, GroupTimeout, OutOfMemory
 from mlvm.core.types import Array
 from mlvm.machines.shared_memory import new_source
-from mlvm.parallel.communicator import Collective, brief_error
-from mlvm.parallel.passing import NOTHING, Exchanging, most_at_once, pack
+from mlvm.parallel.communicator import Collective, brief_error, combine, flat, is_small
+from mlvm.parallel.passing import (
+    NOTHING,
+    Passing,
+    batches,
+    copy_all,
+    pack,
+    pieces_of,
+    size_of,
+    unpacked,
+)
 
 _SPIN: Final = 200e-6  # seconds to look for the others before sleep, if each has a core
 _LOOK: Final = 50  # milliseconds of sleep until the next look at who has ended, and who waits
 _TEXT: Final = 1 << 15  # bytes of a description, or of a reason
 _DIGEST: Final = 16
 _PAGE: Final = 4096
+_BATCH_NBYTES: Final = 1 << 21
+"""Bytes that a member sends to all others at once: large, so that they rarely wait, and small
+enough for a third-level cache."""
 
 
 class Board:
@@ -54,7 +73,7 @@ class Board:
     def __init__(self, size: int, spins: bool, _source: Any = None) -> None:
         self.size = size
         self.spins = spins
-        window = size * most_at_once(size)  # more than SMALL
+        window = size * _most_at_once(size)  # more than SMALL
         layout: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
             "counts": (np.int64, (size, size)),
             "waits": (np.int64, (size, 2)),
@@ -65,7 +84,7 @@ class Board:
             "calls": (np.uint8, (size, _TEXT)),
             "reasons": (np.uint8, (size + 1, _TEXT)),
             "windows": (np.uint8, (size, 2, window)),
-            "pair_windows": (np.uint8, (size, 2, most_at_once(size))),
+            "pair_windows": (np.uint8, (size, 2, _most_at_once(size))),
         }
         sizes = {name: prod(shape) * dtype().itemsize for name, (dtype, shape) in layout.items()}
         nbytes = sum(-(-each // _PAGE) * _PAGE for each in sizes.values())
@@ -118,6 +137,11 @@ class Board:
         return _attached, (self.size, self.spins, DupFd(self._source))
 
 
+def _most_at_once(size: int) -> int:
+    """Return the largest number of bytes that a member sends to each other one at once."""
+    return max(_BATCH_NBYTES // size, 1 << 14)
+
+
 def _attached(size: int, spins: bool, source: Any) -> Board:
     """Attach the same memory in another process."""
     return Board(size, spins, source.detach())
@@ -163,11 +187,13 @@ class Bells:
             each.close()
 
 
-class BoardCommunicator(Exchanging):
-    """One run of a group of processes, as the member of that rank sees it."""
+class BoardCommunicator(Passing):
+    """One run of a group of processes, as the member of that rank sees it. What it receives is
+    valid until the exchange after the next."""
 
     def __init__(self, board: Board, names: Sequence[str], rank: int, bells: Bells) -> None:
         super().__init__(rank, names)
+        self.most = _most_at_once(len(names))
         self._board = board
         self._bells = bells
         self._bell = bells.readers[rank].fileno()
@@ -206,7 +232,19 @@ class BoardCommunicator(Exchanging):
 
     # --- communication ---
 
-    def arrive(self, call: Collective) -> None:
+    def execute(self, rank: int, call: Collective) -> None:
+        """Take part in a collective. Return when it is done for this member.
+
+        Raises `GroupError` when the members cannot meet.
+        """
+        self._arrive(call)
+        if call.nbytes:
+            _WORK[call.name](self, call)
+        if call.is_pair:  # the next pair has the same windows
+            self._round(call)
+
+    def _arrive(self, call: Collective) -> None:
+        """Wait until all members of the call are here, with calls that fit. Raises `GroupError`."""
         self.require_unbroken(call)
         if len(call.ranks) == 1:
             return
@@ -224,13 +262,11 @@ class BoardCommunicator(Exchanging):
                 if theirs.tobytes() != digest:
                     self.refuse(call, other, self._call_of(other))
 
-    def depart(self, call: Collective) -> None:
-        if call.is_pair:  # the next pair has the same windows
-            self._round(call)
-
     def exchange(
         self, call: Collective, parts: Sequence[Sequence[Array]], nbytes: int
     ) -> list[Array]:
+        """Give `parts[i]` to the member `call.ranks[i]`, and get `nbytes` bytes from each, as u8
+        arrays in that order. The member's own is empty."""
         if len(call.ranks) == 1:
             return [NOTHING]
         window, most = self._window(call, self.rank), self.most
@@ -244,6 +280,8 @@ class BoardCommunicator(Exchanging):
     def share(
         self, call: Collective, arrays: Sequence[Array], lengths: Sequence[int]
     ) -> list[Array]:
+        """Give the same arrays to all members of the call. Get `lengths[i]` bytes from the member
+        `call.ranks[i]`, as u8 arrays in that order. The member's own is empty."""
         if len(call.ranks) == 1:
             return [NOTHING]
         pack(arrays, self._window(call, self.rank))
@@ -382,3 +420,84 @@ class BoardCommunicator(Exchanging):
         fence()
         self._wake(range(self._board.size))
         raise error
+
+
+# --- the collectives, by exchanges ----------------------------------------------------
+
+
+def _combined(call: Collective, xs: Sequence[Array], out: Array) -> None:
+    """Combine the members' arrays into `out`, which may be one of them."""
+    if len(xs) <= 2:
+        combine(call.attributes["op"], xs, out)
+    else:
+        total = np.empty_like(out)
+        combine(call.attributes["op"], xs, total)
+        np.copyto(out, total)
+
+
+def _all_reduce(place: BoardCommunicator, call: Collective) -> None:
+    xs = flat(call.arrays)
+    me, parts = call.ranks.index(place.rank), len(call.ranks)
+    if is_small(size_of(xs), parts):
+        got = place.share(call, xs, [size_of(xs)] * parts)
+        each = [xs if i == me else unpacked(message, xs) for i, message in enumerate(got)]
+        for x, *theirs in zip(xs, *each, strict=True):
+            _combined(call, theirs, x)
+        return
+    rounds = zip_longest(*[batches(xs, i, parts, place.most) for i in range(parts)], fillvalue=())
+    for each_batch in rounds:
+        outgoing = [pieces_of(xs, batch) for batch in each_batch]
+        mine = outgoing[me]
+        got = place.exchange(call, outgoing, size_of(mine))
+        each = [mine if i == me else unpacked(message, mine) for i, message in enumerate(got)]
+        for x, *theirs in zip(mine, *each, strict=True):
+            _combined(call, theirs, x)
+        for i, message in enumerate(place.share(call, mine, list(map(size_of, outgoing)))):
+            if i != me:
+                copy_all(unpacked(message, outgoing[i]), outgoing[i])
+
+
+def _reduce_scatter(place: BoardCommunicator, call: Collective) -> None:
+    out, x = flat(call.arrays)
+    me, parts = call.ranks.index(place.rank), len(call.ranks)
+    pieces = [x[i * out.size : (i + 1) * out.size] for i in range(parts)]
+    for batch in batches([out], 0, 1, place.most):
+        outgoing = [pieces_of([piece], batch) for piece in pieces]
+        mine = outgoing[me]
+        got = place.exchange(call, outgoing, size_of(mine))
+        each = [mine if i == me else unpacked(message, mine) for i, message in enumerate(got)]
+        for y, *theirs in zip(pieces_of([out], batch), *each, strict=True):
+            combine(call.attributes["op"], theirs, y)
+
+
+def _all_gather(place: BoardCommunicator, call: Collective) -> None:
+    out, x = flat(call.arrays)
+    me, parts = call.ranks.index(place.rank), len(call.ranks)
+    outs = [out[i * x.size : (i + 1) * x.size] for i in range(parts)]
+    for batch in batches([x], 0, 1, place.most):
+        outgoing = pieces_of([x], batch)
+        for i, message in enumerate(place.share(call, outgoing, [size_of(outgoing)] * parts)):
+            theirs = outgoing if i == me else unpacked(message, outgoing)
+            copy_all(theirs, pieces_of([outs[i]], batch))
+
+
+def _from_one(place: BoardCommunicator, call: Collective) -> None:
+    """Return the arrays of the root become everybody's; a sender is the first of two."""
+    root, xs = call.attributes.get("root", 0), flat(call.arrays)
+    is_root = call.ranks[root] == place.rank
+    for batch in batches(xs, 0, 1, place.most):
+        pieces = pieces_of(xs, batch)
+        lengths = [size_of(pieces) if i == root else 0 for i in range(len(call.ranks))]
+        got = place.share(call, pieces if is_root else (), lengths)
+        if not is_root:
+            copy_all(unpacked(got[root], pieces), pieces)
+
+
+_WORK: Final[Mapping[str, Callable[[BoardCommunicator, Collective], None]]] = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "broadcast": _from_one,
+    "send": _from_one,
+    "recv": _from_one,
+}

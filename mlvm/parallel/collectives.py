@@ -58,24 +58,23 @@ class Member:
         self._timeout = timeout
         self._executor: ThreadPoolExecutor | None = None  # one thread for what was started
         self._started: list[tuple[str, _Key, Future[None]]] = []
-        self.ops: dict[str, Op] = {
-            op.name: op
-            for op in (
-                Op(self.all_reduce, self._reduced),
-                _named("all_reduce.start", Op(self.all_reduce_start, self._reduced)),
-                _named("all_reduce.wait", Op(self.all_reduce_wait, _anything)),
-                Op(self.all_gather, self._gathered),
-                _named("all_gather.start", Op(self.all_gather_start, self._gathered_into)),
-                _named("all_gather.wait", Op(self.all_gather_wait, _anything)),
-                Op(self.reduce_scatter, self._scattered),
-                _named("reduce_scatter.start", Op(self.reduce_scatter_start, self._scattered_into)),
-                _named("reduce_scatter.wait", Op(self.reduce_scatter_wait, _anything)),
-                Op(self.broadcast, self._broadcast),
-                Op(self.recv, self._received),
-                Op(self.send, self._sent),
-                Op(self.barrier, _require_time),
-            )
+        self.ops = {
+            "all_reduce": Op(self.all_reduce, self._reduced),
+            "all_reduce.start": Op(self.all_reduce_start, self._reduced),
+            "all_reduce.wait": Op(self.all_reduce_wait, _anything),
+            "all_gather": Op(self.all_gather, self._gathered),
+            "all_gather.start": Op(self.all_gather_start, self._gathered_into),
+            "all_gather.wait": Op(self.all_gather_wait, _anything),
+            "reduce_scatter": Op(self.reduce_scatter, self._scattered),
+            "reduce_scatter.start": Op(self.reduce_scatter_start, self._scattered_into),
+            "reduce_scatter.wait": Op(self.reduce_scatter_wait, _anything),
+            "broadcast": Op(self.broadcast, self._broadcast),
+            "recv": Op(self.recv, self._received),
+            "send": Op(self.send, self._sent),
+            "barrier": Op(self.barrier, _require_time),
         }
+        for op_name, op in self.ops.items():
+            op.name = op_name
 
     # --- a run ---
 
@@ -401,11 +400,6 @@ def _require_time(timeout: float | None = None) -> None:
 def _require_type(y: TensorType, result: TensorType) -> None:
     if y != result:
         raise ShapeError(f"the result is {result}")
-
-
-def _named(name: str, op: Op) -> Op:
-    op.name = name
-    return op
 
 
 def _key(xs: Sequence[Array]) -> _Key:

@@ -159,10 +159,8 @@ class Transport(ABC):
 
     def tell_outcome(self, run: int, outcome: bytes) -> None:
         """Tell all how the task has ended here."""
-        head, body = (
-            _HEAD.pack(run, 0, 0, MessageKind.outcome, False, b""),
-            np.frombuffer(outcome, "u1"),
-        )
+        head = _HEAD.pack(run, 0, 0, MessageKind.outcome, False, b"")
+        body = np.frombuffer(outcome, "u1")
         for rank in self.others:
             self.send(rank, head, body)
 
@@ -660,41 +658,37 @@ def _scattered(place: MessageCommunicator, call: Collective) -> None:
 
 def _gathered(place: MessageCommunicator, call: Collective) -> None:
     out, x = flat(call.arrays)
-    me, n = call.ranks.index(place.rank), len(call.ranks)
     parts = _blocks([x], call)
-    outs = [out[i * x.size : (i + 1) * x.size] for i in range(n)]
-
-    def take(part: int, message: Array) -> None:
-        owner, k = divmod(part, len(parts))
-        into = pieces_of([outs[owner]], parts[k])
-        copy_all(unpacked(message, into), into)
-        if (me + 1) % n != owner:
-            place.pass_on(call, part, message)
-
-    copy_all([x], [outs[me]])
-    first = (
-        (me * len(parts) + k, _one_message(pieces_of([x], block))) for k, block in enumerate(parts)
-    )
-    place.go_round(call, first, (n - 1) * len(parts), take)
+    outs = [out[i * x.size : (i + 1) * x.size] for i in range(len(call.ranks))]
+    copy_all([x], [outs[call.ranks.index(place.rank)]])
+    blocks = [pieces_of([each], block) for each in outs for block in parts]
+    _spread_round(place, call, blocks, lambda k: k // len(parts))
 
 
 def _from_one(place: MessageCommunicator, call: Collective) -> None:
     """Broadcast the arrays of the root; a sender is the first of two."""
     root, xs = call.attributes.get("root", 0), flat(call.arrays)
+    blocks = [pieces_of(xs, block) for block in _blocks(xs, call)]
+    _spread_round(place, call, blocks, lambda k: root)
+
+
+def _spread_round(
+    place: MessageCommunicator,
+    call: Collective,
+    blocks: Sequence[Sequence[Array]],
+    owner_of: Callable[[int], int],
+) -> None:
+    """Pass each block of arrays from its owner round to all others, which copy it."""
     me, n = call.ranks.index(place.rank), len(call.ranks)
-    blocks = _blocks(xs, call)
 
     def take(part: int, message: Array) -> None:
-        into = pieces_of(xs, blocks[part])
-        copy_all(unpacked(message, into), into)
-        if (me + 1) % n != root:
+        copy_all(unpacked(message, blocks[part]), blocks[part])
+        if (me + 1) % n != owner_of(part):
             place.pass_on(call, part, message)
 
-    if me == root:
-        first = ((k, _one_message(pieces_of(xs, block))) for k, block in enumerate(blocks))
-        place.go_round(call, first, 0, take)
-    else:
-        place.go_round(call, (), len(blocks), take)
+    own = [k for k in range(len(blocks)) if owner_of(k) == me]
+    first = ((k, _one_message(blocks[k])) for k in own)
+    place.go_round(call, first, len(blocks) - len(own), take)
 
 
 _ROUND: Final[Mapping[str, Callable[[MessageCommunicator, Collective], None]]] = {
@@ -717,12 +711,9 @@ class MessageGroup(AnyGroup):
     leaves the program ends the others' runs with an error that names it.
     """
 
-    _packed: Callable[[Any], bytes]
-    """Encode the result of a member for the others. Raises `GroupError` if it cannot be encoded."""
-    _packed_failure: Callable[..., bytes]
-    """Encode the failure of a member for the others."""
-    _unpacked: Callable[[bytes], Outcome]
-    """Decode the outcome of a member's task."""
+    _encoding: Any
+    """Module that encodes outcomes for the others: `packed` a result, `packed_failure` an error,
+    and `unpacked` decodes both. Raises `GroupError` for a result that cannot be encoded."""
 
     def __init__(self, transport: Transport, timeout: float | None) -> None:
         super().__init__([name_of(rank, f"vm{rank}") for rank in range(transport.size)])
@@ -745,10 +736,10 @@ class MessageGroup(AnyGroup):
             communicator = MessageCommunicator(self._transport, self._names, self._run)
             with one_blas_thread.limited():
                 try:
-                    data = self._seat.do(lambda *at: self._packed(task(*at)), communicator)
+                    data = self._seat.do(lambda *at: self._encoding.packed(task(*at)), communicator)
                 except BaseException as raised:
                     error = raised
-                    data = self._packed_failure(raised, first=communicator.is_mine)
+                    data = self._encoding.packed_failure(raised, first=communicator.is_mine)
                 interrupted = not isinstance(error, Exception | None)
                 results_by_rank = communicator.conclude(
                     data, GRACE if interrupted else None, self.timeout
@@ -757,7 +748,8 @@ class MessageGroup(AnyGroup):
             if error is not None and (communicator.is_mine or interrupted or communicator.spoiled):
                 error.add_note(f"raised by {self._names[self.rank]} of a group of {self.size}")
                 raise error
-            outcomes = {rank: self._unpacked(each) for rank, each in results_by_rank.items()}
+            unpacked: Callable[[bytes], Outcome] = self._encoding.unpacked
+            outcomes = {rank: unpacked(each) for rank, each in results_by_rank.items()}
             if len(outcomes) < self.size and not any(each.failure for each in outcomes.values()):
                 raise GroupError(str(communicator.reason() or "a member has left"))
             return results_of(outcomes, self._names)

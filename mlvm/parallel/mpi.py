@@ -52,9 +52,7 @@ class MpiGroup(MessageGroup):
         one_blas_thread.prepare()
         super().__init__(MpiTransport(_loaded()), checked_timeout(timeout))
 
-    _packed = staticmethod(pickling.packed)
-    _packed_failure = staticmethod(pickling.packed_failure)
-    _unpacked = staticmethod(pickling.unpacked)
+    _encoding = pickling
 
 
 def _loaded() -> Any:

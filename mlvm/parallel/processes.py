@@ -91,6 +91,7 @@ class ProcessGroup(AnyGroup):
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
         self._end = weakref.finalize(self, _end, self._processes, self._connections, self._bells)
+        common = self._names, self._board, self._bells, timeout, dict(os.environ)
         _start_server()  # which unblocks the signals that are blocked here
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the parent's to see
         try:
@@ -99,16 +100,7 @@ class ProcessGroup(AnyGroup):
                 self._connections.append(ours)
                 process = context.Process(
                     target=_serve,
-                    args=(
-                        rank,
-                        self._names,
-                        self._board,
-                        self._bells,
-                        theirs,
-                        pins[rank],
-                        timeout,
-                        dict(os.environ),
-                    ),
+                    args=(rank, theirs, pins[rank], *common),
                     name=self._names[rank],
                     daemon=True,
                 )
@@ -283,11 +275,11 @@ def _nothing(rank: int, vm: LocalVM) -> None:
 
 def _serve(
     rank: int,
+    connection: Connection,
+    core: int | None,
     names: Sequence[str],
     board: Board,
     bells: Bells,
-    connection: Connection,
-    core: int | None,
     timeout: float | None,
     environ: dict[str, str],
 ) -> None:

@@ -11,15 +11,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 from mlvm.core.errors import GroupError, GroupTimeout
-from mlvm.core.types import Array
 from mlvm.parallel.communicator import Collective, brief_error, is_small, mismatch, timeout_text
-from mlvm.parallel.sharing import WORK
-
-Arrays: TypeAlias = Sequence[tuple[Array, ...]]
-"""The arrays that each member brings to a collective, in the order of `Collective.ranks`."""
+from mlvm.parallel.sharing import WORK, Arrays
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from mlvm.core.types import Array
 from mlvm.parallel.communicator import BLOCK_NBYTES, Collective, Work, blocks, combine, flat
 
 Arrays: TypeAlias = Sequence[tuple[Array, ...]]
+"""The arrays that each member brings to a collective, in the order of `Collective.ranks`."""
 
 
 def _all_reduce(call: Collective, arrays: Arrays, part: int, parts: int) -> None:

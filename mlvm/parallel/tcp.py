@@ -135,9 +135,7 @@ class TcpGroup(MessageGroup):
             links = _joined(rank, size, place, key, time.monotonic() + start)
         super().__init__(TcpTransport(rank, size, links), timeout)
 
-    _packed = staticmethod(plain.packed)
-    _packed_failure = staticmethod(plain.packed_failure)
-    _unpacked = staticmethod(plain.unpacked)
+    _encoding = plain
 
 
 def _secret(secret: str | bytes | None, secret_file: str | os.PathLike[str] | None) -> bytes:
