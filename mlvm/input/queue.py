@@ -161,7 +161,8 @@ class QueueTensor:
         with q.reserve() as (images, labels):
             images[...] = 0
         """
-        self._refuse_if_closed()
+        if self.closed:
+            raise self._ended()
         try:
             claim = self._take(self._free, timeout)
         except queue.Empty:
@@ -365,10 +366,6 @@ class QueueTensor:
                 raise self._ended()
             self._waiting.put(claim)
             self._in += 1
-
-    def _refuse_if_closed(self) -> None:
-        if self.closed:
-            raise self._ended()
 
     def _ended(self) -> BaseException:
         """Return the error of a cancelled or closed queue."""

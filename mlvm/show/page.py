@@ -205,7 +205,7 @@ class _Content:
             "blocks": {
                 "name": [self._string(x.path or x.op) for x in lifetimes],
                 "kind": [self._string(x.op) for x in lifetimes],
-                "type": [self._type(x.type) for x in lifetimes],
+                "type": [self._string(str(x.type)) for x in lifetimes],
                 "offset": [x.offset for x in lifetimes],
                 "nbytes": [x.nbytes for x in lifetimes],
                 "start": [at(max(x.start, first)) for x in lifetimes],
@@ -304,9 +304,10 @@ class _Content:
                         at.append(len(rows))
                     pc += 1
                 rows.append(row)
-        calls = {pc: label_of(*call) for pc, *call in _calls(program)}
-        times = Counter(called for _, called in calls_in(program))
-        only = {called: pc for pc, called in calls_in(program) if times[called] == 1}
+        code, called = program.main.code, calls_in(program)
+        calls = {pc: label_of(op, (*code[pc].immediates, {})[2]) for pc, op in called}
+        times = Counter(op for _, op in called)
+        only = {op: pc for pc, op in called if times[op] == 1}
         number = self._number_of_id[id(program)] = self._numbers[program] = len(self._programs)
         self._labels.append(calls)
         self._only.append(only)
@@ -329,9 +330,6 @@ class _Content:
 
     def _string(self, text: str) -> int:
         return self._strings.setdefault(text, len(self._strings))
-
-    def _type(self, type: TensorType) -> int:
-        return self._string(str(type))
 
     def _line(self, line: str) -> int:
         """Return the number of a `file:line`, whose text is quoted if it can be read."""
@@ -439,12 +437,6 @@ def _file(name: str) -> str:
 def _us(nanoseconds: float) -> float:
     """Convert nanoseconds to microseconds, rounded to a tenth."""
     return round(nanoseconds / 1000, 1)
-
-
-def _calls(program: Program) -> list[tuple[int, str, Any]]:
-    """Return the pc, the name and the attributes of each call of a host function in main."""
-    code = program.main.code
-    return [(pc, name, (*code[pc].immediates, {})[2]) for pc, name in calls_in(program)]
 
 
 def _about(about: Mapping[str, Any]) -> str:

@@ -34,15 +34,13 @@ _ALIGNMENT: Final = "general.alignment"
 
 
 class Format(NamedTuple):
-    """Block format: elements and bytes of a block, dtype of the elements, elements for each scale,
-    and whether there are offsets."""
+    """Block format: elements and bytes of a block, dtype of the elements, and how to unpack
+    blocks."""
 
     name: str
     elements: int
     nbytes: int
     dtype: DType
-    group: int = 0
-    pairs: bool = False
     unpack: Callable[[Array], tuple[Array, Array]] | None = None
 
 
@@ -69,29 +67,13 @@ def _fifth(blocks: Array, at: int) -> Array:
     return np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << 4
 
 
-def _q4_0(blocks: Array) -> tuple[Array, Array]:
-    return (_nibbles(blocks[:, 2:]) ^ 8), _half(blocks, 0)  # less 8, in four bits
-
-
 def _with_least(blocks: Array) -> Array:
     return np.stack([_half(blocks, 0), _half(blocks, 2)], axis=-1)
-
-
-def _q4_1(blocks: Array) -> tuple[Array, Array]:
-    return _nibbles(blocks[:, 4:]), _with_least(blocks)
 
 
 def _q5_0(blocks: Array) -> tuple[Array, Array]:
     values = _nibbles(blocks[:, 6:]) | _fifth(blocks, 2)
     return values.view(np.int8) - np.int8(16), _half(blocks, 0)
-
-
-def _q5_1(blocks: Array) -> tuple[Array, Array]:
-    return _nibbles(blocks[:, 8:]) | _fifth(blocks, 4), _with_least(blocks)
-
-
-def _q8_0(blocks: Array) -> tuple[Array, Array]:
-    return blocks[:, 2:].view(np.int8), _half(blocks, 0)
 
 
 def _scales_of_k(blocks: Array) -> Array:
@@ -144,10 +126,6 @@ _E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 """Twice what the codes of MXFP4 stand for; its -0 is 0."""
 
 
-def _iq4_nl(blocks: Array) -> tuple[Array, Array]:
-    return _IQ4[_nibbles(blocks[:, 2:])], _half(blocks, 0)
-
-
 def _iq4_xs(blocks: Array) -> tuple[Array, Array]:
     n = len(blocks)
     low = _bits(blocks[:, 4:8, np.newaxis].reshape(-1, 1), 2, 4).reshape(n, 8)
@@ -165,20 +143,20 @@ def _mxfp4(blocks: Array) -> tuple[Array, Array]:
 _FORMATS: Final = {
     0: Format("F32", 1, 4, f32),
     1: Format("F16", 1, 2, f16),
-    2: Format("Q4_0", 32, 18, i4, 32, False, _q4_0),
-    3: Format("Q4_1", 32, 20, u4, 32, True, _q4_1),
-    6: Format("Q5_0", 32, 22, i8, 32, False, _q5_0),
-    7: Format("Q5_1", 32, 24, u8, 32, True, _q5_1),
-    8: Format("Q8_0", 32, 34, i8, 32, False, _q8_0),
-    10: Format("Q2_K", 256, 84, u4, 16, True, _q2_k),
-    11: Format("Q3_K", 256, 110, i4, 16, False, _q3_k),
-    12: Format("Q4_K", 256, 144, u4, 32, True, _q4_k),
-    13: Format("Q5_K", 256, 176, u8, 32, True, _q5_k),
-    14: Format("Q6_K", 256, 210, i8, 16, False, _q6_k),
-    20: Format("IQ4_NL", 32, 18, i8, 32, False, _iq4_nl),
-    23: Format("IQ4_XS", 256, 136, i8, 32, False, _iq4_xs),
+    2: Format("Q4_0", 32, 18, i4, lambda x: (_nibbles(x[:, 2:]) ^ 8, _half(x, 0))),  # less 8
+    3: Format("Q4_1", 32, 20, u4, lambda x: (_nibbles(x[:, 4:]), _with_least(x))),
+    6: Format("Q5_0", 32, 22, i8, _q5_0),
+    7: Format("Q5_1", 32, 24, u8, lambda x: (_nibbles(x[:, 8:]) | _fifth(x, 4), _with_least(x))),
+    8: Format("Q8_0", 32, 34, i8, lambda x: (x[:, 2:].view(np.int8), _half(x, 0))),
+    10: Format("Q2_K", 256, 84, u4, _q2_k),
+    11: Format("Q3_K", 256, 110, i4, _q3_k),
+    12: Format("Q4_K", 256, 144, u4, _q4_k),
+    13: Format("Q5_K", 256, 176, u8, _q5_k),
+    14: Format("Q6_K", 256, 210, i8, _q6_k),
+    20: Format("IQ4_NL", 32, 18, i8, lambda x: (_IQ4[_nibbles(x[:, 2:])], _half(x, 0))),
+    23: Format("IQ4_XS", 256, 136, i8, _iq4_xs),
     30: Format("BF16", 1, 2, bf16),
-    39: Format("MXFP4", 32, 17, i8, 32, False, _mxfp4),
+    39: Format("MXFP4", 32, 17, i8, _mxfp4),
 }
 
 
@@ -251,8 +229,8 @@ class GgufFile:
             values, scale = form.unpack(data.reshape(-1, form.nbytes))
         rows = type.shape[:-1]
         if is_scale:
-            groups = type.shape[-1] // form.group
-            return scale.reshape(*rows, groups, 2) if form.pairs else scale.reshape(*rows, groups)
+            groups = type.shape[-1] // form.elements * scale.shape[1]
+            return scale.reshape(*rows, groups, *scale.shape[2:])  # pairs with offsets
         values = values.reshape(type.shape)
         if not form.dtype.is_storage:
             return values

@@ -135,11 +135,6 @@ def _far(d: Any) -> Any:
     return ((-0.75 * d + 3.75) * d - 6.0) * d + 3.0
 
 
-def _index(place: Tensor, n: int) -> Tensor:
-    """Clamp a place to an index of 0 .. n - 1."""
-    return astype(op.clip(place, 0.0, float(n - 1)), i64)
-
-
 # --- images read elsewhere -----------------------------------------------------------------
 
 
@@ -222,9 +217,11 @@ def grid_sample(
 
 def _tap(place: Tensor, weight: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
     """Return an index of 0 .. n - 1 and its weight, which is 0 for a place outside."""
-    inside = op.logical_and(op.greater_equal(place, 0.0), op.less_equal(place, float(n - 1)))
+    last = float(n - 1)
+    inside = op.logical_and(op.greater_equal(place, 0.0), op.less_equal(place, last))
     full = op.astype(inside, dtype=place.dtype)
-    return _index(place, n), full if weight is None else where(inside, weight, 0.0)
+    index = astype(op.clip(place, 0.0, last), i64)
+    return index, full if weight is None else where(inside, weight, 0.0)
 
 
 def _reflected(at: Tensor, n: int, align_corners: bool) -> Tensor:

@@ -48,7 +48,7 @@ def mean_squared_error(
     Refuses:
         ml.mean_squared_error(x, half, reduction="most")  # ArgumentError
     """
-    _require_pair(predictions, targets)
+    _require_alike(predictions, targets)
     return reduced(op.square(predictions - targets), reduction)
 
 
@@ -66,7 +66,7 @@ def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
     Refuses:
         ml.l1(x, half, reduction="most")  # ArgumentError
     """
-    _require_pair(predictions, targets)
+    _require_alike(predictions, targets)
     return reduced(op.abs(predictions - targets), reduction)
 
 
@@ -87,7 +87,7 @@ def huber(
     Refuses:
         ml.huber(x, half, delta=0.0)  # ArgumentError
     """
-    _require_pair(predictions, targets)
+    _require_alike(predictions, targets)
     limit = _positive(delta, "delta")
     d = predictions - targets
     inner = op.clip(d, -limit, limit)
@@ -142,7 +142,7 @@ def binary_cross_entropy_with_logits(
     Refuses:
         ml.binary_cross_entropy_with_logits(x, half, reduction="most")  # ArgumentError
     """
-    type = _require_pair(logits, targets)
+    type = _require_alike(logits, targets)
     positive = targets * op.logaddexp(-logits, 0.0)
     if pos_weight is not None:
         positive = positive * _require_weight(pos_weight, type, "pos_weight")
@@ -173,7 +173,7 @@ def binary_cross_entropy(
     Refuses:
         ml.binary_cross_entropy(half, half, reduction="most")  # ArgumentError
     """
-    _require_pair(predictions, targets)
+    _require_alike(predictions, targets)
     losses = -targets * _log(predictions) - (1.0 - targets) * _log(1.0 - predictions)
     return reduced(_weighed(losses, weight), reduction)
 
@@ -204,7 +204,7 @@ def kl_divergence(
     Refuses:
         ml.kl_divergence(x, half, reduction="most")  # ArgumentError
     """
-    type = _require_pair(log_predictions, targets)
+    type = _require_alike(log_predictions, targets)
     if not type.ndim:
         raise ShapeError("a distribution has an axis, which a scalar lacks")
     never = op.equal(targets, 0.0)
@@ -370,7 +370,7 @@ def cosine_embedding(
     Refuses:
         ml.cosine_embedding(x, half, ml.ones(4), reduction="most")  # ArgumentError
     """
-    type = _require_pair(x, y)
+    type = _require_alike(x, y)
     if not type.ndim or type_of(targets).shape != type.shape[:-1]:
         raise ShapeError("expected one target for each pair of vectors, the last axes")
     cosine = cosine_similarity(x, y)
@@ -406,8 +406,7 @@ def triplet_margin(
     Refuses:
         ml.triplet_margin(x, half, half, p=0.0)  # ArgumentError
     """
-    type = _require_pair(anchor, positive)
-    _require_pair(anchor, negative)
+    type = _require_alike(anchor, positive, negative)
     if not type.ndim:
         raise ShapeError("a vector has an axis, which a scalar lacks")
     power = _positive(p, "p")
@@ -443,8 +442,7 @@ def margin_ranking(
     Refuses:
         ml.margin_ranking(x, half, half, reduction="most")  # ArgumentError
     """
-    _require_pair(x, y)
-    _require_pair(x, targets)
+    _require_alike(x, y, targets)
     return reduced(op.maximum(targets * (y - x) + margin, 0.0), reduction)
 
 
@@ -463,7 +461,7 @@ def hinge(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "no
     Refuses:
         ml.hinge(x, half, reduction="most")  # ArgumentError
     """
-    _require_pair(predictions, targets)
+    _require_alike(predictions, targets)
     return reduced(op.maximum(1.0 - targets * predictions, 0.0), reduction)
 
 
@@ -493,7 +491,7 @@ def poisson_nll(
     Refuses:
         ml.poisson_nll(x, half, reduction="most")  # ArgumentError
     """
-    type = _require_pair(predictions, targets)
+    type = _require_alike(predictions, targets)
     if log_input:
         losses = op.exp(predictions) - targets * predictions
     else:
@@ -530,8 +528,7 @@ def gaussian_nll(
     Refuses:
         ml.gaussian_nll(x, half, half, eps=0.0)  # ArgumentError
     """
-    _require_pair(predictions, targets)
-    _require_pair(predictions, variances)
+    _require_alike(predictions, targets, variances)
     v = op.maximum(variances, _positive(eps, "eps"))
     losses = 0.5 * (op.log(v) + op.square(predictions - targets) / v)
     return reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
@@ -585,14 +582,14 @@ def _of_labels(
     return op.sum(losses) / op.sum(counted)
 
 
-def _require_pair(predictions: Tensor, targets: Tensor) -> TensorType:
-    """Return the type of the predictions. Raises `DTypeError` unless both are floats; `ShapeError`
-    unless both have the same shape."""
-    types = [type_of(x) for x in (predictions, targets)]
+def _require_alike(*tensors: Tensor) -> TensorType:
+    """Return the type of the first one, the predictions. Raises `DTypeError` unless all are floats;
+    `ShapeError` unless all have the same shape."""
+    types = [type_of(x) for x in tensors]
     for type in types:
         if not type.dtype.is_float:
             raise DTypeError(f"expected floats, got {type.dtype}; convert with astype")
-    if types[0].shape != types[1].shape:
+    if any(type.shape != types[0].shape for type in types[1:]):
         raise ShapeError("expected predictions and targets of one shape")
     return types[0]
 

@@ -28,8 +28,7 @@ def dot(x: Tensor, y: Tensor, /) -> Tensor:
         >>> ml.dot(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
         Tensor(11., f32[])
     """
-    for each in (x, y):
-        require("numeric", type_of(each))
+    require("numeric", type_of(x), type_of(y))
     if not (x.ndim and y.ndim):
         return x * y
     return tensordot(x, y, axes=((-1,), (-1 if y.ndim == 1 else -2,)))
@@ -46,8 +45,7 @@ def inner(x: Tensor, y: Tensor, /) -> Tensor:
         >>> ml.inner(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
         Tensor(11., f32[])
     """
-    for each in (x, y):
-        require("numeric", type_of(each))
+    require("numeric", type_of(x), type_of(y))
     return tensordot(x, y, axes=((-1,), (-1,))) if x.ndim and y.ndim else x * y
 
 
@@ -76,8 +74,7 @@ def kron(x: Tensor, y: Tensor, /) -> Tensor:
         >>> ml.kron(ml.asarray([1, 10]), ml.asarray([1, 2, 3]))
         Tensor([ 1,  2,  3, 10, 20, 30], i64[6])
     """
-    for each in (x, y):
-        require("numeric", type_of(each))
+    require("numeric", type_of(x), type_of(y))
     ndim = max(x.ndim, y.ndim)
     first, second = [(*[1] * (ndim - each.ndim), *each.shape) for each in (x, y)]
     blocks = reshape(x, [n for m in first for n in (m, 1)])

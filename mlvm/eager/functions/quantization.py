@@ -25,11 +25,6 @@ def require_quantized(dtype: object) -> DType:
     return target
 
 
-def range_of(dtype: DType) -> tuple[float, float]:
-    """Return the least and the largest finite number of a dtype that `require_quantized` passes."""
-    return few.limits(dtype)
-
-
 @public
 def quantize_groups(
     x: Tensor, dtype: object = i8, *, group: int | None = None
@@ -62,7 +57,7 @@ def quantize_groups(
     if length < 1 or type.shape[-1] % length:
         raise ShapeError(f"groups of {length} do not fill rows of {type.shape[-1]}")
     grouped = reshape(x, (*type.shape[:-1], type.shape[-1] // length, length))
-    low, high = range_of(target)
+    low, high = few.limits(target)
     if low == 0:
         offset = op.min(grouped, axis=-1, keepdims=True)
         scale = (op.max(grouped, axis=-1, keepdims=True) - offset) / high
@@ -82,7 +77,7 @@ def _not_zero(scale: Tensor) -> Tensor:
 def _in(values: Tensor, dtype: DType) -> Tensor:
     """Convert to the nearest finite numbers of that dtype."""
     values = values if dtype in few.FLOATS else rounded(values)
-    low, high = range_of(dtype)
+    low, high = few.limits(dtype)
     return astype(clip(values, low, high), dtype)
 
 

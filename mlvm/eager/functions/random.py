@@ -347,7 +347,7 @@ def set_state(state: Array | Tensor) -> None:
     prepare(current_arena().vm).write(state)
 
 
-class _KeysOf:
+class KeysOf:
     """Global keys of several VMs, as a checkpoint stores them: u64[2] for one VM, u64[n,2] for
     several."""
 
@@ -373,11 +373,6 @@ class _KeysOf:
             fitted[:] = now
             fitted[: len(rows)] = rows[: len(fitted)]
         return fitted.reshape(now.shape)
-
-
-def keys_of(vms: Sequence[VMProtocol]) -> _KeysOf:
-    """Return the global keys of these VMs as an object that a checkpoint can store."""
-    return _KeysOf(vms)
 
 
 def _words(seed: int, n: int) -> Array:
@@ -457,11 +452,7 @@ def bernoulli(shape: Ints = (), p: Tensor | float = 0.5, *, key: Tensor | None =
         ml.random.bernoulli(2, ml.ones(2, dtype="bool"))  # DTypeError
         ml.random.bernoulli(2, ml.ones(0))  # ShapeError
     """
-    if not isinstance(p, Tensor):
-        if not is_real(p):
-            raise DTypeError(f"expected p as a number or a tensor, got {brief(p)}")
-        p = full((), float(p), dtype=f64)
-    return op.bernoulli(_or_next(key), p, shape=integers(shape, "shape"))
+    return op.bernoulli(_or_next(key), _number(p, "p"), shape=integers(shape, "shape"))
 
 
 @public
@@ -645,7 +636,7 @@ def truncated_normal(
     target = DType.of(dtype)
     if not target.is_float:
         raise DTypeError(f"expected a float dtype, got {target}")
-    low, high = [_bound(x, target) for x in bounds]
+    low, high = [asarray(_number(x, "a bound", target), dtype=target) for x in bounds]
     bounds_shape = broadcast_shapes(low.shape, high.shape)
     drawn = _drawn_shape(bounds_shape, shape)
     u = op.uniform(_or_next(key), shape=drawn, dtype=_wide_dtype(target))
@@ -960,14 +951,9 @@ def _parameters(
     shape: Ints | None, **parameters: Tensor | float
 ) -> tuple[list[Tensor], tuple[int, ...]]:
     """Convert the parameters of a distribution to tensors; also return the shape to draw."""
-    tensors = []
-    for name, x in parameters.items():
-        if not isinstance(x, Tensor):
-            if not is_real(x):
-                raise DTypeError(f"expected {name} as a number or a tensor, got {brief(x)}")
-            x = full((), float(x), dtype=f64)
+    tensors = [_number(x, name) for name, x in parameters.items()]
+    for name, x in zip(parameters, tensors, strict=True):
         _float_type(x, name)
-        tensors.append(x)
     return tensors, _drawn_shape(broadcast_shapes(*[x.shape for x in tensors]), shape)
 
 
@@ -987,12 +973,11 @@ def _log_gamma(a: Tensor, shape: tuple[int, ...], key: Tensor, dtype: DType) -> 
     return op.log(above) + op.log1p(-u) / a
 
 
-def _bound(x: float | Tensor, dtype: DType) -> Tensor:
-    if isinstance(x, Tensor):
-        return asarray(x, dtype=dtype)
-    if not is_real(x):
-        raise DTypeError(f"expected a bound as a number or a tensor, got {brief(x)}")
-    return full((), float(x), dtype=dtype)
+def _number(x: Tensor | float, name: str, dtype: DType = f64) -> Tensor:
+    """Return the tensor, or a number as one of that dtype. The error names the value."""
+    if not isinstance(x, Tensor) and not is_real(x):
+        raise DTypeError(f"expected {name} as a number or a tensor, got {brief(x)}")
+    return x if isinstance(x, Tensor) else full((), float(x), dtype=dtype)
 
 
 def _wide_dtype(dtype: DType) -> DType:

@@ -433,6 +433,12 @@ def part(x: Tensor, axis: int, positions: range | Span) -> Tensor:
     return op.slice(x, start=tuple(start), length=tuple(length), step=(1,) * x.ndim)
 
 
+def neighbours(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Return all elements along an axis but the first, and all but the last."""
+    n = x.shape[axis]
+    return part(x, axis, range(min(1, n), n)), part(x, axis, range(max(0, n - 1)))
+
+
 @public
 def tile(x: Tensor, repetitions: Ints, /) -> Tensor:
     """Repeat x repetitions[i] times along axis i. The shorter of shape and repetitions gets ones in

@@ -16,7 +16,7 @@ from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, ty
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype, between, take
 from mlvm.eager.functions.halves import through_f32
-from mlvm.eager.functions.shapes import concat, moveaxis, part, reshape
+from mlvm.eager.functions.shapes import concat, moveaxis, neighbours, part, reshape
 from mlvm.eager.functions.sums import cumulative_sum
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
@@ -188,9 +188,7 @@ class _Sorted:
         self.shape = x.shape
         self.order = _any_order(flat)
         self.values = take(flat, self.order)
-        rest = range(1, flat.size)
-        before = part(self.values, 0, span(flat.size - 1) if flat.size else span(0))
-        changes = _differ(part(self.values, 0, rest), before, equal_nan)
+        changes = _differ(*neighbours(self.values, 0), equal_nan)
         self.starts = concat([full(min(1, flat.size), True), changes])
 
     def chosen(self, x: Tensor) -> Tensor:
@@ -206,7 +204,7 @@ class _Sorted:
         """Count each distinct value."""
         size = self.order.size
         [starts] = reshape(op.nonzero_indices(self.starts), (1, -1))
-        ends = concat([part(starts, 0, span(min(1, starts.size), starts.size)), full(1, size)])
+        ends = concat([neighbours(starts, 0)[0], full(1, size)])
         return part(ends, 0, span(starts.size)) - starts
 
 
@@ -367,11 +365,9 @@ def _dense(x: Tensor, equal_nan: bool) -> Tensor:
     i64."""
     order = op.argsort(x, axis=0)
     values = op.take_along_axis(x, order, axis=0)
-    n = x.shape[0]
-    changes = _differ(
-        part(values, 0, span(min(1, n), n)), part(values, 0, span(max(0, n - 1))), equal_nan
-    )
-    ranks = op.cumulative_sum(op.pad(astype(changes, i64), widths=((min(1, n), 0), (0, 0))), axis=0)
+    changes = astype(_differ(*neighbours(values, 0), equal_nan), i64)
+    first = min(1, x.shape[0])
+    ranks = op.cumulative_sum(op.pad(changes, widths=((first, 0), (0, 0))), axis=0)
     return op.take_along_axis(ranks, op.argsort(order, axis=0), axis=0)
 
 
@@ -390,8 +386,7 @@ def interp(
         >>> ml.interp(ml.asarray([0.5, 9.0]), ml.asarray([0.0, 1.0]), ml.asarray([2.0, 4.0]))
         Tensor([3., 4.], f32[2])
     """
-    for each in (x, xp, fp):
-        require("real", type_of(each))
+    require("real", type_of(x), type_of(xp), type_of(fp))
     if xp.ndim != 1 or xp.shape != fp.shape or not xp.size:
         raise ShapeError(f"expected vectors xp and fp of one length, got {xp.type} and {fp.type}")
     x, xp, fp = [each if each.dtype.is_float else astype(each, f32) for each in (x, xp, fp)]

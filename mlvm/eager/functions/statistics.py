@@ -23,6 +23,7 @@ from mlvm.eager.functions.shapes import (
     concat,
     expand_dims,
     moveaxis,
+    neighbours,
     part,
     permute_dims,
     reshape,
@@ -258,12 +259,7 @@ def nanmax(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor
         >>> ml.nanmax(ml.asarray([1.0, ml.nan, 3.0]))
         Tensor(3., f32[])
     """
-    require("real", type_of(x))
-    if x.dtype.is_integer:
-        return op.max(x, axis=axis, keepdims=keepdims)
-    largest = op.max(_without_nan(x, -math.inf), axis=axis, keepdims=keepdims)
-    none = op.all(op.isnan(x), axis=axis, keepdims=keepdims)
-    return op.where(none, constant(math.nan, x.dtype), largest)
+    return _extreme(op.max, x, -math.inf, axis, keepdims)
 
 
 @public
@@ -276,12 +272,18 @@ def nanmin(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor
         >>> ml.nanmin(ml.asarray([1.0, ml.nan, 3.0]))
         Tensor(1., f32[])
     """
+    return _extreme(op.min, x, math.inf, axis, keepdims)
+
+
+def _extreme(reduce: Any, x: Tensor, least: float, axis: Axis, keepdims: bool) -> Tensor:
+    """Reduce the elements that are not nan; `least` is what any of them replaces."""
     require("real", type_of(x))
     if x.dtype.is_integer:
-        return op.min(x, axis=axis, keepdims=keepdims)
-    smallest = op.min(_without_nan(x, math.inf), axis=axis, keepdims=keepdims)
+        y: Tensor = reduce(x, axis=axis, keepdims=keepdims)
+        return y
+    extreme = reduce(_without_nan(x, least), axis=axis, keepdims=keepdims)
     none = op.all(op.isnan(x), axis=axis, keepdims=keepdims)
-    return op.where(none, constant(math.nan, x.dtype), smallest)
+    return op.where(none, constant(math.nan, x.dtype), extreme)
 
 
 # --- averages and covariances --------------------------------------------------------
@@ -497,7 +499,7 @@ def histogram(
     amounts = full(flat.shape, 1, dtype=i64) if weights is None else reshape(weights, -1)
     sums = _run(op.scatter_add(amounts, place, axis=0, length=count + 1), 0, count)
     if density:
-        widths = floating(_run(edges, 1, count + 1) - _run(edges, 0, count))
+        widths = floating(op.subtract(*neighbours(edges, 0)))
         sums = widened(sums if sums.dtype.is_inexact else astype(sums, widths.dtype))
         sums = rounded(sums / op.sum(sums) / widened(widths), widths.dtype)
     return sums, edges

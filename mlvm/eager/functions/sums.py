@@ -11,7 +11,7 @@ from mlvm.core.types import DType, Shape, TensorType, bool_, f32, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, span, type_of
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.halves import in_f32, rounded, through_f32, widened
-from mlvm.eager.functions.shapes import broadcast_to, concat, expand_dims, part, reshape
+from mlvm.eager.functions.shapes import broadcast_to, concat, expand_dims, neighbours, part, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, one_op
 from mlvm.eager.tensor.autocast import in_single
@@ -94,9 +94,8 @@ def diff(
         pieces = [_joinable(each, x, along) for each in (prepend, x, append) if each is not None]
         x = concat(pieces, axis=along)
     for _ in range(times):
-        length = x.shape[along]
-        behind, before = range(min(1, length), length), range(max(0, length - 1))
-        x = part(x, along, behind) - part(x, along, before)
+        behind, before = neighbours(x, along)
+        x = behind - before
     return x
 
 
@@ -257,18 +256,15 @@ def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -
     require("numeric", type_of(y))
     [along] = axes_of(axis, y)
     y = y if y.dtype.is_inexact else astype(y, f32)
-    n = y.shape[along]
-    behind, before = span(min(1, n), n), span(max(0, n - 1))
-    heights = part(y, along, behind) + part(y, along, before)
+    heights = op.add(*neighbours(y, along))
     if x is None:
         return op.sum(heights, axis=along) * (dx / 2)
     require("numeric", type_of(x))
     if x.ndim == 1:
         x = reshape(x, [x.size if i == along else 1 for i in range(y.ndim)])
-    if x.ndim != y.ndim or x.shape[along] != n:
-        raise ShapeError(f"x is {x.type}, and has to be as y, or a vector of {n}")
-    widths = part(x, along, behind) - part(x, along, before)
-    return op.sum(heights * widths, axis=along) / 2.0
+    if x.ndim != y.ndim or x.shape[along] != y.shape[along]:
+        raise ShapeError(f"x is {x.type}, and has to be as y, or a vector of {y.shape[along]}")
+    return op.sum(heights * op.subtract(*neighbours(x, along)), axis=along) / 2.0
 
 
 def with_ones_before(x: Tensor, axis: int, by: int) -> Tensor:

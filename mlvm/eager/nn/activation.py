@@ -5,6 +5,8 @@ A function is a layer too: `Sequential(Linear(3, 4), relu)`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mlvm.core.errors import ArgumentError, brief
 from mlvm.core.rules import is_real
 from mlvm.core.types import f32
@@ -15,7 +17,28 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 
 
-class ReLU(Module):
+class _Activation(Module):
+    """Base of activations without options: `_function` of x."""
+
+    _function: Callable[..., Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return type(self)._function(x)
+
+
+class _AlongAxis(Module):
+    """Base of activations along an axis: `_function` of x and that."""
+
+    _function: Callable[..., Tensor]
+
+    def __init__(self, axis: int = -1) -> None:
+        self.axis = axis
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return type(self)._function(x, axis=self.axis)
+
+
+class ReLU(_Activation):
     """max(x, 0).
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
@@ -24,8 +47,7 @@ class ReLU(Module):
         Tensor([0., 2.], f32[2])
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return op.relu(x)
+    _function = staticmethod(op.relu)
 
 
 class LeakyReLU(Module):
@@ -84,7 +106,7 @@ class GELU(Module):
         return op.gelu(x, approximate=self.approximate)
 
 
-class SiLU(Module):
+class SiLU(_Activation):
     """x sigmoid(x).
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
@@ -94,11 +116,10 @@ class SiLU(Module):
         Tensor([0.], f32[1])
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return activations.silu(x)
+    _function = staticmethod(activations.silu)
 
 
-class Sigmoid(Module):
+class Sigmoid(_Activation):
     """1 / (1 + exp(-x)).
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
@@ -108,11 +129,10 @@ class Sigmoid(Module):
         Tensor([0.5], f32[1])
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return op.sigmoid(x)
+    _function = staticmethod(op.sigmoid)
 
 
-class Tanh(Module):
+class Tanh(_Activation):
     """The hyperbolic tangent of x.
 
     x: [...], any dtype; the result: [...], the same, or f32 for integers and bools.
@@ -121,11 +141,10 @@ class Tanh(Module):
         Tensor([0.], f32[1])
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return op.tanh(x)
+    _function = staticmethod(op.tanh)
 
 
-class Softplus(Module):
+class Softplus(_Activation):
     """log(1 + exp(x)).
 
     x: [...], integers or floats; the result: [...], the same, or f32 for integers. Raises
@@ -135,11 +154,10 @@ class Softplus(Module):
         Tensor([1000.], f32[1])
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return activations.softplus(x)
+    _function = staticmethod(activations.softplus)
 
 
-class Softmax(Module):
+class Softmax(_AlongAxis):
     """exp(x) / sum(exp(x)) along the axis.
 
     x: f[...] -> f[...]. Raises `AxisRefused` if x has no such axis; `DTypeError` if x is not of
@@ -152,11 +170,7 @@ class Softmax(Module):
         ml.nn.Softmax(9)(v)  # AxisRefused
     """
 
-    def __init__(self, axis: int = -1) -> None:
-        self.axis = axis
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return op.softmax(x, axis=self.axis)
+    _function = staticmethod(op.softmax)
 
 
 class CELU(Module):
@@ -181,7 +195,7 @@ class CELU(Module):
         return activations.celu(x, self.alpha)
 
 
-class SELU(Module):
+class SELU(_Activation):
     """1.0507 elu(x, 1.6733); see `selu`.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
@@ -190,11 +204,10 @@ class SELU(Module):
         Tensor([2.101402], f32[1])
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return activations.selu(x)
+    _function = staticmethod(activations.selu)
 
 
-class Mish(Module):
+class Mish(_Activation):
     """x tanh(softplus(x)); see `mish`.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
@@ -203,11 +216,10 @@ class Mish(Module):
         Tensor([1.9439589], f32[1])
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return activations.mish(x)
+    _function = staticmethod(activations.mish)
 
 
-class GLU(Module):
+class GLU(_AlongAxis):
     """a sigmoid(b), with a and b the halves of x along the axis; see `glu`.
 
     x: f[..., 2 n] -> f[..., n]. Raises `ShapeError` if the length is odd; `AxisRefused` if x has no
@@ -220,11 +232,7 @@ class GLU(Module):
         ml.nn.GLU(9)(v)  # AxisRefused
     """
 
-    def __init__(self, axis: int = -1) -> None:
-        self.axis = axis
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return activations.glu(x, self.axis)
+    _function = staticmethod(activations.glu)
 
 
 class PReLU(Module):
@@ -251,7 +259,7 @@ class PReLU(Module):
         return activations.prelu(matched("PReLU", x, self.slope), self.slope)
 
 
-class ReLU6(Module):
+class ReLU6(_Activation):
     """min(max(x, 0), 6).
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
@@ -260,11 +268,10 @@ class ReLU6(Module):
         Tensor([0., 6.], f32[2])
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return activations.relu6(x)
+    _function = staticmethod(activations.relu6)
 
 
-class Hardsigmoid(Module):
+class Hardsigmoid(_Activation):
     """min(max(x + 3, 0), 6) / 6; see `hard_sigmoid`.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
@@ -273,11 +280,10 @@ class Hardsigmoid(Module):
         Tensor([0.5, 1. ], f32[2])
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return activations.hard_sigmoid(x)
+    _function = staticmethod(activations.hard_sigmoid)
 
 
-class Hardswish(Module):
+class Hardswish(_Activation):
     """x min(max(x + 3, 0), 6) / 6; see `hard_swish`.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
@@ -286,8 +292,7 @@ class Hardswish(Module):
         Tensor([1.125, 9.   ], f32[2])
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return activations.hard_swish(x)
+    _function = staticmethod(activations.hard_swish)
 
 
 class Hardtanh(Module):
@@ -310,7 +315,7 @@ class Hardtanh(Module):
         return activations.hard_tanh(x, self.min, self.max)
 
 
-class LogSigmoid(Module):
+class LogSigmoid(_Activation):
     """log(1 / (1 + exp(-x))); see `log_sigmoid`.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
@@ -319,11 +324,10 @@ class LogSigmoid(Module):
         Tensor([-1000.], f32[1])
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return activations.log_sigmoid(x)
+    _function = staticmethod(activations.log_sigmoid)
 
 
-class LogSoftmax(Module):
+class LogSoftmax(_AlongAxis):
     """x - log(sum(exp(x))) along the axis.
 
     x: f[...] -> f[...]. Raises `AxisRefused` if x has no such axis; `DTypeError` if x is not of
@@ -336,14 +340,10 @@ class LogSoftmax(Module):
         ml.nn.LogSoftmax(9)(v)  # AxisRefused
     """
 
-    def __init__(self, axis: int = -1) -> None:
-        self.axis = axis
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return op.log_softmax(x, axis=self.axis)
+    _function = staticmethod(op.log_softmax)
 
 
-class Softsign(Module):
+class Softsign(_Activation):
     """x / (1 + |x|).
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
@@ -352,11 +352,10 @@ class Softsign(Module):
         Tensor([0.75], f32[1])
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return activations.soft_sign(x)
+    _function = staticmethod(activations.soft_sign)
 
 
-class Tanhshrink(Module):
+class Tanhshrink(_Activation):
     """x - tanh(x).
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
@@ -365,8 +364,7 @@ class Tanhshrink(Module):
         Tensor([0.23840582], f32[1])
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return activations.tanhshrink(x)
+    _function = staticmethod(activations.tanhshrink)
 
 
 class Softshrink(Module):

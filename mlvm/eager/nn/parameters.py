@@ -23,15 +23,6 @@ Init: TypeAlias = Callable[..., Tensor]
 """An initialiser, `init(shape, key=..., dtype=...)`: see `mlvm.eager.nn.init`."""
 
 
-def lecun_normal(
-    layer: str, shape: tuple[int, ...], fan_in: int, key: Tensor | None, dtype: object
-) -> Tensor:
-    """Draw normal values of variance 1 / fan_in (LeCun et al., Efficient BackProp, 1998)."""
-    kernel = random.normal(shape, key=key, dtype=require_float(layer, dtype))
-    kernel *= 1 / math.sqrt(fan_in)
-    return kernel
-
-
 def kernel_of(
     layer: str,
     init: Init | None,
@@ -42,11 +33,14 @@ def kernel_of(
     *,
     name: str = "kernel_init",
 ) -> Tensor:
-    """Return a parameter of the shape from the initialiser, or LeCun normal values. Raises
-    `ShapeError` and `DTypeError` for a result of another type."""
-    if init is None:
-        return lecun_normal(layer, shape, fan_in, key, dtype)
+    """Return a parameter of the shape from the initialiser, or normal values of variance 1 / fan_in
+    (LeCun et al., Efficient BackProp, 1998). Raises `ShapeError` and `DTypeError` for a result of
+    another type."""
     kind = require_float(layer, dtype)
+    if init is None:
+        kernel = random.normal(shape, key=key, dtype=kind)
+        kernel *= 1 / math.sqrt(fan_in)
+        return kernel
     parameter: Any = init(shape, key=key, dtype=kind)
     expected = TensorType(kind, shape)
     if not isinstance(parameter, Tensor) or parameter.dtype is not kind:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
@@ -148,8 +149,8 @@ def quantize(
     }
     if not chosen:
         raise nothing_meant("*" if where is None else where, layers, "Linear layer")
-    replacements: dict[int, QuantizedLinear] = {}
 
+    @cache
     def quantized(layer: Linear) -> QuantizedLinear:
         weight = elements.astype(shapes.permute_dims(layer.kernel, (1, 0)), f32)
         if group is not None and weight.shape[-1] % group:
@@ -158,12 +159,7 @@ def quantize(
         q, scale = quantization.quantize_groups(weight, dtype, group=group)
         return QuantizedLinear(q, scale, layer.bias, dynamic=dynamic)
 
-    def once(layer: Linear) -> QuantizedLinear:
-        if id(layer) not in replacements:
-            replacements[id(layer)] = quantized(layer)
-        return replacements[id(layer)]
-
-    quantized_model: M = _with_layers(model, once, chosen)
+    quantized_model: M = _with_layers(model, quantized, chosen)
     return quantized_model
 
 

@@ -435,9 +435,12 @@ class Optimizer(_OfFields):
     """True if an element's update depends on its own gradient and state alone, so that parameters
     may be sharded."""
 
+    _state_names: ClassVar[tuple[str, ...]] = ()
+    """Names of the state, initially zero."""
+
     def _state_of(self, hyper: Any) -> Sequence[str]:
-        """Return the names of the state, initially zero, that these hyperparameters need."""
-        raise NotImplementedError
+        """Return the names of the state that these hyperparameters need."""
+        return self._state_names
 
     def _state_types(self, hyper: Any, type: TensorType) -> Mapping[str, TensorType]:
         """Return the types of a parameter's state by name; that of the parameter if a rule has only

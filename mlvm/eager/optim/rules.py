@@ -1,7 +1,8 @@
 """The optimizers: an update rule each, as its paper has it.
 
-A class's fields are the hyperparameters, with their defaults. `_state_of` names the state of a
-parameter p, `_scalars` has what all parameters share, and `_step` updates one from its gradient g.
+A class's fields are the hyperparameters, with their defaults. `_state_names` are those of the state
+of a parameter p, `_scalars` has what all parameters share, and `_step` updates one from its
+gradient g.
 """
 
 from __future__ import annotations
@@ -147,8 +148,7 @@ class Adagrad(Optimizer):
 
     eps: Positive = 1e-10
 
-    def _state_of(self, hyper: Any) -> Sequence[str]:
-        return ["square_sum"]
+    _state_names = ("square_sum",)
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         return -rate, *scalars_like(rate, hyper.eps)
@@ -185,8 +185,7 @@ class Adadelta(Optimizer):
     rho: Fraction = 0.9
     eps: Positive = 1e-6
 
-    def _state_of(self, hyper: Any) -> Sequence[str]:
-        return ["square_mean", "step_square_mean"]
+    _state_names = ("square_mean", "step_square_mean")
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         return -rate, *scalars_like(rate, hyper.rho, 1 - hyper.rho, hyper.eps)
@@ -225,8 +224,7 @@ class Lion(Optimizer):
     betas: tuple[Fraction, Fraction] = (0.9, 0.99)
     weight_decay: Positive = 0.0
 
-    def _state_of(self, hyper: Any) -> Sequence[str]:
-        return ["gradient_mean"]
+    _state_names = ("gradient_mean",)
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         beta1, beta2 = hyper.betas
@@ -267,8 +265,7 @@ class Adam(Optimizer):
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: Positive = 1e-8
 
-    def _state_of(self, hyper: Any) -> Sequence[str]:
-        return ["gradient_sum", "square_sum"]
+    _state_names = ("gradient_sum", "square_sum")
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         t = elements.astype(self.count, rate.dtype) + 1
@@ -332,8 +329,7 @@ class Adamax(Optimizer):
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: Positive = 1e-8
 
-    def _state_of(self, hyper: Any) -> Sequence[str]:
-        return ["gradient_sum", "largest"]
+    _state_names = ("gradient_sum", "largest")
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         t = elements.astype(self.count, rate.dtype) + 1
