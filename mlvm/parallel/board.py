@@ -497,7 +497,5 @@ _WORK: Final[Mapping[str, Callable[[BoardCommunicator, Collective], None]]] = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
-    "broadcast": _from_one,
-    "send": _from_one,
-    "recv": _from_one,
+    **dict.fromkeys(("broadcast", "send", "recv"), _from_one),
 }

@@ -505,7 +505,7 @@ def _gathered_at_once(call: Collective, me: int, each: Sequence[Array]) -> None:
 
 
 def _from_one_at_once(call: Collective, me: int, each: Sequence[Array]) -> None:
-    """Broadcast the arrays of the root; a sender is the first of two."""
+    """Broadcast the arrays of the root; a sender is the first of two, and a barrier has none."""
     root, xs = call.attributes.get("root", 0), flat(call.arrays)
     if me != root:
         copy_all(unpacked(each[root], xs), xs)
@@ -515,10 +515,7 @@ _AT_ONCE: Final[Mapping[str, Callable[[Collective, int, Sequence[Array]], None]]
     "all_reduce": _reduced_at_once,
     "reduce_scatter": _scattered_at_once,
     "all_gather": _gathered_at_once,
-    "broadcast": _from_one_at_once,
-    "send": _from_one_at_once,
-    "recv": _from_one_at_once,
-    "barrier": lambda call, me, each: None,
+    **dict.fromkeys(("broadcast", "send", "recv", "barrier"), _from_one_at_once),
 }
 
 
@@ -695,9 +692,7 @@ _ROUND: Final[Mapping[str, Callable[[MessageCommunicator, Collective], None]]] =
     "all_reduce": _reduced,
     "reduce_scatter": _scattered,
     "all_gather": _gathered,
-    "broadcast": _from_one,
-    "send": _from_one,
-    "recv": _from_one,
+    **dict.fromkeys(("broadcast", "send", "recv"), _from_one),
 }
 
 

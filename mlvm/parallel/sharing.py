@@ -46,7 +46,8 @@ def _all_gather(call: Collective, arrays: Arrays, part: int, parts: int) -> None
 
 
 def _from_one(call: Collective, arrays: Arrays, part: int, parts: int) -> None:
-    """Copy the arrays of the root into those of the others; a sender is the first of two."""
+    """Copy the arrays of the root into those of the others; a sender is the first of two, and a
+    barrier has none."""
     root = call.attributes.get("root", 0)
     sources = flat(arrays[root])
     others = [flat(each) for rank, each in enumerate(arrays) if rank != root]
@@ -55,16 +56,9 @@ def _from_one(call: Collective, arrays: Arrays, part: int, parts: int) -> None:
             np.copyto(other[i][block], sources[i][block])
 
 
-def _no_work(call: Collective, arrays: Arrays, part: int, parts: int) -> None:
-    pass
-
-
 WORK: Final[Mapping[str, Work]] = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
-    "broadcast": _from_one,
-    "send": _from_one,
-    "recv": _from_one,
-    "barrier": _no_work,
+    **dict.fromkeys(("broadcast", "send", "recv", "barrier"), _from_one),
 }

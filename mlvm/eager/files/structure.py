@@ -12,7 +12,7 @@ from mlvm.core.errors import DTypeError, PathError, brief
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import type_of
-from mlvm.eager.functions.random import KeysOf, set_state
+from mlvm.eager.functions.random import keys_of, set_state
 from mlvm.eager.optim.averages import MultiSteps
 from mlvm.eager.optim.optimizer import Optimizer
 from mlvm.eager.tensor.context import current_arena
@@ -66,7 +66,7 @@ class Structure:
             if isinstance(x, Tensor) or hasattr(x, "__array__"):
                 self._add(self.tensors, {path: x if isinstance(x, Tensor) else _array(path, x)})
             elif loader_of(x) is not None:
-                part = KeysOf(self._vms()) if _is_keys(x) else x
+                part = keys_of(self._vms()) if _is_keys(x) else x
                 inner = Structure(_state_of(part), path)
                 self.objects[path] = part, inner
                 self._add(self.tensors, inner.tensors)

@@ -10,7 +10,7 @@ from mlvm.core.types import DType, f32, i8, i32, u8
 from mlvm.eager.functions.arguments import integer, type_of
 from mlvm.eager.functions.elements import astype, clip, where
 from mlvm.eager.functions.elements import round as rounded
-from mlvm.eager.functions.shapes import reshape, stack
+from mlvm.eager.functions.shapes import repeat, reshape, stack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor
@@ -178,12 +178,4 @@ def _along(x: Tensor, scale: Tensor, axis: int) -> Tensor:
     )
     if not same or not scale.shape[axis] or x.shape[axis] % scale.shape[axis]:
         raise ShapeError(f"a scale {scale.type} does not go with {x.type} along axis {axis}")
-    return _repeated(scale, x.shape[axis] // scale.shape[axis], axis)
-
-
-def _repeated(scale: Tensor, times: int, axis: int) -> Tensor:
-    shape = [*scale.shape]
-    longer = reshape(scale, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
-    longer = op.broadcast_to(longer, shape=(*shape[: axis + 1], times, *shape[axis + 1 :]))
-    shape[axis] *= times
-    return reshape(longer, shape)
+    return repeat(scale, x.shape[axis] // scale.shape[axis], axis=axis)

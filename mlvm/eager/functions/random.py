@@ -347,7 +347,7 @@ def set_state(state: Array | Tensor) -> None:
     prepare(current_arena().vm).write(state)
 
 
-class KeysOf:
+class _KeysOf:
     """Global keys of several VMs, as a checkpoint stores them: u64[2] for one VM, u64[n,2] for
     several."""
 
@@ -373,6 +373,11 @@ class KeysOf:
             fitted[:] = now
             fitted[: len(rows)] = rows[: len(fitted)]
         return fitted.reshape(now.shape)
+
+
+def keys_of(vms: Sequence[VMProtocol]) -> _KeysOf:
+    """Return the global keys of these VMs as an object that a checkpoint can store."""
+    return _KeysOf(vms)
 
 
 def _words(seed: int, n: int) -> Array:

@@ -102,11 +102,8 @@ def _quantile(
     result = rounded(op.where(is_defined, result, constant(math.nan, rows.dtype)), x.dtype)
     behind = tuple(range(rows.ndim - 1, result.ndim))
     result = moveaxis(result, behind, tuple(range(share.ndim)))
-    if not keepdims:
-        return result
-    axes = axes_of(axis, x)
-    lengths = [1 if i in axes else n for i, n in enumerate(x.shape)]
-    return reshape(result, (*share.shape, *lengths))
+    axes = tuple([share.ndim + i for i in axes_of(axis, x)])
+    return expand_dims(result, axis=axes) if keepdims else result
 
 
 def _share(q: Numbers, most: float) -> Tensor:

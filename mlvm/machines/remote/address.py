@@ -213,6 +213,12 @@ def tune(sock: socket.socket) -> None:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+def shut(sock: socket.socket, how: int = socket.SHUT_RDWR) -> None:
+    """Shut down a connection, also below TLS; the thread that serves it reads the end."""
+    with contextlib.suppress(OSError, ValueError):
+        socket.socket.shutdown(sock, how)
+
+
 def peer_of(sock: socket.socket) -> str:
     """Describe the peer for logs: host and port, or process and user."""
     if sock.family == socket.AF_UNIX:

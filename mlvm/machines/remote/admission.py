@@ -76,7 +76,7 @@ class Admission:
                 self._strangers[sock] = _Stranger(peer, now)
         if evicted is not None:
             self._send_busy(evicted)
-            _shut(evicted)
+            addresses.shut(evicted)
         if is_admitted:
             return True
         self._send_busy(sock)
@@ -128,7 +128,7 @@ class Admission:
             strangers = self._strangers.items()
             late = [each for each, it in strangers if present - it.since > self._seconds]
         for each in late:
-            _shut(each)
+            addresses.shut(each)
         now = math.inf if last else present
         while self._lingering and (
             self._lingering[0][0] < now or len(self._lingering) > _MOST_LINGERING
@@ -148,12 +148,6 @@ class Admission:
             others, self._unlogged = self._unlogged, 0
         more = {"others": others} if others else {}
         self._log.event("refused", peer=peer, reason=reason, **more)
-
-
-def _shut(sock: socket.socket) -> None:
-    """Shut down a connection; the thread that serves it reads the end."""
-    with contextlib.suppress(OSError, ValueError):
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _peer_of(sock: socket.socket) -> str:

@@ -218,7 +218,7 @@ class Server(Closing):
             admitted = [each.socket for each in self._clients.values()]
             open_sockets = [*self._strangers.sockets(), *self._observers, *admitted]
         for sock in open_sockets:
-            _shut(sock, socket.SHUT_RDWR)
+            addresses.shut(sock)
         self._wait(1.0)
         if first:
             for vm in self.shared.values():
@@ -447,7 +447,7 @@ class Server(Closing):
         _pass_on(client.socket, lambda sock: process.begin(client.number, sock, facts))
         # All bytes of the process are relayed. If it still runs, it waits for the client, which
         # must read the end of the connection; if it has ended, the client receives the reason.
-        hears = threading.Timer(_LAST_WORDS, _shut, (client.socket, socket.SHUT_WR))
+        hears = threading.Timer(_LAST_WORDS, addresses.shut, (client.socket, socket.SHUT_WR))
         if isinstance(client.socket, ssl.SSLSocket):
             hears.start()
         client.launches, client.seconds, ended = process.wait(client.number)
@@ -466,7 +466,7 @@ class Server(Closing):
             process = entry.process
             _pass_on(sock, lambda passed: process.send("resume", passed, client=client))
             if isinstance(sock, ssl.SSLSocket):
-                _shut(sock, socket.SHUT_WR)
+                addresses.shut(sock, socket.SHUT_WR)
 
     def lend(
         self, sock: socket.socket, vm: BoundedVM, client: int, peer: str, name: str, leased: bool
@@ -683,7 +683,7 @@ class _Client:
             self._draining = True
             self._change.notify_all()
         if self.process is None:
-            _shut(self.socket, socket.SHUT_RD)
+            addresses.shut(self.socket, socket.SHUT_RD)
 
     def refuse(self, reason: str | None) -> None:
         """Refuse allocations and launches for a reason, or allow them (None)."""
@@ -701,7 +701,7 @@ class _Client:
         with self._change:
             if self._over or not self.leased:
                 return False
-            _shut(self.socket, socket.SHUT_RDWR)
+            addresses.shut(self.socket)
             if self.process is not None:
                 self._take(sock)
             else:
@@ -719,7 +719,7 @@ class _Client:
         """Wait for another connection. Return whether one came in time."""
         with self._change:
             if not self._draining:  # a client that was silent for too long reads the end
-                _shut(self.socket, socket.SHUT_RDWR)
+                addresses.shut(self.socket)
             self._change.wait_for(lambda: self._fresh or self._draining, self._lease_seconds)
             self._over = self._fresh is None
             if self._fresh is not None:
@@ -884,16 +884,11 @@ def _thread(does: str, target: Callable[..., None], *args: object) -> threading.
 # --- sockets ----------------------------------------------------------------------------
 
 
-def _shut(sock: socket.socket, how: int) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        socket.socket.shutdown(sock, how)
-
-
 def _part(sock: socket.socket) -> None:
     """Close a connection so that the peer can read the last bytes: closing with unread bytes would
     discard them."""
     with contextlib.suppress(OSError, ValueError):
-        _shut(sock, socket.SHUT_WR)
+        addresses.shut(sock, socket.SHUT_WR)
         deadline = time.monotonic() + 0.5
         sock.settimeout(0.1)
         while time.monotonic() < deadline and sock.recv(1 << 16):
