@@ -210,8 +210,7 @@ SIMD: Final = "BENCH_SIMD"
 
 def child_environment(threads: int) -> dict[str, str]:
     """Return the environment variables of a contender: BLAS picks its own kernels, on `threads`
-    threads, and mlvm its own, unless `--simd` says which. Python keeps the bytecode of a checkout,
-    as pip has made that of installed peers.
+    threads, and mlvm its own, unless `--simd` says which.
 
     NPROC sizes XLA's thread pool.
     """
@@ -220,7 +219,6 @@ def child_environment(threads: int) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(("OPENBLAS_", "MLVM_")) or name == "MLVM_DEVICE"
     }
-    environment["PYTHONDONTWRITEBYTECODE"] = ""  # if it is empty, bytecode is written
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC"):
         environment[name] = str(threads)
     if os.environ.get(SIMD) == "avx2":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
@@ -45,16 +45,36 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     """Run Python, which imports this checkout, or a build that PYTHONPATH names, to its end, with
     these variables of environment."""
-    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path, **variables},
+        env=_environment(variables),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=timeout,
     )
+
+
+def start_python(
+    *arguments: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[str]:
+    """Start Python, which imports what that of `run_python` does, its outputs in pipes; with these
+    variables of environment, and options of `Popen`."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    command = [sys.executable, *arguments]
+    return subprocess.Popen(command, cwd=cwd, env=_environment(env or {}), text=True, **options)
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """Wait for the next line that the process prints, and return it."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
+    return {**os.environ, "PYTHONPATH": path, **variables}
 
 
 def output_of(

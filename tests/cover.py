@@ -30,7 +30,7 @@ BUILD: Final = ROOT / "build" / "coverage"
 SOURCE: Final = "mlvm/machines/native/src"
 FOLDERS: Final = ("plan", "plan/kernels", "machine", "language")
 
-PYTEST: Final = "-m pytest -q -n 0 -o pythonpath= -p no:cacheprovider"
+PYTEST: Final = "-m pytest -q -n 0 -p no:cacheprovider"
 WALK: Final = f"{PYTEST} tests/walks/test_machines.py --machine native"
 QUANTIZED: Final = f"{PYTEST} tests/onnx/test_quantized.py tests/eager/functions/test_half.py"
 SOME: Final = f"{WALK} -k 'gelu or divide or remainder or matmul'"
@@ -94,6 +94,7 @@ def run() -> None:
     subprocess.run(build, cwd=ROOT, env={**os.environ, **flags}, check=True)
 
     path = {"PYTHONPATH": f"{BUILD}{os.pathsep}{ROOT}", "PYTHONSAFEPATH": "1"}
+    path["PYTEST_ADDOPTS"] = "-o pythonpath="  # of a test's children, too
 
     def run_one(simd: str, command: str) -> None:
         variables = {"MLVM_NATIVE": "1", "MLVM_SIMD": simd, "OPENBLAS_NUM_THREADS": "1", **path}

@@ -105,9 +105,9 @@ def run(name: str, options: list[str], *, quick: bool) -> int:
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
         "PYTHONSAFEPATH": "1",
+        "PYTEST_ADDOPTS": "-o pythonpath=",
     }
-    pytest = ["-m", "pytest", "-n", "2", "--dist", "worksteal", "-o", "pythonpath="]
-    pytest += ["-p", "no:cacheprovider"]
+    pytest = ["-m", "pytest", "-n", "2", "--dist", "worksteal", "-p", "no:cacheprovider"]
     here = f"from mlvm.machines.native import _native as n; assert {str(folder)!r} in n.__file__"
     tests = [*QUICK] if quick else ["--long", *options, *sanitizer.tests]
     commands = [["-m", *fuzzer] for fuzzer in sanitizer.fuzzers if not options]

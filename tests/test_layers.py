@@ -90,7 +90,7 @@ BUDGET = {
     "mlvm": 500,
     "models": 3_470,
     "bench": 5_005,
-    "tests": 61_950,
+    "tests": 61_822,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -6,14 +6,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.brief import cases
-from tests.leftovers import ROOT
+from tests.brief import cases, start_python
 
 HEAD = "import subprocess, sys, tempfile, time\nfrom pathlib import Path\n"
 LEAVING = {
@@ -33,13 +31,7 @@ def test_members_wait():
 def started(folder: Path, body: str) -> subprocess.Popen[str]:
     (folder / "test_it.py").write_text(HEAD + body)
     options = ["-p", "tests.leftovers", "-p", "no:cacheprovider", "-c", os.devnull, "test_it.py"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "pytest", *options],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    return start_python("-m", "pytest", *options, cwd=folder, env={"PYTHONDONTWRITEBYTECODE": "1"})
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="looks at processes by /proc")

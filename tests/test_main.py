@@ -9,9 +9,7 @@ import random
 import re
 import shlex
 import signal
-import subprocess
 import sys
-import time
 import webbrowser
 from pathlib import Path
 from typing import Any
@@ -29,8 +27,9 @@ from mlvm.core.program.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import DType
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
-from tests.brief import ROOT, Capsys, Patch, cases, refuses, run_python
+from tests.brief import Capsys, Patch, cases, refuses, run_python, start_python
 from tests.fuzz.mutations import assert_well_refused, parts_of_npy
+from tests.threads import wait_for
 
 ADD = """
 .func main 0 *
@@ -152,15 +151,11 @@ def test_help_names_every_command(capsys: Capsys) -> None:
 
 def test_as_a_process_whose_reader_has_seen_enough() -> None:
     """As in `python -m mlvm info | head -1`: no complaint, also not from the flush at exit."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
-    command = [sys.executable, "-m", "mlvm", "info"]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    with start_python("-m", "mlvm", "info", env={"PYTHONUNBUFFERED": ""}) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
-        assert process.stderr.read() == b""
+        assert process.stderr.read() == ""
         assert process.wait() == 0
 
 
@@ -820,12 +815,9 @@ def test_mutations_of_npy_arguments(folder: Path) -> None:
 
 def test_ctrl_c_ends_an_endless_program_with_status_130(folder: Path) -> None:
     Path("endless.mlasm").write_text(ENDLESS)
-    command = [sys.executable, "-m", "mlvm", "run", "endless.mlasm", "--trace", "begun"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 30
-        while not Path("begun").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+    command = "-m", "mlvm", "run", "endless.mlasm", "--trace", "begun"
+    with start_python(*command, cwd=folder) as process:
+        wait_for(Path("begun").exists, 30)
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30)[1] == "interrupted\n"
     assert process.returncode == 130

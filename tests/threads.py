@@ -1,8 +1,10 @@
-"""Functions on threads of their own: results and errors come back, and none hangs a test."""
+"""Functions on threads of their own: results and errors come back, and none hangs a test; waits
+that end."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
@@ -52,6 +54,14 @@ def in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
     futures = [start(work, item) for item in items]
     wait(futures, PATIENCE)
     return [future.result(0) for future in futures]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait till it is so. Raises `AssertionError` if it never is."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become so in time"
+        time.sleep(0.005)
 
 
 def waits(future: Future[Any], seconds: float = 0.05) -> bool:

@@ -21,7 +21,7 @@ from mlvm.core.types import TensorType, f32
 from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
 from tests.brief import Patch, cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.threads import PATIENCE, start
 
 ROW, WORDS = TensorType(f32, (16,)), TensorType("u32", (4, 4))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mlvm.arena.planner import Block, Plan, lower_bound, plan
 from mlvm.core.types import ALIGNMENT
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 
 lives = st.tuples(st.integers(-3, 12), st.integers(0, 6))
 blocks_of_any_kind = st.lists(

@@ -60,8 +60,12 @@ def consumed(vm: ml.VM) -> int:
     return round(vm.consumed_size_in_mib() * 2**20)
 
 
-def test_two_models_in_turn_share_one_batch_arena() -> None:
-    vm = ml.VM()
+@pytest.fixture
+def vm() -> ml.VM:
+    return ml.VM()
+
+
+def test_two_models_in_turn_share_one_batch_arena(vm: ml.VM) -> None:
     batch = ml.Arena(vm, "batch")
     small, large = Training(vm, batch, 4, 8), Training(vm, batch, 16, 64)
     alone = Training(vm, ml.Arena(vm, "alone"), 16, 64)
@@ -80,9 +84,8 @@ def test_two_models_in_turn_share_one_batch_arena() -> None:
 
 @cases("pattern", "te", "tttteeee" * 2, "t" * 20 + "e" * 9, "ttet")
 def test_training_and_evaluation_of_other_batch_sizes_alternate_without_growth(
-    pattern: str,
+    vm: ml.VM, pattern: str
 ) -> None:
-    vm = ml.VM()
     training = Training(vm, ml.Arena(vm, "batch"), 8, 32)
 
     def run() -> None:
@@ -100,8 +103,7 @@ def test_training_and_evaluation_of_other_batch_sizes_alternate_without_growth(
     assert (training.batch.views_created, consumed(vm)) == (views, consumption)
 
 
-def test_an_exception_inside_a_step_leaves_the_arena_reset() -> None:
-    vm = ml.VM()
+def test_an_exception_inside_a_step_leaves_the_arena_reset(vm: ml.VM) -> None:
     training = Training(vm, ml.Arena(vm, "batch", capacity=1 << 16), 4, 8)
     training.step()
     nbytes = training.step()
@@ -121,8 +123,7 @@ def test_an_exception_inside_a_step_leaves_the_arena_reset() -> None:
     assert training.step() == nbytes
 
 
-def test_nested_arenas_each_end_what_is_theirs() -> None:
-    vm = ml.VM()
+def test_nested_arenas_each_end_what_is_theirs(vm: ml.VM) -> None:
     outer, inner = ml.Arena(vm, "outer"), ml.Arena(vm, "inner")
     with outer:
         x = ml.ones(3)
@@ -188,8 +189,7 @@ def test_every_use_of_a_tensor_that_has_ended_raises(how: str) -> None:
 # --- keep, mark, holders --------------------------------------------------------------
 
 
-def test_keep_copies_a_tensor_of_its_kind_into_another_arena() -> None:
-    vm = ml.VM()
+def test_keep_copies_a_tensor_of_its_kind_into_another_arena(vm: ml.VM) -> None:
     weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
     with batch:
         x = ml.asarray(np.arange(6, dtype=np.int64).reshape(2, 3))
@@ -203,8 +203,7 @@ def test_keep_copies_a_tensor_of_its_kind_into_another_arena() -> None:
         np.testing.assert_array_equal((best + best).numpy(), [[0, 2, 4], [6, 8, 10]])
 
 
-def test_no_gradient_flows_through_keep() -> None:
-    vm = ml.VM()
+def test_no_gradient_flows_through_keep(vm: ml.VM) -> None:
     batch, weights = ml.Arena(vm, "batch"), ml.Arena(vm, "weights")
     with batch.allocating():
         x = ml.asarray(np.float32(3))
@@ -226,8 +225,7 @@ def test_keep_refuses_what_it_cannot_copy() -> None:
 
 
 @cases("capacity", None, 4096)
-def test_a_loop_that_rewinds_finds_the_same_addresses(capacity: int | None) -> None:
-    vm = ml.VM()
+def test_a_loop_that_rewinds_finds_the_same_addresses(vm: ml.VM, capacity: int | None) -> None:
     arena = ml.Arena(vm, "batch", capacity=capacity)
     with arena:
         x = ml.ones(16)
@@ -246,8 +244,7 @@ def test_a_loop_that_rewinds_finds_the_same_addresses(capacity: int | None) -> N
     refuses(ArenaError, "arena 'batch' was reset", arena.rewind, mark)
 
 
-def test_rewind_refuses_marks_that_are_not_its_own() -> None:
-    vm = ml.VM()
+def test_rewind_refuses_marks_that_are_not_its_own(vm: ml.VM) -> None:
     arena, other = ml.Arena(vm, "batch"), ml.Arena(vm, "other")
     outer = arena.mark()
     inner = arena.mark()

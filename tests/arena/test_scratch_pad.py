@@ -17,7 +17,7 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 
 
 def test_tensors_lie_where_they_are_asked_for_and_share_bytes(vm: VM) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.types import Array
-from tests.brief import refuses
+from tests.brief import ROOT, refuses
 from tests.cases import oracles
 
 _CHOICE: Final = re.compile(r"<((?:[^<>]|->)*\|(?:[^<>]|->)*)(?<!-)>")
@@ -46,17 +46,31 @@ def _complete(x: ml.Tensor) -> ml.Tensor:
 _SPACE |= {"hermitian": _hermitian, "phaseless": _phaseless, "complete": _complete}
 
 
-def lines(name: str) -> Iterator[tuple[str, bool]]:
-    """The lines of a table, each choice `<a|b>` made, and whether it is the first of its line."""
-    for line in (Path(__file__).parent / name).read_text("utf-8").splitlines():
-        if not line.strip() or line.startswith("#"):
+class Line(str):
+    """Line of a table, with a value for each of its choices `<a|b>`.
+
+    place: file and number of the line, `tests/cases/functions.txt:41`
+    is_first: whether the values are the first of all choices
+    """
+
+    place: str
+    is_first: bool
+
+
+def lines(name: str) -> Iterator[Line]:
+    """Yield the lines of a table: one of the file for each combination of its choices."""
+    file = Path(__file__).parent / name
+    for number, text in enumerate(file.read_text("utf-8").splitlines(), 1):
+        if not text.strip() or text.startswith("#"):
             continue
-        choices = [*dict.fromkeys(_CHOICE.findall(line))]
+        choices = [*dict.fromkeys(_CHOICE.findall(text))]
         for i, values in enumerate(product(*[choice.split("|") for choice in choices])):
-            row = line
+            row = text
             for choice, value in zip(choices, values, strict=True):
                 row = row.replace(f"<{choice}>", value)
-            yield row, i == 0
+            line = Line(row)
+            line.place, line.is_first = f"{file.relative_to(ROOT)}:{number}", i == 0
+            yield line
 
 
 def _operand(letter: str, lengths: str) -> Array:
@@ -78,10 +92,10 @@ def _operand(letter: str, lengths: str) -> Array:
 class Row:
     """A line of `functions.txt`: a call, its value in numpy, and words."""
 
-    def __init__(self, line: str, *, first: bool) -> None:
+    def __init__(self, line: Line) -> None:
         text, _, words = line.partition("  # ")
         self.call, _, self.value = text.partition("  =>  ")
-        self.words, self.first = {*words.split(", ")}, first
+        self.words, self.first = {*words.split(", ")}, line.is_first
 
     @cached_property
     def operands(self) -> dict[str, Array]:
@@ -149,7 +163,7 @@ class Section(NamedTuple):
     """
 
     title: str
-    lines: list[str]
+    lines: list[Line]
 
     def check(self, names: dict[str, Any]) -> None:
         """Run the statements and check the rows, with these names for both."""
@@ -158,14 +172,14 @@ class Section(NamedTuple):
             try:
                 _check(line, names)
             except BaseException as error:
-                error.add_note(f"in the row {line}")
+                error.add_note(f"{line.place}: {line}")
                 raise
 
 
 def sections(name: str) -> list[Section]:
     """Return the sections of a table, which begin with `== title ==`."""
     parts: list[Section] = []
-    for line, _ in lines(name):
+    for line in lines(name):
         if line.startswith("== "):
             parts.append(Section(line.strip("= "), []))
         else:
@@ -218,4 +232,4 @@ def _require_same(actual: Any, expected: Any, *, is_exact: bool, words: Sequence
         np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
 
 
-FUNCTIONS: Final = [Row(line, first=first) for line, first in lines("functions.txt")]
+FUNCTIONS: Final = [*map(Row, lines("functions.txt"))]

@@ -13,7 +13,7 @@ from mlvm.core.errors import ShapeError
 from mlvm.core.op import OPS, Op, op
 from mlvm.core.types import Array, TensorType, f32, i32
 from tests.brief import Patch, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 
 
 def plain(out: Array, x: Array, y: Array) -> None:

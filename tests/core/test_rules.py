@@ -11,7 +11,7 @@ from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
 from mlvm.core.rules import broadcast_shapes, reduced_shape, require, require_representable
 from mlvm.core.types import DType, TensorType
 from tests.brief import cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 
 shapes = st.lists(st.integers(0, 3), max_size=4).map(tuple)
 

@@ -19,7 +19,7 @@ from mlvm.core.errors import DTypeError, HandleError, ShapeError
 from mlvm.core.store import FreeStore, Handle
 from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType, aligned_array, f32
 from tests.brief import Patch, cases, output_of, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 
 dtypes = st.sampled_from(["u8", "i16", "f32", "f64"])
 types = st.builds(TensorType, dtypes, st.lists(st.integers(0, 3), max_size=2))

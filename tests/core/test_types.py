@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mlvm.core.errors import DTypeError
 from mlvm.core.types import DType, TensorType, bf16, f16, f32, f64, promote
 from tests.brief import refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.threads import in_threads
 
 DTYPES = list(DType.all.values())

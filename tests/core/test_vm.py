@@ -26,7 +26,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import Patch, cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.core.programs import ADD_INTO, f32s, put, straight
 from tests.interrupting import interrupted
 from tests.threads import PATIENCE, in_threads, start, waits

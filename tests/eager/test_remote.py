@@ -14,8 +14,8 @@ import pytest
 
 import mlvm.eager as ml
 from tests.brief import refuses
-from tests.machines.remote.serving import Served, wait_for
-from tests.threads import PATIENCE, in_threads
+from tests.machines.remote.serving import Served
+from tests.threads import PATIENCE, in_threads, wait_for
 
 pytestmark = pytest.mark.processor(reason="what it serves is in memory of the host")
 

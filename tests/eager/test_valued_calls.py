@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 
 import mlvm.eager as ml
+from mlvm.core.errors import notes_of
 from mlvm.core.op import OPS as OPS
 from mlvm.eager import optim as optim
 from mlvm.eager.nn import init as init
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tree import named_leaves as named_leaves
-from tests.cases.claims import claims
+from tests.brief import ROOT, refuses
+from tests.cases.claim_tests import claims
+from tests.cases.tables import sections
 from tests.eager.nn import checks
 
 X = np.array([[1.5, -2.0, 3.0], [0.25, 4.0, -1.0]], np.float32)
@@ -38,3 +41,10 @@ test_layers = claims("layers", SPACE)
 test_models = claims("models", SPACE)
 test_tensors = claims("tensors", SPACE)
 test_transforms = claims("transforms", SPACE)
+
+
+def test_a_wrong_row_names_its_file_and_line() -> None:
+    section, *_ = sections("claims/tensors.txt")
+    [note] = notes_of(refuses(NameError, "", section.check, {}))
+    file, number, row = note.split(":", 2)
+    assert (ROOT / file).read_text("utf-8").splitlines()[int(number) - 1] == row.strip()

@@ -38,6 +38,7 @@ from mlvm.machines.remote.server import Server
 from mlvm.machines.wire import WireVM
 from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.processes import ProcessGroup
+from tests.core.programs import put
 from tests.fuzz.command import parser_of
 from tests.fuzz.trying import time_limit
 from tests.input.datasets import Numbers
@@ -306,8 +307,7 @@ class RemoteCalls:
         self.written: dict[int, float] = {}  # the values of tensors, by their handles
 
     def alloc(self) -> None:
-        handle = self.vm.alloc_tensor(_VECTOR)
-        self.vm.write(handle, np.full(3, 2.0, np.float32))
+        handle = put(self.vm, np.full(3, 2.0, np.float32))
         self.written[handle] = 2.0
 
     def read(self) -> None:

@@ -59,6 +59,9 @@ def all_is_shared() -> Iterator[None]:
 
 
 def new_machines() -> dict[str, VM]:
+    """Make the machines to compare, whose handles are known in a text."""
+    if next(store._handles) < _FIRST_HANDLE:
+        store._handles = itertools.count(_FIRST_HANDLE)
     with all_is_shared():
         return {
             "reference machine": new_vm(native=False),
@@ -133,8 +136,6 @@ class Machines(Fuzz):
 
     def __init__(self) -> None:
         self.counts = Counter()
-        if next(store._handles) < _FIRST_HANDLE:
-            store._handles = itertools.count(_FIRST_HANDLE)
         self.vms = new_machines()
 
     def run(self, case: Case) -> None:

@@ -11,8 +11,6 @@ status is 1 if it does. With one process for all it is printed, too, for compari
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +20,7 @@ from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import connect
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.server import Server
+from tests.brief import line_of, start_python
 from tests.fuzz.command import parser_of
 
 SECRET: Final = "between neighbours"
@@ -64,10 +63,8 @@ def measure(processes: int, seconds: float) -> float:
         address = str(server.address)
         with connect(address, secret=SECRET) as vm:
             idle = trips(vm, seconds)
-            command = [sys.executable, "-c", _BUSY, address, SECRET]
-            with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE) as busy:
-                assert busy.stdout is not None
-                busy.stdout.readline()
+            with start_python("-c", _BUSY, address, SECRET) as busy:
+                line_of(busy)
                 try:
                     busy_trips = trips(vm, seconds)
                 finally:

@@ -31,8 +31,6 @@ import select
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -56,6 +54,8 @@ from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.server import Server
 from mlvm.machines.wire import encode_call
+from tests.brief import start_python
+from tests.core.programs import put
 from tests.fuzz.attacks import ATTACKS, attack
 from tests.fuzz.command import parser_of
 from tests.fuzz.making import VALID
@@ -96,8 +96,7 @@ def fuzz(messages: int, seed: int) -> tuple[Counter[str], str | None]:
         Server("127.0.0.1:0", secret=SECRET, limits=_LIMITS, log=Log("json", log)) as server,
         connect(str(server.address), secret=SECRET) as witness,
     ):
-        handle = witness.alloc_tensor(TensorType("f32", (8,)))
-        witness.write(handle, np.arange(8, dtype=np.float32))
+        handle = put(witness, np.arange(8, dtype=np.float32))
         sent = number = 0
         while sent < messages:
             choices = random.Random(f"{seed}/{number}")
@@ -291,8 +290,8 @@ def kill(number: int, seed: int) -> str | None:
         return "clients are forked, which this system cannot do"
     with tempfile.TemporaryDirectory() as folder:
         address = f"unix:{folder}/s"
-        command = [sys.executable, "-m", "mlvm", "serve", "--listen", address, "--log", "json"]
-        with subprocess.Popen(command, cwd=_ROOT, stderr=subprocess.PIPE, text=True) as server:
+        command = "-m", "mlvm", "serve", "--listen", address, "--log", "json"
+        with start_python(*command, stdout=None) as server:
             assert server.stderr is not None
             if '"listening"' not in server.stderr.readline():
                 return "the server does not start"

@@ -13,7 +13,7 @@ from mlvm.core.errors import PipelineError
 from mlvm.input.batches import Batch, Recipe, Schedule
 from mlvm.input.sampling import Indices, SampleRandom
 from tests.brief import refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.input.datasets import Numbers
 
 

@@ -15,7 +15,7 @@ from mlvm.core.types import Array, DType
 from mlvm.input.datasets import as_dataset
 from mlvm.machines.wire import WireVM
 from tests.brief import refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 
 X = np.random.default_rng(0).normal(size=(11, 4))
 Y = np.arange(11)

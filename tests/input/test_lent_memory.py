@@ -14,7 +14,8 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, aligned_zeros
 from mlvm.machines.local import LocalVM as VM
 from tests.brief import Before, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
+from tests.core.programs import put
 from tests.threads import PATIENCE, start, waits
 
 
@@ -66,11 +67,7 @@ def test_make_writable_makes_bytes_whole_that_a_failed_op_left() -> None:
     vm = VM(workers=1)
     memory = aligned_zeros(64)
     x = vm.tensor_from_storage(vm.storage_over(memory), TensorType("f32", (2,)), 0)
-    logits, labels = (
-        vm.alloc_tensor(TensorType("f32", (2, 3))),
-        vm.alloc_tensor(TensorType("i64", (2,))),
-    )
-    vm.write(labels, np.array([0, 7]))
+    logits, labels = vm.alloc_tensor(TensorType("f32", (2, 3))), put(vm, np.array([0, 7]))
     vm.launch(Program.of_op("softmax_cross_entropy.out", 3, {}, 0), (x, logits, labels))
     refuses(OperandValueError, "", vm.read, x)
     vm.make_writable([x])

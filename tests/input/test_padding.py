@@ -8,7 +8,7 @@ from mlvm.core.vm import VM
 from mlvm.input.pipeline import Pipeline
 from mlvm.machines.wire import WireVM
 from tests.brief import cases
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 
 LENGTHS = (3, 7, 5, 2, 9, 4, 1, 8)
 TEXTS = [[10 * i + k for k in range(n)] for i, n in enumerate(LENGTHS, 1)]

@@ -10,8 +10,6 @@ import hashlib
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -36,8 +34,8 @@ from mlvm.input import workers as crew_module
 from mlvm.input.pipeline import Pipeline
 from mlvm.input.sampling import SampleRandom
 from mlvm.machines.wire import WireVM
-from tests.brief import ROOT, Patch, cases, refuses, with_long
-from tests.cases.claims import claims
+from tests.brief import Patch, cases, line_of, refuses, start_python, with_long
+from tests.cases.claim_tests import claims
 from tests.input.datasets import Numbers
 from tests.interrupting import interrupted_at_line
 from tests.threads import PATIENCE, start
@@ -506,19 +504,13 @@ def test_a_forked_child_is_told_and_harms_nobody() -> None:
         assert digests(batches) == whole
 
 
-def script(body: str) -> list[str]:
-    """A command that runs the body with `Numbers` and `ml`."""
-    head = """
-    import os, signal, sys, time
-    import mlvm.eager as ml
-    from tests.input.datasets import Numbers
-    """
-    return [sys.executable, "-c", textwrap.dedent(head) + textwrap.dedent(body)]
-
-
 @cases("workers", 0, 2)
 def test_an_interrupt_ends_all_with_one_traceback(workers: int) -> None:
     body = f"""
+    import time
+    import mlvm.eager as ml
+    from tests.input.datasets import Numbers
+
     def slow(arrays, random):
         time.sleep(0.02)
         return arrays
@@ -530,11 +522,8 @@ def test_an_interrupt_ends_all_with_one_traceback(workers: int) -> None:
             for _ in pipeline:
                 pass
     """
-    child = subprocess.Popen(
-        script(body), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
+    child = start_python("-c", textwrap.dedent(body))
+    assert line_of(child) == "ready\n"
     child.send_signal(signal.SIGINT)
     _, errors = child.communicate(timeout=20)
     assert child.returncode == -signal.SIGINT

@@ -28,7 +28,8 @@ from mlvm.core.errors import PipelineError, QueueEmpty, WorkerDied
 from mlvm.core.vm import VM
 from mlvm.input.pipeline import Pipeline
 from mlvm.machines.wire import WireVM
-from tests.brief import ROOT, Patch, cases, refuses
+from tests.brief import Patch, cases, line_of, refuses, start_python
+from tests.threads import wait_for
 
 KILLS = int(os.environ.get("KILLS", "3"))
 
@@ -287,28 +288,18 @@ if __name__ == "__main__":
 
 def start(tmp_path: Path, mode: str) -> subprocess.Popen[str]:
     (tmp_path / "script.py").write_text(SCRIPT)
-    child = subprocess.Popen(
-        [sys.executable, str(tmp_path / "script.py"), mode],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
+    child = start_python(tmp_path / "script.py", mode, start_new_session=True)
+    assert line_of(child) == "ready\n"
     return child
 
 
-def assert_group_is_gone(group: int) -> None:
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"processes of group {group} are left")
+def is_gone(group: int) -> bool:
+    """Return whether no process of the group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def test_an_interrupt_of_the_terminal_ends_all_with_one_traceback(tmp_path: Path) -> None:
@@ -318,21 +309,21 @@ def test_an_interrupt_of_the_terminal_ends_all_with_one_traceback(tmp_path: Path
     assert child.returncode == -signal.SIGINT
     assert errors.count("Traceback") == 1, errors
     assert errors.rstrip().endswith("KeyboardInterrupt")
-    assert_group_is_gone(child.pid)
+    wait_for(lambda: is_gone(child.pid))
 
 
 def test_workers_end_with_a_program_that_is_killed(tmp_path: Path) -> None:
     child = start(tmp_path, "loop")
     child.kill()
     child.communicate(timeout=20)
-    assert_group_is_gone(child.pid)
+    wait_for(lambda: is_gone(child.pid))
 
 
 def test_a_program_may_end_without_closing(tmp_path: Path) -> None:
     child = start(tmp_path, "end")
     _, errors = child.communicate(timeout=20)
     assert (child.returncode, errors) == (0, "")
-    assert_group_is_gone(child.pid)
+    wait_for(lambda: is_gone(child.pid))
 
 
 def test_a_worker_has_a_data_set_of_its_own(worker_code: Any) -> None:

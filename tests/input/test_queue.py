@@ -24,7 +24,7 @@ from mlvm.input.queue import QueueTensor
 from mlvm.machines.dry import DryVM
 from mlvm.machines.wire import WireVM
 from tests.brief import cases, refuses, with_long
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.interrupting import interrupted_at_line, with_each_line_interrupted
 
 PAIR = ["f32[2,3]", "i64[2]"]

@@ -21,7 +21,7 @@ from mlvm.core.types import Array, TensorType
 from mlvm.input.queue import QueueTensor
 from mlvm.machines.local import LocalVM as VM
 from tests.brief import cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.core.programs import put
 from tests.threads import PATIENCE, start
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mlvm.core.errors import ArgumentError
 from mlvm.input.sampling import SampleRandom, order
 from tests.brief import refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 
 SEEDS = st.integers(0, 2**64 - 1)
 EPOCHS = st.integers(0, 2**40)

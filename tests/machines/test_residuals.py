@@ -10,13 +10,14 @@ import pytest
 from mlvm.core.errors import HostFunctionError, OutOfMemory
 from mlvm.core.ops.half import cast, shown
 from mlvm.core.program.assembly import assemble
-from mlvm.core.types import DType, TensorType
+from mlvm.core.types import DType
 from mlvm.machines import residuals
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.watchdog import Watchdog
+from tests.core.programs import put
 
 NATIVE = [False, *([True] if extension.EXTENSION is not None else [])]
 TURNS = 600  # more than a chunk has room for
@@ -32,10 +33,7 @@ def program(*calls: tuple[str, ...]) -> Any:
 
 
 def launched(vm: LocalVM, arrays: list[Any], *calls: tuple[str, ...]) -> list[Any]:
-    handles = []
-    for array in arrays:
-        handles.append(vm.alloc_tensor(TensorType.of(array)))
-        vm.write(handles[-1], array)
+    handles = [put(vm, array) for array in arrays]
     vm.launch(program(*calls), handles)
     return [vm.read(handle) for handle in handles]
 

@@ -35,7 +35,7 @@ from mlvm.machines.wire import (
     encode_error,
 )
 from tests.brief import ROOT, Patch, cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.core.programs import ADD_INTO, f32s, put, straight
 from tests.fuzz.mutations import assert_well_refused, framed
 from tests.threads import in_threads

@@ -58,10 +58,7 @@ def slow_copies(vm: VM) -> Gate:
 
 
 def vectors(vm: VM, *values: float) -> list[int]:
-    handles = [vm.alloc_tensor(VECTOR) for _ in values]
-    for handle, value in zip(handles, values, strict=True):
-        vm.write(handle, np.full(4, value))
-    return handles
+    return [put(vm, np.full(4, value)) for value in values]
 
 
 def test_a_launch_does_not_wait_and_a_read_does(vm: VM) -> None:
@@ -130,10 +127,8 @@ def test_an_error_surfaces_where_a_value_is_used_with_its_own_place(vm: VM) -> N
 
 def test_what_is_written_anew_is_whole_again(vm: VM) -> None:
     logits = vm.alloc_tensor(TensorType("f64", (1, 3)))
-    labels = vm.alloc_tensor(TensorType("i64", (1,)))
-    loss, one = (vm.alloc_tensor(TensorType("f64", (1,))) for _ in range(2))
-    vm.write(labels, np.array([9]))
-    vm.write(one, np.ones(1))
+    labels, one = put(vm, np.array([9])), put(vm, np.ones(1))
+    loss = vm.alloc_tensor(TensorType("f64", (1,)))
     vm.launch(Program.of_op("softmax_cross_entropy.out", 3, {}, 0), (loss, logits, labels))
     refuses(OperandValueError, "", vm.read, loss)
     vm.launch(ADD, (loss, one, one))

@@ -18,7 +18,7 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group
 from tests.brief import cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.core.programs import put
 from tests.parallel.members import call, gathered, run
 

@@ -25,6 +25,7 @@ from mlvm.parallel.group import Group, member_of
 from tests.brief import Patch, cases, output_of, refuses, with_long
 from tests.interrupting import interrupted_at_line
 from tests.parallel.members import Step, call, run, run_in
+from tests.threads import wait_for
 
 threadpoolctl = pytest.importorskip("threadpoolctl")
 
@@ -305,10 +306,7 @@ def test_a_group_that_is_forgotten_ends_its_threads() -> None:
     refuses(ValueError, "boom", group.run, boom)
     del group
     gc.collect()
-    deadline = time.monotonic() + 10
-    while threading.active_count() > threads and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == threads
+    wait_for(lambda: threading.active_count() == threads)
 
 
 @cases("vms", 0, -1, True, None, "ab", [], [object()], ["a"])

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import signal
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import GroupError, MissingExtra
-from tests.brief import ROOT, cases, refuses, run_python
-from tests.cases.claims import claims
+from tests.brief import cases, line_of, refuses, run_python, start_python
+from tests.cases.claim_tests import claims
 from tests.parallel import places
 
 SCRIPT = """
@@ -53,22 +53,15 @@ def test_members_are_started_again_until_all_end_well(tmp_path: Path) -> None:
 def test_members_end_with_who_has_started_them(tmp_path: Path, number: int) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(60)\n")
-    started = subprocess.Popen(
-        [sys.executable, "-m", "mlvm", "launch", "--members", "2", "--", str(script)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup has SIGHUP ignored
-    )
-    assert started.stdout is not None
-    members = [int(started.stdout.readline()) for _ in range(2)]
-    started.send_signal(number)
-    started.stdout.read()  # which ends when nobody is left to write
-    assert started.wait(20) == 128 + number
+    command = "-m", "mlvm", "launch", "--members", "2", "--", script
+    reset = partial(signal.signal, number, signal.SIG_DFL)  # nohup has SIGHUP ignored
+    with start_python(*command, stderr=subprocess.DEVNULL, preexec_fn=reset) as started:
+        members = [int(line_of(started)) for _ in range(2)]
+        started.send_signal(number)
+        started.communicate(timeout=20)  # which ends when nobody is left to write
+    assert started.returncode == 128 + number
     for member in members:
         refuses(ProcessLookupError, "", os.kill, member, 0)
-    started.stdout.close()
 
 
 def test_the_status_is_that_of_the_member_which_failed(tmp_path: Path) -> None:

@@ -27,12 +27,13 @@ from mlvm.parallel import messages
 from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.named import group
 from mlvm.parallel.processes import ProcessGroup
-from tests.brief import ROOT, Patch, cases, refuses, run_python
+from tests.brief import ROOT, Patch, cases, line_of, refuses, run_python, start_python
 from tests.core.programs import put
 from tests.fuzz import groups
 from tests.parallel import places
 from tests.parallel.joined import Joined
 from tests.parallel.members import call
+from tests.threads import wait_for
 
 pytest.importorskip("threadpoolctl")
 
@@ -246,15 +247,8 @@ if __name__ == "__main__":
 def program(then: str, tmp_path: Path) -> subprocess.Popen[str]:
     script = tmp_path / "script.py"
     script.write_text(ORPHANS.replace("{then}", then))
-    return subprocess.Popen(
-        [sys.executable, str(script)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
-    )
+    reset = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    return start_python(script, preexec_fn=reset)
 
 
 def test_processes_end_with_their_parent(tmp_path: Path) -> None:
@@ -262,17 +256,13 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
         output, errors = parent.communicate(timeout=30)
     pids = [int(pid) for pid in output.split()]
     assert len(pids) == 2
-    until = time.monotonic() + 5
-    while any(map(is_alive, pids)) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not any(map(is_alive, pids))
+    wait_for(lambda: not any(map(is_alive, pids)), 5)
     assert "leaked" not in errors
 
 
 def test_ctrl_c_ends_a_run_of_processes(tmp_path: Path) -> None:
     with program("members.run(places.waits)", tmp_path) as parent:
-        assert parent.stdout is not None
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        pids = [int(pid) for pid in line_of(parent).split()]
         time.sleep(0.3)
         parent.send_signal(signal.SIGINT)
         _, errors = parent.communicate(timeout=30)

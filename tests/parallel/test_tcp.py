@@ -30,7 +30,7 @@ from mlvm.parallel.group import Group
 from mlvm.parallel.launched import launched
 from mlvm.parallel.tcp import Link, TcpGroup
 from tests.brief import Patch, cases, refuses, with_long
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.parallel import places
 from tests.parallel.joined import SECRET, Joined, free_address
 from tests.parallel.members import Step, call

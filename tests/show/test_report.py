@@ -22,7 +22,7 @@ from mlvm.show.calls import writes_in
 from mlvm.show.record import COPIED_IN, record, record_all
 from mlvm.show.report import report_of
 from mlvm.show.session import all_recorded
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 
 SMALL, LARGE = TensorType("f32", (3,)), TensorType("f64", (4, 5))  # take up 64 and 192 bytes
 

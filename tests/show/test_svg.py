@@ -15,7 +15,7 @@ from mlvm.show.svg import (
     px,
 )
 from tests.brief import cases
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -19,7 +19,7 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.wire import WireVM
 from mlvm.show.trace import trace
 from tests.brief import cases, refuses
-from tests.core.programs import asm
+from tests.core.programs import asm, f32s, put
 
 VECTOR = TensorType("f32", (4,))
 ADD_OUT = Program.of_op("add.out", 3, {}, 0)
@@ -42,9 +42,7 @@ class Log:
 
 
 def ones(vm: VMProtocol) -> int:
-    handle = vm.alloc_tensor(VECTOR)
-    vm.write(handle, np.ones(4, np.float32))
-    return handle
+    return put(vm, f32s(1, 1, 1, 1))
 
 
 @cases("workers", 0, 2)

@@ -21,7 +21,7 @@ from mlvm.step.blocks import (
 from mlvm.step.compile import compile_flow
 from mlvm.step.flow import Block, Call, Flow, Home, Use, Value
 from tests.brief import cases
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.step.flows import assert_same_bits, floats, run
 
 TYPE = TensorType(f32, (4, 6))

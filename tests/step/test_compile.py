@@ -19,7 +19,7 @@ from mlvm.step.blocks import without_dead_calls, without_moves
 from mlvm.step.compile import Planned, compile_flow
 from mlvm.step.flow import Flow
 from tests.brief import cases
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.step.flows import Cell, Step, assert_same_bits, floats, mlp, run, steps
 
 BLOCK_SIZE = 8

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mlvm.core.program.program import Program
 from mlvm.core.vm import VM
 from mlvm.step.concatenate import Launch, concatenate
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.core.programs import ADD_INTO, f32s, instruction, put, straight
 
 one_op = st.tuples(

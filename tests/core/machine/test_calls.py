@@ -14,7 +14,7 @@ from mlvm.core.program.program import Function
 from mlvm.core.types import Array
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.core.programs import FACTORIAL, PARITY, SUM_TO, asm, put, straight
 
 # --- frames ---------------------------------------------------------------------------

@@ -178,10 +178,7 @@ def number(
 
 def launch(vm: VMProtocol, example: Example) -> list[Array]:
     outs = [vm.alloc_tensor(TensorType.of(x)) for x in example.expected]
-    operands = []
-    for x in example.operands:
-        operands.append(vm.alloc_tensor(TensorType.of(x)))
-        vm.write(operands[-1], x)
+    operands = [put(vm, x) for x in example.operands]
     assert vm.launch(example.program, [*outs, *operands]) == []
     return [vm.read(handle) for handle in outs]
 

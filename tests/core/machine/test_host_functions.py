@@ -21,7 +21,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.core.programs import asm, f32s, put, straight
 
 VECTOR = TensorType(f32, (2,))

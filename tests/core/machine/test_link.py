@@ -18,7 +18,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.core.programs import ADD_INTO, asm, f32s, put, straight
 
 TABLE = FunctionTable()

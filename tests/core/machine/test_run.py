@@ -20,7 +20,7 @@ from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.core.programs import TABLE, asm, f32s, instruction, put, run, straight
 
 CONSTANT = f32s(10, 20)

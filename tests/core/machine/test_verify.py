@@ -30,7 +30,7 @@ from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Progr
 from mlvm.core.types import TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.core.programs import asm, f32s, instruction, main_of, put, straight
 
 TABLE = FunctionTable()

@@ -13,7 +13,7 @@ from mlvm.core.ops.windows import resolve_padding as resolve_padding
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.native import extension
 from tests.brief import Fn
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.cases.evaluate import evaluate
 
 KEY: Final = np.array([42, 0], np.uint64)

@@ -305,10 +305,8 @@ def test_an_integer_beside_a_half_is_made_one(vm: VM, dtype: DType) -> None:
             exact = launched(vm, name, [*first, cast, x])
             assert np.array_equal(bits(result), bits(exact)), name
         chain = [["subtract", -1, 2, 3], ["where", 0, 4, 3, -1], ["less", 1, 2, 3]]
-        outs = [TensorType(dtype, (4,)), TensorType.of(no)]
-        handles = [vm.alloc_tensor(t) for t in [*outs, *map(TensorType.of, (x, integers, no))]]
-        for handle, value in zip(handles[2:], (x, integers, no), strict=True):
-            vm.write(handle, value)
+        outs = [vm.alloc_tensor(TensorType(dtype, (4,))), vm.alloc_tensor(TensorType.of(no))]
+        handles = [*outs, *[put(vm, value) for value in (x, integers, no)]]
         vm.launch(Program.of_op("fused", 5, {"chain": chain, "outputs": 2}, 0), handles)
         assert np.array_equal(bits(vm.read(handles[0])), bits(launched(vm, "subtract", [x, cast])))
         assert np.array_equal(vm.read(handles[1]), launched(vm, "less", [x, cast]))
@@ -364,11 +362,9 @@ def test_a_chain_has_the_bits_of_its_links(vm: VM, dtype: DType) -> None:
     x, y = (half.cast(rng.normal(size=shape), dtype) for _ in range(2))
     w = half.cast(rng.normal(size=(700, 5)), dtype)
     chain = [["add", -1, 2, 3], ["tanh", -2, -1], ["multiply", 0, -2, 2], ["sum", 1, 0, {"axis": 1, "keepdims": False, "dtype": None}]]  # fmt: skip  # noqa: E501
-    outs = [TensorType(dtype, shape), TensorType(dtype, (3,))]
+    outs = [vm.alloc_tensor(TensorType(dtype, each)) for each in (shape, (3,))]
     program = Program.of_op("fused", 4, {"chain": chain, "outputs": 2}, 0)
-    handles = [vm.alloc_tensor(type) for type in [*outs, *map(TensorType.of, (x, y))]]
-    vm.write(handles[2], x)
-    vm.write(handles[3], y)
+    handles = [*outs, put(vm, x), put(vm, y)]
     vm.launch(program, handles)
     step = partial(launched, vm)
     product = step("multiply", [step("tanh", [step("add", [x, y])]), x])
@@ -376,8 +372,7 @@ def test_a_chain_has_the_bits_of_its_links(vm: VM, dtype: DType) -> None:
     assert np.array_equal(bits(vm.read(handles[1])), bits(step("sum", [product], axis=1)))
     headed = [["matmul", -1, 1, 2, {"transpose_x": False, "transpose_y": False}], ["exp", 0, -1]]
     program = Program.of_op("fused", 3, {"chain": headed, "outputs": 1}, 0)
-    handles = [vm.alloc_tensor(TensorType(dtype, (3, 5))), handles[2], vm.alloc_tensor(TensorType.of(w))]  # fmt: skip  # noqa: E501
-    vm.write(handles[2], w)
+    handles = [vm.alloc_tensor(TensorType(dtype, (3, 5))), handles[2], put(vm, w)]
     vm.launch(program, handles)
     expected = step("exp", [step("matmul", [x, w])])
     assert np.array_equal(bits(vm.read(handles[0])), bits(expected))
@@ -399,9 +394,7 @@ def test_machines_give_the_same_bits() -> None:
 @pytest.mark.parametrize("vm", MACHINES, ids=lambda vm: vm.name)
 def test_in_place(vm: VM) -> None:
     x = half.cast(np.array([1.0, 2.0, 3.0, 4.0]), bf16)
-    handle, other = (vm.alloc_tensor(TensorType.of(x)) for _ in range(2))
-    vm.write(handle, x)
-    vm.write(other, x)
+    handle, other = put(vm, x), put(vm, x)
     vm.launch(Program.of_op("add.out", 3, {}, 0), [handle, handle, other])
     assert half.widened(vm.read(handle)).tolist() == [2.0, 4.0, 6.0, 8.0]
     part = put(vm, x[:2])

@@ -14,7 +14,7 @@ from mlvm.core.ops.blocks import BLOCK_SIZE
 from mlvm.core.ops.windows import Padding, Pair
 from tests.brief import cases
 from tests.cases.case import Draws
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.cases.evaluate import evaluate
 
 DRAWS = Draws(11)

@@ -6,7 +6,7 @@ import numpy as np
 
 from mlvm.core.types import Array
 from tests.brief import Capsys, output_of
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.cases.evaluate import evaluate
 from tests.threads import in_threads
 

@@ -18,7 +18,7 @@ from mlvm.core.program.assembly import assemble, disassemble, format_constant, f
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, DType, TensorType, bool_
 from tests.brief import cases
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.cases.tables import sections
 from tests.core.programs import code, f32s, instruction, straight
 

@@ -17,7 +17,7 @@ from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array
 from mlvm.core.vm import VM
 from tests.brief import refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.core.programs import asm, f32s, put, straight
 
 

@@ -19,7 +19,7 @@ from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.core.programs import code, f32s
 from tests.fuzz.mutations import assert_well_refused, framed
 

@@ -14,7 +14,7 @@ from mlvm.core.errors import DTypeError, ProgramError
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
 from tests.brief import cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.core.programs import f32s, instruction, straight
 
 HALT = instruction("halt")

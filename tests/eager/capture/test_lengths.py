@@ -25,7 +25,7 @@ from mlvm.eager.capture.patched import PatchedProgram
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.step.saved import LoadedStep, SavedStep
-from tests.brief import Patch, cases, refuses, with_long
+from tests.brief import Fn, Patch, cases, refuses, with_long
 from tests.fuzz import lengths as fuzz
 
 N = {"x": ("n", None)}
@@ -41,11 +41,18 @@ def same(step: Any, fn: Callable[..., Any], *arguments: Any) -> bool:
     return bool(captured.type is eager.type and np.array_equal(captured.numpy(), eager.numpy()))
 
 
+def traces(fn: Fn, *sizes: int, build: Callable[[int], ml.Tensor] = matrix, **options: Any) -> int:
+    """Return the number of traces of a function, captured and called at these sizes, where it has
+    eager results."""
+    step = ml.capture(fn, **{"lengths": N, **options})
+    for n in sizes:
+        assert same(step, fn, build(n)), n
+    return step.signatures
+
+
 def test_one_trace_serves_all_lengths_of_a_name() -> None:
-    step = ml.capture(lambda x: ml.sum(ml.tanh(x[:-1]) @ ml.matrix_transpose(x), axis=0), lengths=N)
-    for n in (5, 9, 3, 17, 4, 9):
-        assert same(step, step.fn, matrix(n))
-    assert step.signatures == 1
+    transposed = ml.matrix_transpose
+    assert traces(lambda x: ml.sum(ml.tanh(x[:-1]) @ transposed(x), axis=0), 5, 9, 3, 17, 4, 9) == 1
 
 
 def test_an_axis_is_opened_at_its_third_size() -> None:
@@ -73,17 +80,12 @@ def test_axes_that_were_always_equal_have_one_length() -> None:
 
 
 def test_a_branch_on_a_length_is_a_guard() -> None:
-    step = ml.capture(lambda x: x * 2.0 if x.shape[0] > 6 else x + 1.0, lengths=N)
-    for n in (5, 9, 3, 17, 6, 7):
-        assert same(step, step.fn, matrix(n))
-    assert step.signatures == 2
+    assert traces(lambda x: x * 2.0 if x.shape[0] > 6 else x + 1.0, 5, 9, 3, 17, 6, 7) == 2
 
 
 def test_lengths_of_0_and_1_are_right() -> None:
-    step = ml.capture(lambda x: ml.concat([x, x * ml.mean(x, axis=0)]), lengths=N)
-    for n in (4, 1, 0, 5, 1):
-        with np.errstate(all="ignore"):
-            assert same(step, step.fn, matrix(n))
+    with np.errstate(all="ignore"):
+        traces(lambda x: ml.concat([x, x * ml.mean(x, axis=0)]), 4, 1, 0, 5, 1)
 
 
 @cases(
@@ -98,12 +100,9 @@ def test_lengths_of_0_and_1_are_right() -> None:
     lambda x: ml.sum(x) * x.nbytes.bit_length(),
     lambda x: x * float(str(x.type).split(",")[0][4:]),
 )
-def test_what_python_sees_is_what_a_program_is_for(see: Callable[..., Any]) -> None:
-    step = ml.capture(see, lengths=N)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecompilationWarning)
-        for n in (4, 6, 3, 6):
-            assert same(step, step.fn, matrix(n)), n
+@pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning")
+def test_what_python_sees_is_what_a_program_is_for(see: Fn) -> None:
+    traces(see, 4, 6, 3, 6)
 
 
 def test_the_line_that_sees_a_length_is_named() -> None:
@@ -121,10 +120,7 @@ def test_an_open_tensor_without_elements() -> None:
         rest = x[:, 4:]
         return ml.concat([x * 2, rest] if rest.size else [x * 2], axis=1)
 
-    step = ml.capture(fn, lengths=N)
-    for n in (4, 6, 3, 9):
-        assert same(step, step.fn, matrix(n))
-    assert step.signatures == 1
+    assert traces(fn, 4, 6, 3, 9) == 1
 
 
 def test_a_length_kept_elsewhere_is_never_stale() -> None:
@@ -362,9 +358,7 @@ def test_an_integer_of_a_length_may_be_beyond_64_bits() -> None:
     def fn(x: Any) -> Any:
         return x * ((x.shape[0] ** 13) * 1.0) + (x.shape[0] ** 40) / (x.shape[0] ** 39)
 
-    step = ml.capture(fn, lengths={"x": ("n",)})
-    for n in (20, 33, 40, 33, 64, 3):
-        assert same(step, fn, ml.ones(n))
+    traces(fn, 20, 33, 40, 33, 64, 3, build=ml.ones, lengths={"x": ("n",)})
 
 
 @pytest.mark.local(reason="it looks at memory of this process")
@@ -762,11 +756,9 @@ def test_random_functions(seed: int) -> None:
 
 
 @cases("fn", lambda x: ml.trapezoid(x), ml.median, lambda x: ml.quantile(x, [0.1, 0.7]))
-def test_functions_of_a_sequence_have_one_program(fn: Callable[..., ml.Tensor]) -> None:
-    step = ml.capture(fn, lengths={"x": ("n",)}, at_most={"n": 40})
-    for n in (9, 12, 7, 30, 7):
-        assert same(step, fn, matrix(n)[:, 0] * 1.0)
-    assert step.signatures == 1
+def test_functions_of_a_sequence_have_one_program(fn: Fn) -> None:
+    options: dict[str, Any] = {"lengths": {"x": ("n",)}, "at_most": {"n": 40}}
+    assert traces(fn, 9, 12, 7, 30, 7, build=lambda n: matrix(n)[:, 0] * 1.0, **options) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*has recorded its")

@@ -59,6 +59,11 @@ def bits(tensors: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
     return {name: (x.dtype, x.shape, x.tobytes()) for name, x in named.items()}
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "x"
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
 @given(ARRAYS, TEXTS)
 def test_what_is_saved_is_loaded(
@@ -76,8 +81,7 @@ def test_what_is_saved_is_loaded(
     assert [each.name for each in tmp_path.iterdir()] == ["x.safetensors"]
 
 
-def test_arrays_of_any_order_are_saved(tmp_path: Path) -> None:
-    file = tmp_path / "x"
+def test_arrays_of_any_order_are_saved(file: Path) -> None:
     big = np.array([[1, 2, 3], [4, 5, 6]], ">i2")
     ml.save(file, {"big": big, "turned": EXAMPLE["a/b"].T, "jumping": big[:, ::-2]})
     loaded = ml.load(file)
@@ -126,8 +130,7 @@ def test_a_module_is_saved_by_path_and_loaded_into_another(tmp_path: Path) -> No
     np.testing.assert_array_equal(part.kernel, one.linear.kernel)
 
 
-def test_tensors_go_to_the_current_arena_and_to_a_dry_one_as_types(tmp_path: Path) -> None:
-    file = tmp_path / "x"
+def test_tensors_go_to_the_current_arena_and_to_a_dry_one_as_types(file: Path) -> None:
     ml.save(file, EXAMPLE)
     arena = ml.Arena(ml.VM(), "weights")
     with arena.allocating():
@@ -146,8 +149,7 @@ def entry(dtype: object, shape: object, start: object, stop: object) -> dict[str
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
 
 
-def test_halves_are_read_as_f32(tmp_path: Path) -> None:
-    file = tmp_path / "x"
+def test_halves_are_read_as_f32(file: Path) -> None:
     halves = np.array([0, -0.0, 1.5, 65504, 6e-8, np.inf, -np.inf, np.nan], np.float16)
     upper = np.array([0, 0x8000, 0x3FC0, 0x7F7F, 1, 0x7F80, 0xFF80, 0x7FC1], "<u2")
     header = {"h": entry("F16", [2, 4], 0, 16), "b": entry("BF16", [8], 16, 32)}
@@ -282,9 +284,8 @@ def test_a_name_may_be_as_long_as_the_system_allows(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: Patch
+    file: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    file = tmp_path / "x"
     ml.save(file, EXAMPLE)
     with ml.Arena(ml.VM(), "gone"):
         stale = ml.zeros(2)
@@ -316,8 +317,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         ml.load(tmp_path / "x", into=[])
 
 
-def test_a_captured_function_loads_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "x"
+def test_a_captured_function_loads_nothing(file: Path) -> None:
     ml.save(file, {"x": np.ones(2)})
     with pytest.raises(ml.errors.CaptureError, match=r"a file is loaded .* load it outside"):
         ml.capture(lambda x: x + ml.load(file)["x"])(ml.ones(2))
@@ -346,8 +346,7 @@ def test_a_name_that_promises_another_format_is_refused(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_file_whose_header_is_as_long_as_a_pickle_begins_is_loaded(tmp_path: Path) -> None:
-    file = tmp_path / "x"
+def test_a_file_whose_header_is_as_long_as_a_pickle_begins_is_loaded(file: Path) -> None:
     for n in range(400, 640, 8):
         ml.save(file, {"x": np.ones(2)}, {"text": "-" * n})
         if file.read_bytes()[:2] == b"\x80\x02":
@@ -388,15 +387,13 @@ def test_a_file_whose_header_is_as_long_as_a_pickle_begins_is_loaded(tmp_path: P
     ({"x": entry("BOOL", [8], 0, 8)}, "x has a bool that is neither"),
     ('{"x": {"dtype": "U8", "dtype": "I8"}}', "its header has dtype twice"),
 )
-def test_impossible_headers(tmp_path: Path, header: object, reason: str) -> None:
-    file = tmp_path / "x"
+def test_impossible_headers(file: Path, header: object, reason: str) -> None:
     file.write_bytes(written(header, bytes(range(8))))
     refuses(ml.errors.WeightsError, f"{file}: .*{reason}", ml.load, file)
 
 
 @pytest.mark.usefixtures("alarms_interrupt")
-def test_a_name_that_stands_twice_is_found_in_a_long_header(tmp_path: Path) -> None:
-    file = tmp_path / "x"
+def test_a_name_that_stands_twice_is_found_in_a_long_header(file: Path) -> None:
     names = [*range(100_000), 99_999]
     file.write_bytes(written("{" + ", ".join(f'"{name}": 0' for name in names) + "}", b""))
 
@@ -406,15 +403,13 @@ def test_a_name_that_stands_twice_is_found_in_a_long_header(tmp_path: Path) -> N
     assert not interrupt_after(10, load)
 
 
-def test_a_tensor_of_an_unknown_dtype_can_be_left_out(tmp_path: Path) -> None:
-    file = tmp_path / "x"
+def test_a_tensor_of_an_unknown_dtype_can_be_left_out(file: Path) -> None:
     header = {"x": entry("F8_E5M2", [4], 0, 4), "y": entry("U8", [4], 4, 8)}
     file.write_bytes(written(header, bytes(8)))
     assert ml.load(file, rename=lambda name: name if name == "y" else None).keys() == {"y"}
 
 
-def test_a_header_that_is_longer_than_the_format_has_it(tmp_path: Path) -> None:
-    file = tmp_path / "x"
+def test_a_header_that_is_longer_than_the_format_has_it(file: Path) -> None:
     with file.open("wb") as stream:
         stream.write((100_000_000).to_bytes(8, "little"))
         stream.truncate(100_000_008)  # a hole, which takes no room
@@ -426,8 +421,7 @@ def _with_header(content: bytes) -> Callable[[bytes], bytes]:
     return lambda header: len(header).to_bytes(8, "little") + header + content[start:]
 
 
-def test_mutations(tmp_path: Path) -> None:
-    file = tmp_path / "x"
+def test_mutations(file: Path) -> None:
     none = np.zeros((0, 3), np.uint8)
     ml.save(file, {**EXAMPLE, "none": none, "n": 3, "l": ["a", 0.5]}, {"who": "me"})
     content = file.read_bytes()
@@ -449,8 +443,9 @@ ml.save(sys.argv[1], {"x": ml.ones(1000)})
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no signals here")
-def test_what_a_killed_process_began_to_write_is_removed_by_the_next(tmp_path: Path) -> None:
-    file = tmp_path / "x"
+def test_what_a_killed_process_began_to_write_is_removed_by_the_next(
+    file: Path, tmp_path: Path
+) -> None:
     command = [sys.executable, "-c", KILLED, str(file)]
     assert subprocess.run(command, timeout=60, check=False).returncode < 0
     [draft] = tmp_path.glob(".mlvm-*")

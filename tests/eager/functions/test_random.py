@@ -15,7 +15,7 @@ from tests.cases.tables import lines
 
 R = ml.random
 _SPACE = {"R": R, "ml": ml, "np": np}
-_LINES = [line for line, _ in lines("draws.txt")]
+_LINES: list[str] = [*lines("draws.txt")]
 DRAWS = {line: eval(f"lambda key: {line}", _SPACE) for line in _LINES if "  =>  " not in line}
 CONTINUOUS = [line.split("  =>  ") for line in _LINES if "  =>  " in line]
 

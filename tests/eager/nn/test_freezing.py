@@ -41,6 +41,11 @@ ALL = [
 X = ml.asarray(np.random.default_rng(0).standard_normal((3, 2)))
 
 
+@pytest.fixture
+def model() -> Net:
+    return Net()
+
+
 def loss(model: Any, x: ml.Tensor = X) -> ml.Tensor:
     return ml.sum(ml.square(model(x)))
 
@@ -63,8 +68,7 @@ def paths(grads: Any) -> list[str]:
     ("tied", [*ALL[:2], *ALL[3:]]),
     (lambda path, x: x.ndim == 2, [ALL[1], *ALL[3:]]),
 )
-def test_a_model_is_frozen_by_path(where: Any, free: list[str]) -> None:
-    model = Net()
+def test_a_model_is_frozen_by_path(model: Net, where: Any, free: list[str]) -> None:
     state, before = list(model.state()), {path: x.numpy() for path, x in model.state().items()}
     assert model.freeze(where) is model
     assert list(model.named_parameters()) == free
@@ -81,8 +85,7 @@ def test_a_model_is_frozen_by_path(where: Any, free: list[str]) -> None:
     assert list(model.named_buffers()) == ["steps"]
 
 
-def test_a_part_is_frozen_and_thawed_by_itself() -> None:
-    model = Net()
+def test_a_part_is_frozen_and_thawed_by_itself(model: Net) -> None:
     model.freeze()
     model.blocks[0].unfreeze("bias")
     assert list(model.named_parameters()) == ["blocks_0/bias"]
@@ -112,14 +115,12 @@ def test_a_frozen_tensor_that_is_assigned_stays_frozen_until_the_field_is_delete
     (3, "a pattern of paths, or a function of path and tensor, not 3"),
     ("scales/a", "Net.scales: what a dict .* is frozen together, and alone: scales/a, scales/b"),
 )
-def test_what_cannot_be_frozen(where: Any, text: str) -> None:
-    model = Net()
+def test_what_cannot_be_frozen(model: Net, where: Any, text: str) -> None:
     refuses(ArgumentError, text, model.freeze, where)
     assert list(model.named_parameters()) == ALL
 
 
-def test_a_captured_step_sees_what_is_frozen() -> None:
-    model = Net()
+def test_a_captured_step_sees_what_is_frozen(model: Net) -> None:
     model.steps = nn.buffer(model.steps)
     step = ml.capture(lambda: ml.grad(loss)(model))
     for where, frozen in ((None, False), ("blocks_1", True), ("blocks_0", True), ("*", False)):
@@ -136,8 +137,7 @@ def test_a_captured_step_sees_what_is_frozen() -> None:
     assert list(step()) == []
 
 
-def test_an_optimizer_from_before_says_that_a_parameter_is_frozen() -> None:
-    model = Net()
+def test_an_optimizer_from_before_says_that_a_parameter_is_frozen(model: Net) -> None:
     optimizer = ml.optim.SGD(model, 0.1)
     model.freeze("blocks_0")
     with pytest.raises(DTypeError, match="'blocks_0/kernel' was frozen after the optimizer was"):
@@ -174,8 +174,7 @@ def test_weights_in_parts_may_be_frozen(frozen: list[str], where: Any, shard: An
 # --- buffers in lists ----------------------------------------------------------------
 
 
-def test_a_module_in_a_list_may_be_a_buffer() -> None:
-    model = Net()
+def test_a_module_in_a_list_may_be_a_buffer(model: Net) -> None:
     first = model.blocks[0]
     expected = model(X).numpy()
     model.blocks[0] = nn.buffer(first)
@@ -230,8 +229,7 @@ def test_what_a_buffer_in_a_list_assigns_is_kept() -> None:
     assert int(layer.calls) == int(model[0].calls) == 2
 
 
-def test_a_tensor_in_a_list_is_no_buffer() -> None:
-    model = Net()
+def test_a_tensor_in_a_list_is_no_buffer(model: Net) -> None:
     model.offsets[0] = nn.buffer(model.offsets[0])
     refuses(DTypeError, "not a Buffer at offsets_0; a field is one", model.state)
 
@@ -240,8 +238,7 @@ def test_a_tensor_in_a_list_is_no_buffer() -> None:
 
 
 @cases("where", "blocks_1", "*bias", lambda path, x: x.ndim == 2)
-def test_a_gradient_of_some_is_that_part_of_the_whole_one(where: Any) -> None:
-    model = Net()
+def test_a_gradient_of_some_is_that_part_of_the_whole_one(model: Net, where: Any) -> None:
     whole = dict(named_leaves(ml.grad(loss)(model)))
     value, some = ml.value_and_grad(loss, where=where)(model)
     assert 0 < len(paths(some)) < len(whole)
@@ -260,8 +257,7 @@ def test_a_gradient_of_some_is_that_part_of_the_whole_one(where: Any) -> None:
     ]
 
 
-def test_a_tied_tensor_is_meant_by_either_of_its_paths() -> None:
-    model = Net()
+def test_a_tied_tensor_is_meant_by_either_of_its_paths(model: Net) -> None:
     tied = ml.grad(loss, where="tied")(model)
     kernel = ml.grad(loss, where="blocks_1/kernel")(model)
     assert paths(tied) == paths(kernel) == ["blocks_1/kernel", "tied"]

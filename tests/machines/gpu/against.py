@@ -17,10 +17,11 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.op import OPS
 from mlvm.core.program.program import Program
-from mlvm.core.types import Array, TensorType
+from mlvm.core.types import Array
 from mlvm.machines.gpu.elementwise import ELEMENTWISE
 from tests.cases import CASES, Case
 from tests.cases.evaluate import evaluate
+from tests.core.programs import put
 
 ULPS: Final = 16
 """OpenCL's own bounds (OpenCL C 1.2, 7.4) end at 16, that of `pow` and `erf`."""
@@ -64,11 +65,7 @@ def compare(name: str, actual: Array, expected: Array) -> None:
 
 def launched(vm: ml.VM, name: str, case: Case) -> Array:
     """The op's result on the VM."""
-    handles = []
-    for x in case.inputs:
-        packed = np.array(x, order="C")
-        handles.append(vm.alloc_tensor(TensorType.of(packed)))
-        vm.write(handles[-1], packed)
+    handles = [put(vm, np.array(x, order="C")) for x in case.inputs]
     attributes: dict[str, Any] = dict(OPS[name].bind(case.attributes))
     [result] = vm.launch(Program.of_op(name, len(handles), attributes, 1), handles)
     for handle in handles:

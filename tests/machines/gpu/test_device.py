@@ -47,6 +47,7 @@ from mlvm.parallel.group import Group
 from tests.brief import ROOT, Patch, cases, refuses
 from tests.cases import CASES
 from tests.cases.evaluate import evaluate
+from tests.core.programs import put
 from tests.machines.gpu.against import compare, launched
 from tests.test_docs import shown
 from tests.threads import PATIENCE, start
@@ -56,11 +57,7 @@ F4 = TensorType("f32", (4,))
 
 def sent(vm: VM, *arrays: Any) -> list[int]:
     """Tensors of the VM with these values."""
-    handles = []
-    for array in map(np.asarray, arrays):
-        handles.append(vm.alloc_tensor(TensorType.of(array)))
-        vm.write(handles[-1], array)
-    return handles
+    return [put(vm, np.asarray(array)) for array in arrays]
 
 
 def counted(vm: GpuVM, work: Any) -> dict[str, int]:

@@ -16,7 +16,7 @@ from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType, aligned_array, bf16
 from mlvm.machines.native import extension
 from tests.brief import Patch, cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.machines.native.planners import POOLS, prepared
 
 if not extension.simd_sets().get("amx_emulated"):

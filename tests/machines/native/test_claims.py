@@ -9,7 +9,7 @@ import numpy as np
 
 from mlvm.core.types import Array
 from mlvm.machines.native import _native as c
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.machines.native import planners
 from tests.machines.native.planners import assert_same_bits as bits
 from tests.machines.native.planners import native, reference

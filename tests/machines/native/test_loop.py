@@ -31,7 +31,7 @@ from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.watchdog import Watchdog
 from tests.brief import Patch, cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.core.programs import asm, f32s, put
 from tests.fuzz.machines import Outcome, new_machines, outcome, require_same
 from tests.fuzz.trying import new_vm

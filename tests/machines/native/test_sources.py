@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from tests.brief import ROOT
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.test_layers import circle
 
 SOURCE: Final = ROOT / "mlvm" / "machines" / "native" / "src"  # a built package has none

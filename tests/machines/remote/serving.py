@@ -8,8 +8,7 @@ import os
 import shutil
 import socket
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +22,7 @@ from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.server import Server
 from tests.core.programs import asm
+from tests.threads import wait_for
 
 SECRET: Final = "correct horse battery"
 _HOME: Final = tempfile.TemporaryDirectory(prefix="mlvm-tests-")
@@ -79,14 +79,6 @@ class Served(Server):
     def _events(self, event: str) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self.stream.getvalue().splitlines()]
         return [line for line in lines if line["event"] == event]
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait till it is so. Raises `AssertionError` if it never is."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become so in time"
-        time.sleep(0.005)
 
 
 def is_launching(status: dict[str, Any]) -> bool:

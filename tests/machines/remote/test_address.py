@@ -22,7 +22,7 @@ from mlvm.machines.remote.address import (
     peer_of,
 )
 from tests.brief import refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 
 
 @given(st.text())

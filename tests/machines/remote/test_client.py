@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import mlvm.eager as ml
 from mlvm.core.errors import ConnectionLost, HandleError, OperandValueError, ShapeError, user_place
 from mlvm.core.program.program import Program
-from mlvm.core.types import TensorType, f32, i64
+from mlvm.core.types import TensorType, f32
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote import client
@@ -29,6 +29,7 @@ from mlvm.machines.remote.session import Session
 from mlvm.machines.remote.stream import Stream
 from tests.alarms import alarms_interrupt, interrupt_after
 from tests.brief import Patch, cases, output_of, refuses
+from tests.core import programs
 from tests.core.programs import ADD_INTO, f32s, straight
 from tests.machines.remote.serving import SECRET, vm_of
 from tests.machines.remote.serving import Served as Server
@@ -78,9 +79,7 @@ def line() -> int:
 
 
 def put(vm: RemoteVM, *values: float) -> int:
-    handle = vm.alloc_tensor(TensorType(f32, (len(values),)))
-    vm.write(handle, f32s(*values))
-    return handle
+    return programs.put(vm, f32s(*values))
 
 
 # --- posts ---------------------------------------------------------------------------
@@ -100,8 +99,7 @@ def test_the_error_of_a_post_comes_with_the_next_answer_and_names_its_line(serve
     vm = served.vm
     x, out = put(vm, 1, 2), vm.alloc_tensor(TensorType(f32, (1,)))
     vm.launch(ADD_INTO, (out, out, out))  # a new program is a call that waits
-    index = vm.alloc_tensor(TensorType(i64, (1,)))
-    vm.write(index, np.array([0]))
+    index = programs.put(vm, np.array([0]))
     vm.launch(TAKE, (out, x, index))  # is known from now on
     vm.launch(TAKE, (out, x, index))
     assert vm.read(out).tolist() == [1]
@@ -155,8 +153,7 @@ def test_handles_of_others_are_refused_at_once(served: Served) -> None:
 def test_a_number_may_name_another_program() -> None:
     served = Served()
     vm = served.vm
-    out, x = vm.alloc_tensor(TRIPLE), vm.alloc_tensor(TRIPLE)
-    vm.write(x, np.full(3, 3, np.float32))
+    out, x = vm.alloc_tensor(TRIPLE), put(vm, 3, 3, 3)
     loaded = vm.loaded(ADD_INTO)
     for program, value in ((ADD_INTO, 6), (MULTIPLY, 9)):
         vm._call("load_program", loaded.number, program)
@@ -377,8 +374,7 @@ def test_the_end_raises_the_error_of_a_post_and_ends() -> None:
     for by_with in (True, False):
         served = Served()
         vm = served.vm
-        handles = put(vm, 0, 0), put(vm, 1, 2), vm.alloc_tensor(TensorType(i64, (2,)))
-        vm.write(handles[2], np.array([0, 9]))
+        handles = put(vm, 0, 0), put(vm, 1, 2), programs.put(vm, np.array([0, 9]))
         vm.loaded(TAKE)
 
         def work(vm: RemoteVM = vm, handles: Any = handles, by: bool = by_with) -> None:
@@ -395,8 +391,7 @@ def test_the_end_raises_the_error_of_a_post_and_ends() -> None:
 def test_an_error_in_the_block_stays_the_one_that_is_raised() -> None:
     served = Served()
     vm = served.vm
-    out, x, index = put(vm, 1), put(vm, 1), vm.alloc_tensor(TensorType(i64, (1,)))
-    vm.write(index, np.array([9]))
+    out, x, index = put(vm, 1), put(vm, 1), programs.put(vm, np.array([9]))
     vm.loaded(TAKE)
 
     def work() -> None:

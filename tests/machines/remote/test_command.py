@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,25 +21,21 @@ from mlvm.core.errors import ConnectionLost, LimitExceeded, MlvmError
 from mlvm.machines.remote import command
 from mlvm.machines.remote.connect import Observer, connect
 from mlvm.machines.remote.limits import Limits
-from tests.brief import ROOT, Capsys, cases, refuses
+from tests.brief import Capsys, cases, refuses, start_python
 from tests.machines.remote.serving import (
     CERTIFICATE,
     FOR_EVER,
     SECRET,
     Served,
     is_launching,
-    wait_for,
 )
-from tests.threads import PATIENCE, start
+from tests.threads import PATIENCE, start, wait_for
 
 
 @contextmanager
 def serving(*options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
     """Start a server, which listens; yield it and its first event."""
-    arguments = [sys.executable, "-m", "mlvm", "serve", "--log", "json", *options]
-    with subprocess.Popen(
-        arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as server:
+    with start_python("-m", "mlvm", "serve", "--log", "json", *options) as server:
         assert server.stderr is not None
         try:
             line = server.stderr.readline()

@@ -34,6 +34,7 @@ from mlvm.machines.remote.handshake import (
 from mlvm.machines.remote.secret import find_secret, make_secret, read_secret
 from mlvm.machines.remote.server import Server
 from tests.brief import Patch, cases, refuses
+from tests.core.programs import put
 from tests.fuzz.mutations import mutated
 from tests.machines.remote.serving import CERTIFICATE, OTHER_CERTIFICATE, SECRET, Served, limits
 
@@ -345,16 +346,12 @@ def test_no_secret_is_ever_logged() -> None:
 def test_tls_carries_calls_and_large_arrays() -> None:
     import numpy as np
 
-    from mlvm.core.types import TensorType
-
     with Served(certificate=CERTIFICATE) as server:
         address = str(server.address).replace("127.0.0.1", "localhost")
         for tls in (CERTIFICATE, ssl.create_default_context(cafile=CERTIFICATE)):
             with connect(address, secret=SECRET, tls=tls) as vm:
                 x = np.arange(300_000, dtype=np.float32)
-                handle = vm.alloc_tensor(TensorType("f32", x.shape))
-                vm.write(handle, x)
-                assert np.array_equal(vm.read(handle), x)
+                assert np.array_equal(vm.read(put(vm, x)), x)
         with Observer(address, secret=SECRET, tls=CERTIFICATE) as observer:
             assert observer.ping() < 5
 

@@ -17,6 +17,7 @@ from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.client import RemoteVM, new_outbox
 from mlvm.machines.remote.outbox import PythonOutbox
 from tests.brief import Patch, cases, refuses, with_long
+from tests.core.programs import f32s, put
 from tests.interrupting import interrupted
 from tests.machines.remote.serving import F32X3, Served
 from tests.threads import PATIENCE, start
@@ -34,8 +35,7 @@ def test_after_an_interrupt_answers_are_those_of_their_calls(name: str) -> None:
     with Served() as server:
         n, vm = 0, server.vm()
         while True:
-            x = vm.alloc_tensor(F32X3)
-            vm.write(x, np.ones(3, np.float32))
+            x = put(vm, f32s(1, 1, 1))
             vm.launch(add, [x, x])
             vm._stream.socket.settimeout(5)  # what hangs is lost
             n += with_long(3, 1)

@@ -14,6 +14,7 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
+from tests.core.programs import f32s, put
 from tests.machines.remote.serving import F32X3, Served
 
 BAD = "take(i64[3], i64[1]): index 7 at position [0] is out of range for length 3"
@@ -62,10 +63,8 @@ def test_what_was_passed_over_has_no_value(native: bool | None, captured: bool) 
 def test_what_a_launch_updates_keeps_its_value_and_what_it_makes_has_none() -> None:
     take, add = Program.of_op("take.out", 3, {"axis": 0}, 0), Program.of_op("add.out", 3, {}, 0)
     with Served() as server, server.vm() as vm:
-        x, y, out = (vm.alloc_tensor(F32X3) for _ in range(3))
-        index = vm.alloc_tensor(ml.TensorType("i64", (3,)))
-        vm.write(x, np.ones(3, np.float32))
-        vm.write(index, np.full(3, 9))
+        y, out = (vm.alloc_tensor(F32X3) for _ in range(2))
+        x, index = put(vm, f32s(1, 1, 1)), put(vm, np.full(3, 9))
         for late in (
             lambda: vm.write(out, np.ones(3, np.float32)),
             lambda: vm.launch(add, [out, x, x]),

@@ -26,11 +26,12 @@ from mlvm.machines.remote.lease import LeasedStream, _messages_after, _Unconfirm
 from mlvm.machines.remote.server import _Client
 from mlvm.machines.remote.stream import Stream
 from tests.brief import Patch, refuses
+from tests.core.programs import f32s, put
 from tests.fuzz.mutations import framed
 from tests.fuzz.remote import train
 from tests.interrupting import interrupted
-from tests.machines.remote.serving import CERTIFICATE, F32X3, FOR_EVER, Served, limits, wait_for
-from tests.threads import PATIENCE, start
+from tests.machines.remote.serving import CERTIFICATE, F32X3, FOR_EVER, Served, limits
+from tests.threads import PATIENCE, start, wait_for
 
 ADD = Program.of_op("add.out", 3, {}, 0)
 STEPS = 10**6 if EXTENSION is None else 3 * 10**7  # of some tenths of a second
@@ -94,10 +95,8 @@ def test_what_is_computed_has_the_same_bits(server: Served) -> None:
 def test_each_message_is_done_once(server: Served) -> None:
     large = np.arange(1 << 17, dtype=np.float32)
     with client(server) as vm:
-        one, total = vm.alloc_tensor(F32X3), vm.alloc_tensor(F32X3)
+        one, total = put(vm, f32s(1, 1, 1)), put(vm, f32s(0, 0, 0))
         moved = vm.alloc_tensor(TensorType.of(large))
-        vm.write(one, np.ones(3, np.float32))
-        vm.write(total, np.zeros(3, np.float32))
         rounds = 0
         with often_cut(vm) as count:
             while count() < 10:
@@ -149,8 +148,7 @@ def test_who_was_silent_for_too_long_comes_again_at_once(kind: str) -> None:
     processes = 2 * ("processes" in kind)
     served = Served(limits=short, processes=processes, certificate=certificate)
     with served as server, client(server) as vm:
-        x = vm.alloc_tensor(F32X3)
-        vm.write(x, np.ones(3, np.float32))
+        x = put(vm, f32s(1, 1, 1))
         vm.synchronize()
         time.sleep(0.6)
         begun = time.monotonic()
@@ -243,8 +241,7 @@ def refused() -> socket.socket:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what was begun
 def test_interrupts_while_a_connection_comes_again() -> None:
     with Served(limits=limits(lease_seconds=20.0)) as server, server.vm(retry=10.0) as vm:
-        x = vm.alloc_tensor(F32X3)
-        vm.write(x, np.ones(3, np.float32))
+        x = put(vm, f32s(1, 1, 1))
         n, went_on = 0, True
         while went_on:
             n += 9

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +18,8 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.types import TensorType
 from mlvm.machines.remote.channel import Channel
 from mlvm.machines.remote.client import RemoteVM
-from tests.brief import cases, refuses
-from tests.cases.claims import claims
+from tests.brief import cases, line_of, refuses, start_python
+from tests.cases.claim_tests import claims
 from tests.core.programs import put
 from tests.machines.remote.serving import (
     CERTIFICATE,
@@ -29,8 +27,8 @@ from tests.machines.remote.serving import (
     FOR_EVER,
     Served,
     limits,
-    wait_for,
 )
+from tests.threads import wait_for
 
 MIB = 1 << 20
 
@@ -221,10 +219,8 @@ def test_a_server_that_is_killed_leaves_no_process() -> None:
         print(server.status()["clients"][0]["pid"], server._processes._nursery.pid, flush=True)
         time.sleep(60)
     """
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as host:
-        assert host.stdout is not None
-        pids = [int(each) for each in host.stdout.readline().split()]
+    with start_python("-c", code) as host:
+        pids = [int(each) for each in line_of(host).split()]
         host.kill()
     assert len(pids) == 2
     for pid in pids:

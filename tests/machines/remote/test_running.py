@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -27,7 +26,7 @@ from mlvm.machines.remote.admission import MOST_OF_PEER
 from mlvm.machines.remote.connect import connect
 from mlvm.machines.remote.metrics import BUCKETS, Metrics, MetricsPage
 from mlvm.machines.remote.notify import inherited_socket, notify
-from tests.brief import ROOT, Patch, cases, refuses
+from tests.brief import ROOT, Patch, cases, refuses, start_python
 from tests.machines.remote.serving import (
     CERTIFICATE,
     FOR_EVER,
@@ -35,8 +34,8 @@ from tests.machines.remote.serving import (
     SECRET,
     Served,
     limits,
-    wait_for,
 )
+from tests.threads import wait_for
 
 # --- metrics -----------------------------------------------------------------------------
 
@@ -185,17 +184,14 @@ def test_a_service_of_systemd(tmp_path: Path) -> None:
     ):
         address = f"localhost:{listening.getsockname()[1]}"
         number = listening.fileno()
-        command = [sys.executable, "-c", start, str(number), "serve", "--listen", "systemd"]
+        command = ["-c", start, str(number), "serve", "--listen", "systemd"]
         command += ["--secret-file", str(secret), "--certificate", str(certificate)]
         command += ["--log", "json", "--processes", "2", "--metrics", f"unix:{tmp_path}/metrics"]
         about = {"LISTEN_FDS": "1", "NOTIFY_SOCKET": str(tmp_path / "notify")}
-        environment = {**os.environ, **about}
         log = tmp_path / "log"
         with (
             log.open("w") as out,
-            subprocess.Popen(
-                command, cwd=ROOT, pass_fds=[number], env=environment, stderr=out
-            ) as server,
+            start_python(*command, env=about, pass_fds=[number], stderr=out) as server,
         ):
             try:
                 run_as_service(server, systemd, address, secret, certificate)

@@ -8,8 +8,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -47,7 +45,7 @@ from mlvm.machines.remote.handshake import BUSY, Greeting, Hello, pack
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.session import Session
 from mlvm.machines.wire import encode_call
-from tests.brief import ROOT, Patch, cases, refuses
+from tests.brief import Patch, cases, line_of, refuses, start_python
 from tests.core.programs import asm, put
 from tests.machines.remote.serving import (
     CERTIFICATE,
@@ -60,9 +58,8 @@ from tests.machines.remote.serving import (
     Served,
     is_launching,
     limits,
-    wait_for,
 )
-from tests.threads import PATIENCE, start
+from tests.threads import PATIENCE, start, wait_for
 
 NATIVE = [False] if extension.EXTENSION is None else [True, False]
 SECONDS = 20.0  # in which nothing may hang
@@ -150,10 +147,8 @@ while True:
 def test_a_client_that_is_killed_leaves_nothing(doing: str) -> None:
     with Served(limits=Limits()) as server, server.vm() as other:
         survivor = other.alloc_tensor(F32X3)
-        command = [sys.executable, "-c", CLIENT, str(server.address), doing]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as client:
-            assert client.stdout is not None
-            assert client.stdout.readline() == "ready\n"
+        with start_python("-c", CLIENT, str(server.address), doing) as client:
+            assert line_of(client) == "ready\n"
             time.sleep(0.05)
             client.send_signal(signal.SIGKILL)
         wait_for(lambda: len(server.status()["clients"]) == 1)

@@ -20,7 +20,7 @@ from mlvm.machines.remote import stream
 from mlvm.machines.remote.stream import LARGE, Incoming, Outgoing, Stream
 from tests.alarms import alarms_interrupt, interrupt_after
 from tests.brief import Patch, cases, refuses
-from tests.cases.claims import claims
+from tests.cases.claim_tests import claims
 from tests.threads import PATIENCE, start
 
 __all__ = ["alarms_interrupt"]

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import numpy as np
 import pytest
 
 from mlvm.core.errors import AccessRefused, CallTimeout, ConnectionLost, LimitExceeded, MachineError
@@ -20,8 +19,9 @@ from mlvm.machines.remote.handshake import Hello
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.stream import Stream
 from tests.brief import cases, refuses
-from tests.machines.remote.serving import CERTIFICATE, F32X3, FOR_EVER, SECRET, Served, wait_for
-from tests.threads import PATIENCE, start
+from tests.core.programs import f32s, put
+from tests.machines.remote.serving import CERTIFICATE, FOR_EVER, SECRET, Served
+from tests.threads import PATIENCE, start, wait_for
 
 
 @pytest.fixture(scope="module", params=["here", "processes", "tls"])
@@ -37,8 +37,7 @@ def client(server: Served) -> Iterator[tuple[RemoteVM, int]]:
     """A client, and a tensor of it whose values are 1."""
     tls = CERTIFICATE if server._context is not None else False
     with server.vm(tls=tls) as vm:
-        x = vm.alloc_tensor(F32X3)
-        vm.write(x, np.ones(3, np.float32))
+        x = put(vm, f32s(1, 1, 1))
         yield vm, x
 
 

@@ -17,9 +17,9 @@ from mlvm.machines.remote.handshake import Hello
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.users import Accounts, users_of
 from tests.brief import Patch, cases, refuses
-from tests.cases.claims import claims
-from tests.machines.remote.serving import FOR_EVER, Served, limits, wait_for
-from tests.threads import PATIENCE
+from tests.cases.claim_tests import claims
+from tests.machines.remote.serving import FOR_EVER, Served, limits
+from tests.threads import PATIENCE, wait_for
 
 FILE = b"alice:the-secret-of-alice\n\n  bob:another-one-of-bobs \n"
 HALT = assemble(".func main 0 *\n    halt\n")

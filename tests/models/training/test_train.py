@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import socket
@@ -34,6 +35,18 @@ def command(*arguments: str) -> list[str]:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_python("-m", "models.train", *arguments)
+
+
+def interrupt_after(steps: int, monkeypatch: Patch) -> None:
+    """Have Ctrl-C come in the step after that many of all trainers."""
+    step, calls = Trainer.step, itertools.count()
+
+    def interrupted(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
+        if next(calls) == steps:
+            raise KeyboardInterrupt
+        return step(trainer, images, labels)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
 
 
 def assert_one_line(text: str, *parts: str) -> None:
@@ -169,14 +182,7 @@ def test_resuming_gives_what_an_uninterrupted_training_gives(
     whole, part, rest = (tmp_path / f"{name}.safetensors" for name in ("whole", "part", "rest"))
     options: dict[str, Any] = {"model": "mlp", "epochs": 3, "seed": 5, "workers": workers}
     expected = train(**options, save=whole)
-    step = Trainer.step
-
-    def interrupted(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
-        if trainer.state()["optimizer/count"] == 71:  # of 44 each epoch
-            raise KeyboardInterrupt
-        return step(trainer, images, labels)
-
-    monkeypatch.setattr(Trainer, "step", interrupted)
+    interrupt_after(71, monkeypatch)  # of 44 each epoch
     refuses(KeyboardInterrupt, "", train, **options, save=part, save_every=10)
     monkeypatch.undo()
     position = json.loads(load(part).metadata["mlvm.pipeline"])
@@ -339,14 +345,7 @@ def test_a_failed_run_leaves_no_file_and_keeps_an_old_one(tmp_path: Path) -> Non
 
 
 def test_an_interrupt_is_one_line_and_exit_status_130(monkeypatch: Patch, capsys: Capsys) -> None:
-    step = Trainer.step
-
-    def interrupted(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
-        if trainer.state()["optimizer/count"] == 3:
-            raise KeyboardInterrupt
-        return step(trainer, images, labels)
-
-    monkeypatch.setattr(Trainer, "step", interrupted)
+    interrupt_after(3, monkeypatch)
     assert main(["--model", "mlp"]) == 130
     out, err = capsys.readouterr()
     assert out == ""
@@ -411,17 +410,8 @@ def test_a_training_goes_on_with_other_members(tmp_path: Path) -> None:
     whole, part, rest = (tmp_path / f"{name}.safetensors" for name in ("whole", "part", "rest"))
     options: dict[str, Any] = {"model": "mlp", "epochs": 2, "group": "threads:2"}
     expected = train(**options, save=whole)
-    step, steps = Trainer.step, 0
-
-    def interrupted(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
-        nonlocal steps
-        steps += 1
-        if steps == 31:
-            raise KeyboardInterrupt
-        return step(trainer, images, labels)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "step", interrupted)
+        interrupt_after(30, patch)
         refuses(KeyboardInterrupt, "", train, **options, shard="all", save=part, save_every=10)
     result = train(**options, shard="optimizer", resume=part, save=rest)
     assert result["train_loss"] == expected["train_loss"]

@@ -1,5 +1,5 @@
-"""Tables of claims, `claims/NAME.txt`: sections of rows (`tests.cases.tables.Section`) that use the
-names of a room's test file."""
+"""Tests of the tables of claims, `claims/NAME.txt`: sections of rows (`tests.cases.tables.Section`)
+that use the names of a room's test file."""
 
 from __future__ import annotations
 
