@@ -436,7 +436,7 @@ def part(x: Tensor, axis: int, positions: range | Span) -> Tensor:
 def neighbours(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """Return all elements along an axis but the first, and all but the last."""
     n = x.shape[axis]
-    return part(x, axis, range(min(1, n), n)), part(x, axis, range(max(0, n - 1)))
+    return part(x, axis, sliced(slice(1, None), n)), part(x, axis, sliced(slice(-1), n))
 
 
 @public
