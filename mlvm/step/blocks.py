@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from mlvm.core.types import TensorType
 from mlvm.step.flow import Block, Call, Flow, Home, Use, Value
@@ -56,19 +56,14 @@ def _alive(calls: Sequence[Call], live_out: Iterable[Value], *, inside: bool = T
     return remaining[::-1]
 
 
-def without_dead_calls_in(block: Block) -> Block:
-    """Return the block of a function without dead calls."""
-    return _pruned_block(block, None)
-
-
 def _pruned(call: Call, needed: Sequence[Use]) -> Call:
     """Return control flow without calls that only serve results that are not needed."""
     if call.callee is not None:
-        return replace(call, blocks=tuple([_pruned_block(block, None) for block in call.blocks]))
+        return replace(call, blocks=tuple(map(without_dead_calls_in, call.blocks)))
     homes = {use.value.home for use in needed}
     all_homes = {use.value.home for use in call.outs}
     while True:
-        blocks = tuple([_pruned_block(block, homes) for block in call.blocks])
+        blocks = tuple([without_dead_calls_in(block, homes) for block in call.blocks])
         read = free_variables(blocks)
         written = {use.value.home for b in blocks for c in b.calls for use in c.outs}
         more = {use.value.home for use in read} & all_homes if call.name == "while" else set()
@@ -84,9 +79,9 @@ def _pruned(call: Call, needed: Sequence[Use]) -> Call:
     )
 
 
-def _pruned_block(block: Block, homes: set[Home | None] | None) -> Block:
-    """Return the block without results in other homes than these; for None, in homes of the
-    block."""
+def without_dead_calls_in(block: Block, homes: set[Home | None] | None = None) -> Block:
+    """Return the block without dead calls. Results in other homes than these are dead; for None,
+    those in homes of the block, as for that of a function."""
     last = {use.value.home: use.value for call in block.calls for use in call.outs}
     live_out = {
         value
@@ -214,21 +209,13 @@ def _named(use: Use, names: Mapping[Value, Value]) -> Use:
 # --- outlining -----------------------------------------------------------------------
 
 
-class OutlinedBlocks(NamedTuple):
-    """Blocks apart from their step. `outer` has the outer values that they use, by the index of
-    the home that stands for each."""
-
-    blocks: tuple[Block, ...]
-    outer: dict[int, Value]
-
-
 outer_index = itertools.count()
 """Numbers for homes that are `outer`."""
 
 
-def outline_blocks(call: Call) -> OutlinedBlocks:
+def outline_blocks(call: Call) -> tuple[tuple[Block, ...], dict[int, Value]]:
     """Return the blocks of control flow, with `outer` homes for values that the step around them
-    places."""
+    places, and these values, by the index of the home that stands for each."""
     homes: dict[Home | Value, Home] = {}
     outer: dict[int, Value] = {}
     names: dict[Value, Value] = {}
@@ -249,7 +236,7 @@ def outline_blocks(call: Call) -> OutlinedBlocks:
         for use in inner.outs:
             if use.value.home in homes:
                 name(*use)
-    return OutlinedBlocks(tuple([_renewed(block, names) for block in call.blocks]), outer)
+    return tuple([_renewed(block, names) for block in call.blocks]), outer
 
 
 def with_blocks(calls: Iterable[Call]) -> Iterator[Call]:

@@ -24,10 +24,12 @@ from mlvm.arena.recording import Lifetime, Recording
 from mlvm.arena.writes import leave_out
 from mlvm.core.errors import OpError, PositionRefused, ProgramError
 from mlvm.core.machine.callee import OUT
+from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.protocol import StorageHandle
 from mlvm.core.types import TensorType, u8
 from mlvm.machines import residuals
+from mlvm.machines.lane_link import host_call
 from mlvm.step.blocks import outline_blocks, with_blocks, without_dead_calls, without_moves
 from mlvm.step.flow import (
     Block,
@@ -168,8 +170,7 @@ def _moved(code: Sequence[Instruction], by: int) -> list[Instruction]:
 
 def _reshaped(type: TensorType) -> list[Instruction]:
     """Return the code that reshapes the tensor on top."""
-    name = Instruction(Opcode.push_str, ("reshape",))
-    return [name, Instruction(Opcode.cfunc, (1, 1, {"shape": type.shape}))]
+    return host_call("reshape", 1, 1, {"shape": type.shape})
 
 
 on_planned: Final[list[Callable[[Planned], None]]] = []
@@ -213,10 +214,10 @@ def _compiled(flow: Flow, options: _Options) -> Planned:
     writer = _ProgramWriter()
     stacked = any(call.name == residuals.PUSH for call in with_blocks(flow.calls))
     if stacked:
-        writer.host_call(residuals.BEGIN)
+        writer.code += host_call(residuals.BEGIN, 0, 0, NO_ATTRIBUTES)
     writer.level(level, 0)
     if stacked:
-        writer.host_call(residuals.END)
+        writer.code += host_call(residuals.END, 0, 0, NO_ATTRIBUTES)
     return writer.planned(level.plan)
 
 
@@ -342,11 +343,6 @@ class _ProgramWriter:
             self.push(level.result, level, base)
         self.lifetimes += _lifetimes(level, base, begins)
 
-    def host_call(self, name: str) -> None:
-        """Write a call of a function without parameters and results."""
-        self.code.append(Instruction(Opcode.push_str, (name,)))
-        self.code.append(Instruction(Opcode.cfunc, (0, 0)))
-
     def planned(self, plan: Plan) -> Planned:
         """Return the program with its plan, whose arguments are in the order of their roles."""
         arguments = sorted(self.numbers, key=lambda each: (ROLES.index(each.role), each.place))
@@ -412,14 +408,12 @@ class _ProgramWriter:
             self.code.append(Instruction(Opcode.push_int, (first.queue,)))
         for use in row:
             self.push(use, level, base)
-        self.code.append(Instruction(Opcode.push_str, (name,)))
+        self.code += host_call(name, nparams, nresults, attributes)
         line = next((call.line for call in run.unit.calls if call.line), None)
         if line is not None:
-            self.lines[len(self.code)] = line
+            self.lines[len(self.code) - 1] = line
         if first.queue is not None:
-            self.takes.append(len(self.code))
-        rest = (attributes,) if attributes else ()
-        self.code.append(Instruction(Opcode.cfunc, (nparams, nresults, *rest)))
+            self.takes.append(len(self.code) - 1)
 
     def _control(self, run: Run, inside: _Inside, level: _Level, base: int) -> None:
         """Write a branch or a loop."""
@@ -470,19 +464,14 @@ class _ProgramWriter:
         self._names[Procedure(name, Block())] = name
         nouts, nins = len(call.outs), len(call.ins)
         code = [Instruction(Opcode.get, (i - nins,)) for i in range(nins)]
-        code.append(Instruction(Opcode.push_str, (call.name,)))
-        rest = (call.attributes,) if call.attributes else ()
-        if call.line is not None:
-            self.inner_lines[name, len(code)] = call.line
-        code.append(Instruction(Opcode.cfunc, (nins, nouts, *rest)))
+        code += host_call(call.name, nins, nouts, call.attributes)
         for i in range(nouts):
-            code.append(Instruction(Opcode.get, (i - nins - nouts,)))
-            code.append(Instruction(Opcode.get, (i,)))
-            code.append(Instruction(Opcode.push_str, (f"copy{OUT}",)))
-            if call.line is not None:
-                self.inner_lines[name, len(code)] = call.line
-            code.append(Instruction(Opcode.cfunc, (2, 0)))
+            code += [Instruction(Opcode.get, (at,)) for at in (i - nins - nouts, i)]
+            code += host_call(f"copy{OUT}", 2, 0, NO_ATTRIBUTES)
         code.append(Instruction(Opcode.return_, (0,)))
+        if call.line is not None:
+            at_calls = [pc for pc, each in enumerate(code) if each.opcode is Opcode.cfunc]
+            self.inner_lines.update(((name, pc), call.line) for pc in at_calls)
         self._functions.append(Function(name, nouts + nins, 0, tuple(code)))
         for use in (*call.outs, *call.ins):
             self.push(use, level, base)
@@ -567,9 +556,7 @@ class _FrameWriter(_ProgramWriter):
         """Return the code with the frame's tensors before it, and a return behind."""
         frame: list[Instruction] = []
         for _, type in self._slots:
-            attributes = {"shape": type.shape, "dtype": type.dtype.name}
-            frame.append(Instruction(Opcode.push_str, ("zeros",)))
-            frame.append(Instruction(Opcode.cfunc, (0, 1, attributes)))
+            frame += host_call("zeros", 0, 1, {"shape": type.shape, "dtype": type.dtype.name})
         return [*frame, *_moved(self.code, len(frame)), Instruction(Opcode.return_, (0,))]
 
 

@@ -295,8 +295,6 @@ def _partners(call: Call, producers: dict[Value, Unit], place: dict[Unit, int]) 
     if call.again:
         return []
     units = {producers[use.value] for use in call.ins if use.value in producers}
-    if len(units) < 2:
-        return [*units]
     return sorted(units, key=lambda unit: (not unit.calls[0].again, place[unit]), reverse=True)
 
 

@@ -7,7 +7,7 @@ further states. The same ops run on the same operands, so no bit changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -162,20 +162,18 @@ class _Packer:
 def _hoisted_values(flow: Flow, producers: dict[Value, _Producer]) -> list[Value]:
     """Return the values to hoist: those that the rest of the step reads. The rest keeps producers
     of values that are too large."""
-    values: set[Value] = set()
-    stays = [call for call in with_blocks(flow.calls) if not _is_producer(call, producers)]
-    visited: set[Value] = set()
-    while stays:
-        for use in _read_by(stays.pop()):
-            if use.value not in producers or use.value in visited:
-                continue
-            visited.add(use.value)
-            call, states = producers[use.value]
-            if _is_worth(use.value.nbytes, states):
-                values.add(use.value)
-            else:
-                stays.append(call)
+    worth = {value for value, (_, states) in producers.items() if _is_worth(value.nbytes, states)}
+    values = worth & _read_by_rest(flow.calls, producers, worth)
     return [value for value in producers if value in values]
+
+
+def _read_by_rest(
+    calls: Sequence[Call], producers: dict[Value, _Producer], hoisted: Container[Value]
+) -> set[Value]:
+    """Return the produced values that the step reads, or its own producers, those of values that
+    are not hoisted."""
+    rest = [call for call in with_blocks(calls) if not _is_producer(call, producers)]
+    return _closure([use.value for call in rest for use in _read_by(call)], producers, hoisted)
 
 
 def _is_producer(call: Call, producers: dict[Value, _Producer]) -> bool:
@@ -191,15 +189,19 @@ def _read_by(call: Call) -> Iterable[Use]:
     return [*(call.ins[:1] if call.name == "cond" else ()), *call.passed, *results]
 
 
-def _closure(values: Iterable[Value], producers: dict[Value, _Producer]) -> set[Value]:
-    """Return these values, and all produced values that they depend on."""
+def _closure(
+    values: Iterable[Value], producers: dict[Value, _Producer], ends: Container[Value] = ()
+) -> set[Value]:
+    """Return the produced ones of these values, and all that they depend on, but not what only
+    `ends` depend on."""
     needed: set[Value] = set()
     stack = list(values)
     while stack:
         value = stack.pop()
         if value in producers and value not in needed:
             needed.add(value)
-            stack += [use.value for use in producers[value].call.ins]
+            if value not in ends:
+                stack += [use.value for use in producers[value].call.ins]
     return needed
 
 
@@ -209,18 +211,7 @@ def _without(
     """Return the calls without producers of hoisted values, and without those that only these
     needed."""
     hoisted = set(values)
-    alive: set[Value] = set()
-    for call in with_blocks(calls):
-        if not _is_producer(call, producers):
-            alive.update(use.value for use in _read_by(call))
-    stack = [value for value in alive if value in producers]
-    while stack:
-        value = stack.pop()
-        if value not in hoisted:
-            more = [use.value for use in producers[value].call.ins if use.value in producers]
-            stack += [each for each in more if each not in alive]
-            alive.update(more)
-    removed = producers.keys() - (alive - hoisted)
+    removed = producers.keys() - (_read_by_rest(calls, producers, hoisted) - hoisted)
 
     def remaining(row: Sequence[Call]) -> list[Call]:
         calls = [
@@ -228,15 +219,11 @@ def _without(
             for call in row
             if not _is_producer(call, producers) or call.outs[0].value not in removed
         ]
-        dead = removed - hoisted
-        return [_without_in(call, remaining, dead) if call.blocks else call for call in calls]
+        return [remaining_in(call) if call.blocks else call for call in calls]
+
+    def remaining_in(call: Call) -> Call:
+        blocks = tuple([replace(block, calls=remaining(block.calls)) for block in call.blocks])
+        ins = [use for use in call.ins if use.value not in removed - hoisted]
+        return replace(call, blocks=blocks, ins=ins)
 
     return remaining(calls)
-
-
-def _without_in(
-    call: Call, remaining: Callable[[Sequence[Call]], list[Call]], dead: Container[Value]
-) -> Call:
-    """Return control flow with the remaining calls of its blocks, which read no dead value."""
-    blocks = tuple([replace(block, calls=remaining(block.calls)) for block in call.blocks])
-    return replace(call, blocks=blocks, ins=[use for use in call.ins if use.value not in dead])

@@ -19,7 +19,7 @@ from mlvm.core.types import TensorType, i64
 from mlvm.machines import lane_link, residuals
 from mlvm.machines.checks import CHECK
 from mlvm.machines.lane_link import LaneProgram, Part, PartCode, Segment, host_call
-from mlvm.step.blocks import with_blocks, without_dead_calls, without_dead_calls_in
+from mlvm.step.blocks import renewed, with_blocks, without_dead_calls, without_dead_calls_in
 from mlvm.step.compile import compile_flow
 from mlvm.step.flow import Call, Flow, Home, Procedure, Use, Value
 from mlvm.step.fusion import FusionPolicy
@@ -269,15 +269,11 @@ class _Writer:
         self.nparams = len(self.types)
         self.types.append(TensorType(i64))  # the number of the call
         self.readers = {}
-        for call in everything:
-            for use in call.ins:
-                self.readers.setdefault(use.value, set()).add(id(call))
-        for call in everything:
-            for block in call.blocks:
-                if block.result is not None:
-                    self.readers.setdefault(block.result.value, set()).add(id(block))
-        for use in results or ():
-            self.readers.setdefault(use.value, set()).add(0)
+        reads = [(use, id(call)) for call in everything for use in call.ins]
+        blocks = [block for call in everything for block in call.blocks]
+        reads += [(block.result, id(block)) for block in blocks if block.result is not None]
+        for use, reader in (*reads, *[(use, 0) for use in results or ()]):
+            self.readers.setdefault(use.value, set()).add(reader)
         self.owned = {
             call.outs[0].value.home
             for call in everything
@@ -290,7 +286,6 @@ class _Writer:
                 self.op("copy", 1, 1)
                 self.emit(Opcode.set, i - self.nparams)
         self.calls(calls)
-        self.flush()
         for use in results or ():
             self.read(use)
         for home in outs:
@@ -407,14 +402,13 @@ class _Writer:
                 self.flush()
                 self.host(call)
             elif call.outs[0].value in self.products:
-                pass
+                continue
             elif self._is_sum(call):
                 self.flush()
                 self.add(call)
-            elif self.moves(call):
-                pass
-            else:
+            elif not self.moves(call):
                 self.pending.append(call)
+        self.flush()
 
     def moves(self, call: Call) -> bool:
         """Write a call that only takes, puts or moves rows; return False for others."""
@@ -424,26 +418,22 @@ class _Writer:
         is_same = all(map(self.is_shared, call.ins)) and (call.op.elementwise or name in _HARMLESS)
         if is_same and out.value.home is None:
             self.hoist(call, out)
-            return True
-        if is_same and name != "copy":
+        elif is_same and name != "copy":
             self.flush()
             other = Use(Value(out.type.nbytes), out.type)
             self.hoist(call, other)
             self.to(out, other)
-            return True
-        if name in ("copy", "reshape"):
+        elif name in ("copy", "reshape"):
             self.flush()
             self.to(out, call.ins[0])
-            return True
-        if name == "take" and _is_row(call, 1) and not self.is_shared(call.ins[0]):
+        elif name == "take" and _is_row(call, 1) and not self.is_shared(call.ins[0]):
             self.flush()
             x, index = call.ins
             self.read(x, alias=True)
             self.read(index)
             self.op("take", 2, 1, axis=0)
             self.write(out)
-            return True
-        if _is_update(call):
+        elif _is_update(call):
             self.flush()
             x, value, index = call.ins
             at = self.slot(self.key(out), out.type)
@@ -454,8 +444,9 @@ class _Writer:
             self.read(value)
             self.read(index)
             self.op(f"dynamic_update{OUT}", 4, 0, axis=0)
-            return True
-        return False
+        else:
+            return False
+        return True
 
     def hoist(self, call: Call, out: Use) -> None:
         """Hoist a call out of all lanes, which have the same operands."""
@@ -521,21 +512,17 @@ class _Writer:
             self.read(call.ins[0])
         else:
             self.calls(first.calls)
-            self.flush()
             assert first.result is not None
             self.read(first.result)
         leave = self.emit(Opcode.jump_if_false, -1)
         if call.name == "cond":
             self.calls(first.calls)
-            self.flush()
             end = self.emit(Opcode.jump, -1)
             self.land(leave)
             self.calls(second.calls)
-            self.flush()
             self.land(end)
         else:
             self.calls(second.calls)
-            self.flush()
             self.emit(Opcode.jump, again)
             self.land(leave)
 
@@ -706,22 +693,16 @@ class _Writer:
 
     def hoist_first(self) -> None:
         """Write the function of the values that all rows share."""
-        calls = []
-        now: dict[_Key, Value] = {}
+        names = {
+            use.value: Value(use.type.nbytes, Home("output", i, use.type))
+            for i, use in enumerate(self.hoisted)
+        }
         inputs: list[int] = []
-        places = {use.value: i for i, use in enumerate(self.hoisted)}
-        for call in self.first_calls:
-            operands = []
-            for use in call.ins:
-                if use.value not in now:
-                    inputs.append(self.nargs + self.shared[use.value])
-                    home = Home("input", len(inputs) - 1, use.type)
-                    now[use.value] = Value(use.type.nbytes, home)
-                operands.append(Use(now[use.value], use.type))
-            [out] = call.outs
-            now[out.value] = Value(out.type.nbytes, Home("output", places[out.value], out.type))
-            outs = [Use(now[out.value], out.type)]
-            calls.append(Call(call.name, call.op, call.attributes, outs, operands, call.line))
+        for use in (use for call in self.first_calls for use in call.ins):
+            if use.value not in names:
+                names[use.value] = Value(use.type.nbytes, Home("input", len(inputs), use.type))
+                inputs.append(self.nargs + self.shared[use.value])
+        calls = renewed(self.first_calls, names)
         sizes = [use.type.nbytes for use in self.hoisted]
         facts = {"ins": [], "outs": sizes, "shared": inputs, "heavy": False, "sum": -1}
         key = _SegmentCalls(calls, lambda use: use.value, [], [], []).key

@@ -116,10 +116,7 @@ class Substitution:
         self._change = change
         self._changed: dict[int, Any] = {}  # types
         self._keepalive: list[object] = []
-        self._values: dict[int, Value] = {}
-        self._blocks: dict[int, Block] = {}
-        self._procedures: dict[int, Procedure] = {}
-        self._homes: dict[int, Home] = {}
+        self._copies: dict[Any, Any] = {}  # of homes, values, blocks and procedures
 
     def flow(self, flow: Flow) -> Flow:
         """Return the copy of a flow."""
@@ -139,21 +136,16 @@ class Substitution:
 
     def home(self, home: Home) -> Home:
         """Return the copy of a home."""
-        copied = self._homes.get(id(home))
-        if copied is None:
-            copied = Home(home.role, home.index, self.type(home.type))
-            self._homes[id(home)] = copied
-            self._keepalive.append(home)
-        return copied
+        if home not in self._copies:
+            self._copies[home] = Home(home.role, home.index, self.type(home.type))
+        return self._copies[home]  # type: ignore[no-any-return]
 
     def value(self, value: Value) -> Value:
         """Return the copy of a value."""
-        copied = self._values.get(id(value))
-        if copied is None:
+        if value not in self._copies:
             home = None if value.home is None else self.home(value.home)
-            copied = self._values[id(value)] = Value(self.size(value), home)
-            self._keepalive.append(value)
-        return copied
+            self._copies[value] = Value(self.size(value), home)
+        return self._copies[value]  # type: ignore[no-any-return]
 
     def size(self, value: Value) -> Any:
         """Return the bytes of the copy of a value."""
@@ -169,32 +161,28 @@ class Substitution:
 
     def block(self, block: Block) -> Block:
         """Return the copy of a block."""
-        copied = self._blocks.get(id(block))
-        if copied is None:
-            copied = self._blocks[id(block)] = Block()
-            self._keepalive.append(block)
+        if block not in self._copies:
+            copied = self._copies[block] = Block()
             copied.homes = set(map(self.home, block.homes))
             copied.calls = list(map(self.call, block.calls))
             copied.result = None if block.result is None else self.use(block.result)
-        return copied
+        return self._copies[block]  # type: ignore[no-any-return]
 
     def procedure(self, procedure: Procedure) -> Procedure:
         """Return the copy of a procedure."""
-        copied = self._procedures.get(id(procedure))
-        if copied is None:
+        if procedure not in self._copies:
             copied = Procedure(procedure.name, Block(), rule=procedure.rule)
-            self._procedures[id(procedure)] = copied
-            self._keepalive.append(procedure)
+            self._copies[procedure] = copied
             copied.params = list(map(self.home, procedure.params))
             copied.block = self.block(procedure.block)
-        return copied
+        return self._copies[procedure]  # type: ignore[no-any-return]
 
     def loop(self, loop: LoopInfo) -> LoopInfo:
         """Return the copy of a loop's description."""
-        length = self.use(loop.length) if isinstance(loop.length, Use) else loop.length
+        length = loop.length
         return LoopInfo(
             self.use(loop.i),
-            length if isinstance(length, Use) else self._change(length),
+            self.use(length) if isinstance(length, Use) else self._change(length),
             self._change(loop.total),
             loop.reverse,
             self.uses(loop.xs),

@@ -7,8 +7,10 @@ one, in the place of the last of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError
@@ -71,6 +73,11 @@ class Pattern:
         }
         return cls(params, calls, list(results), constants)
 
+    @cached_property
+    def makers(self) -> dict[Value, Call]:
+        """The call that computes each value."""
+        return {use.value: call for call in self.calls for use in call.outs}
+
     def operands(self, match: Match) -> list[Use]:
         """Return the operands of a match, in the order of the parameters."""
         inputs = {
@@ -105,15 +112,12 @@ class Matcher:
 
     def _match(self, pattern: Pattern, last: int, *, exact: bool) -> Match | None:
         """Return the match whose last call has that position."""
-        makers = {use.value: call for call in pattern.calls for use in call.outs}
-        match: Match | None = self._unify(
-            pattern, makers, Match({}, []), pattern.calls[-1], last, exact=exact
-        )
+        match = self._unify(pattern, Match({}, []), pattern.calls[-1], last, exact=exact)
         for result in pattern.results:  # those that the last call does not depend on
             if match is not None and result.value not in match.uses:
-                maker = makers[result.value]
+                maker = pattern.makers[result.value]
                 tries = (
-                    self._unify(pattern, makers, match, maker, i, exact=exact)
+                    self._unify(pattern, match, maker, i, exact=exact)
                     for i in range(len(self.calls))
                     if i not in match.positions
                 )
@@ -121,14 +125,7 @@ class Matcher:
         return match
 
     def _unify(
-        self,
-        pattern: Pattern,
-        makers: dict[Value, Call],
-        match: Match,
-        target: Call,
-        position: int,
-        *,
-        exact: bool,
+        self, pattern: Pattern, match: Match, target: Call, position: int, *, exact: bool
     ) -> Match | None:
         """Return the match with that call, and what it depends on, for the target one."""
         match = Match(dict(match.uses), list(match.positions))
@@ -153,11 +150,11 @@ class Matcher:
                     if bound.value is not theirs.value:
                         return None
                     continue
-                if ours.value in makers and i >= len(target.outs):
+                if ours.value in pattern.makers and i >= len(target.outs):
                     maker = self._makers.get(theirs.value)
                     if maker is None:
                         return None
-                    pending.append((makers[ours.value], maker))
+                    pending.append((pattern.makers[ours.value], maker))
                 constant = pattern.constants.get(ours.value)
                 if exact and constant is not None and self._state(theirs.value) is not constant:
                     return None
@@ -191,7 +188,7 @@ class Matcher:
         operands = {use.value for call in inside for use in call.ins} - outputs
         for value in outputs - results:
             own = sum(use.value is value for call in inside for use in call.ins)
-            if value.home is not None or self._uses.get(value, 0) != own:
+            if value.home is not None or self._uses[value] != own:
                 return False
         result_homes, read = _homes(results), _homes(operands)
         first, last = min(match.positions), max(match.positions)
@@ -283,15 +280,12 @@ def _blocks(flow: Flow) -> Iterator[list[Call]]:
     yield from inside(flow.calls)
 
 
-def _uses(flow: Flow) -> dict[Value, int]:
+def _uses(flow: Flow) -> Counter[Value]:
     """Return how often each value is read, in all blocks, or returned."""
-    counts: dict[Value, int] = {}
     blocks: list[Block] = [block for call in with_blocks(flow.calls) for block in call.blocks]
     read = [use.value for call in with_blocks(flow.calls) for use in call.ins]
     read += [block.result.value for block in blocks if block.result is not None]
-    for value in (*read, *flow.results):
-        counts[value] = counts.get(value, 0) + 1
-    return counts
+    return Counter([*read, *flow.results])
 
 
 def _homes(values: Iterable[Value]) -> set[Home]:
