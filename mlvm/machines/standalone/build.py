@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -119,10 +120,10 @@ class _Variant:
 
     def __init__(
         self,
-        planned: Planned,
         threads: int,
+        formulas: Formulas,
+        planned: Planned,
         opened: OpenPlanned | None = None,
-        formulas: Formulas | None = None,
     ) -> None:
         self.opened, self._threads, self._formulas = opened, threads, formulas
         self._moments, self._plan = planned.moments, planned.scratch
@@ -135,7 +136,7 @@ class _Variant:
             bind(code, tuple(_arrays(planned)), fused.Workspace(), checked=True)
         except MachineError as error:
             raise CannotBuild(str(error)) from None
-        if opened is None or formulas is None:
+        if opened is None:
             self.steps = Steps(code, types, planned.lines, self.scratch_of)
             self._stays = sorted(planned.stays)
         else:
@@ -158,7 +159,7 @@ class _Variant:
         """Return the bytes of scratch memory of a call: each thread's, and that which all share."""
         nbytes = {"scratch": call.scratch, "shared": call.shared}
         for field, formula in patched_fields(call):
-            if field in nbytes and self._formulas is not None:
+            if field in nbytes:
                 nbytes[field] = self._formulas.largest(formula)
         return _rounded(nbytes["scratch"]) * self._threads + _rounded(nbytes["shared"])
 
@@ -204,19 +205,12 @@ class _Layout:
         records: int,
     ) -> None:
         self.planned, self.source, self.threads = planned, source, threads
-        self.formulas: Formulas | None = None
-        if source is None:
-            self.variants = [_Variant(planned, threads)]
-        else:
-            self.formulas = formulas = Formulas(source.lengths)
-            self.variants = []
-
-            def plan(planned: Planned, opened: OpenPlanned) -> _Variant:
-                return _Variant(planned, threads, opened, formulas)
-
-            for functions, guards in variants(source, formulas, plan):
-                functions.guards = guards
-                self.variants.append(functions)
+        self.formulas = Formulas(() if source is None else source.lengths)
+        plan = partial(_Variant, threads, self.formulas)
+        self.variants = [plan(planned)] if source is None else []
+        for functions, guards in () if source is None else variants(source, self.formulas, plan):
+            functions.guards = guards
+            self.variants.append(functions)
         self.steps = self.variants[0].steps
         self.depth = _depth(self.steps, depth)
         uses = any(step.records for function in self.steps.functions for step in function.steps)
@@ -248,8 +242,7 @@ class _Layout:
     def _nbytes(self, role: str) -> list[int]:
         """Return the bytes of inputs or outputs; with lengths, the largest."""
         types = getattr(self.variants[0].opened or self.planned, role)
-        bound = int if self.formulas is None else self.formulas.bound
-        return [bound(type.nbytes) for type in types]
+        return [self.formulas.bound(type.nbytes) for type in types]
 
     def _scalars(self) -> dict[int, int]:
         """Return the formulas of states that are computed of lengths, by their numbers. Raises
@@ -263,7 +256,7 @@ class _Layout:
                     f"lengths: expected numbers of f32, f64, i32 or i64, got one of {dtype} that "
                     f"is computed of a length; convert the tensor after the computation"
                 )
-            scalars[number] = self.formulas.number_of(value)  # type: ignore[union-attr]
+            scalars[number] = self.formulas.number_of(value)
         return scalars
 
     def _take(self, nbytes: int) -> int:
@@ -406,7 +399,6 @@ class _Layout:
         """Return the text of functions with lengths, further tables, and members of `Built`."""
         source, formulas, opened = self.source, self.formulas, self.variants[0].opened
         assert source is not None
-        assert formulas is not None
         assert opened is not None
         results = [[*map(formulas.number_of, type.array_shape)] for type in opened.results]
         inputs = [formulas.number_of(type.nbytes) for type in opened.inputs]

@@ -38,6 +38,16 @@ Bound: TypeAlias = Callable[[Any], int]
 Calls: TypeAlias = list[tuple[KernelCall, tuple[Parameter, ...]]]
 
 
+class Operand(NamedTuple):
+    """Operand or result of an op."""
+
+    type: TensorType
+    parameter: Parameter
+
+
+Operands: TypeAlias = Sequence[Operand]
+
+
 class _Impossible(Exception):
     """Error of an op without kernels in C."""
 
@@ -52,12 +62,13 @@ def lowered(
     """Lower an op to calls with their parameters; None if there is no kernel in C. With lengths,
     `bound` returns the largest value of a size, and attributes are as in the program."""
     lowering = _Lowering(bound)
+    operands = list(map(Operand, types, numbers))
     try:
         if isinstance(callee, OpInto):
             bound_attributes = callee.bind(attributes) if bound else attributes
-            lowering.op(callee.kernel, types, [*numbers], bound_attributes)
+            lowering.op(callee.kernel, operands, bound_attributes)
         elif isinstance(callee, Fused) and isinstance(callee.kernel, NativeFused):
-            lowering.chain(callee, types, numbers, attributes)
+            lowering.chain(callee, operands, attributes)
         else:
             return None
     except _Impossible:
@@ -73,146 +84,119 @@ class _Lowering:
         self._end = 0
         self._bound = bound
 
-    def _temporary(self, type: TensorType) -> Temporary:
+    def _temporary(self, type: TensorType) -> Operand:
         nbytes = type.nbytes if self._bound is None else self._bound(type.nbytes)
         temporary = Temporary(type, self._end, nbytes)
         self._end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        return temporary
+        return Operand(type, temporary)
 
-    def _add(self, call: KernelCall | None, parameters: Sequence[Parameter]) -> None:
+    def _add(self, call: KernelCall | None, operands: Operands) -> None:
         if call is None:
             raise _Impossible
-        self.calls.append((unwrapped(call), tuple(parameters)))
+        self.calls.append((unwrapped(call), tuple([each.parameter for each in operands])))
 
-    def _call(
-        self, kernel: NativeKernel, types: Sequence[TensorType], attributes: Attributes
+    def _planned(
+        self, kernel: NativeKernel, operands: Operands, attributes: Attributes
     ) -> KernelCall | None:
-        return (kernel.plan if self._bound else kernel.call)(types, attributes)
+        plan = kernel.plan if self._bound else kernel.call
+        return plan([each.type for each in operands], attributes)
 
-    def chain(
-        self,
-        callee: Fused,
-        types: Sequence[TensorType],
-        numbers: Sequence[int],
-        attributes: Attributes,
-    ) -> None:
+    def _call(self, kernel: NativeKernel, operands: Operands, attributes: Attributes) -> None:
+        self._add(self._planned(kernel, operands, attributes), operands)
+
+    def _convert(self, out: Operand, x: Operand) -> None:
+        call = PLANNERS["astype"]([out.type, x.type], {"dtype": out.type.dtype.name})
+        self._add(call, (out, x))
+
+    def _converted(
+        self, dtype: DType, operands: Operands, only: DType | None = None
+    ) -> list[Operand]:
+        """Convert operands, or those of the dtype `only`."""
+        converted = [*operands]
+        for i, x in enumerate(operands):
+            if x.type.dtype is not dtype and only in (None, x.type.dtype):
+                converted[i] = self._temporary(x.type.with_dtype(dtype))
+                self._convert(converted[i], x)
+        return converted
+
+    def chain(self, callee: Fused, operands: Operands, attributes: Attributes) -> None:
         """Lower a chain."""
         kernel: Any = callee.kernel
+        types = [each.type for each in operands]
         if self._bound is None:
-            return self.parts(kernel.plan_for(attributes["chain"], types), types, numbers)
+            return self.parts(kernel.plan_for(attributes["chain"], types), operands)
         chain = parse(attributes, callee.kernels)
         call = kernel.plan(types, {"chain": chain})
         if call is not None:
-            return self._add(call, numbers)
-        return self.parts(Parts(chain, types), types, numbers)
+            return self._add(call, operands)
+        return self.parts(Parts(chain, types), operands)
 
-    def _convert(self, out: TensorType, into: Parameter, x: TensorType, source: Parameter) -> None:
-        self._add(PLANNERS["astype"]([out, x], {"dtype": out.dtype.name}), (into, source))
-
-    def parts(self, parts: Any, types: Sequence[TensorType], numbers: Sequence[int]) -> None:
+    def parts(self, parts: Any, operands: Operands) -> None:
         """Lower a chain, one part after the other."""
         if not isinstance(parts, Parts):
             raise _Impossible
-        temporaries = [self._temporary(type) for type in parts.temporaries]
-        all_types = [*types, *parts.temporaries]
-        all_parameters: list[Parameter] = [*numbers, *temporaries]
+        values = [*operands, *map(self._temporary, parts.temporaries)]
         for work, places, attributes in parts.parts:
-            parameters = [all_parameters[place] for place in places]
+            row = [values[place] for place in places]
             if isinstance(work, KernelCall):
-                self._add(work, parameters)
+                self._add(work, row)
             else:
-                self.op(work, [all_types[place] for place in places], parameters, attributes)
+                self.op(work, row, attributes)
 
-    def op(
-        self,
-        kernel: object,
-        types: Sequence[TensorType],
-        parameters: Sequence[Parameter],
-        attributes: Attributes,
-    ) -> None:
+    def op(self, kernel: object, operands: Operands, attributes: Attributes) -> None:
         """Lower an op by the steps that its kernel takes where it has no call."""
         if not isinstance(kernel, NativeKernel):
             raise _Impossible
-        call = self._call(kernel, types, attributes)
-        out, op = types[0], kernel.op
+        call = self._planned(kernel, operands, attributes)
+        out, *xs = operands
+        name, dtype = kernel.op.name, out.type.dtype
         if call is not None:
-            self._add(call, parameters)
-        elif out.size == 0 and op.name in _TAKE_ANY_VALUE:
+            self._add(call, operands)
+        elif out.type.size == 0 and name in _TAKE_ANY_VALUE:
             return
-        elif op.name == "sum" and types[1].size == 0:
-            self._add(PLANNERS["zeros"]([out], {}), parameters[:1])
-        elif op.name == "sum" and out.dtype.is_integer:  # modulo 2^64, and then less
-            wide = out.with_dtype(i64)
-            temporary, attributes = self._temporary(wide), {**attributes, "dtype": i64.name}
-            self._add(
-                self._call(kernel, [wide, *types[1:]], attributes), (temporary, *parameters[1:])
-            )
-            self._convert(out, parameters[0], wide, temporary)
-        elif op.name == "matmul" and out.dtype.is_integer and out.dtype.itemsize < i64.itemsize:
-            temporary = self._temporary(out.with_dtype(i64))  # modulo 2^64, and then less
-            alike, sources = self._operands_as(i64, types, parameters)
-            alike[0], sources[0] = temporary.type, temporary
-            self._add(self._call(kernel, alike, attributes), sources)
-            self._convert(out, parameters[0], temporary.type, temporary)
-        elif (op.name == "concat" or (op.name == "matmul" and out.dtype in (f32, f64))) and any(
-            x.dtype is not out.dtype for x in types[1:]
+        elif name == "sum" and xs[0].type.size == 0:
+            self._add(PLANNERS["zeros"]([out.type], {}), [out])
+        elif name == "sum" and dtype.is_integer:  # modulo 2^64, and then less
+            wide = self._temporary(out.type.with_dtype(i64))
+            self._call(kernel, [wide, *xs], {**attributes, "dtype": i64.name})
+            self._convert(out, wide)
+        elif name == "matmul" and dtype.is_integer and dtype.itemsize < i64.itemsize:
+            wide = self._temporary(out.type.with_dtype(i64))  # modulo 2^64, and then less
+            self._call(kernel, [wide, *self._converted(i64, xs)], attributes)
+            self._convert(out, wide)
+        elif (name == "concat" or (name == "matmul" and dtype in (f32, f64))) and any(
+            x.type.dtype is not dtype for x in xs
         ):
-            alike, sources = self._operands_as(out.dtype, types, parameters)
-            self._add(self._call(kernel, alike, attributes), sources)
-        elif any(map(half.is_half, types)):
-            self._halves(kernel, types, parameters, attributes)
-        elif any(type.dtype is f64 for type in types[1:]):
-            alike, sources = self._operands_as(f64, types, parameters, only=f32)
-            self._add(self._call(kernel, alike, attributes), sources)
+            self._call(kernel, [out, *self._converted(dtype, xs)], attributes)
+        elif any(half.is_half(x.type) for x in operands):
+            self._halves(kernel, operands, attributes)
+        elif any(x.type.dtype is f64 for x in xs):
+            self._call(kernel, [out, *self._converted(f64, xs, only=f32)], attributes)
         else:
             raise _Impossible
 
-    def _operands_as(
-        self,
-        dtype: DType,
-        types: Sequence[TensorType],
-        parameters: Sequence[Parameter],
-        only: DType | None = None,
-    ) -> tuple[list[TensorType], list[Parameter]]:
-        """Convert all operands, or those of the dtype `only`; return types and parameters, which
-        begin with the result's."""
-        alike, sources = [*types], [*parameters]
-        for i, type in enumerate(types[1:], 1):
-            if type.dtype is not dtype and only in (None, type.dtype):
-                alike[i] = type.with_dtype(dtype)
-                sources[i] = self._temporary(alike[i])
-                self._convert(alike[i], sources[i], type, parameters[i])
-        return alike, sources
-
-    def _halves(
-        self,
-        kernel: NativeKernel,
-        types: Sequence[TensorType],
-        parameters: Sequence[Parameter],
-        attributes: Attributes,
-    ) -> None:
+    def _halves(self, kernel: NativeKernel, operands: Operands, attributes: Attributes) -> None:
         """Lower an op on halves as `half.run` runs it, but for rare cases."""
-        op, out = kernel.op, types[0]
+        op, (out, *xs) = kernel.op, operands
+        types = [x.type for x in xs]
         rounds = any(
             counts and x.dtype.is_integer and x.dtype.itemsize > 1
-            for x, counts in zip(types[1:], half.promotes(op, types[1:]), strict=True)
+            for x, counts in zip(types, half.promotes(op, types), strict=True)
         )
         if rounds or op.dynamic or op.name in ("nextafter", "uniform", "astype"):
             raise _Impossible
-        wide, sources = [*types], [*parameters]
-        for dtype in {type.dtype for type in types[1:] if half.is_half(type)}:
-            wide, sources = self._operands_as(f32, wide, sources, only=dtype)
-        if half.is_half(out):
-            named = attributes.get("dtype") == out.dtype.name
-            in_f64 = (named and any(x.dtype is f64 for x in types[1:])) or not op.inputs
-            wide[0] = out.with_dtype(f64 if in_f64 else f32)
-            sources[0] = self._temporary(wide[0])
-            attributes = dict(attributes)
-            if named:
-                attributes["dtype"] = wide[0].dtype.name
-            for name in half.FILLS & attributes.keys():
-                value = np.array(attributes[name])
-                attributes[name] = float(half.shown(half.cast(value, out.dtype)))
-        self.op(kernel, wide, sources, attributes)
-        if half.is_half(out):
-            self._convert(out, parameters[0], wide[0], sources[0])
+        for dtype in {type.dtype for type in types if half.is_half(type)}:
+            xs = self._converted(f32, xs, only=dtype)
+        if not half.is_half(out.type):
+            return self.op(kernel, [out, *xs], attributes)
+        named = attributes.get("dtype") == out.type.dtype.name
+        in_f64 = (named and f64 in [type.dtype for type in types]) or not op.inputs
+        wide = self._temporary(out.type.with_dtype(f64 if in_f64 else f32))
+        attributes = dict(attributes)
+        if named:
+            attributes["dtype"] = wide.type.dtype.name
+        for name in half.FILLS & attributes.keys():
+            value = np.array(attributes[name])
+            attributes[name] = float(half.shown(half.cast(value, out.type.dtype)))
+        self.op(kernel, [wide, *xs], attributes)
+        return self._convert(out, wide)

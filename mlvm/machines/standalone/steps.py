@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import MlvmError
 from mlvm.core.machine import link as linker
@@ -182,8 +182,7 @@ class Steps:
         kind, value, count, rest = code.steps[number]
         op, line = self._place(code, number)
         if kind == linker.CALL_ON_ARGS:
-            opened = self._attributes_at and self._attributes_at(code.ends[number])
-            return self._on_arguments(value, count, rest or NO_ATTRIBUTES, opened, op, line)
+            return self._on_arguments(code, number, op, line)
         if self._attributes_at is not None and kind not in _OF_LENGTHS:
             raise self._refuse(op, line, _OPEN)
         name = _NAMES.get(kind)
@@ -232,15 +231,10 @@ class Steps:
                 raise self._refuse(op, line, f"this is no program for rows: {error!r}") from error
         return self.lanes[attribute]
 
-    def _on_arguments(
-        self,
-        binding: Binding,
-        numbers: Sequence[int],
-        attributes: Any,
-        opened: Attributes | None,
-        op: str,
-        line: str,
-    ) -> list[Step]:
+    def _on_arguments(self, code: Code, number: int, op: str, line: str) -> list[Step]:
+        _, binding, numbers, rest = code.steps[number]
+        attributes = rest or NO_ATTRIBUTES
+        opened = self._attributes_at and self._attributes_at(code.ends[number])
         types = [self.arguments[i] for i in numbers]
         callee = binding.callee
         assert isinstance(callee, WritesInto)

@@ -39,8 +39,7 @@ class Tables:
         self.rows: set[str] = set()
         self.types, self.ops, self.lines = Numbered(), Numbered(), Numbered()
         self._numbers, self._places, self._pointers = Numbered(), Numbered(), Numbered()
-        self._calls: dict[tuple[int, int], tuple[KernelCall, str]] = {}
-        self._lane_codes = Numbered()
+        self._calls, self._lane_codes = Numbered(), Numbered()
         self._text: list[str] = []
         self._functions = functions
 
@@ -153,17 +152,13 @@ class Tables:
     def call(self, call: KernelCall, set_: str, scratch: int = 0) -> str:
         """Return the C expression of a call with scratch memory at that offset, for an instruction
         set."""
-        key = id(call), scratch if call.scratch or call.shared else 0
-        if key not in self._calls:
-            self._calls[key] = call, str(len(self._calls))
-            self._write_call(call, *key)
-        return f"&call{self._calls[key][1]}_{set_}.call"
-
-    def _write_call(self, call: KernelCall, key: int, scratch: int) -> None:
-        number = self._calls[key, scratch][1]
-        for name in self.sets:
-            placed = self.initializer(call, name, {}, scratch)
+        key = call, scratch if call.scratch or call.shared else 0
+        is_written = key in self._calls
+        number = self._calls[key]
+        for name in () if is_written else self.sets:
+            placed = self.initializer(call, name, {}, key[1])
             self._text.append(f"static const Placed call{number}_{name} = {placed};\n")
+        return f"&call{number}_{set_}.call"
 
     def initializer(
         self, call: KernelCall, set_: str, replaced: Mapping[str, str], scratch: int
