@@ -164,10 +164,7 @@ def array_of(tensor: Message, files: Files) -> Array:
     bits = INTEGERS[number][0] if number in INTEGERS else 4 if number == 23 else 0
     itemsize = dtype.itemsize if number in DTYPES else 1
     nbytes = -(-size * bits // 8) if bits else size * itemsize
-    if tensor.data_location == 1:
-        raw: Any = files.read(tensor, nbytes)
-    else:
-        raw = tensor.raw_data
+    raw: Any = files.read(tensor, nbytes) if tensor.data_location == 1 else tensor.raw_data
     if raw is not None:
         if len(raw) != nbytes:
             raise ModelError(f"{what}: expected {nbytes} bytes for {list(shape)}, got {len(raw)}")

@@ -724,21 +724,13 @@ def _dynamic_update(b: Body) -> str:
 
 # --- reductions ---------------------------------------------------------------------------
 
-for _name in ("sum", "mean", "max", "min", "prod"):
+for _name in ("sum", "mean", "max", "min", "prod", "all", "any"):
 
-    def _reduce(b: Body, op: str = f"Reduce{_name.title()}") -> str:
+    def _reduce(b: Body, op: str = {"all": "Min", "any": "Max"}.get(_name, _name.title())) -> str:
         axes = axes_of(b.axis, b.types[0].ndim)
-        return b.reduced(op, b.operand(0, b.out.dtype), axes, b.keepdims)
+        return b.reduced(f"Reduce{op}", b.operand(0, b.out.dtype), axes, b.keepdims)
 
     BODIES[_name] = _reduce
-
-for _name, _op in (("all", "ReduceMin"), ("any", "ReduceMax")):
-
-    def _every(b: Body, op: str = _op) -> str:
-        axes = axes_of(b.axis, b.types[0].ndim)
-        return b.reduced(op, b.operand(0, bool_), axes, b.keepdims)
-
-    BODIES[_name] = _every
 
 
 @body("logsumexp")

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from mlvm.onnx.wire import FIELDS
+from mlvm.onnx.wire import FIELDS, WIRES
 
 Parts = list[bytes | memoryview]
 
@@ -23,15 +23,13 @@ def encode(kind: str, fields: Mapping[str, Any]) -> Parts:
     for name, value in fields.items():
         number, field = _NUMBERS[kind][name]
         many = field.many
-        if many and field.kind in ("int", "float", "double"):
+        if many and field.kind in WIRES:
             packed = b"".join(_number(field.kind, each) for each in value)
             parts += [_varint(number << 3 | 2), _varint(len(packed)), packed]
             continue
         for each in value if many else (value,):
-            if field.kind == "int":
-                parts += [_varint(number << 3), _varint(each)]
-            elif field.kind == "float":
-                parts += [_varint(number << 3 | 5), _number("float", each)]
+            if field.kind in WIRES:
+                parts += [_varint(number << 3 | WIRES[field.kind]), _number(field.kind, each)]
             else:
                 inner = _bytes(each) if field.kind in ("str", "bytes") else encode(field.kind, each)
                 parts += [_varint(number << 3 | 2), _varint(size_of(inner)), *inner]

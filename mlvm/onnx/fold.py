@@ -3,6 +3,8 @@ layer norm is one node."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,15 +24,12 @@ def folded(graph: Graph) -> None:
         _fuse_layer_norms(each)
 
 
-def _uses(graph: Graph) -> dict[str, int]:
+def _uses(graph: Graph) -> Counter[str]:
     """Count the uses of each name."""
-    counts: dict[str, int] = {}
-    for name in graph.outputs:
-        counts[name] = counts.get(name, 0) + 1
-    for inner in graph.all():
-        names = [x for node in inner.nodes for x in node.inputs if type(x) is str]
-        for name in names + (inner.outputs if inner is not graph else []):
-            counts[name] = counts.get(name, 0) + 1
+    counts: Counter[str] = Counter()
+    for each in graph.all():
+        counts.update(each.outputs)
+        counts.update(x for node in each.nodes for x in node.inputs if _is_name(x))
     return counts
 
 
@@ -41,7 +40,7 @@ def _take_quantized(graph: Graph) -> None:
     for node in graph.nodes:
         if node.type not in ("Conv", "MatMul", "Gemm"):
             continue
-        before = made_by.get(node.inputs[0]) if _is_name(node.inputs[0]) else None
+        before = _producer(made_by, node, 0)
         _, weight = graph.quantized.get(id(node.inputs[1]), (None, None))
         if before is None or before.type != "DequantizeLinear" or weight is None:
             continue
@@ -76,7 +75,7 @@ def _take_quantized(graph: Graph) -> None:
     graph.nodes = [
         node
         for node in graph.nodes
-        if node.type != "DequantizeLinear" or any(uses.get(name) for name in node.outputs)
+        if node.type != "DequantizeLinear" or any(uses[name] for name in node.outputs)
     ]
     graph.quantized.clear()
 
@@ -99,12 +98,9 @@ def _fold_convolutions(graph: Graph) -> None:
     made_by: dict[str, Node] = {}
     nodes = []
     for node in graph.nodes:
-        before = (
-            made_by.get(node.inputs[0]) if node.inputs and type(node.inputs[0]) is str else None
-        )
-        position = 0
-        if before is None and node.type in ("Add", "Mul") and type(node.inputs[1]) is str:
-            before, position = made_by.get(node.inputs[1]), 1
+        before, position = _producer(made_by, node, 0), 0
+        if before is None and node.type in ("Add", "Mul"):
+            before, position = _producer(made_by, node, 1), 1
         if (
             before is not None
             and uses[before.outputs[0]] == 1
@@ -112,9 +108,7 @@ def _fold_convolutions(graph: Graph) -> None:
         ):
             scale, shift = line
             weight = first = before.inputs[1]
-            bias = (
-                before.inputs[2] if len(before.inputs) > 2 and is_array(before.inputs[2]) else None
-            )
+            bias = next(filter(is_array, before.inputs[2:3]), None)
             axis = 0 if before.type == "Conv" else 1
             by = np.reshape(scale, [-1 if i == axis else 1 for i in range(weight.ndim)])
             dtype = weight.dtype
@@ -129,17 +123,12 @@ def _fold_convolutions(graph: Graph) -> None:
             made_by[before.outputs[0]] = before
             continue
         if node.type in ("Conv", "ConvTranspose") and is_array(node.inputs[1]):
-            rest = node.inputs[2:3]
             grouped = node.type == "ConvTranspose" and node.attributes.get("group", 1) != 1
             if (
                 node.inputs[1].dtype.kind == "f"
                 and node.inputs[1].ndim > 2  # else it is no kernel
                 and not grouped
-                and (
-                    not rest or rest[0] == ""
-                    if not rest or type(rest[0]) is str
-                    else is_array(rest[0])
-                )
+                and all(is_array(bias) or bias == "" for bias in node.inputs[2:3])
             ):
                 made_by[node.outputs[0]] = node
         nodes.append(node)
@@ -183,8 +172,8 @@ def _fuse_layer_norms(graph: Graph) -> None:
     uses = _uses(graph)
     made_by = {name: node for node in graph.nodes for name in node.outputs}
 
-    def producer(name: Any, type: str) -> Node | None:
-        node = made_by.get(name) if _is_name(name) else None
+    def producer(reader: Node, i: int, type: str) -> Node | None:
+        node = _producer(made_by, reader, i)
         return node if node is not None and node.type == type else None
 
     def over_last(node: Node | None) -> bool:
@@ -197,14 +186,14 @@ def _fuse_layer_norms(graph: Graph) -> None:
     for end in graph.nodes:
         if end.type != "Div":
             continue
-        root = producer(end.inputs[1], "Sqrt")
-        plus = producer(root.inputs[0], "Add") if root else None
-        spread = producer(plus.inputs[0], "ReduceMean") if plus else None
-        centered = producer(end.inputs[0], "Sub")
+        root = producer(end, 1, "Sqrt")
+        plus = producer(root, 0, "Add") if root else None
+        spread = producer(plus, 0, "ReduceMean") if plus else None
+        centered = producer(end, 0, "Sub")
         if root is None or plus is None or spread is None or centered is None:
             continue
-        squares = producer(spread.inputs[0], "Pow") or producer(spread.inputs[0], "Mul")
-        middle = producer(centered.inputs[1], "ReduceMean")
+        squares = producer(spread, 0, "Pow") or producer(spread, 0, "Mul")
+        middle = producer(centered, 1, "ReduceMean")
         if squares is None or middle is None or not (over_last(spread) and over_last(middle)):
             continue
         eps, by, x = plus.inputs[1], squares.inputs[1], centered.inputs[0]
@@ -224,6 +213,12 @@ def _fuse_layer_norms(graph: Graph) -> None:
         end.type, end.op = "Normalized", TABLE["Normalized"]
         end.inputs, end.attributes = [x], {"epsilon": float(eps.reshape(-1)[0])}
     graph.nodes = [node for node in graph.nodes if id(node) not in fused]
+
+
+def _producer(made_by: Mapping[str, Node], node: Node, i: int) -> Node | None:
+    """Return the node that computes operand i of a node, if one does."""
+    x = node.inputs[i] if i < len(node.inputs) else ""
+    return made_by.get(x) if _is_name(x) else None
 
 
 def _is_name(x: Any) -> bool:

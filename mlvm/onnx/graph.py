@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -32,31 +33,29 @@ _DRAWS: Final = (
 )
 
 
+@dataclass(eq=False, repr=False)
 class Node:
     """Call of an op.
 
+    opset: version of the op's domain
     inputs: names of operands, `Weight`s, or arrays
     outputs: names of the results
-    opset: version of the op's domain
+    numbers: `TensorProto.DataType` of each operand that a wider dtype holds, else 0
+    last: names whose last use is this node
     """
 
-    def __init__(
-        self,
-        name: str,
-        type: str,
-        op: Op,
-        opset: int,
-        inputs: list[Any],
-        outputs: list[str],
-        attributes: dict[str, Any],
-    ) -> None:
-        self.name, self.type, self.op, self.opset = name, type, op, opset
-        self.inputs, self.outputs, self.attributes = inputs, outputs, attributes
-        self.graphs = [x for x in attributes.values() if isinstance(x, Graph)]
-        self.numbers = [0] * len(inputs)
-        """`TensorProto.DataType` of each operand that a wider dtype holds, else 0."""
+    name: str
+    type: str
+    op: Op
+    opset: int
+    inputs: list[Any]
+    outputs: list[str]
+    attributes: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.graphs = [x for x in self.attributes.values() if isinstance(x, Graph)]
+        self.numbers = [0] * len(self.inputs)
         self.last: list[str] = []
-        """Names whose last use is this node."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "op"}
@@ -86,27 +85,31 @@ class Kind(NamedTuple):
     shape: tuple[int | str | None, ...] | None
 
 
+@dataclass(eq=False, repr=False)
 class Graph:
     """Nodes in the order in which they run.
 
-    free: names of the enclosing graph that the nodes read
-    constants: outputs whose values are constant, by name
+    constants: outputs whose values are constant, by name.
+    kinds: declared types of inputs and outputs.
+    labels: arrays and their names in the file, by their ids.
+    free: names of the enclosing graph that the nodes read.
+    names: names of the outputs in the file.
+    static_names: names whose values may decide a length, a shape or a branch.
+    quantized: arrays, and the nodes that dequantised them, by their ids.
     """
 
-    def __init__(
-        self, nodes: list[Node], inputs: list[str], outputs: list[str], constants: dict[str, Array]
-    ) -> None:
-        self.nodes, self.inputs, self.outputs, self.constants = nodes, inputs, outputs, constants
+    nodes: list[Node]
+    inputs: list[str]
+    outputs: list[str]
+    constants: dict[str, Array]
+    kinds: dict[str, Kind]
+    labels: dict[int, tuple[Array, str]]
+
+    def __post_init__(self) -> None:
         self.free: list[str] = []
-        self.kinds: dict[str, Kind] = {}
-        self.names = list(outputs)
-        """Names of the outputs in the file."""
+        self.names = list(self.outputs)
         self.static_names: frozenset[str] = frozenset()
-        """Names whose values may decide a length, a shape or a branch."""
-        self.labels: dict[int, tuple[Array, str]] = {}
-        """Arrays and their names in the file, by their ids."""
         self.quantized: dict[int, tuple[Array, Node]] = {}
-        """Arrays, and the nodes that dequantised them, by their ids."""
 
     def __repr__(self) -> str:
         return f"Graph({len(self.nodes)} nodes)"
@@ -173,7 +176,7 @@ class Frame(NamedTuple):
 def run(node: Node, operands: list[Value], frame: Frame | None) -> tuple[Value, ...]:
     """Run a node; an error names it."""
     try:
-        results = call(node, operands, node, frame)
+        results = call(node, operands, frame)
     except REFUSALS as error:
         note = f"in the node {node}"
         if not isinstance(error, MlvmError):
@@ -223,13 +226,12 @@ class Builder:
         defined = {*names, *constants, *own, *inputs}
         if len(set(inputs)) != len(inputs):
             raise ModelError("two inputs have one name")
-        graph = Graph([], inputs, outputs, {})
-        graph.kinds = {each.name: kind_of(each) for each in (*message.input, *message.output)}
-        graph.labels = self.labels
-        self._numbers |= {name: kind.number for name, kind in graph.kinds.items()}
+        kinds = {each.name: kind_of(each) for each in (*message.input, *message.output)}
+        graph = Graph([], inputs, outputs, {}, kinds, self.labels)
+        self._numbers |= {name: kind.number for name, kind in kinds.items()}
         here = {name: x for name, x in constants.items() if name not in inputs} | own
         renamed: dict[str, str] = {}
-        for node in self._nodes(message.node, self.opsets, here, defined, 0):
+        for node in self._nodes(message.node, self.opsets, here, defined, 0, {}):
             node.inputs = [
                 here.get(x, renamed.get(x, x)) if type(x) is str else x for x in node.inputs
             ]
@@ -262,7 +264,7 @@ class Builder:
         constants: dict[str, Array],
         defined: set[str],
         depth: int,
-        attributes: Mapping[str, Message] | None = None,
+        attributes: Mapping[str, Message],
     ) -> Any:
         """Yield the nodes of a graph, with the body of each function in place of its call."""
         for message in messages:
@@ -304,15 +306,10 @@ class Builder:
             if len(message.input) < op.least:
                 count = len(message.input)
                 raise ModelError(f"{what}: expected at least {op.least} operands, got {count}")
-            values = {}
-            for attribute in message.attribute:
-                if attribute.ref_attr_name:
-                    outer = (attributes or {}).get(attribute.ref_attr_name)
-                    if outer is None:
-                        continue
-                    values[attribute.name] = self._value(outer, constants, defined, what)
-                else:
-                    values[attribute.name] = self._value(attribute, constants, defined, what)
+            values = {
+                name: self._value(attribute, constants, defined, what)
+                for name, attribute in _resolved(message, attributes).items()
+            }
             node = Node(message.name, key, op, version, [*message.input], [*message.output], values)
             node.numbers = [self._numbers.get(x, 0) for x in node.inputs]
             node.numbers = [n if n in FLOATS or n in INTEGERS else 0 for n in node.numbers]
@@ -350,7 +347,7 @@ class Builder:
         constants: dict[str, Array],
         defined: set[str],
         depth: int,
-        outer: Mapping[str, Message] | None,
+        outer: Mapping[str, Message],
     ) -> Any:
         """Yield the nodes of a function, renamed for one call."""
         prefix = f"{node.name or node.op_type}:{self._count}:"
@@ -359,13 +356,8 @@ class Builder:
             zip(body.output, [x or f"{prefix}{i}" for i, x in enumerate(node.output)], strict=False)
         )
         defined.difference_update(node.output)
-        attributes = {each.name: each for each in body.attribute_proto}
-        for each in node.attribute:
-            if each.ref_attr_name:
-                if outer and each.ref_attr_name in outer:
-                    attributes[each.name] = outer[each.ref_attr_name]
-            else:
-                attributes[each.name] = each
+        defaults = {each.name: each for each in body.attribute_proto}
+        attributes = defaults | _resolved(node, outer)
         inner = [_renamed(each, names, prefix) for each in body.node]
         yield from self._nodes(
             inner, _opsets(body.opset_import), constants, defined, depth + 1, attributes
@@ -414,6 +406,13 @@ def _computed(node: Node) -> tuple[Array, ...] | None:
     if (most := limit.get()) is not None:
         most.remaining -= sum(x.nbytes for x in results if x.base is None)
     return results
+
+
+def _resolved(node: Message, outer: Mapping[str, Message]) -> dict[str, Message]:
+    """Return the attributes of a node by name. One that refers to an attribute of the function
+    around it is that, and absent if the call of the function does not have it."""
+    own = {x.name: outer.get(x.ref_attr_name) if x.ref_attr_name else x for x in node.attribute}
+    return {name: attribute for name, attribute in own.items() if attribute is not None}
 
 
 def _opsets(imports: Iterable[Message]) -> dict[str, int]:

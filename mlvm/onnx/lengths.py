@@ -126,7 +126,7 @@ class Writer(Protocol):
     def name(self, stem: str) -> str: ...
 
     def new_node(
-        self, op: str, inputs: Sequence[str], output: str, attributes: Mapping[str, Any]
+        self, op: str, inputs: Sequence[str], outputs: Iterable[str], attributes: Mapping[str, Any]
     ) -> dict[str, Any]: ...
 
 
@@ -240,7 +240,7 @@ class Lengths:
 
     def _add(self, op: str, *inputs: str, **attributes: Any) -> str:
         name = self._writer.name("length")
-        self.nodes.append(self._writer.new_node(op, inputs, name, attributes))
+        self.nodes.append(self._writer.new_node(op, inputs, [name], attributes))
         return name
 
     def _ints(self, values: Iterable[int]) -> str:

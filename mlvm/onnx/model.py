@@ -34,6 +34,7 @@ from mlvm.onnx.arrays import NAMES, Files, dtype_of, is_array
 from mlvm.onnx.fold import folded
 from mlvm.onnx.graph import REFUSALS, Builder, Frame, Graph, Kind, Node
 from mlvm.onnx.limits import Limit
+from mlvm.onnx.table import Pack
 from mlvm.onnx.values import Value, Weight, tensor
 from mlvm.onnx.wire import decode
 
@@ -272,9 +273,9 @@ def _static_names(graph: Graph) -> frozenset[str]:
     return frozenset(names)
 
 
-def _as_packed(x: Array, pack: Callable[[Any, Array], Array] | None, node: Node) -> Array:
+def _as_packed(x: Array, pack: Pack | None, node: Node) -> Array:
     try:
-        return x if pack is None else pack(node, x)
+        return x if pack is None else np.ascontiguousarray(pack(np, node, x))
     except REFUSALS as error:
         raise ModelError(f"{node}: {error}") from error
 

@@ -12,13 +12,14 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
-from mlvm.core.types import Array, DType
+from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_array
 from mlvm.onnx.limits import limit
-from mlvm.onnx.values import Value, alike, are_known, permuted, plain, tensor, to_host
+from mlvm.onnx.values import Value, Weight, alike, are_known, permuted, plain, tensor, to_host
 
 Kind: TypeAlias = Literal["plain", "tensors", "elementwise", "raw"]
 Function: TypeAlias = Callable[..., Value]
+Pack: TypeAlias = Callable[[Any, Any, Any], Any]
 
 
 class Op(NamedTuple):
@@ -28,14 +29,15 @@ class Op(NamedTuple):
     kind: form of the operands. "plain": axes in order, arrays if all are on the host. "tensors":
         always tensors. "elementwise": one permutation of axes for all. "raw": unchanged.
     host: positions of operands that are read to the host
-    packed: by position, the function that lays out a weight when a model is loaded
+    packed: by position, the function of numpy or `mlvm.eager`, a node and a weight that lays out
+        the weight: when a model is loaded, or in each call that computes the weight
     least: smallest number of operands
     """
 
     run: Function
     kind: Kind
     host: Collection[int]
-    packed: dict[int, Callable[[Any, Array], Array]]
+    packed: dict[int, Pack]
     least: int
 
 
@@ -48,7 +50,7 @@ def op(
     kind: Kind = "plain",
     *,
     host: Collection[int] = (),
-    packed: dict[int, Callable[[Any, Array], Array]] | None = None,
+    packed: dict[int, Pack] | None = None,
 ) -> Callable[[Function], Function]:
     """Enter a function under these names."""
 
@@ -72,10 +74,10 @@ class Call:
     """Context of an op's call: its attributes, its node, and `xp`, which is numpy if all operands
     are on the host, else `mlvm.eager`."""
 
-    __slots__ = ("graph", "node", "scope", "xp")
+    __slots__ = ("node", "scope", "xp")
 
-    def __init__(self, node: Any, xp: Any, graph: Any, scope: Any) -> None:
-        self.node, self.xp, self.graph, self.scope = node, xp, graph, scope
+    def __init__(self, node: Any, xp: Any, scope: Any) -> None:
+        self.node, self.xp, self.scope = node, xp, scope
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return an attribute, or the default."""
@@ -99,7 +101,7 @@ class Call:
         return self.xp is np
 
 
-def call(node: Any, operands: list[Value], graph: Any, scope: Any) -> Value:
+def call(node: Any, operands: list[Value], scope: Any) -> Value:
     """Run the op of a node on its operands."""
     op: Op = node.op
     if op.host:
@@ -114,7 +116,10 @@ def call(node: Any, operands: list[Value], graph: Any, scope: Any) -> Value:
                 tensor(x) if is_array(x) and i not in op.host else x for i, x in enumerate(operands)
             ]
         xp = np if are_known([x for x in operands if not isinstance(x, list)]) else ml
-        result = op.run(Call(node, xp, graph, scope), *operands)
+        for i, pack in op.packed.items():
+            if type(node.inputs[i]) is not Weight:
+                operands[i] = pack(ml, node, tensor(operands[i]))
+        result = op.run(Call(node, xp, scope), *operands)
         return np.asarray(result) if isinstance(result, np.generic) else result
     if node.opset < 7 and operands[1:]:
         operands = _as_before_7(node, operands)
@@ -122,11 +127,11 @@ def call(node: Any, operands: list[Value], graph: Any, scope: Any) -> Value:
     if op.kind != "tensors" and not is_large and are_known(rest):
         with np.errstate(all="ignore"):
             try:
-                return _arrays(op.run(Call(node, np, graph, scope), *operands))
+                return _arrays(op.run(Call(node, np, scope), *operands))
             except AttributeError as error:
                 if getattr(error, "obj", None) is not np:
                     raise
-    at = Call(node, ml, graph, scope)
+    at = Call(node, ml, scope)
     if op.kind == "elementwise":
         aligned, axes = alike(operands)
         dtypes = {x.dtype for x in aligned if type(x) is ml.Tensor}

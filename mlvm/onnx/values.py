@@ -129,14 +129,10 @@ def bounded(shape: Sequence[int], is_host: bool = True) -> tuple[int, ...]:
 def alike(values: Sequence[Value]) -> tuple[list[Any], tuple[int, ...] | None]:
     """Give elementwise operands one order of axes, that of the largest permuted operand. Return
     them and that order, or None if all have their axes in order."""
-    most: Any = None
-    for each in values:
-        if type(each) is PermutedTensor and (
-            most is None or math.prod(each.shape) > math.prod(most.shape)
-        ):
-            most = each
-    if most is None:
+    others = [each for each in values if type(each) is PermutedTensor]
+    if not others:
         return list(values), None
+    most = max(others, key=lambda each: math.prod(each.shape))
     ndim = most.ndim
     if any(each is not None and each.ndim > ndim for each in values):
         return [plain(each) for each in values], None

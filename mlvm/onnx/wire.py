@@ -49,7 +49,7 @@ None if its kind is a message or ends with `?`, else 0 or empty."""
 _DEEPEST: Final = 100  # messages in messages, as protobuf's own readers have it
 _DEFAULTS: Final = {"int": 0, "float": 0.0, "double": 0.0, "str": "", "bytes": b""}
 _FIXED: Final[dict[str, Any]] = {"float": np.dtype("<f4"), "double": np.dtype("<f8")}
-_WIRES: Final = {"int": 0, "double": 1, "float": 5}  # of one number; all else has the wire type 2
+WIRES: Final = {"int": 0, "double": 1, "float": 5}  # of one number; all else has the wire type 2
 _WIDTHS: Final = {1: 8, 5: 4}  # bytes of these wire types
 _FEW: Final = 1 << 12  # bytes
 _SHORT: Final = 64
@@ -93,8 +93,8 @@ def _readers(fields: Mapping[int, Field]) -> dict[int, tuple[str, str, bool, boo
     repeated, and whether its values are numbers, which may be packed."""
     readers = {}
     for number, (name, kind, many, _) in fields.items():
-        for wire in {_WIRES.get(kind, 2), *([2] if many else [])}:
-            readers[number << 3 | wire] = name, kind, many, kind in _WIRES
+        for wire in {WIRES.get(kind, 2), *([2] if many else [])}:
+            readers[number << 3 | wire] = name, kind, many, kind in WIRES
     return readers
 
 

@@ -186,7 +186,7 @@ class _Model:
             )
         self.states: list[Any] = [x.root for x in recorded.record.outside.states]
         self.initializers: dict[str, Array | Tensor] = {}
-        self.functions: dict[Any, tuple[str, dict[str, Any]]] = {}
+        self.functions: dict[Any, dict[str, Any]] = {}
         self._state_names: dict[int, str] = {}
         self._paths = _paths(fn, args, kwargs)
         numbers = recorded.numbers
@@ -237,12 +237,11 @@ class _Model:
         if index not in self._state_names:
             x = self.states[index]
             if id(x) in self._scalars:
-                name = self._state_names[index] = self.lengths.scalar(self._scalars[id(x)], x.dtype)
-                self.types[name] = x.type
-                return name
-            name = self.name(self._paths.get(id(x)) or "constant")
-            self._state_names[index] = name
-            self.initializers[name], self.types[name] = x, x.type
+                name = self.lengths.scalar(self._scalars[id(x)], x.dtype)
+            else:
+                name = self.name(self._paths.get(id(x)) or "constant")
+                self.initializers[name] = x
+            self._state_names[index], self.types[name] = name, x.type
         return self._state_names[index]
 
     def constant(self, value: Array, type: TensorType) -> str:
@@ -258,25 +257,27 @@ class _Model:
         """Add a function of the file with that body, once; return its name."""
         if key not in self.functions:
             name = self.name(f"{DOMAIN}.{op}").removeprefix(f"{DOMAIN}.")
-            self.functions[key] = (
-                name,
-                {
-                    "name": name,
-                    "input": [*body.takes, *body.sizes],
-                    "output": [result],
-                    "node": [_node(each) for each in body.nodes],
-                    "domain": DOMAIN,
-                },
-            )
-        return self.functions[key][0]
+            self.functions[key] = {
+                "name": name,
+                "input": [*body.takes, *body.sizes],
+                "output": [result],
+                "node": [_node(each) for each in body.nodes],
+                "domain": DOMAIN,
+            }
+        return str(self.functions[key]["name"])
 
     def new_node(
-        self, op: str, inputs: Sequence[str], output: str, attributes: Mapping[str, Any]
+        self,
+        op: str,
+        inputs: Sequence[str],
+        outputs: Iterable[str],
+        attributes: Mapping[str, Any],
+        **more: Any,
     ) -> dict[str, Any]:
         """Return the message of a node of ONNX."""
-        name, ins = self.name(f"{op}/{output}"), list(inputs)
-        node = {"op_type": op, "input": ins, "output": [output], "attributes": attributes}
-        return _node(node) | {"name": name}
+        ins, outs = list(inputs), list(outputs)
+        node = {"op_type": op, "input": ins, "output": outs, "attributes": attributes}
+        return _node(node) | {"name": self.name(f"{op}/{[*outs, 'node'][0]}"), **more}
 
     def parts(self, external: bool | None, data_name: str) -> tuple[Parts, Parts]:
         """Return the bytes of the file, and those of the weights that lie beside it."""
@@ -314,9 +315,7 @@ class _Model:
                 imported,
                 *([{"domain": DOMAIN, "version": 1}] if self.functions else []),
             ],
-            "functions": [
-                each | {"opset_import": [imported]} for _, each in self.functions.values()
-            ],
+            "functions": [x | {"opset_import": [imported]} for x in self.functions.values()],
         }
         parts = encode("Model", model)
         if size_of(parts) > _MOST:
@@ -360,10 +359,8 @@ class _Graph:
     ) -> None:
         """Add a node whose results have these names and types."""
         self.model.types.update(outputs)
-        node: dict[str, Any] = {"op_type": op, "input": list(inputs), "output": list(outputs)}
-        name = {"name": self.model.name(f"{op}/{next(iter(outputs), 'node')}"), **more}
-        node["attributes"] = attributes or {}
-        self.nodes.append(_node(node) | name | ({"doc_string": str(line)} if line else {}))
+        more |= {"doc_string": str(line)} if line else {}
+        self.nodes.append(self.model.new_node(op, inputs, outputs, attributes or {}, **more))
 
     # --- values -------------------------------------------------------------------------
 
@@ -599,13 +596,9 @@ def _is_written(dtype: DType) -> bool:
 
 
 def _number(dtype: DType, name: str) -> int:
-    return STORED[dtype][0] if dtype in STORED else NAMES[_written_dtype(dtype, name)]
-
-
-def _written_dtype(dtype: DType, name: str) -> DType:
     if not _is_written(dtype):
         raise ModelError(f"{name} is of {dtype}, which is not written")
-    return dtype
+    return STORED[dtype][0] if dtype in STORED else NAMES[dtype]
 
 
 # --- names --------------------------------------------------------------------------------

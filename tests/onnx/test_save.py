@@ -485,7 +485,7 @@ def test_what_autocast_makes_computes_in_f32_where_others_run_it(
         return ml.softmax(y)
 
     bodies = writing._Model(net, [X], {}, {}, {}).functions
-    op_types = {name: [each["op_type"] for each in body["node"]] for name, body in bodies.values()}
+    op_types = {x["name"]: [each["op_type"] for each in x["node"]] for x in bodies.values()}
     assert op_types["matmul"] == ["Cast", "Cast", "MatMul", "Cast"]
     path, inputs, [expected] = saved(layers[0], X)
     with ml.autocast("bfloat16"):

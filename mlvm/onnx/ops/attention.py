@@ -11,7 +11,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.onnx.arrays import dtype_of
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Value, tensor
+from mlvm.onnx.values import tensor
 
 
 def heads(x: Any, count: int) -> Any:
@@ -42,7 +42,7 @@ def _bias(allowed: Any, dtype: Any) -> Any:
 
 def _behind(past: Any, now: Any) -> Any:
     """Append keys or values to those of earlier calls, if there are any."""
-    return now if past is None else ml.concat([tensor(past), now], axis=2)
+    return now if past is None else ml.concat([past, now], axis=2)
 
 
 @op("Attention", "tensors")
@@ -70,9 +70,9 @@ def attention(at: Call, q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = 
         bias = _bias(mask, dtype) if mask.dtype == ml.bool else ml.astype(mask, dtype)
     left, right = at.get("left_window_size", -1), at.get("right_window_size", -1)
     where = rows + offset
-    if past_k is None and lengths is not None:
-        own = ml.reshape(ml.astype(lengths, ml.int64), (-1, 1, 1, 1)) - t
-        where = ml.reshape(rows, (1, 1, t, 1)) + own
+    own = None if lengths is None else ml.reshape(ml.astype(lengths, ml.int64), (-1, 1, 1, 1))
+    if past_k is None and own is not None:
+        where = ml.reshape(rows, (1, 1, t, 1)) + (own - t)
     limits = []
     if at.get("is_causal", 0):
         limits.append(ml.less_equal(columns, where))
@@ -80,8 +80,7 @@ def attention(at: Call, q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = 
         limits.append(ml.less_equal(where - columns, left))
     if right >= 0:
         limits.append(ml.less_equal(columns - where, right))
-    if lengths is not None:
-        own = ml.reshape(ml.astype(lengths, ml.int64), (-1, 1, 1, 1))
+    if own is not None:
         limits.append(ml.less(ml.reshape(columns, (1, 1, 1, s)), own))
     for allowed in limits:
         bias = _bias(allowed, dtype) if bias is None else bias + _bias(allowed, dtype)
@@ -209,9 +208,8 @@ def rotary_embedding(at: Call, x: Any, cos: Any, sin: Any, places: Any = None) -
     return _turned(x, count, cos, sin, width, bool(at.get("interleaved", 0)))
 
 
-@op("com.microsoft.RotaryEmbedding", "raw")
-def rotary_of_microsoft(at: Call, x: Value, places: Value, cos: Value, sin: Value) -> Value:
-    x, places, cos, sin = (tensor(v) for v in (x, places, cos, sin))
+@op("com.microsoft.RotaryEmbedding", "tensors")
+def rotary_of_microsoft(at: Call, x: Any, places: Any, cos: Any, sin: Any) -> Any:
     full = cos.shape[-1] * 2
     width = at.get("rotary_embedding_dim", 0) or full
     count = at.get("num_heads", 0) or x.shape[-1] // full
@@ -223,26 +221,24 @@ def rotary_of_microsoft(at: Call, x: Value, places: Value, cos: Value, sin: Valu
     return _turned(x, count, cos, sin, width, bool(at.get("interleaved", 0)))
 
 
-@op("com.microsoft.MultiHeadAttention", "raw")
-def multi_head_attention(at: Call, q: Value, k: Value = None, v: Value = None, bias: Value = None,
-                         mask: Value = None, added: Value = None, past_k: Value = None,
-                         past_v: Value = None) -> Value:  # fmt: skip
+@op("com.microsoft.MultiHeadAttention", "tensors")
+def multi_head_attention(at: Call, q: Any, k: Any = None, v: Any = None, bias: Any = None,
+                         mask: Any = None, added: Any = None, past_k: Any = None,
+                         past_v: Any = None) -> Any:  # fmt: skip
     count = at["num_heads"]
     if k is None or v is None or q.ndim != 3 or k.ndim != 3:
         raise ModelError("packed queries, keys and values are not supported")
-    q, k, v = tensor(q), tensor(k), tensor(v)
     if bias is not None:
-        own = tensor(bias)
-        q, k = q + own[: q.shape[2]], k + own[q.shape[2] : q.shape[2] + k.shape[2]]
-        v = v + own[q.shape[2] + k.shape[2] :]
+        q, k = q + bias[: q.shape[2]], k + bias[q.shape[2] : q.shape[2] + k.shape[2]]
+        v = v + bias[q.shape[2] + k.shape[2] :]
     q, k, v = heads(q, count), _behind(past_k, heads(k, count)), _behind(past_v, heads(v, count))
     scale = at.get("scale", 0.0) or 1.0 / math.sqrt(q.shape[3])
     scores = ml.matmul(q * scale, k, transpose_y=True)
-    scores = scores if added is None else scores + tensor(added)
+    scores = scores if added is None else scores + added
     if mask is not None:
         if mask.ndim != 2:
             raise ModelError(f"expected a mask of keys [N, T], got {mask.ndim} axes")
-        hidden = ml.equal(tensor(mask), 0)
+        hidden = ml.equal(mask, 0)
         scores = scores + ml.expand_dims(_bias(ml.logical_not(hidden), q.dtype), axis=(1, 2))
     if at.get("unidirectional", 0):
         t, s = q.shape[2], k.shape[2]
@@ -251,22 +247,20 @@ def multi_head_attention(at: Call, q: Value, k: Value = None, v: Value = None, b
     return joined(ml.matmul(ml.softmax(scores, axis=-1), v)), k, v
 
 
-@op("com.microsoft.GroupQueryAttention", "raw")
-def group_query_attention(at: Call, q: Value, k: Value = None, v: Value = None,
-                          past_k: Value = None, past_v: Value = None, ends: Value = None,
-                          total: Value = None, cos: Value = None,
-                          sin: Value = None) -> Value:  # fmt: skip
+@op("com.microsoft.GroupQueryAttention", "tensors")
+def group_query_attention(at: Call, q: Any, k: Any = None, v: Any = None, past_k: Any = None,
+                          past_v: Any = None, ends: Any = None, total: Any = None, cos: Any = None,
+                          sin: Any = None) -> Any:  # fmt: skip
     count, kv_heads = at["num_heads"], at["kv_num_heads"]
-    q = tensor(q)
     if k is None:
         d = q.shape[2] // (count + 2 * kv_heads)
         q, k, v = ml.split(q, [count * d, (count + kv_heads) * d], axis=2)
-    q, k, v = heads(q, count), heads(tensor(k), kv_heads), heads(tensor(v), kv_heads)
+    q, k, v = heads(q, count), heads(k, kv_heads), heads(v, kv_heads)
     before = 0 if past_k is None else past_k.shape[2]
     t = q.shape[2]
     if at.get("do_rotary", 0):
         own = slice(before, before + t)
-        turns, tilts = (ml.reshape(tensor(c)[own], (1, t, 1, -1)) for c in (cos, sin))
+        turns, tilts = (ml.reshape(c[own], (1, t, 1, -1)) for c in (cos, sin))
         width, turn = turns.shape[-1] * 2, bool(at.get("rotary_interleaved", 0))
         q, k = (_turned(x, 0, turns, tilts, width, turn) for x in (q, k))
     k, v = _behind(past_k, k), _behind(past_v, v)
@@ -282,21 +276,18 @@ def group_query_attention(at: Call, q: Value, k: Value = None, v: Value = None,
     return joined(ml.matmul(ml.softmax(scores, axis=-1), repeated(v, count // kv_heads))), k, v
 
 
-@op("com.microsoft.EmbedLayerNormalization", "raw")
-def embed_layer_normalization(at: Call, ids: Value, segments: Value, words: Value, places: Value,
-                              kinds: Value = None, scale: Value = None, bias: Value = None,
-                              mask: Value = None) -> Value:  # fmt: skip
+@op("com.microsoft.EmbedLayerNormalization", "tensors")
+def embed_layer_normalization(at: Call, ids: Any, segments: Any, words: Any, places: Any,
+                              kinds: Any = None, scale: Any = None, bias: Any = None,
+                              mask: Any = None) -> Any:  # fmt: skip
     from mlvm.onnx.ops.neural import normalized
 
-    ids = tensor(ids)
     n, t = ids.shape
-    y = ml.reshape(ml.take(tensor(words), ml.reshape(ids, (-1,)), axis=0), (n, t, -1))
-    y = y + tensor(places)[:t]
+    y = ml.reshape(ml.take(words, ml.reshape(ids, (-1,)), axis=0), (n, t, -1)) + places[:t]
     if segments is not None:
-        rows = ml.take(tensor(kinds), ml.reshape(tensor(segments), (-1,)), axis=0)
-        y = y + ml.reshape(rows, (n, t, -1))
-    normal = normalized(y, tensor(scale), tensor(bias), 2, at.get("epsilon", 1e-12))
+        y = y + ml.reshape(ml.take(kinds, ml.reshape(segments, (-1,)), axis=0), (n, t, -1))
+    normal = normalized(y, scale, bias, 2, at.get("epsilon", 1e-12))
     counts = ml.zeros((n,), dtype=ml.int32)
     if mask is not None:
-        counts = ml.astype(ml.sum(tensor(mask), axis=1), ml.int32)
+        counts = ml.astype(ml.sum(mask, axis=1), ml.int32)
     return normal, counts, y

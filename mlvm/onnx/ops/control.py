@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,28 +14,25 @@ from mlvm.eager.control import blocks
 from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import Value, tensor
 
+T = TypeVar("T", bool, int)
+
 _MOST_TURNS: int = 1 << 31
 _FEW: int = 4  # iterations that are unrolled
 
 
-def _element(value: Value) -> Any:
+def _element(value: Value, kind: type[T]) -> T | None:
     """Return the element of a condition or a count; None for a tensor of a traced function."""
     if not isinstance(value, np.ndarray):
         if blocks.is_recorded():
             return None
         value = np.asarray(tensor(value))
-    return value.reshape(-1)[0]
-
-
-def _decided(value: Value) -> bool | None:
-    element = _element(value)
-    return None if element is None else bool(element)
+    return kind(value.reshape(-1)[0])
 
 
 @op("If", "raw")
 def if_(at: Call, condition: Value) -> Value:
     frame, branches = at.scope, (at["then_branch"], at["else_branch"])
-    decided = _decided(condition)
+    decided = _element(condition, bool)
     if decided is not None:
         return tuple(frame.call(branches[0 if decided else 1]))
     pred = ml.reshape(tensor(condition), ())
@@ -50,15 +47,15 @@ def if_(at: Call, condition: Value) -> Value:
 def loop(at: Call, most: Value = None, condition: Value = None, *state: Value) -> Value:
     frame, body = at.scope, at["body"]
     carried, stack_count = len(state), len(body.outputs) - 1 - len(state)
-    count = None if most is None else _count(most)
-    goes_on = True if condition is None else _decided(condition)
+    count = None if most is None else _element(most, int)
+    goes_on = True if condition is None else _element(condition, bool)
     fixed = body.outputs[0] in body.constants or body.outputs[0] == body.inputs[1]
     if (
         goes_on is None
         or (blocks.is_recorded() and not fixed)
         or (most is not None and count is None)
     ):
-        return _recorded(at, most, condition, state, stack_count, fixed)
+        return _recorded(at, most, condition, state, stack_count)
     is_long = blocks.is_recorded() and count is not None and count > _FEW and goes_on
     if is_long and fixed and not any(isinstance(x, (list, type(None))) for x in state):
         with suppress(CaptureError, DTypeError, ShapeError):  # a turn is not like the others
@@ -68,7 +65,7 @@ def loop(at: Call, most: Value = None, condition: Value = None, *state: Value) -
     values = [*state]
     while goes_on and (count is None or turn < count):
         results = frame.call(body, [np.asarray(turn, np.int64), np.asarray(True), *values])
-        goes_on = _decided(results[0])
+        goes_on = _element(results[0], bool)
         if goes_on is None:
             raise CaptureError(
                 "a loop whose condition is a tensor has a state that changes its shape"
@@ -78,11 +75,6 @@ def loop(at: Call, most: Value = None, condition: Value = None, *state: Value) -
             column.append(value)
         turn += 1
     return (*values, *(_stacked(column, body, i + 1 + carried) for i, column in enumerate(rows)))
-
-
-def _count(most: Value) -> int | None:
-    element = _element(most)
-    return None if element is None else int(element)
 
 
 def _stacked(column: list[Value], body: Any, place: int) -> Value:
@@ -110,9 +102,7 @@ def _scanned(at: Call, count: int, state: Any, stack_count: int) -> Value:
     return (*final, *rows)
 
 
-def _recorded(
-    at: Call, most: Value, condition: Value, state: Any, stack_count: int, fixed: bool
-) -> Value:
+def _recorded(at: Call, most: Value, condition: Value, state: Any, stack_count: int) -> Value:
     """Run a loop whose trip count is a tensor as a `while_loop`."""
     frame, body = at.scope, at["body"]
     if stack_count:
@@ -140,13 +130,11 @@ def _recorded(
 
 @op("Scan", "raw")
 def scan(at: Call, *operands: Value) -> Value:
+    return _batched(at, operands) if at.opset < 9 else _scan(at, operands)
+
+
+def _scan(at: Call, operands: Any) -> Value:
     frame, body, count = at.scope, at["body"], at["num_scan_inputs"]
-    if at.opset < 9:
-        return _batched(at, operands)
-    return _scan(at, frame, body, operands, count)
-
-
-def _scan(at: Call, frame: Any, body: Any, operands: Any, count: int) -> Value:
     state, xs = [*operands[: len(operands) - count]], operands[len(operands) - count :]
     stack_count = len(body.outputs) - len(state)
     directions = at.get("scan_input_directions") or [0] * count
@@ -172,13 +160,10 @@ def _scan(at: Call, frame: Any, body: Any, operands: Any, count: int) -> Value:
 
 def _batched(at: Call, operands: Any) -> Value:
     """Run a Scan of opset 8, whose sequences have a leading batch axis."""
-    body, count = at["body"], at["num_scan_inputs"]
     lengths, rest = operands[0], [tensor(x) for x in operands[1:]]
     if lengths is not None:
         raise ModelError("lengths of sequences in a Scan of opset 8 are not supported")
-    samples = []
-    for i in range(rest[0].shape[0]):
-        samples.append(_scan(at, at.scope, body, [x[i] for x in rest], count))
+    samples = [_scan(at, [x[i] for x in rest]) for i in range(rest[0].shape[0])]
     return tuple(ml.stack(column) for column in zip(*samples, strict=True))
 
 

@@ -226,7 +226,7 @@ def cast_like(at: Call, x: Value, like: Value) -> Value:
     if not number:
         number = next(k for k, dtype in DTYPES.items() if dtype is DType.of(like.dtype))
     xp = np if isinstance(x, np.ndarray) else ml
-    inner = Call(at.node, xp, at.graph, at.scope)
+    inner = Call(at.node, xp, at.scope)
     if isinstance(x, PermutedTensor):
         return PermutedTensor(converted(inner, x.x, number), x.axes)
     return converted(inner, x, number)

@@ -20,11 +20,9 @@ from mlvm.onnx.values import Value, bounded, in_memory, ints, permuted, tensor
 
 @op("Resize Upsample", "raw", host=[1, 2, 3])
 def resize(at: Call, x: Value, *operands: Any) -> Value:
-    roi, scales, sizes = None, None, None
     if at.node.type == "Upsample" or (len(operands) == 1 and at.opset < 11):
-        scales = operands[0] if operands else np.asarray(at["scales"])
-    else:
-        roi, scales, sizes = [*operands, None, None, None][:3]
+        operands = None, *(operands[:1] or [np.asarray(at["scales"])])
+    roi, scales, sizes = [*operands, None, None, None][:3]
     axes = at.get("axes")
     which = [*range(x.ndim)] if axes is None else [normalize_axis(n, x.ndim) for n in axes]
     mode = at.get("mode", "nearest")

@@ -10,13 +10,13 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
-from mlvm.core.ops.windows import span_of
+from mlvm.core.ops.windows import resolve_padding, span_of
 from mlvm.core.rules import normalize_axis
-from mlvm.core.types import Array, DType, Shape
+from mlvm.core.types import DType, Shape
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.ops.elementwise import activation
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import PermutedTensor, Value, Weight, in_memory, ordered, permuted, tensor
+from mlvm.onnx.values import PermutedTensor, Value, in_memory, ordered, permuted, tensor
 
 Sides = list[tuple[int, int]]
 
@@ -49,12 +49,8 @@ def sides(at: Call, size: Shape, span: Shape, strides: list[int], *, up: bool = 
     `ceil_mode`."""
     axes, kind = len(size), at.get("auto_pad", "NOTSET")
     if kind in ("SAME_UPPER", "SAME_LOWER"):
-        padding = []
-        for n, k, step in zip(size, span, strides, strict=True):
-            total = max((-(-n // step) - 1) * step + k - n, 0)
-            low = total // 2 if kind == "SAME_UPPER" else -(-total // 2)
-            padding.append((low, total - low))
-        return padding
+        pairs = resolve_padding("SAME", span, tuple(strides), size)
+        return [(low, high) if kind == "SAME_UPPER" else (high, low) for low, high in pairs]
     pads = at.get("pads") if kind != "VALID" else None
     pads = pads or [0] * (2 * axes)
     padding = [(pads[i], pads[i + axes]) for i in range(axes)]
@@ -68,24 +64,14 @@ def sides(at: Call, size: Shape, span: Shape, strides: list[int], *, up: bool = 
     return padding
 
 
-def _kernel(node: Any, w: Array) -> Array:
+def _kernel(xp: Any, node: Any, w: Any) -> Any:
     """Return [O, I, ...] as [..., I, O]."""
-    return np.ascontiguousarray(np.transpose(w, (*range(2, w.ndim), 1, 0)))
-
-
-def _laid(at: Call, w: Value) -> Any:
-    """Return the kernel with channels last: the Module's, or one transposed in the call."""
-    if type(at.node.inputs[1]) is Weight:
-        return w
-    w = tensor(w)
-    return ml.permute_dims(w, (*range(2, w.ndim), 1, 0))
+    return xp.permute_dims(w, (*range(2, w.ndim), 1, 0))
 
 
 @op("Conv com.microsoft.FusedConv", "raw", packed={1: _kernel})
-def conv(at: Call, x: Value, w: Value, b: Value = None, z: Value = None) -> Value:
-    kernel, x = _laid(at, w), channels_last(x)
-    axes = kernel.ndim - 2
-    y = convolved(at, x, kernel, axes)
+def conv(at: Call, x: Value, kernel: Value, b: Value = None, z: Value = None) -> Value:
+    y = convolved(at, channels_last(x), kernel, kernel.ndim - 2)
     if b is not None:
         y = y + tensor(b)
     if z is not None:
@@ -115,9 +101,8 @@ def _options(**options: Any) -> dict[str, Any]:
 
 
 @op("ConvTranspose", "raw", packed={1: _kernel})
-def conv_transpose(at: Call, x: Value, w: Value, b: Value = None) -> Value:
-    kernel, x = _laid(at, w), channels_last(x)
-    axes, groups = kernel.ndim - 2, at.get("group", 1)
+def conv_transpose(at: Call, x: Value, kernel: Value, b: Value = None) -> Value:
+    x, axes, groups = channels_last(x), kernel.ndim - 2, at.get("group", 1)
     strides, dilation, span = steps_of(at, kernel.shape[:axes])
     more, output_shape = at.get("output_padding") or [0] * axes, at.get("output_shape")
     pads, kind = at.get("pads") or [0] * (2 * axes), at.get("auto_pad", "NOTSET")
@@ -190,14 +175,8 @@ def _places_of_largest(
     inside = np.pad(np.arange(math.prod(places)).reshape(places, order=order), padding)
     parts, numbers = [], []
     for offset in np.ndindex(*window):
-        index = tuple(
-            [
-                slice(k * d, n - (m - 1 - k) * d, step)
-                for n, k, m, d, step in zip(
-                    inside.shape, offset, window, dilation, strides, strict=True
-                )
-            ]
-        )
+        axes_of = zip(inside.shape, offset, window, dilation, strides, strict=True)
+        index = tuple([slice(k * d, n - (m - 1 - k) * d, by) for n, k, m, d, by in axes_of])
         parts.append(x[(slice(None), *index)])
         numbers.append(inside[index])
     best = ml.argmax(ml.stack(parts), axis=0)  # [N, ..., C]
@@ -254,9 +233,8 @@ def global_pool(at: Call, x: Value) -> Value:
     return channels_second(ml.pow(ml.sum(ml.pow(ml.abs(x), p), axis=axes, keepdims=True), 1.0 / p))
 
 
-@op("MaxUnpool", "raw", host=[2])
-def max_unpool(at: Call, x: Value, places: Value, shape: Any = None) -> Value:
-    x, places = tensor(x), tensor(places)
+@op("MaxUnpool", "tensors", host=[2])
+def max_unpool(at: Call, x: Any, places: Any, shape: Any = None) -> Any:
     window = at["kernel_shape"]
     strides, pads = at.get("strides") or [1] * len(window), at.get("pads") or [0] * 2 * len(window)
     size = [
@@ -302,9 +280,8 @@ def batch_normalization(
     return (normal, *running) if running else normal
 
 
-@op("InstanceNormalization GroupNormalization", "raw")
-def group_normalization(at: Call, x: Value, scale: Value, bias: Value) -> Value:
-    x, scale, bias = tensor(x), tensor(scale), tensor(bias)
+@op("InstanceNormalization GroupNormalization", "tensors")
+def group_normalization(at: Call, x: Any, scale: Any, bias: Any) -> Any:
     n, c, *places = x.shape
     groups = at.get("num_groups", c)
     if groups < 1 or c % groups:
@@ -366,8 +343,7 @@ def rms_normalization(at: Call, x: Any, scale: Any) -> Any:
 )
 def skip_layer_normalization(at: Call, x: Any, skip: Any, scale: Any, *rest: Any) -> Any:
     is_simple = "Simplified" in at.node.type
-    beta = None if is_simple or not rest else rest[0]
-    bias = rest[0 if is_simple else 1] if len(rest) > (0 if is_simple else 1) else None
+    beta, bias = [*[None] * is_simple, *rest, None, None][:2]  # the simple one has no beta
     total = x + skip
     total = total if bias is None else total + bias
     eps = at.get("epsilon", 1e-5)
@@ -403,9 +379,8 @@ def dropout(at: Call, x: Value, ratio: Any = None, training: Any = None) -> Valu
     return x * ml.astype(ones, x.dtype), ml.not_equal(ones, 0.0)
 
 
-@op("NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss", "raw")
-def losses(at: Call, x: Value, labels: Value, weight: Value = None) -> Value:
-    x, labels = tensor(x), tensor(labels)
+@op("NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss", "tensors")
+def losses(at: Call, x: Any, labels: Any, weight: Any = None) -> Any:
     is_softmax = at.node.type == "SoftmaxCrossEntropyLoss"
     scores = ml.log_softmax(x, axis=1) if is_softmax else x
     ignored, reduction = at.get("ignore_index"), at.get("reduction", "mean")
@@ -418,7 +393,7 @@ def losses(at: Call, x: Value, labels: Value, weight: Value = None) -> Value:
     picked = ml.squeeze(ml.take_along_axis(scores, ml.expand_dims(place, axis=1), axis=1), axis=1)
     share = None
     if weight is not None:
-        share = ml.reshape(ml.take(tensor(weight), ml.reshape(place, (-1,)), axis=0), place.shape)
+        share = ml.reshape(ml.take(weight, ml.reshape(place, (-1,)), axis=0), place.shape)
     if is_counted is not None:
         ones = ml.ones_like(picked) if share is None else share
         share = ml.where(is_counted, ones, ml.zeros_like(ones))

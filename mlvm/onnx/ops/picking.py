@@ -177,10 +177,9 @@ def top_k(at: Call, x: Any, k: Any = None) -> Any:
     return xp.take_along_axis(x, order, axis=axis), places
 
 
-@op("OneHot", "raw", host=[1])
-def one_hot(at: Call, indices: Value, depth: Any, values: Value) -> Value:
+@op("OneHot", "tensors", host=[1])
+def one_hot(at: Call, indices: Any, depth: Any, values: Any) -> Any:
     count, axis = int(np.ravel(depth)[0]), at.get("axis", -1)
-    indices, values = tensor(indices), tensor(values)
     axis += indices.ndim + 1 if axis < 0 else 0
     shape = [1] * (indices.ndim + 1)
     shape[axis] = bounded((count,))[0]

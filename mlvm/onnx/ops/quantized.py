@@ -26,7 +26,6 @@ from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import (
     PermutedTensor,
     Value,
-    Weight,
     alike,
     are_known,
     bounded,
@@ -178,21 +177,14 @@ def product(x: Any, zero: Value, rows: Rows) -> Any:
     return y - (ml.expand_dims(by, axis=-1) if by.ndim == 1 else by) * rows.sums
 
 
-def _turned(node: Any, w: Array) -> Array:
+def _turned(xp: Any, node: Any, w: Any) -> Any:
     """Transpose [..., k, n] to rows, [..., n, k]."""
-    return np.ascontiguousarray(np.swapaxes(w, -1, -2))
-
-
-def _rows(at: Call, place: int, w: Value, zero: Value) -> Rows:
-    """Return the operand at `place`, [..., k, n], as rows: the Module's, or transposed in the
-    call."""
-    is_turned = type(at.node.inputs[place]) is Weight
-    return rows_of(w if is_turned else ml.matrix_transpose(tensor(w)), zero)
+    return xp.matrix_transpose(w)
 
 
 @op("MatMulInteger com.microsoft.MatMulInteger16", "raw", packed={1: _turned})
 def matmul_integer(at: Call, a: Value, b: Value, az: Value = None, bz: Value = None) -> Value:
-    return product(tensor(a), az, _rows(at, 1, b, bz))
+    return product(tensor(a), az, rows_of(b, bz))
 
 
 def dynamic_matmul(x: Any, rows: Rows, scale: Any) -> Any:
@@ -205,14 +197,14 @@ def dynamic_matmul(x: Any, rows: Rows, scale: Any) -> Any:
 def dynamic_quantize_matmul(
     at: Call, x: Value, w: Value, scale: Value, zero: Value = None, bias: Value = None
 ) -> Value:
-    y = dynamic_matmul(tensor(x), _rows(at, 1, w, zero), tensor(scale))
+    y = dynamic_matmul(tensor(x), rows_of(w, zero), tensor(scale))
     return y if bias is None else y + tensor(bias)
 
 
 @op("com.microsoft.MatMulIntegerToFloat", "raw", packed={1: _turned})
 def matmul_integer_to_float(at: Call, a: Value, b: Value, sa: Value, sb: Value, za: Value = None,
                             zb: Value = None, bias: Value = None) -> Value:  # fmt: skip
-    y = ml.astype(product(tensor(a), za, _rows(at, 1, b, zb)), ml.float32) * tensor(sa) * tensor(sb)
+    y = ml.astype(product(tensor(a), za, rows_of(b, zb)), ml.float32) * tensor(sa) * tensor(sb)
     return y if bias is None else y + tensor(bias)
 
 
@@ -253,7 +245,7 @@ def quantized_matmul(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Val
                      bias: Value = None, sy: Value = None) -> Value:  # fmt: skip
     """Multiply quantised factors to floats; `fold` makes this op of exporters' pairs of nodes."""
     sa = ml.expand_dims(tensor(sa), axis=-1) if sa.ndim == 1 and sa.shape[0] > 1 else sa
-    return _scaled(product(tensor(a), za, _rows(at, 3, b, zb)), bias, sa, sb, sy)
+    return _scaled(product(tensor(a), za, rows_of(b, zb)), bias, sa, sb, sy)
 
 
 @op("QLinearMatMul", "raw", packed={3: _turned})
@@ -262,9 +254,9 @@ def qlinear_matmul(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value
     return _quantized(quantized_matmul(at, a, sa, za, b, sb, zb, sy=sy), _ONE, zy)
 
 
-def _turned_once(node: Any, w: Array) -> Array:
+def _turned_once(xp: Any, node: Any, w: Any) -> Any:
     """Lay out the second factor of a QGemm as rows, [n, k]."""
-    return np.ascontiguousarray(w if node.attributes.get("transB", 0) else w.T)
+    return w if node.attributes.get("transB", 0) else xp.matrix_transpose(w)
 
 
 @op("QuantizedGemm com.microsoft.QGemm", "raw", packed={3: _turned_once})
@@ -272,23 +264,20 @@ def qgemm(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Val
           bias: Value = None, sy: Value = None, zy: Value = None) -> Value:  # fmt: skip
     x = tensor(a)
     x = ml.matrix_transpose(x) if at.get("transA", 0) else x
-    if type(at.node.inputs[3]) is not Weight:
-        b = tensor(b) if at.get("transB", 0) else ml.matrix_transpose(tensor(b))
     y = product(x, za, rows_of(b, zb))
     (sa,) = _singles(sa)
     y = _scaled(y, bias, sa * np.float32(at.get("alpha", 1.0)), sb, sy)
     return y if sy is None else _quantized(y, _ONE, zy)
 
 
-def _filters(node: Any, w: Array) -> Array:
+def _filters(xp: Any, node: Any, w: Any) -> Any:
     """Transpose [O, I, ...] to [O, ..., I]."""
-    return np.ascontiguousarray(np.moveaxis(w, 1, -1))
+    return xp.moveaxis(w, 1, -1)
 
 
-def _integer_conv(at: Call, x: Value, xz: Value, w: Value, wz: Value, place: int) -> Any:
+def _integer_conv(at: Call, x: Value, xz: Value, q: Any, wz: Value) -> Any:
     """Convolve integers, channels last, to i32. With a zero for each channel, or over volumes, it
     computes in f64, which holds the sums exactly."""
-    q = w if type(at.node.inputs[place]) is Weight else ml.moveaxis(tensor(w), 1, -1)
     image, (outputs, *window, inputs), axes = channels_last(x), q.shape, q.ndim - 2
     if isinstance(wz, np.ndarray) and wz.size > 1 and (wz == wz.flat[0]).all():
         wz = wz.reshape(-1)[:1]
@@ -321,20 +310,20 @@ def _wide(x: Any) -> Any:
 
 @op("ConvInteger", "raw", packed={1: _filters})
 def conv_integer(at: Call, x: Value, w: Value, xz: Value = None, wz: Value = None) -> Value:
-    return channels_second(_integer_conv(at, x, xz, w, wz, 1))
+    return channels_second(_integer_conv(at, x, xz, w, wz))
 
 
 @op("QuantizedConv", "raw", packed={3: _filters})
 def quantized_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value,
                    b: Value = None) -> Value:  # fmt: skip
     """Convolve quantised images to floats; `fold` makes this op of exporters' pairs of nodes."""
-    return channels_second(_scaled(_integer_conv(at, x, zx, w, zw, 3), b, sx, sw))
+    return channels_second(_scaled(_integer_conv(at, x, zx, w, zw), b, sx, sw))
 
 
 @op("QLinearConv", "raw", packed={3: _filters})
 def qlinear_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value,
                  sy: Value, zy: Value, b: Value = None) -> Value:  # fmt: skip
-    y = _scaled(_integer_conv(at, x, zx, w, zw, 3), b, sx, sw, sy)
+    y = _scaled(_integer_conv(at, x, zx, w, zw), b, sx, sw, sy)
     return channels_second(_quantized(y, _ONE, zy))
 
 
@@ -413,11 +402,13 @@ def qlinear_concat(at: Call, sy: Value, zy: Value, *rest: Value) -> Value:
     return permuted(ml.concat(rescaled, axis=axes[axis]), axes)
 
 
-def _rows_of_bits(node: Any, w: Array) -> Array:
+def _rows_of_bits(xp: Any, node: Any, w: Array) -> Array:
     """Lay out weights of MatMulNBits as rows of few bits: signed integers if the zero is in the
     middle, unsigned ones if the node has zeros."""
     bits = node.attributes.get("bits", 4)
     has_zeros = len(node.inputs) > 3 and (is_array(node.inputs[3]) or bool(node.inputs[3]))
+    if xp is not np:
+        raise ModelError("expected weights that are constants of the file")
     if bits not in (2, 4, 8):
         raise ModelError(f"{node}: expected weights of 2, 4 or 8 bits, got {bits}")
     signs = sum(1 << i for i in range(bits - 1, 8, bits))
@@ -431,8 +422,6 @@ def matmul_nbits(at: Call, x: Value, w: Value, scales: Value, zeros: Value = Non
     k, n, block, bits = at["K"], at["N"], at["block_size"], at.get("bits", 4)
     if groups is not None:
         raise ModelError("weights in reordered groups (g_idx) are not supported")
-    if type(at.node.inputs[1]) is not Weight:
-        raise ModelError("expected weights that are constants of the file")
     x, count = tensor(x), -(-k // block)
     wide = ml.astype(x, ml.float32)
     if count * block > k:

@@ -8,7 +8,7 @@ import mlvm.eager as ml
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import dtype_of
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Value, bounded, tensor
+from mlvm.onnx.values import Value, bounded
 
 
 def _key(at: Call) -> Any:
@@ -39,18 +39,16 @@ def random_like(at: Call, x: Value) -> Value:
     return _drawn(at, tuple(x.shape), dtype)
 
 
-@op("Bernoulli", "raw")
-def bernoulli(at: Call, x: Value) -> Value:
-    x, number = tensor(x), at.get("dtype")
-    drawn = ml.less(
-        ml.random.uniform(x.shape, dtype=ml.float32, **_key(at)), ml.astype(x, ml.float32)
-    )
+@op("Bernoulli", "tensors")
+def bernoulli(at: Call, x: Any) -> Any:
+    number, bound = at.get("dtype"), ml.astype(x, ml.float32)
+    drawn = ml.less(ml.random.uniform(x.shape, dtype=ml.float32, **_key(at)), bound)
     return ml.astype(drawn, x.dtype if number is None else dtype_of(number, "it"))
 
 
-@op("Multinomial", "raw")
-def multinomial(at: Call, x: Value) -> Value:
-    x, count = tensor(x), at.get("sample_size", 1)
+@op("Multinomial", "tensors")
+def multinomial(at: Call, x: Any) -> Any:
+    count = at.get("sample_size", 1)
     noise = ml.random.uniform((x.shape[0], count, x.shape[1]), dtype=ml.float32, **_key(at))
     drawn = ml.argmax(ml.expand_dims(x, axis=1) - ml.log(-ml.log(noise)), axis=-1)
     return ml.astype(drawn, dtype_of(at.get("dtype", 6), "it"))

@@ -10,11 +10,10 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.core.ops.recurrent import Cell
-from mlvm.core.types import Array
 from mlvm.eager.nn.recurrent import recurrence
 from mlvm.onnx.ops.elementwise import ACTIVATIONS, activation
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Value, Weight, tensor, to_host
+from mlvm.onnx.values import Value, tensor
 
 _ORDER: dict[str, list[int]] = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}
 """The gates of ONNX in the order of `nn`: r, z, n and i, f, g, o."""
@@ -69,10 +68,10 @@ def _steps(step: Any, state: tuple[Any, ...], rows: Any, lengths: Any, reverse: 
     return ml.scan(one, state, (rows, times), reverse=reverse)
 
 
-def _turned(node: Any, w: Array) -> Array:
+def _turned(xp: Any, node: Any, w: Any) -> Any:
     """Transpose [directions, gates * hidden, n] to [directions, n, gates * hidden], with the gates
     in the order of `nn`."""
-    return np.ascontiguousarray(np.swapaxes(_ordered(np, node.type, w), 1, 2))
+    return xp.matrix_transpose(_ordered(xp, node.type, w))
 
 
 def _ordered(xp: Any, kind: str, w: Any) -> Any:
@@ -80,13 +79,6 @@ def _ordered(xp: Any, kind: str, w: Any) -> Any:
     order = _ORDER[kind]
     each = w.shape[1] // len(order)
     return xp.concat([w[:, i * each : (i + 1) * each] for i in order], axis=1)
-
-
-def _whole(at: Call, place: int, w: Value) -> Any:
-    """Return a weight: the Module's, or transposed in the call."""
-    if type(at.node.inputs[place]) is Weight:
-        return w
-    return ml.matrix_transpose(_ordered(ml, at.node.type, tensor(w)))
 
 
 def _kind(at: Call, direction: int, peep: Value) -> Cell | None:
@@ -107,16 +99,13 @@ def _kind(at: Call, direction: int, peep: Value) -> Cell | None:
 def _run(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value, starts: list[Any],
          cell: Callable[..., Any], peep: Value = None) -> Any:  # fmt: skip
     """Run a cell in all directions: return its outputs [T, D, N, H], and the last state of each."""
-    x, w, r = tensor(x), _whole(at, 1, w), _whole(at, 2, r)
-    hidden, direction = at["hidden_size"], at.get("direction", "forward")
+    x, hidden, direction = tensor(x), at["hidden_size"], at.get("direction", "forward")
     gates = len(_ORDER[at.node.type])
     by_batch = bool(at.get("layout", 0))
     x = ml.swapaxes(x, 0, 1) if by_batch else x
     count, n, _ = x.shape
     directions = w.shape[0]
     if lengths is not None:
-        if isinstance(lengths, np.ndarray):
-            lengths = ml.asarray(to_host(lengths, "lengths of sequences"))
         lengths = ml.astype(tensor(lengths), ml.int64)
     if b is not None:
         b = tensor(b)

@@ -13,7 +13,7 @@ from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.ops.elementwise import activation
-from mlvm.onnx.table import TABLE, Call, Op, op
+from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import PermutedTensor, Value, in_memory, ints, permuted, tensor
 
 Reduce = Callable[[Any, Any, tuple[int, ...], bool], Any]
@@ -83,30 +83,25 @@ _IDENTITIES: Final = (
 """Reductions that, of no axes, change nothing."""
 
 
-def _enter(name: str, function: Reduce) -> None:
-    def run(at: Call, x: Value, axes: Value = None) -> Value:
-        node_axes = at.get("axes") if axes is None else ints(axes, "axes of a reduction")
-        if not node_axes and at.get("noop_with_empty_axes", 0):
-            if name in _IDENTITIES:
-                return x
-            chosen = []
-        else:
-            chosen = [normalize_axis(n, max(x.ndim, 1)) for n in node_axes or range(x.ndim)]
-        keep = bool(at.get("keepdims", 1))
-        if is_known(x):
-            return np.asarray(function(np, x, tuple(chosen), keep))
-        y, order = in_memory(x)
-        y = function(ml, y, tuple(sorted(order[axis] for axis in chosen)), keep)
-        if keep:
-            return permuted(y, order)
-        rest = [order[axis] for axis in range(x.ndim) if axis not in chosen]
-        return permuted(y, [sorted(rest).index(axis) for axis in rest])
-
-    TABLE[name] = Op(run, "raw", (1,), {}, 1)
-
-
-for _name, _function in _REDUCTIONS.items():
-    _enter(_name, _function)
+@op(" ".join(_REDUCTIONS), "raw", host=[1])
+def reduction(at: Call, x: Value, axes: Value = None) -> Value:
+    function = _REDUCTIONS[at.node.type]
+    node_axes = at.get("axes") if axes is None else ints(axes, "axes of a reduction")
+    if not node_axes and at.get("noop_with_empty_axes", 0):
+        if at.node.type in _IDENTITIES:
+            return x
+        chosen = []
+    else:
+        chosen = [normalize_axis(n, max(x.ndim, 1)) for n in node_axes or range(x.ndim)]
+    keep = bool(at.get("keepdims", 1))
+    if is_known(x):
+        return np.asarray(function(np, x, tuple(chosen), keep))
+    y, order = in_memory(x)
+    y = function(ml, y, tuple(sorted(order[axis] for axis in chosen)), keep)
+    if keep:
+        return permuted(y, order)
+    rest = [order[axis] for axis in range(x.ndim) if axis not in chosen]
+    return permuted(y, [sorted(rest).index(axis) for axis in rest])
 
 
 @op("ArgMax ArgMin")
@@ -149,12 +144,10 @@ def cumulate(at: Call, x: Any, axis: Any) -> Any:
     if at.get("reverse", 0):
         x = xp.flip(x, axis=along)
     if at.get("exclusive", 0):
-        index = [slice(None)] * x.ndim
-        index[along] = slice(0, -1)
-        first = [slice(None)] * x.ndim
-        first[along] = slice(0, 1)
-        start = xp.zeros_like(x[tuple(first)]) if is_sum else xp.ones_like(x[tuple(first)])
-        x = xp.concat([start, x[tuple(index)]], axis=along)
+        before = (slice(None),) * along
+        first, rest = x[(*before, slice(0, 1))], x[(*before, slice(0, -1))]
+        start = xp.zeros_like(first) if is_sum else xp.ones_like(first)
+        x = xp.concat([start, rest], axis=along)
     y = xp.astype(function(x, axis=along), x.dtype)
     return xp.flip(y, axis=along) if at.get("reverse", 0) else y
 

@@ -11,7 +11,7 @@ import mlvm.eager as ml
 from mlvm.core.rules import normalize_axis
 from mlvm.onnx.arrays import dtype_of
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Value, bounded, ints, tensor
+from mlvm.onnx.values import bounded, ints
 
 
 def _complex(x: Any) -> Any:
@@ -28,9 +28,8 @@ def _matrix(n: int, k: int, sign: float, dtype: Any) -> tuple[Any, Any]:
     return ml.asarray(np.cos(angle).astype(wide)), ml.asarray(np.sin(angle).astype(wide))
 
 
-@op("DFT", "raw", host=[1, 2])
-def dft(at: Call, x: Value, length: Any = None, axis: Any = None) -> Value:
-    x = tensor(x)
+@op("DFT", "tensors", host=[1, 2])
+def dft(at: Call, x: Any, length: Any = None, axis: Any = None) -> Any:
     along = (
         at.get("axis", 1) if at.opset < 20 else (-2 if axis is None else ints(axis, "an axis")[0])
     )
@@ -47,15 +46,7 @@ def dft(at: Call, x: Value, length: Any = None, axis: Any = None) -> Value:
     if inverse and one:
         z = ml.fft.irfft(_joined(real, imaginary), n=count, axis=-1)
         return ml.astype(ml.expand_dims(ml.moveaxis(z, -1, along), axis=-1), dtype)
-    z = _joined(real, imaginary)
-    if n != count:
-        keep = z[..., : min(n, count)]
-        z = (
-            keep
-            if n > count
-            else ml.concat([keep, ml.zeros((*z.shape[:-1], count - n), dtype=z.dtype)], axis=-1)
-        )
-    z = ml.fft.ifft(z, axis=-1) if inverse else ml.fft.fft(z, axis=-1)
+    z = (ml.fft.ifft if inverse else ml.fft.fft)(_joined(real, imaginary), n=count, axis=-1)
     z = z[..., : count // 2 + 1] if one else z
     parts = ml.stack([ml.real(z), ml.imag(z)], axis=-1)
     return ml.astype(ml.moveaxis(parts, -2, along), dtype)
@@ -66,9 +57,8 @@ def _joined(real: Any, imaginary: Any) -> Any:
     return ml.astype(real, kind) + ml.astype(imaginary, kind) * 1j
 
 
-@op("STFT", "raw", host=[1, 3])
-def stft(at: Call, x: Value, step: Any, window: Value = None, length: Any = None) -> Value:
-    x = tensor(x)
+@op("STFT", "tensors", host=[1, 3])
+def stft(at: Call, x: Any, step: Any, window: Any = None, length: Any = None) -> Any:
     hop = ints(step, "a step")[0]
     size = ints(length, "a length")[0] if length is not None else window.shape[0]
     count = 1 + (x.shape[1] - size) // hop
@@ -77,7 +67,7 @@ def stft(at: Call, x: Value, step: Any, window: Value = None, length: Any = None
     frames = ml.reshape(frames, (x.shape[0], count, size, -1))
     real, imaginary = _complex(frames)
     if window is not None:
-        real, imaginary = real * tensor(window), imaginary * tensor(window)
+        real, imaginary = real * window, imaginary * window
     bins = size // 2 + 1 if at.get("onesided", 1) else size
     cos, sin = _matrix(size, size, -1.0, x.dtype)
     cos, sin = cos[:, :bins], sin[:, :bins]
