@@ -73,9 +73,9 @@ class Cuda:
     """A device by CUDA: all that is done is in the order of one stream, but for copies of pinned
     memory, which are in that of a second one."""
 
-    def __init__(self, name: str, number: int) -> None:
+    def __init__(self, name: str) -> None:
         self._cupy = cupy = extra("cupy", "cuda")
-        self.device = name
+        self.device, number = name, int(name.partition(":")[2])
         properties = cupy.cuda.runtime.getDeviceProperties(number)
         self.nbytes: int = properties["totalGlobalMem"]
         self.facts = Facts(
@@ -179,8 +179,3 @@ def listed() -> list[tuple[str, str, int]]:
         (f"cuda:{i}", each["name"].decode(), each["totalGlobalMem"])
         for i, each in enumerate(properties)
     ]
-
-
-def driver(name: str) -> Cuda:
-    """The GPU of that name, which `listed` has."""
-    return Cuda(name, int(name.partition(":")[2]))

@@ -28,7 +28,7 @@ class Device(NamedTuple):
 
 _KINDS: Final[
     dict[str, tuple[Callable[[], list[tuple[str, str, int]]], Callable[[str], Driver]]]
-] = {"opencl": (opencl.listed, opencl.driver), "cuda": (cuda.listed, cuda.driver)}
+] = {"opencl": (opencl.listed, opencl.OpenCL), "cuda": (cuda.listed, cuda.Cuda)}
 
 
 def devices() -> list[Device]:

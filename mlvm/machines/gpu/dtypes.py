@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from mlvm.core.types import DType, Shape, TensorType, f32
+
+RAW: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u64"}
+"""By the bytes of an element, the integers that it is moved as; of 16 bytes, two."""
 
 
 def computed(dtype: DType) -> DType:

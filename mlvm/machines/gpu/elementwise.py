@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from hashlib import sha1
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
@@ -20,6 +20,7 @@ import numpy as np
 
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
 from mlvm.core.types import DType, Shape, TensorType, bool_, f32, promote
+from mlvm.machines.gpu.dtypes import RAW
 from mlvm.machines.gpu.kernels import REFUSED, Argument, Call, Calls, Facts, Types, kernel, source
 
 GROUP: Final = 64
@@ -41,19 +42,14 @@ _OF_INTEGERS: Final = {
     "bitwise_right_shift": "(u64)y < 8 * sizeof(T) ? x >> y : x < 0 ? -1 : 0",
     "pow": "power_T(x, y)",
 }
+_FUNCTIONS: Final = "sin cos tan asin acos atan sinh cosh asinh acosh atanh"
 _OF_FLOATS: Final = {
     "sign": "sign_T(x)",
     "relu": "x <= 0 ? (T)0 : x",
     "sigmoid": "1 / (1 + exp(-x))",
     "floor_divide": "quotient_T(x, y)",
     "remainder": "modulus_T(x, y)",
-    **{
-        name: f"{name}(x)"
-        for name in (
-            *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh"),
-            "atanh",
-        )
-    },
+    **{name: f"{name}(x)" for name in _FUNCTIONS.split()},
     **{name: f"{name}(x, y)" for name in ("atan2", "hypot", "nextafter")},
 }
 """Expressions that the native kernels have otherwise, or not at all."""
@@ -356,7 +352,6 @@ def _coordinates(
     return lines
 
 
-_RAW: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 _MOST_ROWS: Final = 1 << 15  # of a launch in two dimensions: CUDA takes 2**16 - 1
 
 
@@ -370,6 +365,19 @@ def packed(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
+def joined(axes: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The axes, each a length and strides, without those of length 1, and with neighbours joined
+    wherever all strides allow that."""
+    remaining: list[tuple[int, ...]] = []
+    for length, *strides in axes:
+        if length == 1:
+            continue
+        if remaining and remaining[-1][1:] == tuple([length * stride for stride in strides]):
+            length *= remaining.pop()[0]
+        remaining.append((length, *strides))
+    return remaining
+
+
 def collapsed(shape: Shape, operands: Sequence[Shape]) -> tuple[list[int], list[list[int]]]:
     """The shape with axes joined wherever all operands, which broadcast to it, allow that, and
     each operand's strides along what remains; one axis at least."""
@@ -377,74 +385,34 @@ def collapsed(shape: Shape, operands: Sequence[Shape]) -> tuple[list[int], list[
     steps = [
         [0 if n == 1 else step for n, step in zip(each, packed(each), strict=True)] for each in wide
     ]
-    dims: list[int] = []
-    strides: list[list[int]] = [[] for _ in operands]
-    for d, n in enumerate(shape):
-        if n == 1:
-            continue
-        joins = bool(dims) and all(
-            joined[-1] == each[d] * n for joined, each in zip(strides, steps, strict=True)
-        )
-        if joins:
-            dims[-1] *= n
-        else:
-            dims.append(n)
-        for joined, each in zip(strides, steps, strict=True):
-            if joins:
-                joined[-1] = each[d]
-            else:
-                joined.append(each[d])
-    return dims or [1], [each or [0] for each in strides]
+    axes = joined(zip(shape, *steps, strict=True)) or [(1, *[0] * len(operands))]
+    dims, *strides = map(list, zip(*axes, strict=True))
+    return dims, strides
 
 
-def as_bits(types: Types) -> list[TensorType] | None:
-    """Types of the same size without a meaning, for ops that only move elements of one dtype."""
-    raw = _RAW.get(types[0].dtype.itemsize)
-    return None if raw is None else [x.with_dtype(DType.named(raw)) for x in types]
-
-
-def _one(device: Facts, types: Types, name: str, attributes: Attributes) -> Calls:
+def _one(name: str, device: Facts, types: Types, /, **attributes: object) -> Calls:
     """The kernel of a single op."""
-    out = types[0]
     if name not in _MOVES and not all(device.has(x.dtype) for x in types):
         return None
     if name in _MOVES:
-        values = types[1:] if name == "where" else types
-        if len({x.dtype for x in (out, *values[name == "where" :])}) == 1:
-            places = list(types)
-            for i, x in enumerate(types):
-                if x.dtype is out.dtype and not (name == "where" and i == 1):
-                    raw = as_bits([x])
-                    if raw is None:
-                        return None
-                    [places[i]] = raw
-            types = places
-    count = len(types)
-    numbered = dict(enumerate(types))
-    call = chain_call(
-        device,
-        [Link(name, 0, tuple(range(1, count)), attributes)],
-        numbered,
-        {i: i for i in range(1, count)},
-        [(0, 0)],
-        types[0].shape,
-    )
+        condition = 1 if name == "where" else -1
+        moved = {x.dtype for i, x in enumerate(types) if i != condition}
+        if len(moved) == 1:  # as integers of that size
+            itemsize = types[0].dtype.itemsize
+            if itemsize > 8:
+                return None
+            raw = DType.named(RAW[itemsize])
+            types = [x if i == condition else x.with_dtype(raw) for i, x in enumerate(types)]
+    inputs = {i: i for i in range(1, len(types))}
+    links = [Link(name, 0, tuple(inputs), attributes)]
+    call = chain_call(device, links, dict(enumerate(types)), inputs, [(0, 0)], types[0].shape)
     return None if call is None else [call]
 
 
-def _declare(name: str) -> None:
-    def make(device: Facts, types: Types, **attributes: object) -> Calls:
-        return _one(device, types, name, attributes)
-
-    if name == "pow":
-        kernel(name, judges=2)(_pow)
-    else:
-        kernel(name)(make)
-
-
+@kernel("pow", judges=2)
 def _pow(device: Facts, types: Types) -> Calls:
     """Of integers it refuses a negative power."""
-    calls = _one(device, types, "pow", NO_ATTRIBUTES)
+    calls = _one("pow", device, types)
     out, _, y = types
     if calls is None or out.dtype.kind != "signed" or y.dtype.kind != "signed":
         return calls
@@ -467,6 +435,6 @@ ELEMENTWISE: Final = frozenset(
 )
 """Ops that have an expression, for some dtypes at least."""
 
-for _name in sorted(ELEMENTWISE):
-    _declare(_name)
-    assert OPS[_name].links
+assert all(OPS[name].links for name in ELEMENTWISE)
+for _name in sorted(ELEMENTWISE - {"pow"}):
+    kernel(_name)(partial(_one, _name))

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from mlvm.core.rules import normalize_axis
-from mlvm.core.types import DType, Shape, TensorType, i64
-from mlvm.machines.gpu.dtypes import around
+from mlvm.core.types import DType, Shape, i64
+from mlvm.machines.gpu.dtypes import RAW, around
 from mlvm.machines.gpu.kernels import (
     REFUSED,
     Argument,
@@ -26,12 +26,11 @@ from mlvm.machines.gpu.reductions import GROUP, running
 from mlvm.machines.gpu.sorting import sorted_rows, text_of
 
 _FEW: Final = 32  # indices that each element of a result looks at
-_UNITS: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u64"}
 
 
 def _units(dtype: DType) -> tuple[str, int]:
     """The dtype that moves such elements, and how many of these an element has."""
-    return _UNITS[dtype.itemsize], max(dtype.itemsize // 8, 1)
+    return RAW[dtype.itemsize], max(dtype.itemsize // 8, 1)
 
 
 def _text(elements: str, indices: DType | None = None, **more: str | int) -> str:
@@ -142,47 +141,30 @@ def _steps(shape: Shape, groups: tuple[Shape, ...]) -> tuple[int, ...] | None:
 
 
 @kernel("scatter_add", judges=2)
-def _scatter_add(device: Facts, types: Types, *, axis: int, length: int) -> Calls:
-    out = types[0]
-    return _adds(device, types, 1, 2, around(out.shape, axis), starts=False, along=False)
-
-
 @kernel("index_add", judges=3)
-def _index_add(device: Facts, types: Types, *, axis: int) -> Calls:
-    out = types[0]
-    return _adds(device, types, 2, 3, around(out.shape, axis), starts=True, along=False)
+def _index_add(device: Facts, types: Types, *, axis: int, length: int = 0) -> Calls:
+    return _adds(device, types, axis)
 
 
 @kernel("index_reduce", judges=3)
 def _index_reduce(device: Facts, types: Types, *, by: str) -> Calls:
-    out = types[0]
-    if out.dtype.kind == "complex":
+    if types[0].dtype.kind == "complex":
         return None
-    mode = ("add", "multiply", "minimum", "maximum").index(by)
-    return _adds(device, types, 2, 3, around(out.shape, 0), starts=True, along=False, by=mode)
+    return _adds(device, types, 0, by=("add", "multiply", "minimum", "maximum").index(by))
 
 
 @kernel("scatter_add_along_axis", judges=2)
 def _scatter_add_along_axis(device: Facts, types: Types, *, axis: int, length: int) -> Calls:
-    out = types[0]
-    return _adds(device, types, 1, 2, around(out.shape, axis), starts=False, along=True)
+    return _adds(device, types, axis, along=True)
 
 
-def _adds(
-    device: Facts,
-    types: Types,
-    updates: int,
-    indices: int,
-    sizes: tuple[int, int, int],
-    *,
-    starts: bool,
-    along: bool,
-    by: int = 0,
-) -> Calls:
-    """Sum updates by index; `starts`: they are added to operand 1; `along`: each row along the axis
-    has its indices."""
-    out, index_type = types[0], types[indices]
-    before, length, behind = sizes
+def _adds(device: Facts, types: Types, axis: int, *, along: bool = False, by: int = 0) -> Calls:
+    """Sum updates, the last operand but one, by the last, their indices; of three operands, they
+    are added to the first. `along`: each row along the axis has its indices."""
+    out, index_type = types[0], types[-1]
+    updates, indices = len(types) - 2, len(types) - 1
+    starts = int(len(types) == 4)
+    before, length, behind = around(out.shape, axis)
     parts = 2 if out.dtype.kind == "complex" else 1  # complex numbers are added part by part
     dtype = DType.named("f32" if out.dtype.itemsize == 8 else "f64") if parts == 2 else out.dtype
     if not device.has(dtype):
@@ -190,11 +172,10 @@ def _adds(
     rows = before * behind if along else 1
     count = index_type.size // max(rows, 1)
     mark = parts if along else 0
-    text = _text(dtype.name, index_type.dtype, ADDS=int(starts), BY=by)
-    begin = 1 if starts else 0
+    text = _text(dtype.name, index_type.dtype, ADDS=starts, BY=by)
     numbers = (length, behind * parts, count, mark)
     if count <= _FEW:
-        args = (0, begin, updates, indices, REFUSED)
+        args = (0, starts, updates, indices, REFUSED)
         return [_call(text, "add_few", args, out.size * parts, *numbers)]
     if count > 2**31 - 1:
         return None
@@ -204,7 +185,7 @@ def _adds(
     return [
         _call(text, "places", (places, indices, REFUSED), index_type.size, length),
         *calls,
-        _call(text, "add_sorted", (0, begin, updates, keys, order), out.size * parts, *numbers),
+        _call(text, "add_sorted", (0, starts, updates, keys, order), out.size * parts, *numbers),
     ]
 
 
@@ -212,26 +193,12 @@ def _adds(
 
 
 @kernel("mask_scatter", judges=2)
-def _mask_scatter(device: Facts, types: Types, *, shape: Shape) -> Calls:
-    out, updates, mask = types
-    return _masked(out, 0, 1, updates, 2, mask, device)
-
-
 @kernel("mask_set", judges=3)
-def _mask_set(device: Facts, types: Types) -> Calls:
-    out, _, values, mask = types
-    return _masked(out, 1, 2, values, 3, mask, device)
-
-
-def _masked(
-    out: TensorType,
-    begin: int,
-    number: int,
-    values: TensorType,
-    mask_number: int,
-    mask: TensorType,
-    device: Facts,
-) -> Calls:
+def _masked(device: Facts, types: Types, **_: Shape) -> Calls:
+    """Replace elements of zeros, or of the first of three operands, by values where a mask is
+    true."""
+    out, values, mask = types[0], types[-2], types[-1]
+    begin, number, mask_number = range(len(types) - 3, len(types))
     behind, count = out.shape[mask.ndim :], values.shape[0]
     steps = _steps(values.shape, ((count,), behind))
     unit, units = _units(out.dtype)

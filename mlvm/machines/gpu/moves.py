@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,12 +17,12 @@ import numpy as np
 from mlvm.core.ops.half import cast
 from mlvm.core.rules import normalize_axes, normalize_axis
 from mlvm.core.types import DType, Shape, TensorType
-from mlvm.machines.gpu.elementwise import GROUP, packed
+from mlvm.machines.gpu.dtypes import RAW
+from mlvm.machines.gpu.elementwise import GROUP, joined, packed
 from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Types, kernel, source
 
 _MOST_AXES: Final = 6
 _RUN: Final = 32  # elements along the innermost axis that an item of a processor moves
-_RAW: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u64"}
 
 
 class Window(NamedTuple):
@@ -59,7 +60,7 @@ def move(
     add: bool = False,
 ) -> list[Call]:
     """List the calls that move elements from a window of `args[1]` to one of `args[0]`."""
-    axes = _joined(list(zip(lengths, out.steps, x.steps, strict=True)))
+    axes = joined(zip(lengths, out.steps, x.steps, strict=True))[::-1] or [(1, 1, 1)]
     first, start = out.first, x.first
     moved = to is None or (to is dtype and not add)
     if moved and dtype.itemsize == 16:  # as two integers
@@ -79,13 +80,13 @@ def move(
                 inner[0],
                 Window(out.first + i * o, inner[1]),
                 Window(x.first + i * s, inner[2]),
-                DType.named(_RAW[dtype.itemsize]) if moved else dtype,
+                DType.named(RAW[dtype.itemsize]) if moved else dtype,
                 None if moved else to,
                 args,
                 add,
             )
         ]
-    names = dict.fromkeys(("DT", "TO"), _RAW[dtype.itemsize])
+    names = dict.fromkeys(("DT", "TO"), RAW[dtype.itemsize])
     if not moved:
         names = {"DT": dtype.name, "TO": (to or dtype).name}
     run = _RUN if device.is_cpu and axes[0][0] >= _RUN else 1
@@ -105,22 +106,6 @@ def move(
     return [Call(text, "move", (items,), (GROUP,), call_args)]
 
 
-def _joined(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """The axes, the innermost first, those of length 1 left out and neighbours joined where that
-    makes no difference."""
-    joined: list[tuple[int, int, int]] = []
-    for n, o, s in reversed(axes):
-        if n == 1:
-            continue
-        if joined:
-            m, p, t = joined[-1]
-            if (p * m, t * m) == (o, s):
-                joined[-1] = m * n, p, t
-                continue
-        joined.append((n, o, s))
-    return joined or [(math.prod([n for n, _, _ in axes]), 1, 1)]
-
-
 def begin_as(device: Facts, x: TensorType, args: tuple[Argument, Argument] = (0, 1)) -> list[Call]:
     """Have the result begin as an operand, unless it is that: the launcher leaves the call out
     where both lie in one place."""
@@ -138,7 +123,7 @@ def fill(out: TensorType, value: float | complex, argument: Argument = 0) -> lis
 def _bits(out: TensorType, value: float | complex) -> np.generic:
     """An element of that value, as an integer of its size. Of 16 bytes it is 0."""
     bits = cast(np.asarray(value), out.dtype).reshape(1).view(np.uint8)
-    element: np.generic = bits[:8].view(DType.named(_RAW[out.dtype.itemsize]).numpy)[0]
+    element: np.generic = bits[:8].view(DType.named(RAW[out.dtype.itemsize]).numpy)[0]
     return element
 
 
@@ -158,10 +143,16 @@ def _reshape(device: Facts, types: Types, *, shape: Shape) -> Calls:
 
 @kernel("permute_dims")
 def _permute_dims(device: Facts, types: Types, *, axes: tuple[int, ...]) -> Calls:
-    out, x = types
-    steps = packed(x.shape)
-    permuted = [steps[i] for i in normalize_axes(axes, x.ndim)]
-    return move(device, out.shape, whole(out.shape), Window(0, tuple(permuted)), x.dtype)
+    return permuted(device, types[1], normalize_axes(axes, types[1].ndim))
+
+
+def permuted(
+    device: Facts, x: TensorType, axes: Sequence[int], args: tuple[Argument, Argument] = (0, 1)
+) -> list[Call]:
+    """List the calls that permute the axes of a tensor."""
+    shape, steps = [x.shape[i] for i in axes], packed(x.shape)
+    strided = Window(0, tuple([steps[i] for i in axes]))
+    return move(device, shape, whole(shape), strided, x.dtype, args=args)
 
 
 @kernel("concat")
@@ -280,25 +271,19 @@ def _gather_lanes(device: Facts, types: Types, *, axis_name: str, size: int) -> 
 # --- triangles, creation -------------------------------------------------------------
 
 
-def _triangle(types: Types, sign: int, k: int) -> Calls:
+def _triangle(sign: int, device: Facts, types: Types, /, *, k: int) -> Calls:
     out, x = types
-    raw = DType.named(_RAW[x.dtype.itemsize]).numpy
+    raw = DType.named(RAW[x.dtype.itemsize]).numpy
     parts = x.dtype.itemsize // raw.itemsize
     rows, columns = x.shape[-2:]
-    k = max(-rows - columns, min(k, rows + columns))
+    k = max(-rows - columns, min(sign * k, rows + columns))
     count = out.size * parts
     numbers = map(np.int64, (count, rows, columns, sign, k, parts))
     return [_created("triangle", raw, count, (0, 1, *numbers))]
 
 
-@kernel("tril")
-def _tril(device: Facts, types: Types, *, k: int) -> Calls:
-    return _triangle(types, 1, k)
-
-
-@kernel("triu")
-def _triu(device: Facts, types: Types, *, k: int) -> Calls:
-    return _triangle(types, -1, -k)
+kernel("tril")(partial(_triangle, 1))
+kernel("triu")(partial(_triangle, -1))
 
 
 @kernel("full")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mlvm.core.ops.windows import Padding, Pair
-from mlvm.core.types import DType, Shape
+from mlvm.core.types import Shape, TensorType
 from mlvm.machines.gpu.dtypes import around, computed, scalar
 from mlvm.machines.gpu.kernels import (
     REFUSED,
@@ -32,25 +33,18 @@ def _rows(
     """One launch over the rows along `axis` of the first operand."""
     if len({x.dtype for x in types if x.dtype.is_float}) > 1:
         return None
-    x = types[1]
-    return [_over_rows(device, x.shape, x.dtype.name, axis, entry, args, **defines)]
+    return [_over_rows(device, types[1], axis, entry, args, **defines)]
 
 
 def _over_rows(
-    device: Facts,
-    shape: Shape,
-    dtype: str,
-    axis: int,
-    entry: str,
-    args: tuple[Any, ...],
-    **defines: str | int,
+    device: Facts, x: TensorType, axis: int, entry: str, args: tuple[Any, ...], **defines: str | int
 ) -> Call:
-    before, length, behind = around(shape, axis)
+    before, length, behind = around(x.shape, axis)
     lanes = GROUP if behind == 1 and length > _SHORT and not device.is_cpu else 1
     text = source(
         "rows.c",
-        T=dtype,
-        A=computed(DType.named(dtype)).name,
+        T=x.dtype.name,
+        A=computed(x.dtype).name,
         LANES=lanes,
         SIDE=16 if device.is_cpu and behind == 1 and length >= 16 else 1,
         **defines,
@@ -82,23 +76,16 @@ def _softmax_cross_entropy_vjp(device: Facts, types: Types) -> Calls:
     x, labels = types[2:]
     args = (0, 1, 2, 3, REFUSED)
     name = "softmax_cross_entropy_vjp"
-    return [_over_rows(device, x.shape, x.dtype.name, -1, name, args, Y=labels.dtype.name)]
+    return [_over_rows(device, x, -1, name, args, Y=labels.dtype.name)]
 
 
-@kernel("layer_norm", computes=True)
-def _layer_norm(device: Facts, types: Types, *, eps: float) -> Calls:
-    return _rows(device, types, -1, "layer_norm", (0, 1, 2, 3, scalar(types[1].dtype, eps)))
+def _layer_norm(name: str, device: Facts, types: Types, /, *, eps: float) -> Calls:
+    args = (*range(len(types)), scalar(types[1].dtype, eps))
+    return _rows(device, types, -1, name, args)
 
 
-@kernel("layer_norm_normalize", computes=True)
-def _layer_norm_normalize(device: Facts, types: Types, *, eps: float) -> Calls:
-    args = (0, 1, scalar(types[1].dtype, eps))
-    return _rows(device, types, -1, "layer_norm_normalize", args)
-
-
-@kernel("layer_norm_vjp", computes=True)
-def _layer_norm_vjp(device: Facts, types: Types, *, eps: float) -> Calls:
-    return _rows(device, types, -1, "layer_norm_vjp", (0, 1, 2, 3, scalar(types[1].dtype, eps)))
+for _name in ("layer_norm", "layer_norm_normalize", "layer_norm_vjp"):
+    kernel(_name, computes=True)(partial(_layer_norm, _name))
 
 
 @kernel("layer_norm_scale_vjp", computes=True)
@@ -115,7 +102,7 @@ def _layer_norm_scale_vjp(device: Facts, types: Types, *, eps: float) -> Calls:
     sums = Scratch("sums", pieces * length * dtype.itemsize)
     name, wide = x.dtype.name, dtype.name
     args = (statistics, 2, scalar(x.dtype, eps))
-    calls = [_over_rows(device, x.shape, name, -1, "row_statistics", args)] if rows else []
+    calls = [_over_rows(device, x, -1, "row_statistics", args)] if rows else []
     numbers = [np.int64(n) for n in (rows, length, piece, pieces)]
     text = source("rows.c", T=name, LANES=1, A=wide, SIDE=1)
     items, group = (pieces * length,), (GROUP,)
@@ -151,24 +138,23 @@ def _windows(
     return [Call(text, entry, (count,), (GROUP,), whole)]
 
 
-@kernel("patches", computes=True)
-def _patches(device: Facts, types: Types, *, window: Pair, pad_value: float, **how: Any) -> Calls:
+def _of_windows(
+    name: str, filler: float, device: Facts, types: Types, /, *, window: Pair, **how: Any
+) -> Calls:
+    """Read the windows of images, with the filler around these."""
     out, x = types
-    grid = out.shape[1:3]
-    return _windows(device, types, "patches", x.shape, grid, window, filler=pad_value, **how)
+    how = {"filler": how.pop("pad_value", filler), **how}
+    return _windows(device, types, name, x.shape, out.shape[1:3], window, **how)
+
+
+for _name, _filler in (("patches", 0.0), ("max_pool2d", -math.inf), ("avg_pool2d", 0.0)):
+    kernel(_name, computes=True)(partial(_of_windows, _name, _filler))
 
 
 @kernel("unpatches", computes=True)
 def _unpatches(device: Facts, types: Types, *, shape: Shape, **how: Any) -> Calls:
     x = types[1].shape
     return _windows(device, types, "unpatches", shape, x[1:3], x[3:5], **how)
-
-
-@kernel("max_pool2d", computes=True)
-def _max_pool2d(device: Facts, types: Types, *, window: Pair, **how: Any) -> Calls:
-    out, x = types
-    grid = out.shape[1:3]
-    return _windows(device, types, "max_pool2d", x.shape, grid, window, filler=-math.inf, **how)
 
 
 @kernel("max_pool2d_vjp", computes=True)
@@ -185,9 +171,3 @@ def _max_pool2d_vjp(device: Facts, types: Types, *, window: Pair, **how: Any) ->
     args = (0, largest, shares, 2)
     second = _windows(device, types, "max_pool2d_vjp", x.shape, grid, window, args=args, **how)
     return [*first, *second]
-
-
-@kernel("avg_pool2d", computes=True)
-def _avg_pool2d(device: Facts, types: Types, *, window: Pair, **how: Any) -> Calls:
-    out, x = types
-    return _windows(device, types, "avg_pool2d", x.shape, out.shape[1:3], window, **how)

@@ -215,10 +215,8 @@ class OpenCL:
         """Keep values until they are copied: an event that goes before would wait for that."""
         complete = self._cl.command_execution_status.COMPLETE
         self._on_its_way.append((event, values))
-        while self._on_its_way[0][0].command_execution_status <= complete:
+        while self._on_its_way and self._on_its_way[0][0].command_execution_status <= complete:
             self._on_its_way.popleft()
-            if not self._on_its_way:
-                break
 
     def fetch(self, transfers: Sequence[tuple[Array, Any, int]]) -> None:
         events = [
@@ -271,8 +269,3 @@ def listed() -> list[tuple[str, str, int]]:
         (name, f"{device.name.strip()} ({device.platform.name.strip()})", device.global_mem_size)
         for name, device in devices_by_name()
     ]
-
-
-def driver(name: str) -> OpenCL:
-    """The device of that name, which `found` has."""
-    return OpenCL(name)

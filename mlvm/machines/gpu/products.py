@@ -11,6 +11,7 @@ import numpy as np
 from mlvm.core.ops.windows import Sides
 from mlvm.core.types import Shape, TensorType
 from mlvm.machines.gpu.dtypes import computed
+from mlvm.machines.gpu.elementwise import collapsed
 from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Scratch, Types, kernel, source
 from mlvm.machines.gpu.moves import Window, move
 from mlvm.machines.gpu.reductions import adding, fold
@@ -220,24 +221,12 @@ def _stack(
 ) -> tuple[int, int, int, int, int, int] | None:
     """Return the number of products, that along the inner of two axes, and both operands' strides
     along each. None where broadcasting leaves more than two axes."""
-    ndim = max(len(x), len(y))
-    x, y = (1,) * (ndim - len(x)) + x, (1,) * (ndim - len(y)) + y
-    axes: list[tuple[int, int, int]] = []  # length, step of x, step of y; the last axis first
-    for a, b in zip(reversed(x), reversed(y), strict=True):
-        length = a if b == 1 else b
-        x_step, y_step = (x_size if a > 1 else 0), (y_size if b > 1 else 0)
-        x_size, y_size = x_size * a, y_size * b
-        if length == 1:
-            continue
-        if axes:
-            inner, x_inner, y_inner = axes[-1]
-            if (x_step, y_step) == (x_inner * inner, y_inner * inner):
-                axes[-1] = (inner * length, x_inner, y_inner)
-                continue
-        axes.append((length, x_step, y_step))
-    if len(axes) > 2:
+    lengths, (x_steps, y_steps) = collapsed(np.broadcast_shapes(x, y), [x, y])
+    if len(lengths) > 2:
         return None
-    (second, x_second, y_second), (first, x_first, y_first) = (*axes, (1, 0, 0), (1, 0, 0))[:2]
+    first, second = [1, *lengths][-2:]
+    x_first, x_second = [x_size * step for step in [0, *x_steps][-2:]]
+    y_first, y_second = [y_size * step for step in [0, *y_steps][-2:]]
     return first * second, second, x_first, x_second, y_first, y_second
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -12,17 +13,8 @@ import numpy as np
 from mlvm.core.rules import Axis, normalize_axes
 from mlvm.core.types import DType, TensorType, f64
 from mlvm.machines.gpu.dtypes import around, computed, extremes, nbytes, scalar
-from mlvm.machines.gpu.kernels import (
-    KERNELS,
-    Argument,
-    Call,
-    Calls,
-    Facts,
-    Scratch,
-    Types,
-    kernel,
-    source,
-)
+from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Scratch, Types, kernel, source
+from mlvm.machines.gpu.moves import permuted
 
 GROUP: Final = 64
 _PIECE: Final = 8192  # elements of a row that a group adds up
@@ -112,7 +104,7 @@ def reduced(x: TensorType, axis: Axis) -> tuple[int, int, int] | None:
 
 def side_by_side(
     device: Facts, out: TensorType, x: TensorType, axis: Axis
-) -> tuple[list[Call], Argument, tuple[int, int, int]] | None:
+) -> tuple[list[Call], Argument, tuple[int, int, int]]:
     """Calls that bring the reduced axes side by side, where x lies then, and the three sizes."""
     if x.size == 0:  # the kept axes have elements: the result is what a fold of nothing is
         return [], 1, (out.size, 0, 1)
@@ -121,15 +113,8 @@ def side_by_side(
         return [], 1, sizes
     axes = sorted(normalize_axes(axis, x.ndim))
     order = [*[i for i in range(x.ndim) if i not in axes], *axes]
-    moved = x.with_shape([x.shape[i] for i in order])
-    calls = KERNELS["permute_dims"].make(device, (moved, x), axes=tuple(order))
-    if calls is None:
-        return None
     there = Scratch("moved", x.size * x.dtype.itemsize)
-    moves = []
-    for call in calls:
-        args = [there if isinstance(a, int) and a == 0 else a for a in call.args]
-        moves.append(call._replace(args=tuple(args)))
+    moves = permuted(device, x, order, (there, 1))
     length = math.prod(x.shape[i] for i in axes)
     return moves, there, (x.size // max(length, 1), length, 1)
 
@@ -145,10 +130,7 @@ def _fold_axes(
 ) -> Calls:
     """Fold axes; `how` may take the result of another fold, `centre`, whose divisor is `by`."""
     out, x = types
-    moved = side_by_side(device, out, x, axis)
-    if moved is None:
-        return None
-    calls, there, sizes = moved
+    calls, there, sizes = side_by_side(device, out, x, axis)
     at, to = (there, x.dtype.name), (0, out.dtype.name)
     if centre is None:
         return [*calls, *fold(device, how, to, at, sizes, divisor=divisor)]
@@ -231,15 +213,13 @@ _FOLDS: Final[dict[str, Callable[[DType, DType], Fold]]] = {
 """Ops that are one fold, by the dtypes of the result and of the operand."""
 
 
-def _declare(name: str) -> None:
-    @kernel(name, computes=True)
-    def make(device: Facts, types: Types, *, axis: Axis, **_: object) -> Calls:
-        out, x = types
-        return _fold_axes(device, types, axis, _FOLDS[name](out.dtype, x.dtype))
+def _one(name: str, device: Facts, types: Types, /, *, axis: Axis, **_: object) -> Calls:
+    out, x = types
+    return _fold_axes(device, types, axis, _FOLDS[name](out.dtype, x.dtype))
 
 
 for _name in _FOLDS:
-    _declare(_name)
+    kernel(_name, computes=True)(partial(_one, _name))
 
 
 # --- running sums ---------------------------------------------------------------------

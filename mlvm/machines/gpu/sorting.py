@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -44,7 +45,10 @@ def text_of(dtype: DType, out: DType, descending: bool = False, numbers: bool = 
     return source("sorting.c", **names, NUMBERS=int(numbers))
 
 
-def _sort_into(device: Facts, types: Types, axis: int, descending: bool, numbers: bool) -> Calls:
+def _sort_into(
+    numbers: bool, device: Facts, types: Types, /, *, axis: int, descending: bool
+) -> Calls:
+    """Write the sorted values or, with `numbers`, their numbers."""
     out, x = types
     sizes = around(x.shape, axis)
     if sizes[1] > _MOST:
@@ -56,11 +60,5 @@ def _sort_into(device: Facts, types: Types, axis: int, descending: bool, numbers
     return [*calls, back]
 
 
-@kernel("sort", computes=True)
-def _sort(device: Facts, types: Types, *, axis: int, descending: bool) -> Calls:
-    return _sort_into(device, types, axis, descending, False)
-
-
-@kernel("argsort", computes=True)
-def _argsort(device: Facts, types: Types, *, axis: int, descending: bool) -> Calls:
-    return _sort_into(device, types, axis, descending, True)
+kernel("sort", computes=True)(partial(_sort_into, False))
+kernel("argsort", computes=True)(partial(_sort_into, True))

@@ -38,6 +38,8 @@ class Tile(NamedTuple):
 
 _SMALL: Final = Tile(32, 32, 16, 2, 2, 1)
 _LARGE: Final = Tile(64, 64, 16, 4, 4, 1)
+_ON_CPU: Final = (8, 2, 64), (4, 2, 64), (12, 2, 64), (4, 4, 64), (8, 1, 64), (6, 2, 32), (4, 2, 16)
+"""Rows of a processor's work item, vectors beside each other in it, and bytes of a vector."""
 _POSITIONS: Final = 4 << 10  # bytes beside the tiles, for the places of images; less are used
 _ENOUGH: Final = 512 * 512  # elements of a result that keep a GPU busy in large tiles
 
@@ -47,17 +49,8 @@ Table = dict[str, dict[str, list[int]]]
 def candidates(device: Facts, dtype: DType) -> list[Tile]:
     """The tiles that may suit the device, the usual one first."""
     if device.is_cpu and dtype.is_float:
-        shapes = [
-            (8, 2, 64),
-            (4, 2, 64),
-            (12, 2, 64),
-            (4, 4, 64),
-            (8, 1, 64),
-            (6, 2, 32),
-            (4, 2, 16),
-        ]
         tiles = []
-        for high, parts, nbytes in shapes:
+        for high, parts, nbytes in _ON_CPU:
             lanes = nbytes // dtype.itemsize
             tiles.append(Tile(8 * high, 64, 64, high, parts * lanes, lanes))
         fitting = [x for x in tiles if _fits(device, x, dtype)]
