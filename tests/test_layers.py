@@ -72,7 +72,7 @@ BUDGET = {
     "mlvm/show": 1_662,
     "mlvm/input": 1_640,
     "mlvm/step": 3_612,
-    "mlvm/parallel": 3_159,
+    "mlvm/parallel": 3_182,
     "mlvm/eager": 885,
     "mlvm/eager/tensor": 2_160,
     "mlvm/eager/functions": 4_756,
@@ -81,7 +81,7 @@ BUDGET = {
     "mlvm/eager/control": 1_727,
     "mlvm/eager/transform": 2_125,
     "mlvm/eager/nn": 2_262,
-    "mlvm/eager/parallel": 614,
+    "mlvm/eager/parallel": 595,
     "mlvm/eager/optim": 1_224,
     "mlvm/eager/files": 865,
     "mlvm/eager/interop": 480,
@@ -89,8 +89,8 @@ BUDGET = {
     "mlvm/onnx": 5_762,
     "mlvm": 500,
     "models": 3_470,
-    "bench": 5_005,
-    "tests": 61_822,
+    "bench": 5_006,
+    "tests": 61_826,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -17,12 +17,12 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import GroupError, GroupTimeout, brief
-from mlvm.core.protocol import VMProtocol
 from mlvm.machines.closing import Closing
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.collectives import Member
 from mlvm.parallel.communicator import Communicator
+from mlvm.parallel.membership import Membership, member_of
 from mlvm.parallel.rendezvous import Rendezvous
 
 R = TypeVar("R")
@@ -234,18 +234,6 @@ def one_at_a_time(
             busy.clear()  # Ctrl-C may have come before the line above
 
     return run
-
-
-class Membership:
-    """The place of one VM in its group, None while it is in none."""
-
-    def __init__(self, vm: VMProtocol) -> None:
-        self.member: Member | None = None
-
-
-def member_of(vm: VMProtocol) -> Member | None:
-    """Return the VM's membership in a group; None without a group."""
-    return vm.attached(Membership).member
 
 
 class Group(AnyGroup):

@@ -21,7 +21,8 @@ from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel import blas
 from mlvm.parallel.communicator import SMALL
-from mlvm.parallel.group import Group, member_of
+from mlvm.parallel.group import Group
+from mlvm.parallel.membership import member_of
 from tests.brief import Patch, cases, output_of, refuses, with_long
 from tests.interrupting import interrupted_at_line
 from tests.parallel.members import Step, call, run, run_in

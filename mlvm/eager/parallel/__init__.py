@@ -26,10 +26,10 @@ from mlvm.eager.parallel.collectives import send as send
 from mlvm.eager.parallel.collectives import size as size
 from mlvm.eager.parallel.data_parallel import data_parallel as data_parallel
 from mlvm.eager.parallel.data_parallel import value_and_grad as value_and_grad
-from mlvm.eager.parallel.shards import Shard as Shard
 from mlvm.eager.tensor.wrapper import names_shown as _names_shown
 from mlvm.parallel.group import AnyGroup as AnyGroup
 from mlvm.parallel.group import Group as Group
+from mlvm.parallel.membership import Shard as Shard
 from mlvm.parallel.mpi import MpiGroup as MpiGroup
 from mlvm.parallel.named import group as group
 from mlvm.parallel.processes import ProcessGroup as ProcessGroup

@@ -19,7 +19,6 @@ from typing import Any, Final, overload
 
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.program.program import Program
-from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
 from mlvm.eager.functions import creation, random, shapes
 from mlvm.eager.functions.arguments import Ints, integers
@@ -36,7 +35,8 @@ from mlvm.eager.transform.batching import axis_of
 from mlvm.eager.tree import Tree, named_tensors, require_live
 from mlvm.parallel.collectives import Member
 from mlvm.parallel.communicator import Reduction
-from mlvm.parallel.group import AnyGroup, member_of
+from mlvm.parallel.group import AnyGroup
+from mlvm.parallel.membership import place_of
 
 # --- who and with whom ---------------------------------------------------------------
 
@@ -73,12 +73,6 @@ def size(axis_name: str | None = None) -> int:
         ml.parallel.size("nobody")  # ArgumentError
     """
     return place_of(current_arena().vm)[1] if axis_name is None else axis_of(axis_name)[0]
-
-
-def place_of(vm: VMProtocol) -> tuple[int, int]:
-    """Return the VM's rank, and the size of its group."""
-    member = member_of(vm)
-    return (member.rank, member.size) if member is not None else (0, 1)
 
 
 # --- collectives ---------------------------------------------------------------------

@@ -17,12 +17,12 @@ from mlvm.eager.autodiff.grad import collecting
 from mlvm.eager.optim.gradients import Parts, parted
 from mlvm.eager.parallel import shards
 from mlvm.eager.parallel.collectives import all_reduce_start, all_reduce_wait, size
-from mlvm.eager.parallel.shards import Shard
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Node, Tree, Where
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.group import AnyGroup
+from mlvm.parallel.membership import Shard, sharding
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -229,11 +229,11 @@ class _Maker(Generic[R]):
     shard: Shard | None
 
     def __call__(self, rank: int, vm: LocalVM) -> Callable[..., R]:
-        with shards.sharding(self.shard):
+        with sharding(self.shard):
             step = self.make_step(vm)
 
         def take_part(*rows: Array, **common: Any) -> R:
-            with shards.sharding(self.shard):
+            with sharding(self.shard):
                 return step(*rows, **common)
 
         return take_part

@@ -9,17 +9,14 @@ piece, and all pieces of a tensor have one type.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
 from mlvm.core.errors import ArgumentError
 from mlvm.core.program.program import Program
-from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.eager.autodiff.tape import OperandVjp, taping
 from mlvm.eager.functions import creation, shapes
@@ -45,9 +42,7 @@ from mlvm.eager.tree import (
     replace,
     require_types,
 )
-
-Shard: TypeAlias = Literal["optimizer", "all"]
-"""Sharded state: the optimizer's, or the weights, too."""
+from mlvm.parallel.membership import Shard, sharding_here
 
 BUCKET_NBYTES: Final = 1 << 20
 """Bytes of a bucket: large enough to hide latency, and small enough that the last one, which
@@ -55,30 +50,10 @@ overlaps no computation, is short."""
 
 _GATHER_INTO: Final = Program.of_op("all_gather.out", 2, {}, 0)
 
-_sharding: ContextVar[Shard | None] = ContextVar("shard", default=None)
-
-sharding_here: Final = _sharding.get
-"""Return the sharding of the block that this thread or task is in, in a group of any size."""
-
-
-@contextmanager
-def sharding(shard: Shard | None) -> Iterator[None]:
-    """Shard the state of optimizers created inside the block, and average gradients for them."""
-    before = _sharding.set(shard)
-    try:
-        yield
-    finally:
-        _sharding.reset(before)
-
 
 def current_sharding() -> Shard | None:
     """Return the current sharding; None in a group of one."""
     return sharding_here() if size() > 1 else None
-
-
-def sharing_of(vm: VMProtocol) -> tuple[int, int, Shard | None]:
-    """Return the context of a step on this VM, for guards: rank, group size and sharding."""
-    return *collectives.place_of(vm), sharding_here()
 
 
 # --- pieces --------------------------------------------------------------------------

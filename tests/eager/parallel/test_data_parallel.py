@@ -15,6 +15,7 @@ from mlvm.core.types import Array
 from mlvm.eager import Tensor, nn
 from mlvm.eager.parallel import shards
 from mlvm.machines.local import LocalVM as VM
+from mlvm.parallel import membership
 from models.mlp import Mlp
 from models.mlp_mixer import MlpMixer
 from tests.brief import Patch, cases, refuses
@@ -264,7 +265,7 @@ def calls_of_a_captured_step(*names: str, shard: ml.parallel.Shard | None = None
         return [name for line in text.splitlines() for name in names if f'"{name}' in line]
 
     def sharding(rank: int) -> list[str]:
-        with shards.sharding(shard):
+        with membership.sharding(shard):
             return step(rank)
 
     calls: list[str] = run(2, sharding)[0]

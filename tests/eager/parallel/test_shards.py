@@ -15,6 +15,7 @@ from mlvm.core.types import Array
 from mlvm.eager import Tensor, nn
 from mlvm.eager.parallel import shards
 from mlvm.machines.local import LocalVM as VM
+from mlvm.parallel.membership import Shard, sharding
 from tests.brief import Patch, cases, refuses
 
 pytest.importorskip("threadpoolctl")
@@ -87,7 +88,7 @@ def train(
     members: int,
     optimizer_of: Callable[[nn.Module], ml.optim.Optimizer],
     *,
-    shard: shards.Shard | None = None,
+    shard: Shard | None = None,
     captured: bool = False,
     clip: float | None = None,
     plainly: bool = False,
@@ -171,7 +172,7 @@ def test_parts_train_as_the_whole_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("shard", ["optimizer", "all"])
-def test_clipping_is_by_the_norm_of_the_whole(shard: shards.Shard) -> None:
+def test_clipping_is_by_the_norm_of_the_whole(shard: Shard) -> None:
     whole = train(3, OPTIMIZERS["momentum"], clip=0.1)
     for captured in (False, True):
         parts = train(3, OPTIMIZERS["momentum"], shard=shard, clip=0.1, captured=captured)
@@ -183,7 +184,7 @@ def test_clipping_is_by_the_norm_of_the_whole(shard: shards.Shard) -> None:
 
 
 @pytest.mark.parametrize("shard", ["optimizer", "all"])
-def test_a_tensor_under_two_paths(shard: shards.Shard) -> None:
+def test_a_tensor_under_two_paths(shard: Shard) -> None:
     tied = partial(Net, tied=True)
     whole = train(2, OPTIMIZERS["adamw"], model_of=tied)
     parts = train(2, OPTIMIZERS["adamw"], model_of=tied, shard=shard)
@@ -208,10 +209,10 @@ def test_members_keep_their_part_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("written", [(None, 2), ("optimizer", 3), ("all", 4)])
-def test_a_state_loads_with_other_members(written: tuple[shards.Shard | None, int]) -> None:
+def test_a_state_loads_with_other_members(written: tuple[Shard | None, int]) -> None:
     wrote, n = written
     saved = train(n, OPTIMIZERS["adamw"], shard=wrote, steps=1).state
-    reads: list[tuple[shards.Shard | None, int]] = [(None, 1), ("optimizer", 4), ("all", 3)]
+    reads: list[tuple[Shard | None, int]] = [(None, 1), ("optimizer", 4), ("all", 3)]
     for shard, m in reads:
         loaded = train(m, OPTIMIZERS["adamw"], shard=shard, start=saved, steps=0).state
         assert loaded.keys() == saved.keys()
@@ -221,7 +222,7 @@ def test_a_state_loads_with_other_members(written: tuple[shards.Shard | None, in
 
 def test_a_layer_in_parts_is_gathered_when_it_is_read_and_once_more_in_a_checkpoint() -> None:
     def step(rank: int, vm: VM) -> tuple[Any, ...]:
-        with shards.sharding("all"):
+        with sharding("all"):
             layer = nn.Linear(3, 5, key=ml.random.key(0))
             whole = layer.kernel
             x = ml.ones((2, 3)) * (1.0 + rank)
@@ -307,12 +308,12 @@ def test_what_is_refused() -> None:
             layer = nn.Linear(3, 5, key=ml.random.key(0))
             for make in (ml.optim.Lamb, ml.optim.Adafactor, ml.optim.Muon, ml.optim.LBFGS):
                 message = f"{make.__name__} looks at whole parameters, .* shard='{shard}'"
-                with shards.sharding(shard), pytest.raises(ArgumentError, match=message):
+                with sharding(shard), pytest.raises(ArgumentError, match=message):
                     make(layer, 0.1)
             assert layer.kernel.shape == (3, 5)
-        with shards.sharding("all"), pytest.raises(ArgumentError, match="by a Module"):
+        with sharding("all"), pytest.raises(ArgumentError, match="by a Module"):
             ml.optim.SGD(x, 0.1)
-        with shards.sharding("optimizer"):
+        with sharding("optimizer"):
             optimizer = ml.optim.SGD(x, 0.1)
             _, parts = ml.parallel.value_and_grad(lambda x: ml.sum(x["x"]))(x)
         with pytest.raises(ShapeError, match=r"gradient 'x' is f32\[2\], got f32\[3\]"):
@@ -320,7 +321,7 @@ def test_what_is_refused() -> None:
         optimizer.update(parts)
         optimizer.update({"x": ml.ones((3,))})
         np.testing.assert_allclose(x["x"], 0.8, rtol=1e-6)
-        with shards.sharding("all"):
+        with sharding("all"):
             layer = nn.Linear(3, 5, key=ml.random.key(0))
             ml.optim.SGD(layer, 0.1)
             refuses(ArgumentError, "EMA: the weights are kept in parts", ml.optim.EMA, layer)

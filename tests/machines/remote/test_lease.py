@@ -270,7 +270,7 @@ def test_messages_are_sent_again_from_any_one_on() -> None:
     stream.add([b"".join(messages[:3])], _Sent(3, 3, 0, []))
     stream.add([b"".join(messages[3:5]), messages[5]], _Sent(5, 5, 1, []))
     stream.add([b"".join(messages[6:])], _Sent(8, 8, 1, []))
-    unconfirmed: list[_Unconfirmed] = stream._sending.unconfirmed  # type: ignore[attr-defined]
+    unconfirmed: list[_Unconfirmed] = stream._sending.unconfirmed
     for arrived in range(10):
         assert b"".join(_messages_after(unconfirmed, arrived)) == b"".join(messages[arrived:])
     stream.flush()
@@ -278,7 +278,7 @@ def test_messages_are_sent_again_from_any_one_on() -> None:
     theirs.sendall(framed(Kind.answer)(b""))
     stream.receive()
     stream.add((), _Sent(8, 8, 1, []))
-    assert [each.first for each in stream._sending.unconfirmed] == [7]  # type: ignore[attr-defined]
+    assert [each.first for each in stream._sending.unconfirmed] == [7]
     stream.close()
     theirs.close()
 

@@ -18,11 +18,10 @@ from mlvm.core.types import TensorType
 from mlvm.eager.capture.guards.checker import MISSING, Guard
 from mlvm.eager.capture.guards.guard_set import CALLED, NUMBERS, Field, GuardSet, dict_of
 from mlvm.eager.capture.guards.layout import PLAIN
-from mlvm.eager.parallel.shards import sharding_here, sharing_of
 from mlvm.eager.recording import debug
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.parallel.group import Membership
+from mlvm.parallel.membership import Membership, place_of, sharding_here
 
 _MOST_GUARD_SETS: Final = 8
 
@@ -132,7 +131,7 @@ class Signature:
 
 def context_of(vm: VMProtocol) -> Any:
     """Return the state of mlvm that programs depend on, besides arguments and guarded state."""
-    return id(vm), debug.is_watched(vm), sharing_of(vm), autocast_dtype()
+    return id(vm), debug.is_watched(vm), place_of(vm), sharding_here(), autocast_dtype()
 
 
 def context_guards(vm: VMProtocol) -> list[Guard]:
