@@ -52,8 +52,7 @@ from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
 from mlvm.machines.standalone.targets import OPTIONS, TARGETS
-from mlvm.parallel.launch import launch
-from mlvm.parallel.mpirun import mpirun
+from mlvm.parallel.launch import launch, mpirun
 from mlvm.show.memory import show_plan, show_program, show_script
 from mlvm.show.page import Step, check_writable, session_page, step_page, write_page
 from mlvm.show.script import INTERRUPTED, ScriptFailed, run_script

@@ -1,9 +1,12 @@
-"""`python -m mlvm launch`: the processes of a group, started again when one of them fails."""
+"""`python -m mlvm launch`: the processes of a group, started again when one of them fails; and
+`python -m mlvm mpirun`: processes for an `MpiGroup`."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,9 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
-from mlvm.core.errors import GroupError
+from mlvm.core.errors import GroupError, MissingExtra
 from mlvm.machines.remote.address import TcpAddress, parse_address
 from mlvm.machines.remote.secret import VARIABLE
 from mlvm.parallel.tcp import SECRET
@@ -145,3 +149,20 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
                 end(process)
     for process in processes:
         process.wait()
+
+
+def mpirun(processes: int, command: Sequence[str]) -> NoReturn:
+    """Replace this process by an `mpiexec` that runs `processes` processes of this Python with
+    these arguments.
+
+    It is the one in this Python's folder, from the package mpich, or else the system's. Raises
+    `MissingExtra` without mpi4py or any mpiexec.
+    """
+    if importlib.util.find_spec("mpi4py") is None:
+        raise MissingExtra('mpi4py is not installed: pip install "mlvm[mpi]"')
+    folder = str(Path(sys.executable).parent)
+    mpiexec = shutil.which("mpiexec", path=folder) or shutil.which("mpiexec")
+    if mpiexec is None:
+        raise MissingExtra('there is no mpiexec: pip install "mlvm[mpi]"')
+    sys.stdout.flush()
+    os.execv(mpiexec, [mpiexec, "-n", str(processes), sys.executable, *command])

@@ -20,7 +20,6 @@ import hmac
 import ipaddress
 import os
 import secrets
-import select
 import selectors
 import socket
 import struct
@@ -59,6 +58,7 @@ from mlvm.machines.remote.admission import Admission
 from mlvm.machines.remote.handshake import BUSY, Hello, admit, check_secret, greet
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.secret import VARIABLE, find_secret
+from mlvm.machines.remote.watchdog import has_come
 from mlvm.parallel import plain
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.group import checked_timeout, name_of
@@ -475,7 +475,7 @@ class _Meet(NamedTuple):
                     f"{self._name(self.rank)} waits for {late}, who did not join{refusals}"
                 )
             strangers.sweep()
-            if _has_come(listener, min(remaining, _AGAIN)):
+            if has_come(listener, min(remaining, _AGAIN)):
                 try:
                     sock, _ = listener.accept()
                 except OSError:  # it has gone, or there are too many open files
@@ -506,7 +506,7 @@ class _Meet(NamedTuple):
         the refusals that it has told until then."""
         refusals, ended = "", False
         while not ended and (remaining := self.until - time.monotonic()) > 0:
-            if _has_come(link.socket, remaining):
+            if has_come(link.socket, remaining):
                 try:
                     link.receive()
                 except ConnectionLost:  # it waits no longer
@@ -534,13 +534,6 @@ def _link(
     base = hmac.digest(secret, b"mlvm group " + asking_nonce + answered, "sha256")
     ours, theirs = (hmac.digest(base, side, "sha256") for side in (b"asks", b"answers"))
     return Link(sock, ours, theirs) if asks else Link(sock, theirs, ours)
-
-
-def _has_come(sock: socket.socket, seconds: float) -> bool:
-    """Wait so long for something to receive; whether there is anything."""
-    poll = select.poll()  # select.select takes no number of a file above 1023
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(seconds * 1e3))
 
 
 def _tell(link: Link, what: tuple[_Place, ...] | str) -> None:

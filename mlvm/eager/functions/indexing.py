@@ -396,8 +396,7 @@ def scatter_add(x: Tensor, indices: Any, updates: Any, /) -> Tensor:
         ml.scatter_add(v, 0, 1j)  # DTypeError
         ml.scatter_add(v, [9], 1.0)  # PositionRefused
     """
-    type_of(x)
-    require("numeric", x.type)
+    require("numeric", type_of(x))
     return _combined_at("add", x, indices, updates)
 
 

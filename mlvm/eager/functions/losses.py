@@ -312,18 +312,16 @@ def softmax_cross_entropy(
         terms = labels * op.log_softmax(logits, axis=-1)
         return reduced(-op.sum(terms if weight is None else terms * weight, axis=-1), reduction)
     labels, ignored = _counted(labels, ignore_index)
-    losses = op.softmax_cross_entropy(logits, labels)
+    losses, weights = op.softmax_cross_entropy(logits, labels), None
+    if weight is not None:
+        weights = op.take(weight, labels, axis=0)
+        losses = losses * weights
     if smoothing:
         log_sums = op.logsumexp(logits, axis=-1)
         if weight is None:
             of_all = log_sums - op.mean(logits, axis=-1)
         else:
             of_all = log_sums * op.mean(weight) - op.mean(logits * weight, axis=-1)
-    weights = None
-    if weight is not None:
-        weights = op.take(weight, labels, axis=0)
-        losses = losses * weights
-    if smoothing:
         losses = losses * (1.0 - smoothing) + of_all * smoothing
     return _of_labels(losses, weights, ignored, reduction)
 

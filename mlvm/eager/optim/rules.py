@@ -120,9 +120,7 @@ class RMSProp(Optimizer):
             m = others[0]
             multiply_add_into(m, m, alpha, part)
             variance = op.multiply_add(-m, m, v)
-        d = op.sqrt(variance)
-        d += eps
-        op.divide(g, d, out=d)
+        d = over_root(g, variance, eps)
         if hyper.momentum:
             b = others[-1]
             multiply_add_into(b, b, momentum, d)
@@ -157,10 +155,7 @@ class Adagrad(Optimizer):
         minus_rate, eps = scalars
         [v] = state
         multiply_add_into(v, g, g, v)
-        d = op.sqrt(v)
-        d += eps
-        op.divide(g, d, out=d)
-        multiply_add_into(p, d, minus_rate, p)
+        multiply_add_into(p, over_root(g, v, eps), minus_rate, p)
 
 
 class Adadelta(Optimizer):
@@ -277,10 +272,7 @@ class Adam(Optimizer):
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
         minus_rate, eps, *betas = scalars
         gradient_sum, square_sum = moments(g, state, betas)
-        step = op.sqrt(square_sum)
-        step += eps
-        op.divide(gradient_sum, step, out=step)
-        multiply_add_into(p, step, minus_rate, p)
+        multiply_add_into(p, over_root(gradient_sum, square_sum, eps), minus_rate, p)
 
 
 class AdamW(Adam):
@@ -435,6 +427,13 @@ def moments(g: Tensor, state: Tensors, betas: Tensors) -> Tensors:
     square_sum *= beta2
     multiply_add_into(square_sum, g, g, square_sum)
     return gradient_sum, square_sum
+
+
+def over_root(x: Tensor, v: Tensor, eps: Tensor) -> Tensor:
+    """Compute x / (sqrt(v) + eps)."""
+    root = op.sqrt(v)
+    root += eps
+    return op.divide(x, root, out=root)
 
 
 def scalars_like(rate: Tensor, *numbers: float) -> Tensors:

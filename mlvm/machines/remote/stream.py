@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import ssl
 import struct
@@ -26,7 +25,7 @@ import numpy as np
 from mlvm.core.errors import ConnectionLost, EncodingError, LimitExceeded
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind, Reader, Writer
 from mlvm.core.types import Array, TensorType
-from mlvm.machines.remote.watchdog import has_hung_up
+from mlvm.machines.remote.watchdog import has_come, has_hung_up
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -75,9 +74,7 @@ class Stream:
             return True
         if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
             return True
-        poll = select.poll()
-        poll.register(self.socket, select.POLLIN)
-        return bool(poll.poll(max(deadline - time.monotonic(), 0.0) * 1e3))
+        return has_come(self.socket, deadline - time.monotonic())
 
     def set_timeouts(self, receive: float, send: float) -> None:
         """Lose the connection when receiving or sending a message takes more than these seconds,

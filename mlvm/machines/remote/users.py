@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
@@ -51,29 +50,6 @@ def niceness(others: int) -> int:
     return min(19, round(math.log(others + 1, _STEP)))
 
 
-@dataclass
-class _User:
-    """Usage of a user's clients.
-
-    nbytes: bytes of their tensors and storages
-    minutes: launches and processor seconds by minute of `monotonic`, for the last hour
-    """
-
-    nbytes: int = 0
-    minutes: dict[int, tuple[int, float]] = field(default_factory=dict)
-
-    def spend(self, launches: int, seconds: float, now: float) -> None:
-        this = int(now // _MINUTE)
-        before = self.minutes.get(this, (0, 0.0))
-        self.minutes[this] = before[0] + launches, before[1] + seconds
-
-    def last_hour(self, now: float) -> tuple[int, float]:
-        first = (now - _HOUR) // _MINUTE
-        self.minutes = {each: spent for each, spent in self.minutes.items() if each > first}
-        spent = self.minutes.values()
-        return sum(launches for launches, _ in spent), sum(seconds for _, seconds in spent)
-
-
 class Accounts:
     """Usage and quotas of users. One thread at a time uses it.
 
@@ -82,20 +58,22 @@ class Accounts:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._users: dict[str, _User] = {}
-        self._totals: dict[int, tuple[int, float]] = {}
+        self._nbytes: Mapping[str, int] = {}
+        self._totals: dict[int, tuple[int, float]] = {}  # by client
+        self._spent: dict[str, dict[int, tuple[int, float]]] = {}
+        """Launches and processor seconds by user and minute of `monotonic`, for the last hour."""
 
     def spend(self, user: str, client: int, launches: int, seconds: float) -> None:
         """Record a client's launches and seconds since it connected."""
         before = self._totals.get(client, (0, 0.0))
         self._totals[client] = launches, seconds
-        new = launches - before[0], seconds - before[1]
-        self._users.setdefault(user, _User()).spend(*new, monotonic())
+        minutes, now = self._spent.setdefault(user, {}), int(monotonic() // _MINUTE)
+        earlier = minutes.get(now, (0, 0.0))
+        minutes[now] = earlier[0] + launches - before[0], earlier[1] + seconds - before[1]
 
     def set_bytes(self, nbytes: Mapping[str, int]) -> None:
         """Record the bytes of users by name; users without an entry have none."""
-        for name, user in self._users.items():
-            user.nbytes = nbytes.get(name, 0)
+        self._nbytes = nbytes
 
     def leave(self, client: int) -> None:
         """Forget a client that has left."""
@@ -103,14 +81,15 @@ class Accounts:
 
     def over(self, user: str) -> str | None:
         """Return how the user exceeds a quota, or None."""
-        account = self._users.get(user)
-        if account is None:
-            return None
-        limits, (launches, seconds) = self._limits, account.last_hour(monotonic())
+        first = (monotonic() - _HOUR) // _MINUTE
+        minutes = self._spent.setdefault(user, {})
+        for old in [each for each in minutes if each <= first]:
+            del minutes[old]
+        limits, spent = self._limits, minutes.values()
         for what, usage, most in (
-            ("bytes", account.nbytes, limits.user_bytes),
-            ("launches in an hour", launches, limits.user_launches),
-            ("seconds of a processor in an hour", seconds, limits.user_seconds),
+            ("bytes", self._nbytes.get(user, 0), limits.user_bytes),
+            ("launches in an hour", sum(each for each, _ in spent), limits.user_launches),
+            ("seconds of a processor in an hour", sum(x for _, x in spent), limits.user_seconds),
         ):
             if usage > most:
                 who = f"the user {user!r} has" if user else "you have"

@@ -127,6 +127,13 @@ class Watchdog:
                         _raise_in(watch.thread, Stopped)
 
 
+def has_come(sock: socket.socket, seconds: float) -> bool:
+    """Wait until bytes can be received, at most `seconds`. Return whether they can."""
+    poll = select.poll()  # select.select takes no number of a file above 1023
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(max(seconds, 0.0) * 1e3))
+
+
 def has_hung_up(sock: socket.socket) -> bool:
     """Return whether the peer has closed the connection."""
     try:
