@@ -218,18 +218,16 @@ def _is_in_memory(x: object) -> bool:
 
 
 def _column(column: Any, ragged: bool) -> Any:
-    array = None
-    if isinstance(column, list) or _is_in_memory(column):
-        try:
-            array = _array(column)
-        except PipelineError:  # rows of many lengths
-            if not ragged or not isinstance(column, list):
-                raise
-            return Ragged(column)
-        if ragged and array.dtype.hasobject and array.ndim == 1:
-            return Ragged(array)
-    if array is None:
+    if not isinstance(column, list) and not _is_in_memory(column):
         return as_dataset(column, ragged=ragged)
+    try:
+        array = _array(column)
+    except PipelineError:  # rows of many lengths
+        if not ragged or not isinstance(column, list):
+            raise
+        return Ragged(column)
+    if ragged and array.dtype.hasobject and array.ndim == 1:
+        return Ragged(array)
     if not array.ndim:
         raise PipelineError(f"expected a column with a row for each sample, got {brief(column)}")
     return array

@@ -232,12 +232,8 @@ def _load_state(x: Any, state: Any) -> None:
 
 def _schedules_of(optimizer: Optimizer) -> list[Any]:
     """Return the hyperparameters with a state, such as `optim.Plateau`, each once."""
-    options = [
-        x
-        for each in (optimizer, *optimizer.groups)
-        for name, x in vars(each).items()
-        if name in optimizer._options
-    ]
+    holders = optimizer, *optimizer.groups
+    options = [x for each in holders for x in _options_of(each, optimizer).values()]
     return [*{id(x): x for x in options if loader_of(x) is not None}.values()]
 
 
@@ -250,9 +246,14 @@ def _numbers_of(optimizer: Optimizer) -> list[Values]:
 
 
 def _own(holder: Any, optimizer: Optimizer) -> Values:
-    numbers = {name: x for name, x in vars(holder).items() if name in optimizer._options}
-    numbers = {name: float(x) if isinstance(x, Tensor) else x for name, x in numbers.items()}
+    options = _options_of(holder, optimizer)
+    numbers = {name: float(x) if isinstance(x, Tensor) else x for name, x in options.items()}
     return {name: x for name, x in numbers.items() if not callable(x)}
+
+
+def _options_of(holder: Any, optimizer: Optimizer) -> Values:
+    """Return the hyperparameters of the optimizer itself, or those of one of its groups."""
+    return {name: x for name, x in vars(holder).items() if name in optimizer._options}
 
 
 def _set_numbers(optimizer: Optimizer, numbers: list[Values]) -> None:

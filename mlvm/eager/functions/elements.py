@@ -66,8 +66,7 @@ def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
     if not isinstance(x, Tensor) and not isinstance(y, Tensor):
         x = as_operand(x) if is_array(x) else full((), cast(Scalar, x))
     like = x if isinstance(x, Tensor) else cast(Tensor, y)
-    chosen = as_operand(x, like), as_operand(y, like)
-    return op.where(condition, *chosen)
+    return op.where(condition, as_operand(x, like), as_operand(y, like))
 
 
 @public

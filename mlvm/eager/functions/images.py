@@ -73,18 +73,13 @@ def interpolate(
         return adaptive_avg_pool(x, counts)
     for axis, (n, count, ratio) in enumerate(zip(x.shape[1:-1], counts, ratios, strict=True), 1):
         place = np.arange(count)
-        if mode == "nearest":
-            at = place * n // count if scale is None else np.minimum(place * ratio, n - 1)
+        middle = (place + 0.5) * ratio
+        if mode in ("nearest", "nearest-exact"):
+            lower = place * n // count if scale is None else place * ratio
+            at = np.minimum(lower if mode == "nearest" else middle, n - 1)
             x = op.take(x, asarray(at.astype(np.int64)), axis=axis)
             continue
-        if mode == "nearest-exact" or not align_corners:
-            at = (place + 0.5) * ratio
-        else:
-            at = place * ((n - 1) / max(count - 1, 1))
-        if mode == "nearest-exact":
-            x = op.take(x, asarray(np.minimum(at, n - 1).astype(np.int64)), axis=axis)
-            continue
-        at = at if align_corners else at - 0.5
+        at = place * ((n - 1) / max(count - 1, 1)) if align_corners else middle - 0.5
         if mode in _LINEAR:
             at = np.clip(at, 0, n - 1)
         first = np.floor(at)
@@ -195,15 +190,12 @@ def grid_sample(
             at = (place + 1.0) * ((length - 1) / 2)
         else:
             at = ((place + 1.0) * float(length) - 1.0) / 2.0
-        if mode == "bicubic":
-            first = op.floor(stop_gradient(at))
-            taps = [
-                (inside(each, length), weight) for each, weight in _taps(first, at - first, mode)
-            ]
-        else:
+        if mode != "bicubic":
             at = inside(at, length)
-            first = op.floor(stop_gradient(at))
-            taps = [(op.round(at), None)] if mode == "nearest" else _taps(first, at - first, mode)
+        first = op.floor(stop_gradient(at))
+        taps = [(op.round(at), None)] if mode == "nearest" else _taps(first, at - first, mode)
+        if mode == "bicubic":
+            taps = [(inside(each, length), weight) for each, weight in taps]
         sides.append([_tap(each, weight, length) for each, weight in taps])
     indices, weights = map(list, zip(*sides[0], strict=True))
     for side, length in zip(sides[1:], size[1:], strict=True):

@@ -523,9 +523,8 @@ def lu_solve(factors: tuple[Tensor, Tensor], x2: Tensor, /) -> Tensor:
     both, wide = widened(both), widened(columns)
     rows = op.one_hot(order, num_classes=type.shape[-1], dtype=wide.dtype.name) @ wide
     half = op.solve_triangular(both, rows, lower=True, unit_diagonal=True)
-    solution = rounded(
-        op.solve_triangular(both, half, lower=False), promote(type.dtype, right.dtype)
-    )
+    solution = op.solve_triangular(both, half, lower=False)
+    solution = rounded(solution, promote(type.dtype, right.dtype))
     return solution[..., 0] if right.ndim == 1 else solution
 
 

@@ -642,8 +642,7 @@ def truncated_normal(
     if not target.is_float:
         raise DTypeError(f"expected a float dtype, got {target}")
     low, high = [asarray(_number(x, "a bound", target), dtype=target) for x in bounds]
-    bounds_shape = broadcast_shapes(low.shape, high.shape)
-    drawn = _drawn_shape(bounds_shape, shape)
+    drawn = _drawn_shape(broadcast_shapes(low.shape, high.shape), shape)
     u = op.uniform(_or_next(key), shape=drawn, dtype=_wide_dtype(target))
     first, last = [op.erf(widened(x) * math.sqrt(0.5)) for x in (low, high)]
     y = op.erfinv(first + u * (last - first))

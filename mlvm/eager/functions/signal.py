@@ -174,11 +174,9 @@ def istft(
     samples = reach - 2 * start if length is None else _at_least(length, "length", 0)
     signal_part = part(signal, x.ndim - 2, span(start, min(reach, start + samples)))
     missing = samples - signal_part.shape[-1]
-    return (
-        op.pad(signal_part, widths=((0, 0),) * (x.ndim - 2) + ((0, missing),))
-        if missing
-        else signal_part
-    )
+    if missing:
+        signal_part = op.pad(signal_part, widths=((0, 0),) * (x.ndim - 2) + ((0, missing),))
+    return signal_part
 
 
 def _at_least(value: int, name: str, least: int) -> int:
