@@ -90,7 +90,7 @@ BUDGET = {
     "mlvm": 500,
     "models": 3_470,
     "bench": 5_006,
-    "tests": 61_826,
+    "tests": 61_828,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

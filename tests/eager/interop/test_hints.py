@@ -17,6 +17,7 @@ import pytest
 import mlvm
 import mlvm.eager as ml
 from mlvm.eager.interop.hints import hints, rows
+from mlvm.machines.gpu.devices import why_not
 from tests.brief import refuses
 
 NAMESPACES = {name: getattr(ml, name) for name in dir(ml)}
@@ -166,6 +167,8 @@ _LOCAL = pytest.mark.local(reason="only a VM of this process has a device, or a 
 def test_the_code_of_a_hint_runs(
     owner: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if "opencl" in code and (why := why_not("opencl")):
+        pytest.skip(why)
     monkeypatch.chdir(tmp_path)
     np.zeros(4).tofile("path")
     names = {**operands(owner), **OTHER_OPERANDS.get(code, {}), "breakpoint": list}
