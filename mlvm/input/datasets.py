@@ -135,9 +135,7 @@ class _Columns:
     def __getitem__(self, indices: Indices) -> Arrays:
         arrays = [x[indices] for x in self._columns]
         columns = [x if isinstance(x, np.ndarray) else _only(x) for x in arrays]
-        return parts_of(
-            dict(zip(self._names, columns, strict=True)) if self._names else tuple(columns)
-        )
+        return parts_of(dict(zip(self._names, columns, strict=True)) if self._names else columns)
 
 
 def _in_order(row: tuple[Any, ...], first: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -736,9 +736,8 @@ class MessageGroup(AnyGroup):
                     error = raised
                     data = self._encoding.packed_failure(raised, first=communicator.is_mine)
                 interrupted = not isinstance(error, Exception | None)
-                results_by_rank = communicator.conclude(
-                    data, GRACE if interrupted else None, self.timeout
-                )
+                seconds = GRACE if interrupted else None
+                results_by_rank = communicator.conclude(data, seconds, self.timeout)
                 concluded = True
             if error is not None and (communicator.is_mine or interrupted or communicator.spoiled):
                 error.add_note(f"raised by {self._names[self.rank]} of a group of {self.size}")

@@ -404,13 +404,11 @@ class _Meet(NamedTuple):
         listens."""
         why = ""
         while (remaining := self.until - time.monotonic()) > 0:
-            nonce = secrets.token_bytes(32)
+            nonce, patience = secrets.token_bytes(32), min(remaining, _SHAKE)
             hello = Hello("group", str(self.size), f"{self.rank} {here} {nonce.hex()}", True)
             try:
-                with closing_on_error(connect(address, min(remaining, _SHAKE))) as sock:
-                    about = greet(
-                        sock, self.secret, hello, time.monotonic() + min(remaining, _SHAKE)
-                    )
+                with closing_on_error(connect(address, patience)) as sock:
+                    about = greet(sock, self.secret, hello, time.monotonic() + patience)
                     return _link(sock, self.secret, nonce, bytes.fromhex(about["nonce"]), True)
             except (OSError, AddressError) as error:
                 if isinstance(error, AccessRefused) and str(error) != BUSY:

@@ -53,13 +53,11 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
     drawn = _largest(recording.lifetimes)
     colours = _colours(drawn)
     count, total = len(drawn), len(recording.lifetimes)
-    tensors = (
-        f"{total:,} tensors" if count == total else f"the largest {count:,} of {total:,} tensors"
-    )
+    part = "" if count == total else f"the largest {count:,} of "
     ratio = f", {top / bound:.2f} times the lower bound" if bound else ""
     abouts = [
-        f"{tensors}; the arena holds {recording.capacity:,} bytes; in use at once at most "
-        f"{max(bound, recording.high_before):,}; highest address {top:,}{ratio}"
+        f"{part}{total:,} tensors; the arena holds {recording.capacity:,} bytes; in use at once at "
+        f"most {max(bound, recording.high_before):,}; highest address {top:,}{ratio}"
     ]
     if recording.forgotten:
         abouts.append(forgotten_of(recording))

@@ -511,12 +511,9 @@ def _edges(x: Tensor, bins: Any, ends: tuple[float, float] | None) -> Tensor:
         low, high = op.min(x), op.max(x)
     else:
         interval = (0.0, 1.0) if ends is None else ends
-        pair = (
-            isinstance(interval, (tuple, list))
-            and len(interval) == 2
-            and all(map(is_real, interval))
-        )
-        if not pair or not all(map(math.isfinite, interval)) or interval[0] > interval[1]:
+        is_pair = isinstance(interval, (tuple, list)) and len(interval) == 2
+        is_finite = is_pair and all(is_real(each) and math.isfinite(each) for each in interval)
+        if not is_finite or interval[0] > interval[1]:
             raise ArgumentError(f"expected range as a finite low <= high, got {brief(ends)}")
         low, high = [constant(float(each), x.dtype) for each in interval]
     one = op.equal(low, high)

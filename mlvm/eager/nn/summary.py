@@ -55,9 +55,8 @@ class Summary:
             above.append(f"{row.path}/" if row.path else "")
             calls = len(row.outputs)
             types = ", ".join(map(str, row.outputs[-1])) if calls else ""
-            output_bytes = (
-                f"{sum(x.nbytes for types in row.outputs for x in types):,}" if calls else ""
-            )
+            nbytes = sum(x.nbytes for types in row.outputs for x in types)
+            output_bytes = f"{nbytes:,}" if calls else ""
             output = f"{types} in {calls} calls" if calls > 1 else types
             cells.append((f"{row.parameters:,}", f"{row.nbytes:,}", output_bytes, output, label))
         return cells

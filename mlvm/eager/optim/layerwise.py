@@ -127,9 +127,7 @@ class Adafactor(Optimizer):
         if hyper.weight_decay:
             p *= decay_factor
         square = g * g + eps
-        means = (
-            [square] if len(state) == 1 else [op.mean(square, axis=-1), op.mean(square, axis=-2)]
-        )
+        means = [square] if len(state) == 1 else [op.mean(square, axis=i) for i in (-1, -2)]
         for v, mean in zip(state, means, strict=True):
             v *= old
             multiply_add_into(v, part, mean, v)

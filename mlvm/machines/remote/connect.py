@@ -89,9 +89,8 @@ def connect(
         if seconds is not None and (not is_real(seconds) or not seconds > 0):
             raise MachineError(f"ml.connect: expected a timeout in seconds > 0, got {seconds!r}")
     endpoint = _Endpoint(address, secret, secret_file, tls)
-    connection, about = endpoint.open(
-        Hello("lease" if retry else "vm", vm or "", name or ""), timeout
-    )
+    hello = Hello("lease" if retry else "vm", vm or "", name or "")
+    connection, about = endpoint.open(hello, timeout)
     key = str(about.get("key", ""))
 
     def interrupt(last: int) -> None:
