@@ -28,8 +28,6 @@ _RETRIES: Final = 50
 _PLACEMENTS: Final = 20_000
 """Limits of the search after the orders: of placements of all blocks, and of placed blocks."""
 
-_CLOSE: Final = 64
-"""A plan that is above its lower bound by less than this part of it is not improved."""
 _IMPROVED: Final = ", improved"
 
 Ints = NDArray[np.int64]
@@ -104,6 +102,11 @@ def lower_bound(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> int:
     return _largest_total(*_columns(blocks, alignment))
 
 
+def is_close(nbytes: int, bound: int) -> bool:
+    """Return whether a plan is so close to its lower bound that it is not worth a search."""
+    return nbytes <= bound + bound // 64
+
+
 def _columns(blocks: Sequence[Block], alignment: int) -> tuple[Ints, Ints, Ints]:
     """Check the blocks. Return their sizes, starts and ends."""
     if not isinstance(alignment, int) or alignment < 1:
@@ -173,7 +176,7 @@ def _best(size: Ints, start: Ints, end: Ints, bound: int) -> tuple[str, Ints]:
     retries = min(_RETRIES, _PLACEMENTS // len(size))
     tried_orders: set[bytes] = set()
     for _, name, sequence, offsets in tried:
-        while retries and height > bound + bound // _CLOSE:
+        while retries and not is_close(height, bound):
             highest = (offsets + size)[sequence] == _height(offsets, size)
             sequence = np.concatenate([sequence[highest], sequence[~highest]])
             if sequence.tobytes() in tried_orders:
