@@ -72,7 +72,7 @@ BUDGET = {
     "mlvm/show": 1_660,
     "mlvm/input": 1_636,
     "mlvm/step": 3_614,
-    "mlvm/parallel": 3_169,
+    "mlvm/parallel": 3_167,
     "mlvm/eager": 884,
     "mlvm/eager/tensor": 2_159,
     "mlvm/eager/functions": 4_737,

@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -481,21 +481,19 @@ class _Meet(NamedTuple):
                     continue
                 if strangers.enter(sock):
                     threading.Thread(target=admitted, args=(sock,), daemon=True).start()
-            with suppress(Empty):
-                while True:
-                    place, link = accepted_links.get_nowait()
-                    expected.discard(place[0])
-                    links[place[0]] = link
-                    places.append(place)
-                    if refusals and self.rank == 0:
-                        _tell(link, refusals)
-            with suppress(Empty):
-                while True:
-                    text = refused.get_nowait()
-                    if text not in refusals and len(refusals) < _MOST_REFUSALS:
-                        refusals += text
-                        for link in links.values() if self.rank == 0 else ():
-                            _tell(link, text)
+            while not accepted_links.empty():  # this thread alone takes
+                place, link = accepted_links.get()
+                expected.discard(place[0])
+                links[place[0]] = link
+                places.append(place)
+                if refusals and self.rank == 0:
+                    _tell(link, refusals)
+            while not refused.empty():
+                text = refused.get()
+                if text not in refusals and len(refusals) < _MOST_REFUSALS:
+                    refusals += text
+                    for link in links.values() if self.rank == 0 else ():
+                        _tell(link, text)
         strangers.sweep(last=True)
         return places
 
