@@ -283,10 +283,8 @@ class Builder:
             if own is not None:
                 known_op, operands = own
                 inputs = [self._stored(constants, name, dtype) for name, dtype in operands]
-                outputs = list(message.output)
-                yield Node(
-                    message.name, f"{DOMAIN}.{message.op_type}", known_op, 1, inputs, outputs, {}
-                )
+                type, outputs = f"{DOMAIN}.{message.op_type}", list(message.output)
+                yield Node(message.name, type, known_op, 1, inputs, outputs, {})
                 continue
             body = self.functions.get((message.domain, message.op_type))
             if body is not None:

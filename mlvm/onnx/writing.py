@@ -52,6 +52,11 @@ _ELSEWHERE: Final = {
 }
 """Arguments of PyTorch's `export` and of others, and their counterparts here."""
 _TRAINING: Final = "; a Module that is being trained is saved after model.eval()"
+_KINDS: Final[tuple[tuple[Any, str, int], ...]] = (
+    *((float, "f", 1), ((int, np.integer), "i", 2), (str, "s", 3)),
+    *((np.ndarray, "t", 4), (dict, "g", 5)),
+)
+"""Fields of attributes and their numbers, by the types of values; others are sequences of ints."""
 _LARGE: Final = 1 << 10  # bytes of a weight that may lie in another file
 _MOST: Final = (1 << 31) - (1 << 24)  # bytes of a message of protobuf, with some room
 
@@ -664,17 +669,9 @@ def _node(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _attribute(name: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, float):
-        return {"name": name, "f": value, "type": 1}
-    if isinstance(value, (int, np.integer)):
-        return {"name": name, "i": int(value), "type": 2}
-    if isinstance(value, str):
-        return {"name": name, "s": value, "type": 3}
-    if isinstance(value, np.ndarray):
-        dtype = DType.of(value.dtype)
-        raw = np.ascontiguousarray(value).tobytes()
-        tensor = {"dims": list(value.shape), "data_type": NAMES[dtype], "raw_data": raw}
-        return {"name": name, "t": tensor, "type": 4}
-    if isinstance(value, dict):
-        return {"name": name, "g": value, "type": 5}
-    return {"name": name, "ints": list(map(int, value)), "type": 7}
+    kinds = ((field, kind) for each, field, kind in _KINDS if isinstance(value, each))
+    field, kind = next(kinds, ("ints", 7))
+    if field == "t":
+        number, raw = NAMES[DType.of(value.dtype)], np.ascontiguousarray(value).tobytes()
+        value = {"dims": list(value.shape), "data_type": number, "raw_data": raw}
+    return {"name": name, field: value, "type": kind}

@@ -555,19 +555,14 @@ class _Writer:
             self.read(use)
         self.op(lane_link.ADD, 1 + len(operands), 0, site=self.nsites)
         self.nsites += 1
-        facts = {
-            "ins": [use.type.nbytes for use in operands],
-            "outs": [total.type.nbytes],
-            "shared": [],
-            "heavy": False,
-            "sum": place,
-        }
+        ins, outs = [use.type.nbytes for use in operands], [total.type.nbytes]
+        self.segments[site] = Segment({}, ins, outs, [], heavy=False, sum=place)
         shapes = call.ins[0].type, *[use.type for use in operands]
         of = None if product is None else (product.outs[0].type, repr(product.attributes))
         key = name, repr(call.attributes), of, shapes
         for count in SUM_COUNTS if whole else (1,):
             make = partial(_summed, call, product, operands, count)
-            self.part(site, count, key, make, facts)
+            self.part(site, count, key, make)
 
     # --- segments ---------------------------------------------------------------------------
 
@@ -624,18 +619,15 @@ class _Writer:
         last = {self.key(call.outs[0]): call.outs[0] for call in calls}
         for key in reversed(outs):
             self.write(last[key])
-        facts = {
-            "ins": [type.nbytes for type in ins.values()],
-            "outs": [out_types[key].nbytes for key in outs],
-            "shared": [self.nargs + i for i in shared.values()],
-            "heavy": not light,
-            "sum": -1,
-        }
         batched = _SegmentCalls(calls, self.key, ins, shared, outs)
         if not _parts((self.scope, counts[-1], batched.key)):
             batched.rows(min(counts[-1], 2))  # raises its errors now
+        in_bytes = [type.nbytes for type in ins.values()]
+        out_bytes = [out_types[key].nbytes for key in outs]
+        places = [self.nargs + i for i in shared.values()]
+        self.segments[name] = Segment({}, in_bytes, out_bytes, places, heavy=not light, sum=-1)
         for count in counts:
-            self.part(name, count, batched.key, partial(batched.rows, count), facts)
+            self.part(name, count, batched.key, partial(batched.rows, count))
 
     def alone(
         self, name: str, calls: Sequence[Call], ins: Mapping[_Key, TensorType], outs: list[_Key]
@@ -659,22 +651,13 @@ class _Writer:
         self.functions.append(Function(name, self.nparams, len(outs), tuple(self.code)))
         self.code, self.slots, self.types, self.nparams, self.owned = outer
 
-    def part(
-        self,
-        name: str,
-        count: int,
-        key: Any,
-        make_calls: Callable[[], list[Call]],
-        facts: Mapping[str, Any],
-    ) -> None:
+    def part(self, name: str, count: int, key: Any, make_calls: Callable[[], list[Call]]) -> None:
         """Write the part of a segment for `count` rows. `key` is equal for segments that have the
         same parts."""
         parts = _parts((self.scope, count, key))
         if not parts:
             parts.append(Part(partial(_compiled, make_calls, self.scope[0])))
-        segment = self.segments.get(name) or Segment({}, **facts)
-        self.segments[name] = segment
-        segment.parts[count] = parts[0]
+        self.segments[name].parts[count] = parts[0]
 
     def program(self, family: object) -> LaneProgram:
         """Return the program of all functions."""
@@ -704,9 +687,9 @@ class _Writer:
                 inputs.append(self.nargs + self.shared[use.value])
         calls = renewed(self.first_calls, names)
         sizes = [use.type.nbytes for use in self.hoisted]
-        facts = {"ins": [], "outs": sizes, "shared": inputs, "heavy": False, "sum": -1}
+        self.segments[lane_link.FIRST] = Segment({}, [], sizes, inputs, heavy=False, sum=-1)
         key = _SegmentCalls(calls, lambda use: use.value, [], [], []).key
-        self.part(lane_link.FIRST, 1, key, lambda: calls, facts)
+        self.part(lane_link.FIRST, 1, key, lambda: calls)
 
 
 def _compiled(make_calls: Callable[[], list[Call]], policy: FusionPolicy) -> PartCode:

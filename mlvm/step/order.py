@@ -40,13 +40,8 @@ def earlier_where_it_frees(units: Sequence[Unit], live_out: Iterable[Value]) -> 
     def consider(i: int) -> None:
         """Let the ready unit i run early, if that frees memory."""
         unit = units[i]
-        allocated = freed = 0
-        for value in unit.makes:
-            if value.home is None and readers[value]:
-                allocated += value.nbytes
-        for value in unit.reads:
-            if value.home is None and readers.get(value) == 1:
-                freed += value.nbytes
+        allocated = sum([x.nbytes for x in unit.makes if x.home is None and readers[x]])
+        freed = sum([x.nbytes for x in unit.reads if x.home is None and readers.get(x) == 1])
         if freed > allocated or (0 < allocated <= ALIGNMENT and unit.movable):
             heapq.heappush(early, (allocated, i))
 

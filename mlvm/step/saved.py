@@ -101,10 +101,10 @@ class SavedStep(NamedTuple):
         """Encode the step as docs/wire.md describes; `from_bytes` reads it back."""
         planned, plan, writer = self.planned, self.planned.plan, Writer()
         writer.blob(planned.program.to_bytes())
-        writer.sequence(planned.arguments, _write_location)
+        writer.sequence([tuple(each) for each in planned.arguments])
         writer.sequence(self.inputs, Writer.type)
         writer.sequence(self.outputs, Writer.type)
-        writer.sequence(self.results, _write_location)
+        writer.sequence([tuple(each) for each in self.results])
         writer.sequence(self.states, Writer.array)
         writer.value((plan.nbytes, plan.lower_bound, plan.unfused, plan.order))
         lines = {f"{function} {pc}": line for (function, pc), line in planned.lines.items()}
@@ -276,10 +276,6 @@ class LoadedStep:
                 self._storages[home] = self.vm.alloc_storage(nbytes)
             self._handles[key] = self.vm.tensor_from_storage(self._storages[home], type, offset)
         return self._handles[key]
-
-
-def _write_location(writer: Writer, location: Location) -> None:
-    writer.value(tuple(location))
 
 
 def _read_location(reader: Reader) -> Location:

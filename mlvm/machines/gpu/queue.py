@@ -172,18 +172,16 @@ class Queue:
     def on_host(self, step: OnHost, arrays: Sequence[Any]) -> None:
         """Run the op's kernel on the host, on copies, and send the result."""
         result = np.empty(arrays[0].shape, arrays[0].dtype)
-        self._call_host(step.op, result, self.memory.read_all(arrays[1:]), step.attributes)
+        operands = self.memory.read_all(arrays[1:])
+        self._call_host(step.op, [result, *operands], step.attributes)
         self.memory.write(arrays[0], result)
 
     def dynamic(self, op: Op, arrays: Sequence[Any], attributes: Attributes) -> Array:
         """Run an op on the host whose result's type depends on values."""
-        return self._call_host(op, None, self.memory.read_all(arrays), attributes)  # type: ignore[no-any-return]
+        return self._call_host(op, self.memory.read_all(arrays), attributes)  # type: ignore[no-any-return]
 
-    def _call_host(
-        self, op: Op, out: Array | None, operands: list[Array], attributes: Attributes
-    ) -> Any:
+    def _call_host(self, op: Op, arrays: list[Array], attributes: Attributes) -> Any:
         self.memory.counts.host_ops += 1
-        arrays = operands if out is None else [out, *operands]
         kernel = self._host.get(op.name, op.kernel)
         with np.errstate(all="ignore"):
             return half.suited(op, kernel, arrays)(*arrays, **attributes)

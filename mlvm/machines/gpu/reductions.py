@@ -70,9 +70,8 @@ def fold(
     most, piece = (_PIECE, _PIECE) if in_rows else (_FEW, _STEP)
     piece = max(length, 1) if length <= most else piece
     pieces = max(-(-length // piece), 1)
-    first, last = how, pieces == 1
-    if not last:
-        first = replace(how, finish="(a)")
+    last = pieces == 1
+    first = how if last else replace(how, finish="(a)")
     item = _CHOICE if how.of == "choice" else DType.named(how.of).itemsize
     to = out if last else (Scratch(scratch, before * pieces * behind * item), how.of)
     wide = 16 if device.is_cpu and behind >= 16 and not in_rows else 1
@@ -241,20 +240,18 @@ def running(
     pieces = -(-length // piece)
     calls: list[Call] = []
     starts: Argument = out[0]  # is not read where there is one piece
+    items = (before * pieces * behind,)
+    numbers = [np.int64(n) for n in (before, length, behind, piece, pieces)]
     if pieces > 1:
-        count = nbytes(dtype, before * pieces * behind)
+        count = nbytes(dtype, items[0])
         totals, starts = Scratch(f"totals{depth}", count), Scratch(f"starts{depth}", count)
-        numbers = [np.int64(n) for n in (before, length, behind, piece, pieces, 0)]
         text = how.text(x[1], how.of, 1, "i64")
-        call = Call(
-            text, "columns", (before * pieces * behind,), (GROUP,), (totals, x[0], *numbers)
-        )
+        args = (totals, x[0], *numbers, np.int64(0))
+        call = Call(text, "columns", items, (GROUP,), args)
         middle = (before, pieces, behind)
         sums = (totals, how.of)
         calls = [call, *running(device, dtype, (starts, how.of), sums, middle, depth + 1)]
-    numbers = [np.int64(n) for n in (before, length, behind, piece, pieces)]
     text = how.text(x[1], out[1], 1, "i64")
-    items = (before * pieces * behind,)
     return [*calls, Call(text, "scan", items, (GROUP,), (out[0], x[0], starts, *numbers))]
 
 

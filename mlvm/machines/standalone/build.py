@@ -271,18 +271,12 @@ class _Layout:
     def _address(self, tensor: Tensor) -> str:
         """Return the address of a tensor as an initializer in C."""
         role, place, _ = tensor
-        if role == "scratch":
-            return f"{{IN_MEMORY, {place}}}"
-        if role == "output":
-            return f"{{IN_MEMORY, {self.outputs[place]}}}"
-        own = (self.inputs if role == "input" else self.states)[place]
-        if own is not None:
-            return f"{{IN_MEMORY, {own}}}"
-        return (
-            f"{{IN_INPUT, {place}}}"
-            if role == "input"
-            else f"{{IN_WEIGHTS, {self.in_weights[place]}}}"
-        )
+        at = place if role == "scratch" else getattr(self, f"{role}s")[place]
+        if at is not None:
+            return f"{{IN_MEMORY, {at}}}"
+        if role == "input":
+            return f"{{IN_INPUT, {place}}}"
+        return f"{{IN_WEIGHTS, {self.in_weights[place]}}}"
 
     def fingerprint(self) -> int:
         """Hash the program and the types of its state, to recognise weights of another step."""

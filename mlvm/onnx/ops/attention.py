@@ -28,11 +28,7 @@ def joined(x: Any) -> Any:
 
 def repeated(x: Any, times: int) -> Any:
     """Repeat each head the given number of times."""
-    if times == 1:
-        return x
-    n, h, t, d = x.shape
-    copies = ml.broadcast_to(ml.reshape(x, (n, h, 1, t, d)), (n, h, times, t, d))
-    return ml.reshape(copies, (n, h * times, t, d))
+    return x if times == 1 else ml.repeat(x, times, axis=1)
 
 
 def _bias(allowed: Any, dtype: Any) -> Any:

@@ -67,10 +67,7 @@ def resize(at: Call, x: Value, *operands: Any) -> Value:
             source = matrix.argmax(1)
             repeats = k // n if n and k % n == 0 else 0
             if repeats and np.array_equal(source, np.arange(k) // repeats):
-                shape = y.shape
-                y = ml.expand_dims(y, axis=stored + 1)
-                y = ml.broadcast_to(y, (*shape[: stored + 1], repeats, *shape[stored + 1 :]))
-                y = ml.reshape(y, (*shape[:stored], k, *shape[stored + 1 :]))
+                y = ml.repeat(y, repeats, axis=stored)
             else:
                 y = ml.take(y, ml.asarray(source), axis=stored)
         else:
