@@ -19,7 +19,7 @@ from mlvm.eager.tree import flatten, named_tensors, replace
 from mlvm.onnx import load, save, writing
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.own import encode_op
-from tests.brief import Fn, Patch, refuses
+from tests.brief import Fn, Patch, cases, refuses
 from tests.onnx.making import constant, graph, model, node, value
 
 F, INTS, B = "f32", "i64", "bool"
@@ -471,6 +471,14 @@ def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
     read = load(tmp_path / "it.onnx")
     assert read.outputs == {"output": f"{dtype}[3,4]"}
     assert np.array_equal(ml.astype(read(w), "f64"), ml.astype(w * w + w[0], "f64"))
+
+
+@cases("dtype, bound", ("u8", "Clip"), ("i32", "Clip"), ("i64", "Max"))
+def test_a_float_is_bounded_before_it_becomes_an_integer(dtype: str, bound: str) -> None:
+    """ONNX leaves open what a float beyond the range becomes; `load` takes the nearest."""
+    function = lambda x: ml.astype(x, dtype)  # noqa: E731
+    [body] = writing._Model(function, [X], {}, {}, {}).functions.values()
+    assert bound in [each["op_type"] for each in body["node"]]
 
 
 def test_what_autocast_makes_computes_in_f32_where_others_run_it(
