@@ -122,6 +122,13 @@ def vm() -> VM:
     return machine
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, which is empty."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _errors_may_come_late(pytestconfig: pytest.Config) -> Iterator[None]:
     with raising_late() if _is_elsewhere(pytestconfig) else nullcontext():

@@ -52,9 +52,7 @@ def of_jax() -> dict[str, Any]:
     return {"jax": jax, "jnp": jax.numpy, **tensors}
 
 
-@pytest.fixture(autouse=True)
-def folder_for_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.mark.parametrize("library", ["numpy", "PyTorch", "JAX"])

@@ -339,11 +339,8 @@ def test_docstrings_name_the_errors_that_wrong_operands_raise(
     assert unnamed == {}
 
 
-def test_refuses_blocks_raise_what_they_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "damaged").write_bytes(b"none")
+def test_refuses_blocks_raise_what_they_say(folder: Path) -> None:
+    (folder / "damaged").write_bytes(b"none")
     ml.save("layer", ml.nn.Linear(2, 3))
     names = {**named(), **prepared()}
     with names["group"]:

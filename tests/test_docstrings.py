@@ -7,13 +7,13 @@ import importlib
 import inspect
 import re
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import mlvm.eager as ml
-from tests.brief import ROOT
+from tests.brief import ROOT, Capsys
 
 ROOMS = (
     "nn",
@@ -79,10 +79,7 @@ def test_every_public_name_has_a_docstring() -> None:
     assert [name for name, value in public().items() if not inspect.getdoc(value)] == []
 
 
-def test_the_examples_print_what_they_show(
-    capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_examples_print_what_they_show(capsys: Capsys, folder: Path) -> None:
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(Nearly(), verbose=False)
     for name, value in {**public(), **beneath()}.items():
         runner.run(parser.get_doctest(value.__doc__ or "", {"ml": ml}, name, None, 0))

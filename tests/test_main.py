@@ -163,13 +163,12 @@ def test_as_a_process_whose_reader_has_seen_enough() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
+def folder(folder: Path) -> Path:
     """The working folder, with a program that adds and argument files for it."""
-    monkeypatch.chdir(tmp_path)
     Path("add.mlasm").write_text(ADD)
     np.save("x.npy", np.array([[1, 2], [3, 4]], np.float32))
     np.save("y.npy", np.array([10, 20], np.float32))
-    return tmp_path
+    return folder
 
 
 def command_line(text: str) -> int:
@@ -830,10 +829,7 @@ def test_the_errors_of_a_process_have_no_line_of_python_in_them(folder: Path) ->
     assert re.fullmatch(r"error: .*; at main, pc 0: jump L0; stack: empty\n", done.stderr)
 
 
-def test_a_step_with_lengths_draws_its_plan_at_a_length(
-    tmp_path: Path, capsys: Capsys, monkeypatch: Patch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_step_with_lengths_draws_its_plan_at_a_length(folder: Path, capsys: Capsys) -> None:
     names, bounds = {"x": ("n", None), "i": ()}, {"n": 8}
     step = ml.capture(lambda x, i: ml.take(x * 2.0, i, axis=0) @ x.T, lengths=names, at_most=bounds)
     for n in (4, 6):

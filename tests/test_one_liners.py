@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,7 @@ from tests.one_liners.__main__ import Row, judge, require_words, rows
 ROWS = rows()
 
 
-@pytest.fixture(autouse=True)
-def folder_for_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.lines[0] for row in ROWS])

@@ -9,16 +9,15 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.__main__ import main
-from tests.brief import Capsys, Patch, cases, refuses
+from tests.brief import Capsys, cases, refuses
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: Patch) -> Path:
+def file(folder: Path) -> Path:
     """A small model, in the current folder."""
-    monkeypatch.chdir(tmp_path)
     layer = ml.nn.Linear(3, 2, key=ml.random.key(0))
     ml.onnx.save(lambda rows: ml.tanh(layer(rows)) @ ml.ones((2, 2)), [ml.ones((4, 3))], "it.onnx")
-    return tmp_path / "it.onnx"
+    return folder / "it.onnx"
 
 
 def test_it_says_what_a_file_is(file: Path, capsys: Capsys) -> None:

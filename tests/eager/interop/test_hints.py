@@ -164,12 +164,9 @@ _LOCAL = pytest.mark.local(reason="only a VM of this process has a device, or a 
         for owner, code in WALK
     ],
 )
-def test_the_code_of_a_hint_runs(
-    owner: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_code_of_a_hint_runs(owner: str, code: str, folder: Path) -> None:
     if "opencl" in code and (why := why_not("opencl")):
         pytest.skip(why)
-    monkeypatch.chdir(tmp_path)
     np.zeros(4).tofile("path")
     names = {**operands(owner), **OTHER_OPERANDS.get(code, {}), "breakpoint": list}
     written = WRITTEN_OUT.get(code, code).replace("axis=...", "axis=0")

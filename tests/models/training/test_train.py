@@ -326,9 +326,8 @@ def test_an_error_is_one_line_and_exit_status_1(
 
 
 def test_what_a_file_cannot_replace_is_refused_before_the_training(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capsys
+    folder: Path, capsys: Capsys
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("it")
     assert main(["--save", "it", "--data", "mnist:nowhere"]) == 1
