@@ -67,7 +67,7 @@ BUDGET = {
     "mlvm/machines/native": 2_880,
     "mlvm/machines/gpu": 3_023,
     "mlvm/machines/standalone": 1_800,
-    "mlvm/machines/remote": 3_871,
+    "mlvm/machines/remote": 3_876,
     "mlvm/arena": 1_362,
     "mlvm/show": 1_660,
     "mlvm/input": 1_636,
@@ -90,7 +90,7 @@ BUDGET = {
     "mlvm": 499,
     "models": 3_464,
     "bench": 5_005,
-    "tests": 61_818,
+    "tests": 61_825,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -165,7 +165,12 @@ class Server(Closing):
             self._processes = Processes(processes, shared, *rest)
         self._inode: tuple[int, int] | None = None
         opened = address if isinstance(address, socket.socket) else None
-        self._socket = opened or addresses.listen(requested, public=public)
+        try:
+            self._socket = opened or addresses.listen(requested, public=public)
+        except BaseException:
+            if self._processes is not None:
+                self._processes.close()
+            raise
         self.address: addresses.Address = addresses.address_of(self._socket, requested)
         """The address, with the actual port in place of 0."""
         if isinstance(requested, addresses.UnixAddress) and opened is None:

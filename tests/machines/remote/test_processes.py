@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import AccessRefused, ConnectionLost, LimitExceeded, OutOfMemory
+from mlvm.core.errors import AccessRefused, AddressError, ConnectionLost, LimitExceeded, OutOfMemory
 from mlvm.core.program.assembly import assemble
 from mlvm.core.types import TensorType
 from mlvm.machines.remote.channel import Channel
 from mlvm.machines.remote.client import RemoteVM
+from mlvm.machines.remote.server import Server
 from tests.brief import cases, line_of, refuses, start_python
 from tests.cases.claim_tests import claims
 from tests.core.programs import put
@@ -228,3 +230,10 @@ def test_a_server_that_is_killed_leaves_no_process() -> None:
 
 
 test_rows = claims("processes", globals())
+
+
+def test_a_server_that_cannot_listen_leaves_no_process(tmp_path: Path) -> None:
+    pids = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    before = pids.read_text()
+    refuses(AddressError, "cannot listen", Server, f"unix:{tmp_path}/no/s", processes=1)
+    wait_for(lambda: pids.read_text() == before)
