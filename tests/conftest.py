@@ -21,6 +21,7 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
+from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -181,11 +182,24 @@ def pytest_make_collect_report(
     return report
 
 
+def _unknown(chosen: dict[str, Any], crossings: list[dict[str, Any]]) -> str:
+    """Say which option no walk has beside those before it, and what it may be."""
+    for key, value in chosen.items():
+        known = sorted({str(each[key]) for each in crossings if key in each})
+        crossings = [each for each in crossings if each.get(key) == value]
+        if not crossings:
+            break
+    return f"--{key} {value}: expected {', '.join(get_close_matches(str(value), known) or known)}"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (not str(item.path).endswith(SLOW), item.path))
     chosen = {key: config.getoption(f"--{key}") for key in ("op", "case", "machine")}
     chosen = {key: value for key, value in chosen.items() if value is not None}
+    crossings = [_crossing(item) for item in items] if chosen else []
     items[:] = [item for item in items if chosen.items() <= _crossing(item).items()]
+    if chosen and not items:
+        raise pytest.UsageError(_unknown(chosen, crossings))
     if not config.getoption("--long"):
         _leave_out_long(config, items)
     if _is_elsewhere(config):

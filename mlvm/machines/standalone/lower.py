@@ -38,14 +38,14 @@ Bound: TypeAlias = Callable[[Any], int]
 Calls: TypeAlias = list[tuple[KernelCall, tuple[Parameter, ...]]]
 
 
-class Operand(NamedTuple):
-    """Operand or result of an op."""
+class Typed(NamedTuple):
+    """Operand or result of an op, with its parameter."""
 
     type: TensorType
     parameter: Parameter
 
 
-Operands: TypeAlias = Sequence[Operand]
+Operands: TypeAlias = Sequence[Typed]
 
 
 class _Impossible(Exception):
@@ -62,7 +62,7 @@ def lowered(
     """Lower an op to calls with their parameters; None if there is no kernel in C. With lengths,
     `bound` returns the largest value of a size, and attributes are as in the program."""
     lowering = _Lowering(bound)
-    operands = list(map(Operand, types, numbers))
+    operands = list(map(Typed, types, numbers))
     try:
         if isinstance(callee, OpInto):
             bound_attributes = callee.bind(attributes) if bound else attributes
@@ -84,11 +84,11 @@ class _Lowering:
         self._end = 0
         self._bound = bound
 
-    def _temporary(self, type: TensorType) -> Operand:
+    def _temporary(self, type: TensorType) -> Typed:
         nbytes = type.nbytes if self._bound is None else self._bound(type.nbytes)
         temporary = Temporary(type, self._end, nbytes)
         self._end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        return Operand(type, temporary)
+        return Typed(type, temporary)
 
     def _add(self, call: KernelCall | None, operands: Operands) -> None:
         if call is None:
@@ -104,13 +104,13 @@ class _Lowering:
     def _call(self, kernel: NativeKernel, operands: Operands, attributes: Attributes) -> None:
         self._add(self._planned(kernel, operands, attributes), operands)
 
-    def _convert(self, out: Operand, x: Operand) -> None:
+    def _convert(self, out: Typed, x: Typed) -> None:
         call = PLANNERS["astype"]([out.type, x.type], {"dtype": out.type.dtype.name})
         self._add(call, (out, x))
 
     def _converted(
         self, dtype: DType, operands: Operands, only: DType | None = None
-    ) -> list[Operand]:
+    ) -> list[Typed]:
         """Convert operands, or those of the dtype `only`."""
         converted = [*operands]
         for i, x in enumerate(operands):
