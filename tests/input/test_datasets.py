@@ -158,7 +158,7 @@ def test_processes_and_vms_elsewhere_get_the_same_batches() -> None:
     results = []
     for options in ({}, {"workers": 2, "processes": True}, {"vm": WireVM(ml.VM())}):
         arguments: Any = options
-        with ml.Pipeline({"x": X, "y": list(Y)}, 4, shuffle=True, **arguments) as batches:
+        with ml.Pipeline({"x": X, "y": list(Y)}, 4, shuffle=True, seed=3, **arguments) as batches:
             results.append([[x.numpy().tobytes() for x in batch] for batch in batches])
     assert results[0] == results[1] == results[2]
 

@@ -67,7 +67,7 @@ def test_linear(bias: bool, batch: tuple[int, ...], axis: int) -> None:
     expected = np.einsum("...i,io->...o", x, w["kernel"]) + w.get("bias", 0)
     result = layer(from_array(x if axis == -1 else x.swapaxes(-1, -2))).numpy()
     result = result if axis == -1 else result.swapaxes(-1, -2)
-    np.testing.assert_allclose(result, expected, rtol=1e-13)
+    np.testing.assert_allclose(result, expected, rtol=1e-13, atol=1e-15)
 
 
 def test_layer_norm() -> None:

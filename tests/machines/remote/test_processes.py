@@ -175,17 +175,18 @@ def test_a_server_that_stops_tells_all_and_leaves_no_process() -> None:
         assert [each["reason"] for each in server.events("disconnected")] == ["the server stops"]
 
 
-def test_a_nursery_that_is_killed_is_replaced(server: Served) -> None:
-    before = server.vm()
-    assert holds(before, 0)
-    processes = server._processes
-    assert processes is not None
-    nursery = processes._nursery
-    assert nursery is not None
-    nursery.kill()
-    nursery.wait()
-    assert holds(server.vm(), 1)
-    assert holds(before, 2)
+def test_a_nursery_that_is_killed_is_replaced() -> None:
+    with Served(processes=3) as server:
+        before = server.vm()
+        assert holds(before, 0)
+        processes = server._processes
+        assert processes is not None
+        nursery = processes._nursery
+        assert nursery is not None
+        nursery.kill()
+        nursery.wait()
+        assert holds(server.vm(), 1)
+        assert holds(before, 2)
 
 
 def test_a_channel_has_messages_and_sockets_in_order() -> None:
