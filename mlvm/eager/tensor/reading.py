@@ -74,7 +74,7 @@ def explain(
                 )
             return HandleError(
                 f"an operand {x.type} lives on {x.arena.vm.name}, the call runs on {vm.name}; "
-                f"call it inside `with arena:` of an arena on {x.arena.vm.name}, or move the "
-                f"operand with asarray(numpy.asarray(x))"
+                f"call it on that of the operand, inside `with ml.use(vm):` or `with arena:`, "
+                f"or move the operand with x.to_device(vm)"
             )
     return error
