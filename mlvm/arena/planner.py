@@ -79,8 +79,10 @@ class Plan(NamedTuple):
         return f"<Plan of {len(self.offsets):,} blocks: {self}>"
 
 
-def plan(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> Plan:
+def plan(blocks: Sequence[Block], *, alignment: int = ALIGNMENT, enough: int = 0) -> Plan:
     """Plan offsets, multiples of `alignment`, for blocks whose sizes are rounded up to it.
+
+    A plan of at most `enough` bytes that is above its lower bound by at most 1/64 is not improved.
 
     The same blocks always get the same plan. Raises `ArenaError` for a negative size, a block
     that ends before it starts, an alignment below 1, or a value that is not an integer.
@@ -88,7 +90,8 @@ def plan(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> Plan:
     size, start, end = _columns(blocks, alignment)
     bound = _largest_total(size, start, end)
     needed = np.flatnonzero((size > 0) & (start < end))  # the others fit anywhere
-    order, placed = _best(size[needed], start[needed], end[needed], bound)
+    enough = max(bound, min(enough, bound + bound // 64))
+    order, placed = _best(size[needed], start[needed], end[needed], bound, enough)
     offsets = np.zeros_like(size)
     offsets[needed] = placed
     return Plan(tuple(offsets.tolist()), _height(offsets, size), bound, order)
@@ -100,11 +103,6 @@ def lower_bound(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> int:
     Raises `ArenaError` as `plan` does.
     """
     return _largest_total(*_columns(blocks, alignment))
-
-
-def is_close(nbytes: int, bound: int) -> bool:
-    """Return whether a plan is so close to its lower bound that it is not worth a search."""
-    return nbytes <= bound + bound // 64
 
 
 def _columns(blocks: Sequence[Block], alignment: int) -> tuple[Ints, Ints, Ints]:
@@ -158,11 +156,11 @@ def _largest_total(size: Ints, start: Ints, end: Ints) -> int:
     return int(np.cumsum(change).max(initial=0))
 
 
-def _best(size: Ints, start: Ints, end: Ints, bound: int) -> tuple[str, Ints]:
+def _best(size: Ints, start: Ints, end: Ints, bound: int, enough: int) -> tuple[str, Ints]:
     """Return the name of the best order, and the offsets that it gives.
 
-    If none comes close to the bound, each order is improved, the best one first: the blocks that
-    end highest are moved to the front, and all blocks are placed again. This repeats until an order
+    If none is small enough, each order is improved, the best one first: the blocks that end highest
+    are moved to the front, and all blocks are placed again. This repeats until an order
     recurs, or a limit is reached.
     """
     tried: list[tuple[int, str, Ints, Ints]] = []
@@ -176,7 +174,7 @@ def _best(size: Ints, start: Ints, end: Ints, bound: int) -> tuple[str, Ints]:
     retries = min(_RETRIES, _PLACEMENTS // len(size))
     tried_orders: set[bytes] = set()
     for _, name, sequence, offsets in tried:
-        while retries and not is_close(height, bound):
+        while retries and height > enough:
             highest = (offsets + size)[sequence] == _height(offsets, size)
             sequence = np.concatenate([sequence[highest], sequence[~highest]])
             if sequence.tobytes() in tried_orders:

@@ -19,7 +19,7 @@ from operator import is_
 from typing import Final, NamedTuple
 
 from mlvm.arena.placement import rounded
-from mlvm.arena.planner import Plan, is_close, plan
+from mlvm.arena.planner import Plan, plan
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.arena.writes import leave_out
 from mlvm.core.errors import OpError, PositionRefused, ProgramError
@@ -640,15 +640,15 @@ def _ordered(units: Sequence[Unit], live_out: set[Value], enough: int = 0) -> Sc
 
 
 def _smallest(schedules: Sequence[Schedule]) -> tuple[Schedule, Plan]:
-    """Return the first schedule with the smallest plan, and that plan. One close to its lower bound
-    counts as that."""
+    """Return the first schedule with the smallest plan, and that plan. It is not improved where the
+    others need as much."""
     best: tuple[float, int, Plan] | None = None
-    for i in sorted(range(len(schedules)), key=lambda i: schedules[i].most_alive):
-        if best is None or (schedules[i].most_alive, i) < best[:2]:
-            planned = plan(schedules[i].blocks)
-            bound = planned.lower_bound
-            nbytes = bound if is_close(planned.nbytes, bound) else planned.nbytes
-            best = min(best or (math.inf, i, planned), (nbytes, i, planned))
+    needs = [each.most_alive for each in schedules]
+    order = sorted(range(len(needs)), key=needs.__getitem__)
+    for i, enough in zip(order, [*sorted(needs)[1:], 2 * max(needs)], strict=True):
+        if best is None or (needs[i], i) < best[:2]:
+            planned = plan(schedules[i].blocks, enough=enough)
+            best = min(best or (math.inf, i, planned), (planned.nbytes, i, planned))
     assert best is not None  # there is a last schedule
     _, i, smallest = best
     return schedules[i], smallest._replace(unfused=schedules[-1].most_alive)

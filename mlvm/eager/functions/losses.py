@@ -587,8 +587,8 @@ def _require_alike(*tensors: Tensor) -> TensorType:
     for type in types:
         if not type.dtype.is_float:
             raise DTypeError(f"expected floats, got {type.dtype}; convert with astype")
-    if any(type.shape != types[0].shape for type in types[1:]):
-        raise ShapeError("expected predictions and targets of one shape")
+        if type.shape != types[0].shape:
+            raise ShapeError("expected predictions and targets of one shape")
     return types[0]
 
 

@@ -26,6 +26,7 @@ from mlvm.eager.functions.arguments import (
     integers,
     pair,
     sliced,
+    span,
     type_of,
 )
 from mlvm.eager.functions.creation import arange, asarray, full
@@ -436,7 +437,7 @@ def part(x: Tensor, axis: int, positions: range | Span) -> Tensor:
 def neighbours(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """Return all elements along an axis but the first, and all but the last."""
     n = x.shape[axis]
-    return part(x, axis, sliced(slice(1, None), n)), part(x, axis, sliced(slice(-1), n))
+    return part(x, axis, span(min(1, n), n)), part(x, axis, span(max(0, n - 1)))
 
 
 @public

@@ -167,17 +167,17 @@ class Server(Closing):
         opened = address if isinstance(address, socket.socket) else None
         try:
             self._socket = opened or addresses.listen(requested, public=public)
+            self.address: addresses.Address = addresses.address_of(self._socket, requested)
+            """The address, with the actual port in place of 0."""
+            if isinstance(requested, addresses.UnixAddress) and opened is None:
+                status = os.stat(requested.path)
+                self._inode = status.st_dev, status.st_ino
+            tls = self._context is not None
+            self._log.event("listening", address=self.address, tls=tls, **self._about)
         except BaseException:
             if self._processes is not None:
                 self._processes.close()
             raise
-        self.address: addresses.Address = addresses.address_of(self._socket, requested)
-        """The address, with the actual port in place of 0."""
-        if isinstance(requested, addresses.UnixAddress) and opened is None:
-            status = os.stat(requested.path)
-            self._inode = status.st_dev, status.st_ino
-        tls = self._context is not None
-        self._log.event("listening", address=self.address, tls=tls, **self._about)
         if any(getattr(self._limits, name) < getattr(Limits(), name) for name in _QUOTAS):
             _thread("quotas", self._watch_quotas).start()
         self._accepting = _thread("accept", self._accept)
@@ -793,11 +793,7 @@ class _BoundedSession(Session):
         """The number of the message up to which launches are ended."""
         self._arriving = Allowance(0)  # of the program that is being decoded
         self._sizes: dict[int, int] = {}  # of the loaded programs, by number
-
-    @property
-    def program_bytes(self) -> int:
-        """Bytes of all programs that the client has loaded."""
-        return sum(list(self._sizes.values()))
+        self.program_bytes = 0  # their sum
 
     def heed(self, error: Exception) -> None:
         """Count exceeded limits. End the connection if the process itself has no memory left: its
@@ -863,9 +859,11 @@ class _BoundedSession(Session):
         result = super().perform(name, args)
         if name == "load_program":
             available = self._limits.program_bytes - self.program_bytes
-            self._sizes[args[0]] = available - self._arriving.remaining
+            size = available - self._arriving.remaining
+            self.program_bytes += size - self._sizes.get(args[0], 0)
+            self._sizes[args[0]] = size
         elif name == "drop_program":
-            self._sizes.pop(args[0], None)
+            self.program_bytes -= self._sizes.pop(args[0], 0)
         return result
 
 
