@@ -91,11 +91,13 @@ class Graph:
 
     constants: outputs whose values are constant, by name.
     kinds: declared types of inputs and outputs.
-    labels: arrays and their names in the file, by their ids.
+    labels: arrays and their names in the file, by identity.
+
     free: names of the enclosing graph that the nodes read.
     names: names of the outputs in the file.
+
     static_names: names whose values may decide a length, a shape or a branch.
-    quantized: arrays, and the nodes that dequantised them, by their ids.
+    quantized: arrays, and the nodes that dequantised them, by identity.
     """
 
     nodes: list[Node]

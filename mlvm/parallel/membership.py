@@ -1,6 +1,6 @@
 """The place of a VM in its group, and the sharding of the block that a thread or task is in.
 
-A file of its own, as every captured step depends on both: groups need processes and sockets.
+Every captured step depends on both. Groups import processes and sockets, and this file does not.
 """
 
 from __future__ import annotations
