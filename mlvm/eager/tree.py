@@ -38,6 +38,7 @@ from mlvm.arena.arena import STALE
 from mlvm.core.errors import ArgumentError, DTypeError, PathError, ShapeError, brief, user_line
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
+from mlvm.eager.tensor.context import bound
 from mlvm.eager.tensor.operands import NUMBERS, is_array
 from mlvm.eager.tensor.reading import note_read, values_of, write
 from mlvm.eager.tensor.tensor import Tensor
@@ -87,11 +88,10 @@ _assigned: ContextVar[list[tuple[Node, dict[str, Any]]] | None] = ContextVar(
 def put_back() -> Iterator[None]:
     """Restore fields of Nodes that are assigned inside the block after it."""
     assigned: list[tuple[Node, dict[str, Any]]] = []
-    token = _assigned.set(assigned)
     try:
-        yield
+        with bound(_assigned, assigned):
+            yield
     finally:
-        _assigned.reset(token)
         for node, fields in reversed(assigned):
             vars(node).clear()
             vars(node).update(fields)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from mlvm.arena.arena import scope
 from mlvm.core.errors import OutOfMemory
 from mlvm.core.observe import observed
-from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.context import bound, current_arena
 
 
 class Limit:
@@ -39,7 +39,7 @@ class Limit:
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Count the memory that the current VM allocates inside the block."""
-        arena, token = scope.get() or current_arena(), limit.set(self)
+        arena = scope.get() or current_arena()
 
         def grow(proceed: Callable[[int], Any], nbytes: int) -> Any:
             if limit.get() is self:  # no other thread's
@@ -47,11 +47,8 @@ class Limit:
                 self.remaining -= nbytes
             return proceed(nbytes)
 
-        try:
-            with observed(arena.vm, alloc_storage=grow):
-                yield
-        finally:
-            limit.reset(token)
+        with bound(limit, self), observed(arena.vm, alloc_storage=grow):
+            yield
 
 
 limit: Final[ContextVar[Limit | None]] = ContextVar("limit", default=None)

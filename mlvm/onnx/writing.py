@@ -29,7 +29,7 @@ from mlvm.eager.files.safetensors import destination, replacing
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.recurrent import step_by_step
 from mlvm.eager.recording.recorder import refuse_captured
-from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.context import bound, current_arena
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tree import flatten, named_nodes, named_tensors, unflatten
 from mlvm.onnx.arrays import NAMES, STORED
@@ -579,17 +579,14 @@ def _recorded(
         return [OpenLength(tuple(each), name) for name, each in by_name.items()]
 
     arguments, named = unflatten(structure, operands.values())
-    whole = step_by_step.set(True)  # a loop has a form in ONNX, with all states
-    try:
-        with closing(arena):
+    try:  # a loop has a form in ONNX, with all states
+        with bound(step_by_step, True), closing(arena):
             return trace_once(fn, [*arguments.values()], named, lengths)
     except MlvmError as error:
         if sizes:
             shown = ", ".join(f"{name} = {n}" for name, n in sizes.items())
             error.add_note(f"dynamic_axes leaves lengths open: it was recorded at {shown}")
         raise
-    finally:
-        step_by_step.reset(whole)
 
 
 def _refused(what: str, line: str | None, remedy: str = "") -> ModelError:

@@ -20,6 +20,7 @@ from mlvm.core.observe import explaining
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.constants import prepare_constants
+from mlvm.eager.tensor.context import bound
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.step.compile import HoistedPart, Planned
 from mlvm.step.flow import Location
@@ -89,7 +90,6 @@ class HoistedValues:
         tensors: Mapping[str, Any] = {"state": self._states, "output": self.values}
         has_scratch = any(role == "scratch" for role, _, _ in planned.arguments)
         storage = vm.alloc_storage(planned.plan.nbytes) if has_scratch else None
-        token = explaining.set(self.note_line)
         try:
             handles = [
                 vm.tensor_from_storage(storage, type, place)
@@ -97,9 +97,9 @@ class HoistedValues:
                 else as_type(tensors[role][place], type).handle
                 for role, place, type in planned.arguments
             ]
-            vm.launch(planned.program, handles)
+            with bound(explaining, self.note_line):
+                vm.launch(planned.program, handles)
         finally:
-            explaining.reset(token)
             if storage is not None:  # then the VM binds all of its programs again
                 vm.dealloc_storage(storage)
         self._changes = changes

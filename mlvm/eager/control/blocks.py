@@ -80,7 +80,7 @@ def abstract_eval(fn: Callable[[], Tree]) -> Tree:
                 recording_of(vm) as record,
                 record.tapes_kept(),
                 taped(None),
-                random.drawing_nowhere(),
+                random.keys_from(None),
                 put_back(),
             ):
                 return fn()

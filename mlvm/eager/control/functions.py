@@ -26,7 +26,7 @@ from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.state import aliased, as_tree, copied, tensors
 from mlvm.eager.tensor.apply import untracked
 from mlvm.eager.tensor.autocast import autocast_dtype
-from mlvm.eager.tensor.context import taped
+from mlvm.eager.tensor.context import bound, taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Tree, replace, with_leaves
 from mlvm.step.flow import Block, Procedure, Use
@@ -119,15 +119,13 @@ def trace_callee(name: str, types: list[TensorType], run: Callable[[Tensors], Te
     """
     record, opened = blocks.recorder(), _Open(object(), name)
     before = len(record.scopes.callees)
-    token = _opened.set((*_opened.get(), opened))
     try:
-        with record.function(opened.procedure):
+        with bound(_opened, (*_opened.get(), opened)), record.function(opened.procedure):
             places = [record.parameter(type) for type in types]
             results = [record.use(y) for y in run(places)]
             opened.procedure.params = [record.home_of(x) for x in places]
         return Recorded(opened.procedure, record.scopes.callees[before:], results)
     finally:
-        _opened.reset(token)
         del record.scopes.callees[before:]
 
 
@@ -271,9 +269,9 @@ def _record_and_call(opened: _Open, args: Tensors, run: _Run) -> Tensors:
         del record.scopes.callees[before:]
         opened.is_guess = False
         start = 0 if tape is None else len(tape.nodes)
-        token = _opened.set((*around, opened))
         try:
-            _record_function(start, opened, args, run)
+            with bound(_opened, (*around, opened)):
+                _record_function(start, opened, args, run)
         except blocks.UnknownResults:
             if tape is not None:
                 del tape.nodes[start:]
@@ -283,8 +281,6 @@ def _record_and_call(opened: _Open, args: Tensors, run: _Run) -> Tensors:
                     f"a branch of a cond, or a loop of zero iterations, in which it does not"
                 ) from None
             raise
-        finally:
-            _opened.reset(token)
         if not opened.is_guess:
             break
     results = _results_of(opened, tape)

@@ -42,7 +42,7 @@ from mlvm.eager.functions.shapes import reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, apply, one_op
 from mlvm.eager.tensor.constants import constant
-from mlvm.eager.tensor.context import current_arena, current_capture, is_vm_chosen
+from mlvm.eager.tensor.context import bound, current_arena, current_capture, is_vm_chosen
 from mlvm.eager.tensor.reading import write
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.update import apply_into
@@ -202,14 +202,9 @@ def next_key() -> Tensor:
     return _draw() if source is None else source()
 
 
-@contextmanager
-def keys_from(source: Callable[[], Tensor] | None) -> Iterator[None]:
+def keys_from(source: Callable[[], Tensor] | None) -> AbstractContextManager[None]:
     """Take the keys of `next_key` from `source` inside the block; None: from the VM."""
-    token = _source.set(source)
-    try:
-        yield
-    finally:
-        _source.reset(token)
+    return bound(_source, source)
 
 
 class _SavingSource:
@@ -241,31 +236,18 @@ def drawing(saved: list[Tensor]) -> AbstractContextManager[None]:
     return keys_from(draw)
 
 
-@contextmanager
-def replaying(saved: Sequence[Tensor]) -> Iterator[None]:
+def replaying(saved: Sequence[Tensor]) -> AbstractContextManager[None]:
     """Draw again inside the block the keys that `drawing` has saved."""
     if not saved or saved[0].ndim == 1:
-        with keys_from(iter(saved).__next__):
-            yield
-        return
-    with drawing_from(op.copy(reshape(saved[0], (2,)))):
-        yield
+        return keys_from(iter(saved).__next__)
+    return drawing_from(op.copy(reshape(saved[0], (2,))))
 
 
 @contextmanager
 def drawing_from(state: Tensor) -> Iterator[None]:
     """Split keys off this state inside the block, and advance it in place instead of the VM's."""
-    token = _state.set(state)
-    try:
-        with keys_from(None):
-            yield
-    finally:
-        _state.reset(token)
-
-
-def drawing_nowhere() -> AbstractContextManager[None]:
-    """Suspend key sources inside a block that is recorded and not run."""
-    return keys_from(None)
+    with bound(_state, state), keys_from(None):
+        yield
 
 
 def _state_of(global_keys: _Global) -> Tensor:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 from mlvm.core import errors
+from mlvm.eager.tensor.context import bound
 
 
 def _no_layer() -> str | None:
@@ -43,11 +44,8 @@ def standing_for(name: str, operands: Sequence[object], *, has_lanes: bool) -> I
     named = Line(line)
     named.layer, named.naxes = line.layer, line.naxes + has_lanes
     named.call = line.call or (name, tuple(operands))  # the outermost one is the user's
-    token = traced_line.set(named)
-    try:
+    with bound(traced_line, named):
         yield
-    finally:
-        traced_line.reset(token)
 
 
 def user_line() -> Line | None:

@@ -48,7 +48,7 @@ from mlvm.eager.recording.lines import user_line
 from mlvm.eager.tensor import context
 from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply, untracked
 from mlvm.eager.tensor.constants import prepare_constants
-from mlvm.eager.tensor.context import Tape, current_tape
+from mlvm.eager.tensor.context import Tape, bound, current_tape
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.input.queue import QueueTensor
@@ -1073,11 +1073,10 @@ def recorded_by(recorder: R) -> Iterator[R]:
     recorded = [recorder.vm]
     while isinstance(recorded[-1], Recorder):  # inside of another recording
         recorded.append(recorded[-1].vm)
-    token = current_capture.set(recorder)
     view_logs.append(recorder.scopes.views)
     try:
         layers = {name: _layer(recorder, name) for name in _REPLACED}
-        with ExitStack() as stack:
+        with bound(current_capture, recorder), ExitStack() as stack:
             for other in vms():
                 if not recorder.vm.is_same(other):
                     refusal = _refusal(recorder, other)
@@ -1090,7 +1089,6 @@ def recorded_by(recorder: R) -> Iterator[R]:
     finally:
         view_logs[:] = [each for each in view_logs if each is not recorder.scopes.views]
         recorder.close()
-        current_capture.reset(token)
 
 
 def _layer(recorder: Recorder, name: str) -> Layer:

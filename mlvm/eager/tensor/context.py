@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from mlvm.arena.arena import Arena, scope
@@ -20,6 +20,18 @@ from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import default_threads
+
+T = TypeVar("T")
+
+
+@contextmanager
+def bound(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Set the variable inside the block, and put its previous value back after it."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 class Tape(Protocol):
@@ -48,14 +60,9 @@ current_tape: ContextVar[Tape | None] = ContextVar("current_tape", default=None)
 """The tape that differentiable calls are recorded on, for each thread or task."""
 
 
-@contextmanager
-def taped(tape: Tape | None) -> Iterator[None]:
+def taped(tape: Tape | None) -> AbstractContextManager[None]:
     """Make the tape current inside the block; None for no tape."""
-    before = current_tape.set(tape)
-    try:
-        yield
-    finally:
-        current_tape.reset(before)
+    return bound(current_tape, tape)
 
 
 class Capture(Protocol):

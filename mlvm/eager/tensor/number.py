@@ -24,6 +24,7 @@ import numpy as np
 from mlvm.core.errors import ShapeError, user_line
 from mlvm.core.lengths import Length
 from mlvm.core.types import DType, TensorType
+from mlvm.eager.tensor.context import bound
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.polynomials import (
     Polynomial,
@@ -112,12 +113,11 @@ class Numbers:
     def recording(self) -> Iterator[list[Number]]:
         """Record computation on the inputs inside the block, which gets their placeholders. After
         the block a placeholder behaves as its number."""
-        token = _current.set(self)
         try:
-            yield [self._number(place) for place in range(self.inputs)]
+            with bound(_current, self):
+                yield [self._number(place) for place in range(self.inputs)]
         finally:
             self.closed = True
-            _current.reset(token)
 
     def see_kept(self) -> None:
         """Add guards on placeholders that are still alive: later calls would not replace them."""
@@ -291,7 +291,6 @@ class Numbers:
         a length; its computation is dropped then."""
         before = len(self.values), len(self.steps), dict(self.guarded), dict(self.pins)
         guards: dict[int, Any] = {}
-        token = _current.set(self)
         self.values = [*present]
         self.closed = False
         self.largest = [*self.values[: self.first_length], *bounds, *self.values[self.inputs :]]
@@ -299,12 +298,10 @@ class Numbers:
         self._places = {}
         try:
             self._largest()
-            placeholders = [
-                self._number(place) if type(value) is int else value
-                for place, value in enumerate(self.values)
-            ]
+            placeholders = self._placeholders_of_values()
             self.guarded = {}
-            yield placeholders, guards
+            with bound(_current, self):
+                yield placeholders, guards
             if len(self.pins) > len(before[3]):
                 raise Pinned
             guards.update((place, self.values[place]) for place in self.guarded)
@@ -320,7 +317,6 @@ class Numbers:
             self.closed, self.largest, self._places = True, None, {}
             self.types.clear()
             self._placeholders.clear()
-            _current.reset(token)
 
     def fork(self, values: Sequence[Any] | None = None) -> Numbers:
         """Return a copy that begins with these values, and records further computation apart."""
@@ -349,14 +345,16 @@ class Numbers:
     @contextmanager
     def planning_kernels(self) -> Iterator[list[Any]]:
         """Record computation in a fork inside the block, which gets placeholders of the values."""
-        token = _current.set(self)
         self.closed = False
         try:
-            yield [self._number(i) if type(x) is int else x for i, x in enumerate(self.values)]
+            with bound(_current, self):
+                yield self._placeholders_of_values()
         finally:
             self.closed = True
             self.types.clear()
-            _current.reset(token)
+
+    def _placeholders_of_values(self) -> list[Any]:
+        return [self._number(i) if type(x) is int else x for i, x in enumerate(self.values)]
 
     def formula(self, place: int) -> int:
         """Return the formulas' number for the value at that place."""

@@ -41,7 +41,7 @@ from mlvm.eager.functions.shapes import concat, stack, unstack
 from mlvm.eager.recording.recorder import RetryAfterCopy, current_capture, recording_of
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import prepare_constants
-from mlvm.eager.tensor.context import current_arena, taped
+from mlvm.eager.tensor.context import bound, current_arena, taped
 from mlvm.eager.tensor.number import has_open_lengths
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
@@ -269,13 +269,13 @@ def _trace_code(
 def _codes(
     name: str, types: list[TensorType], run: _Body, tape: Tape | None
 ) -> tuple[_Code, _BatchVjp | None]:
-    token, record = _inside.set(True), blocks.recorder()
+    record = blocks.recorder()
     around, record.what = record.what, "a function of ml.batch"
     try:
-        return _codes_inside(name, types, run, tape)
+        with bound(_inside, True):
+            return _codes_inside(name, types, run, tape)
     finally:
         record.what = around
-        _inside.reset(token)
 
 
 def _codes_inside(
@@ -340,11 +340,8 @@ def _build_code(recorded: Recorded, cells: list[Cell]) -> _Code:
 def _policy() -> FusionPolicy:
     """Return the VM's fusion policy. Asking the VM must not be recorded."""
     vm = blocks.recorder().vm
-    token = current_capture.set(None)
-    try:
+    with bound(current_capture, None):
         return policy_of(vm)
-    finally:
-        current_capture.reset(token)
 
 
 def _vjp(

@@ -14,7 +14,7 @@ Control flow by a batched value masks: both branches run, and `where` selects. A
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from types import MappingProxyType
@@ -43,6 +43,7 @@ from mlvm.eager.recording.lines import standing_for
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, alias_of, apply
 from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.context import bound
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.transform.custom import CustomRule
 from mlvm.eager.transform.trace import OUTSIDE, Body, ScanBody, Types, interpret, trace_function
@@ -64,14 +65,10 @@ _NOTHING: Final = cast(Tensor, None)
 """Placeholder of a value during a dry run."""
 
 
-@contextmanager
-def named_axis(axis_name: str | None, n: int, rank: Tensor | None) -> Iterator[None]:
+def named_axis(axis_name: str | None, n: int, rank: Tensor | None) -> AbstractContextManager[None]:
     """Name the batch axis while a function is traced."""
-    token = _axes.set(_axes.get() if rank is None else {**_axes.get(), str(axis_name): (n, rank)})
-    try:
-        yield
-    finally:
-        _axes.reset(token)
+    axes = _axes.get()
+    return bound(_axes, axes if rank is None else {**axes, str(axis_name): (n, rank)})
 
 
 def axis_of(axis_name: str) -> tuple[int, Tensor]:
