@@ -62,7 +62,7 @@ ROOMS = [
 Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
-    "mlvm/core": 6_929,
+    "mlvm/core": 6_933,
     "mlvm/machines": 1_877,
     "mlvm/machines/native": 2_880,
     "mlvm/machines/gpu": 3_023,
@@ -74,12 +74,12 @@ BUDGET = {
     "mlvm/step": 3_590,
     "mlvm/parallel": 3_167,
     "mlvm/eager": 884,
-    "mlvm/eager/tensor": 2_159,
-    "mlvm/eager/functions": 4_723,
+    "mlvm/eager/tensor": 2_162,
+    "mlvm/eager/functions": 4_725,
     "mlvm/eager/recording": 1_098,
     "mlvm/eager/autodiff": 2_384,
     "mlvm/eager/control": 1_723,
-    "mlvm/eager/transform": 2_119,
+    "mlvm/eager/transform": 2_122,
     "mlvm/eager/nn": 2_261,
     "mlvm/eager/parallel": 595,
     "mlvm/eager/optim": 1_218,
@@ -90,7 +90,7 @@ BUDGET = {
     "mlvm": 499,
     "models": 3_464,
     "bench": 5_005,
-    "tests": 61_839,
+    "tests": 61_849,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -62,15 +62,23 @@ class DType:
         """The dtype for a `DType`, a short name, or what `np.dtype` understands except None.
 
         Raises `DTypeError` for anything else, such as a dtype of the other byte order."""
-        if isinstance(dtype, DType):
+        match = DType._matching(dtype)
+        if match is None:
+            raise DTypeError(
+                f"no dtype for {dtype!r}; there are {', '.join([*DType.all, *DType.storage])}"
+            )
+        return match
+
+    @staticmethod
+    def _matching(dtype: object) -> DType | None:
+        if dtype is None or isinstance(dtype, DType):
             return dtype
         if isinstance(dtype, np.dtype) and (match := _OF_NUMPY.get(dtype)) is not None:
             return match
         if isinstance(dtype, str) and (dtype in DType.all or dtype in DType.storage):
             return DType.named(dtype)
         try:
-            # numpy takes None for f64, and an array for its dtype
-            if dtype is not None and not hasattr(type(dtype), "__array__"):
+            if not hasattr(type(dtype), "__array__"):  # numpy would take the array's
                 return _OF_NUMPY[np.dtype(dtype)]  # type: ignore[call-overload]
         except (KeyError, TypeError, ValueError, SyntaxError):  # what np.dtype refuses with
             pass
@@ -78,18 +86,14 @@ class DType:
         if name in _LONG_NAMES:  # which are not numpy's
             return _LONG_NAMES[name]
         if type(dtype).__module__ == "torch" and name.startswith("torch."):
-            return DType.of(name.removeprefix("torch."))
-        raise DTypeError(
-            f"no dtype for {dtype!r}; there are {', '.join([*DType.all, *DType.storage])}"
-        )
+            return DType._matching(name.removeprefix("torch."))
+        return None
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, DType):
             return self is other
-        try:
-            return DType.of(other) is self
-        except DTypeError:
-            return NotImplemented
+        match = DType._matching(other)
+        return NotImplemented if match is None else match is self
 
     __hash__ = object.__hash__
 

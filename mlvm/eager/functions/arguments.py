@@ -11,7 +11,7 @@ from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.apply import OneOp
-from mlvm.eager.tensor.number import index_of, is_open
+from mlvm.eager.tensor.number import has_open_lengths, index_of, is_open
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of
 
@@ -38,7 +38,7 @@ def span(start: int, stop: int | None = None, step: int = 1) -> Span:
 def sliced(item: slice, length: int) -> Span:
     """Return the positions of an axis that a slice selects. Raises `TypeError` and `ValueError` as
     Python does."""
-    if not any(map(is_open, (length, item.start, item.stop))):
+    if not (has_open_lengths() and any(map(is_open, (length, item.start, item.stop)))):
         places = range(length)[item]
         return Span(places.start, len(places), places.step)
     step = 1 if item.step is None else operator.index(item.step)
@@ -87,8 +87,10 @@ def integers(value: Ints, name: str) -> tuple[int, ...]:
     else or an int has more than 64 bits. The error names the value."""
     try:
         several = value if isinstance(value, (tuple, list)) else (value,)
-        ints = tuple(map(index_of, several))
-        if all(is_open(n) or -(2**63) <= n < 2**63 for n in ints):
+        has_lengths = has_open_lengths()
+        ints = tuple(map(index_of if has_lengths else operator.index, several))
+        closed = [n for n in ints if not is_open(n)] if has_lengths else ints
+        if -(2**63) <= min(closed, default=0) <= max(closed, default=0) < 2**63:
             return ints
     except TypeError:
         pass

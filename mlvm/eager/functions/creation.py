@@ -114,7 +114,7 @@ def asarray(
 
 def _of_tensor(x: Tensor, dtype: DType | None, device: Device, copy: bool | None) -> Tensor:
     """Convert a tensor as `asarray` does; results are allocated on `device`."""
-    same_dtype = dtype in (None, x.dtype)
+    same_dtype = dtype is None or dtype is x.dtype
     elsewhere = None if device is None or x.arena.vm.is_same(device) else device
     if copy is False and not (elsewhere is None and same_dtype):
         target = dtype if not same_dtype else elsewhere and elsewhere.name

@@ -17,7 +17,7 @@ from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.context import current_arena, current_tape, lifted
-from mlvm.eager.tensor.number import is_open, plain
+from mlvm.eager.tensor.number import Number, is_open, plain
 from mlvm.eager.tensor.precision import warn_of_mixed
 from mlvm.eager.tensor.reading import explain, launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, from_array
@@ -76,8 +76,11 @@ _BY_MEANING: dict[Any, OneOp] = {}
 
 
 def _key(value: Any) -> Any:
-    """Return a key that only equal values share: 1, True, 1.0 differ, as 0.0 and -0.0 do."""
+    """Return a key that only equal values share: 1, True, 1.0 differ, as 0.0 and -0.0 do. An open
+    length has none that is hashable."""
     kind = value.__class__
+    if type(value) is Number and value.is_open():
+        return []
     if isinstance(value, tuple):
         return kind, tuple([_key(each) for each in value])
     return kind, repr(value) if isinstance(value, (float, complex, np.inexact)) else value
@@ -95,14 +98,14 @@ def _has_open(values: Iterable[Any]) -> bool:
 def one_op(name: str, **attributes: Any) -> OneOp:
     """Return the one `OneOp` of that name and these attributes. Raises `ArgumentError` if the
     op does not take them."""
-    if _has_open(attributes.values()):  # of one trace alone
-        return OneOp(OPS[name], OPS[name].bind(attributes))
     spelling: Any = (name, *[(attribute, _key(value)) for attribute, value in attributes.items()])
     try:
         return _BY_SPELLING[spelling]
     except KeyError:
         pass
     except TypeError:  # a list is not hashable, but `bind` may take it
+        if _has_open(attributes.values()):  # of one trace alone
+            return OneOp(OPS[name], OPS[name].bind(attributes))
         spelling = None
     values = OPS[name].bind(attributes)
     bound = plain(values)

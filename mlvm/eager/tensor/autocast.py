@@ -62,7 +62,8 @@ class autocast(ContextDecorator):
     """
 
     def __new__(cls, *args: object, **keywords: object) -> autocast:
-        require_arguments(cls, args, keywords)
+        if keywords or len(args) != 1:
+            require_arguments(cls, args, keywords)
         return super().__new__(cls)
 
     def __init__(self, dtype: object, enabled: bool = True) -> None:

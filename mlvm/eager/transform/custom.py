@@ -64,8 +64,8 @@ class CustomRule:
     ) -> None:
         self.name, self.fn = name, fn
         block = autocast(autocast_dtype())  # rules that make the value run later, outside of it
-        self.fwd = None if fwd is None else block(fwd)
-        self.jvp = None if jvp is None else block(jvp)
+        self.fwd = None if fwd is None else partial(_within, block, fwd)
+        self.jvp = None if jvp is None else partial(_within, block, jvp)
         self.bwd = bwd
 
     def __call__(self, args: Tensors) -> Tensors:
@@ -137,6 +137,11 @@ class CustomRule:
         parts = vjp(linear, *zeros)[1]([g for g in gs if g is not None])
         cotangent_of = dict(zip(floats, parts, strict=True))
         return [cotangent_of.get(i) for i in range(nargs)]
+
+
+def _within(block: autocast, fn: Callable[..., R], *args: Any) -> R:
+    with block:
+        return fn(*args)
 
 
 class _RefusingTape:

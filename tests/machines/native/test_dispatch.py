@@ -247,6 +247,20 @@ def test_threads_on_one_vm_see_their_own_values() -> None:
 
 
 @pytest.mark.usefixtures("arena")
+@pytest.mark.parametrize(("count", "are_remembered"), [(100, True), (400, False)])
+def test_a_call_remembers_many_types(vm: ml.VM, count: int, are_remembered: bool) -> None:
+    xs = [ml.full((n + 1,), n) for n in range(count)]
+
+    def sums() -> list[ml.Tensor]:
+        return [x + x for x in xs]
+
+    for _ in range(2):
+        sums()
+    assert are_remembered is (launches(vm, sums) == 0)
+    assert all((y == 2 * n).numpy().all() for n, y in enumerate(sums()))
+
+
+@pytest.mark.usefixtures("arena")
 def test_another_type_asks_again() -> None:
     for shape in [(2,), (3,), (2, 2), (), (0,), (1, 3)] * 3:
         x = ml.full(shape, 2.0)

@@ -19,10 +19,11 @@
 
 /* --- the fields that C reads and writes: see mlvm/arena/fields.py and dispatch.h --- */
 
-enum { MOST_OPERANDS = 4, MASKS = 1 << MOST_OPERANDS, ENTRIES = 32 };
+enum { MOST_OPERANDS = 4, MASKS = 1 << MOST_OPERANDS, MOST_PLACES = 512 };
 
 /* Cache entry of a call: the kernel for operands of these types on one VM. */
 typedef struct {
+    size_t hash;         /* of VM and types */
     long long fast_path; /* its number, so that an entry keeps no VM's threads alive */
     long long generation;
     PyObject *types[MOST_OPERANDS];
@@ -32,8 +33,11 @@ typedef struct {
     PyObject *templates[MASKS]; /* of the tape's nodes, by the operands that are tracked */
 } Entry;
 
+/* Entries are found by a hash of VM and types, at the first free place from there on. None moves or is
+ * freed while the call lives, since a launch keeps its entry while other threads run. */
 typedef struct {
-    PyObject_HEAD Entry *entries;
+    PyObject_HEAD Entry **entries;
+    size_t capacity, count; /* places, a power of two, and how many are taken: at most half */
 } Call;
 
 static PyTypeObject *arena_type, *call_type, *fast_path_type;
@@ -217,8 +221,11 @@ static void replace_entry(Entry *entry, Entry with)
 
 static void call_dealloc(Call *self)
 {
-    for (int i = 0; self->entries && i < ENTRIES; i++)
-        replace_entry(&self->entries[i], (Entry){0});
+    for (size_t i = 0; i < self->capacity; i++)
+        if (self->entries[i]) {
+            replace_entry(self->entries[i], (Entry){0});
+            PyMem_Free(self->entries[i]);
+        }
     PyMem_Free(self->entries);
     free_object((PyObject *)self);
 }
@@ -227,26 +234,94 @@ static PyType_Slot call_slots[] = {{Py_tp_dealloc, call_dealloc}, {0, NULL}};
 static PyType_Spec call_spec = {"mlvm.machines.native._native.CallFields", sizeof(Call), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, call_slots};
 
-/* The slot of the entry for operands of these types. NULL if there is no memory. */
-static Entry *entry_of(Call *call, Allocation *const *operands, int count)
+static size_t hash_of(const FastPath *fast_path, Allocation *const *operands, int count)
 {
-    if (!call->entries && !(call->entries = PyMem_Calloc(ENTRIES, sizeof *call->entries)))
-        return NULL;
-    size_t hash = 0;
+    size_t hash = (size_t)fast_path->number;
     for (int i = 0; i < count; i++)
         hash = hash * 31 + ((size_t)operands[i]->type >> 5);
-    return &call->entries[(hash ^ hash >> 7) % ENTRIES];
+    return hash ^ hash >> 7;
 }
 
-static int entry_holds(const Entry *entry, const FastPath *fast_path, Allocation *const *operands,
-                       int count)
+static int is_of(const Entry *entry, const FastPath *fast_path, Allocation *const *operands, int count)
 {
-    if (entry->fast_path != fast_path->number || entry->generation != fast_path->generation)
+    if (entry->fast_path != fast_path->number)
         return 0;
     for (int i = 0; i < count; i++)
         if (entry->types[i] != operands[i]->type)
             return 0;
     return count == MOST_OPERANDS || !entry->types[count];
+}
+
+static int entry_holds(const Entry *entry, const FastPath *fast_path, Allocation *const *operands,
+                       int count)
+{
+    return entry->generation == fast_path->generation && is_of(entry, fast_path, operands, count);
+}
+
+/* The place of the entry for operands of these types, or else the one for a new entry. */
+static Entry **place_of(const Call *call, const FastPath *fast_path, Allocation *const *operands, int count,
+                        size_t hash)
+{
+    Entry **unused = NULL;
+    for (size_t i = 0; i < call->capacity; i++) {
+        Entry **place = &call->entries[(hash + i) & (call->capacity - 1)];
+        if (*place && is_of(*place, fast_path, operands, count))
+            return place;
+        if (!unused && (!*place || !(*place)->types[0]))
+            unused = place;
+        if (!*place)
+            break;
+    }
+    return unused;
+}
+
+/* The entry that holds for operands of these types, or NULL. */
+static Entry *entry_of(const Call *call, const FastPath *fast_path, Allocation *const *operands, int count)
+{
+    if (!call->capacity)
+        return NULL;
+    Entry *entry = *place_of(call, fast_path, operands, count, hash_of(fast_path, operands, count));
+    return entry && entry_holds(entry, fast_path, operands, count) ? entry : NULL;
+}
+
+static int double_capacity(Call *call)
+{
+    size_t capacity = call->capacity ? 2 * call->capacity : 4;
+    Entry **entries = PyMem_Calloc(capacity, sizeof *entries);
+    if (!entries)
+        return -1;
+    for (size_t k = 0; k < call->capacity; k++)
+        if (call->entries[k]) {
+            size_t i = call->entries[k]->hash & (capacity - 1);
+            while (entries[i])
+                i = (i + 1) & (capacity - 1);
+            entries[i] = call->entries[k];
+        }
+    PyMem_Free(call->entries);
+    call->entries = entries;
+    call->capacity = capacity;
+    return 0;
+}
+
+/* The entry to fill for operands of these types. A full table begins anew with the same entries. NULL if
+ * there is no memory. */
+static Entry *entry_to_fill(Call *call, const FastPath *fast_path, Allocation *const *operands, int count)
+{
+    if (2 * call->count >= call->capacity && call->capacity < MOST_PLACES && double_capacity(call))
+        return NULL;
+    if (2 * call->count >= call->capacity) {
+        call->count = 0;
+        for (size_t i = 0; i < call->capacity; i++)
+            if (call->entries[i])
+                replace_entry(call->entries[i], (Entry){0});
+    }
+    size_t hash = hash_of(fast_path, operands, count);
+    Entry **place = place_of(call, fast_path, operands, count, hash);
+    if (!*place && !(*place = PyMem_Calloc(1, sizeof **place)))
+        return NULL;
+    call->count += !(*place)->types[0];
+    (*place)->hash = hash;
+    return *place;
 }
 
 static PyObject *tuple_of(PyObject *const *objects, Py_ssize_t count)
@@ -271,8 +346,10 @@ static PyObject *types_of(Allocation *const *operands, int count)
  * succeeded; keep a pending KeyboardInterrupt. */
 static void fill_cache(Call *call, FastPath *fast_path, Allocation *const *operands, int count)
 {
-    Entry *entry = entry_of(call, operands, count);
-    Entry fresh = {.fast_path = fast_path->number, .generation = fast_path->generation};
+    Entry *entry = entry_to_fill(call, fast_path, operands, count);
+    Entry fresh = {.hash = hash_of(fast_path, operands, count),
+                   .fast_path = fast_path->number,
+                   .generation = fast_path->generation};
     PyObject *types = entry ? types_of(operands, count) : NULL;
     PyObject *answer = types ? PyObject_CallFunctionObjArgs(resolve, (PyObject *)call, types,
                                                             (PyObject *)fast_path, NULL)
@@ -742,10 +819,10 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
     Py_INCREF((PyObject *)fast_path);
     Allocation *out = NULL;
     PyObject *holder = NULL;
-    Entry *entry = entry_of(call, operands, count);
-    int open = !fast_path->observed && !fast_path->instrumented && entry, done = 0;
-    int learns = open && !entry_holds(entry, fast_path, operands, count);
-    if (open && !learns && is_ready(entry)) {
+    Entry *entry = entry_of(call, fast_path, operands, count);
+    int open = !fast_path->observed && !fast_path->instrumented, done = 0;
+    int learns = open && !entry;
+    if (open && entry && is_ready(entry)) {
         out = (Allocation *)object_of(tensor_class);
         holder = out ? PyWeakref_NewRef((PyObject *)out, NULL) : NULL;
         if (!holder)
