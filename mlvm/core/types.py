@@ -10,6 +10,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, ClassVar, Final, Literal, NoReturn, TypeAlias, final
 from weakref import WeakValueDictionary
@@ -53,9 +54,7 @@ class DType:
         try:
             return DType.all.get(name) or DType.storage[name]
         except (KeyError, TypeError):
-            raise DTypeError(
-                f"no dtype {name!r}; there are {', '.join([*DType.all, *DType.storage])}"
-            ) from None
+            raise _unknown(repr(name)) from None
 
     @staticmethod
     def of(dtype: object) -> DType:
@@ -64,9 +63,7 @@ class DType:
         Raises `DTypeError` for anything else, such as a dtype of the other byte order."""
         match = DType._matching(dtype)
         if match is None:
-            raise DTypeError(
-                f"no dtype for {dtype!r}; there are {', '.join([*DType.all, *DType.storage])}"
-            )
+            raise _unknown(f"for {dtype!r}")
         return match
 
     @staticmethod
@@ -77,17 +74,13 @@ class DType:
             return match
         if isinstance(dtype, str) and (dtype in DType.all or dtype in DType.storage):
             return DType.named(dtype)
-        try:
+        with suppress(KeyError, TypeError, ValueError, SyntaxError):  # np.dtype refuses with these
             if not hasattr(type(dtype), "__array__"):  # numpy would take the array's
                 return _OF_NUMPY[np.dtype(dtype)]  # type: ignore[call-overload]
-        except (KeyError, TypeError, ValueError, SyntaxError):  # what np.dtype refuses with
-            pass
         name = str(getattr(dtype, "__name__", dtype))
-        if name in _LONG_NAMES:  # which are not numpy's
-            return _LONG_NAMES[name]
         if type(dtype).__module__ == "torch" and name.startswith("torch."):
             return DType._matching(name.removeprefix("torch."))
-        return None
+        return _LONG_NAMES.get(name)  # which are not numpy's
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, DType):
@@ -140,6 +133,10 @@ class DType:
 
     def __reduce__(self) -> tuple[object, ...]:
         return DType.named, (self.name,)
+
+
+def _unknown(name: str) -> DTypeError:
+    return DTypeError(f"no dtype {name}; there are {', '.join([*DType.all, *DType.storage])}")
 
 
 bool_ = DType("bool", "bool", np.bool_)
