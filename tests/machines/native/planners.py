@@ -50,26 +50,31 @@ def native(name: str, *inputs: Any, threads: int = 1, **attributes: Any) -> Arra
     return arrays[0]
 
 
+def on_threads(
+    name: str, *inputs: Any, threads: tuple[int, ...] = (1, 2, 3), **attributes: Any
+) -> Array:
+    """The op's result by its native kernel, which gives the same bits on each number of threads."""
+    assert planned(name, *inputs, **attributes)
+    result, *others = (native(name, *inputs, threads=n, **attributes) for n in threads)
+    assert {other.tobytes() for other in others} <= {result.tobytes()}
+    return result
+
+
 def assert_same_bits(
     name: str, *inputs: Any, threads: tuple[int, ...] = (1, 2, 3), **attributes: Any
 ) -> None:
     """Check that there is a native kernel, with the reference's bits on each number of threads."""
-    assert planned(name, *inputs, **attributes)
-    expected = reference(name, *inputs, **attributes).tobytes()
-    for number in threads:
-        assert native(name, *inputs, threads=number, **attributes).tobytes() == expected
+    result = on_threads(name, *inputs, threads=threads, **attributes)
+    assert result.tobytes() == reference(name, *inputs, **attributes).tobytes()
 
 
 def assert_near(
     name: str, *inputs: Any, rtol: float = 1e-4, atol: float = 1e-3, **attributes: Any
 ) -> Array:
     """Check the native kernel against the reference of f64, and that threads change no bit."""
-    assert planned(name, *inputs, **attributes)
-    result = native(name, *inputs, **attributes)
+    result = on_threads(name, *inputs, **attributes)
     wide = [x.astype("f8") if x.dtype == np.float32 else x for x in inputs]
     np.testing.assert_allclose(result, reference(name, *wide, **attributes), rtol, atol)
-    for threads in (2, 3):
-        assert native(name, *inputs, threads=threads, **attributes).tobytes() == result.tobytes()
     return result
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mlvm.core.types import Array, DType
 from mlvm.machines.native.planners.reduction import collapsed
 from tests.brief import cases
-from tests.machines.native.planners import native, planned, reference
+from tests.machines.native.planners import assert_same_bits, native, on_threads, reference
 
 INF, NAN = np.inf, np.nan
 LENGTHS = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 255, 1023, 1024, 1025, 2079]
@@ -47,20 +47,18 @@ def check(name: str, x: Array, **attributes: Any) -> None:
     """Against the reference kernel of f64, and on any number of threads the same bits."""
     if name == "prod":  # neither too large nor too small
         x = (1 + 0.01 * x).astype(x.dtype)
-    assert planned(name, x, **attributes)
-    results = [native(name, x, threads=threads, **attributes) for threads in THREADS]
-    assert len({result.tobytes() for result in results}) == 1
+    result = on_threads(name, x, threads=THREADS, **attributes)
     if x.dtype == np.float32:
         expected = reference(name, x.astype(np.float64), **attributes)
         tolerance = 1e-4 if name == "prod" else 3e-7
         scale = np.abs(x).max() if name in ("sum", "mean") else 0
         count = x.size // max(1, expected.size)
         slack = scale * 1e-7 * (math.sqrt(count) if name == "sum" else 1)
-        np.testing.assert_allclose(results[0], expected, rtol=tolerance, atol=slack)
+        np.testing.assert_allclose(result, expected, rtol=tolerance, atol=slack)
     else:
         expected = reference(name, x, **attributes)
-        np.testing.assert_allclose(results[0], expected, rtol=1e-11, atol=1e-12 * x.size)
-    assert results[0].shape == expected.shape
+        np.testing.assert_allclose(result, expected, rtol=1e-11, atol=1e-12 * x.size)
+    assert result.shape == expected.shape
 
 
 # --- shapes ---------------------------------------------------------------------------
@@ -137,10 +135,7 @@ def test_integers(dtype: DType, shape: tuple[int, ...], axis: int) -> None:
 @cases("dtype", np.float32, np.float64, np.int32)
 @cases("shape, axis", ((1,), 0), ((1000,), 0), ((3, 7), 1), ((7, 3), 0), ((3, 50, 2001), 1))
 def test_cumulative_sum(dtype: Any, shape: tuple[int, ...], axis: int) -> None:
-    x = random(shape, dtype)
-    for threads in THREADS:
-        result = native("cumulative_sum", x, axis=axis, threads=threads)
-        np.testing.assert_array_equal(result, reference("cumulative_sum", x, axis=axis))
+    assert_same_bits("cumulative_sum", random(shape, dtype), axis=axis, threads=THREADS)
 
 
 # --- values ---------------------------------------------------------------------------

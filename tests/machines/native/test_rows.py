@@ -13,7 +13,7 @@ from mlvm.core.errors import OperandValueError
 from mlvm.core.ops import half
 from mlvm.core.types import Array, DType, bf16, f16
 from tests.brief import cases, refuses
-from tests.machines.native.planners import native, planned, reference
+from tests.machines.native.planners import native, on_threads, planned, reference
 
 INF, NAN = np.inf, np.nan
 LENGTHS = [1, 2, 3, 7, 8, 10, 15, 17, 31, 33, 64, 65, 100, 255, 512, 1000, 1023, 1025, 2048, 4099]
@@ -31,14 +31,12 @@ def random(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> Array:
 
 def check(name: str, *inputs: Array, tolerance: float = 2e-6, **attributes: Any) -> None:
     """Against the reference kernel of f64, and on any number of threads the same bits."""
-    assert planned(name, *inputs, **attributes)
-    results = [native(name, *inputs, threads=threads, **attributes) for threads in (1, 2, 3, 5)]
-    assert len({result.tobytes() for result in results}) == 1
+    result = on_threads(name, *inputs, threads=(1, 2, 3, 5), **attributes)
     wide = [x.astype(np.float64) if x.dtype == np.float32 else x for x in inputs]
     expected = reference(name, *wide, **attributes)
-    tolerance = tolerance if results[0].dtype == np.float32 else tolerance * 1e-6
-    np.testing.assert_allclose(results[0], expected, tolerance, tolerance)
-    assert results[0].shape == expected.shape
+    tolerance = tolerance if result.dtype == np.float32 else tolerance * 1e-6
+    np.testing.assert_allclose(result, expected, tolerance, tolerance)
+    assert result.shape == expected.shape
 
 
 # --- softmax --------------------------------------------------------------------------
@@ -181,12 +179,10 @@ def test_halves_have_the_bits_of_f32_rounded(dtype: DType) -> None:
         if dtype is bf16:
             calls += [(name, (x,), {"axis": axis}) for name in ("sum", "mean") for axis in (0, 1)]
         for name, inputs, attributes in calls:
-            assert planned(name, *inputs, **attributes)
             wide = [half.widened(each) if half.is_half(each) else each for each in inputs]
             expected = half.cast(native(name, *wide, **attributes), dtype)
-            for threads in (1, 3):
-                result = native(name, *inputs, threads=threads, **attributes)
-                assert result.tobytes() == expected.tobytes(), (name, rows, n)
+            result = on_threads(name, *inputs, **attributes)
+            assert result.tobytes() == expected.tobytes(), (name, rows, n)
 
 
 def test_a_label_that_is_none_is_refused_beside_halves() -> None:
@@ -207,8 +203,6 @@ def test_a_half_beside_f32_is_widened_as_it_is_read(dtype: DType) -> None:
         }
         operands = (x, scale, bias), (g, x, scale), (g, x)
         for (name, value), inputs in zip(expected.items(), operands, strict=True):
-            assert planned(name, *inputs, eps=eps)
-            for threads in (1, 3):
-                result = native(name, *inputs, threads=threads, eps=eps)
-                assert result.dtype == value.dtype
-                assert result.tobytes() == value.tobytes(), (name, rows, n)
+            result = on_threads(name, *inputs, eps=eps)
+            assert result.dtype == value.dtype
+            assert result.tobytes() == value.tobytes(), (name, rows, n)

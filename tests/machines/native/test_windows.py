@@ -8,20 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.types import Array
 from tests.brief import cases
-from tests.machines.native.planners import native, planned, reference
+from tests.machines.native.planners import assert_same_bits, native, reference
 
 NONE = ((0, 0), (0, 0))
-
-
-def _check(name: str, x: Array, **attributes: Any) -> None:
-    assert planned(name, x, **attributes)
-    expected = reference(name, x, **attributes)
-    for threads in (1, 2, 3):
-        result = native(name, x, threads=threads, **attributes)
-        np.testing.assert_array_equal(result, expected)
-        np.testing.assert_array_equal(np.signbit(result), np.signbit(expected))
 
 
 @st.composite
@@ -44,11 +34,11 @@ def test_windows_of_any_shape(sliding: dict[str, Any], shape: tuple[int, ...], d
     rng = np.random.default_rng(5)
     x = np.asarray(rng.normal(size=shape) * 10.0 ** rng.integers(-5, 5, shape), dtype)
     for name in ("patches", "max_pool2d", "avg_pool2d"):
-        _check(name, x, **sliding)
-    _check("patches", x, **sliding, pad_value=float("-inf"))
+        assert_same_bits(name, x, **sliding)
+    assert_same_bits("patches", x, **sliding, pad_value=float("-inf"))
     windows = native("patches", x, **sliding)
     del sliding["window"]
-    _check("unpatches", windows, shape=shape, **sliding)
+    assert_same_bits("unpatches", windows, shape=shape, **sliding)
 
 
 @cases("channels", 1, 3, 16, 67)
@@ -59,16 +49,16 @@ def test_images(channels: int, window: int, stride: int, padding: int) -> None:
     sides = (padding, padding)
     sliding: dict[str, Any] = {"stride": (stride, stride), "padding": (sides, sides)}
     for name in ("patches", "max_pool2d", "avg_pool2d"):
-        _check(name, x, window=(window, window), **sliding)
+        assert_same_bits(name, x, window=(window, window), **sliding)
     windows = native("patches", x, window=(window, window), **sliding)
-    _check("unpatches", windows, shape=x.shape, **sliding)
+    assert_same_bits("unpatches", windows, shape=x.shape, **sliding)
 
 
 def test_windows_that_see_nothing_but_padding() -> None:
     x = np.ones((1, 1, 2, 1))
     sliding: dict[str, Any] = {"stride": (1, 1), "padding": ((3, 3), (3, 3)), "window": (2, 2)}
     for name in ("patches", "max_pool2d", "avg_pool2d"):
-        _check(name, x, **sliding)
+        assert_same_bits(name, x, **sliding)
     assert native("max_pool2d", x, **sliding)[0, 0, 0, 0] == -np.inf
 
 
