@@ -60,6 +60,7 @@ from tests.fuzz.attacks import ATTACKS, attack
 from tests.fuzz.command import parser_of
 from tests.fuzz.making import VALID
 from tests.fuzz.mutations import framed, mutated
+from tests.threads import start
 
 SECRET: Final = "a secret for fuzzing"
 PATIENCE: Final = 30.0
@@ -338,21 +339,16 @@ def _train_meanwhile(address: str, killed: int, number: int) -> str | None:
     over = threading.Event()
 
     def trainer() -> None:
-        try:
-            with connect(address, name="trainer") as vm:
-                while not over.is_set():
-                    if train(vm) != expected:
-                        wrong.append("a trainer has other bits")
-        except Exception as error:
-            wrong.append(f"a trainer: {error!r}")
+        with connect(address, name="trainer") as vm:
+            while not over.is_set():
+                if train(vm) != expected:
+                    wrong.append("a trainer has other bits")
 
-    trainers = [threading.Thread(target=trainer) for _ in range(4)]
-    for thread in trainers:
-        thread.start()
+    trainers = [start(trainer) for _ in range(4)]
     os.waitpid(killed, 0)
     over.set()
-    for thread in trainers:
-        thread.join(PATIENCE)
+    errors = [each.exception(PATIENCE) for each in trainers]
+    wrong += [f"a trainer: {error!r}" for error in errors if error is not None]
     gc.collect()
     deadline = time.monotonic() + PATIENCE
     with Observer(address) as observer:

@@ -43,21 +43,6 @@ def values(vm: VMProtocol, tensors: tuple[Allocation, ...]) -> set[int]:
     return {int(x) for tensor in tensors for x in vm.read(tensor.handle).ravel()}
 
 
-@cases("single_threaded", False, True)
-@cases("shared", False, True)
-def test_elements_come_out_in_order(vm: VM, single_threaded: bool, shared: bool) -> None:
-    q = QueueTensor(vm, PAIR, 3, single_threaded=single_threaded, shared=shared)
-    for turn in range(4):
-        for i in range(3):
-            q.put(pair(10 * turn + i))
-        for i in range(3):
-            tensors = q.get()
-            assert [x.type for x in tensors] == [TensorType.parse(text) for text in PAIR]
-            assert values(vm, tensors) == {10 * turn + i}
-            del tensors
-    assert q.stats()[:2] == (12, 12)
-
-
 @cases("dtype", "bool", "u8", "i16", "u64", "f64")
 @cases("shape", (), (0,), (3,), (1, 5))
 def test_every_type_survives_the_slots(vm: VM, dtype: str, shape: tuple[int, ...]) -> None:
@@ -92,15 +77,6 @@ def test_put_takes_strided_arrays(vm: VM) -> None:
     array = np.arange(12, dtype=np.float32).reshape(3, 4).T[::2]
     q.put((array,))
     np.testing.assert_array_equal(vm.read(q.get()[0].handle), array)
-
-
-def test_one_slot_is_one_element_at_a_time(vm: VM) -> None:
-    q = QueueTensor(vm, PAIR, 1)
-    q.put(pair(1))
-    first = q.get()
-    refuses(QueueFull, r"1 slots, 0 free, 0 waiting, 1 held", q.put_nowait, pair(2))
-    del first
-    q.put_nowait(pair(2))
 
 
 def test_a_cycle_is_collected_even_amid_a_call(vm: VM) -> None:

@@ -37,13 +37,14 @@ class Got:
 
 
 class QueueAgainstModel(RuleBasedStateMachine):
-    @initialize(maxsize=st.integers(1, 4), single_threaded=st.booleans(), elsewhere=st.booleans())
-    def make(self, maxsize: int, single_threaded: bool, elsewhere: bool) -> None:
+    @initialize(
+        maxsize=st.integers(1, 4), elsewhere=st.booleans(),
+        options=st.fixed_dictionaries({"single_threaded": st.booleans(), "shared": st.booleans()}),
+    )  # fmt: skip
+    def make(self, maxsize: int, elsewhere: bool, options: Any) -> None:
         self.vm: Any = WireVM(VM()) if elsewhere else VM()
         self.step = Arena(self.vm, "step")
-        self.queue = QueueTensor(
-            self.vm, [IMAGES, LABELS], maxsize, single_threaded=single_threaded
-        )
+        self.queue = QueueTensor(self.vm, [IMAGES, LABELS], maxsize, **options)
         self.waiting: deque[int] = deque()
         self.reserved: list[tuple[int, Reservation]] = []
         self.got: list[Got] = []

@@ -168,34 +168,23 @@ def test_timeouts(vm: VM, timeout: float) -> None:
 # --- the end comes while others wait --------------------------------------------------
 
 
-def test_close_wakes_consumers(vm: VM, waiters: int) -> None:
-    q = QueueTensor(vm, ["i64[]"], 2)
-    waiting = [start(q.get) for _ in range(waiters)]
-    until_they_wait()
-    q.close()
-    for future in waiting:
-        refuses(ShutDown, "", future.result, PATIENCE)
-
-
-def test_close_wakes_producers(vm: VM, waiters: int) -> None:
-    q = full(vm)
-    waiting = [start(q.put, (np.array(9),)) for _ in range(waiters)]
-    until_they_wait()
-    q.close()
-    for future in waiting:
-        refuses(ShutDown, "", future.result, PATIENCE)
-    assert [int(vm.read(x.handle)) for (x,) in q] == [0, 1]
-
-
-def test_cancel_wakes_both_sides(vm: VM, waiters: int) -> None:
+@cases(
+    "end, error",
+    (lambda q: q.close(), ShutDown),
+    (lambda q: q.cancel(ConnectionError("the source is gone")), ConnectionError),
+)
+def test_an_end_wakes_both_sides(vm: VM, waiters: int, end: Any, error: Any) -> None:
     empty, blocked = QueueTensor(vm, ["i64[]"], 2), full(vm)
     waiting: list[Future[Any]] = [start(empty.get) for _ in range(waiters)]
+    waiting += [start(blocked.put, (np.array(9),)) for _ in range(waiters)]
     waiting += [start(blocked.reserve) for _ in range(waiters)]
     until_they_wait()
     for q in (empty, blocked):
-        q.cancel(ConnectionError("the source is gone"))
+        end(q)
     for future in waiting:
-        refuses(ConnectionError, "the source is gone", future.result, PATIENCE)
+        refuses(error, "" if error is ShutDown else "the source is gone", future.result, PATIENCE)
+    if error is ShutDown:
+        assert [int(vm.read(x.handle)) for (x,) in blocked] == [0, 1]
 
 
 def test_an_end_from_any_thread_at_any_time_leaves_nobody_waiting(vm: VM) -> None:

@@ -27,6 +27,7 @@ from mlvm.eager import nn
 from mlvm.machines.wire import WireVM
 from tests.brief import Fn, cases, refuses
 from tests.fuzz.machines import same_bits
+from tests.threads import PATIENCE, start
 
 pytestmark = pytest.mark.local(reason="arrays and lists stand beside tensors of this process alone")
 
@@ -575,10 +576,9 @@ def test_an_array_that_another_thread_changes_while_it_is_recorded() -> None:
         return y
 
     captured, x = ml.capture(step), ml.zeros(3)
-    thread = threading.Thread(target=change)
-    thread.start()
+    changing = start(change)
     assert captured(x).tolist() == [0.0] * 3
-    thread.join()
+    changing.result(PATIENCE)
     for _ in range(2):
         assert captured(x).tolist() == [5.0] * 3
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import mlvm.eager as ml
+from tests.threads import in_threads
 
 
 def test_threads_that_record_functions_with_cycles_do_not_disturb_each_other() -> None:
     x, vm = ml.ones((4,)), ml.ones((1,)).arena.vm
-    errors: list[BaseException] = []
 
     def loss(w: ml.Tensor) -> ml.Tensor:
         def power(n: int) -> ml.Tensor:  # keeps itself alive, and w
@@ -19,15 +17,7 @@ def test_threads_that_record_functions_with_cycles_do_not_disturb_each_other() -
 
     def call(number: int) -> None:
         with ml.Arena(vm, f"thread {number}").allocating():
-            try:
-                for _ in range(8):
-                    ml.capture(ml.grad(loss))(x)
-            except BaseException as error:
-                errors.append(error)
+            for _ in range(8):
+                ml.capture(ml.grad(loss))(x)
 
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    in_threads(call, range(6))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from mlvm.eager.tensor.apply import apply, apply_in_python, one_op
 from mlvm.machines.native import loop
 from mlvm.machines.native.extension import EXTENSION
 from tests.brief import Patch, refuses
+from tests.threads import PATIENCE, in_threads, start
 
 if EXTENSION is None:
     pytest.skip("the native machine was not built", allow_module_level=True)
@@ -226,24 +226,13 @@ def test_a_vm_and_its_memory_end_with_their_last_reference() -> None:
 
 def test_threads_on_one_vm_see_their_own_values() -> None:
     vm = ml.VM(native=True)
-    wrong: list[float] = []
 
-    def work(number: int) -> None:
-        arena = ml.Arena(vm, f"arena {number}")
-        with arena.allocating():
+    def work(number: int) -> set[float]:
+        with ml.Arena(vm, f"arena {number}").allocating():
             x = ml.full((8, 8), float(number))
-            for _ in range(300):
-                y = (x + x) * x - x
-                value = float(ml.max(y))
-                if value != 2 * number * number - number:
-                    wrong.append(value)
+            return {float(ml.max((x + x) * x - x)) for _ in range(300)}
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    assert in_threads(work, range(1, 5)) == [{2 * n * n - n} for n in range(1, 5)]
 
 
 @pytest.mark.usefixtures("arena")
@@ -314,9 +303,7 @@ def test_types_learned_while_a_tape_makes_a_template_get_their_own(monkeypatch: 
 
     def record(tape: Tape, *args: Any) -> None:
         recorded(tape, *args)
-        thread = threading.Thread(target=others)
-        thread.start()
-        thread.join()
+        start(others).result(PATIENCE)
 
     ml.grad(loss)(x, y)
     recorded = Tape.record

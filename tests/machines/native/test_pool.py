@@ -18,6 +18,7 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
 from tests.brief import cases, run_python
 from tests.core.programs import put
+from tests.threads import PATIENCE, in_threads, start
 
 pytestmark = [
     pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON),
@@ -209,20 +210,14 @@ time.sleep(0.1)
 
 def test_threads_that_share_a_vm() -> None:
     vm = VM(native=True, threads=2)
-    wrong: list[float] = []
 
     def work(number: float) -> None:
         handles = [put(vm, np.full((100, 100), number, np.float32)) for _ in range(3)]
         for _ in range(50):
             vm.launch(MATMUL, handles)
-            wrong.extend({*np.unique(vm.read(handles[0]))} - {100 * number**2})
+            assert (vm.read(handles[0]) == 100 * number**2).all()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in (1.0, 2.0, 3.0)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    in_threads(work, (1.0, 2.0, 3.0))
 
 
 def test_an_arena_that_only_another_thread_is_in_ends_in_a_forked_process() -> None:
@@ -259,14 +254,11 @@ def test_no_thread_that_has_ended_is_inside_an_arena() -> None:
             ready.set()
             end.wait()
 
-    for work in (arena.__enter__, is_free):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
+    start(arena.__enter__).result(PATIENCE)
+    assert start(is_free).result(PATIENCE)
     assert is_free()
-    thread = threading.Thread(target=stay)
-    thread.start()
+    staying = start(stay)
     ready.wait()
     assert in_child(is_free) == 0
     end.set()
-    thread.join()
+    staying.result(PATIENCE)
