@@ -1,4 +1,5 @@
-"""The Mixer has the paper's parameters, and computes what two other implementations compute."""
+"""The Mixer computes what two other implementations compute; its parameters are in
+`test_published.py`."""
 
 from __future__ import annotations
 
@@ -10,82 +11,17 @@ from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from mlvm.eager.tree import named_tensors, substitute
-from models.mlp_mixer import VARIANTS, MlpMixer
-from tests.brief import cases, output_of, refuses
+from models.mlp_mixer import MlpMixer
+from tests.brief import cases, refuses
 
 Array = NDArray[Any]
-
-COUNTS = {
-    "S/32": 19_104_624,
-    "S/16": 18_528_264,
-    "B/32": 60_293_428,
-    "B/16": 59_880_472,
-    "L/32": 206_939_264,
-    "L/16": 208_196_168,
-    "H/14": 432_350_952,
-}
-
-
-def dry(image_shape: tuple[int, int, int], *args: Any, **options: Any) -> MlpMixer:
-    with ml.Arena(ml.DryVM(), "weights").allocating():
-        return MlpMixer(image_shape, *args, **options)
-
-
-# --- what it is made of --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_variant_has_the_papers_number_of_parameters(name: str) -> None:
-    assert dry((224, 224, 3), 1000, *VARIANTS[name]).num_parameters() == COUNTS[name]
-
-
-def test_the_parameters_are_those_of_the_official_checkpoint() -> None:
-    block = {
-        "LayerNorm_0/scale": (512,),
-        "LayerNorm_0/bias": (512,),
-        "LayerNorm_1/scale": (512,),
-        "LayerNorm_1/bias": (512,),
-        "token_mixing/Dense_0/kernel": (196, 256),
-        "token_mixing/Dense_0/bias": (256,),
-        "token_mixing/Dense_1/kernel": (256, 196),
-        "token_mixing/Dense_1/bias": (196,),
-        "channel_mixing/Dense_0/kernel": (512, 2048),
-        "channel_mixing/Dense_0/bias": (2048,),
-        "channel_mixing/Dense_1/kernel": (2048, 512),
-        "channel_mixing/Dense_1/bias": (512,),
-    }
-    expected = {
-        "stem/kernel": (16, 16, 3, 512),
-        "stem/bias": (512,),
-        "pre_head_layer_norm/scale": (512,),
-        "pre_head_layer_norm/bias": (512,),
-        "head/kernel": (512, 1000),
-        "head/bias": (1000,),
-        **{f"MixerBlock_{i}/{name}": shape for i in range(8) for name, shape in block.items()},
-    }
-    parameters = dry((224, 224, 3), 1000, *VARIANTS["S/16"]).named_parameters()
-    assert {name: x.shape for name, x in parameters.items()} == expected
 
 
 @cases("size, patch_size", ((224, 225), 16), ((15, 16), 2), ((8, 8), 0), ((8, 8), 16))
 def test_patches_must_tile_the_image(size: tuple[int, int], patch_size: int) -> None:
-    caught = refuses(ml.errors.ShapeError, "", dry, (*size, 3), 10, patch_size)
+    caught = refuses(ml.errors.ShapeError, "", MlpMixer, (*size, 3), 10, patch_size)
     assert f"{patch_size} x {patch_size}" in str(caught)
     assert f"{size[0]} x {size[1]}" in str(caught)
-
-
-def test_the_command_prints_the_variants() -> None:
-    header, *rows = output_of("-m", "models.mlp_mixer").splitlines()
-    assert header.split()[1:-1] == [
-        "patch_size",
-        "hidden_dim",
-        "num_blocks",
-        "tokens_mlp_dim",
-        "channels_mlp_dim",
-    ]
-    assert [row.split() for row in rows] == [
-        [name, *map(str, VARIANTS[name]), f"{count:,}"] for name, count in COUNTS.items()
-    ]
 
 
 # --- what it computes ----------------------------------------------------------------
