@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+import mlvm.eager as ml
 from mlvm.core.types import DType
+from mlvm.onnx import load
 from mlvm.onnx.arrays import NAMES
 from mlvm.onnx.wire import FIELDS, Message
 
@@ -107,5 +109,33 @@ def model(body: Message, opset: int = 21, **fields: Any) -> bytes:
     opsets = [
         Message("OperatorSet", version=opset),
         Message("OperatorSet", domain="com.microsoft", version=1),
+        Message("OperatorSet", domain="ai.onnx.ml", version=3),
     ]
     return encoded(Message("Model", ir_version=10, graph=body, opset_import=opsets, **fields))
+
+
+def called(data: bytes, x: Any) -> Any:
+    """Return the result or results of a file for x, the same eagerly and captured."""
+    net = load(data)
+    eager, captured = (ml.tree.map(np.asarray, fn(ml.asarray(x))) for fn in (net, ml.capture(net)))
+    np.testing.assert_equal(captured, eager)
+    return eager
+
+
+def computed(
+    type: str, x: Any, *known: Any, outputs: int = 1, opset: int = 21, domain: str = "",
+    **attributes: Any
+) -> Any:  # fmt: skip
+    """Return the result or results of one node, the same eagerly and captured. Its first operand
+    is the input of the file, the others are constants; None is one that is left out."""
+    x = np.asarray(x)
+    operands = {f"k{i}": each for i, each in enumerate(known) if each is not None}
+    names = " ".join(["x", *(f"k{i}" if f"k{i}" in operands else "-" for i in range(len(known)))])
+    results = " ".join(f"y{i}" for i in range(outputs))
+    body = graph(
+        [node(type, names, results, domain=domain, **attributes)],
+        [value("x", NAMES[DType.of(x.dtype)], x.shape)],
+        results,
+        [constant(name, each) for name, each in operands.items()],
+    )
+    return called(model(body, opset), x)

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.onnx import load
-from mlvm.onnx.encode import encode
-from mlvm.onnx.writing import _attribute
 from tests.brief import cases, refuses
+from tests.onnx.making import computed
 
 X = np.random.default_rng(0).normal(size=(5, 3)).astype("f4")
 W = [0.5, -1.0, 2.0, 1.5, 0.25, -0.75]
 BOTH = X @ np.array(W, "f4").reshape(2, 3).T
-
-
-def compute(op: str, outputs: int = 1, **attributes: Any) -> list[np.ndarray[Any, Any]]:
-    """Return the results of a model of one node for X."""
-    floats = [
-        {"name": name, "floats": value, "type": 6}
-        if isinstance(value, list) and isinstance(value[0], float)
-        else _attribute(name, value)
-        for name, value in attributes.items()
-    ]
-    names = [f"y{i}" for i in range(outputs)]
-    node = {"input": ["x"], "output": names, "op_type": op, "domain": "ai.onnx.ml"}
-    kind = {"tensor_type": {"elem_type": 1}}
-    graph = {
-        "node": [node | {"attribute": floats}],
-        "input": [{"name": "x", "type": kind}],
-        "output": [{"name": name} for name in names],
-    }
-    model = {"ir_version": 8, "graph": graph}
-    opsets = [{"domain": "", "version": 17}, {"domain": "ai.onnx.ml", "version": 3}]
-    results = load(b"".join(encode("Model", model | {"opset_import": opsets})))(X)
-    return [np.asarray(x) for x in (results if isinstance(results, tuple) else (results,))]
 
 
 @cases(
@@ -52,19 +29,24 @@ def compute(op: str, outputs: int = 1, **attributes: Any) -> list[np.ndarray[Any
     ),
 )
 def test_values(op: str, attributes: Any, expected: Any) -> None:
-    [y] = compute(op, **attributes)
+    y = computed(op, X, domain="ai.onnx.ml", **attributes)
     assert y.dtype == np.float32
     assert np.allclose(y, expected, atol=1e-6)
 
 
 def test_classes() -> None:
-    labels, scores = compute("LinearClassifier", 2, coefficients=W, classlabels_ints=[7, 9],
-                          post_transform="SOFTMAX")  # fmt: skip
+    options: Any = {"outputs": 2, "domain": "ai.onnx.ml", "classlabels_ints": [7, 9]}
+    labels, scores = computed(
+        "LinearClassifier", X, coefficients=W, post_transform="SOFTMAX", **options
+    )
     powers = np.exp(BOTH)
     assert np.array_equal(labels, np.array([7, 9])[BOTH.argmax(1)])
     assert np.allclose(scores, powers / powers.sum(1, keepdims=True), atol=1e-6)
-    labels, scores = compute("LinearClassifier", 2, coefficients=W[:3], classlabels_ints=[7, 9],
-                          post_transform="LOGISTIC")  # fmt: skip
+    labels, scores = computed(
+        "LinearClassifier", X, coefficients=W[:3], post_transform="LOGISTIC", **options
+    )
     assert np.array_equal(labels, np.where(BOTH[:, 0] > 0, 9, 7))
     assert np.allclose(scores[:, 1], 1 / (1 + np.exp(-BOTH[:, 0])), atol=1e-6)
-    refuses(ml.errors.ModelError, "strings", compute, "LinearClassifier", 2, coefficients=W)
+    del options["classlabels_ints"]
+    call = partial(computed, "LinearClassifier", X, coefficients=W)
+    refuses(ml.errors.ModelError, "strings", call, **options)

@@ -13,12 +13,10 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, ModelError
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import DType
 from mlvm.onnx import load, wire
-from mlvm.onnx.arrays import NAMES
 from tests.brief import Patch, cases, refuses
 from tests.onnx import backend, damaged, exports
-from tests.onnx.making import constant, graph, model, node, value
+from tests.onnx.making import computed, constant, graph, model, node, value
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 3, 6, 5)).astype(np.float32)
@@ -279,21 +277,6 @@ def only(*nodes: Any, constants: Any = (), opset: int = 21) -> bytes:
     return model(graph(nodes, [value("x", 1, ("n",))], "y", constants), opset)
 
 
-def computed(type: str, *operands: Any, opset: int = 19, **attributes: Any) -> Any:
-    """The results of one node with its first operand as the input and the others known."""
-    names = [f"k{i}" for i in range(len(operands) - 1)]
-    constants = [constant(*each) for each in zip(names, operands[1:], strict=True)]
-    outputs = "y s z" if type == "DynamicQuantizeLinear" else "y"
-    op_node = node(type, " ".join(["x", *names]), outputs, **attributes)
-    first = np.asarray(operands[0])
-    inputs = [value("x", NAMES[DType.of(first.dtype)], first.shape)]
-    results = load(model(graph([op_node], inputs, outputs, constants), opset))(first)
-    if not isinstance(results, tuple):
-        return np.asarray(results).ravel().tolist()
-    return [np.asarray(each).tolist() for each in results]
-
-
-NONE = np.zeros(0, np.float32)
 ROW = np.arange(8, dtype=np.float32).reshape(1, 1, 1, 8)
 
 
@@ -318,19 +301,20 @@ def test_a_resize_places_its_columns(
     count: int, scale: float, attributes: Any, places: Any
 ) -> None:
     scales = np.asarray([1, 1, 1, scale], np.float32)
-    result = computed("Resize", ROW[..., :count], NONE, scales, **attributes)
-    np.testing.assert_allclose(result, places, rtol=1e-6, atol=1e-6)
+    result = computed("Resize", ROW[..., :count], None, scales, **attributes)
+    np.testing.assert_allclose(result.ravel(), places, rtol=1e-6, atol=1e-6)
 
 
 def test_a_resize_rounds_places_and_lengths_in_f32() -> None:
     by = np.float32(1.1)
     row = np.arange(40, dtype=np.float32).reshape(1, 1, 1, 40)
     for rule, place in (("floor", np.floor), ("ceil", np.ceil)):
-        result = computed("Resize", row, NONE, np.asarray([1, 1, 1, by], np.float32),
+        result = computed("Resize", row, None, np.asarray([1, 1, 1, by], np.float32),
                         coordinate_transformation_mode="asymmetric", nearest_mode=rule)  # fmt: skip
-        assert result == np.minimum(place(np.arange(44, dtype=np.float32) / by), 39).tolist()
-    whole = computed("Resize", row[..., :10], NONE, np.asarray([1, 1, 1, 3.3], np.float32))
-    assert len(whole) == 33  # 32.99... where 3.3f is widened
+        expected = np.minimum(place(np.arange(44, dtype=np.float32) / by), 39)
+        assert result.ravel().tolist() == expected.tolist()
+    whole = computed("Resize", row[..., :10], B[:0], np.asarray([1, 1, 1, 3.3], np.float32))
+    assert whole.size == 33  # 32.99... where 3.3f is widened
 
 
 @cases(
@@ -340,15 +324,15 @@ def test_a_resize_rounds_places_and_lengths_in_f32() -> None:
 )  # fmt: skip
 def test_a_slice_begins_within_its_axis(start: int, end: int, step: int, expected: Any) -> None:
     x, bounds = ROW.ravel()[:5], [np.asarray([n]) for n in (start, end, 0, step)]
-    assert computed("Slice", x, *bounds) == expected
+    assert computed("Slice", x, *bounds).tolist() == expected
 
 
 def test_a_mean_of_integers_is_rounded_towards_zero() -> None:
     for dtype in ("i4", "i8"):
         x = np.asarray([[-3, -4], [3, 4], [-5, 2]], dtype)
-        assert computed("ReduceMean", x, opset=13, axes=[1]) == [-3, 3, -1]
+        assert computed("ReduceMean", x, opset=13, axes=[1]).ravel().tolist() == [-3, 3, -1]
     large = np.full((1, 240), 2**27, "i4")  # their sum has 35 bits
-    assert computed("ReduceMean", large, opset=13, axes=[1]) == [2**27]
+    assert computed("ReduceMean", large, opset=13, axes=[1]).tolist() == [[2**27]]
 
 
 def test_known_numbers_keep_their_dtype() -> None:
@@ -369,8 +353,8 @@ def test_what_is_known_only_in_a_call_is_reduced_there() -> None:
 
 
 def test_zeros_are_quantized_by_one() -> None:
-    result = computed("DynamicQuantizeLinear", np.zeros(2, np.float32), opset=13)
-    assert result == [[0, 0], 1.0, 0]
+    result = computed("DynamicQuantizeLinear", np.zeros(2, np.float32), outputs=3, opset=13)
+    assert [each.tolist() for each in result] == [[0, 0], 1.0, 0]
 
 
 @cases(

@@ -7,21 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import mlvm.eager as ml
 from mlvm.onnx import load
 from tests.brief import cases
-from tests.onnx.making import constant, graph, model, node, value
+from tests.onnx.making import called, computed, constant, graph, model, node, value
 
 RNG = np.random.default_rng(0)
 Array = np.ndarray[Any, Any]
-
-
-def called(data: bytes, x: Array) -> Array:
-    """Return the model's result for x, the same eagerly and captured."""
-    net = load(data)
-    eager, captured = (np.asarray(fn(ml.asarray(x))) for fn in (net, ml.capture(net)))
-    assert np.array_equal(eager, captured)
-    return eager
 
 
 @pytest.mark.parametrize("zeros", ["none", "packed", "float"])
@@ -41,14 +32,10 @@ def test_weights_of_few_bits(bits: int, zeros: str) -> None:
         packed_bytes: Array = (whole.reshape(n, -1, each) << shifts).sum(-1).astype("u1")
         return packed_bytes
 
-    constants = [constant("w", packed(q).reshape(n, 3, -1)), constant("s", scale)]
-    if zeros != "none":
-        constants.append(constant("z", packed(zero) if zeros == "packed" else zero))
-    names = "x w s" + " z" * (zeros != "none")
-    how: Any = {"K": k, "N": n, "bits": bits, "block_size": block}
-    op_node = node("MatMulNBits", names, "y", domain="com.microsoft", **how)
+    z = None if zeros == "none" else packed(zero) if zeros == "packed" else zero
+    how: Any = {"K": k, "N": n, "bits": bits, "block_size": block, "domain": "com.microsoft"}
     x = RNG.standard_normal((2, k)).astype("f4")
-    y = called(model(graph([op_node], [value("x", 1, x.shape)], "y", constants)), x)
+    y = computed("MatMulNBits", x, packed(q).reshape(n, 3, -1), scale, z, **how)
     weights = (q - np.repeat(zero, block, 1)) * np.repeat(scale, block, 1)
     np.testing.assert_allclose(y, x @ weights[:, :k].T, rtol=1e-5, atol=1e-4 * (1 << bits))
 
@@ -61,16 +48,9 @@ def test_convolutions_of_integers_are_exact(
     w = RNG.integers(-100, 100, (6, channels // groups, window, window)).astype(dtype)
     x = RNG.integers(0, 256, (2, channels, 6, 5)).astype("u1")
     how: Any = {"group": groups, "pads": [1, 0, 1, 2], "strides": [2, 1]}
-    op_node = node("ConvInteger", "x w xz wz", "y", **how)
-    zeros = [constant("xz", np.array(9, "u1")), constant("wz", np.array(3, dtype))]
-    constants = [constant("w", w), *zeros]
-    y = called(model(graph([op_node], [value("x", 2, x.shape)], "y", constants)), x)
-    plain = model(
-        graph([node("Conv", "x w", "y", **how)], [value("x", 11)], "y",
-              [constant("w", w.astype("f8") - 3)])
-    )  # fmt: skip
+    y = computed("ConvInteger", x, w, np.array(9, "u1"), np.array(3, dtype), **how)
     assert y.dtype == np.int32
-    assert np.array_equal(y, called(plain, x.astype("f8") - 9))
+    assert np.array_equal(y, computed("Conv", x.astype("f8") - 9, w.astype("f8") - 3, **how))
 
 
 @pytest.mark.parametrize("shape", [(5, 9), (2, 5, 9)])
@@ -78,9 +58,7 @@ def test_products_of_integers_are_exact(shape: tuple[int, ...]) -> None:
     """With a zero for each row of the first, and each column of the second."""
     x, w = RNG.integers(0, 256, shape).astype("u1"), RNG.integers(-128, 128, (9, 6)).astype("i1")
     xz, wz = RNG.integers(0, 256, 5).astype("u1"), RNG.integers(-128, 128, 6).astype("i1")
-    constants = [constant(name, each) for name, each in (("w", w), ("xz", xz), ("wz", wz))]
-    op_node = node("MatMulInteger", "x w xz wz", "y")
-    y = called(model(graph([op_node], [value("x", 2, shape)], "y", constants)), x)
+    y = computed("MatMulInteger", x, w, xz, wz)
     assert np.array_equal(y, (x.astype("i8") - xz[:, None]) @ (w.astype("i8") - wz))
 
 
@@ -133,12 +111,7 @@ def test_factors_between_quantising_nodes_are_multiplied_as_integers(kind: str) 
     y = called(data, x)
     by = scale.reshape([-1 if i == channel else 1 for i in range(w.ndim)])
     parts = [floats(quantised(x, 0.03, 120), 0.03, 120), w * by, bias * (scale * x_scale)]
-    plain_node = node(op, "x w b" if has_bias else "x w", "y", **how)
-    constants = [
-        constant(name, each.astype("f8")) for name, each in zip("wb", parts[1:], strict=True)
-    ]
-    plain = model(graph([plain_node], [value("x", 11)], "y", constants))
-    exact = called(plain, parts[0].astype("f8"))
+    exact = computed(op, *[each.astype("f8") for each in parts[: 2 + has_bias]], **how)
     off = np.abs(y.astype(int) - quantised(exact, 0.05, 7).astype(int))
     assert off.max() <= 1
     assert (off > 0).mean() < 0.02
@@ -150,13 +123,14 @@ def test_ops_of_quantised_tensors() -> None:
     """com.microsoft's: of each the floats that are meant, quantised again."""
     a, b = (RNG.integers(0, 256, (2, 3, 4, 4)).astype("u1") for _ in range(2))
     sa, sb, sy, za, zb, zy = 1 / 64, 1 / 32, 1 / 32, 100, 120, 7
-    names = ["sa", "sb", "sy", "za", "zb", "zy", "b"]
-    arrays = [np.array(s, "f4") for s in (sa, sb, sy)] + [np.array(z, "u1") for z in (za, zb, zy)]
+    of_a, of_b, of_y = (
+        [np.array(s, "f4"), np.array(z, "u1")] for s, z in ((sa, za), (sb, zb), (sy, zy))
+    )
     x, y = floats(a, sa, za), floats(b, sb, zb)
     powers = np.exp(x - x.max(-1, keepdims=True))
-    pair, single = "x sa za b sb zb sy zy", "x sa za sy zy"
+    pair, single = [a, *of_a, b, *of_b, *of_y], [a, *of_a, *of_y]
     windows = x.reshape(2, 3, 2, 2, 2, 2).mean((3, 5))
-    cases: list[tuple[str, str, dict[str, Any], Array]] = [
+    cases: list[tuple[str, list[Array], dict[str, Any], Array]] = [
         ("QLinearAdd", pair, {}, x + y),
         ("QLinearMul", pair, {}, x * y),
         ("QLinearSigmoid", single, {}, 1 / (1 + np.exp(-x))),
@@ -164,12 +138,10 @@ def test_ops_of_quantised_tensors() -> None:
         ("QLinearSoftmax", single, {"axis": -1}, powers / powers.sum(-1, keepdims=True)),
         ("QLinearGlobalAveragePool", single, {}, x.mean((2, 3), keepdims=True)),
         ("QLinearAveragePool", single, {"kernel_shape": [2, 2], "strides": [2, 2]}, windows),
-        ("QLinearConcat", "sy zy x sa za b sb zb", {"axis": 1}, np.concatenate([x, y], 1)),
+        ("QLinearConcat", [*of_y, *pair[:6]], {"axis": 1}, np.concatenate([x, y], 1)),
     ]
     for name, operands, how, expected in cases:
-        op_node = node(name, operands, "y", domain="com.microsoft", **how)
-        constants = [*map(constant, names, [*arrays, b])]
-        result = called(model(graph([op_node], [value("x", 2, a.shape)], "y", constants)), a)
+        result = computed(name, *operands, domain="com.microsoft", **how)
         reference = quantised(expected.astype("f4"), sy, zy).astype(int)
         if name.endswith(("Add", "Mul", "AveragePool")) and "Global" not in name:
             reference = np.clip(np.round(expected / sy + zy), 0, 255).astype(int)
@@ -177,11 +149,9 @@ def test_ops_of_quantised_tensors() -> None:
         assert off.max() <= 1, name
         assert (off > 0).mean() < 0.01, name
     w, bias = RNG.integers(-99, 99, (5, 4)).astype("i1"), RNG.integers(-99, 99, 5).astype("i4")
-    constants = [*map(constant, names[:6], arrays), constant("w", w), constant("c", bias)]
-    constants += [constant("sw", np.array(0.1, "f4")), constant("zw", np.array(0, "i1"))]
-    op_node = node("QGemm", "x sa za w sw zw c sy zy", "y", domain="com.microsoft", transB=1)
-    rows = a[0, 0]
-    result = called(model(graph([op_node], [value("x", 2, rows.shape)], "y", constants)), rows)
+    rows, of_w = a[0, 0], [np.array(0.1, "f4"), np.array(0, "i1")]
+    how = {"domain": "com.microsoft", "transB": 1}
+    result = computed("QGemm", rows, *of_a, w, *of_w, bias, *of_y, **how)
     total = (rows.astype(int) - za) @ w.T.astype(int) + bias
     expected = quantised(floats(total, np.float32(sa) * np.float32(0.1), 0), sy, zy)
     assert np.abs(result.astype(int) - expected.astype(int)).max() <= 1
@@ -193,12 +163,9 @@ def test_recurrences_of_quantised_weights(zero: int) -> None:
     steps, n, width, hidden = 6, 2, 5, 3
     w, r = (RNG.integers(-99, 99, (1, k, 4 * hidden)).astype("i1") for k in (width, hidden))
     bias = RNG.standard_normal((1, 8 * hidden)).astype("f4")
-    arrays = [w, r, bias, *[np.array([0.01], "f4"), np.array([zero], "i1")] * 2]
-    names = ["w", "r", "b", "ws", "wz", "rs", "rz"]
-    lstm = node("DynamicQuantizeLSTM", "x w r b - - - - ws wz rs rz", "y", domain="com.microsoft",
-                hidden_size=hidden)  # fmt: skip
+    arrays = [w, r, bias, *[None] * 4, *[np.array([0.01], "f4"), np.array([zero], "i1")] * 2]
     x = RNG.standard_normal((steps, n, width)).astype("f4")
-    data = model(graph([lstm], [value("x", 1, x.shape)], "y", [*map(constant, names, arrays)]))
+    how: Any = {"domain": "com.microsoft", "hidden_size": hidden}
 
     def product(x: Array, w: Array) -> Array:
         low, high = min(x.min(), 0), max(x.max(), 0)
@@ -216,7 +183,8 @@ def test_recurrences_of_quantised_weights(zero: int) -> None:
         c = forget * c + i * np.tanh(new)
         h = o * np.tanh(c)
         expected.append(h)
-    np.testing.assert_allclose(called(data, x)[:, 0], expected, atol=0.01)
+    result = computed("DynamicQuantizeLSTM", x, *arrays, **how)
+    np.testing.assert_allclose(result[:, 0], expected, atol=0.01)
 
 
 def test_halves_are_rounded_as_onnxruntime_rounds_them() -> None:
@@ -231,12 +199,11 @@ def test_halves_are_rounded_as_onnxruntime_rounds_them() -> None:
         ("", "QLinearMatMul", x @ y.T, np.ascontiguousarray(b.T), 0.5),
     ]
     for domain, name, exact, second, scale in cases:
-        how: Any = {"domain": domain} if domain else {}
-        op_node = node(name, "x sa za b sb zb sy zy", "y", **how)
-        arrays = [np.array(s, "f4") for s in (scale_a, scale_b, scale)]
-        arrays += [np.array(z, "u1") for z in (zero_a, zero_b, zero)]
-        constants = [*map(constant, ("sa", "sb", "sy", "za", "zb", "zy", "b"), [*arrays, second])]
-        result = called(model(graph([op_node], [value("x", 2, a.shape)], "y", constants)), a)
+        of_a, of_b, of_y = (
+            [np.array(s, "f4"), np.array(z, "u1")]
+            for s, z in ((scale_a, zero_a), (scale_b, zero_b), (scale, zero))
+        )
+        result = computed(name, a, *of_a, second, *of_b, *of_y, domain=domain)
         units = exact / scale
         reference = np.round(units + zero) if domain else np.round(units) + zero
         assert np.any(np.round(units + zero) != np.round(units) + zero)
