@@ -1,77 +1,61 @@
-"""Activation and pooling layers, beside numpy and PyTorch."""
+"""Activation and pooling layers, beside the functions of their names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.types import Array
 from mlvm.eager import nn
-from tests.brief import cases
-from tests.eager.nn.checks import check, f64, normal
+from tests.brief import Fn, cases
+from tests.eager.nn.checks import check, f64
 
-ACTIVATIONS: dict[str, tuple[Callable[[], nn.Module], Callable[[Array], Array]]] = {
-    "ReLU": (nn.ReLU, lambda x: np.where(x > 0, x, 0)),
-    "LeakyReLU": (lambda: nn.LeakyReLU(0.2), lambda x: np.where(x > 0, x, 0.2 * x)),
-    "ELU": (lambda: nn.ELU(0.5), lambda x: np.where(x > 0, x, 0.5 * np.exp(x) - 0.5)),
-    "GELU": (nn.GELU, lambda x: x / (1 + np.exp(-np.sqrt(8 / np.pi) * (x + 0.044715 * x**3)))),
-    "SiLU": (nn.SiLU, lambda x: x / (1 + np.exp(-x))),
-    "Sigmoid": (nn.Sigmoid, lambda x: 1 / (1 + np.exp(-x))),
-    "Tanh": (nn.Tanh, np.tanh),
-    "Softplus": (nn.Softplus, lambda x: np.log(1 + np.exp(x))),
-    "Softmax": (nn.Softmax, lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True)),
-    "LogSoftmax": (nn.LogSoftmax, lambda x: x - np.log(np.exp(x).sum(-1, keepdims=True))),
-    "CELU": (lambda: nn.CELU(0.5), lambda x: np.where(x > 0, x, 0.5 * np.expm1(2 * x))),
-    "SELU": (nn.SELU, lambda x: 1.05070099 * np.where(x > 0, x, 1.67326324 * np.expm1(x))),
-    "Mish": (nn.Mish, lambda x: x * np.tanh(np.log1p(np.exp(x)))),
-    "GLU": (lambda: nn.GLU(0), lambda x: x[:2] / (1 + np.exp(-x[2:]))),
-    "PReLU": (lambda: nn.PReLU(4, dtype="f64"), lambda x: np.where(x > 0, x, x / 4)),
-    "ReLU6": (nn.ReLU6, lambda x: np.clip(x, 0, 6)),
-    "Hardsigmoid": (nn.Hardsigmoid, lambda x: np.clip(x / 6 + 0.5, 0, 1)),
-    "Hardswish": (nn.Hardswish, lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
-    "Hardtanh": (lambda: nn.Hardtanh(-2.0, 0.5), lambda x: np.clip(x, -2, 0.5)),
-    "LogSigmoid": (nn.LogSigmoid, lambda x: -np.log1p(np.exp(-x))),
-    "Softsign": (nn.Softsign, lambda x: x / (1 + abs(x))),
-    "Tanhshrink": (nn.Tanhshrink, lambda x: x - np.tanh(x)),
-    "Softshrink": (lambda: nn.Softshrink(1.0), lambda x: x - np.clip(x, -1, 1)),
-    "Hardshrink": (lambda: nn.Hardshrink(1.0), lambda x: x * (abs(x) > 1)),
+NAMES = (
+    "relu silu sigmoid tanh softmax log_softmax selu mish relu6 hard_sigmoid hard_swish "
+    "log_sigmoid soft_sign tanhshrink"
+)
+BY_NAME: dict[str, Any] = {name.lower(): each for name, each in vars(nn).items()}
+ACTIVATIONS: dict[str, tuple[Fn, Fn]] = {
+    **{name: (BY_NAME[name.replace("_", "")], getattr(ml, name)) for name in NAMES.split()},
+    "gelu": (nn.GELU, lambda x: ml.gelu(x, approximate=True)),
+    "softplus": (nn.Softplus, lambda x: ml.log1p(ml.exp(x))),
+    "leaky_relu": (lambda: nn.LeakyReLU(0.2), lambda x: ml.where(x > 0, x, 0.2 * x)),
+    "elu": (lambda: nn.ELU(0.5), lambda x: ml.where(x > 0, x, 0.5 * ml.exp(x) - 0.5)),
+    "celu": (lambda: nn.CELU(0.5), lambda x: ml.celu(x, 0.5)),
+    "glu": (lambda: nn.GLU(0), lambda x: ml.glu(x, 0)),
+    "prelu": (lambda: nn.PReLU(4, dtype="f64"), lambda x: ml.prelu(x, ml.asarray(0.25))),
+    "hard_tanh": (lambda: nn.Hardtanh(-2.0, 0.5), lambda x: ml.hard_tanh(x, -2.0, 0.5)),
+    "softshrink": (lambda: nn.Softshrink(1.0), lambda x: ml.softshrink(x, 1.0)),
+    "hardshrink": (lambda: nn.Hardshrink(1.0), lambda x: ml.hardshrink(x, 1.0)),
 }
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations(name: str) -> None:
-    make, expected = ACTIVATIONS[name]
-    x = normal(4, 4) * 2
-    np.testing.assert_allclose(make()(ml.asarray(x)).numpy(), expected(x), rtol=1e-8, atol=1e-14)
+def test_activations_are_their_functions(name: str) -> None:
+    make, function = ACTIVATIONS[name]
+    x = f64(4, 4) * 2.0
+    np.testing.assert_allclose(make()(x).numpy(), function(x).numpy(), rtol=1e-14, atol=1e-14)
     check(lambda layer, x: layer(x), make(), f64(2, 4))
 
 
-def test_pooling() -> None:
-    x = normal(2, 4, 6, 3)
-    windows = x.reshape(2, 2, 2, 3, 2, 3)
-    pooled = nn.MaxPool2d(2)(ml.asarray(x)).numpy()
-    np.testing.assert_array_equal(pooled, windows.max((2, 4)))
-    pooled = nn.AvgPool2d(2)(ml.asarray(x)).numpy()
-    np.testing.assert_allclose(pooled, windows.mean((2, 4)), rtol=1e-12)
-    most = nn.GlobalMaxPool()(ml.asarray(x)).numpy()
-    np.testing.assert_array_equal(most, x.max((1, 2)))
-    halves = nn.AdaptiveAvgPool((2, 3))(ml.asarray(x)).numpy()
-    np.testing.assert_allclose(halves, windows.mean((2, 4)), rtol=1e-12)
-    halves = nn.AdaptiveMaxPool((2, 3))(ml.asarray(x)).numpy()
-    np.testing.assert_array_equal(halves, windows.max((2, 4)))
-    for name in ("max", "avg"):
-        for axes, batch in ((1, x[:, 0]), (3, x[:, :, None])):
-            layer = getattr(nn, f"{name.title()}Pool{axes}d")(2, stride=1, padding="SAME")
-            of = getattr(ml, f"{name}_pool{axes}d")
-            expected = of(ml.asarray(batch), 2, stride=1, padding="SAME").numpy()
-            np.testing.assert_array_equal(layer(ml.asarray(batch)).numpy(), expected)
-    mean = nn.GlobalAvgPool()(ml.asarray(x)).numpy()
-    np.testing.assert_allclose(mean, x.mean((1, 2)), rtol=1e-12)
-    np.testing.assert_array_equal(nn.GlobalAvgPool()(ml.asarray(x[:, 0, 0])).numpy(), x[:, 0, 0])
-    assert nn.MaxPool2d(3, stride=(2, 1), padding="SAME")(ml.asarray(x)).shape == (2, 2, 6, 3)
+@pytest.mark.parametrize("name", ["max", "avg"])
+def test_pooling_layers_are_their_functions(name: str) -> None:
+    x = f64(2, 4, 6, 3)
+    for axes, batch in ((1, x[:, 0]), (2, x), (3, x[:, :, None])):
+        make, function = (getattr(nn, f"{name.title()}Pool{axes}d"), f"{name}_pool{axes}d")
+        for how in ({}, {"stride": 1, "padding": "SAME"}, {"stride": (2,) * axes}):
+            expected = getattr(ml, function)(batch, (1,) * (axes - 1) + (2,), **how)
+            result = make((1,) * (axes - 1) + (2,), **how)(batch)
+            np.testing.assert_array_equal(result.numpy(), expected.numpy())
+    parts = getattr(nn, f"Adaptive{name.title()}Pool")((2, 3))(x)
+    expected = getattr(ml, f"adaptive_{name}_pool")(x, (2, 3))
+    np.testing.assert_array_equal(parts.numpy(), expected.numpy())
+    whole, reduce = getattr(nn, f"Global{name.title()}Pool")(), {"max": ml.max, "avg": ml.mean}
+    np.testing.assert_array_equal(whole(x).numpy(), reduce[name](x, axis=(1, 2)).numpy())
+    np.testing.assert_array_equal(whole(x[:, 0, 0]).numpy(), x[:, 0, 0].numpy())
 
 
 @cases("make", lambda: nn.MaxPool2d(2, stride=1), lambda: nn.AvgPool2d((1, 2)), nn.GlobalAvgPool)

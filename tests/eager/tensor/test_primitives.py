@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
-from typing import Any, cast
 
-import numpy as np
 import pytest
 
 import mlvm.eager as ml
 from mlvm.core.op import OPS
 from mlvm.eager import public
 from mlvm.eager.tensor import primitives
-from tests.brief import cases, refuses
-
-X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 ELSEWHERE = {"random": ml.random, "decompositions": ml.linalg, "fft": ml.fft}
-
-untyped: Any = ml  # for calls that type checkers would refuse
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -48,46 +40,3 @@ def test_every_op_but_internal_ones_is_public(name: str) -> None:
     module = ELSEWHERE.get(op.kernel.__module__.rpartition(".")[2])
     internal = module is None or name in ("split_key", "next_key", "det_vjp")
     assert internal or hasattr(module, name)
-
-
-x = ml.asarray(X)
-
-
-@cases(
-    "call, error, text",
-    (
-        lambda: untyped.add(1, "2"),
-        ml.errors.DTypeError,
-        r"add\(\): str is no operand; tensors, numbers, and arrays or lists of numbers are",
-    ),
-    (lambda: untyped.add(x), ml.errors.ShapeError, r"add\(f32\[2,3\]\): takes 2 tensors"),
-    (lambda: untyped.exp(x, x), ml.errors.ShapeError, "takes 1 tensors, got 2"),
-    (lambda: untyped.add(), ml.errors.ShapeError, "got 0"),
-    (lambda: untyped.add(x, None), ml.errors.DTypeError, "NoneType"),
-    (lambda: untyped.sum(x, axes=0), ml.errors.ArgumentError, "no attribute 'axes'; there are"),
-    (
-        lambda: untyped.sum(x, 1, True),
-        ml.errors.ShapeError,
-        r"sum\(f32\[2,3\], 1, True\): takes 1 and axis by position, got 3; by keyword it "
-        "takes axis, keepdims",
-    ),
-    (
-        lambda: untyped.sum(x, 1, axis=1),
-        ml.errors.ArgumentError,
-        r"sum\(f32\[2,3\]\): axis is given twice",
-    ),
-    (lambda: np.array(["a"]) - x, ml.errors.DTypeError, r"subtract\(ndarray, f32\[2,3\]\): .*<U1"),
-    (lambda: untyped.sum(x, axis=1.0), ml.errors.ArgumentError, "got 1.0"),
-    (lambda: untyped.slice(x, start=(0, 0)), ml.errors.ArgumentError, "'length' is missing"),
-    (lambda: untyped.exp(x, out=X), ml.errors.DTypeError, "out must be a tensor, not ndarray"),
-    (lambda: untyped.exp(x, out=ml.zeros(3)), ml.errors.ShapeError, r"out=f32\[3\]"),
-    (
-        lambda: cast(Any, primitives).nonzero_indices(x, out=ml.zeros((6, 2), dtype=ml.int64)),
-        ml.errors.ArgumentError,
-        "out= is not supported",
-    ),
-)
-def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
-    with ml.Arena(ml.default_vm(), "refused") as arena:
-        refuses(error, text, call)
-        assert arena.used == 0
