@@ -433,25 +433,6 @@ def test_programs_by_shape_are_forgotten_one_at_a_time(monkeypatch: Patch) -> No
 
 
 @cases(
-    "lengths, at_most, message",
-    ({"z": ("n",)}, None, "names the parameter 'z'; the function has x"),
-    ({"x": (1, None)}, None, "a name or None for each axis"),
-    (7, None, r'expected lengths=\{"x": \(None, "time"\)\} or False, got 7'),
-    ({"x": ("n", -1)}, None, r"lengths of x as \(None, 'time'\).*, got \('n', -1\)"),
-    ({"x": {"y": ["n"]}}, None, r"lengths of x\['y'\] as .*, got \['n'\]"),
-    (N, 4, 'expected at_most={"time": 512}, got 4'),
-    (N, {"m": 4}, "at_most bounds 'm'; lengths names n"),
-    (N, {"n": 0}, r"expected at_most\['n'\] as an int from 1 to 2\*\*40, got 0"),
-    (N, {"n": True}, r"an int from 1 to 2\*\*40, got True"),
-    (N, {"n": 4.0}, r"an int from 1 to 2\*\*40, got 4.0"),
-    (N, {"n": 2**60}, r"an int from 1 to 2\*\*40, got 1152921504606846976"),
-    (None, {"n": 4}, "no length has a name"),
-)
-def test_bad_options(lengths: Any, at_most: Any, message: str) -> None:
-    refuses(ArgumentError, message, ml.capture, lambda x: x, lengths=lengths, at_most=at_most)
-
-
-@cases(
     "arguments, message",
     ([(9, 4), (9,)], "axis 0 of x is 'n' = 9, at most 8: got f32"),
     ([(5, 4), (6,)], "'n' is 5 at axis 0 of x, and 6 at axis 0 of y"),

@@ -790,26 +790,6 @@ def test_groups_are_optimizers_of_their_own(name: str, hyper: Hyper, groups: Gro
         assert params[path].numpy().tobytes() == together[path].tobytes(), path
 
 
-@cases(
-    "groups, message",
-    ([("bais", {})], "SGD: no parameter is in the group 'bais'; left to be in one are: kernel"),
-    ([("*", {}), ("bias", {})], "in the group 'bias'; left to be in one are: none"),
-    ([("bias", {"lr": 0.1})], "the group 'bias' has no hyperparameter 'lr'; there are: learn"),
-    ([("bias", {"momentum": 1.0})], "SGD: expected momentum in [0, 1), got 1.0"),
-    ([("bias", {"learning_rate": -1})], "SGD: expected learning_rate in [0, inf), got -1"),
-    ([("bias", {"nesterov": True})], "SGD: expected a momentum > 0 for nesterov"),
-    ([("bias", {"nesterov": 1.0})], "SGD: expected nesterov as True or False, got 1.0"),
-    (
-        [(3, {})],
-        "tensors are named by a pattern of paths, or a function of path and tensor, not 3",
-    ),
-    ([(lambda path, x: False, {})], "no parameter is in the group <function"),
-)
-def test_groups_that_are_refused(groups: Any, message: str) -> None:
-    with pytest.raises(ArgumentError, match=re.escape(message)):
-        optim.SGD(tensors(START), 0.1, groups=groups)
-
-
 def test_an_unknown_hyperparameter_is_not_assigned() -> None:
     optimizer: Any = optim.SGD(
         {"w": asarray([1.0, 2.0]), "b": asarray([3.0])}, 0.1, groups=[("b", {})]

@@ -11,7 +11,6 @@ import pytest
 import mlvm.eager as ml
 from bench.dynamic_sizes import random_tree
 from mlvm.core.errors import (
-    ArgumentError,
     CaptureError,
     CheckFailed,
     DTypeError,
@@ -352,53 +351,6 @@ def test_a_batch_in_a_lane_goes_row_by_row() -> None:
     rows = [noise(3, 2), noise(3, 2)]
     inner: Any = ml.batch(lambda row: ml.tanh(row) @ row)
     assert equal(ml.batch(inner)(rows), [inner(x) for x in rows])
-
-
-def endless(x: ml.Tensor) -> Any:
-    return forever(x)
-
-
-@ml.function
-def forever(x: ml.Tensor) -> Any:
-    return ml.cond(x > 1e30, lambda: x, lambda: forever(x + 0.0))
-
-
-def updating(x: ml.Tensor) -> Any:
-    global STATE
-    STATE += x
-    return x
-
-
-STATE = ml.zeros(())
-ONE = ml.asarray(1.0)
-
-
-@cases(
-    "error, text, call",
-    (LimitExceeded, "10000 calls lie within each other", lambda: ml.batch(endless)([ONE])),
-    (
-        ShapeError,
-        r"f32\[1,3\].*not f32\[1,2\]",
-        lambda: ml.batch(sum)([[noise(1, 2)], [noise(1, 3)]]),
-    ),
-    (DTypeError, "i64.*not f32", lambda: ml.batch(ml.abs)([ONE, ml.asarray(1)])),
-    (DTypeError, "dict", lambda: ml.batch(ml.abs)([ONE, {"x": ONE}])),
-    (DTypeError, "batch: expected a function", lambda: ml.batch(ONE)),  # type: ignore[arg-type]
-    (ShapeError, "equal numbers of rows", lambda: ml.batch(ml.abs)(ONE)),
-    (ShapeError, "equal numbers of rows", lambda: ml.batch(sum)((noise(2), noise(3)))),
-    (DTypeError, "one tree of inputs", lambda: ml.batch(sum)(noise(2), [ONE])),  # type: ignore[arg-type]
-    (ShapeError, "a list has an input", lambda: ml.batch(sum)((ONE, ONE))),
-    (ArgumentError, "leave it out", lambda: ml.batch(ml.abs)([ONE], 1)),
-    (OperandValueError, "fewer than 3 rows", lambda: ml.batch(ml.abs)(noise(2), 3)),
-    (OperandValueError, "out of range", lambda: ml.batch(lambda x: x[0][x[1]])([(noise(2), 2)])),
-    (CaptureError, "updated in place", lambda: ml.batch(updating)([ONE])),
-    (CaptureError, "random", lambda: ml.batch(lambda x: ml.random.normal((2,)) + x)([ONE])),
-    (CaptureError, "of ml.batch", lambda: ml.batch(lambda x: float(x))([ONE])),
-    (CaptureError, "of ml.batch", lambda: ml.capture(ml.batch(lambda x: float(x)))([ONE])),
-    (CheckFailed, "positive", lambda: ml.batch(lambda x: ml.check(x > 1.0, "positive"))([ONE])),
-)
-def test_errors_say_what_was_given(error: type[Exception], text: str, call: Any) -> None:
-    refuses(error, text, call)
 
 
 def launched(program: Program | str, *arrays: Any) -> list[Any]:

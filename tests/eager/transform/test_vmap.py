@@ -11,20 +11,12 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import (
     ArgumentError,
-    AxisRefused,
-    CaptureError,
-    CheckFailed,
-    DTypeError,
     GradientError,
-    MlvmError,
     PositionRefused,
-    ShapeError,
 )
 from mlvm.core.types import Array
-from mlvm.eager.control import blocks
 from mlvm.eager.control.state import as_tree
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.step.flow import Call
 from tests.brief import cases, refuses
 
 X = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.5], [-0.75, 3.0, 0.0], [0.1, 0.2, 0.3]])
@@ -277,73 +269,7 @@ def test_axes(call: Callable[[Tensor], Tensor], expected: Array) -> None:
     _close(call(ml.asarray(X)), [expected], 0.0)
 
 
-@cases(
-    "call, error, text",
-    (lambda x: ml.vmap(x), DTypeError, "vmap: expected a function, got Tensor"),
-    (
-        lambda x: ml.vmap(lambda a, b: a)(x, x[:2]),
-        ShapeError,
-        r"batch sizes differ: a has 4: f64\[4,3\] along axis 0; b has 2: f64\[2,3\]",
-    ),
-    (lambda x: ml.vmap(lambda a: a, axis_size=3)(x), ShapeError, "a has 4.*; axis_size is 3"),
-    (lambda x: ml.vmap(lambda a: a, axis_size=-1)(x), ArgumentError, "axis_size of 0 or"),
-    (
-        lambda x: ml.vmap(lambda *a: a[0])(x, x[0, 0]),
-        AxisRefused,
-        r"a\[1\] is f64\[\], which has no",
-    ),
-    (lambda x: ml.vmap(lambda a: a, 2)(x), AxisRefused, "no axis 2; give"),
-    (lambda x: ml.vmap(lambda a, b: a)({"w": x}, {"b": 2.0}), ArgumentError, "b/b is 2.0, a num"),
-    (lambda x: ml.vmap(lambda a: a, None)(x), ArgumentError, "no argument is batched"),
-    (lambda x: ml.vmap(lambda a: a, (0, 0))(x), ArgumentError, "it has 2 items where there are 1"),
-    (lambda x: ml.vmap(lambda a: a, ({"b": 0},))({"a": x}), ArgumentError, "a dict of b where"),
-    (lambda x: ml.vmap(lambda a: a, (0.5,))(x), ArgumentError, "ints or None.*got 0.5"),
-    (lambda x: ml.vmap(lambda a: a, "ab")(x), ArgumentError, "got 'a"),
-    (lambda x: ml.vmap(lambda a: a, 0, 2)(x), AxisRefused, "out_axes cannot be 2"),
-    (lambda x: ml.vmap(lambda a: (a, 1), 0, (0, None, 0))(x), ArgumentError, "it has 3 items"),
-    (lambda x: ml.vmap(lambda a: (a, 1), 0, None)(x), ArgumentError, "None for result 0, which"),
-    (lambda x: ml.vmap(lambda a: "text")(x), DTypeError, "tensors as leaves, not a str"),
-    (lambda x: ml.vmap(lambda a: a * float(a[0]))(x), CaptureError, "a value is read inside a fun"),
-    (lambda x: ml.vmap(lambda a: a[a > 0.0])(x), CaptureError, "keep the shape, as where"),
-    (lambda x: ml.vmap(lambda a: _add_to(x, a))(x), CaptureError, "a function of vmap updates a "),
-    (
-        lambda x: ml.vmap(_host_call)(x),
-        CaptureError,
-        "no rule for tests.host; call it outside of the",
-    ),
-    (lambda x: ml.vmap(lambda a: ml.check(a[0] < 1.0, "big"))(x), CheckFailed, r"1 of 4.*\[1\]"),
-    (lambda x: ml.vmap(lambda a: ml.take(a, ml.asarray(3), axis=0))(x), PositionRefused, "3"),
-    (lambda x: ml.vmap(lambda a: ml.take(a, _turns(a), axis=0))(x * 2.0), PositionRefused, ""),
-    (lambda x: ml.vmap(lambda a: _summed(a, "j"), axis_name="i")(x), ArgumentError, "are: 'i'"),
-    (
-        lambda x: ml.vmap(
-            lambda a: ml.cond(a[0] > 0, lambda a: _summed(a, "i"), lambda a: a, a), axis_name="i"
-        )(x),
-        CaptureError,
-        "a collective over axis .* in a branch or loop",
-    ),
-)
-def test_errors(call: Callable[[Tensor], Any], error: type[MlvmError], text: str) -> None:
-    refuses(error, text, call, ml.asarray(X))
-
-
-def _host_call(x: Tensor) -> Tensor:
-    blocks.recorder().calls.append(Call("tests.host", None, {}, [], [], may_raise=True))
-    return x
-
-
-def _add_to(x: Tensor, a: Tensor) -> Tensor:
-    x += a
-    return a
-
-
 # --- what lanes have of their own --------------------------------------------------------
-
-
-def _summed(x: Tensor, axis_name: str) -> Tensor:
-    total = ml.copy(x)
-    ml.parallel.all_reduce(total, axis_name=axis_name)
-    return total
 
 
 def test_modules_with_stacked_parameters_are_an_ensemble() -> None:
