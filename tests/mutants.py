@@ -129,8 +129,15 @@ def chosen(rooms: list[str], count: int, seed: int) -> list[Mutant]:
     return drawn
 
 
+def tests_of(mutant: Mutant) -> list[str]:
+    """Return the test of the file, if there is one, and those of the room."""
+    _, *folders, name = mutant.file.split("/")
+    own = "/".join(["tests", *folders, f"test_{name}"])
+    return [*[own] * (ROOT / own).exists(), *ROOMS[mutant.room][1].split()]
+
+
 def is_found(mutant: Mutant, checkout: Path, seconds: float) -> bool:
-    """Return whether the tests of the room fail on the mutant, or take longer than that."""
+    """Return whether the tests fail on the mutant, or take longer than that."""
     file = checkout / mutant.file
     source = file.read_text("utf-8")
     file.write_text(mutant.written(source), "utf-8")
@@ -138,7 +145,7 @@ def is_found(mutant: Mutant, checkout: Path, seconds: float) -> bool:
     variables = {"PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
-            [*command, *ROOMS[mutant.room][1].split()],
+            [*command, *tests_of(mutant)],
             cwd=checkout,
             env=os.environ | variables | {"PYTHONPATH": str(checkout)},
             capture_output=True,
