@@ -2,7 +2,7 @@
 
 Each mutant is the package with one place changed: a comparison, a sum or product, a truth value or
 an integer. The tests of the room run on a copy of the checkout until the first failure. Prints a
-line a survivor, with the command that shows it, and the share found in each room.
+line a mutant, with its number, and the share found in each room.
 
     python -m tests.mutants --room gradients --sample 100
     python -m tests.mutants --show 17 --seed 0      # print mutant 17 and run nothing
@@ -179,10 +179,9 @@ def main() -> int:
         shutil.copytree(ROOT, checkout, ignore=left_out)
         for i, mutant in enumerate(drawn):
             tried[mutant.room] += 1
-            if is_found(mutant, checkout, args.seconds):
-                hits[mutant.room] += 1
-            else:
-                print(f"survivor {i}: {mutant}", flush=True)
+            found = is_found(mutant, checkout, args.seconds)
+            hits[mutant.room] += found
+            print(f"{'found' if found else 'SURVIVES'} {i}: {mutant}", flush=True)
     for room, number in tried.items():
         print(f"{room}: {hits[room]} of {number} found")
     print(f"in all: {hits.total()} of {tried.total()} found, {hits.total() / tried.total():.0%}")
