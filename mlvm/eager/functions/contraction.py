@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import string
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeAlias
 
 from mlvm.core.errors import ArgumentError, ShapeError
-from mlvm.core.types import TensorType
+from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.matrices import diagonal_of
 from mlvm.eager.functions.shapes import permute_dims, reshape
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.number import has_open_lengths
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -46,23 +48,13 @@ def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
         ml.einsum("ij,jk->ik", x)  # ArgumentError
         ml.einsum("i,i->", bools, bools)  # DTypeError
     """
-    types = [type_of(x) for x in operands]
+    shapes = tuple([type_of(x).shape for x in operands])
     if not isinstance(subscripts, str):
         raise ArgumentError(f"expected subscripts as a string, got a {type(subscripts).__name__}")
-    labels, out = _parsed(subscripts, tuple([type.ndim for type in types]))
-    lengths = _lengths(labels, types)
-    terms = [
-        _without_diagonals(_Term(x, named), lengths)
-        for x, named in zip(operands, labels, strict=True)
-    ]
-    while len(terms) > 1:
-        i, j = _cheapest(terms, out, lengths)
-        second, first = terms.pop(j), terms.pop(i)
-        needed = {*out}.union(*[term.labels for term in terms])
-        terms.append(_product(first, second, needed, lengths))
-    [term] = terms
-    x, named = _summed(term, {*out})
-    return permute_dims(x, [named.index(label) for label in out])
+    values = [*operands]
+    for fn, places in (_planned if has_open_lengths() else _remembered)(subscripts, shapes):
+        values.append(fn(*[values[i] for i in places]))
+    return values[-1]
 
 
 # --- the subscripts ------------------------------------------------------------------
@@ -113,12 +105,12 @@ def _ellipsis(count: int) -> Labels:
     return tuple([str(i) for i in range(-count, 0)])
 
 
-def _lengths(labels: Sequence[Labels], types: Sequence[TensorType]) -> dict[str, int]:
+def _lengths(labels: Sequence[Labels], shapes: Sequence[Shape]) -> dict[str, int]:
     """Return the length of each axis. Raises `ShapeError` if axes of one name do not broadcast."""
     lengths: dict[str, int] = {}
-    for named, type in zip(labels, types, strict=True):
+    for named, shape in zip(labels, shapes, strict=True):
         here: dict[str, int] = {}
-        for label, n in zip(named, type.shape, strict=True):
+        for label, n in zip(named, shape, strict=True):
             length = lengths.get(label, 1)
             if (n != length and 1 not in (n, length)) or here.setdefault(label, n) != n:
                 axis = "an axis of ..." if label[0] == "-" else f"axis {label!r}"
@@ -127,84 +119,135 @@ def _lengths(labels: Sequence[Labels], types: Sequence[TensorType]) -> dict[str,
     return lengths
 
 
-# --- what is done --------------------------------------------------------------------
+# --- the plan ------------------------------------------------------------------------
 
 
 class _Term(NamedTuple):
-    """Tensor and the labels of its axes. Axes of length 1 that broadcast are left out."""
+    """Number of a value, and the labels of its axes. Axes of length 1 that broadcast are left
+    out."""
 
-    x: Tensor
+    value: int
     labels: Labels
 
 
-def _without_diagonals(term: _Term, lengths: dict[str, int]) -> _Term:
-    """Reduce the term to its diagonals: each label once, and no axes that broadcast."""
-    x, labels = term
-    axes = [i for i, label in enumerate(labels) if x.shape[i] == lengths[label]]
-    x, labels = reshape(x, [x.shape[i] for i in axes]), tuple([labels[i] for i in axes])
-    for label in dict.fromkeys(labels):
-        while labels.count(label) > 1:
-            i = labels.index(label)
-            j = labels.index(label, i + 1)
-            rest = [k for k in range(x.ndim) if k not in (i, j)]
-            x = diagonal_of(permute_dims(x, (*rest, i, j)))
-            labels = (*[labels[k] for k in rest], label)
-    return _Term(x, labels)
+Step: TypeAlias = tuple[Callable[..., Tensor], tuple[int, ...]]
+"""Function and the numbers of the values that it takes: the operands are the first."""
 
 
-def _cheapest(terms: Sequence[_Term], out: Labels, lengths: dict[str, int]) -> tuple[int, int]:
-    """Return the indices of the two terms to multiply next: the first pair with the smallest
-    product."""
-
-    def size(pair: tuple[int, int]) -> int:
-        others = [term.labels for i, term in enumerate(terms) if i not in pair]
-        both = {*terms[pair[0]].labels, *terms[pair[1]].labels}
-        return math.prod(lengths[label] for label in both & {*out}.union(*others))
-
-    return min(itertools.combinations(range(len(terms)), 2), key=size)
+def _planned(subscripts: str, shapes: tuple[Shape, ...]) -> list[Step]:
+    """Return the steps for operands of these shapes. The last one computes the result."""
+    return _Plan(subscripts, shapes).steps
 
 
-def _summed(term: _Term, needed: Iterable[str]) -> _Term:
-    """Sum the term over the axes that are not needed."""
-    x, labels = term
-    summed = tuple(i for i, label in enumerate(labels) if label not in needed)
-    if summed:
-        x = op.sum(x, axis=summed, dtype=x.dtype)
-    return _Term(x, tuple(label for label in labels if label in needed))
+_remembered = lru_cache(maxsize=1024)(_planned)
 
 
-def _product(x: _Term, y: _Term, needed: set[str], lengths: dict[str, int]) -> _Term:
-    """Multiply two terms and sum over the axes that no other term needs."""
-    x, y = _summed(x, needed | {*y.labels}), _summed(y, needed | {*x.labels})
-    shared = [label for label in x.labels if label in y.labels]
-    batch = [label for label in shared if label in needed]
-    inner = [label for label in shared if label not in needed]
-    rows = [label for label in x.labels if label not in shared]
-    columns = [label for label in y.labels if label not in shared]
+class _Plan:
+    def __init__(self, subscripts: str, shapes: tuple[Shape, ...]) -> None:
+        self.noperands = len(shapes)
+        self.steps: list[Step] = []
+        labels, out = _parsed(subscripts, tuple(map(len, shapes)))
+        self.lengths = _lengths(labels, shapes)
+        terms = [
+            self.without_diagonals(_Term(i, named), shape)
+            for i, (named, shape) in enumerate(zip(labels, shapes, strict=True))
+        ]
+        while len(terms) > 1:
+            i, j = self.cheapest(terms, out)
+            second, first = terms.pop(j), terms.pop(i)
+            needed = {*out}.union(*[term.labels for term in terms])
+            terms.append(self.product(first, second, needed))
+        value, named = self.summed(terms[0], {*out})
+        self.add(permute_dims, value, axes=tuple([named.index(label) for label in out]))
 
-    def size(labels: Iterable[str]) -> int:
-        return math.prod(lengths[label] for label in labels)
+    def add(self, fn: Callable[..., Tensor], *values: int, **keywords: Any) -> int:
+        """Append a step, and return the number of its value."""
+        self.steps.append((partial(fn, **keywords), values))
+        return self.noperands + len(self.steps) - 1
 
-    def shaped(term: _Term, *groups: Sequence[str]) -> Tensor:
-        """Reshape the term so that each group of axes is one axis."""
-        order = [term.labels.index(label) for group in groups for label in group]
-        return reshape(permute_dims(term.x, order), [size(group) for group in groups])
+    def size(self, labels: Iterable[str]) -> int:
+        return math.prod(self.lengths[label] for label in labels)
 
-    def matrices(term: _Term, first: Sequence[str], last: Sequence[str]) -> tuple[Tensor, bool]:
-        """Return a matrix [first, last] for each index of the batch, or its transpose if the term
-        is laid out so, and whether it is transposed."""
-        turned = (*batch, *last, *first) == term.labels and bool(first and last)
-        groups = (batch, last, first) if turned else (batch, first, last)
-        matrix = shaped(term, *groups)
-        return (matrix if batch else reshape(matrix, matrix.shape[1:])), turned
+    def reshaped(self, value: int, labels: Iterable[str]) -> int:
+        return self.add(reshape, value, shape=tuple([self.lengths[label] for label in labels]))
 
-    if inner:
-        left, transpose_x = matrices(x, rows, inner)
-        right, transpose_y = matrices(y, inner, columns)
-        product = op.matmul(left, right, transpose_x=transpose_x, transpose_y=transpose_y)
-    else:
-        left = reshape(shaped(x, batch, rows), (size(batch), size(rows), 1))
-        right = reshape(shaped(y, batch, columns), (size(batch), 1, size(columns)))
-        product = left * right
-    labels = (*batch, *rows, *columns)
-    return _Term(reshape(product, [lengths[label] for label in labels]), labels)
+    def without_diagonals(self, term: _Term, shape: Shape) -> _Term:
+        """Reduce the term to its diagonals: each label once, and no axes that broadcast."""
+        x, labels = term
+        kept = [label for label, n in zip(labels, shape, strict=True) if n == self.lengths[label]]
+        if len(kept) < len(labels):
+            x, labels = self.reshaped(x, kept), tuple(kept)
+        for label in dict.fromkeys(labels):
+            while labels.count(label) > 1:
+                i = labels.index(label)
+                j = labels.index(label, i + 1)
+                rest = [k for k in range(len(labels)) if k not in (i, j)]
+                x = self.add(diagonal_of, self.add(permute_dims, x, axes=(*rest, i, j)))
+                labels = (*[labels[k] for k in rest], label)
+        return _Term(x, labels)
+
+    def cheapest(self, terms: Sequence[_Term], out: Labels) -> tuple[int, int]:
+        """Return the indices of the two terms to multiply next: the first pair with the smallest
+        product."""
+
+        def size(pair: tuple[int, int]) -> int:
+            others = [term.labels for i, term in enumerate(terms) if i not in pair]
+            both = {*terms[pair[0]].labels, *terms[pair[1]].labels}
+            return self.size(both & {*out}.union(*others))
+
+        return min(itertools.combinations(range(len(terms)), 2), key=size)
+
+    def summed(self, term: _Term, needed: Iterable[str]) -> _Term:
+        """Sum the term over the axes that are not needed."""
+        x, labels = term
+        axes = tuple(i for i, label in enumerate(labels) if label not in needed)
+        if axes:
+            x = self.add(_sum, x, axes=axes)
+        return _Term(x, tuple(label for label in labels if label in needed))
+
+    def grouped(self, term: _Term, *groups: Sequence[str]) -> int:
+        """Make one axis of each group of axes."""
+        x, labels = term
+        order = tuple([labels.index(label) for group in groups for label in group])
+        if order != tuple(range(len(labels))):
+            x = self.add(permute_dims, x, axes=order)
+        if any(len(group) != 1 for group in groups):
+            x = self.add(reshape, x, shape=tuple([self.size(group) for group in groups]))
+        return x
+
+    def product(self, x: _Term, y: _Term, needed: set[str]) -> _Term:
+        """Multiply two terms and sum over the axes that no other term needs."""
+        x, y = self.summed(x, needed | {*y.labels}), self.summed(y, needed | {*x.labels})
+        shared = [label for label in x.labels if label in y.labels]
+        batch = [label for label in shared if label in needed]
+        inner = [label for label in shared if label not in needed]
+        rows = [label for label in x.labels if label not in shared]
+        columns = [label for label in y.labels if label not in shared]
+        batches = [batch] if batch else []
+
+        def matrices(term: _Term, first: Sequence[str], last: Sequence[str]) -> tuple[int, bool]:
+            """Return a matrix [first, last] for each index of the batch, or its transpose if the
+            term is laid out so, and whether it is transposed."""
+            turned = (*batch, *last, *first) == term.labels and bool(first and last)
+            groups = (last, first) if turned else (first, last)
+            return self.grouped(term, *batches, *groups), turned
+
+        if inner:
+            left, transpose_x = matrices(x, rows, inner)
+            right, transpose_y = matrices(y, inner, columns)
+            transposes = {"transpose_x": transpose_x, "transpose_y": transpose_y}
+            product = self.add(op.matmul, left, right, **transposes)
+            groups = [*batches, rows, columns]
+        else:
+            left = self.grouped(x, batch, rows, [])
+            right = self.grouped(y, batch, [], columns)
+            product = self.add(operator.mul, left, right)
+            groups = [batch, rows, columns]
+        labels = (*batch, *rows, *columns)
+        if any(len(group) != 1 for group in groups):
+            product = self.reshaped(product, labels)
+        return _Term(product, labels)
+
+
+def _sum(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    return op.sum(x, axis=axes, dtype=x.dtype)
