@@ -174,9 +174,9 @@ class _Plan:
     def without_diagonals(self, term: _Term, shape: Shape) -> _Term:
         """Reduce the term to its diagonals: each label once, and no axes that broadcast."""
         x, labels = term
-        kept = [label for label, n in zip(labels, shape, strict=True) if n == self.lengths[label]]
-        if len(kept) < len(labels):
-            x, labels = self.reshaped(x, kept), tuple(kept)
+        whole = [label for label, n in zip(labels, shape, strict=True) if n == self.lengths[label]]
+        if len(whole) < len(labels):
+            x, labels = self.reshaped(x, whole), tuple(whole)
         for label in dict.fromkeys(labels):
             while labels.count(label) > 1:
                 i = labels.index(label)

@@ -15,18 +15,18 @@ import operator
 import sys
 from functools import reduce
 from types import EllipsisType
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
 
 from mlvm.core import errors
 from mlvm.core.errors import brief
 from mlvm.core.rules import broadcast_shapes, require
-from mlvm.core.types import DType, Shape, bf16, i64
+from mlvm.core.types import DType, Shape, TensorType, bf16, i64
 from mlvm.eager.functions.arguments import Span, sliced, type_of
 from mlvm.eager.functions.shapes import broadcast_to, moveaxis, reshape, unstack
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import alias_of, one_op
+from mlvm.eager.tensor.apply import alias, alias_of, apply, one_op
 from mlvm.eager.tensor.dtypes import can_cast
 from mlvm.eager.tensor.number import index_of
 from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
@@ -49,17 +49,48 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     """
     keys = key if isinstance(key, tuple) else (key,)
     try:
+        basic = x.type, _basic(keys)
+        if basic in _REMEMBERED:
+            return _REMEMBERED[basic].of(x)
         items = [_item(each) for each in keys]
+        if isinstance(key, Tensor) and key.dtype.is_integer and x.ndim:
+            return op.take(x, key, axis=0)
         if any(_is_mask(item) for item in items):
             if len(items) == 1 and (items[0] is keys[0] or not cast(Tensor, items[0]).ndim):
                 return op.boolean_index(x, cast(Tensor, items[0]))
             items = _with_positions(x, items, keys)
-        return _indexed(x, _without_ellipsis(items, x.ndim), in_front=_separated(items))
+        per_axis = _without_ellipsis(items, x.ndim)
+        if any(isinstance(item, Tensor) for item in items):
+            return _indexed(x, per_axis, in_front=_separated(items))
+        view = _View(x.type, per_axis)
+        if basic[1] is not None and not x.type.is_open:
+            if len(_REMEMBERED) >= _MOST:
+                _REMEMBERED.clear()
+            _REMEMBERED[basic] = view
+        return view.of(x)
     except errors.MlvmError as error:
         if isinstance(error, errors.IndexRefused):
             error.at("getitem", (x.type, *map(_text, keys)))
         error.__traceback__ = None  # no frame of ours, as in `tensor`
         raise
+
+
+def _basic(keys: tuple[object, ...]) -> tuple[object, ...] | None:
+    """Return a hashable key for ints, slices of ints, None and `...`; None for any other."""
+    spelling: list[object] = []
+    for each in keys:
+        if type(each) is slice:
+            if not {type(each.start), type(each.stop), type(each.step)} <= _BOUNDS:
+                return None
+            spelling.append((each.start, each.stop, each.step))
+        elif type(each) is int or each is None or each is Ellipsis:
+            spelling.append(each)
+        else:
+            return None
+    return tuple(spelling)
+
+
+_BOUNDS: Final = {int, type(None)}
 
 
 def _item(key: object) -> Item | EllipsisType:
@@ -154,17 +185,42 @@ def _separated(items: list[Item | EllipsisType]) -> bool:
     return bool(chosen) and chosen[-1] - chosen[0] >= len(chosen)
 
 
+class _View:
+    """Ops that index a tensor of this type by integers, slices and None, and the result's type."""
+
+    def __init__(self, type: TensorType, items: list[Item]) -> None:
+        per_axis = [item for item in items if item is not None]
+        places = _places_of(type.shape, per_axis)
+        self.window = None if places is None else one_op("slice", **_window(places))
+        if self.window is not None:
+            type = cast(TensorType, self.window.infer((type,)))
+        lengths = iter(type.shape)
+        axes = [(item, 1 if item is None else next(lengths)) for item in items]
+        shape = tuple([n for item, n in axes if item is None or isinstance(item, slice)])
+        self.reshape = one_op("reshape", shape=shape)
+        self.type = cast(TensorType, self.reshape.infer((type,)))
+
+    def of(self, x: Tensor) -> Tensor:
+        if self.window is not None:
+            x = apply(self.window, x)
+        return alias(self.reshape, x, self.type)
+
+
+_REMEMBERED: Final[dict[tuple[TensorType, object], _View]] = {}
+_MOST: Final = 4096
+
+
 def _indexed(x: Tensor, items: list[Item], *, in_front: bool) -> Tensor:
-    """Index x by these items. Each is for one axis, except None, which adds one."""
+    """Index x by these items, one a tensor. Each is for one axis, except None, which adds one."""
     per_axis = [item for item in items if item is not None]
-    x = _windowed(x, per_axis)
+    places = _places_of(x.shape, per_axis)
+    if places is not None:
+        x = op.slice(x, **_window(places))
     lengths = iter(x.shape)
     result_lengths = [1 if item is None else next(lengths) for item in items]
     basic = [item is None or isinstance(item, slice) for item in items]
     tensors = [item for item in per_axis if isinstance(item, Tensor)]
     rest = [n for n, keep in zip(result_lengths, basic, strict=True) if keep]
-    if not tensors:
-        return reshape(x, rest)
     axes = [axis for axis, item in enumerate(per_axis) if isinstance(item, Tensor)]
     first = basic.index(False)
     if in_front:
@@ -175,15 +231,14 @@ def _indexed(x: Tensor, items: list[Item], *, in_front: bool) -> Tensor:
     return reshape(x, [*rest[:first], *chosen, *rest[first:]])
 
 
-def _windowed(x: Tensor, items: list[int | slice | Tensor]) -> Tensor:
-    """Slice x by the integers and slices among the items; all axes stay."""
-    places = [_places(item, n) for item, n in zip(items, x.shape, strict=True)]
-    if all(
+def _places_of(shape: Shape, items: list[int | slice | Tensor]) -> list[Span] | None:
+    """Return the positions of each axis that the integers and slices select; None if all do."""
+    places = [_places(item, n) for item, n in zip(items, shape, strict=True)]
+    are_all = all(
         place == (0, n, 1) or (place.length == 0 and n == 0)
-        for place, n in zip(places, x.shape, strict=True)
-    ):
-        return x
-    return op.slice(x, **_window(places))
+        for place, n in zip(places, shape, strict=True)
+    )
+    return None if are_all else places
 
 
 def _window(places: list[Span]) -> dict[str, Any]:

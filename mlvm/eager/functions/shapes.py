@@ -56,7 +56,12 @@ def reshape(x: Tensor, /, shape: Ints, *, copy: bool | None = None) -> Tensor:
         if rest <= 0 or type.size % rest or lengths.count(-1) > 1:
             raise ShapeError(f"no length for -1 lets {type.size} elements fill {lengths}")
         lengths = tuple(type.size // rest if n == -1 else n for n in lengths)
-    call = one_op("reshape", shape=lengths)
+    return _shaped(x, lengths)
+
+
+def _shaped(x: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Reshape x to lengths that are known to be integers."""
+    call = one_op("reshape", shape=tuple(lengths))
     return alias(call, x, inferred(call, x))
 
 
@@ -70,9 +75,10 @@ def expand_dims(x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
         Tensor([[1.],
                 [2.]], f32[2,1])
     """
-    new = axes_of(axis, x, new=len(integers(axis, "axis")))
-    lengths = iter(x.shape)
-    return reshape(x, [1 if i in new else next(lengths) for i in range(x.ndim + len(new))])
+    axes, lengths = integers(axis, "axis"), iter(type_of(x).shape)
+    ndim = x.ndim + len(axes)
+    new = rules.normalize_axes(axes, ndim)
+    return _shaped(x, [1 if i in new else next(lengths) for i in range(ndim)])
 
 
 @public
@@ -86,12 +92,12 @@ def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
         (3, 1)
     """
     if axis is None:
-        return reshape(x, [n for n in type_of(x).shape if n != 1])
+        return _shaped(x, [n for n in type_of(x).shape if n != 1])
     removed = axes_of(axis, x)
     for i in removed:
         if x.shape[i] != 1:
             raise ShapeError(f"axis {i} has length {x.shape[i]}, not 1")
-    return reshape(x, [n for i, n in enumerate(x.shape) if i not in removed])
+    return _shaped(x, [n for i, n in enumerate(x.shape) if i not in removed])
 
 
 @public
@@ -113,7 +119,7 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
     result = inferred(one_op("permute_dims", axes=order), x)
     long = [i % x.ndim for i in order if x.shape[i] != 1]
     if long == sorted(long):
-        return reshape(x, result.shape)
+        return _shaped(x, result.shape)
     return op.permute_dims(x, axes=order)
 
 
@@ -335,6 +341,10 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     operands = list(arrays)
     like, widest = next((x for x in operands if isinstance(x, Tensor)), None), widest_of(operands)
     xs = [as_operand(x, widest if is_whole(x) else like) if is_array(x) else x for x in operands]
+    if len(xs) > 1 and all(isinstance(x, Tensor) and x.type is xs[0].type for x in xs):
+        [along], shape = axes_of(axis, xs[0], new=1), xs[0].shape
+        if along < len(shape):  # one view, of the result
+            return _shaped(op.concat(*xs, axis=along), [*shape[:along], len(xs), *shape[along:]])
     return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 
 

@@ -82,7 +82,10 @@ def _key(value: Any) -> Any:
     if type(value) is Number and value.is_open():
         return []
     if isinstance(value, tuple):
-        return kind, tuple([_key(each) for each in value])
+        for each in value:
+            if type(each) is not int:
+                return kind, tuple([_key(each) for each in value])
+        return value
     return kind, repr(value) if isinstance(value, (float, complex, np.inexact)) else value
 
 

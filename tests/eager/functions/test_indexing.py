@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlvm.eager as ml
-from tests.brief import cases
+from mlvm.core.errors import IndexRefused
+from tests.brief import cases, refuses
 
 X = np.arange(120, dtype=np.float32).reshape(2, 3, 4, 5)
 ROW = np.array([1, 0])
@@ -135,6 +137,17 @@ def test_the_gradient_of_a_sum_counts_how_often_an_element_is_chosen(key: Any) -
     expected = np.zeros_like(X)
     np.add.at(expected, key, 2)
     np.testing.assert_array_equal(gradient.numpy(), expected)
+
+
+@pytest.mark.parametrize("form", [lambda key: key, lambda key: (key, 2), lambda key: (..., key)])
+def test_equal_keys_of_other_classes_are_other_indices(form: Callable[[Any], Any]) -> None:
+    array = np.arange(24).reshape(2, 3, 4)
+    x = ml.asarray(array)
+    for key in (1, np.int64(1), 0, slice(1), slice(1, None), slice(True)):
+        for _ in range(2):
+            np.testing.assert_array_equal(x[form(key)].numpy(), array[form(key)])
+    refuses(IndexRefused, "a bool is no index", x.__getitem__, form(True))
+    refuses(IndexRefused, "a float is no index", x.__getitem__, form(1.0))
 
 
 def test_iteration_and_length() -> None:
