@@ -74,8 +74,8 @@ BUDGET = {
     "mlvm/step": 3_590,
     "mlvm/parallel": 3_167,
     "mlvm/eager": 884,
-    "mlvm/eager/tensor": 2_162,
-    "mlvm/eager/functions": 4_725,
+    "mlvm/eager/tensor": 2_165,
+    "mlvm/eager/functions": 4_807,
     "mlvm/eager/recording": 1_098,
     "mlvm/eager/autodiff": 2_384,
     "mlvm/eager/control": 1_723,
@@ -90,7 +90,7 @@ BUDGET = {
     "mlvm": 499,
     "models": 3_464,
     "bench": 5_005,
-    "tests": 61_255,
+    "tests": 61_269,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
