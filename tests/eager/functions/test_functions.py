@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from tests.brief import cases, output_of
+from tests.brief import output_of
 from tests.slopes import check_slopes
 
 RNG = np.random.default_rng(0)
@@ -27,27 +27,6 @@ def same(result: ml.Tensor, expected: Any) -> None:
 
 
 # --- values copied in ----------------------------------------------------------------
-
-
-@cases(
-    "obj, dtype",
-    (True, ml.bool),
-    (3, ml.int64),
-    (2.5, ml.float32),
-    ([[1, 2], [3, 4]], ml.int64),
-    ([1, 2.5], ml.float32),
-    ([[True], [False]], ml.bool),
-    ([], ml.float32),
-    (np.float64(2.5), ml.float64),
-    (np.array([2**63, 1], np.uint64), ml.uint64),
-    (np.arange(3, dtype=np.uint16), ml.uint16),
-    (np.zeros((2, 0), np.int8), ml.int8),
-    (np.asfortranarray(X[0]), ml.float32),
-)
-def test_asarray_keeps_values_and_chooses_the_dtype(obj: Any, dtype: Any) -> None:
-    result = t(obj)
-    assert result.dtype is dtype
-    np.testing.assert_array_equal(result.numpy(), np.asarray(obj, dtype.numpy))
 
 
 def test_asarray_copies() -> None:

@@ -41,58 +41,7 @@ def test_an_array_is_an_operand(fn: Callable[[Any, Any], Any], kind: Callable[[A
 
 # --- f64 from outside ------------------------------------------------------------------
 
-F32, F64, BF16 = ml.ones((2, 3)), ml.ones((2, 3), dtype="f64"), ml.ones((2, 3), dtype="bf16")
-C64, I64 = ml.ones((2, 3), dtype="c64"), ml.ones((2, 3), dtype="i64")
 DATA: Any = np.full((2, 3), 0.1)
-
-
-class Foreign:
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def __array__(self, *_: object, **__: object) -> Any:
-        return self._array
-
-
-@cases(
-    "result, dtype",
-    (lambda a: F32 + a, "f32"),
-    (lambda a: a * F32, "f32"),
-    (lambda a: a @ F32.T, "f32"),
-    (lambda a: a == F32, "bool"),
-    (lambda a: ml.add(a, F32), "f32"),
-    (lambda a: ml.where(F32 > 0, a, F32), "f32"),
-    (lambda a: ml.where(F32 > 0, a, F64), "f64"),
-    (lambda a: ml.where(F32 > 0, F32, a), "f32"),
-    (lambda a: ml.clip(F32, a, a), "f32"),
-    (lambda a: ml.concat([a, F32]), "f32"),
-    (lambda a: ml.stack([F32, a]), "f32"),
-    (lambda a: ml.stack([F32, a, F64]), "f64"),
-    (lambda a: ml.einsum("ij,kj->ik", a, F32), "f32"),
-    (lambda a: ml.mean_squared_error(F32, a), "f32"),
-    (lambda a: ml.result_type(F32, a), "f32"),
-    (lambda a: BF16 + a, "bf16"),
-    (lambda a: C64 + a, "c64"),
-    (lambda a: F32 + (a + 0j), "c64"),
-    (lambda a: BF16 + (a + 0j), "c64"),
-    (lambda a: F64 + a, "f64"),
-    (lambda a: F64 + (a + 0j), "c128"),
-    (lambda a: I64 + a, "f64"),
-    (lambda a: ml.add(a, a), "f64"),
-    (lambda a: ml.asarray(a), "f64"),
-    (lambda a: ml.sum(ml.asarray(a)), "f64"),
-    (lambda a: F32 + a.astype(np.float32), "f32"),
-    (lambda a: BF16 + a.astype(np.float32), "f32"),
-    (lambda a: F32 + a.astype(np.int32), "f32"),
-    (lambda a: F32 + np.float64(2), "f32"),  # one number is a scalar, as in Python
-    (lambda a: untyped.add(F32, Foreign(a)), "f32"),
-    (lambda a: F32 + a[0, 0], "f32"),
-    (lambda a: F32 * np.array(0.1), "f32"),
-)
-def test_f64_data_beside_a_narrower_float_take_it(result: Callable[[Any], Any], dtype: str) -> None:
-    """They were f64, and so was all that followed."""
-    dtype_source = result(DATA)
-    assert str(getattr(dtype_source, "dtype", dtype_source)) == dtype
 
 
 def test_a_training_on_f64_data_is_one_in_f32() -> None:

@@ -19,7 +19,6 @@ from tests.brief import Patch, cases, refuses
 
 X = np.array([[1.5, -2.0, 3.0], [0.25, 4.0, -1.0]], np.float32)
 Y = np.array([2.0, 0.5, -3.0], np.float32)
-HUGE = 10**5000  # Python refuses to print it
 N = np.array([7, -8, 3], np.int32)
 M = np.array([2, 3, 1], np.int32)
 
@@ -77,40 +76,6 @@ def test_numbers_adopt_the_tensors_dtype() -> None:
 
     same(n * Level.HIGH, N * 3)
     assert (x + 1e300).numpy().tolist() == [[math.inf] * 3] * 2
-
-
-@cases(
-    "call, error, text",
-    (lambda x, n: n & 1.5, ml.errors.DTypeError, r"bitwise_and\(i32\[3\], f32\[\]\)"),
-    (lambda x, n: x < 1j, ml.errors.DTypeError, "it must be real"),
-    (lambda x, n: (n > 1) * (n < 3), ml.errors.DTypeError, r"multiply.* use & \| \^ ~"),
-    (lambda x, n: (n > 1) + True, ml.errors.DTypeError, "or astype.x, .int64"),
-    (lambda x, n: n + 2**31, ml.errors.OperandValueError, "does not fit into i32"),
-    (lambda x, n: n == 2**31, ml.errors.OperandValueError, r"write ml.astype\(x, ml.int64\)"),
-    (lambda x, n: n > -(2**31) - 1, ml.errors.OperandValueError, r"ml.astype\(x, ml.int64\)"),
-    (lambda x, n: n > 2**70, ml.errors.OperandValueError, r"write ml.astype\(x, ml.float64\)"),
-    (
-        lambda x, n: ml.astype(n, "u64") == -1,
-        ml.errors.OperandValueError,
-        r"write ml.astype\(x, ml.float64\)",
-    ),
-    (lambda x, n: x + 10**400, ml.errors.OperandValueError, "does not fit into f32"),
-    (lambda x, n: n + ml.asarray(np.uint64(1)), ml.errors.DTypeError, "do not promote"),
-    (lambda x, n: x + "1", ml.errors.DTypeError, "str is no operand"),
-    (lambda x, n: x + None, ml.errors.DTypeError, "NoneType is no operand"),
-    (lambda x, n: x + HUGE, ml.errors.OperandValueError, "does not fit into f32"),
-    (lambda x, n: n == HUGE, ml.errors.OperandValueError, "does not fit into i32"),
-    (lambda x, n: x & x, ml.errors.DTypeError, "integer or bool"),
-    (lambda x, n: x + x[:, :2], ml.errors.ShapeError, "lengths 3 and 2"),
-    (lambda x, n: (x > 0) @ (x > 0).mT, ml.errors.DTypeError, "numeric"),
-)
-def test_operands_refused(
-    call: Callable[[Any, Any], Any], error: type[Exception], text: str
-) -> None:
-    x, n = ml.asarray(X), ml.asarray(N)
-    with ml.Arena(ml.default_vm(), "refused") as arena:
-        refuses(error, text, call, x, n)
-        assert arena.used == 0
 
 
 def test_a_number_of_a_higher_kind_has_its_default_dtype() -> None:

@@ -236,39 +236,6 @@ def test_records_of_lanes_within_lanes(name: str) -> None:
 
 # --- axes ------------------------------------------------------------------------------
 
-TREE = {"a": ml.asarray(X), "b": [ml.asarray(W[0]), ml.asarray(X.T)]}
-
-
-@cases(
-    "call, expected",
-    (lambda x: ml.vmap(lambda r: r * 2.0, 1)(x), X.T * 2.0),
-    (lambda x: ml.vmap(lambda r: r * 2.0, -1, -1)(x), X * 2.0),
-    (lambda x: ml.vmap(lambda r, c: r * c, (0, None))(x, 2.0), X * 2.0),
-    (lambda x: ml.vmap(lambda r, c: r * c, [0, None])(x, ml.asarray(np.array(2.0))), X * 2.0),
-    (lambda x: ml.vmap(lambda r, c: r * c)(X, c=x), X * X),
-    (lambda x: ml.vmap(lambda c: c, None, axis_size=2)(x[0]), np.stack([X[0]] * 2)),
-    (lambda x: ml.vmap(lambda: x[0], axis_size=2)(), np.stack([X[0]] * 2)),
-    (lambda x: ml.vmap(lambda r: (x, r[0]), 0, (None, 0))(x)[0], X),
-    (lambda x: ml.vmap(lambda r: {"k": r}, 0, {"k": 1})(x)["k"], X.T),
-    (
-        lambda x: ml.vmap(lambda t: t["a"] * t["b"][0] + t["b"][1], ({"a": 0, "b": [None, 1]},))(
-            TREE
-        ),
-        X * W[0] + X,
-    ),
-    (
-        lambda x: ml.vmap(lambda t, s: t["a"] * len(s), ({"a": 0, "b": None}, 0))(TREE, "abc"),
-        X * 3.0,
-    ),
-    (
-        lambda x: ml.vmap(ml.vmap(lambda a, b: a * b, (None, 0)), (0, None))(x[:, 0], x[0]),
-        X[:, :1] * X[0],
-    ),
-)
-def test_axes(call: Callable[[Tensor], Tensor], expected: Array) -> None:
-    _close(call(ml.asarray(X)), [expected], 0.0)
-
-
 # --- what lanes have of their own --------------------------------------------------------
 
 
