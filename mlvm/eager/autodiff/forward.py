@@ -13,7 +13,7 @@ from typing import Any
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.grad import vjp
 from mlvm.eager.autodiff.joint import or_zeros
-from mlvm.eager.autodiff.rows import Row, Rules, Sparse, in_its_place
+from mlvm.eager.autodiff.rows import Row, Rules, dense, in_its_place
 from mlvm.eager.autodiff.rules import VJPS
 from mlvm.eager.autodiff.tape import (
     RESULT,
@@ -63,13 +63,8 @@ def tangent_of(call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Ten
     rules = row.forward if isinstance(row, Row) else row if call.op.elementwise else None
     if rules is None:
         return _transposed(call, operands, tangents, out)
-    parts = [
-        _part(call, operands, i, t, out, rules) for i, t in enumerate(tangents) if t is not None
-    ]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return fitting(total, out.type)
+    parts = [_part(call, operands, i, tangents[i], out, rules) for i in moving]
+    return fitting(reduce(added, parts), out.type)
 
 
 def _alone(call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Tensor, i: int) -> Any:
@@ -107,13 +102,10 @@ def _transposed(
     saved = [out if i == RESULT else operands[i] for i in bound.saves]
 
     def back(g: Tensor) -> list[Tensor]:
-        parts = []
-        for type, rule, needs in bound.vjps:
-            part = rule(g, *[saved[i] for i in needs])
-            if isinstance(part, Sparse):
-                part = apply(part.alone, *part.operands)
-            parts.append(sum_to(part, type))
-        return parts
+        return [
+            sum_to(dense(rule(g, *[saved[i] for i in needs])), type)
+            for type, rule, needs in bound.vjps
+        ]
 
     return transposed(back, out.type, [t for t in tangents if t is not None])
 

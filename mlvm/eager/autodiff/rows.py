@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
-from mlvm.eager.tensor.apply import OneOp
+from mlvm.eager.tensor.apply import OneOp, apply
 from mlvm.eager.tensor.tensor import Tensor
 
 
@@ -20,6 +20,11 @@ class Sparse(NamedTuple):
     operands: tuple[Tensor, ...]
     alone: OneOp
     added: OneOp
+
+
+def dense(part: Tensor | Sparse) -> Tensor:
+    """Return a cotangent as a tensor."""
+    return apply(part.alone, *part.operands) if isinstance(part, Sparse) else part
 
 
 Rule: TypeAlias = Callable[..., "Tensor | Sparse"]

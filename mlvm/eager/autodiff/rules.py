@@ -31,6 +31,8 @@ decompositions, have their reverse rules transposed: these are linear in the cot
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from inspect import signature
 from typing import Final
 
 from mlvm.core.op import Attributes
@@ -180,21 +182,23 @@ def _extreme(g: Tensor, x: Tensor, out: Tensor, x_type: TensorType, axis: Axis) 
     return _divided(_with_axes(g, x_type, axis), chosen, axis)
 
 
-def _reduced(t: Tensor, slopes: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """Return the tangent of a reduction, from its slopes: what the rule back makes of ones."""
-    return op.sum(t * slopes, axis=axis, keepdims=keepdims)
-
-
 def _ones_like(out: Tensor) -> Tensor:
     return _ones(out.shape, out.type)
 
 
-_EXTREME: Final = forward(
-    {"x": _extreme},
-    x=lambda t, x, out, x_type, axis, keepdims: _reduced(
-        t, _extreme(_ones_like(out), x, out, x_type, axis), axis, keepdims
-    ),
-)
+def _reduction(rule: Callable[..., Tensor]) -> Rules:
+    """Return the row of a reduction. Its tangent is the sum of t times the slopes: what the rule
+    makes of ones."""
+    names = [*signature(rule).parameters][1:]
+
+    def tangent(
+        t: Tensor, x: Tensor, out: Tensor, x_type: TensorType, attributes: Attributes
+    ) -> Tensor:
+        arguments = {"x": x, "out": out, "x_type": x_type, **attributes}
+        slopes = rule(_ones_like(out), **{name: arguments[name] for name in names})
+        return op.sum(t * slopes, axis=attributes["axis"], keepdims=attributes["keepdims"])
+
+    return forward({"x": rule}, x=tangent)
 
 
 def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
@@ -630,18 +634,8 @@ VJPS: Final[dict[str, Rules]] = {
     # --- reduction ---
     "sum": linear(x=lambda g, x_type, axis: _spread(g, x_type, axis)),
     "mean": linear(x=lambda g, x_type, axis: _spread(g / _count(x_type, axis), x_type, axis)),
-    "prod": forward(
-        {"x": _prod},
-        x=lambda t, x, out, x_type, axis, keepdims: _reduced(
-            t, _prod(_ones_like(out), x, x_type, axis), axis, keepdims
-        ),
-    ),
-    "var": forward(
-        {"x": _var},
-        x=lambda t, x, out, x_type, axis, correction, keepdims: _reduced(
-            t, _var(_ones_like(out), x, x_type, axis, correction), axis, keepdims
-        ),
-    ),
+    "prod": _reduction(_prod),
+    "var": _reduction(_var),
     "cumulative_sum": linear(x=_cumulative_sum),
     "logsumexp": forward(
         {
@@ -649,11 +643,11 @@ VJPS: Final[dict[str, Rules]] = {
                 _with_axes(g, x_type, axis) * op.exp(x - _with_axes(out, x_type, axis))
             )
         },
-        x=lambda t, x, out, x_type, axis, keepdims: _reduced(
-            t, op.exp(x - _with_axes(out, x_type, axis)), axis, keepdims
+        x=lambda t, x, out, x_type, axis, keepdims: op.sum(
+            t * op.exp(x - _with_axes(out, x_type, axis)), axis=axis, keepdims=keepdims
         ),
     ),
-    **dict.fromkeys(("max", "min"), _EXTREME),
+    **dict.fromkeys(("max", "min"), _reduction(_extreme)),
     **_none("argmax argmin all any"),
     # --- linalg ---
     "matmul": multilinear(x=_matmul_x, y=_matmul_y),

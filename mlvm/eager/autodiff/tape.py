@@ -22,7 +22,7 @@ from mlvm.arena.arena import scope
 from mlvm.core.errors import GradientError
 from mlvm.core.op import Op
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.rows import Rule, Sparse
+from mlvm.eager.autodiff.rows import Rule, Sparse, dense
 from mlvm.eager.autodiff.rules import HOLOMORPHIC, VJPS
 from mlvm.eager.functions.sums import sum_to
 from mlvm.eager.tensor import primitives as op
@@ -142,9 +142,7 @@ class Conditional:
             return rule(self)  # one of several results, on its way to their node
         if self.present.shape:  # its rows are no longer those of the part
             return rule(Conditional.cleaned(self), *saved)
-        if isinstance(part, Sparse):
-            part = apply(part.alone, *part.operands)
-        return Conditional(part, self.present)
+        return Conditional(dense(part), self.present)
 
 
 class Begun(Conditional):

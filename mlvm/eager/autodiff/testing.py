@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -175,10 +176,7 @@ def _weighted(weights: Sequence[Tensor], result: Tree) -> Tensor:
         op.sum(w * y) if y.dtype.is_float else op.real(op.sum(op.conj(w) * y))
         for w, y in zip(weights, _results(result), strict=True)
     ]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return reduce(op.add, parts)
 
 
 def _quotients(

@@ -187,7 +187,7 @@ class OpenTrace:
         try:
             with self.numbers.planning(bounds, values) as (placeholders, guards):
                 planned = PlannedTemplate.of(compiled(self.template.flow(placeholders)))
-                planned.fix(self.numbers.at_bounds())
+                planned.fix([*self.numbers.at_bounds()])
         except Exception:  # the compiler, given plain ints, raises it again or does not
             self._is_pinned = True
             return

@@ -26,9 +26,7 @@ from mlvm.eager.capture.guards.guard_set import Field
 from mlvm.eager.capture.guards.rebinding import NamespaceSnapshot
 from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.lengths import OpenLength, open_types
-from mlvm.eager.functions import random
 from mlvm.eager.recording import recorder
-from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.number import Number, Numbers, plain
@@ -260,8 +258,6 @@ def trace(
     """Call the function with a recorder on. Fields that it rebinds get their old values back. Those
     of the signature's numbers that are `free` are recorded too. With open `lengths` the call has a
     template in place of its flow."""
-    prepare_constants(arena.vm)
-    random.prepare(arena.vm)
     snapshot = NamespaceSnapshot(signature.guards)
     sizes = [each.size_in(signature) for each in lengths]
     numbers = Numbers([signature.numbers[i] for i in free], arena.vm, sizes)

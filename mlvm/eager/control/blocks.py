@@ -20,7 +20,7 @@ from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.joint import Saved, Sums, closures_of, plus
-from mlvm.eager.autodiff.rows import Sparse
+from mlvm.eager.autodiff.rows import Sparse, dense
 from mlvm.eager.autodiff.tape import CotangentAccumulator, MultiOutputVjp, Tape, has_effect, taping
 from mlvm.eager.functions import random
 from mlvm.eager.recording.recorder import (
@@ -30,10 +30,9 @@ from mlvm.eager.recording.recorder import (
     current_capture,
     recording_of,
 )
-from mlvm.eager.tensor.apply import COPY, alias, apply, one_op, untracked
-from mlvm.eager.tensor.constants import prepare_constants
+from mlvm.eager.tensor.apply import COPY, alias, one_op, untracked
 from mlvm.eager.tensor.context import current_arena, taped
-from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.tensor.update import apply_into, make_exclusive, overwrite
 from mlvm.eager.tree import Tree, put_back
 from mlvm.step.flow import Block
@@ -72,8 +71,6 @@ def abstract_eval(fn: Callable[[], Tree]) -> Tree:
     No tensor, field of a Module or random key changes.
     """
     vm = current_arena().vm
-    prepare_constants(vm)
-    random.prepare(vm)
     while True:
         try:
             with (
@@ -183,20 +180,19 @@ class Segment:
         inside: dict[int, Tensor] = {}
         outside: dict[int, Tensor] = {}
         ids = {id(x.root) for x in available}
-        for node in self.nodes:
-            for x in node[2] if node is not None else ():
-                root = x.root
-                if id(root) in ids:
-                    continue
-                if isinstance(root, Tensor) and record.is_inside(root):
-                    inside[id(root)] = root
-                else:
-                    outside[id(x)] = self._from_outside(x)
+        self._saved = [x for node in self.nodes if node is not None for x in node[2]]
+        for x in self._saved:
+            root = x.root
+            if id(root) in ids:
+                continue
+            if isinstance(root, Tensor) and record.is_inside(root):
+                inside[id(root)] = root
+            else:
+                outside[id(x)] = self._from_outside(x)
         self.inside, self.outside = block_outputs(carried, [*inside.values()]), [*outside.values()]
         self._outside_ids = [*outside]
         self._keys = dict(zip(map(id, self.inside), inside, strict=True))
-        for node in self.nodes:
-            self._keys.update((id(x), id(x.root)) for x in (node[2] if node is not None else ()))
+        self._keys.update((id(x), id(x.root)) for x in self._saved)
 
     def _from_outside(self, x: Tensor) -> Tensor:
         """Return the tensor, or for a view made in the block, another view of the same bytes.
@@ -225,7 +221,7 @@ class Segment:
 
     def needs(self, x: Tensor) -> bool:
         """Return whether a node needs the tensor."""
-        return any(y.root is x.root for node in self.nodes if node is not None for y in node[2])
+        return any(y.root is x.root for y in self._saved)
 
     def is_constant(self, operands: Sequence[Tensor]) -> bool:
         """Return whether no gradient goes through the segment or to these operands."""
@@ -275,11 +271,11 @@ class Cell:
 
     def __add__(self, part: Tensor | Sparse) -> Cell:
         tape = taping()
-        if tape is not None and isinstance(part, Sparse):
-            part = apply(part.alone, *part.operands)
-        if tape is not None and isinstance(part, Tensor) and is_tracked(part, tape):
-            vjp = MultiOutputVjp([part.type], self._vjp, effect=True)
-            tape.nodes.append((vjp, (part.node,), ()))
+        if tape is not None:
+            part = dense(part)
+            if is_tracked(part):
+                vjp = MultiOutputVjp([part.type], self._vjp, effect=True)
+                tape.nodes.append((vjp, (part.node,), ()))
         sparse = part if isinstance(part, Sparse) else Sparse((part,), _ADD, _ADD)
         overwrite(self.x, sparse.added, self.x, *sparse.operands)
         return self
@@ -299,24 +295,16 @@ def as_shared_cell(record: Recorder, x: Tensor) -> Tensor:
     """Copy x to memory that called functions can reach."""
     if not record.scopes.frames:
         return x
-    place = record.as_cell(new_variable(record, x))
-    if x.tape is not None:
-        place.tape, place.node = x.tape, x.node
-    return place
+    return _with_entry(record.as_cell(new_variable(record, x)), x)
 
 
 def split_cells(
     closures: dict[int, TensorType], sums: Sequence[Any]
 ) -> tuple[dict[int, Cell], dict[int, Tensor | None]]:
     """Split sums cotangents, by node number, into cells and others."""
-    cells: dict[int, Cell] = {}
-    others: dict[int, Tensor | None] = {}
-    for number, h in zip(closures, sums, strict=True):
-        if isinstance(h, Cell):
-            cells[number] = h
-        else:
-            others[number] = h
-    return cells, others
+    by_number = dict(zip(closures, sums, strict=True))
+    cells = {number: h for number, h in by_number.items() if isinstance(h, Cell)}
+    return cells, {number: h for number, h in by_number.items() if number not in cells}
 
 
 # --- pieces --------------------------------------------------------------------------
@@ -350,23 +338,18 @@ def aliases(xs: Tensors) -> Tensors:
 
     An update of an alias moves the alias, not x.
     """
-    others = []
-    for x in xs:
-        other = untracked(x)
-        if x.tape is not None:
-            other.tape, other.node = x.tape, x.node
-        others.append(other)
-    return others
+    return [_with_entry(untracked(x), x) for x in xs]
 
 
-def is_tracked(x: Tensor, tape: Tape) -> bool:
-    return x.tape is tape
+def _with_entry(y: Tensor, x: Tensor) -> Tensor:
+    """Give y the tape entry of x; return y."""
+    if x.tape is not None:
+        y.tape, y.node = x.tape, x.node
+    return y
 
 
-def watch_tracked(tape: Tape, xs: Tensors, are_tracked: Iterable[bool] | None = None) -> Tensors:
-    """Watch the tensors that are tracked; by default, those with float dtypes."""
-    if are_tracked is None:
-        are_tracked = [x.dtype.is_inexact for x in xs]
+def watch_tracked(tape: Tape, xs: Tensors, are_tracked: Iterable[bool]) -> Tensors:
+    """Watch the tensors that are tracked."""
     return [tape.watch(x) if tracked else x for x, tracked in zip(xs, are_tracked, strict=True)]
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.types import Shape, TensorType, bool_
 from mlvm.eager.autodiff.joint import Closures, Cotangents, Saved, Sums, add_node, or_zeros, seed
-from mlvm.eager.autodiff.rows import Sparse
+from mlvm.eager.autodiff.rows import dense
 from mlvm.eager.autodiff.tape import Begun, Conditional, CotangentAccumulator, taping
 from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Tensors
@@ -31,7 +31,7 @@ from mlvm.eager.control.state import (
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.shapes import broadcast_to, reshape
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import alias_of, apply
+from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Tree, with_leaves
@@ -334,8 +334,7 @@ def _added(total: Any, part: Any) -> Any:
     if not isinstance(total, (Tensor, Conditional)):  # a cell
         either(part.present, [lambda: [total + part.x][:0], list], [])
         return total
-    if isinstance(part, Sparse):
-        part = apply(part.alone, *part.operands)
+    part = dense(part)
     x, y = [g.x if isinstance(g, Conditional) else g for g in (total, part)]
     one, other = [g.present if isinstance(g, Conditional) else None for g in (total, part)]
     if one is other and isinstance(total, Conditional) and isinstance(part, Conditional):
@@ -384,7 +383,7 @@ def _add_selection(out: Tensor, *parts: tuple[Tensor, Tensor | None]) -> None:
     """Add the tape node of a result whose cotangent is that of each part, under its condition."""
     tape = taping()
     operands = [x for x, _ in parts]
-    if tape is None or not any(blocks.is_tracked(x, tape) for x in operands):
+    if tape is None or not any(x.tape is tape for x in operands):
         return
     conditions = [condition for _, condition in parts]
     saved = [each for each in conditions if each is not None]

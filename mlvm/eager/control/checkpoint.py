@@ -26,7 +26,7 @@ from mlvm.eager.functions import halves, random
 from mlvm.eager.recording.recorder import current_capture, recomputing
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.autocast import autocast, autocast_dtype
-from mlvm.eager.tensor.context import current_tape, lifted, taped
+from mlvm.eager.tensor.context import current_tape, lifted, overriding, taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import replace
@@ -196,21 +196,19 @@ def _vjp(
     operands, then those sums for the closures.
     """
     saved = lifted(tuple(saved))
-    length, within, tape.within = len(tape.nodes), tape.within, current_capture.get()
+    length = len(tape.nodes)
     # Nodes of a function around it may be off the tape: none of the new ones gets their numbers.
     tape.nodes += [None] * (first - length)
     start = len(tape.nodes)
     end = noperands + len(reached)
     with (
+        overriding(tape, "within", current_capture.get()),
         taped(tape),
         random.replaying(saved[end:]),
         recomputing(),
         _substituting(reached, saved[noperands:end], tape) as ends,
     ):
-        try:
-            result, origins = rerun(saved[:noperands], tape)
-        finally:
-            tape.within = within
+        result, origins = rerun(saved[:noperands], tape)
         _exchange(tape, start, reached, saved[noperands:end])
     nodes = _from(tape, start, [*origins, *ends.values()])
     if current_tape.get() is not tape:  # or these are part of what an outer gradient is taken of

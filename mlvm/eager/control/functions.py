@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from types import MethodType
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
@@ -129,6 +130,7 @@ def trace_callee(name: str, types: list[TensorType], run: Callable[[Tensors], Te
         del record.scopes.callees[before:]
 
 
+@dataclass(eq=False)
 class _Open:
     """Function whose recording is in progress.
 
@@ -140,24 +142,18 @@ class _Open:
     vjp: its backward pass; with one, the function also returns the number of a record.
     """
 
-    def __init__(
-        self,
-        key: object,
-        name: str,
-        results: list[TensorType] | None = None,
-        *,
-        is_back: bool = False,
-        takes_record: bool = False,
-    ) -> None:
-        self.key = key
-        self.name = name
-        self.procedure = Procedure(name, Block())
-        self.results = results
-        self.is_back = is_back
-        self.takes_record = takes_record
-        self.tree: Tree = None
-        self.is_guess = False
-        self.vjp: _FunctionVjp | None = None
+    key: object
+    name: str
+    results: list[TensorType] | None = None
+    is_back: bool = False
+    takes_record: bool = False
+    procedure: Procedure = field(init=False)
+    tree: Tree = None
+    is_guess: bool = False
+    vjp: _FunctionVjp | None = None
+
+    def __post_init__(self) -> None:
+        self.procedure = Procedure(self.name, Block())
 
 
 class _FunctionVjp(NamedTuple):

@@ -7,22 +7,22 @@ So gradients of any order work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 from mlvm.core.errors import GradientError
 from mlvm.core.types import Shape, TensorType, f32, i64
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros
 from mlvm.eager.autodiff.tape import Conditional, taping
-from mlvm.eager.control.blocks import Tensors, is_tracked, recorder
+from mlvm.eager.control.blocks import Tensors, is_recorded, recorder
 from mlvm.eager.control.branches import present
-from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.shapes import broadcast_to, concat, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.context import taped
-from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor, is_tracked
 
 NUMBER = TensorType(i64)
 
@@ -33,7 +33,7 @@ def push(xs: Sequence[Tensor], ntracked: int | None = None) -> Tensor:
     Only the first `ntracked` have cotangents, by default all.
     """
     number, tape = recorder().push(xs), taping()
-    if tape is not None and any(is_tracked(x, tape) for x in xs):
+    if tape is not None and any(x.tape is tape for x in xs):
         types = [x.type for x in xs[:ntracked]]
         add_node(tape, [number], xs, {}, [], partial(_pull_gs, types, len(xs) - len(types)))
     return number
@@ -77,7 +77,7 @@ def pull(
     if stack is not None and stack is not record.stack:
         outside = partial(pull, types=types, are_tracked=are_tracked, used=used, stack=stack)
     xs = record.pull(number, types, outside)
-    if tape is not None and is_tracked(number, tape):
+    if tape is not None and is_tracked(number):
         results: list[Tensor | None] = [
             x if tracked else None
             for x, tracked in zip(xs, are_tracked or [True] * len(xs), strict=True)
@@ -107,6 +107,22 @@ def _push_gs(
     if tape is not None and number.tape is tape:
         raise GradientError("a third derivative through the residuals of a batch is not supported")
     return [broadcast_to(number, shape)]
+
+
+def summed(number: Tensor, other: Tensor, add: Callable[[int, int], int]) -> Tensor:
+    """Return the numbers of the sums of records, including the records that they name. Eagerly,
+    `add` returns that of the sum of two."""
+    if is_recorded():
+        return recorder().summed(number, other)
+    add = cache(add)
+    pairs = zip(numbers(number), numbers(other), strict=True)
+    sums = [add(p, q) if p and q else p or q for p, q in pairs]
+    return reshape(asarray(sums, dtype=i64), number.shape)
+
+
+def numbers(x: Tensor) -> list[int]:
+    """Return the values of integers."""
+    return [int(number) for number in x.numpy().reshape(-1)]
 
 
 def _count(g: Any) -> Tensor:

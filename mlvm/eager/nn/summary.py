@@ -8,10 +8,9 @@ import numpy as np
 
 from mlvm.arena.arena import Arena
 from mlvm.core.types import TensorType, f32
-from mlvm.eager.functions import creation, random
+from mlvm.eager.functions import creation
 from mlvm.eager.nn.module import Module
 from mlvm.eager.recording.recorder import recording_of
-from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import among_others, flatten, named_nodes, named_tensors, replace, unflatten
 from mlvm.machines.dry import DryVM
@@ -128,8 +127,6 @@ def _run(model: Module, inputs: Any, named: Any, outputs: Outputs) -> int:
         args, kwargs = replace(_dry, [inputs, named], (Tensor, TensorType, np.ndarray, np.generic))
     for path, part in named_nodes(dry):
         part.__class__ = _noting(type(part), outputs.setdefault(path, []))
-    prepare_constants(vm)
-    random.prepare(vm)
     with recording_of(vm) as record:
         dry(*args, **kwargs)
     return record.arena_bytes

@@ -18,7 +18,7 @@ import weakref
 from bisect import bisect
 from collections import ChainMap
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
@@ -44,11 +44,12 @@ from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, i64
+from mlvm.eager.functions import random
 from mlvm.eager.recording.lines import user_line
 from mlvm.eager.tensor import context
 from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply, untracked
 from mlvm.eager.tensor.constants import prepare_constants
-from mlvm.eager.tensor.context import Tape, bound, current_tape
+from mlvm.eager.tensor.context import Tape, bound, current_tape, overriding
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.input.queue import QueueTensor
@@ -301,6 +302,8 @@ class Recorder:
         inputs: Sequence[Tensor] = (),
         types: Mapping[int, TensorType] = MappingProxyType({}),
     ) -> None:
+        prepare_constants(vm)  # before it notes what is there
+        random.prepare(vm)
         self.vm, self.name, self.stands_for = vm, vm.name, vm.stands_for
         self.is_same, self.attached = vm.is_same, vm.attached
         self.consumed_size_in_mib, self.estimate = vm.consumed_size_in_mib, vm.estimate
@@ -320,6 +323,11 @@ class Recorder:
             self.placeholders.by_original[id(x.root)] = placeholder
             self.placeholders.originals[id(placeholder)] = x.root
             self.placeholder(x, types.get(id(x), x.type))
+
+    @property
+    def recorders(self) -> list[Recorder]:
+        """This one, and those around it, the innermost first."""
+        return [self, *(self.vm.recorders if isinstance(self.vm, Recorder) else ())]
 
     # --- the VM that the function runs on ---------------------------------------------
 
@@ -397,9 +405,7 @@ class Recorder:
             return
         key = TensorType.of(array), array.tobytes()
         if key not in self.outside.constants:
-            recorders = [self]
-            while isinstance(recorders[-1].vm, Recorder):
-                recorders.append(recorders[-1].vm)
+            recorders = self.recorders
             vm = recorders[-1].vm
             x = Arena(vm, "constant", capacity=array.nbytes).alloc(key[0], Tensor)
             x.prepare()
@@ -1051,17 +1057,15 @@ def _refused(what: str, remedy: str = "") -> CaptureError:
     return CaptureError(f"{where}: {what} inside {recorder.what}; {recorder.no_repeat}{remedy}")
 
 
-@contextmanager
 def recording_of(
     vm: VMProtocol,
     inputs: Sequence[Tensor] = (),
     types: Mapping[int, TensorType] = MappingProxyType({}),
-) -> Iterator[Recorder]:
+) -> AbstractContextManager[Recorder]:
     """Record this thread's launches on the VM inside the block, instead of running them; results
     have no bytes. Launches on another VM raise `CaptureError`. Other threads are not affected, and
     may record at the same time."""
-    with recorded_by(Recorder(vm, inputs, types)) as recorder:
-        yield recorder
+    return recorded_by(Recorder(vm, inputs, types))
 
 
 R = TypeVar("R", bound=Recorder)
@@ -1070,9 +1074,6 @@ R = TypeVar("R", bound=Recorder)
 @contextmanager
 def recorded_by(recorder: R) -> Iterator[R]:
     """Record as `recording_of` does, by that recorder."""
-    recorded = [recorder.vm]
-    while isinstance(recorded[-1], Recorder):  # inside of another recording
-        recorded.append(recorded[-1].vm)
     view_logs.append(recorder.scopes.views)
     try:
         layers = {name: _layer(recorder, name) for name in _REPLACED}
@@ -1082,8 +1083,8 @@ def recorded_by(recorder: R) -> Iterator[R]:
                     refusal = _refusal(recorder, other)
                     layered = observed(other, launch=refusal, read=refusal, write=refusal)
                     stack.enter_context(layered)
-            for vm in recorded:
-                stack.enter_context(observed(vm, **layers))
+            for each in recorder.recorders:
+                stack.enter_context(observed(each.vm, **layers))
             stack.enter_context(recorder.arena.allocating())
             yield recorder
     finally:
@@ -1124,15 +1125,7 @@ def refuse_captured(what: str, remedy: str = "") -> None:
         raise _refused(what, remedy)
 
 
-@contextmanager
-def recomputing() -> Iterator[None]:
+def recomputing() -> AbstractContextManager[None]:
     """Mark calls that a captured function records inside the block as recomputation."""
     recorder = current_capture.get()
-    if recorder is None:
-        yield
-        return
-    before, recorder.recomputing = recorder.recomputing, True
-    try:
-        yield
-    finally:
-        recorder.recomputing = before
+    return nullcontext() if recorder is None else overriding(recorder, "recomputing", True)

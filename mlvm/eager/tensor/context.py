@@ -34,6 +34,17 @@ def bound(variable: ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(token)
 
 
+@contextmanager
+def overriding(owner: object, name: str, value: object) -> Iterator[None]:
+    """Set an attribute inside the block, and put its previous value back after it."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
 class Tape(Protocol):
     """Tape of reverse-mode differentiation; `autodiff.tape` has the class.
 

@@ -198,10 +198,7 @@ class Numbers:
             if is_decided:
                 return result
         if place is None:
-            value = fn(*[self.values[each] for each in places])
-            place = self._places[fn, places] = len(self.values)
-            self.values.append(value)
-            self.steps.append((place, fn, places))
+            place = self._places[fn, places] = self._add_step(fn, places)
         if type(self.values[place]) in (int, float):
             return self._number(place)
         if place not in self.guarded:  # a truth, or a complex number
@@ -209,7 +206,13 @@ class Numbers:
             self.guarded[place] = user_line() if is_trace else None
         return self.values[place]
 
-    def _by_algebra(self, fn: Callable[..., Any], places: Sequence[int]) -> tuple[bool, Any]:
+    def _add_step(self, fn: Callable[..., Any], places: tuple[int, ...]) -> int:
+        """Record a computation; return the place of its result."""
+        self.values.append(fn(*[self.values[each] for each in places]))
+        self.steps.append((len(self.values) - 1, fn, places))
+        return len(self.values) - 1
+
+    def _by_algebra(self, fn: Callable[..., Any], places: tuple[int, ...]) -> tuple[bool, Any]:
         """Return whether the polynomials of the operands decide the result, and the result: a
         constant, or the number of the result's polynomial."""
         terms = [self.polynomial_of(place) for place in places]
@@ -238,10 +241,7 @@ class Numbers:
             return True, constant
         place = self._by_polynomial.get(result)
         if place is None:
-            value = fn(*[self.values[each] for each in places])
-            place = len(self.values)
-            self.values.append(value)
-            self.steps.append((place, fn, tuple(places)))
+            place = self._add_step(fn, places)
             self._polynomials[place], self._by_polynomial[result] = result, place
         return True, self._number(place)
 
@@ -253,13 +253,10 @@ class Numbers:
             return None
         p = self._polynomials.get(place)
         if p is None:
-            p = polynomial(value) if self._is_constant(place) else atom(place)
+            p = polynomial(value) if place in self._constants else atom(place)
             self._polynomials[place] = p
             self._by_polynomial.setdefault(p, place)
         return p
-
-    def _is_constant(self, place: int) -> bool:
-        return place in self._constants
 
     def type_of(self, dtype: DType, shape: Sequence[Any]) -> TensorType:
         """Return the one type of that dtype and shape, some of whose lengths are open. Raises
@@ -274,7 +271,7 @@ class Numbers:
             key.append((n.place,) if type(n) is Number else n)
         opened = self.types.get(tuple(key))
         if opened is None:
-            values = self.values if self.largest is None else self._largest()
+            values = self.values if self.largest is None else self.at_bounds()
             sizes = tuple([values[n.place] if type(n) is Number else n for n in lengths])
             opened = self.types[tuple(key)] = TensorType.opened(dtype, tuple(lengths), sizes)
             if self.formulas is not None:
@@ -297,7 +294,7 @@ class Numbers:
         self._evaluated = 0
         self._places = {}
         try:
-            self._largest()
+            self.at_bounds()
             placeholders = self._placeholders_of_values()
             self.guarded = {}
             with bound(_current, self):
@@ -377,10 +374,6 @@ class Numbers:
 
     def at_bounds(self) -> list[Any]:
         """Return the values at the bounds, while types are planned."""
-        return list(self._largest())
-
-    def _largest(self) -> list[Any]:
-        """Return the values at the bounds."""
         values = self.largest
         assert values is not None
         values += self.values[len(values) :]

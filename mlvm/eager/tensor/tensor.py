@@ -155,10 +155,7 @@ class Tensor(Methods, Allocation):
         return array.tolist()
 
     def _one(self) -> Array:
-        if self.type.size != 1:
-            raise ShapeError("only one element is a scalar; take x.tolist()").at(
-                "item", (self.type,)
-            )
+        self._require_one("item", "only one element is a scalar; take x.tolist()")
         return self.numpy()
 
     def _require_untracked(self) -> None:
@@ -193,10 +190,7 @@ class Tensor(Methods, Allocation):
         raise TypeError("a Tensor does not support item deletion: its shape never changes")
 
     def __bool__(self) -> bool:
-        if self.type.size != 1:
-            raise ShapeError("only one element is true or false; take ml.all(x) or ml.any(x)").at(
-                "bool", (self.type,)
-            )
+        self._require_one("bool", "only one element is true or false; take ml.all(x) or ml.any(x)")
         return bool(self.item())
 
     def __int__(self) -> int:
@@ -209,19 +203,20 @@ class Tensor(Methods, Allocation):
         return complex(self.item())
 
     def __round__(self, ndigits: int | None = None) -> Any:
-        self._require_one("round", "ml.round(x, decimals)")
+        self._require_one("round", "takes one element; write ml.round(x, decimals)")
         return round(self.item(), ndigits)
 
     def __format__(self, spec: str) -> str:
         """Format it as `str` does; with a format such as `.4f`, format the one element."""
         if not spec:
             return str(self)
-        self._require_one("format", 'f"{x}", or numpy.array2string(x.numpy(), precision=3)')
+        text = 'takes one element; write f"{x}", or numpy.array2string(x.numpy(), precision=3)'
+        self._require_one("format", text)
         return format(self._one().item(), spec)
 
-    def _require_one(self, function: str, instead: str) -> None:
+    def _require_one(self, function: str, reason: str) -> None:
         if self.type.size != 1:
-            raise ShapeError(f"takes one element; write {instead}").at(function, (self.type,))
+            raise ShapeError(reason).at(function, (self.type,))
 
     def __bytes__(self) -> bytes:
         return self.numpy().tobytes()

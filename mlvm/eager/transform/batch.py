@@ -9,6 +9,7 @@ one program, run for all lanes again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from typing import Any, NamedTuple, TypeAlias
@@ -34,14 +35,12 @@ from mlvm.eager.control.blocks import Cell, Tensors
 from mlvm.eager.control.functions import Recorded, trace_callee
 from mlvm.eager.control.loops import scan
 from mlvm.eager.control.state import as_index, as_like, as_tree, require_integer, tensors
-from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import concat, stack, unstack
 from mlvm.eager.recording.recorder import RetryAfterCopy, current_capture, recording_of
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.constants import prepare_constants
-from mlvm.eager.tensor.context import bound, current_arena, taped
+from mlvm.eager.tensor.context import bound, current_arena, overriding, taped
 from mlvm.eager.tensor.number import has_open_lengths
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
@@ -248,34 +247,23 @@ def _trace_code(
     """Return the code of a function and, under a tape, of its backward pass."""
     if blocks.is_recorded():
         return _codes(name, types, run, tape)
-    vm = current_arena().vm
-    prepare_constants(vm)
-    random.prepare(vm)
-    within = None if tape is None else tape.within
     while True:
         try:
-            with recording_of(vm) as record:
-                if tape is not None:
-                    tape.within = record
+            with (
+                recording_of(current_arena().vm) as record,
+                nullcontext() if tape is None else overriding(tape, "within", record),
+            ):
                 return _codes(name, types, run, tape)
         except RetryAfterCopy as error:
             make_exclusive(error.x)
-        finally:
-            if tape is not None:
-                tape.within = within
 
 
 @blocks.retry_blocks
 def _codes(
     name: str, types: list[TensorType], run: _Body, tape: Tape | None
 ) -> tuple[_Code, _BatchVjp | None]:
-    record = blocks.recorder()
-    around, record.what = record.what, "a function of ml.batch"
-    try:
-        with bound(_inside, True):
-            return _codes_inside(name, types, run, tape)
-    finally:
-        record.what = around
+    with bound(_inside, True), overriding(blocks.recorder(), "what", "a function of ml.batch"):
+        return _codes_inside(name, types, run, tape)
 
 
 def _codes_inside(
@@ -295,7 +283,7 @@ def _codes_inside(
         places, cotangents = params[: len(types)], params[len(types) :]
         with taped(None):
             xs = [stop_gradient(x) for x in places]
-        xs = blocks.watch_tracked(tape, xs)
+        xs = blocks.watch_tracked(tape, xs, [x.dtype.is_inexact for x in xs])
         outputs = run(blocks.aliases(xs))
         nodes = tape.nodes[start:]
         del tape.nodes[start:]

@@ -13,8 +13,8 @@ Control flow by a batched value masks: both branches run, and `where` selects. A
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from types import MappingProxyType
@@ -31,19 +31,19 @@ from mlvm.eager.autodiff.rules_batching import (
     elementwise,
     one_by_one,
 )
-from mlvm.eager.control import blocks, branches, functions, loops
+from mlvm.eager.control import blocks, branches, functions, loops, records
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checking import check
 from mlvm.eager.control.state import as_condition
 from mlvm.eager.functions import random
-from mlvm.eager.functions.creation import asarray, full, zeros
+from mlvm.eager.functions.creation import full, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import moveaxis, reshape
 from mlvm.eager.recording.lines import standing_for
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, alias_of, apply
 from mlvm.eager.tensor.constants import constant
-from mlvm.eager.tensor.context import bound
+from mlvm.eager.tensor.context import bound, overriding
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.transform.custom import CustomRule
 from mlvm.eager.transform.trace import OUTSIDE, Body, ScanBody, Types, interpret, trace_function
@@ -182,22 +182,12 @@ class BatchingInterpreter:
 
     # --- which values are batched -----------------------------------------------------
 
-    @contextmanager
-    def _dry(self) -> Iterator[None]:
-        before, self.is_dry = self.is_dry, True
-        try:
-            yield
-        finally:
-            self.is_dry = before
+    def _dry(self) -> AbstractContextManager[None]:
+        return overriding(self, "is_dry", True)
 
-    @contextmanager
-    def _running_for(self, live: Tensor | None) -> Iterator[None]:
+    def _running_for(self, live: Tensor | None) -> AbstractContextManager[None]:
         """Restrict calls inside to these live elements."""
-        before, self.live = self.live, live
-        try:
-            yield
-        finally:
-            self.live = before
+        return overriding(self, "live", live)
 
     def _batched_fixed_point(self, iterate: Callable[[Values], Flags], state: Values) -> Flags:
         """Return which parts of a loop's state are batched in some iteration.
@@ -442,10 +432,6 @@ class BatchingInterpreter:
         def fn(xs: Tensors) -> Tensors:
             return [self.as_batch(v) for v in body(_batched(xs, flags))]
 
-        def fwd(xs: Tensors) -> tuple[Tensors, Tensors]:
-            result: tuple[Tensors, Tensors] = for_batch(own.fwd, xs, flags)
-            return result
-
         def bwd(res: Tensors, gs: list[Tensor | None]) -> list[Tensor | None]:
             def element(both: list[Tensor]) -> Any:
                 return own.bwd(both[: len(res)], both[len(res) :])
@@ -463,7 +449,8 @@ class BatchingInterpreter:
             return for_batch(element, [*xs, *ts], [*flags, *flags])
 
         if rule.jvp is None:
-            batched_rule = CustomRule(rule.name, fn, fwd=fwd, bwd=bwd)
+            forward = partial(for_batch, own.fwd, flags=flags)
+            batched_rule = CustomRule(rule.name, fn, fwd=forward, bwd=bwd)
         else:
             batched_rule = CustomRule(rule.name, fn, jvp=jvp)
         return _batched(batched_rule([v.x for v in args]), [True] * len(types))
@@ -498,8 +485,8 @@ class BatchingInterpreter:
             return _batched(self._pull(number.x, types), [True] * len(types))
         if call.name == ADD:
             flag = any(v.is_batched for v in xs)
-            both = self._batches(xs, [flag, flag])
-            return [Batched(self._sum_records(*both), flag)]
+            one, two = self._batches(xs, [flag, flag])
+            return [Batched(records.summed(one, two, self._sum), flag)]
         raise no_rule(call.name, call.line)
 
     def _push(self, xs: Tensors) -> Tensor:
@@ -520,7 +507,7 @@ class BatchingInterpreter:
         if blocks.is_recorded():
             return blocks.recorder().pull(number, types)
         values = [zeros(type.shape, dtype=type.dtype) for type in types]
-        for other in sorted({*_numbers(number)} - {0}):
+        for other in sorted({*records.numbers(number)} - {0}):
             pairs = zip(self.records[other - 1], values, strict=False)
             mask = op.equal(number, constant(other, i64))
             values = [
@@ -531,19 +518,11 @@ class BatchingInterpreter:
             ]
         return values
 
-    def _sum_records(self, number: Tensor, other: Tensor) -> Tensor:
-        """Return the numbers of the sums of records, including the records that they name."""
-        if blocks.is_recorded():
-            return blocks.recorder().summed(number, other)
-        sums: dict[tuple[int, int], int] = {}
-        pairs = [*zip(_numbers(number), _numbers(other), strict=True)]
-        for p, q in pairs:
-            if p and q and (p, q) not in sums:
-                both = zip(self.records[p - 1], self.records[q - 1], strict=True)
-                total = [self._sum_records(x, y) if x.dtype is i64 else x + y for x, y in both]
-                sums[p, q] = int(self._push(total))
-        numbers = [sums.get(pair, pair[0] or pair[1]) for pair in pairs]
-        return reshape(asarray(numbers, dtype=i64), number.shape)
+    def _sum(self, p: int, q: int) -> int:
+        """Return the number of the sum of two records."""
+        both = zip(self.records[p - 1], self.records[q - 1], strict=True)
+        total = [records.summed(x, y, self._sum) if x.dtype is i64 else x + y for x, y in both]
+        return int(self._push(total))
 
 
 def _has_lanes(call: OneOp, xs: Sequence[Batched]) -> bool:
@@ -551,10 +530,6 @@ def _has_lanes(call: OneOp, xs: Sequence[Batched]) -> bool:
     named = zip(call.op.inputs, xs, strict=False)
     is_merged = call.op.name == "weighted_take"  # with the batch of images
     return not is_merged and any(v.is_batched for k, v in named if k in ("indices", "labels"))
-
-
-def _numbers(x: Tensor) -> list[int]:
-    return [int(number) for number in x.numpy().reshape(-1)]
 
 
 def _batched(xs: Sequence[Tensor], flags: Sequence[bool]) -> Values:

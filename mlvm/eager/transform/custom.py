@@ -115,10 +115,7 @@ class CustomRule:
         Under an outer gradient `fwd` runs again, so that the residuals depend on the arguments.
         """
         args, res = list(saved[:nargs]), list(saved[nargs:])
-        gs: Maybe = [
-            or_zeros(g, y.type) if y.dtype.is_inexact else None
-            for g, y in zip(gs_, outs, strict=True)
-        ]
+        gs = _or_zeros(gs_, outs)
         if self.bwd is not None and self.fwd is not None:
             on = current_capture.get()
             if taping() is not None or (on is not None and on.outer):
@@ -232,6 +229,12 @@ class _Arguments:
         return leaves
 
 
+def _or_zeros(ts: Sequence[Any], xs: Sequence[Tensor]) -> Maybe:
+    """Return the tangents or cotangents of tensors, with zeros for absent ones of floats."""
+    pairs = zip(ts, xs, strict=True)
+    return [or_zeros(t, x.type) if x.dtype.is_inexact else None for t, x in pairs]
+
+
 def _aliases(xs: Sequence[Any]) -> list[Any]:
     """Alias the tensors for a rule, which may update them."""
     return [None if x is None else alias_of(x) for x in xs]
@@ -341,10 +344,8 @@ class custom_vjp(_CustomFunction[P, R]):
             return arguments.result(out), [x for _, x in leaves]
 
         def bwd(res: Tensors, gs: Maybe) -> Maybe:
-            tree, residuals = (
-                as_dicts(arguments.out, _aliases(gs)),
-                unflatten(arguments.res, _aliases(res)),
-            )
+            tree = as_dicts(arguments.out, _aliases(gs))
+            residuals = unflatten(arguments.res, _aliases(res))
             result = self._run(last, *arguments.nondiff, residuals, tree)
             count = len(arguments.structures)
             if not isinstance(result, (tuple, list)) or len(result) != count:
@@ -428,17 +429,13 @@ class custom_jvp(_CustomFunction[P, R]):
             raise self._undefined()
 
         def jvp(xs: Tensors, ts: Maybe) -> tuple[Tensors, Maybe]:
-            full = [
-                or_zeros(t, x.type) if x.dtype.is_inexact else None
-                for x, t in zip(xs, ts, strict=True)
-            ]
-            primals, slopes = arguments.trees(_aliases(xs)), arguments.slopes(_aliases(full))
+            primals = arguments.trees(_aliases(xs))
+            slopes = arguments.slopes(_aliases(_or_zeros(ts, xs)))
             result = self._run(rule, *arguments.nondiff, tuple(primals), tuple(slopes))
             out, tangent = _pair(result, f"{name}: expected a pair (result, tangent) from the rule")
             ys = arguments.result(out)
             what = f"{name}: the tangent that the rule returns"
             leaves = arguments.checked(arguments.out, arguments.types, tangent, what)
-            pairs = zip(leaves, ys, strict=True)
-            return ys, [or_zeros(t, y.type) if y.dtype.is_inexact else None for t, y in pairs]
+            return ys, _or_zeros(leaves, ys)
 
         return CustomRule(name, arguments.fn, jvp=jvp)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast, overload
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, overload
 
 from mlvm.core.errors import CaptureError, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.types import TensorType, i64
@@ -28,6 +28,7 @@ from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import concat, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, alias_of, apply
+from mlvm.eager.tensor.context import overriding
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.transform.custom import CustomRule
@@ -250,11 +251,8 @@ class JvpInterpreter:
 
     def _dry_run(self, fn: Callable[[], Duals]) -> _Abstract | None:
         """Return what the function's results are (see `_abstract`). A branch inside runs once."""
-        before, self.is_dry = self.is_dry, True
-        try:
+        with overriding(self, "is_dry", True):
             return _abstract(fn)
-        finally:
-            self.is_dry = before
 
     def while_loop(self, test: Callable[[Duals], Dual], body: Body[Dual], state: Duals) -> Duals:
         kinds, _, _ = self._tangent_fixed_point(lambda now: (body(now), []), state)
@@ -376,7 +374,7 @@ class JvpInterpreter:
             return [self.constant(x) for x in call.attributes["read"](xs[0].x)]
         if call.name == residuals.ADD:
             [number, other] = [x.x for x in xs]
-            return [Dual(self._summed(number, other), None)]
+            return [Dual(records.summed(number, other, self._sum), None)]
         raise CaptureError(
             f"{call.line or 'here'}: jvp has no rule for {call.name}; "
             f"call it outside of the function"
@@ -404,9 +402,8 @@ class JvpInterpreter:
                 k = int(number.x)
                 none = [Dual(zeros(type.shape, dtype=type.dtype), None) for type in types]
                 return self.records[k - 1][: len(types)] if k else none
-            return [
-                self._rows(cast(Any, number.x.tolist()), i, type) for i, type in enumerate(types)
-            ]
+            numbers = records.numbers(number.x)
+            return [self._rows(numbers, i, type) for i, type in enumerate(types)]
         pushed = [kinds for key, kinds in self.record_kinds.items() if key[: len(types)] == types]
         each = [(type,) * (1 + self._follows(type)) for type in types]
         values = iter(records.pull(number.x, [type for part in each for type in part]))
@@ -427,22 +424,12 @@ class JvpInterpreter:
             return Dual(xs, kind or None)
         return Dual(xs, concat([_tangent(each)[i : i + 1] for i, each in enumerate(records)]))
 
-    def _summed(self, number: Tensor, other: Tensor) -> Tensor:
-        """Return the numbers of the sums of records, including the records that they name."""
-        if blocks.is_recorded():
-            return blocks.recorder().summed(number, other)
-        pairs = zip(
-            *[cast(Any, x.numpy()).reshape(-1).tolist() for x in (number, other)], strict=True
-        )
-        sums = [self._sum(p, q) if p and q else p or q for p, q in pairs]
-        return reshape(asarray(sums, dtype=i64), number.shape)
-
     def _sum(self, p: int, q: int) -> int:
         """Return the number of the sum of two records."""
         total: Duals = []
         for one, two in zip(self.records[p - 1], self.records[q - 1], strict=True):
             if one.x.dtype is i64:
-                total.append(Dual(self._summed(one.x, two.x), None))
+                total.append(Dual(records.summed(one.x, two.x, self._sum), None))
                 continue
             kind = _joined(_kind(one), _kind(two))
             t = _tangent(one) + _tangent(two) if kind is True else kind or None

@@ -12,6 +12,7 @@ Source: Frostig et al., Compiling machine learning programs via high-level traci
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
@@ -28,7 +29,6 @@ from mlvm.eager.recording.lines import Line, traced_line
 from mlvm.eager.recording.recorder import Reader, Recorder, RetryAfterCopy, recorded_by
 from mlvm.eager.tensor.apply import OneOp, Tensors, alias_of, one_op, untracked
 from mlvm.eager.tensor.autocast import NO_AUTOCAST
-from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import Tape, current_arena, current_capture, current_tape, taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
@@ -147,8 +147,6 @@ def trace_function(fn: Callable[..., Tree], args: Sequence[Any], what: str) -> T
     that reads a value, makes a tensor whose shape depends on values, or updates an outer tensor.
     """
     vm = current_arena().vm
-    prepare_constants(vm)
-    random.prepare(vm)
     while True:
         record = Tracer(vm, what)
         try:
@@ -300,6 +298,7 @@ def _outside_values(trace: Trace, interpreter: Interpreter[V]) -> dict[Value, V]
     return values
 
 
+@dataclass(eq=False)
 class _Frame(Generic[V]):
     """Frame of an interpretation.
 
@@ -309,18 +308,12 @@ class _Frame(Generic[V]):
     cells: homes there that the function updates.
     """
 
-    def __init__(
-        self,
-        trace: Trace,
-        interpreter: Interpreter[V],
-        values: dict[Value, V],
-        homes: dict[Home, V],
-        outside: _Frame[V] | None = None,
-        cells: Sequence[Home] = (),
-    ) -> None:
-        self.trace, self.interpreter = trace, interpreter
-        self.values, self.homes = values, homes
-        self.outside, self.cells = outside, cells
+    trace: Trace
+    interpreter: Interpreter[V]
+    values: dict[Value, V]
+    homes: dict[Home, V]
+    outside: _Frame[V] | None = None
+    cells: Sequence[Home] = ()
 
     def inner(self, homes: Sequence[Home], now: Sequence[V], first: Sequence[Value]) -> _Frame[V]:
         """Return a frame for a block, with the current contents `now` of these homes.
