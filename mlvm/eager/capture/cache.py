@@ -22,7 +22,7 @@ from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
 from mlvm.eager.capture.guards.guard_set import ASKS_CLASS
 from mlvm.eager.capture.guards.signature import Signature
-from mlvm.eager.capture.hoisted import HoistedValues
+from mlvm.eager.capture.hoisted import hoisted_values
 from mlvm.eager.capture.launch import Launch, ScalarInputs, Variants
 from mlvm.eager.capture.trace import TracedCall
 from mlvm.eager.tensor.constants import scalar_array
@@ -62,10 +62,11 @@ class CacheEntry:
         planned: Planned,
         call: TracedCall,
         signature: Signature,
-        hoisted: HoistedValues | None,
+        title: str,
         compile_unhoisted: Callable[[], Planned],
     ) -> None:
         record = call.record
+        hoisted = hoisted_values(planned, record.outside.states, record.vm, title)
         self.outcome = call.outcome
         self.numbers, self.free = call.numbers, call.free
         self.scalars = ScalarInputs(signature.numbers, self.numbers.values, [])
@@ -81,8 +82,7 @@ class CacheEntry:
         self.replaced: dict[str, list[Replaced]] = {}
         self.fast_paths = 0
         self.open_part: Callable[..., OpenStep] | None = None
-        launch = Launch(planned, call, hoisted)
-        self.variants = Variants(launch, compile_unhoisted)
+        self.variants = Variants(Launch(planned, call, hoisted), compile_unhoisted)
 
     def at(
         self,

@@ -28,7 +28,6 @@ from mlvm.arena.planner import Plan
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import ArgumentError, CaptureError, GradientError, ShutDown, brief
 from mlvm.core.program.program import Opcode, Program
-from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.capture.cache import CacheEntry, ProgramCache, free_numbers
@@ -37,7 +36,7 @@ from mlvm.eager.capture.guards.changing import Changing
 from mlvm.eager.capture.guards.frozen import warn_of_frozen
 from mlvm.eager.capture.guards.guard_set import ASKS_CLASS
 from mlvm.eager.capture.guards.signature import Signature, Signatures
-from mlvm.eager.capture.hoisted import hoisted_values, is_shared
+from mlvm.eager.capture.hoisted import is_shared
 from mlvm.eager.capture.launch import Launch, ScalarInputs, Scratch, ScratchMemories
 from mlvm.eager.capture.lengths import LengthSpec, OpenLength
 from mlvm.eager.capture.opened import CallFamilies, OpenTrace, without_sizes
@@ -70,6 +69,19 @@ from mlvm.step.saved import SavedStep
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _Miss(NamedTuple):
+    """Call that no program is for, with its signature and its key in the cache."""
+
+    arena: Arena
+    args: Any
+    kwargs: Any
+    signature: Signature
+    key: Any
+
+    def trace(self, fn: Any, free: Sequence[int], lengths: Sequence[OpenLength] = ()) -> TracedCall:
+        return trace(fn, self.args, self.kwargs, self.arena, self.signature, free, lengths)
 
 
 class Captured(Generic[P, R]):
@@ -109,6 +121,8 @@ class Captured(Generic[P, R]):
         self._scratch = ScratchMemories(self)
         self._last: CacheEntry | None = None
         self._changing = Changing(fn)
+        self._name = getattr(fn, "__qualname__", type(fn).__name__)
+        self._title = getattr(fn, "__name__", "a captured function")
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -148,15 +162,11 @@ class Captured(Generic[P, R]):
         while True:
             signature, key = self._signatures.of(arena.vm, args, kwargs)
             named = self._spec.axes(signature, args, kwargs) if self._spec.names else []
-            match = self._cache.find(key, signature)
-            if match is None:
-                match = self._find_open(arena.vm, signature, key)
+            match = self._cache.find(key, signature) or self._find_open(signature, key)
             if match is None:
                 try:
                     with uncollected():
-                        entry = self._compile_open(
-                            arena, args, kwargs, signature, key, named
-                        ) or self._compile(arena, args, kwargs, signature, key)
+                        entry = self._compile(_Miss(arena, args, kwargs, signature, key), named)
                 except recorder.RetryAfterCopy as error:
                     make_exclusive(error.x)
                     continue
@@ -291,8 +301,7 @@ class Captured(Generic[P, R]):
             ml.capture(ml.sum).plot("step.svg")  # CaptureError
             bounded.plot("step.svg", lengths={"n": 10})  # ShapeError
         """
-        name = getattr(self.fn, "__name__", "").strip("_<>")
-        title = f"Memory of {name or 'a captured function'}"
+        title = f"Memory of {self._title.strip('_<>') or 'a captured function'}"
         planned = self.planned
         if lengths is not None and not isinstance(lengths, Mapping):
             raise ArgumentError(
@@ -396,94 +405,110 @@ class Captured(Generic[P, R]):
         self._scratch.release()
 
     def __repr__(self) -> str:
-        name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
-        return f"<captured {name}, {self.signatures} program{'s' * (self.signatures != 1)}>"
+        n = self.signatures
+        return f"<captured {self._name}, {n} program{'s' * (n != 1)}>"
 
     def _last_entry(self) -> CacheEntry:
         if self._last is None:
             raise CaptureError(f"{self!r} has not been called yet")
         return self._last
 
-    def _compile(
-        self, arena: Arena, args: Any, kwargs: Any, signature: Signature, key: Any
-    ) -> CacheEntry:
-        """Trace the call and compile a program. Later calls find it too, unless the function has
-        changed its own signature: then they trace again."""
-        vm = arena.vm
-        recording = self._changing.describe(signature.guards, args, kwargs)
-        call, replaced = self._replacing(self._trace(arena, args, kwargs, signature, key))
-        name = repr(getattr(self.fn, "__qualname__", type(self.fn).__name__))
-        compile_plain, hoist = self._compiler(call, vm)
-        compiled = partial(compile_plain, call.flow)
-        entry = self._entry(compiled(hoist=hoist), call, signature, vm, compiled)
-        entry.replaced = replaced
-        if self._is_steady(call, vm, args, kwargs, signature, key):
-            recent = [path.entry for path in self._fast_path.entries]
-            self._drop(self._cache.add(key, signature, entry, recent))
-        warn_of_frozen(signature.guards, name)
-        self._changing.add(recording, name)
+    def _compile(self, miss: _Miss, named: Sequence[OpenLength]) -> CacheEntry:
+        """Trace the call and compile a program, with open lengths if it has some. Later calls find
+        it too, unless the function has changed its own signature: then they trace again."""
+        guards = miss.signature.guards
+        recording = self._changing.describe(guards, miss.args, miss.kwargs)
+        entry = self._compile_open(miss, named) or self._compile_closed(miss)
+        warn_of_frozen(guards, self._name)
+        self._changing.add(recording, self._name)
         return entry
 
-    def _is_steady(
-        self,
-        call: TracedCall,
-        vm: VMProtocol,
-        args: Any,
-        kwargs: Any,
-        signature: Signature,
-        key: Any,
-    ) -> bool:
+    def _compile_closed(self, miss: _Miss) -> CacheEntry:
+        """Trace the call and compile a program. Numbers that changed between calls are left
+        free."""
+        changes = self._cache.changes_of(miss.key, miss.signature)
+        free = free_numbers(changes, miss.signature)
+        try:
+            call = miss.trace(self.fn, free)
+        except Exception:
+            if not free:
+                raise
+            changes.specialised.update(free)  # an op may take a placeholder for no number
+            call = miss.trace(self.fn, ())
+        changes.specialised.update([free[i] for i in call.numbers.fixed()])
+        entry = self._entry(call, miss.signature)
+        if self._is_steady(call, miss):
+            recent = [path.entry for path in self._fast_path.entries]
+            self._drop(self._cache.add(miss.key, miss.signature, entry, recent))
+        return entry
+
+    def _compile_open(self, miss: _Miss, named: Sequence[OpenLength]) -> CacheEntry | None:
+        """Trace the call with open lengths, if it has some, and compile a program."""
+        signature, key = miss.signature, miss.key
+        if not self._spec.is_allowed or ASKS_CLASS in signature.guards.names:
+            return None
+        lengths = self._families.note(key, signature, named)
+        if not lengths:
+            return None
+        changes = self._cache.changes_of(without_sizes(key), signature)
+        changes.changed.update(self._families.changed_numbers(key, signature))
+        free = free_numbers(changes, signature)
+        try:
+            call = miss.trace(self.fn, free, lengths)
+        except Exception:  # what takes an open length for no int; the plain trace raises the rest
+            self._families.close(key, (axis for each in lengths for axis in each.axes))
+            changes.specialised.update(free)
+            return None
+        changes.specialised.update([free[i] for i in call.numbers.fixed()])
+        opened = OpenTrace(call, lengths, signature)
+        entry = self._entry_at(opened, signature, opened.present)
+        if entry is None:
+            return None
+        opened.keep(opened.present, entry)
+        if self._is_steady(call, miss):
+            self._families.add(key, opened)
+        opened.warn_of_pins(self._name, {axis for each in named for axis in each.axes})
+        return entry
+
+    def _is_steady(self, call: TracedCall, miss: _Miss) -> bool:
         """Return whether the trace has left the signature of the call as it was. Fields that it
         rebinds count as arguments from now on."""
         if call.outcome.rebound:
             self._signatures.count_as_arguments(field for field, _ in call.outcome.rebound)
             self._fast_path.clear()
-        now, key_now = self._signatures.of(vm, args, kwargs)
-        return key_now == key and all(map(is_same, now.numbers, signature.numbers))
+        now, key = self._signatures.of(miss.arena.vm, miss.args, miss.kwargs)
+        return key == miss.key and all(map(is_same, now.numbers, miss.signature.numbers))
 
-    def _replacing(self, call: TracedCall) -> tuple[TracedCall, dict[str, list[Replaced]]]:
-        """Return the call with host functions in place of patterns, and where these are."""
-        if not self._replace:
-            return call, {}
-        name = repr(getattr(self.fn, "__qualname__", type(self.fn).__name__))
-        flow, replaced = Replacer(self._replace, _pattern)(
-            call.flow, call.record.outside.states, name
-        )
-        return call._replace(flow=flow), replaced
+    def _entry(self, call: TracedCall, signature: Signature) -> CacheEntry:
+        """Compile recorded calls, with host functions in place of patterns."""
+        replaced: dict[str, list[Replaced]] = {}
+        if self._replace:
+            replacer, states = Replacer(self._replace, _pattern), call.record.outside.states
+            flow, replaced = replacer(call.flow, states, self._name)
+            call = call._replace(flow=flow)
+        compiler, hoist = self._compiler(call)
+        compiled = partial(compiler, call.flow)
+        entry = CacheEntry(compiled(hoist=hoist), call, signature, self._title, compiled)
+        entry.replaced = replaced
+        return entry
 
-    def _compiler(
-        self, call: TracedCall, vm: VMProtocol
-    ) -> tuple[Callable[..., Planned], Hoist | None]:
-        """Return the function that compiles flows for the VM, and what it may hoist."""
-        is_plain = debug.is_watched(vm)  # then each call is checked
+    def _compiler(self, call: TracedCall) -> tuple[Callable[..., Planned], Hoist | None]:
+        """Return the function that compiles flows for the call's VM, and what it may hoist."""
+        is_plain = debug.is_watched(call.record.vm)  # then each call is checked
         compiler = partial(
             compile_flow,
             fuse=self.fuse and not is_plain,
             recompute=self.recompute and not is_plain,
-            policy=policy_of(vm),
+            policy=policy_of(call.record.vm),
         )
-        return compiler, _hoist(call, vm) if self.hoist and not is_plain else None
-
-    def _entry(
-        self,
-        planned: Planned,
-        call: TracedCall,
-        signature: Signature,
-        vm: VMProtocol,
-        compile_unhoisted: Callable[[], Planned],
-    ) -> CacheEntry:
-        title = getattr(self.fn, "__name__", "a captured function")
-        hoisted = hoisted_values(planned, call.record.outside.states, vm, title)
-        return CacheEntry(planned, call, signature, hoisted, compile_unhoisted)
+        return compiler, _hoist(call) if self.hoist and not is_plain else None
 
     def _drop(self, forgotten: Sequence[CacheEntry]) -> None:
         """Give the handles of forgotten programs back."""
         for each in forgotten:
             each.variants.drop(self._scratch.of(each.vm), each.vm)
 
-    def _find_open(
-        self, vm: VMProtocol, signature: Signature, key: Any
-    ) -> tuple[CacheEntry, ScalarInputs] | None:
+    def _find_open(self, signature: Signature, key: Any) -> tuple[CacheEntry, ScalarInputs] | None:
         """Return the entry of a trace with open lengths that is valid for the call, or make it."""
         for opened in self._families.of(key):
             lengths = opened.lengths(signature)
@@ -493,7 +518,7 @@ class Captured(Generic[P, R]):
             if match is not None:
                 return match
             with uncollected(), opened.lock:
-                entry = self._entry_at(opened, signature, lengths, vm)
+                entry = self._entry_at(opened, signature, lengths)
                 scalars = None if entry is None else entry.bind(signature)
                 if entry is None or scalars is None:
                     continue
@@ -503,15 +528,15 @@ class Captured(Generic[P, R]):
         return None
 
     def _entry_at(
-        self, opened: OpenTrace, signature: Signature, lengths: tuple[int, ...], vm: VMProtocol
+        self, opened: OpenTrace, signature: Signature, lengths: tuple[int, ...]
     ) -> CacheEntry | None:
         """Make the entry for a call of these lengths; None where a guard does not hold."""
         values = opened.values(signature, lengths)
         if values is None:
             return None
         call, template = opened.call, opened.template
-        compiler, hoist = self._compiler(call, vm)
-        if not self._replace and not debug.is_watched(vm):
+        if not self._replace and not debug.is_watched(call.record.vm):
+            compiler, hoist = self._compiler(call)
             plans = opened.plans(lengths, values)
             if not plans:
                 opened.plan(lengths, values, partial(compiler, hoist=hoist))
@@ -529,72 +554,13 @@ class Captured(Generic[P, R]):
                     return entry
                 planned = plan.template.at(values)
                 if planned is not None:
-                    at_call = call.at(values)
-                    entry = self._entry(planned, at_call, signature, vm, compile_unhoisted)
+                    parts = planned, call.at(values), signature, self._title, compile_unhoisted
+                    entry = CacheEntry(*parts)
                     entry.open_part = partial(opened.open_part, plan.template, plan.guards)
                     if plan.entry is None:
-                        plan.begin(entry, opened.numbers, values, vm)
+                        plan.begin(entry, opened.numbers, values)
                     return entry
-        call, replaced = self._replacing(call.at(values, template.flow(values)))
-        compiled = partial(compiler, call.flow)
-        entry = self._entry(compiled(hoist=hoist), call, signature, vm, compiled)
-        entry.replaced = replaced
-        return entry
-
-    def _compile_open(
-        self,
-        arena: Arena,
-        args: Any,
-        kwargs: Any,
-        signature: Signature,
-        key: Any,
-        named: Sequence[OpenLength],
-    ) -> CacheEntry | None:
-        """Trace the call with open lengths, if it has some, and compile a program."""
-        if not self._spec.is_allowed or ASKS_CLASS in signature.guards.names:
-            return None
-        lengths = self._families.note(key, signature, named)
-        if not lengths:
-            return None
-        recording = self._changing.describe(signature.guards, args, kwargs)
-        changes = self._cache.changes_of(without_sizes(key), signature)
-        changes.changed.update(self._families.changed_numbers(key, signature))
-        free = free_numbers(changes, signature)
-        try:
-            call = trace(self.fn, args, kwargs, arena, signature, free, lengths)
-        except Exception:  # what takes an open length for no int; the plain trace raises the rest
-            self._families.close(key, (axis for each in lengths for axis in each.axes))
-            changes.specialised.update(free)
-            return None
-        changes.specialised.update([free[i] for i in call.numbers.fixed()])
-        opened = OpenTrace(call, lengths, signature)
-        entry = self._entry_at(opened, signature, opened.present, arena.vm)
-        if entry is None:
-            return None
-        name = repr(getattr(self.fn, "__qualname__", type(self.fn).__name__))
-        opened.keep(opened.present, entry)
-        if self._is_steady(call, arena.vm, args, kwargs, signature, key):
-            self._families.add(key, opened)
-        opened.warn_of_pins(name, {axis for each in named for axis in each.axes})
-        warn_of_frozen(signature.guards, name)
-        self._changing.add(recording, name)
-        return entry
-
-    def _trace(
-        self, arena: Arena, args: Any, kwargs: Any, signature: Signature, key: Any
-    ) -> TracedCall:
-        """Trace the call, with numbers left free that changed between calls."""
-        changes = self._cache.changes_of(key, signature)
-        free = free_numbers(changes, signature)
-        try:
-            call = trace(self.fn, args, kwargs, arena, signature, free)
-        except Exception:
-            if not free:
-                raise
-            changes.specialised.update(free)  # an op may take a placeholder for no number
-            call = trace(self.fn, args, kwargs, arena, signature, ())
-        changes.specialised.update([free[i] for i in call.numbers.fixed()])
-        return call
+        return self._entry(call.at(values, template.flow(values)), signature)
 
 
 @overload
@@ -705,9 +671,9 @@ def _require_bools(name: str, **options: object) -> None:
             raise ArgumentError(f"{name}: expected a bool as {option}, got {brief(value)}")
 
 
-def _hoist(call: TracedCall, vm: VMProtocol) -> Hoist | None:
+def _hoist(call: TracedCall) -> Hoist | None:
     """Return the limits of hoisting: values that depend on a call's numbers may not be hoisted."""
-    if is_shared(vm):
+    if is_shared(call.record.vm):
         return None
     scalars = {id(x) for x in call.numbers.tensors.values()}
     states = call.record.outside.states
@@ -781,7 +747,7 @@ def measure(
             fuse=fuse,
             recompute=recompute,
             policy=policy_of(arena.vm),
-            hoist=_hoist(call, arena.vm) if hoist else None,
+            hoist=_hoist(call) if hoist else None,
         )
         nbytes, plan = call.record.arena_bytes, None
         named = spec.axes(signature, args, kwargs)

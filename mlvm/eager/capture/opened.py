@@ -74,11 +74,11 @@ class _BoundPlan:
         ]
         self._varying = [i for i, x in enumerate(self.operands) if type(x[2]) is OpenType]
 
-    def begin(self, entry: CacheEntry, numbers: Numbers, values: Sequence[Any], vm: Any) -> None:
+    def begin(self, entry: CacheEntry, numbers: Numbers, values: Sequence[Any]) -> None:
         """Take the entry of the first call, and prepare those of others."""
         self.entry = entry
         with suppress(NotPatched):
-            self.patched = PatchedProgram(self.template, numbers, values, vm)
+            self.patched = PatchedProgram(self.template, numbers, values, entry.vm)
             self.owner = entry.launch.with_program(self.template.planned)
 
     def at(
@@ -328,9 +328,9 @@ class OpenTrace:
                 length = self._open[each - first]
                 if any(axis in named for axis in length.axes):
                     message = (
-                        f"{name} sees the value of {length.name!r}, {numbers.values[each]}, where "
-                        f"Python needs an int: each size gets a program of its own. Compute with "
-                        f"tensors, or with sizes as they are, or pad to one size."
+                        f"{name!r} sees the value of {length.name!r}, {numbers.values[each]}, "
+                        f"where Python needs an int: each size gets a program of its own. Compute "
+                        f"with tensors, or with sizes as they are, or pad to one size."
                     )
                     warn_at(line or user_line(), message, RecompilationWarning)
                     return

@@ -6,6 +6,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mlvm.core.errors import ArgumentError, CaptureError, MlvmError, brief
@@ -50,31 +51,27 @@ def check_replace(patterns: object) -> dict[Callable[..., Any], str]:
     return dict(patterns)
 
 
+@dataclass(eq=False)
 class Replacer:
     """Replaces patterns in a recorded step. `record` records a function for types of operands."""
 
-    def __init__(
-        self,
-        patterns: Mapping[Callable[..., Any], str],
-        record: Callable[[Callable[..., Any], Types], Pattern],
-    ) -> None:
-        self._patterns = patterns
-        self._record = record
-        self._instances: dict[Any, Pattern | None] = {}
+    patterns: Mapping[Callable[..., Any], str]
+    record: Callable[[Callable[..., Any], Types], Pattern]
+    _instances: dict[Any, Pattern | None] = field(default_factory=dict)
 
     def __call__(
         self, flow: Flow, states: Sequence[object], name: str
     ) -> tuple[Flow, dict[str, list[Replaced]]]:
         """Return the flow with host functions in place of patterns, and their places by name.
         Issues `ReplacementWarning` for a pattern that fits nowhere."""
-        flow, matches = replaced(flow, list(self._patterns.items()), self._instance, states)
+        flow, matches = replaced(flow, list(self.patterns.items()), self._instance, states)
         by_name: dict[str, list[Replaced]] = {}
-        for (pattern, function), places in zip(self._patterns.items(), matches, strict=True):
+        for (pattern, function), places in zip(self.patterns.items(), matches, strict=True):
             by_name.setdefault(function, []).extend(places)
             if not places:
                 warn_at(
                     _line(pattern),
-                    f"the pattern {_named(pattern)} fits nowhere in {name}: {function!r} is not "
+                    f"the pattern {_named(pattern)} fits nowhere in {name!r}: {function!r} is not "
                     f"called for it; see capture(replace=) for what a pattern matches",
                     ReplacementWarning,
                 )
@@ -89,7 +86,7 @@ class Replacer:
         if key not in self._instances:
             self._instances[key] = None
             with suppress(MlvmError):
-                self._instances[key] = self._record(pattern, types)
+                self._instances[key] = self.record(pattern, types)
         return self._instances[key]
 
     def _probes(self, pattern: Callable[..., Any]) -> list[Pattern]:
@@ -105,7 +102,7 @@ class Replacer:
             ):
                 break
             try:
-                probes.append(self._record(pattern, types))
+                probes.append(self.record(pattern, types))
             except CaptureError as refused:
                 raise CaptureError(f"{_named(pattern)}: {refused}") from None
             except MlvmError as refused:

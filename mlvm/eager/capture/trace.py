@@ -132,9 +132,20 @@ class Outcome:
         leaf = results[tree.number] if type(tree) is _ResultLeaf else None
         self.single = None if leaf is None or rebound else leaf.whole_output
 
+    def with_types(
+        self,
+        convert: Callable[[TensorType], TensorType],
+        home: Callable[[Home], Home] = lambda home: home,
+    ) -> Outcome:
+        """Return the outcome with types and homes converted."""
+        results = [x._replace(home=home(x.home), type=convert(x.type)) for x in self.results]
+        outputs = [x._replace(type=convert(x.type)) for x in self.outputs]
+        return Outcome(self.tree, results, outputs, self.rebound)
+
     def named_results(self) -> list[tuple[str, int]]:
         """Return the paths of tensors in the tree, each with the number of its result."""
-        return [(path, leaf.number) for path, leaf in flatten(self.tree, ends=_at_results)[0]]
+        leaves, _ = flatten(self.tree, ends=_at(_ResultLeaf))
+        return [(path, leaf.number) for path, leaf in leaves]
 
     def materialize(
         self,
@@ -177,12 +188,7 @@ class TracedCall(NamedTuple):
     def frozen(self) -> TracedCall:
         """Return the call with places for what depends on open lengths."""
         template, home = Template.of(self.flow)
-        outcome = self.outcome
-        results = [
-            each._replace(home=home(each.home), type=frozen(each.type)) for each in outcome.results
-        ]
-        outputs = [each._replace(type=frozen(each.type)) for each in outcome.outputs]
-        outcome = Outcome(outcome.tree, results, outputs, outcome.rebound)
+        outcome = self.outcome.with_types(frozen, home)
         return self._replace(flow=template.frozen, outcome=outcome, template=template)
 
     def places(self) -> set[int]:
@@ -198,14 +204,11 @@ class TracedCall(NamedTuple):
     def at(self, values: Sequence[Any], flow: Flow | None = None) -> TracedCall:
         """Return the call for these values of all formulas. Without a flow it has the frozen one,
         from which only homes may be read."""
-        outcome, template = self.outcome, self.template
-        assert template is not None
-        results = [each._replace(type=at(each.type, values)) for each in outcome.results]
-        outputs = [each._replace(type=at(each.type, values)) for each in outcome.outputs]
+        assert self.template is not None
         return self._replace(
             flow=flow or self.flow,
-            outcome=Outcome(outcome.tree, results, outputs, outcome.rebound),
-            numbers=self.numbers.at(values, template.places | self._places_of_types()),
+            outcome=self.outcome.with_types(lambda type: at(type, values)),
+            numbers=self.numbers.at(values, self.template.places | self._places_of_types()),
         )
 
     def named_results(self) -> list[tuple[str, Use]]:
@@ -233,7 +236,7 @@ def trace_once(
 ) -> tuple[TracedCall, Signature]:
     """Trace a call with these lengths open, where other arguments may be types in place of tensors.
     Raises what `capture` raises, and `CaptureError` for a type given as text."""
-    for _, x in flatten((args, kwargs), None, ends=_at_texts)[0]:
+    for _, x in flatten((args, kwargs), None, ends=_at(str))[0]:
         code = code_for_type(x)
         if code is not None:
             raise CaptureError(f"for the type {x!r} write {code}")
@@ -414,10 +417,7 @@ def _refuse_deferred(result: object) -> NoReturn:
     )
 
 
-def _at_results(part: Any) -> bool | None:
-    is_inner = isinstance(part, (dict, list, tuple))
-    return isinstance(part, _ResultLeaf) or (None if is_inner else False)
-
-
-def _at_texts(part: Any) -> bool | None:
-    return isinstance(part, str) or (None if isinstance(part, (dict, list, tuple)) else False)
+def _at(kind: type) -> Callable[[Any], bool | None]:
+    """Return the function of parts of a tree that ends it at those of a class."""
+    inner = (dict, list, tuple)
+    return lambda part: isinstance(part, kind) or (None if isinstance(part, inner) else False)

@@ -90,7 +90,7 @@ class Changing:
             else "",
         ]
         message = (
-            f"{name} has recorded its {MANY}th program, which takes time and memory: "
+            f"{name!r} has recorded its {MANY}th program, which takes time and memory: "
             f"{text or 'the identity of tensors, or of the memory of views, changed'}. "
             f"{'. '.join(filter(None, remedies))}."
         )

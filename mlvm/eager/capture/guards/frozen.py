@@ -85,7 +85,7 @@ def warn_of_frozen(guards: GuardSet, name: str) -> None:
             if remedy is not None and (where, what) not in _warned:
                 warn_at(
                     where,
-                    f"{what}() is read once, while {name} is recorded, and is the same in all "
+                    f"{what}() is read once, while {name!r} is recorded, and is the same in all "
                     f"later calls; {remedy}",
                     FrozenWarning,
                 )
