@@ -363,8 +363,7 @@ def _layer_norm(call: OneOp, n: int, x: Batched, scale: Batched, bias: Batched) 
     if not (scale.is_batched or bias.is_batched):
         return apply(call, x.x, scale.x, bias.x)
     normal = Batched(op.layer_norm_normalize(x.x, eps=call.attributes["eps"]), x.is_batched)
-    ndim = x.ndim
-    return op.multiply_add(*[align(v, ndim) for v in (normal, scale, bias)])
+    return op.multiply_add(*[align(v, x.ndim) for v in (normal, scale, bias)])
 
 
 def _layer_norm_vjp(call: OneOp, n: int, g: Batched, x: Batched, scale: Batched) -> Tensor:

@@ -17,7 +17,7 @@ import copy
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 from mlvm.arena.arena import Allocation, Arena
@@ -171,29 +171,21 @@ class Launch:
         self._held_queues = [x for x in record.outside.keepalive if isinstance(x, QueueTensor)]
         self._use(planned)
 
-    _planned: Planned | None
     _make_planned: Callable[[], Planned | None]
     program: Program
 
-    @property
+    @cached_property
     def planned(self) -> Planned:
         """The program and its plan."""
-        planned = self._planned or self._make_planned()
+        planned = self._make_planned()
         assert planned is not None  # its values are within the plan
-        self._planned = planned
         return planned
 
     def _use(self, planned: Planned) -> None:
-        self._planned, self._make_planned = planned, lambda: planned
+        self.planned, arguments = planned, planned.arguments
         self.program, self.note_line = planned.program, planned.note_line
-        arguments = planned.arguments
-        self.operands = [
-            (k, a.place, a.type)
-            for k, role in enumerate(_ROLES)
-            for a in arguments
-            if a.role == role
-        ]
-        first = self.planned.first_queue
+        self.operands = operands_of(planned, [a.type for a in arguments])
+        first = planned.first_queue
         self.first_queue = next((x for x in self._held_queues if x.handle == first), None)
         self.has_temporaries = any(a.role == "scratch" for a in arguments)
         self.storage: StorageHandle | None = None
@@ -229,7 +221,8 @@ class Launch:
         other = copy.copy(self)
         other.storage, other.temporaries, other._looped = None, (), None
         other.program, other.operands, other.owner = program, operands, owner
-        other._planned, other._make_planned, other.replay = None, make_planned, other._new_replay()
+        vars(other).pop("planned", None)
+        other._make_planned, other.replay = make_planned, other._new_replay()
         return other
 
     def replayed(self, arena: Arena, inputs: Sequence[Tensor], types: Types) -> list[Tensor] | None:
@@ -323,6 +316,13 @@ class Launch:
         types = [tuple([x.root.type for x in each]) for each in (inputs, outputs)]
         step = SavedStep(self.planned, types[0], types[1], (), tuple(map(values_of, self.states)))
         return step, [values_of(x.root) for x in inputs]
+
+
+def operands_of(planned: Planned, types: Sequence[Any]) -> list[tuple[int, int, Any]]:
+    """Return the operands of a program before its temporaries, as `Launch` has them, for the types
+    of its arguments."""
+    arguments = [(*each[:2], type) for each, type in zip(planned.arguments, types, strict=True)]
+    return [(k, *rest) for k, role in enumerate(_ROLES) for own, *rest in arguments if own == role]
 
 
 def _run_nested(

@@ -32,6 +32,10 @@ class Axis(NamedTuple):
     axis: int
     times: int = 1
 
+    def size_in(self, signature: Signature) -> int:
+        """Return its size in a call."""
+        return signature.tensors[self.tensor].shape[self.axis]
+
 
 class OpenLength(NamedTuple):
     """A length: the axes that have it, and the name and bound that the user gave, or None."""
@@ -42,8 +46,7 @@ class OpenLength(NamedTuple):
 
     def size_in(self, signature: Signature) -> int:
         """Return the length in a call."""
-        first = self.axes[0]
-        return signature.tensors[first.tensor].shape[first.axis] // first.times
+        return self.axes[0].size_in(signature) // self.axes[0].times
 
 
 class LengthSpec:
@@ -205,6 +208,12 @@ def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str |
     else:
         pairs = [(i, part, each) for i, (part, each) in enumerate(zip(value, spec, strict=True))]
     return [x for key, part, each in pairs for x in _tensors(part, each, f"{path}[{key!r}]")]
+
+
+def sizes_of(signature: Signature) -> dict[Axis, int]:
+    """Return the sizes of all axes of a call's tensors."""
+    shapes = enumerate([x.shape for x in signature.tensors])
+    return {Axis(i, axis): n for i, shape in shapes for axis, n in enumerate(shape)}
 
 
 def may_open(signature: Signature, number: int) -> bool:

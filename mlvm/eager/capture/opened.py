@@ -23,14 +23,14 @@ from mlvm.core.types import TensorType
 from mlvm.eager.capture.cache import CacheEntry
 from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.capture.guards.signature import Signature
-from mlvm.eager.capture.launch import Launch, ScalarInputs
-from mlvm.eager.capture.lengths import Axis, OpenLength, may_open
+from mlvm.eager.capture.launch import Launch, ScalarInputs, operands_of
+from mlvm.eager.capture.lengths import Axis, OpenLength, may_open, sizes_of
 from mlvm.eager.capture.patched import NotPatched, PatchedProgram
 from mlvm.eager.capture.trace import TracedCall
 from mlvm.eager.recording.lines import user_line
 from mlvm.eager.tensor.number import Numbers, is_same
 from mlvm.eager.tensor.warn import warn_at
-from mlvm.step.compile import ROLES, Planned
+from mlvm.step.compile import Planned
 from mlvm.step.flow import Flow
 from mlvm.step.lengths import OpenType, Place, PlannedTemplate, at
 from mlvm.step.open_step import FUNCTIONS, OpenStep, StepLength
@@ -65,13 +65,8 @@ class _BoundPlan:
         self.entry: CacheEntry | None = None
         self.patched: PatchedProgram | None = None
         self.owner: Launch | None = None
-        roles = [each.role for each in template.planned.arguments]
-        self.operands = [
-            (k, each.place, template.type_of(i))
-            for k, role in enumerate(ROLES[:3])
-            for i, each in enumerate(template.planned.arguments)
-            if roles[i] == role
-        ]
+        types = [template.type_of(i) for i in range(len(template.planned.arguments))]
+        self.operands = operands_of(template.planned, types)
         self._varying = [i for i, x in enumerate(self.operands) if type(x[2]) is OpenType]
 
     def begin(self, entry: CacheEntry, numbers: Numbers, values: Sequence[Any]) -> None:
@@ -134,24 +129,19 @@ class OpenTrace:
         free = set(call.free)
         self._closed_numbers = [(i, x) for i, x in enumerate(signature.numbers) if i not in free]
         opened = {axis for each in lengths for axis in each.axes}
-        self._closed_sizes = [
-            (i, axis, n)
-            for i, x in enumerate(signature.tensors)
-            for axis, n in enumerate(x.shape)
-            if Axis(i, axis) not in opened
-        ]
+        sizes = sizes_of(signature).items()
+        self._closed_sizes = [(axis, n) for axis, n in sizes if axis not in opened]
 
     def lengths(self, signature: Signature) -> tuple[int, ...] | None:
         """Return the lengths of a call; None if the template is not for its sizes or numbers."""
-        tensors = signature.tensors
-        if any(tensors[i].shape[axis] != n for i, axis, n in self._closed_sizes):
+        if any(axis.size_in(signature) != n for axis, n in self._closed_sizes):
             return None
         if not all(is_same(signature.numbers[i], x) for i, x in self._closed_numbers):
             return None
         lengths = []
         for each in self._open:
             n = each.size_in(signature)
-            if any(tensors[axis.tensor].shape[axis.axis] != n for axis in each.axes):
+            if any(axis.size_in(signature) != n for axis in each.axes):
                 return None
             lengths.append(n)
         return tuple(lengths)
@@ -159,8 +149,7 @@ class OpenTrace:
     def values(self, signature: Signature, lengths: tuple[int, ...]) -> list[Any] | None:
         """Return the values of all formulas for a call of these lengths; None where a guard does
         not hold."""
-        numbers = [signature.numbers[i] for i in self.call.free]
-        return self.numbers.again([*numbers, *lengths])
+        return self.numbers.again([*[signature.numbers[i] for i in self.call.free], *lengths])
 
     def plans(self, lengths: Sequence[int], values: Sequence[Any]) -> list[_BoundPlan]:
         """Return the plans that are for these values."""
@@ -178,12 +167,8 @@ class OpenTrace:
         saw of lengths. Where it needs the value of one, no such plan is made."""
         if self._is_pinned or len(self._plans) >= _MOST_PLANS:
             return
-        bounds = tuple(
-            [
-                each.at_most or max(_bound_of(n), most)
-                for each, n, most in zip(self._open, lengths, self._bounds, strict=True)
-            ]
-        )
+        axes = zip(self._open, lengths, self._bounds, strict=True)
+        bounds = tuple([each.at_most or max(_bound_of(n), most) for each, n, most in axes])
         try:
             with self.numbers.planning(bounds, values) as (placeholders, guards):
                 planned = PlannedTemplate.of(compiled(self.template.flow(placeholders)))
@@ -309,12 +294,9 @@ class OpenTrace:
 
     def pinned(self) -> list[Axis]:
         """Return the axes whose very size Python code has seen."""
-        numbers = self.numbers
-        places = numbers.sources(set(numbers.pins))
-        first = numbers.first_length
-        return [
-            axis for i, each in enumerate(self._open) if first + i in places for axis in each.axes
-        ]
+        places = self.numbers.sources(set(self.numbers.pins))
+        opened = enumerate(self._open, self.numbers.first_length)
+        return [axis for place, each in opened if place in places for axis in each.axes]
 
     def warn_of_pins(self, name: str, named: Container[Axis]) -> None:
         """Warn of the first line of Python that saw the value of a length that the user opened. An
@@ -347,11 +329,7 @@ class _CallFamily:
 
     def note(self, signature: Signature) -> None:
         """Note the sizes of a call that no program is for."""
-        sizes = {
-            Axis(i, axis): n
-            for i, x in enumerate(signature.tensors)
-            for axis, n in enumerate(x.shape)
-        }
+        sizes = sizes_of(signature)
         for axis, n in sizes.items():
             sizes_so_far = self._sizes.setdefault(axis, {})
             if len(sizes_so_far) < _MOST_SIZES:
@@ -364,9 +342,8 @@ class _CallFamily:
         that had many sizes. Of these, axes that were always equal have one length."""
 
         def opens(axis: Axis) -> bool:
-            size = signature.tensors[axis.tensor].shape[axis.axis]
-            is_closed = axis in self.closed
-            return size >= _LEAST and not is_closed and may_open(signature, axis.tensor)
+            is_open = axis.size_in(signature) >= _LEAST and axis not in self.closed
+            return is_open and may_open(signature, axis.tensor)
 
         by_name = [each._replace(axes=tuple(filter(opens, each.axes))) for each in named]
         has_name = {axis for each in named for axis in each.axes}

@@ -28,6 +28,7 @@ from mlvm.eager.recording.recorder import (
     RetryAfterCopy,
     RetryWithCarry,
     current_capture,
+    entries_kept,
     recording_of,
 )
 from mlvm.eager.tensor.apply import COPY, alias, one_op, untracked
@@ -125,18 +126,14 @@ def carrying(carried: Tensors) -> Iterator[Block]:
     `carried`, and `RetryBlocks` is raised. Afterwards tapes know the tensors as before.
     """
     record = recorder()
-    before = [(x, x.tape, getattr(x, "node", 0)) for x in carried]
     try:
-        with record.block(carried) as block:
+        with entries_kept(carried), record.block(carried) as block:
             yield block
     except RetryWithCarry as error:
         if error.depth != record.depth:
             raise
         carried.append(error.x)
         raise RetryBlocks from None
-    finally:
-        for x, tape, node in before:
-            x.tape, x.node = tape, node
 
 
 def block_outputs(carried: Sequence[Tensor], outputs: Tensors) -> Tensors:

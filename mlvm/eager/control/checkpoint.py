@@ -23,7 +23,7 @@ from mlvm.eager.autodiff.tape import (
 )
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import halves, random
-from mlvm.eager.recording.recorder import current_capture, recomputing
+from mlvm.eager.recording.recorder import current_capture, entries_kept, recomputing
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.autocast import autocast, autocast_dtype
 from mlvm.eager.tensor.context import current_tape, lifted, overriding, taped
@@ -145,9 +145,8 @@ def _substituting(reached: Reached, now: Sequence[Tensor], tape: Tape) -> Iterat
         yield {}
         return
     ends: dict[int, int] = {}
-    tape_fields = [(x.tape, getattr(x, "node", 0)) for x, _ in reached]
     pairs = [(x, y) for (x, _), y in zip(reached, now, strict=True)]
-    try:
+    with entries_kept([x for x, _ in reached]):
         for (x, node), y in zip(reached, now, strict=True):
             if node is not None:
                 if node not in ends:
@@ -155,9 +154,6 @@ def _substituting(reached: Reached, now: Sequence[Tensor], tape: Tape) -> Iterat
                 x.tape, x.node = tape, ends[node]
         with record.substituting([(x, y) for x, y in pairs if x.base is None]):
             yield ends
-    finally:
-        for (x, _), (on, at) in zip(reached, tape_fields, strict=True):
-            x.tape, x.node = on, at
 
 
 def _exchange(tape: Tape, start: int, reached: Reached, now: Sequence[Tensor]) -> None:

@@ -83,7 +83,7 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
         def iterate(_: Tensor, xs: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
             return tensors(next_state(state, body_fun(with_leaves(state, iter(xs))))), []
 
-        final, _ = _record(_Loop(more, iterate, constant(0, i64)), tensors(state), [])
+        final, _ = _record([], [], _Loop(more, iterate, constant(0, i64)), tensors(state), [])
         return with_leaves(state, iter(final))
     state = copied(state)
 
@@ -386,7 +386,7 @@ def _scan(
         return i >= 0 if reverse else i < count
 
     bounds = trip_count, total, reverse, stacked, continued, residual_rows
-    return _record(_Loop(more, body, first, *bounds), init, xs)
+    return _record([], [], _Loop(more, body, first, *bounds), init, xs)
 
 
 class _Loop(NamedTuple):
@@ -409,14 +409,8 @@ class _Loop(NamedTuple):
     residual_rows: Container[int] = ()
 
 
-def _record(loop: _Loop, init: Tensors, xs: Tensors) -> tuple[Tensors, Tensors]:
-    tape = taping()
-    tracked = [tape is not None and x.tape is tape for x in init]
-    return _recorded_loop(tracked, [], loop, init, xs)
-
-
 @blocks.retry_blocks
-def _recorded_loop(
+def _record(
     tracked: list[bool], carried: Tensors, loop: _Loop, init: Tensors, xs: Tensors
 ) -> tuple[Tensors, Tensors]:
     """Record the loop.

@@ -39,7 +39,7 @@ def layer_here() -> str | None:
                 at_work.append(owner)
         frame = frame.f_back
     recorder = current_capture.get()
-    paths: Paths = {} if recorder is None else recorder.layer_paths
+    paths: Paths = {} if recorder is None else recorder.scopes.layer_paths
     names: list[str] = []
     for outer, inner in pairwise(reversed(at_work)):
         path = _path_of(inner, outer, paths)

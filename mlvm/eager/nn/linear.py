@@ -110,8 +110,7 @@ class Bilinear(Module):
             other_features=other_features,
             out_features=out_features,
         )
-        fan_in = shape[0] * shape[1]
-        self.kernel = kernel_of("Bilinear", kernel_init, shape, fan_in, key, dtype)
+        self.kernel = kernel_of("Bilinear", kernel_init, shape, shape[0] * shape[1], key, dtype)
         self.bias = bias_of("Bilinear", bias_init, shape[2], key, dtype) if bias else None
 
     @public
@@ -122,8 +121,7 @@ class Bilinear(Module):
                 f"Bilinear: expected x and y as [..., {self.kernel.shape[0]}] and [..., "
                 f"{self.kernel.shape[1]}], got {x.type} and {y.type}"
             )
-        z = contraction.einsum("...i,ijk,...j->...k", x, self.kernel, y)
-        return biased(z, self.bias)
+        return biased(contraction.einsum("...i,ijk,...j->...k", x, self.kernel, y), self.bias)
 
 
 class Embedding(Module):

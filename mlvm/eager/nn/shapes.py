@@ -110,8 +110,7 @@ class Flatten(Module):
     def __call__(self, x: Tensor) -> Tensor:
         if x.ndim < self.start:
             raise ShapeError(f"Flatten: expected x of {self.start} axes or more, got {x.type}")
-        first_axes = x.shape[: self.start]
-        return reshape(x, (*first_axes, math.prod(x.shape[self.start :])))
+        return reshape(x, (*x.shape[: self.start], math.prod(x.shape[self.start :])))
 
 
 class Identity(Module):

@@ -109,8 +109,7 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
             "clip_by_global_norm: these are parameters; write grads = clip_by_global_norm(grads, "
             "1.0) with what ml.grad returns: it gives others, and changes none"
         )
-    norm = global_norm(grads)
-    factor = max_norm / op.maximum(norm, max_norm)
+    factor = max_norm / op.maximum(global_norm(grads), max_norm)
 
     def clipped(g: Tensor) -> Tensor:
         wide = widened(g)
@@ -227,8 +226,8 @@ class LossScale:
         grows = good >= self.growth_interval
         larger = op.where(grows, self.value * self.growth_factor, self.value)
         value = op.where(finite, larger, self.value * self.backoff_factor)
-        _copy_into(self.value, op.clip(value, 1.0, _MOST_SCALE))
-        _copy_into(self.good_steps, op.where(grows, 0.0, good))
+        apply_into(self.value, COPY, op.clip(value, 1.0, _MOST_SCALE))
+        apply_into(self.good_steps, COPY, op.where(grows, 0.0, good))
         return finite
 
     def state(self) -> dict[str, Tensor]:
@@ -264,7 +263,3 @@ def all_finite(tree: Tree) -> Tensor:
         Parts._all_reduce(here, "min")
         parts.append(here > 0.0)
     return reduce(op.logical_and, parts) if parts else creation.full((), True)
-
-
-def _copy_into(out: Tensor, x: Tensor) -> None:
-    apply_into(out, COPY, x)

@@ -445,8 +445,7 @@ class Optimizer(_OfFields):
     def _state_types(self, hyper: Any, type: TensorType) -> Mapping[str, TensorType]:
         """Return the types of a parameter's state by name; that of the parameter if a rule has only
         names."""
-        state_type = self._layout.state_type(type)
-        return dict.fromkeys(self._state_of(hyper), state_type)
+        return dict.fromkeys(self._state_of(hyper), self._layout.state_type(type))
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         """Return the scalars of this update for parameters of rate's dtype with these

@@ -448,9 +448,8 @@ class Recorder:
         return x
 
     def _argument_tensor(self, type: TensorType) -> Tensor:
-        self.storages.allocating = self.storages.of_arguments
-        x = self.arguments.alloc(type, Tensor)
-        self.storages.allocating = set()
+        with overriding(self.storages, "allocating", self.storages.of_arguments):
+            x = self.arguments.alloc(type, Tensor)
         x.tape = None
         return x
 
@@ -651,11 +650,6 @@ class Recorder:
                 self.scopes.frames.pop()
 
     @property
-    def layer_paths(self) -> dict[Any, Any]:
-        """Paths of layers that were searched in this recording, for `mlvm.eager.nn`."""
-        return self.scopes.layer_paths
-
-    @property
     def depth(self) -> int:
         """The number of open blocks."""
         return len(self.scopes.open)
@@ -709,12 +703,10 @@ class Recorder:
         """Call the first of these functions, which calls the others."""
         outputs = [self.variable(type) for type in results]
         passed = [self.use(x) for x in (*outputs, *args)]
-        blocks = [procedure.block for procedure in procedures]
-        self.control("call", blocks)
+        self.control("call", [procedure.block for procedure in procedures])
         call = self.calls[-1]
         for i, x in enumerate(outputs):
-            reference = _reference_to(x)
-            passed[i] = Use(self._new_value(reference, x.type), x.type)
+            passed[i] = Use(self._new_value(_reference_to(x), x.type), x.type)
         call.outs += passed[: len(outputs)]
         call.ins = list(dict.fromkeys([*call.ins, *passed[len(outputs) :]]))
         call.callee, call.passed, call.procedures = procedures[0], passed, procedures
@@ -830,19 +822,11 @@ class Recorder:
         """Return the tensor's present value. Raises `CaptureError` if it has none."""
         return self._value(self._reference(x.handle))
 
-    @contextmanager
-    def tapes_kept(self) -> Iterator[None]:
+    def tapes_kept(self) -> AbstractContextManager[None]:
         """Restore the tape entries of tensors from outside after the block."""
-        outside = [
-            reference()
-            for reference in (*self.outside.holders.values(), *self.outside.views.values())
-        ]
-        entries = [(x, x.tape, x.node) for x in outside if isinstance(x, Tensor) and x.tape]
-        try:
-            yield
-        finally:
-            for x, tape, node in entries:
-                x.tape, x.node = tape, node
+        references = *self.outside.holders.values(), *self.outside.views.values()
+        outside = [reference() for reference in references]
+        return entries_kept([x for x in outside if isinstance(x, Tensor) and x.tape])
 
     @property
     def arena_bytes(self) -> int:
@@ -1123,6 +1107,17 @@ def refuse_captured(what: str, remedy: str = "") -> None:
     """Raise `CaptureError` if this is called inside a captured function."""
     if current_capture.get() is not None:
         raise _refused(what, remedy)
+
+
+@contextmanager
+def entries_kept(xs: Sequence[Tensor]) -> Iterator[None]:
+    """Restore the tape entries of tensors after the block."""
+    entries = [(x, x.tape, getattr(x, "node", 0)) for x in xs]
+    try:
+        yield
+    finally:
+        for x, tape, node in entries:
+            x.tape, x.node = tape, node
 
 
 def recomputing() -> AbstractContextManager[None]:

@@ -284,8 +284,7 @@ def is_tracked(x: Tensor) -> bool:
 
 def from_array(array: Array) -> Tensor:
     """Return a new tensor in the current arena with a copy of the array."""
-    arena = current_arena()
-    out = arena.alloc(TensorType.of(array), Tensor)
+    out = current_arena().alloc(TensorType.of(array), Tensor)
     write(out, array)
     out.tape = None
     return out

@@ -24,8 +24,7 @@ def _basis(types: Sequence[TensorType]) -> list[Tensor]:
     sizes = [math.prod(type.shape) for type in types]
     n, at, basis = sum(sizes), 0, []
     for type, size in zip(types, sizes, strict=True):
-        block = eye(n, size, k=-at, dtype=type.dtype)
-        basis.append(reshape(block, (n, *type.shape)))
+        basis.append(reshape(eye(n, size, k=-at, dtype=type.dtype), (n, *type.shape)))
         at += size
     return basis
 
@@ -143,8 +142,7 @@ def jacrev(
             each = [next(rest) if y.dtype.is_inexact else None for _, y in ys]
             return pull(as_dicts(structure, each))
 
-        rows = vmap(pulled)(*_basis(types))
-        leaves, inner = flatten(rows)
+        leaves, inner = flatten(vmap(pulled)(*_basis(types)))
         if holomorphic:
             _require_kind("jacrev", [x.type for _, x in leaves], "an argument", holomorphic)
             leaves = [(path, op.conj(x)) for path, x in leaves]
