@@ -40,7 +40,7 @@ from mlvm.eager.capture.hoisted import is_shared
 from mlvm.eager.capture.launch import Launch, ScalarInputs, Scratch, ScratchMemories
 from mlvm.eager.capture.lengths import LengthSpec, OpenLength
 from mlvm.eager.capture.opened import CallFamilies, OpenTrace, without_sizes
-from mlvm.eager.capture.replacing import Replacer, check_replace
+from mlvm.eager.capture.replacing import check_replace, replace_patterns
 from mlvm.eager.capture.trace import Output, TracedCall, trace, trace_once
 from mlvm.eager.recording import debug, recorder
 from mlvm.eager.tensor.context import (
@@ -64,7 +64,7 @@ from mlvm.step.compile import Planned, compile_flow, no_loop
 from mlvm.step.fusion import policy_of
 from mlvm.step.hoist import Hoist
 from mlvm.step.open_step import OpenStep
-from mlvm.step.replacement import Pattern, Replaced, Types
+from mlvm.step.replacement import Replaced
 from mlvm.step.saved import SavedStep
 
 P = ParamSpec("P")
@@ -483,8 +483,8 @@ class Captured(Generic[P, R]):
         """Compile recorded calls, with host functions in place of patterns."""
         replaced: dict[str, list[Replaced]] = {}
         if self._replace:
-            replacer, states = Replacer(self._replace, _pattern), call.record.outside.states
-            flow, replaced = replacer(call.flow, states, self._name)
+            states = call.record.outside.states
+            flow, replaced = replace_patterns(self._replace, call.flow, states, self._name)
             call = call._replace(flow=flow)
         compiler, hoist = self._compiler(call)
         compiled = partial(compiler, call.flow)
@@ -755,10 +755,3 @@ def measure(
             call = trace(fn, args, kwargs, arena, signature, (), named)
             plan = OpenTrace(call, named, signature).measured(signature, compiler)
         return Measured(nbytes, plan or compiler(call.flow).plan)
-
-
-def _pattern(fn: Callable[..., Any], operands: Types) -> Pattern:
-    """Trace a pattern of `replace` for operands of these types. Raises what `capture` raises."""
-    call, _ = trace_once(fn, operands, {})
-    uses = [use for _, use in call.named_results()]
-    return Pattern.of(call.flow, uses, operands, call.record.outside.states)

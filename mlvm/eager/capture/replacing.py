@@ -6,11 +6,12 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from mlvm.core.errors import ArgumentError, CaptureError, MlvmError, brief
 from mlvm.core.types import TensorType, bool_, f32, i64
+from mlvm.eager.capture.trace import trace_once
 from mlvm.eager.tensor.warn import warn_at
 from mlvm.step.flow import Flow
 from mlvm.step.replacement import Pattern, Replaced, Types, replaced
@@ -51,65 +52,60 @@ def check_replace(patterns: object) -> dict[Callable[..., Any], str]:
     return dict(patterns)
 
 
-@dataclass(eq=False)
-class Replacer:
-    """Replaces patterns in a recorded step. `record` records a function for types of operands."""
+def replace_patterns(
+    patterns: Mapping[Callable[..., Any], str], flow: Flow, states: Sequence[object], name: str
+) -> tuple[Flow, dict[str, list[Replaced]]]:
+    """Return the flow of a function of that name with host functions in place of patterns, and
+    their places by name. Issues `ReplacementWarning` for a pattern that fits nowhere."""
+    flow, matches = replaced(flow, list(patterns.items()), cache(_instance), states)
+    by_name: dict[str, list[Replaced]] = {}
+    for (pattern, function), places in zip(patterns.items(), matches, strict=True):
+        by_name.setdefault(function, []).extend(places)
+        if not places:
+            warn_at(
+                _line(pattern),
+                f"the pattern {_named(pattern)} fits nowhere in {name!r}: {function!r} is not "
+                f"called for it; see capture(replace=) for what a pattern matches",
+                ReplacementWarning,
+            )
+    return flow, by_name
 
-    patterns: Mapping[Callable[..., Any], str]
-    record: Callable[[Callable[..., Any], Types], Pattern]
-    _instances: dict[Any, Pattern | None] = field(default_factory=dict)
 
-    def __call__(
-        self, flow: Flow, states: Sequence[object], name: str
-    ) -> tuple[Flow, dict[str, list[Replaced]]]:
-        """Return the flow with host functions in place of patterns, and their places by name.
-        Issues `ReplacementWarning` for a pattern that fits nowhere."""
-        flow, matches = replaced(flow, list(self.patterns.items()), self._instance, states)
-        by_name: dict[str, list[Replaced]] = {}
-        for (pattern, function), places in zip(self.patterns.items(), matches, strict=True):
-            by_name.setdefault(function, []).extend(places)
-            if not places:
-                warn_at(
-                    _line(pattern),
-                    f"the pattern {_named(pattern)} fits nowhere in {name!r}: {function!r} is not "
-                    f"called for it; see capture(replace=) for what a pattern matches",
-                    ReplacementWarning,
-                )
-        return flow, by_name
+def _instance(pattern: Callable[..., Any], types: Types | None) -> Any:
+    """Return the pattern for operands of these types, None if it refuses them. Without types,
+    return some that it takes."""
+    if types is None:
+        return _probes(pattern)
+    with suppress(MlvmError):
+        return _traced(pattern, types)
+    return None
 
-    def _instance(self, pattern: Callable[..., Any], types: Types | None) -> Any:
-        """Return the pattern for operands of these types, None if it refuses them. Without types,
-        return some that it takes."""
-        if types is None:
-            return self._probes(pattern)
-        key = pattern, types
-        if key not in self._instances:
-            self._instances[key] = None
-            with suppress(MlvmError):
-                self._instances[key] = self.record(pattern, types)
-        return self._instances[key]
 
-    def _probes(self, pattern: Callable[..., Any]) -> list[Pattern]:
-        """Return the pattern for small operands: f32 of each rank, then integers and bools, and
-        different ranks. Raises its first error if it refuses all."""
-        probes: list[Pattern] = []
-        error: MlvmError | None = None
-        arity = _arity(pattern) or 0
-        for types in itertools.islice(_types(arity), _MOST_PROBES):
-            if (
-                probes
-                and len({type.dtype for type in types} | {len(type.shape) for type in types}) > 2
-            ):
-                break
-            try:
-                probes.append(self.record(pattern, types))
-            except CaptureError as refused:
-                raise CaptureError(f"{_named(pattern)}: {refused}") from None
-            except MlvmError as refused:
-                error = error or refused
-        if not probes and error is not None:
-            raise CaptureError(f"the pattern {_named(pattern)} takes no operands: {error}")
-        return probes
+def _traced(pattern: Callable[..., Any], operands: Types) -> Pattern:
+    """Trace a pattern for operands of these types. Raises what `capture` raises."""
+    call, _ = trace_once(pattern, operands, {})
+    uses = [use for _, use in call.named_results()]
+    return Pattern.of(call.flow, uses, operands, call.record.outside.states)
+
+
+def _probes(pattern: Callable[..., Any]) -> list[Pattern]:
+    """Return the pattern for small operands: f32 of each rank, then integers and bools, and
+    different ranks. Raises its first error if it refuses all."""
+    probes: list[Pattern] = []
+    error: MlvmError | None = None
+    arity = _arity(pattern) or 0
+    for types in itertools.islice(_types(arity), _MOST_PROBES):
+        if probes and len({type.dtype for type in types} | {type.ndim for type in types}) > 2:
+            break
+        try:
+            probes.append(_traced(pattern, types))
+        except CaptureError as refused:
+            raise CaptureError(f"{_named(pattern)}: {refused}") from None
+        except MlvmError as refused:
+            error = error or refused
+    if not probes and error is not None:
+        raise CaptureError(f"the pattern {_named(pattern)} takes no operands: {error}")
+    return probes
 
 
 def _types(arity: int) -> Iterator[Types]:
