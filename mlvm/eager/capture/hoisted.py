@@ -39,7 +39,8 @@ class HoistedValues:
         self, part: HoistedPart, states: Sequence[Allocation], vm: VMProtocol, name: str
     ) -> None:
         self.vm, self.part, self.note_line = vm, part, part.planned.note_line
-        self._states = _states_of(part, states)
+        read = {place for role, place, _ in part.planned.arguments if role == "state"}
+        self._states = {place: states[place] for place in sorted(read)}  # it may outlive others
         self.sources = [*self._states.values()]
         self._arena = Arena(vm, f"ahead of {name.lstrip('_')}", capacity=part.nbytes)
         self.values = [self._arena.alloc(type, Tensor) for type in part.types]
@@ -147,9 +148,3 @@ def _tensors(
         (role, id(states[place]) if role == "state" else place, type)
         for role, place, type in arguments
     ]
-
-
-def _states_of(part: HoistedPart, states: Sequence[Allocation]) -> dict[int, Allocation]:
-    """Return the states that the part reads, by number. It may outlive the step of the others."""
-    read = {place for role, place, _ in part.planned.arguments if role == "state"}
-    return {place: states[place] for place in sorted(read)}

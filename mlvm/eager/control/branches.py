@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
-from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
 from mlvm.core.types import Shape, TensorType, bool_
 from mlvm.eager.autodiff.joint import Closures, Cotangents, Saved, Sums, add_node, or_zeros, seed
 from mlvm.eager.autodiff.rows import dense
@@ -33,7 +33,7 @@ from mlvm.eager.functions.shapes import broadcast_to, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import taped
-from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.tree import Tree, with_leaves
 from mlvm.step.flow import Block
 
@@ -93,9 +93,8 @@ def _bind(name: str, branches: Sequence[Body], operands: Sequence[Tree]) -> list
     """
     for each in branches:
         if not callable(each):
-            got = each.type if isinstance(each, Tensor) else brief(each)
             raise DTypeError(
-                f"{name}: expected a function as branch, got {got}; "
+                f"{name}: expected a function as branch, got {described(each)}; "
                 "ml.where chooses between tensors"
             )
     trees = [as_tree(each) for each in operands]
@@ -273,7 +272,7 @@ def either(
     results = _branch([], pred, [partial(recorded, i, side) for i, side in enumerate(sides)])
     totals: list[Any] = results[: len(types)]
     flags = dict(zip(shapes, results[len(types) :], strict=True))
-    selected = _Selected(pred)
+    selected = _selecting(pred)
     sides_known = [conditions.get(i, [True] * len(types)) for i in range(2)]
     for k, (one, other) in enumerate(zip(*sides_known, strict=True)):
         if k in begun:
@@ -287,28 +286,26 @@ def either(
     return totals
 
 
-class _Selected:
-    """Conditions that are those of one branch or of the other. Each is a bool[] or known."""
+def _selecting(pred: Tensor) -> Callable[[Any, Any], Any]:
+    """Return a function of two conditions, each a bool[] or known: the first where the predicate
+    holds, else the second."""
+    pair = cache(partial(complements, pred))
+    results: dict[tuple[int, int], Any] = {}
 
-    def __init__(self, pred: Tensor) -> None:
-        self._pred = pred
-        self._pair: tuple[Tensor, Tensor] | None = None
-        self._results: dict[tuple[int, int], Any] = {}
-
-    def __call__(self, one: Any, other: Any) -> Any:
-        """Return the condition `one` where the predicate holds, else `other`."""
+    def selected(one: Any, other: Any) -> Any:
         if one is other:
             return one
         key = id(one), id(other)
-        if key not in self._results:
-            self._pair = self._pair or complements(self._pred)
+        if key not in results:
             parts = [
                 where if each is True else op.logical_and(where, each)
-                for where, each in zip(self._pair, (one, other), strict=True)
+                for where, each in zip(pair(), (one, other), strict=True)
                 if each is not False
             ]
-            self._results[key] = parts[0] if len(parts) == 1 else op.logical_or(*parts)
-        return self._results[key]
+            results[key] = parts[0] if len(parts) == 1 else op.logical_or(*parts)
+        return results[key]
+
+    return selected
 
 
 def complements(pred: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from mlvm.core.types import bool_
 from mlvm.eager.recording.recorder import current_capture
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import launch_for_values
-from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.tensor.wrapper import public
 from mlvm.machines.checks import CHECK
 
@@ -47,8 +47,7 @@ def check(condition: Tensor | bool | np.bool_, message: str) -> None:
             raise CheckFailed(message)
         return
     if not isinstance(condition, Tensor) or condition.dtype is not bool_:
-        actual = condition.type if isinstance(condition, Tensor) else brief(condition)
-        raise DTypeError(f"check: expected a bool or a tensor of bools, got {actual}")
+        raise DTypeError(f"check: expected a bool or a tensor of bools, got {described(condition)}")
     record = current_capture.get()
     if record is not None:
         record.check(condition, message)

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ShapeError
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions import creation, random
 from mlvm.eager.functions.arguments import Ints, each_of
@@ -16,7 +16,7 @@ from mlvm.eager.functions.windows import numbers_of
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.operands import as_operand, is_array
-from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.tensor.wrapper import annotate_error
 
 Init: TypeAlias = Callable[..., Tensor]
@@ -44,8 +44,7 @@ def kernel_of(
     parameter: Any = init(shape, key=key, dtype=kind)
     expected = TensorType(kind, shape)
     if not isinstance(parameter, Tensor) or parameter.dtype is not kind:
-        actual = parameter.type if isinstance(parameter, Tensor) else brief(parameter)
-        raise DTypeError(f"{layer}: expected {name} to make {expected}, got {actual}")
+        raise DTypeError(f"{layer}: expected {name} to make {expected}, got {described(parameter)}")
     if parameter.type is not expected:
         raise ShapeError(f"{layer}: expected {name} to make {expected}, got {parameter.type}")
     return parameter

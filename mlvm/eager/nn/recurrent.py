@@ -39,7 +39,7 @@ from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.number import is_open
 from mlvm.eager.tensor.operands import as_operand
-from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.tensor.wrapper import public
 from mlvm.eager.transform.custom import CustomRule
 from mlvm.eager.transform.trace import Tracer
@@ -643,8 +643,8 @@ def _longest(lengths: Tensor, time: int) -> Tensor | None:
 def _valid(name: str, lengths: Tensor, time: int, batch: int) -> Tensor:
     """Return the mask of valid steps of each sequence: bool[time, batch, 1]."""
     if not isinstance(lengths, Tensor) or not lengths.dtype.is_integer:
-        actual = lengths.type if isinstance(lengths, Tensor) else brief(lengths)
-        raise DTypeError(f"{name}: expected lengths as integers, i64[{batch}], got {actual}")
+        expected = f"{name}: expected lengths as integers, i64[{batch}]"
+        raise DTypeError(f"{expected}, got {described(lengths)}")
     if lengths.shape != (batch,):
         raise ShapeError(f"{name}: expected lengths [{batch}], one a sequence, got {lengths.type}")
     steps = creation.arange(time, dtype=lengths.dtype)

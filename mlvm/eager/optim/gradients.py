@@ -19,7 +19,7 @@ from mlvm.eager.optim.optimizer import Optimizer
 from mlvm.eager.optim.ranges import number_in
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY
-from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Node, Tree, containers, leaves, load, named_tensors, substitute
@@ -182,8 +182,7 @@ class LossScale:
             ml.optim.LossScale().scale(1.0)  # DTypeError
         """
         if not isinstance(loss, Tensor) or not loss.dtype.is_float:
-            actual = loss.type if isinstance(loss, Tensor) else brief(loss)
-            raise DTypeError(f"LossScale.scale: expected a loss of floats, got {actual}")
+            raise DTypeError(f"LossScale.scale: expected a loss of floats, got {described(loss)}")
         loss = widened(loss)
         return loss * elements.astype(self.value, loss.dtype)
 

@@ -34,6 +34,11 @@ def number_in(where: str, name: str, value: Any, low: float, below: float = math
     return number
 
 
+def numbers_in(where: str, low: float, **values: Any) -> list[float]:
+    """Return the values as floats. Raises `ArgumentError` unless all are at least `low`."""
+    return [number_in(where, name, value, low) for name, value in values.items()]
+
+
 def checked(where: str, name: str, value: Any, kind: Any) -> Any:
     """Return the value of a field of that kind: a `Fraction`, a `Positive`, a pair of those, a
     `Count`, or a bool. Raises `ArgumentError` if it is another."""

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeAlias
 
 from mlvm.core.types import f32
 from mlvm.eager.functions import creation, elements
-from mlvm.eager.optim.ranges import number_in
+from mlvm.eager.optim.ranges import number_in, numbers_in
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.tensor import Tensor
@@ -100,8 +100,7 @@ def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 
     Refuses:
         ml.optim.cosine(1.0, 0)  # ArgumentError
     """
-    peak = number_in("cosine", "peak", peak, 0)
-    final = number_in("cosine", "final", final, 0)
+    peak, final = numbers_in("cosine", 0, peak=peak, final=final)
     number_in("cosine", "total_steps", total_steps, 1)
     number_in("cosine", "warmup_steps", warmup_steps, 0, total_steps)
 
@@ -132,10 +131,8 @@ def cosine_restarts(
     Refuses:
         ml.optim.cosine_restarts(1.0, 0)  # ArgumentError
     """
-    peak = number_in("cosine_restarts", "peak", peak, 0)
-    final = number_in("cosine_restarts", "final", final, 0)
-    first = number_in("cosine_restarts", "first_steps", first_steps, 1)
-    factor = number_in("cosine_restarts", "factor", factor, 1)
+    peak, final = numbers_in("cosine_restarts", 0, peak=peak, final=final)
+    first, factor = numbers_in("cosine_restarts", 1, first_steps=first_steps, factor=factor)
 
     def start(n: Tensor) -> Tensor:
         return first / (factor - 1) * (op.pow(factor, n) - 1)
@@ -165,8 +162,7 @@ def exponential(initial: float, decay_rate: float, transition_steps: int = 1) ->
     Refuses:
         ml.optim.exponential(1.0, -1.0)  # ArgumentError
     """
-    initial = number_in("exponential", "initial", initial, 0)
-    decay_rate = number_in("exponential", "decay_rate", decay_rate, 0)
+    initial, decay_rate = numbers_in("exponential", 0, initial=initial, decay_rate=decay_rate)
     steps = number_in("exponential", "transition_steps", transition_steps, 1)
     return lambda count: initial * op.pow(decay_rate, count / steps)
 
@@ -186,8 +182,7 @@ def step(initial: float, decay_rate: float, step_size: int) -> Schedule:
     Refuses:
         ml.optim.step(1.0, 0.5, 0)  # ArgumentError
     """
-    initial = number_in("step", "initial", initial, 0)
-    decay_rate = number_in("step", "decay_rate", decay_rate, 0)
+    initial, decay_rate = numbers_in("step", 0, initial=initial, decay_rate=decay_rate)
     size = number_in("step", "step_size", step_size, 1)
     return lambda count: initial * op.pow(decay_rate, op.floor(count / size))
 
@@ -259,10 +254,9 @@ class Plateau:
     ) -> None:
         first = number_in("Plateau", "rate", rate, 0)
         self.factor = number_in("Plateau", "factor", factor, 0, 1)
-        self.patience = number_in("Plateau", "patience", patience, 0)
-        self.threshold = number_in("Plateau", "threshold", threshold, 0)
-        self.cooldown = number_in("Plateau", "cooldown", cooldown, 0)
-        self.least = number_in("Plateau", "least", least, 0)
+        self.patience, self.threshold, self.cooldown, self.least = numbers_in(
+            "Plateau", 0, patience=patience, threshold=threshold, cooldown=cooldown, least=least
+        )
         self.rate = creation.full((), first, dtype=f32)
         self.best = creation.full((), math.inf, dtype=f32)
         self.num_bad = creation.zeros((), dtype=f32)

@@ -21,6 +21,7 @@ from mlvm.core.errors import (
     HandleError,
     NoLength,
     ShapeError,
+    brief,
 )
 from mlvm.core.ops import half
 from mlvm.core.protocol import VMProtocol
@@ -280,6 +281,11 @@ _ROW_IN_LOOP: Final = 3
 def is_tracked(x: Tensor) -> bool:
     """Return whether the current tape tracks x."""
     return x.tape is not None and x.tape is current_tape.get()
+
+
+def described(x: object) -> str:
+    """Describe an argument for a message: a tensor by its type, anything else by its value."""
+    return str(x.type) if isinstance(x, Tensor) else brief(x)
 
 
 def from_array(array: Array) -> Tensor:

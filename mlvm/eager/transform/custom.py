@@ -23,7 +23,7 @@ from mlvm.eager.control.state import as_tree
 from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.autocast import autocast, autocast_dtype
 from mlvm.eager.tensor.context import current_capture, taped
-from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.transform.trace import Tracer
 from mlvm.eager.tree import (
     Structure,
@@ -222,8 +222,7 @@ class _Arguments:
         leaves = partners(structure, tree, are_alike, differ)
         for x, type_ in zip(leaves, types, strict=True):
             if x is not None and (not isinstance(x, Tensor) or x.type is not type_):
-                actual = x.type if isinstance(x, Tensor) else brief(x)
-                raise GradientError(f"{what}: expected {type_}, got {actual}")
+                raise GradientError(f"{what}: expected {type_}, got {described(x)}")
             if x is not None and not type_.dtype.is_inexact:
                 raise GradientError(f"{what}: expected None for {type_}, which is no float")
         return leaves

@@ -30,7 +30,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, alias_of, apply
 from mlvm.eager.tensor.context import overriding
 from mlvm.eager.tensor.operands import as_operand
-from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.transform.custom import CustomRule
 from mlvm.eager.transform.trace import (
     OUTSIDE,
@@ -481,12 +481,11 @@ class TracedFunction:
         """Return the tensors of tangents that have the structures of the arguments."""
         leaves: list[Any] = []
         for structure, tree in zip(self.structures, trees, strict=True):
-            nothing = [None] * structure.size
-            leaves += (
-                nothing if tree is None else partners(structure, tree, are_alike, self._differ)
-            )
-        paired = zip(leaves, self.xs, self.paths, strict=True)
-        return [self._checked(t, x, path) for t, x, path in paired]
+            if tree is None:
+                leaves += [None] * structure.size
+            else:
+                leaves += partners(structure, tree, are_alike, self._differ)
+        return [self._checked(*each) for each in zip(leaves, self.xs, self.paths, strict=True)]
 
     def _checked(self, t: Any, x: Tensor, path: str) -> Tensor | None:
         """Return the tangent of x. Raises `DTypeError` or `ShapeError` for a wrong type."""
@@ -499,11 +498,9 @@ class TracedFunction:
             )
         if not isinstance(t, (Tensor, dict, tuple)):
             t = asarray(t, dtype=x.dtype)
-        if not isinstance(t, Tensor) or t.dtype is not x.dtype:
-            actual = t.type if isinstance(t, Tensor) else brief(t)
-            raise DTypeError(f"{self.what}: expected a tangent {x.type}{where}, got {actual}")
-        if t.type is not x.type:
-            raise ShapeError(f"{self.what}: expected a tangent {x.type}{where}, got {t.type}")
+        if not isinstance(t, Tensor) or t.type is not x.type:
+            refused = ShapeError if isinstance(t, Tensor) and t.dtype is x.dtype else DTypeError
+            raise refused(f"{self.what}: expected a tangent {x.type}{where}, got {described(t)}")
         return t
 
     def _differ(self, path: str, tree: Tree, other: Tree) -> NoReturn:

@@ -76,18 +76,15 @@ class Tracer(Recorder):
         self._lifted: dict[object, Tensor] = {}
 
     def lifted(self, xs: Tensors) -> Tensors:
-        outer = self.outer  # which has nodes of the trace itself while a checkpoint runs again
-        return tuple(
-            [
-                self._lift(x) if x.tape is not None and x.node < outer.get(x.tape, 0) else x
-                for x in xs
-            ]
-        )
+        return tuple([self._lift(x) for x in xs])
 
     def use(self, x: Tensor) -> Use:
         return super().use(*self.lifted((x,)))
 
     def _lift(self, x: Tensor) -> Tensor:
+        # `outer` has nodes of the trace itself while a checkpoint runs again.
+        if x.tape is None or x.node >= self.outer.get(x.tape, 0):
+            return x
         key = x.tape, x.node, x.type
         if key not in self._lifted:
             self._lifted[key] = placeholder = self.placeholder_of(x.type)
@@ -151,9 +148,7 @@ def trace_function(fn: Callable[..., Tree], args: Sequence[Any], what: str) -> T
         record = Tracer(vm, what)
         try:
             with recorded_by(record), taped(None), random.drawing_from(record.key):
-                placeholders = [
-                    replace(record.placeholder_of, each, (TensorType,)) for each in args
-                ]
+                placeholders = [replace(record.placeholder_of, each, TensorType) for each in args]
                 params = [record.value_of(x) for x in tensors(placeholders)]
                 tree = as_tree(fn(*placeholders))
                 outputs = [*record.lifted(tuple(tensors(tree)))]

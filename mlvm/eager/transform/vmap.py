@@ -22,7 +22,7 @@ from mlvm.eager.functions.shapes import moveaxis
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.number import index_of
 from mlvm.eager.tensor.operands import NUMBERS, is_array
-from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.transform.batching import BatchingInterpreter, named_axis
 from mlvm.eager.transform.trace import interpret, trace_function
@@ -228,7 +228,7 @@ def _count_of(part: Tree) -> str:
         return f"a dict of {', '.join(map(str, part)) or 'nothing'}"
     if isinstance(part, (list, tuple)):
         return f"{len(part)} items"
-    return part.type.__str__() if isinstance(part, Tensor) else brief(part)
+    return described(part)
 
 
 def _names(fn: Callable[..., Tree], args: tuple[Tree, ...]) -> list[str]:
