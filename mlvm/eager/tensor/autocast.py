@@ -17,6 +17,7 @@ from mlvm.core.errors import ArgumentError, DTypeError, brief
 from mlvm.core.op import Op
 from mlvm.core.types import DType, f32
 from mlvm.eager.tensor.apply import apply, one_op
+from mlvm.eager.tensor.context import without_last
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
 
@@ -89,9 +90,7 @@ class autocast(ContextDecorator):
 
     def __exit__(self, *_: object) -> None:
         """Leave this block, whichever was entered last: generators leave theirs when they end."""
-        entered = _entered.get()
-        last = max([i for i, block in enumerate(entered) if block is self], default=len(entered))
-        self._enter(entered[:last] + entered[last + 1 :])
+        self._enter(without_last(_entered.get(), self))
 
     @staticmethod
     def _enter(blocks: tuple[autocast, ...]) -> None:

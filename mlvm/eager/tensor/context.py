@@ -45,6 +45,12 @@ def overriding(owner: object, name: str, value: object) -> Iterator[None]:
         setattr(owner, name, before)
 
 
+def without_last(entries: tuple[T, ...], entry: T) -> tuple[T, ...]:
+    """Return the entries without the last one that is `entry`."""
+    last = max([i for i, each in enumerate(entries) if each is entry], default=len(entries))
+    return entries[:last] + entries[last + 1 :]
+
+
 class Tape(Protocol):
     """Tape of reverse-mode differentiation; `autodiff.tape` has the class.
 
@@ -174,10 +180,7 @@ class use:
         return self.vm
 
     def __exit__(self, *_: object) -> None:
-        chosen = in_use.get()
-        last = max((i for i, vm in enumerate(chosen) if vm is self.vm), default=None)
-        if last is not None:
-            in_use.set(chosen[:last] + chosen[last + 1 :])
+        in_use.set(without_last(in_use.get(), self.vm))
         own_arenas.forget()
 
 

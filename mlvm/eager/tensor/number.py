@@ -289,10 +289,8 @@ class Numbers:
         before = len(self.values), len(self.steps), dict(self.guarded), dict(self.pins)
         guards: dict[int, Any] = {}
         self.values = [*present]
-        self.closed = False
         self.largest = [*self.values[: self.first_length], *bounds, *self.values[self.inputs :]]
-        self._evaluated = 0
-        self._places = {}
+        self.closed, self._places, self._evaluated = False, {}, 0
         try:
             self.at_bounds()
             placeholders = self._placeholders_of_values()
