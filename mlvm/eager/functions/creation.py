@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -250,9 +251,14 @@ def empty(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
 def _described(shape: Ints, value: int, dtype: object, device: Device) -> Tensor:
     """Return a tensor of zeros or ones of that dtype, f32 for None."""
     target = f32 if dtype is None else DType.of(dtype)
-    as_made = few.unpacked_dtype(target) if target.is_storage else target
+    return _filled(shape, _number(value, target), target, device)
+
+
+@cache
+def _number(value: int, dtype: DType) -> Scalar:
+    as_made = few.unpacked_dtype(dtype) if dtype.is_storage else dtype
     number: Scalar = shown(cast(np.asarray(value), as_made)).item()
-    return _filled(shape, number, target, device)
+    return number
 
 
 @public

@@ -137,8 +137,8 @@ def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
         counts = [each.pop(along) for each in lengths]
         others = rules.broadcast_shapes(*map(tuple, lengths))
         x, indices = (
-            broadcast_to(each, (*others[:along], n, *others[along:]))
-            for each, n in zip((x, indices), counts, strict=True)
+            each if [*others] == own else broadcast_to(each, (*others[:along], n, *others[along:]))
+            for each, n, own in zip((x, indices), counts, lengths, strict=True)
         )
     return op.take_along_axis(x, indices, axis=along)
 

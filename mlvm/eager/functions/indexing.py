@@ -15,7 +15,7 @@ import operator
 import sys
 from functools import reduce
 from types import EllipsisType
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from mlvm.core.types import DType, Shape, TensorType, bf16, i64
 from mlvm.eager.functions.arguments import Span, sliced, type_of
 from mlvm.eager.functions.shapes import broadcast_to, moveaxis, reshape, unstack
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import alias, alias_of, apply, one_op
+from mlvm.eager.tensor.apply import OneOp, alias, alias_of, apply, one_op
 from mlvm.eager.tensor.dtypes import can_cast
 from mlvm.eager.tensor.number import index_of
 from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
@@ -35,6 +35,7 @@ from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.warn import warn_of_temporary
 from mlvm.eager.tensor.wrapper import annotate_error, hinted, public
 
+T = TypeVar("T")
 Item: TypeAlias = "int | slice | Tensor | None"
 
 
@@ -62,12 +63,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
         per_axis = _without_ellipsis(items, x.ndim)
         if any(isinstance(item, Tensor) for item in items):
             return _indexed(x, per_axis, in_front=_separated(items))
-        view = _View(x.type, per_axis)
-        if basic[1] is not None and not x.type.is_open:
-            if len(_REMEMBERED) >= _MOST:
-                _REMEMBERED.clear()
-            _REMEMBERED[basic] = view
-        return view.of(x)
+        return _remember(_REMEMBERED, basic, _View(x.type, per_axis)).of(x)
     except errors.MlvmError as error:
         if isinstance(error, errors.IndexRefused):
             error.at("getitem", (x.type, *map(_text, keys)))
@@ -206,8 +202,17 @@ class _View:
         return alias(self.reshape, x, self.type)
 
 
-_REMEMBERED: Final[dict[tuple[TensorType, object], _View]] = {}
-_MOST: Final = 4096
+_REMEMBERED: Final[dict[Any, _View]] = {}
+_ASSIGNED: Final[dict[Any, tuple[OneOp, Shape]]] = {}
+
+
+def _remember(views: dict[Any, T], key: tuple[Any, ...], view: T) -> T:
+    """Keep a view by its key, which ends in a `_basic` one, and return it."""
+    if key[-1] is not None and not any(type.is_open for type in key[:-1]):
+        if len(views) >= 4096:
+            views.clear()
+        views[key] = view
+    return view
 
 
 def _indexed(x: Tensor, items: list[Item], *, in_front: bool) -> Tensor:
@@ -304,16 +309,22 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     keys = key if isinstance(key, tuple) else (key,)
     try:
         operand = _values(x, values)
-        items = [_item(each) for each in keys]
-        if len(items) == 1 and _is_mask(items[0]):
-            _set_masked(x, cast(Tensor, items[0]), operand)
+        basic = x.type, operand.type, _basic(keys)
+        if basic in _ASSIGNED:
+            _set_window(x, operand, _ASSIGNED[basic])
         else:
-            if any(_is_mask(item) for item in items):
-                items = _with_positions(x, items, keys)
-            if any(isinstance(item, Tensor) for item in items):
-                _set_taken(x, key, _without_ellipsis(items, x.ndim), operand)
+            items = [_item(each) for each in keys]
+            if len(items) == 1 and _is_mask(items[0]):
+                _set_masked(x, cast(Tensor, items[0]), operand)
             else:
-                _set_window(x, _without_ellipsis(items, x.ndim), operand)
+                if any(_is_mask(item) for item in items):
+                    items = _with_positions(x, items, keys)
+                per_axis = _without_ellipsis(items, x.ndim)
+                if any(isinstance(item, Tensor) for item in items):
+                    _set_taken(x, key, per_axis, operand)
+                else:
+                    window = _window_of(x, per_axis, operand)
+                    _set_window(x, operand, _remember(_ASSIGNED, basic, window))
     except errors.MlvmError as error:
         if isinstance(error, errors.IndexRefused):
             error.at("setitem", (x.type, *map(_text, keys)))
@@ -367,8 +378,9 @@ def _broadcasting(x: Tensor, values: Tensor, shape: Shape) -> Shape:
     return behind
 
 
-def _set_window(x: Tensor, items: list[Item], values: Tensor) -> None:
-    """Assign to elements that integers and slices select. The values get an axis for each of x."""
+def _window_of(x: Tensor, items: list[Item], values: Tensor) -> tuple[OneOp, Shape]:
+    """Return the op that assigns to elements that integers and slices select, and the shape of the
+    values for it: an axis for each of x."""
     per_axis = [item for item in items if item is not None]
     places = [_places(item, n) for item, n in zip(per_axis, x.shape, strict=True)]
     lengths = iter([place.length for place in places])
@@ -380,7 +392,12 @@ def _set_window(x: Tensor, items: list[Item], values: Tensor) -> None:
         n = behind.pop() if behind and not isinstance(item, int) else 1
         if item is not None:
             lined_up.append(n)
-    apply_into(x, one_op("slice_set", **_window(places)), x, reshape(values, lined_up[::-1]))
+    return one_op("slice_set", **_window(places)), tuple(lined_up[::-1])
+
+
+def _set_window(x: Tensor, values: Tensor, window: tuple[OneOp, Shape]) -> None:
+    call, shape = window
+    apply_into(x, call, x, reshape(values, shape))
 
 
 def _set_taken(x: Tensor, key: Any, items: list[Item], updates: Tensor) -> None:

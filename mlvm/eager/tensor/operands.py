@@ -140,8 +140,7 @@ def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
         array = of_numbers(values)
         target = dtype or DEFAULTS[type(array.dtype.type(0).item())]
         require_values(array, target)
-    with np.errstate(all="ignore"):  # a value out of range becomes what astype makes of it
-        return from_array(cast(array, target))
+    return from_array(cast(array, target))
 
 
 def _first_tensor(values: object) -> Tensor | None:
