@@ -78,11 +78,7 @@ def test_ops_documents_the_named_ones(capsys: Capsys) -> None:
     ("add.out", "error: no op 'add.out': that name is a form of one"),
 )
 def test_an_unknown_op_is_one_message_and_status_1(name: str, text: str, capsys: Capsys) -> None:
-    assert main(["ops", name]) == 1
-    output, errors = capsys.readouterr()
-    assert output == ""
-    assert errors.startswith(text)
-    assert errors.count("\n") == 1
+    assert fails(capsys, f"ops {name}").startswith(text)
 
 
 def test_info_shows_version_dtypes_and_instructions(capsys: Capsys) -> None:
@@ -173,6 +169,15 @@ def folder(folder: Path) -> Path:
 
 def command_line(text: str) -> int:
     return main(shlex.split(text))
+
+
+def fails(capsys: Capsys, command: str) -> str:
+    """The one line that a command ends with, which has written nothing else."""
+    assert command_line(command) == 1
+    output, errors = capsys.readouterr()
+    assert (output, errors.count("\n"), errors[-1:]) == ("", 1, "\n")
+    assert errors.startswith("error: ")
+    return errors
 
 
 def test_run_prints_a_line_and_writes_a_file_for_each_output(folder: Path, capsys: Capsys) -> None:
@@ -276,19 +281,13 @@ def test_what_is_wrong_is_one_line_that_names_the_place_and_status_1(
     command: str, message: str, folder: Path, capsys: Capsys
 ) -> None:
     write_bad_files()
-    assert command_line(command) == 1
-    output, errors = capsys.readouterr()
-    assert output == ""
-    assert errors.startswith("error: ")
-    assert errors.count("\n") == 1
-    assert errors.endswith("\n")
-    assert message in errors
+    assert message in fails(capsys, command)
 
 
 def test_an_output_that_cannot_be_written_is_an_error(folder: Path, capsys: Capsys) -> None:
     Path("out/0.npy").mkdir(parents=True)
-    assert command_line("run add.mlasm --arg x.npy --arg y.npy --out out") == 1
-    assert capsys.readouterr().err == "error: out/0.npy: Is a directory\n"
+    errors = fails(capsys, "run add.mlasm --arg x.npy --arg y.npy --out out")
+    assert errors == "error: out/0.npy: Is a directory\n"
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no /dev/zero")
@@ -297,9 +296,8 @@ def test_a_device_that_does_not_end_is_an_error(
 ) -> None:
     monkeypatch.setattr("mlvm.__main__._MOST_PIPED", 1 << 20)
     for command in ("run /dev/zero", "run add.mlasm --arg /dev/zero --arg y.npy"):
-        assert command_line(command) == 1
         message = "error: /dev/zero: no regular file, and more than 1 MiB\n"
-        assert capsys.readouterr().err == message
+        assert fails(capsys, command) == message
 
 
 def test_a_program_too_large_for_memory_is_an_error(folder: Path, capsys: Capsys) -> None:
@@ -313,8 +311,7 @@ def test_a_program_too_large_for_memory_is_an_error(folder: Path, capsys: Capsys
     halt
 """
     Path("large.mlasm").write_text(text)
-    assert main(["run", "large.mlasm"]) == 1
-    assert "at main, pc 2: cfunc 1 1" in capsys.readouterr().err
+    assert "at main, pc 2: cfunc 1 1" in fails(capsys, "run large.mlasm")
 
 
 def test_check_says_how_large_the_program_is_and_what_it_leaves_to_the_run(
@@ -359,8 +356,7 @@ def test_a_program_that_text_cannot_spell_is_shown_as_far_as_it_goes(
     assert main(["disasm", "odd.mlvm"]) == 0
     assert "    load_arg x\n" in capsys.readouterr().out
     for command in ("run", "check"):
-        assert main([command, "odd.mlvm"]) == 1
-        assert capsys.readouterr().err == "error: main, pc 0: jump: takes label\n"
+        assert fails(capsys, f"{command} odd.mlvm") == "error: main, pc 0: jump: takes label\n"
 
 
 def test_run_writes_a_trace(folder: Path) -> None:
@@ -504,10 +500,7 @@ def test_memory_plans_the_intermediates_of_a_program(folder: Path, capsys: Capsy
 def test_what_memory_cannot_do_is_one_line(
     command: str, message: str, script: Path, capsys: Capsys
 ) -> None:
-    assert command_line(command) == 1
-    errors = capsys.readouterr().err
-    assert message in errors
-    assert errors.count("\n") == 1
+    assert message in fails(capsys, command)
 
 
 # --- show --------------------------------------------------------------------------------
@@ -554,10 +547,7 @@ def test_what_show_cannot_do_is_one_line(
 ) -> None:
     Path("ends.py").write_text("raise SystemExit('it ran, and only then was the page refused')")
     Path("a.svg").write_text("<svg></svg>")
-    assert command_line(command) == 1
-    errors = capsys.readouterr().err
-    assert errors.startswith(message)
-    assert errors.count("\n") == 1
+    assert fails(capsys, command).startswith(message)
 
 
 @cases(
@@ -713,11 +703,9 @@ def test_a_step_with_lengths(folder: Path, capsys: Capsys) -> None:
     capsys.readouterr()
     for n in (9, 0):
         np.save("x.npy", np.ones((n, 2), np.float32))
-        assert command_line("run step.mlvm --arg x.npy") == 1
         message = f"error: step: axis 0 of input 0 is 'time' = {n}, expected 1 to 8\n"
-        assert capsys.readouterr().err == message
-    assert command_line("run step.mlvm") == 1
-    assert capsys.readouterr().err.endswith("--arg; it takes f32[time,2]\n")
+        assert fails(capsys, "run step.mlvm --arg x.npy") == message
+    assert fails(capsys, "run step.mlvm").endswith("--arg; it takes f32[time,2]\n")
     for command in ("memory", "show"):
         assert command_line(f"{command} step.mlvm") == 0
         assert "time = 3, at most 8: f32[time,2]" in capsys.readouterr().out
@@ -764,10 +752,7 @@ def test_what_a_saved_step_cannot_do_is_one_line(
     np.save("w.npy", np.ones((2, 2), np.int64))
     data = Path("step.mlvm").read_bytes()
     Path("half.mlvm").write_bytes(data[: len(data) // 2])
-    assert command_line(command) == 1
-    errors = capsys.readouterr().err
-    assert message in errors
-    assert errors.count("\n") == 1
+    assert message in fails(capsys, command)
 
 
 @cases(
@@ -779,8 +764,7 @@ def test_a_step_whose_result_is_not_there_is_refused(
     saved = SavedStep.from_bytes(Path("step.mlvm").read_bytes())
     result = saved.results[0]._replace(role=role, place=place)
     Path("bad.mlvm").write_bytes(saved._replace(results=(result,)).to_bytes())
-    assert command_line("check bad.mlvm") == 1
-    assert capsys.readouterr().err.startswith("error: bad.mlvm: ")
+    assert fails(capsys, "check bad.mlvm").startswith("error: bad.mlvm: ")
 
 
 def test_mutated_steps_never_end_in_a_traceback(step: Any) -> None:
@@ -838,12 +822,11 @@ def test_a_step_with_lengths_draws_its_plan_at_a_length(folder: Path, capsys: Ca
     for n in (3, 8):
         assert main(["memory", "step.mlvm", "--arg", f"f32[{n},4]", "--arg", "i64[]"]) == 0
         assert f"f32[{n},4]" in capsys.readouterr().out
-    assert main(["memory", "step.mlvm", "--arg", "f32[9,4]", "--arg", "i64[]"]) == 1
-    assert "expected 1 to 8" in capsys.readouterr().err
+    assert "expected 1 to 8" in fails(capsys, "memory step.mlvm --arg f32[9,4] --arg i64[]")
     for wrong in ("f32[3,5]", "i64[3,4]"):
-        assert main(["memory", "step.mlvm", "--arg", wrong, "--arg", "i64[]"]) == 1
-        assert f"expected input 0 as f32[n,4], got {wrong}" in capsys.readouterr().err
-    assert main(["memory", "step.mlvm", "--arg", "i64[]"]) == 1
-    assert "2 arguments; got 1 --arg; it takes f32[n,4], i64[]" in capsys.readouterr().err
-    assert main(["run", "step.mlvm", "--arg", "f32[3,4] " + "1 " * 12, "--arg", "i64[] 7"]) == 1
-    assert re.search(r"index 7 .* recorded at .*test_main\.py:\d+$", capsys.readouterr().err)
+        errors = fails(capsys, f"memory step.mlvm --arg {wrong} --arg i64[]")
+        assert f"expected input 0 as f32[n,4], got {wrong}" in errors
+    errors = fails(capsys, "memory step.mlvm --arg i64[]")
+    assert "2 arguments; got 1 --arg; it takes f32[n,4], i64[]" in errors
+    errors = fails(capsys, f"run step.mlvm --arg 'f32[3,4] {'1 ' * 12}' --arg 'i64[] 7'")
+    assert re.search(r"index 7 .* recorded at .*test_main\.py:\d+$", errors)

@@ -21,6 +21,7 @@ from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.own import encode_op
 from tests.brief import Fn, Patch, cases, refuses
 from tests.onnx.making import constant, graph, model, node, value
+from tests.trees import arrays, bits
 
 F, INTS, B = "f32", "i64", "bool"
 
@@ -212,10 +213,6 @@ CASES: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def leaves(tree: Any) -> list[np.ndarray[Any, Any]]:
-    return [np.asarray(x) for _, x in flatten(tree)[0]]
-
-
 def close(a: Any, b: Any, by: float = 1e-6) -> bool:
     scale = max(1.0, float(np.abs(b[np.isfinite(b)]).max(initial=0)))
     return (
@@ -240,7 +237,7 @@ def saved(tmp_path: Path) -> Callable[..., Any]:
         path = tmp_path / "it.onnx"
         save(fn, args, path, **kwargs)
         tensors = replace(ml.asarray, list(args), np.ndarray)
-        return path, arrays_of(args), leaves(fn(*tensors, **kwargs))
+        return path, arrays_of(args), arrays(fn(*tensors, **kwargs))
 
     return saves
 
@@ -250,12 +247,10 @@ def test_read_back_it_makes_the_same_bits(name: str, saved: Fn, monkeypatch: Pat
     path, inputs, expected = saved(*CASES[name])
     model = load(path)
     for fn in (model, ml.capture(model)):
-        for x, y in zip(leaves(fn(*inputs)), expected, strict=True):
-            assert x.dtype == y.dtype
-            assert x.tobytes() == y.tobytes()
+        assert bits(fn(*inputs)) == bits(expected)
     monkeypatch.setattr(mlvm.onnx.graph, "own_op", lambda _: None)
     plain = load(path)  # by what stands there for others
-    for x, y in zip(leaves(plain(*inputs)), expected, strict=True):
+    for x, y in zip(arrays(plain(*inputs)), expected, strict=True):
         assert close(x, y)
 
 
@@ -323,7 +318,7 @@ def test_forms_in_other_dtypes_are_those_that_onnxruntime_runs(
             refuses(ml.errors.ModelError, "of u64, has no form in ONNX", saved, *case)
             continue
         path, inputs, expected = saved(*case)
-        rows = [leaves(load(path)(*inputs))]
+        rows = [arrays(load(path)(*inputs))]
         if runtime is not None:
             onnx.checker.check_model(str(path), full_check=True)
             session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -432,8 +427,7 @@ def test_a_loaded_model_keeps_the_names_of_its_file(tmp_path: Path) -> None:
         again = load(path)
         assert again.inputs == {"rows.1": "f32[n,4]", "other": "f32[n,2]"}
         assert [*again.outputs] == ["logits:0", "w_2"]
-        for x, y in zip(leaves(again(*args)), leaves(net(*args)), strict=True):
-            assert x.tobytes() == y.tobytes()
+        assert bits(again(*args)) == bits(net(*args))
     by_name: Any = dict(zip(net.inputs, args, strict=True))
     save(net, [], path, **by_name)
     assert [*load(path).inputs] == ["rows.1", "other"]
@@ -532,7 +526,7 @@ def test_weights_of_few_bits_stay_so(dtype: str, tmp_path: Path) -> None:
         if dtype != "f4e2m1":  # which it does not cast
             session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
             made_there = session.run(None, {"x": x, "places": places})
-            assert all(map(close, made_there, leaves(net(ml.asarray(x), ml.asarray(places)))))
+            assert all(map(close, made_there, arrays(net(ml.asarray(x), ml.asarray(places)))))
 
 
 def heads(x: ml.Tensor) -> Any:
@@ -631,12 +625,9 @@ def test_lengths_are_left_open(name: str, tmp_path: Path) -> None:
 
         runtime = InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for other in (x, *others):
-        expected = leaves(fn(ml.asarray(other)))
+        expected = arrays(fn(ml.asarray(other)))
         for run in (model, captured):
-            for a, b in zip(leaves(run(other)), expected, strict=True):
-                assert a.dtype == b.dtype
-                assert a.shape == b.shape
-                assert a.tobytes() == b.tobytes()
+            assert bits(run(other)) == bits(expected)
         if "runtime" in locals():
             assert all(map(close, runtime.run(None, {"x": other}), expected))
 

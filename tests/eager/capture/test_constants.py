@@ -28,6 +28,7 @@ from mlvm.machines.wire import WireVM
 from tests.brief import Fn, cases, refuses
 from tests.fuzz.machines import same_bits
 from tests.threads import PATIENCE, start
+from tests.trees import bits
 
 pytestmark = pytest.mark.local(reason="arrays and lists stand beside tensors of this process alone")
 
@@ -45,12 +46,6 @@ def around() -> Iterator[Any]:
     with ml.Arena(vm, "results").allocating():
         yield vm
     MEAN[:] = [1.0, 2.0, 3.0]
-
-
-def bits(tree: Any) -> Any:
-    """All that a result holds: the bytes of its tensors."""
-    leaves = [x.numpy() if isinstance(x, ml.Tensor) else x for x in ml.tree.leaves([tree])]
-    return [(x.dtype.str, x.shape, x.tobytes()) if isinstance(x, np.ndarray) else x for x in leaves]
 
 
 # --- what is reachable from outside is known by value -----------------------------------------

@@ -19,8 +19,8 @@ from mlvm.core.errors import (
     ShapeError,
     UnknownFunction,
 )
-from mlvm.eager.tree import named_leaves
 from tests.brief import Fn, cases, refuses, with_long
+from tests.trees import assert_close
 from tests.wired import machine
 
 
@@ -59,10 +59,6 @@ def dense(x: ml.Tensor, w: ml.Tensor, b: ml.Tensor) -> ml.Tensor:
     return ml.gelu(x @ w + b)
 
 
-def leaves(tree: Any) -> list[Any]:
-    return list(named_leaves(tree))
-
-
 def counts(step: Any) -> dict[str, int]:
     return {name: len(places) for name, places in step.replaced.items()}
 
@@ -75,8 +71,7 @@ def check(host: Host, fn: Fn, *args: Any, expected: int, **patterns: Fn) -> Any:
     step = ml.capture(fn, replace={pattern: name for name, pattern in patterns.items()})
     plain = ml.capture(fn)
     for _ in range(3):
-        for (_, x), (_, y) in zip(leaves(step(*args)), leaves(plain(*args)), strict=True):
-            np.testing.assert_array_equal(x.numpy(), y.numpy())
+        assert_close(step(*args), plain(*args))
     assert sum(counts(step).values()) == expected
     return step
 

@@ -20,6 +20,7 @@ from mlvm.eager.tree import named_leaves
 from tests.brief import refuses, with_long
 from tests.slopes import check_slopes
 from tests.threads import PATIENCE, start
+from tests.trees import arrays, assert_close
 
 HERE = Path(__file__).name
 
@@ -172,12 +173,7 @@ def test_gradients_of_gradients(name: str, order: int) -> None:
     eager = of_order(loss, order)
     args = vector(2), vector(2, seed=9), ml.asarray(1)
     for fuse in (False, True):
-        for ours, theirs in zip(
-            named_leaves(ml.capture(eager, fuse=fuse)(*args)),
-            named_leaves(eager(*args)),
-            strict=True,
-        ):
-            np.testing.assert_allclose(ours[1], theirs[1], rtol=2e-5, atol=1e-6)
+        assert_close(ml.capture(eager, fuse=fuse)(*args), eager(*args), 2e-5, 1e-6)
 
 
 # Functions of x and of a constant c, which nothing makes depend on x: `floor` has no gradient.
@@ -260,11 +256,7 @@ def test_gradients_of_gradients_through_unknown_lengths_and_functions(name: str)
         eager = of_order(DEEP[name], order)
         step = ml.capture(eager)
         for n in (2, 0):
-            ours, theirs = step(x, w, ml.asarray(n)), eager(x, w, ml.asarray(n))
-            for (_, got), (_, expected) in zip(
-                named_leaves(ours), named_leaves(theirs), strict=True
-            ):
-                np.testing.assert_allclose(got, expected, rtol=1e-8, atol=1e-9)
+            assert_close(step(x, w, ml.asarray(n)), eager(x, w, ml.asarray(n)), 1e-8, 1e-9)
 
 
 BOUNDS: dict[str, Callable[..., Any]] = {
@@ -353,11 +345,8 @@ def test_any_nest_is_the_eager_one(body: Any, n: int, fuse: bool, recompute: boo
     step = ml.capture(eager, fuse=fuse, recompute=recompute)
     for seed in (0, 1):
         args = *(ml.astype(vector(seed=k + seed), ml.float64) for k in (0, 5)), ml.asarray(n)
-        for (_, ours), (_, theirs) in zip(
-            named_leaves(step(*args)), named_leaves(eager(*args)), strict=True
-        ):
-            largest = float(ml.max(ml.abs(theirs)))
-            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9 * largest)
+        for ours, theirs in zip(arrays(step(*args)), arrays(eager(*args)), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9 * np.abs(theirs).max())
 
 
 # --- what is compiled ----------------------------------------------------------------
@@ -569,8 +558,7 @@ def test_gradients_go_through_what_a_body_updates_outside_of_it(name: str) -> No
     assert bits(ml.capture(fn)(x, w)) == bits(fn(x, w))
     eager = ml.grad(lambda x, w: ml.sum(ml.sin(fn(x, w))), (0, 1))
     for step in (eager, ml.grad(lambda x, w: of_sines(eager(x, w)), (0, 1))):
-        for ours, theirs in zip(ml.capture(step)(x, w), step(x, w), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+        assert_close(ml.capture(step)(x, w), step(x, w), 1e-9, 1e-12)
 
 
 def test_a_condition_that_updates_the_state_updates_none_of_the_loops() -> None:
@@ -693,9 +681,7 @@ def test_what_a_gradient_keeps_is_updated_in_a_body(updated: str) -> None:
 
     step = ml.value_and_grad(loss)
     args = ml.asarray([1.0, 2.0, 3.0]), ml.asarray([3.0, 2.0, 1.0])
-    expected, got = named_leaves(step(*args)), named_leaves(ml.capture(step)(*args))
-    for (_, ours), (_, theirs) in zip(got, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    assert_close(ml.capture(step)(*args), step(*args), 1e-6)
 
 
 def test_a_state_of_the_caller_is_updated_in_a_body_beside_its_views() -> None:

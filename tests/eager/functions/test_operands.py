@@ -18,7 +18,7 @@ from mlvm.core.op import OPS
 from mlvm.eager.tensor import primitives
 from mlvm.machines.wire import WireVM
 from tests.brief import cases
-from tests.eager.nn.checks import numbers
+from tests.trees import arrays
 
 X = np.array([[1.5, -2.0, 3.0], [4.0, 0.5, -6.0]], np.float32)
 Y = np.array([2.0, 4.0, 8.0], np.float32)
@@ -262,16 +262,16 @@ MODELS: dict[str, tuple[Callable[[], Any], np.ndarray[Any, Any]]] = {
 def test_a_model_is_called_on_an_array_in_the_float_of_its_weights(name: str) -> None:
     make, array = MODELS[name]
     model = make()
-    expected = numbers(model(ml.asarray(array)))
+    expected = arrays(model(ml.asarray(array)))
     has_floats = array.dtype == np.float32 and bool(model.named_parameters())
     for data in (array, array.astype(np.float64)) if has_floats else (array,):
         for call in (model, ml.capture(model)):
-            for result, each in zip(numbers(call(data)), expected, strict=True):
+            for result, each in zip(arrays(call(data)), expected, strict=True):
                 np.testing.assert_array_equal(result, each, strict=True)
     if has_floats and name != "BatchNorm":  # whose running means stay f32
         wide = model.astype(ml.float64)
         for call in (wide, ml.capture(wide)):
-            assert {x.dtype for x in numbers(call(data))} == {np.dtype("f8")}
+            assert {x.dtype for x in arrays(call(data))} == {np.dtype("f8")}
 
 
 def test_losses_take_arrays_of_labels() -> None:

@@ -303,15 +303,9 @@ def test_what_to_write_for_a_function_that_there_is_not(
     name: str, arrays: tuple[np.ndarray[Any, Any], ...]
 ) -> None:
     text = TABLE["mlvm.eager"][name].removeprefix("there is none; write ").split(", and ")[0]
-    if name == "trapezoid":
-        arrays = arrays[::-1]  # numpy.trapezoid(y, x)
     tensors = dict(zip(("x", "y"), map(ml.asarray, arrays), strict=False))
     result = eval(text, {"ml": ml, "math": math, "atol": 1e-8, "rtol": 1e-5, **tensors})
-    if name == "trapezoid":
-        expected = np.sum((arrays[1][1:] + arrays[1][:-1]) * np.diff(arrays[0])) / 2
-    else:
-        expected = getattr(np, name)(*arrays)
-    np.testing.assert_allclose(np.asarray(result), expected, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(result), getattr(np, name)(*arrays), rtol=1e-6)
 
 
 def test_an_assignment_without_effect_is_refused() -> None:

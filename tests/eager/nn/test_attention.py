@@ -10,8 +10,9 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.types import Array
 from mlvm.eager import nn
-from tests.eager.nn.checks import RNG, check, f64, normal, numbers, randomized
+from tests.eager.nn.checks import RNG, check, f64, normal, randomized
 from tests.slopes import check_slopes
+from tests.trees import arrays
 
 
 def attention(q: Array, k: Array, v: Array, mask: Array, scale: float | None = None) -> Array:
@@ -143,7 +144,7 @@ def test_a_cache_gives_what_the_whole_sequence_gives(base: float | None) -> None
     x = f64(2, 6, 8)
     whole = layer(x, is_causal=True).numpy()
     cache, outputs = layer.init_cache(2, 7), []
-    before = numbers(cache)[:2]
+    before = arrays(cache)[:2]
     for first, end in ((0, 2), (2, 3), (3, 4), (4, 6)):
         at: Any = ml.asarray(first) if first == 3 else first
         y, cache = layer(x[:, first:end], cache=cache, position=at)

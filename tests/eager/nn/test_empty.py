@@ -11,7 +11,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.types import Shape
 from mlvm.eager import nn
-from tests.eager.nn.checks import numbers
+from tests.trees import arrays
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Shape, list[Shape]]] = {
     "rms": (lambda: nn.RMSNorm(4), (0, 4), [(0, 4)]),
@@ -32,7 +32,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Shape, list[Shape]]] = {
 def test_nothing_in_is_nothing_out(name: str) -> None:
     make, shape, shapes = CASES[name]
     layer, x = make(), ml.zeros(shape)
-    assert [y.shape for y in numbers(layer(x))] == shapes
+    assert [y.shape for y in arrays(layer(x))] == shapes
 
     def total(layer: Any) -> ml.Tensor:
         result = layer(x)
@@ -40,5 +40,5 @@ def test_nothing_in_is_nothing_out(name: str) -> None:
 
     if any(True for _ in layer.named_parameters()):
         for _, slope in sorted(ml.grad(total)(layer).items()):
-            for part in numbers(slope):
+            for part in arrays(slope):
                 assert not np.any(part)

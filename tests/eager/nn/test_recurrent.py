@@ -12,7 +12,8 @@ from mlvm.core.types import Array
 from mlvm.eager import nn
 from mlvm.eager.nn.recurrent import step_by_step
 from mlvm.machines.native import extension
-from tests.eager.nn.checks import check, f64, normal, numbers, randomized
+from tests.eager.nn.checks import check, f64, normal, randomized
+from tests.trees import arrays, assert_close
 
 CELLS: dict[str, Any] = {"RNN": nn.RNNCell, "LSTM": nn.LSTMCell, "GRU": nn.GRUCell}
 LAYERS: dict[str, Any] = {"RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}
@@ -50,10 +51,9 @@ def test_a_cell(kind: str) -> None:
     w, x = randomized(cell), normal(2, 3)
     state = [normal(2, 4) for _ in range(cell.STATES)]
     expected = stepped(kind, w, x, state)
-    for actual, each in zip(numbers(cell(ml.asarray(x), as_state(state))), expected, strict=True):
-        np.testing.assert_allclose(actual, each, rtol=1e-11)
+    assert_close(cell(ml.asarray(x), as_state(state)), expected, 1e-11)
     zeros = [np.zeros((2, 4))] * cell.STATES
-    np.testing.assert_allclose(numbers(cell(ml.asarray(x))), stepped(kind, w, x, zeros), rtol=1e-11)
+    np.testing.assert_allclose(arrays(cell(ml.asarray(x))), stepped(kind, w, x, zeros), rtol=1e-11)
     check(lambda cell, *args: cell(*args), cell, ml.asarray(x), as_state(state))
 
 
@@ -75,7 +75,7 @@ def test_a_layer_is_its_cell_step_by_step_and_lengths_end_it(kind: str) -> None:
             for part, value in zip(last, state, strict=True):
                 part[direction, b] = value[0]
     np.testing.assert_allclose(y.numpy(), expected, rtol=1e-10, atol=1e-13)
-    np.testing.assert_allclose(numbers(end), last, rtol=1e-10)
+    np.testing.assert_allclose(arrays(end), last, rtol=1e-10)
 
 
 @KINDS
@@ -89,10 +89,10 @@ def test_a_second_layer_reads_the_outputs_of_the_first(kind: str) -> None:
             {k.replace(f"_{i}/", "_0/"): v for k, v in w.items() if f"_{i}/" in k}
         )
         expected, end = layer(expected, lengths=lengths)
-        ends.append(numbers(end))
+        ends.append(arrays(end))
     y, end = both(x, lengths=lengths)
     np.testing.assert_array_equal(y.numpy(), expected.numpy())
-    for part, of_layers in zip(numbers(end), zip(*ends, strict=True), strict=True):
+    for part, of_layers in zip(arrays(end), zip(*ends, strict=True), strict=True):
         np.testing.assert_array_equal(part, np.concatenate(of_layers))
 
 
@@ -153,9 +153,8 @@ def test_lengths_are_an_argument_of_a_captured_layer() -> None:
     whole = layer(x)[0].numpy()
     for lengths in ([4, 1], [2, 11], [0, 0], [-1, 8], [9, 99]):
         length_tensor = ml.asarray(lengths)
-        captured, eager = numbers(step(x, length_tensor)), numbers(layer(x, lengths=length_tensor))
-        for actual, each in zip(captured, eager, strict=True):
-            np.testing.assert_allclose(actual, each, rtol=1e-12)
+        eager = arrays(layer(x, lengths=length_tensor))
+        assert_close(step(x, length_tensor), eager, 1e-12)
         counts = np.arange(11)[:, None, None] < np.array(lengths)[:, None]
         np.testing.assert_allclose(eager[0], np.where(counts, whole, 0), rtol=1e-12)
     assert "1 program>" in repr(step)
@@ -165,9 +164,9 @@ def test_steps_behind_the_longest_sequence_are_not_made() -> None:
     """They may be anything: here they are nan."""
     layer = nn.GRU(2, 3, bidirectional=True, dtype="f64")
     x = normal(20, 2, 2)
-    expected = numbers(layer(ml.asarray(x[:5]), lengths=ml.asarray([5, 2])))
+    expected = arrays(layer(ml.asarray(x[:5]), lengths=ml.asarray([5, 2])))
     x[5:] = np.nan
-    results = numbers(layer(ml.asarray(x), lengths=ml.asarray([5, 2])))
+    results = arrays(layer(ml.asarray(x), lengths=ml.asarray([5, 2])))
     np.testing.assert_allclose(results[0][:5], expected[0], rtol=1e-12)
     np.testing.assert_allclose(results[1], expected[1], rtol=1e-12)
     assert not results[0][5:].any()

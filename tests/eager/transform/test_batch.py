@@ -35,6 +35,7 @@ from mlvm.machines.remote.watchdog import Watchdog
 from models.tree_lstm import TreeLstm
 from tests.brief import Fn, Patch, cases, refuses
 from tests.core.programs import put
+from tests.trees import assert_close, bits
 
 RANDOM = np.random.default_rng(7)
 
@@ -171,8 +172,7 @@ def test_each_op_has_the_bits_and_the_gradient_of_one_lane() -> None:
         xs = [noise(*shape) for _ in range(3)]
         assert equal(ml.batch(fn)(xs), [fn(x) for x in xs]), i
         each = ml.grad(total(lambda xs, fn=fn: [fn(x) for x in xs]))(xs)  # type: ignore[misc]
-        for x, y in zip(ml.grad(total(ml.batch(fn)))(xs), each, strict=True):
-            np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-4, atol=1e-5, err_msg=str(i))
+        assert_close(ml.grad(total(ml.batch(fn)))(xs), each, 1e-4, 1e-5)
 
 
 def test_gradients_go_to_weights_that_meet_the_inputs_themselves() -> None:
@@ -185,8 +185,7 @@ def test_gradients_go_to_weights_that_meet_the_inputs_themselves() -> None:
 
     gradients = ml.grad(lambda tables: loss(tables, lambda fn: ml.batch(fn)(xs)))(tables)
     expected = ml.grad(lambda tables: loss(tables, lambda fn: [fn(x) for x in xs]))(tables)
-    for x, y in zip(gradients, expected, strict=True):
-        np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-4, atol=1e-4)
+    assert_close(gradients, expected, 1e-4, 1e-4)
 
 
 def test_gradients_go_to_the_rows_of_a_table_that_the_inputs_say() -> None:
@@ -268,8 +267,7 @@ def test_gradients_of_trees_are_those_of_each_tree() -> None:
     expected_loss, expected = ml.value_and_grad(one_by_one)(*args)
     loss, grads = ml.value_and_grad(at_once)(*args)
     assert equal(loss, expected_loss)
-    for x, y in zip(ml.tree.leaves(grads), ml.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-4, atol=1e-5)
+    assert_close(grads, expected, 1e-4, 1e-5)
     step = ml.capture(ml.value_and_grad(at_once))
     assert equal(step(*args), (loss, grads))
 
@@ -288,8 +286,7 @@ def test_no_schedule_changes_a_bit(monkeypatch: Patch) -> None:
             def loss(model: Rooted) -> ml.Tensor:
                 return loss_of(ml.stack(ml.batch(model.root)(each)))
 
-            gradients = ml.value_and_grad(loss)(model)
-            return [x.numpy().tobytes() for x in ml.tree.leaves(gradients)]
+            return bits(ml.value_and_grad(loss)(model))
 
     expected = grads()
     monkeypatch.setattr(lanes.Lanes, "_in_steps", lambda *_: None)
@@ -331,8 +328,7 @@ def test_gradients_of_loops_of_a_tables_rows_and_of_branches() -> None:
 
     expected = ml.value_and_grad(alone)((table, weight))
     result = ml.value_and_grad(together)((table, weight))
-    for x, y in zip(ml.tree.leaves(result), ml.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-4, atol=1e-5)
+    assert_close(result, expected, 1e-4, 1e-5)
     assert equal(ml.capture(ml.value_and_grad(together))((table, weight)), result)
 
 

@@ -15,6 +15,7 @@ from mlvm.core.errors import GradientError
 from mlvm.eager import nn
 from mlvm.eager.tensor.tensor import Tensor
 from tests.brief import refuses
+from tests.trees import assert_close
 
 X = ml.asarray([0.5, -1.25, 2.0], dtype=ml.float64)
 Y = ml.asarray([2.0, 0.25, -1.0], dtype=ml.float64)
@@ -82,8 +83,7 @@ def test_the_rule_is_taken_whatever_is_around(rule: str, around: str) -> None:
     np.testing.assert_allclose(fn(X, Y).numpy(), PLAIN(X, Y).numpy(), rtol=1e-15)
     gradient = ml.grad(total, (0, 1))
     for gradients in (gradient(X, Y), ml.capture(gradient)(X, Y)):
-        for one, other in zip(gradients, EXPECTED, strict=True):
-            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-12)
+        assert_close(gradients, EXPECTED, 1e-12)
 
     def of_row(x: Tensor, y: Tensor) -> Any:
         return ml.sum(fn(x[None], y[None]))

@@ -17,6 +17,7 @@ from mlvm.eager import nn
 from mlvm.eager.recording import recorder
 from mlvm.eager.tensor.tensor import Tensor
 from tests.brief import Patch, cases, refuses
+from tests.trees import assert_close
 
 X = ml.asarray([0.5, 1.25, 2.0], dtype=ml.float64)
 V = ml.asarray([1.0, -0.5, 0.25], dtype=ml.float64)
@@ -99,8 +100,7 @@ def test_a_tangent_is_the_slope_eagerly_captured_and_of_gradients(name: str) -> 
     _, forward = ml.linearize(fn, X)
     np.testing.assert_allclose(forward(V).numpy(), tangent.numpy(), rtol=1e-12)
     captured = ml.capture(lambda x, v: ml.jvp(fn, (x,), (v,)))(X, V)
-    for one, other in zip(captured, (value, tangent), strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    assert_close(captured, (value, tangent))
 
     gradient = ml.grad(lambda x: ml.sum(ml.sin(fn(x))))
     product = ml.hvp(lambda x: ml.sum(ml.sin(fn(x))), (X,), (V,))
@@ -230,8 +230,7 @@ def test_jacobians_are_those_of_formulas_and_of_each_other() -> None:
     np.testing.assert_allclose(forward["y"][1]["s"].numpy(), (a @ ml.sin(X)).numpy())
     assert forward["n"] is back["n"] is None
     assert forward["z"][0].tolist() == [2.0, 2.0, 2.0]
-    for one, other in zip(ml.tree.leaves(forward), ml.tree.leaves(back), strict=True):
-        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-14)
+    assert_close(forward, back, 1e-14)
     captured = ml.capture(lambda x: ml.jacfwd(fn)(x, p)["y"])(X)
     np.testing.assert_array_equal(captured.numpy(), forward["y"][0].numpy())
     assert ml.jacrev(lambda x: (x * x, "aux"), has_aux=True)(X)[1] == "aux"
