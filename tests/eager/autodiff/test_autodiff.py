@@ -13,7 +13,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import DTypeError, GradientError, ShapeError
+from mlvm.core.errors import GradientError, ShapeError
 from mlvm.eager.autodiff import tape as tapes
 from mlvm.eager.autodiff.grad import grad, value_and_grad, vjp
 from mlvm.eager.autodiff.tape import Tape
@@ -125,48 +125,6 @@ def test_gradients_have_the_structure_of_their_arguments() -> None:
     assert isinstance(gradient["c"], Pair)
 
 
-def test_a_tensor_twice_in_one_tree_is_one_variable_and_in_two_arguments_is_two() -> None:
-    x = tensor(3.0)
-    shared = grad(lambda tree: tree["a"] * tree["b"] * 2.0)({"a": x, "b": x})
-    assert lists(shared) == {"a": 12.0, "b": 12.0}
-    assert lists(grad(lambda x, y: x * y * 2.0, (0, 1))(x, x)) == [6.0, 6.0]
-
-
-def test_argnums() -> None:
-    def product(x: Tensor, y: Tensor, *, scale: float) -> Tensor:
-        return x * y * scale
-
-    x, y = tensor(2.0), tensor(3.0)
-    assert lists(grad(product)(x, y, scale=10.0)) == 30.0
-    assert lists(grad(product, 1)(x, y, scale=10.0)) == 20.0
-    assert lists(grad(product, (1, 0))(x, y, scale=10.0)) == [20.0, 30.0]
-    assert lists(grad(product, (1,))(x, y, scale=10.0)) == [20.0]
-    assert grad(product).__name__ == "product"
-
-
-def test_has_aux() -> None:
-    def loss(x: Tensor) -> tuple[Tensor, str]:
-        return x * x, "aux"
-
-    (value, aux), gradient = value_and_grad(loss, has_aux=True)(tensor(3.0))
-    assert (lists([value, gradient]), aux) == ([9.0, 6.0], "aux")
-    gradient, aux = grad(loss, has_aux=True)(tensor(3.0))
-    assert (lists(gradient), aux) == (6.0, "aux")
-
-
-def test_what_the_value_does_not_depend_on_has_a_gradient_of_zeros() -> None:
-    x = from_array(np.ones((2, 1), np.float32))
-    gradients = grad(lambda x, y: op.sum(y), (0, 1))(x, tensor([1.0]))
-    assert lists(gradients) == [[[0.0], [0.0]], [1.0]]
-    assert gradients[0].type is x.type
-    assert lists(grad(lambda x: tensor(1.0))(x)) == [[0.0], [0.0]]
-
-
-def test_a_closure_over_the_argument_is_a_constant() -> None:
-    x = tensor(3.0)
-    assert lists(grad(lambda w: w * x)(x)) == 3.0
-
-
 def test_gradients_share_no_memory() -> None:
     a, b = grad(lambda a, b: op.sum(a + b), (0, 1))(tensor([1.0]), tensor([1.0]))
     a *= 2.0
@@ -188,26 +146,7 @@ def test_a_variable_that_occurs_twice_has_one_gradient() -> None:
     assert lists(gradient) == {"a": 6.0, "b": [6.0], "c": [0.0, 0.0]}
 
 
-def test_a_result_that_is_no_float_is_a_constant() -> None:
-    def through_integers(x: Tensor) -> Tensor:
-        return op.sum(x * op.astype(op.astype(x, dtype="i64"), dtype="f64"))
-
-    assert lists(grad(through_integers)(tensor([2.5]))) == [2.0]
-
-
 # --- vjp and stop_gradient -------------------------------------------------------------
-
-
-def test_a_pullback_can_be_called_again() -> None:
-    value, pullback = vjp(lambda x, y: x * y, tensor([1.0, 2.0]), tensor([3.0, 4.0]))
-    assert lists(value) == [3.0, 8.0]
-    assert lists(pullback(tensor([1.0, 0.0]))) == [[3.0, 0.0], [1.0, 0.0]]
-    assert lists(pullback(tensor([0.0, 1.0]))) == [[0.0, 4.0], [0.0, 2.0]]
-
-
-def test_a_pullback_is_differentiable() -> None:
-    _, pullback = vjp(lambda x: x * x, tensor([1.0, 2.0]))
-    assert lists(grad(lambda g: op.sum(pullback(g)[0]))(tensor([1.0, 1.0]))) == [2.0, 4.0]
 
 
 def test_a_pullback_ends_with_the_gradient_around_it() -> None:
@@ -223,39 +162,7 @@ def test_a_pullback_ends_with_the_gradient_around_it() -> None:
     refuses(GradientError, r"the tape of this f64\[\] was dropped", escaped[0], tensor(1.0))
 
 
-def test_stop_gradient() -> None:
-    assert lists(grad(lambda x: x * stop_gradient(x))(tensor(3.0))) == 3.0
-    assert lists(grad(grad(lambda x: x * x * stop_gradient(x)))(tensor(3.0))) == 6.0
-
-
 # --- gradients of gradients ------------------------------------------------------------
-
-
-def test_every_order_of_a_power() -> None:
-    function: Callable[[Tensor], Any] = lambda x: x**4  # noqa: E731
-    for expected in (16.0, 32.0, 48.0, 48.0, 24.0, 0.0):
-        assert lists(function(tensor(2.0))) == pytest.approx(expected)
-        function = grad(function)
-
-
-def test_perturbations_are_not_confused() -> None:
-    """d/dx (x d/dy (x + y)) = 1, and 2 where the two are confused (Siskind and Pearlmutter,
-    Perturbation Confusion and Referential Transparency, IFL 2005)."""
-    assert lists(grad(lambda x: x * grad(lambda y: x + y)(tensor(2.0)))(tensor(1.0))) == 1.0
-    assert lists(grad(lambda x: x * grad(lambda y: x + y)(x))(tensor(1.0))) == 1.0
-
-
-def test_an_inner_gradient_depends_on_what_it_closes_over() -> None:
-    """d/dx (d/dy x y^2 at y = x) = d/dx 2 x^2"""
-    assert lists(grad(lambda x: grad(lambda y: x * y * y)(x))(tensor(3.0))) == 12.0
-
-
-def test_an_inner_gradient_asks_for_no_rule_that_only_the_outer_one_needs() -> None:
-    def loss(x: Tensor) -> Any:
-        step = op.floor(x)
-        return grad(lambda y: y * stop_gradient(step))(tensor(1.0)) * x
-
-    assert lists(grad(loss)(tensor(2.5))) == 2.0
 
 
 def test_an_inner_error_that_is_caught_leaves_the_outer_gradient_intact() -> None:
@@ -424,22 +331,6 @@ def test_arrays_and_numbers_stand_for_tensors() -> None:
     for seed in ([1.0, 1.0], np.ones(2, np.float32), ml.ones(2, dtype=value.dtype)):
         assert [x.tolist() for x in pullback(seed)] == [7.0, [2.0, 2.0]]
     assert vjp(ml.sin, 0.0)[1](1.0)[0].tolist() == 1.0
-
-
-def test_a_holomorphic_gradient_is_the_complex_derivative() -> None:
-    z = ml.asarray(0.5 + 0.25j)
-    value, slope = value_and_grad(lambda z: ml.exp(1j * z), holomorphic=True)(z)
-    np.testing.assert_allclose(slope.numpy(), 1j * value.numpy(), rtol=1e-6)
-    real, text = tensor(1.0), "holomorphic=True: expected"
-    refuses(GradientError, f"{text} a complex scalar", grad(ml.abs, holomorphic=True), z)
-    refuses(DTypeError, f"{text} complex arguments", grad(lambda x: x + 0j, holomorphic=True), real)
-
-
-def test_a_cotangent_has_the_type_of_the_value() -> None:
-    _, pullback = vjp(lambda x: x * x, tensor([1.0, 2.0]))
-    wrong: Any
-    for wrong in (tensor(1.0), from_array(np.ones(2, np.float32)), np.ones(3), 1.0, [1.0]):
-        refuses(GradientError, r"expected f64\[2\] as the cotangent, got", pullback, wrong)
 
 
 @cases(
