@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType
 from tests.cases.case import Case
 
@@ -117,18 +116,43 @@ def _unpacked(x: Array) -> Any:
     return _values(x).astype(kinds[DType.of(x.dtype).name[0]])
 
 
+def _code(x: Any, dtype: str) -> int:
+    """Return the code of the nearest value, of two the even one; of integers, the last bits."""
+    bits = 8 // DType.named(dtype).per_byte
+    if dtype[0] != "f":
+        values = [_value(code, dtype) for code in range(1 << bits)]
+        if isinstance(x, np.floating):
+            x = np.clip(np.nan_to_num(np.trunc(x)), min(values), max(values))
+        return int(x) & ((1 << bits) - 1)
+    half = 1 << (bits - 1)
+    most = {"f8e4m3": 0x7F, "f8e5m2": 0x7C, "f4e2m1": 7}[dtype]  # nan, inf and 6
+    if np.isnan(x):
+        return 0 if dtype == "f4e2m1" else half - 1
+    size = min(abs(x), _value(most, dtype))
+    nearest = min(range(most + 1), key=lambda code: (abs(_value(code, dtype) - size), code % 2))
+    return nearest + half * bool(np.signbit(x))
+
+
 def _packed(x: Array, dtype: str) -> Array:
-    return cast(x, DType.named(dtype))
+    own = DType.named(dtype)
+    codes = np.array([_code(each, dtype) for each in x.flat]).reshape(-1, own.per_byte)
+    packed = sum(codes[:, i] << (8 // own.per_byte * i) for i in range(own.per_byte))
+    return np.asarray(packed, np.uint8).view(own.numpy).reshape(*x.shape[:-1], -1)
 
 
 FEW = ("i4", "u4", "i2", "u2", "f8e4m3", "f8e5m2", "f4e2m1")
 _EXACT = np.array([[0, 1, 2, 3]], np.float32)
+_FLOATS = np.array([
+    *(0.5, -0.0, 6, 100, -100, 0.25, 0.75, -1.75, 2.5, 5, -5, 3.5, 1.9, -1.9, np.nan, np.inf),
+    *(-np.inf, 1e-9, 448, 464, 465, -480, 57344, 61439, 61440, -61441, 3e38, -300),
+    *(2**-17, 1.5 * 2**-16, 2**-10, 3 * 2**-10),
+])  # fmt: skip
 
 CASES: dict[str, list[Case]] = {
     "pack": [Case((_EXACT,), _packed, {"dtype": dtype}) for dtype in FEW]
     + [
         Case((np.array([3, -8, 7, 1], np.int32),), _packed, {"dtype": "i4"}),
-        Case((np.array([0.5, -0.0, 6, 100]),), _packed, {"dtype": "f4e2m1"}),
+        *[Case((_FLOATS,), _packed, {"dtype": dtype}) for dtype in FEW],
     ],
     "unpack": [Case((_codes(dtype, 3, 8),), _unpacked) for dtype in FEW],
     "dequantize": [
